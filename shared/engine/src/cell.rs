@@ -376,6 +376,14 @@ impl Cell {
         self.seen().filter(|seen| seen.ours())
     }
 
+    /// True if the kind of the cell must stay recorded: an object with Mimeo's label or Mimeo's
+    /// entry is here, or may be. (Before the record goes, a LIST by the label finds such objects.)
+    pub fn needs_record(&self) -> bool {
+        self.seen().is_some_and(|seen| seen.labelled || seen.ours())
+            || self.out_of_sight()
+            || matches!(self.phase, Phase::InFlight(_))
+    }
+
     /// True if Mimeo's own copy was here and may still exist although no watch shows it. Then the
     /// uid alone identifies the copy as Mimeo's own.
     pub fn out_of_sight(&self) -> bool {

@@ -10,6 +10,7 @@
 //! - `sources`: what rules copy
 //! - `rights`: whether a rule may do what it says
 //! - `cells`: from a namespace in which something changed to a request, and back
+//! - `jobs`: questions and small writes that are about no copy
 //! - `removal`: why a copy may go
 //! - `pod_gate`: namespaces that wait for their copies
 //! - `report`: what people are told
@@ -20,6 +21,7 @@ pub mod author;
 pub mod cell;
 mod cells;
 pub mod clock;
+mod jobs;
 mod pod_gate;
 mod quota;
 mod removal;
@@ -41,18 +43,20 @@ pub use self::{
     announce::{Announcement, EventReason},
     demand::Demand,
     issued::Awaited,
+    jobs::{Answer, Job, Task},
     members::{Member, Members},
     numbers::{CopyNumbers, Durations, Inside, Numbers, Queued},
     pod_gate::{AwaitedCopy, Progress},
     preview::{Contest, Preview},
     request::{Request, Ticket, Verb},
+    sources::Shown,
     status::{Observed, StatusUpdate, Webhooks},
     survey::CopyWatch,
     sweep::HeldDeletion,
     usage::GrantUpdate,
     view::{CopyView, Cursor, Ended, NamespaceView, PlaceView, RuleView, State, View},
     withdrawn::GrantsRead,
-    work::{Action, Errand, Notice},
+    work::{Action, Notice},
 };
 use self::{
     cells::{hindrance, request, wants, work},
@@ -157,6 +161,7 @@ pub struct Engine {
     /// How much was shown of copies.
     shown: u64,
     work: work::Work,
+    jobs: jobs::Jobs,
     dirty: BTreeSet<Arc<str>>,
     /// How often a namespace was planned.
     planned: u64,
@@ -240,6 +245,7 @@ impl Engine {
             slots: Slots::default(),
             shown: 0,
             work: work::Work::default(),
+            jobs: jobs::Jobs::default(),
             dirty: BTreeSet::new(),
             planned: 0,
             census: None,

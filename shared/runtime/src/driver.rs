@@ -1,30 +1,35 @@
 //! Drives one [`Engine`]: events in from the watches, requests out through the writer. Both
 //! binaries run this; what differs between them is the engine's role.
 
-use std::{collections::BTreeSet, fmt::Display, sync::Arc, time::Duration};
+use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
 use jiff::Timestamp;
 use mimeo_engine::{
-    Action, Engine, Errand, GrantUpdate, HeldDeletion, Notice, Request, Verb, cell::Why,
+    Action, Answer, Engine, GrantUpdate, HeldDeletion, Job, Notice, Request, Shown, Task, Verb,
+    cell::Why,
 };
-use mimeo_model::{names, outcome::Outcome, source::SourceRef};
+use mimeo_model::{
+    kind::{GroupVersionKind, Resource},
+    names,
+    outcome::Outcome,
+};
 use tokio::sync::watch;
 use tracing::{debug, info, warn};
 
 use crate::{
-    backoff::Backoff,
     discovery::Discovery,
     handle::{Handle, admits},
     limiter::Limiter,
+    object::Decoded,
     stored,
     trace::Began,
-    writer::{ErrandError, ErrandResult, KINDS_CONFIG_MAP, Writer},
+    writer::{CallError, CallResult, KINDS_CONFIG_MAP, Writer},
 };
 
 /// What an engine's actions are carried out with.
 #[derive(Clone)]
 pub struct Tools {
-    /// Carries out requests and errands.
+    /// Carries out requests and jobs.
     pub writer: Writer,
     /// How many requests at once.
     pub limiter: Limiter,
@@ -54,7 +59,7 @@ pub async fn drive(handle: Handle, tools: Tools, mut active: watch::Receiver<boo
         }
         let (action, wake_at) = next_action(&handle);
         let Some(action) = action else {
-            // Errands need permits, too: none is kept while there is nothing to do.
+            // Jobs need permits, too: none is kept while there is nothing to do.
             drop(permit);
             tokio::select! {
                 () = woken => {}
@@ -78,9 +83,9 @@ pub async fn drive(handle: Handle, tools: Tools, mut active: watch::Receiver<boo
                     tell(&notices);
                 });
             }
-            Action::Errand(errand) => {
+            Action::Job(job) => {
                 drop(permit);
-                tokio::spawn(async move { run(&handle, &tools, errand).await });
+                tokio::spawn(async move { run(&handle, &tools, &job).await });
             }
         }
     }
@@ -144,136 +149,86 @@ fn tell(notices: &[Notice]) {
     }
 }
 
-async fn run(handle: &Handle, tools: &Tools, errand: Errand) {
+/// Carries out a job once. The engine decides if and when a failed job is tried again.
+async fn run(handle: &Handle, tools: &Tools, job: &Job) {
+    // Each source may be as large as an object can be, and the engine decides after the read
+    // whether it is held.
+    let reads = matches!(job.task, Task::ConfirmSource(_) | Task::ReadSource(_));
+    let turn = if reads {
+        handle.turn_to_read().await
+    } else {
+        None
+    };
+    let answer = match carry_out(tools, &job.task).await {
+        Ok(answer) => answer,
+        // As long as the kind isn't served. The rules of the kind say so.
+        Err(CallError::NotFound) => {
+            debug!(job = %job.task, "job not done: the kind isn't served");
+            Answer::Failed
+        }
+        Err(error) => {
+            warn!(job = %job.task, %error, "job not done; it is retried");
+            Answer::Failed
+        }
+    };
+    handle.with(|engine, now| engine.answered(job, answer, now));
+    drop(turn);
+}
+
+async fn carry_out(tools: &Tools, task: &Task) -> CallResult<Answer> {
     let writer = &tools.writer;
-    match errand {
-        Errand::Record(gvk) => retry("record kind", || writer.record(&gvk)).await,
-        Errand::Unrecord(kind, places) => {
-            let done = retry("unrecord kind", || writer.unrecord(&kind, &places)).await;
-            handle.with(|engine, now| engine.unrecorded(&kind, done, now));
+    let written = |done: bool| if done { Answer::Done } else { Answer::Failed };
+    match task {
+        Task::RecordKind(gvk) => writer.record(gvk).await.map(|()| Answer::Done),
+        Task::ForgetKind(kind, places) => writer.unrecord(kind, places).await.map(written),
+        Task::RecordCrd(kind, uid) => writer.record_crd(*kind, uid).await.map(|()| Answer::Done),
+        Task::ConfirmRule(id) => writer.read_rule(id).await.map(Answer::Rule),
+        Task::ConfirmSource(source) => {
+            let resource = resource(tools, &source.gvk).await?;
+            let read = writer.read_source(source, &resource).await?;
+            // A source that exists is shown by its watch.
+            Ok(read.map_or(Answer::Failed, Answer::Source))
         }
-        Errand::RecordCrd(kind, uid) => retry("record CRD", || writer.record_crd(kind, &uid)).await,
-        Errand::ConfirmRule(id) => {
-            let read = answered("rule", &id, writer.read_rule(&id).await);
-            handle.with(|engine, now| engine.rule_read(&id, read.as_ref(), now));
+        Task::ConfirmGrants(namespace) => writer.read_grants(namespace).await.map(Answer::Grants),
+        Task::ReadSource(source) => {
+            let resource = resource(tools, &source.gvk).await?;
+            let object = writer
+                .read(&resource, &source.namespace, &source.name)
+                .await?
+                .filter(|object| admits(source, object.value()));
+            Ok(Answer::Object(object.map(|object| match object {
+                Decoded::Whole(object) => Shown::Whole(object),
+                Decoded::Part(part) => Shown::Part(part),
+            })))
         }
-        Errand::ConfirmSource(source) => {
-            let turn = handle.turn_to_read().await;
-            let read = match tools.discovery.find(&source.gvk).await {
-                Ok(Some(resource)) => writer.read_source(&source, &resource).await,
-                // Without its kind nothing is known of the source.
-                Ok(None) => Err(ErrandError::NotFound),
-                Err(error) => Err(ErrandError::Silent(error.to_string())),
-            };
-            drop(turn);
-            let read = answered("source", &source, read).flatten();
-            handle.with(|engine, now| engine.source_read(&source, read, now));
+        Task::ReadGrant { namespace, name } => {
+            let grant = writer.read_grant(namespace, name).await?;
+            Ok(Answer::Grant(grant.map(stored::parse_grant)))
         }
-        Errand::ConfirmGrants(namespace) => {
-            let read = answered("grants", &namespace, writer.read_grants(&namespace).await);
-            handle.with(|engine, now| engine.grants_read(&namespace, read.as_ref(), now));
-        }
-        Errand::ReadSource(source) => read_source(handle, tools, &source).await,
-        Errand::ReadGrant { namespace, name } => read_grant(handle, tools, &namespace, &name).await,
-        Errand::NoteSeeds {
+        Task::RecordCreated {
             namespace,
             seeds,
             version,
-        } => {
-            let answer = writer.note_seeds(&namespace, &seeds, version).await;
-            if let Err(error) = &answer {
-                warn!(%namespace, %error, "what was created once is not noted on the namespace");
-            }
-            handle.with(|engine, now| {
-                engine.seeds_noted(&namespace, matches!(answer, Ok(true)), now);
-            });
-        }
-        Errand::Unmark {
+        } => writer
+            .note_seeds(namespace, seeds, *version)
+            .await
+            .map(written),
+        Task::RemoveLabel {
             namespace,
             token,
             version,
-        } => {
-            let answer = writer.unmark(&namespace, &token, version).await;
-            if let Err(error) = &answer {
-                debug!(%namespace, %error, "mark not removed");
-            }
-            handle.with(|engine, now| engine.unmarked(&namespace, matches!(answer, Ok(true)), now));
-        }
+            ..
+        } => writer.unmark(namespace, token, *version).await.map(written),
     }
 }
 
-/// What a read said of something that seems to be gone. Without an answer nothing is deleted and
-/// the engine asks again, ever more seldom: whoever waits for the deletion finds the cause in the
-/// log.
-fn answered<T>(what: &str, name: impl Display, answer: ErrandResult<T>) -> Option<T> {
-    match answer {
-        Ok(read) => return Some(read),
-        // As long as the kind isn't served. Its rules say so.
-        Err(ErrandError::NotFound) => {
-            debug!(what, %name, "cannot confirm that it is gone: its kind isn't served");
-        }
-        Err(error) => warn!(what, %name, %error, "cannot confirm that it is gone"),
-    }
-    None
-}
-
-/// Until it works, or isn't asked for any more.
-async fn read_source(handle: &Handle, tools: &Tools, source: &SourceRef) {
-    let mut backoff = Backoff::new(Duration::from_secs(1), Duration::from_secs(30));
-    while handle.look(|engine, now| engine.awaits(source, now)) {
-        let found = tools.discovery.find(&source.gvk).await;
-        if let Ok(Some(resource)) = found {
-            let turn = handle.turn_to_read().await;
-            let began = handle.now();
-            let answer = tools
-                .writer
-                .read(&resource, &source.namespace, &source.name)
-                .await;
-            match answer {
-                Ok(object) => {
-                    handle.source_reread(
-                        source,
-                        began,
-                        object.filter(|object| admits(source, object.value())),
-                    );
-                    return drop(turn);
-                }
-                Err(error) => warn!(%source, %error, "cannot read a source"),
-            }
-            drop(turn);
-        }
-        tokio::time::sleep(backoff.pause()).await;
-    }
-}
-
-/// The same for a grant.
-async fn read_grant(handle: &Handle, tools: &Tools, namespace: &str, name: &str) {
-    let mut backoff = Backoff::new(Duration::from_secs(1), Duration::from_secs(30));
-    while handle.look(|engine, _| engine.awaits_grant(namespace, name)) {
-        match tools.writer.read_grant(namespace, name).await {
-            Ok(grant) => {
-                let grant = grant.map(stored::parse_grant);
-                return handle.with(|engine, now| engine.grant_read(namespace, name, grant, now));
-            }
-            Err(error) => warn!(namespace, name, %error, "cannot read a grant"),
-        }
-        tokio::time::sleep(backoff.pause()).await;
-    }
-}
-
-/// Until it works: what these record must be recorded, and costs nothing while it can't be.
-async fn retry<T, F: Future<Output = ErrandResult<T>>>(
-    what: &str,
-    mut attempt: impl FnMut() -> F,
-) -> T {
-    let mut backoff = Backoff::new(Duration::from_millis(250), Duration::from_secs(30));
-    loop {
-        match attempt().await {
-            Ok(done) => return done,
-            Err(error) => warn!(%error, "cannot {what}"),
-        }
-        tokio::time::sleep(backoff.pause()).await;
-    }
+/// The resource of a kind. [`CallError::NotFound`] if the kind isn't served: nothing is known of
+/// its objects then.
+async fn resource(tools: &Tools, gvk: &GroupVersionKind) -> CallResult<Resource> {
+    let found = tools.discovery.find(gvk).await;
+    found
+        .map_err(|error| CallError::Silent(error.to_string()))?
+        .ok_or(CallError::NotFound)
 }
 
 /// Writes statuses as they come due, at most one at a time per rule. Only the keeper's engine has

@@ -190,22 +190,6 @@ impl Handle {
         self.with(|engine, now| show_source(engine, source, object, now));
     }
 
-    /// Tells the engine the result of a read that began at `began`. The result is dropped if the
-    /// engine no longer awaits it: the watch has then shown the source meanwhile, and its state is
-    /// newer.
-    pub(crate) fn source_reread(
-        &self,
-        source: &SourceRef,
-        began: Tick,
-        object: Option<Decoded<Value>>,
-    ) {
-        self.with(|engine, now| {
-            if engine.awaits(source, began) {
-                show_source(engine, source, object, now);
-            }
-        });
-    }
-
     /// A receiver that is notified of every change from now on.
     pub fn changes(&self) -> watch::Receiver<u64> {
         self.shared.changes.subscribe()

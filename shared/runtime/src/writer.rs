@@ -28,9 +28,9 @@ use crate::{
     limiter::{Limiter, Permit, Verdict},
 };
 
-mod errands;
+mod jobs;
 
-pub use errands::{ErrandError, ErrandResult, KINDS_CONFIG_MAP, Kinds, parse_kinds};
+pub use jobs::{CallError, CallResult, KINDS_CONFIG_MAP, Kinds, parse_kinds};
 
 /// Sends requests to one API server. Cheap to clone.
 #[derive(Clone)]

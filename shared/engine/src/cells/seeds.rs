@@ -7,15 +7,14 @@ use mimeo_model::{
     id::{KindId, RuleId, RuleKind},
     role::Role,
     rule::Rule,
-    seeds::Seed,
+    seeds::{Seed, Seeds},
 };
 
 use crate::{
     Engine, Namespace, RuleState,
     cell::Cell,
-    clock::Tick,
+    jobs::{JobKey, Task},
     slot::Slot,
-    work::{Errand, Timer, delay},
 };
 
 impl Engine {
@@ -85,22 +84,38 @@ impl Engine {
         }
     }
 
-    /// Has the namespace remember what was created in it once: all of it with one write. A rule
-    /// that has come to keep its copy is forgotten; should it ever create once again, what is there
-    /// then counts.
+    /// Has the namespace remember which copies were created in it once: all of them with one
+    /// write. A rule that has come to keep its copy is forgotten; should it ever create once again,
+    /// the copy that exists then counts.
     pub(crate) fn plan_seeds(&mut self, name: &Arc<str>, namespace: &mut Namespace) {
         (0..namespace.cells.len()).for_each(|at| self.sow(name, namespace, at));
-        let keeps = self.settings.role == Role::Keeper;
-        if !keeps
-            || namespace.noting
-            || !namespace.alive()
-            || !self.all_rules()
-            || !self.in_charge(namespace)
-        {
+        let key = JobKey::RecordCreated(name.clone());
+        if self.jobs.has(&key) {
             return;
         }
-        if namespace.seeds.is_empty() {
+        let Some(seeds) = self.seeds_to_keep(name, namespace) else {
             return;
+        };
+        let noted = noted_seeds(namespace);
+        namespace.sown.retain(&seeds);
+        if seeds == noted {
+            // No watch would tell of a write that changes nothing.
+            namespace.seeds = seeds;
+        } else {
+            self.jobs.ask(key);
+        }
+    }
+
+    /// What a namespace is to remember, if this process writes that and everything that decides
+    /// about it is known.
+    fn seeds_to_keep(&self, name: &str, namespace: &Namespace) -> Option<Seeds> {
+        let writes = self.settings.role == Role::Keeper
+            && namespace.alive()
+            && self.all_rules()
+            && self.in_charge(namespace)
+            && !namespace.seeds.is_empty();
+        if !writes {
+            return None;
         }
         let mut seeds = namespace.seeds.clone();
         for cell in &namespace.cells {
@@ -120,47 +135,28 @@ impl Engine {
                     .iter()
                     .for_each(|seed| seeds.remove(*seed));
             } else if !cell.settled() {
-                return; // Its answer comes by here.
+                return None; // Its answer plans the namespace once more.
             }
         }
-        let mut noted = namespace.seeds.clone();
-        noted.subtract(&namespace.sown);
-        namespace.sown.retain(&seeds);
-        if seeds == noted {
-            // No watch would tell of a write that changes nothing.
-            namespace.seeds = seeds;
-        } else {
-            namespace.noting = true;
-            let version = namespace.version;
-            self.work.errands.push_back(Errand::NoteSeeds {
-                namespace: name.clone(),
-                seeds,
-                version,
-            });
-        }
+        Some(seeds)
     }
 
-    /// Whether what was created once in a namespace could be noted. If not, the namespace changed
-    /// under us, and its watch tells, or the server refused or didn't answer: then it is tried
-    /// again after a pause that grows. When it was, the watch tells, too.
-    pub fn seeds_noted(&mut self, namespace: &str, done: bool, now: Tick) {
-        self.at(now);
-        let Some(name) = self
-            .namespaces
-            .get_key_value(namespace)
-            .map(|(name, _)| name.clone())
-        else {
-            return;
-        };
-        let Some(entry) = self.namespaces.get_mut(namespace) else {
-            return;
-        };
-        if done {
-            entry.note_streak = 0;
-        } else if entry.noting {
-            let due = self.now + delay(&self.settings, entry.note_streak);
-            entry.note_streak = entry.note_streak.saturating_add(1);
-            self.work.timer(due, Timer::Note(name));
-        }
+    /// The write of a namespace's annotation, as far as the namespace is known now; none if the
+    /// annotation says everything already.
+    pub(crate) fn created_to_record(&self, name: &Arc<str>) -> Option<Task> {
+        let namespace = self.namespaces.get(name)?;
+        let seeds = self.seeds_to_keep(name, namespace)?;
+        (seeds != noted_seeds(namespace)).then(|| Task::RecordCreated {
+            namespace: name.clone(),
+            seeds,
+            version: namespace.version,
+        })
     }
+}
+
+/// What a namespace's annotation says.
+fn noted_seeds(namespace: &Namespace) -> Seeds {
+    let mut noted = namespace.seeds.clone();
+    noted.subtract(&namespace.sown);
+    noted
 }

@@ -8,13 +8,11 @@ use std::{
 };
 
 use mimeo_model::{
-    id::{KindId, RuleId, RuleKind, SlotId},
-    kind::{GroupKind, GroupVersionKind},
+    id::{KindId, RuleId, SlotId},
+    kind::GroupKind,
     meta::Checksum,
     outcome::Failure,
     outcome::FailureReason,
-    seeds::Seeds,
-    source::SourceRef,
 };
 
 use crate::{
@@ -22,7 +20,7 @@ use crate::{
     announce::Happening,
     cell::{Belief, Cell, Failing, Phase},
     clock::Tick,
-    kinds::Note,
+    jobs::{Job, JobKey},
     request::Request,
 };
 
@@ -31,56 +29,8 @@ use crate::{
 pub enum Action {
     /// One request about one cell. Its answer comes back through [`Engine::outcome`].
     Request(Box<Request>),
-    /// Anything else.
-    Errand(Errand),
-}
-
-/// Something to do that is about no cell.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Errand {
-    /// Note in the kinds `ConfigMap` that copies of this kind may exist. The `ConfigMap`'s watch
-    /// tells when it is done.
-    Record(GroupVersionKind),
-    /// Remove the note, unless there are copies in one of these namespaces (none named: in any);
-    /// answer by [`Engine::unrecorded`].
-    Unrecord(GroupKind, Vec<Option<Box<str>>>),
-    /// Note the uid of the CRD of these rules.
-    RecordCrd(RuleKind, Box<str>),
-    /// Read a rule and its CRD; answer by [`Engine::rule_read`].
-    ConfirmRule(RuleId),
-    /// Read a source and its namespace; answer by [`Engine::source_read`].
-    ConfirmSource(SourceRef),
-    /// Read which grants a namespace has, itself and their CRD; answer by [`Engine::grants_read`].
-    ConfirmGrants(Box<str>),
-    /// Read a source that a selector finds; answer by [`Engine::source`].
-    ReadSource(SourceRef),
-    /// Read a grant; answer by [`Engine::grant_read`].
-    ReadGrant {
-        /// Its namespace.
-        namespace: Box<str>,
-        /// Its name.
-        name: Box<str>,
-    },
-    /// Write down in a namespace, if it is still of this version, what was created in it once; tell
-    /// [`Engine::seeds_noted`] if that fails.
-    NoteSeeds {
-        /// The namespace.
-        namespace: Arc<str>,
-        /// All of it.
-        seeds: Seeds,
-        /// The namespace's resourceVersion.
-        version: u64,
-    },
-    /// Take the mark off a namespace, if it still has this token and version; tell
-    /// [`Engine::unmarked`] if that fails.
-    Unmark {
-        /// The namespace.
-        namespace: Arc<str>,
-        /// The mark's token.
-        token: Box<str>,
-        /// The namespace's resourceVersion: a label change in between may have brought a rule more.
-        version: u64,
-    },
+    /// Anything else. Its answer comes back through [`Engine::answered`].
+    Job(Job),
 }
 
 /// A cell that isn't as it should be, told once.
@@ -109,7 +59,6 @@ pub(crate) struct Work {
     normal: VecDeque<CellRef>,
     tenants: Turns,
     timers: BTreeSet<(Tick, Timer)>,
-    pub(crate) errands: VecDeque<Errand>,
     pub(crate) serial: u32,
     pub(crate) untidy: bool,
     /// Having taken long it isn't done again until then.
@@ -158,23 +107,14 @@ pub(crate) enum Timer {
     /// A copy is to be verified, if its rule still says so.
     Resync(Arc<str>, KindId, Arc<str>),
     Namespace(Arc<str>),
-    /// What was created once in a namespace may be noted again.
-    Note(Arc<str>),
-    /// A namespace's mark may be taken off again.
-    Unmark(Arc<str>),
+    /// The pause of a job that failed is over.
+    Job(JobKey),
     /// A slot's cells may be asked again what a good copy looks like.
     Learn(SlotId),
     Rule(Arc<RuleId>),
-    /// What became of a rule may be asked again.
-    AskRule(Arc<RuleId>),
-    /// What became of a source may be asked again.
-    AskSource(SourceRef),
-    /// The grants of a namespace may be asked about again.
-    AskGrants(Box<str>),
     Sweep(Arc<RuleId>),
     /// The statuses of all rules.
     Rules,
-    Kind(KindId),
     Tidy,
     Everything,
 }
@@ -289,8 +229,8 @@ impl Engine {
         self.fire();
         loop {
             self.plan();
-            if let Some(errand) = self.errand() {
-                return Some(Action::Errand(errand));
+            if let Some(job) = self.next_job() {
+                return Some(Action::Job(job));
             }
             while let Some(cell) = self.work.pop() {
                 if let Some(request) = self.request(&cell) {
@@ -312,33 +252,7 @@ impl Engine {
                 self.work.untidy = false;
             }
         }
-        self.errand().map(Action::Errand)
-    }
-
-    /// The next errand that is still worth running.
-    fn errand(&mut self) -> Option<Errand> {
-        while let Some(errand) = self.work.errands.pop_front() {
-            let worth = match &errand {
-                Errand::Unmark {
-                    namespace,
-                    token,
-                    version,
-                } => self.still_removable(namespace, token, *version),
-                Errand::Unrecord(kind, _) => self.still_needless(kind),
-                // With the news came another plan.
-                Errand::NoteSeeds {
-                    namespace, version, ..
-                } => self
-                    .namespaces
-                    .get(namespace)
-                    .is_some_and(|entry| entry.version == *version),
-                _ => true,
-            };
-            if worth {
-                return Some(errand);
-            }
-        }
-        None
+        self.next_job().map(Action::Job)
     }
 
     /// When to call [`Engine::next`] again even if nothing happens.
@@ -403,30 +317,12 @@ impl Engine {
             Timer::Namespace(name) => {
                 self.dirty.insert(name);
             }
-            Timer::Note(name) => {
-                if let Some(entry) = self.namespaces.get_mut(&name) {
-                    entry.noting = false;
-                }
-                self.dirty.insert(name);
-            }
-            Timer::Unmark(name) => {
-                if let Some(mark) = self
-                    .namespaces
-                    .get_mut(&name)
-                    .and_then(|entry| entry.mark.as_mut())
-                {
-                    mark.removing = false;
-                }
-                self.dirty.insert(name);
-            }
+            Timer::Job(key) => self.resume_job(&key),
             Timer::Learn(id) => self.ask_reference(id),
             Timer::Rule(id) => {
                 self.mark_status_due(&id);
                 self.replan_rule(&id);
             }
-            Timer::AskRule(id) => self.reopen_rule(&id),
-            Timer::AskSource(source) => self.reopen_source(&source),
-            Timer::AskGrants(namespace) => self.reopen_grants(&namespace),
             Timer::Tidy => self.work.tidy_later(),
             Timer::Everything => {
                 self.work.tidy_later();
@@ -437,13 +333,6 @@ impl Engine {
                 .values_mut()
                 .for_each(|state| state.status.mark_due()),
             Timer::Sweep(id) => self.end_sweep(&id),
-            Timer::Kind(id) => {
-                let note = &mut self.kinds[id].note;
-                if *note == Note::Kept {
-                    *note = Note::Present { fresh: false };
-                    self.work.tidy_later();
-                }
-            }
         }
     }
 

@@ -5,12 +5,7 @@
 
 pub(crate) mod issued;
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    fmt,
-    sync::Arc,
-    time::Duration,
-};
+use std::{collections::BTreeSet, fmt, sync::Arc, time::Duration};
 
 use mimeo_model::{
     choices::PodGate,
@@ -28,8 +23,9 @@ use crate::{
     clock::Tick,
     hindrance::Hindrance,
     issued::Issued,
+    jobs::{JobKey, Task},
     namespaces::Mark,
-    work::{Errand, Timer, delay},
+    work::Timer,
 };
 
 /// How long a mark outlasts the budget. Pods that were told to come again until time ran out come a
@@ -46,8 +42,6 @@ pub(crate) struct Marks {
     pub(crate) issued: Issued,
     /// How long after it has seen its mark it begins to write.
     pub(crate) delay: Duration,
-    /// Those that are being taken off, and since when their namespaces had them.
-    pub(crate) going: BTreeMap<Arc<str>, Tick>,
 }
 
 impl Default for Marks {
@@ -55,7 +49,6 @@ impl Default for Marks {
         Self {
             issued: Issued::default(),
             delay: Duration::from_millis(1),
-            going: BTreeMap::new(),
         }
     }
 }
@@ -231,10 +224,8 @@ impl Engine {
             return;
         };
         let soon = self.now + self.marks.delay;
-        match &mut entry.mark {
+        match &entry.mark {
             Some(mark) if mark.token == token => {
-                // The version moved: what hindered its removal may be over.
-                mark.removing = false;
                 entry.charge = entry
                     .charge
                     .map(|from| if changed { from.min(soon) } else { from });
@@ -243,8 +234,6 @@ impl Engine {
                 entry.mark = Some(Mark {
                     token: token.clone(),
                     since: self.now,
-                    removing: false,
-                    streak: 0,
                 });
                 if let Some(awaited) = self.marks.issued.redeem(&token) {
                     entry.charge = Some(match awaited {
@@ -285,42 +274,30 @@ impl Engine {
             .timer(entry.settles, Timer::Namespace(name.clone()));
     }
 
-    /// The mark was taken off; or that failed: the namespace changed under us, which its watch
-    /// tells, or the server refused or didn't answer: then it is tried again after a pause that
-    /// grows.
-    pub fn unmarked(&mut self, namespace: &str, done: bool, now: Tick) {
-        self.at(now);
-        // Whoever takes the mark off counts it. (The watch may have shown by now that it is gone.)
-        if let Some(since) = self.marks.going.remove(namespace).filter(|_| done) {
-            self.lags.namespaces.record(self.now.saturating_sub(since));
-        }
-        let name = self.namespace_name(namespace);
-        let Some(entry) = self.namespaces.get_mut(&name) else {
-            return;
-        };
-        if let Some(mark) = entry.mark.as_mut().filter(|_| !done) {
-            let due = self.now + delay(&self.settings, mark.streak);
-            mark.streak = mark.streak.saturating_add(1);
-            self.work.timer(due, Timer::Unmark(name));
+    /// Takes the mark off once nothing holds the namespace's pods any more.
+    pub(crate) fn plan_mark(&mut self, name: &Arc<str>, namespace: &Namespace) {
+        if namespace.mark.is_some() && self.held_by_nothing(name, namespace) {
+            self.jobs.ask(JobKey::RemoveLabel(name.clone()));
         }
     }
 
-    /// Takes the mark off once nothing holds the namespace's pods any more.
-    pub(crate) fn plan_mark(&mut self, name: &Arc<str>, namespace: &mut Namespace) {
-        let open = namespace.mark.as_ref().is_some_and(|mark| !mark.removing);
-        if !open || !self.held_by_nothing(name, namespace) {
-            return;
-        }
-        let version = namespace.version;
-        if let Some(mark) = &mut namespace.mark {
-            mark.removing = true;
-            self.marks.going.insert(name.clone(), mark.since);
-            self.work.errands.push_back(Errand::Unmark {
+    /// The removal of a namespace's mark, as far as the namespace is known now; none if something
+    /// holds its pods.
+    pub(crate) fn label_to_remove(&self, name: &Arc<str>) -> Option<Task> {
+        let namespace = self.namespaces.get(name)?;
+        let mark = namespace.mark.as_ref()?;
+        self.held_by_nothing(name, namespace)
+            .then(|| Task::RemoveLabel {
                 namespace: name.clone(),
                 token: mark.token.clone(),
-                version,
-            });
-        }
+                version: namespace.version,
+                since: mark.since,
+            })
+    }
+
+    /// This process took off a mark that a namespace had since then.
+    pub(crate) fn label_removed(&mut self, since: Tick) {
+        self.lags.namespaces.record(self.now.saturating_sub(since));
     }
 
     /// Whether a mark may go, and be taken off by this process.
@@ -341,28 +318,6 @@ impl Engine {
             .is_none_or(|mark| self.now >= mark.since + stays);
         let waited = progress.waiting.is_empty() || told;
         progress.settled() && progress.denied.is_empty() && excused && waited
-    }
-
-    /// Whether a mark's removal is still right when its turn comes. If it isn't, whatever made it
-    /// wrong plans it anew.
-    pub(crate) fn still_removable(&mut self, name: &Arc<str>, token: &str, version: u64) -> bool {
-        let same = |namespace: &&Namespace| {
-            namespace.version == version && namespace.token() == Some(token)
-        };
-        let namespace = self.namespaces.get(name).map(AsRef::as_ref).filter(same);
-        let removable = namespace.is_some_and(|namespace| self.held_by_nothing(name, namespace));
-        if !removable {
-            self.marks.going.remove(name);
-        }
-        if !removable
-            && let Some(mark) = self
-                .namespaces
-                .get_mut(name)
-                .and_then(|entry| entry.mark.as_mut())
-        {
-            mark.removing = false;
-        }
-        removable
     }
 
     /// What still holds a namespace's pods.

@@ -11,24 +11,14 @@ use mimeo_model::{
     source::SourceRef,
 };
 
-use crate::{
-    Engine, Settings, SourceState,
-    cell::Cell,
-    clock::Tick,
-    work::{Errand, Timer, delay},
-};
+use crate::{Engine, SourceState, cell::Cell, clock::Tick, jobs::JobKey};
 
 /// What is known of something that isn't there: a rule that copies name, or a source.
 #[derive(Debug)]
 pub(crate) struct Absence {
     pub(crate) became: Became,
-    /// How much had been shown of copies when it was asked, if that is being read, or waits to be
-    /// tried again.
-    asked: Option<u64>,
     /// The namespace that this process saw it in, if it did.
     home: Option<Uid>,
-    /// How often in a row asking told nothing.
-    streak: u8,
     /// Namespaces where what becomes of a copy depends on the answer. Nobody goes over all others
     /// for it: anybody's marks can name rules without number, and a copy doesn't always carry the
     /// mark of the rule that would have it now.
@@ -77,9 +67,7 @@ impl Absence {
     pub(crate) fn from(home: Option<Uid>) -> Self {
         Self {
             became: Became::Unknown,
-            asked: None,
             home,
-            streak: 0,
             asking: BTreeSet::new(),
         }
     }
@@ -104,36 +92,19 @@ impl Absence {
         }
     }
 
-    /// Notes that it is asked for the sake of a copy in this namespace. False: it is already.
-    pub(crate) fn ask(&mut self, namespace: &Arc<str>, shown: u64) -> bool {
+    /// Notes that a copy in this namespace waits for the answer.
+    pub(crate) fn ask(&mut self, namespace: &Arc<str>) {
         self.asking.insert(namespace.clone());
-        let asks = self.asked.is_none();
-        self.asked = self.asked.or(Some(shown));
-        asks
     }
 
-    /// How much had been shown of copies when it was asked, if an answer is awaited.
-    pub(crate) fn asked(&self) -> Option<u64> {
-        self.asked
-    }
-
-    /// Asking told nothing, so nothing is known. Returns the pause before it is asked again: a
-    /// second, at first.
-    pub(crate) fn ask_later(&mut self, settings: &Settings) -> Duration {
-        self.became = Became::Unknown;
-        self.streak = self.streak.saturating_add(1);
-        delay(settings, self.streak.saturating_add(1))
+    /// True if a copy waits for the answer.
+    pub(crate) fn is_asked(&self) -> bool {
+        !self.asking.is_empty()
     }
 
     /// It was read. Returns the namespaces that waited for that.
     pub(crate) fn answer(&mut self, became: Became) -> BTreeSet<Arc<str>> {
-        (self.asked, self.streak, self.became) = (None, 0, became);
-        std::mem::take(&mut self.asking)
-    }
-
-    /// It may be asked again. Returns the namespaces that wait for the answer.
-    pub(crate) fn reopen(&mut self) -> BTreeSet<Arc<str>> {
-        self.asked = None;
+        self.became = became;
         std::mem::take(&mut self.asking)
     }
 
@@ -213,7 +184,7 @@ impl Home {
     }
 }
 
-/// The answer to [`Errand::ConfirmSource`], by reads that no cache answers.
+/// The answer to [`Task::ConfirmSource`](crate::Task), by reads that no cache answers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SourceRead {
     /// It isn't there; its namespace is.
@@ -224,7 +195,7 @@ pub enum SourceRead {
     Relabelled,
 }
 
-/// The answer to [`Errand::ConfirmRule`]: the rule, and the CRD it lives under, each by a read that
+/// The answer to [`Task::ConfirmRule`](crate::Task): the rule, and the CRD it lives under, each by a read that
 /// no cache answers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RuleRead {
@@ -237,47 +208,40 @@ pub struct RuleRead {
 }
 
 impl Engine {
-    /// A rule was read; none: there was no answer. A 403 or 5xx is never read as "gone".
-    pub fn rule_read(&mut self, id: &RuleId, read: Option<&RuleRead>, now: Tick) {
-        self.at(now);
-        if let Some((id, state)) = self
-            .rules
-            .get_key_value(id)
-            .map(|(id, _)| id.clone())
-            .zip(self.rules.get_mut(id))
-        {
-            match read {
-                Some(read) if read.found => {
-                    (state.crd_asked, state.crd_streak) = (false, 0);
-                    state.crd.clone_from(&read.crd);
-                    self.work.tidy_later();
-                }
-                // Its watch will say that it is gone. Not answered, it is asked again.
-                _ => {
-                    state.crd_streak = state.crd_streak.saturating_add(1);
-                    let pause = delay(&self.settings, state.crd_streak.saturating_add(1));
-                    self.work.timer(self.now + pause, Timer::AskRule(id));
-                }
-            }
-            return;
+    /// True if the answer to a read of the rule is awaited: a copy names the rule and the rule
+    /// isn't there, or the rule isn't known to live under the CRD that is served now.
+    pub(crate) fn asks_for_rule(&self, id: &RuleId) -> bool {
+        match self.rules.get(id) {
+            Some(state) => state.crd != self.collections[id.kind].crd.current,
+            None => self
+                .gone
+                .get(id)
+                .is_some_and(|gone| gone.absence.is_asked()),
         }
-        let Some((id, gone)) = self
-            .gone
-            .get_key_value(id)
-            .map(|(id, _)| id.clone())
-            .zip(self.gone.get_mut(id))
-        else {
-            return;
+    }
+
+    /// True if the answer to a read of the source is awaited.
+    pub(crate) fn asks_for_source(&self, source: &SourceRef) -> bool {
+        matches!(self.sources.get(source), Some(SourceState::Missing { absence, .. }) if absence.is_asked())
+    }
+
+    /// A rule was read. False if that tells nothing: the watch has yet to show the rule, or its
+    /// deletion.
+    pub(crate) fn rule_confirmed(&mut self, id: &RuleId, read: &RuleRead, shown: u64) -> bool {
+        if let Some(state) = self.rules.get_mut(id) {
+            if read.found {
+                state.crd.clone_from(&read.crd);
+                self.work.tidy_later();
+            }
+            return read.found;
+        }
+        let Some(gone) = self.gone.get_mut(id) else {
+            return true;
         };
-        let Some(shown) = gone.absence.asked else {
-            return;
-        };
-        let Some(read) = read.filter(|read| !read.found) else {
-            // If it is there, its watch will show it, or shows it already.
-            let pause = gone.absence.ask_later(&self.settings);
-            self.work.timer(self.now + pause, Timer::AskRule(id));
-            return;
-        };
+        if read.found {
+            gone.absence.became = Became::Unknown;
+            return false;
+        }
         let lived_under = match &gone.seen {
             LastSeen::Under(crd) => Some(crd),
             LastSeen::Never => self.collections[id.kind].crd.recorded.as_ref(),
@@ -293,19 +257,12 @@ impl Engine {
             None => Became::GoneWithNamespace,
         };
         self.dirty.append(&mut gone.absence.answer(became));
+        true
     }
 
-    /// A source was read; none: it is there after all, or there was no answer.
-    pub fn source_read(&mut self, source: &SourceRef, read: Option<SourceRead>, now: Tick) {
-        self.at(now);
+    /// A source was read: it isn't there.
+    pub(crate) fn source_confirmed(&mut self, source: &SourceRef, read: SourceRead, shown: u64) {
         let Some(SourceState::Missing { absence, .. }) = self.sources.get_mut(source) else {
-            return;
-        };
-        let Some(shown) = absence.asked else { return };
-        let Some(read) = read else {
-            let pause = absence.ask_later(&self.settings);
-            self.work
-                .timer(self.now + pause, Timer::AskSource(source.clone()));
             return;
         };
         let became = match read {
@@ -314,24 +271,6 @@ impl Engine {
             SourceRead::Relabelled => Became::Unexplained,
         };
         self.dirty.append(&mut absence.answer(became));
-    }
-
-    /// A rule may be asked about again.
-    pub(crate) fn reopen_rule(&mut self, id: &RuleId) {
-        if let Some(state) = self.rules.get_mut(id) {
-            state.crd_asked = false;
-            self.work.tidy_later();
-        }
-        if let Some(gone) = self.gone.get_mut(id) {
-            self.dirty.append(&mut gone.absence.reopen());
-        }
-    }
-
-    /// A source may be asked about again.
-    pub(crate) fn reopen_source(&mut self, source: &SourceRef) {
-        if let Some(SourceState::Missing { absence, .. }) = self.sources.get_mut(source) {
-            self.dirty.append(&mut absence.reopen());
-        }
     }
 
     /// What became of a rule that isn't there but that this copy names. If that isn't known it is
@@ -346,12 +285,9 @@ impl Engine {
             .entry(id.clone())
             .or_insert_with(|| Gone::seen_under(None, None, Tick::ZERO));
         let how = self.how_rule_went_if_known(id, cell);
-        if let (None, Some(gone)) = (how, self.gone.get_mut(id))
-            && gone.absence.ask(namespace, self.shown)
-        {
-            self.work
-                .errands
-                .push_back(Errand::ConfirmRule((**id).clone()));
+        if let (None, Some(gone)) = (how, self.gone.get_mut(id)) {
+            gone.absence.ask(namespace);
+            self.jobs.ask(JobKey::ConfirmRule(id.clone()));
         }
         how
     }
@@ -388,10 +324,9 @@ impl Engine {
             return None;
         };
         let how = absence.how_gone(cell, cell.ours()?, self.now);
-        if how.is_none() && absence.ask(namespace, self.shown) {
-            self.work
-                .errands
-                .push_back(Errand::ConfirmSource(source.clone()));
+        if how.is_none() {
+            absence.ask(namespace);
+            self.jobs.ask(JobKey::ConfirmSource(source.clone()));
         }
         how
     }

@@ -184,7 +184,7 @@ impl Engine {
             };
             let source = selector.source(source.name.clone());
             match self.sources.get(&source) {
-                Some(SourceState::NotRead { .. }) => return keep(Leave::Undecided),
+                Some(SourceState::NotRead) => return keep(Leave::Undecided),
                 // The selector finds the object, but the rule already has as many sources as it may
                 // have.
                 None if found => return keep(Leave::Retained),

@@ -23,10 +23,9 @@ use crate::{
     Engine, Namespace,
     absent::{Absence, Became, Home, HowGone},
     cell::{Cell, Leave, Step, Why},
-    clock::Tick,
     consent::Consent,
     grants::Grants,
-    work::{Errand, Timer},
+    jobs::JobKey,
 };
 
 /// What is known of a namespace that no longer grants what copies came by.
@@ -37,7 +36,7 @@ pub(crate) struct Withdrawal {
     defined: u32,
 }
 
-/// The answer to [`Errand::ConfirmGrants`], by reads that no cache answers, the grants first.
+/// The answer to [`Task::ConfirmGrants`](crate::Task), by reads that no cache answers, the grants first.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GrantsRead {
     /// Every grant in the namespace that can be parsed, by name.
@@ -57,10 +56,22 @@ impl Withdrawal {
 }
 
 impl Engine {
-    /// The grants of a namespace were read; none: there was no answer. A 403 or 5xx is never read
-    /// as "gone".
-    pub fn grants_read(&mut self, namespace: &str, read: Option<&GrantsRead>, now: Tick) {
-        self.at(now);
+    /// True if the answer to a read of a namespace's grants is awaited.
+    pub(crate) fn asks_for_grants(&self, namespace: &str) -> bool {
+        self.consent
+            .withdrawals
+            .get(namespace)
+            .is_some_and(|withdrawal| withdrawal.absence.is_asked())
+    }
+
+    /// The grants of a namespace were read. False if that tells nothing: the watch has yet to show
+    /// what differs.
+    pub(crate) fn grants_confirmed(
+        &mut self,
+        namespace: &str,
+        read: &GrantsRead,
+        shown: u64,
+    ) -> bool {
         let known = self
             .consent
             .grants
@@ -69,17 +80,12 @@ impl Engine {
             .unwrap_or_default();
         let Some(Withdrawal { absence, defined }) = self.consent.withdrawals.get_mut(namespace)
         else {
-            return;
+            return true;
         };
-        let Some(shown) = absence.asked() else {
-            return;
-        };
-        // The watch has yet to tell of a difference.
-        let Some(read) = read.filter(|read| read.grants == known) else {
-            let pause = absence.ask_later(&self.settings);
-            let timer = Timer::AskGrants(namespace.into());
-            return self.work.timer(self.now + pause, timer);
-        };
+        if read.grants != known {
+            absence.became = Became::Unknown;
+            return false;
+        }
         *defined = read.defined.unwrap_or_default();
         let became = match (read.home, read.defined) {
             (_, None) => Became::Unexplained,
@@ -88,13 +94,7 @@ impl Engine {
         };
         let mut asking = absence.answer(became);
         self.dirty.append(&mut asking);
-    }
-
-    /// The grants of a namespace may be asked about again.
-    pub(crate) fn reopen_grants(&mut self, namespace: &str) {
-        if let Some(withdrawal) = self.consent.withdrawals.get_mut(namespace) {
-            self.dirty.append(&mut withdrawal.absence.reopen());
-        }
+        true
     }
 
     /// Decides about a copy that its rule wants no more, or may no longer have, in its namespace.
@@ -132,8 +132,9 @@ impl Engine {
             defined: 0,
         });
         let how = absence.how_gone(cell, seen, self.now);
-        if how.is_none() && absence.ask(name, self.shown) {
-            self.work.errands.push_back(Errand::ConfirmGrants(giver));
+        if how.is_none() {
+            absence.ask(name);
+            self.jobs.ask(JobKey::ConfirmGrants(giver));
         }
         // It may have been granted under a former CRD, and no owner took that back.
         how.map(|how| {

@@ -217,7 +217,7 @@ impl Engine {
             ("namespaces", self.namespaces.len()),
             ("namespacesToPlan", self.dirty.len()),
             ("sweeps", self.sweeps.len()),
-            ("errands", self.work.errands.len()),
+            ("jobs", self.jobs.len()),
             ("timers", self.work.timers()),
         ]);
         for cell in self

@@ -123,7 +123,7 @@ impl Engine {
         }
         match self.sources.get(source) {
             // A selected source in this state is being read.
-            Some(SourceState::Found { .. } | SourceState::NotRead { .. }) => {}
+            Some(SourceState::Found { .. } | SourceState::NotRead) => {}
             Some(SourceState::Missing { since, .. })
                 if self.now < *since + rule.retention.source_grace && self.copied(rule, source) =>
             {

@@ -30,11 +30,11 @@ use crate::{
     clock::Tick,
     follow::Follows,
     grants::Grants,
+    jobs::JobKey,
     lacks::Lacks,
     slot::Slot,
     usage::Usage,
     withdrawn::Withdrawal,
-    work::Errand,
 };
 
 /// Grants, and the Replications by the namespaces that they concern.
@@ -147,37 +147,20 @@ impl Engine {
 
     /// Has grants read that come to count, since others went: they weren't held till then.
     fn read_grants(&mut self, namespace: &str, names: Vec<Box<str>>) {
-        let errand = |name| Errand::ReadGrant {
-            namespace: namespace.into(),
-            name,
-        };
-        self.work.errands.extend(names.into_iter().map(errand));
+        for name in names {
+            self.jobs.ask(JobKey::ReadGrant {
+                namespace: namespace.into(),
+                name,
+            });
+        }
     }
 
     /// Whether a grant has yet to be read again.
-    pub fn awaits_grant(&self, namespace: &str, name: &str) -> bool {
+    pub(crate) fn awaits_grant(&self, namespace: &str, name: &str) -> bool {
         self.consent
             .grants
             .get(namespace)
             .is_some_and(|grants| grants.awaits(name))
-    }
-
-    /// What a read of a grant says; none: there is no such grant. Whatever the watch has told of it
-    /// since is newer.
-    pub fn grant_read(
-        &mut self,
-        namespace: &str,
-        name: &str,
-        grant: Option<Result<Grant, Vec<Refusal>>>,
-        now: Tick,
-    ) {
-        if !self.awaits_grant(namespace, name) {
-            return;
-        }
-        match grant {
-            Some(grant) => self.grant_applied(namespace, name, grant, now),
-            None => self.grant_gone(namespace, name, now),
-        }
     }
 
     /// Why a grant would grant nothing, if it would: the namespace has too many that are older.

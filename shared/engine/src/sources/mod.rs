@@ -28,15 +28,14 @@ use crate::{
     Engine, absent,
     cell::{Cell, Reference},
     clock::Tick,
+    jobs::JobKey,
     slot::{NoRendering, Slot},
 };
 
 /// The known state of one source.
 pub(crate) enum SourceState {
-    NotRead {
-        /// Since when a read is needed. The result of an earlier read may be out of date.
-        since: Tick,
-    },
+    /// A job reads it, or its watch has yet to show it.
+    NotRead,
     Found {
         /// `None` if the object isn't held: no rule copies it, or it is too large for all rules
         /// that would.
@@ -104,7 +103,8 @@ fn version_of(object: &Value) -> u64 {
 
 /// An object that a watch or a read shows.
 #[derive(Clone)]
-pub(crate) enum Shown {
+pub enum Shown {
+    /// All of it.
     Whole(Value),
     /// The part of the object that can be decoded, its metadata at least.
     Part(Value),
@@ -148,7 +148,7 @@ impl Facts {
 impl std::fmt::Debug for SourceState {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            Self::NotRead { .. } => f.write_str("NotRead"),
+            Self::NotRead => f.write_str("NotRead"),
             Self::Found { version, .. } => write!(f, "Found({version})"),
             Self::Missing { since, absence } => write!(f, "Missing({since:?}, {absence:?})"),
         }
@@ -213,7 +213,7 @@ impl Engine {
         self.source_shown(source, Some(Shown::Part(rest)), now);
     }
 
-    fn source_shown(&mut self, source: &SourceRef, object: Option<Shown>, now: Tick) {
+    pub(crate) fn source_shown(&mut self, source: &SourceRef, object: Option<Shown>, now: Tick) {
         self.at(now);
         if let Some(selector) = source.selector() {
             self.selected_source(&selector, source, object);
@@ -264,6 +264,9 @@ impl Engine {
             }
             (Some(Shown::Part(rest)), _) => *state = SourceState::undecodable(&rest),
         }
+        // The answers of earlier reads are older than what was shown just now.
+        self.jobs.end(&JobKey::ConfirmSource(source.clone()));
+        self.jobs.end(&JobKey::ReadSource(source.clone()));
         if lost {
             self.source_lost(source, was_there);
         }
@@ -448,7 +451,7 @@ impl Press {
             {
                 Err(NoRendering::Refused(SourceRefused::TooLarge(facts.bytes)))
             }
-            SourceState::NotRead { .. } | SourceState::Found { object: None, .. } => {
+            SourceState::NotRead | SourceState::Found { object: None, .. } => {
                 Err(NoRendering::NotRead)
             }
             SourceState::Missing { .. } => Err(NoRendering::SourceMissing),

@@ -20,8 +20,8 @@ use mimeo_model::{
 use crate::{
     Engine, Member, Members, SourceState,
     cell::Cell,
+    jobs::JobKey,
     sources::{Facts, Shown},
-    work::Errand,
 };
 
 /// What one selector finds.
@@ -128,7 +128,7 @@ impl Engine {
             // Whoever shows it reads it, too.
             self.sources
                 .entry(selector.source(&*name))
-                .or_insert(SourceState::NotRead { since: self.now });
+                .or_insert(SourceState::NotRead);
         }
         for name in excess {
             self.sources.remove(&selector.source(&*name));
@@ -210,7 +210,7 @@ impl Engine {
         if held {
             self.sources
                 .entry(source.clone())
-                .or_insert(SourceState::NotRead { since: self.now });
+                .or_insert(SourceState::NotRead);
         }
         if held || self.sources.contains_key(source) {
             self.take_source(source, object);
@@ -232,7 +232,7 @@ impl Engine {
     /// was read.
     fn seen_as(&self, source: &SourceRef) -> (bool, Option<Facts>) {
         match self.sources.get(source) {
-            Some(SourceState::NotRead { .. }) => (true, None),
+            Some(SourceState::NotRead) => (true, None),
             Some(SourceState::Found { facts, .. }) => (
                 true,
                 Some(Facts {
@@ -282,11 +282,10 @@ impl Engine {
     }
 
     pub(crate) fn read_again(&mut self, source: &SourceRef) {
-        self.sources
-            .insert(source.clone(), SourceState::NotRead { since: self.now });
-        self.work
-            .errands
-            .push_back(Errand::ReadSource(source.clone()));
+        self.sources.insert(source.clone(), SourceState::NotRead);
+        // A read that is under way may be older than what was forgotten since.
+        self.jobs.end(&JobKey::ReadSource(source.clone()));
+        self.jobs.ask(JobKey::ReadSource(source.clone()));
     }
 
     /// Gives every rule that follows the selector a slot for each of its sources, and no other.
@@ -427,7 +426,7 @@ impl Engine {
                 let source = selector.source(&*member.name);
                 let facts = match self.sources.get(&source) {
                     Some(SourceState::Found { facts, .. }) => Some(facts),
-                    Some(SourceState::NotRead { .. }) => None,
+                    Some(SourceState::NotRead) => None,
                     Some(SourceState::Missing { .. }) | None => continue,
                 };
                 let object = source.object();
@@ -487,10 +486,9 @@ impl Engine {
         matches!(self.sources.get(source), Some(SourceState::Found { version: known, .. }) if *known == version)
     }
 
-    /// Whether the source has yet to be read. What a read says that began then counts as long as it
-    /// has, and had before: whatever the watch has told of it since is newer.
-    pub fn awaits(&self, source: &SourceRef, began: crate::clock::Tick) -> bool {
-        matches!(self.sources.get(source), Some(SourceState::NotRead { since }) if *since <= began)
+    /// True if the source has yet to be read.
+    pub(crate) fn is_unread(&self, source: &SourceRef) -> bool {
+        matches!(self.sources.get(source), Some(SourceState::NotRead))
     }
 
     /// Whether the object is one of the rule's own sources.

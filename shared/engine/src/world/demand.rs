@@ -9,7 +9,7 @@ use mimeo_model::{
     source::{SourceRef, SourceSelector},
 };
 
-use crate::{Engine, RuleState, SourceState, select, slot::Slot, survey::CopyWatch};
+use crate::{Engine, RuleState, SourceState, jobs::JobKey, select, slot::Slot, survey::CopyWatch};
 
 /// The watches that are needed now. The driver compares them with the open watches.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -91,10 +91,11 @@ impl Engine {
         let known = self
             .sources
             .iter_mut()
-            .filter(|(_, state)| !matches!(state, SourceState::NotRead { .. }));
+            .filter(|(_, state)| !matches!(state, SourceState::NotRead));
         for (source, state) in known.filter(|(source, _)| !watched(source)) {
             // Without a watch, the absence of events must never count as a deletion.
-            *state = SourceState::NotRead { since: self.now };
+            *state = SourceState::NotRead;
+            self.jobs.end(&JobKey::ConfirmSource(source.clone()));
             silent.push(source.clone());
         }
         for source in &silent {

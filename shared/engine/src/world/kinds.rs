@@ -20,6 +20,7 @@ use crate::{
     Engine, RuleState,
     cell::{Cell, Phase},
     clock::Tick,
+    jobs::JobKey,
     slot::Slot,
     survey::Surveys,
 };
@@ -130,8 +131,6 @@ pub(crate) struct KindState {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Note {
     Absent,
-    /// The entry is being written.
-    Adding,
     Present {
         /// True if the entry was absent until this process wrote it. Then no copies existed before,
         /// and none need to be listed before the first write.
@@ -140,8 +139,6 @@ pub(crate) enum Note {
     /// The entry is being removed. Existing copies are still reported until then, but no copy may
     /// be written.
     Removing,
-    /// The entry could not be removed, and stays for now.
-    Kept,
 }
 
 impl KindState {
@@ -154,15 +151,12 @@ impl KindState {
     }
 
     pub(crate) fn may_have_copies(&self) -> bool {
-        matches!(
-            self.note,
-            Note::Present { .. } | Note::Removing | Note::Kept
-        )
+        matches!(self.note, Note::Present { .. } | Note::Removing)
     }
 
     /// True if copies may be written: the entry is stored, so a later process will look for them.
     pub(crate) fn may_be_written(&self) -> bool {
-        matches!(self.note, Note::Present { .. } | Note::Kept)
+        matches!(self.note, Note::Present { .. })
     }
 
     /// True if every copy in the namespace has been listed.
@@ -311,13 +305,15 @@ impl Engine {
             let Some(id) = self.kind_id(&gvk.group_kind()) else {
                 continue;
             };
+            let key = JobKey::RecordKind(gvk.group_kind());
+            let ours = self.jobs.is_under_way(&key);
+            self.jobs.moved(&key);
             let kind = &mut self.kinds[id];
             let fresh = match kind.note {
-                Note::Adding => known,
+                Note::Absent => known && ours,
                 Note::Present { fresh } => fresh,
-                Note::Absent => false,
                 // The request that removes the entry may still be unanswered.
-                Note::Removing | Note::Kept => continue,
+                Note::Removing => continue,
             };
             kind.note = Note::Present { fresh };
             self.kinds.ask(gvk);
@@ -330,6 +326,8 @@ impl Engine {
             .filter(|(_, kind)| !named.contains(&kind.group_kind))
         {
             kind.note = Note::Absent;
+            let key = JobKey::ForgetKind(kind.group_kind.clone());
+            self.jobs.moved(&key);
         }
         self.replan_all();
         self.demand_changed();

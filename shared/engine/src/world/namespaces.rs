@@ -18,6 +18,7 @@ use crate::{
     Engine,
     cell::{Belief, Cell},
     clock::Tick,
+    jobs::JobKey,
     slot::Slots,
     view::Ended,
     work,
@@ -48,10 +49,6 @@ pub(crate) struct Namespace {
     pub(crate) seeds: Seeds,
     /// The part of the create-once record that the annotation doesn't have yet.
     pub(crate) sown: Seeds,
-    /// True if the annotation is being written, or waits for a retry.
-    pub(crate) noting: bool,
-    /// The number of failed writes in a row.
-    pub(crate) note_streak: u8,
     /// True if a former namespace of this name was deleted. The objects in `cells` may have been
     /// deleted with it.
     ended: bool,
@@ -65,10 +62,6 @@ pub(crate) struct Namespace {
 pub(crate) struct Mark {
     pub(crate) token: Box<str>,
     pub(crate) since: Tick,
-    /// True if the removal of the label is in progress, or waits for a retry.
-    pub(crate) removing: bool,
-    /// The number of failed removals in a row.
-    pub(crate) streak: u8,
 }
 
 impl Engine {
@@ -144,7 +137,6 @@ impl Engine {
             .as_ref()
             .and_then(|annotations| annotations.get(names::SEEDED));
         entry.note(seeds.map(|text| Seeds::parse(text)).unwrap_or_default());
-        entry.noting = false;
         rules.iter().for_each(|rule| self.mark_status_due(rule));
         if former.is_some() {
             self.leave_home(&name, former);
@@ -152,6 +144,8 @@ impl Engine {
         if watched {
             self.demand_changed();
         }
+        self.jobs.moved(&JobKey::RecordCreated(name.clone()));
+        self.jobs.moved(&JobKey::RemoveLabel(name.clone()));
         self.see_mark(&name, changed);
         if changed {
             self.let_settle(&name);
@@ -187,6 +181,8 @@ impl Engine {
             return;
         };
         self.dirty.remove(&name);
+        self.jobs.end(&JobKey::RecordCreated(name.clone()));
+        self.jobs.end(&JobKey::RemoveLabel(name.clone()));
         self.changes.end(Ended::Namespace(name.clone()));
         self.work.tidy_later();
         if self.settings.reach.targets.is_some() {

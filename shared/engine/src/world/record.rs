@@ -1,26 +1,19 @@
 //! What is written down before the first copy of a kind, so that any later process knows where to
 //! look: the kind itself, and the CRDs that rules live under.
 
-use std::{collections::BTreeSet, time::Duration};
+use std::collections::BTreeSet;
 
 use jiff::Timestamp;
 
 use mimeo_model::{
-    id::{KindId, RuleId, RuleKind},
-    kind::GroupKind,
+    id::{KindId, RuleKind},
+    kind::{GroupKind, GroupVersionKind},
 };
 
 use crate::{
-    Engine, KindState, RuleState, Served,
-    absent::Became,
-    clock::Tick,
-    kinds::Note,
-    slot::Slot,
-    work::{Errand, Timer},
+    Engine, KindState, Served, absent::Became, clock::Tick, jobs::JobKey, kinds::Note, slot::Slot,
+    work::Timer,
 };
-
-/// How long after a kind's note couldn't be removed that is tried again.
-const UNRECORD_AGAIN: Duration = Duration::from_mins(1);
 
 /// Uids of the CRD that rules live under. Another uid means that it was re-installed, and every
 /// rule lost with the old one.
@@ -30,8 +23,6 @@ pub(crate) struct CrdState {
     pub(crate) current: Option<Box<str>>,
     /// As recorded when copies were first written.
     pub(crate) recorded: Option<Box<str>>,
-    /// Whether it is being recorded.
-    recording: bool,
 }
 
 impl CrdState {
@@ -67,17 +58,14 @@ impl Engine {
     ) {
         self.at(now);
         let known = &mut self.collections[kind].crd;
-        let state = CrdState {
-            current,
-            recorded,
-            recording: false,
-        };
-        if (&known.current, &known.recorded) == (&state.current, &state.recorded) {
+        let state = CrdState { current, recorded };
+        if *known == state {
             return;
         }
         // The first lists of rules and of CRDs are of one time.
         let first = *known == CrdState::default();
         *known = state;
+        self.jobs.moved(&JobKey::RecordCrd(kind));
         for (_, state) in self
             .rules
             .iter_mut()
@@ -96,61 +84,84 @@ impl Engine {
         self.replan_all();
     }
 
-    /// Before the first copy of a kind is written, the kind is recorded, and the CRD of rules:
-    /// whoever cleans up later must know where to look.
+    /// Before the first copy of a kind is written, the kind is recorded, and the CRD of rules: a
+    /// later process that cleans up must know where to look.
     pub(crate) fn record(&mut self, kind: KindId) {
-        let wanted = self
-            .slots
-            .values()
-            .find(|slot| slot.kind == kind)
-            .map(Slot::gvk);
-        let served = || {
-            self.kinds
-                .all_served()
-                .keys()
-                .find(|gvk| self.kinds.id(&gvk.group_kind()) == Some(kind))
-        };
-        let Some(gvk) = wanted.or_else(served).cloned() else {
-            return;
-        };
-        let state = &mut self.kinds[kind];
+        let state = &self.kinds[kind];
         if state.note == Note::Absent {
-            state.note = Note::Adding;
-            self.work.errands.push_back(Errand::Record(gvk));
+            let kind = state.group_kind.clone();
+            self.jobs.ask(JobKey::RecordKind(kind));
         }
         for kind in RuleKind::ALL {
             let used =
                 kind == RuleKind::ClusterReplication || self.has_rules(kind) || self.has_gone(kind);
             if used && self.crd_unrecorded(kind) {
-                self.record_crd(kind);
+                self.jobs.ask(JobKey::RecordCrd(kind));
             }
         }
     }
 
-    /// Records another CRD than before once no copy can show any more whose rule went with the
-    /// former one: it would be taken for an orphan of the new one.
-    pub(crate) fn record_crd_when_clear(&mut self, kind: RuleKind) {
-        match self
-            .gone
-            .iter()
-            .filter(|(id, _)| id.kind == kind)
-            .map(|(_, gone)| gone.until)
-            .max()
-        {
-            None => self.record_crd(kind),
-            Some(until) if until > self.now => self.work.timer(until, Timer::Everything),
-            // Copies of such a rule are there: whoever confirms their deletion, or brings the rule
-            // back, settles it.
-            Some(_) => {}
+    /// The version in which a kind is to be recorded; none if it is recorded already.
+    pub(crate) fn kind_to_record(&self, kind: &GroupKind) -> Option<GroupVersionKind> {
+        let id = self.kinds.id(kind)?;
+        if self.kinds[id].note != Note::Absent {
+            return None;
         }
+        let wanted = self
+            .slots
+            .values()
+            .find(|slot| slot.kind == id)
+            .map(Slot::gvk);
+        let served = || self.kinds.all_served().keys().find(|gvk| gvk.is_of(kind));
+        wanted.or_else(served).cloned()
     }
 
-    fn record_crd(&mut self, kind: RuleKind) {
-        let Some(uid) = self.collections[kind].crd.current.clone() else {
+    /// The uid of the CRD that is to be recorded; none if it is recorded already, or another one
+    /// is and may have taken rules along.
+    pub(crate) fn crd_to_record(&self, kind: RuleKind) -> Option<Box<str>> {
+        let CrdState { current, recorded } = &self.collections[kind].crd;
+        let clear = recorded.is_none() || self.may_replace_crd(kind);
+        current.clone().filter(|_| current != recorded && clear)
+    }
+
+    /// True once no copy can show any more whose rule went with the CRD that is recorded. Recorded
+    /// earlier, such a copy would be taken for an orphan of the new CRD.
+    fn may_replace_crd(&self, kind: RuleKind) -> bool {
+        let CrdState { current, .. } = &self.collections[kind].crd;
+        let mut rules = self.rules.iter().filter(|(id, _)| id.kind == kind);
+        rules.all(|(_, state)| state.crd == *current)
+            && !self.has_gone(kind)
+            && self.every_copy_seen()
+    }
+
+    /// Records another CRD than before once that is safe. Rules that aren't known to live under
+    /// the new CRD are read: a rule may have gone with the former CRD, and its watch not have said
+    /// so yet.
+    pub(crate) fn replace_crd(&mut self, kind: RuleKind) {
+        let CrdState { current, recorded } = &self.collections[kind].crd;
+        let elsewhere = self
+            .rules
+            .iter()
+            .filter(|(id, state)| id.kind == kind && current.is_some() && state.crd != *current);
+        for (id, _) in elsewhere {
+            self.jobs.ask(JobKey::ConfirmRule(id.clone()));
+        }
+        // Where no tenant ever had a rule there is nothing to tell from another CRD's.
+        let used =
+            kind == RuleKind::ClusterReplication || recorded.is_some() || self.has_rules(kind);
+        if !used || current == recorded {
             return;
-        };
-        if !std::mem::replace(&mut self.collections[kind].crd.recording, true) {
-            self.work.errands.push_back(Errand::RecordCrd(kind, uid));
+        }
+        if self.may_replace_crd(kind) {
+            return self.jobs.ask(JobKey::RecordCrd(kind));
+        }
+        // Copies of a lost rule stay until a person confirms their deletion or brings the rule
+        // back. A rule without copies is forgotten after a while.
+        let of_kind = self.gone.iter().filter(|(id, _)| id.kind == kind);
+        if let Some(until) = of_kind.map(|(_, gone)| gone.until).max()
+            && until > self.now
+        {
+            self.work.timer(until, Timer::Everything);
         }
     }
 
@@ -164,56 +175,42 @@ impl Engine {
         current.is_some() && recorded.is_none()
     }
 
-    /// Whether every rule of the kind is known to live under the CRD that is served now. One that
-    /// isn't is read: it may have gone with the former one, and its watch not have said so yet.
-    pub(crate) fn ask_where_rules_live(&mut self, kind: RuleKind) -> bool {
-        let Some(current) = &self.collections[kind].crd.current else {
-            return true;
-        };
-        let mut settled = true;
-        let elsewhere =
-            |id: &RuleId, state: &RuleState| id.kind == kind && state.crd.as_ref() != Some(current);
-        for (id, state) in self
-            .rules
-            .iter_mut()
-            .filter(|(id, state)| elsewhere(id, state))
-        {
-            settled = false;
-            if !std::mem::replace(&mut state.crd_asked, true) {
-                self.work
-                    .errands
-                    .push_back(Errand::ConfirmRule((**id).clone()));
-            }
-        }
-        settled
-    }
-
-    /// A kind's note was removed, or a copy was found after all; then it is tried again in a while.
-    pub fn unrecorded(&mut self, kind: &GroupKind, done: bool, now: Tick) {
-        self.at(now);
-        let Some(id) = self.kinds.id(kind).filter(|_| !done) else {
-            return;
-        };
-        let note = &mut self.kinds[id].note;
-        if *note == Note::Removing {
-            *note = Note::Kept;
-            self.work.timer(self.now + UNRECORD_AGAIN, Timer::Kind(id));
-            self.replan_all();
-        }
-    }
-
-    /// Whether a kind's note is still to be removed when its turn comes: a rule may have come to
-    /// want the kind.
-    pub(crate) fn still_needless(&mut self, kind: &GroupKind) -> bool {
+    /// True if a kind's record may go: no rule wants the kind, every copy was listed, and none is
+    /// left.
+    pub(crate) fn is_needless(&self, kind: &GroupKind) -> bool {
         let Some(id) = self.kinds.id(kind) else {
             return false;
         };
-        let wanted = self.wanted_kinds().contains(&id);
-        let kind = &mut self.kinds[id];
-        if wanted && kind.note == Note::Removing {
-            kind.note = Note::Present { fresh: false };
+        let state = &self.kinds[id];
+        let mut cells = self.namespaces.values().flat_map(|entry| &entry.cells);
+        matches!(state.note, Note::Present { .. })
+            && self.all_copies_listed(state)
+            && !self.wanted_kinds().contains(&id)
+            && !cells.any(|cell| cell.kind == id && cell.needs_record())
+    }
+
+    /// A kind's record is being removed: from now on no copy of the kind may be written.
+    pub(crate) fn forgetting_kind(&mut self, kind: &GroupKind) {
+        if let Some(id) = self.kinds.id(kind) {
+            self.kinds[id].note = Note::Removing;
         }
-        !wanted && kind.note == Note::Removing
+    }
+
+    /// True while a kind's record is being removed.
+    pub(crate) fn is_being_forgotten(&self, kind: &GroupKind) -> bool {
+        self.kinds
+            .id(kind)
+            .is_some_and(|id| self.kinds[id].note == Note::Removing)
+    }
+
+    /// A kind's record stays for now: a copy was found after all, or the API server didn't answer.
+    pub(crate) fn kept_kind(&mut self, kind: &GroupKind) {
+        if self.is_being_forgotten(kind)
+            && let Some(id) = self.kinds.id(kind)
+        {
+            self.kinds[id].note = Note::Present { fresh: false };
+            self.replan_all();
+        }
     }
 
     /// The kinds of all rules' sources.

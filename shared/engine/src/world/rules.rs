@@ -21,6 +21,7 @@ use crate::{
     cell::Reference,
     clock::Tick,
     conditions::pod_gate_active,
+    jobs::JobKey,
     record::CrdState,
     slot::{NoRendering, Slot},
     sources::{Press, first_reference},
@@ -49,10 +50,6 @@ pub(crate) struct RuleState {
     pub(crate) spec_seen: Tick,
     /// Uid of the CRD that the rule is known to live under.
     pub(crate) crd: Option<Box<str>>,
-    /// True if a read for that uid is in progress, or waits for a retry.
-    pub(crate) crd_asked: bool,
-    /// The number of reads in a row that gave no answer.
-    pub(crate) crd_streak: u8,
     /// The uid of its namespace, if that namespace is known to have been deleted since.
     pub(crate) home: Option<Uid>,
     /// True if its status already showed an active pod gate when this generation was first seen.
@@ -96,7 +93,9 @@ impl Engine {
             .map_or_else(|| Arc::new(id), |(known, _)| known.clone());
         let rule = self.count_replication(&id, rule);
         let rule = rule.map(|rule| rule.within(&self.settings.reach));
-        self.gone.remove(&id);
+        if self.gone.remove(&id).is_some() {
+            self.jobs.end(&JobKey::ConfirmRule(id.clone()));
+        }
         let shown = ShownRule { rule, observed };
         match self.rules.get(&id) {
             Some(known) if shown.says_the_same(known) => self.note_rule(&id, shown),
@@ -160,8 +159,6 @@ impl Engine {
                 spec_version: version,
                 spec_seen: self.now,
                 crd,
-                crd_asked: false,
-                crd_streak: 0,
                 home: None,
                 pod_gate_proven,
                 unmet: BTreeMap::new(),
@@ -207,6 +204,7 @@ impl Engine {
         let Some((id, old)) = self.rules.remove_entry(id) else {
             return;
         };
+        self.jobs.end(&JobKey::ConfirmRule(id.clone()));
         self.census.iter_mut().for_each(|census| census.forget(&id));
         self.uncount_replication(&id);
         self.changes.end(Ended::Rule(id.clone()));
@@ -357,7 +355,7 @@ impl Engine {
                 let state = self
                     .sources
                     .entry(source.clone())
-                    .or_insert(SourceState::NotRead { since: self.now });
+                    .or_insert(SourceState::NotRead);
                 let Some(number) = self.slots.next_id() else {
                     continue;
                 };

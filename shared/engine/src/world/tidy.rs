@@ -13,7 +13,7 @@ use mimeo_model::{
     source::SourceRef,
 };
 
-use crate::{Engine, cell::Phase, clock::Tick, kinds::Note, record::CrdState, work::Errand};
+use crate::{Engine, cell::Phase, clock::Tick, jobs::JobKey, kinds::Note};
 
 /// Where there are this many cells, tidying takes a while.
 const MANY: usize = 1024;
@@ -47,9 +47,7 @@ impl Engine {
                 // A copy may come of it yet, of a rule that is gone. Its answer calls here again.
                 return;
             }
-            // Whoever lists the kind before its note goes finds what isn't ours, too, if it carries
-            // our label.
-            if cell.seen().is_some_and(|seen| seen.labelled || seen.ours()) || cell.out_of_sight() {
+            if cell.needs_record() {
                 named.insert(cell.kind);
             }
             origins.extend(cell.ours().map(|seen| seen.source));
@@ -75,32 +73,15 @@ impl Engine {
             .retain(|id| owners.contains(id) || self.rules.contains_key(id));
         self.forget_withdrawals();
         let wanted = self.wanted_kinds();
-        let places = self.watched_places();
-        let listed: Vec<bool> = self
-            .kinds
-            .iter()
-            .map(|(_, kind)| self.all_copies_listed(kind))
-            .collect();
-        for ((id, kind), listed) in self.kinds.iter_mut().zip(listed) {
-            let needless = listed && !wanted.contains(&id) && !named.contains(&id);
+        for (id, kind) in self.kinds.iter() {
+            let needless =
+                !wanted.contains(&id) && !named.contains(&id) && self.all_copies_listed(kind);
             if needless && matches!(kind.note, Note::Present { .. }) {
-                kind.note = Note::Removing;
-                self.work
-                    .errands
-                    .push_back(Errand::Unrecord(kind.group_kind.clone(), places.clone()));
+                self.jobs.ask(JobKey::ForgetKind(kind.group_kind.clone()));
             }
         }
         for kind in RuleKind::ALL {
-            let CrdState {
-                current, recorded, ..
-            } = &self.collections[kind].crd;
-            // Where no tenant ever had a rule there is nothing to tell from another definition's.
-            let used =
-                kind == RuleKind::ClusterReplication || recorded.is_some() || self.has_rules(kind);
-            let another = current != recorded && used;
-            if self.ask_where_rules_live(kind) && another && self.every_copy_seen() {
-                self.record_crd_when_clear(kind);
-            }
+            self.replace_crd(kind);
         }
     }
 

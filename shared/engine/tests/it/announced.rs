@@ -6,7 +6,7 @@ use std::{collections::BTreeSet, time::Duration};
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Status;
 use mimeo_engine::{
-    Action, Announcement, Engine, Errand, EventReason, Request, Settings, SourceRead, Verb,
+    Action, Announcement, Answer, Engine, EventReason, Request, Settings, SourceRead, Task, Verb,
 };
 use mimeo_model::{
     id::RuleKind,
@@ -99,11 +99,12 @@ impl World {
                     let outcome = outcome(&request).unwrap_or_else(|| self.written(&request));
                     self.engine.outcome(&request.ticket, outcome, self.now);
                 }
-                Action::Errand(Errand::ConfirmSource(source)) => {
-                    let read = SourceRead::Absent(home(999, 0));
-                    self.engine.source_read(&source, Some(read), self.now);
+                Action::Job(job) => {
+                    if matches!(job.task, Task::ConfirmSource(_)) {
+                        let read = Answer::Source(SourceRead::Absent(home(999, 0)));
+                        self.engine.answered(&job, read, self.now);
+                    }
                 }
-                Action::Errand(_) => {}
             }
         }
     }

@@ -6,6 +6,7 @@ mod announced;
 mod common;
 mod counted;
 mod grants;
+mod jobs;
 mod numbers;
 mod owners;
 mod policies;

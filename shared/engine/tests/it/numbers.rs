@@ -6,7 +6,9 @@ use std::{collections::BTreeSet, time::Duration};
 
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-use mimeo_engine::{Action, CopyNumbers, Engine, Errand, Numbers, Queued, Request, Settings};
+use mimeo_engine::{
+    Action, Answer, CopyNumbers, Engine, Job, Numbers, Queued, Request, Settings, Task,
+};
 use mimeo_model::{
     id::RuleKind,
     kind::Resource,
@@ -108,9 +110,9 @@ impl World {
         self.engine.next(self.now)
     }
 
-    /// Answers all that is asked, each a second after the one before. Returns the errands.
-    fn answer(&mut self, outcome: impl Fn(&Request) -> Option<Outcome>) -> Vec<Errand> {
-        let mut errands = Vec::new();
+    /// Answers all that is asked, each a second after the one before. Returns the jobs.
+    fn answer(&mut self, outcome: impl Fn(&Request) -> Option<Outcome>) -> Vec<Job> {
+        let mut jobs = Vec::new();
         while let Some(action) = self.next() {
             match action {
                 Action::Request(request) => {
@@ -118,10 +120,10 @@ impl World {
                     let outcome = outcome(&request).unwrap_or_else(|| self.write(&request));
                     self.engine.outcome(&request.ticket, outcome, self.now);
                 }
-                Action::Errand(errand) => errands.push(errand),
+                Action::Job(job) => jobs.push(job),
             }
         }
-        errands
+        jobs
     }
 
     fn write(&mut self, request: &Request) -> Outcome {
@@ -321,23 +323,20 @@ fn a_namespace_lags_from_its_mark_to_the_end_of_it_where_that_is_put() {
         world.engine.take_charge(name, world.now);
     }
     assert_eq!(world.engine.numbers().waiting, 2);
-    let errands = world.answer(|_| None);
-    assert_eq!(
-        errands
-            .iter()
-            .filter(|errand| matches!(errand, Errand::Unmark { .. }))
-            .count(),
-        2
-    );
+    let mut jobs = world.answer(|_| None);
+    jobs.retain(|job| matches!(job.task, Task::RemoveLabel { .. }));
+    let [first, second] = &jobs[..] else {
+        panic!("{jobs:?}")
+    };
     world.now += Duration::from_secs(3);
     // The watch may be quicker than the answer.
     let bare = namespace(1, 99, &json!({"team": "yes"}));
     world
         .engine
         .namespace_applied(&from_value(bare).unwrap(), world.now);
-    world.engine.unmarked("team-1", true, world.now);
+    world.engine.answered(first, Answer::Done, world.now);
     // Another replica was quicker with this one.
-    world.engine.unmarked("team-2", false, world.now);
+    world.engine.answered(second, Answer::Failed, world.now);
     let numbers = world.engine.numbers();
     assert_eq!(
         (

@@ -11,7 +11,7 @@ use std::{
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Status};
 use mimeo_api::Plan;
-use mimeo_engine::{Action, Engine, Errand, Request, Settings, Verb, cell::Why};
+use mimeo_engine::{Action, Answer, Engine, Job, Request, Settings, Task, Verb, cell::Why};
 use mimeo_model::{
     id::RuleKind,
     kind::{GroupVersionKind, Resource},
@@ -33,6 +33,8 @@ struct Scene {
     generation: i64,
     /// What was to be noted of the namespace.
     noted: Vec<String>,
+    /// The last job that notes.
+    noting: Option<Job>,
     /// Whether a rule was to be read.
     asked: bool,
 }
@@ -98,6 +100,7 @@ fn unlisted(role: Role, spec: &Value) -> Scene {
         now: NOW,
         generation: 0,
         noted: Vec::new(),
+        noting: None,
         asked: false,
     }
 }
@@ -131,10 +134,14 @@ impl Scene {
         loop {
             match self.engine.next(self.now)? {
                 Action::Request(request) => return Some(request),
-                Action::Errand(Errand::NoteSeeds { seeds, .. }) => {
-                    self.noted.push(seeds.to_string());
+                Action::Job(job) => {
+                    if let Task::RecordCreated { seeds, .. } = &job.task {
+                        self.noted.push(seeds.to_string());
+                        self.noting = Some(job);
+                    } else {
+                        self.asked |= matches!(job.task, Task::ConfirmRule(_));
+                    }
                 }
-                Action::Errand(errand) => self.asked |= matches!(errand, Errand::ConfirmRule(_)),
             }
         }
     }
@@ -547,6 +554,10 @@ impl Scene {
         assert_eq!(noted.len(), 1, "{noted:?}");
         self.engine
             .namespace_applied(&team(30, Some(&noted[0])), self.now);
+        // The watch was quicker than the answer.
+        if let Some(job) = self.noting.take() {
+            self.engine.answered(&job, Answer::Done, self.now);
+        }
         assert!(self.next().is_none() && self.noted.is_empty());
         noted[0].clone()
     }
@@ -602,7 +613,8 @@ fn what_was_created_once_never_comes_back_nor_changes_after_a_restart_either() {
 fn what_is_removed_before_that_is_noted_does_not_come_back_to_who_saw_it() {
     let mut scene = scene(Role::Keeper, &once());
     scene.created();
-    scene.engine.seeds_noted("team", false, NOW);
+    let noting = scene.noting.take().unwrap();
+    scene.engine.answered(&noting, Answer::Failed, NOW);
     scene.removed();
     scene.noted.clear();
     assert!(scene.next().is_none());
@@ -725,7 +737,8 @@ fn a_rule_that_comes_to_keep_its_copies_brings_them_back_and_forgets() {
 fn what_was_never_noted_is_forgotten_without_a_write() {
     let mut scene = scene(Role::Keeper, &once());
     scene.created();
-    scene.engine.seeds_noted("team", false, NOW);
+    let noting = scene.noting.take().unwrap();
+    scene.engine.answered(&noting, Answer::Failed, NOW);
     scene.noted.clear();
     scene.change(&json!({}));
     assert!(scene.next().is_some(), "the copy is another one now");

@@ -8,7 +8,7 @@ use std::{
 };
 
 use jiff::Timestamp;
-use mimeo_engine::{Action, Engine, Errand, Member, Members, Settings};
+use mimeo_engine::{Action, Engine, Member, Members, Settings, Task};
 use mimeo_model::{
     id::{RuleId, RuleKind},
     kind::{GroupVersionKind, Resource},
@@ -122,11 +122,12 @@ impl Scene {
         while let Some(action) = self.engine.next(self.now) {
             let request = match action {
                 Action::Request(request) => request,
-                Action::Errand(Errand::ReadSource(source)) => {
-                    self.reads.push(source);
+                Action::Job(job) => {
+                    if let Task::ReadSource(source) = job.task {
+                        self.reads.push(source);
+                    }
                     continue;
                 }
-                Action::Errand(_) => continue,
             };
             let (namespace, name) = (&*request.ticket.namespace, &*request.ticket.name);
             self.written.insert(format!("{namespace}/{name}"));

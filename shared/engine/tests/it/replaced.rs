@@ -5,7 +5,7 @@
 use std::{collections::BTreeSet, time::Duration};
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Status};
-use mimeo_engine::{Action, Engine, Errand, Request, Settings, Verb};
+use mimeo_engine::{Action, Engine, Request, Settings, Task, Verb};
 use mimeo_model::{
     id::RuleKind,
     kind::{GroupVersionKind, Resource},
@@ -86,8 +86,8 @@ impl Scene {
         loop {
             match self.engine.next(NOW)? {
                 Action::Request(request) => return Some(request),
-                Action::Errand(Errand::Unmark { .. }) => return None,
-                Action::Errand(_) => {}
+                Action::Job(job) if matches!(job.task, Task::RemoveLabel { .. }) => return None,
+                Action::Job(_) => {}
             }
         }
     }

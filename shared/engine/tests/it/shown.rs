@@ -10,7 +10,8 @@ use std::{
 
 use jiff::Timestamp;
 use mimeo_engine::{
-    Action, Cursor, Ended, Engine, PlaceView, Request, RuleRead, Settings, State, View,
+    Action, Answer, Cursor, Ended, Engine, Job, PlaceView, Request, RuleRead, Settings, State,
+    Task, View,
 };
 use mimeo_model::{
     id::{RuleId, RuleKind},
@@ -46,6 +47,8 @@ struct World {
     now: Duration,
     generation: i64,
     written: usize,
+    /// What was asked last about a rule that isn't there.
+    confirm: Option<Job>,
     cursor: Cursor,
 }
 
@@ -61,6 +64,7 @@ impl World {
             now,
             generation: 0,
             written: 0,
+            confirm: None,
             cursor: Cursor::default(),
         };
         (0..rules).for_each(|number| world.rule(number, &json!({})));
@@ -132,9 +136,15 @@ impl World {
     /// Answers every request that there is.
     fn answer(&mut self, outcome: impl Fn(&Request) -> Option<Outcome>) {
         while let Some(action) = self.engine.next(self.now) {
-            if let Action::Request(request) = action {
-                let outcome = outcome(&request).unwrap_or_else(|| self.written(&request));
-                self.engine.outcome(&request.ticket, outcome, self.now);
+            match action {
+                Action::Request(request) => {
+                    let outcome = outcome(&request).unwrap_or_else(|| self.written(&request));
+                    self.engine.outcome(&request.ticket, outcome, self.now);
+                }
+                Action::Job(job) if matches!(job.task, Task::ConfirmRule(_)) => {
+                    self.confirm = Some(job);
+                }
+                Action::Job(_) => {}
             }
         }
     }
@@ -280,7 +290,8 @@ fn what_is_held_of_a_rule_that_is_gone_says_how_much_where_and_why() {
         home: None,
         crd: None,
     };
-    world.engine.rule_read(&rule_id(0), Some(&read), world.now);
+    let asked = world.confirm.take().unwrap();
+    world.engine.answered(&asked, Answer::Rule(read), world.now);
     world.answer(|_| None);
     assert_eq!(world.engine.held().count(), 0, "it is collected first");
     world.wait(11);

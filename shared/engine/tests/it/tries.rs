@@ -5,7 +5,7 @@
 use std::{collections::BTreeMap, time::Duration};
 
 use jiff::Timestamp;
-use mimeo_engine::{Action, Engine, Errand, Request, Verb};
+use mimeo_engine::{Action, Answer, Engine, Request, Task, Verb};
 use mimeo_model::{
     kind::{GroupVersionKind, Resource},
     outcome::{Failure, FailureReason, Outcome},
@@ -82,11 +82,12 @@ impl World {
                         let outcome = answer(self, &request);
                         self.engine.outcome(&request.ticket, outcome, self.now);
                     }
-                    Action::Errand(Errand::Unmark { namespace, .. }) => {
-                        self.unmarks += 1;
-                        self.engine.unmarked(&namespace, false, self.now);
+                    Action::Job(job) => {
+                        if matches!(job.task, Task::RemoveLabel { .. }) {
+                            self.unmarks += 1;
+                            self.engine.answered(&job, Answer::Failed, self.now);
+                        }
                     }
-                    Action::Errand(_) => {}
                 }
             }
             match self.engine.wake_at().filter(|due| *due <= end) {

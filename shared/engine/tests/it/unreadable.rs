@@ -5,7 +5,7 @@
 use std::time::Duration;
 
 use jiff::Timestamp;
-use mimeo_engine::{Action, AwaitedCopy, Engine, Errand, Progress, Settings, StatusUpdate, Verb};
+use mimeo_engine::{Action, AwaitedCopy, Engine, Progress, Settings, StatusUpdate, Task, Verb};
 use mimeo_model::{
     id::RuleKind,
     kind::{GroupVersionKind, Resource},
@@ -395,10 +395,10 @@ fn the_copies_of_a_source_that_cannot_be_read_stay() {
     // Unlike those of one that is missing, of which it is asked whether that is meant.
     world.engine.source(&world.source, None, world.now);
     world.now += Duration::from_hours(1);
-    let confirm = Errand::ConfirmSource(world.source.clone());
+    let confirm = Task::ConfirmSource(world.source.clone());
     let mut asked = false;
     while let Some(action) = world.engine.next(world.now) {
-        asked |= matches!(action, Action::Errand(errand) if errand == confirm);
+        asked |= matches!(action, Action::Job(job) if job.task == confirm);
     }
     assert!(asked);
 }

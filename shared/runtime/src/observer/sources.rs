@@ -22,7 +22,7 @@ use crate::{
     handle::admits,
     object::Decoded,
     watch::{Event, Meta, WatchSpec, watch},
-    writer::ErrandError,
+    writer::CallError,
 };
 
 #[cfg(test)]
@@ -227,7 +227,7 @@ impl Observer {
                 Err(error) => error,
             };
             let streak = failing.entry(source.clone()).or_default();
-            if let Some((why, news)) = streak.despair(matches!(error, ErrandError::Denied { .. })) {
+            if let Some((why, news)) = streak.despair(matches!(error, CallError::Denied { .. })) {
                 if news {
                     warn!(%source, %error, "cannot read a source");
                 }

@@ -2,8 +2,8 @@ use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{ConfigMap, ObjectReference};
 use mimeo_engine::{
-    Action, Announcement, Engine, Errand, EventReason, GrantsRead, Home, Request, RuleRead,
-    Settings, SourceRead, StatusUpdate,
+    Action, Announcement, Engine, EventReason, GrantsRead, Home, Request, RuleRead, Settings,
+    SourceRead, StatusUpdate, Task,
 };
 use mimeo_model::{
     grant::Edition,
@@ -68,8 +68,11 @@ fn request(verb: Verb) -> Request {
     engine.copies_listed(&secrets().gvk.group_kind().into(), 5, now);
     loop {
         match engine.next(now).expect("something to do") {
-            Action::Errand(Errand::Record(gvk)) => engine.kinds_recorded(&[gvk].into(), now),
-            Action::Errand(_) => {}
+            Action::Job(job) => {
+                if let Task::RecordKind(gvk) = job.task {
+                    engine.kinds_recorded(&[gvk].into(), now);
+                }
+            }
             Action::Request(mut request) => {
                 request.ticket.verb = verb;
                 return *request;
@@ -359,11 +362,11 @@ async fn a_mark_is_removed_if_it_is_the_one() {
         (status(409, &json!({})), Ok(false)),
         (
             status(403, &json!({})),
-            Err(ErrandError::Denied { code: 403 }),
+            Err(CallError::Denied { code: 403 }),
         ),
         (
             Script::text(200, "").hold(),
-            Err(ErrandError::Silent("no answer within the deadline".into())),
+            Err(CallError::Silent("no answer within the deadline".into())),
         ),
     ];
     for (script, want) in cases {
@@ -394,7 +397,7 @@ async fn what_was_created_once_is_noted_unless_there_is_no_room_for_it() {
         (status(200, &json!({})), Ok(true)),
         (status(404, &json!({"name": "team"})), Ok(true)),
         (status(409, &json!({})), Ok(false)),
-        (status(422, &json!({})), Err(ErrandError::Invalid)),
+        (status(422, &json!({})), Err(CallError::Invalid)),
     ];
     for (script, want) in cases {
         let server = Server::start([script]).await;
@@ -409,8 +412,8 @@ async fn what_was_created_once_is_noted_unless_there_is_no_room_for_it() {
     }
 }
 
-fn unavailable<T>(code: u16) -> ErrandResult<T> {
-    Err(ErrandError::Unavailable {
+fn unavailable<T>(code: u16) -> CallResult<T> {
+    Err(CallError::Unavailable {
         code,
         reason: String::new(),
     })
@@ -443,18 +446,18 @@ async fn a_rule_is_gone_only_by_a_clear_answer() {
         (absent(), going(), read(false, None)),
         (absent(), absent(), read(false, None)),
         (page(), absent(), read(false, None)),
-        (page(), there(), Err(ErrandError::NotFound)),
-        (page(), page(), Err(ErrandError::NotFound)),
+        (page(), there(), Err(CallError::NotFound)),
+        (page(), page(), Err(CallError::NotFound)),
         (
             status(403, &json!({})),
             there(),
-            Err(ErrandError::Denied { code: 403 }),
+            Err(CallError::Denied { code: 403 }),
         ),
         (absent(), status(503, &json!({})), unavailable(503)),
         (
             absent(),
             Script::text(200, "{}").hold(),
-            Err(ErrandError::Silent("no answer within the deadline".into())),
+            Err(CallError::Silent("no answer within the deadline".into())),
         ),
     ];
     for (index, (rule, crd, want)) in cases.into_iter().enumerate() {
@@ -527,14 +530,14 @@ async fn what_a_namespace_grants_is_told_only_by_clear_answers() {
         (list(), absent(), stays(), read(None, home)),
         (list(), stays(), going(), read(Some(60), None)),
         (list(), stays(), absent(), read(Some(60), None)),
-        (page(), stays(), stays(), Err(ErrandError::NotFound)),
+        (page(), stays(), stays(), Err(CallError::NotFound)),
         (
             status(403, &json!({})),
             stays(),
             stays(),
-            Err(ErrandError::Denied { code: 403 }),
+            Err(CallError::Denied { code: 403 }),
         ),
-        (list(), page(), stays(), Err(ErrandError::NotFound)),
+        (list(), page(), stays(), Err(CallError::NotFound)),
         (list(), status(503, &json!({})), stays(), unavailable(503)),
         (list(), stays(), status(503, &json!({})), unavailable(503)),
     ];
@@ -640,7 +643,7 @@ async fn what_a_tenants_rule_lived_in_is_read_too() {
         (status(404, &json!({"name": "team"})), read(None)),
         (
             status(403, &json!({})),
-            Err(ErrandError::Denied { code: 403 }),
+            Err(CallError::Denied { code: 403 }),
         ),
     ];
     for (index, (namespace, want)) in cases.into_iter().enumerate() {
@@ -681,12 +684,12 @@ async fn a_source_is_gone_only_by_a_clear_answer() {
         (
             absent("secrets"),
             status(403, &json!({})),
-            Err(ErrandError::Denied { code: 403 }),
+            Err(CallError::Denied { code: 403 }),
         ),
         (
             Script::text(404, "404 page not found\n"),
             there(),
-            Err(ErrandError::NotFound),
+            Err(CallError::NotFound),
         ),
         (status(500, &json!({})), there(), unavailable(500)),
     ];
@@ -760,7 +763,7 @@ async fn a_kind_with_copies_stays_noted() {
         (list(json!([]), ""), Ok(true), 4),
         (
             status(403, &json!({})),
-            Err(ErrandError::Denied { code: 403 }),
+            Err(CallError::Denied { code: 403 }),
             3,
         ),
     ];
@@ -805,15 +808,15 @@ async fn an_object_is_missing_only_by_a_clear_answer() {
         (status(404, &json!({"name": "registry"})), Ok(None)),
         (
             Script::text(404, "404 page not found\n"),
-            Err(ErrandError::NotFound),
+            Err(CallError::NotFound),
         ),
         (
             status(403, &json!({"name": "registry"})),
-            Err(ErrandError::Denied { code: 403 }),
+            Err(CallError::Denied { code: 403 }),
         ),
         (
             Script::text(200, "hunter2"),
-            Err(ErrandError::Silent("the object can't be decoded".into())),
+            Err(CallError::Silent("the object can't be decoded".into())),
         ),
     ];
     for (script, want) in cases {
@@ -940,13 +943,13 @@ async fn an_event_is_written_or_its_series_continued_and_is_tried_once() {
         (
             1,
             vec![absent(), status(403, &json!({}))],
-            Err(ErrandError::Denied { code: 403 }),
+            Err(CallError::Denied { code: 403 }),
             Some(("POST", Value::Null)),
         ),
         (
             1,
             vec![status(403, &json!({}))],
-            Err(ErrandError::Denied { code: 403 }),
+            Err(CallError::Denied { code: 403 }),
             None,
         ),
     ];

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use mimeo_engine::{Errand, RuleRead, SourceRead, Verb};
+use mimeo_engine::{Answer, RuleRead, SourceRead, Task, Verb};
 use mimeo_model::{
     id::RuleId,
     outcome::{FailureReason, Outcome},
@@ -42,15 +42,9 @@ fn a_source_that_went_with_a_former_namespace_is_lost_after_a_restart_too() {
         assert!(scene.watched(&source("a", "b")));
         scene.engine.source(&source("a", "b"), None, scene.now);
         scene.wait(61);
-        assert!(
-            scene
-                .errands
-                .contains(&Errand::ConfirmSource(source("a", "b")))
-        );
+        assert!(scene.asks(&Task::ConfirmSource(source("a", "b"))));
         let read = SourceRead::Absent(home(scene.uids["a"], CREATED_AT));
-        scene
-            .engine
-            .source_read(&source("a", "b"), Some(read), scene.now);
+        scene.answer(&Task::ConfirmSource(source("a", "b")), Answer::Source(read));
         assert_eq!(scene.done().len(), if meant { 20 } else { 0 }, "{written}");
         scene.wait(60);
         assert_eq!(scene.done().len(), 0, "{written}");
@@ -82,9 +76,7 @@ fn lose_with_namespace(scene: &mut Scene) {
     scene.namespace("a", &json!({}));
     scene.wait(61);
     let read = SourceRead::Absent(home(scene.uids["a"], CREATED_AT));
-    scene
-        .engine
-        .source_read(&source("a", "b"), Some(read), scene.now);
+    scene.answer(&Task::ConfirmSource(source("a", "b")), Answer::Source(read));
     scene.run();
 }
 
@@ -127,7 +119,7 @@ fn no_tenant_keeps_a_person_from_confirming_what_a_rule_left_that_is_gone() {
         home: None,
         crd: Some("another".into()),
     };
-    scene.engine.rule_read(&id, Some(&read), scene.now);
+    scene.tell_rule(&id.to_string(), read.clone());
     scene.run();
     scene.wait(11);
     let told = |scene: &Scene| {
@@ -224,9 +216,7 @@ fn a_rule_that_went_with_a_former_namespace_is_not_deleted_on_purpose() {
         scene.mark_of(written, "z", "b", "Replication/a/r");
         scene.run();
         let read = deleted(Some(home(scene.uids["a"], CREATED_AT)));
-        scene
-            .engine
-            .rule_read(&"Replication/a/r".parse().unwrap(), Some(&read), scene.now);
+        scene.tell_rule("Replication/a/r", read.clone());
         assert_eq!(scene.done().len(), usize::from(meant), "{written}");
         scene.wait(11);
         assert_eq!(
@@ -248,11 +238,7 @@ fn a_rule_that_went_with_a_former_namespace_is_not_deleted_on_purpose() {
         }
         scene.engine.rule_gone(&id, scene.now);
         scene.run();
-        scene.engine.rule_read(
-            &id,
-            Some(&deleted(Some(home(scene.uids["home"], 0)))),
-            scene.now,
-        );
+        scene.tell_rule(&id.to_string(), deleted(Some(home(scene.uids["home"], 0))));
         assert_eq!(scene.done().len(), usize::from(meant));
         scene.wait(11);
         assert_eq!(scene.objects.len(), 0);
@@ -263,32 +249,27 @@ fn a_rule_that_went_with_a_former_namespace_is_not_deleted_on_purpose() {
 #[test]
 fn a_read_counts_for_no_copy_that_came_after_it_and_for_none_later_on() {
     let id: RuleId = "ClusterReplication/p".parse().unwrap();
-    let asked = |scene: &Scene| {
-        scene
-            .errands
-            .iter()
-            .filter(|errand| **errand == Errand::ConfirmRule(id.clone()))
-            .count()
-    };
+    let asked = |scene: &Scene| scene.asks(&Task::ConfirmRule(id.clone()));
     let mut scene = Scene::new(&["z"]);
     scene.mark("z", "a", "ClusterReplication/p");
     scene.run();
     scene.mark("z", "b", "ClusterReplication/p");
     scene.run();
-    scene.engine.rule_read(&id, Some(&deleted(None)), scene.now);
+    scene.tell_rule(&id.to_string(), deleted(None));
     assert_eq!(
         scene.done(),
         ["delete z/a"],
         "the other came after it was asked"
     );
-    assert_eq!(asked(&scene), 2);
-    scene.engine.rule_read(&id, Some(&deleted(None)), scene.now);
+    assert!(asked(&scene));
+    scene.tell_rule(&id.to_string(), deleted(None));
     assert_eq!(scene.done(), ["delete z/b"]);
+    assert!(!asked(&scene));
     // What can't be deleted at once is asked about again.
     scene.mark("z", "c", "ClusterReplication/p");
     scene.run();
-    assert_eq!(asked(&scene), 3);
-    scene.engine.rule_read(&id, Some(&deleted(None)), scene.now);
+    assert!(asked(&scene));
+    scene.tell_rule(&id.to_string(), deleted(None));
     let request = scene.request();
     scene.engine.outcome(
         &request.ticket,
@@ -296,8 +277,8 @@ fn a_read_counts_for_no_copy_that_came_after_it_and_for_none_later_on() {
         scene.now,
     );
     scene.wait(11);
-    assert_eq!((scene.done(), asked(&scene)), (vec![], 4));
-    scene.engine.rule_read(&id, Some(&deleted(None)), scene.now);
+    assert_eq!((scene.done(), asked(&scene)), (vec![], true));
+    scene.tell_rule(&id.to_string(), deleted(None));
     assert_eq!(scene.done(), ["delete z/c"]);
 }
 
@@ -315,13 +296,12 @@ fn what_nobody_answers_is_asked_after_a_pause_that_grows() {
     for _ in 0..3600 {
         scene.wait(1);
         let before = scene.engine.planned();
-        for errand in std::mem::take(&mut scene.errands) {
-            match errand {
-                Errand::ConfirmRule(id) => scene.engine.rule_read(&id, None, scene.now),
-                Errand::ConfirmSource(source) => scene.engine.source_read(&source, None, scene.now),
-                _ => continue,
-            }
-            planned += 1;
+        for job in std::mem::take(&mut scene.jobs) {
+            scene.engine.answered(&job, Answer::Failed, scene.now);
+            planned += usize::from(matches!(
+                job.task,
+                Task::ConfirmRule(_) | Task::ConfirmSource(_)
+            ));
         }
         scene.run();
         assert!(scene.engine.planned() - before <= 2, "no answer, no plan");

@@ -1,6 +1,6 @@
 //! Copies after the loss of their rules, grants or CRDs.
 
-use mimeo_engine::{Errand, RuleRead};
+use mimeo_engine::{RuleRead, Task};
 use mimeo_model::{
     id::{RuleId, RuleKind},
     outcome::Unreadable,
@@ -35,9 +35,7 @@ fn a_mark_made_up_before_the_first_copy_keeps_no_definition_from_being_recorded(
             home: Some(home(1, 0)),
             crd: Some("crd".into()),
         };
-        scene
-            .engine
-            .rule_read(&"Replication/x/y".parse().unwrap(), Some(&lost), scene.now);
+        scene.tell_rule("Replication/x/y", lost.clone());
         scene.rule(replication(
             "home",
             "r",
@@ -48,11 +46,10 @@ fn a_mark_made_up_before_the_first_copy_keeps_no_definition_from_being_recorded(
         ));
         scene.show(&source("home", "x"));
         assert_eq!(scene.done(), [] as [&str; 0], "not before it is recorded");
-        let expected = Errand::RecordCrd(RuleKind::Replication, "crd".into());
-        let records = scene
-            .errands
-            .iter()
-            .filter(|errand| matches!(errand, Errand::RecordCrd(RuleKind::Replication, _)));
+        let expected = Task::RecordCrd(RuleKind::Replication, "crd".into());
+        let tasks = scene.jobs.iter().map(|job| &job.task);
+        let records =
+            tasks.filter(|task| matches!(task, Task::RecordCrd(RuleKind::Replication, _)));
         assert_eq!(records.collect::<Vec<_>>(), [&expected]);
         scene.engine.crd(
             RuleKind::Replication,
@@ -62,9 +59,7 @@ fn a_mark_made_up_before_the_first_copy_keeps_no_definition_from_being_recorded(
         );
         assert_eq!(scene.done(), ["write home/y"]);
         // What the mark's rule was is asked once more.
-        scene
-            .engine
-            .rule_read(&"Replication/x/y".parse().unwrap(), Some(&lost), scene.now);
+        scene.tell_rule("Replication/x/y", lost.clone());
         assert_eq!(scene.done(), ["delete mallory/m"]);
     }
 }
@@ -142,11 +137,7 @@ fn no_tenants_rule_takes_a_copy_written_before_the_record() {
         home: None,
         crd: Some("crd".into()),
     };
-    scene.engine.rule_read(
-        &"ClusterReplication/p".parse().unwrap(),
-        Some(&read),
-        scene.now,
-    );
+    scene.tell_rule("ClusterReplication/p", read.clone());
     scene.run();
     scene.wait(60);
     assert_eq!(scene.done(), [] as [&str; 0]);
@@ -247,9 +238,7 @@ fn the_taker_has_no_veto_when_consent_is_taken_back() {
         scene.wait(10);
         let case = format!("{how} {given}");
         assert_eq!(
-            scene
-                .errands
-                .contains(&Errand::ConfirmGrants("from".into())),
+            scene.asks(&Task::ConfirmGrants("from".into())),
             goes,
             "{case}"
         );
@@ -356,11 +345,7 @@ fn no_tenant_holds_up_what_becomes_of_others_copies() {
                 home: None,
                 crd: Some("crd".into()),
             };
-            scene.engine.rule_read(
-                &"Replication/no-such-ns/x".parse().unwrap(),
-                Some(&read),
-                scene.now,
-            );
+            scene.tell_rule("Replication/no-such-ns/x", read.clone());
         } else {
             for place in &places {
                 scene.grant(place, grant("Write", &to("mallory"), &[]));
@@ -432,7 +417,7 @@ fn rules_that_go_with_their_namespace_are_no_lost_definition() {
             home,
             crd: Some("crd".into()),
         };
-        scene.engine.rule_read(&id, Some(&read), scene.now);
+        scene.tell_rule(&id.to_string(), read.clone());
         assert_eq!(scene.done().is_empty(), !deleted_at_once);
         scene.wait(11);
         assert_eq!(scene.objects.len(), 0);
@@ -457,7 +442,7 @@ fn much_that_went_with_its_namespace_is_held_and_that_is_said() {
         home: None,
         crd: Some("crd".into()),
     };
-    scene.engine.rule_read(&id, Some(&read), scene.now);
+    scene.tell_rule(&id.to_string(), read.clone());
     scene.run();
     scene.wait(11);
     let told: Vec<_> = scene

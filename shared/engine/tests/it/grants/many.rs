@@ -1,7 +1,7 @@
 //! Very many objects of one tenant cost no other user anything.
 
 use jiff::Timestamp;
-use mimeo_engine::Errand;
+use mimeo_engine::{Answer, Task};
 use mimeo_model::kind::GroupVersionKind;
 use serde_json::{Value, json};
 
@@ -53,15 +53,13 @@ fn grants_beyond_the_bounds_grant_nothing() {
         // who comes first is whose is older.
         scene.engine.grant_gone("to", "g1", scene.now);
         scene.run();
-        let asked = Errand::ReadGrant {
+        let asked = Task::ReadGrant {
             namespace: "to".into(),
             name: "Write".into(),
         };
-        assert!(scene.errands.contains(&asked), "{:?}", scene.errands);
+        assert!(scene.asks(&asked), "{:?}", scene.jobs);
         assert_eq!(scene.done().len(), 0);
-        scene
-            .engine
-            .grant_read("to", "Write", Some(Ok(wanted)), scene.now);
+        scene.answer(&asked, Answer::Grant(Some(Ok(wanted))));
         scene.run();
         assert_eq!(scene.done(), ["write to/x"]);
         assert_eq!(words(&scene.status(&id), "Ready"), "True Synced");
@@ -372,9 +370,9 @@ fn what_tenants_create_once_does_not_fill_the_annotations_of_a_namespace() {
         scene.show(&source("home", "x"));
         assert_eq!(scene.done(), ["write home/y"], "{kind}");
         let notes = scene
-            .errands
+            .jobs
             .iter()
-            .any(|errand| matches!(errand, Errand::NoteSeeds { .. }));
+            .any(|job| matches!(job.task, Task::RecordCreated { .. }));
         assert_eq!(notes, noted, "{kind}");
     }
 }

@@ -8,7 +8,7 @@ mod consent;
 mod lost;
 mod many;
 mod platform;
-mod scene;
+pub(crate) mod scene;
 mod selectors;
 mod sources;
 mod usage;

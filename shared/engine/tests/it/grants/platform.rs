@@ -3,7 +3,7 @@
 
 use std::collections::BTreeSet;
 
-use mimeo_engine::{Errand, RuleRead};
+use mimeo_engine::{RuleRead, Task};
 use mimeo_model::{
     id::{RuleId, RuleKind},
     outcome::Unreadable,
@@ -40,20 +40,16 @@ fn the_platforms_rule_has_its_copies_whatever_a_tenant_names_as_his_source() {
     scene.run();
     assert!(
         scene
-            .errands
+            .jobs
             .iter()
-            .any(|errand| matches!(errand, Errand::ConfirmRule(_)))
+            .any(|job| matches!(job.task, Task::ConfirmRule(_)))
     );
     let read = RuleRead {
         found: false,
         home: None,
         crd: Some("crd".into()),
     };
-    scene.engine.rule_read(
-        &"ClusterReplication/p".parse().unwrap(),
-        Some(&read),
-        scene.now,
-    );
+    scene.tell_rule("ClusterReplication/p", read.clone());
     assert_eq!(scene.done(), ["delete home/x"]);
 }
 
@@ -101,7 +97,7 @@ fn a_platforms_copy_passes_to_a_tenant_only_when_its_rule_is_deleted_on_purpose(
         scene.engine.rule_gone(&id, scene.now);
         scene.wait(60);
         assert_eq!(scene.done(), [] as [&str; 0], "before anybody knows");
-        assert!(scene.errands.contains(&Errand::ConfirmRule(id.clone())));
+        assert!(scene.asks(&Task::ConfirmRule(id.clone())));
         scene.engine.crd(
             RuleKind::ClusterReplication,
             crd.map(Into::into),
@@ -114,7 +110,7 @@ fn a_platforms_copy_passes_to_a_tenant_only_when_its_rule_is_deleted_on_purpose(
             home: None,
             crd: crd.map(Into::into),
         };
-        scene.engine.rule_read(&id, Some(&read), scene.now);
+        scene.tell_rule(&id.to_string(), read.clone());
         scene.run();
         scene.wait(60);
         assert_eq!(!scene.done().is_empty(), passes, "{crd:?}");
@@ -352,10 +348,10 @@ fn the_platforms_rules_work_and_tell_when_tenants_cannot_be_read() {
     assert!(scene.engine.primed());
     scene.wait(1);
     assert!(scene.done().contains(&"write to/x".to_owned()));
-    let asked = |name: &str| Errand::ConfirmRule(name.parse().unwrap());
-    assert!(scene.errands.contains(&asked("ClusterReplication/gone")));
+    let asked = |name: &str| Task::ConfirmRule(name.parse().unwrap());
+    assert!(scene.asks(&asked("ClusterReplication/gone")));
     assert!(
-        !scene.errands.contains(&asked("Replication/a/gone")),
+        !scene.asks(&asked("Replication/a/gone")),
         "it is there, for all that is known"
     );
     let status = scene.status(&id);
@@ -388,7 +384,7 @@ fn a_platforms_copy_passes_to_another_rule_of_its_only_when_it_is_known_what_bec
         [] as [&str; 0],
         "not all rules have been shown"
     );
-    assert!(!scene.errands.contains(&Errand::ConfirmRule(p.clone())));
+    assert!(!scene.asks(&Task::ConfirmRule(p.clone())));
     scene.engine.rule_applied(
         p.clone(),
         Err(Refused {
@@ -421,12 +417,12 @@ fn a_platforms_copy_passes_to_another_rule_of_its_only_when_it_is_known_what_bec
         [] as [&str; 0],
         "whether it is gone only a read tells"
     );
-    assert!(scene.errands.contains(&Errand::ConfirmRule(p.clone())));
+    assert!(scene.asks(&Task::ConfirmRule(p.clone())));
     let read = RuleRead {
         found: false,
         home: None,
         crd: Some("crd".into()),
     };
-    scene.engine.rule_read(&p, Some(&read), scene.now);
+    scene.tell_rule(&p.to_string(), read.clone());
     assert_eq!(scene.done(), ["write to/x"]);
 }

@@ -9,7 +9,8 @@ use std::{
 use jiff::Timestamp;
 use mimeo_api::ClusterReplicationStatus;
 use mimeo_engine::{
-    Action, Engine, Errand, GrantsRead, Member, Members, Request, RuleRead, Settings, Verb,
+    Action, Answer, Engine, GrantsRead, Job, Member, Members, Request, RuleRead, Settings, Task,
+    Verb,
 };
 use mimeo_model::{
     grant::{Edition, Grant},
@@ -36,7 +37,8 @@ pub(crate) struct Scene {
     pub(crate) statuses: BTreeMap<RuleId, ClusterReplicationStatus>,
     /// Of the namespaces.
     pub(crate) uids: BTreeMap<String, u32>,
-    pub(crate) errands: Vec<Errand>,
+    /// Jobs that weren't answered yet.
+    pub(crate) jobs: Vec<Job>,
 }
 
 impl Scene {
@@ -75,7 +77,7 @@ impl Scene {
             done: Vec::new(),
             statuses: BTreeMap::new(),
             uids: BTreeMap::new(),
-            errands: Vec::new(),
+            jobs: Vec::new(),
         };
         for name in namespaces {
             scene.namespace(name, &json!({}));
@@ -142,13 +144,6 @@ impl Scene {
         generation: i64,
         defined: Option<&str>,
     ) {
-        let asked = Errand::ConfirmGrants(namespace.into());
-        let index = self
-            .errands
-            .iter()
-            .position(|errand| *errand == asked)
-            .unwrap();
-        self.errands.remove(index);
         let seconds =
             |time: &str| u32::try_from(time.parse::<Timestamp>().unwrap().as_second()).unwrap();
         let read = GrantsRead {
@@ -167,19 +162,44 @@ impl Scene {
             home: Some(home(self.uids[namespace], 1)),
             defined: defined.map(seconds),
         };
-        self.engine.grants_read(namespace, Some(&read), self.now);
+        self.answer(&Task::ConfirmGrants(namespace.into()), Answer::Grants(read));
         self.run();
+    }
+
+    /// True if the engine has asked for this and waits for the answer.
+    pub(crate) fn asks(&self, task: &Task) -> bool {
+        self.jobs.iter().any(|job| job.task == *task)
+    }
+
+    /// Answers what the engine has asked for.
+    #[track_caller]
+    pub(crate) fn answer(&mut self, task: &Task, answer: Answer) {
+        let asked = self.jobs.iter().position(|job| job.task == *task);
+        let job = self
+            .jobs
+            .remove(asked.unwrap_or_else(|| panic!("{task:?} isn't asked")));
+        self.engine.answered(&job, answer, self.now);
+    }
+
+    /// Answers what became of a rule.
+    #[track_caller]
+    pub(crate) fn tell_rule(&mut self, id: &str, read: RuleRead) {
+        let id = id.parse().unwrap();
+        self.answer(&Task::ConfirmRule(id), Answer::Rule(read));
     }
 
     /// Answers whatever rule was asked about that it isn't there, but its definition is, and its
     /// namespace, which was created then.
     pub(crate) fn tell_rules_gone(&mut self, home_created: u32) {
-        let asked: Vec<Errand> = std::mem::take(&mut self.errands);
-        for errand in asked {
-            let Errand::ConfirmRule(id) = &errand else {
-                self.errands.push(errand);
-                continue;
-            };
+        let rules: Vec<RuleId> = self
+            .jobs
+            .iter()
+            .filter_map(|job| match &job.task {
+                Task::ConfirmRule(id) => Some(id.clone()),
+                _ => None,
+            })
+            .collect();
+        for id in rules {
             let home = id
                 .namespace
                 .as_ref()
@@ -189,7 +209,7 @@ impl Scene {
                 home,
                 crd: Some("crd".into()),
             };
-            self.engine.rule_read(id, Some(&read), self.now);
+            self.answer(&Task::ConfirmRule(id), Answer::Rule(read));
         }
         self.run();
     }
@@ -295,43 +315,42 @@ impl Scene {
     /// Carries out what the engine wants.
     pub(crate) fn run(&mut self) {
         while let Some(action) = self.engine.next(self.now) {
-            let request = match action {
-                Action::Request(request) => request,
+            match action {
+                Action::Request(request) => self.carry_out(&request),
                 // There may be copies of the kind, whether a rule wants some or not.
-                Action::Errand(Errand::Unrecord(kind, _)) => {
-                    self.engine.unrecorded(&kind, false, self.now);
-                    continue;
+                Action::Job(job) if matches!(job.task, Task::ForgetKind(..)) => {
+                    self.engine.answered(&job, Answer::Failed, self.now);
                 }
-                Action::Errand(errand) => {
-                    self.errands.push(errand);
-                    continue;
-                }
-            };
-            let ticket = &request.ticket;
-            let key = format!("{}/{}", ticket.namespace, ticket.name);
-            let there = self
-                .objects
-                .get(&key)
-                .map(|meta| Outcome::Object(Box::new(from_value(meta.clone()).unwrap())));
-            let outcome = match ticket.verb {
-                Verb::Create if there.is_some() => Outcome::Conflict,
-                Verb::Create | Verb::Apply(_) | Verb::Take(..) => {
-                    self.done.push(format!("write {key}"));
-                    let written = self.written(&request);
-                    self.objects.insert(key, written.clone());
-                    Outcome::Object(Box::new(from_value(written).unwrap()))
-                }
-                Verb::Delete(..) => {
-                    self.done.push(format!("delete {key}"));
-                    self.objects.remove(&key);
-                    Outcome::Absent
-                }
-                Verb::Look | Verb::Learn(_) | Verb::Compare(..) | Verb::Claim(..) => {
-                    there.unwrap_or(Outcome::Absent)
-                }
-            };
-            self.engine.outcome(&request.ticket, outcome, self.now);
+                Action::Job(job) => self.jobs.push(job),
+            }
         }
+    }
+
+    pub(crate) fn carry_out(&mut self, request: &Request) {
+        let ticket = &request.ticket;
+        let key = format!("{}/{}", ticket.namespace, ticket.name);
+        let there = self
+            .objects
+            .get(&key)
+            .map(|meta| Outcome::Object(Box::new(from_value(meta.clone()).unwrap())));
+        let outcome = match ticket.verb {
+            Verb::Create if there.is_some() => Outcome::Conflict,
+            Verb::Create | Verb::Apply(_) | Verb::Take(..) => {
+                self.done.push(format!("write {key}"));
+                let written = self.written(request);
+                self.objects.insert(key, written.clone());
+                Outcome::Object(Box::new(from_value(written).unwrap()))
+            }
+            Verb::Delete(..) => {
+                self.done.push(format!("delete {key}"));
+                self.objects.remove(&key);
+                Outcome::Absent
+            }
+            Verb::Look | Verb::Learn(_) | Verb::Compare(..) | Verb::Claim(..) => {
+                there.unwrap_or(Outcome::Absent)
+            }
+        };
+        self.engine.outcome(&request.ticket, outcome, self.now);
     }
 
     /// The next request, which nobody answers.
@@ -339,7 +358,7 @@ impl Scene {
         loop {
             match self.engine.next(self.now).unwrap() {
                 Action::Request(request) => return *request,
-                Action::Errand(errand) => self.errands.push(errand),
+                Action::Job(job) => self.jobs.push(job),
             }
         }
     }

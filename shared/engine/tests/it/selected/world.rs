@@ -7,7 +7,9 @@ use std::{
 
 use jiff::Timestamp;
 use mimeo_api::ClusterReplicationStatus;
-use mimeo_engine::{Action, Engine, Errand, Member, Members, Request, Settings, SourceRead, Verb};
+use mimeo_engine::{
+    Action, Answer, Engine, Member, Members, Request, Settings, SourceRead, Task, Verb,
+};
 use mimeo_model::{
     id::{RuleId, RuleKind},
     kind::{GroupVersionKind, Resource},
@@ -187,12 +189,15 @@ impl World {
                     let outcome = self.carry_out(&request);
                     self.engine.outcome(&request.ticket, outcome, self.now);
                 }
-                Action::Errand(Errand::ConfirmSource(source)) => {
-                    self.confirmed.insert(source.clone());
-                    self.engine.source_read(&source, self.read, self.now);
-                }
-                Action::Errand(Errand::ReadSource(source)) => self.reads.push(source),
-                Action::Errand(_) => {}
+                Action::Job(job) => match &job.task {
+                    Task::ConfirmSource(source) => {
+                        self.confirmed.insert(source.clone());
+                        let answer = self.read.map_or(Answer::Failed, Answer::Source);
+                        self.engine.answered(&job, answer, self.now);
+                    }
+                    Task::ReadSource(source) => self.reads.push(source.clone()),
+                    _ => {}
+                },
             }
         }
     }

@@ -3,7 +3,7 @@
 use std::rc::Rc;
 
 use mimeo_api::ReplicationGrant;
-use mimeo_engine::{Errand, GrantsRead, Home, Request, RuleRead, SourceRead, Verb};
+use mimeo_engine::{GrantsRead, Home, Request, RuleRead, SourceRead, Task, Verb};
 use mimeo_model::{grant::Grant, outcome::Outcome, ownership, source::SourceRef};
 
 use super::{
@@ -20,7 +20,7 @@ pub fn carry(server: &mut Server, what: &What) -> (Answer, String) {
             let (outcome, object) = carry_request(server, request, &key);
             (Answer::Outcome(outcome, object), line)
         }
-        What::Errand(errand) => (carry_errand(server, errand), format!("{errand:?}")),
+        What::Job(job) => (carry_job(server, &job.task), format!("{:?}", job.task)),
     }
 }
 
@@ -67,28 +67,28 @@ fn carry_request(
     }
 }
 
-fn carry_errand(server: &mut Server, errand: &Errand) -> Answer {
-    match errand {
-        Errand::Record(gvk) => {
+fn carry_job(server: &mut Server, task: &Task) -> Answer {
+    match task {
+        Task::RecordKind(gvk) => {
             server.note(|notes| {
                 notes.kinds.insert(gvk.clone());
             });
-            Answer::Noted
+            Answer::Written(true)
         }
-        Errand::Unrecord(kind, _) => {
+        Task::ForgetKind(kind, _) => {
             // The program lists first, and leaves the note where something is found.
             let res = Res::of(&kind.group, &kind.kind);
             let clear = !server.of(res).any(|object| object.labelled());
             if clear {
                 server.note(|notes| notes.kinds.retain(|noted| noted.group_kind() != *kind));
             }
-            Answer::Unrecorded(clear)
+            Answer::Written(clear)
         }
-        Errand::RecordCrd(kind, uid) => {
+        Task::RecordCrd(kind, uid) => {
             server.note(|notes| drop(notes.crds.insert(*kind, uid.to_string())));
-            Answer::Noted
+            Answer::Written(true)
         }
-        Errand::ConfirmRule(id) => {
+        Task::ConfirmRule(id) => {
             let found = server.get(&Key::of(id)).is_some();
             let home = id
                 .namespace
@@ -102,9 +102,9 @@ fn carry_errand(server: &mut Server, errand: &Errand) -> Answer {
                 crd: server.crd_of(id.kind).map(Into::into),
             })
         }
-        Errand::ConfirmSource(source) => Answer::Source(read_source(server, source)),
+        Task::ConfirmSource(source) => Answer::Source(read_source(server, source)),
         // What a selector finds is held only where copies are made of it, and read once they are.
-        Errand::ReadSource(source) if source.selector().is_some() => {
+        Task::ReadSource(source) if source.selector().is_some() => {
             let key = Key::new(
                 Res::of(&source.gvk.group, &source.gvk.kind),
                 &source.namespace,
@@ -116,19 +116,19 @@ fn carry_errand(server: &mut Server, errand: &Errand) -> Answer {
             };
             Answer::Shown(server.get(&key).filter(found).cloned())
         }
-        Errand::ReadSource(source) => {
+        Task::ReadSource(source) => {
             server
                 .violations
                 .push(format!("{source} was shown, and is to be read"));
-            Answer::Noted
+            Answer::Written(true)
         }
-        Errand::ReadGrant { namespace, name } => {
+        Task::ReadGrant { namespace, name } => {
             server.violations.push(format!(
                 "nobody grants anything here, and {namespace}/{name} is to be read"
             ));
-            Answer::Noted
+            Answer::Written(true)
         }
-        Errand::ConfirmGrants(namespace) => {
+        Task::ConfirmGrants(namespace) => {
             let granted = |object: &Rc<Object>| {
                 Grant::parse(&ReplicationGrant {
                     metadata: object.meta(),
@@ -151,16 +151,17 @@ fn carry_errand(server: &mut Server, errand: &Errand) -> Answer {
                 defined: Some(0),
             })
         }
-        Errand::NoteSeeds {
+        Task::RecordCreated {
             namespace,
             seeds,
             version,
-        } => Answer::SeedsNoted(server.note_seeds(namespace, &seeds.to_string(), *version)),
-        Errand::Unmark {
+        } => Answer::Written(server.note_seeds(namespace, &seeds.to_string(), *version)),
+        Task::RemoveLabel {
             namespace,
             token,
             version,
-        } => Answer::Unmarked(server.unmark(namespace, token, *version)),
+            ..
+        } => Answer::Written(server.unmark(namespace, token, *version)),
     }
 }
 

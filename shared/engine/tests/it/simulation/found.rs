@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use mimeo_engine::Errand;
+use mimeo_engine::Task;
 use mimeo_model::{names, role::Role};
 
 use super::{
@@ -238,7 +238,7 @@ fn a_late_answer_does_not_bring_a_deleted_copy_back() {
     while world.programs[0]
         .flights
         .iter()
-        .any(|flight| matches!(flight.what, What::Errand(_)))
+        .any(|flight| matches!(flight.what, What::Job(_)))
     {
         world
             .run(&[Move::Answer(0, 0, Fate::Good)])
@@ -439,7 +439,7 @@ fn moves(world: &mut World, moves: &[Move]) {
     world.run(moves).unwrap_or_else(|why| panic!("{why}"));
 }
 
-/// Decided while the rule only asked for its best, carried out when it requires: the errand waited
+/// Decided while the rule only asked for its best, carried out when it requires: the job waited
 /// behind a request.
 #[test]
 fn a_mark_does_not_go_by_what_held_before() {
@@ -510,11 +510,11 @@ fn a_mark_outlasts_the_budget_where_pods_waited() {
     world.tell(0, &Topic::Namespaces);
     // The copy's write isn't answered.
     let under_way = |world: &World| {
-        let errand = |flight: &Flight| matches!(flight.what, What::Errand(Errand::Unmark { .. }));
+        let removal = |flight: &Flight| matches!(&flight.what, What::Job(job) if matches!(job.task, Task::RemoveLabel { .. }));
         let flights = &world.programs[0].flights;
         (
             flights.len(),
-            flights.iter().filter(|flight| errand(flight)).count(),
+            flights.iter().filter(|flight| removal(flight)).count(),
         )
     };
     for (seconds, want) in [(3, (1, 0)), (8, (1, 0)), (5, (2, 1))] {
@@ -579,7 +579,7 @@ fn a_create_under_way_when_the_crd_goes_is_not_taken_for_an_orphan_of_the_new_on
         );
         world.act(&Act::PutSource(0, "v1"));
         world.tell(0, &Topic::Source(Res::Secret, "p".into(), "s1".into()));
-        while matches!(world.programs[0].flights[0].what, What::Errand(_)) {
+        while matches!(world.programs[0].flights[0].what, What::Job(_)) {
             moves(&mut world, &[Move::Answer(0, 0, Fate::Good)]);
             world.tell(0, &Topic::Notes);
         }
@@ -1104,11 +1104,9 @@ fn a_kind_is_noted_until_nothing_of_it_carries_our_label() {
 fn a_note_that_could_not_be_removed_is_tried_again() {
     let (mut world, _) = one_copy();
     world.act(&Act::DeleteRule(0));
-    while !world.programs[0]
-        .flights
-        .iter()
-        .any(|flight| matches!(flight.what, What::Errand(Errand::Unrecord(..))))
-    {
+    while !world.programs[0].flights.iter().any(
+        |flight| matches!(&flight.what, What::Job(job) if matches!(job.task, Task::ForgetKind(..))),
+    ) {
         assert!(
             world.round(),
             "{}",

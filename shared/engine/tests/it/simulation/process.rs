@@ -9,8 +9,8 @@ use std::{
 
 use mimeo_api::ReplicationGrant;
 use mimeo_engine::{
-    Action, Engine, Errand, GrantsRead, Member, Members, Request, RuleRead, Settings, SourceRead,
-    Verb, clock::Tick,
+    Action, Engine, GrantsRead, Job, Member, Members, Request, RuleRead, Settings, Shown,
+    SourceRead, Verb, clock::Tick,
 };
 use mimeo_model::{
     grant::Grant,
@@ -189,24 +189,18 @@ pub struct Flight {
     pub what: What,
     /// The answer, once it was carried out.
     pub answer: Option<Answer>,
-    /// When that was.
-    pub carried: Duration,
 }
 
 impl Flight {
     pub fn of(what: What) -> Self {
-        Self {
-            what,
-            answer: None,
-            carried: Duration::ZERO,
-        }
+        Self { what, answer: None }
     }
 }
 
 #[derive(Debug)]
 pub enum What {
     Request(Box<Request>),
-    Errand(Errand),
+    Job(Box<Job>),
 }
 
 /// What came of it.
@@ -218,11 +212,8 @@ pub enum Answer {
     Grants(GrantsRead),
     /// A source that was to be read, if it is there.
     Shown(Option<Rc<Object>>),
-    Unmarked(bool),
-    SeedsNoted(bool),
-    Unrecorded(bool),
-    /// Noted in the kinds `ConfigMap`, whose watch tells.
-    Noted,
+    /// Whether the write was made.
+    Written(bool),
 }
 
 /// What a program has been told, for judging what it does by what it could know.
@@ -645,67 +636,22 @@ impl Process {
         }
     }
 
-    /// Tells the engine what came of an errand, if an answer came.
-    pub fn end_errand(&mut self, errand: Errand, answer: Option<Answer>, carried: Tick, now: Tick) {
-        match (&errand, answer) {
-            (Errand::ConfirmRule(id), answer) => {
-                let read = answer.and_then(|answer| {
-                    if let Answer::Rule(read) = answer {
-                        Some(read)
-                    } else {
-                        None
-                    }
-                });
-                self.engine.rule_read(id, read.as_ref(), now);
+    /// Tells the engine what came of a job, if an answer came.
+    pub fn end_job(&mut self, job: &Job, answer: Option<Answer>, now: Tick) {
+        use mimeo_engine::Answer as Told;
+        let told = match answer {
+            Some(Answer::Rule(read)) => Told::Rule(read),
+            Some(Answer::Source(Some(read))) => Told::Source(read),
+            Some(Answer::Grants(read)) => Told::Grants(read),
+            Some(Answer::Shown(object)) => {
+                Told::Object(object.map(|object| Shown::Whole(object.json())))
             }
-            (Errand::ConfirmSource(source), answer) => {
-                let meant = answer.and_then(|answer| {
-                    if let Answer::Source(meant) = answer {
-                        meant
-                    } else {
-                        None
-                    }
-                });
-                self.engine.source_read(source, meant, now);
+            Some(Answer::Written(true)) => Told::Done,
+            Some(Answer::Outcome(..) | Answer::Source(None) | Answer::Written(false)) | None => {
+                Told::Failed
             }
-            (Errand::ConfirmGrants(namespace), answer) => {
-                let read = answer.and_then(|answer| {
-                    if let Answer::Grants(read) = answer {
-                        Some(read)
-                    } else {
-                        None
-                    }
-                });
-                self.engine.grants_read(namespace, read.as_ref(), now);
-            }
-            (Errand::ReadSource(source), Some(Answer::Shown(object))) => {
-                if self.engine.awaits(source, carried) {
-                    self.engine
-                        .source(source, object.map(|object| object.json()), now);
-                }
-            }
-            (Errand::Unmark { namespace, .. }, answer) => {
-                self.engine.unmarked(
-                    namespace,
-                    matches!(answer, Some(Answer::Unmarked(true))),
-                    now,
-                );
-            }
-            (Errand::NoteSeeds { namespace, .. }, answer) => {
-                self.engine.seeds_noted(
-                    namespace,
-                    matches!(answer, Some(Answer::SeedsNoted(true))),
-                    now,
-                );
-            }
-            (Errand::Unrecord(kind, _), Some(answer)) => {
-                self.engine
-                    .unrecorded(kind, matches!(answer, Answer::Unrecorded(true)), now);
-            }
-            // The program tries these again by itself until they are done.
-            (_, None) => self.flights.push(Flight::of(What::Errand(errand))),
-            (_, Some(_)) => {}
-        }
+        };
+        self.engine.answered(job, told, now);
     }
 
     /// Takes the Events that are due. Whatever happens, they are few, and the API server would take
@@ -749,7 +695,7 @@ impl Process {
                         .or_default() += 1;
                     self.flights.push(Flight::of(What::Request(request)));
                 }
-                Some(Action::Errand(errand)) => self.flights.push(Flight::of(What::Errand(errand))),
+                Some(Action::Job(job)) => self.flights.push(Flight::of(What::Job(Box::new(job)))),
                 None => break,
             }
         }

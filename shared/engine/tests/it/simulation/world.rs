@@ -7,7 +7,7 @@ use std::{
 };
 
 use k8s_openapi::jiff::Timestamp;
-use mimeo_engine::{Awaited, Errand, Request, Verb, Webhooks};
+use mimeo_engine::{Awaited, Job, Request, Task, Verb, Webhooks};
 use mimeo_model::{
     names,
     outcome::{FailureReason, Outcome},
@@ -312,8 +312,11 @@ impl World {
         let What::Request(request) = &process.flights[at].what else {
             let line = format!("{program}: sends {:?}", process.flights[at].what);
             let unmarked = match &process.flights[at].what {
-                What::Errand(Errand::Unmark { namespace, .. }) => Some(namespace.to_string()),
-                _ => None,
+                What::Job(job) => match &job.task {
+                    Task::RemoveLabel { namespace, .. } => Some(namespace.to_string()),
+                    _ => None,
+                },
+                What::Request(_) => None,
             };
             self.say(line);
             unmarked
@@ -383,7 +386,7 @@ impl World {
             describe(&answer)
         ));
         let flight = &mut self.programs[program].flights[at];
-        (flight.answer, flight.carried) = (Some(answer), self.clock);
+        flight.answer = Some(answer);
     }
 
     /// The mark never goes while a required copy is missing.
@@ -416,11 +419,7 @@ impl World {
         if matches!(fate, Fate::Good | Fate::Unanswered) {
             self.carry(program, at);
         }
-        let Flight {
-            what,
-            answer,
-            carried,
-        } = self.programs[program].flights.remove(at);
+        let Flight { what, answer } = self.programs[program].flights.remove(at);
         let now = self.programs[program].tick(self.clock);
         match what {
             What::Request(request) => {
@@ -456,26 +455,17 @@ impl World {
                     self.late.push(Flight::of(What::Request(request)));
                 }
             }
-            What::Errand(errand) => self.end_errand(
-                program,
-                errand,
-                answer.filter(|_| fate == Fate::Good),
-                carried,
-            ),
+            What::Job(job) => {
+                self.end_job(program, &job, answer.filter(|_| fate == Fate::Good));
+            }
         }
     }
 
-    fn end_errand(
-        &mut self,
-        program: usize,
-        errand: Errand,
-        answer: Option<Answer>,
-        carried: Duration,
-    ) {
-        self.say(format!("{program}: answered {errand:?}: {answer:?}"));
+    fn end_job(&mut self, program: usize, job: &Job, answer: Option<Answer>) {
+        self.say(format!("{program}: answered {:?}: {answer:?}", job.task));
         let process = &mut self.programs[program];
-        let (carried, now) = (process.tick(carried), process.tick(self.clock));
-        process.end_errand(errand, answer, carried, now);
+        let now = process.tick(self.clock);
+        process.end_job(job, answer, now);
     }
 
     fn statuses(&mut self, good: bool) -> usize {

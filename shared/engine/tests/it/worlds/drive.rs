@@ -138,9 +138,7 @@ impl Cluster {
                 self.process.engine.outcome(&request.ticket, outcome, now);
             }
             (What::Request(_), answer) => panic!("{answer:?} to a request"),
-            (What::Errand(errand), answer) => {
-                self.process.end_errand(errand, Some(answer), now, now);
-            }
+            (What::Job(job), answer) => self.process.end_job(&job, Some(answer), now),
         }
     }
 

@@ -1,4 +1,4 @@
-//! What the engine asks for that is about no cell, and the statuses of rules.
+//! The requests of the engine's jobs, and those that write statuses and Events.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -41,9 +41,9 @@ use crate::{
 /// The `ConfigMap` in Mimeo's namespace that outlives every rule.
 pub const KINDS_CONFIG_MAP: &str = "mimeo-kinds";
 
-/// Why an errand failed. Holds nothing of any object.
+/// Why a request of a job or a report failed. Holds nothing of any object.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum ErrandError {
+pub enum CallError {
     /// 404.
     #[error("not found")]
     NotFound,
@@ -73,8 +73,8 @@ pub enum ErrandError {
     Silent(String),
 }
 
-/// What an errand came to.
-pub type ErrandResult<T> = Result<T, ErrandError>;
+/// What such a request came to.
+pub type CallResult<T> = Result<T, CallError>;
 
 /// What the kinds `ConfigMap` says.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -151,7 +151,7 @@ struct Grants {
 impl Writer {
     /// Takes the mark off a namespace if it still has this token and version. False: it was
     /// changed, look again. A namespace that is gone has no mark.
-    pub async fn unmark(&self, namespace: &str, token: &str, version: u64) -> ErrandResult<bool> {
+    pub async fn unmark(&self, namespace: &str, token: &str, version: u64) -> CallResult<bool> {
         let mark = format!(
             "/metadata/labels/{}",
             names::MARK.replace('~', "~0").replace('/', "~1")
@@ -169,8 +169,8 @@ impl Writer {
             )
             .await
         {
-            Ok(()) | Err(ErrandError::NotFound) => Ok(true),
-            Err(ErrandError::Conflict | ErrandError::Invalid) => Ok(false),
+            Ok(()) | Err(CallError::NotFound) => Ok(true),
+            Err(CallError::Conflict | CallError::Invalid) => Ok(false),
             Err(error) => Err(error),
         }
     }
@@ -179,14 +179,14 @@ impl Writer {
     /// False: it was changed, look again. A namespace that is gone remembers nothing.
     ///
     /// # Errors
-    /// [`ErrandError::Invalid`] if its annotations have no room for that: until somebody removes
+    /// [`CallError::Invalid`] if its annotations have no room for that: until somebody removes
     /// some, trying again is in vain.
     pub async fn note_seeds(
         &self,
         namespace: &str,
         seeds: &Seeds,
         version: u64,
-    ) -> ErrandResult<bool> {
+    ) -> CallResult<bool> {
         let text = (!seeds.is_empty()).then(|| seeds.to_string());
         let patch = json!({"metadata": {"resourceVersion": version.to_string(), "annotations": {names::SEEDED: text}}});
         match self
@@ -197,8 +197,8 @@ impl Writer {
             )
             .await
         {
-            Ok(()) | Err(ErrandError::NotFound) => Ok(true),
-            Err(ErrandError::Conflict) => Ok(false),
+            Ok(()) | Err(CallError::NotFound) => Ok(true),
+            Err(CallError::Conflict) => Ok(false),
             Err(error) => Err(error),
         }
     }
@@ -206,9 +206,9 @@ impl Writer {
     /// Reads a rule, and then its CRD: a CRD that is the known one afterwards was it before, too.
     ///
     /// # Errors
-    /// [`ErrandError::NotFound`] if whoever answered doesn't serve the kind: nothing is known of
+    /// [`CallError::NotFound`] if whoever answered doesn't serve the kind: nothing is known of
     /// the rule then.
-    pub async fn read_rule(&self, id: &RuleId) -> ErrandResult<RuleRead> {
+    pub async fn read_rule(&self, id: &RuleId) -> CallResult<RuleRead> {
         let rule = self.look(&rule_path(id)).await?;
         let crd = self
             .look(&format!(
@@ -221,7 +221,7 @@ impl Writer {
                 crd.metadata.uid.map(Into::into)
             }
             Look::Found(_) | Look::Absent => None,
-            Look::NotServed => return Err(ErrandError::NotFound),
+            Look::NotServed => return Err(CallError::NotFound),
         };
         match rule {
             Look::Found(_) => Ok(RuleRead {
@@ -247,21 +247,20 @@ impl Writer {
             }),
             // The CRD is there but not (yet) served by whoever answered: that is no word about the
             // rule.
-            Look::NotServed => Err(ErrandError::NotFound),
+            Look::NotServed => Err(CallError::NotFound),
         }
     }
 
-    /// Reads a source, and if it is missing its namespace, for
-    /// [`Engine::source_read`](mimeo_engine::Engine::source_read); none if it is there
+    /// Reads a source, and its namespace if the source is missing; none if the source is there
     /// after all.
     ///
     /// # Errors
-    /// [`ErrandError::NotFound`] if its kind isn't served: nothing is known of the source then.
+    /// [`CallError::NotFound`] if its kind isn't served: nothing is known of the source then.
     pub async fn read_source(
         &self,
         source: &SourceRef,
         resource: &Resource,
-    ) -> ErrandResult<Option<SourceRead>> {
+    ) -> CallResult<Option<SourceRead>> {
         match self
             .look(&resource_path(
                 resource,
@@ -275,7 +274,7 @@ impl Writer {
                 let selected = source.admits(|key| labels.get(key).map(String::as_str));
                 Ok((!selected).then_some(SourceRead::Relabelled))
             }
-            Look::NotServed => Err(ErrandError::NotFound),
+            Look::NotServed => Err(CallError::NotFound),
             Look::Absent => {
                 let home = self.look_home(&source.namespace).await?;
                 Ok(Some(home.map_or(SourceRead::Homeless, SourceRead::Absent)))
@@ -284,25 +283,25 @@ impl Writer {
     }
 
     /// Reads a namespace; none: it is gone, or going.
-    async fn look_home(&self, name: &str) -> ErrandResult<Option<Home>> {
+    async fn look_home(&self, name: &str) -> CallResult<Option<Home>> {
         match self.look(&namespace_path(name)).await? {
             Look::Found(home) if home.metadata.deletion_timestamp.is_some() => Ok(None),
             Look::Found(home) => Home::of(&home.metadata).map(Some).ok_or_else(undecodable),
             Look::Absent => Ok(None),
-            Look::NotServed => Err(ErrandError::NotFound),
+            Look::NotServed => Err(CallError::NotFound),
         }
     }
 
     /// A whole object, from the storage; none if it isn't there.
     ///
     /// # Errors
-    /// [`ErrandError::NotFound`] if its kind isn't served: nothing is known of the object then.
+    /// [`CallError::NotFound`] if its kind isn't served: nothing is known of the object then.
     pub(crate) async fn read(
         &self,
         resource: &Resource,
         namespace: &str,
         name: &str,
-    ) -> ErrandResult<Option<Decoded<Value>>> {
+    ) -> CallResult<Option<Decoded<Value>>> {
         self.object_at(&resource_path(resource, Some(namespace), Some(name)))
             .await
     }
@@ -311,12 +310,12 @@ impl Writer {
     /// grants may do that.
     ///
     /// # Errors
-    /// [`ErrandError::NotFound`] if grants aren't served.
+    /// [`CallError::NotFound`] if grants aren't served.
     pub(crate) async fn read_grant(
         &self,
         namespace: &str,
         name: &str,
-    ) -> ErrandResult<Option<Decoded<Value>>> {
+    ) -> CallResult<Option<Decoded<Value>>> {
         let query = format!(
             "?fieldSelector={}",
             encode(&format!("metadata.name={name}"))
@@ -333,8 +332,8 @@ impl Writer {
     /// afterwards was it before, too.
     ///
     /// # Errors
-    /// [`ErrandError::NotFound`] if grants aren't served.
-    pub async fn read_grants(&self, namespace: &str) -> ErrandResult<GrantsRead> {
+    /// [`CallError::NotFound`] if grants aren't served.
+    pub async fn read_grants(&self, namespace: &str) -> CallResult<GrantsRead> {
         let found = self.list_grants(namespace, "").await?;
         // One that can't be decoded grants nothing, and keeps none of the others from it.
         let grants = found.into_iter().flatten().filter_map(|grant| {
@@ -349,7 +348,7 @@ impl Writer {
                 crd.metadata.creation_timestamp.as_ref().map(meta::seconds)
             }
             Look::Found(_) | Look::Absent => None,
-            Look::NotServed => return Err(ErrandError::NotFound),
+            Look::NotServed => return Err(CallError::NotFound),
         };
         Ok(GrantsRead {
             grants,
@@ -363,12 +362,12 @@ impl Writer {
         &self,
         namespace: &str,
         query: &str,
-    ) -> ErrandResult<Vec<Option<Decoded<Value>>>> {
+    ) -> CallResult<Vec<Option<Decoded<Value>>>> {
         let path = format!(
             "/apis/{GROUP}/{VERSION}/namespaces/{}/replicationgrants{query}",
             encode(namespace)
         );
-        let list: Grants = self.read_at(&path).await?.ok_or(ErrandError::NotFound)?;
+        let list: Grants = self.read_at(&path).await?.ok_or(CallError::NotFound)?;
         Ok(list
             .items
             .iter()
@@ -377,7 +376,7 @@ impl Writer {
     }
 
     /// Notes that copies of a kind may exist.
-    pub async fn record(&self, gvk: &GroupVersionKind) -> ErrandResult<()> {
+    pub async fn record(&self, gvk: &GroupVersionKind) -> CallResult<()> {
         self.write_kinds(&json!({"data": {gvk.group_kind().to_string(): gvk.api_version()}}))
             .await
     }
@@ -388,7 +387,7 @@ impl Writer {
         &self,
         kind: &GroupKind,
         places: &[Option<Box<str>>],
-    ) -> ErrandResult<bool> {
+    ) -> CallResult<bool> {
         let key = kind.to_string();
         let Some(map) = self.read_at::<ConfigMap>(&self.kinds_path()).await? else {
             return Ok(true);
@@ -403,7 +402,7 @@ impl Writer {
         let found = Discovery::new(self.client.clone())
             .find_in_any_version(&gvk)
             .await;
-        let Some(resource) = found.map_err(|error| ErrandError::Silent(error.to_string()))? else {
+        let Some(resource) = found.map_err(|error| CallError::Silent(error.to_string()))? else {
             return Ok(false);
         };
         for place in places {
@@ -419,13 +418,13 @@ impl Writer {
     }
 
     /// Notes the uid of the CRD of these rules.
-    pub async fn record_crd(&self, kind: RuleKind, uid: &str) -> ErrandResult<()> {
+    pub async fn record_crd(&self, kind: RuleKind, uid: &str) -> CallResult<()> {
         self.write_kinds(&json!({"metadata": {"annotations": {crd_annotation(kind): uid}}}))
             .await
     }
 
     /// Writes a rule's status. A rule that is gone needs none.
-    pub async fn write_status(&self, update: &StatusUpdate) -> ErrandResult<()> {
+    pub async fn write_status(&self, update: &StatusUpdate) -> CallResult<()> {
         let object = json!({
             "apiVersion": API_VERSION,
             "kind": update.id.kind.to_string(),
@@ -433,13 +432,13 @@ impl Writer {
             "status": &update.status,
         });
         match self.apply_status(&rule_path(&update.id), &object).await {
-            Err(ErrandError::NotFound) => Ok(()),
+            Err(CallError::NotFound) => Ok(()),
             written => written,
         }
     }
 
     /// Applies the status of the object at this path.
-    async fn apply_status(&self, path: &str, object: &Value) -> ErrandResult<()> {
+    async fn apply_status(&self, path: &str, object: &Value) -> CallResult<()> {
         let path = format!(
             "{path}/status?fieldManager={}&force=true",
             names::STATUS_MANAGER
@@ -451,13 +450,9 @@ impl Writer {
     /// Writes a grant's status, unless it says so already, or the grant is another one by now.
     ///
     /// # Errors
-    /// [`ErrandError::NotFound`], too, if the cluster has the CRD of a version in which grants had
+    /// [`CallError::NotFound`], too, if the cluster has the CRD of a version in which grants had
     /// no status.
-    pub async fn write_grant_status(
-        &self,
-        update: &GrantUpdate,
-        now: Timestamp,
-    ) -> ErrandResult<()> {
+    pub async fn write_grant_status(&self, update: &GrantUpdate, now: Timestamp) -> CallResult<()> {
         let GrantUpdate {
             namespace,
             name,
@@ -489,7 +484,7 @@ impl Writer {
         });
         match self.apply_status(&path, &object).await {
             // Another one of its name by now.
-            Err(ErrandError::Conflict) => Ok(()),
+            Err(CallError::Conflict) => Ok(()),
             written => written,
         }
     }
@@ -501,7 +496,7 @@ impl Writer {
         announcement: Announcement,
         reporter: &str,
         at: Timestamp,
-    ) -> ErrandResult<()> {
+    ) -> CallResult<()> {
         let namespace = announcement
             .regarding
             .namespace
@@ -546,10 +541,10 @@ impl Writer {
     }
 
     /// Patches the kinds `ConfigMap`, or creates it as what it would have become.
-    async fn write_kinds(&self, patch: &Value) -> ErrandResult<()> {
+    async fn write_kinds(&self, patch: &Value) -> CallResult<()> {
         let merge = || self.patch_kinds(patch);
         match merge().await {
-            Err(ErrandError::NotFound) => {}
+            Err(CallError::NotFound) => {}
             noted => return noted,
         }
         let mut object = patch.clone();
@@ -564,17 +559,17 @@ impl Writer {
         {
             Ok(_) => Ok(()),
             // Somebody was quicker.
-            Err(ErrandError::Conflict) => merge().await,
+            Err(CallError::Conflict) => merge().await,
             Err(error) => Err(error),
         }
     }
 
-    async fn patch_kinds(&self, patch: &Value) -> ErrandResult<()> {
+    async fn patch_kinds(&self, patch: &Value) -> CallResult<()> {
         self.patch(&self.kinds_path(), "application/merge-patch+json", patch)
             .await
     }
 
-    async fn patch(&self, path: &str, content_type: &str, patch: &Value) -> ErrandResult<()> {
+    async fn patch(&self, path: &str, content_type: &str, patch: &Value) -> CallResult<()> {
         let body = Body::from(patch.to_string().into_bytes());
         self.send(call::write(Method::PATCH, path, content_type, body))
             .await
@@ -582,7 +577,7 @@ impl Writer {
     }
 
     /// Whether any namespace has an object with our label.
-    async fn has_copies(&self, resource: &Resource, namespace: Option<&str>) -> ErrandResult<bool> {
+    async fn has_copies(&self, resource: &Resource, namespace: Option<&str>) -> CallResult<bool> {
         let selector = encode(&format!(
             "{}={}",
             names::MANAGED_BY,
@@ -597,12 +592,12 @@ impl Writer {
             .await?;
         let Page { metadata, items } = answer
             .parse()
-            .ok_or_else(|| ErrandError::Silent("the list can't be decoded".into()))?;
+            .ok_or_else(|| CallError::Silent("the list can't be decoded".into()))?;
         Ok(items.is_some_and(|items| !items.is_empty())
             || metadata.continue_.is_some_and(|next| !next.is_empty()))
     }
 
-    async fn read_at<T: DeserializeOwned>(&self, path: &str) -> ErrandResult<Option<T>> {
+    async fn read_at<T: DeserializeOwned>(&self, path: &str) -> CallResult<Option<T>> {
         match self.object_at(path).await? {
             None => Ok(None),
             Some(Decoded::Whole(object)) => Ok(Some(object)),
@@ -611,7 +606,7 @@ impl Writer {
     }
 
     /// A whole object from the storage, as far as it can be decoded.
-    async fn object_at<T: DeserializeOwned>(&self, path: &str) -> ErrandResult<Option<Decoded<T>>> {
+    async fn object_at<T: DeserializeOwned>(&self, path: &str) -> CallResult<Option<Decoded<T>>> {
         let answer = self
             .answer(call::read(Method::GET, path, call::JSON))
             .await?;
@@ -622,7 +617,7 @@ impl Writer {
     }
 
     /// Reads an object's metadata from the storage.
-    async fn look(&self, path: &str) -> ErrandResult<Look> {
+    async fn look(&self, path: &str) -> CallResult<Look> {
         let answer = self.answer(call::read(Method::GET, path, METADATA)).await?;
         if answer.code == StatusCode::NOT_FOUND {
             return Ok(if answer.is_absence() {
@@ -638,21 +633,21 @@ impl Writer {
             .ok_or_else(undecodable)
     }
 
-    async fn send(&self, request: Result<Request<Body>, Silence>) -> ErrandResult<call::Answer> {
+    async fn send(&self, request: Result<Request<Body>, Silence>) -> CallResult<call::Answer> {
         self.answer(request).await.and_then(accept)
     }
 
     /// Any answer at all; under a permit like every other request.
-    async fn answer(&self, request: Result<Request<Body>, Silence>) -> ErrandResult<call::Answer> {
-        let silent = |silence: Silence| ErrandError::Silent(silence.to_string());
+    async fn answer(&self, request: Result<Request<Body>, Silence>) -> CallResult<call::Answer> {
+        let silent = |silence: Silence| CallError::Silent(silence.to_string());
         let request = request.map_err(silent)?;
         let permit = self.limiter.acquire().await;
         self.call(request, permit).await.map_err(silent)
     }
 }
 
-fn undecodable() -> ErrandError {
-    ErrandError::Silent("the object can't be decoded".into())
+fn undecodable() -> CallError {
+    CallError::Silent("the object can't be decoded".into())
 }
 
 /// What a read found.
@@ -665,14 +660,14 @@ enum Look {
 }
 
 /// A 2xx, or the error that it is.
-fn accept(answer: call::Answer) -> ErrandResult<call::Answer> {
+fn accept(answer: call::Answer) -> CallResult<call::Answer> {
     match answer.code.as_u16() {
         200..=299 => Ok(answer),
-        404 => Err(ErrandError::NotFound),
-        409 => Err(ErrandError::Conflict),
-        422 => Err(ErrandError::Invalid),
-        code @ (401 | 403) => Err(ErrandError::Denied { code }),
-        code => Err(ErrandError::Unavailable {
+        404 => Err(CallError::NotFound),
+        409 => Err(CallError::Conflict),
+        422 => Err(CallError::Invalid),
+        code @ (401 | 403) => Err(CallError::Denied { code }),
+        code => Err(CallError::Unavailable {
             code,
             reason: answer.status().reason.unwrap_or_default(),
         }),

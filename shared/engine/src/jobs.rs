@@ -1,0 +1,408 @@
+//! Jobs: questions to the API server and small writes that are about no copy.
+//!
+//! One table holds every job by its key, so a job is never under way twice. A part of the engine
+//! asks for a job by its key. When the job's turn comes, [`Engine::task`] says what is to be done,
+//! or that the job is no longer needed. The driver carries the task out once and hands the answer
+//! to [`Engine::answered`]. The driver retries nothing: a job that failed waits here, for a pause
+//! that doubles with each failure.
+
+use std::{
+    collections::{BTreeMap, VecDeque},
+    fmt,
+    sync::Arc,
+};
+
+use mimeo_model::{
+    grant::Grant,
+    id::{RuleId, RuleKind},
+    kind::{GroupKind, GroupVersionKind},
+    refusal::Refusal,
+    seeds::Seeds,
+    source::SourceRef,
+};
+
+use crate::{
+    Engine, GrantsRead, RuleRead, Shown, SourceRead,
+    clock::Tick,
+    work::{Timer, delay},
+};
+
+/// The identity of a job. Two jobs with equal keys are one job.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum JobKey {
+    RecordKind(GroupKind),
+    ForgetKind(GroupKind),
+    RecordCrd(RuleKind),
+    ConfirmRule(Arc<RuleId>),
+    ConfirmSource(SourceRef),
+    ConfirmGrants(Box<str>),
+    ReadSource(SourceRef),
+    ReadGrant { namespace: Box<str>, name: Box<str> },
+    RecordCreated(Arc<str>),
+    RemoveLabel(Arc<str>),
+}
+
+/// A job for the driver.
+#[derive(Clone, Debug)]
+pub struct Job {
+    /// What the driver does.
+    pub task: Task,
+    key: JobKey,
+    number: u64,
+}
+
+/// What the driver does for a job.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Task {
+    /// Note in the kinds `ConfigMap` that copies of this kind may exist. Answer: [`Answer::Done`].
+    RecordKind(GroupVersionKind),
+    /// Remove that note, unless one of these namespaces (none named: any namespace) has a copy.
+    /// Answer: [`Answer::Done`], or [`Answer::Failed`] if there is a copy.
+    ForgetKind(GroupKind, Vec<Option<Box<str>>>),
+    /// Note the uid of the CRD of these rules in the kinds `ConfigMap`. Answer: [`Answer::Done`].
+    RecordCrd(RuleKind, Box<str>),
+    /// Read a rule and its CRD, past all caches. Answer: [`Answer::Rule`].
+    ConfirmRule(RuleId),
+    /// Read a source and its namespace, past all caches. Answer: [`Answer::Source`], or
+    /// [`Answer::Failed`] if the source exists.
+    ConfirmSource(SourceRef),
+    /// Read the grants of a namespace, the namespace and the CRD of grants, past all caches.
+    /// Answer: [`Answer::Grants`].
+    ConfirmGrants(Box<str>),
+    /// Read a source that a selector finds, or that was too large to be held. Answer:
+    /// [`Answer::Object`].
+    ReadSource(SourceRef),
+    /// Read a grant. Answer: [`Answer::Grant`].
+    ReadGrant {
+        /// Its namespace.
+        namespace: Box<str>,
+        /// Its name.
+        name: Box<str>,
+    },
+    /// Write into a namespace's annotation which copies were created in it once. Answer:
+    /// [`Answer::Done`], or [`Answer::Failed`] if the namespace has another resourceVersion.
+    RecordCreated {
+        /// The namespace.
+        namespace: Arc<str>,
+        /// The whole value of the annotation.
+        seeds: Seeds,
+        /// The namespace's resourceVersion.
+        version: u64,
+    },
+    /// Remove the pending label from a namespace. Answer: [`Answer::Done`], or [`Answer::Failed`]
+    /// if the namespace has another resourceVersion: another label may have brought another rule.
+    RemoveLabel {
+        /// The namespace.
+        namespace: Arc<str>,
+        /// The label's value.
+        token: Box<str>,
+        /// The namespace's resourceVersion.
+        version: u64,
+        /// Since when the namespace has the label.
+        since: Tick,
+    },
+}
+
+/// What came of a job.
+pub enum Answer {
+    /// The write was made.
+    Done,
+    /// A rule was read.
+    Rule(RuleRead),
+    /// A source isn't there.
+    Source(SourceRead),
+    /// The grants of a namespace were read.
+    Grants(GrantsRead),
+    /// A source was read; none: it isn't there.
+    Object(Option<Shown>),
+    /// A grant was read; none: it isn't there.
+    Grant(Option<Result<Grant, Vec<Refusal>>>),
+    /// The API server didn't answer, answered with an error, or the object isn't as the job
+    /// assumed. A 403 or 5xx never means that an object is gone.
+    Failed,
+}
+
+impl fmt::Display for Task {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::RecordKind(gvk) => write!(f, "record the kind {}", gvk.group_kind()),
+            Self::ForgetKind(kind, _) => write!(f, "remove the record of the kind {kind}"),
+            Self::RecordCrd(kind, _) => write!(f, "record the CRD of {kind}"),
+            Self::ConfirmRule(id) => write!(f, "confirm that {id} is gone"),
+            Self::ConfirmSource(source) => write!(f, "confirm that {source} is gone"),
+            Self::ConfirmGrants(namespace) => {
+                write!(f, "confirm that grants of namespace {namespace} are gone")
+            }
+            Self::ReadSource(source) => write!(f, "read {source}"),
+            Self::ReadGrant { namespace, name } => {
+                write!(f, "read ReplicationGrant {namespace}/{name}")
+            }
+            Self::RecordCreated { namespace, .. } => {
+                write!(f, "record in namespace {namespace} the copies created once")
+            }
+            Self::RemoveLabel { namespace, .. } => {
+                write!(f, "remove the pending label from namespace {namespace}")
+            }
+        }
+    }
+}
+
+/// Every job that was asked for and hasn't ended.
+#[derive(Debug, Default)]
+pub(crate) struct Jobs {
+    table: BTreeMap<JobKey, Entry>,
+    queue: VecDeque<JobKey>,
+    /// How many jobs the driver was given.
+    started: u64,
+}
+
+#[derive(Debug)]
+struct Entry {
+    state: State,
+    /// How often in a row it failed.
+    failures: u8,
+}
+
+#[derive(Debug, PartialEq, Eq)]
+enum State {
+    Queued,
+    /// The driver has it.
+    Running {
+        number: u64,
+        /// How many copies had been shown when it started. The answer says nothing about a copy
+        /// that was shown later.
+        shown: u64,
+    },
+    /// It failed and is queued again at this time.
+    Paused(Tick),
+    /// Its write was made, and the watch has yet to show it. Asked for now it would be made twice.
+    Written,
+}
+
+impl Jobs {
+    /// Asks for a job. A job that is in the table already goes on as it is.
+    pub(crate) fn ask(&mut self, key: JobKey) {
+        if !self.table.contains_key(&key) {
+            self.queue.push_back(key.clone());
+            let state = State::Queued;
+            self.table.insert(key, Entry { state, failures: 0 });
+        }
+    }
+
+    /// The job's object has changed, as its watch shows: a job that paused is tried at once, and a
+    /// job whose write is shown has ended.
+    pub(crate) fn moved(&mut self, key: &JobKey) {
+        match self.table.get_mut(key) {
+            Some(entry) if matches!(entry.state, State::Paused(_)) => {
+                entry.state = State::Queued;
+                self.queue.push_back(key.clone());
+            }
+            Some(entry) if entry.state == State::Written => _ = self.table.remove(key),
+            _ => {}
+        }
+    }
+
+    /// Ends a job. If the driver has it, its answer counts for nothing.
+    pub(crate) fn end(&mut self, key: &JobKey) {
+        self.table.remove(key);
+    }
+
+    /// True if the job was asked for and hasn't ended.
+    pub(crate) fn has(&self, key: &JobKey) -> bool {
+        self.table.contains_key(key)
+    }
+
+    /// True if the driver has the job, or has written what the watch has yet to show.
+    pub(crate) fn is_under_way(&self, key: &JobKey) -> bool {
+        self.table
+            .get(key)
+            .is_some_and(|entry| matches!(entry.state, State::Running { .. } | State::Written))
+    }
+
+    /// How many jobs haven't ended.
+    pub(crate) fn len(&self) -> usize {
+        self.table.len()
+    }
+
+    /// The next job whose turn it is.
+    fn pop(&mut self) -> Option<JobKey> {
+        while let Some(key) = self.queue.pop_front() {
+            let entry = self.table.get(&key);
+            if entry.is_some_and(|entry| entry.state == State::Queued) {
+                return Some(key);
+            }
+        }
+        None
+    }
+
+    fn start(&mut self, key: &JobKey, shown: u64) -> u64 {
+        self.started += 1;
+        let number = self.started;
+        if let Some(entry) = self.table.get_mut(key) {
+            entry.state = State::Running { number, shown };
+        }
+        number
+    }
+
+    /// How many copies had been shown when this job started; none if its answer no longer counts.
+    fn running(&self, job: &Job) -> Option<u64> {
+        match self.table.get(&job.key)?.state {
+            State::Running { number, shown } => (number == job.number).then_some(shown),
+            _ => None,
+        }
+    }
+
+    /// A job's pause is over.
+    fn resume(&mut self, key: &JobKey, now: Tick) {
+        if let Some(entry) = self.table.get_mut(key)
+            && matches!(entry.state, State::Paused(until) if until <= now)
+        {
+            entry.state = State::Queued;
+            self.queue.push_back(key.clone());
+        }
+    }
+}
+
+impl Engine {
+    /// The next job that is still needed.
+    pub(crate) fn next_job(&mut self) -> Option<Job> {
+        while let Some(key) = self.jobs.pop() {
+            let Some(task) = self.task(&key) else {
+                self.jobs.end(&key);
+                continue;
+            };
+            if let Task::ForgetKind(kind, _) = &task {
+                self.forgetting_kind(kind);
+            }
+            let number = self.jobs.start(&key, self.shown);
+            return Some(Job { task, key, number });
+        }
+        None
+    }
+
+    /// What is to be done for a job now; none if it is no longer needed.
+    fn task(&self, key: &JobKey) -> Option<Task> {
+        match key {
+            JobKey::RecordKind(kind) => self.kind_to_record(kind).map(Task::RecordKind),
+            JobKey::ForgetKind(kind) => self
+                .is_needless(kind)
+                .then(|| Task::ForgetKind(kind.clone(), self.watched_places())),
+            JobKey::RecordCrd(kind) => self
+                .crd_to_record(*kind)
+                .map(|uid| Task::RecordCrd(*kind, uid)),
+            JobKey::ConfirmRule(id) => self
+                .asks_for_rule(id)
+                .then(|| Task::ConfirmRule((**id).clone())),
+            JobKey::ConfirmSource(source) => self
+                .asks_for_source(source)
+                .then(|| Task::ConfirmSource(source.clone())),
+            JobKey::ConfirmGrants(namespace) => self
+                .asks_for_grants(namespace)
+                .then(|| Task::ConfirmGrants(namespace.clone())),
+            JobKey::ReadSource(source) => self
+                .is_unread(source)
+                .then(|| Task::ReadSource(source.clone())),
+            JobKey::ReadGrant { namespace, name } => {
+                self.awaits_grant(namespace, name).then(|| Task::ReadGrant {
+                    namespace: namespace.clone(),
+                    name: name.clone(),
+                })
+            }
+            JobKey::RecordCreated(namespace) => self.created_to_record(namespace),
+            JobKey::RemoveLabel(namespace) => self.label_to_remove(namespace),
+        }
+    }
+
+    /// The answer to a job. An answer that no longer counts changes nothing.
+    pub fn answered(&mut self, job: &Job, answer: Answer, now: Tick) {
+        self.at(now);
+        let Some(shown) = self.jobs.running(job) else {
+            return;
+        };
+        let settled = match (&job.task, answer) {
+            (Task::ConfirmRule(id), Answer::Rule(read)) => self.rule_confirmed(id, &read, shown),
+            (Task::ConfirmSource(source), Answer::Source(read)) => {
+                self.source_confirmed(source, read, shown);
+                true
+            }
+            (Task::ConfirmGrants(namespace), Answer::Grants(read)) => {
+                self.grants_confirmed(namespace, &read, shown)
+            }
+            (Task::ReadSource(source), Answer::Object(object)) => {
+                self.source_shown(source, object, now);
+                true
+            }
+            (Task::ReadGrant { namespace, name }, Answer::Grant(grant)) => {
+                match grant {
+                    Some(grant) => self.grant_applied(namespace, name, grant, now),
+                    None => self.grant_gone(namespace, name, now),
+                }
+                true
+            }
+            (task, Answer::Done) => return self.written(task, &job.key),
+            _ => false,
+        };
+        // The answer may have led to another job of the same key.
+        if self.jobs.running(job).is_none() {
+            return;
+        }
+        if settled {
+            self.jobs.end(&job.key);
+        } else {
+            self.pause(job);
+        }
+    }
+
+    /// A job's write was made.
+    fn written(&mut self, task: &Task, key: &JobKey) {
+        if let Task::RemoveLabel { since, .. } = task {
+            self.label_removed(*since);
+        }
+        // The watch may have been quicker than the answer.
+        if self.shows(task) {
+            self.jobs.end(key);
+        } else if let Some(entry) = self.jobs.table.get_mut(key) {
+            entry.state = State::Written;
+        }
+    }
+
+    /// True if the job's write is shown by now, or something else is.
+    fn shows(&self, task: &Task) -> bool {
+        match task {
+            Task::RecordKind(gvk) => self.kind_to_record(&gvk.group_kind()).is_none(),
+            Task::ForgetKind(kind, _) => !self.is_being_forgotten(kind),
+            Task::RecordCrd(kind, uid) => {
+                self.collections[*kind].crd.recorded.as_ref() == Some(uid)
+            }
+            Task::RecordCreated {
+                namespace, version, ..
+            }
+            | Task::RemoveLabel {
+                namespace, version, ..
+            } => self
+                .namespaces
+                .get(namespace)
+                .is_none_or(|entry| entry.version != *version),
+            _ => true,
+        }
+    }
+
+    /// A job failed: it is tried again after a pause, if it is needed then.
+    fn pause(&mut self, job: &Job) {
+        if let Task::ForgetKind(kind, _) = &job.task {
+            self.kept_kind(kind);
+        }
+        let Some(entry) = self.jobs.table.get_mut(&job.key) else {
+            return;
+        };
+        let due = self.now + delay(&self.settings, entry.failures);
+        entry.failures = entry.failures.saturating_add(1);
+        entry.state = State::Paused(due);
+        self.work.timer(due, Timer::Job(job.key.clone()));
+    }
+
+    /// A job's pause is over.
+    pub(crate) fn resume_job(&mut self, key: &JobKey) {
+        self.jobs.resume(key, self.now);
+    }
+}

@@ -1,0 +1,244 @@
+//! Jobs when the API server fails: each kind is asked for once, is retried after pauses that
+//! double, and its answer counts once.
+
+use std::{collections::BTreeSet, time::Duration};
+
+use jiff::Timestamp;
+use mimeo_engine::{Action, Answer, Job, Task};
+use mimeo_model::{grant, id::RuleKind};
+use serde_json::{Value, from_value, json};
+
+use crate::{
+    common::uid,
+    grants::scene::{Scene, cluster_replication, copying, grant, replication, source, to},
+};
+
+/// The first pause, and the longest, of `Settings::new`.
+const FIRST: Duration = Duration::from_millis(250);
+const LONGEST: Duration = Duration::from_mins(5);
+
+/// A kind of job: its name, a scene in which the engine needs one, and its task.
+type Case = (&'static str, fn() -> Scene, fn(&Task) -> bool);
+
+const CASES: [Case; 10] = [
+    ("RecordKind", a_first_copy, |task| {
+        matches!(task, Task::RecordKind(_))
+    }),
+    ("ForgetKind", no_copy, |task| {
+        matches!(task, Task::ForgetKind(..))
+    }),
+    ("RecordCrd", an_unrecorded_crd, |task| {
+        matches!(task, Task::RecordCrd(..))
+    }),
+    ("ConfirmRule", a_copy_of_no_rule, |task| {
+        matches!(task, Task::ConfirmRule(_))
+    }),
+    ("ConfirmSource", a_lost_source, |task| {
+        matches!(task, Task::ConfirmSource(_))
+    }),
+    ("ConfirmGrants", a_lost_grant, |task| {
+        matches!(task, Task::ConfirmGrants(_))
+    }),
+    ("ReadSource", a_source_that_was_let_go, |task| {
+        matches!(task, Task::ReadSource(_))
+    }),
+    ("ReadGrant", a_grant_that_comes_to_count, |task| {
+        matches!(task, Task::ReadGrant { .. })
+    }),
+    ("RecordCreated", a_copy_created_once, |task| {
+        matches!(task, Task::RecordCreated { .. })
+    }),
+    ("RemoveLabel", a_filled_namespace, |task| {
+        matches!(task, Task::RemoveLabel { .. })
+    }),
+];
+
+#[test]
+fn a_job_that_fails_is_retried_alone_after_pauses_that_double() {
+    for (name, scene, is_it) in CASES {
+        let mut scene = scene();
+        let mut job = next(&mut scene, is_it).unwrap_or_else(|| panic!("{name} isn't asked for"));
+        let mut pause = FIRST;
+        for attempt in 0..14 {
+            scene.now += Duration::from_hours(1);
+            assert!(
+                next(&mut scene, is_it).is_none(),
+                "{name} is under way already, attempt {attempt}"
+            );
+            scene.engine.answered(&job, Answer::Failed, scene.now);
+            assert!(next(&mut scene, is_it).is_none(), "{name} has no pause");
+            scene.now += pause - Duration::from_millis(1);
+            assert!(
+                next(&mut scene, is_it).is_none(),
+                "{name} pauses for less than {pause:?}"
+            );
+            scene.now += Duration::from_millis(1);
+            let former = job;
+            job = next(&mut scene, is_it)
+                .unwrap_or_else(|| panic!("{name} pauses for more than {pause:?}"));
+            // The answer to the former attempt comes late.
+            scene.engine.answered(&former, Answer::Failed, scene.now);
+            pause = (pause * 2).min(LONGEST);
+        }
+        assert_eq!(pause, LONGEST);
+    }
+}
+
+#[test]
+fn a_write_that_was_made_is_not_made_again_before_its_watch_shows_it() {
+    let written = |task: &Task| {
+        matches!(
+            task,
+            Task::RecordKind(_)
+                | Task::RecordCrd(..)
+                | Task::RecordCreated { .. }
+                | Task::RemoveLabel { .. }
+        )
+    };
+    let mut seen = 0;
+    for (name, scene, is_it) in CASES {
+        let mut scene = scene();
+        let Some(job) = next(&mut scene, is_it).filter(|job| written(&job.task)) else {
+            continue;
+        };
+        seen += 1;
+        scene.engine.answered(&job, Answer::Done, scene.now);
+        scene.now += Duration::from_hours(1);
+        assert!(next(&mut scene, is_it).is_none(), "{name} is written twice");
+    }
+    assert_eq!(seen, 4);
+}
+
+/// Carries out all requests. Returns the job of this kind that the engine gives, at most one.
+fn next(scene: &mut Scene, is_it: fn(&Task) -> bool) -> Option<Job> {
+    let mut found = None;
+    while let Some(action) = scene.engine.next(scene.now) {
+        match action {
+            Action::Request(request) => scene.carry_out(&request),
+            Action::Job(job) if is_it(&job.task) => {
+                assert!(found.is_none(), "{found:?} and {job:?}");
+                found = Some(job);
+            }
+            // Jobs of other kinds wait for their answers.
+            Action::Job(_) => {}
+        }
+    }
+    found
+}
+
+fn a_first_copy() -> Scene {
+    let mut scene = Scene::new(&["home", "to"]);
+    scene.engine.kinds_recorded(&BTreeSet::new(), scene.now);
+    apply(&mut scene, &copying("home", "x", &["to"]));
+    show(&mut scene, 1);
+    scene
+}
+
+fn no_copy() -> Scene {
+    Scene::new(&["home"])
+}
+
+fn an_unrecorded_crd() -> Scene {
+    let mut scene = Scene::new(&["home", "to"]);
+    let kind = RuleKind::ClusterReplication;
+    scene.engine.crd(kind, Some("crd".into()), None, scene.now);
+    apply(&mut scene, &copying("home", "x", &["to"]));
+    show(&mut scene, 1);
+    scene
+}
+
+fn a_copy_of_no_rule() -> Scene {
+    let mut scene = Scene::new(&["to"]);
+    scene.mark("to", "x", "ClusterReplication/gone");
+    scene
+}
+
+fn a_lost_source() -> Scene {
+    let mut scene = Scene::new(&["home", "to"]);
+    scene.rule(cluster_replication("r", &copying("home", "x", &["to"])));
+    scene.show(&source("home", "x"));
+    scene.engine.source(&source("home", "x"), None, scene.now);
+    scene.now += Duration::from_secs(61);
+    scene
+}
+
+fn a_lost_grant() -> Scene {
+    let mut scene = Scene::new(&["home", "to"]);
+    scene.grant("to", grant("Write", &to("home"), &[]));
+    scene.rule(replication("home", "r", &copying("home", "x", &["to"])));
+    scene.show(&source("home", "x"));
+    scene.engine.grant_gone("to", "Write", scene.now);
+    scene
+}
+
+/// Too large for the Replication that names it, the source isn't held. A `ClusterReplication` may
+/// copy it.
+fn a_source_that_was_let_go() -> Scene {
+    let mut scene = Scene::new(&["home", "to"]);
+    let mut own = copying("home", "x", &["home"]);
+    own["targets"][0]["copyName"] = "y".into();
+    scene.rule(replication("home", "r", &own));
+    show(&mut scene, 100 * 1024);
+    scene.run();
+    apply(&mut scene, &copying("home", "x", &["to"]));
+    scene
+}
+
+/// A namespace has one grant more than count. Then the oldest goes.
+fn a_grant_that_comes_to_count() -> Scene {
+    let mut scene = Scene::new(&["home", "to"]);
+    for age in 0..=grant::MOST {
+        let mut granted = grant("Write", &to("home"), &[]);
+        granted.created = Timestamp::from_second(i64::try_from(age).unwrap()).unwrap();
+        let name = format!("g{age}");
+        scene
+            .engine
+            .grant_applied("to", &name, Ok(granted), scene.now);
+    }
+    scene.run();
+    scene.engine.grant_gone("to", "g0", scene.now);
+    scene
+}
+
+fn a_copy_created_once() -> Scene {
+    let mut scene = Scene::new(&["home", "to"]);
+    let mut spec = copying("home", "x", &["to"]);
+    spec["strategy"] = "CreateOnce".into();
+    apply(&mut scene, &spec);
+    show(&mut scene, 1);
+    scene
+}
+
+/// A namespace whose copies are written, with the label that keeps its pods waiting.
+fn a_filled_namespace() -> Scene {
+    let mut scene = Scene::new(&["home"]);
+    scene.rule(cluster_replication("r", &copying("home", "x", &["new"])));
+    scene.show(&source("home", "x"));
+    let meta = json!({
+        "name": "new", "uid": uid(900), "labels": {"mimeo.dev/copies": "token"}, "resourceVersion": "900",
+    });
+    let meta = from_value(meta).unwrap();
+    scene.engine.namespace_applied(&meta, scene.now);
+    scene.now += Duration::from_secs(3);
+    scene
+}
+
+/// Applies a `ClusterReplication` and carries out nothing.
+fn apply(scene: &mut Scene, spec: &Value) {
+    let rule = cluster_replication("p", spec);
+    let now = scene.now;
+    scene
+        .engine
+        .rule_applied(rule.id.clone(), Ok(rule), None, now);
+}
+
+/// The watch of the source shows it, with so many times three bytes in it.
+fn show(scene: &mut Scene, size: usize) {
+    let shown = json!({
+        "metadata": {"resourceVersion": "200"}, "type": "Opaque",
+        "data": {"a": "eHh4".repeat(size)},
+    });
+    scene
+        .engine
+        .source(&source("home", "x"), Some(shown), scene.now);
+}
