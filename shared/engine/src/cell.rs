@@ -170,6 +170,19 @@ pub enum Step {
     Delete(Uid, u64, Why),
 }
 
+impl Step {
+    /// True if the copy exists and is right, as far as is known. A copy that is compared in detail
+    /// or only due for its resync counts as right until the answer shows a difference.
+    pub fn is_right(self) -> bool {
+        matches!(
+            self,
+            Self::Leave(Leave::UpToDate | Leave::Seeded | Leave::Learning)
+                | Self::Learn(_)
+                | Self::Apply(_, Why::Resync)
+        )
+    }
+}
+
 /// The reason for a write or a deletion. Logs and tests see this word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Why {

@@ -59,9 +59,9 @@ pub use self::{
     work::{Action, Notice},
 };
 use self::{
-    cells::{hindrance, request, wants, work},
+    cells::{hindrance, request, verdict, wants, work},
     pod_gate::issued,
-    removal::{absent, disposal, losses, sweep, withdrawn},
+    removal::{absent, collect, disposal, losses, sweep, withdrawn},
     report::{announce, census, conditions, numbers, preview, status, tally, trouble, view},
     rights::{authorized, consent, grants, lacks, usage},
     sources::{follow, members, select},

@@ -127,7 +127,7 @@ impl Observer {
         Some(id)
     }
 
-    /// Watches the ReplicationGrants of all namespaces.
+    /// Watches the `ReplicationGrant`s of all namespaces.
     pub async fn grants(self) {
         let spec = cluster_wide(
             &format!("/apis/{API_VERSION}/replicationgrants"),

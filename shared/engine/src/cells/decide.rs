@@ -16,17 +16,30 @@ use crate::{
     absent::HowGone,
     cell::{Belief, Cell, Leave, Spared, Step, Why},
     slot::{NoRendering, Slot},
+    verdict::{Needs, Verdict},
 };
 
 impl Engine {
-    /// Returns the next step for one cell in the present situation.
-    pub(crate) fn decide(&mut self, name: &Arc<str>, namespace: &Namespace, cell: &Cell) -> Step {
+    /// Returns the verdict about one cell in the present situation.
+    pub(crate) fn decide(&self, name: &Arc<str>, namespace: &Namespace, cell: &Cell) -> Verdict {
+        let mut needs = Needs::new();
+        let step = self.decide_step(name, namespace, cell, &mut needs);
+        Verdict { step, needs }
+    }
+
+    fn decide_step(
+        &self,
+        name: &Arc<str>,
+        namespace: &Namespace,
+        cell: &Cell,
+        needs: &mut Needs,
+    ) -> Step {
         if !namespace.alive() {
             // The copies of a terminating namespace are deleted with it, and the API server accepts
             // no creates there.
             return Step::Leave(Leave::Nothing);
         }
-        match self.decide_in(name, namespace, cell) {
+        match self.decide_in(name, namespace, cell, needs) {
             // A copy that is created once belongs to its namespace.
             Step::Leave(Leave::Seeded) => Step::Leave(Leave::Seeded),
             // A write would show whether the copy still exists. If no write follows, a read must
@@ -39,13 +52,19 @@ impl Engine {
         }
     }
 
-    fn decide_in(&mut self, name: &Arc<str>, namespace: &Namespace, cell: &Cell) -> Step {
+    fn decide_in(
+        &self,
+        name: &Arc<str>,
+        namespace: &Namespace,
+        cell: &Cell,
+        needs: &mut Needs,
+    ) -> Step {
         let Some(id) = cell.want else {
-            return self.decide_unwanted(name, namespace, cell);
+            return self.decide_unwanted(name, namespace, cell, needs);
         };
         let step = self.decide_wanted(id, name, namespace, cell);
         if matches!(step, Step::Leave(Leave::NoSource)) {
-            return self.decide_sourceless(id, name, namespace, cell);
+            return self.decide_sourceless(id, (name, namespace), cell, needs);
         }
         if matches!(step, Step::Leave(_)) {
             return step;
@@ -53,18 +72,18 @@ impl Engine {
         if self.reserved_for(id, cell).is_some() {
             return Step::Leave(Leave::Reserved);
         }
-        if self.in_charge(namespace) && self.left_by_the_platform(id, name, cell) {
+        if self.in_charge(namespace) && self.left_by_the_platform(id, cell, needs) {
             return step;
         }
         Step::Leave(Leave::Undecided)
     }
 
     fn decide_sourceless(
-        &mut self,
+        &self,
         id: SlotId,
-        name: &Arc<str>,
-        namespace: &Namespace,
+        place: (&Arc<str>, &Namespace),
         cell: &Cell,
+        needs: &mut Needs,
     ) -> Step {
         let keep = Step::Leave(Leave::NoSource);
         let Some(slot) = self.slots.get(&id) else {
@@ -73,11 +92,11 @@ impl Engine {
         let Some(Ok(rule)) = self.rules.get(&slot.rule).map(|state| &state.rule) else {
             return keep;
         };
-        let (disposal, rule) = (self.sourceless(slot, rule, cell), slot.rule.clone());
-        if disposal.goes() && !self.left_by_the_platform(id, name, cell) {
+        let disposal = self.sourceless(slot, rule, cell);
+        if disposal.goes() && !self.left_by_the_platform(id, cell, needs) {
             return keep;
         }
-        self.decide_disposal(disposal, &rule, (name, namespace), cell)
+        self.decide_disposal(disposal, &slot.rule, place, cell, needs)
     }
 
     /// Returns the `ClusterReplication` whose copy occupies this slot's cell although the rule is
@@ -101,7 +120,7 @@ impl Engine {
     /// True if the `ClusterReplication`s leave the cell to this slot's rule. They come before
     /// Replications, and their wishes are unknown until all of them are listed. So the copy of a
     /// `ClusterReplication` passes to another rule only where Mimeo might delete it, too.
-    fn left_by_the_platform(&mut self, id: SlotId, name: &Arc<str>, cell: &Cell) -> bool {
+    fn left_by_the_platform(&self, id: SlotId, cell: &Cell, needs: &mut Needs) -> bool {
         let Some(rule) = self.slots.get(&id).map(|slot| slot.rule.clone()) else {
             return true;
         };
@@ -127,7 +146,7 @@ impl Engine {
             // former rule does not exist. Otherwise no rule could take over the copies of a rule
             // that was lost.
             None => self
-                .how_rule_went(&former, name, cell)
+                .how_rule_went(&former, cell, needs)
                 .is_some_and(|how| how == HowGone::Deleted || !tenants),
         }
     }

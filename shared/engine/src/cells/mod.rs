@@ -3,7 +3,8 @@
 //!
 //! - `plan`: goes over the namespaces that changed
 //! - `wants`: which rule wants which cell
-//! - `decide`: the next step for a cell
+//! - `decide`: the verdict about a cell
+//! - `verdict`: what a verdict is, and what follows from it
 //! - `hindrance`: why a copy cannot exist for now
 //! - `seeds`: copies that are created once
 //! - `work`: the queue, the timers and the back-off
@@ -16,5 +17,6 @@ pub(crate) mod hindrance;
 pub(crate) mod plan;
 pub(crate) mod request;
 pub(crate) mod seeds;
+pub(crate) mod verdict;
 pub(crate) mod wants;
 pub(crate) mod work;

@@ -15,6 +15,7 @@ use crate::{
     cell::{Cell, Leave, Phase, Step, Why},
     clock::Tick,
     slot::NoRendering,
+    verdict::Verdict,
     wants::taken,
     work::Timer,
 };
@@ -82,7 +83,7 @@ impl Engine {
         namespace
             .cells
             .retain(|cell| cell.want.is_some() || known(cell) || !cell.settled());
-        self.plan_mark(name, &mut namespace);
+        self.plan_mark(name, &namespace);
         self.plan_seeds(name, &mut namespace);
         namespace.changed = self.changes.next();
         if namespace.uid.is_some() || !namespace.cells.is_empty() {
@@ -98,7 +99,8 @@ impl Engine {
             // written.
             self.record(cell.kind);
         }
-        let step = self.decide(name, namespace, cell);
+        let Verdict { step, needs } = self.decide(name, namespace, cell);
+        self.adopt(name, (cell.kind, &cell.name), needs);
         let urgent = namespace.mark.is_some();
         let home = self
             .rule_of(&namespace.cells[index])

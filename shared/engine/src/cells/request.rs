@@ -17,6 +17,7 @@ use crate::{
     cell::{Belief, Cell, Leave, Phase, Reference, Repair, Step, Why},
     clock::Tick,
     slot::Slot,
+    verdict::Verdict,
     work::{CellRef, delay},
 };
 
@@ -117,7 +118,9 @@ impl Engine {
         if namespace.cells[at].phase != Phase::Queued {
             return None;
         }
-        let step = self.decide(name, namespace, &namespace.cells[at]);
+        let cell = &namespace.cells[at];
+        let Verdict { step, needs } = self.decide(name, namespace, cell);
+        self.adopt(name, (kind, &cell.name), needs);
         let cell = &mut namespace.cells[at];
         cell.phase = Phase::Idle;
         let (verb, why) = match step {

@@ -30,7 +30,7 @@ pub enum Action {
     /// One request about one cell. Its answer comes back through [`Engine::outcome`].
     Request(Box<Request>),
     /// Anything else. Its answer comes back through [`Engine::answered`].
-    Job(Job),
+    Job(Box<Job>),
 }
 
 /// A cell that isn't as it should be, told once.
@@ -230,7 +230,7 @@ impl Engine {
         loop {
             self.plan();
             if let Some(job) = self.next_job() {
-                return Some(Action::Job(job));
+                return Some(Action::Job(Box::new(job)));
             }
             while let Some(cell) = self.work.pop() {
                 if let Some(request) = self.request(&cell) {
@@ -252,7 +252,7 @@ impl Engine {
                 self.work.untidy = false;
             }
         }
-        self.next_job().map(Action::Job)
+        self.next_job().map(Box::new).map(Action::Job)
     }
 
     /// When to call [`Engine::next`] again even if nothing happens.

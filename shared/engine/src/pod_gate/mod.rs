@@ -398,10 +398,7 @@ impl Engine {
 
     fn hold(&self, id: SlotId, name: &str, namespace: &Namespace, cell: &Cell) -> Hold {
         match self.decide_wanted(id, name, namespace, cell) {
-            // Being compared in detail, it is there all the same.
-            Step::Leave(Leave::UpToDate | Leave::Seeded | Leave::Learning) | Step::Learn(_) => {
-                Hold::None
-            }
+            step if step.is_right() => Hold::None,
             Step::Leave(Leave::NoSource | Leave::SourceRefused | Leave::KindNotServed) => {
                 let hindrance = self.slots.get(&id).and_then(|slot| self.hindrance(slot));
                 hindrance.map_or(Hold::Writing, Hold::Cannot)

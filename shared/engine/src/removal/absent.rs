@@ -11,7 +11,12 @@ use mimeo_model::{
     source::SourceRef,
 };
 
-use crate::{Engine, SourceState, cell::Cell, clock::Tick, jobs::JobKey};
+use crate::{
+    Engine, SourceState,
+    cell::Cell,
+    clock::Tick,
+    verdict::{Need, Needs},
+};
 
 /// What is known of something that isn't there: a rule that copies name, or a source.
 #[derive(Debug)]
@@ -273,21 +278,17 @@ impl Engine {
         self.dirty.append(&mut absence.answer(became));
     }
 
-    /// What became of a rule that isn't there but that this copy names. If that isn't known it is
-    /// asked.
+    /// Returns what became of a rule that this copy names and that isn't there. `None`: that is
+    /// unknown, and the rule must be read.
     pub(crate) fn how_rule_went(
-        &mut self,
+        &self,
         id: &Arc<RuleId>,
-        namespace: &Arc<str>,
         cell: &Cell,
+        needs: &mut Needs,
     ) -> Option<HowGone> {
-        self.gone
-            .entry(id.clone())
-            .or_insert_with(|| Gone::seen_under(None, None, Tick::ZERO));
         let how = self.how_rule_went_if_known(id, cell);
-        if let (None, Some(gone)) = (how, self.gone.get_mut(id)) {
-            gone.absence.ask(namespace);
-            self.jobs.ask(JobKey::ConfirmRule(id.clone()));
+        if how.is_none() {
+            needs.push(Need::Rule(id.clone()));
         }
         how
     }
@@ -313,20 +314,22 @@ impl Engine {
         gone.absence.how_gone(cell, copy, self.now)
     }
 
-    /// What became of a missing source that this copy was made of. If that isn't known it is asked.
+    /// Returns what became of a missing source of this copy. `None`: that is unknown, and the
+    /// source must be read.
     pub(crate) fn how_source_went(
-        &mut self,
+        &self,
         source: &SourceRef,
-        namespace: &Arc<str>,
         cell: &Cell,
+        needs: &mut Needs,
     ) -> Option<HowGone> {
-        let Some(SourceState::Missing { absence, .. }) = self.sources.get_mut(source) else {
-            return None;
+        let how = match self.sources.get(source) {
+            Some(SourceState::Missing { absence, .. }) => {
+                absence.how_gone(cell, cell.ours()?, self.now)
+            }
+            _ => None,
         };
-        let how = absence.how_gone(cell, cell.ours()?, self.now);
         if how.is_none() {
-            absence.ask(namespace);
-            self.jobs.ask(JobKey::ConfirmSource(source.clone()));
+            needs.push(Need::Source(source.clone()));
         }
         how
     }

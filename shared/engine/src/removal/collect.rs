@@ -10,38 +10,40 @@ use mimeo_model::{id::RuleId, meta::Seen, role::Role, source::SourceRef};
 
 use crate::{
     Engine, Namespace, RuleState, SourceState,
-    absent::{Absence, HowGone},
+    absent::HowGone,
     cell::{Belief, Cell, Leave, Step, Why},
     disposal::{Disposal, is_heir},
     slot::{NoRendering, Slot},
-    work::Timer,
+    verdict::{Need, Needs},
 };
 
 impl Engine {
     /// Returns the step for a cell that no rule wants (any more).
     pub(crate) fn decide_unwanted(
-        &mut self,
+        &self,
         name: &Arc<str>,
         namespace: &Namespace,
         cell: &Cell,
+        needs: &mut Needs,
     ) -> Step {
         if matches!(cell.belief, Belief::Taken(_)) && self.settings.role == Role::Keeper {
             return Step::Look;
         }
-        let Some(id) = cell.ours().and_then(|seen| seen.rule.clone()) else {
+        let Some(id) = cell.ours().and_then(|seen| seen.rule.as_ref()) else {
             return Step::Leave(Leave::Nothing);
         };
         let disposal = self.disposal(name, namespace, cell);
-        self.decide_disposal(disposal, &id, (name, namespace), cell)
+        self.decide_disposal(disposal, id, (name, namespace), cell, needs)
     }
 
     /// Returns the step for a copy of this rule, given the copy's fate.
     pub(crate) fn decide_disposal(
-        &mut self,
+        &self,
         disposal: Disposal,
         id: &Arc<RuleId>,
         (name, namespace): (&Arc<str>, &Namespace),
         cell: &Cell,
+        needs: &mut Needs,
     ) -> Step {
         let Some(seen) = cell.ours() else {
             return Step::Leave(Leave::Nothing);
@@ -58,18 +60,18 @@ impl Engine {
                 Step::Leave(Leave::Suspended)
             }
             Disposal::RuleGone => {
-                let how = self.how_rule_went(id, name, cell);
-                self.decide_lost(how, id, name, cell, Why::RuleDeleted)
+                let how = self.how_rule_went(id, cell, needs);
+                lost(how, id, cell, Why::RuleDeleted, needs)
             }
             // The source's grace period has not ended.
-            Disposal::SourceGone(sources) if self.is_new_loss(id, &sources) => {
+            Disposal::SourceGone(sources) if self.is_new_loss(id, &sources, needs) => {
                 Step::Leave(Leave::NoSource)
             }
             Disposal::SourceGone(sources) => {
-                let how = self.how_sources_went(&sources, name, cell);
-                self.decide_lost(how, id, name, cell, Why::SourceDeleted)
+                let how = self.how_sources_went(&sources, cell, needs);
+                lost(how, id, cell, Why::SourceDeleted, needs)
             }
-            Disposal::Unmatched => self.decide_unmatched(id, (name, namespace), cell),
+            Disposal::Unmatched => self.decide_unmatched(id, (name, namespace), cell, needs),
             // The new copies must exist before the old one is deleted.
             Disposal::Superseded if self.awaits_successors(id, namespace, seen) => {
                 Step::Leave(Leave::Undecided)
@@ -79,24 +81,25 @@ impl Engine {
     }
 
     /// True if the grace period of a source has not ended, so that the copies of the rule stay.
-    fn is_new_loss(&mut self, id: &Arc<RuleId>, sources: &[SourceRef]) -> bool {
+    fn is_new_loss(&self, id: &Arc<RuleId>, sources: &[SourceRef], needs: &mut Needs) -> bool {
         let Some(rule) = self.rules.get(id).and_then(RuleState::acting) else {
             return true;
         };
-        let grace = rule.retention.source_grace;
         let mut new = false;
         for source in sources {
-            // The grace period of a source that a selector found before this process began starts
-            // now.
-            let lost = SourceState::Missing {
-                since: self.now,
-                absence: Absence::from(None),
+            let since = match self.sources.get(source) {
+                Some(SourceState::Missing { since, .. }) => *since,
+                Some(SourceState::Found { .. } | SourceState::NotRead) => continue,
+                // The grace period of a source that a selector found before this process began
+                // starts now.
+                None => {
+                    needs.push(Need::LostSource(source.clone()));
+                    self.now
+                }
             };
-            if let SourceState::Missing { since, .. } =
-                self.sources.entry(source.clone()).or_insert(lost)
-                && self.now < *since + grace
-            {
-                self.work.timer(*since + grace, Timer::Rule(id.clone()));
+            let end = since + rule.retention.source_grace;
+            if self.now < end {
+                needs.push(Need::GraceEnd(id.clone(), end));
                 new = true;
             }
         }
@@ -106,48 +109,25 @@ impl Engine {
     /// Returns how the possible sources of this copy disappeared. `None`: that is unknown for at
     /// least one of them.
     fn how_sources_went(
-        &mut self,
+        &self,
         sources: &[SourceRef],
-        name: &Arc<str>,
         cell: &Cell,
+        needs: &mut Needs,
     ) -> Option<HowGone> {
         let mut all = HowGone::Deleted;
         for source in sources {
-            // The object still exists, but it has become a copy. No client has deleted it.
-            let missing = self
-                .sources
-                .get(source)
-                .is_some_and(SourceState::is_missing);
-            let how = if missing {
-                self.how_source_went(source, name, cell)?
-            } else {
-                HowGone::Unexplained
+            let how = match self.sources.get(source) {
+                // The object still exists, but it has become a copy. No client has deleted it.
+                Some(SourceState::Found { .. } | SourceState::NotRead) => HowGone::Unexplained,
+                Some(SourceState::Missing { .. }) | None => {
+                    self.how_source_went(source, cell, needs)?
+                }
             };
             if how != HowGone::Deleted {
                 all = how;
             }
         }
         Some(all)
-    }
-
-    /// Returns the step for a copy that has lost its rule or its source. The copy is deleted if the
-    /// loss was deliberate. Otherwise it is collected with the rule's other losses.
-    fn decide_lost(
-        &mut self,
-        how: Option<HowGone>,
-        id: &Arc<RuleId>,
-        name: &Arc<str>,
-        cell: &Cell,
-        why: Why,
-    ) -> Step {
-        let Some(seen) = cell.ours() else {
-            return Step::Leave(Leave::Nothing);
-        };
-        match how {
-            None => Step::Leave(Leave::Undecided),
-            Some(HowGone::Deleted) => Step::Delete(seen.uid, seen.version, why),
-            Some(HowGone::WithNamespace | HowGone::Unexplained) => self.sweep(id, name, cell, why),
-        }
     }
 
     /// True if the rule's other copies must be written first. A copy that cannot be written is not
@@ -163,5 +143,31 @@ impl Engine {
             is_heir(slot, seen) || self.hindrance(slot).is_none() && comes(other, slot)
         };
         self.successors(id, namespace).any(due)
+    }
+}
+
+/// Returns the step for a copy that has lost its rule or its source. The copy is deleted if the
+/// loss was deliberate. Otherwise it is collected with the rule's other losses.
+fn lost(how: Option<HowGone>, id: &Arc<RuleId>, cell: &Cell, why: Why, needs: &mut Needs) -> Step {
+    let Some(seen) = cell.ours() else {
+        return Step::Leave(Leave::Nothing);
+    };
+    match how {
+        None => Step::Leave(Leave::Undecided),
+        Some(HowGone::Deleted) => Step::Delete(seen.uid, seen.version, why),
+        Some(HowGone::WithNamespace | HowGone::Unexplained) => collect(id, cell, why, needs),
+    }
+}
+
+/// Returns the step for a copy with an unconfirmed loss: its deletion if that was approved, else
+/// none, and the copy is collected with the rule's other losses.
+pub(crate) fn collect(id: &Arc<RuleId>, cell: &Cell, why: Why, needs: &mut Needs) -> Step {
+    match cell.ours() {
+        None => Step::Leave(Leave::Nothing),
+        Some(seen) if cell.condemned == Some(why) => Step::Delete(seen.uid, seen.version, why),
+        Some(_) => {
+            needs.push(Need::Loss(id.clone(), why));
+            Step::Leave(Leave::Undecided)
+        }
     }
 }

@@ -13,7 +13,7 @@ use crate::{
     Engine, Settings,
     absent::HowGone,
     announce::{Happening, places},
-    cell::{Cell, Leave, Step, Why},
+    cell::{Cell, Why},
     clock::Tick,
     losses::{CellKey, Held, Loss, Sweep},
     work::Timer,
@@ -84,23 +84,9 @@ impl Engine {
         self.reviewed.get()
     }
 
-    /// Collects an unconfirmed loss. If the deletion was approved for this loss before, returns the
-    /// deletion.
-    pub(crate) fn sweep(
-        &mut self,
-        id: &Arc<RuleId>,
-        name: &Arc<str>,
-        cell: &Cell,
-        why: Why,
-    ) -> Step {
-        let Some(seen) = cell.ours() else {
-            return Step::Leave(Leave::Nothing);
-        };
-        if cell.condemned == Some(why) {
-            return Step::Delete(seen.uid, seen.version, why);
-        }
+    /// Collects an unconfirmed loss.
+    pub(crate) fn collect_loss(&mut self, id: &Arc<RuleId>, key: CellKey, why: Why) {
         let due = self.now + self.settings.sweep;
-        let key = (name.clone(), cell.kind, cell.name.clone());
         let known = self
             .sweeps
             .get(id)
@@ -124,7 +110,6 @@ impl Engine {
         if due > self.now {
             self.work.timer(due, Timer::Sweep(id.clone()));
         }
-        Step::Leave(Leave::Undecided)
     }
 
     /// Removes a cell from the losses because a rule wants it (again).
@@ -277,7 +262,8 @@ impl Engine {
                 continue;
             };
             if let Some(cell) = namespace.cell(*kind, copy) {
-                self.decide(name, &namespace, cell);
+                let verdict = self.decide(name, &namespace, cell);
+                self.adopt(name, (*kind, copy), verdict.needs);
             }
             self.namespaces.insert(name.clone(), namespace);
             self.sweeps.resume(id, &key, known);

@@ -23,9 +23,10 @@ use crate::{
     Engine, Namespace,
     absent::{Absence, Became, Home, HowGone},
     cell::{Cell, Leave, Step, Why},
+    collect::collect,
     consent::Consent,
     grants::Grants,
-    jobs::JobKey,
+    verdict::{Need, Needs},
 };
 
 /// What is known of a namespace that no longer grants what copies came by.
@@ -46,6 +47,18 @@ pub struct GrantsRead {
     /// When the CRD of grants was created, in seconds since 1970; none if it is missing or being
     /// deleted.
     pub defined: Option<u32>,
+}
+
+impl Consent {
+    /// What is known of a namespace that no longer grants something.
+    pub(crate) fn withdrawal(&mut self, giver: &str) -> &mut Absence {
+        let entry = self.withdrawals.entry(giver.into());
+        let withdrawal = entry.or_insert_with(|| Withdrawal {
+            absence: Absence::from(None),
+            defined: 0,
+        });
+        &mut withdrawal.absence
+    }
 }
 
 impl Withdrawal {
@@ -99,51 +112,41 @@ impl Engine {
 
     /// Decides about a copy that its rule wants no more, or may no longer have, in its namespace.
     pub(crate) fn decide_unmatched(
-        &mut self,
+        &self,
         id: &Arc<RuleId>,
         (name, namespace): (&Arc<str>, &Namespace),
         cell: &Cell,
+        needs: &mut Needs,
     ) -> Step {
         let Some(seen) = cell.ours() else {
             return Step::Leave(Leave::Nothing);
         };
         let Some(giver) = self.withdrawn_by(id, (name, namespace), cell) else {
-            return self.sweep(id, name, cell, Why::Unmatched);
+            return collect(id, cell, Why::Unmatched, needs);
         };
-        match self.how_consent_went(giver, name, cell) {
+        match self.how_consent_went(giver, cell, needs) {
             None => Step::Leave(Leave::Undecided),
             Some(HowGone::Deleted) => Step::Delete(seen.uid, seen.version, Why::Unmatched),
-            Some(HowGone::WithNamespace) => self.sweep(id, name, cell, Why::Unmatched),
+            Some(HowGone::WithNamespace) => collect(id, cell, Why::Unmatched, needs),
             Some(HowGone::Unexplained) => Step::Leave(Leave::Retained),
         }
     }
 
-    /// How a namespace came to grant a copy no more. If that isn't known, the namespace is asked.
-    fn how_consent_went(
-        &mut self,
-        giver: Box<str>,
-        name: &Arc<str>,
-        cell: &Cell,
-    ) -> Option<HowGone> {
+    /// Returns how a namespace came to grant a copy no more. `None`: that is unknown, and the
+    /// namespace's grants must be read.
+    fn how_consent_went(&self, giver: Box<str>, cell: &Cell, needs: &mut Needs) -> Option<HowGone> {
         let seen = cell.ours()?;
-        let entry = self.consent.withdrawals.entry(giver.clone());
-        let Withdrawal { absence, defined } = entry.or_insert_with(|| Withdrawal {
-            absence: Absence::from(None),
-            defined: 0,
+        let known = self.consent.withdrawals.get(&giver);
+        let how = known.and_then(|known| {
+            let how = known.absence.how_gone(cell, seen, self.now)?;
+            // Granted under a former CRD, the copy was not taken back by any owner.
+            let former = seen.last_made() < known.defined;
+            Some(if former { HowGone::Unexplained } else { how })
         });
-        let how = absence.how_gone(cell, seen, self.now);
         if how.is_none() {
-            absence.ask(name);
-            self.jobs.ask(JobKey::ConfirmGrants(giver));
+            needs.push(Need::Grants(giver));
         }
-        // It may have been granted under a former CRD, and no owner took that back.
-        how.map(|how| {
-            if how != HowGone::Unexplained && seen.last_made() < *defined {
-                HowGone::Unexplained
-            } else {
-                how
-            }
-        })
+        how
     }
 
     /// The namespace that doesn't grant what the copy in a cell takes, if that alone is why its

@@ -13,7 +13,7 @@ use mimeo_model::{
 
 use crate::{
     CopyNumbers, Engine, Namespace, RuleState,
-    cell::{Cell, Leave, Step, Why},
+    cell::{Cell, Leave, Step},
 };
 
 /// The planned action for a cell.
@@ -194,12 +194,7 @@ impl Engine {
             return self.standing_unwanted(id, (name, namespace), cell);
         };
         let step = self.aim(slot, rule, (name, namespace), cell);
-        let synced = matches!(
-            step,
-            Step::Leave(Leave::UpToDate | Leave::Seeded | Leave::Learning)
-                | Step::Learn(_)
-                | Step::Apply(_, Why::Resync)
-        );
+        let synced = step.is_right();
         let action = match step {
             _ if synced => None,
             Step::Leave(Leave::NoSource) => self

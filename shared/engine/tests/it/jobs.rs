@@ -1,6 +1,8 @@
 //! Jobs when the API server fails: each kind is asked for once, is retried after pauses that
 //! double, and its answer counts once.
 
+#![allow(clippy::unwrap_used)] // It is how a test fails.
+
 use std::{collections::BTreeSet, time::Duration};
 
 use jiff::Timestamp;
@@ -67,7 +69,7 @@ fn a_job_that_fails_is_retried_alone_after_pauses_that_double() {
             );
             scene.engine.answered(&job, Answer::Failed, scene.now);
             assert!(next(&mut scene, is_it).is_none(), "{name} has no pause");
-            scene.now += pause - Duration::from_millis(1);
+            scene.now += pause.saturating_sub(Duration::from_millis(1));
             assert!(
                 next(&mut scene, is_it).is_none(),
                 "{name} pauses for less than {pause:?}"
@@ -117,7 +119,7 @@ fn next(scene: &mut Scene, is_it: fn(&Task) -> bool) -> Option<Job> {
             Action::Request(request) => scene.carry_out(&request),
             Action::Job(job) if is_it(&job.task) => {
                 assert!(found.is_none(), "{found:?} and {job:?}");
-                found = Some(job);
+                found = Some(*job);
             }
             // Jobs of other kinds wait for their answers.
             Action::Job(_) => {}

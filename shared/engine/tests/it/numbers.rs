@@ -120,7 +120,7 @@ impl World {
                     let outcome = outcome(&request).unwrap_or_else(|| self.write(&request));
                     self.engine.outcome(&request.ticket, outcome, self.now);
                 }
-                Action::Job(job) => jobs.push(job),
+                Action::Job(job) => jobs.push(*job),
             }
         }
         jobs

@@ -137,7 +137,7 @@ impl Scene {
                 Action::Job(job) => {
                     if let Task::RecordCreated { seeds, .. } = &job.task {
                         self.noted.push(seeds.to_string());
-                        self.noting = Some(job);
+                        self.noting = Some(*job);
                     } else {
                         self.asked |= matches!(job.task, Task::ConfirmRule(_));
                     }

@@ -220,3 +220,19 @@ fn whoever_only_creates_verifies_nothing() {
     let mut scene = Scene::new(Role::Injector);
     assert_eq!(scene.run(PERIOD * 3).len(), 0);
 }
+
+/// The copy is there, and most likely right.
+#[test]
+fn a_copy_that_is_being_verified_holds_no_pod() {
+    let mut scene = Scene::new(Role::Keeper);
+    let request = loop {
+        match scene.engine.next(scene.now) {
+            Some(Action::Request(request)) => break request,
+            Some(Action::Job(_)) => {}
+            None => scene.now = scene.engine.wake_at().unwrap(),
+        }
+    };
+    assert_eq!(request.ticket.why, Some(Why::Resync));
+    let progress = scene.engine.progress(&request.ticket.namespace, scene.now);
+    assert!(progress.ready(), "{progress:?}");
+}

@@ -142,7 +142,7 @@ impl World {
                     self.engine.outcome(&request.ticket, outcome, self.now);
                 }
                 Action::Job(job) if matches!(job.task, Task::ConfirmRule(_)) => {
-                    self.confirm = Some(job);
+                    self.confirm = Some(*job);
                 }
                 Action::Job(_) => {}
             }

@@ -175,9 +175,8 @@ impl Scene {
     #[track_caller]
     pub(crate) fn answer(&mut self, task: &Task, answer: Answer) {
         let asked = self.jobs.iter().position(|job| job.task == *task);
-        let job = self
-            .jobs
-            .remove(asked.unwrap_or_else(|| panic!("{task:?} isn't asked")));
+        let asked = asked.ok_or_else(|| format!("{task:?} isn't asked"));
+        let job = self.jobs.remove(asked.unwrap());
         self.engine.answered(&job, answer, self.now);
     }
 
@@ -321,7 +320,7 @@ impl Scene {
                 Action::Job(job) if matches!(job.task, Task::ForgetKind(..)) => {
                     self.engine.answered(&job, Answer::Failed, self.now);
                 }
-                Action::Job(job) => self.jobs.push(job),
+                Action::Job(job) => self.jobs.push(*job),
             }
         }
     }
@@ -358,7 +357,7 @@ impl Scene {
         loop {
             match self.engine.next(self.now).unwrap() {
                 Action::Request(request) => return *request,
-                Action::Job(job) => self.jobs.push(job),
+                Action::Job(job) => self.jobs.push(*job),
             }
         }
     }

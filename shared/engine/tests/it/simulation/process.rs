@@ -695,7 +695,7 @@ impl Process {
                         .or_default() += 1;
                     self.flights.push(Flight::of(What::Request(request)));
                 }
-                Some(Action::Job(job)) => self.flights.push(Flight::of(What::Job(Box::new(job)))),
+                Some(Action::Job(job)) => self.flights.push(Flight::of(What::Job(job))),
                 None => break,
             }
         }
