@@ -1,5 +1,5 @@
 //! Carries out the engine's decisions: requests that concern one copy each, and the engine's other
-//! jobs (`errands`).
+//! jobs (`jobs`).
 //!
 //! This file makes no decisions and retries nothing. Requests contain Secrets, and answers may.
 //! Only the metadata of an answer is read, and of an error only the parts that `mimeo-model` keeps.
