@@ -21,7 +21,7 @@ use crate::{
     transform::{self, CopyTransform},
 };
 
-/// What is copied, where to, and how the copies are kept.
+/// The objects to copy, the namespaces that get copies, and how Mimeo keeps the copies.
 #[derive(CustomResource, Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[kube(
     group = "mimeo.dev",
@@ -122,19 +122,18 @@ use crate::{
     ),
 ]))]
 pub struct ClusterReplicationSpec {
-    /// The objects to copy: each by its name, all with some labels, or as it stands in this rule.
-    /// At least 1, at most 32.
+    /// The objects to copy: by name, by labels, or embedded in this rule. At least 1, at most 32.
     #[schemars(length(min = 1, max = 32), extend("x-kubernetes-list-type" = "atomic"))]
     pub sources: Vec<Source>,
 
-    /// Where the copies go: to every namespace that any of these selects. Never over one of the
-    /// sources, and to kube-system, kube-public and kube-node-lease only if named exactly. At least
-    /// 1, at most 32.
+    /// Namespaces that get copies: every namespace that at least one item selects. A copy never
+    /// replaces a source. kube-system, kube-public and kube-node-lease get copies only if named
+    /// exactly. At least 1, at most 32.
     #[schemars(length(min = 1, max = 32), extend("x-kubernetes-list-type" = "atomic"))]
     pub targets: Vec<Target>,
 
-    /// Namespaces that get no copies, whatever target selects them: those that any of these items
-    /// matches. At most 32.
+    /// Namespaces that get no copies although a target selects them: every namespace that at least
+    /// one item matches. At most 32.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 32), extend("x-kubernetes-list-type" = "atomic"))]
     pub exclude: Vec<NamespaceSelection>,
@@ -144,68 +143,71 @@ pub struct ClusterReplicationSpec {
     #[schemars(schema_with = "transform::of_rule")]
     pub transform: CopyTransform,
 
-    /// How copies are written. Apply: by server-side apply; fields, keys, labels and annotations
-    /// that others add stay. Replace: likewise, and what others add is removed, but for finalizers
-    /// and owner references; not for kinds into which controllers write (a Deployment, a
-    /// PersistentVolumeClaim), which would be undone again and again. CreateOnce: created where
-    /// nothing has their name, and never updated, restored or deleted after that; what is there
-    /// already counts as created, unless conflictPolicy is Overwrite. What was created is
-    /// remembered in the namespace's annotation mimeo.dev/seeded, for as long as the namespace
-    /// exists; without the annotation what is missing is created again. Default: Apply.
+    /// How Mimeo writes copies. Apply: by server-side apply; fields, keys, labels and annotations
+    /// of other clients stay. Replace: likewise, but fields of other clients are removed, except
+    /// finalizers and owner references. Do not use Replace for kinds into which controllers write
+    /// (a Deployment, a PersistentVolumeClaim): Mimeo and the controller would undo each other's
+    /// writes without end. CreateOnce: Mimeo creates a copy where no object has its name, and never
+    /// updates, restores or deletes it afterwards. An existing object counts as created, unless
+    /// conflictPolicy is Overwrite. The namespace's annotation mimeo.dev/seeded records created
+    /// copies for as long as the namespace exists. Without the annotation a missing copy is created
+    /// again. Default: Apply.
     #[serde(default)]
     pub strategy: Strategy,
 
-    /// Policy for an object that has a copy's name and is not Mimeo's. Report: it is left alone and
-    /// reported. Adopt: it becomes the copy if its content is the copy's already, or if it carries
-    /// the mark that another tool leaves on its copies; if not, as Report. An object that the API
-    /// server does not let Mimeo change in place (type of a Secret, immutable data, roleRef) is
-    /// left alone and reported as Invalid. Overwrite: it becomes the copy whatever is in it. It is
-    /// written over in place, so with strategy Apply what only it has stays; a Secret, ConfigMap or
-    /// RoleBinding that cannot be changed so is deleted and created anew; names of copies must then
-    /// have no labels of the namespace in them. What becomes a copy goes when copies go. An object
-    /// that any ClusterReplication names as its source is always left alone. Copies of other rules
-    /// are Mimeo's: of two rules that want the same name one has it and the other reports it, and
-    /// what a rule no longer wants is taken over in place. Default: Report.
+    /// Policy for an object that has a copy's name and is not Mimeo's. Report: Mimeo leaves the
+    /// object alone and reports it. Adopt: the object becomes the copy if it has the copy's
+    /// content, or the mark that another tool leaves on its copies; otherwise as Report. If the API
+    /// server does not let Mimeo change the object in place (type of a Secret, immutable data,
+    /// roleRef), Mimeo leaves it alone and reports Invalid. Overwrite: the object becomes the copy
+    /// whatever its content is. Mimeo writes over it in place, so with strategy Apply its other
+    /// fields stay. A Secret, ConfigMap or RoleBinding that cannot be changed in place is deleted
+    /// and created again; names of copies must then not contain labels of the namespace. An adopted
+    /// or overwritten object is deleted when copies are deleted. An object that any
+    /// ClusterReplication names as its source is always left alone. Copies of other rules are
+    /// Mimeo's: if two rules want the same name, one rule has it and the other reports a conflict;
+    /// a copy that a rule no longer wants is taken over in place. Default: Report.
     #[serde(default)]
     pub conflict_policy: ConflictPolicy,
 
     /// Policy for changes and deletions of copies by other clients. Repair: Mimeo restores the
     /// copy. Deny: the API server refuses the request, unless the namespace is being deleted; Mimeo
-    /// restores what no webhook could refuse. Deny needs strategy Replace: with Apply others may
-    /// add fields to a copy, and with CreateOnce they own it. Default: Repair.
+    /// restores the copy if no webhook could refuse the request. Deny needs strategy Replace: with
+    /// Apply other clients may add fields to a copy, and with CreateOnce the copy is theirs.
+    /// Default: Repair.
     #[serde(default)]
     pub drift_policy: DriftPolicy,
 
-    /// What becomes of copies that are no longer wanted. Not with strategy CreateOnce, whose copies
-    /// always stay. Default: all of them are deleted.
+    /// Whether copies that are no longer wanted are deleted or stay. Not with strategy CreateOnce:
+    /// such copies always stay. Default: all are deleted.
     #[serde(default, skip_serializing_if = "RetentionPolicy::is_default")]
     pub retention_policy: RetentionPolicy,
 
-    /// Whether pods of a new namespace wait for its copies. BestEffort: they wait for a limited
-    /// time and are then admitted with a warning. Required: they are refused until the copies are
-    /// there; the author of the rule needs the verb gate on clusterreplications. None: they do not
+    /// Whether pods of a new namespace wait for its copies. BestEffort: pods wait for a limited
+    /// time and are then admitted with a warning. Required: pods are refused until the copies
+    /// exist; the author of the rule needs the verb gate on clusterreplications. None: pods do not
     /// wait. Default: BestEffort.
     #[serde(default)]
     pub pod_gate: PodGate,
 
-    /// Seconds after which each copy is verified, again and again, besides what watches tell: it is
-    /// applied, which changes nothing and is no write if it is as it should be. The copies of a
-    /// rule are spread over that time. From 10 to 604800, or 0: never. Not with strategy
-    /// CreateOnce, whose copies are their namespace's. Default: 0.
+    /// Period in seconds in which Mimeo verifies each copy in addition to its watches. It applies
+    /// the copy; if the copy is right, the apply changes nothing. The verifications of a rule's
+    /// copies are spread over the period. From 10 to 604800, or 0: never. Not with strategy
+    /// CreateOnce, whose copies belong to their namespaces. Default: 0.
     #[serde(default)]
     #[schemars(range(min = 0, max = 604_800), extend("x-kubernetes-validations" = [
         rule("self == 0 || self >= 10", "must be 0 or at least 10"),
     ]))]
     pub resync_seconds: i32,
 
-    /// Stop writing and deleting for this rule. While it is true, nothing waits for its copies, and
-    /// status.plan says what would be done. Default: false.
+    /// Stop writing and deleting for this rule. While this is true, no pod waits for the rule's
+    /// copies, and status.plan shows what the rule would do. Default: false.
     #[serde(default)]
     pub suspend: bool,
 }
 
-/// What to copy: one object by its name, objects by their labels, or an object that stands in the
-/// rule itself.
+/// The objects to copy: one object by its name, objects by their labels, or an object embedded in
+/// the rule.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 #[schemars(extend("x-kubernetes-validations" = [
@@ -238,7 +240,7 @@ pub struct Source {
     #[schemars(schema_with = "schema::api_version")]
     pub api_version: Option<String>,
 
-    /// Kind of the source. Any kind that lives in namespaces. Required, except with inline.
+    /// Kind of the source: any namespaced kind. Required, except with inline.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "schema::kind")]
     pub kind: Option<String>,
@@ -248,99 +250,100 @@ pub struct Source {
     #[schemars(schema_with = "schema::namespace_name")]
     pub namespace: Option<String>,
 
-    /// Name of the source. It may be the copy of another rule, if that rule ranks above this one. A
-    /// ClusterReplication ranks above a Replication, then the older rule above the younger one,
-    /// then the one whose namespace and name come first. A rule writes no object that a rule of a
-    /// higher rank names as its source.
+    /// Name of the source. The source may be the copy of another rule, if that rule ranks above
+    /// this one. A ClusterReplication ranks above a Replication, then the older rule above the
+    /// younger one, then the rule whose namespace and name come first. A rule writes no object that
+    /// a rule of a higher rank names as its source.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "schema::object_name")]
     pub name: Option<String>,
 
-    /// Labels of the sources: every object of the kind in the namespace that has them is a source,
-    /// for as long as it has them; an empty selector ({}) means every object. One that has them no
-    /// more counts as deleted. Passed over are service account tokens and Helm releases (but with
-    /// transform.type), kube-root-ca.crt and openshift-service-ca.crt, which are in each namespace
-    /// anyway, and copies of Mimeo: a rule that copies a copy names it. A rule has at most 256
-    /// sources; of those that selectors find the oldest come first, and what is left out is
-    /// reported.
+    /// Labels of the sources: every object of the kind in the namespace with these labels is a
+    /// source while it has them. An empty selector ({}) means every object. An object that loses
+    /// the labels counts as deleted. A selector never finds service account tokens and Helm
+    /// releases (unless transform.type is set), kube-root-ca.crt and openshift-service-ca.crt,
+    /// which exist in each namespace anyway, and copies of Mimeo; name a copy to copy it. A rule
+    /// has at most 256 sources. Of the objects that selectors find the oldest count, and the others
+    /// are reported.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "schema::label_selector")]
     pub selector: Option<LabelSelector>,
 
-    /// The object to copy itself, with apiVersion, kind and metadata.name; of its metadata only
-    /// labels and annotations may be set besides, and no status. Any kind that lives in namespaces
-    /// but Secret, since whoever may read the rule would read it. In its strings, but not in its
-    /// name and labels, $(source.name) stands for metadata.name, $(namespace.name) and
-    /// $(namespace.labels['key']) for those of the copy's namespace; a namespace without that label
-    /// gets no copy and is reported. At most 1 MiB. As of any source, labels and annotations of
-    /// GitOps tools, Helm and kubectl are not carried to the copies.
+    /// The object to copy itself, with apiVersion, kind and metadata.name. Its metadata may also
+    /// have labels and annotations, nothing else, and it has no status. Any namespaced kind except
+    /// Secret, because everybody who may read the rule could read it. In strings other than its
+    /// name and labels, $(source.name) stands for metadata.name, and $(namespace.name) and
+    /// $(namespace.labels['key']) for those of the copy's namespace. A namespace without that label
+    /// gets no copy and is reported. At most 1 MiB. As with other sources, labels and annotations
+    /// of GitOps tools, Helm and kubectl are not copied.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "schema::embedded_object")]
     pub inline: Option<Value>,
 }
 
-/// Namespaces that get copies, and the copies' name there.
+/// Namespaces that get copies, and the name of the copies there.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 #[schemars(extend("x-kubernetes-validations" = [one_is_set()]))]
 pub struct Target {
-    /// At least one of the three is set, and those that are set must all match.
+    /// Set at least one of the three. All that are set must match.
     #[serde(flatten)]
     pub selection: NamespaceSelection,
 
-    /// Name of the copies. In it $(source.name) and $(source.namespace) stand for the source's (an
-    /// inline one has no namespace), $(namespace.name) and $(namespace.labels['key']) for those of
-    /// the copy's namespace; a namespace without that label gets no copy and is reported. The
-    /// source's name must be in it if the rule has several sources or a selector. Default: the
+    /// Name of the copies. $(source.name) and $(source.namespace) stand for those of the source (an
+    /// inline source has no namespace), $(namespace.name) and $(namespace.labels['key']) for those
+    /// of the copy's namespace. A namespace without that label gets no copy and is reported. If the
+    /// rule has several sources or a selector, the name must contain $(source.name). Default: the
     /// source's name.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 1024))]
     pub copy_name: Option<String>,
 }
 
-/// How copies are written.
+/// How Mimeo writes copies.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 pub enum Strategy {
-    /// Server-side apply: fields that others own stay theirs.
+    /// Server-side apply: fields of other clients stay.
     #[default]
     Apply,
-    /// Exclusive: what others add is removed.
+    /// Exclusive: fields of other clients are removed.
     Replace,
-    /// Created once, and then its namespace's owner's.
+    /// Created once. From then on the copy belongs to its namespace.
     CreateOnce,
 }
 
-/// What to do about an object in the way that is not ours.
+/// Policy for an object that has a copy's name and is not Mimeo's.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 pub enum ConflictPolicy {
-    /// Leave it alone and report it.
+    /// The object is left alone and reported.
     #[default]
     Report,
-    /// Make it the copy if it is one already, by its content or by another tool's mark; else leave
-    /// it alone and report it.
+    /// The object becomes the copy if it has the copy's content or another tool's mark. Otherwise
+    /// it is left alone and reported.
     Adopt,
-    /// Make it the copy.
+    /// The object becomes the copy.
     Overwrite,
 }
 
-/// What happens when somebody else changes or deletes a copy.
+/// Policy for changes and deletions of copies by other clients.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 pub enum DriftPolicy {
-    /// The copy is put right.
+    /// Mimeo restores the copy.
     #[default]
     Repair,
-    /// The request is refused.
+    /// The API server refuses the request.
     Deny,
 }
 
-/// What becomes of copies that are no longer wanted, by the reason why.
+/// Whether a copy that is no longer wanted is deleted or stays, by cause.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct RetentionPolicy {
-    /// When this rule is deleted. Delete: the copies are deleted. Retain: they stay as they are;
-    /// this is written on each copy, so a change counts for those that were written since, and
-    /// while the rule is suspended, or its source is missing, none is. A later rule of this name
-    /// takes over those that it wants, and leaves the others. Default: Delete.
+    /// When this rule is deleted. Delete: the copies are deleted. Retain: they stay as they are.
+    /// Mimeo records the choice on each copy when it writes the copy. So a change has no effect on
+    /// copies that are not written afterwards, as while the rule is suspended or its source is
+    /// missing. A later rule of the same name takes over the copies that it wants, and leaves the
+    /// others. Default: Delete.
     #[serde(default)]
     pub when_rule_deleted: Retention,
 
@@ -354,8 +357,9 @@ pub struct RetentionPolicy {
     #[serde(default)]
     pub when_source_deleted: Retention,
 
-    /// Seconds that a deleted source has to come back before its copies are deleted. They begin
-    /// anew when the reconciler is started anew. From 0 to 86400. Default: 60.
+    /// Grace period in seconds after the deletion of a source. If the source is created again
+    /// within it, its copies stay. The period begins again when the reconciler restarts. From 0 to
+    /// 86400. Default: 60.
     #[serde(default = "grace")]
     #[schemars(range(min = 0, max = 86400))]
     pub source_grace_period_seconds: i32,
@@ -383,31 +387,29 @@ const fn grace() -> i32 {
     60
 }
 
-/// What becomes of a copy that is no longer wanted.
+/// Whether a copy that is no longer wanted is deleted or stays.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 pub enum Retention {
-    /// It is deleted.
+    /// The copy is deleted.
     #[default]
     Delete,
-    /// It stays, and nobody updates it any more.
+    /// The copy stays, and is no longer updated.
     Retain,
 }
 
 /// Whether pods of a new namespace wait for its copies.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 pub enum PodGate {
-    /// They wait for a limited time, then they are admitted with a warning.
+    /// Pods wait for a limited time, and are then admitted with a warning.
     #[default]
     BestEffort,
-    /// They are refused until the copies are there.
+    /// Pods are refused until the copies exist.
     Required,
-    /// They do not wait.
+    /// Pods do not wait.
     None,
 }
 
-/// What Mimeo last saw and did for a rule.
-///
-/// Written whole: what is empty or `None` here is left out, and so removed from the stored status.
+/// The state of a rule as Mimeo last saw it.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 #[schemars(description = "What Mimeo last saw and did for this rule.")]
@@ -416,8 +418,8 @@ pub struct ClusterReplicationStatus {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub observed_generation: Option<i64>,
 
-    /// State of the rule: Ready, SourcesFound, Authorized, PodGateActive, and only while they are
-    /// true, Reconciling and Stalled.
+    /// Conditions of the rule: Ready, SourcesFound, Authorized, PodGateActive. Reconciling and
+    /// Stalled appear only while they are true.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "schema::conditions")]
     pub conditions: Vec<Condition>,
@@ -426,7 +428,7 @@ pub struct ClusterReplicationStatus {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub copies: Option<CopyCounts>,
 
-    /// What would be done if the rule were not suspended. Only while it is.
+    /// What the rule would do if it were not suspended. Set only while it is suspended.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub plan: Option<Plan>,
 
@@ -436,14 +438,14 @@ pub struct ClusterReplicationStatus {
     #[schemars(length(max = 512))]
     pub source: Option<String>,
 
-    /// The sources of the rule and the version of each that was last read. The first 32 of them, or
-    /// fewer, where their names are so long that the status would exceed 16 KiB.
+    /// The sources of the rule, and the version of each that was last read. The first 32 of them,
+    /// or fewer if long names would make the status larger than 16 KiB.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 32), extend("x-kubernetes-list-type" = "atomic"))]
     pub sources: Vec<SourceStatus>,
 
-    /// Copies that could not be written or deleted, the first 20 of them. Fewer where long names
-    /// leave no room for them in 16 KiB.
+    /// Copies that could not be written or deleted: the first 20 of them, or fewer if long names
+    /// would make the status larger than 16 KiB.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 20), extend("x-kubernetes-list-type" = "atomic"))]
     pub failures: Vec<CopyFailure>,
@@ -459,7 +461,7 @@ pub struct ClusterReplicationStatus {
 pub struct CopyCounts {
     /// Copies that should exist.
     pub desired: i32,
-    /// Copies that exist and are as they should be.
+    /// Copies that exist and are right.
     pub synced: i32,
     /// Copies that could not be written, conflicts included.
     pub failed: i32,
@@ -477,18 +479,18 @@ pub struct Plan {
     pub delete: i32,
     /// Copies that could not be written because another object has their name.
     pub conflict: i32,
-    /// Which copies these are: the first 20, by namespace, kind and name. Fewer where long names
-    /// leave no room for them in 16 KiB.
+    /// These copies: the first 20, by namespace, kind and name, or fewer if long names would make
+    /// the status larger than 16 KiB.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 20), extend("x-kubernetes-list-type" = "atomic"))]
     pub copies: Vec<PlannedCopy>,
 }
 
-/// What a suspended rule would do about one copy.
+/// What a suspended rule would do with one copy.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct PlannedCopy {
-    /// What would become of it: Create, Update, Delete or Conflict.
+    /// The action: Create, Update, Delete or Conflict.
     pub action: String,
     /// Kind of the copy.
     pub kind: String,
@@ -527,10 +529,10 @@ pub struct CopyFailure {
     pub namespace: String,
     /// Name of the copy.
     pub name: String,
-    /// Why, in one word: Conflict, RuleConflict, NotGranted, Forbidden, Invalid, TooLarge,
+    /// The reason in one word: Conflict, RuleConflict, NotGranted, Forbidden, Invalid, TooLarge,
     /// QuotaExceeded, AdmissionDenied, VariableUnset, Timeout or ClusterUnreachable.
     pub reason: String,
-    /// Why, for people. What the API server said is left out for Secrets.
+    /// The reason in a sentence. For Secrets it leaves out the API server's own words.
     #[schemars(length(max = 512))]
     pub message: String,
 }

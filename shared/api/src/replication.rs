@@ -22,7 +22,7 @@ use crate::{
     transform::{self, CopyTransform},
 };
 
-/// What is copied, where to, and how the copies are kept.
+/// The objects to copy, the namespaces that get copies, and how Mimeo keeps the copies.
 #[derive(CustomResource, Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[kube(
     group = "mimeo.dev",
@@ -123,69 +123,71 @@ use crate::{
     ),
 ]))]
 pub struct ReplicationSpec {
-    /// The objects to copy: each by its name, or all with some labels. At least 1, at most 32.
+    /// The objects to copy: by name or by labels. At least 1, at most 32.
     #[schemars(length(min = 1, max = 32), extend("x-kubernetes-list-type" = "atomic"))]
     pub sources: Vec<ReplicationSource>,
 
-    /// Where the copies go. Never over one of the sources. At most 32, and at most 256 copies:
-    /// sources times namespaces. If left out, they go to this rule's own namespace.
+    /// Namespaces that get copies. A copy never replaces a source. At most 32 items, and at most
+    /// 256 copies: sources times namespaces. Default: this rule's own namespace.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(min = 1, max = 32), extend("x-kubernetes-list-type" = "atomic"))]
     pub targets: Vec<ReplicationTarget>,
 
-    /// How the copies differ from their sources. If left out, they do not. Finalizers only where
-    /// every target is this rule's own namespace.
+    /// How the copies differ from their sources. If left out, they do not. Finalizers are allowed
+    /// only if every target is this rule's own namespace.
     #[serde(default, skip_serializing_if = "CopyTransform::is_noop")]
     #[schemars(schema_with = "transform::of_tenants_rule")]
     pub transform: CopyTransform,
 
-    /// How copies are written. Apply: by server-side apply; what others add stays. Replace: what
-    /// others add is removed. CreateOnce: created where nothing has their name, and never updated,
-    /// restored or deleted after that, as with a ClusterReplication. Default: Apply.
+    /// How Mimeo writes copies. Apply: by server-side apply; fields of other clients stay. Replace:
+    /// fields of other clients are removed. CreateOnce: Mimeo creates a copy where no object has
+    /// its name, and never updates, restores or deletes it afterwards, as with a
+    /// ClusterReplication. Default: Apply.
     #[serde(default)]
     pub strategy: Strategy,
 
-    /// Policy for an object that has a copy's name and is not Mimeo's. Report: it is left alone and
-    /// reported. Adopt: it becomes the copy if its content is the copy's already, or if it carries
-    /// the mark that another tool leaves on its copies; if not, as Report. An object that the API
-    /// server does not let Mimeo change in place (type of a Secret, immutable data, roleRef) is
-    /// left alone and reported as Invalid. Overwrite: it becomes the copy whatever is in it, as
-    /// with a ClusterReplication. Adopt and Overwrite only where every target is this rule's own
-    /// namespace. An object that any rule names as its source, and may read, is always left alone.
-    /// A copy that a ClusterReplication wants, too, is the ClusterReplication's. Default: Report.
+    /// Policy for an object that has a copy's name and is not Mimeo's. Report: Mimeo leaves the
+    /// object alone and reports it. Adopt: the object becomes the copy if it has the copy's
+    /// content, or the mark that another tool leaves on its copies; otherwise as Report. If the API
+    /// server does not let Mimeo change the object in place (type of a Secret, immutable data,
+    /// roleRef), Mimeo leaves it alone and reports Invalid. Overwrite: the object becomes the copy
+    /// whatever its content is, as with a ClusterReplication. Adopt and Overwrite are allowed only
+    /// if every target is this rule's own namespace. An object that any rule names as its source,
+    /// and may read, is always left alone. If a ClusterReplication wants the same copy, the
+    /// ClusterReplication has it. Default: Report.
     #[serde(default)]
     pub conflict_policy: ConflictPolicy,
 
     /// Policy for changes and deletions of copies by other clients. Repair: Mimeo restores the
     /// copy. Deny: the API server refuses the request, unless the namespace is being deleted or the
     /// client is part of the cluster (service accounts of kube-system, nodes, system:kube-*); Mimeo
-    /// restores what no webhook could refuse. Deny needs strategy Replace: with Apply others may
-    /// add fields to a copy, and with CreateOnce they own it. Deny only where every target is this
-    /// rule's own namespace. Default: Repair.
+    /// restores the copy if no webhook could refuse the request. Deny needs strategy Replace: with
+    /// Apply other clients may add fields to a copy, and with CreateOnce the copy is theirs. Deny
+    /// is allowed only if every target is this rule's own namespace. Default: Repair.
     #[serde(default)]
     pub drift_policy: DriftPolicy,
 
-    /// What becomes of copies that are no longer wanted. One that a namespace has ceased to grant
-    /// counts as unmatched. Not with strategy CreateOnce, whose copies always stay. Default: all of
-    /// them are deleted.
+    /// Whether copies that are no longer wanted are deleted or stay. A copy that its namespace no
+    /// longer grants counts as unmatched. Not with strategy CreateOnce: such copies always stay.
+    /// Default: all are deleted.
     #[serde(default, skip_serializing_if = "RetentionPolicy::is_default")]
     pub retention_policy: RetentionPolicy,
 
-    /// Seconds after which each copy is verified, again and again, as with a ClusterReplication.
-    /// From 10 to 604800, or 0: never. Not with strategy CreateOnce. Default: 0.
+    /// Period in seconds in which Mimeo verifies each copy, as with a ClusterReplication. From 10
+    /// to 604800, or 0: never. Not with strategy CreateOnce. Default: 0.
     #[serde(default)]
     #[schemars(range(min = 0, max = 604_800), extend("x-kubernetes-validations" = [
         rule("self == 0 || self >= 10", "must be 0 or at least 10"),
     ]))]
     pub resync_seconds: i32,
 
-    /// Stop writing and deleting for this rule. While it is true, status.plan says what would be
-    /// done. Default: false.
+    /// Stop writing and deleting for this rule. While this is true, status.plan shows what the rule
+    /// would do. Default: false.
     #[serde(default)]
     pub suspend: bool,
 }
 
-/// What to copy: one object by its name, or objects by their labels.
+/// The objects to copy: one object by its name, or objects by their labels.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 #[schemars(extend("x-kubernetes-validations" = [
@@ -201,49 +203,49 @@ pub struct ReplicationSource {
     #[schemars(schema_with = "schema::api_version")]
     pub api_version: String,
 
-    /// Kind of the source. Any kind that lives in namespaces but those of
-    /// rbac.authorization.k8s.io.
+    /// Kind of the source: any namespaced kind except those of rbac.authorization.k8s.io.
     #[schemars(schema_with = "schema::kind")]
     pub kind: String,
 
-    /// Namespace of the source. Another one than this rule's own must grant it by a
-    /// ReplicationGrant with access Read, and a selector by one that limits no names; until it
-    /// does, nothing is looked for there, and nothing is told of what there is. If left out, this
-    /// rule's own.
+    /// Namespace of the source. Another namespace than this rule's own must consent with a
+    /// ReplicationGrant with access Read; for a selector, with a grant that limits no names. Until
+    /// then Mimeo reads nothing there and tells this rule nothing about it. Default: this rule's
+    /// own namespace.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "schema::namespace_name")]
     pub namespace: Option<String>,
 
-    /// Name of the source. It may be the copy of another rule, as with a ClusterReplication.
+    /// Name of the source. The source may be the copy of another rule, as with a
+    /// ClusterReplication.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "schema::object_name")]
     pub name: Option<String>,
 
     /// Labels of the sources, as with a ClusterReplication. A rule has as many sources as make 256
-    /// copies in its targets' namespaces; of those that selectors find the oldest come first, and
-    /// what is left out is reported. At most 64 keys and values, and at most 32 selectors in all
-    /// Replications of a namespace, of which those of the oldest rules count.
+    /// copies in its targets' namespaces. Of the objects that selectors find the oldest count, and
+    /// the others are reported. At most 64 keys and values. All Replications of a namespace have at
+    /// most 32 selectors together; those of the oldest rules count.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "schema::label_selector")]
     pub selector: Option<LabelSelector>,
 }
 
-/// Namespaces that get copies, and the copies' name there.
+/// Namespaces that get copies, and the name of the copies there.
 #[derive(
     Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema,
 )]
 #[serde(rename_all = "camelCase")]
 pub struct ReplicationTarget {
-    /// Names of namespaces. Others than this rule's own must grant it by a ReplicationGrant with
-    /// access Write; whether there is such a namespace is not told. At least 1, at most 32. If left
-    /// out, this rule's own.
+    /// Names of namespaces. Each namespace other than this rule's own must consent with a
+    /// ReplicationGrant with access Write. The status doesn't tell whether such a namespace exists.
+    /// At least 1, at most 32. Default: this rule's own namespace.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "schema::target_namespaces")]
     pub namespaces: Vec<String>,
 
-    /// Name of the copies. In it $(source.name) and $(source.namespace) stand for the source's,
-    /// $(namespace.name) for that of the copy's namespace. The source's name must be in it if the
-    /// rule has several sources or a selector. Default: the source's name.
+    /// Name of the copies. $(source.name) and $(source.namespace) stand for those of the source,
+    /// $(namespace.name) for that of the copy's namespace. If the rule has several sources or a
+    /// selector, the name must contain $(source.name). Default: the source's name.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 1024))]
     pub copy_name: Option<String>,

@@ -15,7 +15,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::{schema, selection::NamespaceSelection};
 
-/// Who may do what with which objects of this namespace.
+/// The namespaces whose Replications may use objects of this namespace, the objects, and the
+/// access.
 #[derive(CustomResource, Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[kube(
     group = "mimeo.dev",
@@ -50,22 +51,23 @@ use crate::{schema, selection::NamespaceSelection};
 )]
 #[serde(rename_all = "camelCase")]
 pub struct ReplicationGrantSpec {
-    /// Read: objects of this namespace may be sources of the Replications. Write: they may have
-    /// copies in it. Default: Read.
+    /// Read: objects of this namespace may be sources of the grantees' Replications. Write: the
+    /// grantees' Replications may write copies into this namespace. Default: Read.
     #[serde(default)]
     pub access: Access,
 
-    /// Namespaces whose Replications may: those that any of these selects. Whoever may make or
-    /// label namespaces so that they are selected is granted it, too. At least 1, at most 16.
+    /// Namespaces whose Replications get this access: every namespace that at least one item
+    /// selects. A user who may create or label namespaces so that they are selected can get the
+    /// access, too. At least 1, at most 16.
     #[schemars(length(min = 1, max = 16), extend("x-kubernetes-list-type" = "atomic"))]
     pub grantees: Vec<NamespaceSelection>,
 
-    /// The objects that it is about, sources or copies. At least 1, at most 16.
+    /// The objects of this grant, as sources or as copies. At least 1, at most 16.
     #[schemars(length(min = 1, max = 16), extend("x-kubernetes-list-type" = "atomic"))]
     pub objects: Vec<GrantedObjects>,
 }
 
-/// What Replications may do.
+/// The access that the grant gives.
 #[derive(
     Clone,
     Copy,
@@ -94,7 +96,7 @@ pub enum Access {
 )]
 #[serde(rename_all = "camelCase")]
 pub struct GrantedObjects {
-    /// API version of the objects, with its group if it has one: v1, apps/v1. It stands for all
+    /// API version of the objects, with its group if it has one: v1, apps/v1. The grant covers all
     /// versions of the kind.
     #[schemars(schema_with = "schema::api_version")]
     pub api_version: String,
@@ -103,9 +105,9 @@ pub struct GrantedObjects {
     #[schemars(schema_with = "schema::kind")]
     pub kind: String,
 
-    /// Their names, exact or with * (any characters) and ? (one character). At most two * in one,
-    /// and no ? between them. If left out, any name; only then Replications may find them by a
-    /// selector, too. At most 64.
+    /// Names of the objects, exact or with * (any characters) and ? (one character). A name has at
+    /// most two *, and no ? between them. If left out, any name; only then may a selector of a
+    /// Replication find the objects. At most 64.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "schema::object_globs")]
     pub names: Vec<String>,
@@ -120,7 +122,7 @@ pub struct ReplicationGrantStatus {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub observed_generation: Option<i64>,
 
-    /// State of the grant: Ready, which is True if the grant counts.
+    /// Conditions of the grant: Ready, which is True if the grant counts.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "schema::conditions")]
     pub conditions: Vec<Condition>,
@@ -130,12 +132,12 @@ pub struct ReplicationGrantStatus {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub replications: Option<i32>,
 
-    /// The grantees in one line, cut off where it is too long.
+    /// The grantees in one line, shortened if too long.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 256))]
     pub grantees: Option<String>,
 
-    /// The objects in one line, cut off where it is too long.
+    /// The objects in one line, shortened if too long.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 256))]
     pub objects: Option<String>,

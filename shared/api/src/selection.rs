@@ -17,8 +17,8 @@ pub(crate) fn one_is_set() -> serde_json::Value {
     )
 }
 
-/// Namespaces by name, by pattern and by label. At least one of the three is set, and those that
-/// are set must all match.
+/// Namespaces by name, by pattern and by label. Set at least one of the three. All that are set
+/// must match.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 #[schemars(extend("x-kubernetes-validations" = [one_is_set()]))]

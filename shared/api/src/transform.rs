@@ -11,55 +11,55 @@ use serde_json::Value;
 
 use crate::schema;
 
-/// What is changed in an object. The default changes nothing.
+/// Changes of an object. The default changes nothing.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Transform {
-    /// Type of the Secret. Only where everything concerned is a Secret. Not that of service account
-    /// tokens or Helm releases. If left out, the type stays as it is.
+    /// Type of the Secret. Allowed only if all objects concerned are Secrets. Not the type of
+    /// service account tokens or Helm releases. If left out, the type stays.
     #[serde(rename = "type", default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 253))]
     pub type_: Option<String>,
 
-    /// Which labels are kept and which are set.
+    /// Labels to keep and to set.
     #[serde(default, skip_serializing_if = "KeyEdits::is_noop")]
     #[schemars(schema_with = "label_edits")]
     pub labels: KeyEdits,
 
-    /// Which annotations are kept and which are set.
+    /// Annotations to keep and to set.
     #[serde(default, skip_serializing_if = "KeyEdits::is_noop")]
     #[schemars(schema_with = "annotation_edits")]
     pub annotations: KeyEdits,
 
-    /// Which keys of data and binaryData are kept, and under which names. Only where everything
-    /// concerned is a Secret or a ConfigMap.
+    /// Keys of data and binaryData to keep, and their new names. Allowed only if all objects
+    /// concerned are Secrets or ConfigMaps.
     #[serde(default, skip_serializing_if = "DataEdits::is_noop")]
     pub data: DataEdits,
 
-    /// Finalizers to set, each as domain/name. They are kept while the object is not being deleted.
-    /// Whoever asks for one must run what removes it, otherwise the object can never be deleted. At
-    /// most 8.
+    /// Finalizers to set, each as domain/name. Mimeo keeps them while the object is not being
+    /// deleted. Something else must remove each finalizer, otherwise the object can never be
+    /// deleted. At most 8.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "schema::finalizers")]
     pub finalizers: Vec<String>,
 }
 
-/// What is changed in a copy. The default changes nothing.
+/// Changes of a copy. The default changes nothing.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct CopyTransform {
-    /// What is changed first, in this order: type, labels, annotations, data, finalizers.
+    /// The changes that come first, in this order: type, labels, annotations, data, finalizers.
     #[serde(flatten)]
     pub common: Transform,
 
     /// Operations of a JSON Patch (RFC 6902), applied last, to the copy without its identity and
-    /// Mimeo's marks: all fields but apiVersion, kind, status and a Secret's type and stringData;
-    /// of metadata single labels and annotations, and both are there, if only empty. A Secret's
-    /// data stays in data. An operation that cannot be done, a test that fails among them, fails
-    /// each copy with the reason Invalid. Values of a Secret's data are base64. In strings of
-    /// values $(source.name), $(source.namespace), $(namespace.name) and $(namespace.labels['key'])
-    /// stand for the source's and the copy's namespace, in those of a test only the source's. At
-    /// most 32.
+    /// Mimeo's labels and annotations. They may change all fields except apiVersion, kind, status,
+    /// and type and stringData of a Secret. In metadata they may change single labels and
+    /// annotations; both maps exist, even if empty. The data of a Secret stays in data, and its
+    /// values are base64. If an operation cannot be done or a test fails, each copy fails with the
+    /// reason Invalid. In strings of values $(source.name), $(source.namespace), $(namespace.name)
+    /// and $(namespace.labels['key']) stand for those of the source and of the copy's namespace; in
+    /// values of a test only those of the source. At most 32.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 32), extend("x-kubernetes-list-type" = "atomic"))]
     pub json_patch: Vec<JsonPatchOperation>,
@@ -76,40 +76,41 @@ impl CopyTransform {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct JsonPatchOperation {
-    /// What is done: add, remove, replace, move, copy or test.
+    /// The operation: add, remove, replace, move, copy or test.
     pub op: JsonPatchOp,
 
-    /// JSON pointer (RFC 6901) to where it is done: /data/key, /spec/items/0,
+    /// JSON pointer (RFC 6901) to the place of the operation: /data/key, /spec/items/0,
     /// /metadata/labels/example.com~1team.
     #[schemars(schema_with = "schema::json_pointer")]
     pub path: String,
 
-    /// JSON pointer to what is moved or copied. Only for move and copy.
+    /// JSON pointer to the value to move or copy. Only for move and copy.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "schema::json_pointer")]
     pub from: Option<String>,
 
-    /// What is added, put in place, or compared with; not null. Only for add, replace and test.
+    /// The value to add, to put in place, or to compare with; not null. Only for add, replace and
+    /// test.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "schema::any_value")]
     pub value: Option<Value>,
 }
 
-/// What an operation of a JSON Patch does.
+/// An operation of a JSON Patch.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub enum JsonPatchOp {
     /// Adds a field or an item, or replaces a field.
     Add,
-    /// Removes what is there.
+    /// Removes the value.
     Remove,
-    /// Replaces what is there.
+    /// Replaces the value.
     Replace,
-    /// Removes it there and adds it here.
+    /// Moves a value.
     Move,
-    /// Adds it here, too.
+    /// Copies a value.
     Copy,
-    /// Compares.
+    /// Compares the value.
     #[default]
     Test,
 }
@@ -149,8 +150,8 @@ pub struct DataEdits {
     #[schemars(schema_with = "schema::data_globs")]
     pub exclude: Vec<String>,
 
-    /// New names of keys that are kept, by their old names. A key that is not there is passed over;
-    /// two keys must not come to the same name. At most 64.
+    /// New names of keys that are kept, by their old names. A name of a missing key has no effect.
+    /// Two keys must not get the same name. At most 64.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     #[schemars(schema_with = "schema::data_names")]
     pub rename: BTreeMap<String, String>,
@@ -190,7 +191,7 @@ pub struct KeyEdits {
     #[schemars(schema_with = "schema::key_globs")]
     pub exclude: Vec<String>,
 
-    /// Keys and their values to set, whatever the object has. At most 64.
+    /// Keys and values to set, even if the object has other values. At most 64.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub set: BTreeMap<String, String>,
 }

@@ -14,7 +14,7 @@ use crate::{
     transform::{self, Transform},
 };
 
-/// Which objects are rewritten, and how.
+/// The objects to rewrite, and how.
 #[derive(CustomResource, Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[kube(
     group = "mimeo.dev",
@@ -68,13 +68,13 @@ use crate::{
     ),
 ]))]
 pub struct TransformPolicySpec {
-    /// Which objects are rewritten. An object must match all of the fields. None in a namespace
-    /// whose name begins with kube-, nor in Mimeo's own, whatever the fields say.
+    /// The objects to rewrite. All fields must match. Objects in namespaces whose names begin with
+    /// kube-, and in Mimeo's own namespace, are never rewritten.
     #[serde(rename = "match")]
     pub match_: ObjectMatch,
 
-    /// What is changed in a matching object. A new Secret gets the type given here; a Secret that
-    /// is updated keeps the type that it is stored with.
+    /// Changes of a matching object. A new Secret gets the type given here. A Secret that is
+    /// updated keeps its stored type.
     #[schemars(extend("x-kubernetes-validations" = [
         rule(
             "has(self.type) || has(self.labels) || has(self.annotations) || has(self.data) || has(self.finalizers)",
@@ -84,13 +84,13 @@ pub struct TransformPolicySpec {
     #[schemars(schema_with = "transform::of_policy")]
     pub transform: Transform,
 
-    /// What happens to a matching write while Mimeo's webhook does not answer. Fail: it is refused.
-    /// Ignore: it passes unchanged. Default: Fail.
+    /// What the API server does with a matching write while Mimeo's webhook does not answer. Fail:
+    /// it refuses the write. Ignore: it stores the object unchanged. Default: Fail.
     #[serde(default)]
     pub failure_policy: FailurePolicy,
 }
 
-/// Which objects a policy is for.
+/// The objects of a policy.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct ObjectMatch {
@@ -102,18 +102,18 @@ pub struct ObjectMatch {
     #[schemars(schema_with = "schema::nonempty_label_selector")]
     pub object_selector: LabelSelector,
 
-    /// Labels of the namespaces that the objects are in. If left out, they may be in any namespace.
+    /// Labels of the objects' namespaces. If left out, objects in all namespaces match.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "schema::label_selector")]
     pub namespace_selector: Option<LabelSelector>,
 
-    /// Exact names of namespaces whose objects are left as they are. At most 64.
+    /// Exact names of namespaces whose objects are not rewritten. At most 64.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "schema::namespace_names")]
     pub exclude_namespaces: Vec<String>,
 }
 
-/// A kind of object that a policy is for.
+/// A kind of objects.
 #[derive(
     Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema,
 )]
@@ -126,22 +126,22 @@ pub struct MatchedKind {
     #[schemars(schema_with = "schema::api_version")]
     pub api_version: String,
 
-    /// The kind. Any kind that lives in namespaces.
+    /// The kind: any namespaced kind.
     #[schemars(schema_with = "schema::kind")]
     pub kind: String,
 }
 
-/// What happens to a matching write while no webhook answers.
+/// What the API server does with a matching write while no webhook answers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 pub enum FailurePolicy {
-    /// It is refused.
+    /// It refuses the write.
     #[default]
     Fail,
-    /// It passes unchanged.
+    /// It stores the object unchanged.
     Ignore,
 }
 
-/// What Mimeo last saw and did for a policy. Written whole, like the status of a rule.
+/// The state of a policy as Mimeo last saw it. Written whole, like the status of a rule.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 #[schemars(description = "What Mimeo last saw and did for this policy.")]
@@ -150,7 +150,7 @@ pub struct TransformPolicyStatus {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub observed_generation: Option<i64>,
 
-    /// State of the policy: Ready.
+    /// Conditions of the policy: Ready.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "schema::conditions")]
     pub conditions: Vec<Condition>,
