@@ -68,20 +68,20 @@ struct Flags {
 #[derive(Debug, clap::Args)]
 #[command(next_help_heading = "Keeping copies")]
 struct KeepArgs {
-    /// How long a new namespace is left to the webhook before its copies are written here (as in
+    /// Time for the webhook to fill a new namespace before the reconciler writes its copies (as in
     /// 2s)
     #[arg(long, env = "MIMEO_TAKEOVER_DELAY", value_name = "DURATION", default_value = "2s", value_parser = duration::parse)]
     takeover_delay: Duration,
-    /// How long pods of a namespace that is new, or newly labelled, are held at most for copies of
-    /// rules with `podGate: BestEffort`; the webhook must have the same (as in 10s)
+    /// Longest time that pods of a new or newly labelled namespace wait for copies of rules with
+    /// `podGate: BestEffort`; the webhook must have the same value (as in 10s)
     #[arg(long, env = "MIMEO_POD_GATE_BUDGET", value_name = "DURATION", default_value = "10s", value_parser = duration::parse)]
     pod_gate_budget: Duration,
-    /// How long losses that nobody confirmed (namespaces that match no more, a source gone with its
-    /// namespace) are collected before the first copy is deleted (as in 10s)
+    /// Time to collect unconfirmed losses (namespaces that no longer match, a source deleted with
+    /// its namespace) before the first copy is deleted (as in 10s)
     #[arg(long, env = "MIMEO_DELETION_DELAY", value_name = "DURATION", default_value = "10s", value_parser = duration::parse)]
     deletion_delay: Duration,
-    /// Such losses are held, and deleted only when a person confirms it, from this many copies on,
-    /// if they are half of their rule's copies or more
+    /// Number of copies from which such losses are held until a person confirms them, if they are
+    /// at least half of the rule's copies
     #[arg(
         long,
         env = "MIMEO_DELETION_LIMIT",
@@ -89,7 +89,7 @@ struct KeepArgs {
         default_value_t = 20
     )]
     deletion_limit: usize,
-    /// How long a lost copy counts among its rule's losses after it was deleted (as in 10m)
+    /// Time for which a deleted copy still counts among its rule's losses (as in 10m)
     #[arg(long, env = "MIMEO_DELETION_WINDOW", value_name = "DURATION", default_value = "10m", value_parser = duration::parse)]
     deletion_window: Duration,
     /// How long one request may take before it counts as failed (as in 10s)

@@ -55,8 +55,8 @@ pub(crate) struct Flags {
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Identity")]
 pub(crate) struct PodArgs {
-    /// Uid of the Pod that --replica-name names, in Mimeo's namespace: the replica's Lease then
-    /// goes with that Pod. Default: the Lease of a replica that is killed stays
+    /// Uid of the Pod named by --replica-name, in Mimeo's namespace. Kubernetes then deletes the
+    /// replica's Lease together with the Pod. Default: the Lease of a killed replica stays
     #[arg(long, env = "POD_UID", value_name = "UID", requires = "replica_name")]
     pod_uid: Option<String>,
 }
@@ -81,8 +81,8 @@ impl PodArgs {
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Endpoint")]
 pub(crate) struct EndpointArgs {
-    /// Address of the webhook, in TLS, where `[::]` is every one, of IPv4 too; port 0 takes a free
-    /// one, which is logged
+    /// Address on which the webhook serves TLS. `[::]` means all addresses, of IPv4 too. Port 0
+    /// takes a free port and logs it
     #[arg(
         long,
         env = "MIMEO_LISTEN",
@@ -90,7 +90,8 @@ pub(crate) struct EndpointArgs {
         default_value = "[::]:8443"
     )]
     pub(crate) listen: SocketAddr,
-    /// Service by which API servers reach the webhook. Default: mimeo-webhook in Mimeo's namespace
+    /// Service through which API servers reach the webhook. Default: mimeo-webhook in Mimeo's
+    /// namespace
     #[arg(
         long,
         env = "MIMEO_SERVICE",
@@ -106,12 +107,12 @@ pub(crate) struct EndpointArgs {
         default_value_t = 443
     )]
     service_port: u16,
-    /// URL by which API servers reach the webhook, for a webhook outside the cluster
+    /// URL at which API servers reach a webhook outside the cluster
     #[arg(long, env = "MIMEO_URL", value_name = "https://HOST:PORT")]
     url: Option<String>,
-    /// File with the CA, in PEM, of the certificates that API servers show; re-read when it
-    /// changes. Default: nobody is asked for one, so whoever reaches the address can ask as an API
-    /// server would
+    /// PEM file with the CA of the API servers' client certificates; read again when it changes.
+    /// Default: no client certificate is required, so any client that reaches the address can send
+    /// reviews
     #[arg(long, env = "MIMEO_CLIENT_CA_FILE", value_name = "FILE")]
     pub(crate) client_ca_file: Option<PathBuf>,
 }
@@ -165,8 +166,8 @@ fn by_url(url: &str) -> anyhow::Result<(Endpoint, ServingNames)> {
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Hooks")]
 pub(crate) struct HookArgs {
-    /// What happens to new namespaces while no webhook answers: they are created and filled later
-    /// (ignore), or refused, so that pods never start without their copies (fail)
+    /// New namespaces while no webhook answers: create them and fill them later (ignore), or refuse
+    /// them, so that pods never start without their copies (fail)
     #[arg(
         long,
         env = "MIMEO_NAMESPACES_FAILURE_POLICY",
@@ -176,14 +177,15 @@ pub(crate) struct HookArgs {
         default_value = "ignore"
     )]
     namespaces_failure_policy: OnFailure,
-    /// How long pods of a namespace that is new, or newly labelled, are held at most for copies of
-    /// rules with `podGate: BestEffort`; the reconciler must have the same (as in 10s)
+    /// Longest time that pods of a new or newly labelled namespace wait for copies of rules with
+    /// `podGate: BestEffort`; the reconciler must have the same value (as in 10s)
     #[arg(long, env = "MIMEO_POD_GATE_BUDGET", value_name = "DURATION", default_value = "10s", value_parser = duration::parse)]
     pub(crate) pod_gate_budget: Duration,
-    /// How long one request is held before it is answered with 429 and comes again (as in 1s)
+    /// Longest time that one request is held before the webhook answers 429 and the client retries
+    /// (as in 1s)
     #[arg(long, env = "MIMEO_POD_GATE_WAIT", value_name = "DURATION", default_value = "1s", value_parser = duration::parse)]
     pub(crate) pod_gate_wait: Duration,
-    /// Most requests held at once by this replica; any more are answered with 429 at once
+    /// Most requests that this replica holds at once; it answers others with 429 at once
     #[arg(
         long,
         env = "MIMEO_POD_GATE_MAX_HELD",
@@ -191,8 +193,8 @@ pub(crate) struct HookArgs {
         default_value_t = 64
     )]
     pub(crate) pod_gate_max_held: usize,
-    /// What waits for a new namespace's copies besides pods, as version/resource or
-    /// group/version/resource in plural
+    /// Resources besides pods that wait for a new namespace's copies, as version/resource or
+    /// group/version/resource, plural
     #[arg(
         long,
         env = "MIMEO_POD_GATE_RESOURCES",
@@ -200,9 +202,8 @@ pub(crate) struct HookArgs {
         value_delimiter = ','
     )]
     pod_gate_resources: Vec<String>,
-    /// Users besides this program's own who may change the mark on namespaces, and copies that
-    /// nobody else may: those of Mimeo's other programs. Default: the service account
-    /// mimeo-reconciler in Mimeo's namespace
+    /// Users of Mimeo's other programs. Like this program's own user they may change the pending
+    /// label and guarded copies. Default: the service account mimeo-reconciler in Mimeo's namespace
     #[arg(long, env = "MIMEO_USERS", value_name = "USERS", value_delimiter = ',')]
     mimeo_users: Vec<String>,
 }

@@ -35,11 +35,11 @@ use crate::{
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Certificate")]
 pub struct CertificateArgs {
-    /// Folder with tls.crt, tls.key and, if Mimeo shall keep its caBundle current, ca.crt; re-read
-    /// when they change. Default: a certificate that Mimeo issues and rotates in a Secret
+    /// Folder with tls.crt, tls.key and, if Mimeo must keep its caBundle current, ca.crt; read
+    /// again when they change. Default: a certificate that Mimeo issues and rotates in a Secret
     #[arg(long, env = "MIMEO_CERT_DIR", value_name = "FOLDER")]
     pub cert_dir: Option<PathBuf>,
-    /// Secret of the certificate that Mimeo issues, in its namespace
+    /// Secret, in Mimeo's namespace, of the certificate that Mimeo issues
     #[arg(
         long,
         env = "MIMEO_TLS_SECRET",
@@ -47,16 +47,14 @@ pub struct CertificateArgs {
         default_value = "mimeo-webhook-tls"
     )]
     pub tls_secret: String,
-    /// How long a CA is valid that Mimeo issues (as in 365d, 12h); it is replaced after two thirds
-    /// of it
+    /// Validity of the CA that Mimeo issues (as in 365d, 12h); Mimeo replaces it after two thirds
     #[arg(long, env = "MIMEO_CA_VALIDITY", value_name = "DURATION", default_value = "365d", value_parser = duration::parse)]
     pub ca_validity: Duration,
-    /// How long a serving certificate is valid (as in 90d, 12h); it is replaced after two thirds of
-    /// it
+    /// Validity of the serving certificate (as in 90d, 12h); Mimeo replaces it after two thirds
     #[arg(long, env = "MIMEO_CERTIFICATE_VALIDITY", value_name = "DURATION", default_value = "90d", value_parser = duration::parse)]
     pub certificate_validity: Duration,
-    /// How long to wait between the three steps of replacing a CA, and how long a former ca.crt of
-    /// the folder stays trusted (as in 1h, 30s)
+    /// Pause between the three steps of a CA's replacement, and the time for which a former ca.crt
+    /// of the folder stays trusted (as in 1h, 30s)
     #[arg(long, env = "MIMEO_CA_OVERLAP", value_name = "DURATION", default_value = "1h", value_parser = duration::parse)]
     pub ca_overlap: Duration,
 }

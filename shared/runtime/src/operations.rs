@@ -60,8 +60,8 @@ const HEAD: usize = 32 << 10;
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Operations")]
 pub struct OpsArgs {
-    /// Address of /healthz, /readyz and /metrics, where `[::]` is every one, of IPv4 too; port 0
-    /// takes a free one, which is logged
+    /// Address of /healthz, /readyz and /metrics. `[::]` means all addresses, of IPv4 too. Port 0
+    /// takes a free port and logs it
     #[arg(
         long,
         env = "MIMEO_OPS_LISTEN",
@@ -69,8 +69,8 @@ pub struct OpsArgs {
         default_value = "[::]:8080"
     )]
     pub ops_listen: SocketAddr,
-    /// Who may ask for /metrics, /log-level and /debug there; /healthz and /readyz are for
-    /// everybody
+    /// Clients that may read /metrics and use /log-level and /debug there; every client may read
+    /// /healthz and /readyz
     #[arg(
         long,
         env = "MIMEO_OPS_AUTH",
@@ -79,14 +79,14 @@ pub struct OpsArgs {
         default_value = "none"
     )]
     pub ops_auth: OpsAuth,
-    /// Folder with tls.crt and tls.key, re-read when they change: the address then speaks TLS,
-    /// until they are there with a certificate made at start, which clients can't verify. Default:
-    /// plain HTTP, or with `--ops-auth token` such a certificate
+    /// Folder with tls.crt and tls.key, read again when they change. The address then speaks TLS,
+    /// until the files exist with a certificate made at start, which clients can't verify. Default:
+    /// plain HTTP, or with `--ops-auth token` TLS with such a certificate
     #[arg(long, env = "MIMEO_OPS_CERT_DIR", value_name = "FOLDER")]
     pub ops_cert_dir: Option<PathBuf>,
-    /// Serve /debug/state (what the program has inside, in numbers) there, beside /log-level (GET,
-    /// PUT), which there always is; both without `--ops-auth token` only to connections from the
-    /// same machine or Pod
+    /// Serve /debug/state (the program's inner state, in numbers) there, beside /log-level (GET,
+    /// PUT), which is always served. Without `--ops-auth token` both are for connections from the
+    /// same machine or Pod only
     #[arg(long, env = "MIMEO_DEBUG_ENDPOINTS")]
     pub debug_endpoints: bool,
 }

@@ -34,7 +34,7 @@ pub struct TelemetryArgs {
         default_value = "text"
     )]
     pub log_format: LogFormat,
-    /// What is logged: a level (error, warn, info, debug, trace) or directives per module, as in
+    /// Log level (error, warn, info, debug, trace), or levels per module, as in
     /// `info,mimeo_runtime=debug`
     #[arg(long, env = "MIMEO_LOG", value_name = "FILTER", default_value = "info")]
     pub log_level: String,
