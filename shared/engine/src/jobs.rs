@@ -1,9 +1,9 @@
-//! Jobs: questions to the API server and small writes that are about no copy.
+//! Jobs: questions to the API server and small writes that concern no single copy.
 //!
-//! One table holds every job by its key, so a job is never under way twice. A part of the engine
-//! asks for a job by its key. When the job's turn comes, [`Engine::task`] says what is to be done,
-//! or that the job is no longer needed. The driver carries the task out once and hands the answer
-//! to [`Engine::answered`]. The driver retries nothing: a job that failed waits here, for a pause
+//! One table holds every job by its key, so a job never runs twice at the same time. A part of the
+//! engine asks for a job by its key. When the job's turn comes, [`Engine::task`] returns its task,
+//! or finds that the job is no longer needed. The driver carries the task out once and hands the
+//! answer to [`Engine::answered`]. The driver retries nothing: a failed job waits here, for a pause
 //! that doubles with each failure.
 
 use std::{
@@ -45,31 +45,32 @@ pub(crate) enum JobKey {
 /// A job for the driver.
 #[derive(Clone, Debug)]
 pub struct Job {
-    /// What the driver does.
+    /// The work of the driver.
     pub task: Task,
     key: JobKey,
     number: u64,
 }
 
-/// What the driver does for a job.
+/// The work of the driver for one job.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Task {
-    /// Note in the kinds `ConfigMap` that copies of this kind may exist. Answer: [`Answer::Done`].
+    /// Record in the kinds `ConfigMap` that copies of this kind may exist. Answer:
+    /// [`Answer::Done`].
     RecordKind(GroupVersionKind),
-    /// Remove that note, unless one of these namespaces (none named: any namespace) has a copy.
-    /// Answer: [`Answer::Done`], or [`Answer::Failed`] if there is a copy.
+    /// Remove that record, unless one of these namespaces has a copy. A `None` in the list stands
+    /// for all namespaces. Answer: [`Answer::Done`], or [`Answer::Failed`] if there is a copy.
     ForgetKind(GroupKind, Vec<Option<Box<str>>>),
-    /// Note the uid of the CRD of these rules in the kinds `ConfigMap`. Answer: [`Answer::Done`].
+    /// Record the uid of the CRD of these rules in the kinds `ConfigMap`. Answer: [`Answer::Done`].
     RecordCrd(RuleKind, Box<str>),
-    /// Read a rule and its CRD, past all caches. Answer: [`Answer::Rule`].
+    /// Read a rule and its CRD, without any cache. Answer: [`Answer::Rule`].
     ConfirmRule(RuleId),
-    /// Read a source and its namespace, past all caches. Answer: [`Answer::Source`], or
+    /// Read a source and its namespace, without any cache. Answer: [`Answer::Source`], or
     /// [`Answer::Failed`] if the source exists.
     ConfirmSource(SourceRef),
-    /// Read the grants of a namespace, the namespace and the CRD of grants, past all caches.
+    /// Read the grants of a namespace, the namespace and the CRD of grants, without any cache.
     /// Answer: [`Answer::Grants`].
     ConfirmGrants(Box<str>),
-    /// Read a source that a selector finds, or that was too large to be held. Answer:
+    /// Read a source that a selector finds, or whose content was too large to be held. Answer:
     /// [`Answer::Object`].
     ReadSource(SourceRef),
     /// Read a grant. Answer: [`Answer::Grant`].
@@ -79,7 +80,7 @@ pub enum Task {
         /// Its name.
         name: Box<str>,
     },
-    /// Write into a namespace's annotation which copies were created in it once. Answer:
+    /// Record in a namespace's annotation the copies that were created once in it. Answer:
     /// [`Answer::Done`], or [`Answer::Failed`] if the namespace has another resourceVersion.
     RecordCreated {
         /// The namespace.
@@ -90,34 +91,35 @@ pub enum Task {
         version: u64,
     },
     /// Remove the pending label from a namespace. Answer: [`Answer::Done`], or [`Answer::Failed`]
-    /// if the namespace has another resourceVersion: another label may have brought another rule.
+    /// if the namespace has another resourceVersion. Then its labels may have changed, and another
+    /// rule may match.
     RemoveLabel {
         /// The namespace.
         namespace: Arc<str>,
-        /// The label's value.
+        /// The value of the pending label.
         token: Box<str>,
         /// The namespace's resourceVersion.
         version: u64,
-        /// Since when the namespace has the label.
+        /// When this process first saw the label.
         since: Tick,
     },
 }
 
-/// What came of a job.
+/// The result of a job.
 pub enum Answer {
-    /// The write was made.
+    /// The write succeeded.
     Done,
-    /// A rule was read.
+    /// The result of reading a rule.
     Rule(RuleRead),
-    /// A source isn't there.
+    /// The source does not exist.
     Source(SourceRead),
-    /// The grants of a namespace were read.
+    /// The grants of the namespace.
     Grants(GrantsRead),
-    /// A source was read; none: it isn't there.
+    /// The source. `None`: it does not exist.
     Object(Option<Shown>),
-    /// A grant was read; none: it isn't there.
+    /// The grant. `None`: it does not exist.
     Grant(Option<Result<Grant, Vec<Refusal>>>),
-    /// The API server didn't answer, answered with an error, or the object isn't as the job
+    /// The API server didn't answer, or answered with an error, or the object isn't as the job
     /// assumed. A 403 or 5xx never means that an object is gone.
     Failed,
 }
@@ -147,40 +149,41 @@ impl fmt::Display for Task {
     }
 }
 
-/// Every job that was asked for and hasn't ended.
+/// All requested jobs that have not ended.
 #[derive(Debug, Default)]
 pub(crate) struct Jobs {
     table: BTreeMap<JobKey, Entry>,
     queue: VecDeque<JobKey>,
-    /// How many jobs the driver was given.
+    /// The number of jobs that the driver has received.
     started: u64,
 }
 
 #[derive(Debug)]
 struct Entry {
     state: State,
-    /// How often in a row it failed.
+    /// The number of failures in a row.
     failures: u8,
 }
 
 #[derive(Debug, PartialEq, Eq)]
 enum State {
     Queued,
-    /// The driver has it.
+    /// The driver has received the job.
     Running {
         number: u64,
-        /// How many copies had been shown when it started. The answer says nothing about a copy
-        /// that was shown later.
+        /// The number of observations of copies when the job started. The answer proves nothing
+        /// about a copy that was observed later.
         shown: u64,
     },
-    /// It failed and is queued again at this time.
+    /// The job failed. It is queued again at this time.
     Paused(Tick),
-    /// Its write was made, and the watch has yet to show it. Asked for now it would be made twice.
+    /// The write succeeded, but the watch does not show it yet. Another request for the job would
+    /// repeat the write.
     Written,
 }
 
 impl Jobs {
-    /// Asks for a job. A job that is in the table already goes on as it is.
+    /// Requests a job. A job that is in the table already goes on as it is.
     pub(crate) fn ask(&mut self, key: JobKey) {
         if !self.table.contains_key(&key) {
             self.queue.push_back(key.clone());
@@ -189,8 +192,8 @@ impl Jobs {
         }
     }
 
-    /// The job's object has changed, as its watch shows: a job that paused is tried at once, and a
-    /// job whose write is shown has ended.
+    /// The watch shows a change of the job's object. A paused job is retried at once. A job whose
+    /// write the watch has now shown ends.
     pub(crate) fn moved(&mut self, key: &JobKey) {
         match self.table.get_mut(key) {
             Some(entry) if matches!(entry.state, State::Paused(_)) => {
@@ -202,29 +205,29 @@ impl Jobs {
         }
     }
 
-    /// Ends a job. If the driver has it, its answer counts for nothing.
+    /// Ends a job. If the driver has received it, its answer is ignored.
     pub(crate) fn end(&mut self, key: &JobKey) {
         self.table.remove(key);
     }
 
-    /// True if the job was asked for and hasn't ended.
+    /// True if the job was requested and has not ended.
     pub(crate) fn has(&self, key: &JobKey) -> bool {
         self.table.contains_key(key)
     }
 
-    /// True if the driver has the job, or has written what the watch has yet to show.
+    /// True if the driver has received the job, or if the watch does not show the job's write yet.
     pub(crate) fn is_under_way(&self, key: &JobKey) -> bool {
         self.table
             .get(key)
             .is_some_and(|entry| matches!(entry.state, State::Running { .. } | State::Written))
     }
 
-    /// How many jobs haven't ended.
+    /// The number of jobs that have not ended.
     pub(crate) fn len(&self) -> usize {
         self.table.len()
     }
 
-    /// The next job whose turn it is.
+    /// Takes the next queued job.
     fn pop(&mut self) -> Option<JobKey> {
         while let Some(key) = self.queue.pop_front() {
             let entry = self.table.get(&key);
@@ -244,7 +247,8 @@ impl Jobs {
         number
     }
 
-    /// How many copies had been shown when this job started; none if its answer no longer counts.
+    /// Returns the number of observations of copies when this job started. `None`: its answer no
+    /// longer counts.
     fn running(&self, job: &Job) -> Option<u64> {
         match self.table.get(&job.key)?.state {
             State::Running { number, shown } => (number == job.number).then_some(shown),
@@ -252,7 +256,7 @@ impl Jobs {
         }
     }
 
-    /// A job's pause is over.
+    /// Queues a job again after its pause.
     fn resume(&mut self, key: &JobKey, now: Tick) {
         if let Some(entry) = self.table.get_mut(key)
             && matches!(entry.state, State::Paused(until) if until <= now)
@@ -264,7 +268,7 @@ impl Jobs {
 }
 
 impl Engine {
-    /// The next job that is still needed.
+    /// Returns the next job that is still needed.
     pub(crate) fn next_job(&mut self) -> Option<Job> {
         while let Some(key) = self.jobs.pop() {
             let Some(task) = self.task(&key) else {
@@ -280,7 +284,7 @@ impl Engine {
         None
     }
 
-    /// What is to be done for a job now; none if it is no longer needed.
+    /// Returns the task of a job at this moment. `None`: the job is no longer needed.
     fn task(&self, key: &JobKey) -> Option<Task> {
         match key {
             JobKey::RecordKind(kind) => self.kind_to_record(kind).map(Task::RecordKind),
@@ -313,7 +317,7 @@ impl Engine {
         }
     }
 
-    /// The answer to a job. An answer that no longer counts changes nothing.
+    /// Takes in the answer to a job. An answer that no longer counts changes nothing.
     pub fn answered(&mut self, job: &Job, answer: Answer, now: Tick) {
         self.at(now);
         let Some(shown) = self.jobs.running(job) else {
@@ -342,7 +346,7 @@ impl Engine {
             (task, Answer::Done) => return self.written(task, &job.key),
             _ => false,
         };
-        // The answer may have led to another job of the same key.
+        // The answer may have led to a new job with the same key.
         if self.jobs.running(job).is_none() {
             return;
         }
@@ -353,12 +357,12 @@ impl Engine {
         }
     }
 
-    /// A job's write was made.
+    /// The write of a job succeeded.
     fn written(&mut self, task: &Task, key: &JobKey) {
         if let Task::RemoveLabel { since, .. } = task {
             self.label_removed(*since);
         }
-        // The watch may have been quicker than the answer.
+        // The watch may have shown the write before the answer arrived.
         if self.shows(task) {
             self.jobs.end(key);
         } else if let Some(entry) = self.jobs.table.get_mut(key) {
@@ -366,7 +370,7 @@ impl Engine {
         }
     }
 
-    /// True if the job's write is shown by now, or something else is.
+    /// True if the watch shows the job's write, or a later state of the object.
     fn shows(&self, task: &Task) -> bool {
         match task {
             Task::RecordKind(gvk) => self.kind_to_record(&gvk.group_kind()).is_none(),
@@ -387,7 +391,7 @@ impl Engine {
         }
     }
 
-    /// A job failed: it is tried again after a pause, if it is needed then.
+    /// A job failed. It is retried after a pause, if it is still needed then.
     fn pause(&mut self, job: &Job) {
         if let Task::ForgetKind(kind, _) = &job.task {
             self.kept_kind(kind);
@@ -401,7 +405,7 @@ impl Engine {
         self.work.timer(due, Timer::Job(job.key.clone()));
     }
 
-    /// A job's pause is over.
+    /// The pause of a job is over.
     pub(crate) fn resume_job(&mut self, key: &JobKey) {
         self.jobs.resume(key, self.now);
     }

@@ -1,19 +1,18 @@
 //! The state machine that both programs drive: *event → index → plan → write → outcome → status*.
 //!
-//! It never waits and never reads a clock: events and answers come in with the time, requests go
-//! out as values. The reconciler runs it as [`Role::Keeper`] over every namespace, the webhook as
-//! [`Role::Injector`] over the few that are waiting for their first copies. What is decided about a
-//! cell is decided here, once, for both.
+//! It never waits and never reads a clock. Each event and each answer arrives with its time, and
+//! requests leave as values. The reconciler runs the engine as [`Role::Keeper`] over every
+//! namespace. The webhook runs it as [`Role::Injector`] over the few namespaces that wait for their
+//! first copies. Both programs use the same decisions about cells, so they cannot disagree.
 //!
-//! - `world`: what the cluster shows of rules, kinds, namespaces and copies, and what must be
-//!   watched for it
-//! - `sources`: what rules copy
-//! - `rights`: whether a rule may do what it says
-//! - `cells`: from a namespace in which something changed to a request, and back
-//! - `jobs`: questions and small writes that are about no copy
-//! - `removal`: why a copy may go
+//! - `world`: the observed rules, kinds, namespaces and copies, and the watches that they need
+//! - `sources`: the objects that rules copy
+//! - `rights`: whether a rule has the permissions and grants that it needs
+//! - `cells`: from a changed namespace to a request, and from its answer back to the state
+//! - `jobs`: questions and small writes that concern no single copy
+//! - `removal`: why Mimeo may delete a copy
 //! - `pod_gate`: namespaces that wait for their copies
-//! - `report`: what people are told
+//! - `report`: statuses, Events, numbers and views for users
 //! - `quota`: how many objects of one namespace count
 
 pub mod admission;
@@ -83,33 +82,35 @@ use mimeo_model::{
 
 use crate::{clock::Tick, slot::Slots};
 
-/// What an operator, or the cluster, decides.
+/// The settings of one engine, from flags or from the cluster.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// What the engine is for.
+    /// The role: reconciler or webhook.
     pub role: Role,
-    /// Uid of the namespace `kube-system`: tells this cluster from others.
+    /// Uid of the namespace `kube-system`. It identifies this cluster.
     pub cluster: Box<str>,
-    /// How long the webhook may take over a marked namespace before the reconciler does it.
+    /// How long the reconciler leaves a namespace with the pending label to the webhook.
     pub takeover: Duration,
-    /// How long losses that nobody confirmed are collected before the first delete.
+    /// How long unconfirmed losses of copies are collected before the first of these copies is
+    /// deleted.
     pub sweep: Duration,
-    /// Losses of at least this many copies that take half of a rule's copies are held.
+    /// The smallest number of lost copies that can hold a deletion. The losses must also be half of
+    /// the rule's copies.
     pub sweep_limit: usize,
-    /// How long a loss counts, from when its copy was let go.
+    /// How long a released copy still counts as a loss, from the time of its release for deletion.
     pub sweep_window: Duration,
-    /// How long a namespace's pods may be held under `podGate: BestEffort`, from its mark on.
+    /// How long pods may be held under `podGate: BestEffort`, from the time of the pending label.
     pub budget: Duration,
-    /// First back-off after a failure; doubles up to `backoff_limit`.
+    /// The back-off after a first failure. It doubles with each failure, up to `backoff_limit`.
     pub backoff: Duration,
-    /// Longest back-off.
+    /// The longest back-off.
     pub backoff_limit: Duration,
-    /// Where it acts.
+    /// The namespaces and kinds in which Mimeo acts.
     pub reach: Reach,
 }
 
 impl Settings {
-    /// The defaults, for a role and a cluster.
+    /// Returns the default settings for a role and a cluster.
     pub fn new(role: Role, cluster: impl Into<Box<str>>) -> Self {
         Self {
             role,
@@ -126,53 +127,54 @@ impl Settings {
     }
 }
 
-/// The world as far as it is known, and what is under way.
+/// The observed state of the cluster, and all work in progress.
 #[derive(Debug)]
 pub struct Engine {
     settings: Settings,
     rules: BTreeMap<Arc<RuleId>, RuleState>,
     collections: PerKind<rules::Collection>,
-    /// Rules that copies name but that don't exist.
+    /// Rules that are named in copies but don't exist.
     gone: BTreeMap<Arc<RuleId>, absent::Gone>,
     consent: consent::Consent,
-    /// By their namespaces, those that are held.
+    /// The held `Replication`s of each namespace.
     replications: BTreeMap<Box<str>, quota::Replications>,
     sweeps: losses::Sweeps,
-    /// How many cells were looked at for these.
+    /// The number of cells looked at in decisions about losses.
     reviewed: Counter<u64>,
-    /// What a person confirmed on the kinds `ConfigMap`.
+    /// The nonce of a held deletion that a user confirmed on the kinds `ConfigMap`.
     confirmed: Option<Box<str>>,
-    /// Each by itself: in the nodes of a map there is room for twice as many as there are, and each
-    /// plan takes one out and puts it back.
+    /// Each value has its own allocation, because each plan takes one value out and puts it back.
+    /// The nodes of a map also have room for twice as many values as they hold.
     namespaces: BTreeMap<Arc<str>, Box<Namespace>>,
     namespaces_listed: bool,
-    /// What rules name, and what their selectors find. Of the latter also what they have found and
-    /// don't any more, for as long as copies of it are there.
+    /// The sources that rules name, and those that their selectors find. A source that a selector
+    /// no longer finds stays here as long as copies of it exist.
     sources: BTreeMap<SourceRef, SourceState>,
     selectors: BTreeMap<SourceSelector, select::Findings>,
-    /// Those that are to be listed anew.
+    /// Selectors that must be listed again.
     relist: BTreeSet<SourceSelector>,
-    /// What copies say that they were copied from, by its hash.
+    /// The sources that copies name in their annotations, by the hash of the reference.
     origins: BTreeMap<u64, SourceRef>,
-    /// Sources that can't be read now. What was last read of them holds meanwhile.
+    /// Sources that can't be read now. The state from the last successful read stays valid
+    /// meanwhile.
     unreadable: BTreeMap<SourceRef, Unreadable>,
     kinds: kinds::Kinds,
     slots: Slots,
-    /// How much was shown of copies.
+    /// The number of observations of copies so far.
     shown: u64,
     work: work::Work,
     jobs: jobs::Jobs,
     dirty: BTreeSet<Arc<str>>,
-    /// How often a namespace was planned.
+    /// The number of plans made for namespaces.
     planned: u64,
-    /// What is being counted for statuses.
+    /// The count for the next statuses, if one is in progress.
     census: Option<census::Census>,
-    /// How many cells were looked at for that.
+    /// The number of cells looked at for these counts.
     counted: u64,
     marks: pod_gate::Marks,
     lags: numbers::Lags,
     webhooks: Webhooks,
-    /// Since when there is one without a break.
+    /// When a webhook began to run without a break.
     webhooks_since: Tick,
     notices: Vec<Notice>,
     news: announce::News,
@@ -186,15 +188,15 @@ pub struct Engine {
 enum Listing {
     #[default]
     Unknown,
-    /// The server doesn't serve the kind.
+    /// The API server doesn't serve the kind.
     Unserved,
-    /// It won't say, until somebody mends that.
+    /// The API server refuses or fails to list the kind, until a user fixes that.
     Unreadable(Unreadable),
-    /// Each was shown once.
+    /// The watch has shown every object once.
     Listed,
 }
 
-/// Something for each kind of rules.
+/// One value for each kind of rule.
 #[derive(Debug, Default)]
 struct PerKind<T> {
     cluster: T,
@@ -222,7 +224,7 @@ impl<T> std::ops::IndexMut<RuleKind> for PerKind<T> {
 }
 
 impl Engine {
-    /// Knows nothing yet.
+    /// Creates an engine that has observed nothing yet.
     pub fn new(settings: Settings) -> Self {
         Self {
             settings,
@@ -262,12 +264,12 @@ impl Engine {
         }
     }
 
-    /// Where it acts.
+    /// The namespaces and kinds in which Mimeo acts.
     pub fn reach(&self) -> &Reach {
         &self.settings.reach
     }
 
-    /// Moves the clock; it never goes back.
+    /// Moves the clock forward. The clock never goes back.
     fn at(&mut self, now: Tick) {
         self.now = self.now.max(now);
     }

@@ -1,5 +1,5 @@
-//! Drives one [`Engine`]: events in from the watches, requests out through the writer. Both
-//! binaries run this; what differs between them is the engine's role.
+//! Drives one [`Engine`]: watch events go in, and requests leave through the writer. Both programs
+//! run this code. They differ only in the engine's role.
 
 use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
@@ -26,22 +26,22 @@ use crate::{
     writer::{CallError, CallResult, KINDS_CONFIG_MAP, Writer},
 };
 
-/// What an engine's actions are carried out with.
+/// The means to carry out an engine's actions.
 #[derive(Clone)]
 pub struct Tools {
     /// Carries out requests and jobs.
     pub writer: Writer,
-    /// How many requests at once.
+    /// Limits the number of concurrent requests.
     pub limiter: Limiter,
-    /// Finds the resources of sources to confirm.
+    /// Finds the resource of a source's kind.
     pub discovery: Arc<Discovery>,
 }
 
-/// How often a standby's engine forgets what has ended.
+/// How often the engine of a standby forgets state that has ended.
 const REST: Duration = Duration::from_mins(1);
 
-/// Carries out what the engine wants, for as long as `active` says so; a standby only takes in what
-/// it is told. Runs until dropped.
+/// Carries out the engine's actions while `active` is true. A standby only takes in events. Runs
+/// until dropped.
 pub async fn drive(handle: Handle, tools: Tools, mut active: watch::Receiver<bool>) {
     loop {
         match tokio::time::timeout(REST, active.wait_for(|active| *active)).await {
@@ -59,7 +59,7 @@ pub async fn drive(handle: Handle, tools: Tools, mut active: watch::Receiver<boo
         }
         let (action, wake_at) = next_action(&handle);
         let Some(action) = action else {
-            // Jobs need permits, too: none is kept while there is nothing to do.
+            // Jobs need permits, too. So the loop keeps none while there is no work.
             drop(permit);
             tokio::select! {
                 () = woken => {}
@@ -91,7 +91,7 @@ pub async fn drive(handle: Handle, tools: Tools, mut active: watch::Receiver<boo
     }
 }
 
-/// What to do now, or else when to ask again even if nothing happens.
+/// Returns the next action. If there is none, returns when to ask again even if no event arrives.
 fn next_action(handle: &Handle) -> (Option<Action>, Option<Duration>) {
     let (action, wake_at, notices) = handle.look(|engine, now| {
         let action = engine.next(now);
@@ -100,13 +100,13 @@ fn next_action(handle: &Handle) -> (Option<Action>, Option<Duration>) {
     });
     tell(&notices);
     if action.is_none() {
-        // Planning may have settled what somebody waits for, without any request.
+        // A plan can end a wait, for example of a pod request, without any write.
         handle.tell_of_change();
     }
     (action, wake_at)
 }
 
-/// One line per change made; reads and dry runs change nothing.
+/// Logs one line for each change. Reads and dry runs change nothing.
 fn note(request: &Request, outcome: &Outcome) {
     let (Some(why), ticket) = (request.ticket.why, &request.ticket) else {
         return;
@@ -149,10 +149,10 @@ fn tell(notices: &[Notice]) {
     }
 }
 
-/// Carries out a job once. The engine decides if and when a failed job is tried again.
+/// Carries out a job once. The engine decides if and when a failed job is retried.
 async fn run(handle: &Handle, tools: &Tools, job: &Job) {
-    // Each source may be as large as an object can be, and the engine decides after the read
-    // whether it is held.
+    // A source may be as large as an object can be. The engine decides only after the read if the
+    // content is held. So such reads take turns.
     let reads = matches!(job.task, Task::ConfirmSource(_) | Task::ReadSource(_));
     let turn = if reads {
         handle.turn_to_read().await
@@ -161,7 +161,8 @@ async fn run(handle: &Handle, tools: &Tools, job: &Job) {
     };
     let answer = match carry_out(tools, &job.task).await {
         Ok(answer) => answer,
-        // As long as the kind isn't served. The rules of the kind say so.
+        // This repeats for as long as the kind isn't served, so it is no warning. The status of
+        // each rule that needs the kind shows it.
         Err(CallError::NotFound) => {
             debug!(job = %job.task, "job not done: the kind isn't served");
             Answer::Failed
@@ -186,7 +187,7 @@ async fn carry_out(tools: &Tools, task: &Task) -> CallResult<Answer> {
         Task::ConfirmSource(source) => {
             let resource = resource(tools, &source.gvk).await?;
             let read = writer.read_source(source, &resource).await?;
-            // A source that exists is shown by its watch.
+            // A source that exists is shown by its watch, not by this answer.
             Ok(read.map_or(Answer::Failed, Answer::Source))
         }
         Task::ConfirmGrants(namespace) => writer.read_grants(namespace).await.map(Answer::Grants),
@@ -222,8 +223,8 @@ async fn carry_out(tools: &Tools, task: &Task) -> CallResult<Answer> {
     }
 }
 
-/// The resource of a kind. [`CallError::NotFound`] if the kind isn't served: nothing is known of
-/// its objects then.
+/// Returns the resource of a kind. [`CallError::NotFound`] means that the kind isn't served. Then
+/// the read proves nothing about its objects.
 async fn resource(tools: &Tools, gvk: &GroupVersionKind) -> CallResult<Resource> {
     let found = tools.discovery.find(gvk).await;
     found
@@ -231,8 +232,8 @@ async fn resource(tools: &Tools, gvk: &GroupVersionKind) -> CallResult<Resource>
         .ok_or(CallError::NotFound)
 }
 
-/// Writes statuses as they come due, at most one at a time per rule. Only the keeper's engine has
-/// any. Runs until dropped.
+/// Writes statuses when they are due, at most one at a time for each rule. Only the reconciler's
+/// engine has any. Runs until dropped.
 pub async fn report(handle: Handle, writer: Writer, mut active: watch::Receiver<bool>) {
     let mut changes = handle.changes();
     loop {
@@ -243,7 +244,7 @@ pub async fn report(handle: Handle, writer: Writer, mut active: watch::Receiver<
         let (updates, counts) =
             handle.look(|engine, now| (engine.statuses(now, Timestamp::now()), engine.counts()));
         if counts {
-            // Others get their turn in between.
+            // Other work gets its turn between two pieces of the count.
             tokio::time::sleep(Duration::from_millis(1)).await;
             continue;
         }
@@ -253,7 +254,7 @@ pub async fn report(handle: Handle, writer: Writer, mut active: watch::Receiver<
                 handle.look(|engine, now| engine.status_failed(&update.id, now));
             }
         }
-        // The statuses of rules come first.
+        // The statuses of rules are written before the statuses of grants.
         for update in handle.look(Engine::grant_statuses) {
             if let Err(error) = writer.write_grant_status(&update, Timestamp::now()).await {
                 let GrantUpdate {
@@ -271,8 +272,8 @@ pub async fn report(handle: Handle, writer: Writer, mut active: watch::Receiver<
                 .min();
             due.map(|due| due.saturating_sub(now))
         });
-        // Changes come by the thousand while copies are written; a status is worth at most one look
-        // in a while.
+        // While copies are written there are thousands of changes. The loop checks the statuses
+        // only once in a while.
         let pause = due
             .unwrap_or(Duration::from_hours(1))
             .max(Duration::from_millis(100));
@@ -288,9 +289,9 @@ pub async fn report(handle: Handle, writer: Writer, mut active: watch::Receiver<
     }
 }
 
-/// Writes Events as they come due, under this replica's name. Each is tried once: what can't be
-/// written is no reason to trouble the API server, and isn't what Mimeo is for. Only the keeper's
-/// engine has any. Runs until dropped.
+/// Writes Events when they are due, under this replica's name. Each is tried only once. Events are
+/// not Mimeo's purpose, so a failed one is not worth another request to the API server. Only the
+/// reconciler's engine has any. Runs until dropped.
 pub async fn announce(
     handle: Handle,
     writer: Writer,
@@ -321,7 +322,7 @@ pub async fn announce(
                 .write_event(announcement, &reporter, Timestamp::now())
                 .await
                 .err();
-            // Whatever keeps one from being written keeps most from it.
+            // The cause of one failure usually stops most Events, so the same error is logged once.
             if let Some(error) = failed.as_ref().filter(|_| failed != trouble) {
                 warn!(%error, "Event not written");
             }
@@ -330,7 +331,7 @@ pub async fn announce(
         let pause = due.unwrap_or(Duration::from_hours(1));
         tokio::select! {
             () = tokio::time::sleep(pause) => {}
-            // While copies are written changes come by the thousand, and none is told at once.
+            // While copies are written there are thousands of changes, and no Event is due at once.
             changed = changes.changed() => {
                 if changed.is_err() {
                     return;
@@ -341,8 +342,9 @@ pub async fn announce(
     }
 }
 
-/// Held deletions of rules that no longer exist are nobody's status: they are said in the log, once
-/// each, and few at a time: anybody's marks can name rules that never were. Runs until dropped.
+/// Logs the held deletions of rules that no longer exist, because these rules have no status to
+/// show them. Each is logged once, and only a few at a time. Any user can write labels and
+/// annotations that name rules which never existed. Runs until dropped.
 pub async fn remind(handle: Handle) {
     let mut told = Told::default();
     let mut changes = handle.changes();
@@ -367,7 +369,7 @@ pub async fn remind(handle: Handle) {
             warn!(more, "deletions held of more rules that are gone");
         }
         if more > 0 {
-            // They come next, whether anything else changes or not.
+            // The remaining ones are logged next, even if nothing else changes.
             changes.mark_changed();
         }
         tokio::time::sleep(if more > 0 {
@@ -379,15 +381,15 @@ pub async fn remind(handle: Handle) {
     }
 }
 
-/// So many held deletions are told at a time.
+/// The largest number of held deletions that are logged at a time.
 const AT_ONCE: usize = 20;
 
-/// The held deletions that were told, by their nonces: of those alone that are held still.
+/// The nonces of the held deletions that were logged and are still held.
 #[derive(Debug, Default)]
 struct Told(BTreeSet<String>);
 
 impl Told {
-    /// Of what is held now that which is to be told, and how much more there is.
+    /// Returns the held deletions that must be logged now, and the number of those that must wait.
     fn news<T>(&mut self, held: Vec<(String, T)>) -> (Vec<(String, T)>, usize) {
         let nonces: BTreeSet<&String> = held.iter().map(|(nonce, _)| nonce).collect();
         self.0.retain(|nonce| nonces.contains(nonce));

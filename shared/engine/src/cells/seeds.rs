@@ -1,4 +1,5 @@
-//! Copies that are created once: whether that is done, and what their namespaces remember of it.
+//! Copies with `strategy: CreateOnce`: whether they were created already, and the record of them in
+//! an annotation of their namespace. The code calls one entry of this record a seed.
 
 use std::sync::Arc;
 
@@ -18,7 +19,8 @@ use crate::{
 };
 
 impl Engine {
-    /// Whether a rule that creates its copies once has nothing to do in a cell (any more).
+    /// True if the rule has `strategy: CreateOnce` and its create in this cell is done or not
+    /// needed (any more).
     pub(crate) fn seeded(
         &self,
         slot: &Slot,
@@ -31,16 +33,18 @@ impl Engine {
                 || self.remembers(namespace, &rule.id, slot.kind, &cell.name))
     }
 
-    /// Whether what is seen in a cell is in this namespace, and not in a former one of its name
-    /// whose end is yet to be told: it is newer, or was asked for, or a later listing didn't show
-    /// its end. What we may have deleted ourselves is not.
+    /// True if the observed object is in the present namespace. The watch may not have shown yet
+    /// that the object went away together with a former namespace of the same name. One of these
+    /// facts proves the present namespace: the object is newer, or a request has found it, or a
+    /// later listing still shows it. Returns false for a copy that this process may have deleted
+    /// itself.
     pub(crate) fn is_of_now(&self, name: &str, namespace: &Namespace, cell: &Cell) -> bool {
         let listed = self.kinds[cell.kind].surveys.of(name).listed_at;
         let newer = || cell.seen().is_none_or(|seen| seen.version > namespace.born);
         !cell.leaving && (cell.proven || listed >= namespace.born || newer())
     }
 
-    /// Whether the namespace remembers that the rule created this copy in it, once and for all.
+    /// True if the namespace has a record that the rule created this copy.
     pub(crate) fn remembers(
         &self,
         namespace: &Namespace,
@@ -57,9 +61,9 @@ impl Engine {
         Some(Seed::new(namespace.uid?, rule, kind, name))
     }
 
-    /// Remembers what is in a cell as created, if its rule creates once, and acts. So it counts
-    /// whatever becomes of it, also before the annotation says so; and what was there while the
-    /// rule did nothing counts for nothing.
+    /// Records the object in a cell as created, if its rule is active and has `strategy:
+    /// CreateOnce`. So Mimeo does not create the copy again if it is deleted, even before the
+    /// annotation is written. An object that was there while the rule was inactive is not recorded.
     pub(crate) fn sow(&self, name: &str, namespace: &mut Namespace, at: usize) {
         let cell = &namespace.cells[at];
         if self.settings.role != Role::Keeper || !namespace.alive() {
@@ -84,9 +88,9 @@ impl Engine {
         }
     }
 
-    /// Has the namespace remember which copies were created in it once: all of them with one
-    /// write. A rule that has come to keep its copy is forgotten; should it ever create once again,
-    /// the copy that exists then counts.
+    /// Requests one write that records all created copies in the namespace's annotation. If a rule
+    /// no longer has `strategy: CreateOnce`, its entries are removed. If such a rule changes back
+    /// later, the copy that exists then is recorded again.
     pub(crate) fn plan_seeds(&mut self, name: &Arc<str>, namespace: &mut Namespace) {
         (0..namespace.cells.len()).for_each(|at| self.sow(name, namespace, at));
         let key = JobKey::RecordCreated(name.clone());
@@ -99,15 +103,15 @@ impl Engine {
         let noted = noted_seeds(namespace);
         namespace.sown.retain(&seeds);
         if seeds == noted {
-            // No watch would tell of a write that changes nothing.
+            // A write that changes nothing causes no watch event, so the job would never end.
             namespace.seeds = seeds;
         } else {
             self.jobs.ask(key);
         }
     }
 
-    /// What a namespace is to remember, if this process writes that and everything that decides
-    /// about it is known.
+    /// Returns the record that the namespace's annotation must hold. `None`: this process does not
+    /// write it, or a fact that decides about it is still unknown.
     fn seeds_to_keep(&self, name: &str, namespace: &Namespace) -> Option<Seeds> {
         let writes = self.settings.role == Role::Keeper
             && namespace.alive()
@@ -126,8 +130,8 @@ impl Engine {
                 continue;
             };
             if rule.strategy != Strategy::CreateOnce {
-                // Before its copies were seen another rule may have the cell, whose mark decides
-                // that.
+                // The copies of the kind were not all observed yet. The cell may hold a copy of
+                // another rule, and Mimeo's labels and annotations on it decide that.
                 if !self.kinds[cell.kind].copies_known_in(name) {
                     continue;
                 }
@@ -135,14 +139,14 @@ impl Engine {
                     .iter()
                     .for_each(|seed| seeds.remove(*seed));
             } else if !cell.settled() {
-                return None; // Its answer plans the namespace once more.
+                return None; // The answer to its request plans the namespace again.
             }
         }
         Some(seeds)
     }
 
-    /// The write of a namespace's annotation, as far as the namespace is known now; none if the
-    /// annotation says everything already.
+    /// Returns the write of the annotation for the present state of the namespace. `None`: the
+    /// annotation is up to date.
     pub(crate) fn created_to_record(&self, name: &Arc<str>) -> Option<Task> {
         let namespace = self.namespaces.get(name)?;
         let seeds = self.seeds_to_keep(name, namespace)?;
@@ -154,7 +158,7 @@ impl Engine {
     }
 }
 
-/// What a namespace's annotation says.
+/// Returns the record that the namespace's annotation holds now.
 fn noted_seeds(namespace: &Namespace) -> Seeds {
     let mut noted = namespace.seeds.clone();
     noted.subtract(&namespace.sown);

@@ -1,5 +1,5 @@
 //! The verdict about one cell: the next step, and everything that the engine must do because of the
-//! decision. Deciding changes nothing. [`Engine::adopt`] alone has effects.
+//! decision. A decision changes nothing. Only [`Engine::adopt`] has effects.
 
 use std::sync::Arc;
 
@@ -22,21 +22,21 @@ use crate::{
 pub(crate) struct Verdict {
     /// The next step.
     pub(crate) step: Step,
-    /// What the decision needs before it can be another one.
+    /// The work that must be done before the decision can change.
     pub(crate) needs: Needs,
 }
 
-/// Needs in the order in which the decision met them. Most decisions have none.
+/// The needs in the order in which the decision found them. Most decisions have none.
 pub(crate) type Needs = Vec<Need>;
 
-/// Something that the engine must do because of a decision.
+/// One effect that a decision asks for.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Need {
-    /// Ask the API server what became of this rule.
+    /// Read this rule from the API server, to learn how it disappeared.
     Rule(Arc<RuleId>),
-    /// Ask the API server what became of this source.
+    /// Read this source from the API server, to learn how it disappeared.
     Source(SourceRef),
-    /// Ask the API server which grants this namespace has.
+    /// Read the grants of this namespace from the API server.
     Grants(Box<str>),
     /// Begin the grace period of a source that a selector found before this process began.
     LostSource(SourceRef),
@@ -47,7 +47,7 @@ pub(crate) enum Need {
 }
 
 impl Engine {
-    /// Does what a decision about one cell needs.
+    /// Carries out the needs of a decision about one cell.
     pub(crate) fn adopt(
         &mut self,
         namespace: &Arc<str>,

@@ -1,4 +1,4 @@
-//! What is to be done next: the queue, the timers and the back-off.
+//! The order of work: the queue, the timers and the back-off.
 
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
@@ -24,33 +24,34 @@ use crate::{
     request::Request,
 };
 
-/// Something for the driver to do.
+/// One piece of work for the driver.
 #[derive(Debug)]
 pub enum Action {
-    /// One request about one cell. Its answer comes back through [`Engine::outcome`].
+    /// One request about one cell. The driver hands its answer to [`Engine::outcome`].
     Request(Box<Request>),
-    /// Anything else. Its answer comes back through [`Engine::answered`].
+    /// Any other work. The driver hands its answer to [`Engine::answered`].
     Job(Box<Job>),
 }
 
-/// A cell that isn't as it should be, told once.
+/// A failure of one cell, for the log. A cell reports the same reason only once.
 #[derive(Clone, Debug)]
 pub struct Notice {
-    /// The rule that wants a copy there, or whose copy is there though nobody wants it.
+    /// The rule that wants a copy in the cell. If no rule wants one, the rule of the copy that is
+    /// there.
     pub rule: Option<Arc<RuleId>>,
-    /// Whether a copy is wanted there.
+    /// True if a rule wants a copy in the cell.
     pub wanted: bool,
     /// Kind of the copy.
     pub kind: GroupKind,
-    /// Its namespace.
+    /// Namespace of the copy.
     pub namespace: Arc<str>,
-    /// Its name.
+    /// Name of the copy.
     pub name: Arc<str>,
-    /// What is wrong.
+    /// The failure.
     pub failure: Failure,
 }
 
-/// So many cells may wait in a queue that keeps its room.
+/// An empty queue keeps room for this many cells.
 const FEW: usize = 64;
 
 #[derive(Debug, Default)]
@@ -61,17 +62,18 @@ pub(crate) struct Work {
     timers: BTreeSet<(Tick, Timer)>,
     pub(crate) serial: u32,
     pub(crate) untidy: bool,
-    /// Having taken long it isn't done again until then.
+    /// No tidying before this time, because the last one took long.
     pub(crate) tidy_after: Tick,
 }
 
 pub(crate) type CellRef = (Arc<str>, KindId, Arc<str>);
 
-/// Cells of Replications. However many those of one namespace have, the others' come in between.
+/// The waiting cells of `Replication`s, by the namespace of their rule. The namespaces take turns,
+/// so one namespace with many cells cannot delay the others.
 #[derive(Debug, Default)]
 struct Turns {
     waiting: BTreeMap<Box<str>, VecDeque<CellRef>>,
-    /// Whose turn was the last.
+    /// The namespace that had the last turn.
     last: Box<str>,
 }
 
@@ -104,23 +106,23 @@ impl Turns {
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Timer {
     Cell(Arc<str>, KindId, Arc<str>),
-    /// A copy is to be verified, if its rule still says so.
+    /// A request must verify a copy, if its rule still has a resync period.
     Resync(Arc<str>, KindId, Arc<str>),
     Namespace(Arc<str>),
-    /// The pause of a job that failed is over.
+    /// The pause of a failed job is over.
     Job(JobKey),
-    /// A slot's cells may be asked again what a good copy looks like.
+    /// A cell of this slot may ask again, with a dry run, how a good copy looks.
     Learn(SlotId),
     Rule(Arc<RuleId>),
     Sweep(Arc<RuleId>),
-    /// The statuses of all rules.
+    /// The statuses of all rules are due.
     Rules,
     Tidy,
     Everything,
 }
 
 impl Work {
-    /// Queues a cell; `home` is the namespace of its rule, if that lives in one.
+    /// Queues a cell. `home` is the namespace of its rule, if the rule is a `Replication`.
     pub(crate) fn queue(
         &mut self,
         namespace: &Arc<str>,
@@ -144,7 +146,8 @@ impl Work {
             .or_else(|| self.tenants.pop())
     }
 
-    /// All has been done. The room that a large fan-out took isn't kept for the next one.
+    /// The queue is empty. Gives the memory of a large fan-out back instead of keeping it for the
+    /// next one.
     fn rest(&mut self) {
         self.urgent.shrink_to(FEW);
         self.normal.shrink_to(FEW);
@@ -163,7 +166,7 @@ impl Work {
         }
     }
 
-    /// Something went: what it needed may not be needed any more.
+    /// Something has disappeared. The next tidying removes the state that only it needed.
     pub(crate) fn tidy_later(&mut self) {
         self.untidy = true;
     }
@@ -172,7 +175,7 @@ impl Work {
         self.timers.insert((due, timer));
     }
 
-    /// Puts a cell off, longer each time.
+    /// Delays the next request about a cell. The delay doubles with each failure in a row.
     pub(crate) fn back_off(
         &mut self,
         namespace: &Arc<str>,
@@ -183,14 +186,15 @@ impl Work {
     ) {
         let delay = delay(settings, cell.streak).max(at_least.unwrap_or_default());
         cell.streak = cell.streak.saturating_add(1);
-        // Spread over a fifth, by the name: what failed together doesn't come back together.
+        // The delay is up to a fifth longer, depending on the name of the namespace. So cells that
+        // failed together don't all retry at the same time.
         let spread =
             u32::try_from(Checksum::of(namespace.as_bytes()).short() % 200).unwrap_or_default();
         self.put_off(namespace, cell, now + delay + delay * spread / 1000);
     }
 
-    /// Puts a cell off until then, whatever it was put off until before: however often the world
-    /// changes meanwhile, it has one timer.
+    /// Delays the next request about a cell to this time, which replaces any former time. So a cell
+    /// has at most one such timer, however often the cluster changes meanwhile.
     pub(crate) fn put_off(&mut self, namespace: &Arc<str>, cell: &mut Cell, due: Tick) {
         let timer = Timer::Cell(namespace.clone(), cell.kind, cell.name.clone());
         let former = (std::mem::replace(&mut cell.due, due), timer);
@@ -199,7 +203,8 @@ impl Work {
         self.timer(due, former.1);
     }
 
-    /// Has a cell verified then, or never, whenever it was to be before.
+    /// Sets the time at which a copy must be verified, or `None` for never. It replaces any former
+    /// time.
     pub(crate) fn remind(&mut self, namespace: &Arc<str>, cell: &mut Cell, due: Option<Tick>) {
         let former = std::mem::replace(&mut cell.resync, due);
         if former == due {
@@ -223,7 +228,8 @@ pub(crate) fn delay(settings: &Settings, streak: u8) -> Duration {
 }
 
 impl Engine {
-    /// The next thing to do; none until something happens or [`Engine::wake_at`] comes.
+    /// Returns the next work. `None`: there is none until an event arrives or [`Engine::wake_at`]
+    /// is reached.
     pub fn next(&mut self, now: Tick) -> Option<Action> {
         self.at(now);
         self.fire();
@@ -237,8 +243,8 @@ impl Engine {
                     return Some(Action::Request(Box::new(request)));
                 }
             }
-            // Where the last of what was queued comes to nothing, something may have waited for
-            // that.
+            // The last queued cells may have needed no request. A namespace that waited for them is
+            // dirty now, and must be planned.
             if self.dirty.is_empty() {
                 break;
             }
@@ -255,7 +261,7 @@ impl Engine {
         self.next_job().map(Box::new).map(Action::Job)
     }
 
-    /// When to call [`Engine::next`] again even if nothing happens.
+    /// Returns when to call [`Engine::next`] again even if no event arrives.
     pub fn wake_at(&self) -> Option<Tick> {
         self.work.timers.first().map(|(due, _)| *due)
     }
@@ -285,8 +291,9 @@ impl Engine {
                     return;
                 }
                 cell.phase = Phase::Idle;
-                // No watch shows an object that isn't ours: it may be gone by now, or have come to
-                // where a rule of a higher rank kept a copy from being created.
+                // No watch shows an object that isn't Mimeo's own. So an object that conflicted may
+                // be gone by now. And an object may exist by now where a rule of a higher rank kept
+                // a copy from being created. A read must tell.
                 let barred = cell.belief == Belief::Absent
                     && cell
                         .failure
@@ -336,13 +343,14 @@ impl Engine {
         }
     }
 
-    /// The one rule with which a cell counts. Whatever changes that marks the former one's status
-    /// as due; the other's is when the cell is planned.
+    /// Returns the one rule whose numbers include this cell. Code that changes this rule marks the
+    /// former rule's status as due. The plan of the cell marks the new rule's status.
     pub(crate) fn rule_of(&self, cell: &Cell) -> Option<Arc<RuleId>> {
         self.slots.owner(cell).cloned()
     }
 
-    /// Notes why a cell isn't as it should be. Told once, not with every try.
+    /// Records the failure of a cell. A notice and an Event report it when its reason is new, not
+    /// with every retry.
     pub(crate) fn fail(&mut self, namespace: &Arc<str>, cell: &mut Cell, failure: Failure) {
         let rule = self.rule_of(cell);
         if let Some(rule) = &rule {
@@ -369,7 +377,8 @@ impl Engine {
         cell.failure = Some(Box::new(Failing { failure, since }));
     }
 
-    /// What went wrong since the last call, for the log: each cell's trouble once.
+    /// Returns the failures since the last call, for the log. A cell reports the same reason only
+    /// once.
     pub fn notices(&mut self) -> Vec<Notice> {
         std::mem::take(&mut self.notices)
     }

@@ -1,7 +1,7 @@
-//! Namespaces that wait for their copies: the mark, who works on it, and what still holds the
-//! namespace's pods.
+//! Namespaces that wait for their copies. This file handles the pending label, decides which
+//! process may write the copies, and finds the copies that still hold the namespace's pods.
 //!
-//! - `issued`: marks that this replica set and has not seen yet
+//! - `issued`: pending labels that this replica set and has not seen in the watch yet
 
 pub(crate) mod issued;
 
@@ -28,19 +28,20 @@ use crate::{
     work::Timer,
 };
 
-/// How long a mark outlasts the budget. Pods that were told to come again until time ran out come a
-/// second later, or two.
+/// How long a pending label stays after the budget has ended. A pod that was refused until the
+/// budget ended is retried one or two seconds later.
 const FAREWELL: Duration = Duration::from_secs(5);
 
-/// By how much one watch may be ahead of another; more than that is rare, and only costs a request.
+/// How far one watch may be ahead of another. A longer lead is rare, and only costs a needless
+/// request.
 const SETTLING: Duration = Duration::from_millis(250);
 
-/// The marks that this process sets and takes off.
+/// The pending labels that this process sets and removes.
 #[derive(Debug)]
 pub(crate) struct Marks {
-    /// Those that this replica set and has not seen yet.
+    /// Labels that this replica set and has not seen in the watch yet.
     pub(crate) issued: Issued,
-    /// How long after it has seen its mark it begins to write.
+    /// How long this replica waits before it writes, after the watch has shown its label.
     pub(crate) delay: Duration,
 }
 
@@ -53,20 +54,21 @@ impl Default for Marks {
     }
 }
 
-/// A copy that a namespace's pods wait for.
+/// A copy that the pods of a namespace wait for.
 ///
 /// Prints as
-/// `Secret registry (ClusterReplication/registry, podGate Required): Conflict, an object of that name exists`.
+/// `Secret registry (ClusterReplication/registry, podGate Required): Conflict, an object of that
+/// name exists`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AwaitedCopy {
-    /// Kind and name of the copy: `Secret registry`. As long as a selector's sources aren't listed:
-    /// what it selects.
+    /// Kind and name of the copy: `Secret registry`. Before a selector's sources are listed, a
+    /// description of the selector instead.
     pub copy: String,
-    /// The rule that makes it.
+    /// The rule that makes the copy.
     pub rule: Arc<RuleId>,
     /// The rule's `podGate`.
     pub pod_gate: PodGate,
-    /// Why it can't be written now; none while it is on its way.
+    /// Why the copy can't be written now. `None`: Mimeo is writing it.
     pub why: Option<String>,
 }
 
@@ -86,34 +88,37 @@ impl fmt::Display for AwaitedCopy {
     }
 }
 
-/// What still holds a namespace's pods.
-#[allow(clippy::struct_excessive_bools)] // Four facts that are true or not, each on its own.
+/// The copies that still hold the pods of a namespace.
+#[allow(clippy::struct_excessive_bools)] // Four independent facts.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Progress {
-    /// Whether this process has seen the namespace at all.
+    /// True if this process has seen the namespace at all.
     pub seen: bool,
-    /// Which object of the namespace's name it saw.
+    /// The uid of the observed namespace.
     pub uid: Option<Uid>,
-    /// The mark that it saw on it.
+    /// The nonce of the pending label that this process saw on the namespace.
     pub token: Option<Box<str>>,
-    /// Copies of `podGate: Required` that cannot be written now: pods are denied.
+    /// Copies of `podGate: Required` that cannot be written now. Pods are denied.
     pub denied: Vec<AwaitedCopy>,
-    /// Copies of `podGate: BestEffort` that cannot be written now: pods go on with a warning.
+    /// Copies of `podGate: BestEffort` that cannot be written now. Pods are admitted with a
+    /// warning.
     pub excused: Vec<AwaitedCopy>,
-    /// Copies that are being written.
+    /// Copies that Mimeo is writing.
     pub waiting: Vec<AwaitedCopy>,
-    /// Whether one of `waiting` is of `podGate: Required`, which no budget excuses.
+    /// True if a rule of one of the copies in `waiting` has `podGate: Required`. The budget does
+    /// not end this wait.
     pub required: bool,
-    /// Whether the time budget ran out.
+    /// True if the budget has ended.
     pub over_budget: bool,
-    /// Whether LimitRanges or ServiceAccounts are among the copies: their admission plugins read
-    /// them before any webhook is called, so a request held here would be judged without them.
+    /// True if a LimitRange or a ServiceAccount is among the copies in `waiting`. The admission
+    /// plugins for these kinds read them before the API server calls any webhook. So a pod request
+    /// that is held here would be judged without them.
     pub early_kinds: bool,
 }
 
 impl Progress {
-    /// Adds a copy that isn't there yet. With a hindrance it can't be written now; without one it
-    /// is being written.
+    /// Adds a copy that is not written yet. With a hindrance it can't be written now. Without one
+    /// Mimeo is writing it.
     fn awaits(
         &mut self,
         copy: String,
@@ -142,20 +147,20 @@ impl Progress {
         });
     }
 
-    /// Whether pods may be admitted without reserve.
+    /// True if pods may be admitted without a warning.
     pub fn ready(&self) -> bool {
         self.seen && self.waiting.is_empty() && self.denied.is_empty() && self.excused.is_empty()
     }
 
-    /// Whether nothing is left to wait for.
+    /// True if no copy needs to be waited for any longer.
     pub fn settled(&self) -> bool {
         self.seen && (self.waiting.is_empty() || (self.over_budget && !self.required))
     }
 }
 
 impl Engine {
-    /// Rules that hold the pods of a namespace with this name and these labels, as far as rules
-    /// were shown.
+    /// Returns the observed rules that hold the pods of a namespace with this name and these
+    /// labels.
     pub fn pod_gate_rules(&self, hint: NameHint<'_>, labels: &Labels) -> BTreeSet<RuleId> {
         let holding = self
             .cluster_rules()
@@ -167,12 +172,12 @@ impl Engine {
             .collect()
     }
 
-    /// Whether everything was seen once that decides about a namespace.
+    /// True once all rules and all namespaces were observed. They decide about a namespace.
     pub fn primed(&self) -> bool {
         self.all_rules() && self.namespaces_listed
     }
 
-    /// Whether everything was seen once that a namespace's copies are made of: kinds and sources
+    /// True once everything that a namespace's copies are made from was observed: kinds and sources
     /// too.
     pub fn informed(&self) -> bool {
         self.primed()
@@ -188,18 +193,20 @@ impl Engine {
                 .all(|rule| self.knows_selected(rule))
     }
 
-    /// This replica set a mark with that token: it injects once its watch shows what was awaited.
+    /// This replica set a pending label with this nonce. It writes the copies once its watch shows
+    /// the awaited event.
     pub fn issue(&mut self, token: &str, awaited: Awaited, now: Tick) {
         self.at(now);
         self.marks.issued.add(token, awaited, self.now);
     }
 
-    /// Whether this replica issued that token, and hasn't seen it on a namespace yet.
+    /// True if this replica issued the nonce and has not seen it on a namespace yet.
     pub fn issued(&self, token: &str) -> bool {
         self.marks.issued.contains(token)
     }
 
-    /// A pod waits in this namespace: whoever marked it, this replica helps.
+    /// A pod waits in this namespace. This replica helps to write the copies, even if another
+    /// replica set the pending label.
     pub fn take_charge(&mut self, namespace: &str, now: Tick) {
         self.at(now);
         let name = self.namespace_name(namespace);
@@ -212,7 +219,8 @@ impl Engine {
         }
     }
 
-    /// Takes in the mark that a namespace shows; `changed`: its labels aren't what they were.
+    /// Takes in the pending label of a namespace. `changed` is true if the labels of the namespace
+    /// differ from before.
     pub(crate) fn see_mark(&mut self, name: &Arc<str>, changed: bool) {
         let Some(entry) = self.namespaces.get_mut(name) else {
             return;
@@ -253,15 +261,16 @@ impl Engine {
         }
     }
 
-    /// A namespace has lost its mark, or has got other labels: if a webhook runs, it has written
-    /// the copies that these asked for before. Its watch may be ahead of that of the copies; to
-    /// write them again would cost a request and gain nothing.
+    /// A namespace has lost its pending label or has other labels now. If a webhook runs, it has
+    /// written the copies for these labels already. The namespace watch may be ahead of the watches
+    /// of copies. So this process waits a moment: a second write would cost a request and gain
+    /// nothing.
     pub(crate) fn let_settle(&mut self, name: &Arc<str>) {
         if self.settings.role == Role::Injector || self.webhooks.seen.is_empty() {
             return;
         }
-        // Not extended while it lasts: else whoever may label a namespace could keep updates out of
-        // it.
+        // A wait that has begun is not extended. Otherwise a user that may label a namespace could
+        // block all updates of its copies.
         let Some(entry) = self
             .namespaces
             .get_mut(name)
@@ -274,15 +283,15 @@ impl Engine {
             .timer(entry.settles, Timer::Namespace(name.clone()));
     }
 
-    /// Takes the mark off once nothing holds the namespace's pods any more.
+    /// Requests the removal of the pending label once nothing holds the namespace's pods any more.
     pub(crate) fn plan_mark(&mut self, name: &Arc<str>, namespace: &Namespace) {
         if namespace.mark.is_some() && self.held_by_nothing(name, namespace) {
             self.jobs.ask(JobKey::RemoveLabel(name.clone()));
         }
     }
 
-    /// The removal of a namespace's mark, as far as the namespace is known now; none if something
-    /// holds its pods.
+    /// Returns the removal of a namespace's pending label for the present state of the namespace.
+    /// `None`: something holds its pods.
     pub(crate) fn label_to_remove(&self, name: &Arc<str>) -> Option<Task> {
         let namespace = self.namespaces.get(name)?;
         let mark = namespace.mark.as_ref()?;
@@ -295,22 +304,22 @@ impl Engine {
             })
     }
 
-    /// This process took off a mark that a namespace had since then.
+    /// This process removed a pending label that it first saw at `since`.
     pub(crate) fn label_removed(&mut self, since: Tick) {
         self.lags.namespaces.record(self.now.saturating_sub(since));
     }
 
-    /// Whether a mark may go, and be taken off by this process.
+    /// True if the pending label may be removed, and this process may do it.
     fn held_by_nothing(&self, name: &str, namespace: &Namespace) -> bool {
         if !namespace.alive() || !self.primed() || !self.in_charge(namespace) {
             return false;
         }
         let progress = self.progress_of(name, namespace);
-        // While a copy is only excused the mark stays for the budget's time, so that pods get their
-        // warning.
+        // The label stays until the budget ends if a BestEffort copy cannot be written. Meanwhile
+        // pods get their warning.
         let excused = progress.excused.is_empty() || progress.over_budget;
-        // So do those who waited for a copy until time ran out, or were told to come again: for
-        // them it stays longer.
+        // The label stays even longer if a copy is still waited for. Some pods waited until the
+        // budget ended, or were refused and will be retried.
         let stays = self.settings.budget + FAREWELL;
         let told = namespace
             .mark
@@ -320,7 +329,7 @@ impl Engine {
         progress.settled() && progress.denied.is_empty() && excused && waited
     }
 
-    /// What still holds a namespace's pods.
+    /// Returns the copies that still hold the pods of a namespace.
     pub fn progress(&mut self, namespace: &str, now: Tick) -> Progress {
         self.at(now);
         self.plan();
@@ -370,7 +379,7 @@ impl Engine {
         progress
     }
 
-    /// What selectors find is waited for until it is known.
+    /// Adds the selectors whose objects are not listed yet. Pods wait until the objects are known.
     fn await_selectors(&self, name: &str, namespace: &Namespace, progress: &mut Progress) {
         let rules = self
             .rules
@@ -407,8 +416,9 @@ impl Engine {
                 Hold::Cannot(Hindrance::Failure(FailureReason::Conflict))
             }
             _ => match cell.failure.as_ref().map(|failing| &failing.failure) {
-                // An installation with Roles instead of a ClusterRole may get the one for a new
-                // namespace later than the namespace, and from a pod in it.
+                // An installation may use Roles instead of a `ClusterRole`. The Role for a new
+                // namespace may arrive later than the namespace, and a pod in that namespace may be
+                // the one to create it. So a missing permission holds no pods here.
                 Some(failure)
                     if failure.reason == FailureReason::Forbidden
                         && self.settings.reach.targets.is_some() =>
@@ -429,7 +439,7 @@ impl Engine {
     }
 }
 
-/// What one cell means for the pods of its namespace.
+/// The meaning of one cell for the pods of its namespace.
 enum Hold {
     None,
     Writing,

@@ -1,5 +1,5 @@
-//! What became of rules and sources that aren't there: deleted on purpose, lost with what they
-//! lived in, or not known yet.
+//! How rules and sources disappeared: deleted on purpose, lost together with their namespace or
+//! CRD, or not known yet.
 
 use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
@@ -18,57 +18,58 @@ use crate::{
     verdict::{Need, Needs},
 };
 
-/// What is known of something that isn't there: a rule that copies name, or a source.
+/// The facts about a missing object: a rule that copies name, or a source.
 #[derive(Debug)]
 pub(crate) struct Absence {
     pub(crate) became: Became,
-    /// The namespace that this process saw it in, if it did.
+    /// The uid of its namespace, if this process saw the object.
     home: Option<Uid>,
-    /// Namespaces where what becomes of a copy depends on the answer. Nobody goes over all others
-    /// for it: anybody's marks can name rules without number, and a copy doesn't always carry the
-    /// mark of the rule that would have it now.
+    /// Namespaces with copies whose fate depends on the answer. Only these are planned again after
+    /// the answer, for two reasons. Any user can write labels and annotations that name any number
+    /// of rules. And a copy does not always name the rule that would own it now.
     asking: BTreeSet<Arc<str>>,
 }
 
-/// What became of it.
+/// How the object disappeared.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Became {
     /// Not known.
     Unknown,
     /// Deleted on purpose.
     Deleted {
-        /// When that was read.
+        /// When the read found it missing.
         at: Tick,
-        /// How much had been shown of copies when it was asked.
+        /// The number of observations of copies when the read began.
         shown: u64,
-        /// When its namespace was created, in seconds, if it may have been in a former one of that
-        /// name.
+        /// When its namespace was created, in seconds since 1970. Set only if the object may have
+        /// been in a former namespace of the same name.
         since: Option<u32>,
     },
-    /// Gone with its namespace.
+    /// Gone together with its namespace.
     GoneWithNamespace,
-    /// Gone with its CRD, or with the record of that; not selected any more; or gone for reasons
-    /// unknown.
+    /// Gone with its CRD or with the CRD's record, no longer selected, or gone for an unknown
+    /// reason.
     Unexplained,
 }
 
-/// What became of it, as far as one copy goes.
+/// How the object disappeared, from the point of view of one copy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum HowGone {
     /// Deleted on purpose.
     Deleted,
-    /// Gone with its namespace.
+    /// Gone together with its namespace.
     WithNamespace,
-    /// Nobody knows: no copy goes by itself.
+    /// Unknown. Such a loss alone deletes no copy.
     Unexplained,
 }
 
-/// For so long a read counts that found something missing: it may be back, and what shows that be
-/// late.
+/// How long a read that found an object missing stays valid. The object may have been created again
+/// since, and the watch may show that late.
 pub(crate) const FRESH: Duration = Duration::from_secs(10);
 
 impl Absence {
-    /// Of what was in this namespace until just now, as far as this process knows.
+    /// The absence of an object that was in this namespace until just now, as far as this process
+    /// knows.
     pub(crate) fn from(home: Option<Uid>) -> Self {
         Self {
             became: Became::Unknown,
@@ -77,12 +78,16 @@ impl Absence {
         }
     }
 
-    /// What it means for the copy in a cell; none: that isn't known, or not any more.
+    /// Returns how the object disappeared, from the point of view of the copy in a cell. `None`:
+    /// that is unknown, or the read is too old.
     ///
-    /// A copy that this process has come to see after it had asked may have been made of what has
-    /// come back since. And what was never seen here was in the namespace that is there now only if
-    /// the copy was written since that was created: with a former one it went without anybody's
-    /// having deleted it. Times have whole seconds, so equal ones prove nothing.
+    /// A read proves nothing about a copy that this process observed after the read began. The
+    /// object may have been created again, and the copy may be made from it.
+    ///
+    /// An object that this process never saw may have been in a former namespace of the same name.
+    /// Then it went with that namespace, and no user deleted it. Only a copy written after the
+    /// present namespace was created excludes that. Times have whole seconds, so equal times prove
+    /// nothing.
     pub(crate) fn how_gone(&self, cell: &Cell, copy: &Seen, now: Tick) -> Option<HowGone> {
         match self.became {
             Became::Unknown => None,
@@ -97,7 +102,7 @@ impl Absence {
         }
     }
 
-    /// Notes that a copy in this namespace waits for the answer.
+    /// Records that a copy in this namespace waits for the answer.
     pub(crate) fn ask(&mut self, namespace: &Arc<str>) {
         self.asking.insert(namespace.clone());
     }
@@ -107,17 +112,19 @@ impl Absence {
         !self.asking.is_empty()
     }
 
-    /// It was read. Returns the namespaces that waited for that.
+    /// Takes in the answer. Returns the namespaces that waited for it.
     pub(crate) fn answer(&mut self, became: Became) -> BTreeSet<Arc<str>> {
         self.became = became;
         std::mem::take(&mut self.asking)
     }
 
-    /// Asked when so much had been shown of copies, it was read at that time: it isn't there, but
-    /// this namespace of its is.
+    /// Returns how the object disappeared if a read found this namespace but not the object.
+    /// `shown` is the number of observations of copies when the read began, and `at` is the time of
+    /// the answer.
     pub(crate) fn absent_at(&self, home: Home, shown: u64, at: Tick) -> Became {
         match self.home {
-            // Not by itself, but with its namespace, of which this is another.
+            // The object went with its former namespace. The present one is another namespace of
+            // the same name.
             Some(former) if former != home.uid => Became::GoneWithNamespace,
             Some(_) => Became::Deleted {
                 at,
@@ -133,30 +140,31 @@ impl Absence {
     }
 }
 
-/// A rule that copies name but that doesn't exist.
+/// A rule that copies name but that does not exist.
 #[derive(Debug)]
 pub(crate) struct Gone {
-    /// When this process last saw it.
+    /// When this process last saw the rule.
     seen: LastSeen,
     pub(crate) absence: Absence,
-    /// Until then it is remembered even if no copy names it: a write that was never answered may
-    /// still show.
+    /// The rule is remembered until this time even if no copy names it. A write whose answer was
+    /// lost may still appear in the watch.
     pub(crate) until: Tick,
 }
 
-/// Longer than any write may take to show.
+/// Longer than any write takes to appear in the watch.
 const REMEMBERED: Duration = Duration::from_mins(10);
 
 #[derive(Debug)]
 enum LastSeen {
-    /// Not in this process's life, or before it knew of any CRD.
+    /// Not since this process began, or only before this process knew any CRD.
     Never,
     /// While its CRD had this uid.
     Under(Box<str>),
 }
 
 impl Gone {
-    /// It was there until just now, under this CRD and in this namespace.
+    /// Creates the record of a rule that existed until just now, under this CRD and in this
+    /// namespace.
     pub(crate) fn seen_under(crd: Option<Box<str>>, home: Option<Uid>, now: Tick) -> Self {
         let seen = crd.map_or(LastSeen::Never, LastSeen::Under);
         Self {
@@ -167,20 +175,21 @@ impl Gone {
     }
 }
 
-/// A namespace that is there and stays, as a read shows it that no cache answers.
+/// A namespace that exists and is not being deleted, from an uncached read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Home {
-    /// Its uid.
+    /// Uid of the namespace.
     pub uid: Uid,
-    /// When it was created, in seconds since 1970.
+    /// When the namespace was created, in seconds since 1970.
     pub created: u32,
 }
 
 impl Home {
-    /// The namespace with this metadata; none if its uid isn't understood.
+    /// Reads the uid and the creation time from a namespace's metadata. `None`: the uid can't be
+    /// parsed.
     pub fn of(meta: &ObjectMeta) -> Option<Self> {
-        // Without a time it is as if created just now: then nothing in it counts as deleted on
-        // purpose.
+        // A namespace without a creation time is treated as created just now. Then no object in it
+        // counts as deleted on purpose.
         let created = meta.creation_timestamp.as_ref().map_or(u32::MAX, seconds);
         Some(Self {
             uid: Uid::parse(meta.uid.as_deref()?)?,
@@ -189,32 +198,33 @@ impl Home {
     }
 }
 
-/// The answer to [`Task::ConfirmSource`](crate::Task), by reads that no cache answers.
+/// The answer to [`Task::ConfirmSource`](crate::Task), from uncached reads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SourceRead {
-    /// It isn't there; its namespace is.
+    /// The source does not exist, but its namespace does.
     Absent(Home),
-    /// Neither is there, or the namespace is going.
+    /// The source does not exist, and its namespace does not exist or is being deleted.
     Homeless,
-    /// It is there, with labels that its selector doesn't match.
+    /// The source exists, but its selector no longer matches its labels.
     Relabelled,
 }
 
-/// The answer to [`Task::ConfirmRule`](crate::Task): the rule, and the CRD it lives under, each by a read that
-/// no cache answers.
+/// The answer to [`Task::ConfirmRule`](crate::Task), from uncached reads of the rule and of its
+/// CRD.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RuleRead {
-    /// Whether the rule exists after all.
+    /// True if the rule exists after all.
     pub found: bool,
-    /// Its namespace, if it lives in one that isn't gone, or going.
+    /// The namespace of the rule. `None`: the rule has none, or the namespace does not exist or is
+    /// being deleted.
     pub home: Option<Home>,
-    /// Uid of its CRD, unless that is missing or being deleted.
+    /// Uid of the CRD. `None`: the CRD does not exist or is being deleted.
     pub crd: Option<Box<str>>,
 }
 
 impl Engine {
-    /// True if the answer to a read of the rule is awaited: a copy names the rule and the rule
-    /// isn't there, or the rule isn't known to live under the CRD that is served now.
+    /// True if the engine needs a read of the rule. Either a copy names the rule and the rule does
+    /// not exist, or the rule may belong to another CRD than the one served now.
     pub(crate) fn asks_for_rule(&self, id: &RuleId) -> bool {
         match self.rules.get(id) {
             Some(state) => state.crd != self.collections[id.kind].crd.current,
@@ -225,13 +235,13 @@ impl Engine {
         }
     }
 
-    /// True if the answer to a read of the source is awaited.
+    /// True if the engine needs a read of the source.
     pub(crate) fn asks_for_source(&self, source: &SourceRef) -> bool {
         matches!(self.sources.get(source), Some(SourceState::Missing { absence, .. }) if absence.is_asked())
     }
 
-    /// A rule was read. False if that tells nothing: the watch has yet to show the rule, or its
-    /// deletion.
+    /// Takes in a read of a rule. Returns false if the read proves nothing: the watch has yet to
+    /// show the rule, or its deletion.
     pub(crate) fn rule_confirmed(&mut self, id: &RuleId, read: &RuleRead, shown: u64) -> bool {
         if let Some(state) = self.rules.get_mut(id) {
             if read.found {
@@ -265,7 +275,7 @@ impl Engine {
         true
     }
 
-    /// A source was read: it isn't there.
+    /// Takes in a read that did not find the source.
     pub(crate) fn source_confirmed(&mut self, source: &SourceRef, read: SourceRead, shown: u64) {
         let Some(SourceState::Missing { absence, .. }) = self.sources.get_mut(source) else {
             return;
@@ -278,8 +288,8 @@ impl Engine {
         self.dirty.append(&mut absence.answer(became));
     }
 
-    /// Returns what became of a rule that this copy names and that isn't there. `None`: that is
-    /// unknown, and the rule must be read.
+    /// Returns how a rule disappeared that this copy names. `None`: that is unknown, and the rule
+    /// must be read.
     pub(crate) fn how_rule_went(
         &self,
         id: &Arc<RuleId>,
@@ -293,11 +303,12 @@ impl Engine {
         how
     }
 
-    /// The same as far as it is known.
+    /// Returns how a rule disappeared, as far as this process knows.
     ///
-    /// Whether a rule that this process never saw was deleted on purpose it knows by the CRD that
-    /// was recorded. Of a copy that was last written before there was this record that says
-    /// nothing: its rule may have been lost with a former one, as when Mimeo was removed.
+    /// For a rule that this process never saw, the recorded uid of the CRD proves a deletion on
+    /// purpose. It proves nothing about a copy that was last written before the kinds `ConfigMap`
+    /// was created. The rule of such a copy may have been lost with a former CRD, for example when
+    /// Mimeo was uninstalled.
     pub(crate) fn how_rule_went_if_known(&self, id: &RuleId, cell: &Cell) -> Option<HowGone> {
         let (gone, copy) = (self.gone.get(id)?, cell.ours()?);
         let meant = matches!(gone.absence.became, Became::Deleted { .. });
@@ -314,7 +325,7 @@ impl Engine {
         gone.absence.how_gone(cell, copy, self.now)
     }
 
-    /// Returns what became of a missing source of this copy. `None`: that is unknown, and the
+    /// Returns how a missing source of this copy disappeared. `None`: that is unknown, and the
     /// source must be read.
     pub(crate) fn how_source_went(
         &self,

@@ -159,8 +159,8 @@ fn lost(how: Option<HowGone>, id: &Arc<RuleId>, cell: &Cell, why: Why, needs: &m
     }
 }
 
-/// Returns the step for a copy with an unconfirmed loss: its deletion if that was approved, else
-/// none, and the copy is collected with the rule's other losses.
+/// Returns the step for a copy with an unconfirmed loss. The step is the deletion of the copy, if
+/// that was approved. Otherwise the copy is collected with the rule's other losses.
 pub(crate) fn collect(id: &Arc<RuleId>, cell: &Cell, why: Why, needs: &mut Needs) -> Step {
     match cell.ours() {
         None => Step::Leave(Leave::Nothing),

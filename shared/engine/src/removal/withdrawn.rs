@@ -1,12 +1,13 @@
-//! Consent that was taken back, told from consent that was lost.
+//! Tells consent that was taken back from consent that was lost.
 //!
-//! A copy that its rule may no longer have is not deleted because a watch stopped showing a grant.
-//! The namespace that granted it is read first, past all caches: its grants, itself and their CRD.
-//! If the grants are those that are known here, and the copy is younger than the namespace and the
-//! CRD, then the consent was taken back on purpose, and the copy is deleted: the owner of the
-//! Replication has no say in it. A lost CRD takes nothing back. A copy that is lost with the
-//! namespace, or by new labels of the Replication's own namespace, is collected like any other
-//! loss.
+//! A copy is not deleted only because a watch stopped showing a grant. The engine first reads the
+//! namespace that granted it, without any cache: its grants, the namespace and the CRD of grants.
+//! The consent was taken back on purpose if two conditions hold. The grants are the same as those
+//! known here, and the copy is younger than the namespace and the CRD. Then Mimeo deletes the copy,
+//! and the owner of the `Replication` cannot prevent that.
+//!
+//! A lost CRD takes no consent back. A copy is collected like any other loss if the cause is a lost
+//! namespace, or new labels on the `Replication`'s own namespace.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -29,28 +30,29 @@ use crate::{
     verdict::{Need, Needs},
 };
 
-/// What is known of a namespace that no longer grants what copies came by.
+/// The facts about a namespace that no longer grants a copy.
 #[derive(Debug)]
 pub(crate) struct Withdrawal {
     absence: Absence,
-    /// When the CRD of grants was created, in seconds since 1970, as it was last read.
+    /// When the CRD of grants was created, in seconds since 1970, according to the last read.
     defined: u32,
 }
 
-/// The answer to [`Task::ConfirmGrants`](crate::Task), by reads that no cache answers, the grants first.
+/// The answer to [`Task::ConfirmGrants`](crate::Task), from uncached reads. The grants are read
+/// first.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GrantsRead {
-    /// Every grant in the namespace that can be parsed, by name.
+    /// All grants in the namespace that can be parsed, by name.
     pub grants: BTreeMap<Box<str>, Edition>,
-    /// The namespace, if it isn't gone, or going.
+    /// The namespace. `None`: it does not exist or is being deleted.
     pub home: Option<Home>,
-    /// When the CRD of grants was created, in seconds since 1970; none if it is missing or being
-    /// deleted.
+    /// When the CRD of grants was created, in seconds since 1970. `None`: the CRD does not exist or
+    /// is being deleted.
     pub defined: Option<u32>,
 }
 
 impl Consent {
-    /// What is known of a namespace that no longer grants something.
+    /// Returns the facts about a namespace that no longer grants something.
     pub(crate) fn withdrawal(&mut self, giver: &str) -> &mut Absence {
         let entry = self.withdrawals.entry(giver.into());
         let withdrawal = entry.or_insert_with(|| Withdrawal {
@@ -62,14 +64,14 @@ impl Consent {
 }
 
 impl Withdrawal {
-    /// The grants of the namespace have changed: an earlier read says nothing of them.
+    /// The grants of the namespace have changed, so an earlier read proves nothing about them.
     pub(crate) fn forget_what_was_read(&mut self) {
         self.absence.became = Became::Unknown;
     }
 }
 
 impl Engine {
-    /// True if the answer to a read of a namespace's grants is awaited.
+    /// True if the engine needs a read of the namespace's grants.
     pub(crate) fn asks_for_grants(&self, namespace: &str) -> bool {
         self.consent
             .withdrawals
@@ -77,8 +79,8 @@ impl Engine {
             .is_some_and(|withdrawal| withdrawal.absence.is_asked())
     }
 
-    /// The grants of a namespace were read. False if that tells nothing: the watch has yet to show
-    /// what differs.
+    /// Takes in a read of a namespace's grants. Returns false if the read proves nothing, because
+    /// the watch has yet to show a difference.
     pub(crate) fn grants_confirmed(
         &mut self,
         namespace: &str,
@@ -110,7 +112,8 @@ impl Engine {
         true
     }
 
-    /// Decides about a copy that its rule wants no more, or may no longer have, in its namespace.
+    /// Returns the step for a copy that its rule no longer wants in this namespace, or may no
+    /// longer have there.
     pub(crate) fn decide_unmatched(
         &self,
         id: &Arc<RuleId>,
@@ -132,14 +135,15 @@ impl Engine {
         }
     }
 
-    /// Returns how a namespace came to grant a copy no more. `None`: that is unknown, and the
+    /// Returns how a namespace's grant for a copy disappeared. `None`: that is unknown, and the
     /// namespace's grants must be read.
     fn how_consent_went(&self, giver: Box<str>, cell: &Cell, needs: &mut Needs) -> Option<HowGone> {
         let seen = cell.ours()?;
         let known = self.consent.withdrawals.get(&giver);
         let how = known.and_then(|known| {
             let how = known.absence.how_gone(cell, seen, self.now)?;
-            // Granted under a former CRD, the copy was not taken back by any owner.
+            // The copy was granted under a former CRD. The grant went with that CRD, and no owner
+            // took it back.
             let former = seen.last_made() < known.defined;
             Some(if former { HowGone::Unexplained } else { how })
         });
@@ -149,8 +153,9 @@ impl Engine {
         how
     }
 
-    /// The namespace that doesn't grant what the copy in a cell takes, if that alone is why its
-    /// rule wants it no more, and it isn't for labels that the rule's namespace has now.
+    /// Returns the namespace that does not grant the access that the copy in this cell needs.
+    /// `None`: there is another reason why the rule no longer wants the copy. That includes new
+    /// labels of the rule's own namespace.
     fn withdrawn_by(
         &self,
         id: &RuleId,
@@ -173,7 +178,7 @@ impl Engine {
                 .filter(|source| self.is_withheld(rule, source))
         };
         let group_kind = &self.kinds[cell.kind].group_kind;
-        // A selector takes a grant of objects of any name.
+        // A selector needs a grant for objects of any name.
         let read: Option<(&SourceRef, bool)> = match slot {
             Some(slot) => (!slot.granted).then_some((&slot.source, slot.source.is_named())),
             None => Some((withheld()?, false)),
@@ -198,9 +203,10 @@ impl Engine {
         (!self.may_be_for_labels(home, access, giver, group_kind, object)).then(|| giver.into())
     }
 
-    /// Whether a namespace may grant that to a rule but for the labels of the rule's namespace, and
-    /// these have changed later than what it grants, or nobody knows: whoever may label namespaces
-    /// has not spoken for its owner. Or whether that isn't known.
+    /// True if new labels of the rule's namespace may be why a grant no longer covers the access.
+    /// That is so if a grant covers the object, selects by labels, and did not change after these
+    /// labels did. A user that may label namespaces does not speak for the owner of the granting
+    /// namespace. Also true if the facts are not known.
     fn may_be_for_labels(
         &self,
         home: Option<&Namespace>,
@@ -226,7 +232,7 @@ impl Engine {
             })
     }
 
-    /// Forgets the reads of namespaces that concern no Replication any more.
+    /// Forgets the reads of namespaces that no `Replication` concerns any more.
     pub(crate) fn forget_withdrawals(&mut self) {
         let Consent {
             withdrawals,

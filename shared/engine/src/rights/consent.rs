@@ -1,9 +1,11 @@
-//! What namespaces grant each other's rules, and which namespaces a rule concerns at all.
+//! The grants between namespaces, and the namespaces that each rule concerns.
 //!
-//! A Replication acts within its own namespace by itself, and beyond it as far as the other
-//! namespace consents. Nothing of what is decided here tells a namespace that doesn't consent from
-//! one that doesn't exist. A tenant's rules may be many: whatever changes is looked up by the
-//! namespaces that it concerns, and no others are planned.
+//! A `Replication` may act in its own namespace without a grant. It may act in another namespace
+//! only as far as that namespace consents. Every decision here treats a namespace without consent
+//! like a namespace that does not exist. So Mimeo does not reveal which namespaces exist.
+//!
+//! Tenants may write many rules. Each change is looked up by the namespaces that it concerns, and
+//! only these namespaces are planned again.
 
 use std::{
     cell::OnceCell,
@@ -37,32 +39,32 @@ use crate::{
     withdrawn::Withdrawal,
 };
 
-/// Grants, and the Replications by the namespaces that they concern.
+/// The grants, and the `Replication`s by the namespaces that they concern.
 #[derive(Debug, Default)]
 pub(crate) struct Consent {
-    /// By namespace.
+    /// The grants, by namespace.
     pub(crate) grants: BTreeMap<Box<str>, Grants>,
-    /// What each Replication lacks: found out when first asked for, and anew when what it depends
-    /// on has changed.
+    /// The missing grants of each `Replication`. They are computed on first use, and again after a
+    /// change of the facts that they depend on.
     pub(crate) lacks: BTreeMap<Arc<RuleId>, OnceCell<Lacks>>,
     pub(crate) follows: Follows,
     pub(crate) listing: Listing,
-    /// Replications that target a namespace, which need not exist.
+    /// `Replication`s by the namespaces that they target. Such a namespace need not exist.
     pub(crate) targeting: BTreeMap<Box<str>, BTreeSet<Arc<RuleId>>>,
-    /// Namespaces where copies of a Replication were seen since it was last tidied up.
+    /// Namespaces in which a copy of the `Replication` was seen since the last tidying.
     strewn: BTreeMap<Arc<RuleId>, BTreeSet<Arc<str>>>,
-    /// Slots whose source is in another namespace than their rule, by that namespace.
+    /// Slots whose source is in another namespace than their rule, by the namespace of the source.
     pub(crate) readers: BTreeMap<Box<str>, BTreeSet<SlotId>>,
-    /// Replications with selectors in another namespace than their own, by that namespace.
+    /// `Replication`s with selectors in another namespace than their own, by that other namespace.
     pub(crate) selecting: BTreeMap<Box<str>, BTreeSet<Arc<RuleId>>>,
-    /// What is known of namespaces that have granted less than copies that are there take.
+    /// The reads of namespaces that no longer grant access to some existing copies.
     pub(crate) withdrawals: BTreeMap<Box<str>, Withdrawal>,
-    /// Where it is to be counted anew who uses the grants.
+    /// The namespaces in which the users of the grants must be counted again.
     pub(crate) usage: Usage,
 }
 
 impl Consent {
-    /// What a rule lacks is to be found out anew.
+    /// Drops the missing grants of a rule. The next use computes them again.
     pub(crate) fn forget_lacks(&mut self, rule: &Arc<RuleId>) {
         if let Some(known) = self.lacks.get_mut(rule) {
             known.take();
@@ -82,7 +84,7 @@ impl Consent {
         remove(&mut self.readers, &slot.source.namespace, &id);
     }
 
-    /// A copy of the rule is in this namespace.
+    /// Records that a copy of the rule is in this namespace.
     pub(crate) fn strew(&mut self, rule: &Arc<RuleId>, namespace: &Arc<str>) {
         if rule.kind == RuleKind::Replication {
             self.strewn
@@ -92,12 +94,12 @@ impl Consent {
         }
     }
 
-    /// No copy is left of other rules than these.
+    /// Drops the namespaces of all rules except these. No copy of the others is left.
     pub(crate) fn forget_strewn(&mut self, owners: &BTreeSet<Arc<RuleId>>) {
         self.strewn.retain(|id, _| owners.contains(id));
     }
 
-    /// Copies of Replications are there, and nowhere else.
+    /// Replaces the namespaces with copies of `Replication`s. The new map is complete.
     pub(crate) fn strewn_as(&mut self, strewn: BTreeMap<Arc<RuleId>, BTreeSet<Arc<str>>>) {
         self.strewn = strewn;
     }
@@ -120,7 +122,7 @@ fn remove<T: Ord>(index: &mut BTreeMap<Box<str>, BTreeSet<T>>, namespace: &str, 
 }
 
 impl Engine {
-    /// A grant exists, with this spec. One that can't be parsed grants nothing.
+    /// Takes in a grant that exists, with this spec. A grant that can't be parsed grants nothing.
     pub fn grant_applied(
         &mut self,
         namespace: &str,
@@ -134,8 +136,9 @@ impl Engine {
         };
         let news = (self.consent.listing == Listing::Listed).then_some(self.now);
         let grants = self.consent.grants.entry(namespace.into()).or_default();
-        // A new status grants nothing else. Its Replications aren't planned anew each time that one
-        // more is counted in it.
+        // A new status does not change the access that the grant gives. The engine itself counts
+        // the `Replication`s in that status, so a count must not lead to a new plan for each of
+        // them.
         let same = grants.has(name, &grant) && !grants.awaits(name);
         let wanted = grants.put(name, grant, news);
         if same && wanted.is_empty() {
@@ -145,7 +148,8 @@ impl Engine {
         self.review_grants(namespace);
     }
 
-    /// Has grants read that come to count, since others went: they weren't held till then.
+    /// Requests a read of grants that count now because other grants have gone. The engine did not
+    /// hold the content of these grants before.
     fn read_grants(&mut self, namespace: &str, names: Vec<Box<str>>) {
         for name in names {
             self.jobs.ask(JobKey::ReadGrant {
@@ -155,7 +159,7 @@ impl Engine {
         }
     }
 
-    /// Whether a grant has yet to be read again.
+    /// True if the content of a grant must still be read.
     pub(crate) fn awaits_grant(&self, namespace: &str, name: &str) -> bool {
         self.consent
             .grants
@@ -163,7 +167,8 @@ impl Engine {
             .is_some_and(|grants| grants.awaits(name))
     }
 
-    /// Why a grant would grant nothing, if it would: the namespace has too many that are older.
+    /// Returns why the grant would not count: the namespace has too many older grants. `None`: the
+    /// grant would count.
     pub fn refuses_grant(&self, namespace: &str, name: &str, grant: &Grant) -> Option<Refusal> {
         let counts = self
             .consent
@@ -177,7 +182,7 @@ impl Engine {
         })
     }
 
-    /// A grant doesn't exist any more, as far as its watch says.
+    /// The watch shows that a grant does not exist any more.
     pub fn grant_gone(&mut self, namespace: &str, name: &str, now: Tick) {
         self.at(now);
         let Some(grants) = self.consent.grants.get_mut(namespace) else {
@@ -194,7 +199,7 @@ impl Engine {
         self.review_grants(namespace);
     }
 
-    /// Every grant there is has been shown; those in `listed`, by namespace and name, are all.
+    /// The watch has shown every grant. `listed` holds the namespace and name of each.
     pub fn grants_listed(&mut self, listed: &BTreeSet<(Box<str>, Box<str>)>, now: Tick) {
         self.at(now);
         let known = self.consent.grants.iter();
@@ -226,13 +231,13 @@ impl Engine {
         }
     }
 
-    /// The server doesn't serve grants: their CRD isn't there (any more). Those that were shown
-    /// hold.
+    /// The API server doesn't serve grants: their CRD does not exist (any more). The grants that
+    /// were observed before stay valid.
     pub fn grants_unserved(&mut self, now: Tick) {
         self.grants_withheld(Listing::Unserved, now);
     }
 
-    /// Grants can't be read. Those that were shown hold.
+    /// Mimeo can't read grants. The grants that were observed before stay valid.
     pub fn grants_unreadable(&mut self, why: Unreadable, now: Tick) {
         self.grants_withheld(Listing::Unreadable(why), now);
     }
@@ -247,13 +252,13 @@ impl Engine {
         }
     }
 
-    /// Whether it is known what is granted: only then does the lack of a grant mean anything for
-    /// copies that are there.
+    /// True if all grants and namespaces are known. Only then may a missing grant cost a rule its
+    /// existing copies.
     pub(crate) fn grants_known(&self) -> bool {
         self.consent.listing == Listing::Listed && self.namespaces_listed
     }
 
-    /// Whether a rule may read a source.
+    /// True if a rule may read a source.
     pub(crate) fn may_read(&self, id: &RuleId, source: &SourceRef) -> bool {
         match source.selector() {
             Some(selector) => self.may_select(id, &selector),
@@ -267,14 +272,14 @@ impl Engine {
         }
     }
 
-    /// Whether a rule may look for sources: it may find any of the kind, and then it is known which
-    /// there are.
+    /// True if a rule may select sources. It needs a grant for all names of the kind, because a
+    /// selector reveals which objects exist.
     pub(crate) fn may_select(&self, id: &RuleId, selector: &SourceSelector) -> bool {
         self.given(Access::Read, id, &selector.namespace)
             .covers_any(&selector.gvk.group_kind())
     }
 
-    /// Whether a rule may have a copy there.
+    /// True if a rule may have this copy in the namespace.
     pub(crate) fn may_write(
         &self,
         id: &RuleId,
@@ -285,7 +290,8 @@ impl Engine {
         self.may(Access::Write, id, namespace, kind, name)
     }
 
-    /// Whether a rule may have copies of the kind there, be it of few names.
+    /// True if a rule may have copies of this kind in the namespace, even if only copies with
+    /// certain names.
     pub(crate) fn may_write_some(&self, id: &RuleId, namespace: &str, kind: &GroupKind) -> bool {
         self.given(Access::Write, id, namespace).concerns(kind)
     }
@@ -301,8 +307,9 @@ impl Engine {
         self.given(access, id, namespace).covers(kind, name)
     }
 
-    /// What a rule is given in a namespace. Asked once for all of its objects: who is given
-    /// something costs as much to ask as what.
+    /// Returns the grants of a namespace that admit a rule. A caller asks once for all objects of
+    /// the rule. To find out if a grant admits the rule costs as much as to find out if it covers
+    /// an object.
     pub(crate) fn given(&self, access: Access, id: &RuleId, namespace: &str) -> Given<'_> {
         let Some(home) = id.namespace.as_deref().filter(|home| *home != namespace) else {
             return Given::All;
@@ -327,7 +334,8 @@ impl Engine {
         )
     }
 
-    /// Why nobody knows what other namespaces grant, if it was looked for.
+    /// Returns why the grants of other namespaces are unknown. `None`: they are known, or not
+    /// listed yet.
     pub(crate) fn grants_untold(&self) -> Option<Unauthorized> {
         let unknown = |why: &str| format!("Mimeo does not know what other namespaces grant: {why}");
         match self.consent.listing {
@@ -351,7 +359,7 @@ impl Engine {
         }
     }
 
-    // ---- what concerns whom ----
+    // ---- which namespaces a change concerns ----
 
     pub(crate) fn learn_places(&mut self, id: &Arc<RuleId>, rule: &Rule) {
         for namespace in named_targets(rule) {
@@ -386,8 +394,8 @@ impl Engine {
         self.consent.lacks.remove(id);
     }
 
-    /// The rules that may want copies in a namespace: all of the platform's, and those that name
-    /// it.
+    /// Returns the rules that may want copies in a namespace: all `ClusterReplication`s, and the
+    /// `Replication`s that name the namespace.
     pub(crate) fn rules_for(&self, namespace: &str) -> Vec<Arc<RuleId>> {
         let local = self.consent.targeting.get(namespace).into_iter().flatten();
         self.cluster_rules()
@@ -397,7 +405,7 @@ impl Engine {
             .collect()
     }
 
-    /// The namespaces where a rule may want copies, or has some.
+    /// Returns the namespaces in which a rule may want copies, or has some.
     pub(crate) fn places(&self, id: &RuleId) -> Vec<Arc<str>> {
         if id.kind == RuleKind::ClusterReplication {
             return self.namespaces.keys().cloned().collect();
@@ -419,13 +427,14 @@ impl Engine {
             .collect()
     }
 
-    /// Something about a rule has changed: the namespaces that it concerns are to be planned anew.
+    /// A rule has changed. The namespaces that it concerns must be planned again.
     pub(crate) fn replan_rule(&mut self, id: &RuleId) {
         if id.kind == RuleKind::ClusterReplication {
             return self.replan_all();
         }
         let mut places = self.places(id);
-        // Of what is a source there more may be left alone, or less.
+        // In the namespaces of its sources, this rule may now protect more objects from other
+        // rules, or fewer, because no source is ever written.
         let slots = self
             .rules
             .get(id)
@@ -444,8 +453,8 @@ impl Engine {
         self.dirty.extend(places);
     }
 
-    /// The same for every rule with this source, and for those whose selector found it: it may have
-    /// no slot any more.
+    /// Plans again for every rule with this source. That includes rules whose selector found it,
+    /// because such a rule may have no slot for the source any more.
     pub(crate) fn replan_rules_of_source(&mut self, source: &SourceRef) {
         let mut rules: BTreeSet<Arc<RuleId>> = self
             .slots
@@ -464,7 +473,7 @@ impl Engine {
         }
     }
 
-    /// What a namespace grants has changed.
+    /// The grants of a namespace have changed.
     fn review_grants(&mut self, namespace: &str) {
         self.consent.usage_changed(namespace, self.now);
         self.consent
@@ -506,8 +515,8 @@ impl Engine {
         }
     }
 
-    /// A namespace has come or gone, or has got other labels: what others grant its rules may be
-    /// something else.
+    /// A namespace was created or deleted, or its labels have changed. Other namespaces may grant
+    /// more or less to its rules now.
     pub(crate) fn review_home(&mut self, namespace: &str) {
         let first = RuleId {
             kind: RuleKind::Replication,
@@ -546,7 +555,7 @@ impl Engine {
                 continue;
             };
             let rule = slot.rule.clone();
-            // The same for all targets, and for all rules of a namespace.
+            // The answer is the same for all targets of a rule, and for all rules of a namespace.
             let question = (rule.namespace.clone(), slot.source.clone());
             let granted = *answers
                 .entry(question)
@@ -567,7 +576,7 @@ impl Engine {
     }
 }
 
-/// The namespaces that a Replication targets.
+/// Returns the namespaces that a `Replication` names as targets.
 pub(crate) fn named_targets(rule: &Rule) -> impl Iterator<Item = &str> {
     let local = rule.id.kind == RuleKind::Replication;
     let targets = rule.targets.iter().filter(move |_| local);
@@ -576,18 +585,18 @@ pub(crate) fn named_targets(rule: &Rule) -> impl Iterator<Item = &str> {
         .flatten()
 }
 
-/// The namespaces in which a Replication looks for sources though it doesn't live there.
+/// Returns the namespaces, except its own, in which a `Replication` selects sources.
 fn selected_abroad(rule: &Rule) -> impl Iterator<Item = &str> {
     let home = rule.id.namespace.as_deref();
     let namespaces = rule.selectors.iter().map(|selector| &*selector.namespace);
     namespaces.filter(move |namespace| home.is_some_and(|home| home != *namespace))
 }
 
-/// What a rule is given in a namespace.
+/// The access of a rule to a namespace.
 pub(crate) enum Given<'a> {
-    /// It is its own namespace, or the platform's rule.
+    /// The namespace is the rule's own, or the rule is a `ClusterReplication`.
     All,
-    /// What these grants are about.
+    /// Only the access that these grants give.
     By(Vec<&'a Grant>),
 }
 

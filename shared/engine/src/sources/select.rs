@@ -1,8 +1,9 @@
-//! What the selectors of rules find. Sources come and go with their labels, so a rule's slots do.
+//! The sources that the selectors of rules find. A source appears and disappears with its labels,
+//! and so do the rule's slots for it.
 //!
-//! A source that a selector finds no more has no slot any more: its copies are there and nobody
-//! wants them. What they say they were copied from tells whether they are lost with their source,
-//! in this process's life or before it.
+//! A source that a selector no longer finds has no slot any more. Its copies still exist, but no
+//! rule wants them. Each copy names its source in an annotation. That tells whether the copy was
+//! lost with its source, even if the loss happened before this process began.
 
 use std::{
     borrow::Cow,
@@ -24,24 +25,27 @@ use crate::{
     sources::{Facts, Shown},
 };
 
-/// What one selector finds.
+/// The objects that one selector finds, as far as they are known.
 #[derive(Debug, Default)]
 pub(crate) struct Findings {
-    /// Those that have it.
+    /// The rules with this selector.
     pub(crate) rules: BTreeSet<Arc<RuleId>>,
-    /// Whether its watch is open. What one says that was closed just now comes too late.
+    /// True if the watch of the selector is open. An event of a watch that was just closed is too
+    /// late, and ignored.
     pub(crate) watched: bool,
-    /// Whether everything that it finds was shown. Nothing counts before.
+    /// True if the watch has shown everything that the selector finds. Before that no object
+    /// counts.
     pub(crate) listed: bool,
-    /// Why it can't be watched now.
+    /// Why the selector can't be watched now.
     pub(crate) unreadable: Option<Unreadable>,
     members: Members,
-    /// How many of its objects are held before everything was shown.
+    /// The number of its objects that are held before everything was shown.
     loose: usize,
 }
 
 impl Findings {
-    /// It isn't watched any more. Tells whether anything was known.
+    /// The selector isn't watched any more: drops all that was found. Returns true if the selector
+    /// was listed before.
     pub(crate) fn forget(&mut self) -> bool {
         let rules = std::mem::take(&mut self.rules);
         std::mem::replace(
@@ -61,26 +65,27 @@ impl Findings {
     }
 }
 
-/// So many objects that a Replication's selector finds are held before all of them are listed.
-/// Which of the rest are copied is known then, and those are read again.
+/// The largest number of objects of a `Replication`'s selector that are held before all of them are
+/// listed. After the listing it is known which of the other objects are copied, and those are read
+/// again.
 const LOOSE: usize = MOST_SOURCES;
 
-/// What a rule copies now.
+/// The sources that a rule copies now.
 #[derive(Debug, Default)]
 pub(crate) struct Choice {
-    /// What it names, then what its selectors find.
+    /// The sources that the rule names, then those that its selectors find.
     pub(crate) sources: Vec<SourceRef>,
-    /// What they find that is never copied.
+    /// Objects that the selectors find and that are never copied, with the reason.
     pub(crate) passed: Vec<(SourceRef, SourceRefused)>,
-    /// How much more they find than the rule may have.
+    /// The number of found objects beyond those that the rule may have.
     pub(crate) beyond: usize,
-    /// Whether that isn't all of it.
+    /// True if there are more such objects, because not all of them are kept.
     pub(crate) uncounted: bool,
 }
 
 impl Engine {
-    /// A selector's whole listing was shown: nothing but `found` is there now. What is in it is
-    /// also told by [`Engine::source`], before or after this.
+    /// The watch of a selector has shown its whole list: only the objects in `found` exist now.
+    /// [`Engine::source`] shows each of them too, before or after this call.
     pub fn selected(
         &mut self,
         selector: &SourceSelector,
@@ -113,7 +118,8 @@ impl Engine {
         let gone = known
             .into_iter()
             .filter(|name| findings.members.get(name).is_none());
-        // What there are too many before may be there still.
+        // Only a limited number of objects is kept. An object after the last kept one may still
+        // exist.
         let (lost, excess): (Vec<_>, Vec<_>) = gone.partition(|name| {
             former
                 .get(name)
@@ -125,7 +131,7 @@ impl Engine {
             .map(|member| member.name.clone())
             .collect();
         for name in first {
-            // Whoever shows it reads it, too.
+            // The caller also shows the object itself, so no job needs to read it.
             self.sources
                 .entry(selector.source(&*name))
                 .or_insert(SourceState::NotRead);
@@ -148,7 +154,8 @@ impl Engine {
         }
     }
 
-    /// A selector can't be watched, until [`Engine::selected`] says otherwise. What it found holds.
+    /// A selector can't be watched until [`Engine::selected`] is called again. The objects that it
+    /// found before stay valid.
     pub fn selector_unreadable(
         &mut self,
         selector: &SourceSelector,
@@ -219,8 +226,8 @@ impl Engine {
             self.refit_selecting(selector);
             self.mark_statuses_due_of_selector(selector);
         }
-        // One that was passed over has no slot that would tell: what was once copied of it may go
-        // now.
+        // An object that was never copied has no slot that would cause a plan. But copies may have
+        // been made from it earlier, and may be deleted now.
         if moved && gone {
             self.replan_rules_of_selector(selector);
         }
@@ -228,8 +235,8 @@ impl Engine {
         self.keep_if_copied(source);
     }
 
-    /// What decides whether a source is taken: whether it is there, and what is known of it if it
-    /// was read.
+    /// Returns the facts that decide if a rule takes the source: whether it exists, and the details
+    /// if it was read. The size is left out.
     fn seen_as(&self, source: &SourceRef) -> (bool, Option<Facts>) {
         match self.sources.get(source) {
             Some(SourceState::NotRead) => (true, None),
@@ -244,8 +251,9 @@ impl Engine {
         }
     }
 
-    /// Holds of what a selector finds what copies are made of, and nothing else: not what no rule
-    /// takes, nor what is too large for all that do. What has come to be needed is read again.
+    /// Holds a selected object only if copies are made from it. So it drops the object if no rule
+    /// takes it, or if it is too large for every rule that does. If the object is needed but not
+    /// held, it is read again.
     pub(crate) fn keep_if_copied(&mut self, source: &SourceRef) {
         let Some(selector) = source.selector() else {
             return;
@@ -270,8 +278,8 @@ impl Engine {
         }
     }
 
-    /// Whether it isn't known yet what of a selector's is copied, and there is room for what may
-    /// be.
+    /// True if the selector is not listed yet, so that its copied objects are unknown, and there is
+    /// room to hold this object meanwhile.
     fn has_room_till_listed(&self, selector: &SourceSelector, bytes: usize) -> bool {
         let unlisted = self
             .selectors
@@ -283,13 +291,14 @@ impl Engine {
 
     pub(crate) fn read_again(&mut self, source: &SourceRef) {
         self.sources.insert(source.clone(), SourceState::NotRead);
-        // A read that is under way may be older than what was forgotten since.
+        // The answer to a running read may be older than the state that was dropped since.
         self.jobs.end(&JobKey::ReadSource(source.clone()));
         self.jobs.ask(JobKey::ReadSource(source.clone()));
     }
 
-    /// Gives every rule that follows the selector a slot for each of its sources, and no other.
-    /// What is found and isn't held, since there was no room for it when it was shown, is read.
+    /// Gives every rule that follows the selector one slot for each of its sources, and no other.
+    /// If a found object isn't held because there was no room when the watch showed it, it is read
+    /// now.
     pub(crate) fn refit_selecting(&mut self, selector: &SourceSelector) {
         let Some(findings) = self.selectors.get(selector) else {
             return;
@@ -354,7 +363,7 @@ impl Engine {
         self.replan_rule(&id);
     }
 
-    /// Lets go what was copied by rules that there were.
+    /// Drops the objects that only former rules copied.
     pub(crate) fn keep_what_is_copied(&mut self) {
         let listed = |selector| {
             self.selectors
@@ -369,8 +378,8 @@ impl Engine {
         held.iter().for_each(|source| self.keep_if_copied(source));
     }
 
-    /// Has what a rule's selectors find read that it has come to copy, and lets go what it doesn't
-    /// copy any more.
+    /// Requests a read of selected objects that the rule copies now, and drops those that it no
+    /// longer copies.
     pub(crate) fn keep_all_copied(&mut self, id: &RuleId) {
         let first = self
             .rules
@@ -387,7 +396,7 @@ impl Engine {
             .for_each(|source| self.keep_if_copied(source));
     }
 
-    /// What a stored rule copies.
+    /// Returns the sources that a stored rule copies.
     pub(crate) fn sources_had<'a>(&self, rule: &'a Rule) -> Cow<'a, [SourceRef]> {
         if rule.selectors.is_empty() {
             return Cow::Borrowed(&rule.sources);
@@ -404,8 +413,8 @@ impl Engine {
             .collect()
     }
 
-    /// What a rule copies now: what it names, and then what its selectors find, the first of them
-    /// if there are too many.
+    /// Chooses the sources that a rule copies now: first the named ones, then those that its
+    /// selectors find. If there are too many, the first ones are taken.
     pub(crate) fn choose(&self, rule: &Rule) -> Choice {
         let mut choice = Choice {
             sources: rule.sources.clone(),
@@ -433,7 +442,8 @@ impl Engine {
                 if facts.is_some_and(|facts| facts.copy) || taken.contains(&object) {
                     continue;
                 }
-                // As another type it may be copied, if there is anything to copy.
+                // A rule that changes the type of Secrets may copy the object, unless the object
+                // can't be decoded.
                 let retyped = rule.transform.secret_type().is_some();
                 let never = facts.and_then(|facts| facts.never.as_ref());
                 if let Some(why) = never
@@ -452,7 +462,7 @@ impl Engine {
         choice
     }
 
-    /// Everything that a selector finds, or has found.
+    /// Returns everything that a selector finds, or has found.
     pub(crate) fn sources_of<'a>(
         &'a self,
         selector: &'a SourceSelector,
@@ -468,8 +478,8 @@ impl Engine {
         there.filter(|(source, _)| selector.finds(source))
     }
 
-    /// Whether anything about the source is to be known: some rule names it, or what finds it is
-    /// watched.
+    /// True if the engine needs events about the source: a rule names it, or a selector that finds
+    /// it is watched.
     pub fn follows(&self, source: &SourceRef) -> bool {
         let watched = |selector| {
             self.selectors
@@ -481,17 +491,17 @@ impl Engine {
             .map_or_else(|| self.sources.contains_key(source), watched)
     }
 
-    /// Whether the source is known as it was at this version.
+    /// True if the engine knows this resourceVersion of the source.
     pub fn knows(&self, source: &SourceRef, version: u64) -> bool {
         matches!(self.sources.get(source), Some(SourceState::Found { version: known, .. }) if *known == version)
     }
 
-    /// True if the source has yet to be read.
+    /// True if the source must still be read.
     pub(crate) fn is_unread(&self, source: &SourceRef) -> bool {
         matches!(self.sources.get(source), Some(SourceState::NotRead))
     }
 
-    /// Whether the object is one of the rule's own sources.
+    /// True if the object is one of the rule's own sources.
     pub(crate) fn is_own_source(
         &self,
         state: &crate::RuleState,
@@ -500,7 +510,8 @@ impl Engine {
         name: &str,
     ) -> bool {
         let Ok(rule) = &state.rule else { return false };
-        // Nowhere else is any, and this is asked for every cell.
+        // A quick check comes first, because this is called for every cell. Selected sources exist
+        // only in the namespaces of the rule's selectors.
         let near = rule
             .selectors
             .iter()
@@ -509,7 +520,7 @@ impl Engine {
         rule.is_source(kind, namespace, name) || near && slots.any(|slot| *slot.rule == rule.id)
     }
 
-    /// Whether everything is known, or known not to be, that the rule's selectors find.
+    /// True if each selector of the rule is listed, or can't be listed for a known reason.
     pub(crate) fn knows_selected(&self, rule: &Rule) -> bool {
         let listed = |selector| {
             self.selectors
@@ -527,7 +538,7 @@ impl Engine {
         }
     }
 
-    /// Something about a selector has changed, whatever it finds.
+    /// Plans again for all rules with this selector, whether or not an object was found or lost.
     fn replan_rules_of_selector(&mut self, selector: &SourceSelector) {
         for id in self.rules_selecting(selector) {
             self.mark_status_due(&id);
@@ -535,12 +546,13 @@ impl Engine {
         }
     }
 
-    /// What a copy says that it was copied from.
+    /// Returns the source that a copy names in its annotation.
     pub(crate) fn origin(&self, cell: &Cell) -> Option<&SourceRef> {
         cell.ours().and_then(|seen| self.origins.get(&seen.source))
     }
 
-    /// Whether a selector finds an object of this name; none: not all that it finds was shown.
+    /// Returns whether a selector finds an object with this name. `None`: the selector is not
+    /// listed yet.
     pub(crate) fn finds(&self, selector: &SourceSelector, name: &str) -> Option<bool> {
         let findings = self
             .selectors
@@ -549,7 +561,7 @@ impl Engine {
         Some(findings.members.get(name).is_some())
     }
 
-    /// Remembers what a copy says it was copied from.
+    /// Remembers the source that a copy names in its annotation.
     pub(crate) fn remember_origin(
         &mut self,
         seen: &mimeo_model::meta::Seen,

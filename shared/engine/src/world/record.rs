@@ -1,5 +1,5 @@
-//! What is written down before the first copy of a kind, so that any later process knows where to
-//! look: the kind itself, and the CRDs that rules live under.
+//! The records that are written before the first copy of a kind: the kind itself, and the uids of
+//! the CRDs of rules. They tell a later process where to look for copies.
 
 use std::collections::BTreeSet;
 
@@ -15,20 +15,20 @@ use crate::{
     work::Timer,
 };
 
-/// Uids of the CRD that rules live under. Another uid means that it was re-installed, and every
-/// rule lost with the old one.
+/// The uids of the CRD of one kind of rule. A new uid means that the CRD was installed again, and
+/// that every rule was lost with the former CRD.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct CrdState {
-    /// As served now.
+    /// The uid of the CRD that is served now.
     pub(crate) current: Option<Box<str>>,
-    /// As recorded when copies were first written.
+    /// The uid that was recorded when copies were first written.
     pub(crate) recorded: Option<Box<str>>,
 }
 
 impl CrdState {
-    /// Under which CRD a rule lives that is shown now. Not known while there is one that was not
-    /// there when copies were first written: the rule may have gone with the former one, and the
-    /// news of that be under way.
+    /// Returns the uid of the CRD that an observed rule belongs to. `None`: it is unknown, because
+    /// the present CRD is not the recorded one. The rule may have gone with the former CRD, and the
+    /// watch may show that late.
     pub(crate) fn certain(&self) -> Option<Box<str>> {
         self.current
             .clone()
@@ -37,8 +37,9 @@ impl CrdState {
 }
 
 impl Engine {
-    /// The kinds `ConfigMap` was created then, or isn't there. Of copies that were written before
-    /// it says nothing: what did may have been lost.
+    /// Takes in the time when the kinds `ConfigMap` was created. `None`: it does not exist. The
+    /// `ConfigMap` proves nothing about copies that were written before it, because their own
+    /// record may have been lost.
     pub fn kinds_since(&mut self, created: Option<Timestamp>, now: Tick) {
         self.at(now);
         let since = created.map(|time| u32::try_from(time.as_second()).unwrap_or_default());
@@ -47,8 +48,8 @@ impl Engine {
         }
     }
 
-    /// The CRD of these rules is served with this uid, or isn't served; `recorded` is the uid noted
-    /// when copies were first written.
+    /// Takes in the uid of the CRD of these rules. `current` is `None` if the CRD isn't served.
+    /// `recorded` is the uid that was recorded when copies were first written.
     pub fn crd(
         &mut self,
         kind: RuleKind,
@@ -62,7 +63,8 @@ impl Engine {
         if *known == state {
             return;
         }
-        // The first lists of rules and of CRDs are of one time.
+        // The first list of rules and the first list of CRDs are of the same time, so these rules
+        // belong to the present CRD.
         let first = *known == CrdState::default();
         *known = state;
         self.jobs.moved(&JobKey::RecordCrd(kind));
@@ -84,8 +86,8 @@ impl Engine {
         self.replan_all();
     }
 
-    /// Before the first copy of a kind is written, the kind is recorded, and the CRD of rules: a
-    /// later process that cleans up must know where to look.
+    /// Requests the records of a kind and of the CRDs of rules. They must exist before the first
+    /// copy of the kind is written. A later process that cleans up finds the copies by them.
     pub(crate) fn record(&mut self, kind: KindId) {
         let state = &self.kinds[kind];
         if state.note == Note::Absent {
@@ -101,7 +103,7 @@ impl Engine {
         }
     }
 
-    /// The version in which a kind is to be recorded; none if it is recorded already.
+    /// Returns the version in which a kind must be recorded. `None`: the kind is recorded already.
     pub(crate) fn kind_to_record(&self, kind: &GroupKind) -> Option<GroupVersionKind> {
         let id = self.kinds.id(kind)?;
         if self.kinds[id].note != Note::Absent {
@@ -116,16 +118,16 @@ impl Engine {
         wanted.or_else(served).cloned()
     }
 
-    /// The uid of the CRD that is to be recorded; none if it is recorded already, or another one
-    /// is and may have taken rules along.
+    /// Returns the uid of the CRD that must be recorded. `None`: it is recorded already, or a
+    /// former CRD is recorded and rules may have been lost with it.
     pub(crate) fn crd_to_record(&self, kind: RuleKind) -> Option<Box<str>> {
         let CrdState { current, recorded } = &self.collections[kind].crd;
         let clear = recorded.is_none() || self.may_replace_crd(kind);
         current.clone().filter(|_| current != recorded && clear)
     }
 
-    /// True once no copy can show any more whose rule went with the CRD that is recorded. Recorded
-    /// earlier, such a copy would be taken for an orphan of the new CRD.
+    /// True once no copy can appear any more whose rule went with the recorded CRD. If the new CRD
+    /// were recorded earlier, such a copy would count as an orphan of the new CRD.
     fn may_replace_crd(&self, kind: RuleKind) -> bool {
         let CrdState { current, .. } = &self.collections[kind].crd;
         let mut rules = self.rules.iter().filter(|(id, _)| id.kind == kind);
@@ -134,9 +136,9 @@ impl Engine {
             && self.every_copy_seen()
     }
 
-    /// Records another CRD than before once that is safe. Rules that aren't known to live under
-    /// the new CRD are read: a rule may have gone with the former CRD, and its watch not have said
-    /// so yet.
+    /// Requests the record of a new CRD, once that is safe. Rules that may not belong to the new
+    /// CRD are read first. Such a rule may have gone with the former CRD, and the watch may show
+    /// that late.
     pub(crate) fn replace_crd(&mut self, kind: RuleKind) {
         let CrdState { current, recorded } = &self.collections[kind].crd;
         let elsewhere = self
@@ -146,7 +148,7 @@ impl Engine {
         for (id, _) in elsewhere {
             self.jobs.ask(JobKey::ConfirmRule(id.clone()));
         }
-        // Where no tenant ever had a rule there is nothing to tell from another CRD's.
+        // If no tenant ever had a rule, there are no rules of a former CRD to tell apart.
         let used =
             kind == RuleKind::ClusterReplication || recorded.is_some() || self.has_rules(kind);
         if !used || current == recorded {
@@ -155,8 +157,8 @@ impl Engine {
         if self.may_replace_crd(kind) {
             return self.jobs.ask(JobKey::RecordCrd(kind));
         }
-        // Copies of a lost rule stay until a person confirms their deletion or brings the rule
-        // back. A rule without copies is forgotten after a while.
+        // Copies of a lost rule stay until a user confirms their deletion or creates the rule
+        // again. A lost rule without copies is forgotten after a while.
         let of_kind = self.gone.iter().filter(|(id, _)| id.kind == kind);
         if let Some(until) = of_kind.map(|(_, gone)| gone.until).max()
             && until > self.now
@@ -165,9 +167,9 @@ impl Engine {
         }
     }
 
-    /// Whether no CRD of the kind was ever recorded, though there is one: should this process end
-    /// now, its successor could not tell a rule deleted meanwhile from one that was lost with its
-    /// CRD.
+    /// True if the CRD exists but no CRD of the kind was ever recorded. If this process ended now,
+    /// its successor would see a missing rule and could not tell how it went. The rule may have
+    /// been deleted, or lost with its CRD.
     pub(crate) fn crd_unrecorded(&self, kind: RuleKind) -> bool {
         let CrdState {
             current, recorded, ..
@@ -175,8 +177,8 @@ impl Engine {
         current.is_some() && recorded.is_none()
     }
 
-    /// True if a kind's record may go: no rule wants the kind, every copy was listed, and none is
-    /// left.
+    /// True if the record of a kind can be removed: no rule wants the kind, every copy was listed,
+    /// and no copy is left.
     pub(crate) fn is_needless(&self, kind: &GroupKind) -> bool {
         let Some(id) = self.kinds.id(kind) else {
             return false;
@@ -189,7 +191,7 @@ impl Engine {
             && !cells.any(|cell| cell.kind == id && cell.needs_record())
     }
 
-    /// A kind's record is being removed: from now on no copy of the kind may be written.
+    /// The removal of a kind's record begins. From now on no copy of the kind may be written.
     pub(crate) fn forgetting_kind(&mut self, kind: &GroupKind) {
         if let Some(id) = self.kinds.id(kind) {
             self.kinds[id].note = Note::Removing;
@@ -203,7 +205,8 @@ impl Engine {
             .is_some_and(|id| self.kinds[id].note == Note::Removing)
     }
 
-    /// A kind's record stays for now: a copy was found after all, or the API server didn't answer.
+    /// The record of a kind stays for now: a copy was found after all, or the API server didn't
+    /// answer.
     pub(crate) fn kept_kind(&mut self, kind: &GroupKind) {
         if self.is_being_forgotten(kind)
             && let Some(id) = self.kinds.id(kind)
@@ -225,8 +228,8 @@ impl Engine {
             .collect()
     }
 
-    /// Whether every kind that may have copies was listed: only then is a rule that no copy names
-    /// known to have none.
+    /// True if every kind that may have copies was listed. Only then is it certain that a rule
+    /// without observed copies has none.
     pub(crate) fn every_copy_seen(&self) -> bool {
         let unserved = |kind: &KindState| {
             let mut versions = self
@@ -250,7 +253,7 @@ impl Engine {
         self.rules.keys().any(|id| id.kind == kind)
     }
 
-    /// Whether copies name rules of the kind that aren't there.
+    /// True if a copy names a rule of this kind that does not exist.
     fn has_gone(&self, kind: RuleKind) -> bool {
         self.gone.keys().any(|id| id.kind == kind)
     }

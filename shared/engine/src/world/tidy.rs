@@ -1,4 +1,4 @@
-//! What is forgotten since nothing needs it any more.
+//! Removes state that is no longer needed.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -15,13 +15,13 @@ use mimeo_model::{
 
 use crate::{Engine, cell::Phase, clock::Tick, jobs::JobKey, kinds::Note};
 
-/// Where there are this many cells, tidying takes a while.
+/// With this many cells or more, tidying takes a while.
 const MANY: usize = 1024;
-/// How long it then rests for each of them: some ten times what tidying took.
+/// The pause after tidying, for each cell. It is about ten times as long as the tidying took.
 const EACH: Duration = Duration::from_micros(5);
 
 impl Engine {
-    /// Forgets rules that no copy names any more, and kinds that need no watch any more. Called
+    /// Forgets rules that no copy names any more, and kinds that need no watch any more. It runs
     /// when the queue is empty.
     pub(crate) fn tidy(&mut self) {
         if !self.all_rules() || self.settings.role == Role::Injector {
@@ -44,7 +44,8 @@ impl Engine {
             .flat_map(|(name, namespace)| namespace.cells.iter().map(move |cell| (name, cell)));
         for (name, cell) in cells {
             if cell.want.is_none() && matches!(cell.phase, Phase::InFlight(_)) {
-                // A copy may come of it yet, of a rule that is gone. Its answer calls here again.
+                // The running request may still create a copy of a rule that is gone. Its answer
+                // leads to another call.
                 return;
             }
             if cell.needs_record() {
@@ -67,8 +68,8 @@ impl Engine {
         let now = self.now;
         self.gone
             .retain(|id, gone| owners.contains(id) || now < gone.until);
-        // A rule that is there may have lost the source of a copy that carries another's mark
-        // still.
+        // An existing rule may have lost the source of a copy whose labels and annotations still
+        // name another rule.
         self.sweeps
             .retain(|id| owners.contains(id) || self.rules.contains_key(id));
         self.forget_withdrawals();
@@ -85,7 +86,7 @@ impl Engine {
         }
     }
 
-    /// Forgets what no copy was made of any more, of what selectors don't find any more.
+    /// Forgets sources that no selector finds any more and that no copy names any more.
     fn forget_origins(&mut self, copied: &BTreeSet<u64>) {
         self.origins.retain(|hash, _| copied.contains(hash));
         let copied = |source: &SourceRef| copied.contains(&source_hash(&source.to_string()));
@@ -94,8 +95,8 @@ impl Engine {
         });
     }
 
-    /// What keeps one small that may not act yet: time passes, and what has ended is forgotten.
-    /// Nothing is planned, which would only be out of date when it may.
+    /// Keeps the engine of a standby small. It lets time pass and forgets state that has ended. It
+    /// plans nothing, because the plan would be out of date by the time the standby may act.
     pub fn rest(&mut self, now: Tick) {
         self.at(now);
         self.fire();

@@ -1,4 +1,4 @@
-//! The requests of the engine's jobs, and those that write statuses and Events.
+//! The requests of the engine's jobs, and the requests that write statuses and Events.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -41,17 +41,17 @@ use crate::{
 /// The `ConfigMap` in Mimeo's namespace that outlives every rule.
 pub const KINDS_CONFIG_MAP: &str = "mimeo-kinds";
 
-/// Why a request of a job or a report failed. Holds nothing of any object.
+/// Why a request of a job or a report failed. It holds no content of any object.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum CallError {
     /// 404.
     #[error("not found")]
     NotFound,
-    /// 409: it isn't as the request assumed.
+    /// 409: the object isn't as the request assumed.
     #[error("it was changed in the meantime")]
     Conflict,
-    /// 422: what it would become isn't accepted. Of a patch that tests, too, that it isn't as the
-    /// request assumed.
+    /// 422: the API server does not accept the new object. For a patch with a `test` operation, it
+    /// can also mean that the object isn't as the request assumed.
     #[error("the API server doesn't accept it (422)")]
     Invalid,
     /// 401 or 403.
@@ -65,29 +65,30 @@ pub enum CallError {
     Unavailable {
         /// The HTTP status.
         code: u16,
-        /// The API server's word for it, empty if it gave none.
+        /// The reason that the API server gave, or an empty string.
         reason: String,
     },
-    /// No answer, or none that makes sense. Whether the request was carried out isn't known.
+    /// There was no answer, or none that can be parsed. It is unknown if the API server carried the
+    /// request out.
     #[error("{0}")]
     Silent(String),
 }
 
-/// What such a request came to.
+/// The result of such a request.
 pub type CallResult<T> = Result<T, CallError>;
 
-/// What the kinds `ConfigMap` says.
+/// The content of the kinds `ConfigMap`.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Kinds {
-    /// The kinds of which copies may exist.
+    /// The kinds that may have copies.
     pub kinds: BTreeSet<GroupVersionKind>,
     /// The uid that the CRD of each kind of rules had when copies were first written.
     pub crds: BTreeMap<RuleKind, Box<str>>,
-    /// The nonce of a held deletion that a person confirmed.
+    /// The nonce of a held deletion that a user confirmed.
     pub confirmed: Option<Box<str>>,
 }
 
-/// Reads the kinds `ConfigMap`. Entries that make no sense are passed over with a warning.
+/// Parses the kinds `ConfigMap`. Entries that can't be parsed are skipped with a warning.
 pub fn parse_kinds(object: &ConfigMap) -> Kinds {
     let annotation = |key| {
         let value = object
@@ -139,7 +140,7 @@ fn parse_kind(key: &str, api_version: &str) -> Option<GroupVersionKind> {
 #[derive(Deserialize)]
 struct Page {
     metadata: ListMeta,
-    /// An empty list of metadata has null here.
+    /// The API server sends null for an empty list of metadata.
     items: Option<Vec<IgnoredAny>>,
 }
 
@@ -149,8 +150,9 @@ struct Grants {
 }
 
 impl Writer {
-    /// Takes the mark off a namespace if it still has this token and version. False: it was
-    /// changed, look again. A namespace that is gone has no mark.
+    /// Removes the pending label from a namespace that still has this nonce and this
+    /// resourceVersion. Returns false if the namespace has changed, so that the caller must check
+    /// it again. A deleted namespace counts as done.
     pub async fn unmark(&self, namespace: &str, token: &str, version: u64) -> CallResult<bool> {
         let mark = format!(
             "/metadata/labels/{}",
@@ -175,12 +177,13 @@ impl Writer {
         }
     }
 
-    /// Writes down in a namespace what was created in it once, if it is still of this version.
-    /// False: it was changed, look again. A namespace that is gone remembers nothing.
+    /// Records in a namespace's annotation the copies that were created once in it, if the
+    /// namespace still has this resourceVersion. Returns false if it has changed, so that the
+    /// caller must check it again. A deleted namespace counts as done.
     ///
     /// # Errors
-    /// [`CallError::Invalid`] if its annotations have no room for that: until somebody removes
-    /// some, trying again is in vain.
+    /// [`CallError::Invalid`] if the namespace's annotations would be too large. A retry cannot
+    /// succeed before a user removes some of them.
     pub async fn note_seeds(
         &self,
         namespace: &str,
@@ -203,11 +206,12 @@ impl Writer {
         }
     }
 
-    /// Reads a rule, and then its CRD: a CRD that is the known one afterwards was it before, too.
+    /// Reads a rule, and then its CRD. A CRD that is the known one after the read of the rule was
+    /// the same before it, too.
     ///
     /// # Errors
-    /// [`CallError::NotFound`] if whoever answered doesn't serve the kind: nothing is known of
-    /// the rule then.
+    /// [`CallError::NotFound`] if the server that answered doesn't serve the kind. Then the read
+    /// proves nothing about the rule.
     pub async fn read_rule(&self, id: &RuleId) -> CallResult<RuleRead> {
         let rule = self.look(&rule_path(id)).await?;
         let crd = self
@@ -245,17 +249,18 @@ impl Writer {
                 home: None,
                 crd,
             }),
-            // The CRD is there but not (yet) served by whoever answered: that is no word about the
-            // rule.
+            // The CRD exists, but the server that answered does not serve it (yet). The answer
+            // proves nothing about the rule.
             Look::NotServed => Err(CallError::NotFound),
         }
     }
 
-    /// Reads a source, and its namespace if the source is missing; none if the source is there
-    /// after all.
+    /// Reads a source. If it does not exist, reads its namespace as well. Returns `None` if the
+    /// source exists after all.
     ///
     /// # Errors
-    /// [`CallError::NotFound`] if its kind isn't served: nothing is known of the source then.
+    /// [`CallError::NotFound`] if its kind isn't served. Then the read proves nothing about the
+    /// source.
     pub async fn read_source(
         &self,
         source: &SourceRef,
@@ -282,7 +287,7 @@ impl Writer {
         }
     }
 
-    /// Reads a namespace; none: it is gone, or going.
+    /// Reads a namespace. `None`: it does not exist or is being deleted.
     async fn look_home(&self, name: &str) -> CallResult<Option<Home>> {
         match self.look(&namespace_path(name)).await? {
             Look::Found(home) if home.metadata.deletion_timestamp.is_some() => Ok(None),
@@ -292,10 +297,11 @@ impl Writer {
         }
     }
 
-    /// A whole object, from the storage; none if it isn't there.
+    /// Reads a whole object from the storage, without any cache. `None`: it does not exist.
     ///
     /// # Errors
-    /// [`CallError::NotFound`] if its kind isn't served: nothing is known of the object then.
+    /// [`CallError::NotFound`] if its kind isn't served. Then the read proves nothing about the
+    /// object.
     pub(crate) async fn read(
         &self,
         resource: &Resource,
@@ -306,8 +312,8 @@ impl Writer {
             .await
     }
 
-    /// A grant, from the storage; none if it isn't there. Asked for as a list of one: who may watch
-    /// grants may do that.
+    /// Reads a grant from the storage, without any cache. `None`: it does not exist. The request is
+    /// a list of one object, because a client that may watch grants may also list them.
     ///
     /// # Errors
     /// [`CallError::NotFound`] if grants aren't served.
@@ -321,21 +327,21 @@ impl Writer {
             encode(&format!("metadata.name={name}"))
         );
         let mut found = self.list_grants(namespace, &query).await?;
-        // Nothing that can be read of it is no word that it isn't there.
+        // A grant that can't be decoded still exists, so this is an error.
         found
             .pop()
             .map(|grant| grant.ok_or_else(undecodable))
             .transpose()
     }
 
-    /// Reads which grants a namespace has, and then their CRD and the namespace: one that is there
-    /// afterwards was it before, too.
+    /// Reads all grants of a namespace, then their CRD, then the namespace. If the CRD and the
+    /// namespace are the known ones after the first read, they were the same before it, too.
     ///
     /// # Errors
     /// [`CallError::NotFound`] if grants aren't served.
     pub async fn read_grants(&self, namespace: &str) -> CallResult<GrantsRead> {
         let found = self.list_grants(namespace, "").await?;
-        // One that can't be decoded grants nothing, and keeps none of the others from it.
+        // A grant that can't be decoded grants nothing. It does not stop the others.
         let grants = found.into_iter().flatten().filter_map(|grant| {
             let name = grant.value().pointer("/metadata/name")?.as_str()?.into();
             Some((name, parse_grant(grant).ok()?.edition))
@@ -357,7 +363,7 @@ impl Writer {
         })
     }
 
-    /// A namespace's grants, each as far as it can be decoded.
+    /// Reads a namespace's grants. `None` stands for a grant that can't be decoded.
     async fn list_grants(
         &self,
         namespace: &str,
@@ -375,14 +381,15 @@ impl Writer {
             .collect())
     }
 
-    /// Notes that copies of a kind may exist.
+    /// Records that copies of a kind may exist.
     pub async fn record(&self, gvk: &GroupVersionKind) -> CallResult<()> {
         self.write_kinds(&json!({"data": {gvk.group_kind().to_string(): gvk.api_version()}}))
             .await
     }
 
-    /// Takes that note back, if there are no copies in these namespaces; `None` is all. False:
-    /// there is a copy after all, or nothing can be said because the kind isn't served.
+    /// Removes that record if there are no copies in these namespaces. A `None` in the list stands
+    /// for all namespaces. Returns false if there is a copy after all, or if the kind isn't served
+    /// and nothing can be proved.
     pub async fn unrecord(
         &self,
         kind: &GroupKind,
@@ -410,20 +417,21 @@ impl Writer {
                 return Ok(false);
             }
         }
-        // As it was read: a note made since then stays.
+        // The patch names the resourceVersion that was read. So a record that was written since
+        // then stays.
         let version = map.metadata.resource_version;
         self.patch_kinds(&json!({"metadata": {"resourceVersion": version}, "data": {key: null}}))
             .await
             .map(|()| true)
     }
 
-    /// Notes the uid of the CRD of these rules.
+    /// Records the uid of the CRD of these rules.
     pub async fn record_crd(&self, kind: RuleKind, uid: &str) -> CallResult<()> {
         self.write_kinds(&json!({"metadata": {"annotations": {crd_annotation(kind): uid}}}))
             .await
     }
 
-    /// Writes a rule's status. A rule that is gone needs none.
+    /// Writes a rule's status. A deleted rule needs none.
     pub async fn write_status(&self, update: &StatusUpdate) -> CallResult<()> {
         let object = json!({
             "apiVersion": API_VERSION,
@@ -447,11 +455,12 @@ impl Writer {
             .await
     }
 
-    /// Writes a grant's status, unless it says so already, or the grant is another one by now.
+    /// Writes a grant's status. It writes nothing if the status is up to date, or if the grant has
+    /// changed since.
     ///
     /// # Errors
-    /// [`CallError::NotFound`], too, if the cluster has the CRD of a version in which grants had
-    /// no status.
+    /// [`CallError::NotFound`] if grants aren't served, or if the CRD is of a version in which
+    /// grants had no status.
     pub async fn write_grant_status(&self, update: &GrantUpdate, now: Timestamp) -> CallResult<()> {
         let GrantUpdate {
             namespace,
@@ -465,7 +474,7 @@ impl Writer {
             return Ok(());
         };
         let status = standing.status(&grant, now);
-        // Its watch will show the other one.
+        // The watch will show the changed grant.
         if grant.metadata.generation != Some(standing.generation)
             || grant.status.as_ref() == Some(&status)
         {
@@ -483,14 +492,14 @@ impl Writer {
             "status": status,
         });
         match self.apply_status(&path, &object).await {
-            // Another one of its name by now.
+            // Another grant has the same name now.
             Err(CallError::Conflict) => Ok(()),
             written => written,
         }
     }
 
-    /// Writes an Event, or continues the series that there is, be it another process's; `reporter`
-    /// is this replica's name.
+    /// Writes an Event, or continues the existing series, even a series of another process.
+    /// `reporter` is this replica's name.
     pub async fn write_event(
         &self,
         announcement: Announcement,
@@ -508,7 +517,7 @@ impl Writer {
         );
         let one = format!("{path}/{}", announcement.name);
         if let Some(known) = self.read_at::<Event>(&one).await? {
-            // Nothing else of an Event can be changed.
+            // The API server accepts changes to no other field of an Event.
             let count = known
                 .series
                 .map_or(1, |series| series.count)
@@ -540,7 +549,8 @@ impl Writer {
         )
     }
 
-    /// Patches the kinds `ConfigMap`, or creates it as what it would have become.
+    /// Patches the kinds `ConfigMap`. If it does not exist, creates it with the content of the
+    /// patch.
     async fn write_kinds(&self, patch: &Value) -> CallResult<()> {
         let merge = || self.patch_kinds(patch);
         match merge().await {
@@ -558,7 +568,7 @@ impl Writer {
             .await
         {
             Ok(_) => Ok(()),
-            // Somebody was quicker.
+            // Another client has created it meanwhile.
             Err(CallError::Conflict) => merge().await,
             Err(error) => Err(error),
         }
@@ -576,7 +586,7 @@ impl Writer {
             .map(drop)
     }
 
-    /// Whether any namespace has an object with our label.
+    /// True if the namespace has an object with Mimeo's label. `None` stands for all namespaces.
     async fn has_copies(&self, resource: &Resource, namespace: Option<&str>) -> CallResult<bool> {
         let selector = encode(&format!(
             "{}={}",
@@ -605,7 +615,7 @@ impl Writer {
         }
     }
 
-    /// A whole object from the storage, as far as it can be decoded.
+    /// Reads a whole object from the storage, as far as it can be decoded.
     async fn object_at<T: DeserializeOwned>(&self, path: &str) -> CallResult<Option<Decoded<T>>> {
         let answer = self
             .answer(call::read(Method::GET, path, call::JSON))
@@ -637,7 +647,7 @@ impl Writer {
         self.answer(request).await.and_then(accept)
     }
 
-    /// Any answer at all; under a permit like every other request.
+    /// Returns any answer, even an error. The request needs a permit like every other request.
     async fn answer(&self, request: Result<Request<Body>, Silence>) -> CallResult<call::Answer> {
         let silent = |silence: Silence| CallError::Silent(silence.to_string());
         let request = request.map_err(silent)?;
@@ -650,16 +660,16 @@ fn undecodable() -> CallError {
     CallError::Silent("the object can't be decoded".into())
 }
 
-/// What a read found.
+/// The result of a read.
 enum Look {
     Found(Box<Written>),
     /// 404 for the object itself.
     Absent,
-    /// 404 for its kind, or by someone who isn't the API server.
+    /// 404 for its kind, or from a server that isn't the API server.
     NotServed,
 }
 
-/// A 2xx, or the error that it is.
+/// Returns a 2xx answer, or the error that another status stands for.
 fn accept(answer: call::Answer) -> CallResult<call::Answer> {
     match answer.code.as_u16() {
         200..=299 => Ok(answer),
@@ -674,11 +684,11 @@ fn accept(answer: call::Answer) -> CallResult<call::Answer> {
     }
 }
 
-/// Events about what lives in no namespace are kept here, and nowhere else.
+/// Events about objects without a namespace are written to this namespace.
 const EVENTS_NAMESPACE: &str = "default";
-/// Under which Mimeo's Events are found.
+/// The name under which users find Mimeo's Events.
 const REPORTER: &str = "mimeo.dev/reconciler";
-/// Longest name of a reporting replica: the API server's limit.
+/// The longest name of a reporting replica that the API server accepts.
 const LONGEST_REPORTER: usize = 128;
 
 fn event(announcement: Announcement, reporter: &str, at: Timestamp) -> Value {
@@ -701,7 +711,7 @@ fn event(announcement: Announcement, reporter: &str, at: Timestamp) -> Value {
             ..ObjectMeta::default()
         },
         event_time: Some(MicroTime(at)),
-        // One is no series.
+        // A single Event is no series.
         series: (count > 1).then_some(EventSeries {
             count,
             last_observed_time: MicroTime(at),
