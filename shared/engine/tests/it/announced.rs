@@ -28,7 +28,7 @@ fn secrets() -> Resource {
     }
 }
 
-/// Rules that copy one Secret into the same namespaces, each under a name of its own, and a clock.
+/// Rules that copy one Secret into the same namespaces, each under its own copy name, and a clock.
 struct World {
     engine: Engine,
     sources: Vec<SourceRef>,
@@ -91,7 +91,7 @@ impl World {
         self.now += Duration::from_secs(seconds);
     }
 
-    /// Answers every request that there is.
+    /// Answers every pending request.
     fn answer(&mut self, outcome: impl Fn(&Request) -> Option<Outcome>) {
         while let Some(action) = self.engine.next(self.now) {
             match action {
@@ -190,7 +190,7 @@ fn a_rule_that_fails_everywhere_is_one_event_and_ten_more() {
     let names: BTreeSet<_> = announced.iter().map(|one| one.name.clone()).collect();
     assert_eq!(names.len(), 11);
 
-    // Whoever goes on failing for the same reason is no news, for hours.
+    // A failure that repeats for the same reason causes no further Event for hours.
     for _ in 0..10 {
         world.wait(600);
         world.answer(|_| Some(refused(FailureReason::Forbidden)));
@@ -205,7 +205,7 @@ fn a_rule_that_fails_everywhere_is_one_event_and_ten_more() {
 fn a_topic_is_told_once_a_minute_and_continues_its_series() {
     let mut world = World::new(Role::Keeper, 1, 3);
     let mut told: Vec<Announcement> = Vec::new();
-    // A source that changes all the time, and never can be copied.
+    // A source that changes all the time and can never be copied.
     for second in 0..300 {
         world.source(0, &format!("type-{second}"));
         world.answer(|_| Some(refused(FailureReason::Invalid)));
@@ -379,14 +379,14 @@ fn an_edit_that_was_reverted_is_told_with_who_made_it() {
         "it is the copy's namespace's"
     );
 
-    // Nobody edits what only its source changes.
+    // A copy that changes because its source changed is no edit by a user.
     world.source(0, "b");
     world.answer(|_| None);
     world.wait(60);
     assert_eq!(world.announced(), []);
 }
 
-/// What a server says of a Secret may quote it.
+/// The API server's messages about a Secret may quote its content.
 #[test]
 fn no_words_of_the_server_about_a_secret_are_told() {
     let mut world = World::new(Role::Keeper, 1, 1);
@@ -536,7 +536,8 @@ fn two_rules_for_one_cell_are_told_by_the_one_that_lost() {
     );
 }
 
-/// Many webhook replicas would tell the same; and a standby doesn't know what the leader has told.
+/// Many webhook replicas would send the same Event. A standby doesn't know which Events the leader
+/// has sent.
 #[test]
 fn only_the_reconciler_that_leads_tells_anything() {
     let mut injector = World::new(Role::Injector, 1, 1);

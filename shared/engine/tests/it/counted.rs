@@ -43,7 +43,7 @@ fn rule(number: usize, generation: i64, targets: &Value) -> Rule {
 }
 
 impl World {
-    /// Every rule wants a copy in every namespace, and none is there.
+    /// Every rule wants a copy in every namespace, and no copy exists yet.
     fn new() -> Self {
         let now = Duration::from_secs(10);
         let mut engine = Engine::new(Settings::new(Role::Keeper, "cluster"));
@@ -90,7 +90,7 @@ impl World {
         Self { engine, now }
     }
 
-    /// All statuses that are due, and into how many pieces their count fell.
+    /// Returns all due statuses, and the number of pieces of their count.
     fn statuses(&mut self) -> (Vec<StatusUpdate>, usize) {
         let (mut all, mut pieces) = (Vec::new(), 0);
         loop {
@@ -127,8 +127,8 @@ fn a_cell_is_looked_at_once_for_all_rules_that_are_due_and_few_at_a_time() {
         "nothing is due"
     );
 
-    // What happens meanwhile is told afterwards; a rule that has become another isn't told of by
-    // what was counted before.
+    // A change during the count is reported afterwards. The count that began before a rule's change
+    // is not used for that rule's status.
     world.engine.webhooks(
         Webhooks {
             seen: vec![1],
@@ -159,7 +159,7 @@ fn a_cell_is_looked_at_once_for_all_rules_that_are_due_and_few_at_a_time() {
     );
 }
 
-/// Each change of a rule moves what every replica has taken in.
+/// Each change of a rule changes the state that every replica has taken in.
 #[test]
 fn what_replicas_take_in_makes_no_status_due_that_says_nothing_else_for_it() {
     let mut world = World::new();

@@ -78,7 +78,7 @@ fn a_job_that_fails_is_retried_alone_after_pauses_that_double() {
             let former = job;
             job = next(&mut scene, is_it)
                 .unwrap_or_else(|| panic!("{name} pauses for more than {pause:?}"));
-            // The answer to the former attempt comes late.
+            // The answer to the former attempt arrives late.
             scene.engine.answered(&former, Answer::Failed, scene.now);
             pause = (pause * 2).min(LONGEST);
         }
@@ -111,7 +111,7 @@ fn a_write_that_was_made_is_not_made_again_before_its_watch_shows_it() {
     assert_eq!(seen, 4);
 }
 
-/// Carries out all requests. Returns the job of this kind that the engine gives, at most one.
+/// Carries out all requests. Returns the next job of this kind, if there is one.
 fn next(scene: &mut Scene, is_it: fn(&Task) -> bool) -> Option<Job> {
     let mut found = None;
     while let Some(action) = scene.engine.next(scene.now) {
@@ -173,8 +173,8 @@ fn a_lost_grant() -> Scene {
     scene
 }
 
-/// Too large for the Replication that names it, the source isn't held. A `ClusterReplication` may
-/// copy it.
+/// A source too large for the `Replication` that names it, so its content isn't held. A
+/// `ClusterReplication` may copy it.
 fn a_source_that_was_let_go() -> Scene {
     let mut scene = Scene::new(&["home", "to"]);
     let mut own = copying("home", "x", &["home"]);
@@ -186,7 +186,7 @@ fn a_source_that_was_let_go() -> Scene {
     scene
 }
 
-/// A namespace has one grant more than count. Then the oldest goes.
+/// A namespace has one grant too many. Then the oldest one is deleted.
 fn a_grant_that_comes_to_count() -> Scene {
     let mut scene = Scene::new(&["home", "to"]);
     for age in 0..=grant::MOST {
@@ -211,7 +211,7 @@ fn a_copy_created_once() -> Scene {
     scene
 }
 
-/// A namespace whose copies are written, with the label that keeps its pods waiting.
+/// A namespace with the pending label whose copies are all written.
 fn a_filled_namespace() -> Scene {
     let mut scene = Scene::new(&["home"]);
     scene.rule(cluster_replication("r", &copying("home", "x", &["new"])));
@@ -234,7 +234,7 @@ fn apply(scene: &mut Scene, spec: &Value) {
         .rule_applied(rule.id.clone(), Ok(rule), None, now);
 }
 
-/// The watch of the source shows it, with so many times three bytes in it.
+/// The watch of the source shows it with `size` times three bytes of data.
 fn show(scene: &mut Scene, size: usize) {
     let shown = json!({
         "metadata": {"resourceVersion": "200"}, "type": "Opaque",

@@ -24,7 +24,7 @@ use crate::common::uid;
 const KIND: RuleKind = RuleKind::ClusterReplication;
 const TENANTS: RuleKind = RuleKind::Replication;
 
-/// One rule, one source, and namespaces that are its targets by a label.
+/// One rule, one source, and namespaces that the rule selects by a label.
 struct World {
     engine: Engine,
     source: SourceRef,
@@ -98,7 +98,7 @@ impl World {
         self.engine.source(&self.source, Some(object), self.now);
     }
 
-    /// A namespace is shown, with labels that it didn't have before.
+    /// The watch shows a namespace with labels that it didn't have before.
     fn come(&mut self, number: u64, labels: &Value) {
         self.shown += 1;
         let namespace = namespace(number, 100 + self.shown, labels);
@@ -110,7 +110,7 @@ impl World {
         self.engine.next(self.now)
     }
 
-    /// Answers all that is asked, each a second after the one before. Returns the jobs.
+    /// Answers all requests, each a second after the one before. Returns the jobs.
     fn answer(&mut self, outcome: impl Fn(&Request) -> Option<Outcome>) -> Vec<Job> {
         let mut jobs = Vec::new();
         while let Some(action) = self.next() {
@@ -139,7 +139,7 @@ impl World {
         Outcome::Object(Box::new(self.copy(number, 100 + self.written, &checksum)))
     }
 
-    /// The copy in a namespace, as of this version.
+    /// The copy in a namespace, with this resourceVersion.
     fn copy(&self, number: u64, version: u64, checksum: &str) -> ObjectMeta {
         let entry = json!({"manager": "mimeo", "operation": "Apply", "apiVersion": "v1", "fieldsType": "FieldsV1", "fieldsV1": {}});
         let meta = json!({
@@ -154,7 +154,7 @@ impl World {
         from_value(meta).unwrap()
     }
 
-    /// As they are once the statuses have been told.
+    /// Returns the numbers after the statuses were written.
     fn numbers(&mut self) -> Numbers {
         self.now += Duration::from_secs(2);
         let _ = self.engine.statuses(self.now, Timestamp::UNIX_EPOCH);
@@ -233,7 +233,7 @@ fn a_copy_lags_from_the_change_of_its_source() {
     );
     world.now += Duration::from_mins(10);
     world.change("second");
-    // The first is not answered, and comes again.
+    // The first request gets no answer, and is sent again.
     let Some(Action::Request(first)) = world.next() else {
         panic!("a request")
     };
@@ -261,7 +261,7 @@ fn a_copy_lags_from_the_change_of_its_source() {
     );
     assert_eq!(world.engine.numbers().copy_lag[&TENANTS].count(), 0);
 
-    // Nor is it when somebody writes over a copy, long after.
+    // The same holds if another client overwrites a copy long after.
     world.now += Duration::from_mins(10);
     world.written += 1;
     let other = world.copy(1, 100 + world.written, &"1".repeat(32));
@@ -291,7 +291,8 @@ fn a_copy_lags_from_the_change_of_its_source() {
     );
 }
 
-/// A tenant may label his namespace, and would have the platform's copies look late.
+/// A tenant may label his namespace. Without this rule, the copies of a `ClusterReplication` would
+/// look late then.
 #[test]
 fn a_copy_lags_from_its_namespaces_labels_where_those_have_changed_since() {
     let mut world = World::new(Role::Keeper, 1, &json!({"team": "yes", "a": "1"}));
@@ -329,13 +330,13 @@ fn a_namespace_lags_from_its_mark_to_the_end_of_it_where_that_is_put() {
         panic!("{jobs:?}")
     };
     world.now += Duration::from_secs(3);
-    // The watch may be quicker than the answer.
+    // The watch may show a write before its answer arrives.
     let bare = namespace(1, 99, &json!({"team": "yes"}));
     world
         .engine
         .namespace_applied(&from_value(bare).unwrap(), world.now);
     world.engine.answered(first, Answer::Done, world.now);
-    // Another replica was quicker with this one.
+    // Another replica did this job first.
     world.engine.answered(second, Answer::Failed, world.now);
     let numbers = world.engine.numbers();
     assert_eq!(
@@ -348,7 +349,7 @@ fn a_namespace_lags_from_its_mark_to_the_end_of_it_where_that_is_put() {
     assert_eq!(numbers.waiting, 1);
 }
 
-/// What hangs in one that is stuck is its finalizers' business.
+/// Finalizers alone decide how long a stuck namespace lasts.
 #[test]
 fn a_namespace_that_goes_waits_for_nothing() {
     let mut world = World::new(

@@ -25,7 +25,7 @@ struct Scene {
     engine: Engine,
     source: SourceRef,
     now: Duration,
-    /// Version and checksum of the copy.
+    /// resourceVersion and checksum of the copy.
     version: u64,
     checksum: String,
 }
@@ -56,7 +56,7 @@ fn ours() -> Value {
 }
 
 impl Scene {
-    /// One copy, in namespace `team`, written by a rule of that spec.
+    /// A scene with one copy in namespace `team`, written by a rule with that spec.
     fn new(spec: &Value) -> Self {
         let now = Duration::from_secs(1);
         let mut engine = Engine::new(Settings::new(Role::Keeper, "cluster"));
@@ -132,7 +132,7 @@ impl Scene {
         }
     }
 
-    /// The next request, however long it is put off.
+    /// Returns the next request, after any delay.
     fn at_last(&mut self) -> Box<Request> {
         loop {
             match self.next() {
@@ -158,7 +158,7 @@ impl Scene {
         assert!(request.is_none(), "{:?}", request.unwrap().ticket);
     }
 
-    /// The copy after a change.
+    /// Changes the copy and returns its metadata.
     fn copy(&mut self, entries: &[Value]) -> ObjectMeta {
         self.version += 1;
         let meta = json!({
@@ -183,7 +183,7 @@ impl Scene {
         self.answer(request, meta);
     }
 
-    /// Somebody changes the copy.
+    /// Another client changes the copy.
     fn show(&mut self, entries: &[Value]) {
         let meta = self.copy(entries);
         self.engine
@@ -203,7 +203,7 @@ impl Scene {
     }
 }
 
-/// What the copy's annotation says of that is anybody's word.
+/// The copy's annotation says so too, but any user can forge an annotation.
 #[test]
 fn whether_others_may_add_to_a_copy_its_rule_says_alone() {
     let added = || [ours(), entry("tool", &["b"])];
@@ -236,7 +236,7 @@ fn what_was_added_before_a_rule_let_others_add_stays() {
     scene.expect(Verb::Apply(uid()), Why::Changed);
 }
 
-/// The refusal comes before the watch shows that he has cleared the entries.
+/// The refusal arrives before the watch shows that the other client has cleared the entries.
 #[test]
 fn a_copy_is_ours_by_its_uid_whatever_a_request_about_it_met() {
     let mut scene = Scene::new(&json!({}));
@@ -266,7 +266,7 @@ fn a_copy_is_ours_by_its_uid_whatever_a_request_about_it_met() {
     scene.expect(Verb::Delete(uid(), scene.version), Why::Unmatched);
 }
 
-/// A claim sends the former content through admission, which may demand the new one by now.
+/// A claim sends the former content through admission. A policy may demand the new content by then.
 #[test]
 fn a_change_is_written_though_the_claim_before_it_is_refused() {
     for reason in [FailureReason::AdmissionDenied, FailureReason::Invalid] {
@@ -310,7 +310,7 @@ fn what_is_told_of_a_write_does_not_depend_on_whether_its_watch_or_its_answer_is
     let (now, last) = synced(&mut scene);
     assert_eq!(last, Some(now));
 
-    // Nobody else's object was taken: it was a copy all along.
+    // No other client's object was taken: the object was a copy all along.
     scene.now += Duration::from_mins(5);
     let mut stripped = scene.copy(&[]);
     stripped.uid = Some("00000000-0000-4000-8000-000000000003".into());
@@ -350,7 +350,7 @@ fn what_is_told_of_a_write_does_not_depend_on_whether_its_watch_or_its_answer_is
     );
 }
 
-/// Between repairs of a fight.
+/// The pauses between repairs of a fight with another client.
 struct Pauses {
     last: Duration,
     longest: Duration,
@@ -364,7 +364,7 @@ impl Pauses {
         }
     }
 
-    /// A repair; none comes sooner than the one before did.
+    /// Records a repair. The pause before it must not be shorter than the one before.
     #[track_caller]
     fn note(&mut self, now: Duration) {
         let pause = now.saturating_sub(self.last);
@@ -391,7 +391,7 @@ fn pauses_of_a_fight_grow_as_long_as_it_lasts() {
     pauses.reach_the_longest();
 }
 
-/// As a tool does that applies what it once read, annotations and all.
+/// The case: a tool applies an object that it read long ago, with all its annotations.
 #[test]
 fn who_writes_an_old_copy_again_and_again_is_answered_after_a_pause() {
     for strategy in ["Apply", "Replace"] {
@@ -419,7 +419,7 @@ fn who_writes_an_old_copy_again_and_again_is_answered_after_a_pause() {
             assert_eq!(scene.checksum, new);
         }
         pauses.reach_the_longest();
-        // What it writes has nothing to do with changes of the source once it rests.
+        // Once the other client stops, its earlier writes don't delay changes of the source.
         scene.now += Duration::from_hours(1);
         scene.rests();
         scene.data("3");
@@ -427,7 +427,7 @@ fn who_writes_an_old_copy_again_and_again_is_answered_after_a_pause() {
     }
 }
 
-/// Nobody sees it meanwhile.
+/// No watch shows the copy meanwhile.
 #[test]
 fn who_hides_a_copy_before_he_writes_over_it_is_answered_after_a_pause_too() {
     let mut scene = Scene::new(&json!({}));
@@ -451,7 +451,7 @@ fn who_hides_a_copy_before_he_writes_over_it_is_answered_after_a_pause_too() {
     pauses.reach_the_longest();
 }
 
-/// The watch shows it before the answer to what was written comes.
+/// The watch shows the other client's write before the answer to Mimeo's own write arrives.
 #[test]
 fn an_answer_that_comes_late_makes_nobody_elses_writing_ours() {
     let mut scene = Scene::new(&json!({}));
@@ -466,7 +466,7 @@ fn an_answer_that_comes_late_makes_nobody_elses_writing_ours() {
     scene.expect(Verb::Apply(uid()), Why::Drifted);
 }
 
-/// He is quicker each time than the write that follows the claim.
+/// Each time the other client writes before the write that follows Mimeo's claim.
 #[test]
 fn who_adds_to_an_exclusive_copy_again_and_again_is_answered_after_a_pause() {
     let mut scene = Scene::new(&json!({"strategy": "Replace"}));

@@ -29,13 +29,13 @@ const UID: &str = "00000000-0000-4000-8000-000000000002";
 struct Scene {
     engine: Engine,
     now: Duration,
-    /// The rule's, which begins with 0.
+    /// The generation of the rule, from 0.
     generation: i64,
-    /// What was to be noted of the namespace.
+    /// The records that the engine wanted in the namespace's annotation.
     noted: Vec<String>,
-    /// The last job that notes.
+    /// The last job that writes such a record.
     noting: Option<Job>,
-    /// Whether a rule was to be read.
+    /// True if the engine wanted to read a rule.
     asked: bool,
 }
 
@@ -54,7 +54,7 @@ fn rule(name: &str, source: &str, spec: &Value) -> Rule {
     Rule::parse(&from_value(rule).unwrap()).unwrap()
 }
 
-/// A rule that copies Secret `home/x` into namespace `team`, where one of that name is.
+/// A rule that copies Secret `home/x` into namespace `team`, where another object has that name.
 fn scene(role: Role, spec: &Value) -> Scene {
     let mut scene = unlisted(role, spec);
     let ids = ["rule", "other"].map(|name| rule(name, "home", &json!({})).id);
@@ -65,7 +65,7 @@ fn scene(role: Role, spec: &Value) -> Scene {
     scene
 }
 
-/// The same before all rules were shown.
+/// The same, before all rules were listed.
 fn unlisted(role: Role, spec: &Value) -> Scene {
     let gvk = GroupVersionKind::parse("v1", "Secret").unwrap();
     let rule = rule("rule", "home", spec);
@@ -124,7 +124,7 @@ fn theirs() -> Value {
     )
 }
 
-/// The object in the way.
+/// The object that occupies the copy's place.
 fn foreign() -> Value {
     json!({"name": "x", "namespace": "team", "uid": UID, "resourceVersion": "7", "managedFields": [theirs()]})
 }
@@ -162,7 +162,7 @@ impl Scene {
         self.answer(request, Outcome::Object(Box::new(meta)));
     }
 
-    /// The create meets the object, which is then looked at.
+    /// The create request meets the object, and the engine reads it.
     #[track_caller]
     fn meet(&mut self, object: Value) {
         let create = self.expect(Verb::Create, Some(Why::Missing));
@@ -171,7 +171,7 @@ impl Scene {
         self.show(&look, object);
     }
 
-    /// The request is answered with the object as our copy.
+    /// Answers the request with the object as Mimeo's own copy.
     fn taken(&mut self, request: &Request) {
         let mut meta = foreign();
         let ours = entry(
@@ -189,7 +189,7 @@ impl Scene {
         self.show(request, meta);
     }
 
-    /// Nothing more is done, and the conflict told.
+    /// Checks that the engine does nothing more, and reports the conflict.
     #[track_caller]
     fn spared(&mut self, word: &str) {
         assert!(self.next().is_none());
@@ -245,13 +245,14 @@ fn what_is_to_be_overwritten_is_written_over_as_it_was_seen_by_both_roles() {
         let mut scene = scene(role, &json!({"conflictPolicy": "Overwrite"}));
         scene.meet(foreign());
         let first = scene.expect(take(7), Some(Why::Overwritten));
-        // Somebody changes it meanwhile: it is looked at again.
+        // Another client changes the object meanwhile, so it is read again.
         scene.answer(&first, Outcome::Conflict);
         let look = scene.expect(Verb::Look, None);
         let mut changed = foreign();
         changed["resourceVersion"] = "8".into();
         scene.show(&look, changed.clone());
-        // Not at once: it may be a fight. And after a pause it may be gone without a word.
+        // The engine waits first, because this may be a fight. After the pause the object may be
+        // gone, and no watch shows that.
         assert!(scene.next().is_none());
         scene.now += Duration::from_secs(1);
         scene.meet(changed);
@@ -291,7 +292,7 @@ fn what_is_being_deleted_is_waited_for() {
         going["deletionTimestamp"] = "2026-01-01T00:00:00Z".into();
         scene.meet(going);
         assert!(scene.next().is_none(), "{policy}");
-        // For as long as a finalizer keeps it, there is something to say about it.
+        // The status reports the object for as long as a finalizer keeps it.
         let status = scene
             .engine
             .statuses(scene.now, Timestamp::UNIX_EPOCH)
@@ -328,7 +329,7 @@ fn no_rules_source_is_ever_taken() {
     }
 }
 
-/// One that is yet to be shown may name the object as its source.
+/// A rule that was not observed yet may name the object as its source.
 #[test]
 fn nothing_is_taken_before_every_rule_is_known() {
     let mut scene = unlisted(Role::Keeper, &json!({"conflictPolicy": "Overwrite"}));
@@ -379,7 +380,7 @@ fn what_is_marked_as_a_copy_is_adopted_without_asking_what_is_in_it() {
         marked[place] = json!({mark: "any"});
         scene.meet(marked);
         let write = scene.expect(take(7), Some(Why::Adopted));
-        // Nothing is deleted for being adopted.
+        // Adoption deletes nothing.
         scene.answer(&write, immutable());
         assert!(scene.next().is_none(), "{mark}");
         assert!(
@@ -392,7 +393,7 @@ fn what_is_marked_as_a_copy_is_adopted_without_asking_what_is_in_it() {
     }
 }
 
-/// They belong to the one who replicates them.
+/// Such objects belong to the tool that replicates them.
 #[test]
 fn another_replicators_source_is_not_marked_as_a_copy() {
     let mut scene = scene(Role::Keeper, &json!({"conflictPolicy": "Adopt"}));
@@ -461,7 +462,7 @@ fn what_has_more_or_less_or_other_content_is_not_adopted() {
     }
 }
 
-/// A preview asks as much as it must to count, and writes nothing.
+/// A preview reads as much as it needs for its counts, and writes nothing.
 #[test]
 fn a_suspended_rule_counts_what_it_would_take() {
     let cases = [
@@ -531,14 +532,14 @@ impl Scene {
             .rule_applied(changed.id.clone(), Ok(changed), None, self.now);
     }
 
-    /// The copy, created.
+    /// The copy is created.
     fn created(&mut self) {
         let create = self.expect(Verb::Create, Some(Why::Missing));
         self.taken(&create);
         assert!(self.next().is_none());
     }
 
-    /// The watch of copies shows the end of the copy.
+    /// The watch of copies shows the deletion of the copy.
     fn removed(&mut self) {
         let gvk = GroupVersionKind::parse("v1", "Secret").unwrap();
         let mut last = foreign();
@@ -547,14 +548,14 @@ impl Scene {
             .copy_gone(&gvk.group_kind(), &from_value(last).unwrap(), self.now);
     }
 
-    /// The one note that was to be taken; the namespace's watch shows it.
+    /// Returns the one record that was written. The watch of the namespace shows it.
     #[track_caller]
     fn note(&mut self) -> String {
         let noted = std::mem::take(&mut self.noted);
         assert_eq!(noted.len(), 1, "{noted:?}");
         self.engine
             .namespace_applied(&team(30, Some(&noted[0])), self.now);
-        // The watch was quicker than the answer.
+        // The watch showed the write before the answer arrived.
         if let Some(job) = self.noting.take() {
             self.engine.answered(&job, Answer::Done, self.now);
         }
@@ -600,7 +601,7 @@ fn what_was_created_once_never_comes_back_nor_changes_after_a_restart_either() {
         restarted.engine.namespace_applied(&meta, NOW);
         assert!(restarted.next().is_none(), "{role:?}");
         assert!(restarted.noted.is_empty());
-        // In another namespace of the name it says nothing.
+        // In another namespace of the same name, the annotation proves nothing.
         meta.uid = Some(UID.into());
         meta.resource_version = Some("40".into());
         restarted.engine.namespace_applied(&meta, NOW);
@@ -658,7 +659,8 @@ fn a_copy_whose_rule_comes_to_create_once_is_left_to_its_owner_for_good() {
         if noted {
             scene.note();
         }
-        // Its marks still say that it goes with its rule, which otherwise would be looked into.
+        // Its annotations still say that it must be deleted with its rule. Otherwise the engine
+        // would read the rule.
         let id = rule("rule", "home", &once()).id;
         scene.engine.rule_gone(&id, NOW);
         assert!(scene.next().is_none());
@@ -666,7 +668,7 @@ fn a_copy_whose_rule_comes_to_create_once_is_left_to_its_owner_for_good() {
     }
 }
 
-/// Whoever comes later knows nothing of it.
+/// A process that starts later does not know about such an object.
 #[test]
 fn what_was_there_when_nobody_watched_or_for_another_rule_is_not_created_once() {
     let mut scene = scene(Role::Keeper, &json!({}));
@@ -688,7 +690,7 @@ fn what_was_there_when_nobody_watched_or_for_another_rule_is_not_created_once() 
     scene.expect(Verb::Create, Some(Why::Vanished));
 }
 
-/// As the documents have it who want what is missing created again.
+/// The documents tell users to remove the annotation if a missing copy must be created again.
 #[test]
 fn without_the_annotation_what_is_missing_is_created_again() {
     let mut scene = scene(Role::Keeper, &once());
@@ -701,7 +703,7 @@ fn without_the_annotation_what_is_missing_is_created_again() {
     assert!(scene.noted.is_empty());
 }
 
-/// Nothing of it is in the cluster by which another process could know that it was there.
+/// No other process could learn from the cluster that such an object existed.
 #[test]
 fn what_goes_while_its_rule_rests_was_not_created_once() {
     let mut scene = scene(Role::Keeper, &json!({}));
@@ -731,8 +733,7 @@ fn a_rule_that_comes_to_keep_its_copies_brings_them_back_and_forgets() {
     scene.taken(&create);
 }
 
-/// No watch would tell of a write that changes nothing, and what is to be noted next would wait for
-/// that.
+/// A write that changes nothing causes no watch event. The next record would wait for that event.
 #[test]
 fn what_was_never_noted_is_forgotten_without_a_write() {
     let mut scene = scene(Role::Keeper, &once());
@@ -759,8 +760,7 @@ fn a_suspended_rule_notes_nothing() {
     assert_eq!(scene.plan(), Plan::default());
 }
 
-/// The last of what was queued in the namespace comes to nothing, and no answer is awaited after
-/// that.
+/// The last queued cell of the namespace needs no request, so no answer arrives after it.
 #[test]
 fn what_was_created_once_is_noted_though_what_was_queued_with_it_lost_its_source() {
     let secret = |name: &str| json!({"apiVersion": "v1", "kind": "Secret", "namespace": "home", "name": name});

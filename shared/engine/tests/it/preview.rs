@@ -29,8 +29,8 @@ fn globs(globs: &[&str]) -> Value {
     json!([{"namespaces": globs}])
 }
 
-/// A webhook replica's, with these rules and namespaces `a-0`, `a-1`, ... and `b-0`, ..., as many
-/// of each.
+/// The engine of a webhook replica, with these rules. It has `namespaces` namespaces named `a-0`,
+/// `a-1` and so on, and as many named `b-0`, `b-1` and so on.
 fn engine(rules: &[Rule], namespaces: usize) -> Engine {
     let mut engine = Engine::new(Settings::new(Role::Injector, "cluster"));
     for rule in rules {
@@ -64,7 +64,7 @@ fn told(contest: &Contest) -> (String, String, bool, Vec<&str>) {
     )
 }
 
-/// With sources that are all named.
+/// Returns the preview of a rule with only named sources.
 fn preview_of(engine: &Engine, rule: &Rule, before: Option<&Rule>) -> Preview {
     engine.preview(rule, &rule.sources, before)
 }
@@ -83,7 +83,7 @@ fn namespaces_are_counted_and_those_that_are_lost() {
     assert_eq!((preview.matching, preview.all, preview.lost), (4, 6, 2));
 }
 
-/// A pattern matches whole names: `a-` matches none of these.
+/// A pattern matches whole names, so `a-` matches none of these.
 #[test]
 fn of_a_pattern_that_matches_nothing_it_is_told_how_many_names_begin_so() {
     let engine = engine(&[], 3);
@@ -100,7 +100,7 @@ fn of_a_pattern_that_matches_nothing_it_is_told_how_many_names_begin_so() {
         );
         assert_eq!(preview.beginning, want, "{pattern}");
     }
-    // It isn't the pattern that keeps these out.
+    // Other settings than the pattern exclude these.
     for item in [
         json!({"namespacePattern": "a-.*", "namespaceSelector": {"matchLabels": {"tier": "gold"}}}),
         json!({"namespacePattern": "a-", "namespaces": ["b-*"]}),
@@ -126,7 +126,7 @@ fn another_rule_for_the_same_copies_is_found_where_both_want_them() {
     );
     assert_eq!(contests, [older]);
 
-    // Elsewhere, under another name, or what it wanted before: nothing to tell.
+    // A copy elsewhere, under another name, or already wanted before is not reported.
     assert_eq!(
         preview_of(&engine, &rule("r", None, "s", &globs(&["b-*"])), None).contests,
         []
@@ -137,7 +137,7 @@ fn another_rule_for_the_same_copies_is_found_where_both_want_them() {
         []
     );
     assert_eq!(preview_of(&engine, &new, Some(&new)).contests, []);
-    // A rule doesn't contest itself.
+    // A rule does not contest its own copies.
     assert_eq!(
         preview_of(&engine, &rule("other", None, "s", &globs(&["a-*"])), None).contests,
         []
@@ -171,7 +171,7 @@ fn the_older_rule_comes_first_and_the_copies_of_several_targets_count() {
     );
 }
 
-/// What the author is told is what then happens.
+/// The preview tells the author the result that then happens.
 #[test]
 fn whoever_is_said_to_have_the_copy_gets_it() {
     for created in ["2026-01-01T00:00:00Z", "2026-01-03T00:00:00Z"] {
@@ -204,7 +204,7 @@ fn whoever_is_said_to_have_the_copy_gets_it() {
     }
 }
 
-/// However many rules and namespaces there are, the author's request isn't held up.
+/// The number of rules and namespaces does not delay the author's request.
 #[test]
 fn ten_thousand_namespaces_and_a_thousand_rivals_take_a_bounded_number_of_questions() {
     let rivals: Vec<Rule> = (0..1000)
@@ -226,6 +226,6 @@ fn ten_thousand_namespaces_and_a_thousand_rivals_take_a_bounded_number_of_questi
         .iter()
         .map(|contest| contest.namespaces.len())
         .sum();
-    // Each compares two names.
+    // Each question compares two names.
     assert!(found <= 25_000, "{found} in {:?}", begun.elapsed());
 }

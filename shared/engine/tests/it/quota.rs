@@ -20,17 +20,17 @@ use mimeo_model::{
 };
 use serde_json::{Value, from_value, json};
 
-/// More than a Replication copies.
+/// More bytes than a `Replication` may copy.
 const LARGE: usize = 900 << 10;
 
 struct Scene {
     engine: Engine,
     now: Duration,
     version: u32,
-    /// What was written since the last look.
+    /// The writes since the last look.
     written: BTreeSet<String>,
     conditions: BTreeMap<RuleId, BTreeMap<String, (String, String)>>,
-    /// What is to be read.
+    /// The sources that the engine wants to read.
     reads: Vec<SourceRef>,
 }
 
@@ -79,7 +79,7 @@ impl Scene {
         }
     }
 
-    /// A Replication of that age which copies a source of its namespace to a copy that is called
+    /// Adds a `Replication` with that age. It copies a source of its namespace to a copy named
     /// after the rule.
     fn rule(&mut self, home: &str, name: &str, age: i64, source: &str) -> RuleId {
         let created = Timestamp::from_second(age).unwrap();
@@ -89,7 +89,7 @@ impl Scene {
             "spec": {
                 "sources": [{"apiVersion": "v1", "kind": "Secret", "name": source}],
                 "targets": [{"namespaces": [home], "copyName": format!("{name}-copy")}, {"namespaces": ["elsewhere"]}],
-                // Another guise of the same content for each rule.
+                // Each rule renders the same content in its own way.
                 "transform": {"data": {"rename": {"a": name}}},
             },
         });
@@ -157,7 +157,7 @@ impl Scene {
         std::mem::take(&mut self.written).into_iter().collect()
     }
 
-    /// Reason and message of the condition.
+    /// Returns the reason and the message of the condition.
     fn sources_found(&mut self, id: &RuleId) -> (String, String) {
         self.now += Duration::from_secs(5);
         for update in self.engine.statuses(self.now, Timestamp::UNIX_EPOCH) {
@@ -188,7 +188,7 @@ fn a_source_that_is_too_large_is_refused_to_replications_alone() {
     assert_eq!(scene.sources_found(&small).0, "Found");
     assert_eq!(scene.engine.inside().counts["sourcesHeld"], 1);
 
-    // A ClusterReplication has it read.
+    // For a `ClusterReplication` the object is read.
     let object = json!({
         "apiVersion": "mimeo.dev/v1alpha1", "kind": "ClusterReplication", "metadata": {"name": "p", "generation": 1},
         "spec": {
@@ -210,8 +210,8 @@ fn a_source_that_is_too_large_is_refused_to_replications_alone() {
     assert_eq!(scene.sources_found(&id).0, "Found");
 }
 
-/// An object that a selector finds is read once. It is held if it is small enough, and read again
-/// once it is.
+/// An object that a selector finds is read once. It is held if it is small enough. If it is too
+/// large, it is read again once it has become small enough.
 #[test]
 fn an_object_that_a_selector_finds_is_held_unless_it_is_too_large() {
     let mut scene = Scene::new(&["home"]);
@@ -278,7 +278,7 @@ fn of_the_replications_of_a_namespace_the_oldest_fit() {
     let fit = 10_240 / 256;
     let mut scene = Scene::new(&["home"]);
     let refused = |scene: &mut Scene, age: i64| {
-        // So many at once are told.
+        // One pass writes only a limited number of statuses.
         for _ in 0..3 {
             scene.now += Duration::from_secs(5);
             for update in scene.engine.statuses(scene.now, Timestamp::UNIX_EPOCH) {
@@ -291,8 +291,8 @@ fn of_the_replications_of_a_namespace_the_oldest_fit() {
         let id = parse(&format!("r{age}"), age, 1, 1).id;
         scene.conditions[&id]["Ready"].0 == "InvalidSpec"
     };
-    // From the youngest on: each that is older than those that fill the room takes it from the
-    // youngest.
+    // The youngest rule comes first. Each older rule takes its room from the youngest rules that
+    // have some.
     for age in (1..=fit + 3).rev() {
         scene.apply(parse(&format!("r{age}"), age, 32, 8));
     }
@@ -315,12 +315,12 @@ fn of_the_replications_of_a_namespace_the_oldest_fit() {
     assert_eq!(scene.engine.demand().sources.len(), 32);
     let another = parse("another", fit + 9, 32, 8);
     assert!(scene.engine.refuses_rule(&another).is_some());
-    // Another namespace has a quota of its own.
+    // Another namespace has its own quota.
     let elsewhere = scene.rule("elsewhere", "r", fit + 9, "own");
     assert!(scene.watched(&source("elsewhere", "own")));
     scene.engine.rule_gone(&elsewhere, scene.now);
 
-    // Once there is room one that is told again has it.
+    // Once there is room, a rule that the watch shows again gets it.
     scene.engine.rule_gone(&parse("r1", 1, 1, 1).id, scene.now);
     assert!(scene.engine.refuses_rule(&another).is_none());
     scene.apply(parse(&format!("r{}", fit + 1), fit + 1, 32, 8));

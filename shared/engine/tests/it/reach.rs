@@ -39,7 +39,7 @@ fn watch(namespace: &str) -> CopyWatch {
     }
 }
 
-/// Sources in platform, copies in a and b, Secrets alone.
+/// Sources only in `platform`, copies only in `a` and `b`, and no kinds but Secrets.
 fn confined() -> Reach {
     Reach {
         sources: Some(["platform".into()].into()),
@@ -48,8 +48,8 @@ fn confined() -> Reach {
     }
 }
 
-/// An engine with a rule that copies `kind` from `home` everywhere, its source read, and namespaces
-/// of these names, all marked.
+/// An engine with a rule that copies `kind` from `home` everywhere. Its source was read. The
+/// namespaces with these names all have the pending label.
 fn engine(role: Role, reach: Reach, (kind, home): (&str, &str), namespaces: &[&str]) -> Engine {
     let rule = json!({
         "apiVersion": "mimeo.dev/v1alpha1", "kind": "ClusterReplication",
@@ -192,7 +192,8 @@ fn what_is_out_of_reach_is_not_asked_for_and_told() {
     }
 }
 
-/// The Role for a new namespace may come after it, from a pod that runs in it.
+/// The Role for a new namespace may arrive later than the namespace, created by a pod that runs in
+/// it.
 #[test]
 fn pods_do_not_wait_where_mimeo_has_no_right_yet() {
     for (reach, held) in [(confined(), false), (Reach::default(), true)] {
@@ -211,7 +212,7 @@ fn pods_do_not_wait_where_mimeo_has_no_right_yet() {
     }
 }
 
-/// What is amiss in a namespace is for those alone whose rules want something there.
+/// A problem in a namespace is reported only to rules that want a copy there.
 #[test]
 fn nobody_is_told_of_a_namespace_that_his_rule_has_nothing_in() {
     let reach = Reach {
@@ -264,7 +265,7 @@ fn nobody_is_told_of_a_namespace_that_his_rule_has_nothing_in() {
     );
 }
 
-/// What it finds is of no matter to where the platform's rule writes.
+/// The found sources don't affect the namespaces that a `ClusterReplication` writes into.
 #[test]
 fn a_rule_that_selects_its_sources_reaches_what_it_targets() {
     let engine = engine(
@@ -286,7 +287,8 @@ fn a_rule_that_selects_its_sources_reaches_what_it_targets() {
     assert_eq!(engine.reached(&rule), Some(["b".into()].into()));
 }
 
-/// It names its targets, so it means them: nothing would come of it, and "ready" would be a lie.
+/// The rule names its targets, so its author wants them. The rule would do nothing there, and a
+/// status "ready" would be wrong.
 #[test]
 fn a_tenants_rule_that_is_left_out_says_so() {
     let home = |home: &str| {
@@ -305,7 +307,8 @@ fn a_tenants_rule_that_is_left_out_says_so() {
     ));
 }
 
-/// They may be widened, and nobody is asked about the author then who could refuse the rule.
+/// The limits may be widened later. At that time no check of the author can refuse the rule any
+/// more.
 #[test]
 fn an_author_needs_what_the_rule_says_whatever_the_limits_leave_of_it() {
     let rule = json!({

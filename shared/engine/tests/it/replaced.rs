@@ -25,7 +25,7 @@ struct Scene {
     source: SourceRef,
 }
 
-/// A rule that copies one object of this kind into namespace `team`, where nothing is yet.
+/// A rule that copies one object of this kind into namespace `team`, which is still empty.
 fn scene(role: Role, api_version: &str, kind: &str, plural: &str) -> Scene {
     let gvk = GroupVersionKind::parse(api_version, kind).unwrap();
     let source = json!({"apiVersion": api_version, "kind": kind, "namespace": "home", "name": "x"});
@@ -62,7 +62,7 @@ fn scene(role: Role, api_version: &str, kind: &str, plural: &str) -> Scene {
     Scene { engine, source }
 }
 
-/// What that request writes.
+/// The copy that this request writes.
 fn copy(request: &Request, number: u32) -> ObjectMeta {
     let entry = json!({"manager": "mimeo", "operation": "Apply", "apiVersion": "v1", "fieldsType": "FieldsV1", "fieldsV1": {}});
     let checksum = request.rendering.as_ref().unwrap().checksum.to_string();
@@ -92,7 +92,7 @@ impl Scene {
         }
     }
 
-    /// The copy is written, and then the source changes: the request that is to change the copy.
+    /// The copy is written, and then the source changes. Returns the request that changes the copy.
     fn changed(&mut self) -> Box<Request> {
         self.source_is("a");
         let create = self.next().unwrap();
@@ -116,7 +116,7 @@ impl Scene {
         );
     }
 
-    /// In the API server's words for this kind.
+    /// Refuses the request with the API server's message for this kind.
     fn refuse(&mut self, request: &Request) {
         let cause = match &*self.source.gvk.kind {
             "ConfigMap" => {
@@ -163,7 +163,7 @@ fn a_copy_that_cannot_be_changed_is_deleted_and_made_anew() {
     }
 }
 
-/// Somebody removed the label by which its watch shows it, and then the source changed.
+/// Another client removed the label that the watch of copies selects by. Then the source changed.
 #[test]
 fn a_copy_that_no_watch_shows_is_made_anew_as_well() {
     let mut scene = scene(Role::Keeper, "v1", "Secret", "secrets");
@@ -179,7 +179,8 @@ fn a_copy_that_no_watch_shows_is_made_anew_as_well() {
         .engine
         .copy_gone(&scene.source.gvk.group_kind(), &hidden, NOW);
     scene.source_is("b");
-    // Whether it is gone or only unlabelled a create tells; what it is, a read.
+    // A create request tells whether the copy is gone or only has no label. A read shows the
+    // object.
     let create = scene.next().unwrap();
     assert_eq!(create.ticket.verb, Verb::Create);
     scene.engine.outcome(&create.ticket, Outcome::Conflict, NOW);
@@ -211,8 +212,8 @@ fn a_copy_that_no_watch_shows_is_made_anew_as_well() {
     assert!(scene.next().is_none());
 }
 
-/// Somebody changed it and then made it immutable while nothing ran: asked what a good copy owns
-/// the API server refuses that, too.
+/// While Mimeo did not run, another client changed the copy and then made it immutable. The API
+/// server refuses even the dry run by which Mimeo compares the copy.
 #[test]
 fn a_copy_that_cannot_even_be_compared_is_made_anew() {
     let mut former = scene(Role::Keeper, "v1", "ConfigMap", "configmaps");
@@ -239,7 +240,7 @@ fn a_copy_that_cannot_even_be_compared_is_made_anew() {
     assert!(scene.next().is_none());
 }
 
-/// The source is again what the copy is: there is nothing to replace.
+/// The source has the content of the copy again, so no replacement is needed.
 #[test]
 fn a_change_that_was_taken_back_replaces_nothing() {
     let mut scene = scene(Role::Keeper, "v1", "Secret", "secrets");
@@ -250,7 +251,7 @@ fn a_change_that_was_taken_back_replaces_nothing() {
     assert!(learn.is_none_or(|request| matches!(request.ticket.verb, Verb::Learn(_))));
 }
 
-/// What hangs by the object would go with it.
+/// A replacement would delete all dependents of the object as well.
 #[test]
 fn a_copy_of_another_kind_is_left_and_said_to_be_invalid() {
     let mut scene = scene(Role::Keeper, "v1", "Service", "services");
@@ -280,8 +281,8 @@ fn a_replica_of_the_webhook_leaves_it_to_the_reconciler() {
     }
 }
 
-/// Its predecessor was held by a finalizer for a while, so that the watch told of its end and no
-/// answer did.
+/// A finalizer held the former copy for a while. So the watch showed its deletion, and no answer
+/// did.
 #[test]
 fn a_copy_that_was_made_anew_is_changed_in_place_from_then_on() {
     let mut scene = scene(Role::Keeper, "v1", "Secret", "secrets");

@@ -75,7 +75,7 @@ impl Scene {
         scene
     }
 
-    /// Lets time pass and answers what is sent: as an API server that finds nothing changed.
+    /// Lets time pass and answers all requests like an API server on which nothing has changed.
     fn run(&mut self, time: Duration) -> Vec<(Duration, Box<Request>)> {
         let end = self.now + time;
         let mut sent = Vec::new();
@@ -151,7 +151,7 @@ fn each_copy_is_verified_once_in_a_period_and_not_all_at_once() {
     }
 }
 
-/// What a timer of the former period does is nothing.
+/// A timer of the former period has no effect.
 #[test]
 fn the_period_is_the_rules_own_and_nothing_is_verified_while_it_is_suspended() {
     let mut scene = Scene::new(Role::Keeper);
@@ -177,7 +177,7 @@ fn the_period_is_the_rules_own_and_nothing_is_verified_while_it_is_suspended() {
     assert_eq!(scene.run(PERIOD * 2).len(), COPIES);
 }
 
-/// Else whoever may edit a rule could have them pile up, for as long as the longest period.
+/// Otherwise a user that may edit a rule could pile up timers, for as long as the longest period.
 #[test]
 fn no_timer_is_left_of_a_period_that_a_rule_has_no_more_or_of_a_copy_that_is_gone() {
     let quiet = |scene: &Scene| {
@@ -221,7 +221,7 @@ fn whoever_only_creates_verifies_nothing() {
     assert_eq!(scene.run(PERIOD * 3).len(), 0);
 }
 
-/// The copy is there, and most likely right.
+/// The copy exists, and is most likely correct.
 #[test]
 fn a_copy_that_is_being_verified_holds_no_pod() {
     let mut scene = Scene::new(Role::Keeper);

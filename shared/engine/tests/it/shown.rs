@@ -24,7 +24,7 @@ use serde_json::{Value, from_value, json};
 
 use crate::common::uid;
 
-/// By the clock on the wall the process started then.
+/// The time in seconds since 1970 at which the process started.
 const START: i64 = 1_800_000_000;
 
 fn secrets() -> Resource {
@@ -41,13 +41,13 @@ fn rule_id(number: usize) -> RuleId {
         .unwrap()
 }
 
-/// Rules that copy one Secret each into the namespaces `team-*`, and somebody who looks on.
+/// Rules that copy one Secret each into the namespaces `team-*`, and a reader of the page.
 struct World {
     engine: Engine,
     now: Duration,
     generation: i64,
     written: usize,
-    /// What was asked last about a rule that isn't there.
+    /// The last read of a rule that does not exist.
     confirm: Option<Job>,
     cursor: Cursor,
 }
@@ -110,7 +110,7 @@ impl World {
         Rule::parse(&from_value(rule).unwrap()).unwrap()
     }
 
-    /// The rule as it always is but for these fields of its spec.
+    /// Applies the rule with its usual spec and these further fields.
     fn rule(&mut self, number: usize, more: &Value) {
         self.generation += 1;
         let rule = self.parsed(number, more);
@@ -133,7 +133,7 @@ impl World {
         Timestamp::from_second(START).unwrap() + self.now
     }
 
-    /// Answers every request that there is.
+    /// Answers every pending request.
     fn answer(&mut self, outcome: impl Fn(&Request) -> Option<Outcome>) {
         while let Some(action) = self.engine.next(self.now) {
             match action {
@@ -169,7 +169,7 @@ impl World {
         Outcome::Object(Box::new(from_value(meta).unwrap()))
     }
 
-    /// All pieces of what has changed.
+    /// Returns all pieces of the changes.
     fn look(&mut self) -> Vec<View> {
         let mut pieces = Vec::new();
         let wall = self.wall();
@@ -179,7 +179,7 @@ impl World {
         pieces
     }
 
-    /// What has changed in namespaces, by their names.
+    /// Returns the changes in namespaces, by their names.
     fn places(&mut self) -> BTreeMap<String, Vec<PlaceView>> {
         let namespaces = self.look().into_iter().flat_map(|view| view.namespaces);
         namespaces
@@ -187,7 +187,7 @@ impl World {
             .collect()
     }
 
-    /// State, reason and age of the one rule's copies.
+    /// Returns the state, reason and age of the one rule's copies.
     fn stand(&mut self) -> Vec<(State, Option<String>, Option<i64>)> {
         let wall = self.wall();
         let told = |place: &PlaceView| {

@@ -20,7 +20,7 @@ fn source(namespace: &str, name: &str) -> Value {
     json!({"apiVersion": "v1", "kind": "Secret", "namespace": namespace, "name": name})
 }
 
-/// What is written for a rule with these sources and targets, where none of its copies is yet.
+/// Returns the writes for a rule with these sources and targets, before any of its copies exists.
 fn writes(sources: &[Value], targets: &Value) -> Vec<Request> {
     let gvk = GroupVersionKind::parse("v1", "Secret").unwrap();
     let rule = json!({
@@ -107,7 +107,7 @@ fn what_targets_have_in_common_is_held_once() {
             .map(|body| body.last().unwrap().clone())
             .map(|end| (String::from_utf8(end.to_vec()).unwrap(), end.as_ptr()))
             .collect();
-        // A form's content is its own kind of thing.
+        // The content of a form (a rendering with variables) is stored in its own way.
         let want = if b == "b" { 1 } else { 2 };
         assert_eq!((written.len(), ends.len()), (3, want), "{ends:?}");
     }

@@ -92,7 +92,7 @@ fn a_webhook_forgets_what_has_ended() {
         engine.rule_gone(&ended.id, now);
     }
     let _ = engine.demand();
-    // What people may be shown of it is bounded.
+    // The data held for the page is limited.
     engine.rest(now + Duration::from_secs(6));
     let rest = format!("{engine:?}");
     assert!(!rest.contains("ended-"), "{rest}");

@@ -20,12 +20,12 @@ use serde_json::{Value, from_value, json};
 use crate::common::uid;
 
 const NOW: Duration = Duration::from_secs(100);
-/// Of the rule, each with a copy in each namespace.
+/// The number of the rule's sources. Each has a copy in each namespace.
 const SOURCES: usize = 32;
 const NAMESPACES: usize = 2;
 const COPIES: i32 = 64;
 
-/// Names of a length; for long ones the longest that the API server takes.
+/// Names of a certain length. The long ones are the longest that the API server accepts.
 struct Names {
     name: usize,
     label: usize,
@@ -72,7 +72,7 @@ impl Names {
     }
 }
 
-/// A rule of such names.
+/// A rule with such names.
 struct World {
     engine: Engine,
     names: Names,
@@ -124,14 +124,14 @@ impl World {
         }
     }
 
-    /// As it stands after every copy was tried to be written.
+    /// The world after every copy was tried and none was written.
     fn failed(names: Names) -> Self {
         let mut world = Self::new(names);
         assert_eq!(world.fail(), COPIES);
         world
     }
 
-    /// Refuses all that is asked, at length.
+    /// Refuses all requests, with long messages.
     fn fail(&mut self) -> i32 {
         let mut requests = 0;
         while let Some(action) = self.engine.next(self.now) {
@@ -203,8 +203,8 @@ fn twenty_failures_and_twenty_planned_copies_are_named_and_all_are_counted() {
     );
 }
 
-/// The longest names that there are make no status of 16 KiB: what has failed is told for as long
-/// as there is room, and every condition and number whole.
+/// Even the longest names make no status of 16 KiB. Failures are listed while there is room. Every
+/// condition and number is complete.
 #[test]
 fn a_status_stays_below_16_kib_whatever_the_names() {
     let mut world = World::failed(Names::longest());
@@ -225,8 +225,7 @@ fn a_status_stays_below_16_kib_whatever_the_names() {
         );
         assert_eq!(status.copies.map(|copies| copies.desired), Some(COPIES));
     }
-    // Not even all failures have room beside the conditions, and sources make room for what is
-    // planned.
+    // Not all failures fit beside the conditions. The list of sources leaves room for the plan.
     assert!(
         (10..20).contains(&failing.failures.len()),
         "{}",
@@ -284,7 +283,7 @@ fn what_could_not_be_written_is_written_anew_and_has_not_changed_meanwhile() {
 #[test]
 fn a_rule_that_is_refused_says_so_of_its_present_generation_and_keeps_its_copies() {
     let mut world = World::failed(Names::short());
-    // Whatever it quotes.
+    // This holds for any quoted character.
     for quoted in ["a", "\u{1}", "\"", "\u{1f600}"] {
         let refusal = Refusal {
             field: "spec.targets[0].namespacePattern".into(),

@@ -16,12 +16,12 @@ use serde_json::{Value, from_value, json};
 
 use crate::common::{primed, uid};
 
-/// An engine with one rule over some namespaces, and what is in its cells.
+/// An engine with one rule for some namespaces, and the objects in its cells.
 struct World {
     engine: Engine,
     gvk: GroupVersionKind,
     now: Duration,
-    /// Metadata of what is there, by namespace.
+    /// Metadata of the existing objects, by namespace.
     objects: BTreeMap<String, Value>,
     version: u64,
     unmarks: usize,
@@ -67,7 +67,7 @@ impl World {
         }
     }
 
-    /// Lets time pass and answers what is sent. Tells which requests there were.
+    /// Lets time pass and answers all requests. Returns these requests.
     fn run(
         &mut self,
         time: Duration,
@@ -99,8 +99,7 @@ impl World {
         sent
     }
 
-    /// As an API server would where nothing is wrong: an apply that changes nothing leaves the
-    /// version.
+    /// Answers like a healthy API server: an apply that changes nothing keeps the resourceVersion.
     fn carry_out(&mut self, request: &Request) -> Outcome {
         let namespace = request.ticket.namespace.to_string();
         match request.ticket.verb {
@@ -130,7 +129,7 @@ impl World {
         })
     }
 
-    /// Somebody writes to a copy what isn't Mimeo's.
+    /// Another client writes fields to a copy that aren't Mimeo's.
     fn touch(&mut self, namespace: &str) {
         self.version += 1;
         let object = self.objects.get_mut(namespace).unwrap();
@@ -158,7 +157,8 @@ fn refused(reason: FailureReason) -> Outcome {
     })
 }
 
-/// A schema may come to allow it, a port to be free: nobody tells of that.
+/// The request may become valid later: a schema may change, or a port may become free. No watch
+/// shows that.
 #[test]
 fn what_is_invalid_is_tried_again_once_in_a_while_and_when_its_kind_is_defined_anew() {
     for reason in [FailureReason::Invalid, FailureReason::TooLarge] {
@@ -185,7 +185,8 @@ fn what_is_invalid_is_tried_again_once_in_a_while_and_when_its_kind_is_defined_a
     }
 }
 
-/// The webhook watches no copies: while no reconciler runs nobody else looks, and pods wait.
+/// The webhook watches no copies. If no reconciler runs, only the webhook can look again, and pods
+/// wait.
 #[test]
 fn an_injector_looks_again_at_what_is_in_its_way_whatever_its_labels() {
     let stranger = json!({"labels": {"app.kubernetes.io/managed-by": "mimeo"}});
@@ -221,7 +222,7 @@ fn a_mark_that_cannot_be_taken_off_is_tried_after_a_pause_that_grows() {
     let mut world = World::new(Role::Injector, 1, &json!({}));
     world.run(Duration::from_hours(1), World::carry_out);
     assert!((12..40).contains(&world.unmarks), "{}", world.unmarks);
-    // A change of the namespace is news.
+    // A change of the namespace causes another try.
     let tried = world.unmarks;
     let meta = json!({"name": "team-0", "uid": uid(1), "resourceVersion": "6", "labels": {"mimeo.dev/copies": "token"}});
     world
@@ -231,8 +232,8 @@ fn a_mark_that_cannot_be_taken_off_is_tried_after_a_pause_that_grows() {
     assert_eq!(world.unmarks, tried + 1);
 }
 
-/// After a restart one dry run tells for all copies what a good one looks like. If it fails, not
-/// all others are asked in turn, nor all planned each time.
+/// After a restart one dry run shows for all copies how a good one looks. If it fails, the engine
+/// doesn't send dry runs for all other cells in turn, and doesn't plan all of them each time.
 #[test]
 fn a_failed_dry_run_is_followed_by_another_after_a_pause_that_grows() {
     const COPIES: usize = 100;
@@ -267,8 +268,8 @@ fn a_failed_dry_run_is_followed_by_another_after_a_pause_that_grows() {
     assert_eq!(world.run(Duration::from_hours(1), World::carry_out), []);
 }
 
-/// Each copy of such a rule has fields of its own: whether one is right only an apply tells. Where
-/// it changes nothing nobody has undone anything.
+/// Each copy of such a rule has its own fields, so only an apply tells whether a copy is correct.
+/// If the apply changes nothing, no other client has undone anything.
 #[test]
 fn what_changes_nothing_is_no_fight() {
     let patch = json!([{"op": "add", "path": "/spec/names", "value": ["$(namespace.name)"]}]);
@@ -280,7 +281,7 @@ fn what_changes_nothing_is_no_fight() {
         assert!(matches!(applied[..], [Verb::Apply(_)]), "{applied:?}");
         assert_eq!(world.engine.notices().len(), 0);
     }
-    // Somebody who undoes it is told of, and waits.
+    // A client that undoes Mimeo's write is reported, and Mimeo waits.
     let write = |world: &mut World, request: &Request| {
         world.version += 1;
         let namespace = request.ticket.namespace.to_string();
@@ -297,7 +298,7 @@ fn what_changes_nothing_is_no_fight() {
     assert!(!world.engine.notices().is_empty());
 }
 
-/// Nothing was written, so there is nothing that anybody could have undone.
+/// Nothing was written, so no other client could have undone it.
 #[test]
 fn a_repair_that_is_refused_is_no_fight() {
     for reason in [FailureReason::Timeout, FailureReason::AdmissionDenied] {
@@ -321,7 +322,7 @@ fn a_repair_that_is_refused_is_no_fight() {
         assert!((12..30).contains(&tries), "{tries}");
         world.run(Duration::from_mins(10), World::carry_out);
         assert_eq!(world.failures(), [] as [&str; 0]);
-        // Nor is the next one put off for it.
+        // The next repair is not delayed either.
         world.touch("team-0");
         assert!(matches!(
             world.run(Duration::from_millis(100), World::carry_out)[..],

@@ -28,7 +28,7 @@ fn secrets() -> Resource {
     }
 }
 
-/// An engine with one rule over all namespaces, of which there is one, and a clock.
+/// An engine with one rule for all namespaces, one namespace, and a clock.
 struct World {
     engine: Engine,
     source: SourceRef,
@@ -90,7 +90,8 @@ impl World {
         self.engine.progress("team", self.now)
     }
 
-    /// The rule's conditions as they would be written now: type, status, reason, message.
+    /// Returns the rule's conditions as they would be written now: type, status, reason and
+    /// message.
     fn conditions(&mut self) -> Vec<(String, String, String, String)> {
         self.now += Duration::from_secs(2);
         let written: Vec<StatusUpdate> = self.engine.statuses(self.now, Timestamp::UNIX_EPOCH);
@@ -122,7 +123,7 @@ impl World {
     }
 }
 
-/// These copies, each with what hinders it.
+/// Returns these copies, each with its hindrance.
 fn told(copies: &[AwaitedCopy]) -> Vec<String> {
     let why = |copy: &AwaitedCopy| {
         copy.why
@@ -168,7 +169,7 @@ fn nobody_waits_for_a_source_that_cannot_be_read() {
     }
 }
 
-/// No copy is made of half an object, and what there is of the former one stays.
+/// No copy is made from half an object. The former copy stays.
 #[test]
 fn nobody_waits_for_a_source_that_cannot_be_decoded() {
     let part = json!({"metadata": {"name": "registry", "resourceVersion": "7"}, "type": "Opaque"});
@@ -220,7 +221,7 @@ fn nobody_waits_for_a_kind_that_discovery_does_not_answer_for_or_that_is_not_ser
         ["Secret registry (KindNotServed)"]
     );
 
-    // An answer that was given holds.
+    // The former answer stays valid.
     let mut world = world.served();
     world.show_source();
     world
@@ -261,7 +262,7 @@ fn a_rule_says_what_cannot_be_read_and_what_is_missing_for_it() {
     world.list_copies();
     world.expect("Ready", "Pending", "0 of 1 copy is");
 
-    // What was read holds, but that it may be out of date is said.
+    // The state from the last read stays valid, but the status says that it may be out of date.
     world
         .engine
         .source_unreadable(&world.source, Unreadable::Unavailable, world.now);
@@ -321,8 +322,8 @@ fn a_rule_says_that_discovery_does_not_answer() {
     );
 }
 
-/// Its copy is there, and stays: whether the source is gone nobody can tell.
-/// Mimeo's rights were taken while it ran: what it knows goes on, and nobody sees what changes.
+/// Mimeo lost its permissions while it ran. It continues with the known state, and sees no changes.
+/// The copies exist and stay, because Mimeo cannot tell whether the source is gone.
 #[test]
 fn rules_that_may_not_be_read_any_more_are_told_by_those_that_were() {
     let mut world = World::new(Role::Keeper, "None").served();
@@ -354,7 +355,7 @@ fn rules_that_may_not_be_read_any_more_are_told_by_those_that_were() {
         .rules_listed(RuleKind::ClusterReplication, &[listed].into(), world.now);
     assert!(world.engine.follows_rules());
     world.expect("Authorized", "Allowed", "");
-    // Until they have been shown once, nobody knows what there is.
+    // Until all rules were shown once, it is unknown which rules exist.
     let mut engine = Engine::new(Settings::new(Role::Keeper, "cluster"));
     engine.rules_unreadable(
         RuleKind::ClusterReplication,
@@ -392,7 +393,7 @@ fn the_copies_of_a_source_that_cannot_be_read_stay() {
     world.now += Duration::from_hours(1);
     assert_eq!(world.requests(), []);
 
-    // Unlike those of one that is missing, of which it is asked whether that is meant.
+    // A missing source is different: the engine reads it to learn if the deletion was on purpose.
     world.engine.source(&world.source, None, world.now);
     world.now += Duration::from_hours(1);
     let confirm = Task::ConfirmSource(world.source.clone());

@@ -29,7 +29,7 @@ fn secrets() -> Resource {
     }
 }
 
-/// An engine, and a server that does what it is asked.
+/// An engine, and an API server that accepts every request.
 struct World {
     engine: Engine,
     rule: RuleId,
@@ -42,8 +42,8 @@ struct World {
 }
 
 impl World {
-    /// One rule for all namespaces but the sources', with Secrets of `home` by these names as its
-    /// sources.
+    /// A world with one rule for all namespaces except the one of the sources. Its sources are
+    /// Secrets of `home` with these names.
     fn new(role: Role, sources: &[&str], spec: &Value) -> Self {
         let rule = rule("rule", sources, spec);
         let (id, sources) = (rule.id.clone(), rule.sources.clone());
@@ -82,7 +82,7 @@ impl World {
         self.engine.source(source, Some(object), self.now);
     }
 
-    /// A namespace has these labels now.
+    /// The namespace has these labels now.
     fn namespace(&mut self, name: &str, labels: Value) {
         self.version += 1;
         let mut labels = labels;
@@ -100,7 +100,7 @@ impl World {
         self.engine.take_charge(name, self.now);
     }
 
-    /// Does whatever the engine asks for, until it asks no more; the requests since the last time.
+    /// Carries out all actions until there are no more. Returns the requests since the last call.
     fn run(&mut self) -> Vec<String> {
         self.now += Duration::from_mins(1);
         while let Some(action) = self.engine.next(self.now) {
@@ -153,9 +153,9 @@ impl World {
         Outcome::Object(Box::new(from_value(copy["metadata"].take()).unwrap()))
     }
 
-    /// Of each failure in the rule's status: namespace, name and reason.
+    /// Returns the namespace, name and reason of each failure in the rule's status.
     fn failures(&mut self) -> Vec<[String; 3]> {
-        // Told whether or not it changed.
+        // The status is written whether or not it changed.
         self.engine.status_failed(&self.rule, self.now);
         self.now += Duration::from_secs(6);
         let status = self
@@ -306,7 +306,7 @@ fn a_missing_label_is_the_trouble_of_its_namespace_alone() {
         world.namespace("one", json!({"team": "blue"}));
         assert_eq!(world.run().len(), 1, "{name}");
         assert!(world.failures().is_empty(), "{name}");
-        // What is there stays while nobody knows what it should be.
+        // An existing copy stays while its right content is unknown.
         world.namespace("one", json!({}));
         assert_eq!(world.run(), Vec::<String>::new(), "{name}");
         assert_eq!(
@@ -317,7 +317,7 @@ fn a_missing_label_is_the_trouble_of_its_namespace_alone() {
     }
 }
 
-/// A name that isn't there is nobody's: neither rule has it.
+/// A copy name with a missing label does not exist, so neither rule has it.
 #[test]
 fn of_two_rules_that_lack_the_same_label_each_says_so() {
     let spec = everywhere("a-$(namespace.labels['team'])", &json!({}));
@@ -355,7 +355,7 @@ fn of_two_rules_that_lack_the_same_label_each_says_so() {
         4,
         "{notes:#?}"
     );
-    // With it, one of them has the copy.
+    // With the label, one of the rules has the copy.
     world.namespace("one", json!({"team": "red"}));
     assert_eq!(world.run(), ["Create one/a-red"]);
     assert_eq!(told(&mut world), [vec![], vec!["RuleConflict".to_owned()]]);
@@ -397,16 +397,16 @@ fn copies_follow_the_labels_of_their_namespace() {
     world.namespace("one", json!({"team": "red", "x": "2"}));
     assert_eq!(world.run(), ["Apply one/a-red"]);
     assert_eq!(world.annotation("one/a-red", "x"), "2");
-    // The new one first.
+    // The new copy is written first.
     world.namespace("one", json!({"team": "blue", "x": "2"}));
     assert_eq!(world.run(), ["Create one/a-blue", "Delete one/a-red"]);
-    // No new one, no delete.
+    // Without a new copy, the old one is not deleted.
     world.namespace("one", json!({"x": "2"}));
     assert_eq!(world.run(), Vec::<String>::new());
     assert_eq!(world.copies.keys().collect::<Vec<_>>(), ["one/a-blue"]);
 }
 
-/// What the server said of the former value doesn't hold of the present one.
+/// The API server's answer about the former value doesn't apply to the present one.
 #[test]
 fn another_value_is_another_try() {
     let transform = json!({"annotations": {"set": {"x": "$(namespace.labels['x'])"}}});
@@ -517,8 +517,8 @@ fn a_patch_is_filled_in_and_marks_are_out_of_its_reach() {
     );
 }
 
-/// Which of its fields a copy owns says something of its namespace then; that of others is no
-/// measure.
+/// Then the fields that a copy owns depend on its namespace. Other copies' fields cannot be
+/// compared with them.
 #[test]
 fn a_copy_with_values_in_a_list_is_written_again_when_in_doubt() {
     for (value, verb) in [
@@ -533,7 +533,7 @@ fn a_copy_with_values_in_a_list_is_written_again_when_in_doubt() {
         );
         world.namespace("one", json!({}));
         assert_eq!(world.run(), ["Create one/a"]);
-        // As after a restart: nothing is known but what the watch shows.
+        // The same as after a restart: only the facts from the watch are known.
         let mut copy = world.copies["one/a"].clone();
         let mut other = World::new(
             Role::Keeper,
@@ -612,8 +612,8 @@ fn a_patch_that_does_not_fit_fails_with_each_copy() {
     }
 }
 
-/// The API server would answer with an error of its own, as it does when it has a bad day: pods
-/// would wait for that to pass.
+/// The API server would answer with a server error, as if it had a temporary problem. Pods would
+/// wait for that to end.
 #[test]
 fn a_namespaces_value_that_is_no_base64_fails_in_that_namespace_alone() {
     let patch = json!([{"op": "add", "path": "/data/x", "value": "$(namespace.name)"}]);

@@ -1,6 +1,6 @@
 //! Helpers that the engine's tests share.
 
-#![allow(dead_code)] // Not all in each of them.
+#![allow(dead_code)] // Some tests use only a few of them.
 
 use std::{collections::BTreeSet, fmt::Display};
 
@@ -8,12 +8,12 @@ use mimeo_engine::{Engine, Home, Settings, clock::Tick};
 use mimeo_model::{id::RuleKind, kind::Resource, meta::Uid, role::Role, rule::Rule};
 use serde_json::{from_value, json};
 
-/// The uid of an object, of one number for each.
+/// A uid, a different one for each number.
 pub(crate) fn uid(number: impl Display + Copy) -> String {
     format!("00000000-0000-4000-8000-{number:012}")
 }
 
-/// A namespace of that number's uid, created then, in seconds since 1970.
+/// A namespace with the uid of that number. `created` is in seconds since 1970.
 pub(crate) fn home(number: impl Display + Copy, created: u32) -> Home {
     Home {
         uid: Uid::parse(&uid(number)).expect("a uid"),
@@ -21,9 +21,9 @@ pub(crate) fn home(number: impl Display + Copy, created: u32) -> Home {
     }
 }
 
-/// An engine that has been told of one rule of the platform's with one source, of its kind, of
-/// namespaces `team-0` and so on that it is to fill at once. Copies and source are still to be
-/// shown.
+/// An engine that has observed one `ClusterReplication` with one source, the source's kind, and
+/// namespaces `team-0`, `team-1` and so on. It must write copies into all of them at once. The
+/// copies and the source were not observed yet.
 pub(crate) fn primed(
     role: Role,
     rule: Rule,

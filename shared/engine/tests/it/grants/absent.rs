@@ -27,8 +27,8 @@ fn deleted(home: Option<mimeo_engine::Home>) -> RuleRead {
     }
 }
 
-/// As when the source's namespace was deleted and is there again, empty, and the process that held
-/// the deletion has ended.
+/// The case: the source's namespace was deleted and created again without the source. The process
+/// that observed the deletion has ended.
 #[test]
 fn a_source_that_went_with_a_former_namespace_is_lost_after_a_restart_too() {
     let places: Vec<String> = (0..20).map(|i| format!("place-{i}")).collect();
@@ -58,7 +58,8 @@ fn a_source_that_went_with_a_former_namespace_is_lost_after_a_restart_too() {
     }
 }
 
-/// Twenty copies of source `b` in `a` by a rule of the platform's, and a tenant's namespace.
+/// Twenty copies of source `b` in namespace `a`, made by a `ClusterReplication`, and a tenant's
+/// namespace.
 fn twenty_copies() -> (Scene, RuleId) {
     let places: Vec<String> = (0..20).map(|i| format!("place-{i}")).collect();
     let places: Vec<&str> = places.iter().map(String::as_str).collect();
@@ -69,7 +70,7 @@ fn twenty_copies() -> (Scene, RuleId) {
     (scene, id)
 }
 
-/// Source `b` goes with its namespace `a`, of which there is another then.
+/// Deletes source `b` together with its namespace `a`. Then another namespace `a` exists.
 fn lose_with_namespace(scene: &mut Scene) {
     scene.engine.source(&source("a", "b"), None, scene.now);
     scene.uids.remove("a");
@@ -80,7 +81,8 @@ fn lose_with_namespace(scene: &mut Scene) {
     scene.run();
 }
 
-/// He may make what looks like a copy of any rule in his own namespace, and delete it again.
+/// A tenant can create objects in his own namespace that look like copies of any rule, and delete
+/// them again.
 #[test]
 fn no_tenant_keeps_a_person_from_confirming_what_is_held() {
     let (mut scene, id) = twenty_copies();
@@ -108,7 +110,7 @@ fn no_tenant_keeps_a_person_from_confirming_what_is_held() {
     assert_eq!(scene.done(), ["delete theirs/x"], "by itself it isn't much");
 }
 
-/// Of a rule that isn't there nobody knows how many copies it may have in a namespace.
+/// For a rule that does not exist, the number of its copies in a namespace is unknown.
 #[test]
 fn no_tenant_keeps_a_person_from_confirming_what_a_rule_left_that_is_gone() {
     let (mut scene, id) = twenty_copies();
@@ -144,7 +146,7 @@ fn no_tenant_keeps_a_person_from_confirming_what_a_rule_left_that_is_gone() {
     }
     scene.engine.confirmed(Some(&first[0].0), scene.now);
     assert_eq!(scene.done().len(), 20);
-    // What is left of it has its turn.
+    // The remaining losses are collected on their own.
     scene.wait(11);
     let rest = told(&scene);
     assert_eq!((rest.len(), rest[0].1), (1, 150));
@@ -152,7 +154,7 @@ fn no_tenant_keeps_a_person_from_confirming_what_a_rule_left_that_is_gone() {
     assert_eq!(scene.done().len(), 150);
 }
 
-/// Some are mended, and what is left isn't much any more.
+/// Some copies are restored, and the remaining losses are below the limit.
 #[test]
 fn a_hold_that_has_ended_is_told_no_more() {
     let places: Vec<String> = (0..40).map(|i| format!("place-{i}")).collect();
@@ -180,8 +182,8 @@ fn a_hold_that_has_ended_is_told_no_more() {
     assert!(!scene.holds(&id));
 }
 
-/// A deletion that was let go, and not answered before the source was back, is none that the next
-/// loss needn't wait for.
+/// A deletion was approved but not answered, and then the source appeared again. The approval must
+/// not cover the next loss, which waits on its own.
 #[test]
 fn what_was_decided_about_a_loss_ends_with_it() {
     let mut scene = Scene::new(&["a", "place"]);
@@ -225,7 +227,7 @@ fn a_rule_that_went_with_a_former_namespace_is_not_deleted_on_purpose() {
             "collected first: {written}"
         );
     }
-    // One that this process has seen it knows by its namespace.
+    // The process knows the namespace of a rule that it has seen.
     for (again, meant) in [(false, true), (true, false)] {
         let mut scene = Scene::new(&["home", "to"]);
         scene.grant("to", crate::grants::scene::grant("Write", &to("home"), &[]));
@@ -245,7 +247,7 @@ fn a_rule_that_went_with_a_former_namespace_is_not_deleted_on_purpose() {
     }
 }
 
-/// The rule may be back, and what shows that be late.
+/// The rule may exist again, and the watch may show that late.
 #[test]
 fn a_read_counts_for_no_copy_that_came_after_it_and_for_none_later_on() {
     let id: RuleId = "ClusterReplication/p".parse().unwrap();
@@ -265,7 +267,7 @@ fn a_read_counts_for_no_copy_that_came_after_it_and_for_none_later_on() {
     scene.tell_rule(&id.to_string(), deleted(None));
     assert_eq!(scene.done(), ["delete z/b"]);
     assert!(!asked(&scene));
-    // What can't be deleted at once is asked about again.
+    // If a copy can't be deleted at once, the engine reads its rule again.
     scene.mark("z", "c", "ClusterReplication/p");
     scene.run();
     assert!(asked(&scene));
@@ -282,7 +284,7 @@ fn a_read_counts_for_no_copy_that_came_after_it_and_for_none_later_on() {
     assert_eq!(scene.done(), ["delete z/c"]);
 }
 
-/// Whoever doesn't answer is asked less and less often.
+/// A request without an answer is retried after pauses that grow.
 #[test]
 fn what_nobody_answers_is_asked_after_a_pause_that_grows() {
     let mut scene = Scene::new(&["a", "z"]);

@@ -48,7 +48,7 @@ fn across_namespaces_both_sides_consent_or_nothing_is_read_or_written() {
     assert_eq!(scene.done(), ["write to/x"]);
     assert_eq!(words(&scene.status(&id), "Ready"), "True Synced");
 
-    // What a grant doesn't cover is as if there were none.
+    // A grant that doesn't cover the access counts as no grant.
     for (access, from, names) in [
         ("Read", to("home"), &["other"][..]),
         ("Read", to("another"), &[]),
@@ -77,7 +77,7 @@ fn until_grants_are_known_nothing_crosses_and_nothing_is_lost() {
     scene.show(&x);
     assert_eq!(scene.done(), ["write to/x"]);
 
-    // Another process finds the copy, and doesn't know yet what is granted.
+    // Another process finds the copy before it knows the grants.
     let mut next = Scene::unlisted(&["home", "from", "to"]);
     next.objects = scene.objects.clone();
     next.engine.copy_applied(
@@ -205,7 +205,7 @@ fn what_is_granted_is_not_denied_before_it_is_known() {
     assert_eq!(words(&scene.status(&id), "Authorized"), "False NotGranted");
 }
 
-/// A tenant looks for what there is in other namespaces: nothing that he is told depends on it.
+/// A tenant tries to find out which objects other namespaces have. No message to him depends on it.
 #[test]
 fn nothing_is_told_of_what_is_not_granted() {
     let told = |world: &dyn Fn(&mut Scene), namespaces: &[&str]| {
@@ -251,7 +251,7 @@ fn nothing_is_told_of_what_is_not_granted() {
         "there is such a namespace"
     );
     let read = |scene: &mut Scene| {
-        // The platform reads the object, and copies it there, too.
+        // A `ClusterReplication` reads the object, and copies it into that namespace, too.
         scene.rule(cluster_replication(
             "p",
             &json!({
@@ -280,7 +280,7 @@ fn who_has_a_cell_abroad_is_not_told() {
     assert_eq!(status.failures[0].message, "another rule has this copy");
 }
 
-/// They say how many other objects there are in a namespace of somebody else.
+/// The amounts would reveal how many objects another tenant's namespace has.
 #[test]
 fn the_amounts_of_another_namespaces_quota_are_told_in_no_status_and_no_event() {
     let mut scene = Scene::new(&["home", "to"]);

@@ -12,11 +12,12 @@ use crate::grants::scene::{
     Scene, cluster_replication, condition, copying, grant, replication, source, to, words,
 };
 
-/// Else whatever Mimeo finds after a restart would be held for ever, of rules that were deleted
-/// meanwhile.
+/// Otherwise Mimeo would hold the copies of rules that were deleted while it did not run, and hold
+/// them forever.
 #[test]
 fn a_mark_made_up_before_the_first_copy_keeps_no_definition_from_being_recorded() {
-    // As after an upgrade from a version without Replications; and as on the first start.
+    // The state after an upgrade from a version without `Replication`s, and the state at the first
+    // start.
     for cluster in [Some("crd"), None] {
         let mut scene = Scene::new(&["home", "mallory"]);
         scene.engine.crd(
@@ -58,14 +59,14 @@ fn a_mark_made_up_before_the_first_copy_keeps_no_definition_from_being_recorded(
             scene.now,
         );
         assert_eq!(scene.done(), ["write home/y"]);
-        // What the mark's rule was is asked once more.
+        // The rule named by the forged labels is read once more.
         scene.tell_rule("Replication/x/y", lost.clone());
         assert_eq!(scene.done(), ["delete mallory/m"]);
     }
 }
 
-/// As when Mimeo was removed with all that it had noted, and comes back with some of its rules:
-/// what is recorded then is the CRD that is there, whatever rules went with another one.
+/// The case: Mimeo was uninstalled with all its records, and returns with some of its rules. It
+/// records the CRD that exists then, whichever rules were lost with a former CRD.
 #[test]
 fn copies_written_before_the_record_are_held_unless_their_rule_was_seen_to_go() {
     const BEGUN: &str = "2026-01-01T00:00:00Z";
@@ -76,7 +77,7 @@ fn copies_written_before_the_record_are_held_unless_their_rule_was_seen_to_go() 
         (Some(BEFORE), BEFORE, true, true),
         (Some(BEFORE), BEGUN, false, true),
         (Some(BEFORE), BEGUN, true, true),
-        // Nobody can have created an object before it was there.
+        // No object can be written before it was created.
         (Some(BEGUN), BEFORE, false, true),
     ] {
         let mut scene = Scene::new(&["vault", "z"]);
@@ -106,7 +107,7 @@ fn copies_written_before_the_record_are_held_unless_their_rule_was_seen_to_go() 
             continue;
         }
         assert_eq!((scene.done(), held.len()), (vec![], 1), "{written} {seen}");
-        // Without the record there is nothing by which anybody could know better.
+        // Without the kinds `ConfigMap` Mimeo has no proof of an earlier time.
         scene.engine.kinds_since(None, scene.now);
         scene.run();
         scene.wait(60);
@@ -116,7 +117,8 @@ fn copies_written_before_the_record_are_held_unless_their_rule_was_seen_to_go() 
     }
 }
 
-/// A platform's copy that may have been lost with its rule is no tenant's for the taking either.
+/// A copy of a `ClusterReplication` may have been lost with its rule. A tenant's rule may not take
+/// it either.
 #[test]
 fn no_tenants_rule_takes_a_copy_written_before_the_record() {
     let mut scene = Scene::new(&["home"]);
@@ -143,13 +145,15 @@ fn no_tenants_rule_takes_a_copy_written_before_the_record() {
     assert_eq!(scene.done(), [] as [&str; 0]);
 }
 
-/// When the definition of grants was created: before any copy,
+/// The CRD of grants was created before any copy.
 const BEFORE: Option<&str> = Some("2026-01-01T00:00:00Z");
-/// and after all that were created.
+/// The CRD of grants was created after all copies.
 const ANEW: Option<&str> = Some("2026-03-01T00:00:00Z");
 
-/// A lost CRD of grants takes few copies of each rule, and all of them together. A grant that its
-/// owner deletes takes every copy, however many they are.
+/// Mimeo deletes the copies only if a read shows that the grant was deleted under the same CRD. A
+/// lost CRD of grants takes few copies of each rule, but the copies of all rules together, so each
+/// loss alone is below the limit. A grant that its owner deletes takes every copy, however many
+/// there are.
 #[test]
 fn a_lost_grant_takes_no_copy_before_a_read_shows_that_it_was_deleted() {
     for (rules, defined, deleted) in [
@@ -193,7 +197,8 @@ fn a_lost_grant_takes_no_copy_before_a_read_shows_that_it_was_deleted() {
     }
 }
 
-/// Else whoever was let copy could keep what the other took back, by never confirming it.
+/// Otherwise the owner of the rule could keep the copies after the other namespace has taken its
+/// consent back, by never confirming the deletion.
 #[test]
 fn the_taker_has_no_veto_when_consent_is_taken_back() {
     let labelled = json!({"namespaceSelector": {"matchLabels": {"team": "a"}}});
@@ -202,7 +207,7 @@ fn the_taker_has_no_veto_when_consent_is_taken_back() {
         ("narrowed", to("home"), true),
         ("narrowed", labelled.clone(), true),
         ("deleted", labelled.clone(), true),
-        // Whoever labels namespaces hasn't spoken for the one that gave it.
+        // A user that labels namespaces does not speak for the namespace that gave the grant.
         ("relabelled", labelled.clone(), false),
     ] {
         let mut scene = Scene::new(&["from", "home"]);
@@ -247,7 +252,7 @@ fn the_taker_has_no_veto_when_consent_is_taken_back() {
             assert_eq!((scene.done(), scene.holds(&id)), (vec![], true), "{case}");
             continue;
         }
-        // What differs from what the watch has told is no word: it may have been given again.
+        // A read that differs from the watch proves nothing: the grant may have been given again.
         scene.tell_grants("from", &["Read", "Write"], BEFORE);
         assert_eq!((scene.done(), scene.holds(&id)), (vec![], false), "{case}");
         scene.wait(10);
@@ -258,13 +263,13 @@ fn the_taker_has_no_veto_when_consent_is_taken_back() {
     }
 }
 
-/// A script takes a label off one namespace after another. However slow it is, what was lost within
-/// ten minutes counts together.
+/// A script removes a label from one namespace after another. Even a slow script is held: the
+/// losses of ten minutes count together.
 #[test]
 fn a_slow_loss_is_held_like_a_quick_one() {
     const MANY: usize = 40;
     let places: Vec<String> = (10..10 + MANY).map(|i| format!("place-{i}")).collect();
-    // Twenty count as many.
+    // Twenty losses reach the limit.
     for (pause, deleted) in [
         (0, 0..=0),
         (1, 1..=19),
@@ -298,7 +303,8 @@ fn a_slow_loss_is_held_like_a_quick_one() {
             "{gone} copies were deleted with pauses of {pause} s"
         );
         assert_eq!(scene.holds(&id), gone < MANY, "{pause}");
-        // A person who wants it so confirms what is told, and then what was lost after that.
+        // A user that wants the deletion confirms the reported losses, and then the losses after
+        // them.
         for _ in 0..3 {
             if !scene.holds(&id) {
                 break;
@@ -313,8 +319,8 @@ fn a_slow_loss_is_held_like_a_quick_one() {
     }
 }
 
-/// Copies that carry marks of a rule that never was cost nothing to make, and a rule whose losses
-/// are held is its owner's matter.
+/// A tenant can write copies that name rules which never existed, at no cost. Held losses concern
+/// only the owner of their own rule.
 #[test]
 fn no_tenant_holds_up_what_becomes_of_others_copies() {
     let places: Vec<String> = (0..30).map(|i| format!("place-{i}")).collect();
@@ -375,7 +381,7 @@ fn no_tenant_holds_up_what_becomes_of_others_copies() {
     }
 }
 
-/// Each namespace that a rule's copies are in is asked by itself.
+/// Each namespace with copies of the rule is read by itself.
 #[test]
 fn grants_of_many_namespaces_are_each_read_before_their_copies_go() {
     let places: Vec<String> = (0..30).map(|i| format!("place-{i}")).collect();
@@ -461,8 +467,8 @@ fn much_that_went_with_its_namespace_is_held_and_that_is_said() {
     );
 }
 
-/// What can't come is not waited for: else a copy of a secret that was taken away would stay for as
-/// long as nobody mends another.
+/// A copy that cannot be written is not waited for. Otherwise the copy of a withdrawn Secret would
+/// stay until a user fixes another source.
 #[test]
 fn a_source_that_cannot_be_read_keeps_no_copy_of_a_former_one() {
     let mut scene = Scene::new(&["a", "z"]);

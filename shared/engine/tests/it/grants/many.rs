@@ -10,8 +10,8 @@ use crate::grants::scene::{
     Scene, cluster_replication, copying, grant, replication, secrets, source, to, words,
 };
 
-/// So that one namespace's grants are quickly asked: the oldest count, and whoever writes one that
-/// wouldn't is told.
+/// The limit keeps checks of one namespace's grants fast. The oldest grants count. A user that
+/// writes a grant beyond the limit is told.
 #[test]
 fn grants_beyond_the_bounds_grant_nothing() {
     for (number, load) in [(256, 2), (4, 256)] {
@@ -49,8 +49,8 @@ fn grants_beyond_the_bounds_grant_nothing() {
         scene.show(&source("home", "x"));
         assert_eq!(scene.done().len(), 0);
         assert_eq!(words(&scene.status(&id), "Authorized"), "False NotGranted");
-        // It counts from when there is room and it was read again, and no more once there isn't:
-        // who comes first is whose is older.
+        // The grant counts once there is room and its content was read again. It stops to count
+        // when there is no room. The older grant has precedence.
         scene.engine.grant_gone("to", "g1", scene.now);
         scene.run();
         let asked = Task::ReadGrant {
@@ -82,7 +82,8 @@ fn grants_beyond_the_bounds_grant_nothing() {
     }
 }
 
-/// Each change costs a look at the namespaces that it concerns, however many others there are.
+/// Each change costs work only for the namespaces that it concerns, however many other namespaces
+/// there are.
 #[test]
 fn a_flood_of_a_tenants_rules_concerns_his_namespaces_alone() {
     let planned = |others: usize| {
@@ -111,8 +112,8 @@ fn a_flood_of_a_tenants_rules_concerns_his_namespaces_alone() {
     assert_eq!(planned(10), planned(500));
 }
 
-/// However many copies a tenant's rules have in one namespace, a change of one doesn't plan all of
-/// them at once each time.
+/// A tenant's rules may have any number of copies in one namespace. A change of one copy doesn't
+/// plan all of them again each time.
 #[test]
 fn a_crowded_namespace_is_planned_as_often_as_it_can_be_and_no_more() {
     let mut scene = Scene::new(&["home"]);
@@ -135,8 +136,8 @@ fn a_crowded_namespace_is_planned_as_often_as_it_can_be_and_no_more() {
     assert_eq!(scene.objects.len(), 400);
 }
 
-/// A tenant with many rules waits his turn: the platform's copies come first, and another tenant's
-/// in between.
+/// A tenant with many rules waits for his turn. Copies of `ClusterReplication`s come first, and
+/// other tenants' copies come in between.
 #[test]
 fn a_flood_of_writes_keeps_nobody_else_waiting() {
     let mut scene = Scene::new(&["flood", "other", "platform"]);
@@ -177,7 +178,7 @@ fn a_flood_of_writes_keeps_nobody_else_waiting() {
     );
 }
 
-/// Whoever makes up kinds has them looked for, and that is all.
+/// A rule with an invented kind costs a lookup of that kind, and nothing more.
 #[test]
 fn kinds_that_are_not_served_are_the_matter_of_the_rules_that_name_them() {
     let places: Vec<String> = (0..500).map(|i| format!("place-{i}")).collect();
@@ -211,7 +212,7 @@ fn kinds_that_are_not_served_are_the_matter_of_the_rules_that_name_them() {
     );
 }
 
-/// Two kinds of one number would share their cells, and what is decided of them.
+/// Two kinds with the same number would share their cells and the decisions about them.
 #[test]
 fn there_is_an_end_to_kinds_and_those_that_nobody_needs_make_room() {
     let mut scene = Scene::new(&["home"]);
@@ -240,8 +241,8 @@ fn there_is_an_end_to_kinds_and_those_that_nobody_needs_make_room() {
     assert_eq!(status.copies.unwrap().desired, 1);
 }
 
-/// Else whoever updates a rule again and again fills the memory of both programs with kinds that
-/// there never were.
+/// Otherwise a user could update a rule again and again with invented kinds, and fill the memory of
+/// both programs.
 #[test]
 fn kinds_that_were_made_up_are_forgotten_and_no_other() {
     let mut scene = Scene::new(&["home", "to"]);
@@ -276,9 +277,9 @@ fn kinds_that_were_made_up_are_forgotten_and_no_other() {
     );
 }
 
-/// Anybody may put the marks of rules that never were on objects of his own, of another one on
-/// each, with an entry that seems older than any record: they are held, and looked at again and
-/// again.
+/// Any user can put labels and annotations on his own objects that name rules which never existed,
+/// a different rule on each. A forged entry may seem older than any record. Such objects are held,
+/// and looked at again and again.
 #[test]
 fn marks_of_rules_that_never_were_cost_a_look_each_and_hold_up_nothing() {
     const MANY: usize = 500;
@@ -328,7 +329,7 @@ fn marks_of_rules_that_never_were_cost_a_look_each_and_hold_up_nothing() {
         let first = scene.engine.held().next().map(|held| held.nonce.to_owned());
         scene.engine.confirmed(first.as_deref(), scene.now);
         assert_eq!(scene.done().len(), 1);
-        // What its owner deletes is held no more.
+        // An object that its owner deletes is held no longer.
         for number in 0..MANY {
             let key = format!("mallory/m-{number}");
             if let Some(meta) = scene.objects.remove(&key) {
@@ -346,7 +347,8 @@ fn marks_of_rules_that_never_were_cost_a_look_each_and_hold_up_nothing() {
     }
 }
 
-/// A namespace's annotations have room for 256 KiB, and nobody can annotate it when they are full.
+/// A namespace's annotations have room for 256 KiB. If they are full, no user can annotate the
+/// namespace.
 #[test]
 fn what_tenants_create_once_does_not_fill_the_annotations_of_a_namespace() {
     for (kind, noted) in [("ClusterReplication", true), ("Replication", false)] {

@@ -1,4 +1,4 @@
-//! Limits of a Replication. In its own namespace it needs no grant, between namespaces it needs
+//! Limits of a `Replication`. In its own namespace it needs no grant, between namespaces it needs
 //! grants, and it never reveals another namespace's objects to its tenant.
 
 #![allow(clippy::unwrap_used)] // It is how a test fails.

@@ -1,4 +1,4 @@
-//! `ClusterReplications` take precedence. A tenant's Replication takes over only the copies that
+//! `ClusterReplication`s take precedence. A tenant's `Replication` takes over only the copies that
 //! they release.
 
 use std::collections::BTreeSet;
@@ -23,8 +23,8 @@ fn the_platforms_rule_has_its_copies_whatever_a_tenant_names_as_his_source() {
             "targets": [{"namespaces": ["home"]}], "conflictPolicy": conflict,
         })
     };
-    // His own object, in the copy's place, and his rule's source: it would be left alone for the
-    // platform's rule's source.
+    // The tenant's own object occupies the copy's place, and it is the source of his rule. As the
+    // source of a `ClusterReplication`, such an object would be left alone.
     let mut scene = Scene::new(&["home", "platform"]);
     scene.stranger("home/x");
     scene.rule(replication("home", "r", &json!({
@@ -33,7 +33,8 @@ fn the_platforms_rule_has_its_copies_whatever_a_tenant_names_as_his_source() {
     scene.rule(cluster_replication("p", &spec("Overwrite")));
     scene.show(&source("platform", "x"));
     assert_eq!(scene.done(), ["write home/x"]);
-    // Nor does it stay for him when the platform wants it no more.
+    // The copy does not stay for the tenant's rule either, once the `ClusterReplication` no longer
+    // wants it.
     scene
         .engine
         .rule_gone(&"ClusterReplication/p".parse().unwrap(), scene.now);
@@ -76,8 +77,8 @@ fn a_tenants_copy_gives_way_to_the_platforms() {
     assert!(status.failures[0].message.contains("ClusterReplication/p"));
 }
 
-/// Of other tenants' rules, too, he is told no more than that there is one. A scene in which the
-/// platform has the copy that a tenant's rule wants, too; the other source is there.
+/// A tenant learns of other tenants' rules only that one exists. In this scene a
+/// `ClusterReplication` has the copy that a tenant's rule wants, too. The other source exists.
 fn contested() -> (Scene, RuleId) {
     let mut scene = Scene::new(&["home", "vault", "to"]);
     scene.grant("to", grant("Write", &to("home"), &[]));
@@ -115,7 +116,7 @@ fn a_platforms_copy_passes_to_a_tenant_only_when_its_rule_is_deleted_on_purpose(
         scene.wait(60);
         assert_eq!(!scene.done().is_empty(), passes, "{crd:?}");
     }
-    // One that wants it no more, but may not act, leaves it as it is.
+    // A rule that no longer wants the copy but may not act leaves the copy as it is.
     for (suspend, passes) in [(true, false), (false, true)] {
         let (mut scene, _) = contested();
         let mut elsewhere = copying("vault", "x", &["vault"]);
@@ -173,7 +174,7 @@ fn a_rule_that_rests_keeps_its_copies_and_tenants_are_told_whose_they_are() {
             .iter()
             .map(|one| [&*one.namespace, &*one.reason, &*one.message])
             .collect();
-        // Of what is in others' namespaces he is told no more than that.
+        // A tenant learns no more than that about other tenants' namespaces.
         let platforms = ["home", "RuleConflict", "ClusterReplication/p has this copy"];
         assert_eq!(
             told,
@@ -183,7 +184,7 @@ fn a_rule_that_rests_keeps_its_copies_and_tenants_are_told_whose_they_are() {
             ],
             "{rests}"
         );
-        // It would be so, too, if his rule acted.
+        // The same would happen if his rule were active.
         own["suspend"] = json!(true);
         let mut previewed = replication("home", "r", &own);
         previewed.generation = 2;
@@ -207,8 +208,8 @@ fn a_rule_that_rests_keeps_its_copies_and_tenants_are_told_whose_they_are() {
     }
 }
 
-/// Before it is stored: of the platform's rules and of those of his own namespace, and of copies in
-/// it alone.
+/// The preview names `ClusterReplication`s and rules of the tenant's own namespace, and only for
+/// copies in that namespace.
 #[test]
 fn a_tenant_is_told_beforehand_who_has_his_copies_at_home_and_nothing_of_others() {
     let mut scene = Scene::new(&["home", "vault", "to"]);
@@ -234,13 +235,13 @@ fn a_tenant_is_told_beforehand_who_has_his_copies_at_home_and_nothing_of_others(
         "theirs",
         &named("to", &["home", "to"], "theirs"),
     ));
-    // Nobody lets its rule read this.
+    // No grant lets this rule read its source.
     scene.rule(replication(
         "home",
         "idle",
         &named("vault", &["home"], "unread"),
     ));
-    // These do nothing.
+    // These rules do nothing.
     let mut suspended = named("vault", &["home"], "suspended");
     suspended["suspend"] = json!(true);
     scene.rule(cluster_replication("suspended", &suspended));
@@ -323,7 +324,7 @@ fn tenants_rules_write_nothing_before_the_platforms_are_known() {
     }
 }
 
-/// As after an upgrade whose `ClusterRole`s were left as they were.
+/// The case: an upgrade without new `ClusterRole`s.
 #[test]
 fn the_platforms_rules_work_and_tell_when_tenants_cannot_be_read() {
     let mut scene = Scene::starting(&["vault", "to"]);
@@ -367,8 +368,8 @@ fn the_platforms_rules_work_and_tell_when_tenants_cannot_be_read() {
     assert_eq!(words(&scene.status(&id), "Authorized"), "True Allowed");
 }
 
-/// A listing comes bit by bit, and a rule that is there may not be understood: nobody's copies are
-/// another's for the taking meanwhile.
+/// A list arrives in pieces, and a rule that exists may fail to parse. Meanwhile no rule may take
+/// another rule's copies.
 #[test]
 fn a_platforms_copy_passes_to_another_rule_of_its_only_when_it_is_known_what_became_of_its_own() {
     let p: RuleId = "ClusterReplication/p".parse().unwrap();

@@ -30,19 +30,19 @@ pub(crate) struct Scene {
     pub(crate) engine: Engine,
     pub(crate) now: Duration,
     pub(crate) version: u32,
-    /// Metadata of what is there, by `namespace/name`.
+    /// Metadata of the existing objects, by `namespace/name`.
     pub(crate) objects: BTreeMap<String, Value>,
-    /// What was written and deleted since the last look.
+    /// The writes and deletes since the last look.
     pub(crate) done: Vec<String>,
     pub(crate) statuses: BTreeMap<RuleId, ClusterReplicationStatus>,
-    /// Of the namespaces.
+    /// Uids of the namespaces.
     pub(crate) uids: BTreeMap<String, u32>,
-    /// Jobs that weren't answered yet.
+    /// Jobs without an answer so far.
     pub(crate) jobs: Vec<Job>,
 }
 
 impl Scene {
-    /// These namespaces, and nothing in them; which grants there are isn't known yet.
+    /// Creates a scene with these empty namespaces. The grants are not listed yet.
     pub(crate) fn unlisted(namespaces: &[&str]) -> Self {
         let mut scene = Self::starting(namespaces);
         for kind in RuleKind::ALL {
@@ -51,7 +51,7 @@ impl Scene {
         scene
     }
 
-    /// The same before rules are known either.
+    /// The same, but the rules are not listed either.
     pub(crate) fn starting(namespaces: &[&str]) -> Self {
         let mut engine = Engine::new(Settings::new(Role::Keeper, "cluster"));
         let now = Duration::from_secs(1);
@@ -130,13 +130,13 @@ impl Scene {
         self.run();
     }
 
-    /// Answers what a namespace that stays was asked about its grants, whose definition was created
-    /// then: as if they were these.
+    /// Answers a read of the grants of an existing namespace with these names. `defined` is when
+    /// the CRD of grants was created.
     pub(crate) fn tell_grants(&mut self, namespace: &str, names: &[&str], defined: Option<&str>) {
         self.tell_grants_of(namespace, names, 0, defined);
     }
 
-    /// The same, each of this generation.
+    /// The same, with this generation for each grant.
     pub(crate) fn tell_grants_of(
         &mut self,
         namespace: &str,
@@ -166,12 +166,12 @@ impl Scene {
         self.run();
     }
 
-    /// True if the engine has asked for this and waits for the answer.
+    /// True if the engine has requested this task and waits for the answer.
     pub(crate) fn asks(&self, task: &Task) -> bool {
         self.jobs.iter().any(|job| job.task == *task)
     }
 
-    /// Answers what the engine has asked for.
+    /// Answers a requested task.
     #[track_caller]
     pub(crate) fn answer(&mut self, task: &Task, answer: Answer) {
         let asked = self.jobs.iter().position(|job| job.task == *task);
@@ -180,15 +180,15 @@ impl Scene {
         self.engine.answered(&job, answer, self.now);
     }
 
-    /// Answers what became of a rule.
+    /// Answers a read of a rule.
     #[track_caller]
     pub(crate) fn tell_rule(&mut self, id: &str, read: RuleRead) {
         let id = id.parse().unwrap();
         self.answer(&Task::ConfirmRule(id), Answer::Rule(read));
     }
 
-    /// Answers whatever rule was asked about that it isn't there, but its definition is, and its
-    /// namespace, which was created then.
+    /// Answers every read of a rule: the rule does not exist, but its CRD and its namespace do.
+    /// `home_created` is when that namespace was created.
     pub(crate) fn tell_rules_gone(&mut self, home_created: u32) {
         let rules: Vec<RuleId> = self
             .jobs
@@ -213,7 +213,7 @@ impl Scene {
         self.run();
     }
 
-    /// Whether a rule's status says that deletions are held.
+    /// True if a rule's status reports a held deletion.
     pub(crate) fn holds(&mut self, id: &RuleId) -> bool {
         let conditions = self.status(id).conditions;
         conditions
@@ -221,12 +221,12 @@ impl Scene {
             .any(|condition| condition.type_ == "Stalled" && condition.reason == "DeletionHeld")
     }
 
-    /// Whether the source is to be watched.
+    /// True if the engine wants a watch of the source.
     pub(crate) fn watched(&mut self, source: &SourceRef) -> bool {
         self.engine.demand().sources.contains_key(source)
     }
 
-    /// What is looked for in that namespace.
+    /// Returns the selectors that the engine wants to watch in that namespace.
     pub(crate) fn selectors(&mut self, namespace: &str) -> Vec<SourceSelector> {
         let selectors = self.engine.demand().selectors.into_keys();
         selectors
@@ -234,8 +234,7 @@ impl Scene {
             .collect()
     }
 
-    /// The watches of selectors there have shown these objects, the first of them the oldest, and
-    /// no others.
+    /// The watches of the selectors in this namespace show exactly these objects, the oldest first.
     pub(crate) fn find(&mut self, namespace: &str, names: &[&str]) {
         let objects: Vec<Value> = names
             .iter()
@@ -254,7 +253,7 @@ impl Scene {
         self.run();
     }
 
-    /// The source's watch shows it.
+    /// The watch of the source shows it.
     pub(crate) fn show(&mut self, source: &SourceRef) {
         assert!(self.watched(source), "{source} isn't watched");
         self.version += 1;
@@ -265,7 +264,7 @@ impl Scene {
         self.run();
     }
 
-    /// An object that isn't Mimeo's, in a copy's way.
+    /// Puts an object that isn't Mimeo's own into the place of a copy.
     pub(crate) fn stranger(&mut self, key: &str) {
         self.version += 1;
         let (namespace, name) = key.split_once('/').unwrap();
@@ -277,17 +276,17 @@ impl Scene {
         self.objects.insert(key.to_owned(), meta);
     }
 
-    /// An object that looks like a copy of this rule.
+    /// Creates an object that looks like a copy of this rule.
     pub(crate) fn mark(&mut self, namespace: &str, name: &str, rule: &str) {
         self.mark_of("2026-02-01T00:00:00Z", namespace, name, rule);
     }
 
-    /// The same, written then.
+    /// The same, with this time of the last write.
     pub(crate) fn mark_of(&mut self, written: &str, namespace: &str, name: &str, rule: &str) {
         self.mark_created(None, written, namespace, name, rule);
     }
 
-    /// The same, created then, if that is known.
+    /// The same, with this creation time, if it is known.
     pub(crate) fn mark_created(
         &mut self,
         created: Option<&str>,
@@ -311,12 +310,12 @@ impl Scene {
         self.objects.insert(format!("{namespace}/{name}"), meta);
     }
 
-    /// Carries out what the engine wants.
+    /// Carries out all actions of the engine.
     pub(crate) fn run(&mut self) {
         while let Some(action) = self.engine.next(self.now) {
             match action {
                 Action::Request(request) => self.carry_out(&request),
-                // There may be copies of the kind, whether a rule wants some or not.
+                // Copies of the kind may exist, whether or not a rule wants some.
                 Action::Job(job) if matches!(job.task, Task::ForgetKind(..)) => {
                     self.engine.answered(&job, Answer::Failed, self.now);
                 }
@@ -352,7 +351,7 @@ impl Scene {
         self.engine.outcome(&request.ticket, outcome, self.now);
     }
 
-    /// The next request, which nobody answers.
+    /// Returns the next request, without an answer.
     pub(crate) fn request(&mut self) -> Request {
         loop {
             match self.engine.next(self.now).unwrap() {
@@ -386,7 +385,7 @@ impl Scene {
         meta
     }
 
-    /// What was written and deleted since the last look.
+    /// Returns the writes and deletes since the last look.
     pub(crate) fn done(&mut self) -> Vec<String> {
         self.run();
         std::mem::take(&mut self.done)
@@ -440,7 +439,7 @@ pub(crate) fn cluster_replication(name: &str, spec: &Value) -> Rule {
     Rule::parse(&from_value(object).unwrap()).unwrap()
 }
 
-/// Copies what has the label `copy` in `from` to `to`.
+/// A rule that copies the objects with the label `copy` from `from` to `to`.
 pub(crate) fn selecting(from: &str, to: &[&str]) -> Value {
     let labels = json!({"matchExpressions": [{"key": "copy", "operator": "Exists"}]});
     json!({
@@ -449,7 +448,7 @@ pub(crate) fn selecting(from: &str, to: &[&str]) -> Value {
     })
 }
 
-/// Copies `from/name` to `to`.
+/// A rule that copies `from/name` to `to`.
 pub(crate) fn copying(from: &str, name: &str, to: &[&str]) -> Value {
     json!({
         "sources": [{"apiVersion": "v1", "kind": "Secret", "namespace": from, "name": name}],

@@ -1,6 +1,6 @@
-//! Selectors of Replications. In the own namespace they find all objects; in another namespace they
-//! need a grant for all objects of the kind. Without that grant Mimeo does not list and reveals
-//! nothing.
+//! Selectors of `Replication`s. In the own namespace they find all objects; in another namespace
+//! they need a grant for all objects of the kind. Without that grant Mimeo does not list and
+//! reveals nothing.
 
 use std::collections::BTreeSet;
 
@@ -52,7 +52,7 @@ fn what_is_found_at_home_is_copied_as_it_comes_and_goes() {
         words(&scene.status(&id), "SourcesFound"),
         "False InGracePeriod"
     );
-    // Whatever changes in what it finds concerns the namespaces that the rule names, and no others.
+    // A change of the found objects concerns only the namespaces that the rule names.
     let before = scene.engine.planned();
     scene.find("home", &["a", "d"]);
     assert!(
@@ -106,8 +106,8 @@ fn in_another_namespace_it_takes_a_grant_that_limits_no_names() {
         ("True Synced".to_owned(), 2)
     );
 
-    // Less than that is nothing: the watch is closed, what was held is gone, and copies go as those
-    // do that aren't granted any more.
+    // A grant for fewer objects counts as none. The watch is closed, and the held objects are
+    // dropped. The copies are treated like copies whose grant was taken back.
     scene.grant("vault", grant("Read", &to("home"), &["a"]));
     assert_eq!(scene.engine.inside().counts["sourcesHeld"], 0);
     assert_eq!(scene.selectors("vault").len(), 0);
@@ -145,13 +145,13 @@ fn a_grant_that_comes_back_in_time_costs_nothing() {
     assert_eq!(scene.done(), NOTHING);
 }
 
-/// Only what the copies say of their sources is left after a restart.
+/// After a restart only the annotations of the copies tell their sources.
 #[test]
 fn what_is_withdrawn_while_nothing_ran_goes_by_the_rules_policy_for_what_is_unmatched() {
     for (policy, gone) in [("Delete", &["delete home/a-copy"][..]), ("Retain", &[])] {
         let rule = || {
             let mut spec = selecting("vault", &["home"]);
-            // What becomes of copies with their source is another question.
+            // The fate of copies after the loss of their source is another setting.
             let other = if policy == "Delete" {
                 "Retain"
             } else {
@@ -235,7 +235,7 @@ fn copies_of_what_is_found_take_a_grant_where_they_go() {
         lacking(&mut scene),
         (6, 4, vec!["to/b-copy".to_owned(), "to/c-copy".to_owned()])
     );
-    // Whoever writes such a rule is told of what it would have now.
+    // The author of such a rule is told which copies it would have now.
     let found: Vec<_> = ["a", "b"]
         .iter()
         .map(|name| rule.selectors[0].source(*name))
@@ -248,7 +248,7 @@ fn copies_of_what_is_found_take_a_grant_where_they_go() {
     assert_eq!((told.len(), more), (1, 0));
 }
 
-/// A tenant looks for what there is in another namespace: nothing that he is told depends on it.
+/// A tenant tries to find out which objects another namespace has. No message to him depends on it.
 #[test]
 fn nothing_is_told_of_what_a_selector_may_not_find() {
     let told = |namespaces: &[&str], world: &dyn Fn(&mut Scene)| {
@@ -285,7 +285,8 @@ fn nothing_is_told_of_what_a_selector_may_not_find() {
         "some of it is granted"
     );
     let found = |scene: &mut Scene| {
-        // For the platform just the same is looked for, and found, and copied there.
+        // A `ClusterReplication` with the same selector finds the same objects, and copies them
+        // into that namespace.
         scene.rule(cluster_replication("p", &selecting("vault", &["vault"])));
         scene.find("vault", &["a", "b"]);
     };
@@ -337,7 +338,7 @@ fn a_rule_takes_as_many_as_make_as_many_copies_as_it_may_have() {
     );
 }
 
-/// A rule of that age with so many selectors.
+/// A rule with this age and this number of selectors.
 fn aged(name: &str, age: i64, selectors: usize) -> Rule {
     let selector = |i: usize| {
         let labels = json!({"matchLabels": {"copy": format!("{name}-{i}")}});
@@ -390,7 +391,8 @@ fn of_many_selectors_of_a_namespaces_rules_the_oldest_rules_count() {
             .is_none()
     );
 
-    // Stored all the same, as by a restore, the younger count no more. What they have copied stays.
+    // A restore may store such rules without a check. Then the younger ones no longer count, and
+    // their copies stay.
     scene.rule(aged("older", 20, 1));
     assert_eq!(scene.selectors("home").len(), 32);
     scene.wait(600);
@@ -400,7 +402,7 @@ fn of_many_selectors_of_a_namespaces_rules_the_oldest_rules_count() {
         reason == "SourceRefused" && message.contains("at most 32 selectors"),
         "{reason} {message}"
     );
-    // Until there is room again.
+    // They count again once there is room.
     scene
         .engine
         .rule_gone(&"Replication/home/r3".parse::<RuleId>().unwrap(), scene.now);
@@ -418,7 +420,7 @@ fn what_two_namespaces_select_alike_is_each_ones_by_its_own_grant() {
     scene.find("vault", &["a"]);
     assert_eq!(scene.done(), ["write other/a-copy"]);
     assert_eq!(words(&scene.status(&own), "Authorized"), "False NotGranted");
-    // What is found already is there at once for whom it is granted to.
+    // The already found objects are available at once to a rule that gets the grant.
     scene.grant(
         "vault",
         grant("Read", &json!({"namespaces": ["home", "other"]}), &[]),
@@ -430,7 +432,8 @@ fn what_two_namespaces_select_alike_is_each_ones_by_its_own_grant() {
     assert_eq!(scene.selectors("vault").len(), 1);
 }
 
-/// The webhook doesn't watch what tenants' selectors find, and guards every copy all the same.
+/// The webhook doesn't watch the objects that tenants' selectors find. It guards every copy all the
+/// same.
 #[test]
 fn of_what_a_tenant_selects_every_copy_is_guarded() {
     let now = std::time::Duration::from_secs(1);

@@ -1,4 +1,4 @@
-//! Objects that Replications may use as sources, and copies that are sources of other rules.
+//! Objects that `Replication`s may use as sources, and copies that are sources of other rules.
 
 use jiff::Timestamp;
 use mimeo_model::{id::RuleId, rule::Rule};
@@ -49,7 +49,8 @@ fn a_copy_may_be_another_rules_source() {
     assert_eq!(scene.done(), [] as [&str; 0], "the same content");
 }
 
-/// A rule of namespace home that copies there under another name, created in that second.
+/// A rule of namespace `home` that copies there under another name. `created` is its creation time
+/// in seconds.
 fn at_home(name: &str, from: &str, to: &str, created: i64) -> Rule {
     let mut rule = replication(
         "home",
@@ -78,7 +79,7 @@ fn rules_form_no_ring() {
             assert_eq!(scene.done(), [format!("write home/{to}")]);
             from = to;
         }
-        // The first source is deleted. The last rule would write it anew, as a copy of its copy.
+        // The first source is deleted. The last rule would create it again, as a copy of its copy.
         scene.engine.source(&source("home", "x"), None, scene.now);
         let last = scene.rule(at_home("to-x", "y", "x", 9));
         scene.show(&source("home", "y"));
@@ -92,7 +93,7 @@ fn rules_form_no_ring() {
             status.failures[0].message.contains("higher rank names"),
             "{status:?}"
         );
-        // Without the rule that names it the object is written.
+        // Once no rule names the object as its source, it is written.
         let id: RuleId = format!("Replication/home/to-{}", middle[0])
             .parse()
             .unwrap();
@@ -101,8 +102,8 @@ fn rules_form_no_ring() {
     }
 }
 
-/// A copy may be named as a source by a rule that is younger than the copy's own rule, or a
-/// Replication where that is a `ClusterReplication`.
+/// A rule may name a copy as its source only in two cases. It is younger than the copy's own rule,
+/// or it is a `Replication` and the copy's own rule is a `ClusterReplication`.
 #[test]
 fn the_rule_of_the_higher_rank_decides_whether_its_source_may_be_a_copy() {
     let platform = |from: &str, to: &str, created: i64| {
@@ -118,7 +119,7 @@ fn the_rule_of_the_higher_rank_decides_whether_its_source_may_be_a_copy() {
     let none = [].as_slice();
     for (writer, reader, written) in [
         (at_home("w", "x", "y", 1), at_home("r", "y", "z", 2), both),
-        // Created in the same second, they are ranked by name.
+        // Two rules created in the same second are ranked by name.
         (at_home("a", "x", "y", 1), at_home("b", "y", "z", 1), both),
         (at_home("b", "x", "y", 1), at_home("a", "y", "z", 1), none),
         (at_home("w", "x", "y", 2), at_home("r", "y", "z", 1), none),
@@ -139,7 +140,7 @@ fn the_rule_of_the_higher_rank_decides_whether_its_source_may_be_a_copy() {
     }
 }
 
-/// A rule that comes later with a higher rank keeps the copy as it is.
+/// If a later rule of a higher rank names the copy, the copy stays as it is.
 #[test]
 fn a_copy_that_a_higher_rank_comes_to_name_is_left_as_it_is() {
     let mut scene = Scene::new(&["home"]);

@@ -10,7 +10,7 @@ use serde_json::{Value, from_value, json};
 use crate::common::uid;
 use crate::grants::scene::{Scene, copying, grant, replication, to};
 
-/// What the statuses of the grants of namespace `to` are to say, a moment later.
+/// Returns the next statuses of the grants of namespace `to`, after a moment.
 fn told(scene: &mut Scene) -> Vec<(String, bool, i32)> {
     scene.wait(2);
     let updates = scene.engine.grant_statuses(scene.now);
@@ -148,7 +148,7 @@ fn a_status_shows_all_grantees_and_objects_and_is_not_written_again() {
         Some("Secret db-*,ca; ConfigMap (any)")
     );
 
-    // What is stored with it is known, and its time stays what it was.
+    // The stored status is known, and its transition time stays the same.
     let grant = stored(&spec, &serde_json::to_value(&status).unwrap());
     assert_eq!(
         standing.status(&grant, Timestamp::from_second(99).unwrap()),
@@ -172,8 +172,8 @@ fn a_status_shows_all_grantees_and_objects_and_is_not_written_again() {
     assert!(text.len() == 256 && text.ends_with("..."), "{text}");
 }
 
-/// However many a tenant writes: neither do they hide who uses a grant, nor are there more statuses
-/// at once.
+/// This holds for any number of a tenant's objects. They hide no user of a grant, and the number of
+/// statuses written at once stays the same.
 #[test]
 fn many_replications_and_grants_cost_one_turn_after_another() {
     let mut scene = Scene::new(&["aaa", "home", "to"]);

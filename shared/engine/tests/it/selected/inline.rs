@@ -6,7 +6,7 @@ use serde_json::{Value, from_value, json};
 use super::{condition, world::World};
 use crate::common::uid;
 
-/// A rule of that generation with these objects in it, for two namespaces.
+/// A rule with that generation and these inline objects, for two namespaces.
 fn parse(
     name: &str,
     generation: i64,
@@ -105,7 +105,7 @@ fn one_that_is_taken_out_of_its_rule_takes_its_copies_along_once_the_others_are_
     let mut world = world(vec![rule(1, &[map("a", "x")])]);
     replace(&mut world, rule(2, &[map("b", "x")]));
     assert_eq!(world.copies(), ["one/b", "two/b"]);
-    // As with a source that was named: the rule has changed, and no source was deleted.
+    // The same as with a named source: the rule has changed, and no source was deleted.
     let kept = json!({"retentionPolicy": {"whenUnmatched": "Retain"}});
     replace(&mut world, parse("r", 3, &[map("c", "x")], &kept).unwrap());
     assert_eq!(world.copies(), ["one/b", "one/c", "two/b", "two/c"]);

@@ -157,8 +157,8 @@ fn a_loss_while_nothing_ran_is_told_by_the_copies() {
     }
 }
 
-/// The namespace is there again, empty, since after the copies were written: nobody has deleted any
-/// of the sources.
+/// The namespace was deleted and created again, empty, after the copies were written. No user has
+/// deleted any of the sources.
 #[test]
 fn sources_that_went_with_a_former_namespace_are_lost_after_a_restart_too() {
     let all: Vec<Value> = (0..20)
@@ -258,8 +258,8 @@ fn another_selector_is_another_choice_and_no_selector_is_none() {
     );
 }
 
-/// In the place of the new copy was one of the same rule: that it was right says nothing of the one
-/// that is to come.
+/// Another copy of the same rule was in the place of the new copy. That this copy was correct
+/// proves nothing about the new one.
 #[test]
 fn a_copy_that_moves_into_the_place_of_another_is_waited_for() {
     let named = |name: &str| json!({"namespace": "home", "name": name});
@@ -315,7 +315,7 @@ fn too_many_are_taken_by_their_age() {
         "{reason} {message}"
     );
     assert_eq!(status.sources.len(), 32);
-    // One that goes makes room for the next, which has to be read again.
+    // A source that disappears makes room for the next one, which must be read again.
     world.read = Some(SourceRead::Absent(home(0, 0)));
     world.shown(&all[0], false);
     let next = all[256]["metadata"]["name"].as_str().unwrap();
@@ -337,7 +337,7 @@ fn too_many_are_taken_by_their_age() {
     assert!(
         world.copies.contains_key(&format!("one/{next}")) && !world.copies.contains_key("one/s999")
     );
-    // After a restart it is the same ones.
+    // A restart leads to the same sources.
     let written = world.written;
     world.restart(vec![rule("r", &[labelled()], &["one"], &json!({}))]);
     world.listed(&all[1..]);
@@ -345,8 +345,8 @@ fn too_many_are_taken_by_their_age() {
     assert_eq!((world.copies.len(), world.written), (256, written));
 }
 
-/// Of very many no more are kept in order than matter, and once these have gone the watch lists
-/// anew.
+/// If there are very many objects, only as many are kept in order as matter. Once these are gone,
+/// the watch lists again.
 #[test]
 fn of_very_many_the_next_are_asked_for_when_the_first_have_gone() {
     let aged = |number: usize| {
@@ -386,7 +386,7 @@ fn of_very_many_the_next_are_asked_for_when_the_first_have_gone() {
     );
     let rest: Vec<Value> = [&all[1..256], &all[1024..]].concat();
     world.listed(&rest);
-    // A crowded namespace isn't planned twice at a time.
+    // A namespace with many copies isn't planned twice in a short time.
     (0..4).for_each(|_| world.wait(61));
     let names: Vec<String> = rest[..256]
         .iter()
@@ -406,7 +406,7 @@ fn what_no_copy_is_made_of_is_not_held() {
     world.listed(&all);
     let counts = world.engine.inside().counts;
     assert_eq!((counts["sources"], counts["sourcesHeld"]), (3, 1));
-    // To another rule it may be something else: it is read for that.
+    // Another rule may copy the object as another type, so the object is read for it.
     let typed = json!({"transform": {"type": "Opaque"}});
     let other = rule("other", &[labelled()], &["two"], &typed);
     world
@@ -452,14 +452,14 @@ fn what_came_of_a_rule_is_never_its_source() {
         world.listed(&here);
     }
     assert_eq!(world.copies(), ["home/a-x", "one/a-x"]);
-    // Nor is it once somebody has taken the marks off.
+    // The same holds after another client has removed Mimeo's labels and annotations.
     let mut bare = world.copies["home/a-x"].clone();
     bare["metadata"]["annotations"] = json!({});
     world.shown(&bare, true);
     assert_eq!(world.copies(), ["home/a-x", "one/a-x"]);
 }
 
-/// Rules may name copies. Their selectors find none, whichever rule wrote them.
+/// Rules may name copies as sources. Their selectors find no copy, whichever rule wrote it.
 #[test]
 fn a_selector_finds_no_copy() {
     let there =
@@ -477,7 +477,7 @@ fn a_selector_finds_no_copy() {
         world.listed(&all);
     }
     assert_eq!(world.copies(), ["away/s-x"]);
-    // The mark alone shows a copy, and so does the entry in managedFields.
+    // Mimeo's label alone identifies a copy, and so does Mimeo's entry in `managedFields`.
     let copy = world.copies["away/s-x"].clone();
     for field in ["annotations", "managedFields"] {
         let mut changed = copy.clone();
@@ -526,7 +526,8 @@ fn copies_take_no_place_among_the_sources() {
     assert_eq!(condition(&world.status(), "SourcesFound").0, "True Found");
 }
 
-/// As where its source is named: a copy goes without it, though another rule names the copy.
+/// The same as with a named source: a copy is deleted with its source, even if another rule names
+/// the copy as its own source.
 #[test]
 fn a_copy_that_feeds_another_rule_goes_with_its_source() {
     let from_copy = json!({"namespace": "one", "name": "a"});
@@ -546,7 +547,7 @@ fn a_copy_that_feeds_another_rule_goes_with_its_source() {
 
 #[test]
 fn nothing_is_written_over_a_source() {
-    // Of `a` the copy would be named as the source `a-x` is.
+    // The copy of `a` would have the same name as the source `a-x`.
     let named = json!({"targets": [{"namespaces": ["home", "one"], "copyName": "$(source.name)-x"}], "conflictPolicy": "Overwrite"});
     let mut world = World::new(vec![rule("r", &[labelled()], &[], &named)]);
     world.listed(&[secret("a"), secret("a-x")]);
@@ -607,14 +608,14 @@ fn a_kind_that_comes_later_brings_its_sources() {
         .copies_listed(&widgets.group_kind().into(), 1_000_000, world.now);
     world.listed(&[secret("a")]);
     assert_eq!(world.copies(), ["one/a"]);
-    // Gone with its kind, nobody has said that it is gone.
+    // If only its kind has disappeared, no read proves that the object is gone.
     world.engine.kind(&widgets, None, world.now);
     let _ = world.engine.demand();
     world.wait(600);
     assert_eq!(world.copies(), ["one/a"]);
 }
 
-/// It has no slot any more, and its rule is written anew before the Event is due.
+/// The lost source has no slot any more, and its rule is updated before the Event is due.
 #[test]
 fn what_a_selector_lost_is_told_whatever_else_its_rule_comes_to_say() {
     let of = |spec: &Value| rule("r", &[labelled()], &["one"], spec);

@@ -1,4 +1,4 @@
-//! The plan of a suspended rule. Lifting the suspension does exactly that.
+//! The plan of a suspended rule. After the suspension Mimeo does exactly what the plan says.
 
 use jiff::Timestamp;
 use mimeo_engine::SourceRead;
@@ -19,7 +19,7 @@ impl World {
         self.settle();
     }
 
-    /// The watch shows a copy with another version.
+    /// The watch shows a copy with another resourceVersion.
     fn touched(&mut self, key: &str, version: u64) {
         let metadata = &mut self.copies.get_mut(key).unwrap()["metadata"];
         metadata["resourceVersion"] = version.to_string().into();
@@ -29,7 +29,7 @@ impl World {
         self.settle();
     }
 
-    /// What the plan counts: to come, to change, to go.
+    /// Returns the plan's numbers of copies to create, to change and to delete.
     fn planned(&mut self, name: &str) -> (i32, i32, i32) {
         let plan = self.status_of(name).plan.unwrap();
         (plan.create, plan.update, plan.delete)
@@ -40,7 +40,7 @@ fn suspended(selectors: &[Value], to: &[&str]) -> Rule {
     rule("r", selectors, to, &json!({"suspend": true}))
 }
 
-/// As it goes when its rule acts, so the plan says.
+/// The plan announces the same deletion that an active rule carries out.
 #[test]
 fn a_copy_that_feeds_another_rule_is_planned_to_go_with_its_source() {
     let from_copy = json!({"namespace": "one", "name": "a"});
@@ -99,7 +99,7 @@ fn the_copy_of_one_of_too_many_is_not_planned_to_go() {
     assert_eq!(world.copies.len(), 256);
     world.store(suspended(&[labelled()], &["one"]), 2);
     world.listed(&all);
-    // A crowded namespace isn't planned twice at a time.
+    // A namespace with many copies isn't planned twice in a short time.
     world.wait(1);
     assert_eq!(world.planned("r"), (1, 0, 0));
     world.store(rule("r", &[labelled()], &["one"], &json!({})), 3);
@@ -109,7 +109,7 @@ fn the_copy_of_one_of_too_many_is_not_planned_to_go() {
     assert_eq!(world.copies.len(), 257);
 }
 
-/// It has no slot, and nobody tells what it fed but its end.
+/// The source has no slot, so only its own deletion tells that its copy must be deleted.
 #[test]
 fn the_copy_of_one_of_too_many_goes_with_its_source() {
     let aged = |number: usize| {
@@ -126,8 +126,8 @@ fn the_copy_of_one_of_too_many_goes_with_its_source() {
     assert_eq!(world.copies.len(), 257, "the youngest one's stays");
     world.read = Some(SourceRead::Absent(home(0, 0)));
     world.shown(&all[256], false);
-    // Its grace, what became of it, and each time a moment, since a crowded namespace isn't planned
-    // twice at a time.
+    // The steps: the grace period of the source, the read of its fate, and a moment each time. A
+    // namespace with many copies isn't planned twice in a short time.
     for seconds in [1, 61, 1, 1] {
         world.wait(seconds);
     }
@@ -146,8 +146,8 @@ fn a_copy_that_somebody_deletes_is_not_planned_to_go_any_more() {
     assert_eq!(world.planned("r"), (0, 0, 0));
 }
 
-/// Of a rule that is suspended and has nothing but a copy that it wants no more, after a while in
-/// which nothing happens. Of any other cell the rule would hear again and again.
+/// A world with a suspended rule and a single copy that the rule no longer wants, after a while
+/// without events. Any other cell would cause further events for the rule.
 fn resting() -> World {
     let mut world = World::new(vec![rule("r", &[labelled()], &["one"], &json!({}))]);
     world.listed(&[secret("a")]);
@@ -239,7 +239,7 @@ fn what_was_forged_before_eyes_that_rest_is_put_right() {
     assert_eq!(world.written, 3, "no more than this one");
 }
 
-/// As the rule says of it when it acts.
+/// An active rule reports the same.
 #[test]
 fn a_copy_that_a_finalizer_holds_is_planned_to_be_in_the_way() {
     let mut world = World::new(simple());

@@ -23,7 +23,7 @@ use serde_json::{Value, from_value, json};
 
 use crate::common::uid;
 
-/// When copies are written, and the second that it is.
+/// The time of all writes of copies, as text and in seconds.
 const WRITTEN: &str = "2026-01-02T00:00:00Z";
 pub(crate) const WRITTEN_AT: u32 = 1_767_312_000;
 
@@ -40,10 +40,10 @@ pub(crate) struct World {
     pub(crate) now: Duration,
     pub(crate) copies: BTreeMap<String, Value>,
     pub(crate) written: usize,
-    /// What a read says of a source that is to be confirmed, and which were asked for.
+    /// The answer to each read of a source that must be confirmed, and the sources that were read.
     pub(crate) read: Option<SourceRead>,
     pub(crate) confirmed: BTreeSet<SourceRef>,
-    /// What is to be read.
+    /// The sources that the engine wants to read.
     pub(crate) reads: Vec<SourceRef>,
 }
 
@@ -70,12 +70,12 @@ pub(crate) fn rule(name: &str, selectors: &[Value], to: &[&str], more: &Value) -
     Rule::parse(&from_value(rule).unwrap()).unwrap()
 }
 
-/// What a good copy's entry is in `managedFields`.
+/// The entry of a good copy in `managedFields`.
 fn ours() -> Value {
     json!({"manager": "mimeo", "operation": "Apply", "apiVersion": "v1", "fieldsV1": {}, "time": WRITTEN})
 }
 
-/// Secrets of namespace `home` with the label `copy`.
+/// A selector for Secrets of namespace `home` with the label `copy`.
 pub(crate) fn labelled() -> Value {
     json!({"namespace": "home", "selector": {"matchExpressions": [{"key": "copy", "operator": "Exists"}]}})
 }
@@ -85,7 +85,7 @@ impl World {
         Self::of("Secret", "secrets", rules)
     }
 
-    /// With copies of another kind.
+    /// A world with copies of another kind.
     pub(crate) fn of(kind: &str, plural: &str, rules: Vec<Rule>) -> Self {
         let gvk = GroupVersionKind::parse("v1", kind).unwrap();
         let mut world = Self {
@@ -139,7 +139,7 @@ impl World {
             .copies_listed(&gvk.group_kind().into(), 1_000_000, now);
     }
 
-    /// Another process takes over: the cluster is all that it has.
+    /// Another process takes over. It knows only the cluster.
     pub(crate) fn restart(&mut self, rules: Vec<Rule>) {
         self.engine = Engine::new(Settings::new(Role::Keeper, "cluster"));
         self.now = Duration::from_secs(1);
@@ -150,7 +150,7 @@ impl World {
         self.engine.demand().selectors.into_keys().collect()
     }
 
-    /// Every selector's watch has shown these objects of its namespace.
+    /// The watch of every selector has shown these objects of its namespace.
     pub(crate) fn listed(&mut self, objects: &[Value]) {
         for selector in self.selectors() {
             let here = |object: &&Value| object["metadata"]["namespace"] == *selector.namespace;
@@ -181,7 +181,7 @@ impl World {
         self.settle();
     }
 
-    /// Carries out everything that there is to do.
+    /// Carries out all actions of the engine.
     pub(crate) fn settle(&mut self) {
         while let Some(action) = self.engine.next(self.now) {
             match action {
@@ -253,7 +253,7 @@ impl World {
         self.copies.keys().map(String::as_str).collect()
     }
 
-    /// What that rule's status says by now.
+    /// Returns the present status of that rule.
     pub(crate) fn status_of(&mut self, name: &str) -> ClusterReplicationStatus {
         self.now += Duration::from_secs(5);
         let mut told = self.engine.statuses(self.now, Timestamp::UNIX_EPOCH);
