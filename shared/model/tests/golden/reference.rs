@@ -14,7 +14,7 @@ const INTRODUCTION: &str = "\
 
 # The API
 
-Mimeo has the kinds below, of API group `mimeo.dev` in version `v1alpha1`. `kubectl explain` says the same of each field, as in
+Mimeo has the kinds below, in API group `mimeo.dev`, version `v1alpha1`. `kubectl explain` describes each field in the same words, as in
 `kubectl explain clusterreplication.spec.targets`. A rule can be as short as this:
 
     apiVersion: mimeo.dev/v1alpha1
@@ -24,8 +24,8 @@ Mimeo has the kinds below, of API group `mimeo.dev` in version `v1alpha1`. `kube
       sources: [{apiVersion: v1, kind: Secret, namespace: platform, name: registry}]
       targets: [{namespaceSelector: {}}]
 
-What is not *required* may be left out. In a *set* nothing is there twice; a *list* may have it. A choice that is not among those
-listed is refused by the API server, an unknown field by kubectl, which validates strictly unless told otherwise.
+You may leave out each field that is not *required*. A *set* has no item twice; a *list* may. The API server refuses a value that is not
+among the listed choices. kubectl refuses an unknown field, unless you turn its strict validation off.
 ";
 
 /// What rules make, row by row; it is the only part that is written by hand.
@@ -51,14 +51,14 @@ pub(crate) fn render(definitions: &[CustomResourceDefinition]) -> String {
             .map(|name| format!(", `{name}`"))
             .collect();
         let scope = if definition.spec.scope == "Cluster" {
-            "Lives in no namespace"
+            "Cluster-scoped"
         } else {
-            "Lives in a namespace"
+            "Namespaced"
         };
         let _ = write!(text, "\n## {}\n\n{}\n\n", names.kind, described(schema));
         let _ = writeln!(
             text,
-            "{scope}. For kubectl: `{}`{}.",
+            "{scope}. Names in kubectl: `{}`{}.",
             names.plural,
             short.concat()
         );
@@ -86,12 +86,12 @@ fn marks() -> String {
     let mut text = "
 ## What is never carried
 
-Labels and annotations that say who manages an object are left out of copies, whatever `include` says: those in the domains below, in all of their
-subdomains, and these keys: "
+Copies do not get the labels and annotations that say who manages an object, even if `include` names them. These are all keys in the domains below and in
+their subdomains, and these keys: "
         .to_owned();
     let _ = writeln!(
         text,
-        "{}. `set` may give a copy any of them but Mimeo's.\n",
+        "{}. `set` may give a copy any of them except Mimeo's.\n",
         list(MARK_KEYS)
     );
     text += "| whose | domains |\n| --- | --- |\n";
@@ -100,7 +100,7 @@ subdomains, and these keys: "
     }
     let _ = writeln!(
         text,
-        "\nUnder `conflictPolicy: Adopt` an object is taken for another tool's copy, whatever is in it, if it has one of these: {}.",
+        "\nUnder `conflictPolicy: Adopt` an object with one of these keys counts as another tool's copy, and its content does not matter: {}.",
         list(COPY_MARKS)
     );
     text
@@ -128,7 +128,7 @@ impl Sections<'_> {
         if !rules.is_empty() {
             let _ = writeln!(
                 text,
-                "The API server sees to it that:\n\n{}",
+                "The API server enforces these conditions:\n\n{}",
                 rules.concat()
             );
         }
