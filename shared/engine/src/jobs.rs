@@ -1,6 +1,6 @@
 //! Jobs: questions to the API server and small writes that concern no single copy.
 //!
-//! One table holds every job by its key, so a job never runs twice at the same time. A part of the
+//! One table holds every job by its key, so a job that is asked for twice runs once. A part of the
 //! engine asks for a job by its key. When the job's turn comes, [`Engine::task`] returns its task,
 //! or finds that the job is no longer needed. The driver carries the task out once and hands the
 //! answer to [`Engine::answered`]. The driver retries nothing: a failed job waits here, for a pause
@@ -10,6 +10,7 @@ use std::{
     collections::{BTreeMap, VecDeque},
     fmt,
     sync::Arc,
+    time::Duration,
 };
 
 use mimeo_model::{
@@ -111,7 +112,7 @@ pub enum Answer {
     Done,
     /// The result of reading a rule.
     Rule(RuleRead),
-    /// The source does not exist.
+    /// The result of reading a source.
     Source(SourceRead),
     /// The grants of the namespace.
     Grants(GrantsRead),
@@ -119,9 +120,29 @@ pub enum Answer {
     Object(Option<Shown>),
     /// The grant. `None`: it does not exist.
     Grant(Option<Result<Grant, Vec<Refusal>>>),
-    /// The API server didn't answer, or answered with an error, or the object isn't as the job
-    /// assumed. A 403 or 5xx never means that an object is gone.
+    /// The object isn't as the job assumed, and nothing was written.
+    Changed,
+    /// The API server didn't answer, or answered with an error. So a write may have succeeded. A
+    /// 403 or 5xx never means that an object is gone.
     Failed,
+}
+
+/// The longest pause before a job is retried. Pods may wait for a copy whose kind must be recorded
+/// first, so it is shorter than the longest pause of a copy.
+const LONGEST: Duration = Duration::from_mins(1);
+
+impl Task {
+    /// True if the job reads an object and writes nothing.
+    pub fn asks(&self) -> bool {
+        matches!(
+            self,
+            Self::ConfirmRule(_)
+                | Self::ConfirmSource(_)
+                | Self::ConfirmGrants(_)
+                | Self::ReadSource(_)
+                | Self::ReadGrant { .. }
+        )
+    }
 }
 
 impl fmt::Display for Task {
@@ -174,12 +195,14 @@ enum State {
         /// The number of observations of copies when the job started. The answer proves nothing
         /// about a copy that was observed later.
         shown: u64,
+        /// True if the watch has shown a change of the job's object since the start.
+        moved: bool,
     },
     /// The job failed. It is queued again at this time.
     Paused(Tick),
     /// The write succeeded, but the watch does not show it yet. Another request for the job would
-    /// repeat the write.
-    Written,
+    /// repeat the write. At this time the job is queued again, in case the watch never shows it.
+    Written(Tick),
 }
 
 impl Jobs {
@@ -192,16 +215,20 @@ impl Jobs {
         }
     }
 
-    /// The watch shows a change of the job's object. A paused job is retried at once. A job whose
-    /// write the watch has now shown ends.
+    /// The watch shows a change of the job's object. A job that waits is queued, and a running job
+    /// is queued after its answer. Whether it is still needed is decided at its turn.
     pub(crate) fn moved(&mut self, key: &JobKey) {
-        match self.table.get_mut(key) {
-            Some(entry) if matches!(entry.state, State::Paused(_)) => {
-                entry.state = State::Queued;
-                self.queue.push_back(key.clone());
-            }
-            Some(entry) if entry.state == State::Written => _ = self.table.remove(key),
-            _ => {}
+        match self.table.get_mut(key).map(|entry| &mut entry.state) {
+            Some(State::Running { moved, .. }) => *moved = true,
+            Some(State::Paused(_) | State::Written(_)) => self.queue_again(key),
+            Some(State::Queued) | None => {}
+        }
+    }
+
+    fn queue_again(&mut self, key: &JobKey) {
+        if let Some(entry) = self.table.get_mut(key) {
+            entry.state = State::Queued;
+            self.queue.push_back(key.clone());
         }
     }
 
@@ -219,7 +246,7 @@ impl Jobs {
     pub(crate) fn is_under_way(&self, key: &JobKey) -> bool {
         self.table
             .get(key)
-            .is_some_and(|entry| matches!(entry.state, State::Running { .. } | State::Written))
+            .is_some_and(|entry| matches!(entry.state, State::Running { .. } | State::Written(_)))
     }
 
     /// The number of jobs that have not ended.
@@ -242,27 +269,35 @@ impl Jobs {
         self.started += 1;
         let number = self.started;
         if let Some(entry) = self.table.get_mut(key) {
-            entry.state = State::Running { number, shown };
+            entry.state = State::Running {
+                number,
+                shown,
+                moved: false,
+            };
         }
         number
     }
 
-    /// Returns the number of observations of copies when this job started. `None`: its answer no
-    /// longer counts.
-    fn running(&self, job: &Job) -> Option<u64> {
+    /// Returns the number of observations of copies when this job started, and if its object has
+    /// changed since. `None`: its answer no longer counts.
+    fn running(&self, job: &Job) -> Option<(u64, bool)> {
         match self.table.get(&job.key)?.state {
-            State::Running { number, shown } => (number == job.number).then_some(shown),
+            State::Running {
+                number,
+                shown,
+                moved,
+            } => (number == job.number).then_some((shown, moved)),
             _ => None,
         }
     }
 
     /// Queues a job again after its pause.
     fn resume(&mut self, key: &JobKey, now: Tick) {
-        if let Some(entry) = self.table.get_mut(key)
-            && matches!(entry.state, State::Paused(until) if until <= now)
+        let state = self.table.get(key).map(|entry| &entry.state);
+        if let Some(State::Paused(due) | State::Written(due)) = state
+            && *due <= now
         {
-            entry.state = State::Queued;
-            self.queue.push_back(key.clone());
+            self.queue_again(key);
         }
     }
 }
@@ -320,17 +355,23 @@ impl Engine {
     /// Takes in the answer to a job. An answer that no longer counts changes nothing.
     pub fn answered(&mut self, job: &Job, answer: Answer, now: Tick) {
         self.at(now);
-        let Some(shown) = self.jobs.running(job) else {
+        let Some((shown, _)) = self.jobs.running(job) else {
             return;
         };
+        let written = matches!(answer, Answer::Done);
         let settled = match (&job.task, answer) {
             (Task::ConfirmRule(id), Answer::Rule(read)) => self.rule_confirmed(id, &read, shown),
             (Task::ConfirmSource(source), Answer::Source(read)) => {
-                self.source_confirmed(source, read, shown);
-                true
+                self.source_confirmed(source, read, shown)
             }
             (Task::ConfirmGrants(namespace), Answer::Grants(read)) => {
                 self.grants_confirmed(namespace, &read, shown)
+            }
+            // Facts that the watch has shown meanwhile are newer than the read.
+            (task, Answer::Object(_) | Answer::Grant(_))
+                if self.task(&job.key).as_ref() != Some(task) =>
+            {
+                true
             }
             (Task::ReadSource(source), Answer::Object(object)) => {
                 self.source_shown(source, object, now);
@@ -343,65 +384,44 @@ impl Engine {
                 }
                 true
             }
-            (task, Answer::Done) => return self.written(task, &job.key),
+            (Task::ForgetKind(kind, _), Answer::Changed) => {
+                self.kept_kind(kind);
+                false
+            }
+            (Task::RemoveLabel { since, .. }, Answer::Done) => {
+                self.label_removed(*since);
+                false
+            }
             _ => false,
         };
         // The answer may have led to a new job with the same key.
-        if self.jobs.running(job).is_none() {
+        let Some((_, moved)) = self.jobs.running(job) else {
             return;
-        }
+        };
         if settled {
             self.jobs.end(&job.key);
+        } else if moved {
+            self.jobs.queue_again(&job.key);
         } else {
-            self.pause(job);
+            self.pause(job, written);
         }
     }
 
-    /// The write of a job succeeded.
-    fn written(&mut self, task: &Task, key: &JobKey) {
-        if let Task::RemoveLabel { since, .. } = task {
-            self.label_removed(*since);
-        }
-        // The watch may have shown the write before the answer arrived.
-        if self.shows(task) {
-            self.jobs.end(key);
-        } else if let Some(entry) = self.jobs.table.get_mut(key) {
-            entry.state = State::Written;
-        }
-    }
-
-    /// True if the watch shows the job's write, or a later state of the object.
-    fn shows(&self, task: &Task) -> bool {
-        match task {
-            Task::RecordKind(gvk) => self.kind_to_record(&gvk.group_kind()).is_none(),
-            Task::ForgetKind(kind, _) => !self.is_being_forgotten(kind),
-            Task::RecordCrd(kind, uid) => {
-                self.collections[*kind].crd.recorded.as_ref() == Some(uid)
-            }
-            Task::RecordCreated {
-                namespace, version, ..
-            }
-            | Task::RemoveLabel {
-                namespace, version, ..
-            } => self
-                .namespaces
-                .get(namespace)
-                .is_none_or(|entry| entry.version != *version),
-            _ => true,
-        }
-    }
-
-    /// A job failed. It is retried after a pause, if it is still needed then.
-    fn pause(&mut self, job: &Job) {
-        if let Task::ForgetKind(kind, _) = &job.task {
-            self.kept_kind(kind);
-        }
+    /// Lets a job wait that was written, or that failed.
+    fn pause(&mut self, job: &Job, written: bool) {
         let Some(entry) = self.jobs.table.get_mut(&job.key) else {
             return;
         };
-        let due = self.now + delay(&self.settings, entry.failures);
-        entry.failures = entry.failures.saturating_add(1);
-        entry.state = State::Paused(due);
+        let failures = if written { u8::MAX } else { entry.failures };
+        let pause = delay(&self.settings, failures).min(LONGEST);
+        // Spread over a fifth: jobs that failed together don't come back together.
+        let due = self.now + pause + pause * u32::try_from(job.number % 200).unwrap_or(0) / 1000;
+        entry.state = if written {
+            State::Written(due)
+        } else {
+            entry.failures = entry.failures.saturating_add(1);
+            State::Paused(due)
+        };
         self.work.timer(due, Timer::Job(job.key.clone()));
     }
 

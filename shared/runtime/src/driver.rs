@@ -13,7 +13,7 @@ use mimeo_model::{
     names,
     outcome::Outcome,
 };
-use tokio::sync::watch;
+use tokio::sync::{SemaphorePermit, watch};
 use tracing::{debug, info, warn};
 
 use crate::{
@@ -151,24 +151,18 @@ fn tell(notices: &[Notice]) {
 
 /// Carries out a job once. The engine decides if and when a failed job is retried.
 async fn run(handle: &Handle, tools: &Tools, job: &Job) {
-    // A source may be as large as an object can be. The engine decides only after the read if the
-    // content is held. So such reads take turns.
-    let reads = matches!(job.task, Task::ConfirmSource(_) | Task::ReadSource(_));
-    let turn = if reads {
-        handle.turn_to_read().await
-    } else {
-        None
-    };
-    let answer = match carry_out(tools, &job.task).await {
+    let mut turn = None;
+    let answer = match carry_out(handle, tools, &job.task, &mut turn).await {
         Ok(answer) => answer,
-        // This repeats for as long as the kind isn't served, so it is no warning. The status of
-        // each rule that needs the kind shows it.
-        Err(CallError::NotFound) => {
-            debug!(job = %job.task, "job not done: the kind isn't served");
-            Answer::Failed
-        }
+        Err(CallError::Conflict) => Answer::Changed,
         Err(error) => {
-            warn!(job = %job.task, %error, "job not done; it is retried");
+            // The status of each rule that needs a kind says that the kind isn't served.
+            let told = error == CallError::NotFound && job.task.asks();
+            if told {
+                debug!(job = %job.task, "job not done: the kind isn't served");
+            } else {
+                warn!(job = %job.task, %error, "job not done; it is retried");
+            }
             Answer::Failed
         }
     };
@@ -176,9 +170,16 @@ async fn run(handle: &Handle, tools: &Tools, job: &Job) {
     drop(turn);
 }
 
-async fn carry_out(tools: &Tools, task: &Task) -> CallResult<Answer> {
+/// A source may be as large as an object can be, and the engine decides only after the read if the
+/// content is held. So such reads take turns: `turn` holds the place until the engine has decided.
+async fn carry_out<'a>(
+    handle: &'a Handle,
+    tools: &Tools,
+    task: &Task,
+    turn: &mut Option<SemaphorePermit<'a>>,
+) -> CallResult<Answer> {
     let writer = &tools.writer;
-    let written = |done: bool| if done { Answer::Done } else { Answer::Failed };
+    let written = |done: bool| if done { Answer::Done } else { Answer::Changed };
     match task {
         Task::RecordKind(gvk) => writer.record(gvk).await.map(|()| Answer::Done),
         Task::ForgetKind(kind, places) => writer.unrecord(kind, places).await.map(written),
@@ -186,13 +187,16 @@ async fn carry_out(tools: &Tools, task: &Task) -> CallResult<Answer> {
         Task::ConfirmRule(id) => writer.read_rule(id).await.map(Answer::Rule),
         Task::ConfirmSource(source) => {
             let resource = resource(tools, &source.gvk).await?;
-            let read = writer.read_source(source, &resource).await?;
-            // A source that exists is shown by its watch, not by this answer.
-            Ok(read.map_or(Answer::Failed, Answer::Source))
+            *turn = handle.turn_to_read().await;
+            writer
+                .read_source(source, &resource)
+                .await
+                .map(Answer::Source)
         }
         Task::ConfirmGrants(namespace) => writer.read_grants(namespace).await.map(Answer::Grants),
         Task::ReadSource(source) => {
             let resource = resource(tools, &source.gvk).await?;
+            *turn = handle.turn_to_read().await;
             let object = writer
                 .read(&resource, &source.namespace, &source.name)
                 .await?

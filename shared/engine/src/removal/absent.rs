@@ -201,6 +201,8 @@ impl Home {
 /// The answer to [`Task::ConfirmSource`](crate::Task), from uncached reads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SourceRead {
+    /// The source exists. Its watch shows it, or will.
+    Present,
     /// The source does not exist, but its namespace does.
     Absent(Home),
     /// The source does not exist, and its namespace does not exist or is being deleted.
@@ -275,17 +277,28 @@ impl Engine {
         true
     }
 
-    /// Takes in a read that did not find the source.
-    pub(crate) fn source_confirmed(&mut self, source: &SourceRef, read: SourceRead, shown: u64) {
+    /// Takes in a read of a missing source. Returns false if the source exists: its watch has yet
+    /// to show it.
+    pub(crate) fn source_confirmed(
+        &mut self,
+        source: &SourceRef,
+        read: SourceRead,
+        shown: u64,
+    ) -> bool {
         let Some(SourceState::Missing { absence, .. }) = self.sources.get_mut(source) else {
-            return;
+            return true;
         };
         let became = match read {
+            SourceRead::Present => {
+                absence.became = Became::Unknown;
+                return false;
+            }
             SourceRead::Absent(home) => absence.absent_at(home, shown, self.now),
             SourceRead::Homeless => Became::GoneWithNamespace,
             SourceRead::Relabelled => Became::Unexplained,
         };
         self.dirty.append(&mut absence.answer(became));
+        true
     }
 
     /// Returns how a rule disappeared that this copy names. `None`: that is unknown, and the rule

@@ -264,9 +264,18 @@ impl Engine {
             }
             (Some(Shown::Part(rest)), _) => *state = SourceState::undecodable(&rest),
         }
-        // The answers of earlier reads are older than what was shown just now.
-        self.jobs.end(&JobKey::ConfirmSource(source.clone()));
-        self.jobs.end(&JobKey::ReadSource(source.clone()));
+        // The answers of earlier reads are older than what was shown just now. But a source that is
+        // still missing is still asked about.
+        if lost
+            || was_there
+            || !self
+                .sources
+                .get(source)
+                .is_some_and(SourceState::is_missing)
+        {
+            self.jobs.end(&JobKey::ConfirmSource(source.clone()));
+            self.jobs.end(&JobKey::ReadSource(source.clone()));
+        }
         if lost {
             self.source_lost(source, was_there);
         }

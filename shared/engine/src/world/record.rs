@@ -185,10 +185,16 @@ impl Engine {
         };
         let state = &self.kinds[id];
         let mut cells = self.namespaces.values().flat_map(|entry| &entry.cells);
-        matches!(state.note, Note::Present { .. })
-            && self.all_copies_listed(state)
-            && !self.wanted_kinds().contains(&id)
-            && !cells.any(|cell| cell.kind == id && cell.needs_record())
+        match state.note {
+            Note::Absent => false,
+            // A removal without an answer may have succeeded. Only a definite answer ends it.
+            Note::Removing => true,
+            Note::Present { .. } => {
+                self.all_copies_listed(state)
+                    && !self.wanted_kinds().contains(&id)
+                    && !cells.any(|cell| cell.kind == id && cell.needs_record())
+            }
+        }
     }
 
     /// The removal of a kind's record begins. From now on no copy of the kind may be written.
@@ -205,14 +211,16 @@ impl Engine {
             .is_some_and(|id| self.kinds[id].note == Note::Removing)
     }
 
-    /// The record of a kind stays for now: a copy was found after all, or the API server didn't
-    /// answer.
+    /// The record of a kind stays for now, because a copy was found after all.
     pub(crate) fn kept_kind(&mut self, kind: &GroupKind) {
         if self.is_being_forgotten(kind)
             && let Some(id) = self.kinds.id(kind)
         {
             self.kinds[id].note = Note::Present { fresh: false };
-            self.replan_all();
+            // Copies of a rule that came to want the kind wait for this.
+            if self.wanted_kinds().contains(&id) {
+                self.replan_all();
+            }
         }
     }
 

@@ -255,8 +255,7 @@ impl Writer {
         }
     }
 
-    /// Reads a source. If it does not exist, reads its namespace as well. Returns `None` if the
-    /// source exists after all.
+    /// Reads a source. If it does not exist, reads its namespace as well.
     ///
     /// # Errors
     /// [`CallError::NotFound`] if its kind isn't served. Then the read proves nothing about the
@@ -265,7 +264,7 @@ impl Writer {
         &self,
         source: &SourceRef,
         resource: &Resource,
-    ) -> CallResult<Option<SourceRead>> {
+    ) -> CallResult<SourceRead> {
         match self
             .look(&resource_path(
                 resource,
@@ -277,12 +276,16 @@ impl Writer {
             Look::Found(found) => {
                 let labels = found.metadata.labels.unwrap_or_default();
                 let selected = source.admits(|key| labels.get(key).map(String::as_str));
-                Ok((!selected).then_some(SourceRead::Relabelled))
+                Ok(if selected {
+                    SourceRead::Present
+                } else {
+                    SourceRead::Relabelled
+                })
             }
             Look::NotServed => Err(CallError::NotFound),
             Look::Absent => {
                 let home = self.look_home(&source.namespace).await?;
-                Ok(Some(home.map_or(SourceRead::Homeless, SourceRead::Absent)))
+                Ok(home.map_or(SourceRead::Homeless, SourceRead::Absent))
             }
         }
     }

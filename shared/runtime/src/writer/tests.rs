@@ -670,16 +670,17 @@ async fn a_source_is_gone_only_by_a_clear_answer() {
             &json!({"metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"}}),
         )
     };
-    let home = Uid::parse(UID).map(|uid| Home { uid, created: 60 });
+    let uid = Uid::parse(UID).expect("a uid");
+    let home = Home { uid, created: 60 };
     let absent = |kind: &str| status(404, &json!({"name": "x", "kind": kind}));
     let cases = [
-        (there(), there(), Ok(None)),
-        (absent("secrets"), there(), Ok(home.map(SourceRead::Absent))),
-        (absent("secrets"), going(), Ok(Some(SourceRead::Homeless))),
+        (there(), there(), Ok(SourceRead::Present)),
+        (absent("secrets"), there(), Ok(SourceRead::Absent(home))),
+        (absent("secrets"), going(), Ok(SourceRead::Homeless)),
         (
             absent("secrets"),
             absent("namespaces"),
-            Ok(Some(SourceRead::Homeless)),
+            Ok(SourceRead::Homeless),
         ),
         (
             absent("secrets"),

@@ -317,7 +317,7 @@ impl Scene {
                 Action::Request(request) => self.carry_out(&request),
                 // Copies of the kind may exist, whether or not a rule wants some.
                 Action::Job(job) if matches!(job.task, Task::ForgetKind(..)) => {
-                    self.engine.answered(&job, Answer::Failed, self.now);
+                    self.engine.answered(&job, Answer::Changed, self.now);
                 }
                 Action::Job(job) => self.jobs.push(*job),
             }

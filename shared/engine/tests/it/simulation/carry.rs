@@ -176,8 +176,13 @@ fn read_source(server: &Server, source: &SourceRef) -> Option<SourceRead> {
     }
     if let Some(object) = server.get(&key) {
         let labels = object.labels();
-        return (!source.admits(|key| labels.get(key).map(String::as_str)))
-            .then_some(SourceRead::Relabelled);
+        return Some(
+            if source.admits(|key| labels.get(key).map(String::as_str)) {
+                SourceRead::Present
+            } else {
+                SourceRead::Relabelled
+            },
+        );
     }
     let home = server
         .namespace(&source.namespace)

@@ -647,9 +647,8 @@ impl Process {
                 Told::Object(object.map(|object| Shown::Whole(object.json())))
             }
             Some(Answer::Written(true)) => Told::Done,
-            Some(Answer::Outcome(..) | Answer::Source(None) | Answer::Written(false)) | None => {
-                Told::Failed
-            }
+            Some(Answer::Written(false)) => Told::Changed,
+            Some(Answer::Outcome(..) | Answer::Source(None)) | None => Told::Failed,
         };
         self.engine.answered(job, told, now);
     }
