@@ -28,16 +28,17 @@ use super::{
 
 const GUARDED: &str = "label/mimeo.dev/drift";
 
-/// What came of what people did.
+/// The result of a user's action.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Done {
     Yes,
     No,
-    /// Mimeo's webhook doesn't let them.
+    /// Mimeo's webhook refuses the request.
     Refused,
 }
 
-/// Longer than any grace here, than losses are collected, and than anything is put off.
+/// Longer than any grace period here, than the time in which losses are collected, and than any
+/// back-off.
 const LONG: Duration = Duration::from_secs(65);
 
 #[derive(Debug)]
@@ -61,7 +62,7 @@ impl Cluster {
         }
     }
 
-    /// What people do.
+    /// Carries out a user's action.
     pub fn act(&mut self, deed: &Deed) -> Done {
         let place = deed.place().filter(|key| KINDS.contains(&key.res));
         let may_be_asked =
@@ -84,7 +85,7 @@ impl Cluster {
         Done::Yes
     }
 
-    /// What a replica of the webhook says that has just begun.
+    /// Returns the decision of a webhook replica that has just begun.
     fn minded(&self, deed: &Deed, copy: &Object) -> bool {
         let mut webhook = Process::new(Role::Injector, 4, self.clock, &self.server);
         loop {
@@ -142,7 +143,7 @@ impl Cluster {
         }
     }
 
-    /// Everything that is under way arrives, and what comes of it.
+    /// Delivers all events and answers in flight, and carries out the work that follows.
     fn calm(&mut self) -> Result<(), String> {
         for _ in 0..2_000 {
             self.process.pump(&self.server, self.clock);
@@ -170,10 +171,10 @@ impl Cluster {
         any
     }
 
-    /// Time passes until nothing is put off any more.
+    /// Lets time pass until no work is delayed any more.
     pub fn settle(&mut self) -> Result<(), String> {
         let end = self.clock + LONG;
-        // Whatever people did has been told of, before anything is decided.
+        // The engine observes all actions of users before it decides anything.
         self.deliver();
         for _ in 0..2_000 {
             self.calm()?;
@@ -185,7 +186,7 @@ impl Cluster {
             match due.filter(|due| *due < end) {
                 Some(due) => self.clock = due.max(self.clock + Duration::from_millis(1)),
                 None if self.clock < end => self.clock = end,
-                // What was said meanwhile isn't looked at.
+                // The statuses written meanwhile are not checked.
                 None if self.statuses() => {}
                 None => return Ok(()),
             }
@@ -196,10 +197,10 @@ impl Cluster {
 
     // ---- comparing ----
 
-    /// Where the cluster is not what the model has.
+    /// Returns the differences between the cluster and the model.
     pub fn compare(&self, model: &Model, told: &BTreeMap<Key, Told>) -> Vec<String> {
-        // The simulation's server knows no object that is given away; here the comparison shows
-        // what was harmed.
+        // The simulation's server has no objects that change their owner. Here the comparison shows
+        // harm to them.
         let violations = self
             .server
             .violations
@@ -240,7 +241,7 @@ impl Cluster {
         faults
     }
 
-    /// What there is of the kinds that are copied.
+    /// Returns the existing objects of the kinds that are copied.
     pub fn objects(&self) -> BTreeMap<Key, Rc<Object>> {
         let copied = self
             .server
@@ -252,7 +253,7 @@ impl Cluster {
             .collect()
     }
 
-    /// Where what this rule has done since then is not what was planned.
+    /// Returns where the rule's actions since then differ from the plan.
     pub fn unplanned(
         &self,
         rule: &Key,
@@ -269,7 +270,7 @@ impl Cluster {
                 (Some(was), is) if of(was) && !was.deleting && is.is_none_or(|is| is.deleting) => {
                     Planned::Delete
                 }
-                // Whose it has become may have made it anew as well.
+                // The rule that has the object now may have created it again as well.
                 (Some(was), Some(is)) if of(was) && !of(is) && was.uid != is.uid => {
                     match plan.get(key) {
                         Some(Planned::Delete) => Planned::Delete,
@@ -305,13 +306,13 @@ impl Cluster {
         faults
     }
 
-    /// How often copies were written or deleted so far.
+    /// The number of writes and deletes of copies so far.
     pub fn writes(&self) -> usize {
         let copies = |write: &&Write| KINDS.contains(&write.key.res);
         self.server.writes.iter().filter(copies).count()
     }
 
-    /// Ready's reason, rule by rule.
+    /// The reasons of the condition Ready of all rules.
     pub fn reasons(&self) -> BTreeSet<String> {
         let statuses = self
             .server
@@ -322,7 +323,7 @@ impl Cluster {
     }
 }
 
-/// What people ask of the server. Tells whether it could be done.
+/// Sends a user's request to the server. Returns whether it succeeded.
 fn ask(server: &mut Server, deed: &Deed) -> bool {
     let namespace = |name: &str| Key::new(Res::Namespace, "", name);
     match deed {
@@ -428,13 +429,13 @@ fn ask(server: &mut Server, deed: &Deed) -> bool {
     }
 }
 
-/// Whether it has the label without which nobody is asked about it.
+/// True if the object has the label that the webhook configuration selects by.
 fn guarded(object: &Object) -> bool {
     object.field(GUARDED) == Some("deny")
 }
 
-/// Whether the API server asks about a request that makes this of a copy, by what the hook is
-/// registered for.
+/// True if the API server calls the webhook for a request that changes a copy into this object. The
+/// registration of the webhook decides.
 fn hooked(deed: &Deed, before: &Object, after: Option<&Rc<Object>>) -> bool {
     let own = |object: &Object| {
         object
@@ -446,7 +447,7 @@ fn hooked(deed: &Deed, before: &Object, after: Option<&Rc<Object>>) -> bool {
     if own(before).is_none() {
         return false;
     }
-    // That takes two requests, of which the first takes the field from Mimeo.
+    // A forged change takes two requests, and the first takes the field from Mimeo.
     let forges = matches!(deed, Deed::Forge(..));
     let changed = forges || after.is_none_or(|after| after.entries != before.entries);
     let exempt = before.key.namespace.starts_with("kube-");
@@ -491,7 +492,7 @@ fn ready(status: &ClusterReplicationStatus) -> Option<String> {
     Some(ready.reason.clone())
 }
 
-/// What the plan of a suspended rule says and the model doesn't.
+/// Returns the entries in the plan of a suspended rule that differ from the model.
 fn misplanned(plan: &Plan, status: &ClusterReplicationStatus) -> Vec<String> {
     let Some(found) = &status.plan else {
         return vec!["it has no plan".into()];
@@ -533,7 +534,7 @@ fn misplanned(plan: &Plan, status: &ClusterReplicationStatus) -> Vec<String> {
     faults
 }
 
-/// What the status says and the model doesn't.
+/// Returns the statements in the status that differ from the model.
 fn misstatements(told: &Told, status: &ClusterReplicationStatus) -> Vec<String> {
     let mut faults = Vec::new();
     let mut reasons = Vec::new();
@@ -542,11 +543,11 @@ fn misstatements(told: &Told, status: &ClusterReplicationStatus) -> Vec<String> 
     } else if told.suspended {
         reasons.push("Suspended");
     } else {
-        // Which of several goes first is left open.
+        // If there are several reasons, the documents do not say which comes first.
         let all = [
             (told.desired == 0, "NoNamespaceMatches"),
             (told.sourceless, "SourceNotFound"),
-            // The graces are over by then, but for one that was prolonged.
+            // The grace periods are over by then, except one that was prolonged.
             (told.sourceless, "InGracePeriod"),
             (told.unread, "SourceRefused"),
             (told.ungranted, "NotAuthorized"),
@@ -594,7 +595,7 @@ fn misstatements(told: &Told, status: &ClusterReplicationStatus) -> Vec<String> 
         .iter()
         .map(|(namespace, _, reason)| (namespace.clone(), (*reason).to_owned()))
         .collect();
-    // Twenty are told at most.
+    // The status names twenty at most.
     let right = if told.failed > 20 {
         said.is_subset(&meant)
     } else {

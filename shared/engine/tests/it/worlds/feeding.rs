@@ -17,10 +17,11 @@ use super::{
     },
 };
 
-/// How many worlds are tried; `make test` tries more.
+/// The number of worlds in a normal run. `make test` tries more.
 const WORLDS: u64 = 500;
 const STEPS: usize = 14;
-/// One step leads to no more writes than this. The rules here want some dozens of copies.
+/// The largest number of writes that may follow one step. The rules here want some dozens of
+/// copies.
 const WRITES: usize = 100;
 
 const NAMESPACES: [&str; 3] = ["a", "b", "c"];
@@ -113,7 +114,7 @@ fn target(chance: &mut Chance, rule: &Key, alone: bool) -> Target {
     }
 }
 
-/// What one person does, where these objects are there.
+/// A random action of one user, given the existing objects.
 fn deed(chance: &mut Chance, there: &[Key]) -> Deed {
     let some = |chance: &mut Chance| {
         if there.is_empty() {
@@ -157,7 +158,7 @@ fn deed(chance: &mut Chance, there: &[Key]) -> Deed {
     }
 }
 
-/// Plays one world. Returns the most writes that followed one step.
+/// Plays one world. Returns the largest number of writes that followed one step.
 fn play(seed: u64) -> Result<usize, String> {
     let (mut chance, mut cluster) = (Chance::new(seed), Cluster::new());
     let mut deeds = Vec::new();

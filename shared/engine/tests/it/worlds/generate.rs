@@ -35,7 +35,7 @@ fn value(chance: &mut Chance) -> String {
     chance.of(&["val1", "val2", "val3"]).to_owned()
 }
 
-/// Labels and annotations, of tools and of people.
+/// Labels and annotations of tools and of users.
 fn notes(chance: &mut Chance, percent: usize) -> Fields {
     if !chance.percent(percent) {
         return Vec::new();
@@ -90,7 +90,7 @@ fn content(chance: &mut Chance, res: Res) -> Fields {
 fn source(chance: &mut Chance, key: &Key) -> Event {
     let mut fields = content(chance, key.res);
     fields.extend(notes(chance, 50));
-    // By this selectors find it.
+    // Selectors find the object by this label.
     fields.extend(chance.some(45, |chance| {
         (
             "label/app".to_owned(),
@@ -160,8 +160,7 @@ fn edited(chance: &mut Chance, nth: Nth) -> Event {
     Event::Edit(nth, path.to_owned(), value)
 }
 
-/// What happens, in a world in which namespaces have rules of their own or in one in which they
-/// haven't.
+/// A random event. `tenants` is true in a world whose namespaces have rules of their own.
 fn event(chance: &mut Chance, tenants: bool) -> Event {
     let nth = chance.below(64);
     let tenants = tenants && chance.percent(50);
@@ -212,7 +211,8 @@ fn event(chance: &mut Chance, tenants: bool) -> Event {
     }
 }
 
-/// Rules, namespaces, sources, and what was in the way before; then what happens to them.
+/// First the rules, namespaces, sources and the objects that occupy places of copies. Then the
+/// events.
 pub fn story(seed: u64) -> Story {
     let chance = &mut Chance::new(seed);
     let mut first: Vec<Event> = HOMES
@@ -225,7 +225,7 @@ pub fn story(seed: u64) -> Story {
     }
     let all = sources();
     for key in &all {
-        // The last two are in the way of the others' copies.
+        // The last two occupy places of copies of the others.
         if chance.percent(if HOMES.contains(&&*key.namespace) {
             93
         } else {
@@ -267,7 +267,8 @@ pub fn story(seed: u64) -> Story {
     let mut steps = vec![first];
     for _ in 0..chance.below(if plot.then.is_empty() { 6 } else { 4 }) {
         let mut step = vec![event(chance, tenants)];
-        // Who comes after it knows nothing of whose it was, nor of what it was.
+        // A process that starts later does not know the former owner of the object, nor its former
+        // content.
         if let Event::Clear(nth) | Event::Disown(nth) | Event::Forge(nth, _) = step[0]
             && chance.percent(60)
         {

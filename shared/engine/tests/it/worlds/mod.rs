@@ -10,8 +10,8 @@
 //! `MIMEO_WORLDS=100000` checks that many worlds, as `make test` does. `MIMEO_WORLD=17` checks only
 //! this one.
 
-// Modules of one test, which fails by panicking. Of the simulation's modules the simulation needs
-// more.
+// These are modules of one test, which fails by a panic. The simulation uses more of its modules
+// than this test does.
 #![allow(unreachable_pub, clippy::panic, clippy::print_stdout)]
 
 mod drive;
@@ -24,7 +24,8 @@ mod select;
 mod spec;
 mod tables;
 
-// Built a second time, with the rules of the worlds in the place of the simulation's.
+// The simulation's modules are built a second time here, with the rules of the worlds instead of
+// its own.
 #[allow(dead_code, clippy::duplicate_mod, clippy::result_large_err)]
 #[path = "../simulation/carry.rs"]
 mod carry;
@@ -48,23 +49,24 @@ use server::Key;
 use spec::{RuleSpec, Story};
 use tables::Coverage;
 
-/// As many as nobody waits for; `make test` takes a hundred thousand.
+/// Few enough for a quick run. `make test` takes a hundred thousand.
 const WORLDS: u64 = 6_000;
-/// From so many on each row must have been reached: some are of cases that hardly any world is made
-/// up of.
+/// From this number of worlds on each row must have been reached. Some rows need a case that is
+/// rare.
 const DEMANDING: u64 = 30_000;
 
-/// From so many on shares mean something.
+/// From this number of worlds on percentages mean something.
 const TELLING: u64 = 3_000;
-/// So many of a hundred steps are compared: the others come after one about which the documents are
-/// silent.
+/// At least this percentage of the steps is compared. The others follow a step about which the
+/// documents are silent.
 const COMPARED: u64 = 90;
-/// No more of a hundred plans are left open.
+/// At most this percentage of the plans is left open.
 const OPEN: u64 = 9;
-/// No more of a thousand stories may end for any one silence.
+/// At most this number of a thousand stories may end for any one silence.
 const SILENT: u64 = 35;
 
-/// Follows a story, as far as the documents tell it. What went wrong, after which step.
+/// Follows a story for as long as the documents define the result. Returns the first fault, and the
+/// step before it.
 fn follow(story: &Story, coverage: &mut Coverage) -> Result<(), String> {
     let (mut model, mut cluster) = (Model::default(), Cluster::new());
     let mut deeds = Vec::new();
@@ -78,7 +80,7 @@ fn follow(story: &Story, coverage: &mut Coverage) -> Result<(), String> {
             let Some(deed) = model.choose(event) else {
                 continue;
             };
-            // What nobody can tell isn't tried.
+            // An action is not tried if the documents do not say whether it is refused.
             let Ok(refused) = model.refuses(&deed, coverage) else {
                 continue;
             };
@@ -128,13 +130,13 @@ fn follow(story: &Story, coverage: &mut Coverage) -> Result<(), String> {
     Ok(())
 }
 
-/// The same, with panics for faults.
+/// The same, but a panic counts as a fault.
 fn judge(story: &Story, coverage: &mut Coverage) -> Result<(), String> {
     catch_unwind(AssertUnwindSafe(|| follow(story, coverage)))
         .unwrap_or_else(|_| Err("it panics".into()))
 }
 
-/// The smallest story found that goes wrong, too.
+/// Returns the smallest story found that still fails.
 fn smallest(mut story: Story) -> (Story, String) {
     let fails = |story: &Story| judge(story, &mut Coverage::default()).err();
     while let Some(smaller) = generate::smaller(&story)
@@ -173,7 +175,7 @@ fn the_engine_agrees_with_the_tables_on_every_world() {
                     return (wrong, coverage);
                 }
                 if let Err(why) = judge(&generate::story(seed), &mut coverage) {
-                    // Making a large story smaller may take minutes.
+                    // This may take minutes for a large story.
                     eprintln!(
                         "world {seed} goes wrong: {}",
                         why.lines().next().unwrap_or_default()

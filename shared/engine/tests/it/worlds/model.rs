@@ -29,12 +29,12 @@ use super::{
     tables::Coverage,
 };
 
-/// What the documents leave open: a story isn't followed past it.
+/// A question that the documents leave open. A story isn't followed past it.
 pub type Silence = &'static str;
 
 #[derive(Clone, Debug)]
 pub struct Namespace {
-    /// Tells it from others of its name.
+    /// Distinguishes it from others with the same name.
     id: usize,
     pub labels: Labels,
     pub ending: bool,
@@ -43,11 +43,11 @@ pub struct Namespace {
 #[derive(Clone, Debug)]
 pub struct Rule {
     pub spec: RuleSpec,
-    /// The step that it was created in.
+    /// The step in which it was created.
     born: usize,
 }
 
-/// What came of one wanted cell.
+/// The state of one wanted cell.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
     Synced,
@@ -55,31 +55,31 @@ enum State {
     Open,
 }
 
-/// What the status of a rule has to say.
+/// The required content of a rule's status.
 #[allow(clippy::struct_excessive_bools)] // Each on its own.
 #[derive(Clone, Debug, Default)]
 pub struct Told {
     pub refused: bool,
     pub suspended: bool,
-    /// Whether a source is missing, or refused.
+    /// True if a source is missing or refused.
     pub sourceless: bool,
     pub unread: bool,
-    /// Whether another namespace doesn't let it read or write something.
+    /// True if the rule has no grant of another namespace for a read or a write.
     pub ungranted: bool,
-    /// Where copies have no name, and of which kind.
+    /// The namespaces in which copies have no name, with the kinds of these copies.
     nameless: BTreeSet<(String, Res)>,
     pub desired: usize,
     pub synced: usize,
     pub failed: usize,
-    /// Why, by namespace and name where the name is known.
+    /// The reasons of failures, by namespace and, if it is known, name.
     pub reasons: BTreeSet<(String, String, &'static str)>,
-    /// The cells that it can't have.
+    /// The cells that the rule can't have.
     conflicts: BTreeSet<Key>,
-    /// What it would do if it weren't suspended, as far as the documents say.
+    /// The actions of the rule without its suspension, as far as the documents define them.
     pub plan: Option<Plan>,
 }
 
-/// The cells that rules want: by whom, and copied from where.
+/// The cells that rules want, by rule, with the source of each.
 type Claims = BTreeMap<Key, BTreeMap<Key, Key>>;
 
 #[derive(Clone, Debug, Default)]
@@ -88,40 +88,40 @@ pub struct Model {
     pub objects: BTreeMap<Key, Object>,
     pub rules: BTreeMap<Key, Rule>,
     grants: BTreeMap<Key, GrantSpec>,
-    /// What rules copy.
+    /// The sources that rules copy.
     chosen: BTreeMap<Key, Chosen>,
-    /// Of deleted rules, as they were.
+    /// The last specs of deleted rules.
     last: BTreeMap<Key, RuleSpec>,
-    /// What was created once: namespace, rule, copy.
+    /// The copies that were created once: namespace, rule, copy.
     seeded: BTreeSet<(usize, Key, Key)>,
     clock: usize,
     steps: usize,
-    /// Whether nobody watched at some time of this step.
+    /// True if no process watched at some time of this step.
     restarted: bool,
-    /// Rules that became what they are in this step.
+    /// Rules that were created or changed in this step.
     changed: BTreeSet<Key>,
-    /// What others wrote to in this step so that it shows.
+    /// Objects that other clients wrote in this step, so that their metadata shows it.
     touched: BTreeSet<Key>,
-    /// What was taken away in this step.
+    /// Objects that were deleted in this step.
     emptied: BTreeSet<Key>,
-    /// Copies that went in this step since nobody wants them.
+    /// Copies that were deleted in this step because no rule wants them.
     ended: BTreeSet<Key>,
-    /// How many copies each rule lost so far.
+    /// The number of copies that each rule has lost so far.
     lost: BTreeMap<Key, usize>,
-    /// What copies were created of in this step once and for all.
+    /// The sources of copies with `strategy: CreateOnce` that were created in this step.
     sown: BTreeSet<Key>,
-    /// What was there in this step and was written over.
+    /// Objects that existed in this step and were overwritten.
     rewritten: BTreeSet<Key>,
-    /// Where something without Mimeo's label came, went or changed since the program that runs
-    /// began: no watch tells of it.
+    /// Places where an object without Mimeo's label appeared, disappeared or changed since the
+    /// running program began. No watch shows that.
     unnoticed: BTreeSet<Key>,
-    /// What became a rule's in this step, and which rules wanted what when it began.
+    /// Objects that a rule got in this step, and the wishes of the rules when the step began.
     taken: BTreeSet<Key>,
     wanted_first: BTreeSet<(Key, Key)>,
 }
 
 impl Rule {
-    /// Whether nothing is written or deleted for it.
+    /// True if Mimeo writes and deletes nothing for the rule.
     fn rests(&self) -> bool {
         self.spec.suspend
     }
@@ -142,7 +142,7 @@ impl Model {
             .is_some_and(|namespace| !namespace.ending)
     }
 
-    /// Deletes, or begins to where a finalizer holds it.
+    /// Deletes the object, or only marks it as being deleted if a finalizer holds it.
     fn remove(&mut self, key: &Key) {
         let Some(object) = self.objects.get_mut(key) else {
             return;
@@ -153,7 +153,7 @@ impl Model {
         }
     }
 
-    /// The copy of this source here; none without a source.
+    /// Returns the copy of this source here. `None`: there is no source.
     fn copy(
         &self,
         rule: &Key,
@@ -184,8 +184,8 @@ impl Model {
         .map(Some)
     }
 
-    /// What a source of a rule's has in it, if it is there; of one that stands in the rule with its
-    /// variables as they are.
+    /// Returns the content of a rule's source, if it exists. The variables of an inline source are
+    /// not filled in.
     fn content(&self, spec: &RuleSpec, source: &Key) -> Option<Content> {
         match spec.inline.get(source) {
             Some(fields) => Some(
@@ -198,7 +198,7 @@ impl Model {
         }
     }
 
-    /// Rules that name it as their source, or whose selectors find it.
+    /// Returns the rules that name the object as their source, or whose selectors find it.
     fn readers(&self, key: &Key) -> impl Iterator<Item = (&Key, &RuleSpec)> {
         let reads = |name: &Key| {
             self.chosen
@@ -211,8 +211,9 @@ impl Model {
             .map(|(name, rule)| (name, &rule.spec))
     }
 
-    /// Whether it is another rule's source, so that this one leaves it alone. The platform's rules
-    /// know no sources but each other's, and nobody those that may not be read.
+    /// True if the object is another rule's source, so that this rule leaves it alone.
+    /// `ClusterReplication`s respect only each other's sources. No rule respects the source of a
+    /// rule that may not read it.
     fn is_source(&self, key: &Key, rule: &Key, coverage: &mut Coverage) -> bool {
         let mut readers = self.readers(key).filter(|(name, spec)| counts(name, spec));
         readers.any(|(reader, spec)| {
@@ -226,7 +227,8 @@ impl Model {
         })
     }
 
-    /// Whether a rule of a higher rank names it as its source: then this one doesn't write it.
+    /// True if a rule of a higher rank names the object as its source. Then this rule doesn't write
+    /// it.
     fn is_named_above(&self, key: &Key, rule: &Key) -> bool {
         let rank = |name: &Key| (name.res, self.rules[name].born, name.clone());
         self.readers(key).any(|(reader, spec)| {
@@ -237,7 +239,8 @@ impl Model {
         })
     }
 
-    /// Whether another rule names it as its source. What a selector finds comes and goes.
+    /// True if another rule names the object as its source. Objects that a selector finds do not
+    /// count, because they come and go.
     fn is_named(&self, key: &Key, rule: &Key, coverage: &mut Coverage) -> bool {
         let mut readers = self.readers(key).filter(|(name, spec)| counts(name, spec));
         readers.any(|(reader, spec)| {
@@ -250,13 +253,14 @@ impl Model {
         })
     }
 
-    /// Whether only rules have it as their source that are refused, or that nobody answers for.
+    /// True if a rule has the object as its source although that rule does not count, because it is
+    /// refused.
     fn may_be_source(&self, key: &Key, rule: &Key, coverage: &mut Coverage) -> bool {
         !self.is_source(key, rule, coverage)
             && self.readers(key).any(|(name, spec)| !counts(name, spec))
     }
 
-    /// What all rules copy, as things are.
+    /// Returns the sources that all rules copy at this moment.
     fn choose_all(&self, coverage: &mut Coverage) -> Result<BTreeMap<Key, Chosen>, Silence> {
         let chosen = |(name, rule): (&Key, &Rule)| {
             Ok((name.clone(), self.chosen(name, &rule.spec, coverage)?))
@@ -264,7 +268,8 @@ impl Model {
         self.rules.iter().map(chosen).collect()
     }
 
-    /// Everything that follows has happened; and what each rule says of it.
+    /// Carries out everything that follows from the actions. Returns the required status of each
+    /// rule.
     pub fn settle(&mut self, coverage: &mut Coverage) -> Result<BTreeMap<Key, Told>, Silence> {
         self.steps += 1;
         // Copies can be sources of other copies, so one round may lead to another.
@@ -272,7 +277,7 @@ impl Model {
             let before = self.objects.clone();
             let mut told = self.round(coverage)?;
             if self.objects == before {
-                // Which of the two came first nobody says.
+                // The documents do not say which of the two came first.
                 if !self.sown.is_disjoint(&self.rewritten) {
                     return Err("what is created once of what is being written over");
                 }
@@ -351,8 +356,8 @@ impl Model {
             .iter()
             .any(|place| nameless.iter().filter(|other| *other == place).count() > 1)
         {
-            // Two rules with the same name for their copies may be said to be in conflict where
-            // neither has a name.
+            // The status may report a conflict between two rules whose copies would have the same
+            // name, although neither copy has a name.
             return Err("two rules whose copies have no name");
         }
         let wanted = claims
@@ -397,7 +402,7 @@ impl Model {
     }
 }
 
-/// Whether what the rule says is somebody's wish.
+/// True if the rule counts, that is, if its spec is not refused.
 fn counts(name: &Key, spec: &RuleSpec) -> bool {
     !render::refused(name, spec)
 }

@@ -9,7 +9,7 @@ use super::{
     tables::{self, Part},
 };
 
-/// A path without what it escapes.
+/// The parts of a path, without escapes.
 fn tokens(path: &str) -> Vec<String> {
     path.split('/')
         .skip(1)
@@ -17,7 +17,7 @@ fn tokens(path: &str) -> Vec<String> {
         .collect()
 }
 
-/// What a path is to.
+/// Returns the part of a copy that a path leads to.
 pub fn part(path: &str) -> Part {
     let tokens = tokens(path);
     match tokens.iter().map(String::as_str).collect::<Vec<_>>()[..] {
@@ -35,11 +35,11 @@ pub fn part(path: &str) -> Part {
     }
 }
 
-/// Whether the rule as a whole is refused for this operation.
+/// True if the whole rule is refused because of this operation.
 pub fn refused(operation: &Operation, secrets: bool) -> bool {
     let parts: Vec<Part> = operation.paths().into_iter().map(part).collect();
     let allowed = parts.iter().all(|part| tables::may_patch(*part, secrets));
-    // A Secret's data stays in data.
+    // The data of a Secret may not leave `data`.
     let leaks = secrets && matches!(parts[..], [Part::Data, to] if to != Part::Data);
     let pieces = operation
         .worth()
@@ -59,8 +59,8 @@ fn differs(text: &Text) -> bool {
     text.0.iter().any(of_namespace)
 }
 
-/// Whether there are variables of the namespace in a list afterwards, as far as no later operation
-/// is about the same.
+/// True if a list of the result has variables of the namespace in it, unless a later operation
+/// concerns the same path.
 pub fn leaves_a_varying_list(operations: &[Operation]) -> bool {
     operations.iter().enumerate().any(|(at, operation)| {
         let again = |later: &Operation| later.paths().last() == operation.paths().last();
@@ -68,7 +68,7 @@ pub fn leaves_a_varying_list(operations: &[Operation]) -> bool {
     })
 }
 
-/// Whether it puts variables of the namespace into a list.
+/// True if the operation puts variables of the namespace into a list.
 fn varies_in_a_list(operation: &Operation) -> bool {
     fn within(worth: &Worth, list: bool) -> bool {
         match worth {
@@ -85,8 +85,8 @@ fn varies_in_a_list(operation: &Operation) -> bool {
     operation.worth().is_some_and(|worth| within(worth, item))
 }
 
-/// The copy as a patch sees it, without its type and whether it is immutable: of metadata labels
-/// and annotations alone, and these are there, if only empty.
+/// The copy as a patch sees it, without its type and its `immutable` field. Of the metadata it has
+/// only labels and annotations. Both exist, even if they are empty.
 fn document(copy: &Content, res: Res) -> Value {
     let mut parts = json!({"metadata": {"labels": {}, "annotations": {}}});
     if res == Res::Widget {
@@ -106,7 +106,7 @@ fn document(copy: &Content, res: Res) -> Value {
     parts
 }
 
-/// As the server in memory has it.
+/// The fields in the form of the server in memory.
 fn fields(document: &Value) -> Content {
     let empty = Map::new();
     let part = |pointer: &str| {
@@ -136,7 +136,8 @@ fn fields(document: &Value) -> Content {
     fields.collect()
 }
 
-/// The copy, without its marks, after the patch. `source` is what it is made of.
+/// Returns the copy after the patch, without Mimeo's labels and annotations. `source` is its
+/// source.
 pub fn patched(
     operations: &[Operation],
     res: Res,
@@ -184,7 +185,7 @@ fn done(whole: &mut Value, operation: &Operation, worth: Option<Value>) -> Optio
         Operation::Add(path, _) => add(whole, &tokens(path), worth?),
         Operation::Replace(path, _) => {
             remove(whole, &tokens(path))?;
-            // What was in a list goes back to where it was.
+            // An item of a list returns to its former place.
             add(whole, &tokens(path), worth?)
         }
         Operation::Remove(path) => remove(whole, &tokens(path)).map(drop),

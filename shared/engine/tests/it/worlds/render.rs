@@ -17,26 +17,26 @@ use super::{
 
 pub type Content = BTreeMap<String, String>;
 
-/// A value that is Mimeo's own affair.
+/// A value whose form only Mimeo defines.
 pub const OPAQUE: &str = "(whatever Mimeo writes)";
 
 /// A value that differs by namespace.
 const ANY: &str = "(any)";
 
-/// Why there is no copy.
+/// Why a source gives no copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Withheld {
     /// A variable takes a label that the namespace doesn't have.
     Unset,
-    /// What the source is, is not copied.
+    /// Mimeo does not copy sources of this sort.
     Refused,
-    /// What the rule makes of the source can't be a copy.
+    /// The result of the rule's transform can't be a copy.
     Unfit,
-    /// The documents don't say what it has in it.
+    /// The documents don't define the content of the copy.
     Untold(&'static str),
 }
 
-/// Where a copy goes, as variables see it.
+/// The place of a copy, as variables see it.
 pub struct Place<'a> {
     pub source: &'a Key,
     pub namespace: &'a str,
@@ -58,10 +58,10 @@ pub fn fill(text: &Text, place: &Place<'_>) -> Result<String, Withheld> {
     text.0.iter().map(piece).collect()
 }
 
-/// Whether the rule as a whole is refused: for a variable that there isn't, or for names by the
-/// namespace's labels where whatever has the name is written over; for a patch of what none may
-/// touch. A namespace's own rule takes no labels into names, and only at home takes labels into
-/// values or others' objects, or keeps anybody from its copies.
+/// True if the whole rule is refused. The causes: an unknown variable; labels of the namespace in
+/// names while foreign objects are overwritten; a patch of a part that no rule may change. A
+/// `Replication` may use no labels in names. Only in its own namespace may it use labels in values,
+/// overwrite foreign objects, or deny changes of its copies.
 pub fn refused(rule: &Key, spec: &RuleSpec) -> bool {
     let secrets = kinds(spec).any(|kind| kind == Res::Secret);
     if spec
@@ -102,7 +102,7 @@ pub fn refused(rule: &Key, spec: &RuleSpec) -> bool {
     {
         return true;
     }
-    // Which labels a namespace of others has is nothing for a tenant to know.
+    // A tenant may not learn the labels of another tenant's namespace.
     let by_labels = sets
         .clone()
         .chain(worths)
@@ -121,7 +121,7 @@ pub fn refused(rule: &Key, spec: &RuleSpec) -> bool {
         || rule.res == Res::Replication && copies_itself_alone(spec)
 }
 
-/// Whether each copy of a tenant's rule would be the source that it is of.
+/// True if each copy of a tenant's rule would be its own source.
 fn copies_itself_alone(spec: &RuleSpec) -> bool {
     let labels = Labels::new();
     let places = || {
@@ -157,7 +157,7 @@ pub fn kinds(spec: &RuleSpec) -> impl Iterator<Item = Res> {
         .chain(spec.selected.iter().map(|selected| selected.res))
 }
 
-/// What a source has in it here: with its variables filled in, if it is inline.
+/// Returns the content of a source here. The variables of an inline source are filled in.
 pub fn filled(spec: &RuleSpec, source: &Content, place: &Place<'_>) -> Result<Content, Withheld> {
     match spec.inline.get(place.source) {
         None => Ok(source.clone()),
@@ -168,7 +168,7 @@ pub fn filled(spec: &RuleSpec, source: &Content, place: &Place<'_>) -> Result<Co
     }
 }
 
-/// Kept is what is included and not excluded; nothing said of what is included means everything.
+/// True if a key is included and not excluded. Without `include` every key is included.
 fn kept(include: Option<&Vec<&str>>, exclude: &[&str], key: &str) -> bool {
     include.is_none_or(|globs| globs.iter().any(|one| glob(one, key)))
         && !exclude.iter().any(|one| glob(one, key))
@@ -212,8 +212,8 @@ pub fn bound(spec: &RuleSpec, kind: Res, source: &Content) -> bool {
         && (type_ == "kubernetes.io/service-account-token" || type_.starts_with("helm.sh/release"))
 }
 
-/// A source that gives no copy: what belongs to one namespace, what has two keys that come to the
-/// same name, and what can't be patched. The last is so wherever the copy goes.
+/// Returns why a source gives no copy: its type belongs to one namespace, two keys lead to the same
+/// name, or the patch fails. A failing patch fails for every namespace.
 pub fn uncopied(
     spec: &RuleSpec,
     source: &Key,
@@ -251,7 +251,7 @@ pub fn uncopied(
     }
 }
 
-/// Whether there are parts of it of which the copy has nothing.
+/// True if the copy has nothing of some parts of the source.
 pub fn left_empty(spec: &RuleSpec, source: &Content) -> bool {
     ["data/", "binaryData/"].iter().any(|part| {
         let mut keys = source
@@ -262,7 +262,7 @@ pub fn left_empty(spec: &RuleSpec, source: &Content) -> bool {
     })
 }
 
-/// What a key of the data is called in the copy, if it is kept.
+/// Returns the name of a data key in the copy, if the key is kept.
 fn new_name<'a>(spec: &'a RuleSpec, key: &'a str) -> Option<&'a str> {
     let Data {
         include,
@@ -278,7 +278,7 @@ fn new_name<'a>(spec: &'a RuleSpec, key: &'a str) -> Option<&'a str> {
     kept(include.as_ref(), exclude, key).then(renamed)
 }
 
-/// The copy of a source, without marks.
+/// Returns the copy of a source, without Mimeo's labels and annotations.
 fn transformed(
     spec: &RuleSpec,
     source: &Content,
@@ -323,7 +323,7 @@ fn transformed(
     patch::patched(&transform.patch, place.source.res, source, copy, place)
 }
 
-/// The copy of a source, with its marks.
+/// Returns the copy of a source, with Mimeo's labels and annotations.
 pub fn copy(
     rule: &Key,
     spec: &RuleSpec,
@@ -384,8 +384,8 @@ pub fn copy(
     Ok(copy)
 }
 
-/// Whether what the rule wrote into a copy is base64 where it has to be: in groups of four, the
-/// last one padded.
+/// True if the values that the rule wrote into a copy are valid base64 where the kind needs that:
+/// in groups of four, the last one padded.
 fn encoded(spec: &RuleSpec, source: &Key, copy: &Content) -> bool {
     if spec.transform.patch.is_empty() && !source.namespace.is_empty() {
         return true;
@@ -407,7 +407,7 @@ fn encoded(spec: &RuleSpec, source: &Key, copy: &Content) -> bool {
         })
 }
 
-/// How a copy names its source.
+/// Returns the reference by which a copy names its source.
 pub fn origin(
     Key {
         res,
@@ -422,8 +422,8 @@ pub fn origin(
     }
 }
 
-/// On a copy when it isn't all Delete. How it is written is Mimeo's own affair; here it says what
-/// it is.
+/// The annotation for a retention policy that isn't Delete everywhere. Only Mimeo defines its text.
+/// Here it states the meaning.
 pub fn retention_mark(spec: &RuleSpec) -> Option<String> {
     let keep = Keep::Retain;
     let all = Retention {

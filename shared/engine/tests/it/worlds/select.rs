@@ -14,7 +14,7 @@ const SYSTEM: [&str; 3] = ["kube-system", "kube-public", "kube-node-lease"];
 /// `*` stands for any characters, `?` for one.
 pub fn glob(glob: &str, text: &str) -> bool {
     let (glob, text): (Vec<char>, Vec<char>) = (glob.chars().collect(), text.chars().collect());
-    // reach[j]: what of the glob was read so far matches the first j characters.
+    // reach[j]: the part of the glob read so far matches the first j characters.
     let mut reach = vec![false; text.len() + 1];
     reach[0] = true;
     for symbol in glob {
@@ -31,7 +31,7 @@ pub fn glob(glob: &str, text: &str) -> bool {
     reach[text.len()]
 }
 
-/// Where a match that begins here can end.
+/// Returns the possible ends of a match that begins here.
 fn ends(pattern: &Pattern, text: &str, from: usize) -> Vec<usize> {
     match pattern {
         Pattern::Text(word) => {
@@ -59,7 +59,7 @@ fn ends(pattern: &Pattern, text: &str, from: usize) -> Vec<usize> {
     }
 }
 
-/// Whether it matches the whole of the text.
+/// True if the pattern matches the whole text.
 pub fn whole(pattern: &Pattern, text: &str) -> bool {
     ends(pattern, text, 0).contains(&text.len())
 }
@@ -97,7 +97,7 @@ fn all(
             .is_none_or(|selector| labelled(selector, labels))
 }
 
-/// How a target's own selection finds a namespace, if it does.
+/// Returns how a target's own selection finds a namespace, if it does.
 pub fn way(by: &By, name: &str, labels: &Labels) -> Way {
     match by {
         By::Home(home) if *home == name => Way::Exact,
@@ -109,7 +109,7 @@ pub fn way(by: &By, name: &str, labels: &Labels) -> Way {
     }
 }
 
-/// Whether the target's copies belong into this namespace, which isn't terminating.
+/// True if the target's copies belong in this namespace, which isn't terminating.
 pub fn selects(
     spec: &RuleSpec,
     target: &Target,

@@ -51,7 +51,7 @@ pub struct Retention {
     pub source_deleted: Keep,
 }
 
-/// The objects that stand in a rule, by what names them.
+/// The inline objects of a rule, by the keys that name them.
 pub type Inline = BTreeMap<Key, Vec<(String, Text)>>;
 
 /// The objects of a kind and a namespace that have some labels.
@@ -65,7 +65,7 @@ pub struct Selected {
 /// The spec of a rule.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RuleSpec {
-    /// What is named, and what is inline, which is in no namespace.
+    /// The named sources, and the inline ones, which are in no namespace.
     pub sources: Vec<Key>,
     pub inline: Inline,
     pub selected: Vec<Selected>,
@@ -74,19 +74,18 @@ pub struct RuleSpec {
     pub transform: Transform,
     pub strategy: Strategy,
     pub conflict: Policy,
-    /// Whether `driftPolicy` is Deny.
+    /// True if `driftPolicy` is Deny.
     pub deny: bool,
     pub retention: Retention,
     /// Seconds.
     pub grace: u32,
-    /// Seconds in which each copy is verified; 0: never.
+    /// The period in seconds in which each copy is verified. 0 means never.
     pub resync: u32,
     pub suspend: bool,
     pub typed: Typed,
 }
 
-/// What a spec is once it was read, by the object of that uid and generation; says nothing that the
-/// spec doesn't.
+/// The parsed spec of the object with that uid and generation. It holds no further information.
 #[derive(Default)]
 pub struct Typed(OnceCell<Box<Read>>);
 
@@ -122,7 +121,7 @@ impl RuleSpec {
         self.deny && self.strategy == Strategy::Replace
     }
 
-    /// The rule as the API server shows it, which it does whenever its status changes.
+    /// Parses the rule as the API server shows it, which happens whenever its status changes.
     pub fn parse(&self, object: &Object) -> Result<Rule, Vec<Refusal>> {
         let read = || {
             Box::new(Read {
@@ -160,7 +159,7 @@ impl RuleSpec {
         })
     }
 
-    /// What goes without saying in its namespace is left out.
+    /// Leaves out the fields that are the default in its namespace.
     fn json(&self, home: &str) -> Value {
         let source = |key: &Key| {
             let gvk = key.res.gvk();
@@ -208,7 +207,8 @@ impl RuleSpec {
         if !self.exclude.is_empty() {
             spec["exclude"] = self.exclude.iter().map(All::json).collect();
         }
-        // Not with CreateOnce, whose copies always stay and are their namespace's.
+        // With CreateOnce there is no retention policy, because such copies always stay and belong
+        // to their namespace.
         if self.strategy != Strategy::CreateOnce {
             let Retention {
                 rule_deleted,
@@ -228,7 +228,7 @@ impl RuleSpec {
     }
 }
 
-/// An object of these fields.
+/// An object with these fields.
 fn inline(key: &Key, fields: &[(String, Text)]) -> Value {
     let gvk = key.res.gvk();
     let mut object = json!({
@@ -248,5 +248,5 @@ fn inline(key: &Key, fields: &[(String, Text)]) -> Value {
     object
 }
 
-/// The kinds that copies are of here.
+/// The kinds of copies in these worlds.
 pub const KINDS: [Res; 3] = [Res::Secret, Res::ConfigMap, Res::Widget];

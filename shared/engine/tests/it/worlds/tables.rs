@@ -10,7 +10,7 @@ use super::spec::{
     Strategy::{self, Apply, CreateOnce, Replace},
 };
 
-/// One condition of a row: it is one of these. None: whatever it is.
+/// One condition of a row: the case has one of these values. An empty list allows any value.
 type In<T> = &'static [T];
 
 fn holds<T: PartialEq>(these: In<T>, this: &T) -> bool {
@@ -33,13 +33,14 @@ pub enum Way {
 }
 use Way::{Exact, Glob, Pattern, Selector};
 
-/// How it is found · one of the three system namespaces · excluded · whether it is selected.
+/// The selection of the target · one of the three system namespaces · excluded · whether the
+/// namespace is selected.
 #[derive(Debug)]
 pub struct Selection(In<Way>, In<bool>, In<bool>, bool);
 
 pub const SELECTION: [Selection; 13] = [
     Selection(&[Way::No], &[], &[], false),
-    // What is excluded is out, whatever else selects it.
+    // An excluded namespace is out, even if another condition selects it.
     Selection(&[Exact], NO, YES, false),
     Selection(&[Exact], YES, YES, false),
     Selection(&[Glob], &[], YES, false),
@@ -55,7 +56,7 @@ pub const SELECTION: [Selection; 13] = [
     Selection(&[Pattern, Selector], YES, NO, false),
 ];
 
-// ---- who may ----
+// ---- access by grants ----
 
 /// How a grant names an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -68,9 +69,9 @@ pub enum Named {
     Limited,
 }
 
-/// Whether the grant is for reading where the rule would read, and for writing where it would write
-/// · how it finds the rule's namespace · whether it is about the object's kind · how it names the
-/// object · whether the rule may. A selector asks for any.
+/// Whether the grant is for this access, read or write · how it finds the rule's namespace ·
+/// whether it covers the object's kind · how it names the object · whether the rule has the access.
+/// A selector asks for objects of any name.
 #[derive(Debug)]
 pub struct Consent(In<bool>, In<Way>, In<bool>, In<Named>, bool);
 
@@ -85,7 +86,7 @@ pub const CONSENT: [Consent; 9] = [
         &[Named::Not],
         false,
     ),
-    // Whatever it finds, who has the copies learns which there are.
+    // Even a limited finding would reveal to the owner of the copies which objects exist.
     Consent(
         YES,
         &[Exact, Glob, Pattern, Selector],
@@ -123,24 +124,25 @@ pub const CONSENT: [Consent; 9] = [
     ),
 ];
 
-/// The rule that finds a source of another rule's in its way is a namespace's own · the other one
-/// is · the other one may read it · whether it is left alone as a source.
+/// The rule that wants the place of another rule's source is a `Replication` · the other rule is
+/// one · the other rule may read the source · whether the source is left alone.
 #[derive(Debug)]
 pub struct LeftAlone(In<bool>, In<bool>, In<bool>, bool);
 
 pub const LEFT_ALONE: [LeftAlone; 4] = [
     LeftAlone(&[], NO, &[], true),
-    // Else a tenant could keep the platform's copy away by naming its place.
+    // Otherwise a tenant could keep a `ClusterReplication`'s copy away by naming its place.
     LeftAlone(NO, YES, &[], false),
     LeftAlone(YES, YES, YES, true),
-    // Else he could so do with anybody's.
+    // Otherwise a tenant could do so with any other tenant's copy.
     LeftAlone(YES, YES, NO, false),
 ];
 
-// ---- what a selector finds ----
+// ---- the objects that a selector finds ----
 
-/// Whether it has the labels · is a copy, by its mark or its entry in `managedFields` · belongs to
-/// its namespace, by its type · is among the first that a rule may have · whether it is a source.
+/// Whether the object has the labels · is a copy, by its label or its entry in `managedFields` ·
+/// has a type that belongs to its namespace · is among the first that a rule may have · whether it
+/// is a source.
 #[derive(Debug)]
 pub struct Member(In<bool>, In<bool>, In<bool>, In<bool>, bool);
 
@@ -152,22 +154,23 @@ pub const MEMBER: [Member; 5] = [
     Member(YES, NO, NO, NO, false),
 ];
 
-// ---- who may change a copy ----
+// ---- changes of a copy by other clients ----
 
-/// What a request of somebody else's would do to a copy.
+/// The effect of another client's request on a copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Deal {
     Delete,
-    /// Change what Mimeo keeps in it, its marks and its entry in `managedFields` included.
+    /// It changes a part that Mimeo keeps up to date, including Mimeo's labels and annotations and
+    /// its entry in `managedFields`.
     Take,
-    /// Change anything else, or what of it is whose.
+    /// It changes any other part, or only the owners of fields.
     Add,
     Nothing,
 }
 
-/// Its rule says that nobody else is to change it · acts · wants it, where neither it nor its
-/// namespace is being deleted · the namespace is one of the cluster's own · whether the rule is
-/// minded.
+/// The rule has `driftPolicy: Deny` · is active · wants the copy, and neither the copy nor its
+/// namespace is being deleted · the namespace is one of the cluster's own · whether the rule denies
+/// changes.
 #[derive(Debug)]
 pub struct Minded(In<bool>, In<bool>, In<bool>, In<bool>, bool);
 
@@ -175,13 +178,13 @@ pub const MINDED: [Minded; 5] = [
     Minded(NO, &[], &[], &[], false),
     // Suspended, for instance.
     Minded(YES, NO, &[], &[], false),
-    // Else neither the namespace could go, nor the finalizers of what goes.
+    // Otherwise the namespace could not be deleted, nor could finalizers be removed.
     Minded(YES, YES, NO, &[], false),
     Minded(YES, YES, YES, YES, false),
     Minded(YES, YES, YES, NO, true),
 ];
 
-/// What it would do · whether the rule is minded · whether it is refused.
+/// The effect of the request · whether the rule denies changes · whether the request is refused.
 #[derive(Debug)]
 pub struct Refused(In<Deal>, In<bool>, bool);
 
@@ -193,13 +196,13 @@ pub const REFUSED: [Refused; 5] = [
     Refused(&[Deal::Nothing], YES, false),
 ];
 
-// ---- what a patch may touch ----
+// ---- the parts that a patch may change ----
 
-/// What a path leads to.
+/// The part of an object that a path leads to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Part {
     Identity,
-    /// And `stringData`.
+    /// The type, and `stringData`.
     Type,
     /// A label or an annotation of Mimeo's.
     Mark,
@@ -211,7 +214,8 @@ pub enum Part {
     Other,
 }
 
-/// What is to be patched · whether there are Secrets among the copies · whether it may be.
+/// The part to be patched · whether there are Secrets among the copies · whether the patch may
+/// change it.
 #[derive(Debug)]
 pub struct Patched(In<Part>, In<bool>, bool);
 
@@ -220,22 +224,22 @@ pub const PATCHED: [Patched; 7] = [
     Patched(&[Part::Metadata], &[], false),
     Patched(&[Part::Mark], &[], false),
     Patched(&[Part::Type], YES, false),
-    // Another kind's type is a field like others.
+    // For another kind, `type` is a field like any other.
     Patched(&[Part::Type], NO, true),
     Patched(&[Part::Note], &[], true),
     Patched(&[Part::Data, Part::Other], &[], true),
 ];
 
-// ---- what nothing shows ----
+// ---- changes that no metadata shows ----
 
-/// A copy whose content was changed, and `managedFields` to what they were: whether that was done
-/// while somebody watched · whether its rule has copies verified on a period · whether the copy is
-/// to be written anyway · whether it is put right.
+/// A copy whose content was changed, with its former `managedFields` restored: whether a process
+/// watched the change · whether its rule verifies copies on a period · whether the copy is to be
+/// written anyway · whether it is restored.
 #[derive(Debug)]
 pub struct Unseen(In<bool>, In<bool>, In<bool>, bool);
 
 pub const UNSEEN: [Unseen; 5] = [
-    // That somebody wrote to it is seen.
+    // The watch shows that the copy was written.
     Unseen(YES, NO, &[], true),
     Unseen(YES, YES, &[], true),
     Unseen(NO, YES, &[], true),
@@ -245,19 +249,19 @@ pub const UNSEEN: [Unseen; 5] = [
 
 // ---- a cell that a rule wants ----
 
-/// What is in the cell before.
+/// The content of the cell before.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Found {
     Nothing,
-    /// A copy of this rule's.
+    /// A copy of this rule.
     Own,
-    /// A copy of another rule's, or of this one's former self.
+    /// A copy of another rule, or of a former rule with the same name.
     Others,
     /// Not Mimeo's, with the content that the copy has.
     Same,
-    /// Not Mimeo's, but with the mark that a replicator leaves on copies, and another content.
+    /// Not Mimeo's, with another content, but with the mark that a replicator leaves on copies.
     Marked,
-    /// Not Mimeo's, and nothing of that.
+    /// Not Mimeo's, and none of these cases.
     Foreign,
     /// Not Mimeo's, and named by a rule as its source.
     Source,
@@ -266,21 +270,21 @@ pub enum Found {
 }
 use Found::{Deleting, Foreign, Marked, Nothing, Others, Own, Same, Source};
 
-/// What becomes of it.
+/// The result for the object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Then {
     /// It becomes the copy.
     Write,
     /// It stays as it is, and that is a conflict.
     Conflict,
-    /// It stays as it is, and that is all right: it counts as created.
+    /// It stays as it is, and counts as created. That is no failure.
     Created,
-    /// The documents don't say how it is counted.
+    /// The documents don't say how it counts.
     Silent,
 }
 use Then::{Conflict, Created, Write};
 
-/// Strategy · remembered as created once · what is there · conflictPolicy · what becomes of it.
+/// Strategy · recorded as created once · the content of the cell · conflictPolicy · the result.
 #[derive(Debug)]
 pub struct Cell(In<Strategy>, In<bool>, In<Found>, In<Policy>, Then);
 
@@ -289,7 +293,7 @@ pub const CELL: [Cell; 29] = [
     Cell(&[Replace], &[], &[Nothing], &[], Write),
     Cell(&[Apply], &[], &[Own], &[], Write),
     Cell(&[Replace], &[], &[Own], &[], Write),
-    // What a rule no longer wants is taken over in place.
+    // A copy that another rule no longer wants is taken over in place.
     Cell(&[Apply, Replace], &[], &[Others], &[], Write),
     Cell(&[Apply, Replace], &[], &[Deleting], &[], Conflict),
     // An object that any rule names as its source is always left alone.
@@ -310,7 +314,7 @@ pub const CELL: [Cell; 29] = [
     Cell(&[Apply, Replace], &[], &[Same], &[Overwrite], Write),
     Cell(&[Apply, Replace], &[], &[Marked], &[Overwrite], Write),
     Cell(&[Apply, Replace], &[], &[Foreign], &[Overwrite], Write),
-    // Never updated, restored or deleted after it was created.
+    // The copy is never updated, restored or deleted after it was created.
     Cell(&[CreateOnce], YES, &[Nothing], &[], Created),
     Cell(&[CreateOnce], YES, &[Own], &[], Created),
     Cell(
@@ -321,7 +325,7 @@ pub const CELL: [Cell; 29] = [
         Created,
     ),
     Cell(&[CreateOnce], NO, &[Nothing], &[], Write),
-    // What is there already counts as created, unless conflictPolicy is Overwrite.
+    // An existing object counts as created, unless conflictPolicy is Overwrite.
     Cell(&[CreateOnce], NO, &[Own], &[], Created),
     Cell(&[CreateOnce], NO, &[Others], &[], Created),
     Cell(
@@ -344,8 +348,8 @@ pub const CELL: [Cell; 29] = [
     Cell(&[CreateOnce], NO, &[Deleting], &[], Then::Silent),
 ];
 
-/// By what a rule has a cell that others want, too; what keeps a copy from being made; and what is
-/// said of a rule.
+/// Cases without a table: why a rule gets a cell that others want, too; why no copy can be made;
+/// and the statements about a rule.
 pub const OTHERS: [&str; 41] = [
     "won by the platform",
     "passed on to a tenant",
@@ -397,8 +401,8 @@ pub enum Why {
     RuleDeleted,
     /// Its namespace is no longer selected.
     Unmatched,
-    /// Its namespace is selected, but the rule wants another name or another source there, and has
-    /// that.
+    /// Its namespace is still selected, but the rule wants another name or another source there,
+    /// and has that copy.
     Superseded,
     SourceDeleted,
 }
@@ -412,8 +416,8 @@ pub enum End {
 }
 use End::{Goes, Stays};
 
-/// Why · suspended · created once · named by a rule as its source · the policy for this · what
-/// becomes of it.
+/// The cause · suspended · created once · named by a rule as its source · the policy for this cause
+/// · the result.
 #[derive(Debug)]
 pub struct Unwanted(In<Why>, In<bool>, In<bool>, In<bool>, In<Keep>, End);
 
@@ -432,16 +436,16 @@ pub const UNWANTED: [Unwanted; 15] = [
     Unwanted(&[RuleDeleted], NO, YES, &[], &[], Stays),
     Unwanted(&[Unmatched, Superseded], NO, YES, &[], &[], Stays),
     Unwanted(&[SourceDeleted], NO, YES, &[], &[], Stays),
-    // Not deleted for having been a copy.
+    // A source is not deleted because it was once a copy.
     Unwanted(&[RuleDeleted], NO, NO, YES, &[], Stays),
     Unwanted(&[Unmatched, Superseded], NO, NO, YES, &[], Stays),
     // No deletes.
     Unwanted(&[], YES, &[], &[], &[], Stays),
 ];
 
-// ---- what a plan says of a cell ----
+// ---- the plan for a cell ----
 
-/// What lifting `suspend` does there.
+/// The effect of the end of `suspend` there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Planned {
     Create,
@@ -459,39 +463,38 @@ pub const PLANNED: [Planned; 4] = [
 
 // ---- a field of a copy that is applied ----
 
-/// What the field has, to what the copy is to have.
+/// The value of the field, compared with the copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Has {
     Nothing,
     Equal,
     Other,
-    /// The copy isn't to have it.
+    /// The copy does not have the field.
     Unwanted,
 }
 
-/// Who owns the field afterwards, with which value.
+/// The owners of the field afterwards, and its value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Held {
     /// The copy's value, by Mimeo alone.
     Mine,
-    /// The copy's value, by Mimeo and those who own it already.
+    /// The copy's value, owned by Mimeo and by its former owners.
     Shared,
-    /// As it is, by the others.
+    /// The former value, owned by the others.
     Theirs,
     Gone,
 }
 
-/// Whose fields others' are, in the copy as a whole.
+/// Whether fields of other owners stay in the copy as a whole.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rest {
     /// With `strategy: Apply`.
     Stays,
-    /// With `strategy: Replace`, or because nobody can tell any more whose it is.
+    /// With `strategy: Replace`, or because the owner of the field is no longer known.
     Goes,
 }
 
-/// What it has · owned by Mimeo · owned by others · whether others' fields stay · what becomes of
-/// it.
+/// The value · owned by Mimeo · owned by others · whether others' fields stay · the result.
 #[derive(Debug)]
 pub struct Field(In<Has>, In<bool>, In<bool>, In<Rest>, Held);
 
@@ -504,16 +507,16 @@ pub const FIELD: [Field; 11] = [
     Field(&[Has::Other], YES, YES, &[], Held::Mine),
     Field(&[Has::Other], NO, &[], &[], Held::Mine),
     Field(&[Has::Unwanted], YES, NO, &[], Held::Gone),
-    // Also where somebody else came to own it by writing an equal value.
+    // Also if another client became an owner by writing an equal value.
     Field(&[Has::Unwanted], YES, YES, &[], Held::Gone),
     Field(&[Has::Unwanted], NO, &[], &[Rest::Stays], Held::Theirs),
     Field(&[Has::Unwanted], NO, &[], &[Rest::Goes], Held::Gone),
 ];
 
-// ---- what is carried ----
+// ---- the labels and annotations that copies get from their source ----
 
-/// Keys of labels and annotations by which tools know their objects, and others; whether copies get
-/// them from the source.
+/// Keys of labels and annotations, some of them used by tools to identify their objects. The flag
+/// says whether copies get them from the source.
 pub const CARRIED: [(&str, bool); 20] = [
     ("app", true),
     ("example.com/owner", true),
@@ -537,8 +540,8 @@ pub const CARRIED: [(&str, bool); 20] = [
     ("mimeo.dev/anything", false),
 ];
 
-/// Labels or annotations of objects that aren't Mimeo's: whether they are a mark that replicators
-/// leave on copies, and on nothing else.
+/// Labels or annotations of foreign objects. The flag says whether only replicators set them, and
+/// only on copies.
 pub const COPY_MARKS: [(&str, bool); 9] = [
     ("generate.kyverno.io/policy-name", true),
     ("kubed.appscode.com/origin", true),

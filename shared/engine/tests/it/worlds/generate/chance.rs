@@ -5,7 +5,7 @@ pub struct Chance(u64);
 
 impl Chance {
     pub fn new(seed: u64) -> Self {
-        // Neighbours must not be the same worlds but for their beginning.
+        // Without this, neighbouring seeds would give worlds that differ only at their beginning.
         let mut chance = Self(seed ^ 0x6d69_6d65_6f00_0000);
         Self(chance.next())
     }
@@ -22,7 +22,7 @@ impl Chance {
         usize::try_from(self.next() % count as u64).expect("below a usize")
     }
 
-    /// So many times in a hundred.
+    /// True in this percentage of all cases.
     pub fn percent(&mut self, percent: usize) -> bool {
         self.below(100) < percent
     }

@@ -17,7 +17,7 @@ use crate::worlds::{
     },
 };
 
-/// What happens first, and what in later steps.
+/// The first events, and the events of later steps.
 #[derive(Default)]
 pub struct Plot {
     pub first: Vec<Event>,
@@ -26,7 +26,7 @@ pub struct Plot {
 
 pub fn plot(chance: &mut Chance) -> Plot {
     match chance.below(100) {
-        // It takes as long as dozens of others.
+        // This plot takes as long as dozens of others.
         0 => crowd(chance),
         1..=3 => long_chain(chance),
         4..=7 => unmarked(chance),
@@ -40,7 +40,7 @@ pub fn plot(chance: &mut Chance) -> Plot {
     }
 }
 
-/// A rule that copies what has a label in one namespace to another.
+/// A rule that copies the objects with a label from one namespace to another.
 fn by_label(
     chance: &mut Chance,
     kind: Res,
@@ -83,12 +83,12 @@ fn labelled(kind: Res, namespace: &str, name: &str, key: &str, value: &str) -> E
     )
 }
 
-/// As many as a rule may have, or one less; some come later, some go.
+/// As many sources as a rule may have, or one less. Some appear later, and some disappear.
 fn crowd(chance: &mut Chance) -> Plot {
     let kind = Res::ConfigMap;
     let mut spec = by_label(chance, kind, "q", ("crowd", "in"));
     spec.targets = to("t0", None);
-    // Each of them at its own moment.
+    // Without a period: each copy would be verified at its own moment.
     spec.resync = 0;
     let one = |name: &str, value: &str| labelled(kind, "q", name, "crowd", value);
     let mut first = vec![
@@ -105,7 +105,7 @@ fn crowd(chance: &mut Chance) -> Plot {
     Plot { first, then }
 }
 
-/// Each rule copies what the one before it made, where that is; the ninth finds nothing.
+/// Each rule copies the copy of the rule before it, if that exists. The ninth rule finds no object.
 fn long_chain(chance: &mut Chance) -> Plot {
     const LINKS: [&str; 10] = ["k0", "k1", "k2", "k3", "k4", "k5", "k6", "k7", "k8", "k9"];
     let mut first = vec![labelled(Res::Secret, "q", "chain", "link", "k0")];
@@ -127,8 +127,8 @@ fn long_chain(chance: &mut Chance) -> Plot {
     }
 }
 
-/// A copy that nobody restores loses a mark: its annotation, where another rule selects; or its
-/// label, before its rule ends.
+/// A copy that is not restored loses one of Mimeo's marks. It is either the annotation, where
+/// another rule selects, or the label, before its rule is deleted.
 fn unmarked(chance: &mut Chance) -> Plot {
     let mut spec = by_label(chance, Res::Secret, "p", ("app", "val1"));
     (spec.selected, spec.sources) = (Vec::new(), vec![sources()[0].clone()]);
@@ -169,8 +169,8 @@ fn unmarked(chance: &mut Chance) -> Plot {
     }
 }
 
-/// Somebody changes a copy whose rule minds: while the rule acts, while it is suspended, and when
-/// it wants the copy no more.
+/// A user changes a copy whose rule has `driftPolicy: Deny`: while the rule is active, while it is
+/// suspended, and when it no longer wants the copy.
 fn denied(chance: &mut Chance) -> Plot {
     let name = platforms("r0");
     let rule = |spec: &RuleSpec| Event::Rule(name.clone(), Box::new(spec.clone()));
@@ -199,7 +199,7 @@ fn denied(chance: &mut Chance) -> Plot {
     }
 }
 
-/// A copy is changed so that nothing shows it, mostly while nobody watches.
+/// A copy is changed so that its metadata does not show it, mostly while no process watches.
 fn forged(chance: &mut Chance) -> Plot {
     let name = platforms(chance.of(&RULES));
     let mut spec = rule(chance);
@@ -238,8 +238,8 @@ fn forged(chance: &mut Chance) -> Plot {
     }
 }
 
-/// The platform's rule and a tenant's, about the same places; the platform's may come first, and
-/// later rest and want them no more.
+/// A `ClusterReplication` and a tenant's rule for the same places. The `ClusterReplication` may be
+/// first, and later be suspended and no longer want them.
 fn rivals(chance: &mut Chance, first: bool) -> Plot {
     let tenants = tenants::key(chance);
     let mut spec = tenants_rule(chance, &tenants);
@@ -252,7 +252,7 @@ fn rivals(chance: &mut Chance, first: bool) -> Plot {
     let mut over = alike(chance, &spec);
     let other = platforms("r2");
     let theirs = match (first && name != other).then(|| chance.percent(30)) {
-        // Among the platform's own only what it can't be understood in keeps a rule's copies.
+        // Among `ClusterReplication`s, only a spec that can't be parsed keeps the copies of a rule.
         Some(true) => Event::Rule(other, Box::new(alike(chance, &spec))),
         _ => Event::Rule(tenants, spec),
     };
@@ -287,7 +287,7 @@ fn rivals(chance: &mut Chance, first: bool) -> Plot {
     plot
 }
 
-/// A rule of the platform's for the same copies.
+/// A `ClusterReplication` for the same copies.
 fn alike(chance: &mut Chance, spec: &RuleSpec) -> RuleSpec {
     let own = *rule(chance);
     let target = |target: &Target| Target {
@@ -306,7 +306,7 @@ fn alike(chance: &mut Chance, spec: &RuleSpec) -> RuleSpec {
     }
 }
 
-/// What a tenant's rule copies is where the platform's copies go.
+/// The source of a tenant's rule is in the place of a `ClusterReplication`'s copies.
 fn in_the_way(chance: &mut Chance) -> Plot {
     let all = sources();
     let (own, other, name) = chance.of(&[(&all[4], &all[0], "r0"), (&all[5], &all[1], "r1")]);
@@ -363,7 +363,7 @@ fn in_the_way(chance: &mut Chance) -> Plot {
     }
 }
 
-/// A rule is suspended, becomes another one meanwhile, or finds another world, and is let go.
+/// A rule is suspended. Meanwhile its spec or the cluster changes. Then the suspension ends.
 fn previewed(chance: &mut Chance) -> Plot {
     let tenants = chance.percent(30);
     let name = if tenants {
@@ -408,7 +408,8 @@ fn previewed(chance: &mut Chance) -> Plot {
     plot
 }
 
-/// A rule that comes to create its copies once, or to keep them; and then ends, or goes elsewhere.
+/// A rule changes its strategy to `CreateOnce`, or from it. Then it is deleted or gets other
+/// targets.
 fn strategies(chance: &mut Chance) -> Plot {
     let tenants = chance.percent(30);
     let name = if tenants {

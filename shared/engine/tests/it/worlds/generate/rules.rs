@@ -22,8 +22,8 @@ pub const EXACT: [&str; 8] = [
 ];
 pub const TYPES: [&str; 2] = ["Opaque", "example.com/other"];
 
-/// What rules name as their sources, if they don't select them. The last two are where copies of
-/// the first can be.
+/// The objects that rules name as their sources. The last two are places where copies of the first
+/// can be.
 pub fn sources() -> [Key; 6] {
     [
         Key::new(Res::Secret, "p", "s0"),
@@ -35,7 +35,7 @@ pub fn sources() -> [Key; 6] {
     ]
 }
 
-/// What there is besides for selectors to find.
+/// Further objects for selectors to find.
 pub fn members() -> [Key; 6] {
     [
         Key::new(Res::Secret, "p", "m0"),
@@ -143,7 +143,7 @@ fn exclude(chance: &mut Chance) -> All {
     }
 }
 
-/// What else must match, besides what a target selects by.
+/// Further conditions of a target, besides the one that it selects by.
 fn and(chance: &mut Chance, by: &By) -> All {
     let mut and = All::default();
     if !matches!(by, By::Selector(_)) && chance.percent(70) {
@@ -158,7 +158,7 @@ fn and(chance: &mut Chance, by: &By) -> All {
     and
 }
 
-/// A text with variables, safe as the value of a label and as part of a name.
+/// A text with variables. It is valid as the value of a label and as part of a name.
 fn text(chance: &mut Chance, begin: Vec<Piece>) -> Text {
     let variable = |chance: &mut Chance| {
         chance.of(&[
@@ -182,7 +182,7 @@ fn text(chance: &mut Chance, begin: Vec<Piece>) -> Text {
     Text(pieces)
 }
 
-/// Names of copies. Every source of a rule comes to a name of its own.
+/// Names of copies. Each source of a rule leads to a different name.
 pub fn name(chance: &mut Chance, several: bool) -> Text {
     match chance.below(4) {
         0 if !several => Text(vec![Piece::Text("shared")]),
@@ -286,7 +286,7 @@ fn transform(chance: &mut Chance, kinds: &[Res]) -> Transform {
     }
 }
 
-/// Operations that can mostly be done, some that can't, and a few that none may ask for.
+/// Operations that mostly succeed, some that fail, and a few that no rule may ask for.
 pub fn patch(chance: &mut Chance, kinds: &[Res]) -> Vec<Operation> {
     let mut operations = vec![operation(chance, kinds)];
     operations.extend(chance.few(3, |chance| operation(chance, kinds)));
@@ -362,13 +362,13 @@ fn operation(chance: &mut Chance, kinds: &[Res]) -> Operation {
             Worth::Text(text(chance, vec![Piece::Literal("HOME")])),
         ),
         12 => Operation::Copy("/metadata/labels/app", "/metadata/annotations/app"),
-        // Of a Secret that would tell what is in it.
+        // For a Secret, that annotation would reveal its content.
         _ if chance.percent(40) => Operation::Copy(a, "/metadata/annotations/told"),
         _ => Operation::Remove("/metadata/labels/app"),
     }
 }
 
-/// Sources by their labels.
+/// A selector that finds sources by their labels.
 fn selected(chance: &mut Chance) -> Selected {
     let (res, namespace) = chance.of(&[
         (Res::Secret, "p"),
@@ -418,7 +418,7 @@ fn selected(chance: &mut Chance) -> Selected {
     }
 }
 
-/// Of an object that stands in its rule.
+/// Fields of an inline object.
 fn fields(chance: &mut Chance, res: Res) -> Vec<(String, Text)> {
     let part = if res == Res::Widget { "spec" } else { "data" };
     let mut fields = vec![(format!("{part}/a"), text(chance, Vec::new()))];
@@ -483,7 +483,7 @@ pub fn rule(chance: &mut Chance) -> Box<RuleSpec> {
     let mut selects = Vec::new();
     if chance.percent(20) {
         selects = vec![selected(chance)];
-        // The same one twice is refused.
+        // Two equal selectors are refused.
         selects.extend(
             chance
                 .some(15, selected)

@@ -1,4 +1,4 @@
-//! Makes worlds smaller: the same events with less in them.
+//! Makes worlds smaller: the same events with fewer parts.
 
 use crate::worlds::{
     server::{Key, Res},
@@ -8,7 +8,7 @@ use crate::worlds::{
     },
 };
 
-/// The same story without one thing, in every way that there is.
+/// Returns the same story without one of its parts, for every part.
 pub fn smaller(story: &Story) -> Vec<Story> {
     let mut all = Vec::new();
     let steps = &story.0;
@@ -18,7 +18,7 @@ pub fn smaller(story: &Story) -> Vec<Story> {
         all.push(Story(without));
     }
     for (at, step) in steps.iter().enumerate() {
-        // Where there are very many, one at a time would take forever.
+        // If a step has very many events, removing one at a time would take too long.
         let part = step.len().div_ceil(8);
         for from in (0..step.len()).step_by(part.max(1)).filter(|_| part > 2) {
             let mut without = steps.clone();

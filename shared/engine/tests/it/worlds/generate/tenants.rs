@@ -1,4 +1,4 @@
-//! Random Replications, and random grants of namespaces for them.
+//! Random `Replication`s, and random grants of namespaces for them.
 
 use super::{
     chance::Chance,
@@ -9,7 +9,7 @@ use crate::worlds::{
     spec::{Access, All, By, Event, GrantSpec, Granted, Inline, Policy, RuleSpec, Target},
 };
 
-/// Where these rules live, and how they are called.
+/// The namespaces and names of these rules.
 const TENANTS: [(&str, &str); 5] = [
     ("p", "r0"),
     ("q", "r0"),
@@ -17,7 +17,7 @@ const TENANTS: [(&str, &str); 5] = [
     ("t0", "r0"),
     ("t1", "r1"),
 ];
-/// Which namespaces have something that others want, or are wanted by others.
+/// Namespaces with objects that other tenants want, or with places for their copies.
 const GRANTING: [&str; 7] = ["p", "q", "t0", "t1", "t10", "team-a", "kube-system"];
 /// Names of sources and of copies.
 const OBJECTS: [&str; 7] = ["s0", "s1", "w0", "s*", "*-x", "shared", "x*"];
@@ -53,11 +53,12 @@ fn target(chance: &mut Chance, home: &'static str, several: bool) -> Target {
     }
 }
 
-/// A rule of this name: like the platform's, but that it names its sources and namespaces.
+/// A `Replication` with this name. It is like a `ClusterReplication`, but names its sources and
+/// namespaces.
 pub fn tenants_rule(chance: &mut Chance, rule_name: &Key) -> Box<RuleSpec> {
     let home = home_of(rule_name);
     let mut all = sources().to_vec();
-    // What the platform's rules copy most, too, and under its own name.
+    // The source that most `ClusterReplication`s copy, too, under its own name.
     let rival = chance.percent(30);
     if !rival && chance.percent(65) {
         all.sort_by_key(|source| source.namespace != home);
@@ -66,7 +67,7 @@ pub fn tenants_rule(chance: &mut Chance, rule_name: &Key) -> Box<RuleSpec> {
         all.rotate_left(first);
     }
     let mut named = vec![all[0].clone()];
-    // Two copies of one name would be in each other's way.
+    // Two copies with the same name would conflict.
     let other = all[1..]
         .iter()
         .find(|key| (key.res, &key.name) != (all[0].res, &all[0].name))
@@ -100,7 +101,7 @@ pub fn tenants_rule(chance: &mut Chance, rule_name: &Key) -> Box<RuleSpec> {
     if kinds.contains(&Res::Widget) {
         spec.transform.data = crate::worlds::spec::Data::default();
     }
-    // Made for the kinds of another rule.
+    // The patch was made for the kinds of another rule.
     if !spec.transform.patch.is_empty() {
         spec.transform.patch = patch(chance, &kinds);
     }
@@ -144,7 +145,7 @@ fn grant_in(chance: &mut Chance, namespace: &str, grant: GrantSpec) -> Event {
     )
 }
 
-/// Any grant.
+/// A random grant.
 pub fn some_grant(chance: &mut Chance) -> Event {
     let namespace = chance.of(&GRANTING);
     let access = chance.of(&[Access::Read, Access::Write]);
@@ -153,7 +154,7 @@ pub fn some_grant(chance: &mut Chance) -> Event {
     grant_in(chance, namespace, grant)
 }
 
-/// Most of what a rule needs.
+/// Grants for most of the access that a rule needs.
 pub fn fitting_grants(chance: &mut Chance, rule: &Key, spec: &RuleSpec) -> Vec<Event> {
     let home = home_of(rule);
     let named = spec

@@ -37,7 +37,7 @@ impl Model {
         }
     }
 
-    /// One cell that the rule has.
+    /// Decides about one cell that the rule has.
     pub(super) fn wanted(
         &mut self,
         key: &Key,
@@ -59,7 +59,7 @@ impl Model {
             }
             return Ok(if seeded { State::Synced } else { State::Open });
         }
-        // What a selector finds no more since this round began has no copy in the next.
+        // A source that a selector has lost since this round began has no copy in the next round.
         if !spec.sources.contains(source)
             && !spec
                 .selected
@@ -100,7 +100,7 @@ impl Model {
                 coverage.other("source refused");
                 return Ok(State::Open);
             }
-            // Before a forged copy is put right, it may be fit to be copied again.
+            // Before a forged copy is restored, it may be fit to be copied again.
             Err(Withheld::Unfit) if self.objects.get(source).is_some_and(Object::ours) => {
                 return Err("a copy that is made into what is no copy");
             }
@@ -123,8 +123,8 @@ impl Model {
         }
         let found = self.found(key, rule, &copy, coverage);
         let object = self.objects.get(key);
-        // What a rule that has changed leaves may go before the other one sees it, or count as
-        // created.
+        // A copy that a changed rule no longer wants may be deleted before the other rule sees it,
+        // or may count as created.
         let left = |of: Key| of != *rule && self.changed.contains(&of);
         if spec.strategy == Strategy::CreateOnce
             && !seeded
@@ -138,7 +138,7 @@ impl Model {
         if object.is_some_and(Object::blurred) {
             return Err("whose a field is that nobody owns");
         }
-        // Without an entry it is taken back if it has the content, as under Adopt.
+        // An object that lost its entry is taken back if it has the content, as under Adopt.
         let stripped = object.is_some_and(|object| object.stripped() && !object.ours());
         let mut conflict = spec.conflict;
         if stripped && conflict == Policy::Report && spec.strategy != Strategy::CreateOnce {
@@ -160,7 +160,7 @@ impl Model {
         {
             return Err("what is changed without a trace as something else is");
         }
-        // Who has the server compare them finds out by its refusal.
+        // A dry run would find that out by the API server's refusal.
         if object
             .is_some_and(|object| !object.hidden.is_empty() && !object.watched && object.fixed())
         {
@@ -202,9 +202,9 @@ impl Model {
         Ok(state)
     }
 
-    /// Whether what is there stays the copy of another rule, one of the platform's that does
-    /// nothing: what it wants isn't known while it is refused, and to a tenant's rule it leaves
-    /// only what it wants no more though it acts.
+    /// True if the object stays the copy of another rule, a `ClusterReplication` that does nothing.
+    /// While that rule is refused, its wishes are unknown. It leaves an object to a tenant's rule
+    /// only if it is active and no longer wants the object.
     fn kept(&self, key: &Key, rule: &Key, coverage: &mut Coverage) -> bool {
         let copy = self.objects.get(key).filter(|object| object.ours());
         let Some(of) = copy
@@ -232,7 +232,7 @@ impl Model {
         true
     }
 
-    /// What is there becomes the copy, as far as the documents say how.
+    /// Turns the object into the copy, as far as the documents say how.
     fn become_copy(
         &mut self,
         key: &Key,
@@ -246,11 +246,11 @@ impl Model {
             .get(key)
             .filter(|object| object.must_go(copy, spec.strategy))
         {
-            // It is applied before it turns out that what is to go from it can't.
+            // The copy is applied before Mimeo finds that it can't remove the other fields.
             if object.held() && !object.refuses(copy) {
                 return Err("what has half become a copy and is held by a finalizer");
             }
-            // Between its end and its beginning it carries no mark.
+            // Between the deletion and the new create no object carries Mimeo's label.
             if contested {
                 return Err("whose a copy is that is made anew");
             }
@@ -284,7 +284,7 @@ impl Model {
             return State::Failed("Invalid");
         }
         if goes {
-            // What can't be changed in place is deleted and created anew.
+            // An object that can't be changed in place is deleted and created again.
             let typed = object.value("type") != copy.get("type").map(String::as_str);
             coverage.other(if typed {
                 "replaced for its type"
@@ -313,7 +313,7 @@ impl Model {
         State::Synced
     }
 
-    /// A cell whose source isn't there.
+    /// Decides about a cell without a source.
     fn sourceless(
         &mut self,
         key: &Key,
@@ -327,7 +327,7 @@ impl Model {
             .get(key)
             .filter(|object| object.ours() && !object.deleting)
         else {
-            // Where that was quicker the copy is there, and stays.
+            // If the other action came first, the copy exists and stays.
             let spec = &self.rules[rule].spec;
             let stays = spec.strategy == Strategy::CreateOnce
                 || spec.retention.source_deleted == Keep::Retain;
@@ -341,7 +341,8 @@ impl Model {
             return Err("another copy where the source is missing");
         }
         let Rule { spec, born } = &self.rules[rule];
-        // What a former rule of the name retained goes for no rule that has never written it.
+        // A copy that a former rule of the same name retained is not deleted for a rule that has
+        // never written it.
         let stays = copy
             .value("ann/mimeo.dev/retention")
             .is_some_and(|mark| mark.contains("rule_deleted: Retain"));
@@ -355,11 +356,11 @@ impl Model {
     }
 }
 
-/// Whether a copy is put right that was changed without a trace.
+/// True if a copy is restored after a change without a trace.
 fn right_again(object: &Object, copy: &Content, spec: &RuleSpec, coverage: &mut Coverage) -> bool {
     let due = !object.seems(copy, spec.strategy);
     let right = coverage.unseen(object.watched, spec.resync > 0, due);
-    // Nobody can say what such a list should look like: who begins applies each copy.
+    // The right content of such a list is unknown, so a new process applies each copy.
     let anew = !right && !object.watched && patch::leaves_a_varying_list(&spec.transform.patch);
     if anew {
         coverage.other("applied anew for a variable in a list");

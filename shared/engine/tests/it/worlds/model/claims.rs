@@ -12,7 +12,7 @@ use crate::worlds::{
 };
 
 impl Model {
-    /// The cells that a rule wants, each with its source. Tells whether each has one.
+    /// Returns the cells that a rule wants, each with its source, and whether each of them has one.
     pub(super) fn claim(
         &self,
         name: &Key,
@@ -100,7 +100,7 @@ impl Model {
         Ok(clear)
     }
 
-    /// Whether something is, by way of its copies, a source of itself.
+    /// True if an object is, through its copies, a source of itself.
     pub(super) fn circular(&self, claims: &Claims) -> bool {
         let mut feeds: Vec<(&Key, &Key)> = Vec::new();
         for (key, rules) in claims
@@ -109,7 +109,7 @@ impl Model {
         {
             feeds.extend(rules.values().map(|source| (source, key)));
         }
-        // What nothing feeds, feeds nothing in a circle.
+        // An object without sources is in no circle.
         loop {
             let before = feeds.len();
             let fed: BTreeSet<&Key> = feeds.iter().map(|(_, key)| *key).collect();
@@ -126,12 +126,13 @@ impl Model {
         rules: &BTreeMap<Key, Key>,
         coverage: &mut Coverage,
     ) -> Result<Key, Silence> {
-        // Which of the two came first nobody says.
+        // The documents do not say which of the two came first.
         let late = |rule: &Key| !self.wanted_first.contains(&(key.clone(), rule.clone()));
         if rules.len() > 1 && self.taken.contains(key) && rules.keys().any(late) {
             return Err("two rules for what one of them has by a chain");
         }
-        // What a selector finds isn't known at once, and by then another rule may have written it.
+        // The objects that a selector finds aren't known at once. Another rule may have written the
+        // cell by then.
         let sought =
             |rule: &Key| self.changed.contains(rule) && !self.rules[rule].spec.selected.is_empty();
         if rules.len() > 1 && self.steps > 1 && rules.keys().any(sought) {

@@ -1,5 +1,5 @@
-//! Permissions of rules to read and write in namespaces. `ClusterReplications` need no grants.
-//! Replications need none in their own namespace, and a grant in any other.
+//! Permissions of rules to read and write in namespaces. `ClusterReplication`s need no grants.
+//! `Replication`s need none in their own namespace, and a grant in any other.
 
 use std::collections::BTreeSet;
 
@@ -13,7 +13,7 @@ use crate::worlds::{
 };
 
 impl Model {
-    /// Whether a rule may do that with the object, whether or not there is one.
+    /// True if a rule has this access to the object, whether or not the object exists.
     pub(super) fn may(
         &self,
         rule: &Key,
@@ -24,7 +24,7 @@ impl Model {
         self.granted(rule, access, object, false, coverage)
     }
 
-    /// The same; or for whatever objects there are of its kind in its namespace.
+    /// The same. Without a name it is for all objects of the kind in the namespace.
     pub(super) fn granted(
         &self,
         rule: &Key,
@@ -56,7 +56,8 @@ impl Model {
             > 0
     }
 
-    /// The cells that a rule names and may not have. Nobody has to have such a namespace.
+    /// Returns the cells that a rule names and may not have. The namespace of such a cell need not
+    /// exist.
     pub(super) fn denied(
         &self,
         rule: &Key,
@@ -97,7 +98,7 @@ impl Model {
     }
 }
 
-/// Whether this grant gives it to the rules of that namespace.
+/// True if this grant gives the access to the rules of that namespace.
 fn gives(
     grant: &GrantSpec,
     access: Access,

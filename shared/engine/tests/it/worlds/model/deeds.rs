@@ -11,7 +11,7 @@ use crate::worlds::{
     tables::Coverage,
 };
 
-/// What is done to the cluster, with everything chosen.
+/// An action on the cluster, with all choices made.
 #[derive(Clone, Debug)]
 pub enum Deed {
     Namespace(String, Labels),
@@ -33,7 +33,7 @@ pub enum Deed {
 }
 
 impl Deed {
-    /// The object that it is done to.
+    /// The object of the action.
     pub fn place(&self) -> Option<&Key> {
         match self {
             Self::Create(key, _)
@@ -50,14 +50,14 @@ impl Deed {
 }
 
 impl Model {
-    /// The places that there are to choose from.
+    /// Returns the places to choose from.
     fn places(&self) -> Vec<Key> {
         let claims = self.claims(&mut Coverage::default());
         let all: BTreeSet<&Key> = self.objects.keys().chain(claims.keys()).collect();
         all.into_iter().cloned().collect()
     }
 
-    /// What rules want here and now, as far as the documents say.
+    /// Returns the wishes of all rules at this moment, as far as the documents define them.
     pub(super) fn claims(&self, coverage: &mut Coverage) -> Claims {
         let mut claims = Claims::new();
         for (name, rule) in self
@@ -79,7 +79,7 @@ impl Model {
         claims
     }
 
-    /// What the event comes to here and now, if to anything.
+    /// Returns the action that the event leads to at this moment, if there is one.
     pub fn choose(&self, event: &Event) -> Option<Deed> {
         let place = |nth: &usize| {
             let places = self.places();
@@ -124,7 +124,7 @@ impl Model {
                             .iter()
                             .map(|(path, value)| (path.clone(), Some(value.clone()))),
                     );
-                    // Nobody can change a Secret's type, nor anything in what is immutable.
+                    // No client can change a Secret's type, nor the content of an immutable object.
                     changes.remove("type");
                     changes.retain(|path, _| !(object.fixed() && is_content(path)));
                     Some(Deed::Change(key.clone(), changes.into_iter().collect()))
@@ -215,7 +215,7 @@ impl Model {
         }
     }
 
-    /// The content of the copy that a rule wants here.
+    /// Returns the content of the copy that a rule wants here.
     fn content_for(&self, key: &Key) -> Fields {
         let mut coverage = Coverage::default();
         let claims = self.claims(&mut coverage);
@@ -245,7 +245,7 @@ impl Model {
             .place()
             .filter(|key| self.steps > 0 && !shown(self, key));
         self.carry_out(deed, coverage);
-        // What was there from the beginning was found.
+        // An object that existed from the beginning was found at the start.
         self.unnoticed
             .extend(place.filter(|key| !shown(self, key)).cloned());
     }
@@ -295,8 +295,7 @@ impl Model {
                     .objects
                     .get_mut(key)
                     .expect("chosen because it is there");
-                // Where nobody owns anything, nobody comes to own what is changed, until it is
-                // applied.
+                // In an object without any owner a changed field gets no owner until it is applied.
                 let theirs = object.fields.is_empty() || !object.ownerless();
                 for (path, value) in changes {
                     match value {
@@ -374,7 +373,8 @@ impl Model {
                     .fields
                     .values_mut()
                     .for_each(|field| field.theirs = true);
-                // The entries explain a change from now on, and nobody looks behind them.
+                // From now on the entries explain the change, so no process looks at the content
+                // behind them.
                 object.watched &= object.hidden.is_empty();
             }
             Deed::Rule(name, spec) => {
@@ -405,7 +405,7 @@ impl Model {
     }
 }
 
-/// The path as this kind has it.
+/// Returns the path in the form that this kind has.
 fn fitting(key: &Key, path: &str) -> String {
     match key.res {
         Res::Widget => path.replace("data/", "spec/"),
@@ -413,12 +413,12 @@ fn fitting(key: &Key, path: &str) -> String {
     }
 }
 
-/// Whether it says that nobody can change the object, which some kinds have not.
+/// True if the field makes the object immutable. Some kinds have no such field.
 fn is_fixing(path: &str) -> bool {
     path == "immutable"
 }
 
-/// With the type that the server gives a Secret.
+/// Adds the type that the server gives a Secret.
 fn typed(key: &Key, mut fields: Fields) -> Fields {
     fields.retain(|(path, _)| !(is_fixing(path) && key.res == Res::Widget));
     if key.res == Res::Secret && !fields.iter().any(|(path, _)| path == "type") {

@@ -11,11 +11,11 @@ use crate::worlds::{
     tables::{Coverage, End, Why},
 };
 
-/// Losses of one rule from which on their deletion may be held.
+/// The number of losses of one rule from which on a deletion may be held.
 const HELD: usize = 20;
 
 impl Model {
-    /// A copy that is no longer wanted.
+    /// Decides about a copy that is no longer wanted.
     pub(super) fn end(
         &mut self,
         key: &Key,
@@ -102,7 +102,8 @@ impl Model {
                 .last
                 .get(&name)
                 .ok_or("a copy of a rule that never was")?;
-            // What its namespace remembers as created once stays, whatever was said on it before.
+            // A copy that its namespace records as created once stays, whatever its annotations
+            // say.
             let seed = (
                 self.namespaces[&key.namespace].id,
                 name.clone(),
@@ -116,7 +117,8 @@ impl Model {
             let keep = last.retention.rule_deleted;
             return self.end(key, Why::RuleDeleted, &name, keep, coverage);
         };
-        // It stays for a rule that is gone, whatever a later one of the name wants elsewhere.
+        // A retained copy of a deleted rule stays, even if a later rule of the same name has other
+        // targets.
         let stays = object
             .value("ann/mimeo.dev/retention")
             .is_some_and(|mark| mark.contains("rule_deleted: Retain"));
@@ -133,7 +135,7 @@ impl Model {
         if !selected || one.rests() || render::refused(&name, spec) {
             return self.end(key, Why::Unmatched, &name, keep, coverage);
         }
-        // What isn't granted any more isn't wanted any more.
+        // A copy without a grant is no longer wanted.
         let sources = &self.chosen[&name].sources;
         let mut denied = self.denied(&name, spec, sources, coverage);
         let origin = object
@@ -168,7 +170,7 @@ impl Model {
                 coverage,
             );
         }
-        // What supersedes it must have a name, and be there.
+        // The replacement of the copy must have a name, and must exist.
         let place = |source| Place {
             source,
             namespace: &key.namespace,

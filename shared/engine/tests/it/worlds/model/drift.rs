@@ -7,7 +7,7 @@ use crate::worlds::{
 };
 
 impl Model {
-    /// Whether somebody else may not do that, as things are.
+    /// Returns whether Mimeo refuses this action of another client at this moment.
     pub fn refuses(&self, deed: &Deed, coverage: &mut Coverage) -> Result<bool, Silence> {
         let Some((key, object)) = deed
             .place()
@@ -15,7 +15,8 @@ impl Model {
         else {
             return Ok(false);
         };
-        // Ours is what has an entry of ours, and without the label nobody is asked.
+        // A copy is Mimeo's own if it has Mimeo's entry. Without the label the API server does not
+        // call the webhook.
         let label = "label/mimeo.dev/drift";
         let labelled = object.value(label) == Some("deny") || deed.sets(label) == Some("deny");
         let Some(rule) = object.rule().filter(|_| object.owned() && labelled) else {
@@ -40,7 +41,7 @@ impl Model {
 }
 
 impl Deed {
-    /// The value that it gives a field.
+    /// Returns the value that the action gives a field.
     pub fn sets(&self, field: &str) -> Option<&str> {
         let Self::Change(_, changes) = self else {
             return None;
@@ -48,7 +49,7 @@ impl Deed {
         changes.iter().find(|(path, _)| path == field)?.1.as_deref()
     }
 
-    /// What it does to this object, by the field.
+    /// Returns the effect of the action on this object, by the field.
     fn deal(&self, object: &Object) -> Deal {
         let of = |path: &str| match object.fields.get(path) {
             Some(field) if field.mine => Deal::Take,

@@ -10,7 +10,7 @@ use crate::worlds::{
     tables::{Coverage, Has, Held, Rest},
 };
 
-/// A field, and who owns it.
+/// A field, and its owners.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Owned {
     pub value: String,
@@ -23,17 +23,17 @@ pub struct Owned {
 pub struct Object {
     pub fields: BTreeMap<String, Owned>,
     pub deleting: bool,
-    /// Whether the program that runs has seen it with a field of Mimeo's.
+    /// True if the running program has seen the object with a field of Mimeo's.
     pub known: bool,
-    /// Whether the program that runs has seen it as a copy, label and all.
+    /// True if the running program has seen the object as a copy, with its label.
     pub seen: bool,
-    /// The step in which the rule was created that last had it right.
+    /// The step that created the rule which last had the object correct.
     pub rules_birth: Option<usize>,
-    /// The step in which somebody created it. Of copies it isn't known.
+    /// The step in which a user created the object. It is unknown for copies.
     pub born: usize,
-    /// What fields seem to have that were changed without a trace.
+    /// The apparent values of fields that were changed without a trace.
     pub hidden: BTreeMap<String, String>,
-    /// Whether the program that runs was told that somebody wrote that.
+    /// True if the running program has observed the write of another client.
     pub watched: bool,
 }
 
@@ -63,7 +63,8 @@ impl Object {
         }
     }
 
-    /// Ours is what has a field that Mimeo owns, or had one when it was last seen.
+    /// True if the object has a field that Mimeo owns, or had one when Mimeo last saw it. Then it
+    /// is Mimeo's own.
     pub fn ours(&self) -> bool {
         self.known || self.owned()
     }
@@ -72,14 +73,15 @@ impl Object {
         self.fields.values().any(|field| field.mine)
     }
 
-    /// Whether nobody owns anything in it.
+    /// True if no field of the object has an owner.
     pub fn ownerless(&self) -> bool {
         self.fields
             .values()
             .all(|field| !field.mine && !field.theirs)
     }
 
-    /// Whether all says that it is a copy, but that nobody owns anything in it.
+    /// True if the object has all labels and annotations of a copy, but no field of it has an
+    /// owner.
     pub fn stripped(&self) -> bool {
         let marks = ["rule", "checksum", "cluster"];
         self.ownerless()
@@ -107,7 +109,7 @@ impl Object {
         self.fields.iter().filter_map(label).collect()
     }
 
-    /// Whether it seems to be the copy already, to who has but its metadata to go by.
+    /// True if the object seems to be the copy already, judged only by its metadata.
     pub fn seems(&self, copy: &Content, strategy: Strategy) -> bool {
         let mut seen = self.clone();
         for (path, value) in &self.hidden {
@@ -122,7 +124,7 @@ impl Object {
         seen.fields == before
     }
 
-    /// The rule whose mark it carries.
+    /// The rule that the object's annotation names.
     pub fn rule(&self) -> Option<Key> {
         let mark = self.value("ann/mimeo.dev/rule")?;
         let platforms = mark
@@ -139,13 +141,13 @@ impl Object {
         self.value("label/app.kubernetes.io/managed-by") == Some("mimeo")
     }
 
-    /// Whether nobody can change what is in it.
+    /// True if no client can change the content of the object.
     pub fn fixed(&self) -> bool {
         self.value("immutable") == Some("true")
     }
 
-    /// Whether the copy can't be applied to it, being of another type, or of another content where
-    /// that is fixed.
+    /// True if the copy can't be applied to the object. It has another type, or it is immutable and
+    /// has another content.
     pub fn refuses(&self, copy: &Content) -> bool {
         let other = |path: &&String| {
             is_content(path) && self.value(path) != copy.get(*path).map(String::as_str)
@@ -155,8 +157,8 @@ impl Object {
             || self.fixed() && copy.keys().any(|path| other(&path))
     }
 
-    /// Whether it can't become the copy: nor can what is to go be taken out where the content is
-    /// fixed, or has become so as the copy was applied. What is Mimeo's already goes with the same
+    /// True if the object can't become the copy. In an immutable object no field can be removed,
+    /// even if the apply itself made it immutable. Fields of Mimeo's own are removed with the same
     /// write.
     pub fn must_go(&self, copy: &Content, strategy: Strategy) -> bool {
         let mut after = self.clone();
@@ -171,15 +173,15 @@ impl Object {
         self.fields.keys().any(|path| path.starts_with("fin/"))
     }
 
-    /// What has an owner and what has none: of the latter nobody sees what becomes.
+    /// True if some fields have an owner and others have none. Changes of the latter are invisible.
     pub fn blurred(&self) -> bool {
         let owner = |field: &&Owned| field.mine || field.theirs;
         !self.ownerless() && self.fields.values().filter(owner).count() < self.fields.len()
     }
 
-    /// Becomes the copy.
+    /// Turns the object into the copy.
     pub fn apply(&mut self, copy: &Content, strategy: Strategy, coverage: &mut Coverage) {
-        // Where nobody owns anything, nobody can tell whose a field was.
+        // If no field has an owner, the former owner of a field is unknown.
         let goes = strategy == Strategy::Replace || self.ownerless();
         self.known = true;
         self.hidden.clear();
@@ -195,7 +197,7 @@ impl Object {
             let (mine, theirs) = was
                 .as_ref()
                 .map_or((false, false), |was| (was.mine, was.theirs));
-            // Finalizers are for those to remove who set them.
+            // A finalizer is removed only by the client that set it.
             let rest = if goes && !path.starts_with("fin/") {
                 Rest::Goes
             } else {
@@ -227,7 +229,7 @@ impl Object {
     }
 }
 
-/// Whether a value is what the model has; what is Mimeo's own affair only has to be there.
+/// True if a value is the one of the model. A value whose form only Mimeo defines must only exist.
 pub fn agrees(path: &str, model: &str, server: &str) -> bool {
     model == OPAQUE || path == "ann/mimeo.dev/retention" || model == server
 }

@@ -10,11 +10,11 @@ use crate::worlds::{
     tables::{Coverage, Planned},
 };
 
-/// What is to be done, cell by cell.
+/// The planned actions, by cell.
 pub type Plan = BTreeMap<Key, Planned>;
 
-/// True if the copy is written: it differs, or it says by a uid that it outlives a former rule of
-/// the name.
+/// True if the copy is written. Either it differs, or its uid annotation shows that it outlives a
+/// former rule of the name.
 fn changes(was: &Object, is: &Object) -> bool {
     let retained = is
         .value("ann/mimeo.dev/retention")
@@ -23,10 +23,11 @@ fn changes(was: &Object, is: &Object) -> bool {
 }
 
 impl Model {
-    /// What lifting `suspend` comes to if nothing else changes; none where the documents don't say.
+    /// Returns the effect of the end of `suspend` if nothing else changes. `None`: the documents do
+    /// not define it.
     pub(super) fn plan(&self, name: &Key, coverage: &mut Coverage) -> Option<Plan> {
-        // What was forged while nobody watched is only seen by those who look. So is what was
-        // forged in an object that others have changed while nobody wrote it.
+        // Only a new read shows a forgery that no process watched. The same holds for a forgery in
+        // an object that other clients have changed while Mimeo did not write it.
         let open = |key: &Key| self.open(&key.namespace);
         let shared = |object: &Object| object.fields.values().any(|field| !field.mine);
         let unseen =
@@ -38,7 +39,7 @@ impl Model {
         {
             return None;
         }
-        // Whether such a part is there is another copy, which nobody sees.
+        // With or without such a part the copy is another one, but its metadata does not show that.
         let spec = &self.rules.get(name)?.spec;
         let left = |key: &Key| Some(render::left_empty(spec, &self.content(spec, key)?));
         if self.chosen[name]
@@ -49,11 +50,11 @@ impl Model {
         {
             return None;
         }
-        // Nobody can say what such a list should look like: who begins applies each copy.
+        // The right content of such a list is unknown, so a new process applies each copy.
         if patch::leaves_a_varying_list(&spec.transform.patch) {
             return None;
         }
-        // Nobody looks again whether something has come to be in the way.
+        // The engine does not read again whether an object occupies the place by now.
         let claims = self.claims(&mut Coverage::default());
         if self.unnoticed.iter().any(|key| {
             claims
@@ -66,8 +67,8 @@ impl Model {
         lifted.rules.get_mut(name)?.spec.suspend = false;
         let told = lifted.round(&mut Coverage::default()).ok()?.remove(name)?;
         let telling = ["Conflict", "RuleConflict", "VariableUnset", "NotGranted"];
-        // What the rule makes unfit is known before. Whether the API server lets an object be
-        // adopted (it may be immutable, or of another type) isn't.
+        // The rule's own unfit results are known before. It is unknown whether the API server lets
+        // an object be adopted, which may be immutable or of another type.
         let foreign = |namespace: &str, name: &str| {
             let mut there = self
                 .objects
@@ -81,7 +82,8 @@ impl Model {
         if told.reasons.iter().any(|reason| !known(reason)) {
             return None;
         }
-        // Whether what a finalizer holds can be changed in place its metadata doesn't say.
+        // The metadata of an object held by a finalizer does not say whether it can be changed in
+        // place.
         let held = |key: &Key| self.objects.get(key).is_some_and(|was| !was.deleting);
         let goes = |key: &Key| lifted.objects.get(key).is_some_and(|is| is.deleting);
         if told.conflicts.iter().any(|key| held(key) && goes(key)) {
@@ -92,7 +94,7 @@ impl Model {
         Some(plan)
     }
 
-    /// What the rule did to its copies, and what it could not have.
+    /// Returns the changes that the rule made to its copies, and the copies that it could not have.
     fn difference(&self, name: &Key, after: &Self, told: &Told) -> Plan {
         let mut plan: Plan = told
             .conflicts

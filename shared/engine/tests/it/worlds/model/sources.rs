@@ -9,24 +9,25 @@ use crate::worlds::{
     tables::Coverage,
 };
 
-/// So many sources a rule may have, and a namespace's own so many copies, sources times namespaces.
+/// The largest number of sources of a rule. For a `Replication` it is also the largest number of
+/// copies: sources times namespaces.
 const MOST: usize = 256;
 
-/// What a rule copies here and now.
+/// The sources that a rule copies at this moment.
 #[derive(Clone, Debug, Default)]
 pub struct Chosen {
-    /// What it names, then what its selectors find, each once.
+    /// The named sources, then those that its selectors find, each once.
     pub sources: Vec<Key>,
-    /// Whether what a selector would find isn't granted.
+    /// True if a selector has no grant.
     pub ungranted: bool,
-    /// Whether a selector finds nothing.
+    /// True if a selector finds no object.
     pub nothing: bool,
-    /// Whether there are more than it may have.
+    /// True if there are more objects than the rule may have.
     pub beyond: bool,
 }
 
 impl Selected {
-    /// Whether the object is where it looks.
+    /// True if the object is in the selector's namespace and of its kind.
     pub fn looks_at(&self, key: &Key) -> bool {
         key.res == self.res && key.namespace == self.namespace
     }
@@ -80,7 +81,7 @@ impl Model {
         Ok(chosen)
     }
 
-    /// Those that may be taken: since when they have been there, and which these are.
+    /// Returns the objects that may be taken, each with its creation step.
     fn found_by(
         &self,
         spec: &RuleSpec,
@@ -105,13 +106,13 @@ impl Model {
         found
     }
 
-    /// Whether the object is there, where the selector looks, and has the labels.
+    /// True if the object exists in the selector's namespace with its kind and labels.
     pub(super) fn matches(&self, selected: &Selected, key: &Key) -> bool {
         let object = self.objects.get(key).filter(|_| selected.looks_at(key));
         object.is_some_and(|object| labelled(&selected.selector, &object.labels()))
     }
 
-    /// Whether a rule may look for objects of a kind there.
+    /// True if a rule may select objects of a kind there.
     pub(super) fn may_select(
         &self,
         rule: &Key,
@@ -130,7 +131,7 @@ impl Model {
 }
 
 impl Object {
-    /// What its rule's selectors could have found that this copy was made of.
+    /// Returns the source of this copy, if it is one that the rule's selectors could have found.
     pub(super) fn selected_origin(&self, spec: &RuleSpec) -> Option<Key> {
         let origin = self.value("ann/mimeo.dev/source")?;
         spec.selected
@@ -141,7 +142,7 @@ impl Object {
             })
     }
 
-    /// Whether it has the mark of a copy, or Mimeo's entry.
+    /// True if the object has the label of a copy, or Mimeo's entry.
     fn is_copy(&self) -> bool {
         self.value("ann/mimeo.dev/rule").is_some() || self.owned()
     }

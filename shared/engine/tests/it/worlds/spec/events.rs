@@ -3,57 +3,57 @@
 use super::{GrantSpec, RuleSpec};
 use crate::worlds::server::Key;
 
-/// Fields of an object by their paths, as the server has them: `data/k`, `label/k`, `ann/k`,
+/// Fields of an object by their paths, in the form of the server: `data/k`, `label/k`, `ann/k`,
 /// `type`, `immutable`.
 pub type Fields = Vec<(String, String)>;
 
-/// One of the places that rules want or have wanted, or where somebody else put something: counted
-/// through, as there are then.
+/// The number of a place, among the places that exist at that moment. They are places that rules
+/// want or have wanted, and places of foreign objects.
 pub type Nth = usize;
 
-/// Something that somebody does. What is impossible comes to nothing.
+/// An action of a user. An impossible action has no effect.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Event {
     /// Creates or relabels.
     Namespace(&'static str, Vec<(&'static str, &'static str)>),
     /// Begins to delete.
     EndNamespace(&'static str),
-    /// Ends what terminates.
+    /// Ends a terminating namespace.
     Reap(&'static str),
-    /// Creates or edits.
+    /// Creates or edits a source.
     Source(Key, Fields),
     DeleteSource(Key),
-    /// Creates or edits.
+    /// Creates or edits a rule.
     Rule(Key, Box<RuleSpec>),
     DeleteRule(Key),
-    /// Lifts `suspend` or sets it.
+    /// Sets or removes `suspend`.
     Suspend(Key),
-    /// Creates or changes.
+    /// Creates or changes a grant.
     Grant(Key, GrantSpec),
-    /// Takes one of the grants away, counted through.
+    /// Deletes the grant with this number.
     Revoke(Nth),
-    /// Creates an object of somebody else's, with what is here; or with a copy's own content.
+    /// Creates a foreign object with these fields, or with a copy's own content.
     Foreign(Nth, Option<Fields>, Fields),
-    /// Sets a field of what is there, or removes it.
+    /// Sets or removes a field of an existing object.
     Edit(Nth, String, Option<String>),
     Delete(Nth),
     /// Removes the finalizers.
     Release(Nth),
-    /// Makes it somebody else's: `managedFields` without Mimeo.
+    /// Gives the object to another client: `managedFields` without Mimeo.
     Disown(Nth),
     /// Clears `managedFields`.
     Clear(Nth),
-    /// Takes away one of the marks of a copy: by its annotation it is known whose it is, by its
-    /// label watches find it.
+    /// Removes one of the marks of a copy. The annotation names its rule, and watches find it by
+    /// the label.
     Strip(Key, &'static str),
-    /// Changes what is in one of the copies, counted through, and `managedFields` to what they were
-    /// before: nothing of its metadata shows it.
+    /// Changes the content of the copy with this number, and restores its former `managedFields`.
+    /// Its metadata does not show the change.
     Forge(Nth, String),
-    /// Another tool comes to own, by the same values, all that is in it.
+    /// Another tool becomes an owner of all fields, with the same values.
     Share(Nth),
     Restart,
 }
 
-/// A world and its history: what happens in one step happens before anybody looks.
+/// A world and its history. All events of one step happen before any process observes them.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Story(pub Vec<Vec<Event>>);

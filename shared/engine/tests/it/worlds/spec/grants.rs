@@ -12,7 +12,7 @@ pub enum Access {
     Write,
 }
 
-/// Objects of one kind, by their names or globs over these; any without.
+/// Objects of one kind, by their names or globs. Without names, all objects of the kind.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Granted {
     pub kind: Res,

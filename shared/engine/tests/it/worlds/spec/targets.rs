@@ -4,7 +4,8 @@ use serde_json::{Value, json};
 
 use super::Text;
 
-/// A regular expression, as a tree, so that what it matches needs no engine.
+/// A regular expression as a tree, so that its matches can be found without a regular-expression
+/// engine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Pattern {
     Text(&'static str),
@@ -15,8 +16,8 @@ pub enum Pattern {
 }
 
 impl Pattern {
-    /// Alternatives have no group around them where nothing is beside them: what must match is the
-    /// whole of a name all the same.
+    /// Alternatives that stand alone have no group around them. They must match the whole of a name
+    /// all the same.
     pub fn text(&self) -> String {
         let join =
             |parts: &[Self], by: &str| parts.iter().map(Self::text).collect::<Vec<_>>().join(by);
@@ -73,7 +74,7 @@ impl Selector {
 /// How a target selects.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum By {
-    /// The namespace that the rule lives in, which a rule that says nothing of targets is for.
+    /// The namespace of the rule. It is the target of a rule without targets.
     Home(&'static str),
     Names(Vec<&'static str>),
     Pattern(Pattern),
@@ -90,7 +91,7 @@ impl By {
         }
     }
 
-    /// The namespaces that it names, if it does.
+    /// Returns the namespaces that the target names, if it names any.
     pub fn exact(&self) -> &[&'static str] {
         match self {
             Self::Home(home) => std::slice::from_ref(home),
@@ -100,7 +101,7 @@ impl By {
     }
 }
 
-/// What must all match.
+/// Conditions that must all hold.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct All {
     pub names: Vec<&'static str>,
@@ -127,7 +128,7 @@ impl All {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Target {
     pub by: By,
-    /// What must match besides: of what `by` isn't.
+    /// Further conditions, of another sort than `by`.
     pub and: All,
     pub name: Option<Text>,
 }

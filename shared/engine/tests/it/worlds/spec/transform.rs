@@ -12,7 +12,7 @@ pub enum Piece {
     NamespaceLabel(&'static str),
     /// `$(…)` that is no variable.
     Literal(&'static str),
-    /// What would be a variable, if there were one of that name.
+    /// A `$(…)` with the name of no known variable.
     Unknown(&'static str),
 }
 
@@ -44,7 +44,7 @@ pub enum Worth {
 }
 
 impl Worth {
-    /// With each text as `show` has it.
+    /// Returns the value with each text replaced by the result of `show`.
     pub fn map<E>(&self, show: &impl Fn(&Text) -> Result<String, E>) -> Result<Value, E> {
         Ok(match self {
             Self::Text(text) => show(text)?.into(),
@@ -90,7 +90,7 @@ pub enum Operation {
 }
 
 impl Operation {
-    /// What it reads or changes.
+    /// Returns the paths that the operation reads or changes.
     pub fn paths(&self) -> Vec<&'static str> {
         match self {
             Self::Add(path, _)

@@ -57,7 +57,7 @@ fn is_unseen(Unseen(watched, verified, due, _): &Unseen, case: (bool, bool, bool
     holds(watched, &case.0) && holds(verified, &case.1) && holds(due, &case.2)
 }
 
-/// Whether a patch may touch that.
+/// True if a patch may change that part.
 pub fn may_patch(part: Part, secrets: bool) -> bool {
     PATCHED
         .iter()
@@ -89,7 +89,7 @@ fn is_field(Field(has, mine, theirs, rest, _): &Field, case: (Has, bool, bool, R
     holds(has, &case.0) && holds(mine, &case.1) && holds(theirs, &case.2) && holds(rest, &case.3)
 }
 
-/// How often each row was reached, and what else is to be.
+/// How often each row was reached, and the other cases that must be reached.
 #[derive(Clone, Debug)]
 pub struct Coverage {
     selection: Vec<u64>,
@@ -107,13 +107,13 @@ pub struct Coverage {
     marks: Vec<u64>,
     planned: Vec<u64>,
     pub others: BTreeMap<&'static str, u64>,
-    /// How many stories there were, of how many steps, and how many of these were compared.
+    /// The number of stories, of their steps, and of the steps that were compared.
     pub stories: u64,
     pub steps: u64,
     pub compared: u64,
-    /// Stories that end where the documents are silent, by what about.
+    /// The stories that end because the documents are silent, by the open question.
     pub silent: BTreeMap<&'static str, u64>,
-    /// What the rules' condition Ready said.
+    /// The reasons of the rules' condition Ready.
     pub reasons: BTreeMap<String, u64>,
 }
 
@@ -144,7 +144,7 @@ impl Default for Coverage {
     }
 }
 
-/// The row that holds, counted.
+/// Returns the row that applies, and counts it.
 fn the_one<'a, R>(rows: &'a [R], hits: &mut [u64], holds: impl Fn(&R) -> bool) -> &'a R {
     let at = rows
         .iter()
@@ -162,7 +162,7 @@ impl Coverage {
         .3
     }
 
-    /// Whether a grant gives it.
+    /// True if a grant gives the access.
     pub fn grant(&mut self, access: bool, way: Way, kind: bool, named: Named) -> bool {
         the_one(&CONSENT, &mut self.consent, |row| {
             is_consent(row, (access, way, kind, named))
@@ -170,7 +170,7 @@ impl Coverage {
         .4
     }
 
-    /// Whether a rule leaves another's source alone.
+    /// True if a rule leaves another rule's source alone.
     pub fn source(&mut self, tenants: bool, readers: bool, may: bool) -> bool {
         the_one(&LEFT_ALONE, &mut self.left_alone, |row| {
             is_left(row, (tenants, readers, may))
@@ -178,19 +178,20 @@ impl Coverage {
         .3
     }
 
-    /// Whether an object is a source of the rule whose selector is asked: its labels match, it is a
-    /// copy, it is never copied as what it is, it is among the oldest that fit.
+    /// Returns whether an object is a source of the rule with the selector. The case: its labels
+    /// match, it is a copy, its type is never copied, it is among the oldest that fit.
     pub fn member(&mut self, case: [bool; 4]) -> bool {
         the_one(&MEMBER, &mut self.member, |row| is_member(row, case)).4
     }
 
-    /// Whether a rule minds what others do to a copy of its: it says so, acts, wants it to stay;
-    /// the namespace is the cluster's own.
+    /// Returns whether a rule denies other clients' changes of its copy. The case: it has
+    /// `driftPolicy: Deny`, it is active, it wants the copy to stay, the namespace is one of the
+    /// cluster's own.
     pub fn minded(&mut self, case: [bool; 4]) -> bool {
         the_one(&MINDED, &mut self.minded, |row| is_minded(row, case)).4
     }
 
-    /// Whether that is refused.
+    /// True if the request is refused.
     pub fn refused(&mut self, deal: Deal, minded: bool) -> bool {
         the_one(&REFUSED, &mut self.refused, |row| {
             is_refused(row, (deal, minded))
@@ -198,14 +199,14 @@ impl Coverage {
         .2
     }
 
-    /// Counts what patches are about.
+    /// Counts the parts that patches concern.
     pub fn patched(&mut self, part: Part, secrets: bool) {
         the_one(&PATCHED, &mut self.patched, |row| {
             is_patched(row, (part, secrets))
         });
     }
 
-    /// Whether what nothing shows is put right.
+    /// True if a change that no metadata shows is undone.
     pub fn unseen(&mut self, watched: bool, verified: bool, due: bool) -> bool {
         the_one(&UNSEEN, &mut self.unseen, |row| {
             is_unseen(row, (watched, verified, due))
@@ -241,17 +242,17 @@ impl Coverage {
         .4
     }
 
-    /// Whether copies get a label or annotation of this key.
+    /// True if copies get a label or annotation with this key.
     pub fn carried(&mut self, key: &str) -> bool {
         let Some(at) = CARRIED.iter().position(|(known, _)| *known == key) else {
-            // Replicators' marks are not, and neither are Mimeo's own; what nobody knows is.
+            // Replicators' marks are not carried, and neither are Mimeo's own. Unknown keys are.
             return !COPY_MARKS.contains(&(key, true)) && !key.starts_with("mimeo.dev/");
         };
         self.carried[at] += 1;
         CARRIED[at].1
     }
 
-    /// Whether an annotation of this key is a replicator's mark on a copy.
+    /// True if an annotation with this key is a replicator's mark on a copy.
     pub fn marks(&mut self, key: &str) -> bool {
         let Some(at) = COPY_MARKS.iter().position(|(known, _)| *known == key) else {
             return key == "mimeo.dev/rule";
@@ -260,7 +261,7 @@ impl Coverage {
         COPY_MARKS[at].1
     }
 
-    /// Counts what is planned for a cell.
+    /// Counts the planned action for a cell.
     pub fn planned(&mut self, planned: Planned) {
         the_one(&PLANNED, &mut self.planned, |row| *row == planned);
     }
@@ -307,7 +308,7 @@ impl Coverage {
         }
     }
 
-    /// Every row with how often it was reached.
+    /// Returns every row, and how often it was reached.
     pub fn rows(&self) -> Vec<(String, u64)> {
         fn of<R: Debug>(rows: &[R], hits: &[u64]) -> Vec<(String, u64)> {
             rows.iter()
