@@ -213,7 +213,7 @@ fn an_edit_made_while_nothing_ran_is_found_by_one_dry_run_per_slot() {
     requests(&world, &[("apply", 1), ("learn", 1)]);
 }
 
-/// An answer that comes after the news that somebody undid it.
+/// The answer arrives after the watch has shown that another client undid the write.
 #[test]
 fn a_late_answer_does_not_bring_a_deleted_copy_back() {
     let mut world = world(&[Role::Keeper]);
@@ -287,8 +287,8 @@ fn a_forged_label_that_goes_gives_nothing_away() {
     settle(&mut world);
 }
 
-/// The dry run's cell goes with its namespace: the other cells must not wait for its answer for
-/// ever.
+/// The cell of the dry run goes with its namespace. The other cells must not wait for its answer
+/// forever.
 #[test]
 fn a_dry_run_in_a_namespace_that_goes_holds_nobody_up() {
     let mut world = world(&[Role::Keeper]);
@@ -439,8 +439,8 @@ fn moves(world: &mut World, moves: &[Move]) {
     world.run(moves).unwrap_or_else(|why| panic!("{why}"));
 }
 
-/// Decided while the rule only asked for its best, carried out when it requires: the job waited
-/// behind a request.
+/// The removal of the label was decided while the rule had `podGate: BestEffort`, and waited behind
+/// a request. Meanwhile the rule changed to `Required`.
 #[test]
 fn a_mark_does_not_go_by_what_held_before() {
     let mut world = World::new(&[Role::Keeper], 1);
@@ -487,8 +487,8 @@ fn a_mark_does_not_go_by_what_held_before() {
     );
 }
 
-/// Who waited until time ran out comes again after it, and is to be told then which copy is
-/// missing.
+/// A pod that waited until the budget ended is retried after it. Then its user must learn which
+/// copy is missing.
 #[test]
 fn a_mark_outlasts_the_budget_where_pods_waited() {
     let mut world = world(&[Role::Keeper]);
@@ -529,8 +529,7 @@ fn a_mark_outlasts_the_budget_where_pods_waited() {
     settle(&mut world);
 }
 
-/// Whether the rule was deleted on purpose is being read anew just when the time of collecting
-/// ends.
+/// The rule is read again, to learn how it disappeared, just when the collecting time ends.
 #[test]
 fn what_went_with_a_crd_is_held_while_its_rule_is_read_again() {
     let (mut world, copy) = one_copy();
@@ -614,7 +613,7 @@ fn a_rule_deleted_right_after_a_crash_in_the_first_minute_is_cleaned_up() {
     settle(&mut world);
 }
 
-/// Refused was the old content; now the copy is to go.
+/// The API server refused the old content. Now the copy must be deleted.
 #[test]
 fn a_refusal_of_what_is_not_wanted_any_more_hinders_nothing() {
     let (mut world, copy) = one_copy();
@@ -729,7 +728,7 @@ fn a_restart_with_nothing_to_do_writes_nothing() {
     world.check_rest().unwrap_or_else(|why| panic!("{why}"));
 }
 
-/// Half of a rule's copies, and 20 or more: nothing goes before a person says so.
+/// Half of a rule's copies, and 20 or more, are lost. No copy is deleted before a user confirms it.
 #[test]
 fn a_sweep_of_relabellings_is_held_until_it_is_confirmed() {
     let mut world = world(&[Role::Keeper]);
@@ -830,8 +829,8 @@ fn a_sweep_that_is_undone_is_held_no_more() {
     }
 }
 
-/// A script that relabels goes on while somebody confirms what he was told of: what went meanwhile
-/// nobody was told of.
+/// A script goes on to relabel while a user confirms the reported losses. The losses since then
+/// were not reported.
 #[test]
 fn what_is_lost_after_the_nonce_was_told_is_not_confirmed_by_it() {
     let mut world = world(&[Role::Keeper]);
@@ -867,8 +866,8 @@ fn what_is_lost_after_the_nonce_was_told_is_not_confirmed_by_it() {
     );
 }
 
-/// The copy carries the mark of a rule that wants it no more. What became of its source is asked
-/// for the rule that wants it now.
+/// The copy's annotation names a rule that no longer wants it. The fate of its source is read for
+/// the rule that wants it now.
 #[test]
 fn a_copy_of_another_rule_goes_with_the_source_that_it_lost() {
     let mut world = world(&[Role::Keeper]);
@@ -917,8 +916,8 @@ fn a_copy_of_another_rule_goes_with_the_source_that_it_lost() {
     );
 }
 
-/// What a rule that is refused wants isn't known: it keeps what it has, from a rule that has lost
-/// the source, too.
+/// The wishes of a refused rule are unknown. It keeps its copies, even from a rule that has lost
+/// the source.
 #[test]
 fn a_copy_of_a_refused_rule_stays_when_another_rule_loses_its_source() {
     let mut world = world(&[Role::Keeper]);
@@ -992,8 +991,8 @@ fn a_sweep_of_one_targets_copies_is_held_though_another_target_matches() {
     );
 }
 
-/// Somebody's own object is looked at now and then. However often its copy's source changes, it is
-/// no more often than that.
+/// A foreign object is read now and then. Changes of the copy's source don't make these reads more
+/// frequent.
 #[test]
 fn an_object_in_the_way_is_looked_at_no_more_often_for_all_that_happens() {
     let mut world = world(&[Role::Keeper]);
@@ -1030,9 +1029,9 @@ fn an_object_in_the_way_is_looked_at_no_more_often_for_all_that_happens() {
     );
 }
 
-/// Its namespace is deleted, with it in it, and created anew by whoever keeps namespaces; the
-/// source takes longer. That nobody deleted the source for its own sake is not to be seen from the
-/// namespace being there.
+/// The source's namespace is deleted together with the source. A tool that keeps namespaces creates
+/// it again, and the source takes longer. The existing namespace does not prove that the source was
+/// deleted on purpose.
 #[test]
 fn a_source_that_went_with_its_namespace_was_not_deleted_on_purpose_though_the_namespace_is_back() {
     let mut world = world(&[Role::Keeper]);
@@ -1068,7 +1067,7 @@ fn a_source_that_went_with_its_namespace_was_not_deleted_on_purpose_though_the_n
     );
 }
 
-/// A stranger's object carries our label: where nobody knows whose it is, nobody forgets to look.
+/// A foreign object carries Mimeo's label. While its owner is unknown, its kind stays recorded.
 #[test]
 fn a_kind_is_noted_until_nothing_of_it_carries_our_label() {
     let mut world = world(&[Role::Keeper]);
@@ -1128,8 +1127,8 @@ fn a_note_that_could_not_be_removed_is_tried_again() {
     );
 }
 
-/// What a deletion of ours took, though nobody has heard of it yet, its namespace's owner did not:
-/// it is created once more.
+/// A copy was deleted by Mimeo itself, although no answer or watch has shown that yet. The owner of
+/// the namespace did not delete it, so it is created once more.
 #[test]
 fn a_copy_that_we_deleted_ourselves_does_not_count_as_created_once() {
     let mut world = world(&[Role::Keeper]);
@@ -1194,7 +1193,7 @@ fn what_came_while_it_was_queued_is_remembered_as_created_once() {
     settle(&mut world);
 }
 
-/// It is the same copy; only what the selector finds has to be listed first.
+/// It is the same copy. Only the selector must be listed first.
 #[test]
 fn a_copy_stays_its_rules_while_that_comes_to_select_what_it_named() {
     let mut world = world(&[Role::Keeper]);

@@ -107,7 +107,7 @@ fn spec() -> impl Strategy<Value = RuleSpec> {
         )
 }
 
-/// What is in an object in a copy's way.
+/// The content of an object that occupies a copy's place.
 fn content() -> impl Strategy<Value = &'static str> {
     select(vec!["theirs", "v1", "v1", "copied"])
 }
@@ -196,7 +196,7 @@ fn begun(moves: impl Strategy<Value = Vec<Move>>) -> impl Strategy<Value = Vec<M
     })
 }
 
-/// People act, and nothing goes wrong.
+/// Users act, and no failure happens.
 pub fn fair() -> impl Strategy<Value = Vec<Move>> {
     begun(vec(
         prop_oneof![6 => act().prop_map(Move::Act), 3 => Just(Move::Calm(3)), 1 => tick()],
@@ -204,7 +204,7 @@ pub fn fair() -> impl Strategy<Value = Vec<Move>> {
     ))
 }
 
-/// People act, and everything goes wrong.
+/// Users act, and every kind of failure happens.
 pub fn foul() -> impl Strategy<Value = Vec<Move>> {
     let n = || 0..60usize;
     let one = prop_oneof![

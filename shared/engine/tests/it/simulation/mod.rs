@@ -40,8 +40,8 @@ fn config(cases: u32) -> ProptestConfig {
     let wanted = std::env::var("PROPTEST_CASES")
         .ok()
         .and_then(|cases| cases.parse().ok());
-    // The same worlds for everyone, so that a change is judged by what it changed; who asks for a
-    // number of cases is on the hunt.
+    // Without a number of cases, the worlds are the same in every run, so that a change is judged
+    // by its own effects. A run with a number looks for new failures.
     let rng_seed = if wanted.is_some() {
         RngSeed::Random
     } else {

@@ -18,7 +18,7 @@ use super::{
     spec::{Clash, Hold, PICK, RuleSpec, SOURCES, To, carried, source_name},
 };
 
-/// Who wants a cell, for which source.
+/// The rule that wants a cell, and its source.
 #[derive(Clone, Debug)]
 pub struct Want {
     pub rule: String,
@@ -26,24 +26,25 @@ pub struct Want {
     pub uid: String,
     pub spec: Rc<RuleSpec>,
     pub source: usize,
-    /// What it is to have as its label `tier`, unless it takes a label of the namespace's that
-    /// isn't there.
+    /// The value of the copy's label `tier`. An error means that it takes a label which the
+    /// namespace doesn't have.
     pub tier: Result<Option<String>, ()>,
     /// Whether other rules want it, too.
     pub contested: bool,
-    /// Whether it holds the copy of a rule that is refused: what that wants isn't known, and it
-    /// keeps what it has.
+    /// True if the cell holds the copy of a refused rule. The wishes of that rule are unknown, and
+    /// it keeps its copies.
     pub kept: bool,
 }
 
-/// What a history knows beyond what the server holds.
+/// The facts of a history that the server does not hold.
 #[derive(Debug, Default)]
 pub struct Facts {
     /// Whether there are webhook replicas.
     pub replicas: bool,
     /// Rules that went with their CRD and have not come back.
     pub lost: BTreeSet<String>,
-    /// Whether the CRD of rules was ever re-installed: then a rule's loss may not pass for meant.
+    /// True if the CRD of rules was ever installed again. Then the loss of a rule may not count as
+    /// deliberate.
     pub crd_changed: bool,
     /// Uids of the namespaces that lost sources were in.
     pub homes: BTreeMap<usize, String>,
@@ -137,8 +138,8 @@ pub fn wanted(
         let keeper =
             marked.and_then(|name| server.get(&Key::new(Res::Rule, "", name))?.spec.as_ref());
         let kept = keeper.is_some_and(|keeper| keeper.invalid);
-        // Without our label, or our entry, whose copy it is is known to who has seen it before, or
-        // looks; and it may be one that is kept from this rule.
+        // Without Mimeo's label or entry, the owner of the copy is known only to a process that has
+        // seen it before or reads it. It may be a copy that another rule keeps from this one.
         let hidden = copy.filter(|copy| {
             if copy.ours() {
                 !copy.labelled()
@@ -162,7 +163,7 @@ pub fn wanted(
     (wants, lost)
 }
 
-/// What a copy is to say, mark by mark and field by field.
+/// The required labels, annotations and fields of a copy.
 pub fn copy_of(source: &Object, want: &Want) -> BTreeMap<String, String> {
     let mut fields: BTreeMap<String, String> = source
         .fields
@@ -197,7 +198,8 @@ pub fn copy_of(source: &Object, want: &Want) -> BTreeMap<String, String> {
     fields
 }
 
-/// Whether an object is the copy that is wanted: every field is there, and ours own exactly these.
+/// Checks that an object is the wanted copy: every field exists, and Mimeo's entry owns exactly
+/// these.
 fn right(object: &Object, want: &Want, source: &Object) -> Result<(), String> {
     let expected = copy_of(source, want);
     for (path, value) in &expected {
@@ -227,7 +229,7 @@ fn right(object: &Object, want: &Want, source: &Object) -> Result<(), String> {
         .keys()
         .filter(|path| **path != checksum && !expected.contains_key(*path))
     {
-        // Who comes to own what is about to go, in that very moment, keeps it.
+        // A client that becomes an owner of a field just before its removal keeps it.
         let mut others = object
             .entries
             .iter()
@@ -242,7 +244,7 @@ fn right(object: &Object, want: &Want, source: &Object) -> Result<(), String> {
     Ok(())
 }
 
-/// Whether all says that an object is a copy, but that nobody owns a field of it.
+/// True if an object has all labels and annotations of a copy, but no field of it has an owner.
 pub fn stripped(object: &Object) -> bool {
     let marks = [names::RULE, names::CHECKSUM, names::CLUSTER];
     object.entries.is_empty()
@@ -250,14 +252,15 @@ pub fn stripped(object: &Object) -> bool {
         && marks.iter().all(|mark| object.annotation(mark).is_some())
 }
 
-/// What came of one wanted cell.
+/// The state of one wanted cell.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum State {
     Synced,
     Failed,
     /// Neither: its source is missing, its rule is suspended.
     Open,
-    /// Who has it depends on whether anybody looked: the watch doesn't show whose mark it carries.
+    /// The owner depends on whether a process has read the object. The watch doesn't show which
+    /// rule its annotation names.
     Unsure,
 }
 
@@ -310,13 +313,14 @@ fn gone(before: &Object, after: Option<&Rc<Object>>, why: &str) -> Result<(), St
     match after {
         None => Ok(()),
         Some(after) if after.deleting && before.under("fin/").next().is_some() => Ok(()),
-        // Who removes the label, and nothing wants the copy back, takes it out of sight.
+        // A client may remove the label from a copy that no rule wants back. That takes the copy
+        // out of sight.
         Some(after) if !before.labelled() && after.version == before.version => Ok(()),
         Some(_) => Err(format!("should be gone ({why})")),
     }
 }
 
-/// What another replicator leaves on its copies.
+/// The annotation of another replicator on its copies.
 pub const COPY_MARK: &str = "ann/kubed.appscode.com/origin";
 
 /// Whether an object that isn't ours is one that a copy of these fields may be made of, by
@@ -377,11 +381,12 @@ pub fn check_wanted(
         return same(was, is, "a label that it takes is missing").map(|()| State::Failed);
     }
     if let Some(foreign) = was.filter(|was| !was.ours() && !becomes_ours(was, after, want)) {
-        // A webhook replica sees no copy but in the answers to its own writes, for as long as their
-        // namespace waits: what is taken from us meanwhile it may write once more.
+        // A webhook replica sees copies only in the answers to its own writes, while their
+        // namespace waits. If another client takes a copy from Mimeo meanwhile, the replica may
+        // write it once more.
         let taken = after.ever_ours.contains(&foreign.uid) && facts.replicas;
-        // Who has seen that it was ours, or finds that it has the content, puts it right; who
-        // hasn't, leaves it.
+        // A process restores the object if it has seen that it was Mimeo's own, or finds that it
+        // has the content. Another process leaves it.
         let known = after.ever_ours.contains(&foreign.uid) && !want.spec.suspend;
         if let (true, Some(is), Some(source)) =
             (known, is, source_for(after, &want.spec, want.source))
@@ -446,7 +451,7 @@ pub fn check_wanted(
         return gone(ours, is, "its source was deleted").map(|()| State::Open);
     };
     if source.under("data/").any(|(_, value)| value == "bad") {
-        // Whose its fields are is settled before that is asked.
+        // The ownership of its fields is decided before that.
         let alike =
             |was: &Rc<Object>, is: &Rc<Object>| was.uid == is.uid && was.fields == is.fields;
         let alike = was.zip(is).is_some_and(|(was, is)| alike(was, is));
@@ -475,7 +480,7 @@ fn left_by_former(copy: &Object, uid: &str) -> bool {
     retained.is_some_and(|retention| !retention.contains(uid))
 }
 
-/// Whether the namespace remembers that the rule has created this copy.
+/// True if the namespace records that the rule has created this copy.
 pub fn remembers(namespace: &Object, rule: &str, key: &Key) -> bool {
     let rule = format!("ClusterReplication/{rule}")
         .parse()
@@ -531,19 +536,19 @@ fn check_seed(
             same(Some(object), is, "there already")?;
             match noted_after {
                 true => Ok(Some(State::Synced)),
-                // Nothing makes anybody look for what no watch shows.
+                // No watch shows such an object, so no process reads it.
                 false if !object.labelled() && !possible => Ok(Some(State::Unsure)),
                 false => Err("isn't remembered".into()),
             }
         }
-        // Removed before that was noted: whoever saw it go remembers, who didn't creates it once
-        // more.
+        // The copy was removed before it was recorded. A process that saw the removal remembers it.
+        // Another process creates the copy once more.
         None if noted_after && is.is_none() && removed => Ok(Some(State::Synced)),
         None => Ok(None),
     }
 }
 
-/// Checks a copy that was there and that nobody wants.
+/// Checks a former copy that no rule wants.
 pub fn check_unwanted(
     before: &Server,
     after: &Server,
@@ -553,7 +558,7 @@ pub fn check_unwanted(
 ) -> Result<(), String> {
     let (was, is) = (before.get(key), after.get(key));
     let Some(ours) = was.filter(|was| was.ours()) else {
-        // Whoever has seen that it was ours knows it without its entry.
+        // A process that has seen Mimeo's own copy recognizes it without its entry.
         let known = was.filter(|was| after.ever_ours.contains(&was.uid));
         let went = known.is_some_and(|was| gone(was, is, "").is_ok());
         return if went {
@@ -574,7 +579,8 @@ pub fn check_unwanted(
     let Some(name) = rule_of(ours) else {
         return same(was, is, "no rule's");
     };
-    // Seen while its rule created once it counts, noted by then or not.
+    // An object seen while its rule had `CreateOnce` counts, whether or not it was recorded by
+    // then.
     if [before, after].iter().any(|server| {
         server
             .namespace(&key.namespace)
@@ -648,11 +654,10 @@ pub fn check_unwanted(
 /// Of each rule: desired, synced, failed.
 pub type Counts = BTreeMap<String, [i32; 3]>;
 
-/// Checks everything, and returns what the status of each rule has to count: desired, synced,
-/// failed.
+/// Checks everything. Returns the numbers for the status of each rule: desired, synced, failed.
 ///
-/// None: everything is right, but who has some cell depends on who looked when, and so do the
-/// counts.
+/// `None`: everything is correct, but the owner of some cell depends on when a process read it, and
+/// so do the numbers.
 pub fn check(before: &Server, after: &Server, facts: &Facts) -> Result<Option<Counts>, String> {
     let mut counts: Counts = after
         .of(Res::Rule)
@@ -716,8 +721,8 @@ pub fn check(before: &Server, after: &Server, facts: &Facts) -> Result<Option<Co
     Ok((!unsure).then_some(counts))
 }
 
-/// A mark stays only while a required copy cannot be there, or while nobody can say which rules
-/// there are.
+/// The pending label stays only while a required copy cannot be written, or while the rules are
+/// unknown.
 fn check_mark(
     namespace: &Object,
     after: &Server,
@@ -727,7 +732,7 @@ fn check_mark(
     let hindered = settled.values().any(|(want, state)| {
         want.spec.hold == Hold::Required && !want.spec.suspend && *state != State::Synced
     });
-    // Nobody knows what would be selected.
+    // The result of the selection is unknown.
     let unknown = after
         .of(Res::Rule)
         .filter_map(|rule| rule.spec.as_ref())

@@ -7,7 +7,7 @@ use k8s_openapi::jiff::Timestamp;
 use mimeo_engine::{Cursor, Ended, Engine, NamespaceView, RuleView, State, clock::Tick};
 use mimeo_model::id::RuleId;
 
-/// What he has been shown so far.
+/// The data that the viewer has received so far.
 #[derive(Debug, Default)]
 pub struct Onlooker {
     cursor: Cursor,
@@ -43,7 +43,7 @@ impl Onlooker {
         true
     }
 
-    /// What he has been shown is what there is.
+    /// Checks that the viewer's data equals the present data.
     pub fn check(&mut self, engine: &Engine, now: Tick) -> Result<(), String> {
         let mut afresh = Self::default();
         for onlooker in [&mut *self, &mut afresh] {

@@ -91,7 +91,7 @@ fn a_copy_that_nobody_owns_is_ours_again_and_loses_what_its_source_loses() {
     sent(&mut world, [("apply", 1)]);
 }
 
-/// Whose a key was that the source has no more, nobody can tell any more.
+/// If the source has lost a key, the former owner of that field is unknown.
 #[test]
 fn a_copy_that_nobody_owns_while_its_source_changes_is_what_its_source_is() {
     let mut world = begun(rule());
@@ -133,7 +133,8 @@ fn what_is_exclusive_has_nothing_that_others_add() {
     assert_eq!(copy(&world).field("data/other"), None);
     run(&mut world, &[Act::PutSource(0, "v2")]);
     sent(&mut world, [("apply", 1)]);
-    // Neither what was there when it became exclusive, nor what nobody owns.
+    // Fields that existed when the copy became exclusive are not kept, nor are fields without an
+    // owner.
     run(&mut world, &[put(rule()), Act::AddToCopy(0, "v1")]);
     assert_eq!(copy(&world).field("data/other"), Some("v1"));
     run(
@@ -211,7 +212,7 @@ fn a_change_of_strategy_leaves_nothing_behind() {
     assert_eq!(found, [Some("v2"), Some("v1"), None]);
 }
 
-/// Who has not seen that it was ours goes by what is in it.
+/// A process that has not seen Mimeo's own copy judges it by its content.
 #[test]
 fn after_a_restart_a_copy_that_nobody_owns_is_taken_back_if_it_has_the_content() {
     let mut world = begun(rule());
@@ -317,7 +318,8 @@ fn a_copy_that_lost_its_label_while_no_watch_was_open_goes_when_it_is_to() {
     );
 }
 
-/// Else whoever makes a rule of the former one's name would delete what they may not delete.
+/// Otherwise a user could create a rule with the former rule's name, and so delete copies without
+/// the permission to delete them.
 #[test]
 fn a_retained_copy_stays_where_a_later_rule_of_the_name_does_not_want_it() {
     let keep = Keep {

@@ -29,7 +29,7 @@ use super::server::{Key, Object, Pre, Res, Server, flatten};
 
 pub const CLUSTER: &str = "00000000-0000-4000-8000-00000000c1a5";
 
-/// What is watched.
+/// The subject of a watch.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Topic {
     Rules,
@@ -76,7 +76,7 @@ impl Topic {
     }
 }
 
-/// What a watch tells.
+/// A message of a watch.
 #[derive(Clone, Debug)]
 pub enum Message {
     Listing,
@@ -100,7 +100,7 @@ impl std::fmt::Display for Message {
     }
 }
 
-/// A watch: what it has yet to tell, and how far into the server's log it is.
+/// A watch: its undelivered messages, and its position in the server's log.
 #[derive(Debug, Default)]
 pub struct Watch {
     queue: VecDeque<Message>,
@@ -162,7 +162,8 @@ impl Watch {
             ) {
                 (_, Some(new)) => self.queue.push_back(Message::Applied(new.clone())),
                 (Some(old), None) => {
-                    // As it last was for the watch, with the version of what ended it.
+                    // The last state that the watch has shown, with the resourceVersion of the
+                    // event that ended it.
                     let last = Object {
                         version: event.version,
                         ..(**old).clone()
@@ -203,7 +204,7 @@ pub enum What {
     Job(Box<Job>),
 }
 
-/// What came of it.
+/// The result of a request or job.
 #[derive(Clone, Debug)]
 pub enum Answer {
     Outcome(Outcome, Option<Rc<Object>>),
@@ -216,7 +217,7 @@ pub enum Answer {
     Written(bool),
 }
 
-/// What a program has been told, for judging what it does by what it could know.
+/// The events that a program has received. They decide which of its requests are allowed.
 #[derive(Debug, Default)]
 pub struct View {
     pub rules: BTreeMap<String, Rc<Object>>,
@@ -343,7 +344,7 @@ impl Process {
         }
     }
 
-    /// Hands one message of a watch to the engine; tells which.
+    /// Hands one message of a watch to the engine, and returns it.
     pub fn deliver(&mut self, topic: &Topic, server: &Server, clock: Duration) -> Option<Message> {
         let now = self.tick(clock);
         let message = self.watches.get_mut(topic)?.next(topic, server)?;
@@ -621,7 +622,7 @@ impl Process {
         &mut self.watches.entry(topic.clone()).or_default().shown
     }
 
-    /// Notes what was seen of a copy, by a watch or an answer.
+    /// Records the state of a copy that a watch or an answer has shown.
     pub fn see(&mut self, object: &Rc<Object>) {
         if object.ours() {
             self.view.ours.insert(object.uid.clone());
@@ -636,7 +637,7 @@ impl Process {
         }
     }
 
-    /// Tells the engine what came of a job, if an answer came.
+    /// Hands the result of a job to the engine, if an answer arrived.
     pub fn end_job(&mut self, job: &Job, answer: Option<Answer>, now: Tick) {
         use mimeo_engine::Answer as Told;
         let told = match answer {
@@ -653,8 +654,7 @@ impl Process {
         self.engine.answered(job, told, now);
     }
 
-    /// Takes the Events that are due. Whatever happens, they are few, and the API server would take
-    /// each.
+    /// Takes the due Events. In any history they are few, and the API server would accept each.
     fn announce(&mut self, clock: Duration) {
         let now = self.tick(clock);
         let announcements = self.engine.announcements(now);
@@ -677,8 +677,8 @@ impl Process {
         );
     }
 
-    /// Takes from the engine what there is to do now, as far as the window allows. New flights are
-    /// at the end.
+    /// Takes the present work from the engine, as far as the window allows. New flights are at the
+    /// end.
     pub fn pump(&mut self, server: &Server, clock: Duration) -> usize {
         let before = self.flights.len();
         loop {
@@ -717,7 +717,7 @@ pub fn verb_name(verb: Verb) -> &'static str {
     }
 }
 
-/// What the request is about.
+/// The key of the object that the request concerns.
 pub fn key_of(request: &Request) -> Key {
     let GroupVersionKind { group, kind, .. } = &request.resource.gvk;
     Key::new(

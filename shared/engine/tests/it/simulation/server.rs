@@ -23,7 +23,7 @@ use serde_json::{Map, Value, json};
 
 use super::spec::RuleSpec;
 
-/// What objects there are.
+/// The kinds of objects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Res {
     Namespace,
@@ -234,12 +234,12 @@ impl Object {
         object
     }
 
-    /// Whether nobody can change what is in it.
+    /// True if no client can change the content of the object.
     pub fn is_immutable(&self) -> bool {
         self.field("immutable") == Some("true")
     }
 
-    /// What nobody can change then.
+    /// The content that cannot be changed in an immutable object.
     fn content(&self) -> impl Iterator<Item = (&String, &String)> {
         let is_content = |path: &str| {
             path == "immutable"
@@ -251,7 +251,8 @@ impl Object {
     }
 }
 
-/// Paths as `managedFields` has them, as far as anybody looks: those of the metadata are below it.
+/// Paths in the form of `managedFields`, as far as they are compared: the fields of the metadata
+/// are below it.
 fn field_set(paths: &BTreeSet<String>) -> Value {
     let is_meta = |path: &&String| {
         ["label/", "ann/", "fin/"]
@@ -337,7 +338,7 @@ fn refuse(code: u16, body: Value) -> Refusal {
     (code, serde_json::from_value(body).expect("a Status"))
 }
 
-/// What the written object must be.
+/// The precondition of a write.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Pre {
     Absent,
@@ -374,9 +375,9 @@ pub struct Server {
     pub writes: Vec<Write>,
     /// Uids of objects that our manager ever had an entry in.
     pub ever_ours: BTreeSet<String>,
-    /// Copies that somebody else removed or took, by the uid of their namespace.
+    /// Copies that another client removed or took, by the uid of their namespace.
     pub meddled: BTreeSet<(String, Key)>,
-    /// What Mimeo must never do and did.
+    /// The forbidden changes that Mimeo made.
     pub violations: Vec<String>,
 }
 
@@ -495,7 +496,7 @@ impl Server {
         }
     }
 
-    // ---- what others do ----
+    // ---- actions of other clients ----
 
     /// Creates an object of `manager`'s, if its place is free.
     pub fn create(&mut self, key: &Key, fields: &[(&str, &str)], manager: &str) -> bool {
@@ -569,7 +570,7 @@ impl Server {
                 .filter(|path| kept(path))
                 .collect();
         }
-        // Where nobody owns anything, the server notes nothing before the next apply.
+        // In an object without any owner, the server records no owner before the next apply.
         let untold = new.entries.is_empty() && COPIED.contains(&key.res);
         if !changed.is_empty() && !untold {
             let time = self.version;
@@ -609,7 +610,7 @@ impl Server {
         true
     }
 
-    /// Deletes an object as anybody may.
+    /// Deletes an object in the name of any client.
     pub fn remove(&mut self, key: &Key) -> bool {
         let Some(old) = self.objects.get(key).cloned() else {
             return false;
@@ -682,7 +683,7 @@ impl Server {
         true
     }
 
-    // ---- what Mimeo does ----
+    // ---- actions of Mimeo ----
 
     fn writable(&self, key: &Key) -> Result<(), Refusal> {
         if !self.served(key.res) {
@@ -776,8 +777,8 @@ impl Server {
         if old.as_deref() == Some(&new) || dry {
             return Ok(Rc::new(new));
         }
-        // What isn't ours is only ever written as it was seen; whether it may be was judged when
-        // that was sent.
+        // A foreign object is only written in the state that Mimeo has seen. Whether Mimeo may
+        // write it was judged when the request was sent.
         if !matches!(pre, Pre::Unchanged(..)) {
             self.judge(key, old.as_deref());
         }
@@ -789,8 +790,7 @@ impl Server {
         Ok(self.put(key, Some(new)).expect("it was put there"))
     }
 
-    /// Whatever was asked: what was never ours is not changed, and what is being deleted isn't
-    /// either.
+    /// For any request: Mimeo never changes a foreign object, nor an object that is being deleted.
     fn judge(&mut self, key: &Key, old: Option<&Object>) {
         let Some(old) = old else { return };
         if !self.ever_ours.contains(&old.uid) {
@@ -905,7 +905,8 @@ impl Server {
         ))
     }
 
-    /// What was created once in a namespace: a merge patch that names the namespace's version.
+    /// Records the copies created once in a namespace, by a merge patch with the namespace's
+    /// resourceVersion.
     pub fn note_seeds(&mut self, namespace: &str, seeds: &str, version: u64) -> bool {
         let key = Key::new(Res::Namespace, "", namespace);
         let fits = self
@@ -928,7 +929,7 @@ impl Server {
         fits
     }
 
-    /// The mark's removal: a JSON patch that tests token and version.
+    /// Removes the pending label by a JSON patch that tests the nonce and the resourceVersion.
     pub fn unmark(&mut self, namespace: &str, token: &str, version: u64) -> bool {
         let key = Key::new(Res::Namespace, "", namespace);
         let path = format!("label/{}", names::MARK);
@@ -969,10 +970,10 @@ impl Server {
     }
 }
 
-/// What a forced apply of `config` makes of an object.
+/// Carries out a forced apply of `config` on an object.
 fn merge(object: &mut Object, config: &BTreeMap<String, String>, time: u64) {
     if object.entries.is_empty() && !object.fields.is_empty() {
-        // What somebody left without an owner.
+        // Fields that another client left without an owner.
         let fields = object.fields.keys().cloned().collect();
         object.entries.push(Entry {
             manager: "before-first-apply".into(),

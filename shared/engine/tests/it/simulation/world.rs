@@ -24,7 +24,7 @@ use super::{
     spec::{Clash, Hold, PICK, RuleSpec, SOURCES},
 };
 
-/// What becomes of one request.
+/// The fate of one request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fate {
     /// Carried out and answered.
@@ -39,7 +39,7 @@ pub enum Fate {
     Late,
 }
 
-/// What somebody does. Small numbers choose among what there is.
+/// An action of a user. Small numbers choose among the existing objects.
 #[derive(Clone, Debug)]
 pub enum Act {
     PutSource(usize, &'static str),
@@ -51,26 +51,26 @@ pub enum Act {
     PutNamespace(usize, Option<&'static str>),
     DeleteNamespace(usize),
     Reap(usize),
-    /// A mark that nobody asked for, or its removal.
+    /// Sets the pending label without a request of the webhook, or removes it.
     Mark(usize, bool),
     PutRule(usize, Box<RuleSpec>),
     DeleteRule(usize),
     Suspend(usize),
-    /// The n-th copy: a field that we own is changed.
+    /// Changes a field of the n-th copy that Mimeo owns.
     EditCopy(usize, &'static str),
-    /// A field that we don't own is changed.
+    /// Changes a field that Mimeo does not own.
     AddToCopy(usize, &'static str),
     DropFromCopy(usize),
     Unlabel(usize),
-    /// Somebody clears `managedFields`.
+    /// Clears `managedFields`.
     Disown(usize),
-    /// Somebody applies what is there, and so owns all of it, too.
+    /// Another client applies the present state, and so becomes an owner of all of it.
     CoOwn(usize),
     DeleteCopy(usize),
     /// The copy's finalizers are removed.
     Finalize(usize),
-    /// An object of somebody else's by the name of a copy: source, namespace, renamed, labelled,
-    /// and its content; some other replicator's if that is "copied".
+    /// Creates a foreign object with the name of a copy: source, namespace, renamed, labelled, and
+    /// its content. If the content is "copied", the object belongs to another replicator.
     Foreign(usize, usize, bool, bool, &'static str),
     DeleteForeign(usize),
     Quota(usize, bool),
@@ -79,17 +79,17 @@ pub enum Act {
     /// 24 namespaces at once, of a team; or their relabelling, or their end.
     Fleet(Option<&'static str>),
     FleetGone,
-    /// Somebody repeats the nonce of a rule's held deletions.
+    /// A user repeats the nonce of a rule's held deletion.
     Confirm(usize),
     /// A pod in the namespace, at the given webhook replica.
     Pod(usize, usize),
 }
 
-/// One thing that happens.
+/// One event of a history.
 #[derive(Clone, Debug)]
 pub enum Move {
     Act(Act),
-    /// A program's watch tells so many things.
+    /// A program's watch delivers this number of messages.
     Deliver(usize, usize, usize),
     /// The server carries a request out; the answer is on its way.
     Carry(usize, usize),
@@ -100,7 +100,7 @@ pub enum Move {
     Relist(usize, usize),
     Restart(usize),
     Tick(u64),
-    /// Everything goes well for so many rounds.
+    /// No failure happens for this number of rounds.
     Calm(usize),
     /// Statuses are written, or fail to be.
     Status(bool),
@@ -123,7 +123,7 @@ pub struct World {
     late: Vec<Flight>,
     pub facts: Facts,
     tokens: usize,
-    /// Whether what a restart finds may differ from what there is.
+    /// True if a restart may find another state than the present one.
     unsure: bool,
     lines: Vec<String>,
     faults: Vec<String>,
@@ -169,7 +169,7 @@ impl World {
             .push(format!("{:>9.3} {}", self.clock.as_secs_f64(), line.into()));
     }
 
-    /// What happened so far, with what was found wrong.
+    /// Returns the history so far, with the fault that was found.
     pub fn report(&self, fault: &str) -> String {
         let skipped = self.lines.len().saturating_sub(400);
         format!(
@@ -272,8 +272,8 @@ impl World {
             return;
         }
         let flight = self.late.remove(index % self.late.len());
-        // A request outlives its program by less than it takes to notice that a kind needs no note
-        // any more.
+        // A request may outlive its program, but not for as long as it takes to notice that a
+        // kind's record is needless.
         if let What::Request(request) = &flight.what
             && !self.server.noted().kinds.contains(&request.resource.gvk)
         {
@@ -293,7 +293,7 @@ impl World {
         true
     }
 
-    /// Lets every engine say what there is to do, and judges it.
+    /// Takes the present work from every engine, and checks it.
     fn pump(&mut self) {
         for program in 0..self.programs.len() {
             self.programs[program].retry_lists(&self.server);
@@ -306,7 +306,7 @@ impl World {
         }
     }
 
-    /// Checks a request by what its program has been told.
+    /// Checks a request against the events that its program has received.
     fn judge(&mut self, program: usize, at: usize) {
         let process = &self.programs[program];
         let What::Request(request) = &process.flights[at].what else {
@@ -339,8 +339,8 @@ impl World {
         }
     }
 
-    /// Whenever pods of a marked namespace may pass, the copies are there: those that somebody else
-    /// removed apart.
+    /// Whenever pods of a namespace with the pending label may pass, the copies exist, except those
+    /// that another client removed.
     fn judge_pods(&mut self, program: usize) {
         let process = &mut self.programs[program];
         if process.role != Role::Injector {
@@ -389,7 +389,7 @@ impl World {
         flight.answer = Some(answer);
     }
 
-    /// The mark never goes while a required copy is missing.
+    /// The pending label is never removed while a required copy is missing.
     fn judge_unmark(&mut self, program: usize, name: &str) {
         let Some(namespace) = self.server.namespace(name).cloned() else {
             return;
@@ -425,7 +425,7 @@ impl World {
             What::Request(request) => {
                 let outcome = match (fate, answer) {
                     (Fate::Good, Some(Answer::Outcome(outcome, object))) => {
-                        // A dry run's answer is not what is there.
+                        // The answer to a dry run is not the stored object.
                         let dry = matches!(request.ticket.verb, Verb::Learn(_) | Verb::Compare(..));
                         let shown = object.filter(|_| !dry);
                         shown
@@ -542,7 +542,7 @@ impl World {
         busy
     }
 
-    /// Everything that is under way arrives, and everything that comes of it.
+    /// Delivers all events and answers in flight, and those that follow from them.
     pub fn calm(&mut self) -> Outcomes {
         for _ in 0..400 {
             let busy = self.round();
@@ -559,8 +559,8 @@ impl World {
         Err(self.report("never comes to rest"))
     }
 
-    /// What is known everywhere is all there is, nothing is under way, and nothing has been decided
-    /// upon it yet.
+    /// Delivers all events, so that every program knows the present state. No request is in flight,
+    /// and no program has decided on this state yet.
     fn flush(&mut self) {
         while !self.late.is_empty() {
             self.come_late(0);
@@ -578,11 +578,11 @@ impl World {
         }
     }
 
-    /// The dust settles: everything arrives, nothing fails, and so much time passes that nothing is
-    /// put off any more.
+    /// Lets everything settle: all messages are delivered, no request fails, and enough time passes
+    /// for every delay to end.
     pub fn settle(&mut self) -> Outcomes {
         self.say("---- settles ----");
-        // What rules there are nobody can say without their CRD.
+        // Without their CRD the existing rules are unknown.
         self.server.serve(Res::Rule);
         self.flush();
         let before = self.server.clone();
@@ -619,7 +619,7 @@ impl World {
         Err(self.report("time passes and it never comes to rest"))
     }
 
-    /// The state is the one that the model wants, and stays it.
+    /// Checks that the state is the one of the model, and stays so.
     fn check(&mut self, before: &Server) -> Outcomes {
         let counts = match model::check(before, &self.server, &self.facts) {
             Ok(counts) => counts,
@@ -660,8 +660,8 @@ impl World {
     pub fn check_rest(&mut self) -> Outcomes {
         self.say("---- rests ----");
         let writes = self.server.writes.len();
-        // Failures are told anew as they are met anew, a missing source's grace begins anew, and a
-        // preview looks again.
+        // After a restart, failures are met again and have a new time, the grace period of a
+        // missing source begins again, and a preview reads again.
         let failing = |rule: &Rc<Object>| {
             let failed = rule
                 .status
@@ -670,7 +670,7 @@ impl World {
                 .is_some_and(|copies| copies.failed > 0);
             let spec = rule.spec.as_ref().expect("a rule has a spec");
             let missing = |source: &usize| model::source_for(&self.server, spec, *source).is_none();
-            // Held deletions are collected anew, too.
+            // Held deletions are collected again, too.
             let mut conditions = rule.status.iter().flat_map(|status| &status.conditions);
             let held = conditions.any(|condition| condition.type_ == "Stalled");
             failed || held || spec.suspend || spec.sources.iter().any(missing)
@@ -693,7 +693,7 @@ impl World {
     }
 
     fn no_writes_since(&self, writes: usize, when: &str, except: &BTreeSet<Key>) -> Outcomes {
-        // Whose the fields of a copy are may be settled before its write is refused, once.
+        // The ownership of a copy's fields may be claimed once before its write is refused.
         let excused = |verb: &str| verb == "claim" && !except.is_empty();
         let mut found = self.server.writes[writes..]
             .iter()
@@ -704,9 +704,9 @@ impl World {
         }
     }
 
-    // ---- what others do ----
+    // ---- actions of other clients ----
 
-    /// One watch of a program tells all that it has to tell, and the program acts upon it.
+    /// One watch of a program delivers all its messages, and the program acts on them.
     pub fn tell(&mut self, program: usize, topic: &Topic) {
         while self.deliver(program, topic) {}
         self.pump();
@@ -937,9 +937,9 @@ impl World {
             Act::Unlabel(_) => self
                 .server
                 .edit(key, "user", |object| drop(object.fields.remove(&label))),
-            // A copy that lost our label is written over unseen, if it is the same object still:
-            // two requests are all that a removed label may cost. So whoever wants to keep it
-            // removes the label last.
+            // A copy without Mimeo's label is overwritten unseen if it is still the same object,
+            // because a removed label may cost only two requests. So a user that wants to keep such
+            // a copy removes the label last.
             Act::Disown(_) | Act::DeleteCopy(_)
                 if self.server.get(key).is_some_and(|copy| !copy.labelled()) =>
             {
@@ -1022,9 +1022,8 @@ impl World {
         self.server.create(&key, &fields, "user")
     }
 
-    /// The replica that is asked marks the namespace, if the update brings it under more rules
-    /// whose pods wait. Tells whether the update is admitted after that: whoever is asked later may
-    /// refuse it.
+    /// The webhook replica sets the pending label if the update makes more rules with a pod gate
+    /// match. Returns whether the update is admitted after that: a later webhook may refuse it.
     fn mark_first(&mut self, namespace: &Object, team: Option<&'static str>) -> bool {
         let name = &namespace.key.name;
         let clock = self.clock;
@@ -1118,8 +1117,8 @@ fn status() -> k8s_openapi::apimachinery::pkg::apis::meta::v1::Status {
     k8s_openapi::apimachinery::pkg::apis::meta::v1::Status::default()
 }
 
-/// Copies of at least so strict a pod gate that a program knows to belong into a namespace and that
-/// aren't there, though nobody took them away.
+/// Returns missing copies that a program knows to belong in a namespace, and that no other client
+/// removed. Only copies with at least this strict a pod gate count.
 fn missing(
     server: &Server,
     process: &Process,
@@ -1150,15 +1149,15 @@ fn missing(
     }
     let mut faults = Vec::new();
     for (key, rules) in claims {
-        // What is selected this program may not know yet.
+        // This program may not know the selected sources yet.
         let sure = |spec: &RuleSpec| !spec.suspend && !spec.picks;
         let holds = |rule: &Rc<Object>| {
             rule.spec
                 .as_ref()
                 .is_some_and(|spec| held(rule, spec.hold) && sure(spec))
         };
-        // Of several rules one has the cell, and which one is not for here: all of them hold or it
-        // doesn't count.
+        // If several rules want the cell, this check does not find the one that has it. So the cell
+        // counts only if all of them hold pods.
         if !rules.iter().all(|rule| holds(rule)) {
             continue;
         }
@@ -1171,7 +1170,7 @@ fn missing(
     faults
 }
 
-/// Whether a program may send this, by what it was told.
+/// Returns an error if a program may not send this request, given the events that it has received.
 fn judge(process: &Process, request: &Request, key: &Key) -> Result<(), String> {
     let namespace = process
         .view
@@ -1197,7 +1196,7 @@ fn judge(process: &Process, request: &Request, key: &Key) -> Result<(), String> 
             .copies
             .get(&uid.to_string())
             .ok_or("to an object that was never seen")?;
-        // Of what isn't ours, that rule must say that it may which the request is sent for.
+        // A foreign object may be written only if the rule of the request allows it.
         let spec = sender
             .and_then(|rule| rule.spec.as_deref())
             .ok_or("for a rule that was never shown")?;
@@ -1224,7 +1223,7 @@ fn judge(process: &Process, request: &Request, key: &Key) -> Result<(), String> 
             _ => Ok(()),
         };
     }
-    // What a suspended rule would repair, only a dry run tells.
+    // Only a dry run shows the repairs that a suspended rule would make.
     let plans = process.role == Role::Keeper && matches!(request.ticket.verb, Verb::Learn(_));
     let wanted = process.view.rules.values().any(|rule| {
         let spec = rule.spec.as_ref().expect("a rule has a spec");
