@@ -1,7 +1,7 @@
 //! Requests to the API servers, from their audit logs: one event per request, so that tests count
 //! exactly.
 
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
 use std::path::Path;
@@ -23,7 +23,10 @@ pub(crate) const POLICY: &str = r#"{
     ]
 }"#;
 
-/// The stage of a request that is not answered yet.
+/// Prefix of the annotations that name a webhook which the API server ignored after a failure.
+const FAILED_OPEN: &str = "failed-open.";
+
+/// The stage of a request that hasn't been answered yet.
 const RECEIVED: &str = "RequestReceived";
 
 /// User agent of this crate's own requests (readiness, marks). Tests do not count these.
@@ -67,6 +70,9 @@ pub struct AuditEvent {
     pub received: Timestamp,
     /// Time at which this stage was reached.
     pub at: Timestamp,
+    /// Names of the webhooks with `failurePolicy: Ignore` whose call failed: the API server went on
+    /// without their answers.
+    pub passed_over: Vec<String>,
 }
 
 impl AuditEvent {
@@ -106,6 +112,8 @@ struct Line {
     response_status: ResponseStatus,
     request_received_timestamp: Timestamp,
     stage_timestamp: Timestamp,
+    #[serde(default)]
+    annotations: BTreeMap<String, String>,
 }
 
 /// The fields of a line that [`settled`] needs.
@@ -230,6 +238,7 @@ fn event(api_server: usize, line: Line) -> AuditEvent {
         namespace,
         name,
     } = line.object_ref;
+    let failed_open = |(key, name): (String, String)| key.starts_with(FAILED_OPEN).then_some(name);
     AuditEvent {
         api_server,
         verb: line.verb,
@@ -245,5 +254,10 @@ fn event(api_server: usize, line: Line) -> AuditEvent {
         stage: line.stage,
         received: line.request_received_timestamp,
         at: line.stage_timestamp,
+        passed_over: line
+            .annotations
+            .into_iter()
+            .filter_map(failed_open)
+            .collect(),
     }
 }

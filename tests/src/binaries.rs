@@ -17,6 +17,13 @@ pub(crate) async fn directory() -> Result<PathBuf> {
         .context("the build of the control plane was interrupted")?
 }
 
+/// `kubectl`, without arguments and without a cluster.
+pub(crate) async fn kubectl() -> Result<Command> {
+    let mut command = Command::new(program(&directory().await?, "kubectl")?);
+    command.env("KUBECONFIG", "/dev/null");
+    Ok(command)
+}
+
 /// The path of a program. If it is missing, the error says how to fix that.
 pub(crate) fn program(directory: &Path, name: &str) -> Result<PathBuf> {
     let path = directory.join(name);

@@ -96,7 +96,7 @@ impl Collector {
 
 /// Reads one request and answers it.
 fn take(stream: TcpStream) -> Result<String> {
-    stream.set_read_timeout(Some(Duration::from_secs(10)))?;
+    stream.set_read_timeout(Some(Duration::from_mins(1)))?;
     let mut reader = BufReader::new(stream);
     let mut length = 0;
     loop {

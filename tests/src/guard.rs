@@ -91,6 +91,7 @@ mod tests {
 
     use super::*;
     use crate::process::{Process, Spec};
+    use crate::scenario::SOON;
 
     const VICTIM: &str = "MIMEO_TESTS_GUARD_VICTIM";
 
@@ -148,7 +149,7 @@ mod tests {
 
         victim.kill()?;
         victim.wait()?;
-        let until = Instant::now() + Duration::from_secs(10);
+        let until = Instant::now() + SOON;
         while (runs() || directory.exists()) && Instant::now() < until {
             std::thread::sleep(Duration::from_millis(5));
         }

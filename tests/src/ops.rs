@@ -16,10 +16,10 @@ use rustls::{
     pki_types::{CertificateDer, ServerName, UnixTime},
 };
 
-use crate::planted;
+use crate::{planted, scenario::SOON};
 
-/// Timeout of any answer from an operations port.
-const TIMEOUT: Duration = Duration::from_secs(10);
+/// Timeout of any answer from an operations port, on a busy machine, too.
+const TIMEOUT: Duration = Duration::from_mins(1);
 
 /// The port, and whether it uses TLS.
 #[derive(Debug, Clone, Copy)]
@@ -38,7 +38,7 @@ impl OpsPort {
     pub(crate) fn stream(self, path: &str) -> Result<TcpStream> {
         ensure!(!self.tls, "only in plain HTTP");
         let mut stream = TcpStream::connect((Ipv4Addr::LOCALHOST, self.port))?;
-        stream.set_read_timeout(Some(TIMEOUT))?;
+        stream.set_read_timeout(Some(SOON))?;
         // HTTP/1.0 makes the server send the body as it is, not in chunks.
         write!(stream, "GET {path} HTTP/1.0\r\nHost: localhost\r\n\r\n")?;
         let mut head = Vec::new();

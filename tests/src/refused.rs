@@ -5,8 +5,9 @@ use anyhow::{Context, Result, bail};
 use http::Request;
 use kube::Client;
 use serde_json::{Value, json};
+use tokio::sync::OnceCell;
 
-use crate::{ControlPlane, create_namespace, install_crd};
+use crate::{ControlPlane, Shared, create_namespace, install_crd};
 
 /// A case: its description, the changed fields of the valid spec, and the words of the refusal,
 /// with the field first. The changed fields are named or given by a JSON pointer; `null` removes a
@@ -63,15 +64,17 @@ pub async fn passes_schemas(
     good: &Value,
     cases: impl IntoIterator<Item = Case>,
 ) -> Result<Vec<&'static str>> {
-    let control_plane = ControlPlane::builder()
-        .controller_manager(false)
-        .start()
-        .await?;
-    let client = control_plane.client().await?;
-    for crd in mimeo_api::crds() {
-        install_crd(&client, &crd).await?;
-    }
-    create_namespace(&client, "team", &[]).await?;
+    static WITHOUT_MIMEO: Shared =
+        Shared::new(|| ControlPlane::builder().controller_manager(false));
+    static INSTALLED: OnceCell<()> = OnceCell::const_new();
+    let client = WITHOUT_MIMEO.get().await?.client().await?;
+    let install = async || {
+        for crd in mimeo_api::crds() {
+            install_crd(&client, &crd).await?;
+        }
+        create_namespace(&client, "team", &[]).await.map(drop)
+    };
+    INSTALLED.get_or_try_init(install).await?;
     let scope = if kind == "ClusterReplication" {
         ""
     } else {

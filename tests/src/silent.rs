@@ -1,7 +1,10 @@
 //! A foreign admission webhook that accepts connections and never answers. Writes hang for as long
 //! as the test needs.
 
-use std::{net::TcpListener, time::Duration};
+use std::{
+    net::{SocketAddr, TcpListener, TcpStream},
+    time::Duration,
+};
 
 use anyhow::{Context, Result};
 use k8s_openapi::api::core::v1::Secret;
@@ -21,7 +24,11 @@ const KIND: &str = "ValidatingWebhookConfiguration";
 pub struct Silent<'a> {
     scene: &'a Scene<'a>,
     name: String,
-    _listener: TcpListener,
+    address: SocketAddr,
+    /// Takes connections without accepting them.
+    listener: Option<TcpListener>,
+    /// The first connection.
+    called: Option<TcpStream>,
 }
 
 impl<'a> Silent<'a> {
@@ -33,6 +40,7 @@ impl<'a> Silent<'a> {
         seconds: u32,
     ) -> Result<Self> {
         let listener = TcpListener::bind("127.0.0.1:0")?;
+        let address = listener.local_addr()?;
         let name = format!("{}.example.com", scene.tag);
         let rules = json!([{
             "apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE", "UPDATE"], "resources": ["secrets"],
@@ -40,15 +48,15 @@ impl<'a> Silent<'a> {
         let named =
             json!({"key": "kubernetes.io/metadata.name", "operator": "In", "values": namespaces});
         let hook = json!({
-            "name": name, "clientConfig": {"url": format!("https://{}/", listener.local_addr()?)}, "rules": rules,
+            "name": name, "clientConfig": {"url": format!("https://{address}/")}, "rules": rules,
             "namespaceSelector": {"matchExpressions": [named]},
             "failurePolicy": failure_policy, "timeoutSeconds": seconds,
             "sideEffects": "None", "admissionReviewVersions": ["v1"],
         });
         let hooks = json!({"apiVersion": ADMISSION, "kind": KIND, "metadata": {"name": name}, "webhooks": [hook]});
         apply(&scene.client, &hooks).await?;
-        // The webhook is in use once a write hangs or is refused because of it. The probe may give
-        // up waiting before it has an answer.
+        // The webhook is in use once an API server calls it. The probe may give up before that
+        // call is answered.
         let probe = Secret {
             metadata: ObjectMeta {
                 name: Some("probe".into()),
@@ -57,27 +65,32 @@ impl<'a> Silent<'a> {
             ..Secret::default()
         };
         let secrets = scene.secrets(namespaces.first().context("no namespace")?);
-        eventually(SOON, "the hook to be in force", || async {
+        listener.set_nonblocking(true)?;
+        let called = eventually(SOON, "the hook to be in force", || async {
             let dry_run = PostParams {
                 dry_run: true,
                 ..PostParams::default()
             };
-            Ok(
-                match timeout(Duration::from_secs(2), secrets.create(&dry_run, &probe)).await {
-                    Err(_) => Some(()),
-                    Ok(Err(kube::Error::Api(status))) => {
-                        status.message.contains(&name).then_some(())
-                    }
-                    Ok(_) => None,
-                },
-            )
+            let _ = timeout(Duration::from_secs(1), secrets.create(&dry_run, &probe)).await;
+            let (called, _) = listener.accept()?;
+            Ok(Some(called))
         })
         .await?;
         Ok(Self {
             scene,
             name,
-            _listener: listener,
+            address,
+            listener: Some(listener),
+            called: Some(called),
         })
+    }
+
+    /// Breaks the connections of those that wait now: their calls fail at once. Later ones hang as
+    /// before.
+    pub fn let_go(&mut self) -> Result<()> {
+        (self.listener, self.called) = (None, None);
+        self.listener = Some(TcpListener::bind(self.address)?);
+        Ok(())
     }
 
     /// Deletes the registration. API servers notice a moment later.

@@ -60,9 +60,10 @@ pub async fn create_namespaces(
     Ok(names)
 }
 
-/// Creates an object as `kubectl` and every client of client-go do: it retries after a 429 with a
-/// `Retry-After`. Those clients retry ten times. This one retries for [`SOON`], because a machine
-/// may be slow. Returns the object and the number of retries.
+/// Creates an object as `kubectl` and every client of client-go does: when the server says "not
+/// now" (429) and when to come back, it does so. They do ten times; here it is for [`SOON`], since
+/// a machine may be slow. For the same reason a call of a webhook that timed out is repeated.
+/// Returns also how often the server said "not now".
 ///
 /// # Errors
 /// Any other refusal, or the last one.
@@ -80,6 +81,7 @@ where
                     told += 1;
                     tokio::time::sleep(pause).await;
                 }
+                None if webhook_timed_out(&error) && Instant::now() < until => {}
                 _ => return Err(error),
             },
         }
@@ -133,8 +135,18 @@ pub fn retry_after(error: &kube::Error) -> Option<Duration> {
     (status.code == 429 && seconds > 0).then(|| SECOND * seconds)
 }
 
-/// Repeats an attempt after any refusal until it succeeds. Returns the result and the number of
-/// refusals.
+/// Whether the API server refused a request because a webhook took longer than the API server
+/// waits. Mimeo answers earlier than that, unless the machine is too busy to let it.
+pub fn webhook_timed_out(error: &kube::Error) -> bool {
+    let kube::Error::Api(status) = error else {
+        return false;
+    };
+    status.code == 500
+        && status.message.contains("failed calling webhook")
+        && status.message.contains("deadline exceeded")
+}
+
+/// Repeats what is refused for any reason, until it is not. Says also how often it was refused.
 ///
 /// # Errors
 /// The last refusal, once [`SOON`] has passed.

@@ -12,7 +12,7 @@ use kube::{Client, Config};
 
 use crate::planted;
 
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+const CONNECT_TIMEOUT: Duration = Duration::from_mins(1);
 
 /// A user of one [`crate::ControlPlane`], with a kubeconfig per API server.
 ///

@@ -14,7 +14,7 @@ use std::{
 
 use anyhow::{Context, Result, anyhow, ensure};
 use mimeo_model::{condition::ConditionReason, id::RuleKind, outcome::FailureReason};
-use mimeo_tests::{ControlPlane, Pair};
+use mimeo_tests::{eventually, scenario::SOON};
 use promql_parser::{
     label::{MatchOp, Matcher},
     parser::{Expr, LabelModifier, VectorSelector, parse},
@@ -22,6 +22,8 @@ use promql_parser::{
 };
 use serde::Deserialize;
 use serde_json::Value;
+
+use crate::stages::PLAIN;
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -204,11 +206,17 @@ struct Words {
 
 impl Words {
     async fn of_the_programs() -> Result<Self> {
-        let control_plane = ControlPlane::builder()
-            .controller_manager(false)
-            .start()
-            .await?;
-        let pair = Pair::builder().start(&control_plane).await?;
+        let pair = &PLAIN.get().await?.pair;
+        // Once it leads it shows what only a leader does.
+        let reconciler = pair.reconciler.as_ref().context("no reconciler")?;
+        eventually(SOON, "a leader", || async {
+            let text = reconciler.metrics()?;
+            Ok(text
+                .lines()
+                .any(|line| line == "mimeo_leader 1")
+                .then_some(()))
+        })
+        .await?;
         let mut shown: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
         for replica in pair.webhooks.iter().chain(&pair.reconciler) {
             let text = replica.metrics()?;

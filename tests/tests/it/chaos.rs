@@ -18,7 +18,9 @@ use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
 use kube::core::{ApiResource, DynamicObject, GroupVersionKind};
 use kube::{Api, Client};
 use mimeo_api::ClusterReplication;
-use mimeo_tests::scenario::{RuleSpec, SOON, Setting, of, relabel, rule, value, version, wait_for};
+use mimeo_tests::scenario::{
+    RuleSpec, SOON, Setting, delete, of, relabel, rule, value, version, wait_for,
+};
 use mimeo_tests::traffic::stubbornly;
 use mimeo_tests::{ControlPlane, NAMESPACE, Pair, Replica, create_namespace, eventually, unique};
 use serde_json::{Value, json};
@@ -51,16 +53,8 @@ async fn whoever_is_killed_the_rules_prevail() -> Result<()> {
     };
     eprintln!("{SEED}={seed}");
     let control_plane = ControlPlane::builder().audit(true);
-    // Another holder of the Lease may take it two seconds after the last one was killed. Sweeps,
-    // which are held for a person to look at when they are large, are another test's.
-    let lease = [
-        "--lease-duration",
-        "2s",
-        "--lease-renew-deadline",
-        "1500ms",
-        "--lease-retry-period",
-        "300ms",
-    ];
+    // Sweeps, which are held for a person to look at when they are large, are another test's.
+    let lease = ["--lease-retry-period", "300ms"];
     let sweeps = [
         "--deletion-delay",
         "500ms",
@@ -96,8 +90,7 @@ async fn whoever_is_killed_the_rules_prevail() -> Result<()> {
         steps.load(Ordering::Relaxed),
         2 * KILLS
     );
-    // A machine that is too busy for the renewal of a Lease may have ended some of them first.
-    assert!(led * 4 >= KILLS * 3, "only {led} of {KILLS} led");
+    assert!(led >= KILLS, "only {led} of {KILLS} led");
 
     let outcome = people.end_as_the_rules_say().await;
     if outcome.is_err() {
@@ -140,8 +133,13 @@ async fn kill_again_and_again(
         take(steps, dice.below(STRIDE)).await?;
         tokio::time::sleep(Duration::from_millis(dice.below(AIM))).await;
         victim.program.kill()?;
-        // It could not let go: if it led, the Lease still says so.
-        led += usize::from(leads(&leases.get(LEASE).await?, &victim));
+        // It could not let go: if it led, the Lease still says so. Nobody waits for that to expire
+        // here. The time would have to be short, and a busy machine would end leaders, too.
+        let lease = leases.get_opt(LEASE).await?;
+        if lease.is_some_and(|lease| leads(&lease, &victim)) {
+            led += 1;
+            delete(leases, LEASE).await?;
+        }
         // Or until somebody waits for it: while no webhook runs, no rule is written.
         let _ = tokio::time::timeout(PATIENCE, take(steps, dice.below(DOWN))).await;
         if reconciler {

@@ -8,14 +8,14 @@ use futures::stream::{StreamExt as _, TryStreamExt as _, iter};
 use k8s_openapi::api::core::v1::{Namespace, Secret};
 use kube::Api;
 use mimeo_tests::scenario::{
-    SOON, Scene, Setting, apply, delete, kubectl, label, merge, put, rule, value, version,
+    SOON, Scene, Setting, apply, delete, label, merge, put, value, version,
 };
 use mimeo_tests::{
     AuditEvent, AuditMark, ControlPlane, Pair, create_namespace, create_secret, eventually,
 };
 use serde_json::json;
 
-use crate::stages::LOAD;
+use crate::stages::{self, IN_THE_WAY, LOAD, MANY, Many};
 
 const COPIES: usize = 1000;
 const MARK: &str = "mimeo.dev/copies";
@@ -74,7 +74,7 @@ fn writes(events: &[AuditEvent]) -> (Vec<&AuditEvent>, Vec<&AuditEvent>) {
 
 #[tokio::test]
 async fn a_thousand_copies_cost_a_thousand_writes_and_then_none() -> Result<()> {
-    let _turn = LOAD.lock().await;
+    let turn = LOAD.lock().await;
     let setting = setting().await?;
     let scene = setting.scene("count").await?;
     let namespaces = many_namespaces(&scene, "old", COPIES).await?;
@@ -84,66 +84,31 @@ async fn a_thousand_copies_cost_a_thousand_writes_and_then_none() -> Result<()> 
     edited_beside(&scene).await?;
     repaired(&scene, &namespaces).await?;
     let count = new_namespaces(&scene).await?;
+    drop(turn);
     idle(&scene, namespaces.len() + count).await
 }
 
 /// As many as one process is made for, some of which have something in the way.
 #[tokio::test]
 async fn ten_thousand_namespaces_are_counted_for_the_author_and_in_the_status() -> Result<()> {
-    const MANY: usize = 10_000;
-    const IN_THE_WAY: usize = 30;
     let _turn = LOAD.lock().await;
-    let control_plane = ControlPlane::builder()
-        .controller_manager(false)
-        .start()
-        .await?;
-    let client = control_plane.client().await?;
-    create_namespace(&client, "platform", &[]).await?;
-    let team = |number: usize| format!("team-{number:05}");
-    let create = |number| {
-        let (client, name) = (&client, team(number));
-        async move { create_namespace(client, &name, &[]).await.map(drop) }
-    };
-    // Before Mimeo is there, which would be asked about each.
-    iter(0..MANY)
-        .map(create)
-        .buffer_unordered(64)
-        .try_collect::<()>()
-        .await?;
-    let theirs = (0..IN_THE_WAY).map(|number| team(number * 300));
-    for namespace in theirs.chain(["platform".to_owned()]) {
-        let metadata = json!({"namespace": namespace, "name": "defaults"});
-        let map = json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": {"of": namespace}});
-        apply(&client, &map).await?;
-    }
-    let pair = Pair::builder().start(&control_plane).await?;
-    let setting = Setting {
-        pair,
-        control_plane,
-    };
-    let scene = setting.scene("many").await?;
-    let rule = rule(&scene.tag).source("v1", "ConfigMap", "platform", "defaults");
-    let rule = rule.target(json!({"namespaces": ["team-*"]}));
-    let file = tempfile::NamedTempFile::new()?;
-    std::fs::write(file.path(), rule.object().to_string())?;
-    let told = kubectl(
-        &setting.control_plane,
-        ["create", "-f", &file.path().display().to_string()],
-    )?;
+    let Many { setting, told } = stages::many().await?;
     ensure!(
         told.contains(&format!("Warning: Mimeo: the rule selects {MANY} of ")),
         "{told}"
     );
+    let scene = setting.scene("many").await?;
     let status = scene
-        .wait_counts(&scene.tag, [MANY, MANY - IN_THE_WAY, IN_THE_WAY])
+        .wait_counts(Many::RULE, [MANY, MANY - IN_THE_WAY, IN_THE_WAY])
         .await?;
     let named: Vec<_> = status
         .failures
         .iter()
         .map(|one| (one.namespace.clone(), &*one.reason))
         .collect();
-    let first: Vec<_> = (0..20)
-        .map(|number| (team(number * 300), "Conflict"))
+    let first: Vec<_> = Many::in_the_way()
+        .take(20)
+        .map(|namespace| (namespace, "Conflict"))
         .collect();
     assert_eq!(named, first);
     let size = serde_json::to_string(&status)?.len();
@@ -385,16 +350,22 @@ async fn wait_unmarked(scene: &Scene<'_>, namespaces: &[String]) -> Result<()> {
 /// Half a minute in which nothing happens.
 async fn idle(scene: &Scene<'_>, copies: usize) -> Result<()> {
     scene.wait_counts(&scene.tag, [copies, copies, 0]).await?;
-    // A status is written at most once a second: what may still be due is written by then.
-    tokio::time::sleep(Duration::from_secs(2)).await;
-    let mark = scene.setting.control_plane.audit_mark().await?;
-    tokio::time::sleep(Duration::from_secs(30)).await;
-    let events = asked(scene.setting, &mark).await?;
-    // Of the edits before Events may tell up to a minute later.
-    let idle: Vec<_> = events
-        .into_iter()
-        .filter(|event| event.verb != "watch" && event.resource != "events")
-        .collect();
+    let asked_within = async |time: Duration| {
+        let mark = scene.setting.control_plane.audit_mark().await?;
+        tokio::time::sleep(time).await;
+        let mut events = asked(scene.setting, &mark).await?;
+        // Of the edits before Events may tell up to a minute later.
+        events.retain(|event| event.verb != "watch" && event.resource != "events");
+        anyhow::Ok(events)
+    };
+    // A status is written at most once a second: after two seconds without one none is due.
+    eventually(SOON, "the last status", || async {
+        let events = asked_within(Duration::from_secs(2)).await?;
+        ensure!(events.is_empty(), "{:#?}", told(&events));
+        Ok(Some(()))
+    })
+    .await?;
+    let idle = asked_within(Duration::from_secs(30)).await?;
     assert!(idle.is_empty(), "{:#?}", told(&idle));
     Ok(())
 }
@@ -457,6 +428,16 @@ async fn restart(setting: &mut Setting) -> Result<BTreeMap<String, usize>> {
     assert!(old.program.stop(SOON).await?.success());
     let mark = setting.control_plane.audit_mark().await?;
     setting.pair.start_reconciler().await?;
+    let replica = setting.pair.reconciler.as_ref().context("no reconciler")?;
+    eventually(SOON, "the reconciler to lead", || async {
+        let text = replica.metrics()?;
+        let leads = text.lines().any(|line| line == "mimeo_leader 1");
+        // It has looked at its copies once it says how many of them are as they should be.
+        let synced = "mimeo_copies_synced{rule_kind=\"ClusterReplication\"} 100";
+        ensure!(leads && text.contains(synced), "{text}");
+        Ok(Some(()))
+    })
+    .await?;
     let mut seen = 0;
     loop {
         // Long enough for a status, which is written once a second, and for the first look at what

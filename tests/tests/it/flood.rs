@@ -25,6 +25,8 @@ const MANY: usize = 3_000;
 const COUNTING: usize = 1_024;
 /// Selectors, and objects that each of them finds.
 const SELECTORS: usize = 100;
+/// As many selectors of a namespace count.
+const COUNTED: usize = 32;
 const SELECTED: usize = 20;
 /// Requests at once.
 const AT_ONCE: usize = 48;
@@ -100,9 +102,9 @@ async fn what_others_change_comes_before_the_thousands_of_copies_of_a_tenant() -
         grants > MANY / 2 && policies == MANY,
         "{grants} grants and {policies} policies were refused"
     );
-    // The webhook may hear of the last that counts a moment after it is asked about the next.
+    // The webhook may hear of the last that counts some time after it is asked about the next.
     ensure!(
-        rules > MANY - COUNTING - 2 * AT_ONCE,
+        rules > MANY / 2 && rules <= MANY - COUNTING + 1,
         "{rules} rules were refused"
     );
     let wanted = COUNTING - 1;
@@ -291,10 +293,14 @@ async fn hundreds_of_a_tenants_selectors_keep_no_copy_of_others_waiting() -> Res
             json!([{"namespaces": [tenant.home], "copyName": format!("$(source.name)-{number}")}]);
         json!({"sources": sources, "targets": targets, "transform": {"labels": {"exclude": ["flood"]}}})
     };
-    // One after the other: they are refused as soon as the webhook has seen those that are there.
+    // One after the other: they are refused as soon as the webhook has seen those that are there,
+    // which takes longer on a busy machine.
     let flood = async {
-        let mut refused = 0;
-        for number in 0..SELECTORS {
+        let (mut refused, mut written) = (0, 0);
+        for number in 0.. {
+            if refused + COUNTED >= SELECTORS {
+                break;
+            }
             match tenant
                 .write(
                     "replications",
@@ -308,10 +314,14 @@ async fn hundreds_of_a_tenants_selectors_keep_no_copy_of_others_waiting() -> Res
                 {
                     refused += 1;
                 }
-                other => drop(other?),
+                other => {
+                    drop(other?);
+                    written += 1;
+                    ensure!(written < 10 * SELECTORS, "{written} were accepted");
+                }
             }
         }
-        anyhow::Ok(refused)
+        anyhow::Ok(())
     };
     let sources = stream::iter(0..SELECTED).map(|number| {
         let secrets = tenant.secrets();
@@ -331,23 +341,16 @@ async fn hundreds_of_a_tenants_selectors_keep_no_copy_of_others_waiting() -> Res
         scene.wait_synced(&before.name).await?;
         anyhow::Ok(())
     };
-    let (refused, made, served) = tokio::join!(flood, sources, others);
-    made?;
-    served?;
-    let refused = refused?;
-    ensure!(
-        refused >= SELECTORS - 40,
-        "{refused} of {SELECTORS} were refused"
-    );
+    tokio::try_join!(flood, sources, others)?;
 
     // What counts is carried out, and no more: as many copies as the oldest rules make.
     scene
         .wait_secret(&tenant.home, &format!("s{}-0", SELECTED - 1), |_| true)
         .await?;
-    eventually(SOON, "the copies of 32 rules", || async {
+    eventually(SOON, "the copies of the rules that count", || async {
         let copies = ListParams::default().labels("app.kubernetes.io/managed-by=mimeo");
         let found = tenant.secrets().list_metadata(&copies).await?.items.len();
-        ensure!(found == SELECTED * 32, "{found}");
+        ensure!(found == SELECTED * COUNTED, "{found}");
         Ok(Some(()))
     })
     .await

@@ -17,6 +17,7 @@ use mimeo_tests::{
 };
 use serde::Deserialize;
 use serde_json::{Value, json};
+use tokio::sync::OnceCell;
 
 /// What the webhook's registrations are, by core's golden files.
 const WRITTEN: &str = concat!(
@@ -95,6 +96,13 @@ async fn installed() -> Result<(ControlPlane, Client)> {
     Ok((control_plane, client))
 }
 
+/// Installed likewise, for tests that write nothing: all of their requests are dry runs.
+async fn untouched() -> Result<&'static ControlPlane> {
+    static INSTALLED: OnceCell<ControlPlane> = OnceCell::const_new();
+    let install = async || Ok(installed().await?.0);
+    INSTALLED.get_or_try_init(install).await
+}
+
 async fn account(control_plane: &ControlPlane, name: &str) -> Result<Client> {
     control_plane
         .user(&format!("system:serviceaccount:{NAMESPACE}:{name}"), &[])?
@@ -114,7 +122,8 @@ async fn patch(client: &Client, name: &str, patch: &Value) -> Result<Option<Stri
 
 #[tokio::test]
 async fn of_a_namespace_mimeo_writes_its_mark_and_its_memory_alone() -> Result<()> {
-    let (control_plane, admin) = installed().await?;
+    let control_plane = untouched().await?;
+    let admin = control_plane.client().await?;
     create_namespace(
         &admin,
         "team-a",
@@ -122,7 +131,7 @@ async fn of_a_namespace_mimeo_writes_its_mark_and_its_memory_alone() -> Result<(
     )
     .await?;
     for name in ["mimeo-webhook", "mimeo-reconciler"] {
-        let client = account(&control_plane, name).await?;
+        let client = account(control_plane, name).await?;
         eventually(SOON, "the policy to be in force", || async {
             match patch(
                 &client,
@@ -185,8 +194,7 @@ async fn of_a_namespace_mimeo_writes_its_mark_and_its_memory_alone() -> Result<(
 
 #[tokio::test]
 async fn mimeos_hooks_are_at_its_service_and_each_is_about_its_own_requests() -> Result<()> {
-    let (control_plane, _) = installed().await?;
-    let client = account(&control_plane, "mimeo-webhook").await?;
+    let client = account(untouched().await?, "mimeo-webhook").await?;
     let text = std::fs::read_to_string(format!("{KUSTOMIZE}/webhooks.yaml"))?;
     let shipped: Vec<Value> = serde_yaml::Deserializer::from_str(&text)
         .map(Value::deserialize)

@@ -9,7 +9,7 @@ use mimeo_tests::author::{Author, WRITE};
 use mimeo_tests::scenario::{
     Setting, annotation, condition, delete, label, merge, of, rule, wait_for, wait_gone,
 };
-use mimeo_tests::{AuditMark, ControlPlane, Pair, unique};
+use mimeo_tests::{AuditMark, unique};
 use serde_json::{Value, json};
 
 use crate::stages::PLAIN as STAGE;
@@ -41,20 +41,26 @@ fn has_types(types: &'static [&str]) -> impl Fn(&NetworkPolicy) -> bool {
     }
 }
 
-/// Writes of Mimeo's to objects of that name since then.
-async fn writes(setting: &Setting, mark: &AuditMark, name: &str) -> Result<usize> {
+/// Writes of Mimeo's to objects of that name in these namespaces since then.
+async fn writes(
+    setting: &Setting,
+    mark: &AuditMark,
+    namespaces: &[String],
+    name: &str,
+) -> Result<usize> {
     let events = setting.control_plane.audit_since(mark).await?;
     Ok(events
         .iter()
         .filter(|event| setting.is_ours(event) && event.is_write() && event.name == name)
+        .filter(|event| namespaces.contains(&event.namespace))
         .count())
 }
 
 #[tokio::test]
 async fn every_namespace_gets_its_network_policy_and_follows_the_rule_with_one_write_each()
 -> Result<()> {
-    let setting = Setting::start(ControlPlane::builder().audit(true), Pair::builder()).await?;
-    let scene = setting.scene("policy").await?;
+    let scene = STAGE.scene("policy").await?;
+    let setting = scene.setting;
     let mut namespaces = scene.namespaces(2).await?;
     let mark = setting.control_plane.audit_mark().await?;
     scene
@@ -84,7 +90,8 @@ async fn every_namespace_gets_its_network_policy_and_follows_the_rule_with_one_w
         (&*source.name, &source.namespace, &source.resource_version),
         ("default-deny", &None, &None)
     );
-    assert_eq!(writes(&setting, &mark, "default-deny").await?, 3);
+    let name = "default-deny";
+    assert_eq!(writes(setting, &mark, &namespaces, name).await?, 3);
 
     let mark = setting.control_plane.audit_mark().await?;
     scene
@@ -102,7 +109,7 @@ async fn every_namespace_gets_its_network_policy_and_follows_the_rule_with_one_w
     }
     scene.wait_synced(&scene.tag).await?;
     assert_eq!(
-        writes(&setting, &mark, "default-deny").await?,
+        writes(setting, &mark, &namespaces, name).await?,
         3,
         "one write for each copy"
     );

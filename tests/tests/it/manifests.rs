@@ -15,7 +15,7 @@ use k8s_openapi::api::{
 use kube::{Api, api::PostParams};
 use mimeo_tests::{
     ControlPlane, NAMESPACE, Pair, Program, create_namespace, eventually,
-    scenario::{SOON, delete, kubectl, of, wait_for, wait_gone},
+    scenario::{SOON, bare_kubectl, delete, kubectl, of, wait_for, wait_gone},
 };
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -37,8 +37,8 @@ fn run(command: &mut Command) -> Result<String> {
 }
 
 /// The objects of a folder, as kustomize composes them.
-fn rendered(control_plane: &ControlPlane, folder: &Path) -> Result<Vec<Value>> {
-    parsed(&run(control_plane.kubectl()?.arg("kustomize").arg(folder))?)
+async fn rendered(folder: &Path) -> Result<Vec<Value>> {
+    parsed(&run(bare_kubectl().await?.arg("kustomize").arg(folder))?)
 }
 
 /// A kustomization of base and components, as an operator would have one.
@@ -91,7 +91,8 @@ async fn an_api_server_takes_the_manifests_and_the_pods_that_follow() -> Result<
 
     // Pod security, quota and priority class have their say about pods, not about Deployments.
     let pods: Api<Pod> = Api::namespaced(control_plane.client().await?, NAMESPACE);
-    for deployment in rendered(&control_plane, &base)?
+    for deployment in rendered(&base)
+        .await?
         .into_iter()
         .filter(|object| object["kind"] == "Deployment")
     {
@@ -148,11 +149,7 @@ async fn restricted_afterwards_it_keeps_rights_until_they_are_taken(
 
 #[tokio::test]
 async fn strict_is_said_by_flag_and_manifest_alike() -> Result<()> {
-    let control_plane = ControlPlane::builder()
-        .controller_manager(false)
-        .start()
-        .await?;
-    let objects = rendered(&control_plane, with_components()?.path())?;
+    let objects = rendered(with_components()?.path()).await?;
     let find = |kind: &str, name: &str| {
         let found = objects
             .iter()
@@ -226,10 +223,10 @@ fn parsed(text: &str) -> Result<Vec<Value>> {
 
 /// All that is rendered: each set of the chart's values as its golden file has it, the one file,
 /// and the kustomization with its components.
-fn everything_rendered(control_plane: &ControlPlane) -> Result<Vec<(String, Vec<Value>)>> {
+async fn everything_rendered() -> Result<Vec<(String, Vec<Value>)>> {
     let mut all = vec![(
         "kustomization".to_owned(),
-        rendered(control_plane, with_components()?.path())?,
+        rendered(with_components()?.path()).await?,
     )];
     let mut files = vec![workspace().join("manifests/install.yaml")];
     for entry in fs::read_dir(workspace().join("tests/tests/it/chart"))? {
@@ -307,16 +304,12 @@ fn containers(object: &Value) -> Result<Vec<Told>> {
 
 #[tokio::test]
 async fn the_programs_take_whatever_a_manifest_tells_them() -> Result<()> {
-    let control_plane = ControlPlane::builder()
-        .controller_manager(false)
-        .start()
-        .await?;
     let mut flags_of = BTreeMap::new();
     for program in PROGRAMS {
         flags_of.insert(program.to_owned(), flags(program).await?);
     }
     let mut started = BTreeMap::<String, usize>::new();
-    for (file, objects) in everything_rendered(&control_plane)? {
+    for (file, objects) in everything_rendered().await? {
         for object in &objects {
             for told in containers(object)? {
                 let flags = flags_of

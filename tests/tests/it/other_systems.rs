@@ -326,7 +326,7 @@ async fn the_way_back(client: &Client, moves: &[Move<'_>]) -> Result<()> {
         let rule = format!("clusterreplication/{}", one.name());
         kubectl(
             control_plane,
-            ["wait", "--for=condition=Ready", &*rule, "--timeout=30s"],
+            ["wait", "--for=condition=Ready", &*rule, "--timeout=5m"],
         )
         .context(one.section.to_owned())?;
     }

@@ -18,6 +18,8 @@ use mimeo_tests::{
 };
 use serde_json::{Value, json};
 
+use crate::stages::{self, LOAD, PLAIN};
+
 const ADMISSION: &str = "admissionregistration.k8s.io/v1";
 
 /// With the page, and nothing that isn't needed for it.
@@ -133,14 +135,10 @@ async fn the_stream_tells_how_copies_stand_and_what_changes() -> Result<()> {
 
 #[tokio::test]
 async fn without_the_flag_there_is_no_page() -> Result<()> {
-    let control_plane = ControlPlane::builder()
-        .controller_manager(false)
-        .start()
-        .await?;
-    let pair = Pair::builder().webhooks(0).start(&control_plane).await?;
+    let pair = &PLAIN.get().await?.pair;
     for path in ["/ui/", "/ui/page.js", "/ui/stream", "/ui/copies"] {
         ensure!(
-            reconciler(&pair)?
+            reconciler(pair)?
                 .ask("GET", path, None, "")?
                 .starts_with("HTTP/1.1 404"),
             "{path}"
@@ -664,26 +662,13 @@ async fn it_filters_by_rule_reason_and_state(browser: &Browser) -> Result<()> {
 
 #[tokio::test]
 async fn a_browser_scrolls_and_filters_ten_thousand_namespaces() -> Result<()> {
+    let _turn = LOAD.lock().await;
     let browser = Browser::start().await?;
-    let control_plane = ControlPlane::builder()
-        .controller_manager(false)
-        .start()
-        .await?;
-    let client = control_plane.client().await?;
-    create_namespace(&client, "platform", &[]).await?;
-    namespaces(&client, 10_000).await?;
-    let pair = Pair::builder()
-        .reconciler_args(["--ui"])
-        .start(&control_plane)
-        .await?;
-    source(&client, "defaults").await?;
-    let rule = rule("defaults").source("v1", "ConfigMap", "platform", "defaults");
-    rule.target(json!({"namespaces": ["team-*"]}))
-        .create(&client)
-        .await?;
-    browser.open(&reconciler(&pair)?.url("/ui/"))?;
+    let many = stages::many().await?;
+    browser.open(&reconciler(&many.setting.pair)?.url("/ui/"))?;
+    // In a few namespaces something is in the way.
     browser
-        .wait(&format!("{SYNCED_ONES} === 'Synced10,000'"))
+        .wait(&format!("{SYNCED_ONES} === 'Synced9,970'"))
         .await?;
 
     let few = "document.querySelectorAll('.row').length < 100";

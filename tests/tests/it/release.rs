@@ -146,7 +146,7 @@ impl Cluster {
         ensure!(held.is_empty(), "{held:?}");
         kubectl(
             &self.control_plane,
-            ["delete", "namespace", "team-a", "--timeout=30s"],
+            ["delete", "namespace", "team-a", "--timeout=5m"],
         )
         .map(drop)
     }

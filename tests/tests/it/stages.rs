@@ -7,8 +7,12 @@
 //! server, or ends a program. The same holds if it changes the webhook configurations or reads all
 //! objects of the cluster.
 
-use mimeo_tests::{ControlPlane, Pair, scenario::Stage};
-use tokio::sync::Mutex;
+use anyhow::{Result, anyhow};
+use futures::stream::{StreamExt as _, TryStreamExt as _, iter};
+use mimeo_tests::scenario::{Setting, Stage, apply, kubectl, rule};
+use mimeo_tests::{ControlPlane, Pair, create_namespace};
+use serde_json::json;
+use tokio::sync::{Mutex, OnceCell};
 
 /// Held by a test that keeps its API server or a webhook busy for long. Two of them at once would
 /// leave the other tests too little of the machine. It comes before the lock of a stage.
@@ -38,6 +42,77 @@ pub(crate) static SHIPPED_QUICK: Stage = Stage::new(
             .reconciler_args(["--deletion-delay", "1s"])
     },
 );
+
+/// So many namespaces `team-00000` and so on, in so many of which something has the copy's name.
+pub(crate) const MANY: usize = 10_000;
+pub(crate) const IN_THE_WAY: usize = 30;
+
+/// Very many namespaces, which take long to make, and one rule for all of them. Both programs with
+/// all permissions, the reconciler with its page, and no controller manager. Tests only look at it,
+/// and hold [`LOAD`].
+pub(crate) struct Many {
+    pub(crate) setting: Setting,
+    /// What kubectl said when it created the rule.
+    pub(crate) told: String,
+}
+
+impl Many {
+    /// Name of the rule, of its source and of the copies, which are ConfigMaps.
+    pub(crate) const RULE: &str = "defaults";
+
+    /// Names of the namespaces in which something is in the way, in order.
+    pub(crate) fn in_the_way() -> impl Iterator<Item = String> {
+        (0..IN_THE_WAY).map(|number| team(number * 300))
+    }
+
+    async fn start() -> Result<Self> {
+        let control_plane = ControlPlane::builder()
+            .controller_manager(false)
+            .start()
+            .await?;
+        let client = control_plane.client().await?;
+        create_namespace(&client, "platform", &[]).await?;
+        let create = |number| {
+            let (client, name) = (&client, team(number));
+            async move { create_namespace(client, &name, &[]).await.map(drop) }
+        };
+        // Before Mimeo is there, which would be asked about each.
+        iter(0..MANY)
+            .map(create)
+            .buffer_unordered(64)
+            .try_collect::<()>()
+            .await?;
+        for namespace in Self::in_the_way().chain(["platform".to_owned()]) {
+            let metadata = json!({"namespace": namespace, "name": Self::RULE});
+            let map = json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": {"of": namespace}});
+            apply(&client, &map).await?;
+        }
+        let pair = Pair::builder().reconciler_args(["--ui"]);
+        let setting = Setting {
+            pair: pair.start(&control_plane).await?,
+            control_plane,
+        };
+        let rule = rule(Self::RULE).source("v1", "ConfigMap", "platform", Self::RULE);
+        let rule = rule.target(json!({"namespaces": ["team-*"]}));
+        let file = tempfile::NamedTempFile::new()?;
+        std::fs::write(file.path(), rule.object().to_string())?;
+        let path = file.path().display().to_string();
+        let told = kubectl(&setting.control_plane, ["create", "-f", &path])?;
+        Ok(Self { setting, told })
+    }
+}
+
+fn team(number: usize) -> String {
+    format!("team-{number:05}")
+}
+
+/// Starts it or waits until it is started.
+pub(crate) async fn many() -> Result<&'static Many> {
+    static STARTED: OnceCell<Result<Many, String>> = OnceCell::const_new();
+    let start = || async { Many::start().await.map_err(|error| format!("{error:#}")) };
+    let started = STARTED.get_or_init(start).await.as_ref();
+    started.map_err(|error| anyhow!("{error}"))
+}
 
 /// One webhook and no reconciler.
 pub(crate) static WEBHOOK: Stage = Stage::new(

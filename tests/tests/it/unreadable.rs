@@ -2,8 +2,6 @@
 //! it and nothing waits for it. The rule works once Mimeo has the permission. An unreadable object
 //! is never treated as deleted.
 
-use std::time::Duration;
-
 use anyhow::{Context, Result, bail, ensure};
 use k8s_openapi::api::{
     core::v1::{Pod, PodTemplate, Secret},
@@ -13,12 +11,10 @@ use kube::{Api, Client, api::PostParams};
 use mimeo_api::ClusterReplication;
 use mimeo_tests::{
     ControlPlane, Pair, create_namespace, create_secret, eventually,
-    scenario::{SOON, any, apply, kubectl, merge, put, rule, value, wait_for},
+    scenario::{SOON, any, apply, delete, kubectl, merge, put, rule, value, wait_for},
     traffic::{pod, stubbornly},
 };
 use serde_json::{Value, json};
-
-const STOPPING: Duration = Duration::from_secs(30);
 
 #[tokio::test]
 async fn a_source_that_mimeo_may_not_read_is_told_and_waited_for_by_nobody() -> Result<()> {
@@ -169,7 +165,7 @@ async fn rights_that_mimeo_loses_cost_no_copy() -> Result<()> {
         .take()
         .context("no reconciler runs")?
         .program
-        .stop(STOPPING)
+        .stop(SOON)
         .await?;
     pair.start_reconciler().await?;
     condition(&client, "Authorized", "ControllerForbidden").await?;
@@ -222,22 +218,6 @@ async fn a_role_that_mimeo_may_not_hand_out_is_told_and_copied_once_it_may() -> 
         "apiVersion": "rbac.authorization.k8s.io/v1", "kind": "Role", "metadata": {"namespace": "platform", "name": "base"},
         "rules": [{"apiGroups": ["apps"], "resources": ["deployments"], "verbs": ["get", "patch"]}],
     });
-    hand_out(
-        &binding,
-        json!({"resources": ["clusterroles"], "verbs": ["bind"], "resourceNames": ["view"]}),
-    )
-    .await?;
-    hand_out(
-        &role,
-        json!({"resources": ["roles"], "verbs": ["escalate"]}),
-    )
-    .await
-}
-
-/// A source of rights, and the rule of RBAC's that Mimeo must be given to write copies of it.
-async fn hand_out(source: &Value, mut rule_told: Value) -> Result<()> {
-    rule_told["apiGroups"] = json!(["rbac.authorization.k8s.io"]);
-    let kind = source["kind"].as_str().context("no kind")?;
     let control_plane = ControlPlane::builder().start().await?;
     let _pair = Pair::builder()
         .shipped_rights()
@@ -246,6 +226,31 @@ async fn hand_out(source: &Value, mut rule_told: Value) -> Result<()> {
     let client = control_plane.client().await?;
     create_namespace(&client, "platform", &[]).await?;
     create_namespace(&client, "team-a", &[]).await?;
+    hand_out(
+        &control_plane,
+        &binding,
+        json!({"resources": ["clusterroles"], "verbs": ["bind"], "resourceNames": ["view"]}),
+    )
+    .await?;
+    let rules: Api<ClusterReplication> = Api::all(client);
+    delete(&rules, "templates").await?;
+    hand_out(
+        &control_plane,
+        &role,
+        json!({"resources": ["roles"], "verbs": ["escalate"]}),
+    )
+    .await
+}
+
+/// A source of rights, and the rule of RBAC's that Mimeo must be given to write copies of it.
+async fn hand_out(
+    control_plane: &ControlPlane,
+    source: &Value,
+    mut rule_told: Value,
+) -> Result<()> {
+    rule_told["apiGroups"] = json!(["rbac.authorization.k8s.io"]);
+    let kind = source["kind"].as_str().context("no kind")?;
+    let client = control_plane.client().await?;
     apply(&client, source).await?;
     let plural = format!("{}s", kind.to_lowercase());
     let give = async |name: &str, label: &str, rule: &Value| {
@@ -261,12 +266,17 @@ async fn hand_out(source: &Value, mut rule_told: Value) -> Result<()> {
         "mimeo.dev/aggregate-to-mimeo-reconciler",
     );
     give(
-        "copies",
+        &format!("copies-of-{plural}"),
         both,
         &verbs(&["get", "list", "watch", "create", "patch"]),
     )
     .await?;
-    give("copies-delete", reconciler, &verbs(&["delete"])).await?;
+    give(
+        &format!("copies-of-{plural}-delete"),
+        reconciler,
+        &verbs(&["delete"]),
+    )
+    .await?;
 
     let rule = rule("templates").source("rbac.authorization.k8s.io/v1", kind, "platform", "base");
     let file = tempfile::NamedTempFile::new()?;
@@ -278,12 +288,12 @@ async fn hand_out(source: &Value, mut rule_told: Value) -> Result<()> {
     )?;
     let path = file.path().display().to_string();
     eventually(SOON, "the rights on the kind itself", || async {
-        let told = kubectl(&control_plane, ["apply", "-f", &*path, "--dry-run=server"])?;
+        let told = kubectl(control_plane, ["apply", "-f", &*path, "--dry-run=server"])?;
         ensure!(!told.contains("missing permissions"), "{told}");
         Ok(Some(()))
     })
     .await?;
-    let warned = kubectl(&control_plane, ["apply", "-f", &*path])?;
+    let warned = kubectl(control_plane, ["apply", "-f", &*path])?;
     let asked = |text: &str| -> Result<Value> {
         let words = format!(
             "only Mimeo's own permissions go into {kind}: for others a ClusterRole labelled {both}=true must have the rule "
@@ -304,7 +314,7 @@ async fn hand_out(source: &Value, mut rule_told: Value) -> Result<()> {
     .await?;
     condition(&client, "Ready", "NotAuthorized").await?;
     assert_eq!(asked(&denied)?, rule_told, "{denied}");
-    give("hand-out", both, &asked(&denied)?).await?;
+    give(&format!("hand-out-{plural}"), both, &asked(&denied)?).await?;
     condition(&client, "Ready", "Synced").await?;
     condition(&client, "Authorized", "Allowed").await?;
     let copy = any(

@@ -26,10 +26,12 @@ use mimeo_tests::{
         SOON, Setting, apply, condition, kubectl, label, put, relabel, rule, stranger, value,
     },
     tenant::{Tenant, copying},
-    traffic::{create_patiently, pod},
+    traffic::{create_patiently, pod, retry_after},
     unique,
 };
 use serde_json::json;
+
+use crate::stages::PLAIN;
 
 /// A token of a new service account.
 async fn token(client: &Client, namespace: &str, name: &str) -> Result<String> {
@@ -449,7 +451,7 @@ async fn what_is_no_review_counts(webhook: &Replica, url: &str) -> Result<()> {
 async fn every_answer_counts_once_with_its_hook_and_verdict() -> Result<()> {
     let setting = Setting::start(
         ControlPlane::builder(),
-        Pair::builder().webhook_args(["--pod-gate-wait", "200ms"]),
+        Pair::builder().webhook_args(["--pod-gate-wait", "1s"]),
     )
     .await?;
     let scene = setting.scene("verdicts").await?;
@@ -593,25 +595,35 @@ async fn every_answer_counts_once_with_its_hook_and_verdict() -> Result<()> {
         .create(&scene.client)
         .await?;
     let (short, before) = (unique("short"), answers(webhook)?);
-    eventually(SOON, "a namespace with a mark", || async {
+    let short = eventually(SOON, "a namespace with a mark", || async {
         let name = unique(&short);
         let namespace = create_namespace(&scene.client, &name, &[("missing", &scene.tag)]).await?;
         ensure!(
             label(&namespace, "mimeo.dev/copies").is_some(),
             "the rule isn't in force yet"
         );
-        let refused = pods(&name)
-            .create(&PostParams::default(), &pod("first"))
-            .await;
-        ensure!(refused.is_err(), "there is no source");
-        Ok(Some(()))
+        Ok(Some(name))
     })
     .await?;
+    // On a busy machine the webhook may first tell it to come again.
+    let mut again = 0;
+    loop {
+        let refused = pods(&short)
+            .create(&PostParams::default(), &pod("first"))
+            .await;
+        let refused = refused.err().context("there is no source")?;
+        if retry_after(&refused).is_none() {
+            break;
+        }
+        again += 1;
+    }
+    let answers = [("Pods", "ComeAgain", again), ("Pods", "Denied", 1)];
+    let skipped = usize::from(again == 0);
     counted(
         webhook,
         "a pod without its copies",
         &before,
-        &[("Pods", "Denied", 1)],
+        &answers[skipped..],
     )
     .await
 }
@@ -685,7 +697,8 @@ async fn what_waits_for_its_turn_is_counted_by_its_queue() -> Result<()> {
     are([0.0; 3]).await
 }
 
-/// How long it is that a watch has heard nothing: no longer than it was silent, and no less.
+/// How long it is that a watch has heard nothing: no longer than it was silent, and no less. Each
+/// time is bounded by what was before and what was after it, so a busy machine makes no difference.
 #[tokio::test]
 async fn the_silence_of_an_api_server_is_told_in_seconds() -> Result<()> {
     let setting = Setting::start(ControlPlane::builder(), Pair::builder()).await?;
@@ -699,33 +712,50 @@ async fn the_silence_of_an_api_server_is_told_in_seconds() -> Result<()> {
             .copied()
             .context("not told")
     };
+    // Returns a time that was before the last word.
     let word = async || {
+        let before = Instant::now();
         scene.namespace().await?;
         eventually(SOON, "the word of a namespace", || async {
-            let seconds = staleness()?;
-            ensure!(seconds < 1.0, "{seconds}");
-            Ok(Some(()))
+            let (seconds, since) = (staleness()?, before.elapsed().as_secs_f64());
+            ensure!(seconds < since, "{seconds} of {since}");
+            Ok(Some(before))
         })
         .await
     };
-    word().await?;
-    let (server, heard) = (Component::ApiServer(0), Instant::now());
+    // What is told, and between which times.
+    let silence = async |least: f64| {
+        eventually(SOON, "seconds of silence", || async {
+            let (from, seconds, to) = (Instant::now(), staleness()?, Instant::now());
+            ensure!(seconds >= least, "{seconds}");
+            Ok(Some((from, seconds, to)))
+        })
+        .await
+    };
+    let before = word().await?;
+    let server = Component::ApiServer(0);
     setting.control_plane.pause(server)?;
-    let told = eventually(SOON, "five seconds of silence", || async {
-        let (seconds, silent) = (staleness()?, heard.elapsed().as_secs_f64());
-        ensure!(seconds >= 5.0, "{seconds}");
-        Ok(Some((seconds, silent)))
-    })
-    .await;
+    let told = async { anyhow::Ok((silence(5.0).await?, silence(8.0).await?)) }.await;
     setting.control_plane.resume(server)?;
-    let (seconds, silent) = told?;
-    // It began to be silent less than a second before it was paused.
-    ensure!(
-        silent - 1.0 <= seconds && seconds <= silent + 2.0,
-        "{seconds} told of {silent}"
+    let ((first_from, first, first_to), (second_from, second, second_to)) = told?;
+    // No longer than since the last word, and in the silence as many seconds more as have passed.
+    let seconds = |from: Instant, to: Instant| to.duration_since(from).as_secs_f64();
+    let since = seconds(before, first_to);
+    ensure!(first <= since + ROUNDED, "{first} told of {since}");
+    let (least, most) = (
+        seconds(first_to, second_from),
+        seconds(first_from, second_to),
     );
-    word().await
+    let more = second - first;
+    ensure!(
+        least - ROUNDED <= more && more <= most + ROUNDED,
+        "{more} told of {least} to {most}"
+    );
+    word().await.map(drop)
 }
+
+/// What is lost of a second where it is told.
+const ROUNDED: f64 = 0.01;
 
 /// The labels that metrics have, but for the bounds of histograms.
 fn labels(text: &str) -> BTreeMap<String, BTreeSet<&str>> {
@@ -759,25 +789,22 @@ async fn the_readme_lists_every_metric_with_its_labels_and_no_other() -> Result<
         ))
     };
     let table: Vec<(String, String)> = readme.lines().filter_map(row).collect();
-    let control_plane = ControlPlane::builder()
-        .controller_manager(false)
-        .start()
-        .await?;
-    let pair = Pair::builder().start(&control_plane).await?;
+    let scene = PLAIN.scene("metrics").await?;
+    let pair = &scene.setting.pair;
     // Without a rule nothing is told of any.
-    let rule = rule("first")
-        .secret("platform", "registry")
-        .target(json!({"namespaces": ["team-*"]}));
-    let client = control_plane.client().await?;
-    rule.create(&client).await?;
+    let rule = scene.rule().secret(&scene.home, "registry");
+    rule.create(&scene.client).await?;
     let matched = json!({
-        "kinds": [{"apiVersion": "v1", "kind": "Secret"}], "objectSelector": {"matchLabels": {"tier": "gold"}},
+        "kinds": [{"apiVersion": "v1", "kind": "Secret"}], "objectSelector": {"matchLabels": {"tier": scene.tag}},
     });
     let spec = json!({"match": matched, "transform": {"labels": {"set": {"a": "b"}}}});
-    let metadata = json!({"name": "first"});
+    let metadata = json!({"name": scene.tag});
     let kind = "TransformPolicy";
-    apply(&client, &json!({"apiVersion": "mimeo.dev/v1alpha1", "kind": kind, "metadata": metadata, "spec": spec}))
-        .await?;
+    apply(
+        &scene.client,
+        &json!({"apiVersion": "mimeo.dev/v1alpha1", "kind": kind, "metadata": metadata, "spec": spec}),
+    )
+    .await?;
     eventually(SOON, "a policy that counts", || async {
         Ok(pair.webhooks[0]
             .metrics()?
@@ -792,24 +819,19 @@ async fn the_readme_lists_every_metric_with_its_labels_and_no_other() -> Result<
             &["leader", "reconciler", "both"],
         ),
     ] {
-        let text = replica.metrics()?;
-        let exposed = text
-            .lines()
-            .filter_map(|line| line.strip_prefix("# TYPE ")?.split_once(' '));
-        // A counter is known by its samples, as Prometheus shows it.
-        let exposed: BTreeSet<String> = exposed
-            .map(|(name, kind)| match kind {
-                "counter" => format!("{name}_total"),
-                "info" => format!("{name}_info"),
-                _ => name.to_owned(),
-            })
-            .collect();
         let listed: BTreeSet<String> = table
             .iter()
             .filter(|(_, of)| told.contains(&&**of))
             .map(|(name, _)| name.clone())
             .collect();
-        assert_eq!(exposed, listed, "{told:?}");
+        // Some appear with what they are about.
+        let text = eventually(SOON, format!("the metrics of {told:?}"), || async {
+            let text = replica.metrics()?;
+            let exposed = exposed(&text);
+            ensure!(exposed == listed, "{exposed:?} and not {listed:?}");
+            Ok(Some(text))
+        })
+        .await?;
         for (name, labels) in labels(&text) {
             let row = readme
                 .lines()
@@ -823,6 +845,21 @@ async fn the_readme_lists_every_metric_with_its_labels_and_no_other() -> Result<
         }
     }
     Ok(())
+}
+
+/// The names of all metrics that a program shows. A counter is known by its samples, as Prometheus
+/// shows it.
+fn exposed(text: &str) -> BTreeSet<String> {
+    let exposed = text
+        .lines()
+        .filter_map(|line| line.strip_prefix("# TYPE ")?.split_once(' '));
+    exposed
+        .map(|(name, kind)| match kind {
+            "counter" => format!("{name}_total"),
+            "info" => format!("{name}_info"),
+            _ => name.to_owned(),
+        })
+        .collect()
 }
 
 #[tokio::test]

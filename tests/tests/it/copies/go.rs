@@ -111,7 +111,7 @@ async fn copies_go_with_their_source_after_its_grace_unless_retained() -> Result
 /// By the API server's own clock: not before its grace is over, and then.
 #[tokio::test]
 async fn a_copy_outlives_its_source_by_its_grace_and_no_longer() -> Result<()> {
-    const GRACE: Duration = Duration::from_secs(6);
+    const GRACE: Duration = Duration::from_secs(15);
     let scene = STAGE.scene("grace-over").await?;
     let namespaces = scene.namespaces(2).await?;
     scene.secret("registry", &[("token", "one")]).await?;

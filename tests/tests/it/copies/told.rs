@@ -258,7 +258,7 @@ async fn a_status_is_what_kubectl_shows_and_waits_for() -> Result<()> {
     let name = format!("crepl/{}", scene.tag);
     kubectl(
         control_plane,
-        ["wait", "--for=condition=Ready", "--timeout=30s", &name],
+        ["wait", "--for=condition=Ready", "--timeout=5m", &name],
     )?;
     let status = scene.wait_counts(&scene.tag, [2, 2, 0]).await?;
     assert_eq!(status.observed_generation, Some(1));
@@ -361,7 +361,7 @@ async fn kubectl_shows_every_kind_by_its_short_name_and_waits_for_what_becomes_r
         shown(&[
             "wait",
             "--for=condition=Ready",
-            "--timeout=60s",
+            "--timeout=5m",
             "--namespace",
             home,
             object,
@@ -434,12 +434,12 @@ fn is_table(table: &str, head: &str, row: &str) -> bool {
 }
 
 /// Work is under way for as long as somebody else's admission webhook is waited for, which answers
-/// nobody.
+/// nobody. That is until the test lets go of the request, or the request times out.
 #[tokio::test]
 async fn what_is_under_way_is_told_until_it_is_done() -> Result<()> {
     let scene = STAGE.scene("under-way").await?;
     let namespace = scene.namespace().await?;
-    let silent = Silent::over(&scene, std::slice::from_ref(&namespace), "Ignore", 6).await?;
+    let mut silent = Silent::over(&scene, std::slice::from_ref(&namespace), "Ignore", 30).await?;
 
     scene.secret("registry", &[("token", "one")]).await?;
     let rule = scene.rule().secret(&scene.home, "registry");
@@ -451,7 +451,7 @@ async fn what_is_under_way_is_told_until_it_is_done() -> Result<()> {
         );
         kubectl(
             &scene.setting.control_plane,
-            ["wait", &condition, "--timeout=60s", &rule],
+            ["wait", &condition, "--timeout=5m", &rule],
         )
     };
     let copies = scene.secrets(&namespace);
@@ -473,6 +473,7 @@ async fn what_is_under_way_is_told_until_it_is_done() -> Result<()> {
                 .map(|copies| [copies.desired, copies.synced, copies.failed]),
             Some([1, 0, 0])
         );
+        silent.let_go()?;
         wait("Ready")?;
         assert_eq!(
             value(&copies.get("registry").await?, "token").as_deref(),
