@@ -38,7 +38,7 @@ pub(crate) enum Why {
     BrokenOff,
     #[error("its body did not come in time")]
     Late,
-    #[error("Mimeo has too many requests at once; try again")]
+    #[error("the webhook has too many requests at once. Retry in 1 s")]
     NoRoom,
     #[error(transparent)]
     Undecodable(Undecodable),
@@ -64,7 +64,7 @@ impl Unread {
     }
 
     fn verdict(&self, hook: Hook) -> Option<Verdict> {
-        let told = || bad_request(format!("Mimeo cannot read the review: {}", self.why));
+        let told = || bad_request(format!("the webhook cannot read the review: {}", self.why));
         match (hook, &self.why) {
             (_, Why::NoRoom) => Some(come_again(self.why.to_string())),
             // Pods, Authors and Rules fail closed, and a response can say why.

@@ -230,7 +230,7 @@ impl<'a> Review<'a> {
 
     /// Answers with the decision, or with 429 if the decision misses the deadline.
     async fn answer(&self, decision: impl Future<Output = Verdict>) -> Response {
-        let late = || come_again("Mimeo did not answer in time; try again".into());
+        let late = || come_again("the webhook did not answer in time. Retry in 1 s".into());
         let verdict = timeout_at(self.deadline, decision)
             .await
             .unwrap_or_else(|_| late());

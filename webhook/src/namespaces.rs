@@ -127,9 +127,9 @@ async fn mark_first(
         .and_then(|old| old["metadata"]["resourceVersion"].as_str());
     let version = meta::version(old);
     if version == 0 {
-        return Err(bad_request(
-            "an update of a namespace without its resourceVersion".into(),
-        ));
+        return Err(bad_request(format!(
+            "the update of namespace {name} has no resourceVersion"
+        )));
     }
     let patch =
         json!({"metadata": {"resourceVersion": version.to_string(), "labels": {MARK: token}}});
@@ -161,7 +161,7 @@ async fn mark_first(
         Err(error) => {
             warn!(namespace = name, error = %Fault(&error), "failed to mark a namespace");
             Err(come_again(format!(
-                "Mimeo cannot set its pending label on namespace {name} now"
+                "cannot set the pending label on namespace {name} now. Retry in 1 s"
             )))
         }
     }

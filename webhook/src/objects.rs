@@ -34,7 +34,10 @@ async fn answer(app: &App, name: &str, request: &Request) -> Verdict {
         Ok(None) => Verdict::ALLOW,
         Err(error) => {
             warn!(policy = name, error = %Fault(&error), "failed to read a policy");
-            fail(format!("Mimeo cannot read TransformPolicy {name} now"))
+            fail(format!(
+                "cannot read TransformPolicy {name} now, which rewrites this {}; try again",
+                request.kind.kind
+            ))
         }
     }
 }
@@ -44,11 +47,16 @@ fn rewrite(known: &Known, request: &Request) -> Verdict {
         return policy.rewrite(request).into();
     }
     let name = known.object.metadata.name.as_deref().unwrap_or_default();
-    let message = format!("TransformPolicy {name} is invalid; its status says why");
+    let kind = &request.kind.kind;
+    let advice = format!("Correct the policy: kubectl describe tpol {name} shows the reason");
     match known.object.spec.failure_policy {
-        FailurePolicy::Fail => fail(message),
+        FailurePolicy::Fail => fail(format!(
+            "this {kind} is refused, because TransformPolicy {name} has an invalid spec and failurePolicy Fail. {advice}"
+        )),
         FailurePolicy::Ignore => Verdict::Allow {
-            warnings: vec![message],
+            warnings: vec![format!(
+                "this {kind} is not rewritten, because TransformPolicy {name} has an invalid spec. {advice}"
+            )],
         },
     }
 }

@@ -75,7 +75,8 @@ impl Questions {
 }
 
 /// Checks all needs, in at most two rounds. The first asks for each needed permission. The second
-/// asks, for each that was denied, for the permissions that are enough instead.
+/// asks, for each that was denied, for the permissions that are enough instead. `object` is the kind
+/// and name of the object that the user writes.
 ///
 /// # Errors
 /// A refusal with the missing permissions, or one that says why the check has no answer.
@@ -83,6 +84,7 @@ pub(crate) async fn check(
     client: &Client,
     questions: &Questions,
     user: &User,
+    object: &str,
     needs: &[Need],
     deadline: Instant,
 ) -> Result<(), Verdict> {
@@ -92,7 +94,8 @@ pub(crate) async fn check(
             Finding::Held => return Ok(()),
             Finding::Lacks(missing) => {
                 return Err(forbid(format!(
-                    "{}; the author needs these permissions",
+                    "{object} needs permissions that its author does not have: {}; grant these to the author, or let a user who has \
+                     them write it",
                     lacks(&user.name, &missing)
                 )));
             }
@@ -115,11 +118,12 @@ fn unanswered(user: &User, error: &kube::Error) -> Verdict {
     warn!(user, error = %Fault(error), "cannot ask what a user may do");
     if status(error) != Some(403) {
         return come_again(format!(
-            "Mimeo cannot check the permissions of user {user:?} now"
+            "cannot check the permissions of user {user:?} now. Retry in 1 s"
         ));
     }
     // A retry would not help.
-    let message = "Mimeo may not check the permissions of users: it must be allowed to create subjectaccessreviews.authorization.k8s.io";
+    let message = "the webhook may not check the permissions of users: its ServiceAccount must be allowed to create \
+                   subjectaccessreviews.authorization.k8s.io";
     Verdict::Deny {
         code: 500,
         reason: "InternalError",
@@ -211,6 +215,7 @@ mod tests {
             client,
             &Questions::default(),
             &ann(),
+            "ClusterReplication registry",
             needs,
             Instant::now() + time,
         )
@@ -245,10 +250,15 @@ mod tests {
             )
         });
         assert_eq!(checked(&client, &[need(&["a", "b"])], SOON).await, Ok(()));
-        let refused = |code: u16, begins: &str, result: Result<(), (u16, String)>| {
+        let refused = |code: u16, says: &str, result: Result<(), (u16, String)>| {
             let (got, message) = result.unwrap_err();
             assert!(
-                got == code && message.starts_with(begins),
+                got == code
+                    && message
+                        == format!(
+                            "ClusterReplication registry needs permissions that its author does not have: {says} grant \
+                     these to the author, or let a user who has them write it"
+                        ),
                 "{got} {message}"
             );
         };

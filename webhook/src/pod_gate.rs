@@ -91,9 +91,7 @@ async fn wait(app: &App, request: &Request, namespace: &str, deadline: Instant) 
                 Live::Marked(uid) => confirmed = Some(uid),
                 Live::Unmarked => return GateDecision::Admit { warnings: vec![] },
                 Live::Unknown => {
-                    return GateDecision::ComeAgain(format!(
-                        "Mimeo cannot read namespace {namespace} now"
-                    ));
+                    return GateDecision::ComeAgain(admission::unread(namespace));
                 }
             }
             continue;

@@ -431,7 +431,8 @@ impl Repairs {
 fn contested(kind: &str, name: &str, live: &Value) -> String {
     if live.is_null() {
         return format!(
-            "{kind} {name} is deleted again and again, and each time Mimeo creates it: in between, pods do not wait"
+            "{kind} {name} is deleted again and again. Mimeo creates it again each time, after a longer pause; until then pods do not wait \
+             for their copies. Stop the client that deletes it"
         );
     }
     let managers = managers(live);
@@ -446,7 +447,8 @@ fn contested(kind: &str, name: &str, live: &Value) -> String {
         ),
     };
     format!(
-        "{kind} {name} is changed again and again, by {others}, and each time Mimeo puts it back: in between, pods may not wait"
+        "{kind} {name} is changed again and again by {others}. Mimeo restores it each time, after a longer pause; until then pods may not \
+         wait for their copies. Have no other client write it"
     )
 }
 
@@ -595,19 +597,19 @@ mod tests {
         for (managers, named) in [
             (
                 &[(MANAGER, later)][..],
-                "by another version of mimeo-webhook, and",
+                "by another version of mimeo-webhook. Mimeo",
             ),
             (
                 &[("enforcer", earlier), (MANAGER, later)],
-                "by enforcer, and",
+                "by enforcer. Mimeo",
             ),
             (
                 &[("a", earlier), ("b", earlier), ("a", later), ("c", later)],
-                "by a, c, b, and",
+                "by a, c, b. Mimeo",
             ),
             (
                 &["a", "b", "c", "d", "e", "f", "g"].map(|name| (name, later)),
-                "by a, b, c, d, e and 2 more, and",
+                "by a, b, c, d, e and 2 more. Mimeo",
             ),
         ] {
             assert!(of(managers).contains(named), "{}", of(managers));

@@ -392,15 +392,24 @@ async fn authorize(
     needs: &[Need],
     deadline: Instant,
 ) -> Result<(), Verdict> {
-    let checked =
-        permissions::check(&app.client, &app.questions, &request.user, needs, deadline).await;
+    let kind = &request.kind.kind;
+    let name = request
+        .name
+        .as_deref()
+        .or_else(|| request.generate_name())
+        .unwrap_or_default();
+    let object = format!("{kind} {name}");
+    let checked = permissions::check(
+        &app.client,
+        &app.questions,
+        &request.user,
+        &object,
+        needs,
+        deadline,
+    )
+    .await;
     if let Err(Verdict::Deny { message, .. }) = &checked {
-        let name = request
-            .name
-            .as_deref()
-            .or_else(|| request.generate_name())
-            .unwrap_or_default();
-        info!(kind = %request.kind.kind, name, message, "author refused");
+        info!(%kind, name, message, "author refused");
     }
     checked
 }

@@ -98,15 +98,20 @@ pub(crate) fn foresee_at_home(
     contested(&contests.unwrap_or_default())
 }
 
+/// That there are so many more like the warnings before this one; none if there aren't.
+fn and_more(number: usize, one: &str, many: &str) -> Option<String> {
+    let noun = if number == 1 { one } else { many };
+    (number > 0).then(|| format!("and {number} more {noun}"))
+}
+
 /// The warnings about the first contests, and the number of the others.
 fn contested(contests: &[Contest]) -> Vec<String> {
     let mut warnings: Vec<String> = contests.iter().take(CONTESTS).map(contest).collect();
-    if contests.len() > CONTESTS {
-        warnings.push(format!(
-            "other rules also want {} besides these",
-            plural::copies(contests.len() - CONTESTS)
-        ));
-    }
+    warnings.extend(and_more(
+        contests.len().saturating_sub(CONTESTS),
+        "copy that another rule wants, too (RuleConflict)",
+        "copies that other rules want, too (RuleConflict)",
+    ));
     warnings
 }
 
@@ -126,7 +131,8 @@ fn selection(rule: &Rule, preview: &Preview, counts: bool) -> Option<String> {
             && let Some((begins, count)) = &preview.beginning =>
         {
             Some(format!(
-                "no namespace matches the rule now. A pattern matches the whole name: {begins}.* would match {count}"
+                "no namespace matches the rule now. Patterns match the whole name; {begins}.* would match {}",
+                plural::namespaces(*count)
             ))
         }
         None if matching == 0 => Some("no namespace matches the rule now".into()),
@@ -182,9 +188,11 @@ pub(crate) fn not_granted(app: &App, rule: &Rule, sources: &[SourceRef]) -> Vec<
     let (mut warnings, more) = app
         .handle
         .look(|engine, _| engine.not_granted(rule, sources, GRANTS));
-    if more > 0 {
-        warnings.push(format!("other namespaces do not grant {more} more"));
-    }
+    warnings.extend(and_more(
+        more,
+        "missing ReplicationGrant",
+        "missing ReplicationGrants",
+    ));
     warnings
 }
 
@@ -197,12 +205,11 @@ pub(crate) fn near_misses(object: &Value, variables: &str) -> Vec<String> {
         )
     };
     let mut warnings: Vec<String> = misses.iter().take(MISSES).map(warning).collect();
-    if misses.len() > MISSES {
-        warnings.push(format!(
-            "texts that look like a variable and are none: {} more",
-            misses.len() - MISSES
-        ));
-    }
+    warnings.extend(and_more(
+        misses.len().saturating_sub(MISSES),
+        "text that looks like a variable and is none",
+        "texts that look like variables and are none",
+    ));
     warnings
 }
 
@@ -369,6 +376,32 @@ mod tests {
             lost,
             namespaces,
         }
+    }
+
+    #[test]
+    fn the_warnings_of_a_kind_end_with_how_many_more_there_are() {
+        let of = |number: usize| -> Option<String> {
+            let contests: Vec<Contest> = (0..number).map(|_| contest(true, 1)).collect();
+            contested(&contests).get(CONTESTS).cloned()
+        };
+        assert_eq!(of(3), None);
+        assert_eq!(
+            [4, 6].map(of).map(Option::unwrap_or_default),
+            [
+                "and 1 more copy that another rule wants, too (RuleConflict)",
+                "and 3 more copies that other rules want, too (RuleConflict)",
+            ]
+        );
+        let texts: serde_json::Map<String, Value> = (0..5)
+            .map(|number| (format!("k{number}"), json!("$(source )")))
+            .collect();
+        let spec = json!({"spec": {"transform": {"annotations": {"set": texts}}}});
+        let told = near_misses(&spec, VARIABLES);
+        assert_eq!(
+            told.last().map(String::as_str),
+            Some("and 2 more texts that look like variables and are none"),
+            "{told:#?}"
+        );
     }
 
     /// The API server truncates each warning after 256 characters.

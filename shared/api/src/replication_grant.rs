@@ -122,7 +122,8 @@ pub struct ReplicationGrantStatus {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub observed_generation: Option<i64>,
 
-    /// Conditions of the grant: Ready, which is True if the grant counts.
+    /// Conditions of the grant: Ready, which is True if the grant counts. If it does not, the reason
+    /// is TooManyGrants or InvalidSpec.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "schema::conditions")]
     pub conditions: Vec<Condition>,

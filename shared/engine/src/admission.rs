@@ -25,6 +25,10 @@ use crate::{AwaitedCopy, Engine, Progress};
 const MARK_POINTER: &str = "/metadata/labels/mimeo.dev~1copies";
 /// The number of copies that a message names.
 const NAMED: usize = 5;
+/// After how many seconds clients shall come again; [`RETRY`] says the same.
+const RETRY_SECONDS: u32 = 1;
+/// What clients are told that don't come again by themselves.
+const RETRY: &str = "Retry in 1 s";
 
 /// The known rules.
 pub trait Rules {
@@ -243,8 +247,10 @@ pub fn pod_gate(namespace: &str, progress: &Progress) -> GateDecision {
         early_kinds,
         uid: _,
     } = progress;
-    let wait_for =
-        |copies: &[AwaitedCopy]| format!("pods in {namespace} wait for {}", list(copies));
+    let wait_for = |copies: &[AwaitedCopy], next: &str| {
+        let see = copies.first().map_or_else(String::new, see);
+        format!("pods in {namespace} wait for {}{next}. {see}", list(copies))
+    };
     if !seen {
         return GateDecision::Wait(still_reading(namespace));
     }
@@ -252,10 +258,10 @@ pub fn pod_gate(namespace: &str, progress: &Progress) -> GateDecision {
         return GateDecision::Admit { warnings: vec![] };
     }
     if !denied.is_empty() {
-        return GateDecision::Deny(wait_for(denied));
+        return GateDecision::Deny(wait_for(denied, ""));
     }
     if !waiting.is_empty() && (*required || !over_budget) {
-        let message = wait_for(waiting);
+        let message = wait_for(waiting, &format!(". {RETRY}"));
         return if *early_kinds {
             GateDecision::ComeAgain(message)
         } else {
@@ -278,10 +284,19 @@ pub fn pod_gate(namespace: &str, progress: &Progress) -> GateDecision {
 
 /// The message for pods of a namespace that this replica hasn't read yet.
 pub fn still_reading(namespace: &str) -> String {
-    format!("pods in {namespace} wait for its copies; Mimeo is still reading the namespace")
+    format!(
+        "pods in {namespace} wait for its copies: Mimeo is still reading the namespace. {RETRY}"
+    )
 }
 
-/// Returns the first few of these copies, and where users find more about the first.
+/// The message for pods of a namespace that can't be read now.
+pub fn unread(namespace: &str) -> String {
+    format!(
+        "pods in {namespace} wait for its copies: the API server did not answer Mimeo's read of the namespace. {RETRY}"
+    )
+}
+
+/// Returns the first few of these copies, and the number of the others.
 fn list(copies: &[AwaitedCopy]) -> String {
     let named: Vec<String> = copies
         .iter()
@@ -290,12 +305,9 @@ fn list(copies: &[AwaitedCopy]) -> String {
         .collect();
     let more = match copies.len().saturating_sub(NAMED) {
         0 => String::new(),
-        more => format!("; and {more} more"),
+        more => format!(" and {more} more"),
     };
-    let see = copies
-        .first()
-        .map_or_else(String::new, |first| format!(". {}", see(first)));
-    format!("{}{more}{see}", named.join("; "))
+    format!("{}{more}", named.join("; "))
 }
 
 /// Returns where users find more about a copy. (Only `ClusterReplication`s hold pods.)
@@ -310,7 +322,7 @@ pub fn come_again(message: String) -> Verdict {
         code: 429,
         reason: "TooManyRequests",
         message,
-        retry_after_seconds: Some(1),
+        retry_after_seconds: Some(RETRY_SECONDS),
     }
 }
 
@@ -546,18 +558,18 @@ mod tests {
 
     #[test]
     fn pods_wait_for_what_can_still_come() {
-        let copy = |name: &str, why: Option<&str>| AwaitedCopy {
+        let copy = |name: &str, why: &str| AwaitedCopy {
             copy: format!("Secret {name}"),
             rule: id("registry").into(),
             pod_gate: PodGate::Required,
-            why: why.map(Into::into),
+            why: why.into(),
         };
         let waiting = Progress {
-            waiting: vec![copy("a", None)],
+            waiting: vec![copy("a", "it is being written")],
             ..marked()
         };
         let excused = Progress {
-            excused: vec![copy("b", Some("Conflict, an object of that name exists"))],
+            excused: vec![copy("b", "Conflict, an object of that name exists")],
             ..marked()
         };
         let word = |decision: GateDecision| match decision {
@@ -578,7 +590,12 @@ mod tests {
                 "",
             ),
             ("all there", marked(), "admit ", ""),
-            ("on their way", waiting.clone(), "wait ", "Secret a"),
+            (
+                "on their way",
+                waiting.clone(),
+                "wait pods in shop wait for Secret a (ClusterReplication/registry, podGate Required): it is being written. Retry in 1 s. See: kubectl describe crepl registry",
+                "",
+            ),
             (
                 "out of time",
                 Progress {
@@ -616,7 +633,7 @@ mod tests {
             (
                 "must not",
                 Progress {
-                    denied: vec![copy("c", Some("SourceNotFound"))],
+                    denied: vec![copy("c", "SourceNotFound")],
                     ..waiting
                 },
                 "deny pods in shop wait for Secret c (ClusterReplication/registry, podGate Required): SourceNotFound. See:",
@@ -630,7 +647,7 @@ mod tests {
             );
         }
         let many = ["a", "b", "c", "d", "e", "f", "g"]
-            .map(|name| copy(name, None))
+            .map(|name| copy(name, "it is being written"))
             .to_vec();
         let told = word(pod_gate(
             "shop",
@@ -639,16 +656,16 @@ mod tests {
                 ..marked()
             },
         ));
-        let last = "without Secret e (ClusterReplication/registry, podGate Required). See: kubectl describe crepl registry \
+        let last = "without Secret e (ClusterReplication/registry, podGate Required): it is being written. See: kubectl describe crepl registry \
                     pods in shop also start without 2 copies";
         assert!(told.ends_with(last), "{told}");
         let denied = ["a", "b", "c", "d", "e", "f", "g"]
-            .map(|name| copy(name, Some("Invalid")))
+            .map(|name| copy(name, "Invalid"))
             .to_vec();
         let told = word(pod_gate("shop", &Progress { denied, ..marked() }));
         assert!(
             told.ends_with(
-                "podGate Required): Invalid; and 2 more. See: kubectl describe crepl registry"
+                "podGate Required): Invalid and 2 more. See: kubectl describe crepl registry"
             ),
             "{told}"
         );

@@ -14,10 +14,9 @@ use std::{
 };
 
 use mimeo_model::{
-    grant::Grant,
+    grant::{Grant, RefusedGrant},
     id::{RuleId, RuleKind},
     kind::{GroupKind, GroupVersionKind},
-    refusal::Refusal,
     seeds::Seeds,
     source::SourceRef,
 };
@@ -119,7 +118,7 @@ pub enum Answer {
     /// The source. `None`: it does not exist.
     Object(Option<Shown>),
     /// The grant. `None`: it does not exist.
-    Grant(Option<Result<Grant, Vec<Refusal>>>),
+    Grant(Option<Result<Grant, RefusedGrant>>),
     /// The object isn't as the job assumed, and nothing was written.
     Changed,
     /// The API server didn't answer, or answered with an error. So a write may have succeeded. A

@@ -176,6 +176,9 @@ pub struct Engine {
     webhooks: Webhooks,
     /// When a webhook began to run without a break.
     webhooks_since: Tick,
+    /// What the clock on the wall showed at the first tick; none before statuses were asked for.
+    /// Taken once, so that the same tick always has the same time in a status.
+    started: Option<jiff::Timestamp>,
     notices: Vec<Notice>,
     news: announce::News,
     changes: view::Changes,
@@ -256,6 +259,7 @@ impl Engine {
             lags: numbers::Lags::default(),
             webhooks: Webhooks::default(),
             webhooks_since: Tick::ZERO,
+            started: None,
             notices: Vec::new(),
             news: announce::News::default(),
             changes: view::Changes::default(),

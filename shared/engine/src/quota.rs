@@ -11,6 +11,7 @@ use mimeo_model::{
     id::{RuleId, RuleKind},
     refusal::{Refusal, Refused},
     rule::Rule,
+    source_text,
 };
 
 use crate::Engine;
@@ -182,6 +183,7 @@ impl Engine {
 fn refused(rule: &Rule) -> Refused {
     Refused {
         generation: rule.generation,
+        source: source_text::of_sources(&rule.sources, &rule.selectors),
         refusals: vec![used_up()],
     }
 }

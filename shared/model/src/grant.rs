@@ -31,47 +31,75 @@ pub const LOAD: usize = 1024;
 
 /// Longest text of grantees or of objects in a status, in bytes.
 const TEXT: usize = 256;
+/// Longest message of a condition in it, in bytes.
+const MESSAGE: usize = 2000;
 
 /// The part of a grant's status that does not follow from its spec.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Standing {
     /// The `metadata.generation` of the grant that the status describes.
     pub generation: i64,
-    /// True if the grant counts: it is within the limits of its namespace.
-    pub counts: bool,
+    /// Whether it counts, and if it doesn't, why.
+    pub effect: Effect,
     /// The number of Replications that use the grant.
     pub replications: i32,
 }
 
+/// Whether a grant counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Effect {
+    /// It does.
+    Counts,
+    /// Older ones of its namespace take all that may count.
+    TooMany,
+    /// Its spec is invalid.
+    Invalid,
+}
+
 impl Standing {
     /// Reads a grant's status. `None` if Mimeo has not written the status yet.
-    fn read(status: &ReplicationGrantStatus) -> Option<Self> {
+    pub fn read(status: &ReplicationGrantStatus) -> Option<Self> {
         let ready = status
             .conditions
             .iter()
             .find(|condition| condition.type_ == ConditionType::Ready.as_str())?;
         let (generation, replications) = (status.observed_generation?, status.replications?);
+        let effect = match &*ready.status {
+            "True" => Effect::Counts,
+            _ if ready.reason == ConditionReason::InvalidSpec.to_string() => Effect::Invalid,
+            _ => Effect::TooMany,
+        };
         Some(Self {
             generation,
-            counts: ready.status == "True",
+            effect,
             replications,
         })
     }
 
-    /// The new status of `grant`, at the time `now`.
-    pub fn status(self, grant: &ReplicationGrant, now: Timestamp) -> ReplicationGrantStatus {
-        let (reason, message) = if self.counts {
-            (
+    /// The new status of `grant`, at the time `now`. `refusals` are the reasons why it is invalid,
+    /// if it is.
+    pub fn status(
+        self,
+        grant: &ReplicationGrant,
+        refusals: &[Refusal],
+        now: Timestamp,
+    ) -> ReplicationGrantStatus {
+        let (reason, message) = match self.effect {
+            Effect::Counts => (
                 ConditionReason::Active,
                 "Replications may do what the grant says".to_owned(),
-            )
-        } else {
-            (ConditionReason::TooManyGrants, too_many())
+            ),
+            Effect::TooMany => (ConditionReason::TooManyGrants, too_many()),
+            Effect::Invalid => {
+                let reasons: Vec<String> = refusals.iter().map(Refusal::to_string).collect();
+                let message = format!("the grant grants nothing: {}", reasons.join("; "));
+                (ConditionReason::InvalidSpec, shorten(message, MESSAGE))
+            }
         };
         let old = grant.status.as_ref().map_or(&[][..], |old| &old.conditions);
-        let ready = (ConditionType::Ready, self.counts);
+        let ready = (ConditionType::Ready, self.effect == Effect::Counts);
         let ready = condition(ready, reason, message, Some(self.generation), old, now);
-        let list = |items: Vec<String>| shorten(items.join("; "));
+        let list = |items: Vec<String>| shorten(items.join("; "), TEXT);
         ReplicationGrantStatus {
             observed_generation: Some(self.generation),
             conditions: vec![ready],
@@ -163,10 +191,10 @@ fn objects_text(objects: &GrantedObjects) -> String {
     }
 }
 
-/// Cuts the text to the length that a status may show.
-fn shorten(mut text: String) -> String {
-    if text.len() > TEXT {
-        text.truncate(text.floor_char_boundary(TEXT - 3));
+/// Cuts the text to so many bytes.
+fn shorten(mut text: String, most: usize) -> String {
+    if text.len() > most {
+        text.truncate(text.floor_char_boundary(most - 3));
         text.push_str("...");
     }
     text
@@ -182,7 +210,16 @@ pub struct Edition {
     pub generation: i64,
 }
 
-/// A parsed grant.
+/// A stored grant that is refused, of which only this is known. It grants nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RefusedGrant {
+    /// Which of its specs that is (`metadata.generation`).
+    pub generation: i64,
+    /// Read from its status.
+    pub status: Option<Standing>,
+}
+
+/// A consent, parsed.
 #[derive(Clone, Debug)]
 pub struct Grant {
     /// Creation time. `Timestamp::MAX` before the grant is stored.

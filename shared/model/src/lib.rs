@@ -35,6 +35,7 @@ pub mod seeds;
 pub mod selection;
 pub mod size;
 pub mod source;
+pub mod source_text;
 pub mod sources;
 mod syntax;
 pub mod template;

@@ -229,13 +229,6 @@ impl Lack<'_> {
             resource,
             name,
         } = self;
-        let lack = if *hands_out {
-            "only Mimeo's own permissions go into"
-        } else {
-            "missing permissions on"
-        };
-        // If Mimeo itself has all permissions that the copies grant, it needs no more.
-        let others = if *hands_out { "for others " } else { "" };
         let verbs = verbs.iter().copied().collect::<Vec<_>>().join(", ");
         let group = if group.is_empty() { "\"\"" } else { group };
         let only = name
@@ -243,18 +236,23 @@ impl Lack<'_> {
             .unwrap_or_default();
         let rule =
             format!("{{apiGroups: [{group}], resources: [{resource}], verbs: [{verbs}]{only}}}");
-        match grant {
-            Grant::ClusterRole(label) => {
-                format!(
-                    "{lack} {kind}: {others}a ClusterRole labelled {label}=true must have the rule {rule}"
-                )
-            }
-            Grant::Role(namespace) => {
-                format!(
-                    "{lack} {kind} in namespace {namespace}: {others}a Role there must have the rule {rule}"
-                )
-            }
+        let (place, role) = match grant {
+            Grant::ClusterRole(label) => (
+                String::new(),
+                format!("a ClusterRole labelled {label}=true"),
+            ),
+            Grant::Role(namespace) => (
+                format!(" in namespace {namespace}"),
+                "a Role there".to_owned(),
+            ),
+        };
+        if *hands_out {
+            // Where Mimeo has all permissions that the copies give, it needs no more.
+            return format!(
+                "Mimeo writes no {kind}{place} that exceeds its own permissions unless {role} has the rule {rule}"
+            );
         }
+        format!("missing permissions on {kind}{place}: {role} must have the rule {rule}")
     }
 }
 
@@ -412,7 +410,7 @@ mod tests {
             "{sentences:?}"
         );
         let about = |sentence: String| {
-            let rule = sentence.strip_prefix("only Mimeo's own permissions go into ")?;
+            let rule = sentence.strip_prefix("Mimeo writes no ")?;
             Some(rule.replace("apiGroups: [rbac.authorization.k8s.io], ", ""))
         };
         sentences.into_iter().filter_map(about).collect()
@@ -423,7 +421,7 @@ mod tests {
         let everywhere = Reach::default();
         let of = |kind: &str, rule: &str| {
             format!(
-                "{kind}: for others a ClusterRole labelled mimeo.dev/aggregate-to-mimeo=true must have the rule {rule}"
+                "{kind} that exceeds its own permissions unless a ClusterRole labelled mimeo.dev/aggregate-to-mimeo=true has the rule {rule}"
             )
         };
         assert_eq!(
@@ -462,8 +460,8 @@ mod tests {
         assert_eq!(
             handed_out("RoleBinding", Some(&bound("Role", "deployer")), &reach),
             [
-                "RoleBinding in namespace t1: for others a Role there must have the rule {resources: [roles], verbs: [bind], \
-                 resourceNames: [\"deployer\"]}"
+                "RoleBinding in namespace t1 that exceeds its own permissions unless a Role there has the rule {resources: [roles], \
+                 verbs: [bind], resourceNames: [\"deployer\"]}"
             ]
         );
         assert_eq!(handed_out("ConfigMap", None, &everywhere), [""; 0]);

@@ -17,6 +17,12 @@ pub fn more_namespaces(number: usize) -> String {
     counted(number, "more namespace", "more namespaces")
 }
 
+/// "1 second", "12 seconds".
+pub fn seconds(number: u64) -> String {
+    let noun = if number == 1 { "second" } else { "seconds" };
+    format!("{number} {noun}")
+}
+
 fn counted<N: Display + PartialEq + From<u8> + Copy>(number: N, one: &str, many: &str) -> String {
     let noun = if number == N::from(1) { one } else { many };
     format!("{number} {noun}")
@@ -35,6 +41,10 @@ mod tests {
         assert_eq!(
             [0, 1, 12].map(namespaces),
             ["0 namespaces", "1 namespace", "12 namespaces"]
+        );
+        assert_eq!(
+            [0, 1, 2].map(seconds),
+            ["0 seconds", "1 second", "2 seconds"]
         );
         assert_eq!(
             [1, 2].map(more_namespaces),

@@ -143,7 +143,7 @@ impl Policy {
         let kind = &request.kind.kind;
         let refusal = spoilt::spoilt(object, &before, &after, &data, request.kind.is_secret()).map(|why| {
             format!(
-                "Mimeo: TransformPolicy {} would make this {kind} invalid: {why}. Change the policy (spec.transform), or exclude the \
+                "TransformPolicy {} would make this {kind} invalid: {why}. Change the policy (spec.transform), or exclude the \
                  object from it (spec.match)",
                 self.name
             )
@@ -546,7 +546,7 @@ mod tests {
         ] {
             let want = why.map(|why| {
                 format!(
-                    "Mimeo: TransformPolicy devops would make this Secret invalid: {why}. Change the policy (spec.transform), or \
+                    "TransformPolicy devops would make this Secret invalid: {why}. Change the policy (spec.transform), or \
                      exclude the object from it (spec.match)"
                 )
             });

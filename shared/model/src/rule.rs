@@ -111,10 +111,8 @@ impl Rule {
             (true, _) => format!("which {stays} while the rule is suspended"),
             (false, Retain::Retain) => format!("which {stays} without it"),
             (false, Retain::Delete) => {
-                format!(
-                    "which {is} deleted {} seconds later",
-                    self.retention.source_grace.as_secs()
-                )
+                let grace = plural::seconds(self.retention.source_grace.as_secs());
+                format!("which {is} deleted {grace} later")
             }
         };
         format!("{} of {}, {fate}", plural::copies(copies), self.id)

@@ -270,7 +270,10 @@ pub enum SourceRefused {
         key: String,
     },
     /// The author's patch replaced the value by one that is not valid there.
-    #[error("transform makes something of metadata.{field}[{key}] that can't be there")]
+    #[error(
+        "the rule's transform makes metadata.{field}[{key}] of the copy invalid: the value must be a string, and of a label at most 63 \
+         letters, digits, '-', '_' and '.'; correct spec.transform"
+    )]
     Metadata {
         /// `labels` or `annotations`.
         field: &'static str,

@@ -105,7 +105,7 @@ pub enum OpsAuth {
 #[derive(Debug, thiserror::Error)]
 pub enum OpsError {
     /// The address is in use, or this machine does not have it.
-    #[error("failed to listen")]
+    #[error(transparent)]
     Listen(#[from] io::Error),
     /// No certificate could be made.
     #[error("failed to make a certificate")]

@@ -1,12 +1,14 @@
 //! Decodes stored rules and grants as far as possible.
 
-use mimeo_api::{ClusterReplication, Replication, ReplicationGrant};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use mimeo_api::{ClusterReplication, Replication, ReplicationGrant, ReplicationGrantStatus};
 use mimeo_engine::Observed;
 use mimeo_model::{
-    grant::Grant,
+    grant::{Grant, RefusedGrant, Standing},
     id::RuleKind,
     refusal::{Refusal, Refused},
     rule::Rule,
+    source_text,
 };
 use serde::{Deserialize, de::DeserializeOwned};
 use serde_json::Value;
@@ -24,11 +26,15 @@ pub(crate) fn parse_rule(
         .value()
         .get("status")
         .and_then(|status| Deserialize::deserialize(status).ok());
-    let generation = object
+    let generation = generation(object.value());
+    let home = object
         .value()
-        .pointer("/metadata/generation")
-        .and_then(Value::as_i64)
-        .unwrap_or_default();
+        .pointer("/metadata/namespace")
+        .and_then(Value::as_str);
+    let source = object
+        .value()
+        .pointer("/spec/sources")
+        .and_then(|sources| source_text::of_spec(sources, home));
     let parsed = match kind {
         RuleKind::ClusterReplication => {
             decode(object).and_then(|object: ClusterReplication| Rule::parse(&object))
@@ -40,6 +46,7 @@ pub(crate) fn parse_rule(
     (
         parsed.map_err(|refusals| Refused {
             generation,
+            source,
             refusals,
         }),
         observed,
@@ -47,12 +54,53 @@ pub(crate) fn parse_rule(
 }
 
 /// Parses a stored grant.
-pub(crate) fn parse_grant(object: Decoded<Value>) -> Result<Grant, Vec<Refusal>> {
-    decode_grant(object).and_then(|object| Grant::parse(&object))
+pub(crate) fn parse_grant(object: Decoded<Value>) -> Result<Grant, RefusedGrant> {
+    let refused = RefusedGrant {
+        generation: generation(object.value()),
+        status: grant_status(object.value())
+            .as_ref()
+            .and_then(Standing::read),
+    };
+    decode(object)
+        .and_then(|object: ReplicationGrant| Grant::parse(&object))
+        .map_err(|_| refused)
 }
 
-pub(crate) fn decode_grant(object: Decoded<Value>) -> Result<ReplicationGrant, Vec<Refusal>> {
-    decode(object)
+/// A grant, and why it is refused, if it is. Of one that can't be decoded there are its metadata
+/// and its status alone.
+pub(crate) fn explain_grant(object: Decoded<Value>) -> (ReplicationGrant, Vec<Refusal>) {
+    let uid = object.value().pointer("/metadata/uid");
+    let metadata = ObjectMeta {
+        uid: uid.and_then(Value::as_str).map(Into::into),
+        generation: Some(generation(object.value())),
+        ..ObjectMeta::default()
+    };
+    let status = grant_status(object.value());
+    match decode::<ReplicationGrant>(object) {
+        Ok(grant) => {
+            let refusals = Grant::parse(&grant).err().unwrap_or_default();
+            (grant, refusals)
+        }
+        Err(refusals) => {
+            let grant = ReplicationGrant {
+                metadata,
+                status,
+                ..ReplicationGrant::default()
+            };
+            (grant, refusals)
+        }
+    }
+}
+
+fn grant_status(object: &Value) -> Option<ReplicationGrantStatus> {
+    object
+        .get("status")
+        .and_then(|status| Deserialize::deserialize(status).ok())
+}
+
+fn generation(object: &Value) -> i64 {
+    let generation = object.pointer("/metadata/generation");
+    generation.and_then(Value::as_i64).unwrap_or_default()
 }
 
 fn decode<T: DeserializeOwned>(object: Decoded<Value>) -> Result<T, Vec<Refusal>> {

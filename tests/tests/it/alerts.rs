@@ -425,7 +425,7 @@ fn every_alert_has_its_section_of_the_runbook_and_every_section_its_alert() -> R
             "**What it means.**",
             "**What users notice.**",
             "**Find the cause.**",
-            "**Mend it.**",
+            "**Fix it.**",
         ] {
             ensure!(section.contains(part), "{alert} lacks {part}");
         }

@@ -445,7 +445,7 @@ async fn an_edit_that_was_reverted_is_told_where_it_was_made() -> Result<()> {
     assert_eq!(
         event.note.clone().unwrap_or_default(),
         format!(
-            "ClusterReplication/{}: Secret registry: was changed, and put back; change {source} instead; last written by field manager \"wright\"",
+            "ClusterReplication/{}: Secret registry: an edit was reverted; to change the copy, change its source {source}; last written by field manager \"wright\"",
             scene.tag
         )
     );

@@ -148,23 +148,23 @@ async fn of_a_namespace_mimeo_writes_its_mark_and_its_memory_alone() -> Result<(
         for (change, told) in [
             (
                 json!({"labels": {"pod-security.kubernetes.io/enforce": "privileged"}}),
-                Some("of a namespace's labels"),
+                Some("Mimeo: Mimeo's accounts may change no label of a namespace"),
             ),
             (
                 json!({"labels": {"pod-security.kubernetes.io/enforce": null}}),
-                Some("of a namespace's labels"),
+                Some("Mimeo: Mimeo's accounts may change no label of a namespace"),
             ),
             (
                 json!({"labels": {"mimeo.dev/other": "y"}}),
-                Some("of a namespace's labels"),
+                Some("Mimeo: Mimeo's accounts may change no label of a namespace"),
             ),
             (
                 json!({"annotations": {"scheduler.alpha.kubernetes.io/node-selector": "a=b"}}),
-                Some("annotations Mimeo"),
+                Some("Mimeo: Mimeo's accounts may change no annotation of a namespace"),
             ),
             (
                 json!({"finalizers": ["example.com/held"]}),
-                Some("Mimeo writes labels and annotations"),
+                Some("Mimeo: Mimeo's accounts may change nothing of a namespace"),
             ),
             (
                 json!({"labels": {"mimeo.dev/copies": "0"}, "annotations": {"mimeo.dev/seeded": "0"}}),
@@ -396,7 +396,10 @@ async fn limited_it_does_its_work_and_says_what_it_may_not() -> Result<()> {
         |policy: &TransformPolicy| {
             let conditions = policy.status.iter().flat_map(|status| &status.conditions);
             conditions.into_iter().any(|one| {
-                one.status == "False" && one.message.contains("certain requests and no others")
+                one.status == "False"
+                    && one
+                        .message
+                        .contains("only for the requests that it is about")
             })
         },
     )

@@ -2,14 +2,16 @@
 //! too, and keeps the existing copies.
 
 use anyhow::{Context, Result, bail, ensure};
-use k8s_openapi::api::core::v1::{Pod, Secret};
+use k8s_openapi::api::core::v1::{ConfigMap, Pod, Secret};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use kube::api::{Patch, PatchParams, PostParams};
 use kube::{Api, Client};
-use mimeo_api::{ClusterReplication, ClusterReplicationStatus, Replication};
+use mimeo_api::{
+    ClusterReplication, ClusterReplicationStatus, Replication, ReplicationGrant, TransformPolicy,
+};
 use mimeo_tests::scenario::{
-    RuleSpec, SOON, Scene, Setting, any, condition, create, forget_the_hooks, of, put, rule, uid,
-    value, version, wait_for,
+    RuleSpec, SOON, Scene, Setting, any, apply, condition, create, forget_the_hooks, of, put, rule,
+    uid, value, version, wait_for,
 };
 use mimeo_tests::traffic::{pod, stubbornly};
 use mimeo_tests::{ControlPlane, Pair, eventually};
@@ -74,6 +76,11 @@ async fn wait_invalid(client: &Client, name: &str, words: &[&str]) -> Result<i64
             bail!("{status:#?}");
         }
         is_invalid(&status, generation, words)?;
+        let source = status.source.as_deref().unwrap_or_default();
+        ensure!(
+            source.starts_with("Secret ") && source.ends_with("/registry"),
+            "{source:?}"
+        );
         Ok(Some(generation.unwrap_or_default()))
     })
     .await
@@ -296,13 +303,103 @@ async fn an_invalid_rule_or_grant_of_a_namespace_does_nothing_until_it_is_mended
     told(&|rule| reason(rule, "Ready", "Synced")).await?;
 
     // A grant that nobody understands grants nothing: what came by it is no longer wanted.
+    let grants: Api<ReplicationGrant> = of(&client, &home);
+    let says = async |is: [&str; 2], words: &str| {
+        eventually(SOON, format!("the grant's status {is:?}"), || async {
+            let grant = grants.get("r").await?;
+            let status = grant.status.unwrap_or_default();
+            let ready = status.conditions.first().context("no condition")?;
+            ensure!(
+                status.observed_generation == grant.metadata.generation
+                    && [&*ready.status, &*ready.reason] == is
+                    && ready.message.contains(words),
+                "{status:#?}"
+            );
+            Ok(Some(status.replications))
+        })
+        .await
+    };
+    assert_eq!(says(["True", "Active"], "").await?, Some(1));
     let mut bad = grant.clone();
     bad["grantees"] = json!([{"namespacePattern": LARGE}]);
     store("ReplicationGrant", &home, &bad).await?;
     told(&|rule| reason(rule, "Authorized", "NotGranted")).await?;
+    let why = "spec.grantees[0].namespacePattern: not a regular expression";
+    assert_eq!(says(["False", "InvalidSpec"], why).await?, Some(0));
     store("ReplicationGrant", &home, &grant).await?;
     told(&|rule| reason(rule, "Ready", "Synced")).await?;
+    assert_eq!(says(["True", "Active"], "").await?, Some(1));
     let after = wait_for(copies, REGISTRY.to_owned(), |_| true).await?;
     assert_eq!(value(&after, "token"), value(&before, "token"));
     Ok(())
+}
+
+/// A policy says so, too, and rewrites nothing until it is corrected.
+#[tokio::test]
+async fn an_invalid_policy_says_so_and_rewrites_nothing_until_it_is_corrected() -> Result<()> {
+    let mut setting = Setting::start(ControlPlane::builder(), Pair::builder()).await?;
+    let client = setting.control_plane.client().await?;
+    let policies: Api<TransformPolicy> = Api::all(client.clone());
+    let policy = |set: &Value| {
+        json!({
+            "apiVersion": "mimeo.dev/v1alpha1", "kind": "TransformPolicy", "metadata": {"name": "p"},
+            "spec": {
+                "match": {
+                    "kinds": [{"apiVersion": "v1", "kind": "ConfigMap"}],
+                    "objectSelector": {"matchLabels": {"rewrite": "yes"}},
+                },
+                "transform": {"annotations": {"set": set}},
+            },
+        })
+    };
+    let good = policy(&json!({"note": "$(namespace.name)"}));
+    let says = async |is: [&str; 2], words: &str| {
+        eventually(SOON, format!("the policy's status {is:?}"), || async {
+            let policy = policies.get("p").await?;
+            let status = policy.status.unwrap_or_default();
+            let ready = status.conditions.first().context("no condition")?;
+            ensure!(
+                status.observed_generation == policy.metadata.generation
+                    && [&*ready.status, &*ready.reason] == is
+                    && ready.message.contains(words),
+                "{status:#?}"
+            );
+            Ok(Some(()))
+        })
+        .await
+    };
+    create(&client, "transformpolicies", &good).await?;
+    says(["True", "Active"], "").await?;
+    setting.pair.stop_webhooks().await?;
+    forget_the_hooks(&client).await?;
+    let spec = policy(&json!({"note": "$(namespace.uid)"}))["spec"].clone();
+    let bad: Patch<()> = Patch::Json(serde_json::from_value(
+        json!([{"op": "replace", "path": "/spec", "value": spec}]),
+    )?);
+    eventually(SOON, "the invalid policy stored", || async {
+        Ok(Some(
+            policies.patch("p", &PatchParams::default(), &bad).await?,
+        ))
+    })
+    .await?;
+    setting.pair.start_webhook().await?;
+    let words = "spec.transform.annotations.set[note]";
+    says(["False", "InvalidSpec"], words).await?;
+    // Nobody asks about objects that it would be for.
+    let map = json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "a", "namespace": "default", "labels": {"rewrite": "yes"}}});
+    let maps: Api<ConfigMap> = of(&client, "default");
+    eventually(SOON, "an object that is not rewritten", || async {
+        apply(&client, &map).await?;
+        let annotations = maps.get("a").await?.metadata.annotations;
+        ensure!(annotations.is_none(), "{annotations:?}");
+        Ok(Some(()))
+    })
+    .await?;
+    let corrected: Patch<()> = Patch::Json(serde_json::from_value(
+        json!([{"op": "replace", "path": "/spec", "value": good["spec"]}]),
+    )?);
+    policies
+        .patch("p", &PatchParams::default(), &corrected)
+        .await?;
+    says(["True", "Active"], "").await
 }

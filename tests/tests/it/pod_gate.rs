@@ -1136,7 +1136,14 @@ async fn wait_out_the_budget(setting: &Setting) -> Result<()> {
     let held = since.elapsed();
     assert!(held >= BUDGET, "it was let go after {held:?}");
     let told = comes_again(&required.client, &kept).await?;
-    assert!(told.contains(REGISTRY), "{told}");
+    let says = format!(
+        "denied the request: Mimeo: pods in {kept} wait for Secret {REGISTRY} (ClusterReplication/{}, podGate Required): it is being written",
+        required.tag
+    );
+    assert!(
+        told.contains(&says) && told.contains(". Retry in 1 s. See: kubectl describe crepl "),
+        "{told}"
+    );
     gates.0.open().await?;
     let miss = try_pod(&required.client, &kept).await?;
     ensure!(miss.is_none(), "{:?}", miss.map(|miss| miss.told));

@@ -303,7 +303,7 @@ async fn who_may_create_rolebindings_but_not_bind_gets_none_by_a_copy() -> Resul
     grant(&scene, "User", tenant.name(), Some(&admins), &source).await?;
     let written = async || create(&tenant.client, "clusterreplications", &rule.object()).await;
     let lacks = format!(
-        "may not bind clusterroles.{RBAC} in namespace {home}, bind roles.{RBAC} in namespace {home}; the author needs these permissions",
+        "may not bind clusterroles.{RBAC} in namespace {home}, bind roles.{RBAC} in namespace {home}; grant these to the author",
         home = tenant.home
     );
     eventually(SOON, format!("refused: {lacks}"), || async {

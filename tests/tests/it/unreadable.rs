@@ -296,7 +296,7 @@ async fn hand_out(
     let warned = kubectl(control_plane, ["apply", "-f", &*path])?;
     let asked = |text: &str| -> Result<Value> {
         let words = format!(
-            "only Mimeo's own permissions go into {kind}: for others a ClusterRole labelled {both}=true must have the rule "
+            "Mimeo writes no {kind} that exceeds its own permissions unless a ClusterRole labelled {both}=true has the rule "
         );
         let (_, rule) = text.split_once(&words).with_context(|| text.to_owned())?;
         let (rule, _) = rule.split_once('}').context("no end")?;

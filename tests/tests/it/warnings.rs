@@ -103,6 +103,36 @@ async fn a_selector_that_finds_nothing_or_everything_is_told() -> Result<()> {
 }
 
 #[tokio::test]
+async fn a_pattern_that_is_only_the_beginning_of_names_gets_a_hint() -> Result<()> {
+    let scene = STAGE.scene("begin").await?;
+    scene.namespaces(12).await?;
+    scene.secret("registry", &[("token", "one")]).await?;
+    let rule = scene.rule().secret(&scene.home, "registry");
+    seen(&scene, &rule, 12).await?;
+    // The scene's home has the beginning of its namespaces' names, too.
+    let of_pattern = |pattern: String| {
+        rule.clone()
+            .set("targets", json!([{"namespacePattern": pattern, "namespaceSelector": {"matchLabels": {"scene": scene.tag}}}]))
+    };
+    assert_told(
+        &warnings(&scene, &of_pattern(scene.tag.clone()), true)?,
+        &[&format!(
+            "Mimeo: no namespace matches the rule now. Patterns match the whole name; {}.* would match 12 namespaces",
+            scene.tag
+        )],
+    );
+    assert_told(
+        &warnings(&scene, &of_pattern(format!("{}.*", scene.tag)), true)?,
+        &["the rule selects 12 of "],
+    );
+    assert_told(
+        &warnings(&scene, &of_pattern(format!("{}.*x9z", scene.tag)), true)?,
+        &["no namespace matches the rule now"],
+    );
+    Ok(())
+}
+
+#[tokio::test]
 async fn when_copies_come_to_know_that_they_stay_is_told() -> Result<()> {
     let scene = STAGE.scene("untold").await?;
     scene.namespaces(1).await?;

@@ -9,7 +9,7 @@ use std::{
 
 use anyhow::{Context, Result, bail, ensure};
 use k8s_openapi::api::{
-    admissionregistration::v1::MutatingWebhookConfiguration,
+    admissionregistration::v1::{MutatingWebhookConfiguration, ValidatingWebhookConfiguration},
     authentication::v1::{TokenRequest, TokenRequestSpec},
     core::v1::{Pod, ServiceAccount},
     rbac::v1::ClusterRole,
@@ -1101,12 +1101,12 @@ async fn hooks_that_are_gone_and_policies_that_are_refused_are_seen() -> Result<
     apply(&client, &policy).await?;
     says("mimeo_policies{ready=\"False\",reason=\"KindNotServed\"} 1").await?;
     says("mimeo_policies{ready=\"True\",reason=\"Active\"} 0").await?;
-    who_fights_over_the_hooks_is_told(&client).await?;
+    who_fights_over_the_hooks_is_told(&client, &pair).await?;
     says(&hooks(1)).await
 }
 
 /// As some managed clusters do with every configuration that doesn't forbid it.
-async fn who_fights_over_the_hooks_is_told(client: &Client) -> Result<()> {
+async fn who_fights_over_the_hooks_is_told(client: &Client, pair: &Pair) -> Result<()> {
     let (rules, name) = (
         Api::<ClusterReplication>::all(client.clone()),
         unique("fought-over"),
@@ -1142,8 +1142,29 @@ async fn who_fights_over_the_hooks_is_told(client: &Client) -> Result<()> {
     assert_eq!(contested.status, "False");
     assert_eq!(
         contested.message,
-        "MutatingWebhookConfiguration mimeo is changed again and again, by enforcer, and each time Mimeo puts it back: in \
-         between, pods may not wait"
+        "MutatingWebhookConfiguration mimeo is changed again and again by enforcer. Mimeo restores it each time, after a longer \
+         pause; until then pods may not wait for their copies. Have no other client write it"
     );
-    Ok(())
+    logs_the_fight(&pair.webhooks[0], "MutatingWebhookConfiguration")?
+        .context("the log does not say so")?;
+    // Of the other configurations the log tells.
+    let configurations: Api<ValidatingWebhookConfiguration> = Api::all(client.clone());
+    let operations = json!([{"op": "replace", "path": "/webhooks/0/timeoutSeconds", "value": 7}]);
+    let change = Patch::<ValidatingWebhookConfiguration>::Json(serde_json::from_value(operations)?);
+    eventually(SOON, "the log to tell of the other client", || async {
+        configurations.patch("mimeo", &as_enforcer, &change).await?;
+        logs_the_fight(&pair.webhooks[0], "ValidatingWebhookConfiguration")
+    })
+    .await
+}
+
+/// Whether a webhook's log names the client that keeps changing a configuration of this kind.
+fn logs_the_fight(webhook: &Replica, kind: &str) -> Result<Option<()>> {
+    let log = webhook.program.log()?;
+    let told = log.lines().any(|line| {
+        line.contains("keeps changing this webhook configuration")
+            && line.contains("enforcer")
+            && line.contains(kind)
+    });
+    Ok(told.then_some(()))
 }

@@ -219,7 +219,8 @@ impl Engine {
         } else {
             let due = last + pause;
             if self.now < due {
-                let message = "somebody keeps undoing what Mimeo writes: it is put right after a pause that grows";
+                let message = "another client keeps undoing Mimeo's writes of this copy, and Mimeo restores it after growing pauses; find the client by \
+                               kubectl get --show-managed-fields, and stop it or have the rule leave this namespace out";
                 self.fail(
                     name,
                     cell,

@@ -5,7 +5,7 @@
 
 pub(crate) mod issued;
 
-use std::{collections::BTreeSet, fmt, sync::Arc, time::Duration};
+use std::{borrow::Cow, collections::BTreeSet, fmt, sync::Arc, time::Duration};
 
 use mimeo_model::{
     choices::PodGate,
@@ -68,8 +68,8 @@ pub struct AwaitedCopy {
     pub rule: Arc<RuleId>,
     /// The rule's `podGate`.
     pub pod_gate: PodGate,
-    /// Why the copy can't be written now. `None`: Mimeo is writing it.
-    pub why: Option<String>,
+    /// Why it isn't there: the reason why it can't be written now, or how far it is on its way.
+    pub why: String,
 }
 
 impl fmt::Display for AwaitedCopy {
@@ -80,11 +80,7 @@ impl fmt::Display for AwaitedCopy {
             pod_gate,
             why,
         } = self;
-        write!(f, "{copy} ({rule}, podGate {pod_gate:?})")?;
-        match why {
-            None => Ok(()),
-            Some(why) => write!(f, ": {why}"),
-        }
+        write!(f, "{copy} ({rule}, podGate {pod_gate:?}): {why}")
     }
 }
 
@@ -118,13 +114,13 @@ pub struct Progress {
 
 impl Progress {
     /// Adds a copy that is not written yet. With a hindrance it can't be written now. Without one
-    /// Mimeo is writing it.
+    /// `underway` says what Mimeo does about it.
     fn awaits(
         &mut self,
         copy: String,
-        rule: Arc<RuleId>,
-        pod_gate: PodGate,
+        (rule, pod_gate): (Arc<RuleId>, PodGate),
         hindrance: Option<Hindrance>,
+        underway: &str,
     ) {
         let required = pod_gate == PodGate::Required;
         let list = match hindrance {
@@ -133,12 +129,13 @@ impl Progress {
             Some(_) => &mut self.excused,
         };
         self.required |= required && hindrance.is_none();
-        let why = hindrance.map(|why| match why {
-            Hindrance::Failure(FailureReason::Conflict) => {
+        let why = match hindrance {
+            None => underway.to_owned(),
+            Some(Hindrance::Failure(FailureReason::Conflict)) => {
                 "Conflict, an object of that name exists".to_owned()
             }
-            why => why.to_string(),
-        });
+            Some(why) => why.to_string(),
+        };
         list.push(AwaitedCopy {
             copy,
             rule,
@@ -370,11 +367,20 @@ impl Engine {
                 Hold::Writing => None,
                 Hold::Cannot(why) => Some(why),
             };
-            let Some(rule) = self.slots.get(&id).map(|slot| slot.rule.clone()) else {
+            let Some(slot) = self.slots.get(&id) else {
                 continue;
             };
             progress.early_kinds |= early && why.is_none();
-            progress.awaits(format!("{kind} {}", cell.name), rule, pod_gate, why);
+            let copy = format!("{kind} {}", cell.name);
+            let underway: Cow<'_, str> = match (&slot.rendering, &cell.failure) {
+                (Err(_), _) => "Mimeo is reading its source".into(),
+                (Ok(_), None) => "it is being written".into(),
+                (Ok(_), Some(failing)) => {
+                    let reason = failing.failure.reason;
+                    format!("it is being written; the last attempt failed with {reason}").into()
+                }
+            };
+            progress.awaits(copy, (slot.rule.clone(), pod_gate), why, &underway);
         }
         progress
     }
@@ -394,12 +400,15 @@ impl Engine {
                     .is_some_and(|findings| findings.listed)
             };
             for selector in rule.selectors.iter().filter(|selector| !listed(*selector)) {
-                let copies = format!("the objects that a selector finds in {selector}");
+                let copies = format!(
+                    "copies of the {} objects that a selector finds in namespace {}",
+                    selector.gvk.kind, selector.namespace
+                );
                 progress.awaits(
                     copies,
-                    id.clone(),
-                    rule.pod_gate,
+                    (id.clone(), rule.pod_gate),
                     self.selector_hindrance(selector),
+                    "Mimeo is listing the sources",
                 );
             }
         }

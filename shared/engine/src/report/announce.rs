@@ -462,8 +462,8 @@ impl Engine {
                     )
                 } else {
                     format!(
-                        "the rule is gone, and Mimeo did not see its deletion; that would delete {}: the reconciler's log says how to \
-                         confirm the deletion",
+                        "the rule does not exist any more, but Mimeo did not see its deletion and keeps {}; to keep them for good, create \
+                         the rule again; to delete them, confirm the deletion as the reconciler's log says",
                         plural::copies(copies)
                     )
                 };
@@ -525,7 +525,7 @@ impl Engine {
             Happening::EditReverted => {
                 let cell = self.namespaces.get(namespace)?.cell(*kind, name)?;
                 let slot = self.slots.get(&cell.want?).filter(|slot| slot.rule == *id)?;
-                format!("was changed, and put back; change {} instead", slot.source)
+                format!("an edit was reverted; to change the copy, change its source {}", slot.source)
             }
             Happening::CopyRecreated => {
                 "deleted and created again, because the API server does not allow the change in place".into()

@@ -138,8 +138,11 @@ impl Findings<'_> {
             ..
         } = &self.tally.plan;
         format!(
-            "the rule is suspended, and Mimeo writes and deletes nothing; without suspend it would create {create}, update {update} and delete {delete} copies, \
-             {conflict} conflict"
+            "the rule is suspended: Mimeo writes and deletes nothing for it. Without suspend Mimeo would create {}, update {} and delete {}; \
+             conflicts: {conflict}",
+            plural::copies(*create),
+            plural::copies(*update),
+            plural::copies(*delete)
         )
     }
 
@@ -252,10 +255,7 @@ impl Engine {
         else {
             return;
         };
-        let wait = match self.told(id).len() {
-            1 => "1 lost copy waits".into(),
-            count => format!("{count} lost copies wait"),
-        };
+        let copies = plural::copies(self.told(id).len());
         let window = match self.settings.sweep_window.as_secs() {
             seconds if seconds % 60 == 0 => format!("{} min", seconds / 60),
             seconds => format!("{seconds} s"),
@@ -265,8 +265,8 @@ impl Engine {
             Some(home) => format!("replication --namespace {home} {}", id.name),
         };
         let message = format!(
-            "{wait} for a confirmation, and nothing more is deleted: half of this rule's copies or more were lost within {window}; if that is \
-             meant: kubectl annotate --overwrite {rule} {}={nonce}",
+            "Mimeo holds the deletion of {copies}, because the rule lost half of its copies or more within {window}. Undo the change that \
+             caused this, or confirm the deletion: kubectl annotate --overwrite {rule} {}={nonce}",
             names::CONFIRM_DELETION,
         );
         conditions.set(

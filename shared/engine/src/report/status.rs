@@ -13,6 +13,7 @@ use mimeo_model::{
     outcome::FailureReason,
     refusal::Refusal,
     source::SourceRef,
+    source_text,
 };
 
 use crate::{
@@ -142,6 +143,7 @@ impl Engine {
     /// longer than a moment. Then [`Engine::counts`] is true, and the caller must ask again.
     pub fn statuses(&mut self, now: Tick, wall: Timestamp) -> Vec<StatusUpdate> {
         self.at(now);
+        self.started = self.started.or_else(|| ago(wall, self.now));
         self.plan();
         if self.census.is_none() {
             let rules = self.begin_statuses();
@@ -294,6 +296,7 @@ impl Engine {
         };
         match &state.rule {
             Err(refused) => {
+                status.source.clone_from(&refused.source);
                 let message = refused
                     .refusals
                     .iter()
@@ -319,7 +322,7 @@ impl Engine {
                 self.describe(id, state, rule, (&tally, &choice), &mut conditions);
                 conditions.told.copies = tally.numbers();
                 status.copies = Some(tally.copies);
-                status.source = source_text(&choice.sources);
+                status.source = source_text::of_sources(&choice.sources, &rule.selectors);
                 status.plan = rule.suspend.then(|| tally.planned());
                 status.sources = choice
                     .sources
@@ -358,21 +361,6 @@ impl Engine {
             resource_version: version,
         }
     }
-}
-
-/// Returns the first source and the number of further sources, or `None` without sources.
-fn source_text(sources: &[SourceRef]) -> Option<String> {
-    let (first, more) = sources.split_first()?;
-    let kind = &first.gvk.kind;
-    let text = match first.home() {
-        Some(namespace) => format!("{kind} {namespace}/{}", first.name),
-        None => format!("{kind} inline"),
-    };
-    Some(if more.is_empty() {
-        text
-    } else {
-        format!("{text} +{}", more.len())
-    })
 }
 
 /// Shortens a status to the limit. It keeps all conditions and numbers, and as many list entries as

@@ -1,16 +1,22 @@
 //! Problems with the sources of a rule, and with the watches of its copies.
 
+use jiff::Timestamp;
+
 use mimeo_model::{
     choices::Retain,
     condition::ConditionReason,
     kind::{GroupVersionKind, Resource},
     meta::{Seen, source_hash},
     outcome::Unreadable,
+    plural,
     rule::Rule,
     source::{SourceRef, SourceSelector},
 };
 
-use crate::{Engine, Served, SourceState, follow, lacks::Lack, select::Choice, slot::NoRendering};
+use crate::{
+    Engine, Served, SourceState, clock::Tick, follow, lacks::Lack, select::Choice,
+    slot::NoRendering,
+};
 
 impl Engine {
     /// Returns the first problem with the sources, as reason and message.
@@ -74,20 +80,21 @@ impl Engine {
                 format!("{selector}: {}", why.explain(&resource.to_string())),
             ));
         }
-        let lost = self.sources_of(selector).find_map(|(source, state)| match state {
-            SourceState::Missing { since, .. }
-                if self.now < *since + rule.retention.source_grace && self.copied(rule, source) =>
-            {
-                let grace = rule.retention.source_grace.as_secs();
-                Some((
-                    ConditionReason::InGracePeriod,
-                    format!(
-                        "{source} is deleted or no longer matches the selector; its copies stay for {grace} seconds"
-                    ),
-                ))
-            }
-            _ => None,
-        });
+        let lost = self
+            .sources_of(selector)
+            .find_map(|(source, state)| match state {
+                SourceState::Missing { since, .. }
+                    if self.now < *since + rule.retention.source_grace
+                        && self.copied(rule, source) =>
+                {
+                    let grace = self.grace(rule, *since);
+                    Some((
+                        ConditionReason::InGracePeriod,
+                        format!("{source} is deleted or no longer matches the selector; {grace}"),
+                    ))
+                }
+                _ => None,
+            });
         let none = || {
             (
                 ConditionReason::SourceNotFound,
@@ -95,6 +102,22 @@ impl Engine {
             )
         };
         lost.or_else(|| (!sources.any(|source| selector.finds(source))).then(none))
+    }
+
+    /// How long the copies of a source stay that is gone since then, and what keeps them.
+    fn grace(&self, rule: &Rule, since: Tick) -> String {
+        let grace = rule.retention.source_grace;
+        let end = self
+            .started
+            .and_then(|started| started.checked_add(since + grace).ok())
+            .and_then(|end| Timestamp::from_second(end.as_second()).ok());
+        match end {
+            Some(end) => format!(
+                "its copies stay until {end} (sourceGracePeriodSeconds {}), and longer if it comes back before",
+                grace.as_secs()
+            ),
+            None => format!("its copies stay for {}", plural::seconds(grace.as_secs())),
+        }
     }
 
     /// Returns the problem of a source.
@@ -127,10 +150,10 @@ impl Engine {
             Some(SourceState::Missing { since, .. })
                 if self.now < *since + rule.retention.source_grace && self.copied(rule, source) =>
             {
-                let grace = rule.retention.source_grace.as_secs();
+                let grace = self.grace(rule, *since);
                 return Some((
                     ConditionReason::InGracePeriod,
-                    format!("{source} is deleted; its copies stay for {grace} seconds"),
+                    format!("{source} is deleted; {grace}"),
                 ));
             }
             _ => {

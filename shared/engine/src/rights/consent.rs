@@ -17,7 +17,7 @@ use mimeo_api::Access;
 
 use mimeo_model::{
     condition::ConditionReason,
-    grant::{self, Grant},
+    grant::{self, Grant, RefusedGrant},
     id::{RuleId, RuleKind, SlotId},
     kind::GroupKind,
     outcome::Unreadable,
@@ -127,13 +127,15 @@ impl Engine {
         &mut self,
         namespace: &str,
         name: &str,
-        grant: Result<Grant, Vec<Refusal>>,
+        grant: Result<Grant, RefusedGrant>,
         now: Tick,
     ) {
         self.at(now);
-        let Ok(grant) = grant else {
-            return self.grant_gone(namespace, name, now);
+        let grant = match grant {
+            Ok(grant) => grant,
+            Err(refused) => return self.grant_refused(namespace, name, refused, now),
         };
+        self.consent.usage.forget_refused(namespace, name);
         let news = (self.consent.listing == Listing::Listed).then_some(self.now);
         let grants = self.consent.grants.entry(namespace.into()).or_default();
         // A new status does not change the access that the grant gives. The engine itself counts
@@ -185,8 +187,9 @@ impl Engine {
     /// The watch shows that a grant does not exist any more.
     pub fn grant_gone(&mut self, namespace: &str, name: &str, now: Tick) {
         self.at(now);
+        self.consent.usage.forget_refused(namespace, name);
         let Some(grants) = self.consent.grants.get_mut(namespace) else {
-            return;
+            return self.consent.usage.forget(namespace);
         };
         let Some(wanted) = grants.take(name) else {
             return;
@@ -206,6 +209,7 @@ impl Engine {
         let known = known.flat_map(|(namespace, grants)| {
             grants.names().map(|name| (namespace.clone(), name.clone()))
         });
+        let known = known.chain(self.consent.usage.refused());
         let lost: Vec<_> = known.filter(|key| !listed.contains(key)).collect();
         for (namespace, name) in lost {
             self.grant_gone(&namespace, &name, now);

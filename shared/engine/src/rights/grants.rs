@@ -3,7 +3,7 @@
 
 use std::{collections::BTreeMap, mem};
 
-use mimeo_model::grant::{self, Edition, Grant, Standing};
+use mimeo_model::grant::{self, Edition, Effect, Grant, Standing};
 
 use crate::{clock::Tick, quota::Quota};
 
@@ -110,10 +110,14 @@ impl Grants {
         let mut updates = Vec::new();
         for (index, (name, known)) in self.quota.iter_mut().enumerate() {
             let counts = index < self.counting;
-            let replications = if counts { used(name) } else { 0 };
+            let (effect, replications) = if counts {
+                (Effect::Counts, used(name))
+            } else {
+                (Effect::TooMany, 0)
+            };
             let standing = Standing {
                 generation: known.edition.generation,
-                counts,
+                effect,
                 replications,
             };
             if known.status.replace(standing) != Some(standing) {

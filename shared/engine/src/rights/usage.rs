@@ -12,7 +12,7 @@ use std::{
 use mimeo_api::Access;
 
 use mimeo_model::{
-    grant::{Grant, Standing},
+    grant::{Effect, Grant, RefusedGrant, Standing},
     id::{RuleId, RuleKind},
     kind::GroupKind,
     rule::Rule,
@@ -56,12 +56,50 @@ pub(crate) struct Usage {
     /// Each namespace with the earliest time of its turn. Only namespaces with grants are here.
     due: BTreeMap<Box<str>, Tick>,
     next_turn: Tick,
+    /// Grants that are refused, by namespace and name. No namespace without any.
+    refused: BTreeMap<Box<str>, BTreeMap<Box<str>, RefusedGrant>>,
 }
 
 impl Usage {
-    /// Removes a namespace that has no grants any more.
+    /// Removes a namespace that has no grants any more, except refused ones.
     pub(crate) fn forget(&mut self, namespace: &str) {
-        self.due.remove(namespace);
+        if !self.refused.contains_key(namespace) {
+            self.due.remove(namespace);
+        }
+    }
+
+    /// The grant isn't refused any more.
+    pub(crate) fn forget_refused(&mut self, namespace: &str, name: &str) {
+        if let Some(refused) = self.refused.get_mut(namespace) {
+            refused.remove(name);
+            if refused.is_empty() {
+                self.refused.remove(namespace);
+            }
+        }
+    }
+
+    /// Namespace and name of each grant that is refused.
+    pub(crate) fn refused(&self) -> impl Iterator<Item = (Box<str>, Box<str>)> {
+        self.refused.iter().flat_map(|(namespace, refused)| {
+            refused.keys().map(|name| (namespace.clone(), name.clone()))
+        })
+    }
+
+    /// Up to `most` statuses of refused grants that have to be written, by the grants' names. They
+    /// count as written from now on.
+    fn refused_updates(&mut self, namespace: &str, most: usize) -> Vec<(Box<str>, Standing)> {
+        let Some(refused) = self.refused.get_mut(namespace) else {
+            return vec![];
+        };
+        let updates = refused.iter_mut().filter_map(|(name, grant)| {
+            let standing = Standing {
+                generation: grant.generation,
+                effect: Effect::Invalid,
+                replications: 0,
+            };
+            (grant.status.replace(standing) != Some(standing)).then(|| (name.clone(), standing))
+        });
+        updates.take(most).collect()
     }
 
     /// Returns the namespace with the next turn, and when it is.
@@ -74,7 +112,9 @@ impl Usage {
 impl Consent {
     /// Records a change of a namespace's grants, or of the Replications that use them.
     pub(crate) fn usage_changed(&mut self, namespace: &str, now: Tick) {
-        if self.grants.contains_key(namespace) && !self.usage.due.contains_key(namespace) {
+        let has_grants =
+            self.grants.contains_key(namespace) || self.usage.refused.contains_key(namespace);
+        if has_grants && !self.usage.due.contains_key(namespace) {
             self.usage.due.insert(namespace.into(), now + COLLECTED);
         }
     }
@@ -93,6 +133,20 @@ impl Consent {
 }
 
 impl Engine {
+    /// A grant is refused: it grants nothing, and its status says why.
+    pub(crate) fn grant_refused(
+        &mut self,
+        namespace: &str,
+        name: &str,
+        refused: RefusedGrant,
+        now: Tick,
+    ) {
+        self.grant_gone(namespace, name, now);
+        let of_namespace = self.consent.usage.refused.entry(namespace.into());
+        of_namespace.or_default().insert(name.into(), refused);
+        self.consent.usage_changed(namespace, self.now);
+    }
+
     /// Returns the statuses of grants that must be written now.
     pub fn grant_statuses(&mut self, now: Tick) -> Vec<GrantUpdate> {
         self.at(now);
@@ -109,22 +163,8 @@ impl Engine {
         };
         self.consent.usage.next_turn = self.now + PACE;
         self.consent.usage.due.remove(&namespace);
-        // While a grant is being read, its Replications are unknown. The answer to the read gives
-        // the namespace another turn.
-        if self
-            .consent
-            .grants
-            .get(&namespace)
-            .is_none_or(Grants::awaits_some)
-        {
-            return vec![];
-        }
-        let used = self.used(&namespace);
-        let Some(grants) = self.consent.grants.get_mut(&namespace) else {
-            return vec![];
-        };
-        let updates =
-            grants.status_updates(WRITES, |name| used.get(name).copied().unwrap_or_default());
+        let mut updates = self.consent.usage.refused_updates(&namespace, WRITES);
+        updates.extend(self.counting_updates(&namespace, WRITES - updates.len()));
         if updates.len() == WRITES {
             self.consent.usage_changed(&namespace, self.now);
         }
@@ -134,6 +174,27 @@ impl Engine {
             standing,
         };
         updates.into_iter().map(update).collect()
+    }
+
+    /// Up to `most` statuses of a namespace's valid grants that have to be written, by the grants'
+    /// names.
+    fn counting_updates(&mut self, namespace: &str, most: usize) -> Vec<(Box<str>, Standing)> {
+        // While a grant is being read, its Replications are unknown. The answer to the read gives
+        // the namespace another turn.
+        if self
+            .consent
+            .grants
+            .get(namespace)
+            .is_none_or(Grants::awaits_some)
+            || most == 0
+        {
+            return vec![];
+        }
+        let used = self.used(namespace);
+        let Some(grants) = self.consent.grants.get_mut(namespace) else {
+            return vec![];
+        };
+        grants.status_updates(most, |name| used.get(name).copied().unwrap_or_default())
     }
 
     /// When [`Engine::grant_statuses`] may return statuses. `None` until the Replications and
@@ -151,12 +212,24 @@ impl Engine {
     /// Records that a grant's status could not be written.
     pub fn grant_status_failed(&mut self, namespace: &str, name: &str, now: Tick) {
         self.at(now);
-        if let Some(grants) = self.consent.grants.get_mut(namespace) {
-            grants.status_failed(name);
-            self.consent
-                .usage
-                .due
-                .insert(namespace.into(), self.now + RETRY);
+        let Consent { grants, usage, .. } = &mut self.consent;
+        let refused = usage
+            .refused
+            .get_mut(namespace)
+            .and_then(|refused| refused.get_mut(name));
+        let known = match (refused, grants.get_mut(namespace)) {
+            (Some(refused), _) => {
+                refused.status = None;
+                true
+            }
+            (None, Some(grants)) => {
+                grants.status_failed(name);
+                true
+            }
+            (None, None) => false,
+        };
+        if known {
+            usage.due.insert(namespace.into(), self.now + RETRY);
         }
     }
 

@@ -361,7 +361,7 @@ fn an_edit_that_was_reverted_is_told_with_who_made_it() {
             .all(|one| word(one) == ("Warning", "EditReverted", "Revert")),
         "{announced:#?}"
     );
-    let told = "ClusterReplication/rule-0: Secret s0: was changed, and put back; change v1/Secret/home/s0 instead";
+    let told = "ClusterReplication/rule-0: Secret s0: an edit was reverted; to change the copy, change its source v1/Secret/home/s0";
     assert_eq!(
         announced[1].note,
         format!("{told}; last written by field manager \"kubectl-edit\"")

@@ -186,7 +186,7 @@ fn what_is_out_of_reach_is_not_asked_for_and_told() {
         assert!(found.message.contains(flag), "{}", found.message);
         let denied = engine.progress("a", now).denied;
         assert!(
-            denied.len() == 1 && denied[0].why.as_deref() == Some("OutOfReach"),
+            denied.len() == 1 && denied[0].why == "OutOfReach",
             "{denied:?}"
         );
     }

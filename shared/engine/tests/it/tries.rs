@@ -204,11 +204,11 @@ fn an_injector_looks_again_at_what_is_in_its_way_whatever_its_labels() {
         world.run(Duration::from_secs(30), World::carry_out);
         let denied = world.engine.progress("team-0", world.now).denied;
         assert_eq!(
-            (denied.len(), &*denied[0].copy, denied[0].why.as_deref()),
+            (denied.len(), &*denied[0].copy, &*denied[0].why),
             (
                 1,
                 "Box.example.com x",
-                Some("Conflict, an object of that name exists")
+                "Conflict, an object of that name exists"
             )
         );
         world.objects.clear();

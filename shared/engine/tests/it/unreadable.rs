@@ -125,14 +125,9 @@ impl World {
 
 /// Returns these copies, each with its hindrance.
 fn told(copies: &[AwaitedCopy]) -> Vec<String> {
-    let why = |copy: &AwaitedCopy| {
-        copy.why
-            .as_ref()
-            .map_or_else(String::new, |why| format!(" ({why})"))
-    };
     copies
         .iter()
-        .map(|copy| format!("{}{}", copy.copy, why(copy)))
+        .map(|copy| format!("{} ({})", copy.copy, copy.why))
         .collect()
 }
 
@@ -163,7 +158,10 @@ fn nobody_waits_for_a_source_that_cannot_be_read() {
 
             world.show_source();
             assert!(world.engine.informed());
-            assert_eq!(told(&world.progress().waiting), ["Secret registry"]);
+            assert_eq!(
+                told(&world.progress().waiting),
+                ["Secret registry (Mimeo is reading its source)"]
+            );
             assert_eq!(world.requests(), [Verb::Create]);
         }
     }
@@ -184,7 +182,10 @@ fn nobody_waits_for_a_source_that_cannot_be_decoded() {
     );
     assert_eq!(world.requests(), []);
     world.show_source();
-    assert_eq!(told(&world.progress().waiting), ["Secret registry"]);
+    assert_eq!(
+        told(&world.progress().waiting),
+        ["Secret registry (Mimeo is reading its source)"]
+    );
 
     let mut world = World::new(Role::Keeper, "None").served();
     world.list_copies();
@@ -227,7 +228,10 @@ fn nobody_waits_for_a_kind_that_discovery_does_not_answer_for_or_that_is_not_ser
     world
         .engine
         .kind_unanswered(&secrets().gvk, Unreadable::Unavailable, world.now);
-    assert_eq!(told(&world.progress().waiting), ["Secret registry"]);
+    assert_eq!(
+        told(&world.progress().waiting),
+        ["Secret registry (Mimeo is reading its source)"]
+    );
 }
 
 #[test]

@@ -475,11 +475,8 @@ fn a_copy_that_cannot_be_filled_in_holds_pods_as_one_that_cannot_be_written() {
             .next()
             .unwrap();
         assert_eq!(
-            (&*told.copy, told.why.as_deref()),
-            (
-                "Secret a-$(namespace.labels['team'])",
-                Some("VariableUnset")
-            )
+            (&*told.copy, &*told.why),
+            ("Secret a-$(namespace.labels['team'])", "VariableUnset")
         );
     }
 }

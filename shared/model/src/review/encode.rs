@@ -15,7 +15,7 @@ const WARNING_LENGTH: usize = 256;
 const WARNINGS_LENGTH: usize = 4096;
 /// Shortest length to which a word of a warning is cut, in bytes.
 const SHORTEST_WORD: usize = 16;
-/// Prefix of each warning, so that users see its origin.
+/// Prefix of each warning and each refusal, so that users see their origin.
 const PROGRAM: &str = "Mimeo: ";
 /// Replaces the middle of a shortened word.
 const LEFT_OUT: &str = "...";
@@ -50,6 +50,7 @@ pub fn encode(uid: &str, verdict: &Verdict) -> Vec<u8> {
             message,
             retry_after_seconds,
         } => {
+            let message = format!("{PROGRAM}{message}");
             response["status"] =
                 json!({"status": "Failure", "code": code, "reason": reason, "message": message});
             if let Some(seconds) = retry_after_seconds {
@@ -183,7 +184,7 @@ mod tests {
                 },
                 json!({
                     "uid": "u", "allowed": false,
-                    "status": {"status": "Failure", "code": 403, "reason": "Forbidden", "message": "no"},
+                    "status": {"status": "Failure", "code": 403, "reason": "Forbidden", "message": "Mimeo: no"},
                 }),
             ),
             (
@@ -196,7 +197,7 @@ mod tests {
                 json!({
                     "uid": "u", "allowed": false,
                     "status": {
-                        "status": "Failure", "code": 429, "reason": "TooManyRequests", "message": "later",
+                        "status": "Failure", "code": 429, "reason": "TooManyRequests", "message": "Mimeo: later",
                         "details": {"retryAfterSeconds": 1},
                     },
                 }),

@@ -56,6 +56,34 @@ async fn ask(mut stream: impl AsyncRead + AsyncWrite + Unpin, path: &str) -> Str
 }
 
 #[tokio::test]
+async fn a_port_that_is_taken_is_named_once() {
+    let readiness = Readiness::new(Shutdown::new());
+    let address = start(&plain(), &Guard::open(), &readiness);
+    let args = OpsArgs {
+        ops_listen: address,
+        ..plain()
+    };
+    let error = serve(
+        &args,
+        &Guard::open(),
+        readiness,
+        Metrics::new(),
+        &debug_pages(),
+        Router::new(),
+    )
+    .expect_err("the port is taken");
+    // As the programs print it: the error with all of its causes.
+    let causes = std::iter::successors(Some(&error as &dyn std::error::Error), |e| e.source());
+    let told: Vec<String> = causes.map(ToString::to_string).collect();
+    let told = told.join(": ");
+    assert!(
+        told.starts_with(&format!("failed to listen at {address}: ")),
+        "{told}"
+    );
+    assert_eq!(told.matches("listen").count(), 1, "{told}");
+}
+
+#[tokio::test]
 async fn a_connection_that_asks_nothing_is_closed() {
     let readiness = Readiness::new(Shutdown::new());
     let address = start(&plain(), &Guard::open(), &readiness);

@@ -35,7 +35,7 @@ use crate::{
     call::{self, METADATA, METADATA_LIST, Silence, encode},
     discovery::{Discovery, resource_path},
     object::{self, Decoded},
-    stored::{decode_grant, parse_grant},
+    stored::{explain_grant, parse_grant},
 };
 
 /// The `ConfigMap` in Mimeo's namespace that outlives every rule.
@@ -473,10 +473,8 @@ impl Writer {
         let Some(grant) = self.read_grant(namespace, name).await? else {
             return Ok(());
         };
-        let Ok(grant) = decode_grant(grant) else {
-            return Ok(());
-        };
-        let status = standing.status(&grant, now);
+        let (grant, refusals) = explain_grant(grant);
+        let status = standing.status(&grant, &refusals, now);
         // The watch will show the changed grant.
         if grant.metadata.generation != Some(standing.generation)
             || grant.status.as_ref() == Some(&status)

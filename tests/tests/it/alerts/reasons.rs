@@ -327,8 +327,7 @@ fn counted(text: &str) -> BTreeMap<(String, BTreeMap<String, String>), f64> {
 /// Each reason of a rule's Ready, by a `ClusterReplication` of its own. None is left out here. A
 /// Replication has the same reasons, by the same code. Those of a `TransformPolicy`'s Ready are
 /// made elsewhere: `KindNotServed` with its metric in `watched.rs`, `Rejected` in `flood.rs`,
-/// `Active` in `copies/told.rs`; `InvalidSpec` of a policy is made by no test with an API server.
-/// Those of other conditions are in `unreadable.rs`, `replications.rs`, `pod_gate.rs`, `outage.rs`,
+/// `Active` in `copies/told.rs`, `InvalidSpec` in `invalid.rs`. Those of other conditions are in `unreadable.rs`, `replications.rs`, `pod_gate.rs`, `outage.rs`,
 /// `harm.rs` and `copies/go.rs`.
 #[tokio::test]
 async fn the_reason_of_ready_is_the_same_through_kubectl_in_the_status_and_in_the_metric()

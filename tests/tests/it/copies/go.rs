@@ -132,7 +132,8 @@ async fn a_copy_outlives_its_source_by_its_grace_and_no_longer() -> Result<()> {
         .context("no SourcesFound")?
         .message;
     assert!(
-        told.contains(&format!("stay for {} seconds", GRACE.as_secs())),
+        told.contains(" is deleted; its copies stay until ")
+            && told.contains(&format!("(sourceGracePeriodSeconds {})", GRACE.as_secs())),
         "{told}"
     );
     scene
@@ -273,7 +274,7 @@ async fn many_copies_of_a_source_that_went_with_its_namespace_are_held_until_it_
         .context("not stalled")?
         .message;
     assert!(
-        told.starts_with("20 lost copies wait ") && told.contains(CONFIRM),
+        told.starts_with("Mimeo holds the deletion of 20 copies, ") && told.contains(CONFIRM),
         "{told}"
     );
     wait_gone(homes, &scene.home).await?;

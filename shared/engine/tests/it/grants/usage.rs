@@ -4,7 +4,10 @@ use std::collections::BTreeSet;
 
 use jiff::Timestamp;
 use mimeo_api::ReplicationGrant;
-use mimeo_model::grant::{Grant, Standing};
+use mimeo_model::{
+    grant::{Effect, Grant, RefusedGrant, Standing},
+    refusal::Refusal,
+};
 use serde_json::{Value, from_value, json};
 
 use crate::common::uid;
@@ -23,7 +26,7 @@ fn told(scene: &mut Scene) -> Vec<(String, bool, i32)> {
         .map(|one| {
             (
                 one.name.to_string(),
-                one.standing.counts,
+                one.standing.effect == Effect::Counts,
                 one.standing.replications,
             )
         })
@@ -130,11 +133,12 @@ fn a_status_shows_all_grantees_and_objects_and_is_not_written_again() {
     });
     let standing = Standing {
         generation: 3,
-        counts: true,
+        effect: Effect::Counts,
         replications: 2,
     };
     let status = standing.status(
         &stored(&spec, &json!({})),
+        &[],
         Timestamp::from_second(60).unwrap(),
     );
     assert_eq!(
@@ -151,7 +155,7 @@ fn a_status_shows_all_grantees_and_objects_and_is_not_written_again() {
     // The stored status is known, and its transition time stays the same.
     let grant = stored(&spec, &serde_json::to_value(&status).unwrap());
     assert_eq!(
-        standing.status(&grant, Timestamp::from_second(99).unwrap()),
+        standing.status(&grant, &[], Timestamp::from_second(99).unwrap()),
         status
     );
     assert_eq!(Grant::parse(&grant).unwrap().status, Some(standing));
@@ -166,10 +170,88 @@ fn a_status_shows_all_grantees_and_objects_and_is_not_written_again() {
 
     let long = json!({"grantees": [{"namespaces": vec!["n".repeat(60); 100]}], "objects": [{"apiVersion": "v1", "kind": "Secret"}]});
     let text = standing
-        .status(&stored(&long, &json!({})), Timestamp::UNIX_EPOCH)
+        .status(&stored(&long, &json!({})), &[], Timestamp::UNIX_EPOCH)
         .grantees
         .unwrap();
     assert!(text.len() == 256 && text.ends_with("..."), "{text}");
+}
+
+/// As after a change while no webhook ran: before, it counted.
+#[test]
+fn a_grant_that_is_refused_says_so_until_it_is_corrected_or_deleted() {
+    let mut scene = Scene::new(&["home", "to"]);
+    let counts = Standing {
+        generation: 1,
+        effect: Effect::Counts,
+        replications: 2,
+    };
+    let invalid = Standing {
+        generation: 2,
+        effect: Effect::Invalid,
+        replications: 0,
+    };
+    let refused = |status| {
+        Err(RefusedGrant {
+            generation: 2,
+            status: Some(status),
+        })
+    };
+    let due = |scene: &mut Scene| -> Vec<Standing> {
+        scene.wait(2);
+        let updates = scene.engine.grant_statuses(scene.now);
+        updates.into_iter().map(|update| update.standing).collect()
+    };
+    scene
+        .engine
+        .grant_applied("to", "g", refused(counts), scene.now);
+    assert_eq!(due(&mut scene), [invalid]);
+    // That status is stored now, and shown.
+    scene
+        .engine
+        .grant_applied("to", "g", refused(invalid), scene.now);
+    assert_eq!(due(&mut scene), []);
+    // It could not be written after all.
+    scene.engine.grant_status_failed("to", "g", scene.now);
+    scene.wait(60);
+    assert_eq!(due(&mut scene), [invalid]);
+    // Beside one that counts.
+    scene.grant("to", grant("Write", &to("home"), &["x"]));
+    assert_eq!(told(&mut scene), [("Write".into(), true, 0)]);
+    scene.engine.grant_gone("to", "Write", scene.now);
+    scene
+        .engine
+        .grant_applied("to", "g", refused(counts), scene.now);
+    assert_eq!(due(&mut scene), [invalid]);
+    // Corrected, it counts; refused again and deleted, nothing is said of it.
+    let corrected = Ok(grant("Read", &to("home"), &["x"]));
+    scene.engine.grant_applied("to", "g", corrected, scene.now);
+    assert_eq!(told(&mut scene), [("g".into(), true, 0)]);
+    scene
+        .engine
+        .grant_applied("to", "g", refused(counts), scene.now);
+    scene.engine.grants_listed(&BTreeSet::new(), scene.now);
+    assert_eq!(scene.engine.grant_statuses_due(), None);
+
+    let spec = json!({"grantees": [{"namespacePattern": "("}], "objects": [{"apiVersion": "v1", "kind": "Secret"}]});
+    let refusal = Refusal {
+        field: "spec.grantees[0].namespacePattern".into(),
+        message: "not a regular expression".into(),
+    };
+    let status = invalid.status(
+        &stored(&spec, &json!({})),
+        &[refusal],
+        Timestamp::UNIX_EPOCH,
+    );
+    let ready = &status.conditions[0];
+    assert_eq!(
+        (&*ready.status, &*ready.reason, &*ready.message),
+        (
+            "False",
+            "InvalidSpec",
+            "the grant grants nothing: spec.grantees[0].namespacePattern: not a regular expression"
+        )
+    );
+    assert_eq!(Standing::read(&status), Some(invalid));
 }
 
 /// This holds for any number of a tenant's objects. They hide no user of a grant, and the number of

@@ -68,6 +68,7 @@ fn what_stands_in_a_rule_is_copied_and_follows_the_rule() {
     let status = world.status();
     assert_eq!(condition(&status, "Ready").0, "True Synced");
     assert_eq!(condition(&status, "SourcesFound").0, "True Found");
+    assert_eq!(status.source.as_deref(), Some("ConfigMap inline"));
     let source = &status.sources[0];
     assert_eq!(
         (

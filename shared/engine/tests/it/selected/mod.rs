@@ -55,6 +55,10 @@ fn sources_come_and_change_one_by_one() {
     let mut world = World::new(simple());
     world.settle();
     assert_eq!(world.written, 0);
+    world.listed(&[]);
+    let status = world.status();
+    assert_eq!(status.source.as_deref(), Some("Secret home/(selector)"));
+    assert_eq!(condition(&status, "Ready").0, "False SourceNotFound");
     world.listed(&[secret("a")]);
     assert_eq!(world.copies(), ["one/a", "two/a"]);
     world.shown(&secret("b"), true);
@@ -315,6 +319,8 @@ fn too_many_are_taken_by_their_age() {
         "{reason} {message}"
     );
     assert_eq!(status.sources.len(), 32);
+    let shown = status.source.as_deref().unwrap_or_default();
+    assert!(shown.ends_with(" +255"), "{shown}");
     // A source that disappears makes room for the next one, which must be read again.
     world.read = Some(SourceRead::Absent(home(0, 0)));
     world.shown(&all[0], false);

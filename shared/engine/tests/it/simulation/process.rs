@@ -13,7 +13,7 @@ use mimeo_engine::{
     SourceRead, Verb, clock::Tick,
 };
 use mimeo_model::{
-    grant::Grant,
+    grant::{Grant, RefusedGrant},
     id::{RuleId, RuleKind},
     kind::{GroupKind, GroupVersionKind},
     outcome::Outcome,
@@ -513,6 +513,10 @@ impl Process {
                     metadata: object.meta(),
                     spec,
                     status: None,
+                })
+                .map_err(|_| RefusedGrant {
+                    generation: object.meta().generation.unwrap_or_default(),
+                    status: None,
                 });
                 self.engine.grant_applied(namespace, name, grant, now);
             }
@@ -778,6 +782,7 @@ pub fn parse(object: &Object) -> Result<Rule, Refused> {
         .parse(object);
     rule.map_err(|refusals| Refused {
         generation: object.meta().generation.unwrap_or_default(),
+        source: None,
         refusals,
     })
 }

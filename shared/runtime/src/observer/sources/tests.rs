@@ -122,22 +122,15 @@ async fn the_engine_is_told_of_a_source_that_may_not_be_watched() {
 /// Whether pods of the namespace are denied because one copy is missing for this reason.
 fn denied_for(engine: &mut Engine, now: Tick, why: &str) -> bool {
     let denied = engine.progress("team", now).denied;
-    matches!(&denied[..], [copy] if copy.copy == "Secret a" && copy.why.as_deref() == Some(why))
+    matches!(&denied[..], [copy] if copy.copy == "Secret a" && copy.why == why)
 }
 
 /// The copies that the namespace waits for, and the copies it cannot get.
 fn held(handle: &Handle) -> Vec<String> {
     let progress = handle.look(|engine, now| engine.progress("team", now));
-    let told = |copy: &AwaitedCopy| match &copy.why {
-        None => copy.copy.clone(),
-        Some(why) => format!("{} ({why})", copy.copy),
-    };
-    progress
-        .waiting
-        .iter()
-        .chain(&progress.denied)
-        .map(told)
-        .collect()
+    let waits = progress.waiting.iter().map(|copy| copy.copy.clone());
+    let told = |copy: &AwaitedCopy| format!("{} ({})", copy.copy, copy.why);
+    waits.chain(progress.denied.iter().map(told)).collect()
 }
 
 fn many(observer: Observer, names: &[&str]) -> impl Future<Output = ()> {

@@ -1,0 +1,149 @@
+//! The text of the column SOURCE: the first source of a rule, and how many more there are.
+
+use serde_json::Value;
+
+use crate::source::{SourceRef, SourceSelector};
+
+/// Stands for the name of an object that a selector has yet to find.
+const SELECTED: &str = "(selector)";
+/// Longest text, in bytes: the schema's limit.
+const LONGEST: usize = 512;
+
+/// `Secret platform/registry +2`. While a rule has no source, its selectors stand for those that
+/// they may find: `Secret platform/(selector)`.
+pub fn of_sources<'a>(
+    sources: &[SourceRef],
+    selectors: impl IntoIterator<Item = &'a SourceSelector>,
+) -> Option<String> {
+    if let Some(first) = sources.first() {
+        let text = text(&first.gvk.kind, first.home(), &first.name);
+        return Some(counted(text, sources.len() - 1));
+    }
+    let mut selectors = selectors.into_iter();
+    let first = selectors.next()?;
+    let text = text(&first.gvk.kind, Some(&first.namespace), SELECTED);
+    Some(counted(text, selectors.count()))
+}
+
+/// The same of the `spec.sources` of an object that need not be a valid rule; none if its first
+/// source isn't one. `home` is the namespace of a source that names none.
+pub fn of_spec(sources: &Value, home: Option<&str>) -> Option<String> {
+    let (first, more) = sources.as_array()?.split_first()?;
+    let field = |name: &str| first.get(name)?.as_str();
+    let text = if let Some(inline) = first.get("inline") {
+        text(inline.get("kind")?.as_str()?, None, "")
+    } else {
+        let name = match first.get("selector") {
+            Some(_) => SELECTED,
+            None => field("name")?,
+        };
+        text(field("kind")?, Some(field("namespace").or(home)?), name)
+    };
+    Some(counted(text, more.len()))
+}
+
+fn text(kind: &str, namespace: Option<&str>, name: &str) -> String {
+    match namespace {
+        Some(namespace) => format!("{kind} {namespace}/{name}"),
+        None => format!("{kind} inline"),
+    }
+}
+
+fn counted(mut text: String, more: usize) -> String {
+    let count = if more == 0 {
+        String::new()
+    } else {
+        format!(" +{more}")
+    };
+    text.truncate(text.floor_char_boundary(LONGEST - count.len()));
+    text + &count
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)] // It is how a test fails.
+mod tests {
+    use std::sync::Arc;
+
+    use serde_json::json;
+
+    use super::*;
+    use crate::{kind::GroupVersionKind, selection::Selector};
+
+    fn secret() -> GroupVersionKind {
+        GroupVersionKind::parse("v1", "Secret").unwrap()
+    }
+
+    #[test]
+    fn the_first_source_is_named_and_the_others_are_counted() {
+        let named = |name: &str| SourceRef::named(secret(), "platform", name);
+        let selector = |label: &str| SourceSelector {
+            gvk: secret(),
+            namespace: "platform".into(),
+            selector: Arc::new(
+                Selector::parse(
+                    &serde_json::from_value(json!({"matchLabels": {"copy": label}})).unwrap(),
+                    "selector",
+                )
+                .unwrap(),
+            ),
+        };
+        let (one, two) = (selector("one"), selector("two"));
+        for (sources, selectors, want) in [
+            (vec![], vec![], None),
+            (vec!["a"], vec![], Some("Secret platform/a")),
+            (vec!["a", "b", "c"], vec![], Some("Secret platform/a +2")),
+            (vec!["a"], vec![&one], Some("Secret platform/a")),
+            (vec![], vec![&one], Some("Secret platform/(selector)")),
+            (
+                vec![],
+                vec![&one, &two],
+                Some("Secret platform/(selector) +1"),
+            ),
+        ] {
+            let sources: Vec<SourceRef> = sources.into_iter().map(named).collect();
+            assert_eq!(of_sources(&sources, selectors).as_deref(), want);
+        }
+    }
+
+    #[test]
+    fn an_invalid_rule_shows_its_source_where_it_names_one() {
+        let named =
+            json!({"apiVersion": "v1", "kind": "Secret", "namespace": "platform", "name": "a"});
+        let own = json!({"apiVersion": "v1", "kind": "Secret", "name": "a"});
+        let inline = json!({"inline": {"kind": "ConfigMap", "metadata": {"name": "a"}}});
+        let selected =
+            json!({"kind": "Secret", "namespace": "platform", "selector": {"matchLabels": 7}});
+        for (sources, home, want) in [
+            (json!([named]), None, Some("Secret platform/a")),
+            (json!([named, own, 7]), None, Some("Secret platform/a +2")),
+            (json!([own]), Some("team"), Some("Secret team/a")),
+            (json!([own]), None, None),
+            (json!([inline]), None, Some("ConfigMap inline")),
+            (json!([inline, named]), None, Some("ConfigMap inline +1")),
+            (json!([selected]), None, Some("Secret platform/(selector)")),
+            (
+                json!([{"kind": "Secret", "namespace": "platform"}]),
+                None,
+                None,
+            ),
+            (
+                json!([{"kind": 7, "namespace": "platform", "name": "a"}]),
+                None,
+                None,
+            ),
+            (json!([{"inline": {}}]), None, None),
+            (json!([]), None, None),
+            (json!("a"), None, None),
+            (Value::Null, None, None),
+        ] {
+            assert_eq!(of_spec(&sources, home).as_deref(), want, "{sources}");
+        }
+    }
+
+    #[test]
+    fn the_text_is_no_longer_than_the_schema_allows() {
+        let long = json!({"kind": "K".repeat(600), "namespace": "n", "name": "ä".repeat(600)});
+        let text = of_spec(&json!([long, long]), None).unwrap();
+        assert!(text.len() <= 512 && text.ends_with("K +1"), "{text}");
+    }
+}
