@@ -417,8 +417,23 @@ async fn a_pod_right_after_its_namespace_was_labelled_finds_its_copies() -> Resu
 
 /// A pod at once, patiently. Returns the miss if it was one.
 async fn try_pod(client: &Client, namespace: &str) -> Result<Option<Miss>> {
-    let (admitted, _) = create_patiently(&of(client, namespace), &pod(&unique("pod"))).await?;
+    let until = Instant::now() + SOON;
+    let admitted = loop {
+        match create_patiently(&of(client, namespace), &pod(&unique("pod"))).await {
+            Ok((admitted, _)) => break admitted,
+            Err(error) if judged_by_the_former(&error) && Instant::now() < until => {
+                tokio::time::sleep(Duration::from_millis(50)).await;
+            }
+            Err(error) => return Err(error.into()),
+        }
+    };
     missed(client, namespace, &admitted).await
+}
+
+/// True if the API server refused an object because a former namespace of that name, which its
+/// cache still has, is being deleted.
+fn judged_by_the_former(error: &kube::Error) -> bool {
+    matches!(error, kube::Error::Api(status) if status.code == 403 && status.message.contains("being terminated"))
 }
 
 #[tokio::test]
