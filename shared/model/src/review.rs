@@ -152,7 +152,7 @@ pub enum Verdict {
         code: u16,
         /// The reason in the words of the Kubernetes API, as in `Forbidden`, `TooManyRequests`.
         reason: &'static str,
-        /// The message for people, without the prefix `Mimeo: `, which [`encode`] writes.
+        /// The message for people, without the prefix `Mimeo: `, which `encode` writes.
         message: String,
         /// The delay after which the client should try again, in seconds.
         retry_after_seconds: Option<u32>,

@@ -160,7 +160,7 @@ fn nobody_waits_for_a_source_that_cannot_be_read() {
             assert!(world.engine.informed());
             assert_eq!(
                 told(&world.progress().waiting),
-                ["Secret registry (Mimeo is reading its source)"]
+                ["Secret registry (it is being written)"]
             );
             assert_eq!(world.requests(), [Verb::Create]);
         }
@@ -184,7 +184,7 @@ fn nobody_waits_for_a_source_that_cannot_be_decoded() {
     world.show_source();
     assert_eq!(
         told(&world.progress().waiting),
-        ["Secret registry (Mimeo is reading its source)"]
+        ["Secret registry (it is being written)"]
     );
 
     let mut world = World::new(Role::Keeper, "None").served();
@@ -230,7 +230,7 @@ fn nobody_waits_for_a_kind_that_discovery_does_not_answer_for_or_that_is_not_ser
         .kind_unanswered(&secrets().gvk, Unreadable::Unavailable, world.now);
     assert_eq!(
         told(&world.progress().waiting),
-        ["Secret registry (Mimeo is reading its source)"]
+        ["Secret registry (it is being written)"]
     );
 }
 

@@ -157,7 +157,7 @@ async fn a_plan_counts_all_and_names_the_first_and_lifting_it_does_exactly_that(
     .await?;
     let ready = &condition(&status, "Ready").context("no Ready")?.message;
     assert!(
-        ready.contains("would create 9, update 13 and delete 6 copies, 4 conflict"),
+        ready.contains("would create 9 copies, update 13 copies and delete 6 copies; conflicts: 4"),
         "{ready}"
     );
     let all = [

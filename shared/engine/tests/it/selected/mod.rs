@@ -572,7 +572,7 @@ fn pods_wait_until_it_is_known_what_is_selected() {
     let progress = world.engine.progress("one", world.now);
     assert_eq!(
         progress.waiting[0].copy,
-        "the objects that a selector finds in v1/Secret/home"
+        "copies of the Secret objects that a selector finds in namespace home"
     );
     assert!(!progress.settled() && progress.required);
     world.listed(&[]);
