@@ -148,7 +148,7 @@ impl Kept {
             contested: tell,
             owned: false,
             applied: None,
-            put_back: false,
+            put_back: None,
             repairs: Repairs::default(),
         };
         tokio::spawn(keeper.run(
@@ -201,8 +201,9 @@ struct Keeper<K> {
     owned: bool,
     /// The contents that were last written, or last seen to match exactly.
     applied: Option<Arc<Wanted>>,
-    /// True if the last write succeeded. A write that the API server keeps refusing is not a fight.
-    put_back: bool,
+    /// The `managedFields` right after the last write. `None` if that write failed: a write that the
+    /// API server keeps refusing is not a fight.
+    put_back: Option<Value>,
     repairs: Repairs,
 }
 
@@ -254,15 +255,16 @@ where
                 Some(want) if Instant::now() >= not_before => {
                     let pause = self.pause(&want);
                     not_before = Instant::now() + pause;
-                    let changed_again = self.put_back && self.applied.as_ref() == Some(&want);
-                    if changed_again {
-                        self.tell(&live, pause);
+                    if let Some(before) = self.put_back.take()
+                        && self.applied.as_ref() == Some(&want)
+                    {
+                        self.tell(&live, &before, pause);
                     }
                     let outcome = self.write(&want).await;
-                    self.put_back = matches!(outcome, Ok(Some(_)));
                     match outcome {
                         Ok(Some(written)) => {
                             live = written;
+                            self.put_back = Some(live["metadata"]["managedFields"].clone());
                             self.applied = Some(want);
                         }
                         Ok(None) => {}
@@ -293,9 +295,10 @@ where
     }
 
     /// Logs and reports the other client that keeps changing the configuration after Mimeo has
-    /// written it. The first changes in a row are not reported.
-    fn tell(&self, live: &Value, pause: Duration) {
-        let (kind, managers) = (K::kind(&()), managers(live));
+    /// written it. The first changes in a row are not reported. `before` are the `managedFields`
+    /// that Mimeo's write has left.
+    fn tell(&self, live: &Value, before: &Value, pause: Duration) {
+        let (kind, managers) = (K::kind(&()), managers(live, before));
         let another_version = managers.is_empty() && !live.is_null();
         if pause
             < if another_version {
@@ -309,7 +312,7 @@ where
         let message = "another client, or another version of mimeo-webhook, keeps changing this webhook configuration";
         warn!(name = self.name, %kind, field_managers = managers.join(", "), pause = ?pause, message);
         // The first message stays. A new message would cause a write of every rule's status.
-        let sentence = contested(&kind, self.name, live);
+        let sentence = contested(&kind, self.name, (!live.is_null()).then_some(&managers));
         self.contested
             .send_if_modified(|told| told.is_none() && told.replace(sentence).is_none());
     }
@@ -426,17 +429,16 @@ impl Repairs {
     }
 }
 
-/// The message about a configuration that another client keeps changing. It says "deleted" if
-/// `live` is null.
-fn contested(kind: &str, name: &str, live: &Value) -> String {
-    if live.is_null() {
+/// The message about a configuration that these field managers keep changing. Without a list: that
+/// another client keeps deleting.
+fn contested(kind: &str, name: &str, managers: Option<&[&str]>) -> String {
+    let Some(managers) = managers else {
         return format!(
             "{kind} {name} is deleted again and again. Mimeo creates it again each time, after a longer pause; until then pods do not wait \
              for their copies. Stop the client that deletes it"
         );
-    }
-    let managers = managers(live);
-    let others = match &managers[..] {
+    };
+    let others = match managers {
         // Another version of Mimeo uses the same field manager.
         [] => "another version of mimeo-webhook".to_owned(),
         all if all.len() <= MANAGERS => all.join(", "),
@@ -509,13 +511,16 @@ fn value<K: Serialize>(object: Option<K>) -> Value {
         .unwrap_or_default()
 }
 
-/// Field managers of the object besides Mimeo's, the most recent writer first.
-fn managers(live: &Value) -> Vec<&str> {
+/// Field managers besides Mimeo's that have changed the object since its `managedFields` were
+/// `before`, the most recent writer first. A manager whose entry is as before has not: `kubectl`
+/// stays listed for as long as the object exists if it has created it.
+fn managers<'a>(live: &'a Value, before: &Value) -> Vec<&'a str> {
+    let unchanged = |entry: &Value| before.as_array().is_some_and(|all| all.contains(entry));
     let entries = live["metadata"]["managedFields"]
         .as_array()
         .into_iter()
         .flatten();
-    let mut entries: Vec<&Value> = entries.collect();
+    let mut entries: Vec<&Value> = entries.filter(|entry| !unchanged(entry)).collect();
     // Times are whole seconds. Entries with equal times are sorted by name.
     entries.sort_by_key(|entry| (Reverse(entry["time"].as_str()), entry["manager"].as_str()));
     let mut names = Vec::new();
@@ -584,40 +589,56 @@ mod tests {
 
     #[test]
     fn who_fights_is_named() {
-        let of = |managers: &[(&str, &str)]| {
-            let entry = |(manager, time): &(&str, &str)| json!({"manager": manager, "time": time});
-            let fields: Vec<Value> = managers.iter().map(entry).collect();
-            contested(
-                "MutatingWebhookConfiguration",
-                "mimeo",
-                &json!({"metadata": {"managedFields": fields}}),
-            )
-        };
-        let (earlier, later) = ("2026-01-01T00:00:00Z", "2026-01-02T00:00:00Z");
+        let message = |managers| contested("MutatingWebhookConfiguration", "mimeo", managers);
         for (managers, named) in [
             (
-                &[(MANAGER, later)][..],
-                "by another version of mimeo-webhook. Mimeo",
+                &[][..],
+                "changed again and again by another version of mimeo-webhook. Mimeo",
             ),
+            (&["a", "b"], "changed again and again by a, b. Mimeo"),
             (
-                &[("enforcer", earlier), (MANAGER, later)],
-                "by enforcer. Mimeo",
-            ),
-            (
-                &[("a", earlier), ("b", earlier), ("a", later), ("c", later)],
-                "by a, c, b. Mimeo",
-            ),
-            (
-                &["a", "b", "c", "d", "e", "f", "g"].map(|name| (name, later)),
-                "by a, b, c, d, e and 2 more. Mimeo",
+                &["a", "b", "c", "d", "e", "f", "g"],
+                "changed again and again by a, b, c, d, e and 2 more. Mimeo",
             ),
         ] {
-            assert!(of(managers).contains(named), "{}", of(managers));
+            let message = message(Some(managers));
+            assert!(message.contains(named), "{message}");
         }
-        let deleted = contested("MutatingWebhookConfiguration", "mimeo", &Value::Null);
+        let deleted = message(None);
         assert!(
             deleted.contains("mimeo is deleted again and again"),
             "{deleted}"
         );
+    }
+
+    /// Above all not the client that has created the configuration, long ago.
+    #[test]
+    fn who_has_changed_nothing_since_is_not_named() {
+        let fields = |managers: &[(&str, &str)]| -> Value {
+            let entry = |(manager, time): &(&str, &str)| json!({"manager": manager, "time": time});
+            managers.iter().map(entry).collect()
+        };
+        let (earlier, later) = ("2026-01-01T00:00:00Z", "2026-01-02T00:00:00Z");
+        let before = fields(&[("kubectl", earlier), (MANAGER, earlier)]);
+        for (live, named) in [
+            (&[("kubectl", earlier), (MANAGER, later)][..], &[][..]),
+            (
+                &[
+                    ("kubectl", earlier),
+                    (MANAGER, earlier),
+                    ("enforcer", later),
+                ],
+                &["enforcer"],
+            ),
+            (&[("kubectl", later), (MANAGER, earlier)], &["kubectl"]),
+            (
+                &[("a", earlier), ("b", earlier), ("a", later), ("c", later)],
+                &["a", "c", "b"],
+            ),
+        ] {
+            let live = json!({"metadata": {"managedFields": fields(live)}});
+            assert_eq!(managers(&live, &before), named, "{live}");
+        }
+        assert_eq!(managers(&Value::Null, &before), [""; 0]);
     }
 }
