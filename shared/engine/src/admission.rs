@@ -27,7 +27,7 @@ const MARK_POINTER: &str = "/metadata/labels/mimeo.dev~1copies";
 const NAMED: usize = 5;
 /// After how many seconds clients shall come again; [`RETRY`] says the same.
 const RETRY_SECONDS: u32 = 1;
-/// What clients are told that don't come again by themselves.
+/// The advice for clients that don't retry by themselves.
 const RETRY: &str = "Retry in 1 s";
 
 /// The known rules.

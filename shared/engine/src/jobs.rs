@@ -411,8 +411,11 @@ impl Engine {
         let Some(entry) = self.jobs.table.get_mut(&job.key) else {
             return;
         };
-        let failures = if written { u8::MAX } else { entry.failures };
-        let pause = delay(&self.settings, failures).min(LONGEST);
+        let pause = if written {
+            LONGEST
+        } else {
+            delay(&self.settings, entry.failures).min(LONGEST)
+        };
         // Spread over a fifth: jobs that failed together don't come back together.
         let due = self.now + pause + pause * u32::try_from(job.number % 200).unwrap_or(0) / 1000;
         entry.state = if written {

@@ -176,8 +176,9 @@ pub struct Engine {
     webhooks: Webhooks,
     /// When a webhook began to run without a break.
     webhooks_since: Tick,
-    /// What the clock on the wall showed at the first tick; none before statuses were asked for.
-    /// Taken once, so that the same tick always has the same time in a status.
+    /// The wall-clock time of tick zero, taken once. `None` until the first statuses are written. A
+    /// grace period's end computed from each status's own time would differ by rounding, and each
+    /// status would be written again.
     started: Option<jiff::Timestamp>,
     notices: Vec<Notice>,
     news: announce::News,

@@ -155,14 +155,13 @@ async fn run(handle: &Handle, tools: &Tools, job: &Job) {
     let answer = match carry_out(handle, tools, &job.task, &mut turn).await {
         Ok(answer) => answer,
         Err(CallError::Conflict) => Answer::Changed,
+        // The status of each rule that needs a kind says that the kind isn't served.
+        Err(CallError::NotFound) if job.task.asks() => {
+            debug!(job = %job.task, "job not done: the kind isn't served");
+            Answer::Failed
+        }
         Err(error) => {
-            // The status of each rule that needs a kind says that the kind isn't served.
-            let told = error == CallError::NotFound && job.task.asks();
-            if told {
-                debug!(job = %job.task, "job not done: the kind isn't served");
-            } else {
-                warn!(job = %job.task, %error, "job not done; it is retried");
-            }
+            warn!(job = %job.task, %error, "job not done; it is retried");
             Answer::Failed
         }
     };

@@ -104,7 +104,7 @@ impl Engine {
         lost.or_else(|| (!sources.any(|source| selector.finds(source))).then(none))
     }
 
-    /// How long the copies of a source stay that is gone since then, and what keeps them.
+    /// Says how long the copies of a source that was lost at `since` stay.
     fn grace(&self, rule: &Rule, since: Tick) -> String {
         let grace = rule.retention.source_grace;
         let end = self

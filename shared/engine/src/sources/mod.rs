@@ -267,7 +267,6 @@ impl Engine {
         // The answers of earlier reads are older than what was shown just now. But a source that is
         // still missing is still asked about.
         if lost
-            || was_there
             || !self
                 .sources
                 .get(source)

@@ -1,18 +1,17 @@
 //! Somebody with an account and no rights, inside the cluster, tries all of Mimeo's doors for a
 //! Secret.
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Result, ensure};
 use k8s_openapi::api::core::v1::{Namespace, Secret};
 use kube::{
     Api, ResourceExt,
-    api::{DeleteParams, ListParams, PostParams},
-    core::DynamicObject,
+    api::{DeleteParams, ListParams},
 };
 use mimeo_api::TransformPolicy;
 use mimeo_node_tests::{Mimeo, PROGRAMS, Program};
 use mimeo_tests::{
     NAMESPACE, create_namespace, create_secret, eventually, planted,
-    scenario::{RuleSpec, SOON, any, apply, of, relabel, rule, value, version, wait_for},
+    scenario::{RuleSpec, SOON, apply, of, relabel, rule, value, version, wait_for},
     unique,
 };
 use serde_json::{Value, json};
