@@ -13,7 +13,7 @@ use mimeo_model::{
     outcome::Failure,
 };
 
-use crate::clock::Tick;
+use crate::{clock::Tick, verdict::Verdict};
 
 /// The observed state of a cell.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -92,6 +92,8 @@ pub struct Cell {
     pub basis: Option<Basis>,
     /// The failure to report, if there is one. The next request that succeeds clears it.
     pub failure: Option<Box<Failing>>,
+    /// The last decision about this cell.
+    pub(crate) verdict: Verdict,
     /// The progress of the requests about this cell.
     pub phase: Phase,
     /// The end of the current pause before the next request.
@@ -144,43 +146,30 @@ pub enum Phase {
     Waiting,
 }
 
-/// The next step for a cell, and its reason.
+/// The next step for a cell, and its reason. The step is about the object that was last observed in
+/// the cell.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Step {
+pub(crate) enum Step {
     /// No request.
     Leave(Leave),
     /// Create the copy if no object exists.
     Create(Why),
-    /// Apply the copy over the object with this uid.
-    Apply(Uid, Why),
-    /// Apply the copy over an object that Mimeo doesn't own, if the object still has this
-    /// resourceVersion.
-    Take(Uid, u64, Why),
+    /// Apply the copy over the object.
+    Apply(Why),
+    /// Apply the copy over an object that Mimeo doesn't own.
+    Take(Why),
     /// Ask the API server, by a dry run, whether an object that Mimeo doesn't own has the copy's
-    /// content. The object must still have this resourceVersion.
-    Compare(Uid, u64),
-    /// Make Mimeo the only owner of the copy's fields, if the copy still has this uid and
-    /// resourceVersion.
-    Claim(Uid, u64, Why),
+    /// content.
+    Compare,
+    /// Make Mimeo the only owner of the copy's fields.
+    Claim(Why),
     /// Read the object.
     Look,
-    /// Ask the API server, by a dry run, which fields an apply would own.
-    Learn(Uid),
-    /// Delete the object with this uid, if it still has this resourceVersion.
-    Delete(Uid, u64, Why),
-}
-
-impl Step {
-    /// True if the copy exists and is right, as far as is known. A copy that is compared in detail
-    /// or only due for its resync counts as right until the answer shows a difference.
-    pub fn is_right(self) -> bool {
-        matches!(
-            self,
-            Self::Leave(Leave::UpToDate | Leave::Seeded | Leave::Learning)
-                | Self::Learn(_)
-                | Self::Apply(_, Why::Resync)
-        )
-    }
+    /// Ask the API server, by a dry run, which fields an apply would own. One answer is enough for
+    /// all copies of a slot.
+    Learn,
+    /// Delete the object.
+    Delete(Why),
 }
 
 /// The reason for a write or a deletion. Logs and tests see this word.
@@ -236,8 +225,6 @@ pub enum Leave {
     Deleting,
     /// Mimeo does not own the object.
     Foreign(Spared),
-    /// Another request must be answered first. Its answer shows the fields of a correct copy.
-    Learning,
     /// The source does not exist.
     NoSource,
     /// The source cannot be copied.
@@ -333,7 +320,9 @@ pub enum Reference {
     Known(u64),
     /// A request is in flight, and its answer will show the field set.
     Asked,
-    /// Unknown, and no request has asked for it.
+    /// Unknown. The verdicts of some copies depend on it, and no request is in flight.
+    Wanted,
+    /// Unknown, and no verdict depends on it.
     Unknown,
     /// Each copy has its own field set, because the keys of its fields may contain values of its
     /// namespace.
@@ -353,6 +342,7 @@ impl Cell {
             belief: Belief::Unknown,
             basis: None,
             failure: None,
+            verdict: Verdict::default(),
             phase: Phase::Idle,
             due: Tick::ZERO,
             streak: 0,
@@ -368,6 +358,15 @@ impl Cell {
             proven: false,
             shown: 0,
             repaired: 0,
+        }
+    }
+
+    /// The uid of the object that was last observed here. `None`: no object is known.
+    pub(crate) fn uid(&self) -> Option<Uid> {
+        match &self.belief {
+            Belief::Present(seen) => Some(seen.uid),
+            Belief::Hidden(uid) => Some(*uid),
+            _ => None,
         }
     }
 
@@ -426,7 +425,7 @@ impl Cell {
     /// Returns the step that makes this cell hold the rendering with this checksum. If `exclusive`
     /// is set, the copy may hold no other fields. `policy` says how to treat an object that Mimeo
     /// doesn't own.
-    pub fn compare(
+    pub(crate) fn compare(
         &self,
         checksum: Checksum,
         reference: Reference,
@@ -436,7 +435,7 @@ impl Cell {
         let seen = match &self.belief {
             Belief::Unknown | Belief::Absent => return Step::Create(Why::Missing),
             Belief::Vanished(_) => return Step::Create(Why::Vanished),
-            Belief::Hidden(uid) => return Step::Apply(*uid, Why::LabelRemoved),
+            Belief::Hidden(_) => return Step::Apply(Why::LabelRemoved),
             Belief::Taken(_) => return Step::Look,
             Belief::Present(seen) => seen,
         };
@@ -447,7 +446,7 @@ impl Cell {
             return self.conflict(seen, policy);
         }
         let Some(entry) = seen.entry else {
-            return Step::Apply(seen.uid, Why::Disowned);
+            return Step::Apply(Why::Disowned);
         };
         if seen.checksum != Some(checksum) {
             let rewritten = self.basis.is_some_and(|basis| basis.rewritten);
@@ -459,31 +458,30 @@ impl Cell {
             // A field that the change removes would stay in the object if another manager owned it,
             // too.
             if seen.claims().any(exclusive) && self.repair != Repair::Claimed {
-                return Step::Claim(seen.uid, seen.version, why);
+                return Step::Claim(why);
             }
-            return Step::Apply(seen.uid, why);
+            return Step::Apply(why);
         }
         if !seen.labelled {
-            return Step::Apply(seen.uid, Why::LabelRemoved);
+            return Step::Apply(Why::LabelRemoved);
         }
         if self.repair == Repair::Claimed {
-            return Step::Apply(seen.uid, Why::Shared);
+            return Step::Apply(Why::Shared);
         }
         if self.stuck {
-            return Step::Apply(seen.uid, Why::Replaced);
+            return Step::Apply(Why::Replaced);
         }
         if seen.claims().press(exclusive) {
             // After a claim, the claimed fields look as if Mimeo had written them. The next process
             // has no other evidence. So Mimeo restores its own changed fields before the claim.
             return match reference {
-                Reference::Unknown => Step::Learn(seen.uid),
-                Reference::Asked => Step::Leave(Leave::Learning),
-                Reference::Known(set) if set != entry => Step::Apply(seen.uid, Why::Drifted),
-                _ => Step::Claim(seen.uid, seen.version, Why::Shared),
+                Reference::Unknown | Reference::Wanted | Reference::Asked => Step::Learn,
+                Reference::Known(set) if set != entry => Step::Apply(Why::Drifted),
+                _ => Step::Claim(Why::Shared),
             };
         }
         if self.verify {
-            return Step::Apply(seen.uid, Why::Resync);
+            return Step::Apply(Why::Resync);
         }
         if self
             .basis
@@ -494,13 +492,12 @@ impl Cell {
         let silently =
             |basis: Basis| basis.version != seen.version && basis.managers == seen.managers;
         match reference {
-            Reference::Unknown => Step::Learn(seen.uid),
-            Reference::Asked => Step::Leave(Leave::Learning),
+            Reference::Unknown | Reference::Wanted | Reference::Asked => Step::Learn,
             // If Mimeo's fields are unchanged, this request changes nothing.
-            Reference::Apart => Step::Apply(seen.uid, Why::Unproven),
-            Reference::Known(set) if set != entry => Step::Apply(seen.uid, Why::Drifted),
+            Reference::Apart => Step::Apply(Why::Unproven),
+            Reference::Known(set) if set != entry => Step::Apply(Why::Drifted),
             Reference::Known(_) if self.basis.is_some_and(silently) => {
-                Step::Apply(seen.uid, Why::SilentlyChanged)
+                Step::Apply(Why::SilentlyChanged)
             }
             Reference::Known(_) | Reference::Waived => Step::Leave(Leave::UpToDate),
         }
@@ -511,21 +508,13 @@ impl Cell {
         match (policy, self.content) {
             // A user with `patch` permission can make any object look like a stripped copy. An
             // object that already has the copy's content loses nothing when it becomes the copy.
-            (ConflictPolicy::Report, Content::Unknown) if seen.stripped => {
-                Step::Compare(seen.uid, seen.version)
-            }
-            (ConflictPolicy::Report, Content::Same) if seen.stripped => {
-                Step::Take(seen.uid, seen.version, Why::Disowned)
-            }
+            (ConflictPolicy::Report, Content::Unknown) if seen.stripped => Step::Compare,
+            (ConflictPolicy::Report, Content::Same) if seen.stripped => Step::Take(Why::Disowned),
             (ConflictPolicy::Report, _) => Step::Leave(Leave::Foreign(Spared::ByPolicy)),
-            (ConflictPolicy::Overwrite, _) => Step::Take(seen.uid, seen.version, Why::Overwritten),
-            (ConflictPolicy::Adopt, Content::Same) => {
-                Step::Take(seen.uid, seen.version, Why::Adopted)
-            }
-            (ConflictPolicy::Adopt, _) if seen.marked => {
-                Step::Take(seen.uid, seen.version, Why::Adopted)
-            }
-            (ConflictPolicy::Adopt, Content::Unknown) => Step::Compare(seen.uid, seen.version),
+            (ConflictPolicy::Overwrite, _) => Step::Take(Why::Overwritten),
+            (ConflictPolicy::Adopt, Content::Same) => Step::Take(Why::Adopted),
+            (ConflictPolicy::Adopt, _) if seen.marked => Step::Take(Why::Adopted),
+            (ConflictPolicy::Adopt, Content::Unknown) => Step::Compare,
             (ConflictPolicy::Adopt, Content::Other) => Step::Leave(Leave::Foreign(Spared::NoCopy)),
         }
     }

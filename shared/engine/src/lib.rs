@@ -167,6 +167,8 @@ pub struct Engine {
     dirty: BTreeSet<Arc<str>>,
     /// The number of plans made for namespaces.
     planned: u64,
+    /// The number of decisions made about cells.
+    decided: u64,
     /// The count for the next statuses, if one is in progress.
     census: Option<census::Census>,
     /// The number of cells looked at for these counts.
@@ -254,6 +256,7 @@ impl Engine {
             jobs: jobs::Jobs::default(),
             dirty: BTreeSet::new(),
             planned: 0,
+            decided: 0,
             census: None,
             counted: 0,
             marks: pod_gate::Marks::default(),

@@ -16,12 +16,13 @@ use crate::{
     role::Role,
 };
 
-/// A `metadata.uid`, as the number that its 36 characters spell.
+/// A `metadata.uid`, as the 16 bytes that its 36 characters spell. (A `u128` would be aligned to 16
+/// bytes, and each copy would take more memory.)
 ///
 /// The API server assigns only UUIDs (RFC 9562). If the uid of an object is not a UUID, Mimeo does
 /// not read the object and never treats it as its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Uid(u128);
+pub struct Uid([u8; 16]);
 
 impl Uid {
     /// Parses the form with hyphens.
@@ -41,13 +42,13 @@ impl Uid {
             };
             number = number.checked_mul(16)?.checked_add(u128::from(value))?;
         }
-        Some(Self(number))
+        Some(Self(number.to_be_bytes()))
     }
 }
 
 impl std::fmt::Display for Uid {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let n = self.0;
+        let n = u128::from_be_bytes(self.0);
         write!(
             f,
             "{:08x}-{:04x}-{:04x}-{:04x}-{:012x}",

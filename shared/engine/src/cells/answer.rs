@@ -100,10 +100,9 @@ impl Engine {
         let Some(slot) = self.slots.get_mut(&id) else {
             return;
         };
-        let asked =
-            std::mem::replace(&mut slot.reference, Reference::Known(entry)) == Reference::Asked;
+        let former = std::mem::replace(&mut slot.reference, Reference::Known(entry));
         slot.untold = 0;
-        if asked {
+        if former != Reference::Unknown {
             let rule = slot.rule.clone();
             self.replan_rule(&rule);
         }
@@ -437,7 +436,11 @@ impl Engine {
             .rendering
             .as_ref()
             .is_ok_and(|copies| Some(copies.checksum()) == ticket.copies);
-        if same && matches!(slot.reference, Reference::Unknown | Reference::Asked) {
+        let unknown = matches!(
+            slot.reference,
+            Reference::Unknown | Reference::Wanted | Reference::Asked
+        );
+        if same && unknown {
             self.learnt(id, entry);
         }
     }

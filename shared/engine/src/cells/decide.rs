@@ -15,88 +15,100 @@ use crate::{
     Engine, Listing, Namespace, RuleState,
     absent::HowGone,
     cell::{Belief, Cell, Leave, Spared, Step, Why},
+    disposal::Disposal,
     slot::{NoRendering, Slot},
-    verdict::{Needs, Verdict},
+    verdict::{Need, Needs, Outlook, Verdict},
 };
 
 impl Engine {
-    /// Returns the verdict about one cell in the present situation.
-    pub(crate) fn decide(&self, name: &Arc<str>, namespace: &Namespace, cell: &Cell) -> Verdict {
-        let mut needs = Needs::new();
-        let step = self.decide_step(name, namespace, cell, &mut needs);
-        Verdict { step, needs }
-    }
-
-    fn decide_step(
+    /// Returns the verdict about one cell in the present situation, and what must be done before
+    /// the verdict can change.
+    pub(crate) fn decide(
         &self,
         name: &Arc<str>,
         namespace: &Namespace,
         cell: &Cell,
-        needs: &mut Needs,
-    ) -> Step {
+    ) -> (Verdict, Needs) {
+        let mut needs = Needs::new();
         if !namespace.alive() {
             // The copies of a terminating namespace are deleted with it, and the API server accepts
             // no creates there.
-            return Step::Leave(Leave::Nothing);
+            return (Verdict::default(), needs);
         }
-        match self.decide_in(name, namespace, cell, needs) {
+        let mut verdict = match cell.want {
+            Some(id) => self.decide_wanted(id, (name, namespace), cell, &mut needs),
+            None => self.decide_unwanted(name, namespace, cell, &mut needs),
+        };
+        match verdict.step {
             // A copy that is created once belongs to its namespace.
-            Step::Leave(Leave::Seeded) => Step::Leave(Leave::Seeded),
+            Step::Leave(Leave::Seeded) => {}
             // A write would show whether the copy still exists. If no write follows, a read must
             // show it. Otherwise Mimeo could not recognise the copy later, when it must delete the
             // copy.
             Step::Leave(_) if self.settings.role == Role::Keeper && cell.out_of_sight() => {
-                Step::Look
+                verdict.step = Step::Look;
             }
-            step => step,
+            _ => {}
         }
+        (verdict, needs)
     }
 
-    fn decide_in(
-        &self,
-        name: &Arc<str>,
-        namespace: &Namespace,
-        cell: &Cell,
-        needs: &mut Needs,
-    ) -> Step {
-        let Some(id) = cell.want else {
-            return self.decide_unwanted(name, namespace, cell, needs);
-        };
-        let step = self.decide_wanted(id, name, namespace, cell);
-        if matches!(step, Step::Leave(Leave::NoSource)) {
-            return self.decide_sourceless(id, (name, namespace), cell, needs);
-        }
-        if matches!(step, Step::Leave(_)) {
-            return step;
-        }
-        if self.reserved_for(id, cell).is_some() {
-            return Step::Leave(Leave::Reserved);
-        }
-        if self.in_charge(namespace) && self.left_by_the_platform(id, cell, needs) {
-            return step;
-        }
-        Step::Leave(Leave::Undecided)
-    }
-
-    fn decide_sourceless(
+    fn decide_wanted(
         &self,
         id: SlotId,
         place: (&Arc<str>, &Namespace),
         cell: &Cell,
         needs: &mut Needs,
-    ) -> Step {
-        let keep = Step::Leave(Leave::NoSource);
+    ) -> Verdict {
         let Some(slot) = self.slots.get(&id) else {
-            return keep;
+            return Verdict::default();
         };
-        let Some(Ok(rule)) = self.rules.get(&slot.rule).map(|state| &state.rule) else {
-            return keep;
+        let Some(state) = self.rules.get(&slot.rule) else {
+            return Verdict::default();
         };
-        let disposal = self.sourceless(slot, rule, cell);
-        if disposal.goes() && !self.left_by_the_platform(id, cell, needs) {
-            return keep;
+        let Ok(rule) = &state.rule else {
+            let step = Step::Leave(Leave::Suspended);
+            return Verdict {
+                step,
+                ..Verdict::default()
+            };
+        };
+        let aim = self.aim(slot, rule, place, cell);
+        if aim == Step::Learn {
+            needs.push(Need::Reference(id));
         }
-        self.decide_disposal(disposal, &slot.rule, place, cell, needs)
+        let disposal = match aim {
+            Step::Leave(Leave::NoSource) => self.sourceless(slot, rule, cell),
+            _ => Disposal::Keep(Leave::NoSource),
+        };
+        let reserved = !matches!(aim, Step::Leave(_)) && self.reserved_for(id, cell).is_some();
+        let outlook = match aim {
+            Step::Leave(Leave::UpToDate | Leave::Seeded)
+            | Step::Learn
+            | Step::Apply(Why::Resync) => Outlook::Right,
+            Step::Leave(Leave::NoSource) if disposal.goes() => Outlook::Delete,
+            Step::Leave(Leave::Foreign(_) | Leave::Deleting) => Outlook::Conflict,
+            Step::Leave(Leave::Unfillable) => Outlook::Unfillable,
+            Step::Apply(_) | Step::Claim(_) if reserved => Outlook::Conflict,
+            Step::Create(_) => Outlook::Create,
+            Step::Apply(_) | Step::Claim(_) | Step::Take(_) => Outlook::Update,
+            Step::Leave(_) | Step::Compare | Step::Look | Step::Delete(_) => Outlook::Open,
+        };
+        let step = match self.step_towards(aim, (slot, state), place, cell) {
+            Step::Leave(Leave::NoSource)
+                if disposal.goes() && !self.left_by_the_platform(id, cell, needs) =>
+            {
+                Step::Leave(Leave::NoSource)
+            }
+            Step::Leave(Leave::NoSource) => {
+                self.decide_disposal(disposal, &slot.rule, place, cell, needs)
+            }
+            step @ Step::Leave(_) => step,
+            _ if reserved => Step::Leave(Leave::Reserved),
+            step if self.in_charge(place.1) && self.left_by_the_platform(id, cell, needs) => step,
+            _ => Step::Leave(Leave::Undecided),
+        };
+        Verdict { step, outlook }
     }
 
     /// Returns the `ClusterReplication` whose copy occupies this slot's cell although the rule is
@@ -166,24 +178,16 @@ impl Engine {
         }
     }
 
-    pub(crate) fn decide_wanted(
+    /// Returns the step that may be taken now towards this aim: the rule may be inactive, or a fact
+    /// may be missing.
+    fn step_towards(
         &self,
-        id: SlotId,
-        name: &str,
-        namespace: &Namespace,
+        step: Step,
+        (slot, state): (&Slot, &RuleState),
+        (name, namespace): (&Arc<str>, &Namespace),
         cell: &Cell,
     ) -> Step {
-        let Some(slot) = self.slots.get(&id) else {
-            return Step::Leave(Leave::Nothing);
-        };
-        let Some(state) = self.rules.get(&slot.rule) else {
-            return Step::Leave(Leave::Nothing);
-        };
-        let Ok(rule) = &state.rule else {
-            return Step::Leave(Leave::Suspended);
-        };
         let acting = state.acting().is_some();
-        let step = self.aim(slot, rule, (name, namespace), cell);
         if step == Step::Leave(Leave::Seeded) {
             let keeps = self.settings.role == Role::Keeper && acting;
             // The namespace records a create-once copy for good. So a read must first show that the
@@ -221,20 +225,18 @@ impl Engine {
                 (_, Role::Keeper) if unknown => Step::Look,
                 // Only the API server can tell whether an object would be adopted, or whether a
                 // copy was changed while no watch was open. Both requests are dry runs.
-                (Step::Compare(..) | Step::Learn(_), Role::Keeper) => step,
+                (Step::Compare | Step::Learn, Role::Keeper) => step,
                 _ => Step::Leave(Leave::Suspended),
             };
         }
-        if let (true, Step::Apply(uid, _) | Step::Take(uid, ..), Some(seen)) =
-            (cell.stuck, step, cell.seen())
-        {
-            return Step::Delete(uid, seen.version, Why::Replaced);
+        if cell.stuck && matches!(step, Step::Apply(_) | Step::Take(_)) {
+            return Step::Delete(Why::Replaced);
         }
         let noted = kind.may_be_written() && !self.crd_unrecorded(slot.rule.kind);
         // Recording the kind while its copies are still being listed costs no time.
         let writes = matches!(
             step,
-            Step::Create(_) | Step::Apply(..) | Step::Take(..) | Step::Claim(..)
+            Step::Create(_) | Step::Apply(_) | Step::Take(_) | Step::Claim(_)
         );
         if !noted && (writes || step == Step::Leave(Leave::NotListed)) {
             return Step::Leave(Leave::KindNotRecorded);
@@ -245,14 +247,13 @@ impl Engine {
     /// Returns the step that gives the cell the state wanted by its slot, if the wishes of all
     /// rules allow it. The caller checks whether the rule is active, and whether the necessary
     /// facts are known.
-    pub(crate) fn aim(
+    fn aim(
         &self,
         slot: &Slot,
         rule: &Rule,
-        place: (&str, &Namespace),
+        (name, namespace): (&Arc<str>, &Namespace),
         cell: &Cell,
     ) -> Step {
-        let (name, namespace) = place;
         if self.seeded(slot, rule, namespace, cell) {
             return Step::Leave(Leave::Seeded);
         }
@@ -282,10 +283,8 @@ impl Engine {
         match step {
             // All rules must be known before Mimeo writes over an object that it doesn't own. Any
             // of them may name the object as its source.
-            Step::Take(..) | Step::Compare(..) if !self.all_rules() => {
-                Step::Leave(Leave::Undecided)
-            }
-            Step::Take(..) | Step::Compare(..)
+            Step::Take(_) | Step::Compare if !self.all_rules() => Step::Leave(Leave::Undecided),
+            Step::Take(_) | Step::Compare
                 if self.is_source(rule.id.kind, slot.kind, name, &cell.name) =>
             {
                 Step::Leave(Leave::Foreign(Spared::Source))

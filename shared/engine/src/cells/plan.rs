@@ -3,7 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use mimeo_model::{
-    id::RuleId,
+    id::{RuleId, SlotId},
     meta::Checksum,
     outcome::{Failure, FailureReason},
     role::Role,
@@ -12,10 +12,9 @@ use mimeo_model::{
 
 use crate::{
     Engine, Namespace, SourceState,
-    cell::{Cell, Leave, Phase, Step, Why},
+    cell::{Cell, Leave, Phase, Reference, Step, Why},
     clock::Tick,
     slot::NoRendering,
-    verdict::Verdict,
     wants::taken,
     work::Timer,
 };
@@ -56,6 +55,11 @@ impl Engine {
         let pause = REST.saturating_mul(u32::try_from(namespace.cells.len()).unwrap_or(u32::MAX));
         namespace.rests = self.now + pause;
         false
+    }
+
+    /// The number of decisions about single cells so far.
+    pub fn decided(&self) -> u64 {
+        self.decided
     }
 
     /// The number of plans so far.
@@ -99,15 +103,21 @@ impl Engine {
             // written.
             self.record(cell.kind);
         }
-        let Verdict { step, needs } = self.decide(name, namespace, cell);
+        let (verdict, needs) = self.decide(name, namespace, cell);
+        self.decided += 1;
         self.adopt(name, (cell.kind, &cell.name), needs);
+        let step = verdict.step;
         let urgent = namespace.mark.is_some();
         let home = self
             .rule_of(&namespace.cells[index])
             .filter(|_| !matches!(step, Step::Leave(_)));
         let cell = &mut namespace.cells[index];
+        cell.verdict = verdict;
         cell.condemned = cell.condemned.filter(|why| step.may_be_for(*why));
         if let Step::Leave(why) = step {
+            if cell.phase == Phase::Queued {
+                cell.phase = Phase::Idle;
+            }
             self.settle(
                 Place {
                     name,
@@ -117,6 +127,9 @@ impl Engine {
                 cell,
                 why,
             );
+            return;
+        }
+        if step == Step::Learn && self.is_asked_already(cell.want) {
             return;
         }
         if cell.phase == Phase::Idle {
@@ -131,14 +144,14 @@ impl Engine {
         self.mark_status_of_cell_due(index, namespace);
     }
 
+    /// True if a request of another cell asks already which fields a correct copy owns.
+    fn is_asked_already(&self, slot: Option<SlotId>) -> bool {
+        let slot = slot.and_then(|id| self.slots.get(&id));
+        slot.is_some_and(|slot| slot.reference == Reference::Asked)
+    }
+
     /// Records that a cell needs no request now, and why.
-    pub(crate) fn settle(
-        &mut self,
-        place: Place<'_>,
-        name: &Arc<str>,
-        cell: &mut Cell,
-        why: Leave,
-    ) {
+    fn settle(&mut self, place: Place<'_>, name: &Arc<str>, cell: &mut Cell, why: Leave) {
         // An unwanted copy counts for the rule that wrote it.
         let rule = self.rule_of(cell);
         match why {
@@ -204,7 +217,7 @@ impl Engine {
             }
             Leave::KindNotRecorded => self.record(cell.kind),
             // A request follows now or soon. Until then users still see the last failure.
-            Leave::Foreign(_) | Leave::Learning | Leave::NotListed => {}
+            Leave::Foreign(_) | Leave::NotListed => {}
             Leave::Undecided if cell.want.is_some() => {}
             _ => cell.failure = None,
         }
@@ -282,7 +295,7 @@ impl Step {
     /// that was undone must not count for the next loss.
     fn may_be_for(self, loss: Why) -> bool {
         match self {
-            Self::Delete(.., why) => why == loss,
+            Self::Delete(why) => why == loss,
             Self::Leave(why) => matches!(why, Leave::Undecided | Leave::Deleting),
             Self::Look => true,
             _ => false,

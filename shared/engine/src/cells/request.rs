@@ -14,10 +14,9 @@ use mimeo_model::{
 
 use crate::{
     Engine, Namespace,
-    cell::{Belief, Cell, Leave, Phase, Reference, Repair, Step, Why},
+    cell::{Belief, Cell, Phase, Reference, Repair, Step, Why},
     clock::Tick,
     slot::Slot,
-    verdict::Verdict,
     work::{CellRef, delay},
 };
 
@@ -97,8 +96,7 @@ pub enum Verb {
 pub(crate) const FIGHT: Duration = Duration::from_mins(1);
 
 impl Engine {
-    /// Turns a queued cell into a request. The step is decided again, because the situation may
-    /// have changed since the cell was queued.
+    /// Turns a queued cell into a request.
     pub(crate) fn request(&mut self, (name, kind, copy): &CellRef) -> Option<Request> {
         let mut namespace = self.namespaces.remove(name)?;
         let request = self.request_in(name, &mut namespace, *kind, copy);
@@ -118,38 +116,13 @@ impl Engine {
         if namespace.cells[at].phase != Phase::Queued {
             return None;
         }
-        let cell = &namespace.cells[at];
-        let Verdict { step, needs } = self.decide(name, namespace, cell);
-        self.adopt(name, (kind, &cell.name), needs);
         let cell = &mut namespace.cells[at];
         cell.phase = Phase::Idle;
-        let (verb, why) = match step {
-            Step::Leave(leave) => {
-                self.settle(
-                    Place {
-                        name,
-                        labels: &namespace.labels,
-                    },
-                    name,
-                    cell,
-                    leave,
-                );
-                // The create-once record of a namespace waits until no cell there is queued. No
-                // answer will follow for this cell, so the namespace must be planned again now.
-                if leave == Leave::Seeded || !namespace.seeds.is_empty() {
-                    self.dirty.insert(name.clone());
-                }
-                return None;
-            }
-            Step::Create(why) => (Verb::Create, Some(why)),
-            Step::Apply(uid, why) => (Verb::Apply(uid), Some(why)),
-            Step::Take(uid, version, why) => (Verb::Take(uid, version), Some(why)),
-            Step::Compare(uid, version) => (Verb::Compare(uid, version), None),
-            Step::Learn(uid) => (Verb::Learn(uid), None),
-            Step::Claim(uid, version, why) => (Verb::Claim(uid, version), Some(why)),
-            Step::Look => (Verb::Look, None),
-            Step::Delete(uid, version, why) => (Verb::Delete(uid, version), Some(why)),
-        };
+        // The verdict may be out of date. The next plan queues the cell again if that is needed.
+        if self.dirty.contains(name) {
+            return None;
+        }
+        let (verb, why) = cell.verb()?;
         // These requests continue a repair and don't begin one. A missing label is found by the
         // first request of its repair. A claim follows an apply that showed shared fields, and an
         // apply follows each claim.
@@ -163,6 +136,10 @@ impl Engine {
         }
         let slot = cell.want.and_then(|id| self.slots.get_mut(&id));
         if let (Verb::Learn(_), Some(slot)) = (verb, slot) {
+            // One answer is enough for all cells of the slot.
+            if slot.reference == Reference::Asked {
+                return None;
+            }
             slot.reference = Reference::Asked;
         }
         let slot = cell.want.and_then(|id| self.slots.get(&id));
@@ -266,6 +243,23 @@ impl Engine {
 }
 
 impl Cell {
+    /// Returns the operation for the next step, and the reason for the change. `None`: no request.
+    fn verb(&self) -> Option<(Verb, Option<Why>)> {
+        let uid = self.uid();
+        let version = self.seen().map(|seen| seen.version);
+        Some(match self.verdict.step {
+            Step::Leave(_) => return None,
+            Step::Create(why) => (Verb::Create, Some(why)),
+            Step::Apply(why) => (Verb::Apply(uid?), Some(why)),
+            Step::Take(why) => (Verb::Take(uid?, version?), Some(why)),
+            Step::Compare => (Verb::Compare(uid?, version?), None),
+            Step::Learn => (Verb::Learn(uid?), None),
+            Step::Claim(why) => (Verb::Claim(uid?, version?), Some(why)),
+            Step::Look => (Verb::Look, None),
+            Step::Delete(why) => (Verb::Delete(uid?, version?), Some(why)),
+        })
+    }
+
     /// True if a write for this reason undoes an edit of the present copy.
     fn undoes_an_edit(&self, why: Why) -> bool {
         match why {

@@ -1,29 +1,63 @@
-//! The verdict about one cell: the next step, and everything that the engine must do because of the
-//! decision. A decision changes nothing. Only [`Engine::adopt`] has effects.
+//! The verdict about one cell, and everything that the engine must do because of the decision. A
+//! decision changes nothing. Only [`Engine::adopt`] has effects.
+//!
+//! Each plan stores its verdicts. Requests, the pod gate, statuses and the page read them, so these
+//! cannot disagree about a copy.
 
 use std::sync::Arc;
 
 use mimeo_model::{
-    id::{KindId, RuleId},
+    id::{KindId, RuleId, SlotId},
     source::SourceRef,
 };
 
 use crate::{
-    Engine, SourceState,
+    Engine, Namespace, SourceState,
     absent::{Absence, Gone},
-    cell::{Step, Why},
+    cell::{Leave, Reference, Step, Why},
     clock::Tick,
     jobs::JobKey,
     work::Timer,
 };
 
 /// A decision about one cell.
-#[derive(Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Verdict {
     /// The next step.
     pub(crate) step: Step,
-    /// The work that must be done before the decision can change.
-    pub(crate) needs: Needs,
+    /// The change that the rules want, whether or not they may act now.
+    pub(crate) outlook: Outlook,
+}
+
+/// The change of a cell that the rules want. A suspended rule has an outlook, too: its status shows
+/// what the rule would do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Outlook {
+    /// The copy exists and is right, as far as is known. A copy that is compared in detail or only
+    /// due for its resync counts as right until the answer shows a difference.
+    Right,
+    /// A copy will be created.
+    Create,
+    /// A copy will change.
+    Update,
+    /// A copy will be deleted.
+    Delete,
+    /// The present object keeps the copy away: it is not the rule's copy, or it is being deleted
+    /// and still exists.
+    Conflict,
+    /// The rule makes no copy that can be written in this namespace.
+    Unfillable,
+    /// No change is wanted, or a fact is missing that decides about the change.
+    Open,
+}
+
+impl Default for Verdict {
+    fn default() -> Self {
+        Self {
+            step: Step::Leave(Leave::Nothing),
+            outlook: Outlook::Open,
+        }
+    }
 }
 
 /// The needs in the order in which the decision found them. Most decisions have none.
@@ -32,21 +66,48 @@ pub(crate) type Needs = Vec<Need>;
 /// One effect that a decision asks for.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Need {
-    /// Read this rule from the API server, to learn how it disappeared.
-    Rule(Arc<RuleId>),
-    /// Read this source from the API server, to learn how it disappeared.
-    Source(SourceRef),
-    /// Read the grants of this namespace from the API server.
-    Grants(Box<str>),
+    /// The verdict depends on how the object disappeared that this job reads. True: the object must
+    /// be read (again) first.
+    Absence(JobKey, bool),
     /// Begin the grace period of a source that a selector found before this process began.
     LostSource(SourceRef),
     /// Decide about the rule's copies again when the grace period of a source ends.
     GraceEnd(Arc<RuleId>, Tick),
+    /// The verdict depends on which fields a correct copy of this slot owns.
+    Reference(SlotId),
     /// Collect the copy with the other losses of this rule.
     Loss(Arc<RuleId>, Why),
 }
 
 impl Engine {
+    /// Decides about every cell again. Returns the cells whose stored verdict is out of date: some
+    /// change has not led to a plan of their namespace. Namespaces that wait for their next plan are
+    /// left out, and so are all while a timer is due. For tests.
+    pub fn outdated_verdicts(&self) -> Vec<String> {
+        if self.wake_at().is_some_and(|due| due <= self.now) {
+            return Vec::new();
+        }
+        let planned = |name: &Arc<str>, namespace: &Namespace| {
+            !self.dirty.contains(name) && namespace.rests <= self.now
+        };
+        let cells = self
+            .namespaces
+            .iter()
+            .filter(|(name, namespace)| planned(name, namespace))
+            .flat_map(|(name, namespace)| {
+                let cells = namespace.cells.iter();
+                cells.map(move |cell| (name, namespace, cell))
+            });
+        cells
+            .filter_map(|(name, namespace, cell)| {
+                let (now, _) = self.decide(name, namespace, cell);
+                let stored = cell.verdict;
+                (now != stored)
+                    .then(|| format!("{name}/{}: {stored:?} has become {now:?}", cell.name))
+            })
+            .collect()
+    }
+
     /// Carries out the needs of a decision about one cell.
     pub(crate) fn adopt(
         &mut self,
@@ -56,23 +117,22 @@ impl Engine {
     ) {
         for need in needs {
             match need {
-                Need::Rule(id) => {
-                    let gone = self.gone.entry(id.clone());
-                    let gone = gone.or_insert_with(|| Gone::seen_under(None, None, Tick::ZERO));
-                    gone.absence.ask(namespace);
-                    self.jobs.ask(JobKey::ConfirmRule(id));
-                }
-                Need::Source(source) => {
-                    if let Some(SourceState::Missing { absence, .. }) =
-                        self.sources.get_mut(&source)
-                    {
-                        absence.ask(namespace);
-                        self.jobs.ask(JobKey::ConfirmSource(source));
+                Need::Absence(key, asks) => {
+                    let absence = match &key {
+                        JobKey::ConfirmRule(id) => {
+                            let gone = self.gone.entry(id.clone());
+                            let unseen = || Gone::seen_under(None, None, Tick::ZERO);
+                            Some(&mut gone.or_insert_with(unseen).absence)
+                        }
+                        JobKey::ConfirmGrants(giver) => Some(self.consent.withdrawal(giver)),
+                        _ => self.absence_mut(&key),
+                    };
+                    if let Some(absence) = absence {
+                        absence.used(namespace, asks);
+                        if asks {
+                            self.jobs.ask(key);
+                        }
                     }
-                }
-                Need::Grants(giver) => {
-                    self.consent.withdrawal(&giver).ask(namespace);
-                    self.jobs.ask(JobKey::ConfirmGrants(giver));
                 }
                 Need::LostSource(source) => {
                     let lost = SourceState::Missing {
@@ -82,6 +142,13 @@ impl Engine {
                     self.sources.entry(source).or_insert(lost);
                 }
                 Need::GraceEnd(id, due) => self.work.timer(due, Timer::Rule(id)),
+                Need::Reference(id) => {
+                    if let Some(slot) = self.slots.get_mut(&id)
+                        && slot.reference == Reference::Unknown
+                    {
+                        slot.reference = Reference::Wanted;
+                    }
+                }
                 Need::Loss(id, why) => {
                     self.collect_loss(&id, (namespace.clone(), kind, name.clone()), why);
                 }

@@ -111,6 +111,8 @@ pub(crate) enum Timer {
     Namespace(Arc<str>),
     /// The pause of a failed job is over.
     Job(JobKey),
+    /// The answer to this job may be out of date.
+    Expired(JobKey),
     /// A cell of this slot may ask again, with a dry run, how a good copy looks.
     Learn(SlotId),
     Rule(Arc<RuleId>),
@@ -325,6 +327,7 @@ impl Engine {
                 self.dirty.insert(name);
             }
             Timer::Job(key) => self.resume_job(&key),
+            Timer::Expired(key) => self.expire(&key),
             Timer::Learn(id) => self.ask_reference(id),
             Timer::Rule(id) => {
                 self.mark_status_due(&id);

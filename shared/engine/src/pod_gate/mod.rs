@@ -9,7 +9,7 @@ use std::{borrow::Cow, collections::BTreeSet, fmt, sync::Arc, time::Duration};
 
 use mimeo_model::{
     choices::PodGate,
-    id::{RuleId, RuleKind, SlotId},
+    id::{RuleId, RuleKind},
     meta::Uid,
     outcome::FailureReason,
     role::Role,
@@ -19,12 +19,14 @@ use mimeo_model::{
 
 use crate::{
     Awaited, Engine, Namespace,
-    cell::{Cell, Leave, Step},
+    cell::Cell,
     clock::Tick,
     hindrance::Hindrance,
     issued::Issued,
     jobs::{JobKey, Task},
     namespaces::Mark,
+    slot::Slot,
+    verdict::Outlook,
     work::Timer,
 };
 
@@ -362,13 +364,13 @@ impl Engine {
             let kind = &self.kinds[cell.kind].group_kind;
             let early =
                 kind.group.is_empty() && matches!(&*kind.kind, "LimitRange" | "ServiceAccount");
-            let why = match self.hold(id, name, namespace, cell) {
+            let Some(slot) = self.slots.get(&id) else {
+                continue;
+            };
+            let why = match self.hold(slot, cell) {
                 Hold::None => continue,
                 Hold::Writing => None,
                 Hold::Cannot(why) => Some(why),
-            };
-            let Some(slot) = self.slots.get(&id) else {
-                continue;
             };
             progress.early_kinds |= early && why.is_none();
             let copy = format!("{kind} {}", cell.name);
@@ -414,36 +416,27 @@ impl Engine {
         }
     }
 
-    fn hold(&self, id: SlotId, name: &str, namespace: &Namespace, cell: &Cell) -> Hold {
-        match self.decide_wanted(id, name, namespace, cell) {
-            step if step.is_right() => Hold::None,
-            Step::Leave(Leave::NoSource | Leave::SourceRefused | Leave::KindNotServed) => {
-                let hindrance = self.slots.get(&id).and_then(|slot| self.hindrance(slot));
-                hindrance.map_or(Hold::Writing, Hold::Cannot)
-            }
-            Step::Leave(Leave::Foreign(_) | Leave::Deleting) => {
+    fn hold(&self, slot: &Slot, cell: &Cell) -> Hold {
+        if cell.verdict.outlook == Outlook::Right {
+            return Hold::None;
+        }
+        if slot.rendering.is_err() || self.kinds.resource(slot.gvk()).is_none() {
+            return self.hindrance(slot).map_or(Hold::Writing, Hold::Cannot);
+        }
+        match cell.failure.as_ref().map(|failing| failing.failure.reason) {
+            // An installation may use Roles instead of a `ClusterRole`. The Role for a new
+            // namespace may arrive later than the namespace, and a pod in that namespace may be the
+            // one to create it. So a missing permission holds no pods here.
+            Some(FailureReason::Forbidden) if self.settings.reach.targets.is_some() => Hold::None,
+            None | Some(FailureReason::Timeout | FailureReason::ClusterUnreachable)
+                if cell.verdict.outlook == Outlook::Conflict =>
+            {
                 Hold::Cannot(Hindrance::Failure(FailureReason::Conflict))
             }
-            _ => match cell.failure.as_ref().map(|failing| &failing.failure) {
-                // An installation may use Roles instead of a `ClusterRole`. The Role for a new
-                // namespace may arrive later than the namespace, and a pod in that namespace may be
-                // the one to create it. So a missing permission holds no pods here.
-                Some(failure)
-                    if failure.reason == FailureReason::Forbidden
-                        && self.settings.reach.targets.is_some() =>
-                {
-                    Hold::None
-                }
-                Some(failure)
-                    if !matches!(
-                        failure.reason,
-                        FailureReason::Timeout | FailureReason::ClusterUnreachable
-                    ) =>
-                {
-                    Hold::Cannot(Hindrance::Failure(failure.reason))
-                }
-                _ => Hold::Writing,
-            },
+            None | Some(FailureReason::Timeout | FailureReason::ClusterUnreachable) => {
+                Hold::Writing
+            }
+            Some(reason) => Hold::Cannot(Hindrance::Failure(reason)),
         }
     }
 }

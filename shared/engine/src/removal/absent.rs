@@ -15,19 +15,25 @@ use crate::{
     Engine, SourceState,
     cell::Cell,
     clock::Tick,
+    jobs::JobKey,
     verdict::{Need, Needs},
+    work::Timer,
 };
 
 /// The facts about a missing object: a rule that copies name, or a source.
 #[derive(Debug)]
 pub(crate) struct Absence {
-    pub(crate) became: Became,
+    became: Became,
+    /// False once the read is older than [`FRESH`].
+    fresh: bool,
     /// The uid of its namespace, if this process saw the object.
     home: Option<Uid>,
-    /// Namespaces with copies whose fate depends on the answer. Only these are planned again after
-    /// the answer, for two reasons. Any user can write labels and annotations that name any number
+    /// True if a copy waits for a read.
+    asked: bool,
+    /// Namespaces with copies whose verdict depends on `became`. Only these are planned again when
+    /// it changes, for two reasons. Any user can write labels and annotations that name any number
     /// of rules. And a copy does not always name the rule that would own it now.
-    asking: BTreeSet<Arc<str>>,
+    users: BTreeSet<Arc<str>>,
 }
 
 /// How the object disappeared.
@@ -37,8 +43,6 @@ pub(crate) enum Became {
     Unknown,
     /// Deleted on purpose.
     Deleted {
-        /// When the read found it missing.
-        at: Tick,
         /// The number of observations of copies when the read began.
         shown: u64,
         /// When its namespace was created, in seconds since 1970. Set only if the object may have
@@ -73,13 +77,16 @@ impl Absence {
     pub(crate) fn from(home: Option<Uid>) -> Self {
         Self {
             became: Became::Unknown,
+            fresh: false,
             home,
-            asking: BTreeSet::new(),
+            asked: false,
+            users: BTreeSet::new(),
         }
     }
 
     /// Returns how the object disappeared, from the point of view of the copy in a cell. `None`:
-    /// that is unknown, or the read is too old.
+    /// that is unknown. A deletion on purpose is proven only if the read [is
+    /// fresh](Self::is_fresh), too.
     ///
     /// A read proves nothing about a copy that this process observed after the read began. The
     /// object may have been created again, and the copy may be made from it.
@@ -88,51 +95,65 @@ impl Absence {
     /// Then it went with that namespace, and no user deleted it. Only a copy written after the
     /// present namespace was created excludes that. Times have whole seconds, so equal times prove
     /// nothing.
-    pub(crate) fn how_gone(&self, cell: &Cell, copy: &Seen, now: Tick) -> Option<HowGone> {
+    pub(crate) fn how_gone(&self, cell: &Cell, copy: &Seen) -> Option<HowGone> {
         match self.became {
             Became::Unknown => None,
             Became::Deleted {
                 since: Some(since), ..
             } if copy.last_made() <= since => Some(HowGone::WithNamespace),
-            Became::Deleted { at, shown, .. } => {
-                (cell.shown <= shown && now <= at + FRESH).then_some(HowGone::Deleted)
-            }
+            Became::Deleted { shown, .. } => (cell.shown <= shown).then_some(HowGone::Deleted),
             Became::GoneWithNamespace => Some(HowGone::WithNamespace),
             Became::Unexplained => Some(HowGone::Unexplained),
         }
     }
 
-    /// Records that a copy in this namespace waits for the answer.
-    pub(crate) fn ask(&mut self, namespace: &Arc<str>) {
-        self.asking.insert(namespace.clone());
+    /// Records that the verdict of a copy in this namespace depends on the absence. With `asks` the
+    /// copy waits for a read.
+    pub(crate) fn used(&mut self, namespace: &Arc<str>, asks: bool) {
+        self.asked |= asks;
+        self.users.insert(namespace.clone());
     }
 
-    /// True if a copy waits for the answer.
+    /// The same, but `None` for a deletion on purpose that is not proven any more.
+    pub(crate) fn how_gone_for_sure(&self, cell: &Cell, copy: &Seen) -> Option<HowGone> {
+        self.how_gone(cell, copy)
+            .filter(|how| *how != HowGone::Deleted || self.fresh)
+    }
+
+    /// True if the read is recent enough to prove a deletion on purpose.
+    pub(crate) fn is_fresh(&self) -> bool {
+        self.fresh
+    }
+
+    /// True if a read did not find out how the object disappeared.
+    pub(crate) fn is_unexplained(&self) -> bool {
+        self.became == Became::Unexplained
+    }
+
+    /// True if a copy waits for a read.
     pub(crate) fn is_asked(&self) -> bool {
-        !self.asking.is_empty()
+        self.asked
     }
 
-    /// Takes in the answer. Returns the namespaces that waited for it.
-    pub(crate) fn answer(&mut self, became: Became) -> BTreeSet<Arc<str>> {
+    /// Records how the object disappeared, or that this is unknown (again). Returns the namespaces
+    /// that must be planned again.
+    #[must_use]
+    pub(crate) fn turn_out(&mut self, became: Became) -> BTreeSet<Arc<str>> {
         self.became = became;
-        std::mem::take(&mut self.asking)
+        self.fresh = true;
+        self.asked = false;
+        std::mem::take(&mut self.users)
     }
 
     /// Returns how the object disappeared if a read found this namespace but not the object.
-    /// `shown` is the number of observations of copies when the read began, and `at` is the time of
-    /// the answer.
-    pub(crate) fn absent_at(&self, home: Home, shown: u64, at: Tick) -> Became {
+    /// `shown` is the number of observations of copies when the read began.
+    pub(crate) fn absent_at(&self, home: Home, shown: u64) -> Became {
         match self.home {
             // The object went with its former namespace. The present one is another namespace of
             // the same name.
             Some(former) if former != home.uid => Became::GoneWithNamespace,
-            Some(_) => Became::Deleted {
-                at,
-                shown,
-                since: None,
-            },
+            Some(_) => Became::Deleted { shown, since: None },
             None => Became::Deleted {
-                at,
                 shown,
                 since: Some(home.created),
             },
@@ -252,11 +273,12 @@ impl Engine {
             }
             return read.found;
         }
-        let Some(gone) = self.gone.get_mut(id) else {
+        let Some((id, gone)) = self.gone.get_key_value(id) else {
             return true;
         };
+        let key = JobKey::ConfirmRule(id.clone());
         if read.found {
-            gone.absence.became = Became::Unknown;
+            self.became(key, Became::Unknown);
             return false;
         }
         let lived_under = match &gone.seen {
@@ -265,15 +287,11 @@ impl Engine {
         };
         let became = match read.home {
             _ if read.crd.is_none() || read.crd.as_ref() != lived_under => Became::Unexplained,
-            _ if id.namespace.is_none() => Became::Deleted {
-                at: self.now,
-                shown,
-                since: None,
-            },
-            Some(home) => gone.absence.absent_at(home, shown, self.now),
+            _ if id.namespace.is_none() => Became::Deleted { shown, since: None },
+            Some(home) => gone.absence.absent_at(home, shown),
             None => Became::GoneWithNamespace,
         };
-        self.dirty.append(&mut gone.absence.answer(became));
+        self.became(key, became);
         true
     }
 
@@ -285,20 +303,53 @@ impl Engine {
         read: SourceRead,
         shown: u64,
     ) -> bool {
-        let Some(SourceState::Missing { absence, .. }) = self.sources.get_mut(source) else {
+        let Some(SourceState::Missing { absence, .. }) = self.sources.get(source) else {
             return true;
         };
         let became = match read {
-            SourceRead::Present => {
-                absence.became = Became::Unknown;
-                return false;
-            }
-            SourceRead::Absent(home) => absence.absent_at(home, shown, self.now),
+            SourceRead::Present => Became::Unknown,
+            SourceRead::Absent(home) => absence.absent_at(home, shown),
             SourceRead::Homeless => Became::GoneWithNamespace,
             SourceRead::Relabelled => Became::Unexplained,
         };
-        self.dirty.append(&mut absence.answer(became));
-        true
+        self.became(JobKey::ConfirmSource(source.clone()), became);
+        became != Became::Unknown
+    }
+
+    /// Records how an object disappeared, for all copies whose verdicts depend on that. `key` is
+    /// the job that reads the object.
+    pub(crate) fn became(&mut self, key: JobKey, became: Became) {
+        let Some(absence) = self.absence_mut(&key) else {
+            return;
+        };
+        let mut users = absence.turn_out(became);
+        self.dirty.append(&mut users);
+        if matches!(became, Became::Deleted { .. }) {
+            self.work.timer(self.now + FRESH, Timer::Expired(key));
+        }
+    }
+
+    /// A read that found an object missing is too old now. Copies that still depend on it wait for
+    /// another read.
+    pub(crate) fn expire(&mut self, key: &JobKey) {
+        if let Some(absence) = self.absence_mut(key) {
+            absence.fresh = false;
+            let mut users = std::mem::take(&mut absence.users);
+            self.dirty.append(&mut users);
+        }
+    }
+
+    /// The facts about a missing object. `key` is the job that reads the object.
+    pub(crate) fn absence_mut(&mut self, key: &JobKey) -> Option<&mut Absence> {
+        match key {
+            JobKey::ConfirmRule(id) => self.gone.get_mut(id).map(|gone| &mut gone.absence),
+            JobKey::ConfirmSource(source) => match self.sources.get_mut(source)? {
+                SourceState::Missing { absence, .. } => Some(absence),
+                _ => None,
+            },
+            JobKey::ConfirmGrants(giver) => self.consent.withdrawal_mut(giver),
+            _ => None,
+        }
     }
 
     /// Returns how a rule disappeared that this copy names. `None`: that is unknown, and the rule
@@ -310,9 +361,10 @@ impl Engine {
         needs: &mut Needs,
     ) -> Option<HowGone> {
         let how = self.how_rule_went_if_known(id, cell);
-        if how.is_none() {
-            needs.push(Need::Rule(id.clone()));
-        }
+        needs.push(Need::Absence(
+            JobKey::ConfirmRule(id.clone()),
+            how.is_none(),
+        ));
         how
     }
 
@@ -335,7 +387,7 @@ impl Engine {
         {
             return Some(HowGone::Unexplained);
         }
-        gone.absence.how_gone(cell, copy, self.now)
+        gone.absence.how_gone_for_sure(cell, copy)
     }
 
     /// Returns how a missing source of this copy disappeared. `None`: that is unknown, and the
@@ -347,14 +399,24 @@ impl Engine {
         needs: &mut Needs,
     ) -> Option<HowGone> {
         let how = match self.sources.get(source) {
-            Some(SourceState::Missing { absence, .. }) => {
-                absence.how_gone(cell, cell.ours()?, self.now)
-            }
+            Some(SourceState::Missing { absence, .. }) => absence.how_gone(cell, cell.ours()?),
             _ => None,
         };
-        if how.is_none() {
-            needs.push(Need::Source(source.clone()));
-        }
+        let key = JobKey::ConfirmSource(source.clone());
+        needs.push(Need::Absence(key, how.is_none()));
         how
+    }
+
+    /// True if the reads of all these sources are recent enough to prove that a user deleted them.
+    pub(crate) fn are_freshly_read(&self, sources: &[SourceRef], needs: &mut Needs) -> bool {
+        let old = sources
+            .iter()
+            .filter(|source| match self.sources.get(*source) {
+                Some(SourceState::Missing { absence, .. }) => !absence.is_fresh(),
+                _ => true,
+            });
+        let before = needs.len();
+        needs.extend(old.map(|source| Need::Absence(JobKey::ConfirmSource(source.clone()), true)));
+        needs.len() == before
     }
 }

@@ -14,26 +14,35 @@ use crate::{
     cell::{Belief, Cell, Leave, Step, Why},
     disposal::{Disposal, is_heir},
     slot::{NoRendering, Slot},
-    verdict::{Need, Needs},
+    verdict::{Need, Needs, Outlook, Verdict},
 };
 
 impl Engine {
-    /// Returns the step for a cell that no rule wants (any more).
+    /// Returns the verdict about a cell that no rule wants (any more).
     pub(crate) fn decide_unwanted(
         &self,
         name: &Arc<str>,
         namespace: &Namespace,
         cell: &Cell,
         needs: &mut Needs,
-    ) -> Step {
+    ) -> Verdict {
         if matches!(cell.belief, Belief::Taken(_)) && self.settings.role == Role::Keeper {
-            return Step::Look;
+            return Verdict {
+                step: Step::Look,
+                ..Verdict::default()
+            };
         }
         let Some(id) = cell.ours().and_then(|seen| seen.rule.as_ref()) else {
-            return Step::Leave(Leave::Nothing);
+            return Verdict::default();
         };
         let disposal = self.disposal(name, namespace, cell);
-        self.decide_disposal(disposal, id, (name, namespace), cell, needs)
+        let outlook = if disposal.goes() {
+            Outlook::Delete
+        } else {
+            Outlook::Open
+        };
+        let step = self.decide_disposal(disposal, id, (name, namespace), cell, needs);
+        Verdict { step, outlook }
     }
 
     /// Returns the step for a copy of this rule, given the copy's fate.
@@ -76,7 +85,7 @@ impl Engine {
             Disposal::Superseded if self.awaits_successors(id, namespace, seen) => {
                 Step::Leave(Leave::Undecided)
             }
-            Disposal::Superseded => Step::Delete(seen.uid, seen.version, Why::Superseded),
+            Disposal::Superseded => Step::Delete(Why::Superseded),
         }
     }
 
@@ -127,6 +136,9 @@ impl Engine {
                 all = how;
             }
         }
+        if all == HowGone::Deleted && !self.are_freshly_read(sources, needs) {
+            return None;
+        }
         Some(all)
     }
 
@@ -149,12 +161,10 @@ impl Engine {
 /// Returns the step for a copy that has lost its rule or its source. The copy is deleted if the
 /// loss was deliberate. Otherwise it is collected with the rule's other losses.
 fn lost(how: Option<HowGone>, id: &Arc<RuleId>, cell: &Cell, why: Why, needs: &mut Needs) -> Step {
-    let Some(seen) = cell.ours() else {
-        return Step::Leave(Leave::Nothing);
-    };
     match how {
+        _ if cell.ours().is_none() => Step::Leave(Leave::Nothing),
         None => Step::Leave(Leave::Undecided),
-        Some(HowGone::Deleted) => Step::Delete(seen.uid, seen.version, why),
+        Some(HowGone::Deleted) => Step::Delete(why),
         Some(HowGone::WithNamespace | HowGone::Unexplained) => collect(id, cell, why, needs),
     }
 }
@@ -164,7 +174,7 @@ fn lost(how: Option<HowGone>, id: &Arc<RuleId>, cell: &Cell, why: Why, needs: &m
 pub(crate) fn collect(id: &Arc<RuleId>, cell: &Cell, why: Why, needs: &mut Needs) -> Step {
     match cell.ours() {
         None => Step::Leave(Leave::Nothing),
-        Some(seen) if cell.condemned == Some(why) => Step::Delete(seen.uid, seen.version, why),
+        Some(_) if cell.condemned == Some(why) => Step::Delete(why),
         Some(_) => {
             needs.push(Need::Loss(id.clone(), why));
             Step::Leave(Leave::Undecided)

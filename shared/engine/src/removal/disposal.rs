@@ -12,8 +12,9 @@ use mimeo_model::{
 
 use crate::{
     Engine, Namespace, SourceState,
-    cell::{Cell, Leave, Step},
+    cell::{Cell, Leave},
     slot::{NoRendering, Slot},
+    verdict::Outlook,
 };
 
 /// The fate of a copy according to the wishes of all rules. Other files check whether the rule is
@@ -109,7 +110,7 @@ impl Engine {
             // namespace, in the rule's selection, or in the grants.
             return Disposal::Unmatched;
         }
-        self.superseded(rule, (name, namespace), cell, seen)
+        self.superseded(rule, namespace, cell, seen)
     }
 
     /// Returns the fate of a copy that a rule wants but has no source for.
@@ -203,21 +204,15 @@ impl Engine {
 
     /// Returns the fate of a copy that its rule no longer wants although the rule still matches the
     /// namespace. The copy's name or kind has changed, or the rule no longer has its source.
-    fn superseded(
-        &self,
-        rule: &Rule,
-        place: (&str, &Namespace),
-        cell: &Cell,
-        seen: &Seen,
-    ) -> Disposal {
+    fn superseded(&self, rule: &Rule, namespace: &Namespace, cell: &Cell, seen: &Seen) -> Disposal {
         let mut sourceless = None;
         for (other, slot) in self
-            .successors(&rule.id, place.1)
+            .successors(&rule.id, namespace)
             .filter(|(_, slot)| is_heir(slot, seen))
         {
             match &slot.rendering {
                 Err(NoRendering::SourceMissing) => sourceless = Some(slot),
-                Ok(_) if self.may_come(slot, rule, place, other) => {}
+                Ok(_) if other.may_come() => {}
                 // The replacement of this copy, from the same source, must exist first. Nothing
                 // cuts this wait short.
                 _ => return Disposal::Keep(Leave::Undecided),
@@ -238,18 +233,15 @@ impl Engine {
         let slot = |cell: &'a Cell| Some((cell, self.slots.get(&cell.want?)?));
         cells.filter_map(slot).filter(|(_, slot)| *slot.rule == *id)
     }
+}
 
-    /// True if no known obstacle keeps the copy out of the cell.
-    fn may_come(&self, slot: &Slot, rule: &Rule, place: (&str, &Namespace), cell: &Cell) -> bool {
-        let barred = matches!(
-            self.aim(slot, rule, place, cell),
-            Step::Leave(Leave::Foreign(_) | Leave::Unfillable)
-        );
-        !barred
-            && cell
-                .want
-                .and_then(|id| self.reserved_for(id, cell))
-                .is_none()
+impl Cell {
+    /// True if no known obstacle keeps the wanted copy out of the cell.
+    fn may_come(&self) -> bool {
+        !matches!(
+            self.verdict.outlook,
+            Outlook::Conflict | Outlook::Unfillable
+        )
     }
 }
 

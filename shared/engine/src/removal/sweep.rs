@@ -262,8 +262,8 @@ impl Engine {
                 continue;
             };
             if let Some(cell) = namespace.cell(*kind, copy) {
-                let verdict = self.decide(name, &namespace, cell);
-                self.adopt(name, (*kind, copy), verdict.needs);
+                let (_, needs) = self.decide(name, &namespace, cell);
+                self.adopt(name, (*kind, copy), needs);
             }
             self.namespaces.insert(name.clone(), namespace);
             self.sweeps.resume(id, &key, known);

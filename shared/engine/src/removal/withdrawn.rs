@@ -27,6 +27,7 @@ use crate::{
     collect::collect,
     consent::Consent,
     grants::Grants,
+    jobs::JobKey,
     verdict::{Need, Needs},
 };
 
@@ -61,12 +62,11 @@ impl Consent {
         });
         &mut withdrawal.absence
     }
-}
 
-impl Withdrawal {
-    /// The grants of the namespace have changed, so an earlier read proves nothing about them.
-    pub(crate) fn forget_what_was_read(&mut self) {
-        self.absence.became = Became::Unknown;
+    /// Returns the same facts, if a copy depends on them.
+    pub(crate) fn withdrawal_mut(&mut self, giver: &str) -> Option<&mut Absence> {
+        let withdrawal = self.withdrawals.get_mut(giver)?;
+        Some(&mut withdrawal.absence)
     }
 }
 
@@ -97,18 +97,18 @@ impl Engine {
         else {
             return true;
         };
+        let key = JobKey::ConfirmGrants(namespace.into());
         if read.grants != known {
-            absence.became = Became::Unknown;
+            self.became(key, Became::Unknown);
             return false;
         }
         *defined = read.defined.unwrap_or_default();
         let became = match (read.home, read.defined) {
             (_, None) => Became::Unexplained,
             (None, _) => Became::GoneWithNamespace,
-            (Some(home), Some(_)) => absence.absent_at(home, shown, self.now),
+            (Some(home), Some(_)) => absence.absent_at(home, shown),
         };
-        let mut asking = absence.answer(became);
-        self.dirty.append(&mut asking);
+        self.became(key, became);
         true
     }
 
@@ -121,15 +121,15 @@ impl Engine {
         cell: &Cell,
         needs: &mut Needs,
     ) -> Step {
-        let Some(seen) = cell.ours() else {
+        if cell.ours().is_none() {
             return Step::Leave(Leave::Nothing);
-        };
+        }
         let Some(giver) = self.withdrawn_by(id, (name, namespace), cell) else {
             return collect(id, cell, Why::Unmatched, needs);
         };
         match self.how_consent_went(giver, cell, needs) {
             None => Step::Leave(Leave::Undecided),
-            Some(HowGone::Deleted) => Step::Delete(seen.uid, seen.version, Why::Unmatched),
+            Some(HowGone::Deleted) => Step::Delete(Why::Unmatched),
             Some(HowGone::WithNamespace) => collect(id, cell, Why::Unmatched, needs),
             Some(HowGone::Unexplained) => Step::Leave(Leave::Retained),
         }
@@ -141,15 +141,13 @@ impl Engine {
         let seen = cell.ours()?;
         let known = self.consent.withdrawals.get(&giver);
         let how = known.and_then(|known| {
-            let how = known.absence.how_gone(cell, seen, self.now)?;
+            let how = known.absence.how_gone_for_sure(cell, seen)?;
             // The copy was granted under a former CRD. The grant went with that CRD, and no owner
             // took it back.
             let former = seen.last_made() < known.defined;
             Some(if former { HowGone::Unexplained } else { how })
         });
-        if how.is_none() {
-            needs.push(Need::Grants(giver));
-        }
+        needs.push(Need::Absence(JobKey::ConfirmGrants(giver), how.is_none()));
         how
     }
 

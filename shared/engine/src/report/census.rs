@@ -56,6 +56,7 @@ impl Engine {
     /// Counts the next piece. After the last piece, returns the rules with their tallies, in their
     /// order.
     pub(crate) fn count(&mut self) -> Option<Vec<(Arc<RuleId>, Tally)>> {
+        self.plan();
         let mut census = self.census.take()?;
         let mut looked = 0;
         while looked < PIECE
@@ -73,10 +74,7 @@ impl Engine {
                 else {
                     continue;
                 };
-                let Some(Ok(rule)) = self.rules.get(id).map(|state| &state.rule) else {
-                    continue;
-                };
-                if let Some(standing) = self.standing(id, rule, (&name, namespace), cell) {
+                if let Some(standing) = self.standing(id, (&name, namespace), cell) {
                     let cell = || {
                         (
                             name.clone(),

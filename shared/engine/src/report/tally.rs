@@ -1,6 +1,6 @@
 //! The state of each cell for its rule, and the counts of all cells of a rule.
 
-use std::{borrow::Cow, collections::BTreeMap, fmt, sync::Arc};
+use std::{borrow::Cow, collections::BTreeMap, sync::Arc};
 
 use mimeo_api::{CopyCounts, Plan, PlannedCopy};
 
@@ -11,30 +11,7 @@ use mimeo_model::{
     rule::Rule,
 };
 
-use crate::{
-    CopyNumbers, Engine, Namespace, RuleState,
-    cell::{Cell, Leave, Step},
-};
-
-/// The planned action for a cell.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum PlannedAction {
-    /// A copy will be created.
-    Create,
-    /// A copy will change.
-    Update,
-    /// A copy will be deleted.
-    Delete,
-    /// The present object keeps the copy away: it is not the rule's copy, or it is being deleted
-    /// and still exists.
-    Conflict,
-}
-
-impl fmt::Display for PlannedAction {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Debug::fmt(self, f)
-    }
-}
+use crate::{CopyNumbers, Engine, Namespace, RuleState, cell::Cell, verdict::Outlook};
 
 /// The largest number of failures that are reported for a rule.
 pub(crate) const FAILURES: usize = 20;
@@ -48,10 +25,8 @@ pub(crate) type CellName = (Arc<str>, String, Arc<str>);
 pub(crate) struct Standing<'a> {
     /// True if the rule wants a copy.
     pub(crate) wanted: bool,
-    /// True if the copy is correct.
-    pub(crate) synced: bool,
-    /// The planned action.
-    pub(crate) action: Option<PlannedAction>,
+    /// The change that the rule wants. [`Outlook::Right`]: the copy is correct.
+    pub(crate) outlook: Outlook,
     /// The failure: a stable reason, and a sentence for users.
     pub(crate) failure: Option<(FailureReason, Cow<'a, str>)>,
 }
@@ -62,7 +37,7 @@ pub(crate) struct Tally {
     pub(crate) copies: CopyCounts,
     pub(crate) plan: Plan,
     /// The first copies that the plan counts.
-    planned: BTreeMap<CellName, PlannedAction>,
+    planned: BTreeMap<CellName, Outlook>,
     pub(crate) failures: BTreeMap<CellName, (FailureReason, Box<str>)>,
 }
 
@@ -104,23 +79,20 @@ impl Tally {
     pub(crate) fn count(&mut self, cell: impl Fn() -> CellName, standing: Standing<'_>) {
         let Standing {
             wanted,
-            synced,
-            action,
+            outlook,
             failure,
         } = standing;
         self.copies.desired += i32::from(wanted);
-        self.copies.synced += i32::from(synced);
-        if let Some(action) = action {
-            self.plan(action, cell());
-        }
+        self.copies.synced += i32::from(outlook == Outlook::Right);
+        self.plan(outlook, &cell);
         if let Some((reason, message)) = failure {
             self.copies.failed += 1;
             self.failures.insert(cell(), (reason, message.into()));
         }
     }
 
-    /// Counts a planned action, and keeps the first ones by name.
-    fn plan(&mut self, action: PlannedAction, cell: CellName) {
+    /// Counts a planned change, and keeps the first ones by name.
+    fn plan(&mut self, outlook: Outlook, cell: impl Fn() -> CellName) {
         let Plan {
             create,
             update,
@@ -128,22 +100,23 @@ impl Tally {
             conflict,
             ..
         } = &mut self.plan;
-        *match action {
-            PlannedAction::Create => create,
-            PlannedAction::Update => update,
-            PlannedAction::Delete => delete,
-            PlannedAction::Conflict => conflict,
+        *match outlook {
+            Outlook::Create => create,
+            Outlook::Update => update,
+            Outlook::Delete => delete,
+            Outlook::Conflict => conflict,
+            Outlook::Right | Outlook::Unfillable | Outlook::Open => return,
         } += 1;
-        self.planned.insert(cell, action);
+        self.planned.insert(cell(), outlook);
         if self.planned.len() > PLANNED {
             self.planned.pop_last();
         }
     }
 }
 
-fn planned(((namespace, kind, name), action): (&CellName, &PlannedAction)) -> PlannedCopy {
+fn planned(((namespace, kind, name), action): (&CellName, &Outlook)) -> PlannedCopy {
     PlannedCopy {
-        action: action.to_string(),
+        action: format!("{action:?}"),
         kind: kind.clone(),
         namespace: namespace.to_string(),
         name: name.to_string(),
@@ -182,7 +155,6 @@ impl Engine {
     pub(crate) fn standing<'a>(
         &'a self,
         id: &RuleId,
-        rule: &Rule,
         (name, namespace): (&str, &Namespace),
         cell: &'a Cell,
     ) -> Option<Standing<'a>> {
@@ -190,61 +162,13 @@ impl Engine {
             .want
             .and_then(|want| self.slots.get(&want))
             .filter(|slot| *slot.rule == *id);
-        let Some(slot) = slot else {
-            return self.standing_unwanted(id, (name, namespace), cell);
-        };
-        let step = self.aim(slot, rule, (name, namespace), cell);
-        let synced = step.is_right();
-        let action = match step {
-            _ if synced => None,
-            Step::Leave(Leave::NoSource) => self
-                .sourceless(slot, rule, cell)
-                .goes()
-                .then_some(PlannedAction::Delete),
-            Step::Leave(Leave::Foreign(_) | Leave::Deleting) => Some(PlannedAction::Conflict),
-            Step::Apply(..) | Step::Claim(..)
-                if cell
-                    .want
-                    .and_then(|id| self.reserved_for(id, cell))
-                    .is_some() =>
-            {
-                Some(PlannedAction::Conflict)
-            }
-            Step::Create(_) => Some(PlannedAction::Create),
-            Step::Apply(..) | Step::Take(..) | Step::Claim(..) => Some(PlannedAction::Update),
-            _ => None,
-        };
-        let failure = failure(
-            (&rule.id, name),
-            cell,
-            slot.rendering.is_ok() && step != Step::Leave(Leave::Seeded),
-        );
+        if slot.is_none() {
+            return standing_unwanted(id, (name, namespace), cell);
+        }
         Some(Standing {
             wanted: true,
-            synced,
-            action,
-            failure,
-        })
-    }
-
-    /// Returns the state of a cell with a copy of this rule that no rule wants (any more).
-    fn standing_unwanted<'a>(
-        &self,
-        id: &RuleId,
-        (name, namespace): (&str, &Namespace),
-        cell: &'a Cell,
-    ) -> Option<Standing<'a>> {
-        let own = |seen: &&Seen| seen.rule.as_deref() == Some(id) && !seen.elsewhere;
-        cell.ours()
-            .filter(own)
-            .filter(|_| cell.want.is_none() && namespace.alive())?;
-        let goes = self.disposal(name, namespace, cell).goes();
-        let failure = failure((id, name), cell, false);
-        Some(Standing {
-            wanted: false,
-            synced: false,
-            action: goes.then_some(PlannedAction::Delete),
-            failure,
+            outlook: cell.verdict.outlook,
+            failure: failure((id, name), cell),
         })
     }
 
@@ -278,24 +202,44 @@ impl Engine {
 impl Standing<'_> {
     /// The state of a cell that the rule cannot have, mostly because another rule has it.
     pub(crate) fn unmet(reason: FailureReason, message: String) -> Self {
-        let action = (reason == FailureReason::RuleConflict).then_some(PlannedAction::Conflict);
+        let outlook = if reason == FailureReason::RuleConflict {
+            Outlook::Conflict
+        } else {
+            Outlook::Open
+        };
         Self {
             wanted: true,
-            synced: false,
-            action,
+            outlook,
             failure: Some((reason, message.into())),
         }
     }
 }
 
-/// Returns the failure of a cell. It is the result of the last request. Without one, a `wanted`
-/// copy fails if the present object is being deleted and still exists.
+/// Returns the state of a cell with a copy of this rule that no rule wants (any more).
+fn standing_unwanted<'a>(
+    id: &RuleId,
+    (name, namespace): (&str, &Namespace),
+    cell: &'a Cell,
+) -> Option<Standing<'a>> {
+    let own = |seen: &&Seen| seen.rule.as_deref() == Some(id) && !seen.elsewhere;
+    cell.ours()
+        .filter(own)
+        .filter(|_| cell.want.is_none() && namespace.alive())?;
+    Some(Standing {
+        wanted: false,
+        outlook: cell.verdict.outlook,
+        failure: failure((id, name), cell),
+    })
+}
+
+/// Returns the failure of a cell. It is the result of the last request. Without one, a wanted copy
+/// fails if the present object is being deleted and still exists.
 fn failure<'a>(
     (rule, namespace): (&RuleId, &str),
     cell: &'a Cell,
-    wanted: bool,
 ) -> Option<(FailureReason, Cow<'a, str>)> {
-    let going = wanted && cell.seen().is_some_and(|seen| seen.deleting);
+    let deleting = cell.seen().is_some_and(|seen| seen.deleting);
+    let going = deleting && cell.verdict.outlook == Outlook::Conflict;
     match &cell.failure {
         Some(failing) => Some((
             failing.failure.reason,

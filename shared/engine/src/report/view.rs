@@ -17,12 +17,7 @@ use mimeo_api::ClusterReplicationStatus;
 
 use mimeo_model::{id::RuleId, outcome::FailureReason};
 
-use crate::{
-    Engine, Namespace,
-    cell::Cell,
-    clock::Tick,
-    tally::{PlannedAction, Standing},
-};
+use crate::{Engine, Namespace, cell::Cell, clock::Tick, tally::Standing, verdict::Outlook};
 
 /// The largest number of rules in a piece.
 const RULES: usize = 64;
@@ -194,14 +189,14 @@ struct Shown<'a> {
 #[derive(Clone, Copy)]
 enum Word {
     Failed(FailureReason),
-    Planned(PlannedAction),
+    Planned(Outlook),
 }
 
 impl std::fmt::Display for Word {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::Failed(reason) => reason.fmt(f),
-            Self::Planned(action) => action.fmt(f),
+            Self::Planned(action) => write!(f, "{action:?}"),
         }
     }
 }
@@ -475,11 +470,14 @@ impl Engine {
         };
         let Standing {
             wanted,
-            synced,
-            action,
+            outlook,
             failure,
-        } = self.standing(rule, parsed, (name, namespace), cell)?;
-        shown.reason = action.map(Word::Planned);
+        } = self.standing(rule, (name, namespace), cell)?;
+        let planned = matches!(
+            outlook,
+            Outlook::Create | Outlook::Update | Outlook::Delete | Outlook::Conflict
+        );
+        shown.reason = planned.then_some(Word::Planned(outlook));
         match failure {
             Some((reason, message)) => {
                 shown.state = State::Failed;
@@ -491,9 +489,9 @@ impl Engine {
                     .and_then(|failing| at.of(failing.since));
             }
             // The rule leaves this copy behind.
-            None if !wanted && action.is_none() => return None,
+            None if !wanted && !planned => return None,
             None if parsed.suspend => shown.state = State::Suspended,
-            None if synced => shown.state = State::Synced,
+            None if outlook == Outlook::Right => shown.state = State::Synced,
             None if self.holds(rule, name, cell) => shown.state = State::Held,
             None => {}
         }

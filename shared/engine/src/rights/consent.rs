@@ -28,6 +28,7 @@ use mimeo_model::{
 
 use crate::{
     Engine, Listing, RuleState,
+    absent::Became,
     authorized::{Unauthorized, own_kind_unreadable},
     clock::Tick,
     follow::Follows,
@@ -480,11 +481,8 @@ impl Engine {
     /// The grants of a namespace have changed.
     fn review_grants(&mut self, namespace: &str) {
         self.consent.usage_changed(namespace, self.now);
-        self.consent
-            .withdrawals
-            .get_mut(namespace)
-            .into_iter()
-            .for_each(Withdrawal::forget_what_was_read);
+        // An earlier read proves nothing about these grants.
+        self.became(JobKey::ConfirmGrants(namespace.into()), Became::Unknown);
         for id in self
             .consent
             .selecting

@@ -197,8 +197,7 @@ impl Engine {
             .members
             .excess()
             .map(|member| selector.source(&*member.name));
-        let gone = object.is_none();
-        let held = !gone
+        let held = object.is_some()
             && findings
                 .members
                 .first()
@@ -225,10 +224,8 @@ impl Engine {
         if moved || self.seen_as(source) != before {
             self.refit_selecting(selector);
             self.mark_statuses_due_of_selector(selector);
-        }
-        // An object that was never copied has no slot that would cause a plan. But copies may have
-        // been made from it earlier, and may be deleted now.
-        if moved && gone {
+            // An object that is not copied now has no slot that would cause a plan. But copies may
+            // have been made from it earlier, and may be deleted now.
             self.replan_rules_of_selector(selector);
         }
         self.render_source(source);

@@ -20,6 +20,7 @@ use crate::{
     clock::Tick,
     jobs::JobKey,
     slot::Slots,
+    verdict::Verdict,
     view::Ended,
     work,
 };
@@ -343,6 +344,7 @@ fn watched(
     cells.retain(|cell| role == Role::Keeper && cell.seen().is_some_and(|seen| seen.labelled));
     for cell in &mut cells {
         cell.want = None;
+        cell.verdict = Verdict::default();
         cell.basis = None;
         cell.failure = None;
         cell.condemned = None;

@@ -79,9 +79,10 @@ impl Engine {
         let lost = self
             .gone
             .iter_mut()
-            .filter(|(id, gone)| id.kind == kind && gone.absence.became == Became::Unexplained);
+            .filter(|(id, gone)| id.kind == kind && gone.absence.is_unexplained());
         for (_, gone) in lost {
-            gone.absence.became = Became::Unknown;
+            self.dirty
+                .append(&mut gone.absence.turn_out(Became::Unknown));
         }
         self.replan_all();
     }

@@ -393,7 +393,7 @@ impl Engine {
                 if let Some(slot) = self.slots.get_mut(id)
                     && slot.rendering.is_ok()
                     && slot.rendering == gone.rendering
-                    && gone.reference != Reference::Asked
+                    && !matches!(gone.reference, Reference::Asked | Reference::Wanted)
                 {
                     // The answer to a request goes to the slot that asked.
                     slot.reference = gone.reference;

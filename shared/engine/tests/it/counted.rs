@@ -24,6 +24,7 @@ const NAMESPACES: usize = 400;
 struct World {
     engine: Engine,
     now: Duration,
+    version: u64,
 }
 
 fn secrets() -> GroupVersionKind {
@@ -45,6 +46,11 @@ fn rule(number: usize, generation: i64, targets: &Value) -> Rule {
 impl World {
     /// Every rule wants a copy in every namespace, and no copy exists yet.
     fn new() -> Self {
+        Self::of(RULES)
+    }
+
+    /// The same with this number of rules.
+    fn of(rules: usize) -> Self {
         let now = Duration::from_secs(10);
         let mut engine = Engine::new(Settings::new(Role::Keeper, "cluster"));
         let names: BTreeSet<Box<str>> = (0..NAMESPACES)
@@ -65,7 +71,7 @@ impl World {
             }),
             now,
         );
-        let rules: Vec<Rule> = (0..RULES)
+        let rules: Vec<Rule> = (0..rules)
             .map(|number| rule(number, 1, &json!([{"namespaces": ["team-*"]}])))
             .collect();
         let (ids, sources): (BTreeSet<RuleId>, Vec<_>) = rules
@@ -87,7 +93,38 @@ impl World {
                 now,
             );
         }
-        Self { engine, now }
+        Self {
+            engine,
+            now,
+            version: 20,
+        }
+    }
+
+    /// Carries out all requests, and returns their number. The API server accepts each of them.
+    fn work(&mut self) -> u64 {
+        let mut requests = 0;
+        while let Some(action) = self.engine.next(self.now) {
+            let Action::Request(request) = action else {
+                continue;
+            };
+            requests += 1;
+            let ticket = &request.ticket;
+            let number: usize = ticket.namespace["team-".len()..].parse().unwrap();
+            let fields = json!({"manager": "mimeo", "operation": "Apply", "apiVersion": "v1", "fieldsType": "FieldsV1", "fieldsV1": {"f:type": {}}});
+            self.version += 1;
+            let meta = json!({
+                "name": *ticket.name, "namespace": *ticket.namespace, "uid": uid(5000 + number),
+                "resourceVersion": self.version.to_string(), "managedFields": [fields],
+                "labels": {"app.kubernetes.io/managed-by": "mimeo"},
+                "annotations": {
+                    "mimeo.dev/rule": "ClusterReplication/rule-0", "mimeo.dev/cluster": "cluster",
+                    "mimeo.dev/checksum": request.rendering.as_ref().unwrap().checksum.to_string(),
+                },
+            });
+            let object = Outcome::Object(Box::new(from_value(meta).unwrap()));
+            self.engine.outcome(ticket, object, self.now);
+        }
+        requests
     }
 
     /// Returns all due statuses, and the number of pieces of their count.
@@ -104,6 +141,29 @@ impl World {
             }
         }
     }
+}
+
+/// The first decision follows the change of the source, the second one the answer of the API server.
+/// Statuses, the pod gate and the page decide nothing.
+#[test]
+fn two_decisions_are_made_for_each_write_of_a_copy() {
+    let mut world = World::of(1);
+    let namespaces = u64::try_from(NAMESPACES).unwrap();
+    assert_eq!(world.work(), namespaces);
+    world.statuses();
+    let source = rule(0, 1, &json!([{"namespaces": ["team-*"]}])).sources[0].clone();
+    for (version, kind) in [("10", "b"), ("11", "c")] {
+        let before = world.engine.decided();
+        let object = json!({"metadata": {"resourceVersion": version}, "type": kind});
+        world.now += Duration::from_secs(2);
+        world.engine.source(&source, Some(object), world.now);
+        assert_eq!(world.work(), namespaces);
+        world.engine.progress("team-7", world.now);
+        world.now += Duration::from_secs(2);
+        assert_eq!(world.statuses().0.len(), 1);
+        assert_eq!(world.engine.decided() - before, 2 * namespaces);
+    }
+    assert_eq!(world.engine.outdated_verdicts(), [""; 0]);
 }
 
 fn desired(update: &StatusUpdate) -> i32 {

@@ -302,6 +302,9 @@ impl World {
             for at in from..from + new {
                 self.judge(program, at);
             }
+            for outdated in self.programs[program].engine.outdated_verdicts() {
+                self.fault(format!("{program}: not planned again: {outdated}"));
+            }
             self.judge_pods(program);
         }
     }

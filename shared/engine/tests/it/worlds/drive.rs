@@ -147,6 +147,10 @@ impl Cluster {
     fn calm(&mut self) -> Result<(), String> {
         for _ in 0..2_000 {
             self.process.pump(&self.server, self.clock);
+            let outdated = self.process.engine.outdated_verdicts();
+            if !outdated.is_empty() {
+                return Err(format!("not planned again: {outdated:?}"));
+            }
             let flights = std::mem::take(&mut self.process.flights);
             let mut busy = !flights.is_empty();
             flights.into_iter().for_each(|flight| self.answer(flight));
