@@ -1,5 +1,5 @@
-//! Failures that the random histories have found, each as the shortest history that shows it. A few
-//! histories are here because they matter by themselves.
+//! Failures that the random histories have found. Each is the shortest history that shows the
+//! failure. A few other histories are here because they are important in their own right.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -75,7 +75,7 @@ fn one_write_per_change() {
     );
 }
 
-/// The CRD's watch may be quicker than the one of the rules that were lost with it.
+/// The watch of the CRD may be ahead of the watch of its rules, which were deleted with the CRD.
 #[test]
 fn a_reinstalled_crd_deletes_no_copy_whichever_watch_is_first() {
     for order in [[Topic::Crd, Topic::Rules], [Topic::Rules, Topic::Crd]] {
@@ -105,7 +105,8 @@ fn a_reinstalled_crd_deletes_no_copy_whichever_watch_is_first() {
     }
 }
 
-/// Between the two lists of rules the CRD was re-installed, and the process is a new one.
+/// A new process starts after the CRD was reinstalled. No process saw the time between the two
+/// lists of rules.
 #[test]
 fn a_crd_reinstalled_while_nothing_ran_deletes_no_copy() {
     let mut world = world(&[Role::Keeper]);
@@ -183,8 +184,8 @@ fn a_deletion_costs_one_request() {
     settle(&mut world);
 }
 
-/// At once: the create that is told of the object is the first half of the repair, not a repair
-/// before it.
+/// The repair starts at once. The create that meets the object is the first half of this repair. It
+/// does not count as an earlier repair, after which Mimeo would wait.
 #[test]
 fn a_removed_label_costs_two_requests_and_no_wait() {
     let (mut world, _) = one_copy();
@@ -193,8 +194,8 @@ fn a_removed_label_costs_two_requests_and_no_wait() {
     settle(&mut world);
 }
 
-/// The checksum is on the copy still: only the field set that a dry run tells shows that something
-/// was taken from us.
+/// The copy's checksum is unchanged. Only the field set of a dry run shows that another client took
+/// a field from Mimeo.
 #[test]
 fn an_edit_made_while_nothing_ran_is_found_by_one_dry_run_per_slot() {
     let mut world = world(&[Role::Keeper]);
@@ -234,7 +235,7 @@ fn a_late_answer_does_not_bring_a_deleted_copy_back() {
     settle(&mut world);
     world.act(&Act::Suspend(0));
     world.tell(0, &Topic::Rules);
-    // The kind is to be noted first.
+    // Mimeo must record the kind first.
     while world.programs[0]
         .flights
         .iter()
@@ -267,8 +268,8 @@ fn a_late_answer_does_not_bring_a_deleted_copy_back() {
     settle(&mut world);
 }
 
-/// An object that was never ours carries our label for a while. Once it doesn't, it is still not
-/// ours.
+/// A foreign object carries Mimeo's label for a while. When the label is removed, the object is
+/// still foreign.
 #[test]
 fn a_forged_label_that_goes_gives_nothing_away() {
     let mut world = world(&[Role::Keeper]);
@@ -287,8 +288,8 @@ fn a_forged_label_that_goes_gives_nothing_away() {
     settle(&mut world);
 }
 
-/// The cell of the dry run goes with its namespace. The other cells must not wait for its answer
-/// forever.
+/// The cell of the dry run disappears with its namespace. The other cells must not wait for its
+/// answer forever.
 #[test]
 fn a_dry_run_in_a_namespace_that_goes_holds_nobody_up() {
     let mut world = world(&[Role::Keeper]);
@@ -312,7 +313,7 @@ fn a_dry_run_in_a_namespace_that_goes_holds_nobody_up() {
     settle(&mut world);
 }
 
-/// A rule deleted and created again at once asks for the watch that is open already.
+/// A rule that is deleted and created again at once asks for a watch that is still open.
 #[test]
 fn a_source_asked_for_again_at_once_is_still_known() {
     let (mut world, copy) = one_copy();
@@ -335,7 +336,7 @@ fn a_source_asked_for_again_at_once_is_still_known() {
     );
 }
 
-/// The same bytes get the same answer, other bytes may not.
+/// The same bytes get the same answer. Other bytes may get another one.
 #[test]
 fn a_refused_copy_is_tried_again_when_the_source_changes() {
     let (mut world, copy) = one_copy();
@@ -352,7 +353,7 @@ fn a_refused_copy_is_tried_again_when_the_source_changes() {
     );
 }
 
-/// Both watches tell of the namespace's second life, the copies' one first.
+/// Two watches show the second namespace of this name. The watch of the copies is first.
 #[test]
 fn a_copy_seen_before_its_namespace_was_seen_to_be_new_is_not_forgotten() {
     let mut world = world(&[Role::Keeper, Role::Injector]);
@@ -369,7 +370,7 @@ fn a_copy_seen_before_its_namespace_was_seen_to_be_new_is_not_forgotten() {
         ],
     );
     settle(&mut world);
-    // A new one of its name gets its copy from the webhook, and loses its label.
+    // A new namespace of the same name gets its copy from the webhook, and loses its label.
     for act in [
         Act::DeleteNamespace(2),
         Act::Reap(2),
@@ -458,7 +459,7 @@ fn a_mark_does_not_go_by_what_held_before() {
             Act::Mark(3, true),
         ],
     );
-    // Past the budget both marks may go; one request at a time.
+    // The budget is over, so both pending labels may be removed, with one request at a time.
     moves(&mut world, &[Move::Tick(11_000)]);
     assert_eq!(
         world.programs[0].flights.len(),
@@ -508,7 +509,7 @@ fn a_mark_outlasts_the_budget_where_pods_waited() {
     world.act(&Act::PutNamespace(2, None));
     world.act(&Act::Mark(2, true));
     world.tell(0, &Topic::Namespaces);
-    // The copy's write isn't answered.
+    // The write of the copy stays unanswered.
     let under_way = |world: &World| {
         let removal = |flight: &Flight| matches!(&flight.what, What::Job(job) if matches!(job.task, Task::RemoveLabel { .. }));
         let flights = &world.programs[0].flights;
@@ -529,7 +530,8 @@ fn a_mark_outlasts_the_budget_where_pods_waited() {
     settle(&mut world);
 }
 
-/// The rule is read again, to learn how it disappeared, just when the collecting time ends.
+/// The rule is read again, to learn how it disappeared, at the moment when the collecting time
+/// ends.
 #[test]
 fn what_went_with_a_crd_is_held_while_its_rule_is_read_again() {
     let (mut world, copy) = one_copy();
@@ -546,7 +548,8 @@ fn what_went_with_a_crd_is_held_while_its_rule_is_read_again() {
     );
 }
 
-/// The rule and with it the CRD of an earlier time are shown after the CRD of a later one.
+/// A watch shows a rule of the former CRD after the new CRD was shown. The former CRD was deleted
+/// together with the rule.
 #[test]
 fn a_rule_shown_late_does_not_live_under_the_new_crd() {
     let (mut world, copy) = one_copy();
@@ -563,7 +566,8 @@ fn a_rule_shown_late_does_not_live_under_the_new_crd() {
     );
 }
 
-/// A copy comes of a create whose rule went, with its CRD, while it was under way.
+/// A create is in flight while its rule is deleted together with the CRD. The copy appears
+/// afterwards.
 #[test]
 fn a_create_under_way_when_the_crd_goes_is_not_taken_for_an_orphan_of_the_new_one() {
     for fate in [Fate::Good, Fate::Unanswered] {
@@ -598,7 +602,7 @@ fn a_create_under_way_when_the_crd_goes_is_not_taken_for_an_orphan_of_the_new_on
     }
 }
 
-/// The successor has nothing but the kinds `ConfigMap` to tell by which CRD the rule lived.
+/// Only the kinds `ConfigMap` shows the next process under which CRD the rule lived.
 #[test]
 fn a_rule_deleted_right_after_a_crash_in_the_first_minute_is_cleaned_up() {
     let mut world = world(&[Role::Keeper]);
@@ -629,8 +633,8 @@ fn a_refusal_of_what_is_not_wanted_any_more_hinders_nothing() {
     );
 }
 
-/// The object changed between the decision and the delete, and the watch was quicker than the
-/// answer.
+/// The object changed between the decision and the delete. The watch showed the change before the
+/// answer arrived.
 #[test]
 fn a_delete_that_came_too_late_is_decided_again() {
     let (mut world, copy) = one_copy();
@@ -653,7 +657,7 @@ fn a_delete_that_came_too_late_is_decided_again() {
     );
 }
 
-/// The rule's new grace begins with the source's loss, not with its next one.
+/// The new grace period counts from the loss that has already happened.
 #[test]
 fn a_grace_set_after_the_loss_ends_too() {
     let (mut world, copy) = one_copy();
@@ -688,7 +692,7 @@ fn a_grace_set_after_the_loss_ends_too() {
     );
 }
 
-/// Two targets of one rule select the namespace; the cell they lose is one cell.
+/// Two targets of one rule select the namespace. Both lose the same cell.
 #[test]
 fn a_cell_lost_by_two_targets_is_counted_once() {
     let mut world = world(&[Role::Keeper]);
@@ -708,7 +712,7 @@ fn a_cell_lost_by_two_targets_is_counted_once() {
     settle(&mut world);
 }
 
-/// Neither the pod gate's condition nor the time of the last write is told anew.
+/// Mimeo writes neither the pod gate's condition nor the time of the last write again.
 #[test]
 fn a_restart_with_nothing_to_do_writes_nothing() {
     let mut world = world(&[Role::Keeper, Role::Injector]);
@@ -728,7 +732,8 @@ fn a_restart_with_nothing_to_do_writes_nothing() {
     world.check_rest().unwrap_or_else(|why| panic!("{why}"));
 }
 
-/// Half of a rule's copies, and 20 or more, are lost. No copy is deleted before a user confirms it.
+/// Half of a rule's copies, and at least 20, are lost. Mimeo deletes none of them before a user
+/// confirms it.
 #[test]
 fn a_sweep_of_relabellings_is_held_until_it_is_confirmed() {
     let mut world = world(&[Role::Keeper]);
@@ -778,7 +783,7 @@ fn is_held(world: &World) -> bool {
     })
 }
 
-/// Twenty-four copies whose namespaces all lost the label that brought them.
+/// Returns a world with 24 copies. All their namespaces have lost the label that the rule selects.
 fn held_sweep() -> World {
     let mut world = world(&[Role::Keeper]);
     run(
@@ -800,8 +805,8 @@ fn held_sweep() -> World {
     world
 }
 
-/// The label comes back, or the rule comes to retain what it no longer matches: nothing is lost any
-/// more.
+/// Either the label is set again, or the rule now retains copies that it no longer matches. In both
+/// cases no copy is lost any more.
 #[test]
 fn a_sweep_that_is_undone_is_held_no_more() {
     let keep = Keep {
@@ -829,8 +834,8 @@ fn a_sweep_that_is_undone_is_held_no_more() {
     }
 }
 
-/// A script goes on to relabel while a user confirms the reported losses. The losses since then
-/// were not reported.
+/// A script continues to relabel namespaces while a user confirms the reported losses. The later
+/// losses were not reported to the user.
 #[test]
 fn what_is_lost_after_the_nonce_was_told_is_not_confirmed_by_it() {
     let mut world = world(&[Role::Keeper]);
@@ -951,8 +956,8 @@ fn a_copy_of_a_refused_rule_stays_when_another_rule_loses_its_source() {
     );
 }
 
-/// The annotation that confirmed one deletion stays on the rule: the same accident a month later is
-/// another one.
+/// The annotation that confirmed one deletion stays on the rule. The same accident a month later
+/// needs a confirmation of its own.
 #[test]
 fn what_was_confirmed_once_confirms_nothing_later() {
     let mut world = held_sweep();
@@ -968,7 +973,7 @@ fn what_was_confirmed_once_confirms_nothing_later() {
     );
 }
 
-/// The namespaces still match by another target, which makes another copy.
+/// Another target still matches the namespaces, but it makes another copy.
 #[test]
 fn a_sweep_of_one_targets_copies_is_held_though_another_target_matches() {
     let mut world = world(&[Role::Keeper]);
@@ -991,8 +996,8 @@ fn a_sweep_of_one_targets_copies_is_held_though_another_target_matches() {
     );
 }
 
-/// A foreign object is read now and then. Changes of the copy's source don't make these reads more
-/// frequent.
+/// Mimeo reads a foreign object now and then. Changes of the copy's source do not make these reads
+/// more frequent.
 #[test]
 fn an_object_in_the_way_is_looked_at_no_more_often_for_all_that_happens() {
     let mut world = world(&[Role::Keeper]);
@@ -1098,7 +1103,8 @@ fn a_kind_is_noted_until_nothing_of_it_carries_our_label() {
     assert!(!noted(&world), "{}", world.report("nothing is there"));
 }
 
-/// The object came and went between the decision and the list, and no watch says more of it.
+/// The object was created and deleted between the decision and the list. No watch shows it any
+/// more.
 #[test]
 fn a_note_that_could_not_be_removed_is_tried_again() {
     let (mut world, _) = one_copy();
@@ -1163,8 +1169,8 @@ fn a_copy_that_we_deleted_ourselves_does_not_count_as_created_once() {
     );
 }
 
-/// The former process's create is carried out late, when the next one has the copy's creation in
-/// its queue.
+/// The server carries out a create of the former process late. By then the next process has its own
+/// create of the copy in its queue.
 #[test]
 fn what_came_while_it_was_queued_is_remembered_as_created_once() {
     let mut world = World::new(&[Role::Keeper], 1);
@@ -1193,7 +1199,7 @@ fn what_came_while_it_was_queued_is_remembered_as_created_once() {
     settle(&mut world);
 }
 
-/// It is the same copy. Only the selector must be listed first.
+/// The copy stays the same. Mimeo only has to list the objects that the selector finds.
 #[test]
 fn a_copy_stays_its_rules_while_that_comes_to_select_what_it_named() {
     let mut world = world(&[Role::Keeper]);

@@ -72,7 +72,7 @@ impl Res {
     }
 }
 
-/// Where an object is. A namespace and a rule are in the namespace "".
+/// The place of an object. The namespace of a Namespace and of a `ClusterReplication` is "".
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Key {
     pub res: Res,
@@ -89,7 +89,7 @@ impl Key {
         }
     }
 
-    /// Of a rule.
+    /// Returns the key of a rule.
     pub fn of(id: &RuleId) -> Self {
         let res = match id.kind {
             RuleKind::ClusterReplication => Res::Rule,
@@ -98,7 +98,7 @@ impl Key {
         Self::new(res, id.namespace.as_deref().unwrap_or_default(), &id.name)
     }
 
-    /// The rule that it is of.
+    /// Returns the id of the rule with this key.
     pub fn id(&self) -> RuleId {
         let kind = if self.res == Res::Rule {
             RuleKind::ClusterReplication
@@ -126,11 +126,11 @@ pub struct Entry {
     pub manager: String,
     pub apply: bool,
     pub fields: BTreeSet<String>,
-    /// Version of its last change; stands for the time.
+    /// The resourceVersion of the last change. It stands for the time.
     pub time: u64,
 }
 
-/// An object, its fields flat: `data/k`, `label/k`, `ann/k`, `fin/k`, `type`, `immutable`,
+/// An object. Its fields are flat: `data/k`, `label/k`, `ann/k`, `fin/k`, `type`, `immutable`,
 /// `spec/k`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Object {
@@ -140,17 +140,17 @@ pub struct Object {
     pub deleting: bool,
     pub fields: BTreeMap<String, String>,
     pub entries: Vec<Entry>,
-    /// Of a rule.
+    /// The spec, if the object is a rule.
     pub spec: Option<Rc<RuleSpec>>,
     pub grant: Option<Rc<ReplicationGrantSpec>>,
     pub status: Option<ClusterReplicationStatus>,
     pub generation: i64,
-    /// Seconds of the clock when it was created.
+    /// The clock's seconds at the creation.
     pub created: u64,
 }
 
 impl Object {
-    /// Whether our manager has an apply entry.
+    /// True if Mimeo's field manager has an apply entry.
     pub fn ours(&self) -> bool {
         self.entries
             .iter()
@@ -169,7 +169,7 @@ impl Object {
         self.field(&format!("label/{}", names::MANAGED_BY)) == Some(names::MANAGED_BY_VALUE)
     }
 
-    /// The fields whose path begins so, without the beginning.
+    /// Returns the fields below this path, without the path.
     pub fn under<'a>(&'a self, prefix: &'a str) -> impl Iterator<Item = (String, String)> + 'a {
         self.fields.iter().filter_map(move |(path, value)| {
             Some((path.strip_prefix(prefix)?.to_owned(), value.clone()))
@@ -220,7 +220,7 @@ impl Object {
             json!({"apiVersion": gvk.api_version(), "kind": *gvk.kind, "metadata": self.meta()});
         for part in ["data", "binaryData", "spec"] {
             let fields: BTreeMap<String, String> = self.under(&format!("{part}/")).collect();
-            // The server leaves out maps that are empty, but not what isn't its own.
+            // The server leaves out empty maps, except those of a CRD's objects.
             if !fields.is_empty() || part == "spec" && self.key.res == Res::Widget {
                 object[part] = json!(fields);
             }
@@ -251,8 +251,8 @@ impl Object {
     }
 }
 
-/// Paths in the form of `managedFields`, as far as they are compared: the fields of the metadata
-/// are below it.
+/// Returns a field set in the form of `managedFields`. The metadata fields that are compared stand
+/// below `f:metadata`.
 fn field_set(paths: &BTreeSet<String>) -> Value {
     let is_meta = |path: &&String| {
         ["label/", "ann/", "fin/"]
@@ -278,7 +278,7 @@ fn field_set(paths: &BTreeSet<String>) -> Value {
     all.into()
 }
 
-/// The paths of such a field set.
+/// Returns the paths of such a field set.
 fn paths(set: &Value) -> BTreeSet<String> {
     let mut found = BTreeSet::new();
     for (field, below) in set.as_object().into_iter().flatten() {
@@ -290,7 +290,7 @@ fn paths(set: &Value) -> BTreeSet<String> {
     found
 }
 
-/// The fields of an applied body.
+/// Returns the fields of an applied body.
 pub fn flatten(body: &Value) -> BTreeMap<String, String> {
     let mut fields = BTreeMap::new();
     let text = |value: &Value| {
@@ -322,7 +322,7 @@ pub fn flatten(body: &Value) -> BTreeMap<String, String> {
     fields
 }
 
-/// A change, as watches tell of it.
+/// A change, as a watch delivers it.
 #[derive(Clone, Debug)]
 pub struct Event {
     pub version: u64,
@@ -354,7 +354,7 @@ pub struct Write {
     pub verb: &'static str,
 }
 
-/// The server and all it holds.
+/// The API server with all its objects.
 #[derive(Clone, Debug, Default)]
 pub struct Server {
     pub objects: BTreeMap<Key, Rc<Object>>,
@@ -363,7 +363,7 @@ pub struct Server {
     uids: u64,
     /// Seconds of the clock.
     pub seconds: u64,
-    /// Kinds that it doesn't know. Rules of namespaces, and grants, are served where a test wants
+    /// Kinds that the server does not serve. It serves Replications and grants only if a test wants
     /// them.
     pub unserved: BTreeSet<Res>,
     /// Namespaces whose quota is used up.
@@ -373,9 +373,9 @@ pub struct Server {
     /// Uid of the rules' CRD, version by version.
     pub crds: Vec<Option<String>>,
     pub writes: Vec<Write>,
-    /// Uids of objects that our manager ever had an entry in.
+    /// Uids of all objects in which Mimeo's field manager ever had an entry.
     pub ever_ours: BTreeSet<String>,
-    /// Copies that another client removed or took, by the uid of their namespace.
+    /// Copies that another client deleted or took over, each with the uid of its namespace.
     pub meddled: BTreeSet<(String, Key)>,
     /// The forbidden changes that Mimeo made.
     pub violations: Vec<String>,
@@ -429,7 +429,7 @@ impl Server {
         self.crds.last().and_then(Option::as_ref)
     }
 
-    /// The CRD that rules of a kind live under now. That of Replications is never another one.
+    /// Returns the uid of the present CRD of a rule kind. The CRD of Replications never changes.
     pub fn crd_of(&self, kind: RuleKind) -> Option<String> {
         match kind {
             RuleKind::ClusterReplication => self.crd().cloned(),
@@ -498,7 +498,7 @@ impl Server {
 
     // ---- actions of other clients ----
 
-    /// Creates an object of `manager`'s, if its place is free.
+    /// Creates an object for `manager`, unless an object with this key exists.
     pub fn create(&mut self, key: &Key, fields: &[(&str, &str)], manager: &str) -> bool {
         let open = key.namespace.is_empty()
             || self
@@ -535,7 +535,7 @@ impl Server {
         true
     }
 
-    /// Creates a rule or a grant, as it is described.
+    /// Creates a rule or a grant. `describe` fills in its fields.
     pub fn declare(&mut self, key: &Key, describe: impl FnOnce(&mut Object)) -> bool {
         if !self.served(key.res) || self.objects.contains_key(key) {
             return false;
@@ -546,8 +546,8 @@ impl Server {
         true
     }
 
-    /// Changes an object: its values go over to `manager` where they change. Tells whether anything
-    /// did.
+    /// Changes an object. `manager` becomes the owner of the values that change. Returns true if
+    /// any value changed.
     pub fn edit(&mut self, key: &Key, manager: &str, change: impl FnOnce(&mut Object)) -> bool {
         let Some(old) = self.objects.get(key).cloned() else {
             return false;
@@ -610,7 +610,7 @@ impl Server {
         true
     }
 
-    /// Deletes an object in the name of any client.
+    /// Deletes an object for any client.
     pub fn remove(&mut self, key: &Key) -> bool {
         let Some(old) = self.objects.get(key).cloned() else {
             return false;
@@ -632,7 +632,8 @@ impl Server {
                 .is_some()
     }
 
-    /// Ends a terminating namespace: its contents go one by one, then it.
+    /// Finishes the deletion of a terminating namespace: first its objects, one by one, then the
+    /// namespace.
     pub fn reap(&mut self, name: &str) -> bool {
         if !self
             .namespace(name)
@@ -653,7 +654,7 @@ impl Server {
         true
     }
 
-    /// Removes a CRD, with its objects.
+    /// Removes a CRD, and all objects of its kind.
     pub fn unserve(&mut self, res: Res) -> bool {
         if !self.served(res) {
             return false;
@@ -670,7 +671,7 @@ impl Server {
         true
     }
 
-    /// Installs it (again).
+    /// Installs a CRD, perhaps not for the first time.
     pub fn serve(&mut self, res: Res) -> bool {
         if self.served(res) {
             return false;
@@ -790,7 +791,8 @@ impl Server {
         Ok(self.put(key, Some(new)).expect("it was put there"))
     }
 
-    /// For any request: Mimeo never changes a foreign object, nor an object that is being deleted.
+    /// Checks any request of Mimeo's: it never changes a foreign object, nor an object that is
+    /// being deleted.
     fn judge(&mut self, key: &Key, old: Option<&Object>) {
         let Some(old) = old else { return };
         if !self.ever_ours.contains(&old.uid) {
@@ -799,7 +801,8 @@ impl Server {
         }
     }
 
-    /// The same without force, as a dry run: refused where others own fields that it would change.
+    /// Server-side apply without force, as a dry run. The server refuses it if the apply would
+    /// change fields of another owner.
     pub fn compare(
         &mut self,
         key: &Key,
@@ -821,7 +824,7 @@ impl Server {
         self.apply(key, config, pre, true)
     }
 
-    /// A merge patch of `managedFields`, with uid and version.
+    /// Applies a merge patch to `managedFields`. The patch has the uid and the resourceVersion.
     pub fn claim(
         &mut self,
         key: &Key,
@@ -870,7 +873,7 @@ impl Server {
         self.objects.get(key).cloned().ok_or_else(missing)
     }
 
-    /// Deletes; answers with the object where finalizers keep it.
+    /// Deletes an object. Returns the object if finalizers keep it.
     pub fn delete(
         &mut self,
         key: &Key,
@@ -948,7 +951,7 @@ impl Server {
         fits
     }
 
-    /// A rule's status.
+    /// Writes the status of a rule.
     pub fn status(&mut self, key: &Key, status: ClusterReplicationStatus) -> bool {
         let Some(old) = self.get(key).cloned() else {
             return false;
@@ -973,7 +976,7 @@ impl Server {
 /// Carries out a forced apply of `config` on an object.
 fn merge(object: &mut Object, config: &BTreeMap<String, String>, time: u64) {
     if object.entries.is_empty() && !object.fields.is_empty() {
-        // Fields that another client left without an owner.
+        // These fields have values, but another client left them without an owner.
         let fields = object.fields.keys().cloned().collect();
         object.entries.push(Entry {
             manager: "before-first-apply".into(),

@@ -1,4 +1,4 @@
-//! The server, the programs, the clock, and the failures between them.
+//! The simulated world: the API server, the programs, the clock, and the failures between them.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -43,10 +43,11 @@ pub enum Fate {
 #[derive(Clone, Debug)]
 pub enum Act {
     PutSource(usize, &'static str),
-    /// An annotation that copies don't carry, or one that they do; "bad" removes it.
+    /// Sets one of two annotations: one that Mimeo leaves out of copies, or one that copies carry.
+    /// "bad" removes it.
     Annotate(usize, bool, &'static str),
     DeleteSource(usize),
-    /// The source gets, or loses, the label by which it is picked.
+    /// Sets or removes the label by which rules select the source.
     Pick(usize, bool),
     PutNamespace(usize, Option<&'static str>),
     DeleteNamespace(usize),
@@ -64,19 +65,20 @@ pub enum Act {
     Unlabel(usize),
     /// Clears `managedFields`.
     Disown(usize),
-    /// Another client applies the present state, and so becomes an owner of all of it.
+    /// Another client applies the present state, so it owns all the fields, too.
     CoOwn(usize),
     DeleteCopy(usize),
     /// The copy's finalizers are removed.
     Finalize(usize),
-    /// Creates a foreign object with the name of a copy: source, namespace, renamed, labelled, and
-    /// its content. If the content is "copied", the object belongs to another replicator.
+    /// Creates a foreign object with the name of a copy. The fields are: source, namespace,
+    /// renamed, labelled, content. If the content is "copied", the object belongs to another
+    /// replicator.
     Foreign(usize, usize, bool, bool, &'static str),
     DeleteForeign(usize),
     Quota(usize, bool),
     Unserve(Res),
     Serve(Res),
-    /// 24 namespaces at once, of a team; or their relabelling, or their end.
+    /// Creates or relabels 24 namespaces of one team at once. `FleetGone` deletes them.
     Fleet(Option<&'static str>),
     FleetGone,
     /// A user repeats the nonce of a rule's held deletion.
@@ -89,20 +91,20 @@ pub enum Act {
 #[derive(Clone, Debug)]
 pub enum Move {
     Act(Act),
-    /// A program's watch delivers this number of messages.
+    /// A watch of a program delivers this number of messages.
     Deliver(usize, usize, usize),
-    /// The server carries a request out; the answer is on its way.
+    /// The server carries a request out. The answer is in flight.
     Carry(usize, usize),
-    /// A request meets its fate.
+    /// A request gets its fate.
     Answer(usize, usize, Fate),
-    /// The n-th late request is carried out after all.
+    /// The server carries out the n-th late request.
     Late(usize),
     Relist(usize, usize),
     Restart(usize),
     Tick(u64),
     /// No failure happens for this number of rounds.
     Calm(usize),
-    /// Statuses are written, or fail to be.
+    /// The programs write statuses, or fail to write them.
     Status(bool),
 }
 
@@ -110,13 +112,13 @@ pub const NAMESPACES: [&str; 8] = ["p", "q", "t0", "t1", "t2", "t3", "u0", "kube
 pub const RULES: [&str; 3] = ["r0", "r1", "r2"];
 const FLEET: usize = 24;
 
-/// All there is.
+/// The API server, the programs, and the messages between them.
 #[derive(Debug)]
 pub struct World {
     pub server: Server,
     pub clock: Duration,
     pub programs: Vec<Process>,
-    /// One for each.
+    /// One onlooker for each program.
     onlookers: Vec<Onlooker>,
     roles: Vec<Role>,
     window: usize,
@@ -137,7 +139,7 @@ impl World {
         for name in ["p", "q", "kube-system"] {
             server.create(&Key::new(Res::Namespace, "", name), &[], "user");
         }
-        // Some time has passed before.
+        // The clock does not start at zero.
         let clock = Duration::from_secs(1000);
         server.seconds = clock.as_secs();
         let mut world = Self {
@@ -272,8 +274,8 @@ impl World {
             return;
         }
         let flight = self.late.remove(index % self.late.len());
-        // A request may outlive its program, but not for as long as it takes to notice that a
-        // kind's record is needless.
+        // A request may outlive its program. But it does not outlive the time in which Mimeo finds
+        // that the record of a kind is no longer needed.
         if let What::Request(request) = &flight.what
             && !self.server.noted().kinds.contains(&request.resource.gvk)
         {
@@ -293,7 +295,7 @@ impl World {
         true
     }
 
-    /// Takes the present work from every engine, and checks it.
+    /// Takes the present work from every engine and checks it.
     fn pump(&mut self) {
         for program in 0..self.programs.len() {
             self.programs[program].retry_lists(&self.server);
@@ -342,8 +344,8 @@ impl World {
         }
     }
 
-    /// Whenever pods of a namespace with the pending label may pass, the copies exist, except those
-    /// that another client removed.
+    /// Checks a namespace with the pending label: when its pods may pass, the copies exist. Copies
+    /// that another client removed are excepted.
     fn judge_pods(&mut self, program: usize) {
         let process = &mut self.programs[program];
         if process.role != Role::Injector {
@@ -514,7 +516,7 @@ impl World {
 
     // ---- good times ----
 
-    /// Everything that is under way arrives. Tells whether there was anything.
+    /// Carries out everything in flight and delivers it. Returns true if there was anything.
     pub fn round(&mut self) -> bool {
         let mut busy = false;
         self.pump();
@@ -593,7 +595,7 @@ impl World {
         self.check(&before)
     }
 
-    /// Lets time pass, in good times.
+    /// Lets time pass without failures.
     pub fn pass(&mut self, time: Duration) -> Outcomes {
         let end = self.clock + time;
         for _ in 0..2000 {
@@ -622,7 +624,7 @@ impl World {
         Err(self.report("time passes and it never comes to rest"))
     }
 
-    /// Checks that the state is the one of the model, and stays so.
+    /// Checks that the state equals the model's state, and stays equal.
     fn check(&mut self, before: &Server) -> Outcomes {
         let counts = match model::check(before, &self.server, &self.facts) {
             Ok(counts) => counts,
@@ -659,11 +661,12 @@ impl World {
         told.map_err(|why| self.report(&why))
     }
 
-    /// After settling: nothing more is written, neither in time nor after a restart of everything.
+    /// Checks a settled world: Mimeo writes nothing more, neither as time passes nor after a
+    /// restart of every program.
     pub fn check_rest(&mut self) -> Outcomes {
         self.say("---- rests ----");
         let writes = self.server.writes.len();
-        // After a restart, failures are met again and have a new time, the grace period of a
+        // After a restart, a failing request fails again and gets a new time. The grace period of a
         // missing source begins again, and a preview reads again.
         let failing = |rule: &Rc<Object>| {
             let failed = rule
@@ -709,7 +712,7 @@ impl World {
 
     // ---- actions of other clients ----
 
-    /// One watch of a program delivers all its messages, and the program acts on them.
+    /// Delivers all messages of one watch of a program. Then the program acts on them.
     pub fn tell(&mut self, program: usize, topic: &Topic) {
         while self.deliver(program, topic) {}
         self.pump();
@@ -728,7 +731,7 @@ impl World {
         ));
     }
 
-    /// Sources that are there, each with the uid of its namespace.
+    /// Returns the existing sources, each with the uid of its namespace.
     fn homes(&self) -> BTreeMap<usize, String> {
         let home = |index: usize| Some(self.server.namespace(SOURCES[index].1)?.uid.clone());
         let there =
@@ -850,7 +853,7 @@ impl World {
                 if *labelled {
                     fields.push((&label, names::MANAGED_BY_VALUE));
                 }
-                // A source's place is its author's.
+                // Only its author writes an object with the key of a source.
                 !SOURCES.contains(&(key.res, namespace(*place), &name))
                     && self.server.create(&key, &fields, "stranger")
             }
@@ -986,7 +989,8 @@ impl World {
     }
 
     fn unserve(&mut self, res: Res) -> bool {
-        // A CRD takes longer to go and come than any request that outlives its program.
+        // Between the removal and the installation of a CRD there is more time than a request can
+        // outlive its program.
         self.late.clear();
         if res == Res::Rule {
             let rules: Vec<String> = self
@@ -1002,7 +1006,7 @@ impl World {
         self.server.unserve(res)
     }
 
-    /// A namespace is created through the hook, or relabelled.
+    /// Creates a namespace, through the webhook, or relabels it.
     fn put_namespace(&mut self, name: &str, team: Option<&'static str>) -> bool {
         let key = Key::new(Res::Namespace, "", name);
         let change = |object: &mut Object| {
@@ -1069,7 +1073,8 @@ impl World {
         !self.tokens.is_multiple_of(5)
     }
 
-    /// The webhook replica that is asked about a new namespace, if there is one that knows enough.
+    /// Asks a webhook replica about a new namespace, if one knows enough. Returns the value of the
+    /// pending label.
     fn admit(&mut self, name: &str, labels: &Labels) -> Option<String> {
         self.tokens += 1;
         let token = format!("token-{}", self.tokens);
@@ -1159,8 +1164,8 @@ fn missing(
                 .as_ref()
                 .is_some_and(|spec| held(rule, spec.hold) && sure(spec))
         };
-        // If several rules want the cell, this check does not find the one that has it. So the cell
-        // counts only if all of them hold pods.
+        // If several rules want the cell, this check does not find out which of them gets it. So
+        // the cell counts only if all of them hold pods.
         if !rules.iter().all(|rule| holds(rule)) {
             continue;
         }
