@@ -21,10 +21,10 @@ use crate::stages::PLAIN as STAGE;
 
 const REGISTRY: &str = "registry";
 
-/// Whose copy it is.
+/// The annotation that names the rule of a copy.
 const RULE: &str = "mimeo.dev/rule";
 
-/// A rule that denies drift, with one copy.
+/// Writes a rule that denies drift and waits for its one copy.
 async fn guarded(scene: &Scene<'_>) -> Result<(RuleSpec, String)> {
     scene
         .secret(REGISTRY, &[("password", "example"), ("user", "robot")])
@@ -33,7 +33,7 @@ async fn guarded(scene: &Scene<'_>) -> Result<(RuleSpec, String)> {
     let rule = scene.rule().secret(&scene.home, REGISTRY).denying();
     rule.create(&scene.client).await?;
     scene.wait_synced(&rule.name).await?;
-    // The webhook has taken in the rule, and the API server the webhook.
+    // By then the webhook knows the rule, and the API server uses the webhook's new configuration.
     scene
         .wait_condition(&rule.name, "PodGateActive", "True", "Active")
         .await?;
@@ -48,7 +48,7 @@ fn patch(value: Value) -> Result<Patch<Value>> {
     })
 }
 
-/// The refusal, if it is Mimeo's.
+/// Returns the refusal, if it comes from Mimeo's webhook.
 fn refused<T>(outcome: kube::Result<T>) -> Result<Option<Box<Status>>> {
     match outcome {
         Ok(_) => Ok(None),
@@ -66,7 +66,7 @@ async fn what_mimeo_keeps_in_a_copy_nobody_else_changes() -> Result<()> {
     let scene = STAGE.scene("kept").await?;
     let (rule, namespace) = guarded(&scene).await?;
     let before = scene.secrets(&namespace).get(REGISTRY).await?;
-    // Whoever may edit the namespace, and whoever may do everything.
+    // The policy holds for a user with the role `edit` and for the cluster admin.
     let owner = Tenant::editor_of(&scene, &namespace).await?;
     for secrets in [owner.secrets(), scene.secrets(&namespace)] {
         nothing_is_changed(&rule, &secrets).await?;
@@ -187,7 +187,7 @@ async fn what_others_add_is_refused_and_what_the_rule_wants_passes() -> Result<(
         })
         .await?;
     assert_eq!((label(&copy, "team"), value(&copy, "extra")), (None, None));
-    // Others' objects are nobody's copies, whatever they carry.
+    // An object of another client is not a copy, even with Mimeo's labels and annotations.
     let forged = json!({
         "apiVersion": "v1", "kind": "Secret",
         "metadata": {
@@ -198,17 +198,18 @@ async fn what_others_add_is_refused_and_what_the_rule_wants_passes() -> Result<(
     apply(&owner.client, &forged).await?;
     put(&secrets, "forged", &[("a", "b")]).await?;
     delete(&secrets, "forged").await?;
-    // A namespace goes with all that is in it.
+    // A namespace is deleted with all its objects.
     delete(&Api::<Namespace>::all(scene.client.clone()), &namespace).await?;
     wait_gone(scene.secrets(&namespace), REGISTRY).await?;
-    // What the rule doesn't want any more isn't kept from anybody, not from Mimeo either.
+    // A copy that its rule no longer wants is not protected. Anyone may delete it, and so may
+    // Mimeo.
     let other = scene.namespace().await?;
     scene.wait_secret(&other, REGISTRY, |_| true).await?;
     relabel(&scene.client, &other, "scene", None).await?;
     wait_gone(scene.secrets(&other), REGISTRY).await
 }
 
-/// With strategy Apply a tenant could open the policy by a field of its own.
+/// With the strategy Apply, the tenant could open the policy by a field of its own.
 #[tokio::test]
 async fn a_tenant_adds_no_field_of_its_own_to_a_guarded_network_policy() -> Result<()> {
     let scene = STAGE.scene("closed").await?;
@@ -279,7 +280,7 @@ async fn a_tenant_adds_no_field_of_its_own_to_a_guarded_network_policy() -> Resu
     Ok(())
 }
 
-/// Whether somebody may change the copy by now.
+/// Waits until the webhook lets a change of the copy through.
 async fn let_through(secrets: &Api<Secret>) -> Result<()> {
     eventually(SOON, "the change to be let through", || async {
         let change = json!({"data": {"password": "eA=="}});
@@ -322,7 +323,7 @@ async fn a_suspended_rule_and_one_that_repairs_deny_nothing() -> Result<()> {
     Ok(())
 }
 
-/// The webhook doesn't watch what tenants' selectors find.
+/// The webhook does not watch the objects that the selectors of tenants find.
 #[tokio::test]
 async fn of_all_that_a_tenant_selects_every_copy_is_kept() -> Result<()> {
     const COPIES: usize = 40;
@@ -347,7 +348,7 @@ async fn of_all_that_a_tenant_selects_every_copy_is_kept() -> Result<()> {
     let secrets = Tenant::editor_of(&scene, &tenant.home).await?.secrets();
     for number in 0..COPIES {
         let name = format!("copy-of-s{number:02}");
-        // The webhook has yet to hear of the rule, and whether its author may.
+        // The webhook may not yet know the rule and whether its author has the permission.
         eventually(SOON, format!("{name} is kept"), || async {
             let dry_run = PatchParams {
                 dry_run: true,
@@ -364,8 +365,8 @@ async fn of_all_that_a_tenant_selects_every_copy_is_kept() -> Result<()> {
     Ok(())
 }
 
-/// A tenant may have a copy of any name at home, also where a controller of the cluster keeps
-/// something.
+/// In its own namespace, a tenant may have a copy of any name, also the name of an object that a
+/// cluster controller keeps there.
 #[tokio::test]
 async fn no_tenants_rule_keeps_the_cluster_from_what_is_its_own() -> Result<()> {
     let scene = STAGE.scene("system").await?;
@@ -415,8 +416,8 @@ async fn no_tenants_rule_keeps_the_cluster_from_what_is_its_own() -> Result<()> 
     Ok(())
 }
 
-/// Nobody is asked about subresources: what they change of a copy is put right afterwards, and what
-/// is not Mimeo's is left.
+/// The webhook is not called for subresources. Mimeo fixes their changes to its own fields
+/// afterwards, and leaves all other fields.
 #[tokio::test]
 async fn a_scale_and_a_status_pass_and_what_they_take_from_mimeo_is_put_right() -> Result<()> {
     let scene = STAGE.scene("subresources").await?;
@@ -457,7 +458,8 @@ async fn a_scale_and_a_status_pass_and_what_they_take_from_mimeo_is_put_right() 
     })
     .await?;
 
-    // By the status' path go annotations, too. Who may write one runs the cluster.
+    // A request to the status subresource can also change annotations. Only operators of the
+    // cluster have this permission.
     let (all, marked) = (
         of::<Deployment>(&scene.client, &namespace),
         annotation(&deployments.get("web").await?, RULE).map(str::to_owned),
@@ -525,8 +527,8 @@ async fn a_copy_that_is_being_deleted_can_go() -> Result<()> {
     wait_gone(secrets, REGISTRY).await
 }
 
-/// Nobody gives a guarded copy an owner. One that it had before takes it along, as the cluster has
-/// it, and nobody else may.
+/// No user can add an owner reference to a guarded copy. An owner from before the guard still takes
+/// the copy with it, through the garbage collector. No one else can delete the copy.
 #[tokio::test]
 async fn a_guarded_copy_goes_with_an_owner_that_it_had_before_and_comes_again_without() -> Result<()>
 {
@@ -598,7 +600,7 @@ async fn a_guarded_copy_goes_with_an_owner_that_it_had_before_and_comes_again_wi
     Ok(())
 }
 
-/// How much the webhook would have to read makes no difference.
+/// A large copy is guarded like a small one, although the webhook must read more.
 #[tokio::test]
 async fn however_much_is_added_to_a_copy_it_is_kept() -> Result<()> {
     let scene = STAGE.scene("much").await?;
@@ -646,12 +648,12 @@ async fn however_much_is_added_to_a_copy_it_is_kept() -> Result<()> {
     Ok(())
 }
 
-/// Nearly as many as an API server takes in one request.
+/// Nearly as many entries as an API server accepts in one request.
 const ENTRIES: usize = 20_000;
 
-/// Who owns what may be written by whoever may write the copy, and the API server looks through all
-/// of it before it asks: neither what it can't make sense of nor more than it has the time for is a
-/// way past.
+/// A user who may write the copy may also write its `managedFields`. The API server processes these
+/// entries before it calls the webhook. Neither invalid entries nor a very large number of them is
+/// a way past the guard.
 #[tokio::test]
 async fn whatever_is_forged_of_who_owns_what_a_copy_is_kept() -> Result<()> {
     let scene = STAGE.scene("entries").await?;
@@ -682,7 +684,7 @@ async fn whatever_is_forged_of_who_owns_what_a_copy_is_kept() -> Result<()> {
         .collect();
     let params = PatchParams::default();
 
-    // So many that they aren't even let in, alone or with something else.
+    // These entries are so many that the API server refuses them, alone or with another change.
     for (about, entries) in [("without a name", &nameless[..]), ("many", &many)] {
         let mut change = forged(entries).await?;
         refused(

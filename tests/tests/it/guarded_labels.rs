@@ -17,7 +17,7 @@ use serde_json::{Value, json};
 
 const MANIFESTS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../manifests");
 
-/// The namespace with these labels, as somebody creates it.
+/// Returns a namespace with these labels.
 fn namespace(name: &str, labels: &[(&str, &str)]) -> Namespace {
     let labels = labels
         .iter()
@@ -33,7 +33,7 @@ fn namespace(name: &str, labels: &[(&str, &str)]) -> Namespace {
     }
 }
 
-/// Which rule the policy refuses it for; none if it is let through.
+/// Returns the rule in the policy's refusal, or `None` if the request is admitted.
 fn refused<T>(outcome: kube::Result<T>) -> Result<Option<String>> {
     match outcome {
         Ok(_) => Ok(None),
@@ -56,7 +56,8 @@ fn selecting(name: &str, selector: &Value) -> RuleSpec {
         .target(json!({"namespaceSelector": selector}))
 }
 
-/// A person who may do all with namespaces, and what they may target.
+/// Returns a client with every permission on namespaces, and the permission to target the rule
+/// `open`.
 async fn person(control_plane: &ControlPlane, admin: &Client) -> Result<Client> {
     let role = json!({
         "apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRole", "metadata": {"name": "owner"},
@@ -81,7 +82,7 @@ async fn person(control_plane: &ControlPlane, admin: &Client) -> Result<Client> 
     Ok(client)
 }
 
-/// One of each kind of targets, with what it is that only its holders may bring a namespace under.
+/// Returns one rule for each kind of target, named after the labels that make it match.
 fn rules() -> [RuleSpec; 14] {
     let label = |key: &str, value: &str| json!({"matchLabels": {key: value}});
     let expressions = |all: Value| json!({"matchExpressions": all});
@@ -216,7 +217,7 @@ async fn labels_bring_a_namespace_under_a_rule_only_by_whom_the_rule_lets() -> R
             .await;
         assert_eq!(refused(outcome)?.as_deref(), by, "created with {labels:?}");
     }
-    // Names are nobody's labels.
+    // A namespace's name is not a label, so the policy does not guard it.
     for name in ["chosen", "team-new"] {
         assert_eq!(
             refused(namespaces.create(&try_out, &namespace(name, &[])).await)?,
@@ -245,10 +246,10 @@ async fn labels_bring_a_namespace_under_a_rule_only_by_whom_the_rule_lets() -> R
     for (labels, by) in [
         (json!({"team": "blue"}), Some("closed")),
         (json!({"team": "green"}), None),
-        // It matched before.
+        // The namespace matched before the change.
         (json!({"tier": "silver"}), None),
         (json!({"tier": null}), None),
-        // A label can be in the way, too.
+        // A label can also keep a namespace out.
         (json!({"stage": null}), Some("not-in")),
         (json!({"stage": "live"}), Some("not-in")),
         (json!({"copies": null}), Some("but")),
@@ -256,10 +257,11 @@ async fn labels_bring_a_namespace_under_a_rule_only_by_whom_the_rule_lets() -> R
         (json!({"still": "no"}), Some("pattern-but")),
         (json!({"mute": null}), None),
         (json!({"x": "", "y": ""}), None),
-        // The name must match as well as the label.
+        // The rule matches only if both the name and the label match.
         (json!({"both": "yes"}), Some("names-and-labels")),
         (json!({"other": "yes"}), None),
-        // One exclusion is enough, and the third was never about this name.
+        // One exclusion is enough to keep the namespace out. The third exclusion does not cover
+        // this name.
         (json!({"out": null}), None),
         (json!({"off": null}), None),
         (json!({"away": null}), None),
@@ -274,7 +276,7 @@ async fn labels_bring_a_namespace_under_a_rule_only_by_whom_the_rule_lets() -> R
         let outcome = namespaces.patch_status("old", &params, &patch).await;
         assert_eq!(refused(outcome)?.as_deref(), by, "by its status: {labels}");
     }
-    // What can't be evaluated is refused to who would gain by it if it matched, and to nobody else.
+    // A rule that the API server cannot evaluate blocks only requests that would gain from a match.
     let thaw = Patch::Merge(json!({"metadata": {"labels": {"frozen": null}}}));
     let refused = namespaces
         .patch("old", &params, &thaw)
@@ -289,14 +291,14 @@ async fn labels_bring_a_namespace_under_a_rule_only_by_whom_the_rule_lets() -> R
     Api::<Namespace>::all(admin.clone())
         .patch("old", &params, &thaw)
         .await?;
-    // Whoever may do all may do this.
+    // The cluster admin may do this.
     Api::<Namespace>::all(admin.clone())
         .create(
             &PostParams::default(),
             &namespace("new", &[("team", "blue")]),
         )
         .await?;
-    // And namespaces go as ever.
+    // Namespaces can be deleted as before.
     namespaces.delete("new", &DeleteParams::default()).await?;
     eventually(SOON, "the namespace to be gone", || async {
         Ok(namespaces.get_opt("new").await?.is_none().then_some(()))
@@ -305,8 +307,9 @@ async fn labels_bring_a_namespace_under_a_rule_only_by_whom_the_rule_lets() -> R
     without_definitions(&control_plane, &admin).await
 }
 
-/// Rules that take the longest to match, and a pattern from before the definition knew which ones
-/// API servers can evaluate. The cases that are tried hereafter are as if they weren't there.
+/// Writes rules that take very long to match. Also writes a pattern from before the CRD knew which
+/// patterns API servers can evaluate. The cases after this must give the same results as without
+/// these rules.
 async fn long_and_older_rules(admin: &Client) -> Result<()> {
     let label = |key: &str, value: &str| json!({"matchLabels": {key: value}});
     let globs: Vec<String> = (0..128)
@@ -351,8 +354,8 @@ async fn long_and_older_rules(admin: &Client) -> Result<()> {
     install_crd(admin, &definition).await
 }
 
-/// Without definitions the API server doesn't know what to ask, from its next start on at the
-/// latest, and refuses. It is as documented, and so is the way out.
+/// Without the CRDs, the API server cannot evaluate the policy, at the latest after its next start,
+/// and refuses requests. The documents say so, and they say how to recover.
 async fn without_definitions(control_plane: &ControlPlane, admin: &Client) -> Result<()> {
     kubectl(
         control_plane,
@@ -389,7 +392,7 @@ async fn without_definitions(control_plane: &ControlPlane, admin: &Client) -> Re
     Ok(())
 }
 
-/// Somebody who may do all with namespaces.
+/// Returns a new user with every permission on namespaces, and a client of this user.
 async fn namespaces_of(scene: &Scene<'_>) -> Result<(String, Api<Namespace>)> {
     let name = unique(&scene.tag);
     let all = json!({"apiGroups": [""], "resources": ["namespaces"], "verbs": ["*"]});
@@ -409,7 +412,7 @@ async fn namespaces_of(scene: &Scene<'_>) -> Result<(String, Api<Namespace>)> {
     Ok((name, namespaces))
 }
 
-/// Lets somebody bring namespaces under a rule.
+/// Grants a user the permission to bring namespaces under a rule.
 async fn let_target(scene: &Scene<'_>, name: &str, rule: &str) -> Result<()> {
     let target = json!({
         "apiGroups": ["mimeo.dev"], "resources": ["clusterreplications"], "resourceNames": [rule], "verbs": ["target"],
@@ -418,8 +421,8 @@ async fn let_target(scene: &Scene<'_>, name: &str, rule: &str) -> Result<()> {
     Ok(())
 }
 
-/// What the policy says is all that there is between people and the copies: with Mimeo there, whose
-/// own labels it judges, too.
+/// Only the policy stands between users and the copies. Here Mimeo runs, too, and the policy judges
+/// the labels that Mimeo sets.
 #[tokio::test]
 async fn by_labels_copies_come_to_whom_the_rule_lets_and_to_nobody_else() -> Result<()> {
     let setting = Setting::start(ControlPlane::builder(), Pair::builder().shipped_rights()).await?;
@@ -463,8 +466,8 @@ async fn by_labels_copies_come_to_whom_the_rule_lets_and_to_nobody_else() -> Res
     )
     .await?;
 
-    // A new namespace, and a label of one that is there: without the label it is as its creator
-    // wants it.
+    // A user without the permission creates a namespace and labels an existing one. Without the
+    // label, both requests succeed.
     let (theirs, quiet) = (unique(&scene.tag), unique(&scene.tag));
     assert_eq!(
         refused(outsider.create(&params, &labelled(&theirs)).await)?.as_ref(),
@@ -487,7 +490,7 @@ async fn by_labels_copies_come_to_whom_the_rule_lets_and_to_nobody_else() -> Res
         set(&outsider, &theirs, &label).await?.as_ref(),
         Some(&selecting.name)
     );
-    // Who is let in by one rule is not by another.
+    // The permission for one rule does not cover another rule.
     let loud = json!({"quiet": null});
     assert_eq!(
         set(&insider, &quiet, &loud).await?.as_ref(),
@@ -497,7 +500,7 @@ async fn by_labels_copies_come_to_whom_the_rule_lets_and_to_nobody_else() -> Res
     let ours = unique(&scene.tag);
     insider.create(&params, &labelled(&ours)).await?;
     scene.wait_secret(&ours, "registry", has("one")).await?;
-    // What is selected by its name asks nobody.
+    // If a rule selects a namespace by its name, the policy does not apply.
     for name in [&theirs, &ours] {
         scene.wait_secret(name, "loud", has("one")).await?;
     }
@@ -514,14 +517,16 @@ async fn by_labels_copies_come_to_whom_the_rule_lets_and_to_nobody_else() -> Res
     assert_eq!(set(&insider, &theirs, &label).await?, None);
     scene.wait_secret(&theirs, "registry", has("one")).await?;
 
-    // Whoever takes the label away takes the copy away, and can't bring it back.
+    // A user without the permission may remove the label, and so the copy. The user cannot set it
+    // again.
     assert_eq!(set(&outsider, &theirs, &unlabel).await?, None);
     wait_gone(scene.secrets(&theirs), "registry").await?;
     assert_eq!(
         set(&outsider, &theirs, &label).await?.as_ref(),
         Some(&selecting.name)
     );
-    // A label that keeps a namespace out is taken away as if it were one that brings it in.
+    // The removal of a label that keeps a namespace out needs the same permission as a label that
+    // brings it in.
     let_target(&scene, &let_in, &excluding.name).await?;
     eventually(SOON, "the other right to be known", || async {
         Ok(set(&insider, &quiet, &loud).await?.is_none().then_some(()))

@@ -1,10 +1,10 @@
-//! The pod gate: no pod starts before its namespace's copies, despite any action of users and any
-//! failure of the webhook.
+//! The pod gate: no pod starts before the copies of its namespace, despite any action of users and
+//! any failure of the webhook.
 //!
-//! A miss is a pod that was stored before one of its rule's copies was, or without one: etcd's
-//! revisions decide it. Where the namespaces hook fails open, a namespace that an API server
-//! admitted without the webhook's answer is no miss: that is the promise's first exception, and a
-//! busy machine can cause it.
+//! A miss is a pod that was stored before a copy of its rule, or without one. The revisions of etcd
+//! decide it. If the namespaces webhook fails open, an API server may admit a namespace without the
+//! webhook's answer. That is no miss: it is the first exception of the promise, and a busy machine
+//! can cause it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Mutex;
@@ -38,11 +38,11 @@ use tokio::sync::{OnceCell, RwLock};
 
 use crate::stages::LOAD;
 
-/// Two API servers, two webhook replicas. Who disturbs them holds the lock for writing, and leaves
-/// all as it was.
+/// Two API servers and two webhook replicas. A test that disturbs them holds the lock for writing,
+/// and restores everything afterwards.
 static STAGE: OnceCell<Result<RwLock<Setting>, String>> = OnceCell::const_new();
 
-/// Drained quickly: the balancer notices within 50 ms.
+/// A short drain: the balancer notices within 50 ms.
 const ORDINARY: [&str; 2] = ["--shutdown-delay", "500ms"];
 const STRICT: [&str; 4] = [
     "--shutdown-delay",
@@ -50,8 +50,8 @@ const STRICT: [&str; 4] = [
     "--namespaces-failure-policy",
     "Fail",
 ];
-/// A time budget that a test can wait for. The reconciler keeps the default: it only takes marks
-/// off later.
+/// A time budget that a test can wait for. The reconciler keeps its default, because it only
+/// removes pending labels later.
 const BRIEF: [&str; 6] = [
     "--shutdown-delay",
     "500ms",
@@ -60,10 +60,10 @@ const BRIEF: [&str; 6] = [
     "--pod-gate-wait",
     "3s",
 ];
-/// The time budget, and how long one request is held, with these.
+/// The time budget with these flags, and the time for which one request is held.
 const BUDGET: Duration = Duration::from_secs(6);
 const HELD_FOR: Duration = Duration::from_secs(3);
-/// Few places for held requests, which some dozens of pods surely fill.
+/// Few places for held requests, so that some dozens of pods fill them.
 const NARROW: [&str; 6] = [
     "--shutdown-delay",
     "500ms",
@@ -72,11 +72,11 @@ const NARROW: [&str; 6] = [
     "--pod-gate-wait",
     "2s",
 ];
-/// How many requests one replica holds with these.
+/// The number of requests that one replica holds with these flags.
 const PLACES: u32 = 8;
 
-/// A pod in a new namespace costs an API server up to 100 ms of waiting for its own caches: queues
-/// don't load it.
+/// An API server waits up to 100 ms for its own caches before it creates a pod in a new namespace.
+/// So these queues do not load it.
 const QUEUES: usize = 6;
 
 async fn stage() -> Result<&'static RwLock<Setting>> {
@@ -103,25 +103,25 @@ async fn stage() -> Result<&'static RwLock<Setting>> {
 const REGISTRY: &str = "registry";
 const SETTINGS: &str = "settings";
 
-/// People who create namespaces under a rule that is in force, each with a pod at once.
+/// Users who create namespaces that match a rule in force, each with a pod at once.
 struct Crowd {
     clients: [Client; 2],
     tag: String,
-    /// Whether they come back whatever they are told.
+    /// True if they retry after every refusal.
     stubborn: bool,
     done: AtomicUsize,
-    /// Before the first of them.
+    /// The place in the audit log before the first namespace.
     mark: AuditMark,
 }
 
-/// A namespace whose pod was admitted too early, and how early.
+/// A namespace whose pod was admitted too early, and a description of how early.
 struct Miss {
     namespace: String,
     told: String,
 }
 
 impl Crowd {
-    /// Writes the rule, `podGate: Required` with two sources, and returns once it is in force.
+    /// Writes a rule with `podGate: Required` and two sources. Returns once the rule is in force.
     async fn gather(setting: &Setting, about: &str) -> Result<Self> {
         let scene = setting.scene(about).await?;
         two_sources(&scene).await?;
@@ -141,13 +141,14 @@ impl Crowd {
         })
     }
 
-    /// Fails if one of them is a miss.
+    /// Fails if there is a miss without an excuse.
     async fn assert_none(&self, setting: &Setting, misses: Vec<Miss>) -> Result<()> {
         assert_none(&unexcused(setting, &self.mark, misses).await?);
         Ok(())
     }
 
-    /// 300 in so many queues, in each one after another, and 100 at once. Returns the misses.
+    /// Creates 300 namespaces in this many queues, one after another in each. Then creates 100 at
+    /// once. Returns the misses.
     async fn come(&self, queues: usize) -> Result<Vec<Miss>> {
         let mut misses = self.queue(300, queues).await?;
         misses.extend(self.queue(100, 100).await?);
@@ -166,8 +167,8 @@ impl Crowd {
         Ok(misses.into_iter().flatten().collect())
     }
 
-    /// A namespace and a pod in it, by every way of naming and every pair of API servers in turn.
-    /// Returns the miss if it was one.
+    /// Creates a namespace and a pod in it. Takes turns with the ways of naming and with the pairs
+    /// of API servers. Returns the miss, if there is one.
     async fn one(&self, number: usize) -> Result<Option<Miss>> {
         let (first, second) = (&self.clients[number % 2], &self.clients[number / 2 % 2]);
         let name = unique(&self.tag);
@@ -214,7 +215,7 @@ impl Crowd {
         Ok(create_patiently(api, object).await?.0)
     }
 
-    /// Returns once so many have come.
+    /// Returns once this many namespaces have been created.
     async fn have_come(&self, count: usize) -> Result<()> {
         eventually(SOON * 2, format!("{count} to have come"), || async {
             Ok((self.done.load(Ordering::Relaxed) >= count).then_some(()))
@@ -223,7 +224,7 @@ impl Crowd {
     }
 }
 
-/// [`Crowd::gather`], for who needs the stage alone only then.
+/// Calls [`Crowd::gather`] for tests that need the stage for themselves only afterwards.
 async fn gather(about: &str) -> Result<Crowd> {
     let setting = stage().await?.read().await;
     Crowd::gather(&setting, about).await
@@ -245,7 +246,7 @@ async fn two_sources(scene: &Scene<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Of the scene, for both sources, `podGate: Required`.
+/// Returns the scene's rule with both sources and `podGate: Required`.
 fn required(scene: &Scene<'_>) -> RuleSpec {
     let rule =
         scene
@@ -262,7 +263,7 @@ async fn in_force(scene: &Scene<'_>, rule: &RuleSpec) -> Result<()> {
     Ok(())
 }
 
-/// Says what was not there when the pod was admitted.
+/// Returns a miss that names the copies which did not exist when the pod was admitted.
 async fn missed(client: &Client, namespace: &str, admitted: &Pod) -> Result<Option<Miss>> {
     let secret = of::<Secret>(client, namespace).get_opt(REGISTRY).await?;
     let map = of::<ConfigMap>(client, namespace).get_opt(SETTINGS).await?;
@@ -284,8 +285,9 @@ async fn missed(client: &Client, namespace: &str, admitted: &Pod) -> Result<Opti
     ))
 }
 
-/// The misses in namespaces that no API server admitted without the webhook's answer, after it had
-/// waited for that as long as it does. A webhook that ends or breaks a connection excuses nothing.
+/// Returns the misses without an excuse. An excuse is an API server that admitted the namespace
+/// after it had waited the whole timeout for the webhook's answer. A webhook that ends or breaks a
+/// connection is no excuse.
 async fn unexcused(setting: &Setting, since: &AuditMark, misses: Vec<Miss>) -> Result<Vec<String>> {
     if misses.is_empty() {
         return Ok(Vec::new());
@@ -347,7 +349,7 @@ async fn a_pod_right_after_its_namespace_finds_its_copies_while_a_replica_shuts_
     let pair = &mut setting.pair;
     let shut_down = async {
         crowd.have_come(150).await?;
-        // It counts as a replica until it has ended.
+        // The process counts as a replica until it has ended.
         let ended = pair.webhooks[0].program.stop(SOON).await?;
         pair.webhooks.remove(0);
         Ok::<_, anyhow::Error>(ended)
@@ -375,7 +377,8 @@ async fn a_pod_right_after_its_namespace_finds_its_copies_in_strict_mode_while_a
     };
     let (misses, killed) = tokio::join!(crowd.come(QUEUES), kill);
     with_webhooks(&mut setting.pair, &ORDINARY).await?;
-    // Until its Lease expires it counts as a replica, and other tests' rules would wait for it.
+    // The killed process counts as a replica until its Lease expires. The rules of other tests
+    // would wait for it.
     delete(
         &of::<Lease>(&crowd.clients[0], NAMESPACE),
         &format!("mimeo-webhook-{}", killed?),
@@ -415,7 +418,7 @@ async fn a_pod_right_after_its_namespace_was_labelled_finds_its_copies() -> Resu
 
 // --- The ways around ---
 
-/// A pod at once, patiently. Returns the miss if it was one.
+/// Creates a pod at once, and retries. Returns the miss, if there is one.
 async fn try_pod(client: &Client, namespace: &str) -> Result<Option<Miss>> {
     let until = Instant::now() + SOON;
     let admitted = loop {
@@ -463,7 +466,7 @@ async fn mark(client: &Client, namespace: &str) -> Result<Option<String>> {
     Ok(label(&namespace, MARK).map(str::to_owned))
 }
 
-/// A namespace whose pods wait: its rule is in force, and a source is missing.
+/// Returns a namespace whose pods wait: its rule is in force, and a source is missing.
 async fn pending(scene: &Scene<'_>, pod_gate: &str) -> Result<String> {
     let rule = scene
         .rule()
@@ -474,7 +477,7 @@ async fn pending(scene: &Scene<'_>, pod_gate: &str) -> Result<String> {
     scene.namespace().await
 }
 
-/// The refusal of a pod, which is final.
+/// Returns the message that refuses a pod for good.
 async fn refusal(client: &Client, namespace: &str) -> Result<String> {
     match create_patiently(&of(client, namespace), &pod(&unique("pod"))).await {
         Ok(_) => bail!("a pod was admitted into {namespace}"),
@@ -555,7 +558,7 @@ async fn nobody_but_mimeo_removes_the_mark() -> Result<()> {
     put_finalize(&namespaces, &without().await?).await?;
     untouched().await.context("through finalize")?;
 
-    // Mimeo does, once there is nothing more to wait for.
+    // Mimeo removes the label once no copy is missing.
     scene.secret(REGISTRY, &[("password", "example")]).await?;
     mark_gone(&scene.client, &namespace).await?;
     scene.wait_secret(&namespace, REGISTRY, |_| true).await?;
@@ -586,7 +589,7 @@ async fn a_mark_set_in_advance_changes_nothing() -> Result<()> {
         mark_gone(client, &namespace).await?;
     }
     crowd.assert_none(&setting, misses).await?;
-    // Where no rule matches it is no reason to wait, and does not stay.
+    // If no rule matches, the label holds no pods, and Mimeo removes it.
     let created = unique("unmatched");
     create_namespace(client, &created, &[(MARK, "forged")]).await?;
     let labelled = unique("unmatched");
@@ -612,7 +615,8 @@ async fn labels_given_through_a_subresource_count() -> Result<()> {
         let mut namespace = create_namespace(client, &name, &[]).await?;
         let labels = namespace.metadata.labels.get_or_insert_default();
         labels.insert("scene".to_owned(), crowd.tag.clone());
-        // The service account controller and others may have been here since.
+        // The service account controller and others may have changed the namespace since it was
+        // created.
         namespace.metadata.resource_version = None;
         match number % 3 {
             0 => {
@@ -685,7 +689,7 @@ async fn a_dry_run_has_no_effects() -> Result<()> {
         "a dry run says what would be: the pod is refused"
     );
 
-    // Whatever they had set off would have been written before this one's copies.
+    // If the dry runs had caused any write, it would have come before the copies of this namespace.
     let real = unique(&crowd.tag);
     create_namespace(client, &real, &[("scene", &crowd.tag)]).await?;
     let mut misses: Vec<Miss> = try_pod(client, &real).await?.into_iter().collect();
@@ -744,10 +748,10 @@ async fn a_namespace_created_again_under_its_name_is_a_new_one() -> Result<()> {
     crowd.assert_none(&setting, misses).await
 }
 
-// --- Copies that can't be written ---
+// --- Copies that cannot be written ---
 
-/// `kubectl run`, which prints what the server warns of. It comes again when it is told to, ten
-/// times, and not when a call of a webhook timed out.
+/// Runs `kubectl run` and returns its output, which includes the warnings. Retries up to ten times
+/// if the answer asks for it, but not after a webhook call timed out.
 fn kubectl_run(setting: &Setting, namespace: &str) -> Result<String> {
     loop {
         let name = unique("pod");
@@ -833,7 +837,7 @@ async fn in_conflict(setting: &Setting, pod_gate: &str) -> Result<()> {
             refusal.contains(REGISTRY) && refusal.contains("Conflict"),
             "{refusal}"
         );
-        // Out of the way, the copy is written and the pods go on.
+        // Once the object in the way is deleted, Mimeo writes the copy and the pods are admitted.
         delete(&scene.secrets(&namespace), REGISTRY).await?;
         mark_gone(&scene.client, &namespace).await?;
         let copy = scene.wait_secret(&namespace, REGISTRY, |_| true).await?;
@@ -893,8 +897,8 @@ async fn an_object_in_the_way_where_labels_come_to_match_is_named() -> Result<()
     Ok(())
 }
 
-/// The API server names a quota in the conflict about a copy as it does where the counting for a
-/// quota races.
+/// The API server's conflict about a copy may name a quota, as it does if two requests count for a
+/// quota at once.
 #[tokio::test]
 async fn a_quota_in_the_way_is_a_conflict_and_one_that_is_the_copy_holds_no_pods() -> Result<()> {
     let setting = stage().await?.read().await;
@@ -938,7 +942,7 @@ async fn a_quota_in_the_way_is_a_conflict_and_one_that_is_the_copy_holds_no_pods
         .and_then(|spec| spec.hard);
     assert_eq!(json!(most), json!({"count/jobs.batch": "70"}));
 
-    // Retained, it is there when the label comes back.
+    // The copy was retained, so it exists when the label is set again.
     relabel(&scene.client, &namespace, "scene", None).await?;
     scene.wait_counts(&scene.tag, [0, 0, 0]).await?;
     relabel(&scene.client, &namespace, "scene", Some(&scene.tag)).await?;
@@ -962,7 +966,7 @@ async fn pods_of_system_priority_classes_pass() -> Result<()> {
     Ok(())
 }
 
-/// Where jobs wait, too.
+/// Here Jobs wait, too.
 static JOBS: Stage = Stage::new(ControlPlane::builder, || {
     Pair::builder().webhook_args(["--pod-gate-resources", "batch/v1/jobs"])
 });
@@ -974,7 +978,7 @@ fn job(name: &str) -> Result<Job> {
     )?)
 }
 
-/// What is named waits besides pods: these wait whatever is named.
+/// The flag adds resources that wait. Pods wait with any value of it.
 #[tokio::test]
 async fn a_job_waits_where_jobs_are_said_to_and_pods_wait_too() -> Result<()> {
     let scene = JOBS.scene("jobs").await?;
@@ -990,7 +994,7 @@ async fn a_job_waits_where_jobs_are_said_to_and_pods_wait_too() -> Result<()> {
     }
     let told = refusal(&scene.client, &namespace).await?;
     ensure!(told.contains(REGISTRY), "{told}");
-    // What isn't named doesn't wait.
+    // A resource that the flag does not name does not wait.
     of::<ConfigMap>(&scene.client, &namespace)
         .create(
             &PostParams::default(),
@@ -1005,8 +1009,9 @@ async fn a_job_waits_where_jobs_are_said_to_and_pods_wait_too() -> Result<()> {
     Ok(())
 }
 
-/// Of the rules that want something in a namespace the strictest counts, whichever was first, and
-/// for whatever waits; the others' copies are warned of once it is content.
+/// If several rules have copies in a namespace, the strictest counts. The order of the rules and
+/// the resource that waits make no difference. After that, a warning names the copies of the other
+/// rules.
 #[tokio::test]
 async fn of_several_rules_the_strictest_is_waited_for() -> Result<()> {
     for order in [["BestEffort", "Required"], ["Required", "BestEffort"]] {
@@ -1058,7 +1063,7 @@ async fn of_several_rules_the_strictest_is_waited_for() -> Result<()> {
     Ok(())
 }
 
-/// What a rule of this pod gate copies.
+/// Returns the name of the source of the rule with this pod gate.
 fn source_of(pod_gate: &str) -> String {
     format!("for-{}", pod_gate.to_lowercase())
 }
@@ -1084,7 +1089,7 @@ async fn nobody_waits_for_a_rule_that_is_suspended_or_has_no_pod_gate_any_more()
             .await?;
         mark_gone(&scene.client, &namespace).await?;
         create_patiently(&of(&scene.client, &namespace), &pod("first")).await?;
-        // Nor in a namespace that comes now.
+        // Pods do not wait in a later namespace either.
         let later = scene.namespace().await?;
         create_patiently(&of(&scene.client, &later), &pod("first")).await?;
         ensure!(
@@ -1130,11 +1135,12 @@ async fn wait_out_the_budget(setting: &Setting) -> Result<()> {
         shut_out(&early, limited)
     )?;
 
-    // The required one's time ends first.
+    // The time of the required rule ends first.
     let kept = required.namespace().await?;
     let told = comes_again(&required.client, &kept).await?;
     assert!(told.contains(REGISTRY), "{told}");
-    // On a busy machine the first pod may come when the time is over: then another namespace.
+    // On a busy machine, the first pod may come after the time budget. Then the test takes another
+    // namespace.
     let (since, let_go, told) = eventually(SOON, "a pod within the time budget", || async {
         let (since, namespace) = (Instant::now(), excused.namespace().await?);
         let told = comes_again(&excused.client, &namespace).await?;
@@ -1168,7 +1174,7 @@ async fn wait_out_the_budget(setting: &Setting) -> Result<()> {
     nobody_is_held_for_limits(&early, &gates.2).await
 }
 
-/// Writes the rule, and once it is in force lets nobody write its copies.
+/// Writes the rule. Once it is in force, blocks every write of its copies.
 async fn shut_out(scene: &Scene<'_>, rule: RuleSpec) -> Result<Gate> {
     rule.create(&scene.client).await?;
     in_force(scene, &rule).await?;
@@ -1177,11 +1183,11 @@ async fn shut_out(scene: &Scene<'_>, rule: RuleSpec) -> Result<Gate> {
 
 const LIMITS: &str = "limits";
 
-/// They are read before any webhook is called: a pod that was held would be admitted without having
-/// been judged by them.
+/// LimitRanges are read before any webhook is called. A held pod would be admitted without a check
+/// against them.
 async fn nobody_is_held_for_limits(scene: &Scene<'_>, gate: &Gate) -> Result<()> {
     let namespace = scene.namespace().await?;
-    // A pod that is held is held for at least that long, each time.
+    // The webhook holds each request of a held pod for at least this long.
     let told = eventually(SOON, "a pod that is answered at once", || async {
         let since = Instant::now();
         let told = comes_again(&scene.client, &namespace).await?;
@@ -1210,7 +1216,7 @@ async fn nobody_is_held_for_limits(scene: &Scene<'_>, gate: &Gate) -> Result<()>
     Ok(())
 }
 
-/// What a pod is told that is to come again.
+/// Returns the message that tells a pod's creator to retry.
 async fn comes_again(client: &Client, namespace: &str) -> Result<String> {
     loop {
         let outcome = of::<Pod>(client, namespace)
@@ -1226,16 +1232,15 @@ async fn comes_again(client: &Client, namespace: &str) -> Result<String> {
     }
 }
 
-/// Whether it was Mimeo that said "not now", and not a server that is busy.
+/// True if Mimeo answered with 429, and not a busy API server.
 fn by_mimeo(status: &Status) -> bool {
     status.code == 429 && status.message.contains("pods in ")
 }
 
-/// How many pods wait at once: several times as many as there are places.
+/// The number of pods that wait at once. It is several times the number of places.
 const HELD: usize = 100;
 
-/// Both are counted by Mimeo itself: how many requests it holds, and which ones it answers "not
-/// now".
+/// Mimeo's own metrics count the requests that it holds and those that it answers with 429.
 #[tokio::test]
 async fn held_pods_come_back_and_hold_up_nobody_else() -> Result<()> {
     let _turn = LOAD.lock().await;
@@ -1256,13 +1261,13 @@ async fn hold_pods(setting: &Setting) -> Result<()> {
     for namespace in &elsewhere {
         mark_gone(&others.clients[0], namespace).await?;
     }
-    // What it costs Mimeo while nobody is held.
+    // Checks the number of Mimeo's writes while no request is held.
     work(setting, &others, &mut elsewhere, "rotated").await?;
 
     let gate = Gate::shut(&scene).await?;
     let namespaces = scene.namespaces(5).await?;
-    // Not the admin: what the server does for its own masters says nothing of what it does for
-    // people.
+    // The requests come from a user, not from the admin: the API server treats `system:masters` in
+    // its own way.
     let person = bound_to_everything(setting, &scene.tag).await?;
     let waiting = Waiting::default();
     let pods = (0..HELD)
@@ -1276,7 +1281,8 @@ async fn hold_pods(setting: &Setting) -> Result<()> {
             Ok(Some(()))
         })
         .await?;
-        // The pods go on coming and being held, and others' copies are written as ever.
+        // The pods continue to arrive and to be held. Mimeo writes the copies of other namespaces
+        // as usual.
         work(setting, &others, &mut elsewhere, "rotated again").await?;
         let misses = others.queue(20, 1).await?;
         let early = waiting.admitted.load(Ordering::Relaxed);
@@ -1301,14 +1307,14 @@ async fn hold_pods(setting: &Setting) -> Result<()> {
     Ok(())
 }
 
-/// Pods that wait for copies that nobody can write.
+/// Pods that wait for copies which cannot be written.
 struct Waiting {
-    /// How often Mimeo has told each of them to come again.
+    /// For each pod, the number of retries that Mimeo has asked for.
     told: Vec<AtomicUsize>,
     admitted: AtomicUsize,
-    /// Refusals of any other kind.
+    /// Refusals for any other reason.
     refused: Mutex<Vec<String>>,
-    /// The most requests that one replica has held at once, as it has counted them.
+    /// The largest number of requests that one replica has held at once, by its own metric.
     most: AtomicU32,
 }
 
@@ -1324,7 +1330,7 @@ impl Default for Waiting {
 }
 
 impl Waiting {
-    /// Creates a pod, however often it has to come again. Returns the miss if it was one.
+    /// Creates a pod, with any number of retries. Returns the miss, if there is one.
     async fn pod(&self, client: &Client, namespace: &str, number: usize) -> Result<Option<Miss>> {
         let (pods, wanted) = (of::<Pod>(client, namespace), pod(&format!("held-{number}")));
         let created = loop {
@@ -1336,7 +1342,8 @@ impl Waiting {
                 self.told[number].fetch_add(1, Ordering::Relaxed);
             }
             let pause = retry_after(&error).unwrap_or_else(|| {
-                // Told below: the pod comes again, so that all the others are seen.
+                // The test reports the refusals below. The pod is retried, so that all refusals are
+                // seen.
                 if !webhook_timed_out(&error) {
                     let mut refused = self.refused.lock().expect("nobody panics with it");
                     refused.push(error.to_string());
@@ -1368,7 +1375,7 @@ impl Waiting {
         .await
     }
 
-    /// Reads again and again how many requests each replica holds, until all is over.
+    /// Reads the number of held requests from each replica, until the test is over.
     async fn count(&self, setting: &Setting, over: &AtomicBool) -> Result<()> {
         while !over.load(Ordering::Relaxed) {
             for replica in &setting.pair.webhooks {
@@ -1385,10 +1392,11 @@ impl Waiting {
     }
 }
 
-/// Has Mimeo rotate a crowd's copies in these namespaces, and fill 20 new ones, which are added to
-/// them. It does so with one write for each copy and one for each mark. Which of the two programs
-/// writes is a matter of time: the reconciler takes over where the webhook takes longer than 2 s,
-/// and what either then asks for in vain writes nothing.
+/// Makes Mimeo rotate a crowd's copies in these namespaces and fill 20 new ones. The new ones are
+/// added to the list. Mimeo makes one write for each copy and one for each pending label.
+///
+/// Either program may make a write: the reconciler takes over if the webhook takes longer than 2 s.
+/// A request of the other program then writes nothing.
 async fn work(
     setting: &Setting,
     crowd: &Crowd,
@@ -1423,7 +1431,8 @@ async fn work(
             *done.entry((&*event.resource, event.code)).or_default() += 1;
         }
     }
-    // A namespace that an API server admitted without the webhook's answer has no mark to remove.
+    // A namespace that an API server admitted without the webhook's answer has no pending label to
+    // remove.
     let unmarked = events
         .iter()
         .filter(|event| event.resource == "namespaces" && new.contains(&event.name))
@@ -1440,8 +1449,8 @@ async fn work(
     Ok(())
 }
 
-/// Lets nobody write Secrets and LimitRanges into the namespaces of a scene: an admission webhook
-/// that nobody answers for.
+/// Blocks all writes of Secrets and LimitRanges in the namespaces of a scene. It is an admission
+/// webhook at an address where no server listens.
 struct Gate {
     client: Client,
     name: String,
@@ -1458,7 +1467,7 @@ impl Gate {
             "metadata": {"name": gate.name},
             "webhooks": [{
                 "name": "gate.example.com",
-                // Nothing listens there.
+                // No server listens there.
                 "clientConfig": {"url": "https://127.0.0.1:9/"},
                 "rules": [{
                     "apiGroups": [""], "apiVersions": ["v1"], "resources": ["secrets", "limitranges"],
@@ -1479,8 +1488,8 @@ impl Gate {
         Ok(gate)
     }
 
-    /// Another namespace of the rule, where it would hinder nobody: until a Secret is refused
-    /// there.
+    /// Waits until a Secret is refused in another namespace of the rule. A Secret there would
+    /// disturb nothing.
     async fn is_shut_for(&self, client: &Client, scene: &Scene<'_>) -> Result<()> {
         let namespace = scene.namespace().await?;
         let dry_run = PostParams {
@@ -1519,7 +1528,7 @@ impl Gate {
     }
 }
 
-/// A client of somebody who may do all, but is not of the API server's masters.
+/// Returns a client with the role `cluster-admin`, but without the group `system:masters`.
 async fn bound_to_everything(setting: &Setting, name: &str) -> Result<Client> {
     let user = setting.control_plane.user(name, &[])?;
     let binding = json!({

@@ -17,8 +17,9 @@ use serde_json::{Value, json};
 
 use crate::stages::SHIPPED as STAGE;
 
-/// Copies what has the label `copy` in `from` (its own namespace, without) to the rule's own, as
-/// `copy-of-` what it is called.
+/// Returns a spec that copies each Secret with the label `copy` from the namespace `from` to the
+/// rule's own. Without `from` it selects in the rule's own namespace. The copies are named
+/// `copy-of-` and the source's name.
 fn selecting(from: Option<&str>, home: &str) -> Value {
     let labels = json!({"matchLabels": {"copy": "yes"}});
     let mut spec = json!({
@@ -68,14 +69,14 @@ async fn a_tenant_copies_at_home_what_he_may_read_and_write_there() -> Result<()
         Some((1, 1))
     );
 
-    // What he wants no more goes, without waiting for anything.
+    // Mimeo deletes the copies of a deleted rule at once.
     let rules: Api<Replication> = of(&tenant.client, &tenant.home);
     rules.delete("r", &DeleteParams::default()).await?;
     wait_gone(scene.secrets(&tenant.home), "db-copy").await
 }
 
-/// He gets a copy only by both sides' will, and learns nothing of the other namespace before: not
-/// even whether there is one.
+/// A Replication gets a copy from another namespace only with the consent of both sides. Before
+/// that its author learns nothing of the other namespace, not even whether it exists.
 #[tokio::test]
 async fn another_namespaces_secret_takes_its_owners_consent() -> Result<()> {
     let scene = STAGE.scene("consent").await?;
@@ -131,7 +132,7 @@ async fn another_namespaces_secret_takes_its_owners_consent() -> Result<()> {
     assert_eq!(told("empty", &owner.home, "no").await?, there);
     assert_eq!(told("nowhere", &nowhere, "db").await?, there);
 
-    // The owner can't give what he hasn't got.
+    // The owner cannot grant access without having the permission.
     let read = consent("Read", &tenant.home, &["db"]);
     owner
         .is_refused("replicationgrants", "g", &read, "may not get secrets/db")
@@ -158,7 +159,7 @@ async fn another_namespaces_secret_takes_its_owners_consent() -> Result<()> {
     scene.wait_secret(&tenant.home, "db", has("one")).await?;
     tenant.status("pull", "Ready", "Synced").await?;
 
-    // And takes it back.
+    // The owner withdraws the grant.
     delete(
         &of::<mimeo_api::ReplicationGrant>(&owner.client, &owner.home),
         "g",
@@ -169,8 +170,8 @@ async fn another_namespaces_secret_takes_its_owners_consent() -> Result<()> {
     Ok(())
 }
 
-/// Whom a grant is for can be said by labels, which are given by whoever may change namespaces: a
-/// tenant can't come under it by himself.
+/// A grant can name its grantees by namespace labels. Only users who may change namespaces set
+/// these labels, so a tenant cannot grant itself access.
 #[tokio::test]
 async fn consent_by_label_comes_and_goes_with_the_label() -> Result<()> {
     let scene = STAGE.scene("by-label").await?;
@@ -211,8 +212,8 @@ async fn consent_by_label_comes_and_goes_with_the_label() -> Result<()> {
     Ok(())
 }
 
-/// Or by a pattern, which is one of whole names: a tenant whose name has another's in it is let in
-/// by nothing.
+/// A grant can name its grantees by a pattern. The pattern must match the whole name: a longer name
+/// that contains a granted one gets no access.
 #[tokio::test]
 async fn consent_by_pattern_is_for_those_whose_whole_name_it_is() -> Result<()> {
     let scene = STAGE.scene("by-pattern").await?;
@@ -235,7 +236,7 @@ async fn consent_by_pattern_is_for_those_whose_whole_name_it_is() -> Result<()> 
     scene.wait_secret(&taker.home, "db", has("one")).await?;
     longer.status("r", "Authorized", "NotGranted").await?;
 
-    // As it is changed, so are those who are let in.
+    // A change of the pattern changes the grantees.
     let grants: Api<mimeo_api::ReplicationGrant> = of(&owner.client, &owner.home);
     let longer_alone = format!("{}-.", taker.home);
     merge(&grants, "g", json!({"spec": granting(&longer_alone)})).await?;
@@ -245,8 +246,8 @@ async fn consent_by_pattern_is_for_those_whose_whole_name_it_is() -> Result<()> 
     Ok(())
 }
 
-/// So many copies of a rule that a loss of them would be held till its owner confirms it: he has no
-/// say in this one.
+/// A rule has so many copies that Mimeo would hold a large loss until the rule's author confirms
+/// it. The author has no say if a grant is withdrawn.
 #[tokio::test]
 async fn consent_taken_back_takes_every_copy_with_it() -> Result<()> {
     const COPIES: usize = 25;
@@ -261,7 +262,7 @@ async fn consent_taken_back_takes_every_copy_with_it() -> Result<()> {
             &consent("Read", &taker.home, &["db"]),
         )
         .await?;
-    // Of what was created in the same second nobody can tell which was there first.
+    // Timestamps have whole seconds. So the order of two objects from the same second is unknown.
     let home = Api::<Namespace>::all(scene.client.clone())
         .get(&owner.home)
         .await?;
@@ -366,8 +367,9 @@ async fn what_a_tenant_selects_at_home_is_found_now_and_later() -> Result<()> {
     wait_gone(scene.secrets(&tenant.home), "copy-of-a").await
 }
 
-/// To look for something takes consent to all of it; before that he learns neither what there is
-/// nor how much, nor whether there is such a namespace, and nobody looks.
+/// A selector needs consent to all objects of the kind. Before that the author learns neither which
+/// sources exist, nor their number, nor whether the namespace exists. Mimeo does not list them
+/// either.
 #[tokio::test]
 async fn a_selector_in_another_namespace_takes_a_grant_that_limits_no_names() -> Result<()> {
     let scene = STAGE.scene("select-abroad").await?;
@@ -401,7 +403,7 @@ async fn a_selector_in_another_namespace_takes_a_grant_that_limits_no_names() ->
     );
     assert_eq!(tenant.told("empty", &empty).await?, nothing);
     assert_eq!(tenant.told("there", &owner.home).await?, nothing);
-    // Some names are not all of them, whatever they are.
+    // A grant with names is not consent to all objects, not even with patterns.
     owner
         .writes(
             "replicationgrants",
@@ -427,7 +429,7 @@ async fn a_selector_in_another_namespace_takes_a_grant_that_limits_no_names() ->
         "{looked:?}"
     );
 
-    // Who would let others know what there is must be one who knows.
+    // To grant a selector, the owner needs the permission to list.
     let any = consent("Read", &tenant.home, &[]);
     owner
         .is_refused(
@@ -453,7 +455,7 @@ async fn a_selector_in_another_namespace_takes_a_grant_that_limits_no_names() ->
     })
     .await?;
 
-    // And takes it back.
+    // The owner withdraws the grant.
     delete(
         &of::<mimeo_api::ReplicationGrant>(&owner.client, &owner.home),
         "any",
@@ -497,7 +499,7 @@ async fn copies_in_another_namespace_take_its_owners_consent() -> Result<()> {
     scene.wait_secret(&owner.home, "db", has("one")).await?;
     tenant.status("push", "Ready", "Synced").await?;
 
-    // Rules go with their namespace, and copies with their rules.
+    // Rules are deleted with their namespace, and copies with their rules.
     delete(
         &Api::<k8s_openapi::api::core::v1::Namespace>::all(scene.client.clone()),
         &tenant.home,
@@ -513,8 +515,8 @@ async fn the_platforms_copy_comes_whatever_a_tenant_did_before() -> Result<()> {
     tenant
         .may(&secrets(&["get", "create", "update", "delete"]))
         .await?;
-    // One copy has the name of the platform's, another object is his rule's source and is in the
-    // way.
+    // The tenant's copy has the name of the platform's copy. Another object of the tenant is the
+    // source of its rule, and is in the way of a copy.
     for name in ["own", "second"] {
         eventually(SOON, "his right to make it", || async {
             Ok(Some(tenant.makes(name, "his").await?))
@@ -546,7 +548,7 @@ async fn the_platforms_copy_comes_whatever_a_tenant_did_before() -> Result<()> {
             .wait_secret(&tenant.home, name, has("platforms"))
             .await?;
     }
-    // A copy may be a source: what his rule makes of it follows.
+    // A copy may be a source. So the copy that the tenant's rule makes of it follows it.
     scene
         .wait_secret(&tenant.home, "elsewhere", has("platforms"))
         .await?;
@@ -555,7 +557,8 @@ async fn the_platforms_copy_comes_whatever_a_tenant_did_before() -> Result<()> {
     Ok(())
 }
 
-/// Whoever may write objects may write them under Mimeo's name, and with whatever marks.
+/// A user with the permission to write objects may use Mimeo's field manager and any of Mimeo's
+/// labels and annotations.
 #[tokio::test]
 async fn marks_that_name_anothers_rule_reach_nothing_of_his() -> Result<()> {
     let scene = STAGE.scene("forged").await?;
@@ -590,7 +593,7 @@ async fn marks_that_name_anothers_rule_reach_nothing_of_his() -> Result<()> {
         ))
     })
     .await?;
-    // Nobody wants it there: it goes, and nothing else does.
+    // No rule wants the forged copy there. Mimeo deletes it, and nothing else.
     wait_gone(scene.secrets(&forger.home), "db-copy").await?;
     let after = scene.secrets(&victim.home).get("db-copy").await?;
     assert_eq!(after.metadata.uid, before.metadata.uid);
@@ -598,7 +601,7 @@ async fn marks_that_name_anothers_rule_reach_nothing_of_his() -> Result<()> {
     Ok(())
 }
 
-/// Its owner sees what a grant is about and whether anybody uses it, without a jsonpath.
+/// The columns of `kubectl get` show the owner the content of a grant and the number of its users.
 #[tokio::test]
 async fn a_grant_shows_whom_it_grants_what_and_how_many_use_it() -> Result<()> {
     let scene = STAGE.scene("grant-status").await?;

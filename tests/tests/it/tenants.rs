@@ -22,9 +22,9 @@ use crate::stages::{LOAD, SHIPPED_QUICK as STAGE};
 
 const RBAC: &str = "rbac.authorization.k8s.io";
 
-// ---- what there is elsewhere ----
+// ---- the contents of other namespaces ----
 
-/// Rules that look into a namespace in every way there is.
+/// Returns rules that look into a namespace in every possible way.
 fn probes(home: &str, namespace: &str) -> Vec<(&'static str, Value)> {
     let with = |mut spec: Value, field: &str, value: Value| {
         spec[field] = value;
@@ -75,7 +75,7 @@ fn probes(home: &str, namespace: &str) -> Vec<(&'static str, Value)> {
     ]
 }
 
-/// What `kubectl` prints when a tenant tries a probe, and does it.
+/// Tries a probe as a dry run, then creates it. Returns the output of `kubectl`.
 fn tried(tenant: &Tenant<'_>, name: &str, spec: &Value) -> Result<String> {
     let file = tempfile::NamedTempFile::new()?;
     std::fs::write(
@@ -97,11 +97,12 @@ fn tried(tenant: &Tenant<'_>, name: &str, spec: &Value) -> Result<String> {
     ))
 }
 
-/// All that a tenant hears of his probes, with what is his own and the namespace left out.
+/// Returns everything that a tenant learns from its probes. The names of its own objects and of the
+/// namespace are replaced.
 async fn heard(tenant: &Tenant<'_>, namespace: &str, tried: &[String]) -> Result<Vec<String>> {
     let mut heard = tried.to_vec();
     for (name, _) in probes(&tenant.home, namespace) {
-        // The others were refused.
+        // The other probes were refused.
         if tenant.rules().get_opt(name).await?.is_some() {
             heard.push(tenant.told(name, namespace).await?);
         }
@@ -116,8 +117,8 @@ async fn heard(tenant: &Tenant<'_>, namespace: &str, tried: &[String]) -> Result
     Ok(heard.into_iter().map(plain).collect())
 }
 
-/// One with what is asked for, one with nothing, one that there isn't: a tenant hears the same of
-/// all of them.
+/// There are three namespaces: one with the sources, an empty one, and one that does not exist. A
+/// tenant gets the same answers about all of them.
 #[tokio::test]
 async fn what_is_elsewhere_is_told_to_no_tenant_by_any_word() -> Result<()> {
     let scene = STAGE.scene("probe").await?;
@@ -127,7 +128,7 @@ async fn what_is_elsewhere_is_told_to_no_tenant_by_any_word() -> Result<()> {
         let map = json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"namespace": owner.home, "name": name}});
         apply(&owner.client, &map).await?;
     }
-    // Others are let in, and have copies there and from there.
+    // Another tenant has access, and has copies in the owner's namespace and from it.
     let friend = Tenant::editor(&scene).await?;
     owner
         .writes(
@@ -167,7 +168,7 @@ async fn what_is_elsewhere_is_told_to_no_tenant_by_any_word() -> Result<()> {
 
     let mut all = Vec::new();
     for namespace in [&owner.home, &nothing, &nowhere] {
-        // Each from a namespace of its own: rules of one name.
+        // Each probe comes from a namespace of its own, with rules of equal names.
         let tenant = Tenant::editor(&scene).await?;
         tenant.makes("own", "his").await?;
         let probes = probes(&tenant.home, namespace);
@@ -177,7 +178,7 @@ async fn what_is_elsewhere_is_told_to_no_tenant_by_any_word() -> Result<()> {
             .collect::<Result<Vec<_>>>()?;
         all.push((namespace, tenant, tried));
     }
-    // What they are told later, when all that can come of it has come.
+    // Later answers count, too: those after all effects of the probes.
     let pace = scene.rule().secret(&scene.home, "pace");
     scene.secret("pace", &[("token", "one")]).await?;
     pace.create(&scene.client).await?;
@@ -205,9 +206,10 @@ async fn what_is_elsewhere_is_told_to_no_tenant_by_any_word() -> Result<()> {
     Ok(())
 }
 
-// ---- rights ----
+// ---- permissions ----
 
-/// He may create RoleBindings, but bind nothing: not by himself, and not by having Mimeo do it.
+/// The tenant may create RoleBindings but has no permission to bind a role, neither itself nor
+/// through Mimeo.
 #[tokio::test]
 async fn who_may_create_rolebindings_but_not_bind_gets_none_by_a_copy() -> Result<()> {
     let scene = STAGE.scene("bind").await?;
@@ -243,8 +245,8 @@ async fn who_may_create_rolebindings_but_not_bind_gets_none_by_a_copy() -> Resul
         }
     })
     .await?;
-    // What others have bound he may see, and not copy: neither at home, nor elsewhere where he was
-    // let in.
+    // The tenant may read the bindings of others, but not copy them: neither into its own
+    // namespace, nor from another that granted access.
     let admins = scene.namespace().await?;
     let mut there = binding.clone();
     there["metadata"]["namespace"] = json!(admins);
@@ -267,7 +269,7 @@ async fn who_may_create_rolebindings_but_not_bind_gets_none_by_a_copy() -> Resul
                 .await?;
         }
     }
-    // A patch makes nothing else of what he may copy.
+    // A patch cannot turn a copy of a permitted kind into another kind.
     let made = json!({"metadata": {"name": "mine"}, "data": {"a": "b"}});
     of::<k8s_openapi::api::core::v1::ConfigMap>(&tenant.client, &tenant.home)
         .create(
@@ -293,8 +295,8 @@ async fn who_may_create_rolebindings_but_not_bind_gets_none_by_a_copy() -> Resul
             )
             .await?;
     }
-    // Rules for the whole cluster copy such objects. Whoever may write these, and read the source,
-    // lacks the one right still.
+    // A ClusterReplication may copy such objects. An author who may write the rule and read the
+    // source still needs the permission to bind.
     let rule = rule(&scene.tag).source(&format!("{RBAC}/v1"), "RoleBinding", &admins, "mine");
     let rule = rule.target(json!({"namespaces": [tenant.home]}));
     let rules = json!({"apiGroups": ["mimeo.dev"], "resources": ["clusterreplications"], "verbs": ["get", "create"]});
@@ -321,7 +323,7 @@ async fn who_may_create_rolebindings_but_not_bind_gets_none_by_a_copy() -> Resul
         .get_opt("mine")
         .await?;
     ensure!(found.is_none(), "he has it");
-    // Who has it could bind himself, too.
+    // A user with this permission could also bind the role directly.
     tenant.may(&json!({"apiGroups": [RBAC], "resources": ["roles", "clusterroles"], "verbs": ["bind"]})).await?;
     eventually(SOON, "the rule of one who may bind", || async {
         Ok(Some(written().await?))
@@ -331,7 +333,7 @@ async fn who_may_create_rolebindings_but_not_bind_gets_none_by_a_copy() -> Resul
     Ok(())
 }
 
-/// Whatever it changes of them.
+/// The policy makes no difference between kinds of changes.
 #[tokio::test]
 async fn a_policy_that_rewrites_bindings_takes_the_right_to_bind() -> Result<()> {
     let scene = STAGE.scene("policy").await?;
@@ -387,9 +389,10 @@ async fn a_policy_that_rewrites_bindings_takes_the_right_to_bind() -> Result<()>
     .await
 }
 
-// ---- copies in his own namespace ----
+// ---- copies in the tenant's own namespace ----
 
-/// It stays his, others get theirs, and nobody's pods wait but his own.
+/// The object stays the tenant's. Other namespaces get their copies, and only the pods of the
+/// tenant's own namespace wait.
 #[tokio::test]
 async fn who_takes_the_name_of_the_platforms_copy_first_harms_himself_alone() -> Result<()> {
     let scene = STAGE.scene("first").await?;
@@ -447,15 +450,15 @@ async fn who_takes_the_name_of_the_platforms_copy_first_harms_himself_alone() ->
         version(&tenant.secrets().get("registry").await?),
         version(&taken)
     );
-    // Once he gives it up he has what the others have.
+    // Once the tenant deletes the object, its namespace gets the same copy as the others.
     delete(&tenant.secrets(), "registry").await?;
     scene.wait_secret(&his, "registry", has("two")).await?;
     create_patiently(&pods, &pod("second")).await?;
     Ok(())
 }
 
-/// By whatever he does to the object itself a copy follows its source, and goes with its rule as
-/// soon as he lets it.
+/// The tenant may change the object itself in any way. The copy still follows its source, and Mimeo
+/// deletes it with its rule as soon as the tenant's finalizer permits.
 #[tokio::test]
 async fn a_copy_that_its_namespaces_owner_freezes_or_holds_follows_and_goes_all_the_same()
 -> Result<()> {
@@ -474,8 +477,8 @@ async fn a_copy_that_its_namespaces_owner_freezes_or_holds_follows_and_goes_all_
     assert_ne!(uid(&anew), uid(&frozen));
     scene.wait_synced(&rule.name).await?;
 
-    // Frozen and held: it can be neither changed nor removed. The others follow, and it does when
-    // he lets it.
+    // The copy is immutable and has a finalizer, so Mimeo can neither change nor remove it. The
+    // other copies follow the source. This copy follows once the tenant removes the finalizer.
     let held = json!({"metadata": {"finalizers": ["example.com/mine"]}, "immutable": true});
     merge(&copies, "registry", held).await?;
     put(
@@ -507,13 +510,13 @@ async fn a_copy_that_its_namespaces_owner_freezes_or_holds_follows_and_goes_all_
     wait_gone(copies, "registry").await
 }
 
-// ---- what is slow ----
+// ---- slow rules ----
 
-/// Rules with slow copies of one source.
+/// The number of rules with slow copies of one source.
 const SLOW: usize = 120;
 
-/// The longest of what a tenant may write, each made to take as long as it can: others are served,
-/// and he is told what became of it.
+/// Each part of a rule has the largest permitted size and takes as long as possible. Other rules
+/// are still served, and the status tells the tenant the result.
 #[tokio::test]
 async fn patterns_and_variables_at_their_bounds_keep_nobody_waiting() -> Result<()> {
     let _turn = LOAD.lock().await;
@@ -528,10 +531,10 @@ async fn patterns_and_variables_at_their_bounds_keep_nobody_waiting() -> Result<
 
     let places = large_patterns(&tenant).await?;
     ensure!(places.len() > 1, "{} grants", places.len());
-    // All of them are asked whether they let him in.
+    // Mimeo compares the tenant's namespace with each of these grants.
     let asks = |places: &usize| taker.home.bytes().rev().nth(*places) == Some(b'a');
-    // Its copy has another name than the one below: by chance its namespace's name is one that a
-    // pattern matches, and then it keeps it.
+    // This copy has another name than the one below. A pattern may match the name of its namespace
+    // by chance, and then the copy stays.
     let mut asking = copying(Some(&tenant.home), "db", &[]);
     asking["targets"] = json!([{"copyName": "asked"}]);
     taker.writes("replications", "asks", &asking).await?;
@@ -561,8 +564,8 @@ async fn patterns_and_variables_at_their_bounds_keep_nobody_waiting() -> Result<
         });
         let told = told.await?;
         eprintln!("{rule} of size {size}: {}", told.reason);
-        // Some of what may be written makes more than an object, or a copy of a Replication, may
-        // hold.
+        // Some permitted rules make copies that are larger than an object, or than a copy of a
+        // Replication, may be.
         let much = told.message.contains("TooLarge") || told.message.contains("larger than");
         ensure!(
             told.reason == "Synced" || much,
@@ -572,9 +575,9 @@ async fn patterns_and_variables_at_their_bounds_keep_nobody_waiting() -> Result<
         );
     }
 
-    // When the source of many such rules comes, all of their copies are to be made at once. What
-    // the platform changes at the same time comes before most of them, and a new namespace has its
-    // copy before its first pod.
+    // When the source of many such rules is created, all of their copies are due at once. A change
+    // of the platform's rule comes before most of them. A new namespace gets its copy before its
+    // first pod.
     let late = Tenant::editor(&scene).await?;
     let waiting = slow_and_waiting(&late).await?;
     let ours = async {
@@ -611,7 +614,7 @@ async fn patterns_and_variables_at_their_bounds_keep_nobody_waiting() -> Result<
             .labels("app.kubernetes.io/managed-by=mimeo")
             .match_any();
         let mut copies = late.secrets().list_metadata(&managed).await?.items;
-        // The namespace has the platform's copy, too.
+        // The namespace also has the platform's copy.
         copies.retain(|copy| ResourceExt::name_any(copy).starts_with("late-"));
         if copies.len() == waiting && made == waiting {
             return Ok(Some(copies));
@@ -631,7 +634,8 @@ async fn patterns_and_variables_at_their_bounds_keep_nobody_waiting() -> Result<
         "the platform's change waited for {first} of {waiting} slow copies"
     );
 
-    // Others: a new rule of the platform's, and a tenant who was let in by somebody who is neither.
+    // Then two other rules: a new one of the platform, and one of a tenant with a grant from a
+    // third namespace.
     let later = RuleSpec {
         name: format!("{}-later", scene.tag),
         ..platform.clone()
@@ -654,10 +658,9 @@ async fn patterns_and_variables_at_their_bounds_keep_nobody_waiting() -> Result<
     Ok(())
 }
 
-/// Rules that wait for the source `late`, each with a copy that takes long to make. How many there
-/// are.
+/// Writes rules that wait for the source `late`, each with a slow copy. Returns their number.
 async fn slow_and_waiting(tenant: &Tenant<'_>) -> Result<usize> {
-    // What each shape may have.
+    // The size of each transform.
     const SIZE: usize = 3_000;
     let shapes = slow_transforms();
     for number in 0..SLOW {
@@ -680,11 +683,11 @@ async fn slow_and_waiting(tenant: &Tenant<'_>) -> Result<usize> {
     Ok(SLOW)
 }
 
-/// Grants whose pattern takes as much as one may, until no more count. How many places before the
-/// end each looks at.
+/// Writes grants whose pattern costs as much as permitted, until no more grants count. Returns the
+/// place before the end of the name at which each pattern looks.
 async fn large_patterns(tenant: &Tenant<'_>) -> Result<Vec<usize>> {
-    // To know whether the letter so many places before the end is an `a` takes two states for each
-    // place.
+    // The pattern tests whether the letter this many places before the end is an `a`. That takes
+    // two states for each place.
     let spec = |places: usize| {
         let pattern = format!("(a|b|[c-z0-9-])*a[a-z0-9-]{{{places}}}");
         json!({
@@ -718,7 +721,7 @@ async fn large_patterns(tenant: &Tenant<'_>) -> Result<Vec<usize>> {
     Ok(written)
 }
 
-/// Writes the rule as large as it is taken. How large that is.
+/// Writes the rule with the largest size that the API server accepts. Returns this size.
 async fn largest(tenant: &Tenant<'_>, rule: &str, spec: impl Fn(usize) -> Value) -> Result<usize> {
     let mut size = 1 << 18;
     loop {
@@ -737,7 +740,7 @@ async fn largest(tenant: &Tenant<'_>, rule: &str, spec: impl Fn(usize) -> Value)
     }
 }
 
-/// Transforms of about so many bytes, or of a part of it if there may not be more.
+/// Returns transforms of about this size, or of the largest permitted size if that is smaller.
 fn slow_transforms() -> Vec<Box<dyn Fn(usize) -> Value>> {
     let annotations = |text: &'static str| {
         let of = move |size: usize| {

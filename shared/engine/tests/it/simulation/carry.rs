@@ -11,7 +11,8 @@ use super::{
     server::{Key, Object, Refusal, Res, Server},
 };
 
-/// Has the server carry something out; also tells what it was.
+/// Makes the server carry out a request or a job. Returns the answer, and a line that describes the
+/// work.
 pub fn carry(server: &mut Server, what: &What) -> (Answer, String) {
     match what {
         What::Request(request) => {
@@ -76,7 +77,7 @@ fn carry_job(server: &mut Server, task: &Task) -> Answer {
             Answer::Written(true)
         }
         Task::ForgetKind(kind, _) => {
-            // The program lists first, and leaves the note where something is found.
+            // The program lists first. If a copy exists, the record stays.
             let res = Res::of(&kind.group, &kind.kind);
             let clear = !server.of(res).any(|object| object.labelled());
             if clear {
@@ -103,7 +104,8 @@ fn carry_job(server: &mut Server, task: &Task) -> Answer {
             })
         }
         Task::ConfirmSource(source) => Answer::Source(read_source(server, source)),
-        // What a selector finds is held only where copies are made of it, and read once they are.
+        // Mimeo reads a selected object only when it makes copies of it. The object may not match
+        // any more.
         Task::ReadSource(source) if source.selector().is_some() => {
             let key = Key::new(
                 Res::of(&source.gvk.group, &source.gvk.kind),
@@ -144,7 +146,7 @@ fn carry_job(server: &mut Server, task: &Task) -> Answer {
                 .map(|(name, edition)| (name.into(), edition))
                 .collect();
             let home = server.namespace(namespace).filter(|home| !home.deleting);
-            // The CRD of grants stays.
+            // The CRD of grants is never removed.
             Answer::Grants(GrantsRead {
                 grants,
                 home: home.and_then(|home| Home::of(&home.meta())),

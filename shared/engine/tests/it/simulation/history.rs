@@ -107,7 +107,7 @@ fn spec() -> impl Strategy<Value = RuleSpec> {
         )
 }
 
-/// The content of an object that occupies a copy's place.
+/// The content of an object that occupies the cell of a copy.
 fn content() -> impl Strategy<Value = &'static str> {
     select(vec!["theirs", "v1", "v1", "copied"])
 }
@@ -144,7 +144,7 @@ pub fn act() -> impl Strategy<Value = Act> {
     ]
 }
 
-/// Acts that turn much upside down.
+/// Acts with large effects, such as the removal of a CRD.
 pub fn upheaval() -> impl Strategy<Value = Act> {
     prop_oneof![
         2 => Just(Act::Unserve(Res::Widget)),
@@ -171,7 +171,7 @@ fn tick() -> impl Strategy<Value = Move> {
     select(vec![1u64, 20, 300, 1100, 2500, 11_000, 70_000]).prop_map(Move::Tick)
 }
 
-/// Something to begin with: sources, namespaces, a rule, and all that comes of them.
+/// Begins a history: sources, namespaces, a rule, and everything that results from them.
 fn begun(moves: impl Strategy<Value = Vec<Move>>) -> impl Strategy<Value = Vec<Move>> {
     let begin = (select(vec![0usize, 1, 3]), spec(), moves);
     begin.prop_map(|(source, spec, moves)| {
@@ -223,7 +223,7 @@ pub fn foul() -> impl Strategy<Value = Vec<Move>> {
     begun(vec(one, 1..90))
 }
 
-/// Much ado in one namespace: two rules, one source, one cell or two.
+/// Many acts in one namespace: two rules, one source, one or two cells.
 fn crowded_act() -> impl Strategy<Value = Act> {
     let n = || 0..3usize;
     let place = || select(vec![1usize, 2, 2, 2]);
@@ -291,7 +291,7 @@ fn crowded_act() -> impl Strategy<Value = Act> {
     ]
 }
 
-/// Much ado in one namespace, and everything goes wrong.
+/// Many acts in one namespace, with every kind of failure.
 pub fn crowded() -> impl Strategy<Value = Vec<Move>> {
     let n = || 0..60usize;
     let one = prop_oneof![
@@ -320,7 +320,7 @@ pub fn crowded() -> impl Strategy<Value = Vec<Move>> {
     })
 }
 
-/// Which programs there are, and how many requests each may have under way.
+/// The programs, and the largest number of requests that each may have in flight.
 pub fn cast() -> impl Strategy<Value = (Vec<Role>, usize)> {
     let roles = prop_oneof![
         3 => Just(vec![Role::Keeper]),

@@ -10,8 +10,8 @@
 //! time. Seeds of failures are kept in `seeds.txt`. Each failure that they found has its own test
 //! in [`found`].
 
-// Modules of one test, which fails by panicking. A fake server's refusals are large, and rare; the
-// arms of a choice of moves are alike when the moves are.
+// Modules of one test, which fails by panicking. A fake server's refusals are large, but rare. The
+// arms of a choice of moves are alike where the moves are alike.
 #![allow(
     unreachable_pub,
     clippy::panic,
@@ -40,8 +40,8 @@ fn config(cases: u32) -> ProptestConfig {
     let wanted = std::env::var("PROPTEST_CASES")
         .ok()
         .and_then(|cases| cases.parse().ok());
-    // Without a number of cases, the worlds are the same in every run, so that a change is judged
-    // by its own effects. A run with a number looks for new failures.
+    // Without a number of cases, the worlds are the same in every run. So the result shows only the
+    // effects of a change. A run with a number looks for new failures.
     let rng_seed = if wanted.is_some() {
         RngSeed::Random
     } else {

@@ -22,14 +22,14 @@ use super::{
 #[derive(Clone, Debug)]
 pub struct Want {
     pub rule: String,
-    /// The rule's.
+    /// The uid of the rule.
     pub uid: String,
     pub spec: Rc<RuleSpec>,
     pub source: usize,
-    /// The value of the copy's label `tier`. An error means that it takes a label which the
-    /// namespace doesn't have.
+    /// The value of the copy's label `tier`. An error means that the namespace lacks the label from
+    /// which the value is taken.
     pub tier: Result<Option<String>, ()>,
-    /// Whether other rules want it, too.
+    /// True if other rules want the cell, too.
     pub contested: bool,
     /// True if the cell holds the copy of a refused rule. The wishes of that rule are unknown, and
     /// it keeps its copies.
@@ -39,20 +39,20 @@ pub struct Want {
 /// The facts of a history that the server does not hold.
 #[derive(Debug, Default)]
 pub struct Facts {
-    /// Whether there are webhook replicas.
+    /// True if there are webhook replicas.
     pub replicas: bool,
-    /// Rules that went with their CRD and have not come back.
+    /// Rules that were deleted with their CRD and have not been created again.
     pub lost: BTreeSet<String>,
     /// True if the CRD of rules was ever installed again. Then the loss of a rule may not count as
     /// deliberate.
     pub crd_changed: bool,
-    /// Uids of the namespaces that lost sources were in.
+    /// For each lost source, the uid of its namespace.
     pub homes: BTreeMap<usize, String>,
-    /// Whether so many copies were lost at once that deletions may be held.
+    /// True if so many copies were lost at once that Mimeo may hold deletions.
     pub masses: bool,
 }
 
-/// The cells that a rule wants in a namespace, in its own order.
+/// Returns the cells that a rule wants in a namespace, in the rule's order.
 pub fn cells_of(
     spec: &RuleSpec,
     namespace: &str,
@@ -75,15 +75,15 @@ pub fn cells_of(
     cells
 }
 
-/// `ClusterReplication/<name>`, as copies name their rule.
+/// Returns the name in the rule annotation `ClusterReplication/<name>`.
 fn rule_of(object: &Object) -> Option<&str> {
     object
         .annotation(names::RULE)?
         .strip_prefix("ClusterReplication/")
 }
 
-/// The wanted cells of a namespace with their winners, and the number of cells that each rule lost
-/// to another.
+/// Returns the wanted cells of a namespace with their winners. Also returns the number of cells
+/// that each rule lost to another.
 pub fn wanted(
     before: &Server,
     server: &Server,
@@ -93,7 +93,7 @@ pub fn wanted(
     for rule in server.of(Res::Rule) {
         let spec = rule.spec.as_ref().expect("a rule has a spec");
         for (key, source) in cells_of(spec, &namespace.key.name, &namespace.labels()) {
-            // One that isn't selected is none.
+            // A source that the selector does not find is not a source.
             if spec.picks && source_for(server, spec, source).is_none() {
                 continue;
             }
@@ -138,8 +138,8 @@ pub fn wanted(
         let keeper =
             marked.and_then(|name| server.get(&Key::new(Res::Rule, "", name))?.spec.as_ref());
         let kept = keeper.is_some_and(|keeper| keeper.invalid);
-        // Without Mimeo's label or entry, the owner of the copy is known only to a process that has
-        // seen it before or reads it. It may be a copy that another rule keeps from this one.
+        // Without Mimeo's label or entry, only a process that has seen the copy before, or reads
+        // it, knows its owner. It may be a copy that another rule keeps from this one.
         let hidden = copy.filter(|copy| {
             if copy.ours() {
                 !copy.labelled()
@@ -163,7 +163,7 @@ pub fn wanted(
     (wants, lost)
 }
 
-/// The required labels, annotations and fields of a copy.
+/// Returns the required labels, annotations and fields of a copy.
 pub fn copy_of(source: &Object, want: &Want) -> BTreeMap<String, String> {
     let mut fields: BTreeMap<String, String> = source
         .fields
@@ -257,20 +257,20 @@ pub fn stripped(object: &Object) -> bool {
 pub enum State {
     Synced,
     Failed,
-    /// Neither: its source is missing, its rule is suspended.
+    /// Neither of them: the source is missing, or the rule is suspended.
     Open,
-    /// The owner depends on whether a process has read the object. The watch doesn't show which
-    /// rule its annotation names.
+    /// The state depends on whether a process has read the object. The watch does not show which
+    /// rule the object's annotation names.
     Unsure,
 }
 
-/// A source as it is, unless it is missing.
+/// Returns a source, if it exists.
 pub fn source_of(server: &Server, index: usize) -> Option<&Rc<Object>> {
     let (res, namespace, name) = SOURCES[index];
     server.get(&Key::new(res, namespace, name))
 }
 
-/// The same to a rule, which may have to find it by its label.
+/// Returns a source for a rule. A rule with a selector finds the source only by its label.
 pub fn source_for<'a>(server: &'a Server, spec: &RuleSpec, index: usize) -> Option<&'a Rc<Object>> {
     let label =
         |source: &&Rc<Object>| source.field(&format!("label/{PICK}")) == Some(&index.to_string());
@@ -278,8 +278,8 @@ pub fn source_for<'a>(server: &'a Server, spec: &RuleSpec, index: usize) -> Opti
         .filter(|source| !spec.picks || (label(source) && server.served(source.key.res)))
 }
 
-/// Whether a copy's rule selects its sources, and selects not the one of this copy, though one from
-/// where that was.
+/// True if a copy's rule selects its sources and does not find the source of this copy, although it
+/// selects objects of that kind in that namespace.
 fn unselected(server: &Server, spec: &RuleSpec, copy: &Object) -> bool {
     let origin = (0..SOURCES.len())
         .find(|index| copy.annotation(names::SOURCE) == Some(&source_name(*index)));
@@ -313,8 +313,8 @@ fn gone(before: &Object, after: Option<&Rc<Object>>, why: &str) -> Result<(), St
     match after {
         None => Ok(()),
         Some(after) if after.deleting && before.under("fin/").next().is_some() => Ok(()),
-        // A client may remove the label from a copy that no rule wants back. That takes the copy
-        // out of sight.
+        // A client may remove the label from a copy that no rule wants. Then no watch shows the
+        // copy.
         Some(after) if !before.labelled() && after.version == before.version => Ok(()),
         Some(_) => Err(format!("should be gone ({why})")),
     }
@@ -323,8 +323,8 @@ fn gone(before: &Object, after: Option<&Rc<Object>>, why: &str) -> Result<(), St
 /// The annotation of another replicator on its copies.
 pub const COPY_MARK: &str = "ann/kubed.appscode.com/origin";
 
-/// Whether an object that isn't ours is one that a copy of these fields may be made of, by
-/// `conflictPolicy`.
+/// True if the rule's `conflictPolicy` lets Mimeo make a copy with these fields of a foreign
+/// object.
 pub fn yields(object: &Object, clash: Clash, copy: &BTreeMap<String, String>) -> bool {
     let content = |fields: &BTreeMap<String, String>| -> BTreeMap<String, String> {
         let plain = |path: &str| {
@@ -451,7 +451,7 @@ pub fn check_wanted(
         return gone(ours, is, "its source was deleted").map(|()| State::Open);
     };
     if source.under("data/").any(|(_, value)| value == "bad") {
-        // The ownership of its fields is decided before that.
+        // The server decides about the ownership of the fields before it refuses the content.
         let alike =
             |was: &Rc<Object>, is: &Rc<Object>| was.uid == is.uid && was.fields == is.fields;
         let alike = was.zip(is).is_some_and(|(was, is)| alike(was, is));
@@ -492,7 +492,7 @@ pub fn remembers(namespace: &Object, rule: &str, key: &Key) -> bool {
         .is_some_and(|text| Seeds::parse(text).contains(seed))
 }
 
-/// Checks a cell of a rule that creates once; none if it is still to be created.
+/// Checks a cell of a `CreateOnce` rule. Returns `None` if the copy is still to be created.
 fn check_seed(
     before: &Server,
     after: &Server,
@@ -525,7 +525,8 @@ fn check_seed(
         {
             Ok(Some(State::Unsure))
         }
-        // Another rule's copy was seen there while this one acted, before that object came.
+        // Mimeo saw another rule's copy there while this rule was active. The foreign object came
+        // later.
         Some(was) if !was.ours() && noted_after && same(Some(was), is, "").is_ok() => {
             Ok(Some(State::Synced))
         }
@@ -651,7 +652,7 @@ pub fn check_unwanted(
     gone(ours, is, "superseded")
 }
 
-/// Of each rule: desired, synced, failed.
+/// For each rule: desired, synced, failed.
 pub type Counts = BTreeMap<String, [i32; 3]>;
 
 /// Checks everything. Returns the numbers for the status of each rule: desired, synced, failed.

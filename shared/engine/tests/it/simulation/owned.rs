@@ -1,6 +1,6 @@
-//! Field ownership of copies. Other managers come to own a copy's fields, or the entries in
-//! `managedFields` are removed. The copy still becomes as it should be, and fields of other
-//! managers stay theirs.
+//! Field ownership of copies. Other managers become owners of a copy's fields, or the entries in
+//! `managedFields` are removed. Mimeo still restores the copy, and the fields of other managers
+//! stay theirs.
 
 use std::time::Duration;
 
@@ -35,7 +35,7 @@ fn run(world: &mut World, acts: &[Act]) {
     }
 }
 
-/// One copy, in namespace q, of a source with the annotation `note`.
+/// Makes one copy in namespace q. Its source has the annotation `note`.
 fn begun(spec: RuleSpec) -> World {
     let mut world = World::new(&[Role::Keeper], 64);
     run(
@@ -147,7 +147,7 @@ fn what_is_exclusive_has_nothing_that_others_add() {
     assert_eq!(copy(&world).field("data/other"), None);
     world.act(&Act::AddToCopy(0, "v1"));
     world.act(&Act::Disown(0));
-    // So soon after the last repair it takes a while.
+    // The next repair follows so soon after the last one that it waits.
     world
         .pass(Duration::from_secs(10))
         .unwrap_or_else(|why| panic!("{why}"));
@@ -231,8 +231,8 @@ fn after_a_restart_a_copy_that_nobody_owns_is_taken_back_if_it_has_the_content()
     assert_eq!(copy(&world), before, "it may be anybody's");
 }
 
-/// A write would put the label back, and the entry. Where there is none the copy is looked at, and
-/// known by its uid from then on.
+/// A write would restore the label and the entry. If no write follows, Mimeo reads the copy, and
+/// from then on knows it by its uid.
 #[test]
 fn a_copy_that_lost_its_marks_while_nothing_was_written_goes_when_it_is_to() {
     let gone = |world: &World| {
@@ -294,7 +294,8 @@ fn a_copy_that_lost_its_marks_while_nothing_was_written_goes_when_it_is_to() {
     }
 }
 
-/// A watch that broke tells of nothing that it lost: the next listing doesn't show it.
+/// A watch that broke does not report the objects that it lost. The next listing does not show
+/// them.
 #[test]
 fn a_copy_that_lost_its_label_while_no_watch_was_open_goes_when_it_is_to() {
     let mut world = begun(rule());
@@ -332,7 +333,7 @@ fn a_retained_copy_stays_where_a_later_rule_of_the_name_does_not_want_it() {
     run(&mut world, &[Act::DeleteRule(0), put(elsewhere.clone())]);
     world.settle().unwrap_or_else(|why| panic!("{why}"));
     let uid = copy(&world).uid;
-    // Nor does a later rule delete it that wants it and has no source for it.
+    // A later rule that wants the copy but has no source for it does not delete the copy either.
     run(
         &mut world,
         &[Act::DeleteRule(0), Act::DeleteSource(0), put(rule())],
@@ -352,7 +353,8 @@ fn a_retained_copy_stays_where_a_later_rule_of_the_name_does_not_want_it() {
             Act::Annotate(0, true, "v1"),
         ],
     );
-    // What it wants it has, in place; and from then on it is the rule's.
+    // If the later rule wants the copy, it takes the copy over in place. From then on the copy
+    // belongs to it.
     run(&mut world, &[put(here.clone())]);
     assert_eq!(copy(&world).uid, uid);
     world.restart(0);

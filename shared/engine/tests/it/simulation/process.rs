@@ -1,4 +1,4 @@
-//! One program: an engine, its watches, its requests under way, and the events that it has
+//! One program: its engine, its watches, its requests in flight, and the events that it has
 //! received.
 
 use std::{
@@ -41,7 +41,7 @@ pub enum Topic {
     Notes,
     /// The CRD of rules.
     Crd,
-    /// Whether a kind is served.
+    /// True if a kind is served.
     Kind(Res),
     Replications,
     Grants,
@@ -105,11 +105,12 @@ impl std::fmt::Display for Message {
 pub struct Watch {
     queue: VecDeque<Message>,
     cursor: usize,
-    /// What this listing showed.
+    /// Uids of the objects that this listing has shown.
     shown: BTreeSet<String>,
-    /// For what isn't in the log: the last state told.
+    /// For subjects outside the log: the last state that the watch delivered.
     told: Option<usize>,
-    /// Whether the LIST was answered 404, so that nothing was told and it is to be tried again.
+    /// True if the LIST was answered with 404. The watch has then delivered nothing, and the LIST
+    /// must be retried.
     unlisted: bool,
 }
 
@@ -137,7 +138,7 @@ impl Watch {
         watch
     }
 
-    /// The next thing that it tells.
+    /// Returns the next message of the watch.
     fn next(&mut self, topic: &Topic, server: &Server) -> Option<Message> {
         match topic {
             Topic::Notes => return self.state(server.notes.len() - 1).map(Message::Notes),
@@ -184,11 +185,11 @@ impl Watch {
     }
 }
 
-/// Something under way.
+/// A request or a job in flight.
 #[derive(Debug)]
 pub struct Flight {
     pub what: What,
-    /// The answer, once it was carried out.
+    /// The answer, once the server has carried it out.
     pub answer: Option<Answer>,
 }
 
@@ -211,9 +212,9 @@ pub enum Answer {
     Rule(RuleRead),
     Source(Option<SourceRead>),
     Grants(GrantsRead),
-    /// A source that was to be read, if it is there.
+    /// The source that was read, if it exists.
     Shown(Option<Rc<Object>>),
-    /// Whether the write was made.
+    /// True if the write was made.
     Written(bool),
 }
 
@@ -223,11 +224,12 @@ pub struct View {
     pub rules: BTreeMap<String, Rc<Object>>,
     tenants: BTreeMap<RuleId, Rc<Object>>,
     pub namespaces: BTreeMap<String, Rc<Object>>,
-    /// The highest version of a rule, or of their listing, that was told.
+    /// The highest resourceVersion of a rule, or of a listing of rules, that the program has
+    /// received.
     pub taken_in: u64,
-    /// Copies by uid, the newest seen.
+    /// The newest state of each copy that the program has seen, by uid.
     pub copies: BTreeMap<String, Rc<Object>>,
-    /// Uids of objects that were seen with an entry of ours.
+    /// Uids of objects that the program has seen with an entry of Mimeo's.
     pub ours: BTreeSet<String>,
     notes: Option<usize>,
     crd: Option<usize>,
@@ -243,7 +245,7 @@ pub struct Process {
     pub flights: Vec<Flight>,
     pub view: View,
     demand: Option<u64>,
-    /// Most requests under way.
+    /// The largest number of requests in flight.
     window: usize,
     pub requests: BTreeMap<&'static str, usize>,
     announced: usize,
@@ -286,7 +288,7 @@ impl Process {
         clock.saturating_sub(self.start)
     }
 
-    /// Opens and closes watches by demand.
+    /// Opens and closes watches according to the engine's demand.
     pub fn follow_demand(&mut self, server: &Server) {
         if self.demand == Some(self.engine.demand_version()) {
             return;
@@ -325,7 +327,7 @@ impl Process {
         }
     }
 
-    /// Loses a watch and lists anew.
+    /// Breaks a watch and lists again.
     pub fn relist(&mut self, topic: &Topic, server: &Server) {
         if topic.res().is_none() {
             return;
@@ -335,7 +337,7 @@ impl Process {
         }
     }
 
-    /// Tries again the lists that were answered 404 and would not be any more.
+    /// Retries the lists that were answered with 404 and would now succeed.
     pub fn retry_lists(&mut self, server: &Server) {
         for (topic, watch) in &mut self.watches {
             if watch.unlisted && topic.res().is_some_and(|res| server.served(res)) {
@@ -360,7 +362,7 @@ impl Process {
                 if matches!(message, Message::NotServed) =>
             {
                 self.engine.kind(&res.gvk(), None, now);
-                // Discovery is asked again.
+                // The program repeats the discovery of the kind.
                 self.watches.entry(Topic::Kind(*res)).or_default().told = None;
             }
             Topic::Selected(selector) if matches!(message, Message::NotServed) => {
@@ -641,7 +643,7 @@ impl Process {
         }
     }
 
-    /// Hands the result of a job to the engine, if an answer arrived.
+    /// Hands the result of a job to the engine, or a failure if no answer arrived.
     pub fn end_job(&mut self, job: &Job, answer: Option<Answer>, now: Tick) {
         use mimeo_engine::Answer as Told;
         let told = match answer {
@@ -658,7 +660,8 @@ impl Process {
         self.engine.answered(job, told, now);
     }
 
-    /// Takes the due Events. In any history they are few, and the API server would accept each.
+    /// Takes the due Events. In any history they are few, and the API server would accept all of
+    /// them.
     fn announce(&mut self, clock: Duration) {
         let now = self.tick(clock);
         let announcements = self.engine.announcements(now);
@@ -681,8 +684,7 @@ impl Process {
         );
     }
 
-    /// Takes the present work from the engine, as far as the window allows. New flights are at the
-    /// end.
+    /// Takes the present work from the engine, up to the window. The new flights are at the end.
     pub fn pump(&mut self, server: &Server, clock: Duration) -> usize {
         let before = self.flights.len();
         loop {
@@ -731,7 +733,7 @@ pub fn key_of(request: &Request) -> Key {
     )
 }
 
-/// The body of a write, put together from its pieces and read as the server reads it.
+/// Composes the body of a write from its pieces, and reads it as the server does.
 pub fn body_of(request: &Request, key: &Key) -> Result<(BTreeMap<String, String>, Pre), String> {
     let rendering = request.rendering.as_ref().ok_or("a write without a body")?;
     let (precondition, pre) = match request.ticket.verb {
@@ -773,7 +775,7 @@ pub fn body_of(request: &Request, key: &Key) -> Result<(BTreeMap<String, String>
     Ok((flatten(&body), pre))
 }
 
-/// The rule as the API server shows it.
+/// Returns the rule as the API server shows it.
 pub fn parse(object: &Object) -> Result<Rule, Refused> {
     let rule = object
         .spec

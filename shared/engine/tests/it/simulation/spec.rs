@@ -1,5 +1,5 @@
-//! Rules as the histories write them. Their language is smaller than the API, and they have their
-//! own definition of its meaning to check the engine against.
+//! Rules as the histories write them. Their language is smaller than the API. It has its own
+//! definition of the meaning, to check the engine against.
 
 use std::collections::BTreeMap;
 
@@ -19,14 +19,14 @@ pub const SOURCES: [(Res, &str, &str); 5] = [
     (Res::Secret, "p", "s3"),
 ];
 
-/// Rules that pick their sources select those that have this label, with the source's index. It is
-/// kubectl's: no copy carries it.
+/// The label by which rules select sources. Its value is the source's index. The key belongs to
+/// kubectl, so no copy carries it.
 pub const PICK: &str = "kubectl.kubernetes.io/pick";
 
-/// A `tier` that is another one in the namespaces of each team, and none in those of no team.
+/// A `tier` that differs between the teams. In the namespaces of no team it has no value.
 pub const TEAMS: &str = "of-$(namespace.labels['team'])";
 
-/// Which namespaces.
+/// A selection of namespaces.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Select {
     All,
@@ -45,7 +45,7 @@ impl Select {
                 Some(beginning) => !system && name.starts_with(beginning),
                 None => *glob == name,
             }),
-            // The patterns in use are all of the form `t[0-1]`.
+            // All patterns have the form `t[0-1]`.
             Self::Pattern(pattern) => {
                 let letter = &pattern[..1];
                 let range = &pattern[2..5];
@@ -70,7 +70,7 @@ impl Select {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct To {
     pub select: Select,
-    /// Whether copies are named `<source>-x`.
+    /// True if copies are named `<source>-x`.
     pub renamed: bool,
 }
 
@@ -89,7 +89,8 @@ impl To {
     }
 }
 
-/// `whenRuleDeleted`, `whenUnmatched`, `whenSourceDeleted`: whether to retain.
+/// For each of `whenRuleDeleted`, `whenUnmatched` and `whenSourceDeleted`: true if copies are
+/// retained.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Keep {
     pub rule: bool,
@@ -127,29 +128,29 @@ pub enum Clash {
 pub struct RuleSpec {
     /// Indices into [`SOURCES`].
     pub sources: Vec<usize>,
-    /// Whether they are selected, each by its own label, and not named.
+    /// True if a selector finds each source by its label. Otherwise the rule names its sources.
     pub picks: bool,
     pub targets: Vec<To>,
     pub exclude: Option<Select>,
-    /// Whether the strategy is `CreateOnce`. It keeps everything.
+    /// True if the strategy is `CreateOnce`, which retains every copy.
     pub once: bool,
-    /// Whether the strategy is `Replace`.
+    /// True if the strategy is `Replace`.
     pub exclusive: bool,
     pub clash: Clash,
     pub keep: Keep,
     pub grace: i32,
     pub hold: Hold,
     pub suspend: bool,
-    /// Sets this finalizer.
+    /// True if copies get a finalizer.
     pub finalizer: bool,
-    /// Sets the label `tier`, maybe to [`TEAMS`].
+    /// The label `tier` of the copies, perhaps [`TEAMS`].
     pub tier: Option<&'static str>,
-    /// Something that the parser refuses.
+    /// True if the rule has a field that the parser refuses.
     pub invalid: bool,
 }
 
 impl RuleSpec {
-    /// The shortest rule: one source to all namespaces, by `to`.
+    /// Returns the shortest rule: one source, copied to the namespaces of this selection.
     pub fn of(source: usize, select: Select) -> Self {
         Self {
             sources: vec![source],
@@ -176,7 +177,8 @@ impl RuleSpec {
         self.targets.iter().any(|to| to.matches(name, labels)) && !self.excludes(name, labels)
     }
 
-    /// Also of the system namespaces, by a glob as well.
+    /// True if the rule excludes the namespace. An exclusion of all covers system namespaces, too,
+    /// and so does a glob.
     pub fn excludes(&self, name: &str, labels: &BTreeMap<String, String>) -> bool {
         self.exclude.as_ref().is_some_and(|exclude| match exclude {
             Select::All => true,
@@ -185,8 +187,8 @@ impl RuleSpec {
         })
     }
 
-    /// The label `tier` of copies in a namespace with these labels; an error if it takes one that
-    /// isn't there.
+    /// Returns the label `tier` of copies in a namespace with these labels. An error means that the
+    /// namespace lacks the label from which the value is taken.
     pub fn tier_in(&self, labels: &BTreeMap<String, String>) -> Result<Option<String>, ()> {
         match self.tier {
             Some(TEAMS) => labels
@@ -197,7 +199,7 @@ impl RuleSpec {
         }
     }
 
-    /// `mimeo.dev/retention` on the copies.
+    /// Returns the annotation `mimeo.dev/retention` of the copies.
     pub fn retention(&self, uid: &str) -> Option<String> {
         let Keep {
             rule,
@@ -220,7 +222,7 @@ impl RuleSpec {
         (!parts.is_empty()).then(|| parts.join(","))
     }
 
-    /// The rule as the API server shows it.
+    /// Returns the rule as the API server shows it.
     pub fn parse(&self, object: &Object) -> Result<Rule, Vec<Refusal>> {
         Rule::parse(&ClusterReplication {
             metadata: object.meta(),
@@ -229,7 +231,7 @@ impl RuleSpec {
         })
     }
 
-    /// Its spec.
+    /// Returns the spec in the API's type.
     pub fn typed(&self) -> ClusterReplicationSpec {
         serde_json::from_value(self.json()).expect("the CRD's schema lets it pass")
     }
@@ -292,13 +294,14 @@ impl RuleSpec {
     }
 }
 
-/// `apiVersion/Kind/namespace/name` of a source, as copies and failures name it.
+/// Returns `apiVersion/Kind/namespace/name` of a source, as copies and failures name it.
 pub fn source_name(index: usize) -> String {
     let (res, namespace, name) = SOURCES[index];
     format!("{}/{namespace}/{name}", res.gvk())
 }
 
-/// What a copy carries of its source's fields: everything but other tools' marks.
+/// True if a copy carries this field of its source. It carries all fields but the labels and
+/// annotations of other tools.
 pub fn carried(path: &str) -> bool {
     let mark = |key: &str| {
         key.starts_with("kubectl.kubernetes.io/")
