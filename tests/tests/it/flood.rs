@@ -19,26 +19,25 @@ use serde_json::{Value, json};
 
 use crate::stages::LOAD;
 
-/// Of each: rules, grants and policies.
+/// The number of rules, and of grants, and of policies.
 const MANY: usize = 3_000;
-/// So many of a namespace's rules count. The tenant has another one.
+/// The number of a namespace's rules that count. The tenant has one more.
 const COUNTING: usize = 1_024;
-/// Selectors, and objects that each of them finds.
+/// The number of selectors.
 const SELECTORS: usize = 100;
-/// As many selectors of a namespace count.
+/// The number of a namespace's selectors that count.
 const COUNTED: usize = 32;
 const SELECTED: usize = 20;
-/// Requests at once.
+/// The number of requests at once.
 const AT_ONCE: usize = 48;
 
-/// One of each test's own: what a flood leaves behind costs the programs and the API server time.
+/// Starts a setting for one test, because a flood slows the programs and the API server afterwards.
 async fn setting() -> Result<Setting> {
     Setting::start(ControlPlane::builder(), Pair::builder().shipped_rights()).await
 }
 
-/// All of the rules wait for one source. When it comes there are thousands of copies to write at
-/// once, and what others change then comes before them: how many of them do come first is told by
-/// their resourceVersions.
+/// All rules wait for one source. Once it exists, thousands of copies are due at once. Changes of
+/// other users come before them. The resourceVersions show how many of the copies come first.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_others_change_comes_before_the_thousands_of_copies_of_a_tenant() -> Result<()> {
     let _turn = LOAD.lock().await;
@@ -75,7 +74,7 @@ async fn what_others_change_comes_before_the_thousands_of_copies_of_a_tenant() -
 
     let over = AtomicBool::new(false);
     let others = async {
-        // While the flood lasts: a new namespace with a pod, a rotation, and another rule.
+        // During the flood come a new namespace with a pod, a rotation, and another rule.
         new_namespace(&scene).await?;
         ensure!(
             !over.load(Ordering::Relaxed),
@@ -102,7 +101,7 @@ async fn what_others_change_comes_before_the_thousands_of_copies_of_a_tenant() -
         grants > MANY / 2 && policies == MANY,
         "{grants} grants and {policies} policies were refused"
     );
-    // The webhook may hear of the last that counts some time after it is asked about the next.
+    // The webhook may see the last rule that counts some time after it judges the next one.
     ensure!(
         rules > MANY / 2 && rules <= MANY - COUNTING + 1,
         "{rules} rules were refused"
@@ -165,8 +164,8 @@ async fn what_others_change_comes_before_the_thousands_of_copies_of_a_tenant() -
             .count()
     };
     let first: Vec<usize> = first.into_iter().map(came).collect();
-    // What was on its way, and what left while the change was on its own; of what waits none,
-    // unless it is one's own that waits.
+    // A few copies may come first: those in flight, and those that left while the change was on its
+    // way. A waiting copy may come first only for the tenant's own change.
     eprintln!(
         "of {wanted} copies, those that came before the platform's, another tenant's, the tenant's own and a new namespace's pod: {first:?}"
     );
@@ -190,14 +189,15 @@ async fn what_others_change_comes_before_the_thousands_of_copies_of_a_tenant() -
         "a new namespace's first pod waited for {} of {wanted} copies",
         first[3]
     );
-    // What he may have he gets, and nothing in the other's namespace, which grants him nothing.
+    // The tenant gets the copies that it has the permission for. It gets none in the other
+    // namespace, which grants it nothing.
     let foreign = scene.secrets(&team).list(&ListParams::default()).await?;
     ensure!(foreign.items.len() == 2, "{} Secrets", foreign.items.len());
     Ok(())
 }
 
-/// Creates a namespace that is to have a copy, and a pod in it. In which revisions they were
-/// stored: the copy's is between them.
+/// Creates a namespace that gets a copy, and a pod in it. Returns the revisions of both. The copy's
+/// revision is between them.
 async fn new_namespace(scene: &Scene<'_>) -> Result<(u64, u64)> {
     let name = unique(&scene.tag);
     let namespace = create_namespace(&scene.client, &name, &[("pods", &scene.tag)]).await?;
@@ -214,14 +214,14 @@ async fn new_namespace(scene: &Scene<'_>) -> Result<(u64, u64)> {
     Ok((from, to))
 }
 
-/// Whoever owns a namespace writes as many rules, grants and policies as there may be. How many of
-/// each were refused.
+/// The owner of a namespace writes as many rules, grants and policies as possible. Returns how many
+/// of each were refused.
 async fn flood(tenant: &Tenant<'_>, team: &str) -> Result<[usize; 3]> {
     let refused = async |path: String, object: Value, words: &str| loop {
         match create(&tenant.client, &path, &object).await {
             Ok(_) => return Ok(0),
             Err(kube::Error::Api(status)) if status.message.contains(words) => return Ok(1),
-            // One who floods comes again, whoever had no time for him.
+            // The flood retries every request that a busy server refused.
             Err(kube::Error::Api(status))
                 if status.code == 429 || status.message.contains("deadline exceeded") => {}
             Err(error) => return Err(error).context(path),
@@ -270,8 +270,7 @@ async fn flood(tenant: &Tenant<'_>, team: &str) -> Result<[usize; 3]> {
     .map(|(rules, grants, policies)| [rules, grants, policies])
 }
 
-/// Selectors, each of which finds as many Secrets as the tenant cares to make, in rules that all
-/// want copies of all of them.
+/// Each selector finds as many Secrets as the tenant creates. All rules want copies of all of them.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn hundreds_of_a_tenants_selectors_keep_no_copy_of_others_waiting() -> Result<()> {
     let _turn = LOAD.lock().await;
@@ -293,8 +292,8 @@ async fn hundreds_of_a_tenants_selectors_keep_no_copy_of_others_waiting() -> Res
             json!([{"namespaces": [tenant.home], "copyName": format!("$(source.name)-{number}")}]);
         json!({"sources": sources, "targets": targets, "transform": {"labels": {"exclude": ["flood"]}}})
     };
-    // One after the other: they are refused as soon as the webhook has seen those that are there,
-    // which takes longer on a busy machine.
+    // The selectors are written one after another. They are refused as soon as the webhook has seen
+    // the existing ones, which takes longer on a busy machine.
     let flood = async {
         let (mut refused, mut written) = (0, 0);
         for number in 0.. {
@@ -343,7 +342,7 @@ async fn hundreds_of_a_tenants_selectors_keep_no_copy_of_others_waiting() -> Res
     };
     tokio::try_join!(flood, sources, others)?;
 
-    // What counts is carried out, and no more: as many copies as the oldest rules make.
+    // Mimeo carries out only the rules that count: exactly the copies of the oldest rules.
     scene
         .wait_secret(&tenant.home, &format!("s{}-0", SELECTED - 1), |_| true)
         .await?;
@@ -356,12 +355,12 @@ async fn hundreds_of_a_tenants_selectors_keep_no_copy_of_others_waiting() -> Res
     .await
 }
 
-/// As many policies are created.
+/// The number of policies that are created.
 const POLICIES: usize = 3_000;
-/// As many policies as the API server is told of.
+/// The number of policies that are registered with the API server.
 const REGISTERED: usize = 256;
 
-/// Gives Secrets with that label another one.
+/// Returns a policy that adds a label to the Secrets with this label.
 fn policy(name: &str, label: &str) -> Value {
     let matched = json!({
         "kinds": [{"apiVersion": "v1", "kind": "Secret"}], "objectSelector": {"matchLabels": {"policy": label}},
@@ -389,8 +388,8 @@ async fn wait_rewritten(scene: &Scene<'_>) -> Result<()> {
     .await
 }
 
-/// Of somebody who may write policies, and update Secrets as it takes to have one, and nothing
-/// else.
+/// The author of the policies may write policies and update Secrets, as a policy needs, and has no
+/// other permission.
 #[tokio::test]
 async fn three_thousand_policies_leave_older_ones_copies_and_pods_alone() -> Result<()> {
     let _turn = LOAD.lock().await;
@@ -409,7 +408,8 @@ async fn three_thousand_policies_leave_older_ones_copies_and_pods_alone() -> Res
         .wait_condition(&scene.tag, "PodGateActive", "True", "Active")
         .await?;
 
-    // A second later than the first: age in whole seconds decides who is registered.
+    // The other policies are a second younger. The age in whole seconds decides which are
+    // registered.
     let first = policies
         .get(&scene.tag)
         .await?
@@ -441,7 +441,7 @@ async fn three_thousand_policies_leave_older_ones_copies_and_pods_alone() -> Res
         .try_collect::<()>()
         .await?;
 
-    // In the midst of it all: a new namespace, its copy, and a pod that comes after it.
+    // During the flood come a new namespace, its copy, and then a pod.
     let namespace = scene.namespace().await?;
     let (_, _) = create_patiently(
         &Api::namespaced(scene.client.clone(), &namespace),
@@ -455,7 +455,7 @@ async fn three_thousand_policies_leave_older_ones_copies_and_pods_alone() -> Res
         .context("a pod came before its copy")?;
     ensure!(value(&copy, "token").as_deref() == Some("one"));
     wait_rewritten(&scene).await?;
-    // Whoever comes too late is told so.
+    // A policy that comes too late says so in its status.
     let is = |word: &'static str| {
         move |policy: &TransformPolicy| {
             let conditions = policy.status.iter().flat_map(|status| &status.conditions);

@@ -21,7 +21,7 @@ use mimeo_tests::{
 };
 use serde_json::{Value, json};
 
-/// Losses are collected for a second instead of ten: that long these tests wait.
+/// Mimeo collects losses for one second instead of ten, because these tests wait for it.
 const QUICK: [&str; 2] = ["--deletion-delay", "1s"];
 
 static STAGE: Stage = Stage::new(
@@ -34,7 +34,7 @@ static STAGE: Stage = Stage::new(
     },
 );
 
-/// They log and show all they can: none of it may be a Secret's.
+/// The programs log and show as much as possible. No content of a Secret may be in it.
 const TRACE: [&str; 3] = ["--log-level", "trace", "--debug-endpoints"];
 
 #[tokio::test]
@@ -89,7 +89,7 @@ async fn an_object_in_the_way_is_untouched_and_reported_whatever_is_in_it() -> R
             version(theirs)
         );
     }
-    // Once it is out of the way, the copy comes.
+    // Once the object is deleted, Mimeo writes the copy.
     delete(&scene.secrets(&namespaces[1]), "registry").await?;
     scene
         .wait_secret(&namespaces[1], "registry", |copy| {
@@ -99,7 +99,7 @@ async fn an_object_in_the_way_is_untouched_and_reported_whatever_is_in_it() -> R
     scene.assert_unwritten(&scene.home, &mark).await
 }
 
-/// With strategy Apply what only the object in the way has stays.
+/// With the strategy Apply, fields that exist only in the overwritten object stay.
 #[tokio::test]
 async fn an_object_in_the_way_is_overwritten_if_the_rule_says_so_unless_it_is_a_source()
 -> Result<()> {
@@ -166,7 +166,7 @@ async fn an_object_in_the_way_is_overwritten_if_the_rule_says_so_unless_it_is_a_
         (Some("one"), None)
     );
 
-    // They are copies from now on.
+    // From now on these objects are copies.
     put(&scene.secrets(&scene.home), "registry", &[("token", "two")]).await?;
     scene
         .wait_secret(&namespaces[0], "registry", |copy| {
@@ -303,7 +303,7 @@ async fn forged_marks_protect_from_nothing_and_cost_nothing() -> Result<()> {
                 .extend([belongs]);
         }
         forger.create(&PostParams::default(), &forged).await?;
-        // It protects from nothing: what its owner writes stays.
+        // The forged label does not hinder the owner of the object: the owner's changes stay.
         theirs.push(put(&forger, "registry", &[("token", "theirs")]).await?);
         forgers.push(forger);
     }
@@ -329,7 +329,7 @@ async fn forged_marks_protect_from_nothing_and_cost_nothing() -> Result<()> {
             "{namespace}"
         );
     }
-    // Deleted, it isn't put back either: what comes in its place is a copy.
+    // A deleted foreign object is not restored either. Mimeo creates a copy in its place.
     rule.create(&scene.client).await?;
     scene
         .wait_condition(&scene.tag, "Ready", "False", "CopiesFailed")
@@ -392,8 +392,8 @@ async fn a_copy_from_another_clusters_backup_is_never_collected() -> Result<()> 
     let cluster = uid(&Api::<Namespace>::all(scene.client.clone())
         .get("kube-system")
         .await?);
-    // A rule that keeps the watch of Secrets open, and has one copied: what is older than the
-    // record of kinds may be of a former Mimeo.
+    // This rule keeps the watch of Secrets open and records their kind. A copy that is older than
+    // the record may belong to a former installation of Mimeo.
     scene.secret("registry", &[("token", "one")]).await?;
     let rule = scene.rule().secret(&scene.home, "registry");
     rule.create(&scene.client).await?;
@@ -422,16 +422,16 @@ async fn a_copy_from_another_clusters_backup_is_never_collected() -> Result<()> 
     Ok(())
 }
 
-/// All that Mimeo can be brought to say of Secrets. What is in them the harness searches for, here
-/// as in every scene.
+/// Makes Mimeo say as much as possible about Secrets. As in every scene, the test harness searches
+/// all of it for the marked content.
 #[tokio::test]
 async fn what_is_in_a_secret_is_in_no_log_no_status_no_event_no_metric_and_no_answer() -> Result<()>
 {
     let scene = STAGE.scene("silent").await?;
     let namespaces = scene.namespaces(3).await?;
     scene.secret("registry", &[("token", "one")]).await?;
-    // Copied, in one namespace taken by somebody else's, in all of them refused under another type;
-    // rewritten by a policy.
+    // One Secret is copied. In one namespace a foreign object has its name. All namespaces refuse
+    // another copy of it, with another type. A policy changes one, too.
     create_secret(
         &scene.client,
         &namespaces[0],
@@ -489,8 +489,8 @@ async fn what_is_in_a_secret_is_in_no_log_no_status_no_event_no_metric_and_no_an
         .wait_condition(&scene.tag, "Ready", "False", "CopiesFailed")
         .await?;
     patch_adopt_and_guard(&scene, &namespaces).await?;
-    // What people are told: on a pod that goes without a copy, and of reviews that nobody can read
-    // to their end.
+    // Messages to users: about a pod that is created without a copy, and about reviews that are cut
+    // off.
     scene
         .wait_condition(&invalid.name, "PodGateActive", "True", "Active")
         .await?;
@@ -552,8 +552,9 @@ async fn what_is_in_a_secret_is_in_no_log_no_status_no_event_no_metric_and_no_an
     Ok(())
 }
 
-/// Reviews about a copy, as the API server sends them and cut off in its content, to each hook but
-/// that of policies, whose answers to the API server have what they rewrite.
+/// Posts reviews about a copy to every hook, as the API server sends them and cut off in the
+/// content. The hook of policies is left out, because its answers contain the content that they
+/// change.
 async fn post_everywhere(scene: &Scene<'_>, namespace: &str) -> Result<()> {
     let webhook = stranger(&scene.setting.pair.url())?;
     let copy = |token: &str| {
@@ -585,7 +586,8 @@ async fn post_everywhere(scene: &Scene<'_>, namespace: &str) -> Result<()> {
                 .await
             {
                 Ok(answer) => ensure!(answer.contains("AdmissionReview"), "{path}: {answer}"),
-                // No review is an error where that lets the request through.
+                // If a failed call lets the request through, the answer to a broken review is an
+                // error.
                 Err(kube::Error::Api(status)) => {
                     ensure!(
                         status.code == 500 && body.len() == cut,
@@ -599,8 +601,8 @@ async fn post_everywhere(scene: &Scene<'_>, namespace: &str) -> Result<()> {
     Ok(())
 }
 
-/// A Secret's content meets a patch that doesn't fit it, an object that may be adopted and one that
-/// may not, and a copy that nobody may change.
+/// Uses a Secret's content in four ways: in a patch that does not fit it, over an object that may
+/// be adopted, over one that may not, and in a guarded copy.
 async fn patch_adopt_and_guard(scene: &Scene<'_>, namespaces: &[String]) -> Result<()> {
     let named = |name: &str| {
         let rule = rule(&format!("{}-{name}", scene.tag)).to_label("scene", &scene.tag);
@@ -653,7 +655,7 @@ async fn patch_adopt_and_guard(scene: &Scene<'_>, namespaces: &[String]) -> Resu
     Ok(())
 }
 
-// ---- while nothing runs, and without definitions ----
+// ---- without the programs, and without CRDs ----
 
 #[tokio::test]
 async fn copies_whose_rule_was_deleted_while_nothing_ran_are_collected_after_the_next_start()
@@ -708,7 +710,7 @@ async fn copies_whose_rule_was_deleted_while_nothing_ran_are_collected_after_the
     );
     assert_eq!(after, before);
 
-    // When nothing of a kind is left, nobody looks for it any more.
+    // When no copy of a kind is left, Mimeo stops looking for copies of it.
     delete(&maps, "retained").await?;
     kept.delete(&client).await?;
     wait_gone(secrets, "kept").await?;
@@ -788,7 +790,7 @@ async fn what_was_created_once_is_never_updated_restored_or_deleted_again() -> R
     }
     setting.wait_synced(&client, &once.name).await?;
 
-    // When the copies of a rule deleted later are gone, those would be, too.
+    // Once the copies of a rule deleted later are gone, the others would be gone, too.
     once.delete(&client).await?;
     kept.delete(&client).await?;
     for namespace in &namespaces {
@@ -837,7 +839,7 @@ async fn definitions_deleted_and_installed_again_delete_no_copy() -> Result<()> 
     };
     let before = versions().await?;
 
-    // Under the reconciler's eyes.
+    // The CRDs are deleted while the reconciler runs.
     uninstall(&client).await?;
     held(&setting, &rule.name).await?;
     assert_eq!(versions().await?, before);
@@ -849,19 +851,19 @@ async fn definitions_deleted_and_installed_again_delete_no_copy() -> Result<()> 
         "the rule is the same by its name, and so are its copies"
     );
 
-    // Behind its back.
+    // The CRDs are deleted and installed while the reconciler is stopped.
     stop_reconciler(&mut setting).await?;
     uninstall(&client).await?;
     install(&client, &Value::Null).await?;
     setting.pair.start_reconciler().await?;
     let nonce = held(&setting, &rule.name).await?;
     assert_eq!(versions().await?, before);
-    // A rule of the name is welcome at any time.
+    // A rule of the same name keeps the copies at any time.
     install(&client, &rule.object()).await?;
     setting.wait_synced(&client, &rule.name).await?;
     assert_eq!(versions().await?, before);
 
-    // And if a person says that they are to go, they go.
+    // If a person confirms the deletion, Mimeo deletes the copies.
     stop_reconciler(&mut setting).await?;
     uninstall(&client).await?;
     install(&client, &Value::Null).await?;
@@ -885,8 +887,8 @@ async fn definitions_deleted_and_installed_again_delete_no_copy() -> Result<()> 
     Ok(())
 }
 
-/// Without their definition nobody knows what namespaces grant each other: nothing more crosses,
-/// and nothing is deleted for it.
+/// Without the CRD of grants, no consent can be read. Mimeo copies nothing more across namespaces,
+/// and deletes no copy for it.
 #[tokio::test]
 async fn while_nobody_knows_what_is_granted_copies_stay_as_they_are() -> Result<()> {
     let mut setting = Setting::start(
@@ -970,7 +972,8 @@ async fn while_nobody_knows_what_is_granted_copies_stay_as_they_are() -> Result<
     Ok(())
 }
 
-/// Mimeo was removed with all that it had noted; it is back, and so far only one of its rules is.
+/// Mimeo was removed with all its records and installed again. Only one of its rules exists again
+/// so far.
 #[tokio::test]
 async fn rules_that_come_back_late_after_mimeo_was_removed_find_their_copies() -> Result<()> {
     let mut setting = Setting::start(
@@ -1009,7 +1012,7 @@ async fn rules_that_come_back_late_after_mimeo_was_removed_find_their_copies() -
     uninstall(&client).await?;
     delete(&maps, "mimeo-kinds").await?;
     install(&client, &first.object()).await?;
-    // Whatever is written from now on is younger: the API server tells seconds.
+    // Every object from now on has a later creation time. These times have whole seconds.
     eventually(SOON, "another second", || async {
         let probe = unique("probe");
         let probe = create_secret(&client, NAMESPACE, &probe, &[]).await?;
@@ -1031,7 +1034,7 @@ async fn rules_that_come_back_late_after_mimeo_was_removed_find_their_copies() -
         "each has its copies, and wrote none"
     );
 
-    // Rules that are deleted now are deleted on purpose.
+    // From now on, a deleted rule was deleted on purpose.
     late.delete(&client).await?;
     for namespace in &namespaces {
         wait_gone(of::<Secret>(&client, namespace), "late").await?;
@@ -1039,14 +1042,14 @@ async fn rules_that_come_back_late_after_mimeo_was_removed_find_their_copies() -
     Ok(())
 }
 
-/// By SIGTERM: killed, its Lease would keep the next one waiting.
+/// Stops the reconciler with SIGTERM. After a kill, its Lease would delay the next reconciler.
 async fn stop_reconciler(setting: &mut Setting) -> Result<()> {
     let mut reconciler = setting.pair.reconciler.take().context("no reconciler")?;
     assert!(reconciler.program.stop(SOON).await?.success());
     Ok(())
 }
 
-/// Deletes Mimeo's definitions, and with them every rule.
+/// Deletes Mimeo's CRDs, and so every rule.
 async fn uninstall(client: &Client) -> Result<()> {
     let definitions: Api<CustomResourceDefinition> = Api::all(client.clone());
     for crd in mimeo_api::crds() {
@@ -1058,7 +1061,7 @@ async fn uninstall(client: &Client) -> Result<()> {
     Ok(())
 }
 
-/// Installs them, and creates a rule unless it is null.
+/// Installs the CRDs. Creates the rule, unless it is null.
 async fn install(client: &Client, rule: &Value) -> Result<()> {
     for crd in mimeo_api::crds() {
         install_crd(client, &crd).await?;
@@ -1075,8 +1078,8 @@ async fn install(client: &Client, rule: &Value) -> Result<()> {
     Ok(())
 }
 
-/// Waits until the log says that the deletion of the rule's copies is held, and returns the word
-/// that would confirm it.
+/// Waits until the log says that the deletion of the rule's copies is held. Returns the nonce that
+/// confirms the deletion.
 async fn held(setting: &Setting, rule: &str) -> Result<String> {
     eventually(SOON, "a held deletion", || async {
         let log = setting
@@ -1098,8 +1101,8 @@ async fn held(setting: &Setting, rule: &str) -> Result<String> {
     .await
 }
 
-/// Rules are pointed at what was a copy until then: by its own rule, and by another whose first
-/// rule goes.
+/// Two rules name a former copy as their source: first the copy's own rule, then another rule. The
+/// own rule is deleted after that.
 #[tokio::test]
 async fn a_copy_that_became_a_source_is_neither_written_nor_deleted() -> Result<()> {
     let scene = STAGE.scene("heir").await?;

@@ -29,14 +29,14 @@ use tokio::sync::{Mutex as AsyncMutex, MutexGuard, OnceCell};
 use tokio::task::JoinHandle;
 
 const REGISTRY: &str = "registry";
-/// Webhooks that are told to end do so; there is one address for all of them, which has learnt of
-/// it by then.
+/// Webhooks stop at once. All of them share one address, which does not point to a stopped webhook
+/// by then.
 const AT_ONCE: [&str; 2] = ["--shutdown-delay", "100ms"];
 
-/// How long Mimeo waits for an answer where servers stop.
+/// Mimeo's timeout for an answer in the tests that stop servers.
 const IMPATIENT: &str = "2s";
 
-/// A stage that each test has for itself while it lasts, and leaves as it was.
+/// A stage for one test at a time. Each test restores it.
 struct Exclusive(
     OnceCell<Result<AsyncMutex<Setting>, String>>,
     fn() -> (mimeo_tests::Builder, mimeo_tests::PairBuilder),
@@ -65,9 +65,9 @@ impl Exclusive {
     }
 }
 
-/// For what happens to Mimeo's own programs.
+/// The stage for failures of Mimeo's own programs.
 static PROGRAMS: Exclusive = Exclusive::new(|| {
-    // One test waits for a Lease to expire, and no leader may lose it on a busy machine.
+    // One test waits for a Lease to expire. On a busy machine, no leader may lose its Lease.
     let lease = [
         "--lease-duration",
         "10s",
@@ -82,8 +82,8 @@ static PROGRAMS: Exclusive = Exclusive::new(|| {
     )
 });
 
-/// For what happens to servers. Mimeo speaks to the first API server; who wants to see all, to the
-/// second. The leader stays it while its server is away.
+/// The stage for failures of servers. Mimeo uses the first API server, and the test observes
+/// through the second. The leader keeps its Lease while its API server is down.
 static SERVERS: Exclusive = Exclusive::new(|| {
     let lease = ["--lease-duration", "120s", "--lease-renew-deadline", "100s"];
     let impatient = ["--request-timeout", IMPATIENT];
@@ -91,7 +91,7 @@ static SERVERS: Exclusive = Exclusive::new(|| {
     (ControlPlane::builder().api_servers(2).audit(true), pair)
 });
 
-/// Every state in which the copies of one rule were stored, seen from an API server that stays.
+/// The history of all stored states of one rule's copies, seen from an API server that stays up.
 struct Chronicle {
     states: Arc<Mutex<BTreeMap<String, Vec<State>>>>,
     reading: JoinHandle<()>,
@@ -119,8 +119,8 @@ impl Chronicle {
             list.metadata.resource_version.unwrap_or_default(),
         );
         let reading = tokio::spawn(async move {
-            // A watch that breaks goes on where it was; what it cannot tell would fail the test as
-            // a copy that is lost.
+            // A watch that breaks continues from its last version. If states are lost, the test
+            // fails as if a copy were lost.
             loop {
                 let _ = follow(&secrets, &selector, &mut version, &into).await;
                 tokio::time::sleep(Duration::from_millis(100)).await;
@@ -136,7 +136,7 @@ impl Chronicle {
             .clone()
     }
 
-    /// How many copies have been stored with this text.
+    /// Returns the number of copies that have been stored with this text.
     fn written(&self, text: &str) -> usize {
         self.states()
             .values()
@@ -144,7 +144,7 @@ impl Chronicle {
             .count()
     }
 
-    /// Waits until so many were.
+    /// Waits until this many copies have been stored with this text.
     async fn reaches(&self, text: &str, count: usize) -> Result<()> {
         eventually(SOON, format!("{count} copies with {text:?}"), || async {
             let written = self.written(text);
@@ -157,7 +157,7 @@ impl Chronicle {
         .await
     }
 
-    /// That each of these copies was stored with these texts, in this order and once each.
+    /// Checks that each of these copies was stored with these texts, once each and in this order.
     fn assert_texts(&self, namespaces: &[String], want: &[&str]) {
         let states = self.states();
         for namespace in namespaces {
@@ -230,8 +230,7 @@ fn enter(into: &Mutex<BTreeMap<String, Vec<State>>>, copy: &Secret) {
     }
 }
 
-/// Where the audit logs ended, and of how many writes Mimeo had not heard by then what came of
-/// them.
+/// A position in the audit logs, and the number of Mimeo's writes without a known result by then.
 struct Since {
     audit: AuditMark,
     unheard: u64,
@@ -245,8 +244,7 @@ impl Since {
     }
 }
 
-/// Writes of copies that Mimeo's programs got no answer to, or none that says what came of them, as
-/// they count it.
+/// Returns the number of copy writes without a known result, by the metrics of Mimeo's programs.
 fn unheard(setting: &Setting) -> Result<u64> {
     let mut unheard = 0;
     for replica in setting.pair.webhooks.iter().chain(&setting.pair.reconciler) {
@@ -263,10 +261,10 @@ fn unheard(setting: &Setting) -> Result<u64> {
     Ok(unheard)
 }
 
-/// That Mimeo wrote none of these copies a second time since then. An apply that changes nothing
-/// leaves no trace in the copy, so what counts is the writes that the API servers answered with
-/// success. Where Mimeo never heard the answer, what came of the write is unknown to it, and to
-/// write again is right: so many copies may be written twice.
+/// Checks that Mimeo has written none of these copies twice since then. An apply without a change
+/// leaves no trace in the copy. So the check counts the writes that the API servers answered with
+/// success. If an answer was lost, Mimeo does not know the result and is right to write again. That
+/// many copies may be written twice.
 async fn assert_nothing_twice(
     setting: &Setting,
     since: &Since,
@@ -304,7 +302,7 @@ async fn assert_nothing_twice(
     Ok(())
 }
 
-/// A client of the last API server, which stays.
+/// Returns a client of the last API server, which stays up.
 async fn steady(setting: &Setting) -> Result<Client> {
     let control_plane = &setting.control_plane;
     match control_plane.client_for(1).await {
@@ -313,7 +311,7 @@ async fn steady(setting: &Setting) -> Result<Client> {
     }
 }
 
-/// A rule of the scene with one source, whose text is `text`.
+/// Writes a rule of the scene with one source. The source has this text.
 async fn one_source(scene: &Scene<'_>, text: &str) -> Result<()> {
     scene.secret(REGISTRY, &[("password", text)]).await?;
     scene
@@ -323,7 +321,7 @@ async fn one_source(scene: &Scene<'_>, text: &str) -> Result<()> {
         .await
 }
 
-/// The same, its copies in so many namespaces, and a chronicle of them.
+/// Writes such a rule with copies in this many namespaces, and begins a chronicle of them.
 async fn filled(scene: &Scene<'_>, count: usize) -> Result<(Vec<String>, Chronicle)> {
     let names = create_namespaces(&scene.client, count, ("scene", &scene.tag)).await?;
     let since = Since::now(scene.setting).await?;
@@ -342,7 +340,7 @@ async fn rotate(scene: &Scene<'_>, text: &str) -> Result<()> {
     Ok(())
 }
 
-/// Ends the webhooks and starts so many with these flags.
+/// Stops the webhooks and starts this many with these flags.
 async fn with_webhooks(pair: &mut Pair, count: usize, args: &[&str]) -> Result<()> {
     pair.stop_webhooks().await?;
     pair.set_webhook_args(AT_ONCE.iter().chain(args).copied());
@@ -356,7 +354,7 @@ async fn marked(client: &Client, namespace: &str) -> Result<bool> {
     Ok(label(&namespace, MARK).is_some())
 }
 
-/// A pod that is admitted at the first attempt.
+/// Checks that a pod is admitted at the first attempt.
 async fn admitted(client: &Client, namespace: &str) -> Result<()> {
     let created = of::<Pod>(client, namespace)
         .create(&PostParams::default(), &pod(&unique("pod")))
@@ -437,7 +435,7 @@ async fn without_a_webhook_namespaces_are_created_and_filled_later() -> Result<(
     for tag in [&tag, &waiting_tag] {
         pod_gate_is(&client, tag, "False", "WebhookUnavailable").await?;
     }
-    // One that starts later than the rules has them in force all the same.
+    // A webhook that starts later than the rules also has them in force.
     setting.pair.start_webhook().await?;
     for tag in [&tag, &waiting_tag] {
         pod_gate_is(&client, tag, "True", "Active").await?;
@@ -490,8 +488,8 @@ async fn without_a_webhook_strict_mode_refuses_namespaces_and_nothing_else() -> 
     create_namespace(&client, &format!("kube-{}", unique("strict")), &[])
         .await
         .context("exempt by its name")?;
-    // Who changes anything of a namespace may have changed its labels, for all that the API server
-    // can tell.
+    // Any change of a namespace may be a change of its labels. The API server cannot tell before it
+    // calls the webhook.
     let namespaces = Api::<Namespace>::all(client.clone());
     let annotation = json!({"metadata": {"annotations": {"example.com/seen": "yes"}}});
     let refused = merge(&namespaces, &old, annotation.clone()).await;
@@ -554,9 +552,9 @@ async fn a_leader_that_dies_is_followed_by_the_next_and_one_that_ends_lets_go() 
         "a standby waits"
     );
     let since = Since::now(&setting).await?;
-    // The times in managedFields are whole seconds. Two writes in one second leave the same entry,
-    // and whoever made neither can't tell that Mimeo made the second: it would write once more to
-    // be sure.
+    // The times in `managedFields` have whole seconds. Two writes in one second leave the same
+    // entry. A process that made neither cannot tell that Mimeo made the second, and would write
+    // once more.
     tokio::time::sleep(Duration::from_secs(1)).await;
     rotate(&scene, "second").await?;
     chronicle.reaches("second", 5).await?;
@@ -572,7 +570,7 @@ async fn a_leader_that_dies_is_followed_by_the_next_and_one_that_ends_lets_go() 
             .await?;
     }
     scene.wait_synced(&scene.tag).await?;
-    // Who follows reads what was written, heard of or not.
+    // The next leader reads the present state, so a lost answer makes no difference.
     assert_nothing_twice(&setting, &since, &names[2..]).await?;
     chronicle.assert_texts(&names[2..], &["first", "second"]);
     drop(chronicle);
@@ -606,7 +604,7 @@ async fn an_api_server_killed_under_load_loses_nothing_and_doubles_nothing() -> 
     rotate(&scene, "second").await?;
     chronicle.reaches("second", 20).await?;
     setting.control_plane.kill(Component::ApiServer(0))?;
-    // Others go on meanwhile, at the server that is left.
+    // Other clients continue at the other API server.
     let client = steady(&setting).await?;
     let new = create_namespaces(&client, 10, ("scene", &scene.tag)).await?;
     delete(&of::<Secret>(&client, &names[0]), REGISTRY).await?;
@@ -640,7 +638,7 @@ async fn an_etcd_that_stops_for_a_while_loses_nothing_and_doubles_nothing() -> R
     rotate(&scene, "second").await?;
     chronicle.reaches("second", 20).await?;
     setting.control_plane.pause(Component::Etcd)?;
-    // The outage itself: longer than Mimeo waits for an answer.
+    // The outage lasts longer than Mimeo's timeout.
     tokio::time::sleep(Duration::from_secs(4)).await;
     setting.control_plane.resume(Component::Etcd)?;
     chronicle.reaches("second", names.len()).await?;
@@ -688,7 +686,7 @@ async fn what_happened_while_a_watch_expired_is_noticed() -> Result<()> {
     .await?;
     let new = unique(&scene.tag);
     create_namespace(&client, &new, &[("scene", &scene.tag)]).await?;
-    // A server that has just started remembers nothing of what was before.
+    // A server that has just started has empty caches.
     setting
         .control_plane
         .start_again(Component::ApiServer(0))
@@ -743,8 +741,8 @@ async fn a_server_that_says_not_now_is_obeyed() -> Result<()> {
         Api::all(scene.client.clone()),
         Api::all(scene.client.clone()),
     );
-    // None of the server's seats, and no queue: the API server carries out one request at a time
-    // and turns away what comes meanwhile.
+    // The level has no seats and no queue. The API server carries out one request at a time and
+    // refuses the others meanwhile.
     let level = json!({
         "metadata": {"name": scene.tag},
         "spec": {"type": "Limited", "limited": {
@@ -819,7 +817,7 @@ async fn a_server_that_says_not_now_is_obeyed() -> Result<()> {
             "{attempts:#?}"
         );
         for pair in attempts.windows(2) {
-            // The server asks for whole seconds; its log's times are of the arrival and of the
+            // The server asks for whole seconds. Its log has the times of the arrival and of the
             // answer.
             let pause = pair[1].received.duration_since(pair[0].at);
             assert!(

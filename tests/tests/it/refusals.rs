@@ -179,7 +179,7 @@ fn bad_sources() -> Vec<Case> {
     ]
 }
 
-/// Objects that can't stand in a rule.
+/// Returns inline objects that a rule may not contain.
 fn bad_objects() -> Vec<Case> {
     const METADATA: &str = "spec.sources[0].inline.metadata";
     let object = |api_version: &str, kind: &str, metadata: &Value| {
@@ -373,7 +373,7 @@ fn bad_targets() -> Vec<Case> {
             pattern("(?=team)"),
             no_pattern,
         ),
-        // Which Rust takes, and API servers don't.
+        // Rust's regular expressions accept these patterns, the API server's don't.
         (
             "a pattern with comments",
             pattern("(?x)team-a # b"),
@@ -390,7 +390,7 @@ fn bad_targets() -> Vec<Case> {
             pattern(r"\u0061"),
             no_pattern,
         ),
-        // Which both take, and mean otherwise.
+        // Both accept these patterns, but with different meanings.
         (
             "a pattern of a class within a class",
             pattern("[[a-z]0-9]"),
@@ -722,7 +722,7 @@ fn bad_choices() -> Vec<Case> {
     ]
 }
 
-/// What the definition of rules can't say.
+/// The schema of the CRD cannot express these checks.
 const BY_THE_WEBHOOK: &[&str] = &[
     "a cluster-scoped kind",
     "a cluster-scoped kind of a group, behind a good one",
@@ -867,16 +867,16 @@ async fn a_bad_rule_is_refused_with_its_field_and_changes_nothing() -> Result<()
     Ok(())
 }
 
-/// Of those the ones that no rule tells by itself: it takes the cluster to know what of a kind is
-/// in namespaces. They stop at their author, whom nobody knows.
+/// Of these, the checks that need the cluster, to know which kinds are namespaced. Such a rule
+/// fails at the check of its author, who is unknown here.
 const BY_THE_CLUSTER: [&str; 3] = [
     "a cluster-scoped kind",
     "a cluster-scoped kind of a group, behind a good one",
     "an inline object of a cluster-scoped kind",
 ];
 
-/// Stored while there was no webhook, each is refused by the reconciler in the same words, and
-/// nothing comes of it; nor does a webhook that starts then mind.
+/// Each of these rules was stored without the webhook. The reconciler refuses it in the same words,
+/// and it has no effect. A webhook that starts later changes nothing about it.
 #[tokio::test]
 async fn what_only_the_webhook_refuses_is_told_by_the_reconciler_once_it_is_stored() -> Result<()> {
     let control_plane = ControlPlane::builder()
@@ -914,7 +914,7 @@ async fn what_only_the_webhook_refuses_is_told_by_the_reconciler_once_it_is_stor
         assert_eq!(stored.len(), BY_THE_WEBHOOK.len());
         all_are_told(&client, &stored).await?;
         scene.assert_unwritten(&namespace, &mark).await?;
-        // What was said once is not said again and again.
+        // The reconciler does not repeat a status that it has written.
         let writes = setting.control_plane.audit_since(&mark).await?;
         let writes = writes
             .iter()
@@ -966,10 +966,10 @@ async fn what_only_the_webhook_refuses_is_told_by_the_reconciler_once_it_is_stor
     Ok(())
 }
 
-/// Waits until each says what is wrong with it, in the words of its refusal.
+/// Waits until each status reports the error, in the words of its refusal.
 async fn all_are_told(client: &Client, stored: &[(String, Case)]) -> Result<()> {
     for (name, (what, _, words)) in stored {
-        // Its first source is missing, and that is told first.
+        // The first source of this rule is missing. The status reports that first.
         if what.ends_with("behind a good one") && BY_THE_CLUSTER.contains(what) {
             wait_condition(client, name, ["SourcesFound", "False", "SourceNotFound"])
                 .await
@@ -1002,8 +1002,8 @@ async fn all_are_told(client: &Client, stored: &[(String, Case)]) -> Result<()> 
     Ok(())
 }
 
-/// A kind that was in namespaces when the rule was written, and no longer is: what only the cluster
-/// tells is looked at again, too.
+/// The kind was namespaced when the rule was written, and later is not. Mimeo repeats the checks
+/// that need the cluster, too.
 #[tokio::test]
 async fn a_kind_that_leaves_the_namespaces_is_told_in_the_status() -> Result<()> {
     let scene = STAGE.scene("leaves").await?;
@@ -1081,7 +1081,7 @@ async fn a_field_that_is_yet_to_come_is_not_taken_silently() -> Result<()> {
             "{refusal}"
         );
     }
-    // What would be a source by a field to come has none of the fields that one must have.
+    // A source of a future version of the API lacks all the fields that a source must have.
     let inline = good.clone().set(
         "sources",
         json!([{"inline": {"apiVersion": "v1", "kind": "ConfigMap"}}]),
@@ -1091,8 +1091,8 @@ async fn a_field_that_is_yet_to_come_is_not_taken_silently() -> Result<()> {
     Ok(())
 }
 
-/// The names that fields had before the first release. kubectl asks API servers to refuse unknown
-/// fields; for a client that doesn't ask, API servers drop them with a warning.
+/// The names of fields before the first release. kubectl asks the API server to refuse unknown
+/// fields. For other clients, the API server drops them with a warning.
 #[tokio::test]
 async fn a_former_name_of_a_field_is_refused_with_its_path() -> Result<()> {
     let scene = STAGE.scene("former").await?;
@@ -1293,7 +1293,7 @@ async fn a_bad_policy_is_refused_with_its_field_and_not_stored() -> Result<()> {
 
 #[tokio::test]
 async fn a_rule_for_every_namespace_is_accepted_with_a_warning_that_counts_them() -> Result<()> {
-    // Alone, so that nobody else makes namespaces meanwhile.
+    // This test has its own cluster, so that no other test creates namespaces meanwhile.
     let setting = Setting::start(
         ControlPlane::builder().controller_manager(false),
         Pair::builder(),
@@ -1354,8 +1354,8 @@ async fn a_rule_for_every_namespace_is_accepted_with_a_warning_that_counts_them(
         [sentence(1)],
         "it says which"
     );
-    // Who selects all of them by a word that all have, or by a pattern, has said so, and is told
-    // the count alone.
+    // An author who selects all namespaces by a common label or by a pattern does so on purpose.
+    // The warning then has only the count.
     let pattern = json!({"namespacePattern": ".*"});
     let word = json!({"namespaceSelector": {"matchExpressions": [{"key": "kubernetes.io/metadata.name", "operator": "Exists"}]}});
     for (target, count) in [(&named, 1), (&pattern, reached), (&word, reached)] {
@@ -1379,7 +1379,7 @@ async fn a_rule_for_every_namespace_is_accepted_with_a_warning_that_counts_them(
     Ok(())
 }
 
-// ---- accepted, and told in the status ----
+// ---- accepted, and reported in the status ----
 
 #[tokio::test]
 async fn a_missing_source_is_told_until_it_is_there() -> Result<()> {
@@ -1457,7 +1457,7 @@ async fn the_sources_own_cell_is_left_out() -> Result<()> {
         version(&source)
     );
 
-    // Under another name a copy beside its source is a copy like any other.
+    // In the namespace of its source, a copy under another name is an ordinary copy.
     good(&scene, &scene.tag)
         .named("second")
         .replace(&scene.client)
@@ -1521,7 +1521,7 @@ async fn secrets_that_belong_to_one_namespace_are_refused_unless_their_type_is_c
 async fn of_two_rules_for_one_cell_the_older_has_it_and_the_other_says_so() -> Result<()> {
     let scene = STAGE.scene("two").await?;
     let namespace = scene.namespace().await?;
-    // The younger one's name comes first: age counts, not the alphabet.
+    // The younger rule's name sorts first. The age decides, not the name.
     let [oldest, older, younger] = ["zz", "z", "a"].map(|name| {
         rule(&format!("{}-{name}", scene.tag))
             .to_label("scene", &scene.tag)
@@ -1565,7 +1565,7 @@ async fn of_two_rules_for_one_cell_the_older_has_it_and_the_other_says_so() -> R
         label(&after, "mimeo.dev/cluster-replication"),
         Some(younger.name.as_str())
     );
-    // The rule whose mark the copy carries keeps it, though an older one comes to want it.
+    // The rule in the copy's annotation keeps the copy, although an older rule now wants it.
     oldest.replace(&scene.client).await?;
     scene
         .wait_condition(&oldest.name, "Ready", "False", "CopiesFailed")
@@ -1597,11 +1597,11 @@ fn assert_reason(
     Ok(())
 }
 
-// ---- what no API server sends ----
+// ---- bodies that no API server sends ----
 
 const REVIEW: &str = "f3b1a6ce-0c6e-4c7e-9d0a-1b2c3d4e5f60";
 
-/// What nobody can read, and whose review it says it is.
+/// Returns unreadable bodies, with the uid of the review that each of them names.
 fn unreadable() -> [(&'static str, Vec<u8>, &'static str); 7] {
     let shapeless = json!({"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "request": {"uid": REVIEW, "kind": 7}});
     let other = json!({"apiVersion": "admission.k8s.io/v1beta1", "kind": "AdmissionReview", "request": {"uid": REVIEW}});
@@ -1663,8 +1663,8 @@ async fn a_body_that_no_one_can_read_is_answered_with_a_review_that_says_why() -
         "/validate/rules",
         "/validate/copies",
     ] {
-        // By little, so that the answer isn't lost with what nobody reads; on a connection of its
-        // own, which it ends.
+        // The body is only a little too large, so that the answer is not lost with the unread rest.
+        // The answer ends the connection, so each request has its own.
         let another = stranger(&setting.pair.url())?;
         let review = ask(&another, path, padded(REVIEW, LARGEST))
             .await
@@ -1680,7 +1680,8 @@ async fn a_body_that_no_one_can_read_is_answered_with_a_review_that_says_why() -
     Ok(())
 }
 
-/// Any verdict would be a refusal.
+/// Any verdict of the webhook would be a refusal. Only an error leaves the choice to the failure
+/// policy.
 #[tokio::test]
 async fn where_the_failure_policy_is_to_decide_the_answer_is_an_error() -> Result<()> {
     let setting = STAGE.get().await?;
@@ -1715,7 +1716,7 @@ async fn where_the_failure_policy_is_to_decide_the_answer_is_an_error() -> Resul
     Ok(())
 }
 
-/// Bytes of a review; no API server sends one that is larger.
+/// The size of the largest review that an API server sends, in bytes.
 const LARGEST: usize = 19 << 20;
 
 #[tokio::test]
@@ -1729,7 +1730,7 @@ async fn the_largest_body_that_an_api_server_sends_is_read() -> Result<()> {
         "/mutate/objects/some",
         "/validate/rules",
     ] {
-        // On a busy machine it may not be read in time: then once more.
+        // On a busy machine, the webhook may not read the body in time. Then the test retries.
         eventually(SOON, path, || async {
             let review = ask(&webhook, path, padded(uid, LARGEST - (64 << 10))).await?;
             let answer = &review["response"];
@@ -1744,8 +1745,8 @@ async fn the_largest_body_that_an_api_server_sends_is_read() -> Result<()> {
     Ok(())
 }
 
-/// A review of a ConfigMap's creation, of about this size (bytes), which none of the hooks has
-/// anything to say to.
+/// Returns a review of about this size in bytes. It creates a ConfigMap, which every hook admits
+/// unchanged.
 fn padded(uid: &str, size: usize) -> Vec<u8> {
     let object = json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "big", "namespace": "default"},
         "data": {"all": "x".repeat(size)}});
@@ -1761,7 +1762,8 @@ fn padded(uid: &str, size: usize) -> Vec<u8> {
 }
 
 /// # Errors
-/// When the answer isn't 200 with JSON: an API server would take that for no answer.
+///
+/// If the answer is not 200 with JSON. An API server would treat such an answer as a failed call.
 async fn ask(webhook: &Client, path: &str, body: Vec<u8>) -> Result<Value> {
     let request = Request::post(format!("{path}?timeout=5s"))
         .header("content-type", "application/json")

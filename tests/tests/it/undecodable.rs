@@ -22,7 +22,7 @@ use serde_json::{Value, json};
 const RBAC: &str = "rbac.authorization.k8s.io/v1";
 const MIMEO: &str = "mimeo.dev/v1alpha1";
 
-/// A map in a map and so on: `serde_json` goes down 127 levels, the API server takes 10,000.
+/// Returns nested maps. `serde_json` accepts 127 levels, the API server 10,000.
 fn nested(levels: usize) -> String {
     format!(
         "{}{}",
@@ -31,13 +31,12 @@ fn nested(levels: usize) -> String {
     )
 }
 
-/// What in `managedFields` can't be decoded.
+/// A form of `managedFields` that cannot be decoded.
 #[derive(Clone, Copy, Debug)]
 enum Form {
     /// Fields that are nested too deeply.
     Deep,
-    /// The last second that has four digits for its year is after the last one that a timestamp has
-    /// here.
+    /// The last second of the year 9999 is later than the largest timestamp of Mimeo's decoder.
     Late,
 }
 
@@ -51,7 +50,7 @@ impl Form {
         }
     }
 
-    /// Text that the stored object has.
+    /// Returns a text that the stored object contains.
     fn sign(self) -> String {
         match self {
             Self::Deep => nested(130),
@@ -74,7 +73,7 @@ impl Form {
     }
 }
 
-/// Sends what it is given, as it is; returns what comes back, as it is.
+/// Sends the body unchanged and returns the answer unchanged.
 async fn send(client: &Client, method: Method, path: &str, body: String) -> Result<String> {
     let merge = "application/merge-patch+json";
     let content_type = if method == Method::PATCH {
@@ -91,7 +90,7 @@ async fn send(client: &Client, method: Method, path: &str, body: String) -> Resu
         .await?)
 }
 
-/// What there is at a path, of which only that is decoded which is looked at.
+/// Reads the object at a path, and decodes only the fields of `T`.
 async fn found<T: DeserializeOwned>(client: &Client, path: &str) -> Result<T> {
     let text = send(client, Method::GET, path, String::new()).await?;
     serde_json::from_str(&text).with_context(|| format!("failed to decode {path}"))
@@ -108,8 +107,8 @@ struct Managers {
     managed_fields: Vec<Box<RawValue>>,
 }
 
-/// Adds such an entry to an object's `managedFields`, where that isn't there already, and sees that
-/// it is stored.
+/// Adds such an entry to an object's `managedFields`, unless it has one already. Checks that the
+/// API server stores it.
 async fn spoil(client: &Client, path: &str, api_version: &str, form: Form) -> Result<()> {
     let Managed { metadata } = found(client, path).await?;
     let mut entries: Vec<&str> = metadata
@@ -150,8 +149,8 @@ async fn set_token(client: &Client, path: &str, token: &str) -> Result<()> {
     .map(drop)
 }
 
-/// Waits until the Secret has this token, whatever else is in it. The test's client plants it, and
-/// finds it again only in what it can decode.
+/// Waits until the Secret has this token, with any other content. The test's own client marks the
+/// token, and recognizes the mark only in objects that it can decode.
 async fn wait_token(client: &Client, path: &str, token: &str) -> Result<()> {
     #[derive(Deserialize)]
     struct Found {
@@ -170,7 +169,7 @@ async fn wait_token(client: &Client, path: &str, token: &str) -> Result<()> {
     .await
 }
 
-/// Waits until nothing is there.
+/// Waits until no object is at the path.
 async fn wait_nothing(client: &Client, path: &str) -> Result<()> {
     eventually(SOON, format!("{path} to be gone"), || async {
         match send(client, Method::GET, path, String::new()).await {
@@ -182,17 +181,19 @@ async fn wait_nothing(client: &Client, path: &str) -> Result<()> {
     .await
 }
 
-/// What a tenant has done, and what is copied from that namespace and within it.
+/// The undecodable objects of a tenant. Rules make copies from the tenant's namespace and within
+/// it.
 struct Planted {
     home: String,
-    /// Where copies of its Secrets go, each under its own name.
+    /// The namespace of the copies. Each copy has its own name.
     target: String,
-    /// Copies `good` as this, within the namespace.
+    /// Names of copies of `good` within the tenant's own namespace.
     own: Vec<String>,
 }
 
-/// Has a tenant write all that one may write, in a namespace of which others want something. Its
-/// Secrets are sources: found by a selector, or so many by name that the namespace has one watch.
+/// A tenant writes every undecodable object that it has the permission for. Other rules have their
+/// sources in the tenant's namespace. A selector finds these sources, or they are named and so many
+/// that the namespace has one watch.
 async fn plant(scene: &Scene<'_>, wide: bool) -> Result<Planted> {
     let mallory = Tenant::editor(scene).await?;
     let (client, home) = (&mallory.client, &mallory.home);
@@ -275,7 +276,7 @@ async fn plant(scene: &Scene<'_>, wide: bool) -> Result<Planted> {
     })
 }
 
-/// What is in a spoiled namespace is copied as ever.
+/// Checks that Mimeo still copies the sources in a spoiled namespace.
 async fn planted_works(client: &Client, planted: &Planted, token: &str) -> Result<()> {
     let Planted { home, target, own } = planted;
     for name in ["good", "source-deep", "source-late", "s0"] {
@@ -288,9 +289,9 @@ async fn planted_works(client: &Client, planted: &Planted, token: &str) -> Resul
     Ok(())
 }
 
-/// All that Mimeo does for others, from the beginning.
+/// Checks every function of Mimeo for other users, from the beginning.
 async fn everything_works(scene: &Scene<'_>) -> Result<()> {
-    // Copies come, change, are repaired and go.
+    // Mimeo writes, updates, repairs and deletes copies.
     let namespaces = scene.namespaces(2).await?;
     scene.secret("registry", &[("token", "one")]).await?;
     let rule = scene.rule().secret(&scene.home, "registry");
@@ -310,7 +311,7 @@ async fn everything_works(scene: &Scene<'_>) -> Result<()> {
         wait_gone(scene.secrets(namespace), "registry").await?;
     }
 
-    // Consent is given and taken back.
+    // The owner grants access and withdraws it.
     let (owner, taker) = (Tenant::editor(scene).await?, Tenant::editor(scene).await?);
     owner.secret("db", "one").await?;
     owner
@@ -358,7 +359,7 @@ async fn what_a_tenant_writes_into_managed_fields_stops_nothing() -> Result<()> 
     everything_works(&scene).await
 }
 
-/// Whoever may edit a copy may write this into it, too; it stays Mimeo's copy.
+/// A user who may edit a copy may also write such entries. The object stays Mimeo's copy.
 #[tokio::test]
 async fn a_copy_stays_a_copy_whatever_is_written_into_its_managed_fields() -> Result<()> {
     let mut setting =
@@ -419,7 +420,7 @@ async fn a_copy_stays_a_copy_whatever_is_written_into_its_managed_fields() -> Re
     Ok(())
 }
 
-/// The webhook reads a namespace before it guards what is in it.
+/// The webhook reads a namespace before it guards the copies in it.
 #[tokio::test]
 async fn a_namespace_of_which_no_decoder_takes_everything_is_guarded_all_the_same() -> Result<()> {
     let setting = Setting::start(ControlPlane::builder(), Pair::builder().shipped_rights()).await?;
@@ -466,7 +467,7 @@ async fn a_namespace_of_which_no_decoder_takes_everything_is_guarded_all_the_sam
 
 const WIDGETS: &str = "/apis/example.com/v1/namespaces";
 
-/// A custom resource whose schema takes anything.
+/// Returns a custom resource. Its schema accepts any spec.
 fn widget(name: &str, token: &str, spec: &str) -> String {
     let metadata = format!(r#"{{"name":"{name}","labels":{{"copy":"yes"}}}}"#);
     format!(
@@ -546,7 +547,7 @@ async fn a_source_that_cannot_be_decoded_is_refused_alone() -> Result<()> {
         }
         anyhow::Ok(())
     };
-    // What is named is missed; what a selector finds besides others is passed over.
+    // A named source that cannot be decoded is reported. A selector skips such an object.
     let refused = async || {
         for ((rule, _), reason) in rules.iter().zip(["SourceRefused", "Found"]) {
             let told = format!("Widget/{home}/bad");
@@ -586,7 +587,7 @@ async fn a_source_that_cannot_be_decoded_is_refused_alone() -> Result<()> {
     set("c", "two", "{}").await?;
     copies("two", &["c"]).await?;
 
-    // Mended it is a source like any other; and what there is of it stays if it is broken again.
+    // Once the object is fixed, it is a source like any other. If it breaks again, its copies stay.
     set("bad", "one", "null").await?;
     copies("one", &["bad"]).await?;
     set("bad", "two", &deep).await?;
@@ -621,7 +622,7 @@ async fn a_rule_that_cannot_be_decoded_is_invalid_alone() -> Result<()> {
         );
         deep.insert_str(deep.rfind("}}").context("a spec")?, &patch);
         let rules = format!("/apis/{MIMEO}/namespaces/{}/replications", tenant.home);
-        // As long as the webhook is there it is refused.
+        // While the webhook runs, it refuses this rule.
         let refusal = send(&tenant.client, Method::POST, &rules, deep.clone()).await;
         ensure!(refusal.is_err(), "it was accepted");
         (tenant.home.clone(), rules, deep)

@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 
 use crate::stages::SHIPPED as STAGE;
 
-/// The warnings that kubectl shows when the rule is applied, really or as a dry run.
+/// Returns the warnings of `kubectl apply` for the rule, as a dry run or not.
 fn warnings(scene: &Scene<'_>, rule: &RuleSpec, dry_run: bool) -> Result<Vec<String>> {
     let file = tempfile::NamedTempFile::new()?;
     std::fs::write(file.path(), rule.object().to_string())?;
@@ -53,7 +53,7 @@ async fn a_rule_that_does_what_it_says_is_told_how_many_namespaces_it_selects_an
         &warnings(&scene, &rule, false)?,
         &["the rule selects 3 of "],
     );
-    // As long as the targets are the same it is no news, but to who asks what would be.
+    // If the targets stay the same, only a dry run prints the warning.
     let relabelled = rule
         .clone()
         .set("transform", json!({"labels": {"set": {"a": "b"}}}));
@@ -109,7 +109,7 @@ async fn a_pattern_that_is_only_the_beginning_of_names_gets_a_hint() -> Result<(
     scene.secret("registry", &[("token", "one")]).await?;
     let rule = scene.rule().secret(&scene.home, "registry");
     seen(&scene, &rule, 12).await?;
-    // The scene's home has the beginning of its namespaces' names, too.
+    // The name of the scene's home begins like the names of its namespaces.
     let of_pattern = |pattern: String| {
         rule.clone()
             .set("targets", json!([{"namespacePattern": pattern, "namespaceSelector": {"matchLabels": {"scene": scene.tag}}}]))
@@ -161,7 +161,7 @@ async fn when_copies_come_to_know_that_they_stay_is_told() -> Result<()> {
     Ok(())
 }
 
-/// Waits until the webhook knows of so many namespaces that the rule selects.
+/// Waits until the webhook counts this many namespaces for the rule.
 async fn seen(scene: &Scene<'_>, rule: &RuleSpec, count: usize) -> Result<()> {
     eventually(SOON, "the webhook to see the namespaces", || async {
         let told = warnings(scene, rule, true)?;
@@ -193,7 +193,7 @@ async fn a_dry_run_tells_what_the_real_one_does_and_how_many_and_changes_nothing
         &["does not exist", "the rule selects 2 of "],
     );
 
-    // What goes with a change, before it goes.
+    // The warning comes before Mimeo deletes the copies.
     let none = rule(&scene.tag)
         .secret(&scene.home, "registry")
         .to_label("scene", "nobody");
@@ -247,13 +247,14 @@ async fn copies_that_another_rule_has_are_told_with_the_rule_and_the_namespaces(
         "RuleConflict",
         "as was said"
     );
-    // Said once: what was known before is no news.
+    // A warning comes once. A later change does not repeat it.
     let edited = second.set("podGate", json!("None"));
     assert_eq!(warnings(&scene, &edited, false)?, [""; 0]);
     Ok(())
 }
 
-/// Not how many there are, nor what globs find, to whom the API server doesn't tell it.
+/// A user without the permission to list namespaces learns neither their number nor the matches of
+/// a glob.
 #[tokio::test]
 async fn who_may_not_list_namespaces_is_told_of_those_alone_that_he_names() -> Result<()> {
     let scene = STAGE.scene("unlisted").await?;
@@ -293,7 +294,7 @@ async fn who_may_not_list_namespaces_is_told_of_those_alone_that_he_names() -> R
         "ClusterReplication/{} gets Secret registry in namespace {namespace}, not this rule",
         first.name
     );
-    // His rights take a moment to be known.
+    // It takes a moment until the webhook knows the user's permissions.
     let words = eventually(SOON, "his rule to be accepted", || async {
         Ok(told(named.clone()).ok())
     })
@@ -321,8 +322,8 @@ async fn who_may_not_list_namespaces_is_told_of_those_alone_that_he_names() -> R
     .await
 }
 
-/// In his own namespace, whoever has the copy; of what other rules want elsewhere, and of other
-/// tenants', nothing.
+/// The warning names other rules for copies in the tenant's own namespace, in either order. It says
+/// nothing of rules for other namespaces, or of other tenants.
 #[tokio::test]
 async fn a_tenant_is_told_of_rules_that_want_the_same_copies_in_his_own_namespace_alone()
 -> Result<()> {
@@ -342,7 +343,8 @@ async fn a_tenant_is_told_of_rules_that_want_the_same_copies_in_his_own_namespac
             .writes("replicationgrants", "g", &consent("Write", "*", &[]))
             .await?;
     }
-    // Copies at home and elsewhere, by one's own rule and by another's.
+    // These copies are in the tenant's own namespace and in another one, made by the tenant's rule
+    // and by another rule.
     let named = |home: &str, name: &str| json!({"namespaces": [home], "copyName": name});
     let mut spec = copying(None, "own", &[]);
     spec["targets"] = json!([named(&tenant.home, "mine"), named(&other.home, "mine")]);
@@ -372,7 +374,7 @@ async fn a_tenant_is_told_of_rules_that_want_the_same_copies_in_his_own_namespac
             &tenant.user,
             ["apply", "--dry-run=server", "-f", &path],
         )?;
-        // kubectl has one of its own for what wasn't made by it.
+        // kubectl prints a warning of its own for objects that kubectl did not create.
         let ours = told
             .lines()
             .filter_map(|line| line.strip_prefix("Warning: "));
@@ -405,7 +407,7 @@ async fn a_tenant_is_told_of_rules_that_want_the_same_copies_in_his_own_namespac
         ("first", &tenant.home, "mine", None),
     ] {
         spec["targets"] = json!([named(namespace, copy)]);
-        // Its webhook may have seen less than the reconciler.
+        // The webhook may have seen less than the reconciler.
         eventually(
             SOON,
             format!("a word about {copy} in {namespace}"),
@@ -457,7 +459,7 @@ async fn rights_that_mimeo_lacks_are_told_with_the_rule_that_gives_them() -> Res
         );
     }
 
-    // Done as it was said, nothing is missing.
+    // With the permissions that the message asks for, nothing is missing.
     for (label, verbs) in [
         (labels[0], &["create", "get", "list", "patch", "watch"][..]),
         (labels[1], &["delete"]),
@@ -486,8 +488,8 @@ async fn rights_that_mimeo_lacks_are_told_with_the_rule_that_gives_them() -> Res
     Ok(())
 }
 
-/// As with a rule of the platform's. Whoever may give Mimeo rights is somebody else, to whom a
-/// tenant can pass on what he is told.
+/// A tenant's Replication works like a ClusterReplication here. Another person grants permissions
+/// to Mimeo, and the tenant can forward the message.
 #[tokio::test]
 async fn rights_that_mimeo_lacks_for_a_tenants_rule_are_told_him_and_once_given_it_copies()
 -> Result<()> {
@@ -567,7 +569,7 @@ async fn rights_that_mimeo_lacks_for_a_tenants_rule_are_told_him_and_once_given_
     Ok(())
 }
 
-// ---- kinds that are misspelt ----
+// ---- misspelt kinds ----
 
 #[tokio::test]
 async fn a_kind_in_lower_case_or_in_the_plural_is_told_with_the_kind_that_is_served() -> Result<()>
@@ -588,7 +590,7 @@ async fn a_kind_in_lower_case_or_in_the_plural_is_told_with_the_kind_that_is_ser
     Ok(())
 }
 
-// ---- words that look like variables ----
+// ---- texts that look like variables ----
 
 #[tokio::test]
 async fn what_looks_like_a_variable_and_is_none_is_told_with_the_variables_that_there_are()
@@ -638,9 +640,9 @@ async fn what_looks_like_a_variable_and_is_none_is_told_with_the_variables_that_
     Ok(())
 }
 
-// ---- what a policy has changed ----
+// ---- changes by a policy ----
 
-/// A `TransformPolicy` about Secrets and Pods of the scene.
+/// Writes a `TransformPolicy` for Secrets and Pods of the scene.
 async fn policy(scene: &Scene<'_>, transform: &Value) -> Result<()> {
     let kinds =
         ["Secret", "Pod", "ConfigMap"].map(|kind| json!({"apiVersion": "v1", "kind": kind}));
@@ -669,7 +671,7 @@ async fn policy(scene: &Scene<'_>, transform: &Value) -> Result<()> {
     .map(drop)
 }
 
-/// An object that the policy is about.
+/// Returns an object that matches the policy.
 fn about(scene: &Scene<'_>, kind: &str, more: &Value) -> Value {
     let mut object = json!({
         "apiVersion": "v1", "kind": kind,
@@ -681,7 +683,7 @@ fn about(scene: &Scene<'_>, kind: &str, more: &Value) -> Value {
     object
 }
 
-/// What kubectl says when it creates the object, be it refused or not.
+/// Returns the output of kubectl when it creates the object, also if the object is refused.
 fn creating(scene: &Scene<'_>, object: &Value, more: &[&str]) -> Result<String> {
     let file = tempfile::NamedTempFile::new()?;
     std::fs::write(file.path(), object.to_string())?;
@@ -693,7 +695,7 @@ fn creating(scene: &Scene<'_>, object: &Value, more: &[&str]) -> Result<String> 
     )
 }
 
-/// The API server's own refusal would name no policy.
+/// The API server's own refusal would not name the policy.
 #[tokio::test]
 async fn a_policy_that_would_make_an_object_invalid_is_named_in_the_refusal() -> Result<()> {
     let scene = STAGE.scene("spoilt").await?;
@@ -713,8 +715,8 @@ async fn a_policy_that_would_make_an_object_invalid_is_named_in_the_refusal() ->
              policy (spec.transform), or exclude the object from it (spec.match)",
             scene.tag
         );
-        // API servers take a moment to know of a new hook, and the namespace to have its service
-        // account.
+        // The API server needs a moment to use a new hook. The namespace needs a moment to get its
+        // service account.
         eventually(SOON, "the refusal", || async {
             let told = creating(&scene, &about(&scene, kind, more), &[])?;
             if told.contains(&why) {
@@ -728,7 +730,7 @@ async fn a_policy_that_would_make_an_object_invalid_is_named_in_the_refusal() ->
     Ok(())
 }
 
-/// Where the webhook can't know it, a warning beside the refusal tells.
+/// If the webhook cannot foresee the refusal, it adds a warning.
 #[tokio::test]
 async fn a_person_is_told_what_a_policy_has_changed_also_where_the_api_server_refuses_it()
 -> Result<()> {
@@ -759,7 +761,7 @@ async fn a_person_is_told_what_a_policy_has_changed_also_where_the_api_server_re
         stored.contains("created") && stored.contains(&warning),
         "{stored}"
     );
-    // A program reads no warnings, and writes often.
+    // A program does not read warnings, and writes often.
     let program = [
         "--as",
         "system:serviceaccount:kube-system:some",

@@ -33,7 +33,7 @@ use serde_json::json;
 
 use crate::stages::PLAIN;
 
-/// A token of a new service account.
+/// Creates a service account and returns a token of it.
 async fn token(client: &Client, namespace: &str, name: &str) -> Result<String> {
     let accounts: Api<ServiceAccount> = Api::namespaced(client.clone(), namespace);
     let metadata = ObjectMeta {
@@ -58,7 +58,7 @@ async fn token(client: &Client, namespace: &str, name: &str) -> Result<String> {
         .context("no token")
 }
 
-/// Lets a service account do this with the paths.
+/// Permits a service account these verbs on these paths.
 async fn allow(
     client: &Client,
     namespace: &str,
@@ -92,8 +92,8 @@ fn code(answer: &str) -> &str {
 async fn metrics_and_debug_are_for_those_whom_rbac_lets() -> Result<()> {
     let control_plane = ControlPlane::builder().audit(true).start().await?;
     let mark = control_plane.audit_mark().await?;
-    // The chart's roles have it with `metrics.auth: Token`; without the chart it takes what the
-    // documents say.
+    // The chart's roles contain this permission with `metrics.auth: Token`. Without the chart, an
+    // operator runs the command in the documents.
     let operations = std::fs::read_to_string(
         Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/operations.md"),
     )?;
@@ -184,7 +184,7 @@ async fn metrics_and_debug_are_for_those_whom_rbac_lets() -> Result<()> {
                 );
             }
         }
-        // As a Prometheus does, again and again.
+        // A Prometheus repeats its request, too.
         for _ in 0..3 {
             ensure!(code(&get("/metrics", Some(&prometheus))?) == "200");
         }
@@ -218,7 +218,7 @@ fn log(replica: &Replica) -> Result<String> {
     replica.program.log()
 }
 
-/// The lines of these metrics, by all that stands before the value.
+/// Returns the values of these metrics, by name with labels.
 fn values(text: &str) -> BTreeMap<&str, f64> {
     let lines = text.lines().filter(|line| line.starts_with("mimeo_"));
     lines
@@ -227,7 +227,7 @@ fn values(text: &str) -> BTreeMap<&str, f64> {
         .collect()
 }
 
-/// Waits until the metrics of a program are so.
+/// Waits until the metrics of a program satisfy the condition.
 async fn metrics(
     replica: &Replica,
     what: &str,
@@ -254,7 +254,7 @@ async fn numbers_are_exact() -> Result<()> {
     );
     scene.secret("registry", &[("token", "1")]).await?;
     let namespaces = scene.namespaces(3).await?;
-    // In one namespace somebody else's has the name.
+    // In one namespace, a foreign object has the name of the copy.
     create_secret(&scene.client, &namespaces[0], "registry", &[]).await?;
     scene
         .rule()
@@ -296,7 +296,8 @@ async fn numbers_are_exact() -> Result<()> {
     );
     assert_eq!(get(lagged), Some(0.0), "nothing has changed yet: {text}");
 
-    // It is put right, and the source changes: two copies follow, the third is made anew.
+    // The conflict is resolved and the source changes. Mimeo updates two copies and creates the
+    // third.
     scene
         .secrets(&namespaces[0])
         .delete("registry", &DeleteParams::default())
@@ -329,7 +330,7 @@ async fn numbers_are_exact() -> Result<()> {
         "{text}"
     );
 
-    // A new namespace: whoever takes the mark off counts it, once.
+    // The replica that removes the pending label of a new namespace counts the namespace once.
     scene
         .wait_condition(&scene.tag, "PodGateActive", "True", "Active")
         .await?;
@@ -384,7 +385,8 @@ async fn numbers_are_exact() -> Result<()> {
     Ok(())
 }
 
-/// How many answers the webhook has counted, by hook and verdict; none that are zero.
+/// Returns the number of answers that the webhook has counted, by hook and verdict. Zeros are left
+/// out.
 fn answers(replica: &Replica) -> Result<BTreeMap<(String, String), u64>> {
     let text = replica.metrics()?;
     let counted = values(&text).into_iter().filter_map(|(name, count)| {
@@ -392,15 +394,15 @@ fn answers(replica: &Replica) -> Result<BTreeMap<(String, String), u64>> {
             .strip_prefix("mimeo_admission_duration_seconds_count{hook=\"")?
             .strip_suffix("\"}")?;
         let (hook, verdict) = labels.split_once("\",verdict=\"")?;
-        // A count, so it is whole.
+        // The value counts answers, so it is a whole number.
         let count = format!("{count}").parse().ok().filter(|count| *count > 0)?;
         Some(((hook.to_owned(), verdict.to_owned()), count))
     });
     Ok(counted.collect())
 }
 
-/// Waits until the webhook has counted just these answers since `before`, of the hooks that these
-/// are of.
+/// Waits until the webhook has counted exactly these answers since `before`. Hooks without an
+/// expected answer are left out.
 async fn counted(
     replica: &Replica,
     what: &str,
@@ -427,7 +429,7 @@ async fn counted(
     .await
 }
 
-/// At each hook.
+/// Each hook counts a body that is not a review.
 async fn what_is_no_review_counts(webhook: &Replica, url: &str) -> Result<()> {
     let stranger = stranger(url)?;
     for (path, hook) in [
@@ -509,7 +511,7 @@ async fn every_answer_counts_once_with_its_hook_and_verdict() -> Result<()> {
     )
     .await?;
     let before = answers(webhook)?;
-    // Which the definition takes.
+    // The CRD's schema accepts this pattern.
     let large = json!({"namespacePattern": "(.*a.{9}){9}"});
     let bad = rule(&unique("bad"))
         .secret(&scene.home, "registry")
@@ -546,8 +548,8 @@ async fn every_answer_counts_once_with_its_hook_and_verdict() -> Result<()> {
     );
     counted(webhook, "drift", &before, &[("Copies", "Denied", 1)]).await?;
 
-    // A namespace gets its mark, of whose removal by Mimeo nobody is asked; pods are asked about as
-    // long as it is there.
+    // A namespace gets its pending label. Mimeo's own request to remove the label calls no webhook.
+    // Pods call the webhook while the label exists.
     let before = answers(webhook)?;
     scene.namespace().await?;
     counted(
@@ -605,7 +607,7 @@ async fn every_answer_counts_once_with_its_hook_and_verdict() -> Result<()> {
         Ok(Some(name))
     })
     .await?;
-    // On a busy machine the webhook may first tell it to come again.
+    // On a busy machine, the webhook may first ask for a retry.
     let mut again = 0;
     loop {
         let refused = pods(&short)
@@ -628,7 +630,7 @@ async fn every_answer_counts_once_with_its_hook_and_verdict() -> Result<()> {
     .await
 }
 
-/// While writes hang, one at a time.
+/// Writes hang, and only one write may be in flight.
 #[tokio::test]
 async fn what_waits_for_its_turn_is_counted_by_its_queue() -> Result<()> {
     const COPIES: usize = 12;
@@ -688,7 +690,7 @@ async fn what_waits_for_its_turn_is_counted_by_its_queue() -> Result<()> {
 
     let silent = Silent::over(&scene, &namespaces, "Fail", 30).await?;
     put(&scene.secrets(&scene.home), "registry", &[("token", "two")]).await?;
-    // One of them is under way.
+    // One of the writes is in flight.
     let all = f64::from(u32::try_from(COPIES)?);
     are([0.0, all - 1.0, 0.0]).await?;
     put(&tenant.secrets(), "own", &[("token", "two")]).await?;
@@ -697,12 +699,12 @@ async fn what_waits_for_its_turn_is_counted_by_its_queue() -> Result<()> {
     are([0.0; 3]).await
 }
 
-/// How long it is that a watch has heard nothing: no longer than it was silent, and no less. Each
-/// time is bounded by what was before and what was after it, so a busy machine makes no difference.
+/// The metric tells how long a watch has been silent, neither too long nor too short. Each value is
+/// compared with times from before and after it. So a busy machine makes no difference.
 #[tokio::test]
 async fn the_silence_of_an_api_server_is_told_in_seconds() -> Result<()> {
     let setting = Setting::start(ControlPlane::builder(), Pair::builder()).await?;
-    // The reconciler would give up its Lease before long, and end.
+    // The reconciler would soon give up its Lease and exit, so the test uses the webhook.
     let webhook = &setting.pair.webhooks[0];
     let scene = setting.scene("silence").await?;
     let name = "mimeo_watch_staleness_seconds{resource=\"namespaces\"}";
@@ -712,7 +714,7 @@ async fn the_silence_of_an_api_server_is_told_in_seconds() -> Result<()> {
             .copied()
             .context("not told")
     };
-    // Returns a time that was before the last word.
+    // Returns a time before the last event of the watch.
     let word = async || {
         let before = Instant::now();
         scene.namespace().await?;
@@ -723,7 +725,7 @@ async fn the_silence_of_an_api_server_is_told_in_seconds() -> Result<()> {
         })
         .await
     };
-    // What is told, and between which times.
+    // Returns the value of the metric, with the times before and after it was read.
     let silence = async |least: f64| {
         eventually(SOON, "seconds of silence", || async {
             let (from, seconds, to) = (Instant::now(), staleness()?, Instant::now());
@@ -738,7 +740,8 @@ async fn the_silence_of_an_api_server_is_told_in_seconds() -> Result<()> {
     let told = async { anyhow::Ok((silence(5.0).await?, silence(8.0).await?)) }.await;
     setting.control_plane.resume(server)?;
     let ((first_from, first, first_to), (second_from, second, second_to)) = told?;
-    // No longer than since the last word, and in the silence as many seconds more as have passed.
+    // The value is at most the time since the last event. During the silence it grows by the time
+    // that passes.
     let seconds = |from: Instant, to: Instant| to.duration_since(from).as_secs_f64();
     let since = seconds(before, first_to);
     ensure!(first <= since + ROUNDED, "{first} told of {since}");
@@ -754,10 +757,10 @@ async fn the_silence_of_an_api_server_is_told_in_seconds() -> Result<()> {
     word().await.map(drop)
 }
 
-/// What is lost of a second where it is told.
+/// The metric rounds its seconds by at most this much.
 const ROUNDED: f64 = 0.01;
 
-/// The labels that metrics have, but for the bounds of histograms.
+/// Returns the labels of each metric, without the bounds of histograms.
 fn labels(text: &str) -> BTreeMap<String, BTreeSet<&str>> {
     let mut all: BTreeMap<String, BTreeSet<&str>> = BTreeMap::new();
     for (sample, _) in values(text) {
@@ -791,7 +794,7 @@ async fn the_readme_lists_every_metric_with_its_labels_and_no_other() -> Result<
     let table: Vec<(String, String)> = readme.lines().filter_map(row).collect();
     let scene = PLAIN.scene("metrics").await?;
     let pair = &scene.setting.pair;
-    // Without a rule nothing is told of any.
+    // Some metrics appear only with a rule.
     let rule = scene.rule().secret(&scene.home, "registry");
     rule.create(&scene.client).await?;
     let matched = json!({
@@ -824,7 +827,7 @@ async fn the_readme_lists_every_metric_with_its_labels_and_no_other() -> Result<
             .filter(|(_, of)| told.contains(&&**of))
             .map(|(name, _)| name.clone())
             .collect();
-        // Some appear with what they are about.
+        // Some metrics appear only with their first event.
         let text = eventually(SOON, format!("the metrics of {told:?}"), || async {
             let text = replica.metrics()?;
             let exposed = exposed(&text);
@@ -847,8 +850,8 @@ async fn the_readme_lists_every_metric_with_its_labels_and_no_other() -> Result<
     Ok(())
 }
 
-/// The names of all metrics that a program shows. A counter is known by its samples, as Prometheus
-/// shows it.
+/// Returns the names of all metrics of a program. A counter gets the name of its samples, as in
+/// Prometheus.
 fn exposed(text: &str) -> BTreeSet<String> {
     let exposed = text
         .lines()
@@ -880,7 +883,7 @@ async fn what_is_inside_is_shown_if_asked_for_and_what_is_logged_can_always_be_c
     for (path, want) in [("/debug/state", "404"), ("/log-level", "200")] {
         assert_eq!(code(&webhook.ask("GET", path, None, "")?), want, "{path}");
     }
-    // This test is on the same machine; who isn't gets 403.
+    // This test runs on the same machine. Clients on other machines get 403.
     eventually(SOON, "the leader's state", || async {
         let state = reconciler.ask("GET", "/debug/state", None, "")?;
         let (_, body) = state.split_once("\r\n\r\n").context("no body")?;
@@ -901,7 +904,7 @@ async fn what_is_inside_is_shown_if_asked_for_and_what_is_logged_can_always_be_c
         code(&answer) == "200" && answer.ends_with("debug\n"),
         "{answer}"
     );
-    // The first rule with a kind has its copies watched, which is told at this level.
+    // The first rule with a kind opens a watch of its copies. The program logs that at this level.
     let rule = rule("loud")
         .secret("platform", "registry")
         .target(json!({"namespaces": ["team-*"]}));
@@ -946,7 +949,7 @@ async fn a_collector_gets_a_span_of_each_review_and_write_and_nothing_of_what_is
         })
         .await?;
 
-    // What comes there the harness searches for what is planted in Secrets.
+    // The test harness also searches the collector's spans for the marked content of Secrets.
     let count = |wanted: &[(&str, &str)]| -> Result<usize> {
         let is = |span: &serde_json::Value| wanted.iter().all(|(key, value)| span[key] == *value);
         Ok(collector.spans()?.iter().filter(|span| is(span)).count())
@@ -1005,7 +1008,7 @@ async fn a_collector_gets_a_span_of_each_review_and_write_and_nothing_of_what_is
         })
         .await?;
     }
-    // Tried again and again.
+    // The write is retried several times.
     let conflict = count(&[
         ("span", "write"),
         ("result", "conflict"),
@@ -1015,8 +1018,8 @@ async fn a_collector_gets_a_span_of_each_review_and_write_and_nothing_of_what_is
     Ok(())
 }
 
-/// A webhook that may not mend what somebody deleted says so: else nobody would hear of calls that
-/// are never made.
+/// A webhook without the permission to restore a deleted configuration reports that. Otherwise no
+/// operator would notice that the webhook is not called.
 #[tokio::test]
 async fn hooks_that_are_gone_and_policies_that_are_refused_are_seen() -> Result<()> {
     let control_plane = ControlPlane::builder().start().await?;
@@ -1061,7 +1064,7 @@ async fn hooks_that_are_gone_and_policies_that_are_refused_are_seen() -> Result<
         .await?;
     let configurations: Api<MutatingWebhookConfiguration> = Api::all(client.clone());
     eventually(SOON, "a deletion that isn't put right", || async {
-        // The right may still be known for a moment.
+        // For a moment the webhook may still act with the permission.
         if configurations.get_opt("mimeo").await?.is_some() {
             configurations
                 .delete("mimeo", &DeleteParams::default())
@@ -1105,7 +1108,7 @@ async fn hooks_that_are_gone_and_policies_that_are_refused_are_seen() -> Result<
     says(&hooks(1)).await
 }
 
-/// As some managed clusters do with every configuration that doesn't forbid it.
+/// Some managed clusters change every configuration that does not forbid it.
 async fn who_fights_over_the_hooks_is_told(client: &Client, pair: &Pair) -> Result<()> {
     let (rules, name) = (
         Api::<ClusterReplication>::all(client.clone()),
@@ -1147,7 +1150,7 @@ async fn who_fights_over_the_hooks_is_told(client: &Client, pair: &Pair) -> Resu
     );
     logs_the_fight(&pair.webhooks[0], "MutatingWebhookConfiguration")?
         .context("the log does not say so")?;
-    // Of the other configurations the log tells.
+    // About the other configurations, only the log reports it.
     let configurations: Api<ValidatingWebhookConfiguration> = Api::all(client.clone());
     let operations = json!([{"op": "replace", "path": "/webhooks/0/timeoutSeconds", "value": 7}]);
     let change = Patch::<ValidatingWebhookConfiguration>::Json(serde_json::from_value(operations)?);
@@ -1158,7 +1161,8 @@ async fn who_fights_over_the_hooks_is_told(client: &Client, pair: &Pair) -> Resu
     .await
 }
 
-/// Whether a webhook's log names the client that keeps changing a configuration of this kind.
+/// Returns `Some` if a webhook's log names the client that keeps changing a configuration of this
+/// kind.
 fn logs_the_fight(webhook: &Replica, kind: &str) -> Result<Option<()>> {
     let log = webhook.program.log()?;
     let told = log.lines().any(|line| {

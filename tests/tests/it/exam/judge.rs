@@ -20,7 +20,7 @@ use super::model::{
 pub struct Object {
     pub uid: String,
     pub version: String,
-    /// It has an entry of field manager `mimeo`.
+    /// True if the field manager `mimeo` has an entry.
     pub ours: bool,
     pub content: Content,
 }
@@ -31,7 +31,7 @@ pub struct Seen {
     pub uid: String,
     pub labels: Map,
     pub terminating: bool,
-    /// How many copies it remembers as created once.
+    /// The number of copies that the namespace records as created once.
     pub seeds: usize,
 }
 
@@ -41,24 +41,24 @@ pub struct Observed {
     pub namespaces: BTreeMap<String, Seen>,
 }
 
-/// What happened in a round.
+/// The events of a round.
 #[derive(Default)]
 pub struct Round {
-    /// The world as the round began, and after each edit.
+    /// The world at the start of the round, and after each edit.
     pub states: Vec<World>,
-    /// Copies that people deleted.
+    /// Copies that users deleted.
     pub deleted: BTreeSet<Cell>,
-    /// What the API server answered to the last edit of a copy, by the copy's uid.
+    /// The API server's answer to the last edit of each copy, by the copy's uid.
     pub answered: BTreeMap<String, Content>,
-    /// The uids of copies whose labels were stripped or whose managedFields were cleared.
+    /// Uids of copies whose labels were removed or whose `managedFields` were cleared.
     pub tampered: BTreeSet<String>,
     pub killed_reconciler: bool,
     pub killed_webhook: bool,
 }
 
-/// What people write over a copy's data.
+/// The text that users write over a copy's data.
 pub const EDITED: &str = "edited";
-/// Part of every key that people add.
+/// Part of every key that users add.
 pub const EXTRA: &str = "extra-";
 
 impl Object {
@@ -104,7 +104,7 @@ impl Round {
         &self.states[self.states.len() - 1]
     }
 
-    /// The rule's spec if it was the same all the time.
+    /// Returns the rule if its spec was the same during the whole round.
     fn steady_rule(&self, id: &RuleId) -> Option<&Rule> {
         let rule = self.now().rules.get(id)?;
         self.states
@@ -125,8 +125,8 @@ impl Round {
             .all(|state| uid(state) == uid(self.now()))
     }
 
-    /// Whether the record of what a rule created once lasts: it goes if the rule comes to keep the
-    /// copy.
+    /// True if the record of a copy that was created once stays. Mimeo removes the record if the
+    /// rule later retains the copy.
     pub fn lasts(&self, (_, rule, cell): &Seed) -> bool {
         let keeps = |state: &World| state.kept_by(rule, cell);
         !self.states.iter().any(keeps)
@@ -144,9 +144,9 @@ pub struct Judge<'a> {
     pub memory: &'a Memory,
     pub round: &'a Round,
     pub observed: &'a Observed,
-    /// Of this exam, not of the system.
+    /// The prefix of the exam's namespaces. System namespaces do not have it.
     pub tag: &'a str,
-    /// How many cells were judged, by what was expected.
+    /// The number of judged cells, by expectation.
     pub coverage: RefCell<BTreeMap<&'static str, usize>>,
 }
 
@@ -187,7 +187,7 @@ impl<'a> Judge<'a> {
             .collect()
     }
 
-    /// Sources are never written.
+    /// Returns the sources that were changed. Mimeo never writes a source.
     fn sources(&self) -> impl Iterator<Item = String> {
         self.round
             .now()
@@ -208,7 +208,7 @@ impl<'a> Judge<'a> {
             .iter()
             .filter(|(name, _)| name.starts_with(self.tag))
         {
-            // Its end takes seconds, which no round waits for.
+            // The deletion of a namespace takes seconds. No round waits for it.
             if !now.namespaces.contains_key(name) && !seen.terminating {
                 told.push(format!("namespace {name}: nobody made it"));
             }
@@ -227,7 +227,7 @@ impl<'a> Judge<'a> {
                     namespace.labels
                 ));
             }
-            // While a copy can't be written, its namespace may stay pending.
+            // While a copy cannot be written, its namespace may keep the pending label.
             let written = |cell: &Cell| {
                 let ours = self
                     .observed
@@ -267,7 +267,7 @@ impl<'a> Judge<'a> {
         told
     }
 
-    /// What counts as created once in a namespace, since a copy is there.
+    /// Returns the copies in a namespace that count as created once, because the copy exists.
     fn sown(&self, namespace: &str) -> impl Iterator<Item = Seed> {
         let copies = self
             .observed
@@ -282,7 +282,7 @@ impl<'a> Judge<'a> {
         })
     }
 
-    /// The copy that was in the cell when the round began.
+    /// Returns the copy that was in the cell at the start of the round.
     fn held(&self, cell: &Cell) -> Option<&Held> {
         self.memory
             .copies
@@ -290,7 +290,7 @@ impl<'a> Judge<'a> {
             .filter(|_| self.round.steady_namespace(&cell.namespace))
     }
 
-    /// The former holder, as it counts in a state.
+    /// Returns the former holder, with the retention up to this state.
     pub fn former(&self, cell: &Cell, state: usize) -> Option<Holder> {
         let mut holder = self.held(cell)?.holder.clone();
         let states = &self.round.states[..=state];
@@ -306,7 +306,7 @@ impl<'a> Judge<'a> {
         Some(holder)
     }
 
-    /// Whose copy the cell holds now.
+    /// Returns the holder of the cell's copy now.
     pub fn holder(&self, cell: &Cell) -> Option<Holder> {
         let former = self.former(cell, self.round.states.len() - 1);
         let Some(seen) = self.observed.objects.get(cell).filter(|object| object.ours) else {
@@ -340,7 +340,7 @@ impl<'a> Judge<'a> {
         })
     }
 
-    /// Whether a rule had retained it by its end, and no rule wants the cell since.
+    /// True if a rule was deleted and retained the copy, and no rule has wanted the cell since.
     fn is_retained(&self, cell: &Cell) -> bool {
         let kept = |holder: &Holder| holder.orphan && holder.kept == [true].into();
         let unwanted = |state: &World| state.claims(cell).is_empty();
@@ -350,7 +350,7 @@ impl<'a> Judge<'a> {
             && self.round.states.iter().all(unwanted)
     }
 
-    /// Whether the namespace may remember that the rule created this copy once.
+    /// True if the namespace may record that the rule created this copy once.
     fn once(&self, rule: &RuleId, cell: &Cell) -> bool {
         let seed = self.seed(rule, cell);
         let noted = self.memory.seeded.contains(&seed) || self.memory.maybe_seeded.contains(&seed);
@@ -362,7 +362,7 @@ impl<'a> Judge<'a> {
                 .any(|state| state.once_by(rule, cell))
     }
 
-    /// Whether nobody can say any more whose it is.
+    /// True if the owner of the copy can no longer be known.
     fn clouded(&self, cell: &Cell) -> bool {
         let uids = [
             self.observed.objects.get(cell).map(|object| &object.uid),
@@ -494,7 +494,7 @@ impl<'a> Judge<'a> {
         }
     }
 
-    /// Whether it was a copy when the round began.
+    /// True if it was a copy at the start of the round.
     pub fn knows(&self, uid: &str) -> bool {
         self.memory
             .copies
@@ -512,7 +512,8 @@ impl<'a> Judge<'a> {
         (uid.unwrap_or_default(), rule.clone(), cell.clone())
     }
 
-    /// A copy that nothing writes has what it had, and what people wrote.
+    /// Compares a copy that no rule writes with its former content and the edits of users. Returns
+    /// the difference.
     fn frozen(&self, held: &Held, seen: &Object) -> Option<String> {
         let want = self
             .round
@@ -538,8 +539,7 @@ impl<'a> Judge<'a> {
     ) -> Option<String> {
         let now = self.round.now();
         let mut rules = rules.clone();
-        // Who wins is certain where nothing changed, or where the namespace is new and nothing else
-        // is.
+        // The winner is certain in two cases: nothing changed, or only the namespace is new.
         let claims = now.claims(cell);
         let steady = claims.keys().all(|id| self.round.steady_rule(id).is_some());
         let new = !self.round.states[0]
@@ -634,8 +634,9 @@ impl<'a> Judge<'a> {
             !seen.ours && seen.uid == foreign.uid && seen.version == foreign.version
         };
         if given || self.memory.lagging.contains(cell) {
-            // Given away: when it becomes the copy, and whether in place, is left open. What a copy
-            // must be is judged from the next round on.
+            // A rule may take this foreign object over. It is open when the object becomes the
+            // copy, and whether Mimeo recreates it. The content of the copy is judged from the next
+            // round on.
             if self.must_be_taken(cell) && !self.memory.lagging.contains(cell) {
                 self.count("another's object that has become the copy");
                 return seen
@@ -657,7 +658,8 @@ impl<'a> Judge<'a> {
 }
 
 impl Judge<'_> {
-    /// Whether another's object has been given away for the whole round, whatever is in it.
+    /// True if the rules permitted Mimeo to take over the foreign object during the whole round,
+    /// with any content.
     fn must_be_taken(&self, cell: &Cell) -> bool {
         let overwrites = |state: &World| {
             let claims = state.claims(cell);
@@ -694,8 +696,9 @@ fn tell(object: &Object) -> String {
     )
 }
 
-/// What differs, key by key; keys that people added aside, where `may_add` allows them. All values
-/// are made by the exam, but for Mimeo's own annotations, which are not shown.
+/// Returns the differences, key by key. Keys that users added are left out if `may_add` permits
+/// them. The exam made all values. Only Mimeo's own annotations are not, and their values are not
+/// shown.
 fn compare(seen: &Content, want: &Content, may_add: impl Fn(&str, &str) -> bool) -> String {
     let mut told = Vec::new();
     for (part, seen, want) in [
