@@ -58,7 +58,7 @@ fn alerts() -> Result<Vec<Alert>> {
     Ok(groups.into_iter().flat_map(|group| group.rules).collect())
 }
 
-/// Names and help of all metrics, as the README lists them.
+/// Returns the names and help texts of all metrics in the README.
 fn metrics() -> Result<BTreeMap<String, String>> {
     let readme = read("README.md")?;
     let row = |line: &str| {
@@ -71,21 +71,20 @@ fn metrics() -> Result<BTreeMap<String, String>> {
     Ok(metrics)
 }
 
-/// Labels that no program gives: the bounds of a histogram's buckets, and where Prometheus has read
-/// a metric.
+/// Labels that no program sets: the bounds of histograms, and the labels that Prometheus adds.
 const BESIDES: [&str; 3] = ["le", "cluster", "namespace"];
 
-/// What an expression asks for.
+/// The metrics and labels in an expression.
 #[derive(Default)]
 struct Asked {
-    /// Metrics, each with what is asked of its labels.
+    /// Metrics, each with the matchers of its labels.
     selected: Vec<(String, Vec<Matcher>)>,
-    /// Labels by which it sums, takes the greatest, or joins.
+    /// Labels by which the expression sums, takes the maximum, or joins.
     grouped: BTreeSet<String>,
 }
 
 impl Asked {
-    /// Of an expression as Prometheus, or Grafana with its variables, takes it.
+    /// Parses an expression of Prometheus, or of Grafana with its variables.
     fn of(expr: &str) -> Result<Self> {
         let parsed = parse(&expr.replace("$__rate_interval", "5m"))
             .map_err(|error| anyhow!("{expr}: {error}"))?;
@@ -115,7 +114,8 @@ impl Asked {
         );
     }
 
-    /// The metrics of ours that it asks for. All have the labels that they are asked for by.
+    /// Returns Mimeo's metrics in the expression. Fails if a metric lacks a label that the
+    /// expression uses.
     fn ours(&self, metrics: &BTreeMap<String, String>) -> Result<BTreeSet<String>> {
         let mut ours = BTreeSet::new();
         for (name, matchers) in &self.selected {
@@ -163,8 +163,8 @@ impl ExprVisitor for Asked {
     }
 }
 
-/// The API server's own metrics of admission tell of all hooks that there are: they are asked for
-/// Mimeo's alone.
+/// The API server's admission metrics cover all webhooks. The expression must select only those of
+/// Mimeo.
 fn of_our_hooks(name: &str, matchers: &[Matcher]) -> Result<()> {
     let known = ["rejection_count", "fail_open_count", "request_total"];
     let known = known.map(|name| format!("apiserver_admission_webhook_{name}"));
@@ -181,7 +181,7 @@ fn of_our_hooks(name: &str, matchers: &[Matcher]) -> Result<()> {
     Ok(())
 }
 
-/// The metric of that name, or the histogram of which it is a part, with its help.
+/// Returns the metric of that name, or the histogram that it is a part of, with its help.
 fn find<'a>(metrics: &'a BTreeMap<String, String>, name: &str) -> Option<(&'a str, &'a str)> {
     let of = |name: &str| metrics.get_key_value(name);
     let histogram = ["_bucket", "_count", "_sum"]
@@ -195,19 +195,19 @@ fn find<'a>(metrics: &'a BTreeMap<String, String>, name: &str) -> Option<(&'a st
         .map(|(name, help)| (&**name, &**help))
 }
 
-/// The words that labels may have, by what they are those of.
+/// The values that labels may have.
 struct Words {
-    /// Of labels whose words are all there from the start, or soon, as the programs show them: by
+    /// Values of labels that the programs show completely, from the start or soon after. The key is
     /// the label's name.
     shown: BTreeMap<String, BTreeSet<String>>,
-    /// Where those stand why a watch failed.
+    /// The source file that names the reasons of failed watches.
     watches: String,
 }
 
 impl Words {
     async fn of_the_programs() -> Result<Self> {
         let pair = &PLAIN.get().await?.pair;
-        // Once it leads it shows what only a leader does.
+        // A leader also shows the metrics that only a leader has.
         let reconciler = pair.reconciler.as_ref().context("no reconciler")?;
         eventually(SOON, "a leader", || async {
             let text = reconciler.metrics()?;
@@ -242,8 +242,8 @@ impl Words {
         })
     }
 
-    /// Whether a label of this metric ever has this value. One that is in no program makes an alert
-    /// that is silent for good.
+    /// True if a label of this metric can have this value. With a wrong value, an alert would never
+    /// fire.
     fn know(&self, metric: &str, label: &str, word: &str) -> bool {
         match (label, metric) {
             ("kind" | "rule_kind", _) => RuleKind::ALL.iter().any(|kind| kind.to_string() == word),
@@ -253,7 +253,7 @@ impl Words {
             ("reason", "mimeo_watch_failures_total") => {
                 self.watches.contains(&format!("\"{word}\""))
             }
-            // Of a rule that has no status yet neither is known.
+            // A rule without a status has neither value yet.
             ("reason", _) => {
                 ConditionReason::ALL
                     .iter()
@@ -269,7 +269,7 @@ impl Words {
     }
 }
 
-/// The words that stand between these two in a text.
+/// Returns the texts between these two.
 fn between<'a>(text: &'a str, before: &'a str, after: &'a str) -> impl Iterator<Item = &'a str> {
     text.split(before)
         .skip(1)
@@ -333,7 +333,7 @@ fn panels_ask_for_metrics_that_exist_and_every_metric_has_one() -> Result<()> {
     let metrics = metrics()?;
     let dashboard: Value = serde_json::from_str(&read("manifests/chart/files/dashboard.json")?)?;
     let mut unseen: BTreeSet<String> = metrics.keys().cloned().collect();
-    // What is running is for tables of one's own.
+    // The build information is not on the dashboard. Users can show it in tables of their own.
     unseen.remove("mimeo_build_info");
     let variables = dashboard["templating"]["list"]
         .as_array()
@@ -430,7 +430,7 @@ fn every_alert_has_its_section_of_the_runbook_and_every_section_its_alert() -> R
             ensure!(section.contains(part), "{alert} lacks {part}");
         }
         ensure!(section.contains("\n    "), "{alert} has no command");
-        // No URL: where the file is to be read only who installs it knows.
+        // The runbook is not a URL, because only the installer knows where it can be read.
         let place = format!("docs/runbook.md#{}", alert.to_lowercase());
         assert_eq!(annotations.get("runbook"), Some(&place), "{alert}");
         let said: BTreeSet<&str> = annotations.keys().map(String::as_str).collect();

@@ -26,17 +26,18 @@ use mimeo_tests::{ControlPlane, NAMESPACE, Pair, Replica, create_namespace, even
 use serde_json::{Value, json};
 
 const SEED: &str = "MIMEO_CHAOS_SEED";
-/// Of the reconciler while it leads, and as many of either program at any moment: mostly, then, of
-/// one that has just started.
+/// The number of kills of a leading reconciler, and also of kills of either program at any moment.
+/// The latter mostly hit a program that has just started.
 const KILLS: usize = 12;
-/// The Lease by which a reconciler leads.
+/// The Lease of the leading reconciler.
 const LEASE: &str = "mimeo-reconciler";
-/// Most things that people do between two kills, and while a program is down.
+/// The largest number of the users' actions between two kills, and while a program is down.
 const STRIDE: u64 = 12;
 const DOWN: u64 = 5;
-/// A program is down no longer, should people wait for it.
+/// The longest time for which a program is down. Users may wait for it.
 const PATIENCE: Duration = Duration::from_millis(300);
-/// Most milliseconds from what somebody did to a kill: within them the programs work on it.
+/// The longest time between an action and a kill, in milliseconds. During this time the programs
+/// work on the action.
 const AIM: u64 = 40;
 const NAMESPACES: usize = 12;
 const TEAMS: [&str; 3] = ["red", "green", "blue"];
@@ -53,7 +54,7 @@ async fn whoever_is_killed_the_rules_prevail() -> Result<()> {
     };
     eprintln!("{SEED}={seed}");
     let control_plane = ControlPlane::builder().audit(true);
-    // Sweeps, which are held for a person to look at when they are large, are another test's.
+    // Large losses, which Mimeo holds until a person confirms them, belong to another test.
     let lease = ["--lease-retry-period", "300ms"];
     let sweeps = [
         "--deletion-delay",
@@ -107,7 +108,7 @@ async fn whoever_is_killed_the_rules_prevail() -> Result<()> {
     Ok(())
 }
 
-/// Returns how many of the killed led.
+/// Kills the programs again and again. Returns how many of the killed reconcilers were leading.
 async fn kill_again_and_again(
     pair: &mut Pair,
     leases: &Api<Lease>,
@@ -133,14 +134,16 @@ async fn kill_again_and_again(
         take(steps, dice.below(STRIDE)).await?;
         tokio::time::sleep(Duration::from_millis(dice.below(AIM))).await;
         victim.program.kill()?;
-        // It could not let go: if it led, the Lease still says so. Nobody waits for that to expire
-        // here. The time would have to be short, and a busy machine would end leaders, too.
+        // The killed process could not release its Lease, so the Lease still names it. The test
+        // does not wait until it expires: the time would have to be short, and on a busy machine
+        // leaders would lose it, too.
         let lease = leases.get_opt(LEASE).await?;
         if lease.is_some_and(|lease| leads(&lease, &victim)) {
             led += 1;
             delete(leases, LEASE).await?;
         }
-        // Or until somebody waits for it: while no webhook runs, no rule is written.
+        // The users may have to wait for the program: while no webhook runs, no rule can be
+        // written.
         let _ = tokio::time::timeout(PATIENCE, take(steps, dice.below(DOWN))).await;
         if reconciler {
             pair.start_reconciler().await?;
@@ -159,7 +162,7 @@ fn leads(lease: &Lease, replica: &Replica) -> bool {
         == Some(&replica.name)
 }
 
-/// Waits while people do so many things more.
+/// Waits until the users have done this many more actions.
 async fn take(steps: &AtomicUsize, more: u64) -> Result<()> {
     let until = steps.load(Ordering::Relaxed) + usize::try_from(more)?;
     eventually(SOON, "people to go on", || async {
@@ -189,41 +192,41 @@ impl Dice {
     }
 }
 
-/// What people want, as they last said it, and what is theirs.
+/// The users' last wishes, and their own objects.
 struct People {
     client: Client,
     dice: Dice,
-    /// Of every name the beginning.
+    /// The prefix of every name.
     tag: String,
-    /// Where the sources are.
+    /// The namespace of the sources.
     home: String,
     /// Names of namespaces, each with the value of its label `team`.
     namespaces: BTreeMap<String, Option<&'static str>>,
-    /// Those that were created and deleted again, or are being.
+    /// Namespaces that were created and deleted, or are being deleted.
     left: BTreeSet<String>,
-    /// Numbers of the sources that are there, each with its text and its resourceVersion.
+    /// Numbers of the existing sources, each with its text and its resourceVersion.
     sources: BTreeMap<u64, (String, String)>,
     rules: BTreeMap<u64, Wish>,
-    /// Objects that they made under names that copies have: resourceVersions by namespace and name.
+    /// The users' own objects under names of copies: resourceVersions by namespace and name.
     own: BTreeMap<(String, String), String>,
-    /// For a failed test.
+    /// The actions so far, for the report of a failed test.
     diary: Vec<String>,
 }
 
-/// A rule as its author meant it.
+/// A rule as its author wants it.
 #[derive(Clone)]
 struct Wish {
     team: &'static str,
     sources: BTreeSet<u64>,
 }
 
-/// All objects of a namespace that are not the system's: what their only key holds, by their names.
+/// All objects of a namespace without those of the system: the value of their only key, by name.
 type Contents = BTreeMap<String, String>;
 
-/// The key that every object has.
+/// The only key of every object.
 const KEY: &str = "text";
 
-/// Even ones are Secrets, odd ones ConfigMaps.
+/// Sources with even numbers are Secrets, the others are ConfigMaps.
 fn is_secret(source: u64) -> bool {
     source.is_multiple_of(2)
 }
@@ -232,7 +235,7 @@ fn source_name(source: u64) -> String {
     format!("source-{source}")
 }
 
-/// Other rules give other names, so no two rules have one cell.
+/// Returns the name of a copy. Rules have different names, so two rules never want the same cell.
 fn copy_name(rule: u64, source: u64) -> String {
     format!("rule-{rule}-{}", source_name(source))
 }
@@ -267,7 +270,7 @@ impl People {
         Ok(people)
     }
 
-    /// Somebody does something.
+    /// A user does one random action.
     async fn act(&mut self) -> Result<()> {
         match self.dice.below(20) {
             0..3 => self.add_namespace().await,
@@ -332,7 +335,7 @@ impl People {
             return Ok(());
         };
         let team = (self.dice.below(4) > 0).then(|| self.team());
-        // A webhook that is killed meanwhile is no reason to refuse it, with the default policy.
+        // With the default policy, a killed webhook does not block this request.
         relabel(&self.client, &name, "team", team).await?;
         self.note(format!("give {name} to {team:?}"));
         self.namespaces.insert(name, team);
@@ -371,7 +374,8 @@ impl People {
         };
         let spec = self.spec(number, &wish);
         let client = self.client.clone();
-        // What nobody checked is not stored: while no webhook runs, the author comes back.
+        // A rule is stored only after the webhook's check. While no webhook runs, the author
+        // retries.
         if self.rules.contains_key(&number) {
             let rules: Api<ClusterReplication> = Api::all(client);
             let patch = json!([{"op": "replace", "path": "/spec", "value": spec.spec}]);
@@ -422,13 +426,13 @@ impl People {
         Ok(())
     }
 
-    /// A namespace, and a copy that it may have.
+    /// Returns a namespace, and a copy that it may have.
     fn some_cell(&mut self) -> Option<(String, u64, u64)> {
         let namespace = self.some_namespace()?;
         Some((namespace, self.dice.below(RULES), self.dice.below(SOURCES)))
     }
 
-    /// Somebody edits or deletes a copy, if it is there.
+    /// A user edits or deletes a copy, if it exists.
     async fn meddle(&mut self) -> Result<()> {
         let Some((namespace, rule, source)) = self.some_cell() else {
             return Ok(());
@@ -454,7 +458,7 @@ impl People {
         Ok(())
     }
 
-    /// Somebody has an object of their own under a copy's name, if the name is free.
+    /// A user creates an object under a copy's name, if the name is free.
     async fn put_something_in_the_way(&mut self) -> Result<()> {
         let Some((namespace, rule, source)) = self.some_cell() else {
             return Ok(());
@@ -479,7 +483,7 @@ impl People {
         Ok(())
     }
 
-    /// What a namespace holds when all is done.
+    /// Returns the contents of a namespace at the end.
     fn expected(&self, namespace: &str, team: Option<&str>) -> Contents {
         let mut contents = Contents::new();
         for (number, wish) in self
@@ -525,7 +529,7 @@ impl People {
         Ok(())
     }
 
-    /// For a failed test: the metadata of what should not be there, or be otherwise.
+    /// Prints the metadata of the wrong objects, for the report of a failed test.
     async fn tell_what_is_amiss(&self) -> Result<()> {
         for (namespace, team) in &self.namespaces {
             let (expected, found) = (
@@ -570,7 +574,8 @@ impl People {
         }
     }
 
-    /// Their labels are as people gave them, no mark is left, and those that were deleted are gone.
+    /// Checks the namespaces: their labels are the users' labels, no pending label is left, and
+    /// deleted namespaces do not exist.
     async fn check_namespaces(&self) -> Result<()> {
         let all = Api::<Namespace>::all(self.client.clone())
             .list(&ListParams::default())
@@ -608,7 +613,7 @@ fn told<T>(outcome: &kube::Result<T>) -> String {
         .map_or_else(|| "done".to_owned(), ToString::to_string)
 }
 
-/// `None` if it was refused for that reason.
+/// Returns `None` if the request was refused with this code.
 fn unless<T>(code: u16, outcome: kube::Result<T>) -> Result<Option<T>> {
     match outcome {
         Ok(done) => Ok(Some(done)),
@@ -617,9 +622,9 @@ fn unless<T>(code: u16, outcome: kube::Result<T>) -> Result<Option<T>> {
     }
 }
 
-// --- Secrets and ConfigMaps alike ---
+// --- Secrets and ConfigMaps ---
 
-/// The objects among which one of that name is.
+/// Returns the API for the kind of the object with this name.
 fn objects(client: &Client, namespace: &str, name: &str) -> Result<Api<DynamicObject>> {
     let source: u64 = name
         .rsplit('-')
@@ -643,7 +648,7 @@ fn of_kind(client: &Client, namespace: &str, kind: &str) -> Api<DynamicObject> {
     Api::namespaced_with(client.clone(), namespace, &resource)
 }
 
-/// Creates one; returns its resourceVersion.
+/// Creates an object and returns its resourceVersion.
 async fn create(
     client: &Client,
     namespace: &str,
@@ -659,7 +664,7 @@ async fn create(
         .map(|created| version(&created)))
 }
 
-/// Gives one another text; returns its resourceVersion.
+/// Gives an object another text and returns its resourceVersion.
 async fn overwrite(
     client: &Client,
     namespace: &str,

@@ -21,18 +21,18 @@ use mimeo_tests::{
 };
 use serde_json::json;
 
-/// What kubectl does by asking a pod, or what nobody serves here.
+/// Subcommands that need a pod, or an API that no server has here.
 const OF_PODS: [&str; 3] = ["logs", "port-forward", "top"];
 
 fn workspace() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
 }
 
-/// The commands of kubectl in a document's code, and what each prints there, in their order. Of one
-/// that goes on in a pipe or into a file it is what stands before that.
+/// Returns the kubectl commands in the code of a document, in order, each with its output there. A
+/// pipe or a redirection at the end of a command is cut off.
 fn commands(document: &str) -> Result<Vec<(String, Vec<String>)>> {
     let text = fs::read_to_string(workspace().join(document))?;
-    // In a list they stand further in.
+    // Commands in a list are indented further.
     let mut lines = text.lines().filter_map(|line| line.strip_prefix("    "));
     let mut commands: Vec<(String, Vec<String>)> = Vec::new();
     while let Some(line) = lines.next() {
@@ -74,8 +74,8 @@ fn commands(document: &str) -> Result<Vec<(String, Vec<String>)>> {
     Ok(commands)
 }
 
-/// A cluster on which the chart is installed and both programs run, and that has kinds of others;
-/// and what Helm said after it.
+/// Starts a cluster with the chart installed, both programs running, and the CRDs of other
+/// projects. Returns Helm's output, too.
 async fn at_work() -> Result<(ControlPlane, Pair, String)> {
     let control_plane = ControlPlane::start().await?;
     for file in definitions_of_others()? {
@@ -112,7 +112,7 @@ async fn at_work() -> Result<(ControlPlane, Pair, String)> {
     Ok((control_plane, pair, String::from_utf8(output.stdout)?))
 }
 
-/// Both of the name `registry`; the rule has a copy in `team-a`.
+/// Writes a rule and a policy, both named `registry`. Waits for the rule's copy in `team-a`.
 async fn with_a_rule_and_a_policy(control_plane: &ControlPlane) -> Result<()> {
     let client = control_plane.client().await?;
     create_namespace(&client, "platform", &[]).await?;
@@ -136,7 +136,7 @@ async fn with_a_rule_and_a_policy(control_plane: &ControlPlane) -> Result<()> {
         .map(drop)
 }
 
-/// Types it; `m` is what the runbook has it stand for.
+/// Runs a command in a shell. `m` stands for the function that the runbook defines.
 fn typed(control_plane: &ControlPlane, command: &str) -> Result<String> {
     let kubectl = control_plane.kubectl()?;
     let script = format!(
@@ -159,7 +159,7 @@ fn typed(control_plane: &ControlPlane, command: &str) -> Result<String> {
     Ok(said)
 }
 
-/// With what a reader puts in place of the words that stand for something.
+/// Replaces the placeholders of a command, as a reader would.
 fn filled_in(command: &str) -> String {
     let words = [
         ("secret NAME", "secret mimeo-webhook-tls"),
@@ -184,7 +184,7 @@ async fn what_the_runbook_and_the_other_documents_have_one_type_kubectl_does() -
     let (control_plane, _pair, _) = at_work().await?;
     with_a_rule_and_a_policy(&control_plane).await?;
     let mut all = Vec::new();
-    // First what waits for the rule to be Ready.
+    // The documents that wait for the rule to be Ready come first.
     for document in [
         "docs/coming-from.md",
         "docs/runbook.md",
@@ -198,7 +198,7 @@ async fn what_the_runbook_and_the_other_documents_have_one_type_kubectl_does() -
         );
     }
     assert!(all.len() > 70, "only {}", all.len());
-    // Last what takes all of Mimeo away.
+    // The commands that remove Mimeo come last.
     all.sort_by_key(|(_, command)| command.contains(" manifests/"));
     for (document, mut command) in all {
         if command.split(' ').any(|word| OF_PODS.contains(&word)) {
@@ -209,7 +209,7 @@ async fn what_the_runbook_and_the_other_documents_have_one_type_kubectl_does() -
     Ok(())
 }
 
-/// Whoever installs pastes what they are shown.
+/// Helm prints this rule, and users paste it.
 #[tokio::test]
 async fn the_rule_in_the_charts_notes_can_be_pasted() -> Result<()> {
     let (control_plane, _pair, notes) = at_work().await?;
@@ -221,7 +221,7 @@ async fn the_rule_in_the_charts_notes_can_be_pasted() -> Result<()> {
         .take_while(|line| !line.is_empty())
         .collect();
     let told = typed(&control_plane, &pasted.join("\n"))?;
-    // The shell warns of a text that goes on to the end, for which a terminal would wait.
+    // The shell prints a warning if a here-document has no end. A terminal would wait for the end.
     ensure!(
         told.contains("clusterreplication.mimeo.dev/registry created")
             && !told.contains("here-document"),
@@ -230,7 +230,7 @@ async fn the_rule_in_the_charts_notes_can_be_pasted() -> Result<()> {
     Ok(())
 }
 
-/// As it is told there, to the word: but for ages, which are what they are.
+/// The output equals the document word for word, except for ages.
 #[tokio::test]
 async fn the_quick_start_goes_as_it_says() -> Result<()> {
     let (control_plane, _pair, _) = at_work().await?;

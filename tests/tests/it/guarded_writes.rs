@@ -19,7 +19,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use tokio::sync::OnceCell;
 
-/// What the webhook's registrations are, by core's golden files.
+/// The golden files of `mimeo-model` with the webhook's configurations.
 const WRITTEN: &str = concat!(
     env!("CARGO_MANIFEST_DIR"),
     "/../shared/model/tests/golden/registration"
@@ -27,7 +27,7 @@ const WRITTEN: &str = concat!(
 const CHART: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../manifests/chart");
 const KUSTOMIZE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../manifests/kustomize");
 
-/// Of the API server's answer: whether a policy refuses, and in which words.
+/// Returns the message if a policy refuses the request.
 fn refusal<T>(outcome: kube::Result<T>) -> Result<Option<String>> {
     match outcome {
         Ok(_) => Ok(None),
@@ -42,7 +42,7 @@ fn refusal<T>(outcome: kube::Result<T>) -> Result<Option<String>> {
     }
 }
 
-/// Writes a webhook configuration as one of Mimeo's accounts, and nothing of it.
+/// Writes a webhook configuration as one of Mimeo's accounts, as a dry run.
 async fn apply(client: &Client, configuration: &Value) -> Result<Option<String>> {
     let plural = format!(
         "{}s",
@@ -65,16 +65,16 @@ async fn apply(client: &Client, configuration: &Value) -> Result<Option<String>>
     )
 }
 
-/// What the webhook writes beyond what is shipped, as core's own tests compare it with.
+/// Returns a configuration that the webhook writes beyond the shipped ones, from the golden files.
 fn written(name: &str) -> Result<Value> {
     let mut written: Value =
         serde_json::from_str(&std::fs::read_to_string(format!("{WRITTEN}-{name}.json"))?)?;
-    // Of nobody who is there.
+    // The owner does not exist in this cluster.
     written["metadata"]["ownerReferences"].take();
     Ok(written)
 }
 
-/// Installed as by the kustomization and the component; the hooks that it has stand for what the
+/// Installs the kustomization and the component. The installed hooks stand for the hooks that the
 /// webhook writes.
 async fn installed() -> Result<(ControlPlane, Client)> {
     let control_plane = ControlPlane::start().await?;
@@ -96,7 +96,7 @@ async fn installed() -> Result<(ControlPlane, Client)> {
     Ok((control_plane, client))
 }
 
-/// Installed likewise, for tests that write nothing: all of their requests are dry runs.
+/// The same installation, for tests that write nothing. All their requests are dry runs.
 async fn untouched() -> Result<&'static ControlPlane> {
     static INSTALLED: OnceCell<ControlPlane> = OnceCell::const_new();
     let install = async || Ok(installed().await?.0);
@@ -110,7 +110,7 @@ async fn account(control_plane: &ControlPlane, name: &str) -> Result<Client> {
         .await
 }
 
-/// Writes a namespace as one of Mimeo's accounts, and nothing of it.
+/// Writes a namespace as one of Mimeo's accounts, as a dry run.
 async fn patch(client: &Client, name: &str, patch: &Value) -> Result<Option<String>> {
     let params = PatchParams {
         dry_run: true,
@@ -179,7 +179,7 @@ async fn of_a_namespace_mimeo_writes_its_mark_and_its_memory_alone() -> Result<(
             ensure!(as_told, "{name}: {change}: {refused:?}");
         }
     }
-    // Nobody else is concerned.
+    // The policy limits only Mimeo's accounts.
     assert_eq!(
         patch(
             &admin,
@@ -288,7 +288,8 @@ async fn mimeos_hooks_are_at_its_service_and_each_is_about_its_own_requests() ->
     Ok(())
 }
 
-/// The chart's way: named namespaces of sources, and nobody who writes policies.
+/// The chart's values for limited permissions: sources only in named namespaces, and no
+/// `TransformPolicies`.
 const LIMITED: [&str; 4] = [
     "guardedWrites.enabled=true",
     "guardedWrites.transformPolicies=false",
@@ -296,7 +297,7 @@ const LIMITED: [&str; 4] = [
     "rbac.targetNamespaces={team-a,team-b}",
 ];
 
-/// An installation that is limited so, with all rights of the release and no others.
+/// Installs Mimeo with these limits. It has exactly the permissions of the release.
 async fn limited() -> Result<(ControlPlane, Client)> {
     let control_plane = ControlPlane::start().await?;
     let client = control_plane.client().await?;
@@ -339,13 +340,13 @@ async fn limited_its_hooks_are_about_no_policies() -> Result<()> {
     Ok(())
 }
 
-/// Neither a rule about a namespace out of reach nor a policy, which nobody may have here, keeps it
-/// from what it has to do.
+/// One rule has its source out of reach, and a policy exists although this installation permits
+/// none. Neither stops Mimeo's other work.
 #[tokio::test]
 async fn limited_it_does_its_work_and_says_what_it_may_not() -> Result<()> {
     let (control_plane, client) = limited().await?;
-    // Here the webhook is at an address instead of its Service: of what is asked of its hooks only
-    // that stays.
+    // Here the webhook has an address instead of its Service. So the check of the Service is
+    // removed, and all other checks of the hooks stay.
     let policies: Api<ValidatingAdmissionPolicy> = Api::all(client.clone());
     let there = json!([{"op": "remove", "path": "/spec/validations/0"}]);
     let there = Patch::<ValidatingAdmissionPolicy>::Json(serde_json::from_value(there)?);
@@ -367,7 +368,7 @@ async fn limited_it_does_its_work_and_says_what_it_may_not() -> Result<()> {
         .start(&control_plane)
         .await?;
     create_namespace(&client, "elsewhere", &[]).await?;
-    // One of them is out of reach, and is known first.
+    // One of the sources is out of reach. Mimeo sees its rule first.
     for home in ["elsewhere", "platform"] {
         create_secret(&client, home, "registry", &[("token", "one")]).await?;
         let rule = rule(home)
@@ -410,7 +411,7 @@ async fn limited_it_does_its_work_and_says_what_it_may_not() -> Result<()> {
 #[tokio::test]
 async fn guarded_it_does_its_work() -> Result<()> {
     let (control_plane, client) = installed().await?;
-    // Here the webhook is at an address instead of its Service.
+    // Here the webhook has an address instead of its Service.
     kubectl(
         &control_plane,
         [
@@ -453,7 +454,7 @@ async fn guarded_it_does_its_work() -> Result<()> {
             )
             .await?;
         }
-        // The mark has gone, and what was created once is noted.
+        // Mimeo has removed the pending label and recorded the copies that are created once.
         wait_for(namespaces.clone(), name.into(), |namespace: &Namespace| {
             let has = |map: &Option<std::collections::BTreeMap<String, String>>, key: &str| {
                 map.as_ref().is_some_and(|map| map.contains_key(key))

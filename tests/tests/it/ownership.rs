@@ -17,8 +17,8 @@ use crate::stages::PLAIN as STAGE;
 
 const REGISTRY: &str = "registry";
 
-/// A rule with one copy, of a source with two keys; the copy's namespace as one sees it who may
-/// edit that.
+/// Writes a rule with one copy of a source with two keys. Returns the copies as a user sees them
+/// who may edit only their namespace.
 async fn begun(scene: &Scene<'_>, strategy: &str) -> Result<(RuleSpec, Api<Secret>)> {
     scene
         .secret(REGISTRY, &[("password", "example"), ("user", "robot")])
@@ -35,7 +35,7 @@ async fn begun(scene: &Scene<'_>, strategy: &str) -> Result<(RuleSpec, Api<Secre
     Ok((rule, copies))
 }
 
-/// The source loses its key `user`, and so must the copy.
+/// Removes the key `user` from the source. The copy must lose it, too.
 async fn lose_user(scene: &Scene<'_>, copies: &Api<Secret>) -> Result<Secret> {
     merge(
         &scene.secrets(&scene.home),
@@ -64,7 +64,8 @@ async fn a_copy_that_nobody_owns_any_more_is_ours_again_and_loses_what_its_sourc
     );
     let copy = lose_user(&scene, &copies).await?;
     assert_eq!(managers(&copy), ["mimeo/Apply"]);
-    // Both at once: whose a key was that the source has no more, nobody can tell.
+    // The edit clears `managedFields` and adds a key at once. Then the owner of a key that the
+    // source lost is unknown.
     let hidden =
         json!({"metadata": {"managedFields": [{}]}, "data": {"stale": "eA==", "password": "eA=="}});
     merge(&copies, REGISTRY, hidden).await?;
@@ -122,8 +123,8 @@ async fn who_writes_under_mimeos_name_or_forges_its_entries_changes_nothing_for_
         let copy = wait_for(copies.clone(), REGISTRY.to_owned(), right).await?;
         assert_eq!(keys(&copy), ["password", "user"]);
     }
-    // An entry that says that we own less, and another that says that somebody else of our name
-    // owns the rest.
+    // One forged entry takes fields from Mimeo. Another entry, of an equal manager name, has the
+    // rest.
     let copy = copies.get(REGISTRY).await?;
     let entry = copy
         .metadata
@@ -188,7 +189,7 @@ async fn with_strategy_replace_a_copy_has_nothing_that_others_add() -> Result<()
         );
     }
     merge(&copies, REGISTRY, json!({"metadata": {"finalizers": null}})).await?;
-    // What nobody owns is others', too.
+    // Fields without an owner count as fields of other clients.
     merge(
         &copies,
         REGISTRY,
@@ -243,7 +244,8 @@ async fn a_live_copy_changes_from_one_strategy_to_another_and_back() -> Result<(
     let source = scene.secrets(&scene.home);
     let first = uid(&copies.get(REGISTRY).await?);
     added().await?;
-    // Exclusive: what others added before goes; and again shared: what they add after that stays.
+    // With `Replace`, earlier additions of other clients are removed. With `Apply` again, later
+    // additions stay.
     rule.clone()
         .set("strategy", json!("Replace"))
         .replace(&scene.client)
@@ -264,7 +266,7 @@ async fn a_live_copy_changes_from_one_strategy_to_another_and_back() -> Result<(
         "no entry is left that would keep it"
     );
     scene.wait_synced(&rule.name).await?;
-    // Its owner's: nothing is put right any more, neither way.
+    // With `CreateOnce`, the copy belongs to its owner. Mimeo repairs nothing any more.
     rule.clone()
         .set("strategy", json!("CreateOnce"))
         .replace(&scene.client)
@@ -316,7 +318,7 @@ async fn what_is_exclusive_and_denied_takes_nothing_from_others() -> Result<()> 
         let refused = refused.err().context("it was let through")?.to_string();
         assert!(refused.contains("copies.mimeo.dev"), "{refused}");
     }
-    // Who changes nothing isn't refused, and Mimeo isn't either.
+    // A request without a change is admitted, and so are Mimeo's own writes.
     eventually(SOON, "a change of nothing", || async {
         let nothing = Patch::Merge(json!({"data": {"user": "cm9ib3Q="}}));
         Ok(Some(
@@ -330,7 +332,7 @@ async fn what_is_exclusive_and_denied_takes_nothing_from_others() -> Result<()> 
     Ok(())
 }
 
-/// Nobody has seen that the copies were Mimeo's, and `managedFields` say nothing, or a lie.
+/// No process has seen that the copies were Mimeo's. Their `managedFields` are empty or forged.
 #[tokio::test]
 async fn what_was_hidden_while_nothing_ran_is_found_by_the_content_or_on_the_rules_period()
 -> Result<()> {
@@ -388,7 +390,7 @@ async fn what_was_hidden_while_nothing_ran_is_found_by_the_content_or_on_the_rul
         "it may be anybody's"
     );
 
-    // Verified, and not written.
+    // Mimeo verifies the copy and does not write it.
     let (before, mark) = (
         cleared.get(REGISTRY).await?,
         setting.control_plane.audit_mark().await?,

@@ -22,7 +22,7 @@ use crate::stages::{self, LOAD, PLAIN};
 
 const ADMISSION: &str = "admissionregistration.k8s.io/v1";
 
-/// With the page, and nothing that isn't needed for it.
+/// Starts Mimeo with the page, and without the programs that the page does not need.
 async fn setting() -> Result<Setting> {
     let pair = Pair::builder().reconciler_args(["--ui"]);
     Setting::start(ControlPlane::builder().controller_manager(false), pair).await
@@ -32,7 +32,7 @@ fn reconciler(pair: &Pair) -> Result<&Replica> {
     pair.reconciler.as_ref().context("there is no reconciler")
 }
 
-/// Waits until a rule stands so in a namespace.
+/// Waits until a rule has this state in a namespace.
 fn wait_place(
     follower: &mut Follower,
     rule: &str,
@@ -115,7 +115,7 @@ async fn the_stream_tells_how_copies_stand_and_what_changes() -> Result<()> {
             .starts_with("HTTP/1.1 400")
     );
 
-    // What is in the way goes, and so does the failure.
+    // The object in the way is deleted, and the failure disappears.
     delete(&of::<Secret>(&scene.client, &names[2]), "registry").await?;
     wait_place(&mut follower, &scene.tag, &names[2], SYNCED, None)?;
     scene
@@ -147,7 +147,7 @@ async fn without_the_flag_there_is_no_page() -> Result<()> {
     Ok(())
 }
 
-/// A page that asks for tokens: one of somebody who may see it, and one of somebody who may not.
+/// Starts a page that asks for tokens. Returns a token of a permitted user and one of another user.
 async fn with_tokens() -> Result<(Setting, [String; 2])> {
     let control_plane = ControlPlane::builder().start().await?;
     let kubectl = |command: &str| kubectl(&control_plane, command.split(' '));
@@ -183,7 +183,7 @@ async fn with_tokens() -> Result<(Setting, [String; 2])> {
     ))
 }
 
-/// Waits until a token is for the data.
+/// Waits until the page accepts a token for the data.
 async fn lets_in(page: &Replica, token: &str) -> Result<()> {
     eventually(SOON, "what the viewer sees", || async {
         let answer = page.ask(
@@ -296,8 +296,8 @@ async fn only_so_many_look_on_at_once_and_who_takes_nothing_is_cut_off() -> Resu
             .starts_with("HTTP/1.1 200"),
         "probes have room"
     );
-    // Whoever takes what comes is kept for as long as they like: longer than any other answer may
-    // take.
+    // A client that reads its stream keeps it for as long as it likes. The time limit of other
+    // answers does not apply.
     let beats = |told: &Follower| told.text.matches(":\n").count() >= 3;
     followers[0].until(SOON, "three signs of life", beats)?;
     drop(followers);
@@ -308,8 +308,8 @@ async fn only_so_many_look_on_at_once_and_who_takes_nothing_is_cut_off() -> Resu
     Ok(())
 }
 
-/// An admission policy against `ConfigMaps` in a namespace, whose message is an attack on whoever
-/// shows it.
+/// Writes an admission policy against `ConfigMaps` in a namespace. Its message is an attack on
+/// every page that shows it.
 async fn deny_with(client: &Client, namespace: &str, message: &str) -> Result<()> {
     let rules = json!([{"apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE", "UPDATE"], "resources": ["configmaps"]}]);
     let validations = json!([{"expression": "false", "message": message}]);
@@ -353,7 +353,7 @@ async fn source(client: &Client, name: &str) -> Result<()> {
     Ok(())
 }
 
-/// So many namespaces, many at a time.
+/// Creates this many namespaces, several at a time.
 async fn namespaces(client: &Client, count: usize) -> Result<()> {
     use futures::{StreamExt, TryStreamExt};
     let all: Api<Namespace> = Api::all(client.clone());
@@ -434,7 +434,7 @@ async fn a_browser_shows_it_live_and_by_keyboard_and_takes_no_text_for_anything_
 
     it_filters_by_rule_reason_and_state(&browser).await?;
     type_into(&browser, "by-namespace", "team-")?;
-    // By keyboard alone: into the grid, to the failure, into its details, and back.
+    // By keyboard alone: to the grid, to the failure, to its details, and back.
     value(
         &browser,
         "document.querySelector('#grid [tabindex=\"0\"]').focus()",
@@ -465,7 +465,8 @@ async fn a_browser_shows_it_live_and_by_keyboard_and_takes_no_text_for_anything_
         ))
         .await?;
 
-    // Live: what is in the way goes, and the cell says so by itself, under the keyboard.
+    // The page is live: the obstacle is removed, and the cell under the keyboard focus changes by
+    // itself.
     for kind in [
         "ValidatingAdmissionPolicyBinding",
         "ValidatingAdmissionPolicy",
@@ -492,8 +493,8 @@ async fn a_browser_shows_it_live_and_by_keyboard_and_takes_no_text_for_anything_
     Ok(())
 }
 
-/// Whoever has no pointer: is asked for a token, told why one isn't taken, and sees where they are
-/// wherever they go.
+/// For a user without a pointer, the page asks for a token and says why it refuses one. It always
+/// shows the focus.
 #[tokio::test]
 async fn a_browser_is_asked_for_a_token_and_led_through_the_page_by_keyboard_alone() -> Result<()> {
     let browser = Browser::start().await?;
@@ -548,8 +549,7 @@ async fn a_browser_is_asked_for_a_token_and_led_through_the_page_by_keyboard_alo
     browser
         .wait(&format!("{SYNCED_ONES} === 'Synced2'"))
         .await?;
-    // Where it might stay: in the field, in what outlives the tab, or goes along with requests by
-    // itself.
+    // A token could stay in the field, in storage that outlives the tab, or in a cookie.
     let kept = "JSON.stringify([document.getElementById('token').value, localStorage, sessionStorage, document.cookie])";
     let kept = value(&browser, kept)?;
     ensure!(
@@ -562,7 +562,7 @@ async fn a_browser_is_asked_for_a_token_and_led_through_the_page_by_keyboard_alo
         "it is asked for again"
     );
 
-    // One stop for each thing to be used, in the order in which they are seen; the grid is one.
+    // The focus stops once at each control, in the order on the screen. The grid is one stop.
     value(&browser, "document.getElementById('theme').focus()")?;
     let states = value(
         &browser,
@@ -597,7 +597,7 @@ async fn a_browser_is_asked_for_a_token_and_led_through_the_page_by_keyboard_alo
     )?;
     browser.press("/")?;
     at("by-namespace").await?;
-    // That nobody is let in without a token the browser says, too.
+    // The browser's console also reports the requests that were refused without a token.
     let complaints = browser.complaints()?;
     ensure!(
         complaints
@@ -608,7 +608,7 @@ async fn a_browser_is_asked_for_a_token_and_led_through_the_page_by_keyboard_alo
     Ok(())
 }
 
-/// Of 40 teams that two rules select, neither can write into team-00001.
+/// Two rules select 40 teams. Neither rule can write into team-00001.
 async fn it_filters_by_rule_reason_and_state(browser: &Browser) -> Result<()> {
     let matches = async |text: &str| {
         browser
@@ -651,7 +651,7 @@ async fn it_filters_by_rule_reason_and_state(browser: &Browser) -> Result<()> {
     press("Failed")?;
     matches("1 namespace, 2 rules").await?;
     names("team-00001").await?;
-    // Either of two.
+    // Two pressed states select the cells in either state.
     press("Synced")?;
     matches("40 namespaces, 2 rules").await?;
     press("Failed")?;
@@ -666,7 +666,7 @@ async fn a_browser_scrolls_and_filters_ten_thousand_namespaces() -> Result<()> {
     let browser = Browser::start().await?;
     let many = stages::many().await?;
     browser.open(&reconciler(&many.setting.pair)?.url("/ui/"))?;
-    // In a few namespaces something is in the way.
+    // In a few namespaces a foreign object is in the way.
     browser
         .wait(&format!("{SYNCED_ONES} === 'Synced9,970'"))
         .await?;
@@ -726,7 +726,7 @@ async fn a_browser_shows_above_the_grid_what_is_held_of_a_rule_that_is_gone_and_
         told.held == json!({"deletions": [], "more": 0})
     })?;
 
-    // Lost with its definition, which comes back without it.
+    // The rule is lost with its CRD. The CRD is installed again without the rule.
     let crd = mimeo_api::crds()
         .into_iter()
         .find(|crd| crd.spec.names.kind == "ClusterReplication")
@@ -852,7 +852,7 @@ async fn screenshots() -> Result<()> {
     browser
         .wait("document.querySelectorAll('#head .sign.suspended').length === 1")
         .await?;
-    // A failure, with what it means.
+    // A failure, with its explanation.
     browser.run(
         "document.querySelector('.cell.failed').click()",
         &Value::Null,

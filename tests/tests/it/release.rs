@@ -32,7 +32,7 @@ struct Cluster {
 }
 
 impl Cluster {
-    /// Runs Helm beside the test: it waits for what the test has to do.
+    /// Runs Helm beside the test, because Helm waits for steps of the test.
     fn helm(&self, args: &[&str]) -> Result<JoinHandle<Result<String>>> {
         let mut command = helm()?;
         command
@@ -52,7 +52,7 @@ impl Cluster {
         }))
     }
 
-    /// Does as a node would: runs the one container, as its service account.
+    /// Runs the only container of the pod as its service account, as a node would.
     async fn run(&self, pod: &Value) -> Result<()> {
         let container = &pod["containers"][0];
         let command: Vec<String> = serde_json::from_value(container["command"].clone())?;
@@ -96,7 +96,7 @@ impl Cluster {
         wait_for(secrets, "registry".into(), is).await.map(drop)
     }
 
-    /// Of what was installed, but for definitions.
+    /// Waits until no installed object is left, except CRDs.
     async fn nothing_is_left(&self) -> Result<()> {
         let kinds = "clusterroles,clusterrolebindings,flowschemas,prioritylevelconfigurations,validatingadmissionpolicies,validatingadmissionpolicybindings,\
                      deployments,services,serviceaccounts,roles,rolebindings,poddisruptionbudgets,resourcequotas,jobs,pods";
@@ -115,8 +115,8 @@ impl Cluster {
         .await
     }
 
-    /// No object of any kind has a finalizer of Mimeo's or is held up, and a namespace goes that
-    /// had copies.
+    /// Checks that no object has a finalizer of Mimeo's or waits for its deletion. A namespace with
+    /// copies can be deleted.
     fn nothing_is_held_up(&self) -> Result<()> {
         let kinds = kubectl(
             &self.control_plane,
@@ -124,7 +124,7 @@ impl Cluster {
         )?;
         let kinds: Vec<&str> = kinds.lines().filter(|kind| !kind.contains(' ')).collect();
         ensure!(kinds.len() > 40, "{kinds:?}");
-        // What is in them is nobody's business.
+        // The contents are left out.
         let fields = "{.kind}/{.metadata.name}:{.metadata.finalizers}{.metadata.deletionTimestamp}";
         let output = format!("--output=jsonpath={{range .items[*]}}{fields}{{\"\\n\"}}{{end}}");
         let all = kubectl(
@@ -151,11 +151,11 @@ impl Cluster {
         .map(drop)
     }
 
-    /// What stays in Mimeo's namespace, as `docs/operations.md` says, for an installation that may
-    /// follow.
+    /// Checks the objects that stay in Mimeo's namespace for a later installation, as
+    /// `docs/operations.md` says.
     async fn only_what_mimeo_knows_is_left(&self) -> Result<()> {
         let expected = ["configmap/mimeo-kinds", "secret/mimeo-webhook-tls"];
-        // A program that has lost its rights can't take its own away.
+        // A program without its permissions cannot delete its own Lease.
         let is_lease = |name: &&str| name.starts_with("lease.coordination.k8s.io/mimeo-");
         eventually(SOON, "all else to be gone", || async {
             let kinds = "configmaps,leases,secrets,services,serviceaccounts,roles,rolebindings,networkpolicies,deployments,jobs";
@@ -194,7 +194,8 @@ async fn a_release_is_installed_verified_changed_and_removed_and_wedges_nothing(
     cluster
         .helm(&["install", "mimeo", CHART, "--create-namespace"])?
         .await??;
-    // The programs in place of the pods, with the release's rights and no others, and strict.
+    // The programs run in place of the pods. They have exactly the release's permissions, and the
+    // strict failure policy.
     let strict = ["--namespaces-failure-policy", "fail"];
     let mut pair = Pair::builder()
         .installed_rights()
@@ -223,8 +224,8 @@ async fn a_release_is_installed_verified_changed_and_removed_and_wedges_nothing(
     cluster.holds("team-a", "two").await?;
 
     it_is_uninstalled(&cluster).await?;
-    // Not even the webhook that still runs holds anything up, or comes back; nor one that doesn't
-    // run.
+    // The webhook holds up nothing and registers nothing, neither while it still runs nor after
+    // that.
     create_namespace(client, "team-b", &[]).await?;
     pair.stop_webhooks().await?;
     create_namespace(client, "team-c", &[]).await?;
@@ -240,15 +241,15 @@ async fn a_release_is_installed_verified_changed_and_removed_and_wedges_nothing(
     cluster.nothing_is_held_up()?;
     cluster.only_what_mimeo_knows_is_left().await?;
 
-    // Over what stayed.
+    // The new installation takes over the objects that stayed.
     cluster.helm(&["install", "mimeo", CHART])?.await??;
     rules.get("registry").await?;
     Ok(())
 }
 
-/// Of all that can be in the way of it: a policy that needs the definitions, which go, too; and an
-/// operations port that asks for tokens. Copies go before, as `docs/operations.md` says; the one
-/// that stays is one that its rule leaves.
+/// Two things could stand in the way: a policy that needs the CRDs, and an operations port that
+/// asks for tokens. Copies are deleted first, as `docs/operations.md` says. One copy stays, because
+/// its rule retains it.
 #[tokio::test]
 async fn a_release_goes_with_its_definitions_and_copies() -> Result<()> {
     let control_plane = ControlPlane::start().await?;
@@ -333,7 +334,7 @@ async fn a_release_goes_with_its_definitions_and_copies() -> Result<()> {
     )?;
     ensure!(!crds.contains("mimeo"), "{crds}");
     cluster.nothing_is_held_up()?;
-    // An API server that starts now knows of no policy that asks for them.
+    // An API server that starts now has no policy that needs the CRDs.
     control_plane.restart(Component::ApiServer(0)).await?;
     eventually(SOON, "namespaces to be created", || async {
         create_namespace(client, "team-b", &[]).await?;
@@ -364,7 +365,7 @@ async fn what_kustomize_installed_becomes_a_release() -> Result<()> {
     ];
     cluster.helm(&take)?.await??;
     assert_eq!(cluster.webhook_replicas().await?, Some(3));
-    // From then on as any release.
+    // From then on it is an ordinary release.
     cluster
         .helm(&["upgrade", "mimeo", CHART, "--set", "webhook.replicas=2"])?
         .await??;
@@ -372,8 +373,8 @@ async fn what_kustomize_installed_becomes_a_release() -> Result<()> {
     Ok(())
 }
 
-/// A restored cluster has the definitions before Mimeo: they are nobody's then, and the release's
-/// once it is told so.
+/// A restored cluster has the CRDs before Mimeo. They belong to no release until Helm is told to
+/// take them over.
 #[tokio::test]
 async fn definitions_that_are_there_before_are_taken_over_or_left_alone() -> Result<()> {
     let control_plane = ControlPlane::start().await?;
@@ -401,7 +402,7 @@ async fn definitions_that_are_there_before_are_taken_over_or_left_alone() -> Res
         )?
         .await??;
     assert_eq!(cluster.webhook_replicas().await?, Some(0));
-    // Once what is to be there before the programs is there.
+    // Now the objects that the programs need exist.
     let take = ["--reset-values", "--take-ownership", "--force-conflicts"];
     cluster
         .helm(&[&["upgrade", "mimeo", CHART][..], &take].concat())?
@@ -419,7 +420,7 @@ async fn definitions_that_are_there_before_are_taken_over_or_left_alone() -> Res
     Ok(())
 }
 
-/// kubectl takes the field from Helm, which doesn't take it back unasked: as the runbook says.
+/// kubectl takes the field from Helm. Helm takes it back only if asked, as the runbook says.
 #[tokio::test]
 async fn replicas_that_kubectl_has_scaled_are_kubectls_until_helm_is_told_otherwise() -> Result<()>
 {
@@ -461,7 +462,7 @@ async fn replicas_that_kubectl_has_scaled_are_kubectls_until_helm_is_told_otherw
     scale("4")?;
     refused(upgrade(&[]).await?)?;
     upgrade(&["--reuse-values", "--set", "webhook.replicas=4"]).await??;
-    // Away and back, as in several recipes: the same number is no conflict.
+    // Several recipes scale to zero and back. The same number is no conflict.
     scale("0")?;
     scale("4")?;
     upgrade(&["--reuse-values"]).await??;
@@ -475,7 +476,7 @@ async fn replicas_that_kubectl_has_scaled_are_kubectls_until_helm_is_told_otherw
     Ok(())
 }
 
-/// A RoleBinding is written where its namespace is, or not at all.
+/// A RoleBinding can be written only in an existing namespace.
 #[tokio::test]
 async fn a_namespace_that_is_gone_has_to_leave_the_values_before_anything_is_upgraded() -> Result<()>
 {
@@ -529,8 +530,9 @@ async fn a_namespace_that_is_gone_has_to_leave_the_values_before_anything_is_upg
     Ok(())
 }
 
-/// What the chart's README says of a Job that fails: how to keep Mimeo, and how to go on without
-/// the Job. It has done all its work here, which is the most that can be missing afterwards.
+/// The chart's README says how to continue after a failed Job: how to keep Mimeo, and how to
+/// uninstall without the Job. Here the Job has done all its work, so the largest possible number of
+/// objects is missing.
 #[tokio::test]
 async fn an_uninstallation_that_fails_can_be_taken_back_and_gone_on_with() -> Result<()> {
     let control_plane = ControlPlane::start().await?;
@@ -617,11 +619,11 @@ async fn an_uninstallation_that_fails_can_be_taken_back_and_gone_on_with() -> Re
     cluster.helm(&["install", "mimeo", CHART])?.await?.map(drop)
 }
 
-/// Uninstalls, and has the Job fail after it has done what it is for.
+/// Uninstalls. The Job fails after it has done its work.
 async fn its_job_fails(cluster: &Cluster) -> Result<()> {
     let uninstalling = cluster.helm(&["uninstall", "mimeo"])?;
     let jobs: Api<Job> = Api::namespaced(cluster.client.clone(), NAMESPACE);
-    // One that failed before is deleted first.
+    // Helm first deletes a Job that failed before.
     let fresh = |job: &Job| {
         job.status
             .as_ref()
@@ -638,7 +640,7 @@ async fn its_job_fails(cluster: &Cluster) -> Result<()> {
     Ok(())
 }
 
-/// Says of the Job what its controller would.
+/// Writes the status that the Job controller would write.
 async fn ended(jobs: &Api<Job>, conditions: [&str; 2], pods: &str) -> Result<()> {
     let now = jiff::Timestamp::now()
         .strftime("%Y-%m-%dT%H:%M:%SZ")
@@ -655,7 +657,7 @@ async fn ended(jobs: &Api<Job>, conditions: [&str; 2], pods: &str) -> Result<()>
     Ok(())
 }
 
-/// As `docs/operations.md` says; copies and namespaces are as before.
+/// Copies and namespaces stay unchanged, as `docs/operations.md` says.
 #[tokio::test]
 async fn what_one_file_installed_is_removed_by_it_and_copies_stay() -> Result<()> {
     let control_plane = ControlPlane::start().await?;
@@ -669,8 +671,8 @@ async fn what_one_file_installed_is_removed_by_it_and_copies_stay() -> Result<()
     } = &cluster;
     let file = format!("{CHART}/../install.yaml");
     kubectl(control_plane, ["apply", "-f", &file])?;
-    // The webhook writes them itself: here for an address, in place of the Service that the file
-    // names.
+    // The webhook writes these configurations itself, here with an address in place of the Service
+    // in the file.
     kubectl(
         control_plane,
         [
@@ -710,7 +712,7 @@ async fn what_one_file_installed_is_removed_by_it_and_copies_stay() -> Result<()
     })
     .await?;
 
-    // The programs run on meanwhile, as pods do for a while.
+    // The programs continue to run meanwhile, as pods do for a while.
     kubectl(control_plane, ["delete", "--ignore-not-found", "-f", &file])?;
     cluster.nothing_is_left().await?;
     eventually(SOON, "no registration", || async {
@@ -728,7 +730,7 @@ async fn what_one_file_installed_is_removed_by_it_and_copies_stay() -> Result<()
     cluster.holds("team-a", "one").await
 }
 
-/// As a chart was whose definition of rules had two fields less.
+/// Copies the chart without two fields in the CRD of rules, as an older chart.
 fn older_chart(folder: &Path) -> Result<String> {
     let chart = folder.join("chart");
     let copied = std::process::Command::new("cp")
@@ -750,7 +752,7 @@ fn older_chart(folder: &Path) -> Result<String> {
     Ok(chart.display().to_string())
 }
 
-/// Whether the definition of rules has the field that the older one hasn't.
+/// True if the CRD of rules has the field that the older CRD lacks.
 async fn knows_suspend(client: &Client) -> Result<bool> {
     let definitions = Api::<CustomResourceDefinition>::all(client.clone());
     let definition = serde_json::to_value(definitions.get("clusterreplications.mimeo.dev").await?)?;
@@ -758,8 +760,8 @@ async fn knows_suspend(client: &Client) -> Result<bool> {
     Ok(definition.pointer(suspend).is_some())
 }
 
-/// Helm upgrades no definitions that are in its own folder for them; the chart's are among its
-/// objects.
+/// Helm never upgrades CRDs in its folder `crds`. So the CRDs of this chart are among its
+/// templates.
 #[tokio::test]
 async fn an_upgrade_brings_newer_definitions_and_neither_it_nor_a_rollback_loses_a_rule()
 -> Result<()> {
@@ -780,7 +782,7 @@ async fn an_upgrade_brings_newer_definitions_and_neither_it_nor_a_rollback_loses
     ensure!(!knows_suspend(client).await?, "it isn't older");
     create_namespace(client, "platform", &[]).await?;
     create_secret(client, "platform", "registry", &[("token", "one")]).await?;
-    // Stored while there is no webhook yet.
+    // This rule is stored while no webhook runs yet.
     rule("early")
         .secret("platform", "registry")
         .target(json!({"namespaces": ["none"]}))
@@ -844,8 +846,8 @@ async fn an_upgrade_brings_newer_definitions_and_neither_it_nor_a_rollback_loses
         .await
 }
 
-/// The certificate may come from elsewhere, and again from Mimeo: no release has that Secret, and
-/// none takes it away.
+/// The certificate may come from another tool, and later from Mimeo again. The Secret is part of no
+/// release, so no release deletes it.
 #[tokio::test]
 async fn certificates_of_another_origin_take_the_right_away_and_leave_the_secret() -> Result<()> {
     let control_plane = ControlPlane::start().await?;
@@ -916,7 +918,7 @@ async fn certificates_of_another_origin_take_the_right_away_and_leave_the_secret
             &account,
         ];
         eventually(SOON, format!("{values}: {may}"), || async {
-            // kubectl ends with 1 where the answer is no.
+            // kubectl exits with 1 if the answer is no.
             let told = control_plane.kubectl()?.args(question).output()?.stdout;
             Ok((String::from_utf8_lossy(&told).trim() == may).then_some(()))
         })
@@ -954,8 +956,8 @@ async fn it_verifies_itself(cluster: &Cluster) -> Result<()> {
     Ok(())
 }
 
-/// Nothing of it is in the way of what the webhook keeps in the cluster, be it another policy than
-/// the release's.
+/// An upgrade and a rollback leave the configurations that the webhook keeps in the cluster, even
+/// with another failure policy than the release's.
 async fn it_is_upgraded_and_rolled_back(cluster: &Cluster) -> Result<()> {
     let before = cluster.registrations().await?;
     ensure!(!before.is_empty());
@@ -977,8 +979,8 @@ async fn it_is_uninstalled(cluster: &Cluster) -> Result<()> {
     let spec = serde_json::to_value(job.spec)?;
     let pod = &spec["template"]["spec"];
     cluster.run(pod).await?;
-    // The Job did that and not the garbage collector: the owner is still there. And the webhook,
-    // which runs, has lost the right to undo it.
+    // The Job deleted the registrations, not the garbage collector: the owner still exists. The
+    // running webhook has lost the permission to write them again.
     assert_eq!(cluster.registrations().await?, Vec::<String>::new());
     Api::<ClusterRole>::all(client.clone())
         .get("mimeo-webhook")

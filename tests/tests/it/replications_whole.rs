@@ -18,17 +18,17 @@ use serde_json::{Value, json};
 
 use crate::stages::SHIPPED_QUICK as STAGE;
 
-/// Where copies are.
+/// The namespaces and users of one Replication.
 struct Ground<'a> {
     scene: &'a Scene<'a>,
-    /// Who writes the rules, in his namespace, with the sources.
+    /// The author of the rules. The rules and the sources are in the author's namespace.
     author: Tenant<'a>,
-    /// Who edits the namespace of the copies.
+    /// A user who may edit the namespace of the copies.
     owner: Tenant<'a>,
 }
 
 impl<'a> Ground<'a> {
-    /// The author's own namespace, which somebody else edits as well.
+    /// The copies are in the author's own namespace. Another user may edit it, too.
     async fn at_home(scene: &'a Scene<'a>) -> Result<Self> {
         let author = Tenant::editor(scene).await?;
         let owner = Tenant::editor_of(scene, &author.home).await?;
@@ -39,7 +39,8 @@ impl<'a> Ground<'a> {
         })
     }
 
-    /// Another's namespace, who lets him write what is called so, and nothing else.
+    /// The copies are in another namespace. Its owner grants the author the names `copy-*`, and no
+    /// others.
     async fn granted(scene: &'a Scene<'a>) -> Result<Self> {
         let (author, owner) = (Tenant::editor(scene).await?, Tenant::editor(scene).await?);
         owner
@@ -60,7 +61,7 @@ impl<'a> Ground<'a> {
         self.author.home != self.owner.home
     }
 
-    /// The spec of a rule that copies the author's `source` there, under each of these names.
+    /// Returns the spec of a rule that copies the author's source, under each of these names.
     fn copying(&self, source: &str, copies: &[&str]) -> Value {
         let mut spec = copying(None, source, &[]);
         spec["targets"] = copies
@@ -70,7 +71,7 @@ impl<'a> Ground<'a> {
         spec
     }
 
-    /// Gives a rule another spec, as its author.
+    /// Replaces the spec of a rule, as its author.
     async fn replace(&self, rule: &str, spec: &Value) -> Result<()> {
         let patch = json!([{"op": "replace", "path": "/spec", "value": spec}]);
         let patch: Patch<()> = Patch::Json(serde_json::from_value(patch)?);
@@ -81,19 +82,19 @@ impl<'a> Ground<'a> {
         Ok(())
     }
 
-    /// The author's source is this from now on.
+    /// Changes the author's source.
     async fn rotate(&self, source: &str, token: &str) -> Result<()> {
         put(&self.author.secrets(), source, &[("token", token)]).await?;
         Ok(())
     }
 
-    /// Waits for a copy, as whoever edits its namespace sees it.
+    /// Waits for a copy, as a user who may edit its namespace.
     async fn copy(&self, name: &str, is: impl Fn(&Secret) -> bool) -> Result<Secret> {
         wait_for(self.owner.secrets(), name.to_owned(), is).await
     }
 }
 
-/// Plays on each ground, all at once.
+/// Runs the test on both grounds at the same time.
 async fn on_each_ground<'a>(
     scene: &'a Scene<'a>,
     play: impl AsyncFn(Ground<'a>) -> Result<()>,
@@ -128,14 +129,15 @@ async fn a_shared_copy_keeps_what_its_namespaces_owner_adds_and_an_exclusive_one
         }
         let bare = |copy: &Secret| keys(copy) == ["token", "user"] && label(copy, "team").is_none();
         let before = ground.copy("copy-exclusive", bare).await?;
-        // What the source loses goes from both.
+        // A key that the source loses is removed from both copies.
         merge(&author.secrets(), "db", json!({"data": {"user": null}})).await?;
         let is = |wanted: &'static [&str]| move |copy: &Secret| keys(copy) == wanted;
         let after = ground.copy("copy-exclusive", is(&["token"])).await?;
         assert_eq!(uid(&after), uid(&before));
         let copy = ground.copy("copy-shared", is(&["added", "token"])).await?;
         assert_eq!(label(&copy, "team"), Some("blue"));
-        // Once it is exclusive it has no more of the others' than one that was so from the start.
+        // Once the rule has the strategy `Replace`, the copy has no fields of other clients, as if
+        // the strategy had been `Replace` from the start.
         let mut changed = shared.clone();
         changed["strategy"] = json!("Replace");
         ground.replace("shared", &changed).await?;
@@ -146,8 +148,8 @@ async fn a_shared_copy_keeps_what_its_namespaces_owner_adds_and_an_exclusive_one
     .await
 }
 
-/// What is created once is its namespace's from then on: to be changed, to be deleted, and to be
-/// kept when the rule goes.
+/// A copy that is created once belongs to its namespace afterwards. Users may change and delete it,
+/// and it stays when the rule is deleted.
 #[tokio::test]
 async fn what_a_tenants_rule_creates_once_is_neither_changed_nor_restored_nor_deleted() -> Result<()>
 {
@@ -206,8 +208,8 @@ async fn what_a_tenants_rule_creates_once_is_neither_changed_nor_restored_nor_de
     .await
 }
 
-/// By each policy, with an object in the way that has what the copy would have, and one that
-/// hasn't. Elsewhere than at home there is but one policy, whoever lets him in.
+/// Tests each policy with two foreign objects: one with the content of the copy, and one without.
+/// In other namespaces only one policy is permitted, even with a grant.
 #[tokio::test]
 async fn what_is_in_the_way_of_a_tenants_copies_is_taken_as_far_as_his_rule_says_so() -> Result<()>
 {
@@ -221,8 +223,8 @@ async fn what_is_in_the_way_of_a_tenants_copies_is_taken_as_far_as_his_rule_says
         }
         let mut spec = ground.copying("db", &names);
         author.writes("replications", "r", &spec).await?;
-        // How many copies of the two are there, and whether the objects that were there before are
-        // touched.
+        // For each policy: the number of synced copies, and whether Mimeo changes each of the two
+        // existing objects.
         for (policy, synced, taken) in [
             ("Report", 0, [false, false]),
             ("Adopt", 1, [true, false]),
@@ -248,7 +250,7 @@ async fn what_is_in_the_way_of_a_tenants_copies_is_taken_as_far_as_his_rule_says
             } else {
                 "CopiesFailed"
             };
-            // The status may tell of the first copy before the second has been tried.
+            // The status may count the first copy before Mimeo has tried the second.
             let counted = |rule: &Replication| {
                 let status = rule
                     .status
@@ -288,7 +290,8 @@ async fn what_is_in_the_way_of_a_tenants_copies_is_taken_as_far_as_his_rule_says
     .await
 }
 
-/// As long as the rule acts, and at home alone; its author has to leave its copies alone himself.
+/// The guard holds while the rule is active, and only in the rule's own namespace. It also holds
+/// for the author of the rule.
 #[tokio::test]
 async fn a_tenants_rule_that_denies_drift_is_heard_in_his_own_namespace() -> Result<()> {
     let scene = STAGE.scene("deny").await?;
@@ -357,7 +360,7 @@ async fn a_tenants_rule_that_denies_drift_is_heard_in_his_own_namespace() -> Res
             version(&owner.secrets().get("copy-db").await?),
             version(&before)
         );
-        // An addition is drift, too, and what the source becomes is not.
+        // An added label is drift, too. A change of the source is not.
         let added = merge(
             &owner.secrets(),
             "copy-db",
@@ -375,7 +378,7 @@ async fn a_tenants_rule_that_denies_drift_is_heard_in_his_own_namespace() -> Res
         is_denied(true).await?;
         ground.replace("r", &repairs).await?;
         is_denied(false).await?;
-        // It is repaired, then.
+        // Here Mimeo repairs the drift instead.
         merge(
             &owner.secrets(),
             "copy-db",
@@ -388,7 +391,8 @@ async fn a_tenants_rule_that_denies_drift_is_heard_in_his_own_namespace() -> Res
     .await
 }
 
-/// What can become of a copy's reason to be, and what says what becomes of the copy.
+/// The ways in which a copy can lose its reason. Each has a field of the rule that decides about
+/// the copy.
 #[derive(Clone, Copy, Debug)]
 enum End {
     RuleDeleted,
@@ -414,7 +418,7 @@ async fn copies_of_a_tenant_stay_in_the_cases_in_which_his_rule_retains_them() -
             }
             let Ground { author, owner, .. } = &ground;
             author.makes("db", "one").await?;
-            // One retains in this case alone, the other in all cases but this one.
+            // One rule retains only in this case, the other in all cases except this one.
             let fields = ["whenRuleDeleted", "whenUnmatched", "whenSourceDeleted"];
             for (rule, retains) in [("kept", true), ("gone", false)] {
                 let mut spec = ground.copying("db", &[&format!("copy-{rule}")]);
@@ -467,7 +471,7 @@ async fn copies_of_a_tenant_stay_in_the_cases_in_which_his_rule_retains_them() -
                 version(&before),
                 "{end:?}: it is not even touched"
             );
-            // It is the owner's, then.
+            // From then on the copy belongs to the owner of the namespace.
             if !matches!(end, End::SourceDeleted) {
                 delete(&owner.secrets(), "copy-kept").await?;
             }
@@ -572,7 +576,7 @@ async fn a_tenants_suspended_rule_plans_and_lifting_it_does_exactly_that() -> Re
             let counts = status
                 .copies
                 .map(|copies| (copies.desired, copies.synced, copies.failed));
-            // The fourth has no source.
+            // The fourth copy has no source.
             if status.plan.is_none() && status.failures.len() == 1 {
                 Ok(Some(status))
             } else {
@@ -593,14 +597,14 @@ async fn a_tenants_suspended_rule_plans_and_lifting_it_does_exactly_that() -> Re
     .await
 }
 
-/// Before he is let in he may plan as he likes, and is told nothing by it.
+/// Without a grant, an author may plan anything. The plan tells the author nothing.
 #[tokio::test]
 async fn a_plan_for_where_nobody_let_him_in_is_empty_until_somebody_does() -> Result<()> {
     let scene = STAGE.scene("empty").await?;
     let ground = Ground::granted(&scene).await?;
     let Ground { author, owner, .. } = &ground;
     author.makes("db", "one").await?;
-    // There is something in the way of what is not granted.
+    // A foreign object is in the way of a copy that is not granted.
     owner.makes("theirs", "theirs").await?;
     let mut spec = ground.copying("db", &["copy-db", "theirs", "nothing"]);
     spec["suspend"] = json!(true);

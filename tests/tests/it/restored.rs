@@ -18,12 +18,12 @@ use mimeo_tests::{
 use serde_json::{Value, json};
 
 const AUTHOR: &str = "mimeo.dev/author";
-/// The Secret that webhooks make and put back.
+/// The Secret that webhooks create and restore.
 const CERTIFICATE: &str = "mimeo-webhook-tls";
 const REGISTRY: &str = "registry";
 
-/// All that a backup tool took along, as it writes it elsewhere: without what the old cluster's
-/// server had filled in.
+/// The objects in a backup, as the tool writes them elsewhere: without the fields that the old API
+/// server filled in.
 #[derive(Default)]
 struct Backup(Vec<Value>);
 
@@ -70,15 +70,17 @@ async fn restore(client: &Client, object: &Value) -> Result<DynamicObject> {
     Ok(api.create(&PostParams::default(), &object).await?)
 }
 
-/// Rules in the old cluster, one copy of which its owner had for good, and who wrote them.
+/// The rules in the old cluster, and their author. The owner of a namespace keeps one copy for
+/// good.
 struct Old {
     backup: Backup,
     tag: String,
     home: String,
     namespaces: Vec<String>,
-    /// Name of the author of all rules.
+    /// The name of the author of all rules.
     author: String,
-    /// In force at once; restored while the webhook runs; and `CreateOnce`.
+    /// One rule is in force at once, one is restored while the webhook runs, and one is
+    /// `CreateOnce`.
     rules: [RuleSpec; 3],
 }
 
@@ -120,7 +122,7 @@ impl Old {
                 .take(client, "ClusterReplication", None, &rule.name)
                 .await?;
         }
-        // Two copies are in it, against all advice.
+        // The backup contains two copies, although the documents advise against it.
         backup
             .take(client, "Secret", Some(&namespaces[0]), "kept")
             .await?;
@@ -157,8 +159,7 @@ async fn a_restored_rule_is_in_force_at_once() -> Result<()> {
     let [kept, late, once] = &old.rules;
     let cluster = ControlPlane::builder().start().await?;
     let client = cluster.client().await?;
-    // In the order of the documentation: CRDs, namespaces, sources, rules; and Mimeo after all of
-    // them.
+    // The order is the documented one: CRDs, namespaces, sources, rules, and then Mimeo.
     create_namespace(&client, NAMESPACE, &[]).await?;
     for crd in mimeo_api::crds() {
         install_crd(&client, &crd).await?;
@@ -187,7 +188,7 @@ async fn a_restored_rule_is_in_force_at_once() -> Result<()> {
     );
     while_the_webhook_runs(&scene, &old).await?;
 
-    // What carries the marks of a copy becomes one, for a rule that says so.
+    // If the rule permits it, Mimeo adopts an object with the labels and annotations of a copy.
     kept.clone()
         .set("conflictPolicy", json!("Adopt"))
         .replace(&client)
@@ -217,8 +218,8 @@ fn scene<'a>(setting: &'a Setting, old: &Old, client: &Client) -> Scene<'a> {
     }
 }
 
-/// With nobody's help: what is missing comes, and what somebody else wrote is left. To Mimeo, that
-/// is what a backup tool writes.
+/// Without any help, Mimeo creates missing copies and leaves foreign objects. For Mimeo, objects
+/// that a backup tool writes are foreign.
 async fn in_force(scene: &Scene<'_>, old: &Old, restored: [&Secret; 2]) -> Result<()> {
     let [kept, _, once] = &old.rules;
     let [first, second, third] = &old.namespaces[..] else {
@@ -242,7 +243,8 @@ async fn in_force(scene: &Scene<'_>, old: &Old, restored: [&Secret; 2]) -> Resul
             "{name}"
         );
     }
-    // It is created once in each of these namespaces, which are others than those that remember it.
+    // Mimeo creates the copy once in each of these namespaces. The former namespaces, with their
+    // records, have other uids.
     let remembers_now = |before: &Value| {
         let before = before["metadata"]["annotations"]["mimeo.dev/seeded"].clone();
         move |one: &Namespace| {
@@ -299,8 +301,8 @@ async fn while_the_webhook_runs(scene: &Scene<'_>, old: &Old) -> Result<()> {
     Ok(())
 }
 
-/// An administrator replaces a leaked key by deleting the Secret, perhaps while a webhook still
-/// finishes its requests.
+/// An administrator replaces a leaked key by deleting the Secret. Meanwhile a webhook may be
+/// finishing its requests.
 #[tokio::test]
 async fn a_webhook_that_stops_does_not_put_back_its_certificate() -> Result<()> {
     let cluster = ControlPlane::builder().start().await?;
@@ -326,7 +328,8 @@ async fn a_webhook_that_stops_does_not_put_back_its_certificate() -> Result<()> 
         if seen {
             break before;
         }
-        // On a busy machine it may end before it can see that the Secret is gone: then another.
+        // On a busy machine, the webhook may stop before it sees the deletion. Then the test starts
+        // another one.
         pair.start_webhook().await?;
     };
     pair.start_webhook().await?;
@@ -335,8 +338,8 @@ async fn a_webhook_that_stops_does_not_put_back_its_certificate() -> Result<()> 
     Ok(())
 }
 
-/// Into a cluster in which Mimeo is at work, by a tool that knows no order: programs and hooks are
-/// out of the way meanwhile. Without the programs alone nothing could be restored.
+/// A tool without any order restores objects into a cluster with Mimeo. Programs and hooks are
+/// removed meanwhile. With hooks but without programs, nothing could be restored.
 #[tokio::test]
 async fn what_is_restored_while_programs_and_hooks_are_away_is_in_force_when_they_are_back()
 -> Result<()> {
@@ -381,7 +384,7 @@ async fn what_is_restored_while_programs_and_hooks_are_away_is_in_force_when_the
             [&["delete", &configurations, "--ignore-not-found"], names].concat(),
         )?;
     }
-    // API servers forget a hook a moment after it is gone.
+    // The API server uses a deleted hook for another moment.
     eventually(SOON, "the rule to be restored", || async {
         restore(&client, rule).await.map(Some)
     })

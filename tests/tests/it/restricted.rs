@@ -26,10 +26,10 @@ use mimeo_tests::{
 };
 use serde_json::{Value, json};
 
-/// A kustomization as the component tells to write it, for sources in these namespaces.
+/// Writes a kustomization as the component's comments say, with sources in these namespaces.
 fn kustomization(sources: &[&str]) -> Result<tempfile::TempDir> {
     let folder = tempfile::tempdir()?;
-    // Paths have to be relative.
+    // Kustomize accepts only relative paths.
     let up = "../".repeat(folder.path().canonicalize()?.components().count() - 1);
     let base = Path::new(env!("CARGO_MANIFEST_DIR"))
         .join("../manifests/kustomize")
@@ -67,7 +67,7 @@ fn binding(namespace: &str, role: &str, accounts: &[&str]) -> Value {
     })
 }
 
-/// Lets Mimeo write copies into a namespace.
+/// Permits Mimeo to write copies into a namespace.
 async fn grant(client: &Client, namespace: &str) -> Result<()> {
     apply(
         client,
@@ -91,18 +91,18 @@ fn pod() -> Pod {
     serde_json::from_value(pod).expect("a literal Pod")
 }
 
-/// What the scenarios look at.
+/// The cluster of the scenarios.
 struct Cluster {
     setting: Setting,
     client: Client,
     rules: Api<ClusterReplication>,
-    /// From before Mimeo was there.
+    /// A place in the audit log before Mimeo's start.
     mark: AuditMark,
 }
 
 impl Cluster {
-    /// Sources may be in these namespaces, copies of Secrets in `team-a` and `team-b`; only in
-    /// these `granted` Mimeo has its Roles.
+    /// Starts Mimeo with sources in these namespaces and copies of Secrets in `team-a` and
+    /// `team-b`. Mimeo has its Roles only in the `granted` namespaces.
     async fn start(sources: &[&str], granted: &[&str]) -> Result<Self> {
         let folder = kustomization(sources)?;
         let control_plane = ControlPlane::builder().audit(true).start().await?;
@@ -170,7 +170,7 @@ impl Cluster {
             .map(drop)
     }
 
-    /// That the rule's source is out of reach by this flag.
+    /// Waits until the status says that this flag keeps the rule's source out of reach.
     async fn is_refused(&self, rule: &str, flag: &str) -> Result<()> {
         self.says(rule, "SourcesFound", |one| {
             one.reason == "SourceRefused" && one.message.contains(flag)
@@ -178,7 +178,7 @@ impl Cluster {
         .await
     }
 
-    /// Applies a rule. What kubectl says to it.
+    /// Applies a rule and returns kubectl's output.
     fn warned(&self, rule: &Value) -> Result<String> {
         let file = tempfile::NamedTempFile::new()?;
         fs::write(file.path(), rule.to_string())?;
@@ -188,8 +188,8 @@ impl Cluster {
         )
     }
 
-    /// That Mimeo has asked for Secrets and ConfigMaps in these namespaces alone, and its own, and
-    /// was denied nothing but in those that had no Role for a while.
+    /// Checks that Mimeo requested Secrets and ConfigMaps only in these namespaces and its own. It
+    /// was denied requests only in namespaces that had no Role for a while.
     async fn kept_to(&self, places: &[&str], late: &[&str]) -> Result<()> {
         let asked = self.setting.control_plane.audit_since(&self.mark).await?;
         let asked = asked.iter().filter(|event| self.setting.is_ours(event));
@@ -253,8 +253,8 @@ async fn with_roles_in_a_few_namespaces_all_is_done_there_and_nothing_asked_else
         .await
 }
 
-/// A namespace in reach that Mimeo has no Role in: nothing waits there, and all comes once the Role
-/// does.
+/// Mimeo has no Role yet in a namespace within reach. No pod waits there, and the copies are
+/// written once the Role exists.
 async fn the_role_for_a_new_namespace_may_come_later(cluster: &Cluster) -> Result<()> {
     let client = &cluster.client;
     create_namespace(client, "team-b", &[]).await?;
@@ -300,7 +300,7 @@ async fn the_role_for_a_new_namespace_may_come_later(cluster: &Cluster) -> Resul
     Ok(())
 }
 
-/// At once, to the rule's author, and later in its status.
+/// A warning tells the rule's author at once, and the status tells it later.
 async fn what_is_out_of_reach_is_said(cluster: &Cluster) -> Result<()> {
     let away = rule("away")
         .secret("elsewhere", "registry")
@@ -316,7 +316,8 @@ async fn what_is_out_of_reach_is_said(cluster: &Cluster) -> Result<()> {
     delete(&cluster.rules, "away").await
 }
 
-/// The rule's end, and that of the kind's note: copies are looked for in these namespaces alone.
+/// Deletes the rule. Then the record of the kind disappears, although Mimeo looks for copies only
+/// in these namespaces.
 async fn all_is_tidied_up(cluster: &Cluster) -> Result<()> {
     delete(&cluster.rules, "pull").await?;
     wait_gone(cluster.secret("team-a"), "registry").await?;
@@ -333,7 +334,7 @@ async fn all_is_tidied_up(cluster: &Cluster) -> Result<()> {
     .await
 }
 
-/// With grants that would have them go further: they end where the limits do, and say so.
+/// The grants would permit more than the limits. The limits prevail, and the statuses say so.
 #[tokio::test]
 async fn rules_of_tenants_end_at_the_limits_whatever_is_granted() -> Result<()> {
     let cluster = Cluster::start(&["platform", "team-a"], &["team-a", "team-b"]).await?;
@@ -381,7 +382,7 @@ async fn rules_of_tenants_end_at_the_limits_whatever_is_granted() -> Result<()> 
         .wait_secret("team-a", "found-db", has("platform"))
         .await?;
 
-    // Granted, and out of reach.
+    // These are granted but out of reach.
     for (name, spec, flag) in [
         ("away", pull("elsewhere"), "--source-namespaces"),
         (
@@ -408,15 +409,14 @@ async fn rules_of_tenants_end_at_the_limits_whatever_is_granted() -> Result<()> 
         );
     }
 
-    // Consent that is taken back takes the copy, and so does the label.
+    // Mimeo deletes the copy if the grant is withdrawn, and if the label is removed.
     kubectl(
         &cluster.setting.control_plane,
         ["delete", "replicationgrant", "-n", "team-b", "to-ann"],
     )?;
     wait_gone(cluster.secret("team-b"), "own").await?;
     merge(&cluster.secret("platform"), "db", selected(json!(null))).await?;
-    // The finding of that one is what it says of its labels; the object itself is another rule's
-    // source still.
+    // The label only decides about the selector. Another rule still names the object as its source.
     wait_gone(cluster.secret("team-a"), "found-db").await?;
     scene.wait_secret("team-a", "db", has("platform")).await?;
     ensure!(
@@ -429,8 +429,8 @@ async fn rules_of_tenants_end_at_the_limits_whatever_is_granted() -> Result<()> 
         .await
 }
 
-/// What the rules of those who run the cluster take besides names: selectors, the hook that denies
-/// drift, and policies, which are about requests and not about what Mimeo may read.
+/// Other parts of ClusterReplications stay within the limits, too: selectors, and the hook that
+/// denies drift. Policies need no limits, because they act on requests and read nothing.
 #[tokio::test]
 async fn selectors_and_denied_drift_keep_to_the_limits_and_policies_need_none() -> Result<()> {
     let cluster = Cluster::start(&["platform"], &["team-a", "team-b"]).await?;
@@ -504,7 +504,7 @@ async fn selectors_and_denied_drift_keep_to_the_limits_and_policies_need_none() 
         .await
 }
 
-/// Though the Roles in these namespaces are for ConfigMaps, too.
+/// The kind is excluded although the Roles in these namespaces include ConfigMaps.
 #[tokio::test]
 async fn of_a_kind_that_is_not_to_be_copied_nothing_is_read_or_written_and_its_rules_say_why()
 -> Result<()> {
@@ -529,7 +529,7 @@ async fn of_a_kind_that_is_not_to_be_copied_nothing_is_read_or_written_and_its_r
             rule("selected").selected("v1", "ConfigMap", "platform", &selector),
         ),
         ("inline", rule("inline").inline(&inline)),
-        // Its other source is copied all the same.
+        // The other source of this rule is copied.
         (
             "mixed",
             rule("mixed")
@@ -595,8 +595,8 @@ async fn of_a_kind_that_is_not_to_be_copied_nothing_is_read_or_written_and_its_r
         .await
 }
 
-/// Not by what Mimeo lacks in it either: who may not list namespaces is told of those that he
-/// names.
+/// A missing Role does not reveal namespaces either. An author without the permission to list
+/// namespaces learns only about namespaces that the rule names.
 #[tokio::test]
 async fn where_a_role_is_missing_is_told_to_who_names_the_namespace_or_may_list_them() -> Result<()>
 {
@@ -632,7 +632,7 @@ async fn where_a_role_is_missing_is_told_to_who_names_the_namespace_or_may_list_
         json!({"namespacePattern": "team-b"}),
     ];
     let lack = "in namespace team-b: a Role there must have the rule";
-    // His rights, and what there is, take a moment to be known.
+    // It takes a moment until the webhook knows the permissions and the namespaces.
     eventually(SOON, "a word about the namespace that he names", || async {
         let told = told(json!({"namespaces": ["team-b"]}))?;
         ensure!(told.contains(lack), "{told}");

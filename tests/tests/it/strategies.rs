@@ -18,7 +18,7 @@ use crate::stages::PLAIN as STAGE;
 
 const REGISTRY: &str = "registry";
 
-/// The source loses a key of which another tool says that it owns it, too.
+/// The source loses a key. Another tool claims to own that key of the copy, too.
 #[tokio::test]
 async fn what_another_tool_owns_as_well_goes_from_an_exclusive_copy_with_its_source() -> Result<()>
 {
@@ -41,7 +41,8 @@ async fn what_another_tool_owns_as_well_goes_from_an_exclusive_copy_with_its_sou
     })
     .await?;
     assert_eq!(uid(&copy), first);
-    // What they apply again they own again, and it goes again; what equals the copy does no harm.
+    // If the tool applies the key again, Mimeo removes it again. Fields that equal the copy do no
+    // harm.
     write_as(&copies, REGISTRY, "kubectl", true, equal).await?;
     wait_for(copies, REGISTRY.to_owned(), |copy| {
         keys(copy) == ["password"] && ours(copy)
@@ -51,8 +52,7 @@ async fn what_another_tool_owns_as_well_goes_from_an_exclusive_copy_with_its_sou
     Ok(())
 }
 
-/// The entry of our manager says that it owns what somebody else put there, or that it owns
-/// nothing.
+/// The forged entry of Mimeo's manager claims a foreign field, or no field at all.
 #[tokio::test]
 async fn forged_entries_hide_nothing_in_an_exclusive_copy() -> Result<()> {
     let scene = STAGE.scene("forged").await?;
@@ -101,7 +101,7 @@ async fn forged_entries_hide_nothing_in_an_exclusive_copy() -> Result<()> {
     Ok(())
 }
 
-/// A rule with one exclusive copy, and the copy's uid.
+/// Writes a rule with one exclusive copy. Returns the copy's API and uid.
 async fn exclusive(scene: &Scene<'_>) -> Result<(Api<Secret>, String)> {
     scene
         .secret(REGISTRY, &[("password", "example"), ("user", "robot")])
@@ -118,8 +118,8 @@ async fn exclusive(scene: &Scene<'_>) -> Result<(Api<Secret>, String)> {
     Ok((copies, first))
 }
 
-/// By its marks and its managers nobody could tell any more that Mimeo has made it. The namespace
-/// remembers.
+/// The annotations and managers no longer show that Mimeo created the object. But the namespace
+/// records it.
 #[tokio::test]
 async fn what_was_created_once_is_its_owners_though_no_mark_is_left_of_it() -> Result<()> {
     let mut setting = Setting::start(ControlPlane::builder().audit(true), Pair::builder()).await?;
@@ -153,7 +153,7 @@ async fn what_was_created_once_is_its_owners_though_no_mark_is_left_of_it() -> R
     let cleared = clear(&at(0), REGISTRY).await?;
     merge(&at(1), REGISTRY, bare.clone()).await?;
     let theirs = put(&at(1), REGISTRY, &[("token", "theirs")]).await?;
-    // Cleared, and deleted: while the reconciler looks, and while it doesn't.
+    // One copy is cleared and deleted while the reconciler runs, another while it does not run.
     for index in [2, 3] {
         merge(&at(index), REGISTRY, bare.clone()).await?;
     }
@@ -196,7 +196,7 @@ async fn what_was_created_once_is_its_owners_though_no_mark_is_left_of_it() -> R
     };
     let writes: Vec<_> = events.iter().filter(writes).collect();
     assert!(writes.is_empty(), "{writes:#?}");
-    // Their rule goes, and they stay.
+    // The rule is deleted, and the objects stay.
     delete(
         &any(&client, "mimeo.dev/v1alpha1", "ClusterReplication", None)?,
         &tag,
@@ -207,8 +207,8 @@ async fn what_was_created_once_is_its_owners_though_no_mark_is_left_of_it() -> R
     Ok(())
 }
 
-/// While Mimeo looks, and while no reconciler runs: an exclusive copy becomes its owner's, who
-/// changes and deletes, and a shared one again.
+/// An exclusive copy becomes its owner's, who changes and deletes it. Then it becomes a shared copy
+/// again. The rule changes while the reconciler runs, or while it does not.
 #[tokio::test]
 async fn exclusive_copies_become_their_owners_and_shared_ones_again_also_while_nothing_runs()
 -> Result<()> {
@@ -248,14 +248,14 @@ async fn exclusive_copies_become_their_owners_and_shared_ones_again_also_while_n
             wait_for(copies.clone(), REGISTRY.to_owned(), exclusive).await?;
         }
         change(&mut setting, &client, &once, down).await?;
-        // What is in the way is left, too, and so the rule has nothing more to do.
+        // Mimeo also leaves the foreign object, so the rule has nothing more to do.
         setting.wait_synced(&client, &tag).await?;
         for namespace in &namespaces[..3] {
             let remembers =
                 |namespace: &Namespace| annotation(namespace, "mimeo.dev/seeded").is_some();
             wait_for(Api::all(client.clone()), namespace.clone(), remembers).await?;
         }
-        // Nothing is denied any more, as soon as the webhook knows.
+        // Nothing is denied any more once the webhook knows the change.
         eventually(SOON, "the owner's change", || async {
             Ok(Some(
                 put(
@@ -268,15 +268,15 @@ async fn exclusive_copies_become_their_owners_and_shared_ones_again_also_while_n
         })
         .await?;
         delete(&deleted, REGISTRY).await?;
-        // Nobody but the namespace remembers it after another start.
+        // After another start, only the namespace records it.
         change(&mut setting, &client, &once, down).await?;
         let before = [
             version(&changed.get(REGISTRY).await?),
             version(&left.get(REGISTRY).await?),
         ];
         put(&of(&client, &home), REGISTRY, &[("password", token)]).await?;
-        // Of a source and a namespace that are newer than all that, there is a copy: the others
-        // were seen by then.
+        // A newer source and a newer namespace have a copy. So Mimeo has seen the other namespaces
+        // by then.
         let follower = unique(&tag);
         create_namespace(&client, &follower, &[("scene", &tag)]).await?;
         let has = |copy: &Secret| value(copy, "password").as_deref() == Some(token);
@@ -318,7 +318,7 @@ async fn exclusive_copies_become_their_owners_and_shared_ones_again_also_while_n
     Ok(())
 }
 
-/// Gives the rule another spec: while the reconciler runs, or while it is `down`.
+/// Gives the rule another spec, while the reconciler runs or while it is `down`.
 async fn change(setting: &mut Setting, client: &Client, rule: &RuleSpec, down: bool) -> Result<()> {
     if !down {
         return rule.replace(client).await;

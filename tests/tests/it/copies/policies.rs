@@ -26,7 +26,7 @@ const ORIGIN_NAMESPACE: &str = "kubesphere-devops-system";
 
 pub(crate) const FINALIZER: &str = "finalizers.kubesphere.io/credential";
 
-/// The case that a Kyverno policy is known for, word for word.
+/// The policy does the same as a well-known Kyverno policy, word for word.
 #[tokio::test]
 async fn a_policy_corrects_what_another_tool_writes_and_writes_again() -> Result<()> {
     let scene = STAGE.scene("policy").await?;
@@ -85,7 +85,8 @@ async fn a_policy_corrects_what_another_tool_writes_and_writes_again() -> Result
         &theirs.create(&params, &sent("basic", "one")?).await?,
         "one",
     );
-    // The tool knows nothing of it: it sends what it has, its own type too, by every verb there is.
+    // The tool does not know the policy. It sends its own content and its own type, with every
+    // verb.
     let replaced = theirs
         .replace("basic", &params, &sent("basic", "two")?)
         .await?;
@@ -114,7 +115,7 @@ async fn a_policy_corrects_what_another_tool_writes_and_writes_again() -> Result
         "one",
     );
 
-    // Neither where the policy leaves objects alone nor what it isn't for.
+    // The policy leaves excluded namespaces and objects without a match alone.
     let origin: Api<Secret> = Api::namespaced(tool, ORIGIN_NAMESPACE);
     let mut other = sent("other", "one")?;
     other.metadata.labels = Some([(ORIGIN.to_owned(), "elsewhere".to_owned())].into());
@@ -129,7 +130,7 @@ async fn a_policy_corrects_what_another_tool_writes_and_writes_again() -> Result
         assert!(left.finalizers().is_empty());
     }
 
-    // One that was stored before with another type can be edited, and whoever does so is told.
+    // A Secret that was stored with another type can still be edited. The editor gets a warning.
     let older = theirs
         .replace("older", &params, &sent("older", "two")?)
         .await?;
@@ -155,7 +156,7 @@ async fn a_policy_corrects_what_another_tool_writes_and_writes_again() -> Result
         "{told}"
     );
 
-    // Every replica counts what it has rewritten itself.
+    // Each replica counts its own changes.
     let metrics = scene
         .setting
         .pair
@@ -174,7 +175,8 @@ async fn a_policy_corrects_what_another_tool_writes_and_writes_again() -> Result
         "as many writes as were corrected: {counts:?}"
     );
 
-    // Its finalizer is kept while it lives; when it is to go, the owner takes it off, and it goes.
+    // The policy keeps the finalizer while the object lives. Once the object is being deleted, its
+    // owner can remove the finalizer, and the object disappears.
     let without = json!({"metadata": {"finalizers": null}});
     let kept = merge(&theirs, "basic", without.clone()).await?;
     assert_eq!(kept.finalizers(), [FINALIZER]);
@@ -194,7 +196,7 @@ async fn a_policy_corrects_what_another_tool_writes_and_writes_again() -> Result
     Ok(())
 }
 
-/// Waits until the policy says that it is in force.
+/// Waits until the policy reports that it is in force.
 async fn wait_active(client: &kube::Client, policy: &str) -> Result<()> {
     let policies: Api<TransformPolicy> = Api::all(client.clone());
     wait_for(policies, policy.to_owned(), |policy| {
@@ -207,8 +209,8 @@ async fn wait_active(client: &kube::Client, policy: &str) -> Result<()> {
     Ok(())
 }
 
-/// The API server takes a moment to know of a new hook: waits until this Secret would come out with
-/// another type.
+/// Waits until a dry run changes this Secret's type. The API server needs a moment to use a new
+/// hook.
 async fn wait_rewritten(secrets: &Api<Secret>, sent: &Secret) -> Result<()> {
     let dry_run = PostParams {
         dry_run: true,
@@ -263,7 +265,8 @@ async fn a_policy_chooses_and_renames_keys_of_data() -> Result<()> {
     secrets
         .create(&PostParams::default(), &sent("registry")?)
         .await?;
-    // The tool sends what it knows; what was renamed is replaced by what is sent.
+    // The tool sends the former key. The renamed key of the stored object is replaced by the sent
+    // one.
     let replaced = secrets
         .replace("registry", &PostParams::default(), &sent("registry")?)
         .await?;
@@ -274,8 +277,8 @@ async fn a_policy_chooses_and_renames_keys_of_data() -> Result<()> {
     Ok(())
 }
 
-/// Where its labels select the namespace, and as long as they do: of both kinds, with the bytes of
-/// a `ConfigMap`.
+/// The policy applies to a namespace as long as the namespace's labels match. It changes both
+/// kinds, also the bytes of a `ConfigMap`.
 #[tokio::test]
 async fn a_policy_follows_the_labels_of_namespaces_and_fills_in_their_names() -> Result<()> {
     let scene = STAGE.scene("selected").await?;
@@ -302,8 +305,8 @@ async fn a_policy_follows_the_labels_of_namespaces_and_fills_in_their_names() ->
     });
     apply(&scene.client, &policy).await?;
     wait_active(&scene.client, &scene.tag).await?;
-    // What is stored of what is sent: the annotations of the sender's and the policy's, and the
-    // keys of both.
+    // Returns the stored annotations and keys of the object: those of the sender and those of the
+    // policy.
     let stored = async |namespace: &str,
                         kind: &str|
            -> Result<(BTreeMap<String, String>, Vec<String>)> {
@@ -395,8 +398,8 @@ async fn a_policy_follows_the_labels_of_namespaces_and_fills_in_their_names() ->
     Ok(())
 }
 
-/// Whatever a policy says, it is for other namespaces than the cluster's own and Mimeo's, where
-/// nothing may come to depend on a webhook.
+/// No policy applies to the namespaces of the cluster or of Mimeo. Nothing there may depend on a
+/// webhook.
 #[tokio::test]
 async fn a_policy_rewrites_nothing_in_the_systems_namespaces_and_mimeos_own() -> Result<()> {
     let scene = STAGE.scene("exempt").await?;
@@ -438,14 +441,14 @@ async fn a_policy_rewrites_nothing_in_the_systems_namespaces_and_mimeos_own() ->
         assert_eq!(label(&changed, "rewritten"), None, "changed in {namespace}");
         delete(&secrets, &created.name_any()).await?;
     }
-    // It is in force still.
+    // The policy is still in force.
     let created = scene.secrets(&namespace).create(&params, &sent()?).await?;
     assert_eq!(label(&created, "rewritten"), Some("yes"));
     Ok(())
 }
 
-/// Escaped, as API servers send it, markup takes six times what it takes in etcd; and of an update
-/// the old object goes along.
+/// The API server escapes markup in a review, which makes it six times as large as in etcd. The
+/// review of an update also has the old object.
 #[tokio::test]
 async fn as_much_markup_as_an_object_can_hold_is_rewritten() -> Result<()> {
     let _turn = LOAD.lock().await;
@@ -485,8 +488,7 @@ async fn as_much_markup_as_an_object_can_hold_is_rewritten() -> Result<()> {
     Ok(())
 }
 
-/// What is more than a review may take is a call that failed, and who is refused for that is told
-/// why.
+/// A review that is too large is a failed call. The author of a refused request learns the reason.
 #[tokio::test]
 async fn who_writes_more_than_a_policy_can_read_is_told_so() -> Result<()> {
     let _turn = LOAD.lock().await;
@@ -571,7 +573,7 @@ async fn without_a_webhook_a_policy_fails_or_is_ignored_as_it_says() -> Result<(
     setting.pair.webhooks.clear();
     setting.pair.start_webhook().await?;
     wait_rewritten(&secrets, &sent("fail")?).await?;
-    // And without the policy, nothing.
+    // Without the policy, the request succeeds.
     delete(&Api::<TransformPolicy>::all(client), "fail").await?;
     eventually(SOON, "the end of the policy", || async {
         let answer = secrets.create(&params, &sent("fail")?).await?;

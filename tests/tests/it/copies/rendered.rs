@@ -56,7 +56,7 @@ async fn each_namespace_fills_in_its_name_and_labels_and_one_that_cannot_is_repo
     relabel(&scene.client, &namespaces[2], "team", Some("green")).await?;
     scene.wait_synced(&scene.tag).await?;
     scene.secrets(&namespaces[2]).get("registry-green").await?;
-    // Another name is another copy: first that one, then away with the former.
+    // Another name is another copy. Mimeo first writes the new copy and then deletes the old one.
     relabel(&scene.client, &namespaces[0], "team", Some("pink")).await?;
     scene
         .wait_secret(&namespaces[0], "registry-pink", |_| true)
@@ -134,7 +134,7 @@ async fn a_json_patch_is_the_last_word_and_one_that_does_not_fit_fails_each_copy
     Ok(())
 }
 
-/// What the message of a status' only failure says, which is that a copy is invalid.
+/// Returns the message of the only failure of a status: a copy is invalid.
 fn invalid(status: &ClusterReplicationStatus) -> Result<String> {
     assert_eq!(
         condition(status, "SourcesFound").map(|found| &*found.reason),
@@ -147,7 +147,7 @@ fn invalid(status: &ClusterReplicationStatus) -> Result<String> {
     Ok(failure.message.clone())
 }
 
-/// The API server answers such writes with an error of its own (500), though no retry helps.
+/// The API server answers such writes with 500, although no retry helps.
 #[tokio::test]
 async fn a_value_that_cannot_be_decoded_is_invalid_and_no_outage() -> Result<()> {
     let scene = STAGE.scene("undecodable").await?;
@@ -237,8 +237,8 @@ async fn a_transform_changes_type_labels_annotations_and_finalizers() -> Result<
     assert_eq!(annotations, ["example.com/note", "example.com/set"]);
     assert_eq!(copy.finalizers(), ["example.com/held"]);
 
-    // Kept while the copy lives; when it is to go, whoever runs the finalizer lets it go, and
-    // nobody writes in between.
+    // The finalizer stays while the copy lives. Once the copy is being deleted, the owner of the
+    // finalizer can remove it. Mimeo does not write in between.
     merge(
         &scene.secrets(&namespace),
         "registry",
@@ -316,7 +316,8 @@ async fn keys_of_data_are_left_out_and_renamed() -> Result<()> {
         (vec!["password".into(), "user".into()], Some("one"))
     );
 
-    // An edit of what copies don't carry writes nothing; a key that goes at the source goes here.
+    // An edit of fields that copies do not carry causes no write. A key that the source loses is
+    // removed from the copy.
     let mark = scene.setting.control_plane.audit_mark().await?;
     merge(
         &scene.secrets(&scene.home),
@@ -344,7 +345,7 @@ async fn keys_of_data_are_left_out_and_renamed() -> Result<()> {
     });
     assert_eq!(writes.count(), 2);
 
-    // Two keys of one name are nobody's wish: what is there stays.
+    // Two keys cannot get the same name. The existing copy stays.
     merge(
         &scene.secrets(&scene.home),
         "registry",
@@ -375,8 +376,8 @@ async fn keys_of_data_are_left_out_and_renamed() -> Result<()> {
     Ok(())
 }
 
-/// Bytes that are no text, which a Secret has in `data` and a `ConfigMap` in `binaryData`: the same
-/// edits, and the same bytes.
+/// Binary values are in `data` of a Secret and in `binaryData` of a `ConfigMap`. The edits work on
+/// both, and keep the bytes.
 #[tokio::test]
 async fn keys_of_bytes_are_left_out_and_renamed_as_those_of_text() -> Result<()> {
     let scene = STAGE.scene("bytes").await?;
@@ -415,7 +416,8 @@ async fn keys_of_bytes_are_left_out_and_renamed_as_those_of_text() -> Result<()>
     let copy = scene.wait_secret(&namespace, "keys", |_| true).await?;
     assert_eq!(json!(copy.data), json!({"b.bin": "/wD+"}));
 
-    // What was text is bytes now, and the other way round: a key may be in one of the two.
+    // A text value becomes binary, and a binary value becomes text. A key may be in only one of the
+    // two maps.
     apply(
         &scene.client,
         &map(&json!({"a.bin": "text"}), &json!({"user": "/w=="})),
@@ -423,7 +425,7 @@ async fn keys_of_bytes_are_left_out_and_renamed_as_those_of_text() -> Result<()>
     .await?;
     let swapped = |copy: &ConfigMap| is(copy, json!({"b.bin": "text"}), json!({"user": "/w=="}));
     wait_for(maps.clone(), "settings".to_owned(), swapped).await?;
-    // And so the same name can't come of both.
+    // So the same name cannot result from both maps.
     apply(
         &scene.client,
         &map(&json!({"b.bin": "text"}), &json!({"a.bin": "/w=="})),
@@ -511,8 +513,8 @@ async fn a_secret_of_a_mebibyte_is_copied_and_one_over_the_servers_limit_is_too_
     let big = "x".repeat((1 << 20) - MARK.len());
     let source = scene.secret("big", &[("all", &big)]).await?;
     scene.secret("noted", &[("token", "one")]).await?;
-    // All keys and values of the annotations may come to 256 KiB together: with the marks there is
-    // no room.
+    // All keys and values of the annotations together may have 256 KiB. With Mimeo's own
+    // annotations, there is no room.
     let note = "x".repeat((256 << 10) - "example.com/note".len());
     merge(
         &scene.secrets(&scene.home),
@@ -543,7 +545,7 @@ async fn a_secret_of_a_mebibyte_is_copied_and_one_over_the_servers_limit_is_too_
         (namespace.as_str(), "noted")
     );
     assert_eq!(failure.reason, "TooLarge", "{failure:?}");
-    // What can't fit isn't tried over and over; what has become smaller is.
+    // Mimeo does not retry a copy that cannot fit. It writes the copy once the source is smaller.
     put(&scene.secrets(&scene.home), "big", &[("all", "less")]).await?;
     scene
         .wait_secret(&namespace, "big", |copy| {

@@ -10,10 +10,10 @@ use std::collections::{BTreeMap, BTreeSet};
 /// Labels, annotations, or data.
 pub type Map = BTreeMap<String, String>;
 
-/// A value that only Mimeo knows: it must be there, with any content.
+/// A value that only Mimeo knows. It must exist, with any content.
 pub const OPAQUE: &str = "(any)";
 
-/// Long enough to outlast the exam.
+/// A grace period that is longer than the exam.
 pub const LONG_GRACE: u32 = 3600;
 
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -32,7 +32,7 @@ pub struct Cell {
     pub name: String,
 }
 
-/// Which rule. A `ClusterReplication` has no home and ranks before every `Replication`.
+/// The identity of a rule. A `ClusterReplication` has no home and ranks before every `Replication`.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub struct RuleId {
     pub home: Option<String>,
@@ -76,7 +76,7 @@ pub enum Gate {
     None,
 }
 
-/// What stays: true is Retain.
+/// The retention policy of a rule: true is Retain.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Retention {
     pub rule: bool,
@@ -87,13 +87,13 @@ pub struct Retention {
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Transform {
-    /// Key `extra` is left out.
+    /// Leaves out the key `extra`.
     pub exclude: bool,
-    /// Key `text` becomes `renamed`.
+    /// Renames the key `text` to `renamed`.
     pub rename: bool,
-    /// Label `app` is left out.
+    /// Leaves out the label `app`.
     pub unlabel: bool,
-    /// A label with the namespace's name, and an annotation with this number.
+    /// Sets a label with the namespace's name, and an annotation with this number.
     pub set: Option<u64>,
 }
 
@@ -102,7 +102,8 @@ pub struct Transform {
 pub struct Spec {
     pub sources: BTreeSet<Cell>,
     pub targets: Targets,
-    /// The copies' names begin with the rule's own word, or with one that other rules use as well.
+    /// True if the copies' names begin with a word that other rules use, too. Otherwise they begin
+    /// with the rule's own word.
     pub shared: bool,
     pub transform: Transform,
     pub strategy: Strategy,
@@ -115,7 +116,7 @@ pub struct Spec {
 
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Rule {
-    /// Counts up: which rule is older.
+    /// The order of the rules' creation: an older rule has a smaller number.
     pub born: usize,
     pub spec: Spec,
 }
@@ -132,49 +133,49 @@ pub enum Access {
     Write,
 }
 
-/// An object of somebody else's under a name that copies have.
+/// A foreign object under a name of a copy.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Foreign {
     pub uid: String,
     pub version: String,
 }
 
-/// What people made, as of one moment.
+/// The objects that users made, at one moment.
 #[derive(Clone, Default, Debug)]
 pub struct World {
     pub namespaces: BTreeMap<String, Namespace>,
     pub sources: BTreeMap<Cell, Content>,
     pub rules: BTreeMap<RuleId, Rule>,
-    /// By the namespace that grants.
+    /// The granted kinds, by the granting namespace and the access.
     pub grants: BTreeMap<(String, Access), BTreeSet<Kind>>,
     pub foreign: BTreeMap<Cell, Foreign>,
 }
 
-/// Whose copy a cell holds, as far as that matters.
+/// The rule and source of the copy in a cell, as far as they matter.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Holder {
     pub rule: RuleId,
     pub source: Cell,
-    /// What the copy may say of the end of its rule: true is Retain. Two values if it was rewritten
-    /// meanwhile.
+    /// The retention on the copy for the end of its rule: true is Retain. It has two values if the
+    /// copy was rewritten meanwhile.
     pub kept: BTreeSet<bool>,
-    /// Its rule was away since the copy was last written.
+    /// True if the rule was absent at some time after the last write of the copy.
     pub orphan: bool,
-    /// Its namespace may remember that it was created once.
+    /// True if the namespace may record the copy as created once.
     pub once: bool,
 }
 
-/// What becomes of a cell.
+/// The expectation for a cell.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Verdict {
-    /// The copy of one of these rules, of this source.
+    /// The cell holds the copy of one of these rules, of this source.
     Wanted(BTreeSet<RuleId>, Cell),
-    /// What this rule creates once.
+    /// The cell holds a copy that this rule creates once.
     Seed(RuleId, Cell),
-    /// A copy stays as it is; where there is none, none is made.
+    /// An existing copy stays as it is. A missing copy stays missing.
     Stays,
     Goes,
-    /// The documents don't say.
+    /// The documents leave the result open.
     Open,
 }
 
@@ -188,7 +189,7 @@ impl Kind {
 }
 
 impl RuleId {
-    /// As on copies.
+    /// Returns the rule as the annotation of copies names it.
     pub fn mark(&self) -> String {
         match &self.home {
             None => format!("ClusterReplication/{}", self.name),
@@ -196,14 +197,14 @@ impl RuleId {
         }
     }
 
-    /// What the copies' names begin with, unless they are shared.
+    /// Returns the word with which the copies' names begin, unless they are shared.
     pub fn word(&self) -> &str {
         self.name.rsplit('-').next().unwrap_or_default()
     }
 }
 
 impl Spec {
-    /// What a copy of this source is called.
+    /// Returns the name of the copy of this source.
     pub fn copy_name(&self, rule: &RuleId, source: &Cell) -> String {
         format!(
             "{}-{}",
@@ -212,7 +213,7 @@ impl Spec {
         )
     }
 
-    /// What is written on copies of the rule's end.
+    /// Returns the retention for the rule's end, as the copies record it.
     fn kept(&self) -> bool {
         self.strategy == Strategy::CreateOnce || self.retention.rule
     }
@@ -232,7 +233,7 @@ impl Spec {
         }
     }
 
-    /// A copy as it must be.
+    /// Returns the copy that must exist.
     pub fn render(
         &self,
         rule: &RuleId,
@@ -259,7 +260,7 @@ impl Spec {
             };
             copy.data.insert(key.to_owned(), value.clone());
         }
-        // Marks of GitOps tools and kubectl are never carried.
+        // Labels and annotations of GitOps tools and of kubectl are never copied.
         let carried = |key: &&String| {
             !key.starts_with("argocd.argoproj.io/") && !key.starts_with("kubectl.kubernetes.io/")
         };
@@ -325,7 +326,7 @@ impl World {
             .is_some_and(|kinds| kinds.contains(&kind))
     }
 
-    /// The cells that a rule wants in a namespace, each with its source.
+    /// Returns the cells that a rule wants in a namespace, each with its source.
     fn claims_in(&self, id: &RuleId, namespace: &str) -> Vec<(Cell, Cell)> {
         let (Some(Rule { spec, .. }), Some(Namespace { labels, .. })) =
             (self.rules.get(id), self.namespaces.get(namespace))
@@ -353,7 +354,7 @@ impl World {
         spec.sources.iter().filter(may).map(claim).collect()
     }
 
-    /// The rules that want a cell, each with its source.
+    /// Returns the rules that want a cell, each with its source.
     pub fn claims(&self, cell: &Cell) -> BTreeMap<RuleId, Cell> {
         let claim = |id: &RuleId| {
             let claims = self.claims_in(id, &cell.namespace);
@@ -365,7 +366,7 @@ impl World {
         self.rules.keys().filter_map(claim).collect()
     }
 
-    /// All cells that rules want.
+    /// Returns all cells that rules want.
     pub fn claimed(&self) -> BTreeSet<Cell> {
         let pairs = self
             .rules
@@ -377,7 +378,7 @@ impl World {
             .collect()
     }
 
-    /// What becomes of a cell that holds nothing, or this copy.
+    /// Returns the verdict about a cell that is empty or holds this copy.
     pub fn verdict(&self, cell: &Cell, holder: Option<&Holder>) -> Verdict {
         if !self.namespaces.contains_key(&cell.namespace) {
             return Verdict::Goes;
@@ -396,8 +397,8 @@ impl World {
         };
         let suspended = |id: &RuleId| self.rules[id].spec.suspend;
         if claims.keys().any(suspended) {
-            // Whether a suspended rule keeps a name from another that has no copy there yet, isn't
-            // said.
+            // A suspended rule may or may not keep a name from another rule if it has no copy there
+            // yet. The documents leave that open.
             let alone = all == 1 && holder.is_none();
             return if alone || claims.len() == 1 && held.is_some() {
                 Verdict::Stays
@@ -406,8 +407,8 @@ impl World {
             };
         }
         if let Some(former) = holder.filter(|_| held.is_none()) {
-            // A copy passes from rule to rule in place. From a suspended one, or to a Replication
-            // one that would be retained: open.
+            // A copy passes from one rule to another in place. Two cases are open: a copy of a
+            // suspended rule, and a retained copy that passes to a Replication.
             let rests = self
                 .rules
                 .get(&former.rule)
@@ -434,11 +435,11 @@ impl World {
         }
     }
 
-    /// What becomes of a copy that no rule writes, by the rule that wrote it last.
+    /// Returns the verdict about a copy that no rule writes, by the rule that wrote it last.
     fn fate(&self, cell: &Cell, holder: &Holder) -> Verdict {
         match self.fate_of_kept(cell, holder) {
-            // Whether what was created once goes for a rule that has another strategy since, isn't
-            // said.
+            // If the rule now has another strategy, the documents leave open whether Mimeo deletes
+            // a copy that was created once.
             Verdict::Goes if holder.once => Verdict::Open,
             fate => fate,
         }
@@ -454,7 +455,7 @@ impl World {
             return ended;
         };
         let fate = self.fate_by(cell, holder, spec);
-        // A rule that was away and came back: either end may have been reached.
+        // The rule was deleted and created again. Either verdict may have been carried out.
         if holder.orphan && fate != ended {
             Verdict::Open
         } else {
@@ -495,8 +496,8 @@ impl World {
         if !spec.targets(rule, &cell.namespace, labels) || !granted {
             return keep(unmatched);
         }
-        // The rule wants another name or another source here. The copy goes once the rule has
-        // these, which nothing may hinder.
+        // The rule wants another name or another source here. The copy is deleted once the rule has
+        // its other copies. Nothing may stand in their way.
         let free = |(claimed, from): &(Cell, Cell)| {
             self.sources.contains_key(from)
                 && !self.foreign.contains_key(claimed)
@@ -509,14 +510,14 @@ impl World {
         }
     }
 
-    /// What a copy says of the rule's end, if the rule writes it.
+    /// Returns the retention that a copy records for the rule's end, if the rule writes the copy.
     pub fn kept(&self, rule: &RuleId, cell: &Cell) -> Option<bool> {
         let spec = &self.rules.get(rule)?.spec;
         let source = self.claims(cell).remove(rule)?;
         (!spec.suspend && self.sources.contains_key(&source)).then(|| spec.kept())
     }
 
-    /// Whether a rule wants the cell and creates it once.
+    /// True if a rule wants the cell and creates it once.
     pub fn once_by(&self, rule: &RuleId, cell: &Cell) -> bool {
         let once = self
             .rules
@@ -525,7 +526,7 @@ impl World {
         once && self.claims(cell).contains_key(rule)
     }
 
-    /// Whether a rule wants the cell and doesn't create it once.
+    /// True if a rule wants the cell and keeps it up to date.
     pub fn kept_by(&self, rule: &RuleId, cell: &Cell) -> bool {
         let once = self
             .rules
@@ -534,8 +535,8 @@ impl World {
         !once && self.claims(cell).contains_key(rule)
     }
 
-    /// The copies that a pod in a namespace comes after, each with its rule and source: all that
-    /// can be written.
+    /// Returns the copies that must exist before a pod in a namespace, each with its rule and
+    /// source. These are all the copies that can be written.
     pub fn awaited(&self, namespace: &str) -> Vec<(Cell, RuleId, Cell)> {
         let gated = |id: &&RuleId| {
             let spec = &self.rules[*id].spec;
@@ -557,7 +558,8 @@ impl World {
         all.filter(writable).collect()
     }
 
-    /// Whether pods may be denied in a namespace: a copy that its rule requires cannot be written.
+    /// True if the webhook may deny pods in a namespace: a copy that its rule requires cannot be
+    /// written.
     pub fn may_deny(&self, namespace: &str) -> bool {
         let mut required = self
             .rules
