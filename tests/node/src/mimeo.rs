@@ -1,4 +1,4 @@
-//! Mimeo as somebody has installed it.
+//! An installation of Mimeo on the node.
 
 use std::{fs, io::Write, path::PathBuf, process::Command};
 
@@ -18,14 +18,14 @@ use tempfile::{NamedTempFile, TempDir};
 
 use crate::{Node, node::run, workspace};
 
-/// The name of the images that were built and imported.
+/// The name of the built and imported images.
 const IMAGE: &str = "localhost/mimeo";
-/// The tag of today's.
+/// The tag of the present image.
 const TODAY: &str = "e2e";
 /// The chart's release.
 const RELEASE: &str = "mimeo";
 
-/// One of the two.
+/// One of Mimeo's two programs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Program {
     /// `mimeo-webhook`.
@@ -34,7 +34,7 @@ pub enum Program {
     Reconciler,
 }
 
-/// Both.
+/// Both programs.
 pub const PROGRAMS: [Program; 2] = [Program::Webhook, Program::Reconciler];
 
 impl Program {
@@ -47,17 +47,17 @@ impl Program {
     }
 }
 
-/// An installation on the node. What its pods have logged is printed when it goes, which the
-/// harness shows for a failed test.
+/// An installation on the node. When it is dropped, it prints the logs of its pods. The test
+/// harness shows them for a failed test.
 pub struct Mimeo {
-    /// Where it is installed.
+    /// The node of the installation.
     pub node: Node,
-    /// The admin's.
+    /// The admin's client.
     pub client: Client,
     by: By,
 }
 
-/// What it was installed by, and goes by.
+/// The tool that installed it. The same tool removes it.
 enum By {
     /// The kustomization in this folder.
     Kustomize(TempDir),
@@ -67,18 +67,19 @@ enum By {
 }
 
 impl Mimeo {
-    /// As `kubectl apply -k manifests/kustomize` installs it, with the image's name set; ready.
+    /// Installs Mimeo with `kubectl apply -k manifests/kustomize` and the image's name. Waits until
+    /// it is ready.
     pub async fn by_kustomize() -> Result<Self> {
         Self::kustomized(&json!({})).await
     }
 
-    /// The same in a kustomization with these fields besides, components by their names.
+    /// Installs a kustomization with these additional fields. It names components by their folders.
     pub async fn kustomized(fields: &Value) -> Result<Self> {
         Self::installed(kustomization(fields)?).await
     }
 
-    /// As `helm install` does with these values, and the image's name set; ready. A release that is
-    /// there is upgraded.
+    /// Installs Mimeo with `helm install`, these values and the image's name, or upgrades an
+    /// existing release. Waits until it is ready.
     pub async fn by_chart(values: &Value) -> Result<Self> {
         Self::installed(By::Chart(
             workspace().join("manifests/chart"),
@@ -88,7 +89,7 @@ impl Mimeo {
         .await
     }
 
-    /// The same with chart and programs of the commit before this one.
+    /// Installs the chart and the programs of the previous commit.
     pub async fn by_the_last_commit_s_chart(values: &Value) -> Result<Self> {
         Self::installed(By::Chart(
             Node::get().await?.last_chart(),
@@ -98,7 +99,7 @@ impl Mimeo {
         .await
     }
 
-    /// Removes what is installed, by the chart or not: the names are the same.
+    /// Removes any installation, by the chart or by the kustomization: the names are the same.
     pub async fn remove_any() -> Result<()> {
         Self::new(kustomization(&json!({}))?).await?.delete().await
     }
@@ -145,7 +146,7 @@ impl Mimeo {
         Ok(mimeo)
     }
 
-    /// Runs Helm in Mimeo's namespace; returns what it wrote.
+    /// Runs Helm in Mimeo's namespace and returns its output.
     pub async fn helm(&self, args: &[&str]) -> Result<String> {
         let mut build = Command::new(workspace().join("tests/tools/build.sh"));
         build.arg("helm");
@@ -157,8 +158,8 @@ impl Mimeo {
         run(helm).await
     }
 
-    /// `kubectl delete -k`; or `helm uninstall`, and what that leaves on purpose. Returns once all
-    /// is gone.
+    /// Runs `kubectl delete -k`, or `helm uninstall` and then deletes the objects that Helm leaves
+    /// on purpose. Returns once everything is deleted.
     pub async fn delete(&self) -> Result<()> {
         let delete = ["delete", "--ignore-not-found", "--timeout=120s"];
         match &self.by {
@@ -183,9 +184,9 @@ impl Mimeo {
         Ok(())
     }
 
-    /// Waits until both programs have as many ready pods of their present template as they want,
-    /// and no other, and until the webhook is reached: a Service leads to its pods a moment after
-    /// they are ready.
+    /// Waits until both programs have exactly the wanted number of ready pods, all of the present
+    /// template. Then waits until the webhook can be reached, because a Service starts to forward
+    /// to its pods a moment after they are ready.
     pub async fn ready(&self) -> Result<()> {
         for program in PROGRAMS {
             self.rolled_out(program).await?;
@@ -209,7 +210,7 @@ impl Mimeo {
         .map(drop)
     }
 
-    /// The same of one program.
+    /// Waits for the pods of one program.
     pub async fn rolled_out(&self, program: Program) -> Result<()> {
         let deployments: Api<Deployment> = of(&self.client, NAMESPACE);
         eventually(
@@ -230,7 +231,7 @@ impl Mimeo {
                 ]
                 .map(Option::unwrap_or_default);
                 ensure!(counts == [wanted; 3], "{counts:?} of {wanted}");
-                // Those that are still ending count no more there.
+                // The counts leave out pods that are still ending.
                 let pods = self.pods(program).await?;
                 ensure!(
                     pods.len() == usize::try_from(wanted)?,
@@ -243,7 +244,7 @@ impl Mimeo {
         .await
     }
 
-    /// The pods of a program, also those that are ending.
+    /// Returns the pods of a program, also those that are ending.
     pub async fn pods(&self, program: Program) -> Result<Vec<Pod>> {
         let label = format!("app.kubernetes.io/name={}", program.name());
         Ok(of::<Pod>(&self.client, NAMESPACE)
@@ -252,7 +253,7 @@ impl Mimeo {
             .items)
     }
 
-    /// `kubectl rollout restart`, and waits until nothing of before runs any more.
+    /// Runs `kubectl rollout restart`, and waits until no former pod runs.
     pub async fn restart(&self, program: Program) -> Result<()> {
         let deployment = format!("deployment/{}", program.name());
         self.node
@@ -273,7 +274,7 @@ impl Mimeo {
         self.rolled_out(program).await
     }
 
-    /// The pod that leads, once one does.
+    /// Waits for a leader and returns its pod.
     pub async fn leader(&self) -> Result<String> {
         let leases: Api<Lease> = of(&self.client, NAMESPACE);
         eventually(SOON, "a leader", || async {
@@ -315,11 +316,10 @@ impl Drop for Mimeo {
     }
 }
 
-/// A kustomization of one's own over the shipped one, as an operator has it, with these fields
-/// besides.
+/// Writes an operator's kustomization over the shipped one, with these additional fields.
 fn kustomization(fields: &Value) -> Result<By> {
     let folder = tempfile::tempdir()?;
-    // Paths have to be relative.
+    // Kustomize accepts only relative paths.
     let up = "../".repeat(folder.path().canonicalize()?.components().count() - 1);
     let shipped = workspace().join("manifests/kustomize").canonicalize()?;
     let base = format!("{up}{}", shipped.strip_prefix("/")?.display());
@@ -331,7 +331,7 @@ fn kustomization(fields: &Value) -> Result<By> {
     for (name, value) in fields.as_object().context("no fields")? {
         kustomization[name] = value.clone();
     }
-    // Components are named by their folders in the shipped one.
+    // A component's name is its folder in the shipped kustomization.
     for component in kustomization["components"]
         .as_array_mut()
         .into_iter()

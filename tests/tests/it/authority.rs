@@ -16,7 +16,7 @@ fn of_rbac(resources: &[&str], verbs: &[&str]) -> Value {
     json!({"apiGroups": ["rbac.authorization.k8s.io"], "resources": resources, "verbs": verbs})
 }
 
-/// A rule of the scene's source, without targets yet.
+/// Returns a rule for the scene's source, without targets yet.
 fn of_registry(scene: &Scene<'_>) -> RuleSpec {
     rule(&unique(&scene.tag)).secret(&scene.home, "registry")
 }
@@ -62,7 +62,7 @@ async fn a_source_that_its_author_may_not_read_is_refused_whether_or_not_it_exis
     );
     let message = author.refused(&registry, &[&words]).await?;
 
-    // Of what isn't there they hear the same, also from a dry run.
+    // The message about an object that does not exist is the same, also in a dry run.
     let absent = to(
         rule(&registry.name).secret(&scene.home, "absent"),
         &[&namespace],
@@ -114,7 +114,7 @@ async fn copies_that_their_author_may_not_write_are_refused() -> Result<()> {
         .refused(&by_label, &everywhere.each_ref().map(String::as_str))
         .await?;
 
-    // In a namespace that is named the rights there are enough.
+    // For a target with a named namespace, permissions in that namespace are enough.
     author.may(Some(&one), &secrets(&WRITE)).await?;
     let here = to(of_registry(&scene), &[&one]);
     author.accepted(&here).await?;
@@ -219,7 +219,7 @@ async fn a_rule_that_hands_out_rights_takes_the_right_to() -> Result<()> {
         )
         .await?;
 
-    // One role that they may bind is not all that the source can come to name.
+    // The permission to bind one role is not enough. The source may come to name any role.
     let one = json!({
         "apiGroups": ["rbac.authorization.k8s.io"], "resources": ["clusterroles"], "resourceNames": ["view"], "verbs": ["bind"],
     });
@@ -250,7 +250,7 @@ async fn whoever_changes_what_a_rule_does_must_hold_its_rights() -> Result<()> {
     registry.create(&scene.client).await?;
     let author = Author::new(&scene, &[]).await?;
     let rules: Api<ClusterReplication> = Api::all(author.client.clone());
-    // Whatever doesn't change what it does is anybody's who may write it.
+    // Any user with the permission to write the rule may make a change without an effect on copies.
     eventually(SOON, "a note on the rule", || async {
         Ok(Some(
             merge(
@@ -326,7 +326,7 @@ async fn a_policy_takes_the_permissions_to_create_and_update_what_it_rewrites() 
     };
     refused("may not create secrets in all namespaces, update secrets in all namespaces;").await?;
     author.may(None, &secrets(&["update"])).await?;
-    // With that alone a policy for pods could make each new pod invalid.
+    // Otherwise a policy for pods could make each new pod invalid.
     refused("may not create secrets in all namespaces;").await?;
     assert!(policies.get_opt(&scene.tag).await?.is_none());
     author.may(None, &secrets(&["create"])).await?;
@@ -348,7 +348,8 @@ async fn a_kind_that_is_not_served_yet_is_for_who_may_write_all_of_its_group() -
         gadget.to_label("scene", &scene.tag)
     };
     let author = Author::new(&scene, &[]).await?;
-    // Whatever it will be called: this could be it.
+    // No CRD defines the kind, so its plural is unknown. A permission on one plural may be the
+    // wrong one, and is not enough.
     author
         .may(
             None,

@@ -44,7 +44,7 @@ fn of_registry(scene: &Scene<'_>) -> RuleSpec {
         .to_label("scene", &scene.tag)
 }
 
-/// The patch, as soon as the API server knows that the user may update rules.
+/// Applies the patch, as soon as the API server knows that the user may update rules.
 async fn patched(author: &Author<'_>, name: &str, patch: &Value) -> Result<ClusterReplication> {
     let patch = Patch::Merge(patch);
     eventually(SOON, format!("{name} patched"), || async {
@@ -115,7 +115,7 @@ async fn an_annotation_on_a_new_rule_spares_nobody_the_check() -> Result<()> {
             "refused and stored"
         );
     }
-    // The user who has the permissions is the author, whoever the annotation names.
+    // The author is the user with the permissions. The name in the annotation makes no difference.
     eventually(SOON, "the rule accepted", || async {
         Ok(Some(
             create(&ann.client, "clusterreplications", &forged).await?,
@@ -160,7 +160,7 @@ async fn a_write_of_metadata_makes_no_author_and_is_not_checked() -> Result<()> 
         "a storage migration writes the object as it is"
     );
 
-    // A spec is another matter: the user of the request needs the permissions.
+    // For a change of the spec, the user of the request needs the permissions.
     let message = refused(&bob, &spec.name, &json!({"spec": {"strategy": "Replace"}})).await?;
     ensure!(
         message.contains(&bob.name) && message.contains("may not"),
@@ -252,8 +252,7 @@ async fn a_rule_that_holds_pods_back_takes_the_verb_gate() -> Result<()> {
     Ok(())
 }
 
-/// A selector finds objects that come later, so it takes more than the permission to read one of
-/// them.
+/// A selector finds later objects, too. So the permission to read one object is not enough.
 #[tokio::test]
 async fn a_rule_that_selects_takes_the_permission_to_list() -> Result<()> {
     let scene = STAGE.scene("selects").await?;
@@ -323,8 +322,8 @@ async fn a_rule_whose_name_the_api_server_makes_up_has_an_author_too() -> Result
     Ok(())
 }
 
-/// Other admission plugins run before the webhooks and, since these change the rule, once more
-/// after them.
+/// Other admission plugins run before the webhooks. They run again after them if a webhook changes
+/// the rule.
 #[tokio::test]
 async fn the_spec_that_is_checked_is_the_one_that_is_stored() -> Result<()> {
     let scene = STAGE.scene("after").await?;
@@ -332,7 +331,7 @@ async fn the_spec_that_is_checked_is_the_one_that_is_stored() -> Result<()> {
     let named = |kind: &str, spec: Value| json!({"apiVersion": "admissionregistration.k8s.io/v1", "kind": kind, "metadata": {"name": name}, "spec": spec});
     let noted =
         format!("has(object.metadata.annotations) && '{AUTHOR}' in object.metadata.annotations");
-    // A rule of another scene may have no name yet, and an expression that fails refuses the rule.
+    // A rule of another scene may have no name yet. An expression that fails would refuse the rule.
     let mine = format!(
         "has(object.metadata.name) && object.metadata.name.startsWith('{}')",
         scene.tag
@@ -362,8 +361,8 @@ async fn the_spec_that_is_checked_is_the_one_that_is_stored() -> Result<()> {
     )
     .await?;
     let ann = entitled(&scene).await?;
-    // Her own rule holds no pods back; the one that the policy makes of it does. By dry run, since
-    // the policy takes a moment to be in force.
+    // The author's own rule gates no pods, but the policy changes it to one that does. The test
+    // uses dry runs until the policy is in force.
     let dry_run = PostParams {
         dry_run: true,
         ..PostParams::default()
@@ -374,7 +373,8 @@ async fn the_spec_that_is_checked_is_the_one_that_is_stored() -> Result<()> {
     Ok(())
 }
 
-/// As Kubernetes does with Roles: what was allowed when it was written stays in force.
+/// Kubernetes treats Roles the same way: an object that was permitted when it was written stays in
+/// force.
 #[tokio::test]
 async fn a_rule_stays_in_force_when_its_author_loses_a_permission() -> Result<()> {
     let scene = STAGE.scene("lost").await?;
@@ -399,7 +399,7 @@ async fn a_rule_stays_in_force_when_its_author_loses_a_permission() -> Result<()
     Ok(())
 }
 
-/// RBAC on Mimeo's kinds is what guards rules that are stored while no webhook is registered.
+/// While no webhook is registered, only RBAC on Mimeo's kinds protects the rules.
 #[tokio::test]
 async fn a_rule_stored_without_the_webhook_is_in_force_and_its_next_spec_is_checked() -> Result<()>
 {

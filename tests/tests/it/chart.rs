@@ -17,7 +17,7 @@ use mimeo_tests::{ControlPlane, NAMESPACE, create_namespace, scenario};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-/// The sets of values that are looked at, by the names of their files.
+/// The sets of values, by the names of their files.
 const SETS: [&str; 6] = [
     "defaults",
     "everything",
@@ -55,7 +55,7 @@ fn compare(path: &Path, text: &str) -> Result<()> {
     Ok(())
 }
 
-/// What Helm says to these arguments after a subcommand and the chart, or why it refuses.
+/// Runs Helm with a subcommand, the chart, and these arguments. Returns the output, or the refusal.
 fn ask_helm(subcommand: &[&str], args: &[&str]) -> Result<Result<String, String>> {
     let output = scenario::helm()?
         .args(subcommand)
@@ -71,7 +71,7 @@ fn ask_helm(subcommand: &[&str], args: &[&str]) -> Result<Result<String, String>
     })
 }
 
-/// The release as it would be installed with these values.
+/// Returns the objects of a release with these values.
 fn rendered(args: &[&str]) -> Result<String> {
     let told = ask_helm(&["template", "mimeo"], args)?;
     told.map_err(|refusal| anyhow::anyhow!("helm template {args:?}: {refusal}"))
@@ -95,7 +95,8 @@ fn find<'a>(objects: &'a [Value], kind: &str, name: &str) -> Result<&'a Value> {
     found.with_context(|| format!("no {kind} {name}"))
 }
 
-/// The documents of each template, in Helm's order, and without what only Helm's releases have.
+/// Returns the documents of each template, in Helm's order. Labels that only a release has are left
+/// out.
 fn by_template(rendered: &str) -> BTreeMap<String, String> {
     let helms_own = |line: &&str| {
         let line = line.trim_start();
@@ -119,7 +120,7 @@ fn by_template(rendered: &str) -> BTreeMap<String, String> {
 #[test]
 fn golden_releases() -> Result<()> {
     for set in SETS {
-        // The definitions have a test of their own, and are long.
+        // The CRDs are long and have a test of their own.
         let text = rendered_set(set, &["--set", "crds.enabled=false"])?;
         compare(&own(&format!("{set}.yaml")), &text)?;
     }
@@ -176,7 +177,7 @@ fn the_schema_says_of_every_value_what_its_comment_says() -> Result<()> {
     let documented = values::documented(&chart())?;
     let mut leaves = BTreeSet::new();
     values::leaves(&schema, "", &mut leaves)?;
-    // Helm gives it to every part of another chart.
+    // Helm sets this value for every subchart.
     leaves.remove("global");
     assert_eq!(
         leaves,
@@ -214,8 +215,8 @@ fn thresholds_are_the_numbers_of_the_alerts() -> Result<()> {
             .map(|(name, default)| (default.to_string(), name.as_str()))
             .collect()
     );
-    // And so it is rendered, for whoever changes none; what becomes of changed ones is in
-    // everything.yaml.
+    // The alerts are rendered unchanged if no value changes them. The file everything.yaml has them
+    // with changed values.
     let enabled = rendered(&[
         "--set",
         "metrics.prometheusRule.enabled=true",
@@ -394,7 +395,7 @@ fn values_that_make_no_sense_are_refused() -> Result<()> {
     Ok(())
 }
 
-/// Beside those that are just too much.
+/// These durations are just below the largest permitted ones.
 #[test]
 fn certificates_of_cert_managers_may_last_as_long_as_nothing_breaks() -> Result<()> {
     let monitored = "metrics.prometheusRule.enabled=true,webhook.tls.certManager.renewBefore=";
@@ -402,7 +403,7 @@ fn certificates_of_cert_managers_may_last_as_long_as_nothing_breaks() -> Result<
         "webhook.tls.mode=CertManager,webhook.tls.certManager.duration=3640h",
         "webhook.tls.mode=CertManager,webhook.tls.certManager.duration=9000h,webhook.tls.certManager.issuerRef.name=own",
         &format!("webhook.tls.mode=CertManager,{monitored}168h"),
-        // The webhook's own are renewed by another measure.
+        // Another flag decides when the webhook renews its own certificates.
         &format!("{monitored}1h"),
     ] {
         rendered(&["--set", values, "--show-only", "templates/webhook.yaml"])
@@ -411,8 +412,8 @@ fn certificates_of_cert_managers_may_last_as_long_as_nothing_breaks() -> Result<
     Ok(())
 }
 
-/// An errand runs where the webhook can: but where none of Mimeo's pods may share a node it is
-/// still to find one.
+/// The pods of Mimeo's Jobs can run wherever the webhook can. But they also find a node if Mimeo's
+/// pods may not share one.
 #[test]
 fn errands_run_where_the_webhook_does() -> Result<()> {
     let anywhere = json!({"requiredDuringSchedulingIgnoredDuringExecution": [{"topologyKey": "kubernetes.io/hostname"}]});
@@ -463,8 +464,7 @@ fn errands_run_where_the_webhook_does() -> Result<()> {
     Ok(())
 }
 
-/// One told twice would be without effect, or leave the manifests saying what the programs don't
-/// do.
+/// A flag that is set twice would have no effect, or the manifests would contradict the programs.
 #[test]
 fn whatever_the_chart_tells_the_programs_nobody_can_tell_them_besides() -> Result<()> {
     let helpers = fs::read_to_string(chart().join("templates/_helpers.tpl"))?;
@@ -474,7 +474,7 @@ fn whatever_the_chart_tells_the_programs_nobody_can_tell_them_besides() -> Resul
                 continue;
             }
             let extra = |name: &str| {
-                // What the sets themselves add.
+                // The sets of values themselves add these.
                 matches!(
                     name,
                     "--pod-gate-wait"
@@ -588,7 +588,7 @@ fn versions_are_the_workspaces() -> Result<()> {
     for version in ["version", "appVersion"] {
         assert_eq!(chart[version], env!("CARGO_PKG_VERSION"));
     }
-    // The same image, whichever way it is installed.
+    // Both ways to install use the same image.
     let kustomization =
         fs::read_to_string(workspace().join("manifests/kustomize/kustomization.yaml"))?;
     let kustomization: Value = serde_yaml::from_str(&kustomization)?;
@@ -607,7 +607,7 @@ fn versions_are_the_workspaces() -> Result<()> {
     Ok(())
 }
 
-/// What an annotation of the chart's says, which is YAML in YAML.
+/// Returns the content of an annotation of the chart. It is YAML within YAML.
 fn annotation(name: &str) -> Result<Vec<Value>> {
     let chart: Value = serde_yaml::from_str(&fs::read_to_string(chart().join("Chart.yaml"))?)?;
     let text = chart["annotations"][format!("artifacthub.io/{name}")]
@@ -729,18 +729,18 @@ async fn an_api_server_takes_every_set() -> Result<()> {
         create_namespace(&client, name, &[]).await?;
     }
     for file in scenario::definitions_of_others()? {
-        // Some are too long for the annotation in which kubectl would note what it applied.
+        // Some objects are too large for the annotation in which a client-side apply records them.
         let file = file.display().to_string();
         scenario::kubectl(
             &control_plane,
             ["apply", "--server-side", "-f", file.as_str()],
         )?;
     }
-    // The policy's parameters are of a kind that must be there.
+    // The CRD of the policy's parameters must exist first.
     let crds = workspace().join("manifests/crds");
     scenario::kubectl(&control_plane, ["apply", "-k", &crds.display().to_string()])?;
     let folder = tempfile::tempdir()?;
-    // The examples of Artifact Hub, too.
+    // The examples for Artifact Hub count, too.
     let examples =
         json!({"apiVersion": "v1", "kind": "List", "items": annotation("crdsExamples")?});
     let file = folder.path().join("examples.json");

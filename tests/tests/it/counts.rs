@@ -20,7 +20,7 @@ use crate::stages::{self, IN_THE_WAY, LOAD, MANY, Many};
 const COPIES: usize = 1000;
 const MARK: &str = "mimeo.dev/copies";
 
-/// No controller manager: nobody else writes into the namespaces.
+/// Without a controller manager, no other client writes into the namespaces.
 async fn setting() -> Result<Setting> {
     Setting::start(
         ControlPlane::builder()
@@ -31,11 +31,11 @@ async fn setting() -> Result<Setting> {
     .await
 }
 
-/// The requests of Mimeo's programs since the mark, but for renewals of their Leases and resumed
-/// watches.
+/// Returns the requests of Mimeo's programs since the mark. Renewals of Leases and resumed watches
+/// are left out.
 async fn asked(setting: &Setting, mark: &AuditMark) -> Result<Vec<AuditEvent>> {
-    // An API server ends the watch of a reader that is slow, as on a busy machine. The reader
-    // resumes it where it ended.
+    // An API server ends the watch of a slow client, as on a busy machine. The client resumes it at
+    // the same version.
     let resumed = |event: &AuditEvent| {
         event.verb == "watch"
             && event.uri.contains("resourceVersion=")
@@ -64,7 +64,7 @@ fn is_status(event: &AuditEvent) -> bool {
     event.resource == "clusterreplications" && event.subresource == "status"
 }
 
-/// Splits the writes from the rest: those to copies, and those to anything else.
+/// Splits the writes into those of copies and all others.
 fn writes(events: &[AuditEvent]) -> (Vec<&AuditEvent>, Vec<&AuditEvent>) {
     events
         .iter()
@@ -88,7 +88,7 @@ async fn a_thousand_copies_cost_a_thousand_writes_and_then_none() -> Result<()> 
     idle(&scene, namespaces.len() + count).await
 }
 
-/// As many as one process is made for, some of which have something in the way.
+/// One process is made for this many namespaces. In some of them a foreign object is in the way.
 #[tokio::test]
 async fn ten_thousand_namespaces_are_counted_for_the_author_and_in_the_status() -> Result<()> {
     let _turn = LOAD.lock().await;
@@ -116,7 +116,7 @@ async fn ten_thousand_namespaces_are_counted_for_the_author_and_in_the_status() 
     Ok(())
 }
 
-/// Namespaces of the scene, 32 at a time.
+/// Creates namespaces of the scene, 32 at a time.
 async fn many_namespaces(scene: &Scene<'_>, kind: &str, count: usize) -> Result<Vec<String>> {
     let create = |number| async move {
         let name = format!("{}-{kind}-{number}", scene.tag);
@@ -171,9 +171,9 @@ async fn created(scene: &Scene<'_>, namespaces: &[String]) -> Result<()> {
         events.iter().filter(|event| event.verb == "list").count(),
         0
     );
-    // The webhook alone asks: may the author read the source, and create, update and delete copies
-    // (4)? May the webhook read it and write copies (5), and the reconciler do what it does with
-    // their kind (6)? And may the author list namespaces, to be told how many match?
+    // Only the webhook asks. May the author read the source, and create, update and delete copies
+    // (4)? May the webhook read the source and write copies (5)? May the reconciler do its work
+    // with the kind (6)? May the author list namespaces, so that the warning can count them (1)?
     assert_eq!(
         events
             .iter()
@@ -214,7 +214,8 @@ async fn rotated(scene: &Scene<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Edits that the copies don't carry: one that none carries, one that this rule's don't.
+/// Edits two fields that the copies do not have: one that no copy carries, and one that this rule
+/// excludes.
 async fn edited_beside(scene: &Scene<'_>) -> Result<()> {
     let mark = scene.setting.control_plane.audit_mark().await?;
     for key in [
@@ -228,7 +229,7 @@ async fn edited_beside(scene: &Scene<'_>) -> Result<()> {
     let events = asked(scene.setting, &mark).await?;
     let (copies, _) = writes(&events);
     assert_eq!(copies.len(), 0, "{copies:#?}");
-    // That the source was read in this version is all there is to tell.
+    // Only the source's new version in the status is written.
     assert!(
         events.iter().all(is_status) && events.len() <= 2,
         "{:#?}",
@@ -237,7 +238,7 @@ async fn edited_beside(scene: &Scene<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Waits until the rule's status says that the source was read in this version.
+/// Waits until the rule's status has this version of the source.
 async fn wait_taken_in(scene: &Scene<'_>, source: &Secret) -> Result<()> {
     eventually(SOON, "the source's version in the status", || async {
         let rules: Api<mimeo_api::ClusterReplication> = Api::all(scene.client.clone());
@@ -290,7 +291,8 @@ async fn repaired(scene: &Scene<'_>, namespaces: &[String]) -> Result<()> {
     Ok(())
 }
 
-/// One after another and at once: the copy and the mark's removal, and nothing else.
+/// Creates namespaces one after another, and at once. Each causes two writes: the copy and the
+/// removal of the pending label.
 async fn new_namespaces(scene: &Scene<'_>) -> Result<usize> {
     scene
         .wait_condition(&scene.tag, "PodGateActive", "True", "Active")
@@ -347,18 +349,18 @@ async fn wait_unmarked(scene: &Scene<'_>, namespaces: &[String]) -> Result<()> {
     Ok(())
 }
 
-/// Half a minute in which nothing happens.
+/// Counts the requests in half a minute without any change.
 async fn idle(scene: &Scene<'_>, copies: usize) -> Result<()> {
     scene.wait_counts(&scene.tag, [copies, copies, 0]).await?;
     let asked_within = async |time: Duration| {
         let mark = scene.setting.control_plane.audit_mark().await?;
         tokio::time::sleep(time).await;
         let mut events = asked(scene.setting, &mark).await?;
-        // Of the edits before Events may tell up to a minute later.
+        // Events about the earlier edits may come up to a minute later.
         events.retain(|event| event.verb != "watch" && event.resource != "events");
         anyhow::Ok(events)
     };
-    // A status is written at most once a second: after two seconds without one none is due.
+    // A status is written at most once a second. After two seconds without one, none is due.
     eventually(SOON, "the last status", || async {
         let events = asked_within(Duration::from_secs(2)).await?;
         ensure!(events.is_empty(), "{:#?}", told(&events));
@@ -397,8 +399,8 @@ async fn a_restart_with_nothing_to_do_asks_little_and_writes_nothing_whatever_el
         (scene.client.clone(), scene.home.clone())
     };
     let before = restart(&mut setting).await?;
-    // Two source scopes; the CRDs: each is read once, to be compared, and those of grants and
-    // policies are watched like those of rules.
+    // The requests: two scopes of sources, and the CRDs. Each CRD is read once for a comparison.
+    // Those of grants and policies are watched like those of rules.
     assert!(
         before.values().sum::<usize>() <= 20 + 2 + (4 + 2),
         "{before:#?}"
@@ -421,7 +423,7 @@ async fn a_restart_with_nothing_to_do_asks_little_and_writes_nothing_whatever_el
     Ok(())
 }
 
-/// Stops the reconciler and starts another. Returns what that asked until it was at rest: how often
+/// Stops the reconciler and starts another one. Returns the requests until it is at rest: how often
 /// each verb and path.
 async fn restart(setting: &mut Setting) -> Result<BTreeMap<String, usize>> {
     let mut old = setting.pair.reconciler.take().context("no reconciler")?;
@@ -432,7 +434,7 @@ async fn restart(setting: &mut Setting) -> Result<BTreeMap<String, usize>> {
     eventually(SOON, "the reconciler to lead", || async {
         let text = replica.metrics()?;
         let leads = text.lines().any(|line| line == "mimeo_leader 1");
-        // It has looked at its copies once it says how many of them are as they should be.
+        // Mimeo has read its copies once it counts those that are synced.
         let synced = "mimeo_copies_synced{rule_kind=\"ClusterReplication\"} 100";
         ensure!(leads && text.contains(synced), "{text}");
         Ok(Some(()))
@@ -440,8 +442,8 @@ async fn restart(setting: &mut Setting) -> Result<BTreeMap<String, usize>> {
     .await?;
     let mut seen = 0;
     loop {
-        // Long enough for a status, which is written once a second, and for the first look at what
-        // was found.
+        // Long enough for a status, which is written once a second, and for the first look at the
+        // sources.
         tokio::time::sleep(Duration::from_secs(3)).await;
         let now = asked(setting, &mark).await?.len();
         if now == seen {
@@ -455,7 +457,7 @@ async fn restart(setting: &mut Setting) -> Result<BTreeMap<String, usize>> {
     for event in all.iter().filter(|event| event.user == name) {
         let path = event.uri.split('?').next().unwrap_or_default();
         if event.resource == "leases" && event.verb != "watch" {
-            // However often it was renewed meanwhile.
+            // The number of renewals depends on the time.
             asked.insert(format!("{} {path}", event.verb), 1);
             continue;
         }

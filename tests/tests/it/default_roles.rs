@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 
 const GROUP: &str = "/apis/mimeo.dev/v1alpha1";
 
-/// The roles as the chart has them with `rbac.aggregateToDefaultRoles`.
+/// Returns the roles of the chart with `rbac.aggregateToDefaultRoles`.
 fn roles() -> Result<Vec<Value>> {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/it/chart/everything.yaml");
     let manifests = fs::read_to_string(path)?;
@@ -51,11 +51,11 @@ fn grant(namespace: &str, kind: &str) -> Value {
     })
 }
 
-/// A user, by what the API server answers.
+/// A user. The API server's answers show the user's permissions.
 struct Person(Client);
 
 impl Person {
-    /// The code of the answer to a GET.
+    /// Returns the code of the answer to a GET.
     async fn reads(&self, path: &str) -> Result<u16> {
         let request = http::Request::get(format!("{GROUP}/{path}")).body(Vec::new())?;
         code(self.0.request::<Value>(request).await)
@@ -79,7 +79,7 @@ fn code(answer: kube::Result<Value>) -> Result<u16> {
     }
 }
 
-/// The person who has that role of the cluster's in team-a, once that has what Mimeo's adds last.
+/// Returns a user with that role in team-a. Waits until the role has the last of Mimeo's additions.
 async fn with(control_plane: &ControlPlane, role: &str, may: [&str; 2]) -> Result<Person> {
     let name = format!("a-{role}");
     let binding = json!({
@@ -142,7 +142,7 @@ async fn who_may_view_sees_who_may_edit_copies_and_who_is_admin_consents_and_all
         .await?,
     ];
 
-    // What all of them see, and what none does.
+    // Paths that all of them may read, and paths that none may read.
     for (who, person) in [("view", &viewer), ("edit", &editor), ("admin", &admin)] {
         for (path, want) in [
             ("namespaces/team-a/replications", 200),
@@ -161,7 +161,7 @@ async fn who_may_view_sees_who_may_edit_copies_and_who_is_admin_consents_and_all
         let everywhere = create(&person.0, "clusterreplications", &rule(who).object()).await;
         assert_eq!(code(everywhere)?, 403, "{who}");
     }
-    // Copies.
+    // Rules that copy.
     assert_eq!(
         viewer
             .creates("team-a", "replications", &replication("team-a", "view"))
@@ -191,7 +191,7 @@ async fn who_may_view_sees_who_may_edit_copies_and_who_is_admin_consents_and_all
             .await?,
         200
     );
-    // Never of rights, whatever they may themselves.
+    // No rule copies RBAC objects, not even for users with that permission.
     let mut roles = replication("team-a", "roles");
     roles["spec"]["sources"][0] =
         json!({"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "Role", "name": "db"});
@@ -201,7 +201,7 @@ async fn who_may_view_sees_who_may_edit_copies_and_who_is_admin_consents_and_all
             "a Replication of RBAC"
         );
     }
-    // Consent.
+    // Grants.
     let secret = grant("team-a", "Secret");
     assert_eq!(
         viewer
@@ -221,7 +221,7 @@ async fn who_may_view_sees_who_may_edit_copies_and_who_is_admin_consents_and_all
             .await?,
         200
     );
-    // Not of what even an admin may not read.
+    // No user may grant a kind that the user cannot read, not even with the role admin.
     let mut unreadable = grant("team-a", "CSIStorageCapacity");
     unreadable["spec"]["objects"][0]["apiVersion"] = "storage.k8s.io/v1".into();
     let told = create(&admin.0, "namespaces/team-a/replicationgrants", &unreadable).await;

@@ -17,7 +17,7 @@ fn workspace() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
 }
 
-/// The files below a folder with this extension, without what is built or hidden.
+/// Finds the files below a folder with this extension, except built and hidden ones.
 fn files(folder: &Path, extension: &str, found: &mut Vec<PathBuf>) -> Result<()> {
     for entry in fs::read_dir(folder)? {
         let path = entry?.path();
@@ -31,7 +31,7 @@ fn files(folder: &Path, extension: &str, found: &mut Vec<PathBuf>) -> Result<()>
     Ok(())
 }
 
-/// A document without its code: what is fenced, what is indented by four, and what stands between
+/// Returns a document without its code: without fenced blocks, indented blocks, and text between
 /// backticks.
 fn prose(text: &str) -> String {
     let (mut prose, mut fenced) = (String::new(), false);
@@ -45,7 +45,7 @@ fn prose(text: &str) -> String {
     prose
 }
 
-/// Where the links of a document lead: what stands in `](...)`.
+/// Returns the targets of a document's links: the text in `](...)`.
 fn links(prose: &str) -> impl Iterator<Item = &str> {
     let targets = prose
         .split("](")
@@ -54,7 +54,7 @@ fn links(prose: &str) -> impl Iterator<Item = &str> {
     targets.filter(|target| !target.contains("://"))
 }
 
-/// What a link to this heading has behind its `#`.
+/// Returns the anchor of a heading: the text after `#` in a link to it.
 fn anchor(heading: &str) -> String {
     let text = heading.trim_start_matches('#').trim().to_lowercase();
     let kept = text
@@ -105,7 +105,7 @@ fn every_link_leads_somewhere() -> Result<()> {
     Ok(())
 }
 
-/// The names of all functions below a folder, and of all files that are Rust's.
+/// Returns the names of all functions below a folder, and of all Rust files.
 fn written() -> Result<(BTreeSet<String>, BTreeSet<String>)> {
     let mut sources = Vec::new();
     files(&workspace(), "rs", &mut sources)?;
@@ -128,8 +128,8 @@ fn written() -> Result<(BTreeSet<String>, BTreeSet<String>)> {
     Ok((functions, names.collect()))
 }
 
-/// Whether it is a test's name: these are sentences, of which a document may leave out the
-/// beginning, and nothing else in backticks but metrics has so many words.
+/// True if the name is a test's. The names of tests are sentences, and a document may leave out the
+/// beginning. Of other names in backticks, only metrics have so many words.
 fn is_test(name: &str) -> bool {
     let name = name.trim_start_matches("...");
     let letters = name
@@ -138,7 +138,7 @@ fn is_test(name: &str) -> bool {
     letters && name.split('_').count() > 3 && !name.starts_with("mimeo_")
 }
 
-/// A promise is worth what shows it.
+/// A document names the test that proves a promise.
 #[test]
 fn the_tests_and_the_files_of_tests_that_documents_name_exist() -> Result<()> {
     let (functions, names) = written()?;

@@ -44,16 +44,16 @@ const ROUNDS: &str = "MIMEO_EXAM_ROUNDS";
 const SEED: &str = "MIMEO_EXAM_SEED";
 const DEFAULT_ROUNDS: u64 = 30;
 const DEFAULT_SEED: u64 = 20_261_123;
-/// After so many rounds all begins anew, with the next seed.
+/// After this many rounds, the exam starts again in a new cluster, with the next seed.
 const SCENE: u64 = 100;
-/// Every so many rounds begin with all pod gates in force, which takes some seconds, and are mostly
-/// of namespaces and pods.
+/// One in this many rounds waits first until all pod gates are in force, which takes some seconds.
+/// Its edits are mostly of namespaces and pods.
 const GATES: u64 = 3;
-/// Edits of a round.
+/// The number of edits in a round.
 const EDITS: u64 = 16;
-/// Most milliseconds between two edits.
+/// The longest time between two edits, in milliseconds.
 const PAUSE: u64 = 50;
-/// As long nobody may write, once all is as it must be.
+/// In the final state, no write may happen for this long.
 const IDLE: Duration = Duration::from_millis(400);
 const POLL: Duration = Duration::from_millis(50);
 
@@ -83,11 +83,11 @@ async fn the_cluster_is_what_the_documents_say_whatever_people_do_and_whoever_is
 /// Mimeo with two webhooks and two reconcilers.
 struct Hall {
     setting: Setting,
-    /// Beside the one in the setting.
+    /// The reconciler besides the one in the setting.
     second: Option<Replica>,
 }
 
-/// Who is killed, and before which edit.
+/// The program that is killed.
 #[derive(Clone, Copy, Debug)]
 enum Victim {
     Webhook,
@@ -97,8 +97,8 @@ enum Victim {
 
 async fn open() -> Result<Hall> {
     let control_plane = ControlPlane::builder().audit(true);
-    // Mass deletions, which are held, are other tests' subject. Nobody may run out of the pods'
-    // time budget because the machine is slow.
+    // Large losses, which Mimeo holds, belong to other tests. A slow machine may not use up the
+    // time budget of the pods.
     let budget = ["--pod-gate-budget", "300s"];
     let strict = [
         "--namespaces-failure-policy",
@@ -118,7 +118,7 @@ async fn open() -> Result<Hall> {
     Ok(Hall { setting, second })
 }
 
-/// So many rounds in one cluster.
+/// Runs this many rounds in one cluster.
 async fn sit(seed: u64, rounds: u64) -> Result<()> {
     let mut hall = open().await?;
     let client = hall.setting.control_plane.client().await?;
@@ -157,7 +157,7 @@ async fn sit(seed: u64, rounds: u64) -> Result<()> {
                     exam.act(gates).await?;
                     tokio::time::sleep(Duration::from_millis(dice.below(PAUSE))).await;
                 }
-                // Whoever waits for the last ones needn't.
+                // The tasks that still wait for a step can continue.
                 steps.fetch_add(1000, Ordering::SeqCst);
                 Ok::<_, anyhow::Error>(())
             };
@@ -215,7 +215,8 @@ async fn sit(seed: u64, rounds: u64) -> Result<()> {
     Ok(())
 }
 
-/// Mostly one or two are killed, one after the other.
+/// Plans the kills: mostly one or two, one after the other. Each has the number of the edit that it
+/// precedes.
 fn plan(dice: &mut Dice) -> Vec<(usize, Victim)> {
     let victims = [Victim::Webhook, Victim::Reconciler, Victim::OtherReconciler];
     let count = dice.below(3);
@@ -244,12 +245,12 @@ async fn kill(
         let pair = &mut hall.setting.pair;
         match victim {
             Victim::Webhook => {
-                // The other one answers meanwhile.
+                // The other webhook answers meanwhile.
                 let mut victim = pair.webhooks.remove(0);
                 victim.program.kill()?;
                 pair.start_webhook().await?;
-                // Until its Lease expires it counts as a replica, and rules wait for it to know
-                // them.
+                // The killed process counts as a replica until its Lease expires. Rules would wait
+                // until it knows them.
                 let leases = of::<Lease>(client, NAMESPACE);
                 leases
                     .delete(
@@ -264,8 +265,8 @@ async fn kill(
                 }
                 let mut victim = pair.reconciler.take().context("no reconciler runs")?;
                 victim.program.kill()?;
-                // If it led, the Lease says so until it expires, which takes long: a short time
-                // would end leaders on a busy machine.
+                // If the killed process led, its Lease would have to expire, which takes long. With
+                // a shorter time, leaders on a busy machine would lose it.
                 if is_led(client, &[&victim.name]).await? {
                     let leases = of::<Lease>(client, NAMESPACE);
                     leases
@@ -279,8 +280,7 @@ async fn kill(
     Ok(())
 }
 
-/// Waits until the cluster is what the model says, a reconciler leads, and nothing is written any
-/// more.
+/// Waits until the cluster equals the model, a reconciler leads, and Mimeo writes nothing more.
 async fn settle(exam: &Exam, hall: &Hall) -> Result<(), Vec<String>> {
     let until = Instant::now() + SOON / 2;
     loop {
@@ -315,7 +315,7 @@ async fn try_settle(exam: &Exam, hall: &Hall) -> Result<Vec<String>> {
         return Ok(vec!["no reconciler leads".to_owned()]);
     }
     let mark = hall.setting.control_plane.audit_mark().await?;
-    // Nothing may happen in this time: there is no condition to wait for.
+    // No write may happen in this time, so there is no condition to wait for.
     tokio::time::sleep(IDLE).await;
     let written = written(hall, &mark, &exam.tag).await?;
     Ok(written
@@ -328,7 +328,7 @@ fn differences(exam: &Exam, observed: &Observed) -> Vec<String> {
     Judge::new(&exam.memory, &exam.round, observed, &exam.tag).differences()
 }
 
-/// What Mimeo has written since then, its own affairs aside.
+/// Returns Mimeo's writes since then, without its own objects, statuses and Events.
 async fn written(hall: &Hall, mark: &AuditMark, tag: &str) -> Result<Vec<AuditEvent>> {
     let mut events = hall.setting.control_plane.audit_since(mark).await?;
     events.retain(|event| {

@@ -13,12 +13,12 @@ use serde_json::{Value, json};
 
 use crate::stages::WEBHOOK as STAGE;
 
-/// Somebody inside the network, without a certificate.
+/// Returns a client inside the network, without a certificate.
 fn anybody(setting: &Setting) -> Result<Client> {
     stranger(&setting.pair.url())
 }
 
-/// POSTs a review with this in its request; returns the answer to it.
+/// Posts a review with these fields in its request. Returns the answer.
 async fn post(client: &Client, hook: &str, request: Value) -> Result<Value> {
     let mut review = json!({
         "apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview",
@@ -41,7 +41,7 @@ fn pods() -> Value {
     json!({"group": "", "version": "v1", "resource": "pods"})
 }
 
-/// A rule whose copies every namespace gets that is of this scene, and a namespace that isn't.
+/// Writes a rule for all namespaces of the scene. Returns a namespace outside the scene.
 async fn outside(scene: &Scene<'_>) -> Result<String> {
     scene.secret("registry", &[("password", "example")]).await?;
     scene
@@ -55,8 +55,8 @@ async fn outside(scene: &Scene<'_>) -> Result<String> {
     Ok(outside)
 }
 
-/// Waits for the copy in a namespace that is to have one: what the webhook was told before has been
-/// carried out by then.
+/// Waits for the copy in a new namespace of the rule. By then the webhook has carried out all
+/// earlier work.
 async fn all_is_done(scene: &Scene<'_>) -> Result<()> {
     let inside = scene.namespace().await?;
     scene.wait_secret(&inside, "registry", |_| true).await?;
@@ -73,7 +73,7 @@ async fn another_object_is_taken_for_no_namespace() -> Result<()> {
     let scene = STAGE.scene("read").await?;
     let outside = outside(&scene).await?;
     all_is_done(&scene).await?;
-    // What its namespace would have to look like to get the copies.
+    // The namespace would need these labels to get the copies.
     let labels = json!({"scene": scene.tag, MARK: "0123456789abcdef"});
     let map = json!({"metadata": {"name": outside, "labels": labels}});
     of::<ConfigMap>(&scene.client, &outside)

@@ -41,7 +41,7 @@ fn has_types(types: &'static [&str]) -> impl Fn(&NetworkPolicy) -> bool {
     }
 }
 
-/// Writes of Mimeo's to objects of that name in these namespaces since then.
+/// Counts Mimeo's writes to objects of that name in these namespaces since then.
 async fn writes(
     setting: &Setting,
     mark: &AuditMark,
@@ -114,8 +114,8 @@ async fn every_namespace_gets_its_network_policy_and_follows_the_rule_with_one_w
         "one write for each copy"
     );
 
-    // Whoever takes it away gets it back, and what is no NetworkPolicy is told with the API
-    // server's words.
+    // Mimeo restores a deleted copy. If the object is no valid NetworkPolicy, the status has the
+    // API server's message.
     delete(
         &of::<NetworkPolicy>(&scene.client, &namespaces[0]),
         "default-deny",
@@ -201,7 +201,7 @@ async fn each_namespace_fills_in_its_own_and_what_is_taken_out_of_the_rule_goes(
         wait_for(of(&scene.client, namespace), "own".into(), named).await?;
     }
     scene.wait_counts(&scene.tag, [4, 4, 0]).await?;
-    // Somebody else's change is undone, as with any copy.
+    // Mimeo reverts a change by another client, as for any copy.
     let maps: Api<ConfigMap> = of(&scene.client, &namespaces[0]);
     merge(&maps, "settings", json!({"data": {"url": "elsewhere"}})).await?;
     let is_right = |copy: &ConfigMap| {

@@ -19,10 +19,10 @@ use serde_json::{Value, json};
 
 const REGISTRY: &str = "registry";
 
-/// The rules of the scene: the name of each is that of its copies.
-/// A pattern that API servers would evaluate.
+/// A pattern that the schema and the API server accept. It is too large for Mimeo.
 const LARGE: &str = "(.*a.{9}){9}";
 
+/// The rules of the scene. Each name ends with the name of the rule's copies.
 struct Rules {
     patterned: RuleSpec,
     transformed: RuleSpec,
@@ -42,7 +42,7 @@ impl Rules {
         }
     }
 
-    /// What the schema takes, and nobody can carry out; and words of what is told.
+    /// Returns invalid rules that the schema accepts. Each has words of its message.
     fn bad(&self) -> [(RuleSpec, [&'static str; 2]); 2] {
         let patterned = self
             .patterned
@@ -66,7 +66,8 @@ impl Rules {
     }
 }
 
-/// Waits until the rule says that it is invalid, of its present generation; returns that.
+/// Waits until the rule's status says that its present generation is invalid. Returns the
+/// generation.
 async fn wait_invalid(client: &Client, name: &str, words: &[&str]) -> Result<i64> {
     let rules: Api<ClusterReplication> = Api::all(client.clone());
     eventually(SOON, format!("{name} invalid"), || async {
@@ -112,7 +113,7 @@ fn is_invalid(
     Ok(())
 }
 
-/// Gives a rule a spec past the webhook.
+/// Replaces the spec of a rule while no webhook is called.
 async fn store(client: &Client, rule: &RuleSpec) -> Result<()> {
     eventually(SOON, format!("{} stored", rule.name), || async {
         Ok(Some(rule.replace(client).await?))
@@ -152,7 +153,7 @@ async fn an_invalid_rule_says_so_keeps_its_copies_and_works_once_it_is_mended() 
         assert_eq!(wait_invalid(&client, &bad.name, words).await?, 2);
     }
 
-    // Neither a rotation nor a restart changes a copy, and no new one is made; others go on.
+    // Neither a rotation nor a restart changes a copy or creates one. Other rules work as before.
     put(&of(&client, &home), REGISTRY, &[("token", "two")]).await?;
     let mut reconciler = setting.pair.reconciler.take().context("no reconciler")?;
     assert!(reconciler.program.stop(SOON).await?.success());
@@ -184,7 +185,7 @@ async fn an_invalid_rule_says_so_keeps_its_copies_and_works_once_it_is_mended() 
     }
     for (bad, words) in &rules.bad() {
         wait_invalid(&client, &bad.name, words).await?;
-        // By now there is a webhook that refuses the next one like it.
+        // By now a webhook runs and refuses an equal rule.
         let other = RuleSpec {
             name: format!("{}-again", bad.name),
             ..bad.clone()
@@ -202,7 +203,7 @@ async fn an_invalid_rule_says_so_keeps_its_copies_and_works_once_it_is_mended() 
         );
     }
 
-    // Mended, with the webhook there: the same copies, with what is new.
+    // The rules are fixed while the webhook runs. The copies stay and get the new content.
     for rule in [&rules.patterned, &rules.transformed] {
         rule.replace(&client).await?;
         let status = scene.wait_synced(&rule.name).await?;
@@ -221,7 +222,7 @@ async fn an_invalid_rule_says_so_keeps_its_copies_and_works_once_it_is_mended() 
     Ok(())
 }
 
-/// As much of a namespace's own rule, and of a grant.
+/// The same holds for the Replication of a namespace, and for a grant.
 #[tokio::test]
 async fn an_invalid_rule_or_grant_of_a_namespace_does_nothing_until_it_is_mended() -> Result<()> {
     let mut setting = Setting::start(ControlPlane::builder(), Pair::builder()).await?;
@@ -302,7 +303,8 @@ async fn an_invalid_rule_or_grant_of_a_namespace_does_nothing_until_it_is_mended
     store("Replication", &team, &spec).await?;
     told(&|rule| reason(rule, "Ready", "Synced")).await?;
 
-    // A grant that nobody understands grants nothing: what came by it is no longer wanted.
+    // A grant that cannot be parsed grants nothing. So the rule no longer wants the copies that it
+    // permitted.
     let grants: Api<ReplicationGrant> = of(&client, &home);
     let says = async |is: [&str; 2], words: &str| {
         eventually(SOON, format!("the grant's status {is:?}"), || async {
@@ -334,7 +336,7 @@ async fn an_invalid_rule_or_grant_of_a_namespace_does_nothing_until_it_is_mended
     Ok(())
 }
 
-/// A policy says so, too, and rewrites nothing until it is corrected.
+/// An invalid policy reports it, too, and changes nothing until it is fixed.
 #[tokio::test]
 async fn an_invalid_policy_says_so_and_rewrites_nothing_until_it_is_corrected() -> Result<()> {
     let mut setting = Setting::start(ControlPlane::builder(), Pair::builder()).await?;
@@ -385,7 +387,7 @@ async fn an_invalid_policy_says_so_and_rewrites_nothing_until_it_is_corrected() 
     setting.pair.start_webhook().await?;
     let words = "spec.transform.annotations.set[note]";
     says(["False", "InvalidSpec"], words).await?;
-    // Nobody asks about objects that it would be for.
+    // The API server does not call the webhook for objects of this policy.
     let map = json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "a", "namespace": "default", "labels": {"rewrite": "yes"}}});
     let maps: Api<ConfigMap> = of(&client, "default");
     eventually(SOON, "an object that is not rewritten", || async {

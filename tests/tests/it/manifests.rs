@@ -36,15 +36,15 @@ fn run(command: &mut Command) -> Result<String> {
     Ok(String::from_utf8(output.stdout)?)
 }
 
-/// The objects of a folder, as kustomize composes them.
+/// Returns the objects of a folder, as kustomize composes them.
 async fn rendered(folder: &Path) -> Result<Vec<Value>> {
     parsed(&run(bare_kubectl().await?.arg("kustomize").arg(folder))?)
 }
 
-/// A kustomization of base and components, as an operator would have one.
+/// Writes a kustomization with the base and the components, as an operator would.
 fn with_components() -> Result<tempfile::TempDir> {
     let folder = tempfile::tempdir()?;
-    // Paths have to be relative.
+    // Kustomize accepts only relative paths.
     let up = "../".repeat(folder.path().canonicalize()?.components().count() - 1);
     let base = workspace().join("manifests/kustomize").canonicalize()?;
     let base = format!("{up}{}", base.strip_prefix("/")?.display());
@@ -82,14 +82,14 @@ async fn an_api_server_takes_the_manifests_and_the_pods_that_follow() -> Result<
     let changed: Vec<&str> = changed.collect();
     ensure!(changed.is_empty(), "applied again, it changes {changed:?}");
     kubectl(&["--dry-run=server"], with_components()?.path())?;
-    // The same in one file.
+    // The single file has the same objects.
     let file = workspace().join("manifests/install.yaml");
     run(control_plane
         .kubectl()?
         .args(["apply", "--validate=strict", "--dry-run=server", "-f"])
         .arg(file))?;
 
-    // Pod security, quota and priority class have their say about pods, not about Deployments.
+    // The checks of Pod Security, quota and priority class act on pods, not on Deployments.
     let pods: Api<Pod> = Api::namespaced(control_plane.client().await?, NAMESPACE);
     for deployment in rendered(&base)
         .await?
@@ -107,7 +107,7 @@ async fn an_api_server_takes_the_manifests_and_the_pods_that_follow() -> Result<
     restricted_afterwards_it_keeps_rights_until_they_are_taken(&control_plane).await
 }
 
-/// As docs/operations.md warns, and tells what to do.
+/// The documents warn of this in docs/operations.md and say how to proceed.
 async fn restricted_afterwards_it_keeps_rights_until_they_are_taken(
     control_plane: &ControlPlane,
 ) -> Result<()> {
@@ -119,7 +119,7 @@ async fn restricted_afterwards_it_keeps_rights_until_they_are_taken(
             &with_components()?.path().display().to_string(),
         ],
     )?;
-    // kubectl ends with 1 where the answer is no.
+    // kubectl exits with 1 if the answer is no.
     let may = || {
         let account = format!("--as=system:serviceaccount:{NAMESPACE}:mimeo-reconciler");
         let output = control_plane
@@ -171,7 +171,7 @@ async fn strict_is_said_by_flag_and_manifest_alike() -> Result<()> {
     Ok(())
 }
 
-/// Flags of a program with their variables, as `--help` tells them.
+/// Returns the flags of a program with their environment variables, from the output of `--help`.
 async fn flags(program: &str) -> Result<BTreeMap<String, String>> {
     let mut running = Program::new(program).arg("--help").quiet().start()?;
     running.wait(SOON).await?;
@@ -221,8 +221,8 @@ fn parsed(text: &str) -> Result<Vec<Value>> {
         .collect()
 }
 
-/// All that is rendered: each set of the chart's values as its golden file has it, the one file,
-/// and the kustomization with its components.
+/// Returns everything that is rendered: the golden file of each set of values, the single file, and
+/// the kustomization with its components.
 async fn everything_rendered() -> Result<Vec<(String, Vec<Value>)>> {
     let mut all = vec![(
         "kustomization".to_owned(),
@@ -231,7 +231,7 @@ async fn everything_rendered() -> Result<Vec<(String, Vec<Value>)>> {
     let mut files = vec![workspace().join("manifests/install.yaml")];
     for entry in fs::read_dir(workspace().join("tests/tests/it/chart"))? {
         let path = entry?.path();
-        // Not the values, which are in `NAME.values.yaml`.
+        // The files `NAME.values.yaml` are left out.
         let golden = path.extension().is_some_and(|known| known == "yaml")
             && path.with_extension("").extension().is_none();
         files.extend(golden.then_some(path));
@@ -245,7 +245,7 @@ async fn everything_rendered() -> Result<Vec<(String, Vec<Value>)>> {
     Ok(all)
 }
 
-/// A container of Mimeo's own: its program, and all that this is told.
+/// A container of Mimeo's own: its program, arguments and environment.
 struct Told {
     program: String,
     errand: Vec<String>,
@@ -264,7 +264,7 @@ impl Told {
             .into_iter()
             .flatten()
             .map(|variable| {
-                // What a node would look up is a name.
+                // A node would fill in a name.
                 let value = variable["value"].as_str().unwrap_or("pod-0");
                 Ok((
                     variable["name"].as_str().context("no name")?.to_owned(),
@@ -290,7 +290,7 @@ impl Told {
     }
 }
 
-/// The containers of an object, if it is about pods.
+/// Returns the containers of an object, if it has a pod template.
 fn containers(object: &Value) -> Result<Vec<Told>> {
     let of =
         ["/spec/template/spec/containers", "/spec/containers"].map(|path| object.pointer(path));
@@ -315,14 +315,15 @@ async fn the_programs_take_whatever_a_manifest_tells_them() -> Result<()> {
                 let flags = flags_of
                     .get(&told.program)
                     .with_context(|| format!("{file}: {}", told.program))?;
-                // Of a variable that it doesn't know no program says so.
+                // A program does not report an unknown variable.
                 for (variable, _) in &told.env {
                     ensure!(
                         flags.values().any(|known| known == variable),
                         "{file}: {variable} is no variable"
                     );
                 }
-                // All flags are looked at before the cluster is looked for, which isn't there.
+                // A program checks all flags before it looks for the cluster, which does not exist
+                // here.
                 let mut running = told.program().env("KUBECONFIG", "/nowhere").start()?;
                 let status = running.wait(SOON).await?;
                 let log = running.log()?;
@@ -336,7 +337,7 @@ async fn the_programs_take_whatever_a_manifest_tells_them() -> Result<()> {
             }
         }
     }
-    // Eight manifests have both; and the webhook's program runs the errands.
+    // Eight manifests have both programs. The webhook's program also runs the Jobs.
     ensure!(
         started["mimeo-reconciler"] >= 8 && started["mimeo-webhook"] > 16,
         "{started:?}"
@@ -344,8 +345,7 @@ async fn the_programs_take_whatever_a_manifest_tells_them() -> Result<()> {
     Ok(())
 }
 
-/// A switch turned is worth nothing if the program then can't begin: with a value that parses and a
-/// folder that isn't mounted, say.
+/// Even with valid flags, a program may fail to start, for example if a folder is not mounted.
 #[tokio::test]
 async fn the_programs_begin_as_the_chart_tells_them_with_every_switch_turned() -> Result<()> {
     let control_plane = ControlPlane::builder()
@@ -370,7 +370,7 @@ async fn the_programs_begin_as_the_chart_tells_them_with_every_switch_turned() -
         .into_iter()
         .flatten()
     {
-        // The ports may be somebody else's here.
+        // On this machine another program may use the ports.
         for arg in told.args.iter_mut().filter(|arg| arg.contains("listen=")) {
             let port = arg.rsplit(':').next().context("no port")?.to_owned();
             *arg = arg.replace(&format!(":{port}"), ":0");
@@ -394,8 +394,8 @@ async fn the_programs_begin_as_the_chart_tells_them_with_every_switch_turned() -
     Ok(())
 }
 
-/// Nobody is left to delete it then, and one that stays looks like a replica. The program stands
-/// for the Pod's container, and is told what a node would look up.
+/// No process is left to delete the Lease, and a Lease that stays looks like a replica. The program
+/// stands for the Pod's container, and gets the values that a node would fill in.
 #[tokio::test]
 async fn the_lease_of_a_killed_replica_goes_with_its_pod() -> Result<()> {
     let control_plane = ControlPlane::start().await?;
@@ -456,7 +456,8 @@ async fn the_hooks_get_their_owner_where_that_takes_the_right_to_delete_them() -
         .start()
         .await?;
     let mutating: Api<MutatingWebhookConfiguration> = Api::all(control_plane.client().await?);
-    // Installed before the webhook starts, as by the manifests: what it does then is an update.
+    // The configuration is installed before the webhook starts, as by the manifests. So the webhook
+    // updates it.
     let installed = serde_json::from_value(json!({"metadata": {"name": "mimeo"}}))?;
     mutating.create(&PostParams::default(), &installed).await?;
     let _pair = Pair::builder()

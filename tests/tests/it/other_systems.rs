@@ -21,8 +21,8 @@ fn document() -> Result<String> {
     Ok(fs::read_to_string(path)?)
 }
 
-/// The sections of the document that have rules, by their headings, with all objects that stand
-/// there.
+/// Returns the sections of the document that have rules: each heading with all objects in the
+/// section.
 fn sections(document: &str) -> Result<Vec<(&str, Vec<Value>)>> {
     let mut found = Vec::new();
     for section in document.split("\n## ").skip(1) {
@@ -50,7 +50,7 @@ fn sections(document: &str) -> Result<Vec<(&str, Vec<Value>)>> {
     Ok(found)
 }
 
-/// The parts of a rule that stand in tables, each as the fields of a spec.
+/// Returns the parts of rules in the tables, each as fields of a spec.
 fn parts(document: &str) -> Result<Vec<Map<String, Value>>> {
     const FIELDS: [&str; 8] = [
         "sources",
@@ -84,7 +84,7 @@ fn text<'a>(object: &'a Value, pointer: &str) -> &'a str {
         .unwrap_or_default()
 }
 
-/// What a tool has written on a copy: labels and annotations.
+/// Returns the labels and annotations that a tool writes on its copies.
 fn marks(section: &str) -> Result<[Value; 2]> {
     Ok(match section {
         "Kyverno generate" => [
@@ -118,7 +118,7 @@ fn marks(section: &str) -> Result<[Value; 2]> {
     })
 }
 
-/// What the copy of the section's first rule is called.
+/// Returns the name of the copy of the section's first rule.
 fn copy_name(rule: &Value) -> &str {
     let name = text(rule, "/spec/targets/0/copyName");
     if name.is_empty() {
@@ -128,7 +128,7 @@ fn copy_name(rule: &Value) -> &str {
     }
 }
 
-/// A source, or what a tool has made of it.
+/// Returns a source, or the copy that a tool has made of it.
 fn object(
     rule: &Value,
     namespace: &str,
@@ -137,7 +137,7 @@ fn object(
     value: &str,
 ) -> Value {
     let kind = text(rule, "/spec/sources/0/kind");
-    // In base64 where it is a Secret's.
+    // Values of a Secret are in base64.
     let value = if kind == "Secret" {
         value.replace("new", "bmV3").replace("old", "b2xk")
     } else {
@@ -154,7 +154,7 @@ fn password(object: &DynamicObject) -> Option<&str> {
     object.data["data"]["password"].as_str()
 }
 
-/// A section's tool, its copy, and the rule that takes it over.
+/// A tool's section, its copy, and the rule that takes the copy over.
 struct Move<'a> {
     section: &'a str,
     rule: Value,
@@ -163,7 +163,8 @@ struct Move<'a> {
 }
 
 impl Move<'_> {
-    /// The source, and the copy as the tool left it: of what bears a mark also one that is behind.
+    /// Creates the source, and the copy as the tool left it. A copy with the tool's labels or
+    /// annotations has outdated content, too.
     async fn begin<'a>(client: &Client, section: &'a str, mut rule: Value) -> Result<Move<'a>> {
         let source = text(&rule, "/spec/sources/0/name");
         apply(
@@ -219,7 +220,7 @@ async fn copies_that_another_tool_has_left_become_mimeos_in_place() -> Result<()
     for name in ["platform", "certificates", "shop"] {
         create_namespace(&client, name, &[]).await?;
     }
-    // Every rule targets it.
+    // Every rule targets this namespace.
     create_namespace(&client, "team-a", &[("app", "shop"), ("license", "yes")]).await?;
     let document = document()?;
     let (mut moves, mut others) = (Vec::new(), 0);
@@ -241,7 +242,7 @@ async fn copies_that_another_tool_has_left_become_mimeos_in_place() -> Result<()
     }
     assert_eq!((moves.len(), others), (9, 5));
     for one in &moves {
-        // It is told beforehand, and nothing is written.
+        // The plan predicts the result, and nothing is written yet.
         eventually(SOON, format!("{}: a plan", one.section), || async {
             let rules = any(&client, "mimeo.dev/v1alpha1", "ClusterReplication", None)?;
             let rule = rules.get(one.name()).await?;
@@ -281,7 +282,8 @@ async fn copies_that_another_tool_has_left_become_mimeos_in_place() -> Result<()
             "new"
         };
         assert_eq!(password(&copy), Some(fresh), "{}", one.section);
-        // Those that others own stay where strategy Apply is; with Replace they go.
+        // With the strategy Apply, the tool's labels and annotations stay. With Replace they are
+        // removed.
         assert_eq!(
             left(one, &copy),
             one.marked,
@@ -312,8 +314,8 @@ async fn copies_that_another_tool_has_left_become_mimeos_in_place() -> Result<()
     the_way_back(&client, &moves).await
 }
 
-/// As the document has it. The last rule is deleted without: once its copy is gone the others would
-/// be, too.
+/// Goes back as the document says. The last rule is deleted without these steps. Once its copy is
+/// gone, the other copies would be gone, too.
 async fn the_way_back(client: &Client, moves: &[Move<'_>]) -> Result<()> {
     let (other, back) = moves.split_last().context("no moves")?;
     let control_plane = &STAGE.get().await?.control_plane;
@@ -348,8 +350,8 @@ async fn the_way_back(client: &Client, moves: &[Move<'_>]) -> Result<()> {
     Ok(())
 }
 
-/// Whether the copy has any mark that was planted on it, but the one that Mimeo has a value of its
-/// own for.
+/// True if the copy still has one of the tool's labels or annotations. A key with a value of
+/// Mimeo's own does not count.
 fn left(one: &Move<'_>, copy: &DynamicObject) -> bool {
     let planted = &one.planted.metadata;
     let labels = planted
@@ -366,7 +368,8 @@ fn left(one: &Move<'_>, copy: &DynamicObject) -> bool {
             .any(|(key, _)| annotation(copy, key).is_some())
 }
 
-/// What bears no mark and differs isn't taken: the document's table says of which tools that goes.
+/// Mimeo does not take over an object with other content if it has no tool's labels or annotations.
+/// The table in the document says for which tools this happens.
 #[tokio::test]
 async fn what_no_tool_has_marked_is_a_conflict_unless_it_is_the_copy_already() -> Result<()> {
     let scene = STAGE.scene("unmarked").await?;
@@ -394,8 +397,8 @@ async fn what_no_tool_has_marked_is_a_conflict_unless_it_is_the_copy_already() -
     Ok(())
 }
 
-/// Three that bear a tool's mark and one that bears none: each differs from the copy in what the
-/// API server lets nobody change.
+/// Three objects have labels or annotations of a tool, and one has none. Each differs from the copy
+/// in a field that the API server lets no client change.
 #[tokio::test]
 async fn what_cannot_be_changed_in_place_is_not_adopted_and_its_copy_comes_once_somebody_deletes_it()
 -> Result<()> {
@@ -546,7 +549,7 @@ async fn every_part_of_a_rule_in_the_tables_is_taken() -> Result<()> {
             "apiVersion": "mimeo.dev/v1alpha1", "kind": "ClusterReplication", "metadata": {"name": "part"}, "spec": spec,
         });
         fs::write(file.path(), rule.to_string())?;
-        // An unknown field is refused by kubectl.
+        // kubectl refuses unknown fields.
         kubectl(
             &setting.control_plane,
             ["create", "--dry-run=server", "-f", &*path],

@@ -20,11 +20,11 @@ use mimeo_tests::{
 };
 use serde_json::{Value, json};
 
-/// Set in the process that runs the test alone.
+/// Set only in the process that runs the test.
 const ALONE: &str = "MIMEO_TESTS_ALONE";
 
-/// Runs in a process of its own: a value that is found fails the scene that ends next, and here
-/// that would be another test's.
+/// Runs in a process of its own. A leaked value fails the next scene that ends, which would belong
+/// to another test here.
 #[test]
 fn what_comes_up_of_a_secret_fails_the_scene_wherever_it_is_told() -> Result<()> {
     if env::var_os(ALONE).is_some() {
@@ -61,7 +61,7 @@ async fn what_comes_up() -> Result<()> {
         &[("token", "theirs")],
     )
     .await?;
-    // In the cluster it is planted, and no test sees that.
+    // The cluster has the marked value. The client of the tests shows it without the mark.
     ensure!(
         value(&scene.secrets(&scene.home).get("registry").await?, "token").as_deref()
             == Some("one")
@@ -81,7 +81,7 @@ async fn what_comes_up() -> Result<()> {
         stored["data"]["token"],
         json!(ByteString(format!("{MARK}one").into_bytes()))
     );
-    // In what the API server reads, too.
+    // The API server reads some contents itself. They are marked, too.
     let login = r#"{"auths":{"registry.example.com":{"auth":"b25l"}}}"#;
     let pull = json!({
         "metadata": {"name": "pull"}, "type": "kubernetes.io/dockerconfigjson", "stringData": {".dockerconfigjson": login},
@@ -106,12 +106,13 @@ async fn what_comes_up() -> Result<()> {
         "it wasn't planted"
     );
 
-    // What it is called is told everywhere, as if it came of a Secret's content.
+    // The name of this rule has the mark and appears everywhere. So it looks like leaked content of
+    // a Secret.
     let betrayer = rule(&format!("{MARK}-{}", scene.tag)).to_label("scene", &scene.tag);
     let betrayer = betrayer.secret(&scene.home, "registry");
     betrayer.create(&scene.client).await?;
     scene.wait_counts(&betrayer.name, [2, 1, 1]).await?;
-    // By the webhook, too.
+    // The webhook leaks it, too.
     scene
         .wait_condition(&betrayer.name, "PodGateActive", "True", "Active")
         .await?;
@@ -121,7 +122,7 @@ async fn what_comes_up() -> Result<()> {
             value(copy, "token").as_deref() == Some("one")
         })
         .await?;
-    // Nor is a copy's checksum to be told.
+    // A copy's checksum may not appear either.
     let checksum = annotation(&copy, "mimeo.dev/checksum").context("no checksum")?;
     let second = rule(&format!("{}-{checksum}", scene.tag)).to_label("scene", &scene.tag);
     let second = second.secret(&scene.home, "registry").named("second");
@@ -171,13 +172,13 @@ async fn what_comes_up() -> Result<()> {
             "not found: {place}; but: {of_checksum:#?}"
         );
     }
-    // And so does what nobody has a scene of.
+    // A value that is found after all scenes fails the setting.
     let found = fails(|| drop(setting)).context("the programs ended well")?;
     ensure!(found.contains("the log of webhook-"), "{found}");
     Ok(())
 }
 
-/// What the panic says.
+/// Returns the message of the panic.
 fn fails(end: impl FnOnce()) -> Option<String> {
     let panic = catch_unwind(AssertUnwindSafe(end)).err()?;
     panic.downcast_ref::<String>().cloned()

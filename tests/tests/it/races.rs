@@ -15,7 +15,7 @@ use serde_json::json;
 
 use crate::stages::LOAD;
 
-/// Mimeo speaks to the first API server, its rivals to the second.
+/// Mimeo uses the first API server, the rival uses the second.
 static STAGE: Stage = Stage::new(
     || ControlPlane::builder().api_servers(2).audit(true),
     Pair::builder,
@@ -39,8 +39,8 @@ async fn whoever_comes_first_in_a_race_keeps_the_name() -> Result<()> {
         .await?;
     let mark = scene.setting.control_plane.audit_mark().await?;
 
-    // Both for a new namespace. Who was first the last time has less of a head start the next time,
-    // so that each is first now and then, however fast the machine is.
+    // Both create the copy in a new namespace. The winner of one race has a shorter head start in
+    // the next. So each wins now and then, on a machine of any speed.
     let mut theirs = Vec::new();
     let mut ours = Vec::new();
     let mut head_start = Duration::ZERO;
@@ -71,8 +71,8 @@ async fn whoever_comes_first_in_a_race_keeps_the_name() -> Result<()> {
         .await?;
     assert_kept(&scene, &theirs).await?;
 
-    // Both for copies that are there: theirs deletes and creates while ours writes a new version
-    // everywhere, again and again.
+    // Both change existing copies: the rival deletes and creates, while Mimeo writes a new version
+    // everywhere, several times.
     let raced = ours.split_off(ours.len() / 2);
     let deletions = async {
         for (race, namespace) in raced.into_iter().enumerate() {
@@ -106,7 +106,7 @@ async fn whoever_comes_first_in_a_race_keeps_the_name() -> Result<()> {
     scene.assert_unwritten(&scene.home, &mark).await
 }
 
-/// Somebody who may create and delete Secrets, and nothing else, at the second API server.
+/// Returns a client at the second API server with permissions only to create and delete Secrets.
 async fn rival(scene: &Scene<'_>) -> Result<Client> {
     let user = scene.setting.control_plane.user(&unique(&scene.tag), &[])?;
     grant(
@@ -134,7 +134,7 @@ async fn rival(scene: &Scene<'_>) -> Result<Client> {
     Ok(client)
 }
 
-/// Gives a source one value after the other, until it is gone.
+/// Changes the value of a source again and again, until the source is deleted.
 async fn rotating(sources: Api<Secret>, name: String) -> Result<()> {
     for turn in 0.. {
         let patch = Patch::Merge(json!({"stringData": {"token": format!("turn-{turn}")}}));
@@ -146,8 +146,8 @@ async fn rotating(sources: Api<Secret>, name: String) -> Result<()> {
     Ok(())
 }
 
-/// Sources that their owner deletes, and every other of which he makes anew, while another task
-/// gives them new values: each copy becomes what its source is, or goes with it.
+/// The owner deletes sources and creates every second one again, while another task changes their
+/// values. Each copy becomes equal to its source or is deleted with it.
 #[tokio::test]
 async fn a_source_deleted_while_it_is_rotated_takes_its_copies_along_and_nothing_else() -> Result<()>
 {
@@ -174,7 +174,7 @@ async fn a_source_deleted_while_it_is_rotated_takes_its_copies_along_and_nothing
             .create(&PostParams::default(), &source(name, "first")?)
             .await?;
     }
-    // In the neighbour's namespace some of the names are taken.
+    // In the neighbour's namespace, foreign objects have some of the names.
     let mut theirs = Vec::new();
     for name in names.iter().step_by(3) {
         theirs.push((name, neighbour.makes(name, "theirs").await?));
@@ -230,7 +230,7 @@ async fn a_source_deleted_while_it_is_rotated_takes_its_copies_along_and_nothing
     Ok(())
 }
 
-/// Creates an object of the copy's name; none if there was one already.
+/// Creates an object with the copy's name. Returns `None` if one existed already.
 async fn intrude(rival: &Client, namespace: &str) -> Result<Option<Secret>> {
     let foreign = json!({"metadata": {"name": "registry"}, "stringData": {"token": "theirs"}});
     let foreign: Secret = serde_json::from_value(foreign)?;

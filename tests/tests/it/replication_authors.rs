@@ -15,14 +15,14 @@ use crate::stages::SHIPPED_QUICK as STAGE;
 
 const AUTHOR: &str = "mimeo.dev/author";
 
-/// Copies Secret `db` beside itself, under this name.
+/// Returns a spec that copies the Secret `db` within its namespace, under this name.
 fn beside(home: &str, name: &str) -> Value {
     let mut spec = copying(None, "db", &[home]);
     spec["targets"][0]["copyName"] = json!(name);
     spec
 }
 
-/// Another user of the same namespace, who may write its rules and nothing else.
+/// Returns another user of the same namespace, with permissions only on its rules.
 async fn colleague(tenant: &Tenant<'_>) -> Result<(String, Client)> {
     let user = tenant
         .scene
@@ -62,7 +62,7 @@ async fn the_author_of_a_tenants_rule_is_the_user_who_wrote_its_spec() -> Result
     };
     let mut forged = tenant.object("replications", "r", &beside(&tenant.home, "copy"));
     forged["metadata"]["annotations"] = json!({AUTHOR: tenant.name(), "note": "x"});
-    // The colleague may not read the Secret, whoever the annotation names.
+    // The colleague may not read the Secret. The name in the annotation makes no difference.
     refused(
         rules
             .create(
@@ -80,7 +80,8 @@ async fn the_author_of_a_tenants_rule_is_the_user_who_wrote_its_spec() -> Result
         [Some(tenant.name()), Some("x")]
     );
 
-    // A change of the metadata changes no author; a spec takes the permissions that it uses.
+    // A change of the metadata does not change the author. A change of the spec needs the
+    // permissions that the spec uses.
     for annotations in [
         json!({AUTHOR: null}),
         json!({AUTHOR: name}),
@@ -129,8 +130,8 @@ async fn the_author_of_a_tenants_rule_is_the_user_who_wrote_its_spec() -> Result
     Ok(())
 }
 
-/// By an update of the grant: what it covers no more goes, and comes again when it is covered
-/// again.
+/// The grant is updated. Mimeo deletes copies that it no longer covers, and creates them again once
+/// it covers them again.
 #[tokio::test]
 async fn a_grant_that_is_narrowed_or_widened_takes_effect_on_the_copies_that_there_are()
 -> Result<()> {
@@ -160,7 +161,7 @@ async fn a_grant_that_is_narrowed_or_widened_takes_effect_on_the_copies_that_the
         grants.patch("g", &PatchParams::default(), &patch).await?;
         Ok(())
     };
-    // Who has which copies, and is told why not the others.
+    // Checks which copies each tenant has, and that each missing copy has a reason.
     let holds = async |whose: [(&Tenant<'_>, [bool; 2]); 2]| -> Result<()> {
         for (tenant, granted) in whose {
             for (name, granted) in ["db", "web"].into_iter().zip(granted) {
@@ -184,14 +185,14 @@ async fn a_grant_that_is_narrowed_or_widened_takes_effect_on_the_copies_that_the
     both["grantees"] = json!([{"namespaces": [taker.home]}, {"namespaces": [other.home]}]);
     update(both).await?;
     holds([(&taker, [true, true]), (&other, [true, true])]).await?;
-    // Consent to write is none to read.
+    // A grant of write access does not include read access.
     update(consent("Write", &taker.home, &["db", "web"])).await?;
     holds([(&taker, [false, false]), (&other, [false, false])]).await?;
     update(consent("Read", &taker.home, &[])).await?;
     holds([(&taker, [true, true]), (&other, [false, false])]).await?;
 
-    // Who may write grants, and not read what they give, widens none; who only takes away needs no
-    // more.
+    // A user who may write grants but cannot read the objects may not widen a grant. A narrower
+    // grant needs no other permission.
     let user = scene.setting.control_plane.user(&unique(&scene.tag), &[])?;
     let rights =
         json!({"apiGroups": ["mimeo.dev"], "resources": ["replicationgrants"], "verbs": ["*"]});

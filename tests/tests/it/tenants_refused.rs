@@ -521,7 +521,7 @@ fn bad_grants() -> Vec<Case> {
     ]
 }
 
-/// Objects of one kind in one namespace, of which one is good.
+/// The objects of one kind in one namespace, with one good object.
 struct Objects<'a> {
     scene: &'a Scene<'a>,
     kind: &'static str,
@@ -532,7 +532,7 @@ struct Objects<'a> {
 
 impl Objects<'_> {
     async fn create(&self, name: &str, spec: &Value) -> kube::Result<Value> {
-        // Strict as kubectl is: else the server only warns of fields that it doesn't know.
+        // Strict as in kubectl. Otherwise the API server only warns of unknown fields.
         let uri = format!(
             "/apis/mimeo.dev/v1alpha1/namespaces/{}/{}?fieldValidation=Strict",
             self.home, self.plural
@@ -560,8 +560,7 @@ impl Objects<'_> {
         )
     }
 
-    /// Whatever is wrong in how the cases are judged, as new objects and as changes of the good
-    /// one.
+    /// Returns the cases with a wrong answer, both as new objects and as changes of the good one.
     async fn misjudged(&self, cases: &[Case]) -> Result<Vec<String>> {
         let (mut wrong, api) = (Vec::new(), self.api()?);
         for (what, change, words) in cases {
@@ -588,7 +587,7 @@ impl Objects<'_> {
     }
 }
 
-/// What the definitions can't say, of rules and of grants.
+/// The checks of rules and of grants that the schemas of the CRDs cannot express.
 const BY_THE_WEBHOOK: [&[&str]; 2] = [
     &[
         "a cluster-scoped kind",
@@ -657,8 +656,8 @@ async fn a_bad_rule_of_a_namespace_is_refused_with_its_field_and_changes_nothing
     Ok(())
 }
 
-/// Stored while there was no webhook, each rule is refused by the reconciler in the same words, and
-/// each grant grants nothing at all: not even what there is in it that can be understood.
+/// These objects were stored without the webhook. The reconciler refuses each rule in the same
+/// words. A grant with an error grants nothing, not even its correct parts.
 #[tokio::test]
 async fn what_only_the_webhook_refuses_is_worth_nothing_once_it_is_stored() -> Result<()> {
     const OURS: &str = "marker";
@@ -672,7 +671,7 @@ async fn what_only_the_webhook_refuses_is_worth_nothing_once_it_is_stored() -> R
     let takers: Api<Replication> = of(&client, "team-a");
     let (tag, home) = {
         let scene = setting.scene("stored").await?;
-        // One for each grant, and one for a good grant that comes after them.
+        // One source for each grant, and one for a good grant that comes after them.
         for name in ["a", "a0-x", "db-x", OURS] {
             scene.secret(name, &[("token", "one")]).await?;
             let spec = copying(Some(&scene.home), name, &[]);
@@ -697,7 +696,7 @@ async fn what_only_the_webhook_refuses_is_worth_nothing_once_it_is_stored() -> R
     let store = async |kind: &str, plural: &str, spec: &Value| -> Result<String> {
         let (name, path) = (unique(&tag), format!("namespaces/{home}/{plural}"));
         let object = object(kind, &home, &name, spec);
-        // Until the API server has forgotten the hooks.
+        // The API server uses the deleted hooks for another moment.
         eventually(SOON, format!("{kind} stored"), || async {
             Ok(Some(create(&client, &path, &object).await?))
         })
@@ -788,7 +787,7 @@ async fn what_only_the_webhook_refuses_is_worth_nothing_once_it_is_stored() -> R
     };
     told().await?;
 
-    // A webhook that starts then neither minds them nor lets more of them in.
+    // A webhook that starts later changes nothing about these objects, and refuses equal ones.
     setting.pair.start_webhook().await?;
     let scene = Scene {
         setting: &setting,
@@ -826,7 +825,7 @@ fn object(kind: &str, namespace: &str, name: &str, spec: &Value) -> Value {
     json!({"apiVersion": "mimeo.dev/v1alpha1", "kind": kind, "metadata": metadata, "spec": spec})
 }
 
-/// Whether a rule has a condition with this reason, and these words in its message.
+/// True if a rule has a condition with this reason, and these words in its message.
 fn is(type_: &str, reason: &str, words: &[&str]) -> impl Fn(&Replication) -> bool {
     move |rule| {
         let found = rule

@@ -56,7 +56,8 @@ async fn guarded_copies_may_go_with_their_namespace_and_no_other_waits_for_it() 
 
     let namespaces: Api<Namespace> = Api::all(scene.client.clone());
     delete(&namespaces, &held).await?;
-    // Known to both programs: one counts no copies there any more, the other lets them be deleted.
+    // Both programs know it: the reconciler no longer counts the copies there, and the webhook lets
+    // them be deleted.
     scene.wait_counts(&rule.name, [2, 2, 0]).await?;
     let mark = scene.setting.control_plane.audit_mark().await?;
     delete(&copies, REGISTRY).await?;
@@ -67,7 +68,7 @@ async fn guarded_copies_may_go_with_their_namespace_and_no_other_waits_for_it() 
     )
     .await?;
 
-    // Others get what is new, be they old or new themselves.
+    // Other namespaces get new content, and so does a new namespace.
     put(&scene.secrets(&scene.home), REGISTRY, &[("token", "two")]).await?;
     let late = scene.namespace().await?;
     for namespace in [&free, &late] {
@@ -98,7 +99,7 @@ async fn guarded_copies_may_go_with_their_namespace_and_no_other_waits_for_it() 
     let writes: Vec<_> = events.iter().filter(there).collect();
     assert!(writes.is_empty(), "{writes:#?}");
 
-    // As the namespace controller would, once all that is in it is gone.
+    // The namespace controller does the same once all objects in the namespace are deleted.
     delete(&copies, "other").await?;
     let anchors: Api<ConfigMap> = of(&scene.client, &held);
     delete(&anchors, "anchor").await?;
@@ -112,7 +113,7 @@ async fn guarded_copies_may_go_with_their_namespace_and_no_other_waits_for_it() 
     wait_gone(namespaces, &held).await?;
     let status = serde_json::to_string(&scene.wait_counts(&rule.name, [4, 4, 0]).await?)?;
     assert!(!status.contains(&held), "{status}");
-    // Under the same name it is another one.
+    // A new namespace of the same name is another one.
     create_namespace(&scene.client, &held, &[("scene", &scene.tag)]).await?;
     scene
         .wait_secret(&held, REGISTRY, |copy| {
@@ -123,7 +124,7 @@ async fn guarded_copies_may_go_with_their_namespace_and_no_other_waits_for_it() 
     Ok(())
 }
 
-/// Takes away what a namespace is held by.
+/// Removes the finalizers of a namespace.
 async fn finalize(namespaces: &Api<Namespace>, name: &str) -> Result<()> {
     eventually(SOON, format!("{name} finalized"), || async {
         let mut namespace = namespaces.get(name).await?;

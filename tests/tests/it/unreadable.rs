@@ -56,7 +56,7 @@ async fn a_source_that_mimeo_may_not_read_is_told_and_waited_for_by_nobody() -> 
     condition(&client, "Ready", "NotAuthorized").await?;
     condition(&client, "PodGateActive", "Active").await?;
 
-    // A replica that starts now becomes ready all the same.
+    // A replica that starts now still becomes ready.
     pair.start_webhook().await?;
     create_namespace(&client, "team-a", &[]).await?;
     let pods: Api<Pod> = Api::namespaced(client.clone(), "team-a");
@@ -74,7 +74,7 @@ async fn a_source_that_mimeo_may_not_read_is_told_and_waited_for_by_nobody() -> 
     })
     .await?;
 
-    // What it says is all that it takes; less is told anew.
+    // Mimeo needs exactly the permissions in the message. With fewer, the message names the rest.
     for (name, label, verbs) in [
         (
             "templates-read",
@@ -119,8 +119,8 @@ async fn a_source_that_mimeo_may_not_read_is_told_and_waited_for_by_nobody() -> 
     Ok(())
 }
 
-/// Design: every loss but a deletion that a quorum read confirms deletes nothing, and a 403 is
-/// never read as "gone".
+/// Only a deletion that a quorum read confirms leads to deletions. A 403 never counts as a
+/// deletion.
 #[tokio::test]
 async fn rights_that_mimeo_loses_cost_no_copy() -> Result<()> {
     let control_plane = ControlPlane::builder().start().await?;
@@ -133,7 +133,7 @@ async fn rights_that_mimeo_loses_cost_no_copy() -> Result<()> {
     create_namespace(&client, "platform", &[]).await?;
     create_namespace(&client, "team-a", &[]).await?;
     create_secret(&client, "platform", "registry", &[("token", "one")]).await?;
-    // Gone sources would take their copies along at once.
+    // Without a grace period, a deleted source would lose its copies at once.
     let spec = rule("templates")
         .secret("platform", "registry")
         .target(json!({"namespaces": ["team-*"]}));
@@ -142,7 +142,7 @@ async fn rights_that_mimeo_loses_cost_no_copy() -> Result<()> {
     condition(&client, "Ready", "Synced").await?;
     let before = copies.get("registry").await?.metadata;
 
-    // Somebody takes Secrets out of what Mimeo may read and write, and it starts again.
+    // Secrets are removed from Mimeo's permissions, and Mimeo is restarted.
     let roles: Api<ClusterRole> = Api::all(client.clone());
     let mut taken = Vec::new();
     for name in ["mimeo-copied-kinds", "mimeo-copied-kinds-delete"] {
@@ -170,8 +170,8 @@ async fn rights_that_mimeo_loses_cost_no_copy() -> Result<()> {
     pair.start_reconciler().await?;
     condition(&client, "Authorized", "ControllerForbidden").await?;
     condition(&client, "Ready", "NotAuthorized").await?;
-    // What happens to the source meanwhile nobody can tell it; another rule's edit has everything
-    // planned anew.
+    // Meanwhile Mimeo does not see changes of the source. An edit of another rule makes it plan all
+    // copies again.
     put(
         &Api::namespaced(client.clone(), "platform"),
         "registry",
@@ -242,7 +242,8 @@ async fn a_role_that_mimeo_may_not_hand_out_is_told_and_copied_once_it_may() -> 
     .await
 }
 
-/// A source of rights, and the rule of RBAC's that Mimeo must be given to write copies of it.
+/// Creates a source that has RBAC permissions. Grants Mimeo the RBAC rule that it needs to write
+/// copies of the source.
 async fn hand_out(
     control_plane: &ControlPlane,
     source: &Value,
@@ -332,12 +333,12 @@ async fn hand_out(
     Ok(())
 }
 
-/// Waits for a condition's reason; returns its message.
+/// Waits for a reason of a condition. Returns the message.
 async fn condition(client: &Client, type_: &str, reason: &str) -> Result<String> {
     told(client, type_, reason, "").await
 }
 
-/// The same for one that says this.
+/// Waits for a reason of a condition with these words in the message. Returns the message.
 async fn told(client: &Client, type_: &str, reason: &str, words: &str) -> Result<String> {
     let path = "/apis/mimeo.dev/v1alpha1/clusterreplications/templates";
     eventually(SOON, format!("{type_} {reason}"), || async {

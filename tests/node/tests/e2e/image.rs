@@ -1,5 +1,5 @@
-//! The image: two static programs with the licences of what is in them, for a user without rights,
-//! small, and the same wherever it is built.
+//! The image: two static programs with the licences of their parts, for a user without permissions.
+//! It is small, and the same wherever it is built.
 
 use std::{
     fs,
@@ -12,11 +12,11 @@ use mimeo_node_tests::{Node, PROGRAMS, workspace};
 use serde_json::Value;
 use tempfile::TempDir;
 
-/// In bytes, as it lies on a node's disk; what is pulled is compressed.
+/// The largest size on a node's disk, in bytes. The pulled image is compressed.
 const LIMIT: usize = 25 << 20;
-/// The licences of what is in it.
+/// The licences of the linked crates.
 const LICENSES: &str = "licenses.txt.gz";
-/// What the header of an ELF file calls its machine.
+/// The machine in the header of an ELF file.
 const X86_64: usize = 62;
 const AARCH64: usize = 183;
 
@@ -27,8 +27,8 @@ async fn the_image_is_two_small_static_programs_for_nobody_in_particular() -> Re
     Ok(())
 }
 
-/// Compiles everything anew, in another folder and with none of what is cached:
-/// `make e2e TESTS='--ignored built_again'`.
+/// Compiles everything again, in another folder and without caches: `make e2e TESTS='--ignored
+/// built_again'`.
 #[tokio::test]
 #[ignore = "compiles everything anew, which takes minutes"]
 async fn built_again_from_another_folder_the_image_has_the_same_digest() -> Result<()> {
@@ -57,7 +57,7 @@ async fn built_again_from_another_folder_the_image_has_the_same_digest() -> Resu
     Ok(())
 }
 
-/// Compiles everything across: `make e2e TESTS='--ignored other_architecture'`.
+/// Compiles everything for the other architecture: `make e2e TESTS='--ignored other_architecture'`.
 #[tokio::test]
 #[ignore = "compiles everything, which takes minutes"]
 async fn for_the_other_architecture_the_image_is_made_of_the_same_two_programs() -> Result<()> {
@@ -73,7 +73,7 @@ fn builder() -> PathBuf {
     workspace().join("tests/node/image.sh")
 }
 
-/// Builds with none of what is cached.
+/// Builds without caches.
 fn build(context: &Path, archive: &Path, platform: &str) -> Result<String> {
     run(Command::new(builder())
         .arg("mimeo")
@@ -82,7 +82,7 @@ fn build(context: &Path, archive: &Path, platform: &str) -> Result<String> {
         .args(["fresh", platform]))
 }
 
-/// An image's archive, unpacked.
+/// The unpacked archive of an image.
 struct Image {
     folder: TempDir,
     manifest: Value,
@@ -116,7 +116,7 @@ impl Image {
             .join(digest.context("no digest")?))
     }
 
-    /// Holds what the image is against what it should be. Returns how many bytes a node pulls.
+    /// Checks the content of the image. Returns how many bytes a node pulls.
     fn of_two_static_programs(&self, architecture: &str, machine: usize) -> Result<u64> {
         let config: Value =
             serde_json::from_slice(&fs::read(self.blob(&self.manifest["config"])?)?)?;
@@ -163,7 +163,8 @@ impl Image {
     }
 }
 
-/// Whatever is linked is named there, and not without a text. Returns the size of the file.
+/// Checks that the file names each linked crate and has the text of each licence. Returns the size
+/// of the file.
 fn licenses_of_all_that_is_linked(file: &Path, machine: usize) -> Result<usize> {
     let text = run(Command::new("gzip")
         .args(["--decompress", "--stdout"])
@@ -226,8 +227,7 @@ fn run(command: &mut Command) -> Result<String> {
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
-/// The dynamic linker that a program asks for, which a static one doesn't: what its program header
-/// of type `PT_INTERP` names.
+/// Returns the dynamic linker in the program header of type `PT_INTERP`. A static program has none.
 fn interpreter(elf: &[u8]) -> Result<Option<String>> {
     ensure!(
         elf.starts_with(b"\x7fELF\x02\x01"),
@@ -248,7 +248,7 @@ fn interpreter(elf: &[u8]) -> Result<Option<String>> {
     Ok(None)
 }
 
-/// The number of so many bytes at that place of a file.
+/// Reads a number of this width in bytes, at this place in the file.
 fn number(elf: &[u8], at: usize, width: usize) -> Result<usize> {
     let bytes = elf.get(at..at + width).context("it ends too soon")?;
     Ok(bytes

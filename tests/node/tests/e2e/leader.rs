@@ -1,5 +1,5 @@
-//! The leader among the reconcilers dies, or hangs: another one goes on, not too early and with
-//! nothing lost.
+//! The leader among the reconcilers dies, or hangs. Another one takes over, not too early and
+//! without a loss.
 
 use std::ops::{RangeBounds, RangeInclusive};
 
@@ -21,15 +21,15 @@ use tokio::sync::Mutex;
 use crate::people::People;
 
 const FILLED: usize = 30;
-/// As many come while nobody leads.
+/// The number of namespaces that are created while no reconciler leads.
 const AT_ONCE: usize = 4;
-/// As shipped, `--lease-duration`: a standby takes over when it has seen no renewal for so long,
-/// which docs/lifecycle.md promises.
+/// The shipped `--lease-duration`. A standby takes over when it has seen no renewal for this long,
+/// as docs/lifecycle.md promises.
 const LEASE_SECONDS: i64 = 15;
-/// As shipped, `--lease-retry-period`: what an attempt adds that fails.
+/// The shipped `--lease-retry-period`. A failed attempt adds this much.
 const RETRY_SECONDS: i64 = 2;
-/// What is promised. (It is counted in whole seconds, so what a standby takes to see and to write
-/// has one of them.)
+/// The promised time. The numbers are whole seconds, so they leave a standby up to one second to
+/// see and to write.
 const LATEST: RangeInclusive<i64> = LEASE_SECONDS..=LEASE_SECONDS + RETRY_SECONDS;
 
 #[tokio::test]
@@ -39,14 +39,14 @@ async fn a_leader_that_is_killed_for_good_is_replaced_within_its_lease_and_nothi
     let people = People::settle(&mimeo.client, "replaced").await?;
     let mut names = people.move_in_together(FILLED).await?;
     let leader = mimeo.leader().await?;
-    // It would start the container again at once, in the same pod: a leader of the same name, who
-    // takes back its own Lease.
+    // The kubelet would restart the container in the same pod at once. A leader of the same name
+    // would take back its own Lease.
     mimeo.node.kill("kubelet").await?;
     let replaced = async {
-        // Right in the middle of a rotation,
+        // The leader is killed in the middle of a rotation.
         people.rotate("second").await?;
         signal(&mimeo, &leader, Signal::KILL).await?;
-        // and others follow while nobody leads.
+        // Other changes follow while no reconciler leads.
         people.rotate("third").await?;
         names.extend(people.move_in_together(AT_ONCE).await?);
         let (last, next) = takeover(&mimeo, &leader).await?;
@@ -70,11 +70,11 @@ async fn a_leader_that_is_killed_for_a_moment_is_followed_by_itself_or_another_a
     let names = people.move_in_together(FILLED).await?;
     let leader = mimeo.leader().await?;
     let before = restarts(&mimeo, &leader).await?;
-    // Right in the middle of a rotation.
+    // The leader is killed in the middle of a rotation.
     people.rotate("second").await?;
     signal(&mimeo, &leader, Signal::KILL).await?;
     let last = lease(&mimeo).await?;
-    // Whoever it is.
+    // Any reconciler may lead next.
     let next = eventually(SOON, "somebody to lead", || async {
         let next = lease(&mimeo).await?;
         Ok((next.renewed > last.renewed).then_some(next))
@@ -126,10 +126,10 @@ async fn a_leader_that_hangs_is_replaced_once_its_lease_has_expired() -> Result<
     people.rotate("second").await?;
     let (last, next) = takeover(&mimeo, &leader).await?;
     people.have(&names, "second").await?;
-    // Nobody may act before the last leader has given up by itself.
+    // No other reconciler may act before the last leader has given up by itself.
     within(LATEST, &last, next.acquired.0)?;
-    // The probe ends it unless it has awoken before; either way it isn't the leader any more, and
-    // says so.
+    // The liveness probe ends the process, unless it has woken up before. In both cases it no
+    // longer leads, and says so.
     let _ = signal(&mimeo, &leader, Signal::CONT).await;
     people.rotate("third").await?;
     people.have(&names, "third").await?;
@@ -137,7 +137,7 @@ async fn a_leader_that_hangs_is_replaced_once_its_lease_has_expired() -> Result<
     people.leave().await
 }
 
-/// Whether somebody took over that many seconds after the last renewal of before.
+/// Checks the time of the takeover, in seconds after the former leader's last renewal.
 fn within(seconds: impl RangeBounds<i64>, last: &Held, taken: Timestamp) -> Result<()> {
     let after = taken.duration_since(last.renewed.0);
     eprintln!("taken over {after:#} after the last renewal");
@@ -160,16 +160,16 @@ async fn lease(mimeo: &Mimeo) -> Result<Held> {
         .await?;
     let spec = lease.spec.context("no spec")?;
     Ok(Held {
-        // None after it was released.
+        // Empty after the Lease was released.
         holder: spec.holder_identity.unwrap_or_default(),
         acquired: spec.acquire_time.context("never acquired")?,
         renewed: spec.renew_time.context("never renewed")?,
     })
 }
 
-/// The Lease as that leader held it last, and as another pod holds it afterwards.
+/// Returns the Lease as that leader last held it, and as another pod holds it afterwards.
 async fn takeover(mimeo: &Mimeo, leader: &str) -> Result<(Held, Held)> {
-    // A renewal may have been under way when it died.
+    // A renewal may have been in flight when the leader died.
     let last = Mutex::new(lease(mimeo).await?);
     let next = eventually(SOON, "another pod to lead", || async {
         let now = lease(mimeo).await?;
@@ -201,7 +201,7 @@ async fn signal(mimeo: &Mimeo, pod: &str, signal: Signal) -> Result<()> {
     let found = of::<Pod>(&mimeo.client, NAMESPACE).get(pod).await?;
     let uid = found.metadata.uid.context("no uid")?;
     for process in Node::processes("/mimeo-reconciler")? {
-        // The kubelet's groups are named after pods.
+        // The names of the kubelet's cgroups contain the pod's uid.
         if std::fs::read_to_string(process.join("cgroup"))?.contains(&uid) {
             let id = process
                 .file_name()

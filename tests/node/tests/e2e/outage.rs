@@ -1,4 +1,4 @@
-//! All of Mimeo's pods are down, and then the whole node: nothing else is held up, and the pod gate
+//! All of Mimeo's pods are down, and then the whole node. Nothing else is held up, and the pod gate
 //! does as documented.
 
 use anyhow::{Context, Result, bail, ensure};
@@ -18,7 +18,7 @@ use serde_json::json;
 
 use crate::people::{PULL_SECRET, People, gated, refused};
 
-/// The copy that nobody may change.
+/// The copy that the rule guards against drift.
 const GUARDED: &str = "guarded";
 
 #[tokio::test]
@@ -30,7 +30,7 @@ async fn without_any_of_its_pods_only_what_waits_for_copies_waits() -> Result<()
         mimeo.scale(program, 0).await?;
     }
 
-    // Namespaces that exist, selected or not, are as open as ever.
+    // Existing namespaces work as before, whether the rule selects them or not.
     let client = &mimeo.client;
     let other = unique("other");
     create_namespace(client, &other, &[]).await?;
@@ -41,20 +41,21 @@ async fn without_any_of_its_pods_only_what_waits_for_copies_waits() -> Result<()
     of::<ConfigMap>(client, &old)
         .create(&PostParams::default(), &map)
         .await?;
-    // By default the hook on namespaces fails open: created without a mark, and filled later.
+    // By default, the webhook for namespaces fails open. The namespace is created without a pending
+    // label and gets its copies later.
     let early = people.namespace().await?;
     ensure!(
         mark(&mimeo, &early).await?.is_none(),
         "who has marked {early}?"
     );
-    // What still waits for its copies is closed. (This mark stands for one that a webhook set and
-    // nobody came to take.)
+    // A namespace that waits for its copies admits no pods. The label stands for one that a webhook
+    // set and no program removed.
     let closed = unique("closed");
     create_namespace(client, &closed, &[("mimeo.dev/copies", "waits")]).await?;
     let refusal = refused(client, &closed).await?;
     ensure!(refusal.contains("pods.mimeo.dev"), "{refusal}");
-    // What runs the node can't wait for what runs on it: the API server lets it pass by itself,
-    // with nobody to ask.
+    // The node's own pods cannot wait for Mimeo, which runs on the node. The API server admits them
+    // without a webhook call.
     let mut critical = gated()?;
     critical.metadata.name = Some("critical".to_owned());
     critical.spec.get_or_insert_default().priority_class_name =
@@ -62,7 +63,7 @@ async fn without_any_of_its_pods_only_what_waits_for_copies_waits() -> Result<()
     of::<Pod>(client, &closed)
         .create(&PostParams::default(), &critical)
         .await?;
-    // Rules are not stored that nobody has checked; a rule can be deleted.
+    // A rule is not stored without a check. A rule can be deleted.
     let unchecked = RuleSpec {
         name: unique("unchecked"),
         ..people.rule()
@@ -79,7 +80,7 @@ async fn without_any_of_its_pods_only_what_waits_for_copies_waits() -> Result<()
     }
     people.in_force().await?;
     people.have(&[early, old], "first").await?;
-    // The mark is taken off, and who was refused is let in.
+    // Mimeo removes the label, and the refused pod is admitted.
     let pods = of::<Pod>(client, &closed);
     eventually(SOON, "pods to be let in", || async {
         Ok(Some(pods.create(&PostParams::default(), &gated()?).await?))
@@ -102,7 +103,7 @@ async fn a_node_that_loses_its_power_comes_back_by_itself() -> Result<()> {
     let mut names = vec![people.move_in().await?];
     mimeo.node.reboot().await?;
 
-    // While everything starts at once, and Mimeo with it.
+    // Everything starts at once, and Mimeo, too.
     names.push(people.namespace().await?);
     people.run_an_idle_pod(&other, "second").await?;
     mimeo.ready().await?;
@@ -123,7 +124,8 @@ async fn a_node_that_loses_its_power_comes_back_by_itself() -> Result<()> {
     people.leave().await
 }
 
-/// What a cluster needs to start is exempt, also where namespaces are refused that nobody can mark.
+/// The objects that a cluster needs to start are exempt. That holds although the failure policy
+/// refuses namespaces without the webhook's answer.
 #[tokio::test]
 async fn without_any_of_its_pods_a_strict_cluster_boots() -> Result<()> {
     let mimeo = Mimeo::kustomized(&json!({"components": ["strict"]})).await?;
@@ -136,7 +138,7 @@ async fn without_any_of_its_pods_a_strict_cluster_boots() -> Result<()> {
     }
     mimeo.node.reboot().await?;
 
-    // The kubelet has reported the node ready, which takes writes of its Node and of its Lease.
+    // The kubelet has reported the node as ready, with writes of its Node and its Lease.
     merge(
         &Api::<Node>::all(client.clone()),
         "node1",
@@ -181,8 +183,8 @@ async fn without_any_of_its_pods_a_strict_cluster_boots() -> Result<()> {
     people.leave().await
 }
 
-/// What hooks on ordinary objects: a policy that fails closed, about Secrets of a label of its own,
-/// and a rule whose copies nobody may change.
+/// Two things that call the webhook for ordinary objects: a policy that fails closed, for Secrets
+/// with a certain label, and a rule that denies drift.
 struct Strict<'a> {
     people: &'a People,
     policies: Api<TransformPolicy>,
@@ -190,7 +192,7 @@ struct Strict<'a> {
 }
 
 impl<'a> Strict<'a> {
-    /// In force.
+    /// Writes both, and waits until they are in force.
     async fn set(people: &'a People) -> Result<Self> {
         let (client, tag) = (&people.client, &people.tag);
         let selected = json!({"matchLabels": {"strict": tag}});
@@ -213,7 +215,7 @@ impl<'a> Strict<'a> {
             guarding,
         };
         let secret = strict.secret(true)?;
-        // The API server takes a moment to know of a new hook.
+        // The API server needs a moment to use a new hook.
         eventually(SOON, "the policy in force", || async {
             let dry_run = PostParams {
                 dry_run: true,
@@ -228,7 +230,7 @@ impl<'a> Strict<'a> {
         Ok(strict)
     }
 
-    /// A new Secret that the policy is about, or isn't.
+    /// Returns a new Secret that matches the policy, or does not.
     fn secret(&self, selected: bool) -> Result<Secret> {
         let mut secret = json!({"metadata": {"name": unique("own")}, "stringData": {"a": "b"}});
         if selected {
@@ -237,7 +239,7 @@ impl<'a> Strict<'a> {
         Ok(serde_json::from_value(secret)?)
     }
 
-    /// Waits until the copy there is as it should be, and may not be changed.
+    /// Waits until the copy has the right content and cannot be changed.
     async fn guards(&self, namespace: &str) -> Result<()> {
         let copies = of::<Secret>(&self.people.client, namespace);
         wait_for(copies.clone(), GUARDED.to_owned(), |copy| {
@@ -253,7 +255,7 @@ impl<'a> Strict<'a> {
         .await
     }
 
-    /// That without a webhook nobody may write what the policy is about, and everybody all else.
+    /// Checks that without a webhook only Secrets of the policy are refused.
     async fn holds_up_its_own_alone(&self, namespace: &str) -> Result<()> {
         let client = &self.people.client;
         for namespace in ["kube-system", NAMESPACE] {
@@ -304,7 +306,7 @@ impl<'a> Strict<'a> {
             matches!(refused, Err(kube::Error::Api(status)) if status.code == 500),
             "its own Secret was let in"
         );
-        // That hook fails open, and what is let through is put right later.
+        // The hook for drift fails open. Mimeo fixes the change later.
         put(&secrets, GUARDED, &[("password", "other")])
             .await
             .context("a copy that nobody guards")?;
@@ -327,7 +329,7 @@ async fn the_node_s_programs_crash_one_by_one_and_copies_go_on() -> Result<()> {
     for program in ["kubelet", "containerd", "kube-apiserver", "etcd"] {
         mimeo.node.kill(program).await?;
         mimeo.node.start(program).await?;
-        // The first request after a start may still find it starting.
+        // The API server may still be starting when the first request comes.
         eventually(SOON, "the API server to write", || async {
             people.rotate(program).await.map(Some)
         })

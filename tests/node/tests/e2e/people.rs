@@ -1,5 +1,5 @@
-//! What people do in these tests: a rule, its source, and namespaces that it fills, each with a pod
-//! in it at once.
+//! The users of these tests: a rule, its source, and namespaces that the rule fills, each with a
+//! pod at once.
 
 use std::{
     sync::atomic::{AtomicBool, AtomicUsize, Ordering},
@@ -24,24 +24,24 @@ use serde_json::{Value, json};
 /// The name of the source and of its copies.
 pub(crate) const PULL_SECRET: &str = "pull-secret";
 const KEY: &str = "password";
-/// The image that is on the node, of a program that does nothing.
+/// The image on the node with a program that does nothing.
 const IDLE: &str = "localhost/pause:1";
 
-/// Between the beginnings of two steps of a storm.
+/// The time between the starts of two steps of a storm.
 const PACE: Duration = Duration::from_millis(400);
 
 /// A source in a namespace of its own, and a rule that copies it to the namespaces of a label.
 pub(crate) struct People {
-    /// The admin's.
+    /// The admin's client.
     pub(crate) client: Client,
-    /// Of every name the beginning, and of the rule the whole.
+    /// The rule's name, and the prefix of all other names.
     pub(crate) tag: String,
     home: String,
     moved_in: AtomicUsize,
 }
 
 impl People {
-    /// With the source, and the rule (`podGate: Required`) in force.
+    /// Creates the source and the rule (`podGate: Required`), and waits until the rule is in force.
     pub(crate) async fn settle(client: &Client, about: &str) -> Result<Self> {
         let tag = unique(about);
         let people = Self {
@@ -62,7 +62,7 @@ impl People {
         &self.home
     }
 
-    /// The rule, whether it is stored or not.
+    /// Returns the rule, whether it is stored or not.
     pub(crate) fn rule(&self) -> RuleSpec {
         let rule = rule(&self.tag)
             .secret(&self.home, PULL_SECRET)
@@ -77,18 +77,19 @@ impl People {
             .map(drop)
     }
 
-    /// A new namespace that the rule fills.
+    /// Creates a namespace that the rule fills.
     pub(crate) async fn namespace(&self) -> Result<String> {
         let name = unique(&self.tag);
         create_namespace(&self.client, &name, &[("people", &self.tag)]).await?;
         Ok(name)
     }
 
-    /// Creates a namespace and a pod in it at once, as a client does that comes back when it is
-    /// told to (429), and nothing else. Returns the namespace's name.
+    /// Creates a namespace and at once a pod in it. The client retries after 429 and after no other
+    /// answer. Returns the namespace's name.
     ///
     /// # Errors
-    /// If either is refused, or the pod was let in before the copy was there.
+    ///
+    /// If a request is refused, or if the pod was admitted before the copy existed.
     pub(crate) async fn move_in(&self) -> Result<String> {
         let (name, pod) = self.come_in().await?;
         let copy = of::<Secret>(&self.client, &name)
@@ -103,12 +104,13 @@ impl People {
         Ok(name)
     }
 
-    /// How often that has been done so far.
+    /// Returns the number of namespaces that have been created with a pod so far.
     pub(crate) fn moved_in(&self) -> usize {
         self.moved_in.load(Ordering::Relaxed)
     }
 
-    /// The same, whether the copy is there or not. Returns the namespace's name, and the pod.
+    /// Creates a namespace and a pod, whether the copy exists or not. Returns the namespace's name,
+    /// and the pod.
     async fn come_in(&self) -> Result<(String, Pod)> {
         let name = self.namespace().await.context("a namespace was refused")?;
         let pods: Api<Pod> = of(&self.client, &name);
@@ -124,7 +126,7 @@ impl People {
         Ok((name, pod))
     }
 
-    /// The same that often, all at once.
+    /// Calls [`Self::move_in`] this many times at once.
     pub(crate) async fn move_in_together(&self, count: usize) -> Result<Vec<String>> {
         join_all((0..count).map(|_| self.move_in()))
             .await
@@ -132,11 +134,12 @@ impl People {
             .collect()
     }
 
-    /// The same while that is done, and so often at least, so many at a time and with a pause
-    /// between. Returns all their names, and what was done.
+    /// Calls [`Self::move_in`] during this work, and at least this often: so many at a time, with a
+    /// pause in between. Returns the names of all namespaces, and the result of the work.
     ///
     /// # Errors
-    /// Every refusal, and every pod before its copy.
+    ///
+    /// Every refusal, and every pod that was admitted before its copy existed.
     pub(crate) async fn move_in_during<T>(
         &self,
         at_least: usize,
@@ -145,7 +148,7 @@ impl People {
     ) -> Result<(Vec<String>, T)> {
         let mut names = Vec::with_capacity(at_least);
         let done = during(work, async |over| {
-            // All of them are let finish, so that none is cut short by another one's failure.
+            // All of them may finish, so that the failure of one does not cut another short.
             names.extend(self.move_in_together(at_once).await?);
             Ok(over && names.len() >= at_least)
         })
@@ -153,7 +156,8 @@ impl People {
         Ok((names, done))
     }
 
-    /// So many at a time come in while that is done, whether their copies are there or not.
+    /// Creates so many namespaces and pods at a time during this work, whether their copies exist
+    /// or not.
     pub(crate) async fn come_in_during<T>(
         &self,
         at_once: usize,
@@ -169,14 +173,14 @@ impl People {
         .await
     }
 
-    /// Writes this into the source.
+    /// Writes this text into the source.
     pub(crate) async fn rotate(&self, text: &str) -> Result<()> {
         put(&of(&self.client, &self.home), PULL_SECRET, &[(KEY, text)])
             .await
             .map(drop)
     }
 
-    /// Waits until the copies of these namespaces hold this.
+    /// Waits until the copies in these namespaces have this text.
     pub(crate) async fn have(&self, names: &[String], text: &str) -> Result<()> {
         try_join_all(names.iter().map(async |name| {
             let is = |copy: &Secret| value(copy, KEY).as_deref() == Some(text);
@@ -188,13 +192,14 @@ impl People {
         .map(drop)
     }
 
-    /// Deletes the rule and all their namespaces, and waits until these are gone.
+    /// Deletes the rule and all of its namespaces. Returns when they no longer exist.
     pub(crate) async fn leave(&self) -> Result<()> {
         self.rule().delete(&self.client).await?;
         self.leave_namespaces().await
     }
 
-    /// Deletes all their namespaces, and waits until they are gone: nothing holds any of them up.
+    /// Deletes all of the rule's namespaces. Returns when they no longer exist: nothing blocks
+    /// their deletion.
     pub(crate) async fn leave_namespaces(&self) -> Result<()> {
         let namespaces: Api<Namespace> = Api::all(self.client.clone());
         let ours = || async {
@@ -212,7 +217,8 @@ impl People {
         for name in ours().await? {
             namespaces.delete(&name, &DeleteParams::default()).await?;
         }
-        // After a storm there are hundreds, of which a busy machine ends two or three a second.
+        // After a storm there are hundreds of namespaces. A busy machine deletes two or three of
+        // them per second.
         eventually(3 * SOON, "the namespaces' end", || async {
             let left = ours().await?;
             if left.is_empty() {
@@ -224,7 +230,7 @@ impl People {
         .await
     }
 
-    /// A pod that mounts the copy and runs: the kubelet found the Secret where the rule put it.
+    /// Runs a pod that mounts the copy. The kubelet finds the Secret under the name in the rule.
     pub(crate) async fn run_a_pod(&self, namespace: &str) -> Result<()> {
         let mut pod = idle();
         pod["spec"]["volumes"] = json!([{"name": "copy", "secret": {"secretName": PULL_SECRET}}]);
@@ -233,7 +239,7 @@ impl People {
         self.run(namespace, pod).await
     }
 
-    /// A pod of this name that needs nothing of anybody's, and runs.
+    /// Runs a pod of this name that needs no other object.
     pub(crate) async fn run_an_idle_pod(&self, namespace: &str, name: &str) -> Result<()> {
         let mut pod = idle();
         pod["metadata"]["name"] = json!(name);
@@ -258,8 +264,8 @@ impl People {
     }
 }
 
-/// Does `work`, and meanwhile `step` by step, which is told whether the work is over and says
-/// whether that was the last step.
+/// Runs `work`, and `step` again and again meanwhile. A step's argument is true once the work is
+/// over. A step returns true if it was the last.
 async fn during<T>(
     work: impl Future<Output = Result<T>>,
     mut step: impl AsyncFnMut(bool) -> Result<bool>,
@@ -271,8 +277,8 @@ async fn during<T>(
         done
     };
     let steps = async {
-        // A namespace costs the cluster more to delete than to create: whatever takes long should
-        // not make thousands.
+        // A namespace costs the cluster more to delete than to create. So slow work may not create
+        // thousands.
         let mut pace = tokio::time::interval(PACE);
         loop {
             pace.tick().await;
@@ -285,7 +291,7 @@ async fn during<T>(
     Ok(done)
 }
 
-/// What creating a pod there is refused with, once it has its service account.
+/// Returns the message that refuses a pod there, once the namespace has its service account.
 pub(crate) async fn refused(client: &Client, namespace: &str) -> Result<String> {
     create_account(client, namespace).await?;
     match of::<Pod>(client, namespace)
@@ -303,7 +309,7 @@ fn idle() -> Value {
         "apiVersion": "v1", "kind": "Pod", "metadata": {"name": "app"},
         "spec": {
             "terminationGracePeriodSeconds": 0,
-            // May be wherever any pod may.
+            // This pod is admitted wherever any pod is.
             "securityContext": {"runAsNonRoot": true, "seccompProfile": {"type": "RuntimeDefault"}},
             "containers": [{
                 "name": "app", "image": IDLE, "imagePullPolicy": "Never",
@@ -313,8 +319,8 @@ fn idle() -> Value {
     })
 }
 
-/// A pod that is admitted and not run: the node has room for some dozens, and who comes in is all
-/// that is asked.
+/// Returns a pod that is admitted but never run. The node has room only for some dozens, and the
+/// tests only ask about admission.
 pub(crate) fn gated() -> Result<Pod> {
     let mut pod = idle();
     pod["spec"]["schedulingGates"] = json!([{"name": "example.com/never"}]);

@@ -1,5 +1,5 @@
-//! Somebody with an account and no rights, inside the cluster, tries all of Mimeo's doors for a
-//! Secret.
+//! A user inside the cluster, with an account but no permissions, looks for a Secret's content at
+//! each of Mimeo's endpoints.
 
 use anyhow::{Result, ensure};
 use k8s_openapi::api::core::v1::{Namespace, Secret};
@@ -21,26 +21,26 @@ use crate::{
     people::{PULL_SECRET, People},
 };
 
-/// What nobody else may see.
+/// The content that no other user may see.
 const SECRET: &str = "correct-horse-battery-staple";
-/// The copy that nobody may change.
+/// The copy that the rule guards against drift.
 const GUARDED: &str = "guarded";
-/// The label that Mimeo sets while a namespace waits.
+/// The pending label, which Mimeo sets while a namespace waits.
 const MARK: &str = "mimeo.dev/copies";
 
-/// A path of the operations port, and what a tenant is answered: where no token is asked for, where
-/// theirs is, and without one there.
+/// A path of the operations port, and the codes of a tenant's requests: on a port without tokens,
+/// with the tenant's token, and without a token.
 struct Page(&'static str, &'static [Program], [u16; 3]);
 
-/// Those that there are, and some that one would try.
+/// The existing paths, and some that an attacker would try.
 const PAGES: [Page; 16] = [
     Page("/healthz", &PROGRAMS, [200; 3]),
     Page("/readyz", &PROGRAMS, [200; 3]),
     Page("/metrics", &PROGRAMS, [200, 403, 401]),
-    // Without tokens only for who is in the pod.
+    // On a port without tokens, only clients inside the pod may use these paths.
     Page("/debug/state", &PROGRAMS, [403, 403, 401]),
     Page("/log-level", &PROGRAMS, [403, 403, 401]),
-    // The page is for everybody, what it shows is not.
+    // Every client gets the page, but only permitted users get its data.
     Page("/ui/", &[Program::Reconciler], [200; 3]),
     Page("/ui/page.js", &[Program::Reconciler], [200; 3]),
     Page("/ui/stream", &[Program::Reconciler], [403, 403, 401]),
@@ -74,7 +74,7 @@ impl Page {
 
 #[tokio::test]
 async fn a_tenant_reads_no_secret_through_any_of_its_doors() -> Result<()> {
-    // All doors that there are.
+    // All endpoints are switched on.
     let switches = [
         ("MIMEO_UI", "mimeo-reconciler"),
         ("MIMEO_DEBUG_ENDPOINTS", "mimeo-(webhook|reconciler)"),
@@ -155,17 +155,17 @@ async fn a_tenant_s_token_opens_nothing_where_tokens_are_asked_for() -> Result<(
         .map(drop)
 }
 
-/// What there is to be learnt: a source, copies, and a Secret of somebody's where a copy should be,
-/// all with the same in them.
+/// The objects to look for: a source, its copies, and a foreign Secret in the place of a copy, all
+/// with the same content.
 struct Scene {
     people: People,
     /// A namespace with copies.
     filled: String,
-    /// One that waits for a copy that can't be written.
+    /// A namespace that waits for a copy which cannot be written.
     stuck: String,
-    /// The tenant's own, which no rule selects.
+    /// The tenant's own namespace, which no rule selects.
     tenant: String,
-    /// By whom a `TransformPolicy` has Secrets rewritten.
+    /// A `TransformPolicy` changes Secrets.
     policies: Api<TransformPolicy>,
     guarding: RuleSpec,
 }
@@ -221,9 +221,9 @@ impl Scene {
         self.people.leave().await
     }
 
-    /// Sends one replica, as if they came from the API server, reviews that have each of its hooks
-    /// look at what it knows. What they find is answered in the words named here, and never with
-    /// what is in a Secret.
+    /// Sends reviews to one replica as if they came from the API server, so that each hook uses the
+    /// objects that it knows. The answers have the words named here, and never the content of a
+    /// Secret.
     async fn review(&self, door: &Door) -> Result<()> {
         let (client, tag, home) = (&self.people.client, &*self.people.tag, self.people.home());
         let metadata = json!({"name": unique(tag), "labels": {"people": tag}});
@@ -296,8 +296,8 @@ impl Scene {
         Ok(())
     }
 
-    /// That the tenant's namespace gets the label that the rule selects. The hook marks it, as it
-    /// must, and finds that it doesn't.
+    /// Claims that the tenant's namespace gets the label that the rule selects. The hook must set
+    /// the pending label, and then finds that the claim is false.
     async fn claim_to_be_selected(&self, door: &Door) -> Result<()> {
         let namespaces: Api<Namespace> = Api::all(self.people.client.clone());
         let before = wait_for(namespaces.clone(), self.tenant.clone(), |found| {
@@ -322,8 +322,8 @@ impl Scene {
             .map(drop)
     }
 
-    /// A rule, as by the admin, which is looked into and answered with these words; and as by the
-    /// tenant, which is refused.
+    /// Reviews a rule as the admin, and expects these words in the answer. Reviews it as the
+    /// tenant, and expects a refusal.
     async fn review_rule(&self, door: &Door, rule: RuleSpec, words: &str) -> Result<()> {
         let (kind, plural) = ("ClusterReplication", "clusterreplications");
         let object = rule.object();
@@ -355,8 +355,8 @@ impl Scene {
     }
 }
 
-/// Waits until a hook's answer has these words: had it not looked, nothing would have been shown.
-/// No answer may tell a Secret.
+/// Waits until a hook's answer has these words. They prove that the hook used the objects. No
+/// answer may contain a Secret's content.
 async fn says(door: &Door, hook: &str, review: &Value, words: &str) -> Result<()> {
     eventually(SOON, format!("{hook} to say {words:?}"), || async {
         let answer = door.ask(hook, review).await?;
@@ -366,7 +366,8 @@ async fn says(door: &Door, hook: &str, review: &Value, words: &str) -> Result<()
     .await
 }
 
-/// A review of this request, by somebody who may do anything if nobody else is named.
+/// Returns a review of this request. Its user is the reconciler's service account, unless `about`
+/// names another one.
 fn review(resource: &str, kind: &str, operation: &str, about: &Value) -> Value {
     let group = if resource == "clusterreplications" {
         "mimeo.dev"

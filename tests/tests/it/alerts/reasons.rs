@@ -18,13 +18,13 @@ use serde_json::{Value, json};
 
 use super::{Alert, Asked, alerts, read};
 
-/// Whether a rule with this reason is Ready, and which alert is for it if it stays so; none if the
-/// reason is never that of a rule's Ready. Without a `_`: a new reason is sorted here, and made
-/// below.
+/// Returns whether a rule with this reason is Ready, and the alert that fires if it stays so.
+/// `None` if no rule's Ready has the reason. The match has no `_` arm, so each new reason must be
+/// added here, and below.
 fn of_ready(reason: ConditionReason) -> Option<(bool, Option<&'static str>)> {
     match reason {
         Synced | NoNamespaceMatches => Some((true, None)),
-        // These are meant, or pass.
+        // These states are wanted, or they end by themselves.
         Suspended | Pending => Some((false, None)),
         CopiesFailed => Some((false, Some("MimeoCopiesFailing"))),
         InvalidSpec => Some((false, Some("MimeoRulesStalled"))),
@@ -47,7 +47,7 @@ fn of_rules() -> impl Iterator<Item = ConditionReason> {
 /// A metric with its labels.
 type Series = (&'static str, Vec<(&'static str, String)>);
 
-/// What the metrics have of one `ClusterReplication` with this reason.
+/// Returns the metrics of one `ClusterReplication` with this reason.
 fn series(reason: ConditionReason, ready: bool) -> Vec<Series> {
     let kind = || "ClusterReplication".to_owned();
     let ready = if ready { "True" } else { "False" };
@@ -76,7 +76,7 @@ fn series(reason: ConditionReason, ready: bool) -> Vec<Series> {
     all
 }
 
-/// The alerts that ask for any of these.
+/// Returns the alerts whose expressions select any of these series.
 fn asking(alerts: &[Alert], told: &[Series]) -> Result<BTreeSet<String>> {
     let mut found = BTreeSet::new();
     for Alert {
@@ -126,7 +126,7 @@ fn every_reason_of_ready_has_the_alert_that_is_for_it_and_the_runbook_names_it_t
             named(alert, reason)?;
         }
     }
-    // A TransformPolicy's Ready has fewer, and one alert.
+    // The condition Ready of a TransformPolicy has fewer reasons, and one alert.
     for reason in [InvalidSpec, KindNotServed, Rejected] {
         let told = (
             "mimeo_policies",
@@ -169,13 +169,13 @@ fn every_reason_of_a_condition_and_of_a_failure_has_its_row_in_the_document_for_
     Ok(())
 }
 
-/// Rules that come to each reason, and namespaces for them. No webhook runs: it would refuse what
-/// is `InvalidSpec`.
+/// Rules with each reason, and namespaces for them. No webhook runs, because it would refuse
+/// `InvalidSpec`.
 struct Rules<'a> {
     scene: &'a Scene<'a>,
-    /// Where copies can be.
+    /// A namespace for copies.
     open: String,
-    /// Where the reconciler leaves them to a webhook, for an hour.
+    /// A namespace whose copies the reconciler leaves to a webhook, for an hour.
     marked: String,
 }
 
@@ -194,7 +194,7 @@ impl<'a> Rules<'a> {
         format!("{}-{}", self.scene.tag, reason.as_str().to_lowercase())
     }
 
-    /// A rule that comes to the reason, after what that takes has been done.
+    /// Creates a rule that gets this reason, after the preparations for it.
     async fn create(&self, reason: ConditionReason) -> Result<()> {
         let Scene {
             client, home, tag, ..
@@ -234,7 +234,7 @@ impl<'a> Rules<'a> {
                     .secret(home, "going")
                     .set("retentionPolicy", graced)
             }
-            // Mimeo is granted no such kind.
+            // Mimeo has no permission for this kind.
             NotAuthorized => to(&self.open).source("v1", "PodTemplate", home, "base"),
             other => anyhow::bail!("{other} is no reason of a rule's Ready"),
         };
@@ -247,8 +247,8 @@ impl<'a> Rules<'a> {
     }
 }
 
-/// Columns READY and REASON as `kubectl get clusterreplications` prints them, by name: the API
-/// server makes the table.
+/// Returns the columns READY and REASON by name. The API server makes the same table for `kubectl
+/// get clusterreplications`.
 async fn printed(client: &Client) -> Result<BTreeMap<String, [String; 2]>> {
     let request = Request::get("/apis/mimeo.dev/v1alpha1/clusterreplications");
     let request = request
@@ -276,7 +276,7 @@ async fn printed(client: &Client) -> Result<BTreeMap<String, [String; 2]>> {
     Ok(rows.iter().map(row).collect())
 }
 
-/// The same as the rules' statuses have it.
+/// Returns the same values from the rules' statuses.
 async fn stored(client: &Client) -> Result<BTreeMap<String, [String; 2]>> {
     let request = Request::get("/apis/mimeo.dev/v1alpha1/clusterreplications").body(Vec::new())?;
     let list: Value = client.request(request).await?;
@@ -297,7 +297,8 @@ async fn stored(client: &Client) -> Result<BTreeMap<String, [String; 2]>> {
         .collect())
 }
 
-/// The metrics of rules that have a value, and it, with their labels in alphabetical order.
+/// Returns the metrics of rules with a value that is not zero. The labels are in alphabetical
+/// order.
 fn counted(text: &str) -> BTreeMap<(String, BTreeMap<String, String>), f64> {
     let line = |line: &str| {
         let (series, value) = line.rsplit_once(' ')?;
@@ -324,15 +325,17 @@ fn counted(text: &str) -> BTreeMap<(String, BTreeMap<String, String>), f64> {
         .collect()
 }
 
-/// Each reason of a rule's Ready, by a `ClusterReplication` of its own. None is left out here. A
-/// Replication has the same reasons, by the same code. Those of a `TransformPolicy`'s Ready are
-/// made elsewhere: `KindNotServed` with its metric in `watched.rs`, `Rejected` in `flood.rs`,
-/// `Active` in `copies/told.rs`, `InvalidSpec` in `invalid.rs`. Those of other conditions are in `unreadable.rs`, `replications.rs`, `pod_gate.rs`, `outage.rs`,
-/// `harm.rs` and `copies/go.rs`.
+/// Checks each reason of a rule's Ready with a `ClusterReplication`, without an exception. A
+/// Replication has the same reasons, by the same code.
+///
+/// Other tests make the reasons of a `TransformPolicy`'s Ready: `watched.rs` has `KindNotServed`
+/// with its metric, `flood.rs` has `Rejected`, `copies/told.rs` has `Active`, and `invalid.rs` has
+/// `InvalidSpec`. The reasons of other conditions are in `unreadable.rs`, `replications.rs`,
+/// `pod_gate.rs`, `outage.rs`, `harm.rs` and `copies/go.rs`.
 #[tokio::test]
 async fn the_reason_of_ready_is_the_same_through_kubectl_in_the_status_and_in_the_metric()
 -> Result<()> {
-    // What is marked is left to a webhook for as long as the test takes.
+    // During the whole test, the reconciler leaves namespaces with the pending label to a webhook.
     let pair = Pair::builder()
         .webhooks(0)
         .shipped_rights()

@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 
 use super::{BELONGS_TO, STAGE};
 
-/// The API server refuses these changes whoever asks for them.
+/// The API server refuses these changes for every client.
 #[tokio::test]
 async fn a_copy_that_cannot_be_changed_in_place_is_made_anew() -> Result<()> {
     let scene = STAGE.scene("anew").await?;
@@ -32,7 +32,7 @@ async fn a_copy_that_cannot_be_changed_in_place_is_made_anew() -> Result<()> {
     scene.wait_synced(&scene.tag).await?;
     let first = uid(&secrets.get("registry").await?);
 
-    // Another type.
+    // A change of the type.
     rule("example.com/two").replace(&scene.client).await?;
     let copy = scene
         .wait_secret(&namespace, "registry", |copy| {
@@ -42,7 +42,7 @@ async fn a_copy_that_cannot_be_changed_in_place_is_made_anew() -> Result<()> {
     assert_ne!(uid(&copy), first);
     scene.wait_synced(&scene.tag).await?;
 
-    // A tenant makes the copy immutable; that lasts until something else is wanted.
+    // A tenant makes the copy immutable. It stays so until the rule wants another content.
     merge(&secrets, "registry", json!({"immutable": true})).await?;
     let before = uid(&secrets.get("registry").await?);
     put(&scene.secrets(&scene.home), "registry", &[("token", "two")]).await?;
@@ -71,8 +71,8 @@ fn is(color: &str) -> impl Fn(&ConfigMap) -> bool {
     }
 }
 
-/// The deletes and applies of Mimeo's in a namespace since the mark that weren't refused, with
-/// their answers.
+/// Returns Mimeo's deletes and applies in a namespace since the mark, with their codes. Refused
+/// requests are left out.
 async fn writes(
     scene: &Scene<'_>,
     mark: &AuditMark,
@@ -108,7 +108,7 @@ async fn copies_of_an_immutable_source_follow_the_one_that_takes_its_place() -> 
         before.push(uid(&copy));
     }
 
-    // In one namespace somebody was faster, and what they made there is immutable, too.
+    // In one namespace, another client creates an immutable object of the name first.
     let [taken, ..] = &namespaces[..] else {
         bail!("no namespaces")
     };
@@ -168,8 +168,8 @@ async fn copies_of_an_immutable_source_follow_the_one_that_takes_its_place() -> 
         assert!(note.contains("ConfigMap colors"), "{note}");
     }
 
-    // What was immutable becomes changeable again, and the other way round, by being made anew or
-    // in place.
+    // Mimeo recreates the copy to make an immutable one mutable. In the other direction it changes
+    // the copy in place.
     delete(&sources, "colors").await?;
     apply(&scene.client, &map(&scene, "blue", false)).await?;
     let copies: Api<ConfigMap> = of(&scene.client, &namespaces[1]);
@@ -184,7 +184,7 @@ async fn copies_of_an_immutable_source_follow_the_one_that_takes_its_place() -> 
     Ok(())
 }
 
-/// The note of the Event `CopyRecreated` about this, in that namespace.
+/// Returns the note of the Event `CopyRecreated` about this object, in that namespace.
 async fn told(scene: &Scene<'_>, namespace: &str, kind: &str, name: &str) -> Result<String> {
     let events: Api<Event> = Api::namespaced(scene.client.clone(), namespace);
     eventually(

@@ -169,8 +169,8 @@ async fn a_namespace_gets_its_copies_as_soon_as_it_matches() -> Result<()> {
     Ok(())
 }
 
-/// Whoever may edit a namespace can fill it with what API servers send as six times as much, old
-/// and new together: some 15 MiB.
+/// A user who may edit a namespace can fill it with markup, which API servers send as six times as
+/// much. The old and the new object together have some 15 MiB.
 #[tokio::test]
 async fn a_namespace_as_large_as_can_be_gets_its_copies() -> Result<()> {
     let _turn = LOAD.lock().await;
@@ -208,8 +208,8 @@ async fn a_namespace_as_large_as_can_be_gets_its_copies() -> Result<()> {
                 value(copy, "token").as_deref() == Some("one")
             })
             .await?;
-        // By then the webhook has read all of it, and marked the namespace: what it can't read the
-        // reconciler fills, too, a moment later.
+        // By then the webhook has read all of it and set the pending label. The reconciler would
+        // also fill a namespace that the webhook cannot read, a moment later.
         let events = setting.control_plane.audit_since(&mark).await?;
         let of_namespace =
             |event: &&AuditEvent| event.resource == "namespaces" && event.name == namespace;
@@ -229,7 +229,8 @@ async fn a_namespace_as_large_as_can_be_gets_its_copies() -> Result<()> {
         if marked {
             return Ok(Some(()));
         }
-        // On a busy machine the API server may have gone on without the webhook.
+        // On a busy machine, the API server may have admitted the namespace without the webhook's
+        // answer.
         let told = format!("nobody marked it before it was labelled: {writes:#?}");
         labels(None).await?;
         wait_gone(scene.secrets(&namespace), "registry").await?;
@@ -270,7 +271,7 @@ async fn several_sources_come_under_names_that_tell_them_apart() -> Result<()> {
     Ok(())
 }
 
-/// It got them while nobody was asked: before Mimeo came.
+/// The namespace got the labels before Mimeo was installed.
 #[tokio::test]
 async fn a_namespace_with_too_many_labels_gets_no_more_and_can_be_rid_of_them() -> Result<()> {
     let control_plane = ControlPlane::builder()

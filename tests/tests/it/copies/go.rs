@@ -38,7 +38,7 @@ async fn copies_go_with_their_rule_unless_it_retains_them() -> Result<()> {
         version(&before)
     );
 
-    // A rule of that name has it again, in place.
+    // A rule of that name takes the copy over again, in place.
     put(&scene.secrets(&scene.home), "registry", &[("token", "two")]).await?;
     kept.create(&scene.client).await?;
     scene.wait_synced(&kept.name).await?;
@@ -108,7 +108,7 @@ async fn copies_go_with_their_source_after_its_grace_unless_retained() -> Result
     Ok(())
 }
 
-/// By the API server's own clock: not before its grace is over, and then.
+/// The API server's clock shows that the copy is deleted after the grace period, and not before.
 #[tokio::test]
 async fn a_copy_outlives_its_source_by_its_grace_and_no_longer() -> Result<()> {
     const GRACE: Duration = Duration::from_secs(15);
@@ -139,7 +139,7 @@ async fn a_copy_outlives_its_source_by_its_grace_and_no_longer() -> Result<()> {
     scene
         .wait_condition(&scene.tag, "Ready", "False", "InGracePeriod")
         .await?;
-    // There is nothing to be copied to whoever comes now.
+    // A new namespace gets no copy, because the source is missing.
     let late = scene.namespace().await?;
     for namespace in &namespaces {
         wait_gone(scene.secrets(namespace), "registry").await?;
@@ -211,7 +211,7 @@ async fn a_changed_rule_takes_its_former_copies_away() -> Result<()> {
         .await?;
     scene.wait_synced(&scene.tag).await?;
 
-    // Renamed, and one source less.
+    // The copies get another name, and the rule loses a source.
     scene
         .rule()
         .secret(&scene.home, "registry")
@@ -222,7 +222,7 @@ async fn a_changed_rule_takes_its_former_copies_away() -> Result<()> {
     for name in ["old-registry", "old-second"] {
         wait_gone(scene.secrets(&namespace), name).await?;
     }
-    // Of another kind.
+    // The source has another kind.
     scene
         .rule()
         .source("v1", "ConfigMap", &scene.home, "registry")
@@ -251,7 +251,7 @@ async fn copies_of_a_source_that_went_with_its_namespace_go_after_it() -> Result
     wait_gone(scene.secrets(&namespace), "registry").await
 }
 
-/// That many rarely go because somebody means it.
+/// The deletion of this many copies is rarely intended.
 #[tokio::test]
 async fn many_copies_of_a_source_that_went_with_its_namespace_are_held_until_it_is_back()
 -> Result<()> {
@@ -309,8 +309,8 @@ async fn many_copies_of_a_source_that_went_with_its_namespace_are_held_until_it_
     .await
 }
 
-/// However slowly the labels go: until so much is lost that it is held a few may be deleted, and
-/// then none.
+/// The labels are removed slowly. Mimeo may delete a few copies until the loss is large enough to
+/// be held, and then none.
 #[tokio::test]
 async fn a_sweep_of_relabellings_is_held_until_a_person_confirms_it() -> Result<()> {
     let scene = STAGE.scene("sweep").await?;
@@ -324,7 +324,7 @@ async fn a_sweep_of_relabellings_is_held_until_a_person_confirms_it() -> Result<
     scene.wait_synced(&scene.tag).await?;
     let before = uids(&scene, &namespaces).await?;
 
-    // Longer than losses are collected here.
+    // The removals take longer than Mimeo collects losses here.
     for (at, namespace) in namespaces.iter().enumerate() {
         relabel(&scene.client, namespace, "scene", None).await?;
         if at == 2 {
@@ -339,8 +339,8 @@ async fn a_sweep_of_relabellings_is_held_until_a_person_confirms_it() -> Result<
         .message;
     let nonce = nonce(message)?;
 
-    // A wrong word confirms nothing, and it was read: with it came an edit of the spec that the
-    // status tells of.
+    // A wrong nonce confirms nothing. The status also has an edit of the spec from the same
+    // request, so Mimeo has read the nonce.
     let rules: Api<ClusterReplication> = Api::all(scene.client.clone());
     let edit = json!({"metadata": {"annotations": {CONFIRM: "yes"}}, "spec": {"retentionPolicy": {"sourceGracePeriodSeconds": 1}}});
     merge(&rules, &scene.tag, edit).await?;
@@ -364,7 +364,7 @@ async fn a_sweep_of_relabellings_is_held_until_a_person_confirms_it() -> Result<
         json!({"metadata": {"annotations": {CONFIRM: nonce}}}),
     )
     .await?;
-    // What was lost after the first were held may be held by itself.
+    // Losses after the first held ones may be held separately.
     eventually(SOON, "no copy, and no more stalling", || async {
         let copies = self::left(&scene, &namespaces).await?.len();
         let status = rules.get(&scene.tag).await?.status.context("no status")?;
@@ -398,7 +398,7 @@ fn nonce(message: &str) -> Result<&str> {
     nonce.split_whitespace().next().context("no nonce")
 }
 
-/// The uids of the copies that are left.
+/// Returns the uids of the remaining copies.
 async fn left(scene: &Scene<'_>, namespaces: &[String]) -> Result<Vec<String>> {
     let mut left = Vec::new();
     for namespace in namespaces {
@@ -414,7 +414,7 @@ async fn left(scene: &Scene<'_>, namespaces: &[String]) -> Result<Vec<String>> {
     Ok(left)
 }
 
-/// The copies' uids.
+/// Returns the uids of all copies.
 async fn uids(scene: &Scene<'_>, namespaces: &[String]) -> Result<Vec<String>> {
     let mut uids = Vec::new();
     for namespace in namespaces {
@@ -436,7 +436,7 @@ async fn deletion_of_a_namespace_is_never_held_up_and_its_copies_are_left_alone(
     }
     rule.create(&scene.client).await?;
     scene.wait_synced(&scene.tag).await?;
-    // Something of somebody else's keeps the namespace terminating for a while.
+    // A foreign object with a finalizer keeps the namespace terminating for a while.
     let metadata =
         json!({"name": "anchor", "namespace": held, "finalizers": ["example.com/anchor"]});
     apply(
@@ -477,7 +477,7 @@ async fn deletion_of_a_namespace_is_never_held_up_and_its_copies_are_left_alone(
     )
     .await?;
     wait_gone(namespaces.clone(), &held).await?;
-    // And one that goes before it is complete.
+    // Another namespace is deleted before its copies are complete.
     let brief = scene.namespace().await?;
     delete(&namespaces, &brief).await?;
     wait_gone(namespaces, &brief).await?;

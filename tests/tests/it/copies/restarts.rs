@@ -19,21 +19,22 @@ use serde_json::json;
 
 const RETENTION: &str = "mimeo.dev/retention";
 
-/// With a reconciler of its own, to be ended. Losses are collected for a second instead of ten.
+/// Starts a setting with a reconciler of its own, which the test stops. Mimeo collects losses for
+/// one second instead of ten.
 async fn setting() -> Result<Setting> {
     let pair = Pair::builder().reconciler_args(["--deletion-delay", "1s"]);
     Setting::start(ControlPlane::builder().audit(true), pair).await
 }
 
-/// By SIGTERM: killed, its Lease would keep the next one waiting.
+/// Stops the reconciler with SIGTERM. After a kill, its Lease would delay the next reconciler.
 async fn stop_reconciler(setting: &mut Setting) -> Result<()> {
     let mut reconciler = setting.pair.reconciler.take().context("no reconciler")?;
     assert!(reconciler.program.stop(SOON).await?.success());
     Ok(())
 }
 
-/// The grace begins anew with the process, which keeps no state: so much is documented. It must end
-/// all the same.
+/// The documents say that the grace period begins again in the next process, which keeps no state.
+/// It must still end.
 #[tokio::test]
 async fn a_grace_goes_on_in_the_next_reconciler_and_ends() -> Result<()> {
     const GRACE: Duration = Duration::from_secs(12);
@@ -62,7 +63,7 @@ async fn a_grace_goes_on_in_the_next_reconciler_and_ends() -> Result<()> {
             } else {
                 rule.secret(&scene.home, name)
             };
-            // A source that is to come back in time has all the time that a busy machine takes.
+            // For a source that comes back, the grace period outlasts a busy machine.
             let grace = if name == "back" {
                 Duration::from_hours(1)
             } else {
@@ -136,7 +137,7 @@ async fn a_grace_goes_on_in_the_next_reconciler_and_ends() -> Result<()> {
     Ok(())
 }
 
-/// All that a rule leaves behind of itself is what it wrote on its copies.
+/// A deleted rule leaves only the annotations on its copies.
 #[tokio::test]
 async fn what_a_rule_last_wrote_on_its_copies_decides_once_it_is_gone() -> Result<()> {
     let mut setting = setting().await?;
@@ -146,7 +147,7 @@ async fn what_a_rule_last_wrote_on_its_copies_decides_once_it_is_gone() -> Resul
         let scene = setting.scene("last-word").await?;
         let namespaces = scene.namespaces(2).await?;
         scene.secret("registry", &[("token", "one")]).await?;
-        // What it says at first, and what it comes to say, one after another.
+        // The first retention policy of each rule, and its later changes in order.
         for (name, changes) in [
             ("kept", vec![json!({}), retain.clone()]),
             ("gone", vec![retain.clone(), json!({})]),
@@ -190,7 +191,7 @@ async fn what_a_rule_last_wrote_on_its_copies_decides_once_it_is_gone() -> Resul
 
     stop_reconciler(&mut setting).await?;
     let rules: Api<ClusterReplication> = Api::all(client.clone());
-    // Said to nobody who would have written it.
+    // No reconciler runs that would write this change on the copies.
     merge(
         &rules,
         &format!("{tag}-unwritten"),
@@ -213,7 +214,7 @@ async fn what_a_rule_last_wrote_on_its_copies_decides_once_it_is_gone() -> Resul
     Ok(())
 }
 
-/// Each namespace's copy of that name: which object it is, in which version, with which content.
+/// Returns each namespace's copy of that name: its uid, its version and its content.
 async fn copies(
     client: &Client,
     namespaces: &[String],
@@ -227,7 +228,7 @@ async fn copies(
     Ok(copies)
 }
 
-/// The Secrets that Mimeo has deleted since the mark.
+/// Returns the Secrets that Mimeo has deleted since the mark.
 async fn deletions(setting: &Setting, mark: &AuditMark) -> Result<Vec<AuditEvent>> {
     let mut events = setting.control_plane.audit_since(mark).await?;
     events.retain(|event| {

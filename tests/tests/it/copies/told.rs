@@ -100,7 +100,7 @@ async fn a_suspended_rule_plans_and_does_nothing_until_it_is_lifted() -> Result<
     Ok(())
 }
 
-/// Of each a number of its own, so that none can be taken for another.
+/// Each of the numbers is different, so that a test cannot confuse them.
 #[tokio::test]
 async fn a_plan_counts_all_and_names_the_first_and_lifting_it_does_exactly_that() -> Result<()> {
     const CREATED: usize = 9;
@@ -217,7 +217,7 @@ async fn a_plan_counts_all_and_names_the_first_and_lifting_it_does_exactly_that(
     Ok(())
 }
 
-/// Create, update, delete, conflict.
+/// Returns the numbers of the plan: create, update, delete, conflict.
 fn plan(status: &ClusterReplicationStatus) -> Option<[i32; 4]> {
     status
         .plan
@@ -225,7 +225,7 @@ fn plan(status: &ClusterReplicationStatus) -> Option<[i32; 4]> {
         .map(|plan| [plan.create, plan.update, plan.delete, plan.conflict])
 }
 
-/// The copies that the plan names.
+/// Returns the copies that the plan names.
 fn planned(status: &ClusterReplicationStatus) -> Vec<String> {
     let copies = status.plan.iter().flat_map(|plan| &plan.copies);
     copies
@@ -325,8 +325,7 @@ async fn a_status_is_what_kubectl_shows_and_waits_for() -> Result<()> {
     Ok(())
 }
 
-/// A tenant's rule and grant, and a policy: by their short names, each with what there is to say of
-/// it.
+/// A tenant's rule and grant, and a policy. Each is shown by its short name, with its columns.
 #[tokio::test]
 async fn kubectl_shows_every_kind_by_its_short_name_and_waits_for_what_becomes_ready() -> Result<()>
 {
@@ -389,7 +388,7 @@ async fn kubectl_shows_every_kind_by_its_short_name_and_waits_for_what_becomes_r
     ] {
         let wide = shown(&["get", kind, name, "--namespace", home, "-o", "wide"])?;
         assert!(is_table(&wide, head, row), "{wide}");
-        // What takes much room is left out unless asked for.
+        // Wide columns appear only with `-o wide`.
         let narrow = shown(&["get", kind, name, "--namespace", home])?;
         let head = head
             .replace(" MESSAGE LAST SYNC SUSPENDED", "")
@@ -414,7 +413,7 @@ async fn kubectl_shows_every_kind_by_its_short_name_and_waits_for_what_becomes_r
     Ok(())
 }
 
-/// Whether kubectl has printed this head and this row, in which a `*` stands for any words.
+/// True if kubectl has printed this head and this row. A `*` stands for any words.
 fn is_table(table: &str, head: &str, row: &str) -> bool {
     let Some((first, second)) = table.trim_end().split_once('\n') else {
         return false;
@@ -433,8 +432,8 @@ fn is_table(table: &str, head: &str, row: &str) -> bool {
     words(first) == words(head) && fits
 }
 
-/// Work is under way for as long as somebody else's admission webhook is waited for, which answers
-/// nobody. That is until the test lets go of the request, or the request times out.
+/// The write waits for an admission webhook that does not answer. It ends when the test releases
+/// the request, or when the request times out.
 #[tokio::test]
 async fn what_is_under_way_is_told_until_it_is_done() -> Result<()> {
     let scene = STAGE.scene("under-way").await?;
@@ -489,10 +488,10 @@ async fn what_is_under_way_is_told_until_it_is_done() -> Result<()> {
     silent.end().await
 }
 
-/// Whether nothing comes back, or an error of the server's own.
+/// In one case no answer comes, in the other the API server answers with an error of its own.
 #[tokio::test]
 async fn a_write_that_nobody_answers_is_the_trouble_of_its_namespace_alone() -> Result<()> {
-    // Seconds that the server waits itself: longer than a request may take, and not so long.
+    // The seconds that the API server waits itself: longer than Mimeo's timeout, and shorter.
     futures::try_join!(
         a_write_is_in_vain("unanswered", 30, "Timeout"),
         a_write_is_in_vain("failing", 1, "ClusterUnreachable")
@@ -611,8 +610,8 @@ async fn a_namespace_that_refuses_its_copy_delays_no_other_and_is_reported() -> 
     Ok(())
 }
 
-/// Of a rule, of sources and of namespaces whose names are as long as the API server takes them.
-/// None of the copies can be written.
+/// The rule, the sources and the namespaces have names of the largest permitted length. No copy can
+/// be written.
 #[tokio::test]
 async fn a_status_stays_small_however_much_fails_and_is_written_once_a_second_at_most() -> Result<()>
 {
@@ -680,7 +679,7 @@ async fn a_status_stays_small_however_much_fails_and_is_written_once_a_second_at
     );
     assert!(ready.starts_with(&told), "{ready}");
 
-    // And when nothing fails any more there is as little to say.
+    // When nothing fails any more, the status is small, too.
     let mark = scene.setting.control_plane.audit_mark().await?;
     rule.replace(&scene.client).await?;
     let status = scene.wait_counts(&rule.name, [COPIES, COPIES, 0]).await?;
@@ -693,8 +692,8 @@ async fn a_status_stays_small_however_much_fails_and_is_written_once_a_second_at
 
 const ADMISSION: &str = "admissionregistration.k8s.io/v1";
 
-/// A quota of no Secrets. Its status is what counts, and no controller runs here that would fill it
-/// in.
+/// Writes a quota that permits no Secrets. The API server reads its status. No controller runs
+/// here, so the test fills the status in.
 async fn exhaust(scene: &Scene<'_>, namespace: &str) -> Result<()> {
     let hard = json!({"hard": {"count/secrets": "0"}});
     let metadata = json!({"name": "none", "namespace": namespace});
@@ -710,7 +709,7 @@ async fn exhaust(scene: &Scene<'_>, namespace: &str) -> Result<()> {
     wait_until_refused(scene, namespace).await
 }
 
-/// An admission policy against all Secrets, with a message that nobody should repeat.
+/// Writes an admission policy against all Secrets. Its message must appear nowhere.
 async fn close(scene: &Scene<'_>, namespace: &str) -> Result<String> {
     let name = format!("{}.example.com", scene.tag);
     let rules = json!([{"apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE", "UPDATE"], "resources": ["secrets"]}]);

@@ -14,7 +14,7 @@ use serde_json::{Map, Value, json};
 
 use super::workspace;
 
-/// Where the Replications of the tables live.
+/// The namespace of the Replications in the tables.
 const HOME: &str = "team-a";
 const RULE: &str = "example";
 
@@ -23,26 +23,26 @@ type Data = BTreeMap<String, String>;
 /// One row of a table.
 struct Row {
     about: String,
-    /// Kind of the rule.
+    /// The kind of the rule.
     kind: &'static str,
     spec: Map<String, Value>,
     outcome: Outcome,
 }
 
 enum Outcome {
-    /// The API server's answer has these words.
+    /// The API server refuses the rule with these words.
     Refused(String),
-    /// The copies by `namespace/name`, with their data where the row has them, and the reason of
+    /// The copies by `namespace/name`, with their data if the row has them. Also the reason of
     /// Ready.
     Copies(BTreeMap<String, Option<Data>>, String),
 }
 
-/// What a text has between backticks.
+/// Returns the text between backticks.
 fn quoted(text: &str) -> impl Iterator<Item = &str> {
     text.split('`').skip(1).step_by(2)
 }
 
-/// The objects that are there before each rule, and the rows of all tables.
+/// Returns the objects that exist before each rule, and the rows of all tables.
 fn tables(document: &str) -> Result<(Vec<Value>, Vec<Row>)> {
     let (_, section) = document
         .split_once("\n## What you write, what you get\n")
@@ -147,8 +147,8 @@ impl World {
         Ok(world)
     }
 
-    /// All Secrets and `ConfigMap`s, as `namespace/name`, uid, version and data; but for Mimeo's
-    /// note of kinds, which is no copy.
+    /// Returns all Secrets and `ConfigMap`s: `namespace/name`, uid, version and data. Mimeo's
+    /// record of kinds is not a copy and is left out.
     async fn all(&self) -> Result<Vec<(String, String, String, Data)>> {
         let (secrets, maps) = (
             Api::<Secret>::all(self.client.clone()),
@@ -180,13 +180,13 @@ impl World {
         Ok(found)
     }
 
-    /// What is there besides the objects from before, which are as they were.
+    /// Returns the new objects. The objects from before must be unchanged.
     async fn copies(&self) -> Result<BTreeMap<String, Data>> {
         let (mut copies, mut untouched) = (BTreeMap::new(), 0);
         for (name, uid, version, data) in self.all().await? {
             match self.before.get(&uid) {
                 Some(before) => {
-                    // Mimeo's own namespace has its certificate.
+                    // Mimeo's own namespace has the certificate.
                     ensure!(
                         *before == version || name.starts_with("mimeo-system/"),
                         "{name} was written"
@@ -207,7 +207,7 @@ impl World {
         Ok(copies)
     }
 
-    /// Writes the row's rule, waits until it has made what the row says, and deletes it with its
+    /// Writes the row's rule and waits for the result in the row. Then deletes the rule with its
     /// copies.
     async fn check(&self, row: &Row) -> Result<()> {
         let (plural, namespace) = match row.kind {

@@ -28,15 +28,16 @@ use super::model::{
     Access, Cell, Conflict, Content, Gate, KINDS, Kind, Map, Rule, RuleId, Spec, Strategy, Targets,
 };
 
-/// Between two attempts that the API server didn't decide, as while a webhook is being killed.
+/// The pause before a retry, if the API server did not decide, for example while a webhook is being
+/// killed.
 const PAUSE: Duration = Duration::from_millis(20);
-/// Not of the exam's: what is written there shows how far the watches are.
+/// The exam never judges this namespace. Objects there show the progress of the watches.
 const FENCE: &str = "fence";
 
-/// What the API server did, or why it refused.
+/// The API server's result, or its refusal.
 pub type Decision<T> = Result<T, Box<Status>>;
 
-/// Creates an object, however often it takes.
+/// Creates an object, with any number of retries.
 pub async fn create<K>(api: &Api<K>, object: &K) -> Result<Decision<K>>
 where
     K: Clone + Debug + DeserializeOwned + Serialize,
@@ -45,7 +46,7 @@ where
     decided("create", || api.create(&params, object)).await
 }
 
-/// Patches an object as somebody who isn't Mimeo.
+/// Patches an object as another client than Mimeo.
 pub async fn patch<K>(api: &Api<K>, name: &str, patch: Patch<Value>) -> Result<Decision<K>>
 where
     K: Clone + Debug + DeserializeOwned,
@@ -67,7 +68,7 @@ where
         .map(drop))
 }
 
-/// Repeats a request until it is decided. The API server's refusal is an answer, too.
+/// Retries a request until the API server decides. A refusal is a decision, too.
 async fn decided<T, F>(what: &str, mut attempt: impl FnMut() -> F) -> Result<Decision<T>>
 where
     F: Future<Output = kube::Result<T>>,
@@ -89,12 +90,12 @@ where
     }
 }
 
-/// Secrets or ConfigMaps of a namespace, or of all.
+/// Returns the API of the Secrets or ConfigMaps in a namespace, or in all.
 pub fn objects(client: &Client, kind: Kind, namespace: Option<&str>) -> Result<Api<DynamicObject>> {
     any(client, "v1", kind.name(), namespace)
 }
 
-/// The fields of a Secret or ConfigMap with this content.
+/// Returns the fields of a Secret or ConfigMap with this content.
 pub fn body(kind: Kind, content: &Content) -> Value {
     let data = if kind == Kind::Secret {
         "stringData"
@@ -142,7 +143,7 @@ pub fn read(kind: Kind, object: &DynamicObject) -> Object {
     }
 }
 
-/// All that exists in the namespaces whose names begin so.
+/// Returns all objects in the namespaces with this prefix.
 pub async fn observe(client: &Client, tag: &str) -> Result<Observed> {
     let mut observed = Observed::default();
     for kind in KINDS {
@@ -191,7 +192,7 @@ pub async fn observe(client: &Client, tag: &str) -> Result<Observed> {
     Ok(observed)
 }
 
-/// Whether one of these reconcilers leads.
+/// True if one of these reconcilers is leading.
 pub async fn is_led(client: &Client, by: &[&str]) -> Result<bool> {
     let lease = of::<Lease>(client, NAMESPACE)
         .get_opt("mimeo-reconciler")
@@ -200,7 +201,7 @@ pub async fn is_led(client: &Client, by: &[&str]) -> Result<bool> {
     Ok(holder.is_some_and(|holder| by.contains(&holder.as_str())))
 }
 
-/// The `ClusterReplication`s whose pod gate is in force.
+/// Returns the `ClusterReplication`s whose pod gate is in force.
 pub async fn in_force(client: &Client) -> Result<BTreeSet<RuleId>> {
     let rules = Api::<ClusterReplication>::all(client.clone())
         .list(&ListParams::default())
@@ -222,7 +223,7 @@ pub async fn in_force(client: &Client) -> Result<BTreeSet<RuleId>> {
         .collect())
 }
 
-// ---- The resources of the API: all of its names are spelled here. ----
+// ---- The resources of the API. Other files do not spell their names. ----
 
 const API: &str = "mimeo.dev/v1alpha1";
 const GATE_ACTIVE: &str = "PodGateActive";
@@ -325,9 +326,9 @@ fn transform(spec: &Spec) -> Value {
     all
 }
 
-// ---- What happened, in the order of etcd's revisions ----
+// ---- Events in the order of etcd's revisions ----
 
-/// When Secrets and ConfigMaps came and went.
+/// Creations and deletions of Secrets and ConfigMaps.
 pub struct Chronicle {
     client: Client,
     events: Arc<Mutex<Events>>,
@@ -335,15 +336,15 @@ pub struct Chronicle {
 
 #[derive(Default)]
 struct Events {
-    /// Revision, object, and whether it is there since.
+    /// Each event: the revision, the object, and true if it existed from then on.
     list: Vec<(u64, Cell, bool)>,
-    /// How far each kind's watch is.
+    /// The progress of each kind's watch.
     fences: BTreeMap<Kind, u64>,
     failed: Option<String>,
 }
 
 impl Chronicle {
-    /// Begins now, before there is anything that the exam asks about.
+    /// Begins now, before any object of the exam exists.
     pub async fn begin(client: &Client) -> Result<Self> {
         create_namespace(client, FENCE, &[]).await?;
         let events = Arc::<Mutex<Events>>::default();
@@ -368,7 +369,7 @@ impl Chronicle {
         })
     }
 
-    /// Waits until all that was written before is in.
+    /// Waits until the watches have shown all earlier writes.
     pub async fn catch_up(&self) -> Result<()> {
         for kind in KINDS {
             let api = objects(&self.client, kind, Some(FENCE))?;
@@ -410,7 +411,7 @@ impl Chronicle {
         Ok(())
     }
 
-    /// Whether the object was there at that revision.
+    /// True if the object existed at that revision.
     pub fn had(&self, cell: &Cell, revision: u64) -> bool {
         let events = lock(&self.events);
         let of = events
@@ -421,7 +422,7 @@ impl Chronicle {
             .is_some_and(|(.., there)| *there)
     }
 
-    /// What happened to an object, for people.
+    /// Returns the events of an object, for the report.
     pub fn tell(&self, cell: &Cell) -> Vec<(u64, bool)> {
         let events = lock(&self.events);
         events
@@ -432,7 +433,7 @@ impl Chronicle {
             .collect()
     }
 
-    /// Keeps the last event of each object alone.
+    /// Forgets all events except the last one of each object.
     pub fn forget(&self) {
         let mut events = lock(&self.events);
         let mut last: BTreeMap<Cell, (u64, bool)> = BTreeMap::new();
@@ -462,7 +463,7 @@ async fn follow(
             .watch_metadata(&WatchParams::default(), &version)
             .await?
             .boxed();
-        // It ends after some minutes, and goes on from the last event.
+        // The stream ends after some minutes. The next one continues after the last event.
         while let Some(event) = stream.try_next().await? {
             let (object, there) = match event {
                 WatchEvent::Added(object) | WatchEvent::Modified(object) => (object, true),
@@ -495,7 +496,7 @@ async fn follow(
     }
 }
 
-/// Labels or the like, in short.
+/// Returns a map of labels, annotations or data.
 pub fn map(pairs: &[(&str, &str)]) -> Map {
     pairs
         .iter()

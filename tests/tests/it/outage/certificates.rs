@@ -1,4 +1,4 @@
-//! Certificates of every origin change, and no request fails meanwhile.
+//! Certificates of every origin change. No request fails meanwhile.
 
 use std::os::unix::fs::symlink;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -21,13 +21,15 @@ use tempfile::TempDir;
 
 use super::{AT_ONCE, PROGRAMS, REGISTRY, with_webhooks};
 
-/// As long an API server may take to learn of another bundle, where requests run meanwhile. On a
-/// busy machine it takes seconds.
+/// The time that the tests with running requests give an API server to use a new bundle. On a busy
+/// machine it takes seconds.
 const OVERLAP: &str = "6s";
 
-/// Namespaces with a pod each, one after another, until told to stop: the pod comes after its copy.
-/// In strict mode no call of a webhook may fail, but for those that a busy machine lets time out. A
-/// pod may be told to come again, as it may anywhere. Returns how many.
+/// Creates namespaces, each with a pod, one after another until `stop` is set. Each pod comes after
+/// its copy. Returns the number of namespaces.
+///
+/// In strict mode no webhook call may fail, except for timeouts on a busy machine. A pod may be
+/// asked for a retry, as usual.
 async fn come_and_go(client: &Client, tag: &str, stop: &AtomicBool) -> Result<usize> {
     let namespaces: Api<Namespace> = Api::all(client.clone());
     let mut count = 0;
@@ -47,7 +49,7 @@ async fn come_and_go(client: &Client, tag: &str, stop: &AtomicBool) -> Result<us
     Ok(count)
 }
 
-/// A rule in force that is required, for [`come_and_go`].
+/// Writes a required rule for [`come_and_go`], and waits until it is in force.
 async fn required(scene: &Scene<'_>) -> Result<()> {
     scene.secret(REGISTRY, &[("password", "first")]).await?;
     let rule = scene
@@ -61,7 +63,7 @@ async fn required(scene: &Scene<'_>) -> Result<()> {
     Ok(())
 }
 
-/// The certificates by which the API server knows the webhook, in PEM.
+/// Returns the CA certificates with which the API server trusts the webhook, in PEM.
 async fn trusted(client: &Client) -> Result<Vec<String>> {
     let configuration = Api::<MutatingWebhookConfiguration>::all(client.clone())
         .get("mimeo")
@@ -81,8 +83,7 @@ async fn trusted(client: &Client) -> Result<Vec<String>> {
         .collect())
 }
 
-/// A new connection to the webhooks' address by somebody who trusts these certificates and no
-/// other.
+/// Opens a new connection to the webhooks' address. The client trusts only these certificates.
 async fn handshake(url: &str, trusted: &[String]) -> Result<()> {
     let der = |pem: &String| -> Result<Vec<u8>> {
         let base64: String = pem
@@ -98,13 +99,13 @@ async fn handshake(url: &str, trusted: &[String]) -> Result<()> {
         .request_text(http::Request::get("/").body(Vec::new())?)
         .await;
     match answer {
-        // Whatever it answers: it was trusted.
+        // Any answer shows that the client trusts the certificate.
         Ok(_) | Err(kube::Error::Api(_)) => Ok(()),
         Err(error) => Err(error).context("no connection"),
     }
 }
 
-/// Runs requests while `turning` does.
+/// Runs requests while `turning` runs.
 async fn under_requests(
     client: &Client,
     tag: &str,
@@ -142,11 +143,11 @@ async fn a_certificate_is_rotated_while_requests_run() -> Result<()> {
     rotated
 }
 
-/// Waits until another CA is trusted alone. Until then, who has yet to see the newest bundle is
+/// Waits until another CA is the only trusted one. Until then, clients with the former bundle are
 /// served, too.
 async fn another_ca(client: &Client, url: String) -> Result<()> {
     let until = Instant::now() + SOON;
-    // What the webhooks before were known by goes first.
+    // The CA of the former webhooks is removed first.
     let first = eventually(SOON, "one CA", || async {
         let now = trusted(client).await?;
         Ok((now.len() == 1).then_some(now))
@@ -178,7 +179,7 @@ async fn replicas_that_start_at_once_without_a_ca_agree_on_one() -> Result<()> {
 async fn agree(setting: &mut Setting) -> Result<()> {
     let client = setting.control_plane.client().await?;
     let url = setting.pair.url();
-    // Who is first is a matter of luck, and so is whether the other has looked before.
+    // It is random which replica is first, and whether the other one has already looked.
     for _ in 0..3 {
         let secret = unique("new-ca");
         let mark = setting.control_plane.audit_mark().await?;
@@ -191,7 +192,7 @@ async fn agree(setting: &mut Setting) -> Result<()> {
         let stored = of::<Secret>(&client, NAMESPACE).get(&secret).await?;
         let trusted = [value(&stored, "ca.crt").context("no CA")?];
         bundle_becomes(&client, &trusted).await?;
-        // New connections take the replicas in turn.
+        // New connections take turns with the replicas.
         for _ in 0..4 {
             handshake(&url, &trusted).await?;
         }
@@ -240,7 +241,7 @@ async fn a_mounted_certificate_is_swapped_while_requests_run() -> Result<()> {
         bundle_becomes(&scene.client, &both).await?;
         mounted.swap(&new_leaf, &both)?;
         eventually(SOON, "the new certificate to be served by both", || async {
-            // New connections take the replicas in turn.
+            // New connections take turns with the replicas.
             for _ in 0..4 {
                 handshake(&url, &both[1..]).await?;
             }
@@ -256,8 +257,8 @@ async fn a_mounted_certificate_is_swapped_while_requests_run() -> Result<()> {
     swapped
 }
 
-/// As `helm upgrade` does it with another `webhook.tls.mode`: replicas of before, which serve
-/// certificates of the other origin, are still there, and know nothing of the new ones' CA.
+/// `helm upgrade` with another `webhook.tls.mode` does the same. The former replicas still run and
+/// serve certificates of the other origin. They do not know the CA of the new ones.
 #[tokio::test]
 async fn a_certificate_of_another_origin_takes_over_while_requests_run() -> Result<()> {
     let mut setting = PROGRAMS.get().await?;
@@ -290,7 +291,7 @@ async fn a_certificate_of_another_origin_takes_over_while_requests_run() -> Resu
             .await
             .with_context(|| format!("to what trusts\n{new}"))?;
     }
-    // It waited for its use, as it was.
+    // The certificate stayed unchanged until its next use.
     assert_eq!(
         secrets
             .get("mimeo-webhook-tls")
@@ -302,8 +303,8 @@ async fn a_certificate_of_another_origin_takes_over_while_requests_run() -> Resu
     with_webhooks(&mut setting.pair, 1, &[]).await
 }
 
-/// A rollout of one replica with other flags, by which it serves certificates of the first of these
-/// CAs.
+/// Replaces one replica by one with other flags. The new replica serves certificates of the first
+/// of these CAs.
 async fn take_over(
     pair: &mut Pair,
     client: &Client,
@@ -312,7 +313,7 @@ async fn take_over(
 ) -> Result<()> {
     pair.set_webhook_args(args);
     pair.start_webhook().await?;
-    // New connections take the replicas in turn.
+    // New connections take turns with the replicas.
     for _ in 0..4 {
         handshake(&pair.url(), &trusted(client).await?).await?;
     }
@@ -358,7 +359,7 @@ impl Authority {
         self.0.pem()
     }
 
-    /// Certificate and key for the webhooks' address, in PEM.
+    /// Returns a certificate and a key for the webhooks' address, in PEM.
     fn serving(&self) -> Result<[String; 2]> {
         let mut params = CertificateParams::new(vec!["127.0.0.1".to_owned()])?;
         params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
@@ -367,8 +368,8 @@ impl Authority {
     }
 }
 
-/// A folder as the kubelet mounts a Secret: the files are links through a link, and only that one
-/// is replaced.
+/// A folder like the kubelet's mount of a Secret. Each file is a link through another link, and an
+/// update replaces only that other link.
 struct Mounted {
     folder: TempDir,
 }
