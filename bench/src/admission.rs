@@ -23,7 +23,7 @@ const ROUNDS: usize = 2000;
 /// The first reviews open the connections and do not count.
 const UNCOUNTED: usize = 100;
 
-/// Adds the figures. Each review to the webhook is followed by one to the server that does nothing.
+/// Adds the figures. After each review to the webhook follows one to the server that does nothing.
 /// So other load on the machine affects both alike.
 pub(crate) async fn measure(results: &mut Results, webhook: &str) -> Result<()> {
     let [noop, webhook] = [client(&noop().await?)?, client(webhook)?];

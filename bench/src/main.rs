@@ -17,19 +17,20 @@ use clap::Parser;
 #[derive(Debug, Parser)]
 #[command(name = "mimeo-bench", version)]
 struct Flags {
-    /// Namespaces to fan out to
+    /// Number of namespaces for the copies
     #[arg(long, default_value_t = 1000)]
     namespaces: usize,
-    /// Bytes of the Secret that is copied
+    /// Size of the copied Secret in bytes
     #[arg(long, default_value_t = 1024)]
     bytes: usize,
-    /// New namespaces, one after another, whose copies are timed
+    /// Number of new namespaces, created one after another, whose copies are timed
     #[arg(long, default_value_t = 200)]
     arrivals: usize,
-    /// Namespaces that the last rules fill, for what a copy takes of memory; 0 leaves that out
+    /// Number of namespaces that the last rules fill, to measure the memory of a copy; 0 leaves it
+    /// out
     #[arg(long, default_value_t = 10_000)]
     many_namespaces: usize,
-    /// Rules that fill them, of one Secret each
+    /// Number of rules that fill them, with one Secret each
     #[arg(long, default_value_t = 10)]
     many_rules: usize,
     /// File for the results as JSON

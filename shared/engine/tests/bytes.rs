@@ -1,5 +1,5 @@
-//! What a copy, and a namespace, take of memory: every allocation counts, live ones alone, so that
-//! the number is the same on every machine.
+//! The memory that a copy and a namespace take. Only live allocations count, so the number is the
+//! same on every machine.
 
 #![allow(clippy::unwrap_used)] // It is how a test fails.
 
@@ -56,7 +56,7 @@ impl World {
             .map(|number| format!("team-{number}").into())
             .collect();
         for (name, number) in names.iter().zip(1000..) {
-            // Each has this label: the API server sees to it.
+            // The API server sets this label on every namespace.
             let labels = json!({"kubernetes.io/metadata.name": name});
             let meta =
                 json!({"name": name, "uid": uid(number), "resourceVersion": "5", "labels": labels});
@@ -83,7 +83,7 @@ impl World {
         }
     }
 
-    /// One after another, as people write them.
+    /// Adds one rule after another, as users write them.
     fn add(&mut self, number: usize, ids: &mut BTreeSet<RuleId>) {
         let rule = rule(number);
         let source = rule.sources[0].clone();
@@ -122,7 +122,7 @@ impl World {
         Outcome::Object(Box::new(from_value(meta).unwrap()))
     }
 
-    /// Until nothing is to be done for hours.
+    /// Runs until nothing is due for hours.
     fn settle(&mut self) {
         let end = self.now + Duration::from_hours(1);
         loop {
@@ -148,12 +148,12 @@ impl World {
     }
 }
 
-/// What the reconciler may take for each copy besides its base.
+/// The largest number of bytes that the reconciler may use for each copy, besides its base.
 const MOST: usize = 300;
-/// What it may take for each namespace, without its copies.
+/// The largest number of bytes that it may use for each namespace, without the copies.
 const MOST_OF_NAMESPACE: usize = 400;
 
-/// Rule by rule: nothing is to double its room when there is one copy more.
+/// Adds rule by rule. One copy more must not double the size of any table.
 #[test]
 fn a_copy_takes_no_more_than_three_hundred_bytes_and_a_namespace_four_hundred() {
     let base = MEMORY.allocated();

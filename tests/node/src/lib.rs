@@ -1,8 +1,8 @@
-//! The node of `machine.sh`, and Mimeo on it, as the end-to-end tests see them.
+//! The node of `machine.sh` with Mimeo on it, for the end-to-end tests.
 //!
-//! There is one node, and an installation changes all of it: tests run one after another, and each
-//! begins with the installation that it is about ([`Mimeo::by_kustomize`] and the like), whatever
-//! the one before has left.
+//! There is one node, and an installation changes all of it. So the tests run one after another.
+//! Each begins with the installation that it needs ([`Mimeo::by_kustomize`] and similar functions),
+//! in any state that the previous test has left.
 
 mod mimeo;
 mod node;
@@ -12,7 +12,7 @@ pub use node::Node;
 
 use std::path::PathBuf;
 
-/// The workspace's folder.
+/// Returns the workspace's folder.
 pub fn workspace() -> PathBuf {
     PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../.."))
 }

@@ -1,4 +1,4 @@
-//! The machine that `machine.sh` runs, and how it is disturbed.
+//! The machine that `machine.sh` runs, and ways to disturb it.
 
 use std::{ffi::OsString, path::PathBuf, process::Command, time::Duration};
 
@@ -12,23 +12,24 @@ use mimeo_tests::{eventually, scenario::SOON};
 
 use crate::workspace;
 
-/// As `machine.sh` says.
+/// The folder of `machine.sh`.
 const STATE: &str = "/var/lib/mimeo-node";
-/// Its name.
+/// The name of the node.
 const NAME: &str = "node1";
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// The node that runs.
+/// The running node.
 #[derive(Debug, Clone)]
 pub struct Node {
     state: PathBuf,
 }
 
 impl Node {
-    /// Waits until it is ready.
+    /// Waits until the node is ready.
     ///
     /// # Errors
-    /// When no machine runs.
+    ///
+    /// If no machine runs.
     pub async fn get() -> Result<Self> {
         let node = Self {
             state: PathBuf::from(STATE),
@@ -41,17 +42,17 @@ impl Node {
         Ok(node)
     }
 
-    /// The admin's.
+    /// Returns the admin's kubeconfig.
     pub fn kubeconfig(&self) -> PathBuf {
         self.state.join("pki/admin.kubeconfig")
     }
 
-    /// A new client for the admin. Nothing is tried again: a test sees every refusal.
+    /// Returns a new client of the admin. It retries nothing, so a test sees every refusal.
     pub async fn client(&self) -> Result<Client> {
         Client::try_from(self.config().await?).context("failed to make a client")
     }
 
-    /// A new client for whoever has this token.
+    /// Returns a new client with this token.
     pub async fn client_with(&self, token: &str) -> Result<Client> {
         let mut config = self.config().await?;
         config.auth_info = serde_json::from_value(serde_json::json!({"token": token}))?;
@@ -67,20 +68,21 @@ impl Node {
         Ok(config)
     }
 
-    /// The archive of Mimeo's image, as it was imported.
+    /// Returns the imported archive of Mimeo's image.
     pub fn image(&self) -> PathBuf {
         self.state.join("mimeo.tar")
     }
 
-    /// The chart of the commit before this one.
+    /// Returns the chart of the previous commit.
     pub fn last_chart(&self) -> PathBuf {
         self.state.join("chart-before")
     }
 
-    /// Runs `kubectl` as the admin; returns what it wrote.
+    /// Runs `kubectl` as the admin and returns its output.
     ///
     /// # Errors
-    /// When it ends badly, with what it wrote.
+    ///
+    /// If it exits with an error. The error has the output.
     pub async fn kubectl<A: Into<OsString>>(
         &self,
         args: impl IntoIterator<Item = A>,
@@ -90,7 +92,7 @@ impl Node {
         run(command).await
     }
 
-    /// `kubectl` as the admin, without arguments.
+    /// Returns the command `kubectl` as the admin, without arguments.
     pub fn kubectl_command(&self) -> Command {
         let mut command = Command::new(self.state.join("bin/kubectl"));
         command
@@ -99,18 +101,18 @@ impl Node {
         command
     }
 
-    /// Ends one of the node's programs at once.
+    /// Kills one of the node's programs.
     pub async fn kill(&self, program: &str) -> Result<()> {
         self.machine(&["kill", program]).await
     }
 
-    /// Starts it again, and waits until it answers.
+    /// Starts a program again, and waits until it answers.
     pub async fn start(&self, program: &str) -> Result<()> {
         self.machine(&["start", program]).await
     }
 
-    /// Cuts the power, boots, and waits until the node is ready. All processes are new then, those
-    /// of pods too.
+    /// Cuts the power, boots, and waits until the node is ready. Then all processes are new, also
+    /// those of pods.
     pub async fn reboot(&self) -> Result<()> {
         self.machine(&["reboot"]).await?;
         eventually(SOON, "the machine to boot", || async {
@@ -146,13 +148,12 @@ impl Node {
         .await
     }
 
-    /// The containers' processes of this command, as this machine sees them: their folders in
-    /// `/proc`.
+    /// Returns the processes of this command in containers, as folders in this machine's `/proc`.
     pub fn processes(program: &str) -> Result<Vec<PathBuf>> {
         let mut found = Vec::new();
         for entry in std::fs::read_dir("/proc")? {
             let process = entry?.path();
-            // What has ended since has no command line.
+            // A process that has ended meanwhile has no command line.
             let command = std::fs::read(process.join("cmdline")).unwrap_or_default();
             if command.split(|byte| *byte == 0).next() == Some(program.as_bytes()) {
                 found.push(process);
@@ -162,7 +163,7 @@ impl Node {
     }
 }
 
-/// Runs a command off this task; returns what it wrote on stdout.
+/// Runs a command off this task and returns its standard output.
 pub(crate) async fn run(mut command: Command) -> Result<String> {
     tokio::task::spawn_blocking(move || {
         let output = command

@@ -15,21 +15,22 @@ use serde_json::{Value, json};
 
 use crate::stages::LOAD;
 
-/// What docs/lifecycle.md reckons for the reconciler under "Sizing": the program, and the
-/// namespaces that use up the limits.
+/// The reconciler's memory according to "Sizing" in docs/lifecycle.md: the program, and the
+/// namespaces that use up their limits.
 const RECONCILER: u64 = (25 + 60 * CROWDS as u64) << 20;
-/// And for the webhook: the program, reviews and connections, and the same namespaces' rules.
+/// The webhook's memory according to the same section: the program, reviews and connections, and
+/// the rules of the same namespaces.
 const WEBHOOK: u64 = (25 + 170 + 10 * CROWDS as u64) << 20;
 
-/// Tenants with a source each, and rules that each make another copy of it.
+/// The number of tenants with one source each, and of rules that each make another copy of it.
 const LARGE: usize = 4;
 const GUISES: usize = 10;
-/// More than a Replication copies, and less.
+/// The size of a source that is too large for a Replication, and of one that is not.
 const TOO_LARGE: usize = 1_000_000;
 const FITS: usize = 200_000;
 
-/// Tenants with rules as large as can be, how many each tries to have, and how many count: those
-/// with 10,240 copies in all.
+/// The number of tenants with the largest possible rules, the number of rules that each tries to
+/// write, and the number that count: those with 10,240 copies in all.
 const CROWDS: usize = 5;
 const CROWD: usize = 45;
 const COUNTING: usize = 40;
@@ -92,7 +93,7 @@ async fn tenants_use_up_their_own_limits_and_others_notice_nothing() -> Result<(
         homes
     };
 
-    // A reconciler that starts finds all of it there.
+    // The new reconciler finds all of these objects at its start.
     let mut reconciler = setting.pair.reconciler.take().context("no reconciler")?;
     assert!(reconciler.program.stop(SOON).await?.success());
     setting.pair.start_reconciler().await?;
@@ -108,7 +109,7 @@ async fn tenants_use_up_their_own_limits_and_others_notice_nothing() -> Result<(
     peaks(&scene)
 }
 
-/// The spec of a Replication that copies a `ConfigMap` at home.
+/// Returns the spec of a Replication that copies a `ConfigMap` within its namespace.
 fn copying_map(source: &str, home: &str, name: &str) -> Value {
     let mut spec = copying(None, source, &[home]);
     spec["sources"][0]["kind"] = json!("ConfigMap");
@@ -116,7 +117,7 @@ fn copying_map(source: &str, home: &str, name: &str) -> Value {
     spec
 }
 
-/// Makes a tenant's source, or another one of it.
+/// Writes a tenant's source with this size.
 async fn large(client: &Client, home: &str, size: usize) -> Result<()> {
     let metadata = json!({"namespace": home, "name": "large"});
     let data = json!({"a": "a".repeat(size)});
@@ -125,8 +126,8 @@ async fn large(client: &Client, home: &str, size: usize) -> Result<()> {
     apply(client, &object).await.map(drop)
 }
 
-/// Waits until each of these namespaces has so many of its copies, and its other rules say that the
-/// source is refused.
+/// Waits until each of these namespaces has this many copies, and until its other rules report that
+/// the source is refused.
 async fn are_made(scene: &Scene<'_>, homes: &[String], copies: usize) -> Result<()> {
     eventually(SOON, format!("{copies} copies in each"), || async {
         for home in homes {
@@ -154,7 +155,7 @@ async fn are_made(scene: &Scene<'_>, homes: &[String], copies: usize) -> Result<
     .await
 }
 
-/// That neither program ever took more than documented.
+/// Checks that neither program has ever used more memory than documented.
 fn peaks(scene: &Scene<'_>) -> Result<()> {
     let pair = &scene.setting.pair;
     let reconciler = pair
@@ -184,8 +185,8 @@ fn peaks(scene: &Scene<'_>) -> Result<()> {
     Ok(())
 }
 
-/// The largest rules, of sources that aren't there, by several tenants one after the other: of each
-/// forty count.
+/// Several tenants write the largest rules one after another. The sources do not exist. Forty rules
+/// of each tenant count.
 async fn the_oldest_rules_of_each_namespace_count(scene: &Scene<'_>) -> Result<()> {
     let mut held = Vec::new();
     for _ in 0..CROWDS {
@@ -215,8 +216,8 @@ async fn the_oldest_rules_of_each_namespace_count(scene: &Scene<'_>) -> Result<(
         for number in 0..CROWD {
             write(number).await?;
         }
-        // The webhook may hear of the last that fits some time after the next is asked about: that
-        // one isn't held all the same.
+        // The webhook may see the last rule that fits some time after it judges the next one. The
+        // next one still does not count.
         let rules = of::<Replication>(&scene.client, &tenant.home);
         let served = eventually(SOON, "a word about every large rule", || async {
             let mut served = 0;
@@ -235,7 +236,7 @@ async fn the_oldest_rules_of_each_namespace_count(scene: &Scene<'_>) -> Result<(
             Ok(Some(served))
         })
         .await?;
-        // Once it has heard of them it refuses another.
+        // Once the webhook has seen them, it refuses another rule.
         let mut number = CROWD;
         eventually(SOON, "a refusal", || {
             number += 1;
@@ -249,7 +250,7 @@ async fn the_oldest_rules_of_each_namespace_count(scene: &Scene<'_>) -> Result<(
     Ok(())
 }
 
-/// An older tenant, the platform, and pods of new namespaces.
+/// Checks an older tenant, the platform, and pods of new namespaces.
 async fn others_go_on(scene: &Scene<'_>, neighbour: &Tenant<'_>) -> Result<()> {
     put(&neighbour.secrets(), "own", &[("token", "two")]).await?;
     scene

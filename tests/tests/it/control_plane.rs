@@ -236,7 +236,7 @@ async fn another_control_plane_loses_its_servers_and_no_data() -> Result<()> {
     .await?;
 
     other.pause(Component::Etcd)?;
-    // A signal takes a moment to arrive; from then on a quorum read has nobody to ask.
+    // A signal takes a moment to arrive. From then on, a quorum read gets no answer.
     eventually(SOON, "etcd's silence", || async {
         let read = tokio::time::timeout(Duration::from_millis(300), maps.get("kept")).await;
         Ok((!matches!(read, Ok(Ok(_)))).then_some(()))
@@ -288,7 +288,7 @@ async fn a_deadline_tells_what_was_seen_last() {
 
 #[tokio::test]
 async fn a_program_is_run_with_its_log() -> Result<()> {
-    // The one binary that is surely there: this one.
+    // The test's own binary certainly exists.
     let own = std::env::current_exe()?
         .file_name()
         .and_then(|name| name.to_str())
@@ -327,7 +327,7 @@ async fn a_program_is_run_with_its_log() -> Result<()> {
 
 const STAY: &str = "MIMEO_TESTS_STAY";
 
-/// Run as a program by the test above; by itself it has nothing to do.
+/// The test above runs this as a program. Alone it does nothing.
 #[tokio::test]
 async fn stays_until_it_is_told() {
     if std::env::var_os(STAY).is_some() {
@@ -335,7 +335,7 @@ async fn stays_until_it_is_told() {
     }
 }
 
-/// Lets the group do this with Secrets of the namespace.
+/// Permits a group this verb on the Secrets of a namespace.
 async fn bind(admin: &Client, namespace: &str, group: &str, verb: &str) -> Result<()> {
     let metadata = ObjectMeta {
         name: Some(group.to_owned()),

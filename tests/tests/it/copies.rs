@@ -1,5 +1,5 @@
-//! Copies are created, follow their source, are restored and are deleted. All on a real API server,
-//! with both programs running.
+//! Copies are created, follow their source, are restored and are deleted, on a real API server with
+//! both programs running.
 
 mod anew;
 mod chains;

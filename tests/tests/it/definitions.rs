@@ -8,7 +8,7 @@ use serde_json::{from_value, to_value};
 
 const RULES: &str = "clusterreplications.mimeo.dev";
 
-/// This program's definition of rules, without what an older one didn't have.
+/// Returns the present CRD of rules without the fields that an older one did not have.
 fn older(current: &CustomResourceDefinition) -> Result<CustomResourceDefinition> {
     let mut older = to_value(current)?;
     let schema = &mut older["spec"]["versions"][0]["schema"]["openAPIV3Schema"];

@@ -23,7 +23,8 @@ async fn setting() -> Result<Setting> {
     .await
 }
 
-/// Events about something of that kind, of that reason, in the order of their namespaces.
+/// Returns the Events about objects of that kind with that reason, in the order of their
+/// namespaces.
 async fn told(scene: &Scene<'_>, kind: &str, reason: &str) -> Result<Vec<Event>> {
     let events: Api<Event> = Api::all(scene.client.clone());
     let mut told = events.list(&ListParams::default()).await?.items;
@@ -137,14 +138,14 @@ async fn what_fails_is_told_once_and_counted_across_restarts() -> Result<()> {
     let counted = |told: &[Event]| told.iter().any(|event| count(event) == 24);
     let about_rule = wait_told(&scene, "ClusterReplication", "CopyFailed", counted).await?;
     assert_eq!(about_rule.len(), 1);
-    // The rule's is written first.
+    // The Event about the rule is written first.
     let ten = |told: &[Event]| told.iter().filter(|event| count(event) == 2).count() == 10;
     wait_told(&scene, "Secret", "CopyFailed", ten).await?;
     assert_eq!(writes(&setting, &mark).await?, ["patch"; 11]);
     Ok(())
 }
 
-/// What Mimeo has done to Events since the mark.
+/// Returns the verbs of Mimeo's writes to Events since the mark.
 async fn writes(setting: &Setting, mark: &AuditMark) -> Result<Vec<String>> {
     let events = setting.control_plane.audit_since(mark).await?;
     let writes = events
@@ -258,7 +259,7 @@ async fn what_is_adopted_and_what_is_held_is_told_of_the_rule_and_in_the_first_n
     let there: Vec<String> = about_copies.iter().map(namespace_of).collect();
     assert_eq!(there, adopted[..10], "the first ten and no more");
 
-    // All of them lose their copies at once.
+    // All namespaces lose their copies at once.
     try_join_all(
         namespaces
             .iter()
@@ -306,7 +307,7 @@ async fn what_is_adopted_and_what_is_held_is_told_of_the_rule_and_in_the_first_n
     Ok(())
 }
 
-/// A tenant reads the Events of his namespace, and no others.
+/// A tenant can read the Events of its own namespace, and no others.
 #[tokio::test]
 async fn of_a_namespaces_own_rule_its_namespace_is_told_and_nobody_else() -> Result<()> {
     let setting = setting().await?;
@@ -385,7 +386,7 @@ async fn of_a_namespaces_own_rule_its_namespace_is_told_and_nobody_else() -> Res
             && note.contains("it is the source of 12 copies"),
         "{note}"
     );
-    // All are in the namespace itself, and none is about another one.
+    // All Events are in the namespace itself, and none mentions the other one.
     let everywhere: Api<Event> = Api::all(scene.client.clone());
     for event in everywhere.list(&ListParams::default()).await?.items {
         let reported = event.reporting_controller.as_deref() == Some("mimeo.dev/reconciler");
@@ -398,8 +399,8 @@ async fn of_a_namespaces_own_rule_its_namespace_is_told_and_nobody_else() -> Res
     Ok(())
 }
 
-/// Who edits a copy in his namespace finds there, and nowhere else he might look, why it is as it
-/// was.
+/// A user who edits a copy reads only the Events of its namespace. They must say why the edit was
+/// reverted.
 #[tokio::test]
 async fn an_edit_that_was_reverted_is_told_where_it_was_made() -> Result<()> {
     let setting = setting().await?;

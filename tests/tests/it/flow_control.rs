@@ -12,7 +12,8 @@ use mimeo_tests::{
 };
 use serde_json::json;
 
-/// How many requests the API server has served under each schema, by name and priority level.
+/// Returns how many requests the API server has served for each flow schema, by schema and priority
+/// level.
 async fn served(client: &Client) -> Result<BTreeMap<(String, String), f64>> {
     let text = client
         .request_text(http::Request::get("/metrics").body(Vec::new())?)
@@ -52,8 +53,8 @@ async fn all_that_mimeo_asks_for_goes_by_its_own_schemas() -> Result<()> {
     );
     let of =
         |served: &BTreeMap<(String, String), f64>| served.get(&own).copied().unwrap_or_default();
-    // The schemas are there a moment before the API server goes by them; and both counts are to
-    // begin with the same request.
+    // The schemas exist a moment before the API server uses them. Both counts must begin with the
+    // same request.
     let (before, mark) = eventually(SOON, "renewals of Leases, and nothing else", || async {
         let before = served(&client).await?;
         let mark = control_plane.audit_mark().await?;
@@ -81,8 +82,7 @@ async fn all_that_mimeo_asks_for_goes_by_its_own_schemas() -> Result<()> {
         )
         .await?;
     }
-    // Neither a write nor a read goes another way. A request may be under way between the two
-    // counts.
+    // Every read and write uses the schema. A request may be in flight between the two counts.
     eventually(
         SOON,
         "as many requests by the schema as Mimeo has made",
@@ -108,7 +108,7 @@ async fn all_that_mimeo_asks_for_goes_by_its_own_schemas() -> Result<()> {
     Ok(())
 }
 
-/// Whether it is the account of either program.
+/// True if the user is the account of one of the two programs.
 fn is_mimeo(user: &str) -> bool {
     user.rsplit_once(':')
         .is_some_and(|(_, name)| ["mimeo-webhook", "mimeo-reconciler"].contains(&name))

@@ -1,4 +1,4 @@
-//! The JSON log for machines.
+//! The log in JSON, for programs.
 
 use anyhow::{Context, Result, ensure};
 use mimeo_tests::{
@@ -7,13 +7,13 @@ use mimeo_tests::{
 };
 use serde_json::Value;
 
-/// What docs/operations.md says that every line has.
+/// The fields of every line, according to docs/operations.md.
 const ALWAYS: [&str; 4] = ["level", "message", "target", "timestamp"];
 const OF_A_COPY: [&str; 5] = ["kind", "name", "namespace", "reason", "rule"];
 
 #[tokio::test]
 async fn every_line_in_json_is_an_object_and_a_change_has_its_fields() -> Result<()> {
-    // All that the programs say of themselves.
+    // The programs log as much as possible about themselves.
     let args = [
         "--log-format",
         "json",
@@ -50,7 +50,7 @@ async fn every_line_in_json_is_an_object_and_a_change_has_its_fields() -> Result
 
     let mut lines: Vec<Value> = Vec::new();
     let log = setting.log();
-    // The last one may be half written.
+    // The last line may be incomplete.
     for line in log
         .split_inclusive('\n')
         .filter(|line| line.ends_with('\n'))

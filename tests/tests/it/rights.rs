@@ -25,7 +25,7 @@ use serde_json::{Value, json};
 async fn the_shipped_rights_are_enough_for_everything() -> Result<()> {
     let control_plane = ControlPlane::builder().audit(true).start().await?;
     let mark = control_plane.audit_mark().await?;
-    // Losses are collected for a second instead of ten: that long this test waits.
+    // Mimeo collects losses for one second instead of ten, because this test waits for it.
     let builder = Pair::builder()
         .webhooks(2)
         .shipped_rights()
@@ -35,8 +35,8 @@ async fn the_shipped_rights_are_enough_for_everything() -> Result<()> {
     platform(&client).await?;
     create_namespace(&client, "team-old", &[]).await?;
 
-    // A rule with both kinds of source and a policy: discovery, both configurations, statuses, the
-    // kinds ConfigMap.
+    // One rule with both kinds of source, and a policy. They use discovery, both configurations,
+    // the statuses and the ConfigMap of kinds.
     let rules: Api<ClusterReplication> = Api::all(client.clone());
     let rule = serde_json::from_value(json!({
         "apiVersion": "mimeo.dev/v1alpha1", "kind": "ClusterReplication", "metadata": {"name": "rights"},
@@ -63,8 +63,8 @@ async fn the_shipped_rights_are_enough_for_everything() -> Result<()> {
     condition(&client, "transformpolicies", "Ready").await?;
     copies(&client, &["team-old"]).await?;
 
-    // The webhook's way: the mark, the copy, the mark's removal; an update; the other replica when
-    // one is gone.
+    // The work of the webhook: the pending label, the copy and the removal of the label; an update;
+    // and all of it by the other replica once the first has stopped.
     create_namespace(&client, "team-new", &[]).await?;
     copies(&client, &["team-new", "team-old"]).await?;
     pair.webhooks.remove(0).program.stop(SOON).await?;
@@ -72,8 +72,8 @@ async fn the_shipped_rights_are_enough_for_everything() -> Result<()> {
     copies(&client, &["team-new", "team-newer", "team-old"]).await?;
     unmarked(&client).await?;
 
-    // The reconciler's way: repair, rotation, a source that goes, a namespace that goes, the rule's
-    // end.
+    // The work of the reconciler: a repair, a rotation, a deleted source, a deleted namespace, and
+    // a deleted rule.
     let secrets: Api<Secret> = Api::namespaced(client.clone(), "team-old");
     secrets.delete("registry", &DeleteParams::default()).await?;
     copies(&client, &["team-new", "team-newer", "team-old"]).await?;
@@ -123,7 +123,7 @@ async fn the_shipped_rights_are_enough_for_everything() -> Result<()> {
             )
         })
         .collect();
-    // A write into a namespace that is going is refused by admission, not by RBAC.
+    // Admission refuses a write into a terminating namespace. RBAC does not.
     let denied: Vec<_> = denied
         .into_iter()
         .filter(|line| !line.contains("team-newer"))
@@ -153,7 +153,7 @@ async fn condition(client: &Client, plural: &str, condition: &str) -> Result<()>
     .await
 }
 
-/// The sources, in a namespace of theirs.
+/// Creates the sources in a namespace of their own.
 async fn platform(client: &Client) -> Result<()> {
     create_namespace(client, "platform", &[]).await?;
     create_secret(client, "platform", "registry", &[("token", "1")]).await?;
@@ -165,7 +165,7 @@ async fn platform(client: &Client) -> Result<()> {
     Ok(())
 }
 
-/// Waits until these namespaces and no others have copies of both.
+/// Waits until exactly these namespaces have both copies.
 async fn copies(client: &Client, namespaces: &[&str]) -> Result<()> {
     copies_of::<Secret>(client, namespaces).await?;
     copies_of::<ConfigMap>(client, namespaces).await

@@ -9,7 +9,7 @@ use mimeo_tests::{
     scenario::{SOON, Setting, kubectl},
 };
 
-/// The manifest that a section of the runbook pipes to kubectl.
+/// Returns the manifest that a section of the runbook pipes to kubectl.
 fn manifest(section: &str) -> Result<tempfile::NamedTempFile> {
     let runbook =
         fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/runbook.md"))?;
@@ -48,8 +48,8 @@ async fn the_probe_tells_whether_api_servers_reach_the_webhook() -> Result<()> {
     }
     let rules = kubectl(&setting.control_plane, ["get", "clusterreplications"])?;
     ensure!(rules.contains("No resources found"), "{rules}");
-    // By what the API server counts then, the alert knows: the calls that failed, and these among
-    // all of that hook.
+    // The alert uses two counts of the API server: the failed calls of a hook, and all calls of
+    // that hook.
     kubectl(
         &setting.control_plane,
         ["create", "namespace", "let-through"],

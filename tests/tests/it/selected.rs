@@ -18,7 +18,7 @@ fn labelled() -> Value {
     json!({"matchLabels": {"copy": "yes"}})
 }
 
-/// Gives a Secret the label that is selected, or takes it away.
+/// Sets or removes the label that the rule selects.
 async fn label(scene: &Scene<'_>, name: &str, copied: bool) -> Result<()> {
     let label = copied.then_some("yes");
     merge(
@@ -127,7 +127,7 @@ async fn what_was_lost_while_no_reconciler_ran_goes_and_nothing_else_is_written(
     Ok(())
 }
 
-/// Every namespace has these by itself: a copy would only be in the way.
+/// Every namespace gets these objects from a controller. A copy would only be in the way.
 #[tokio::test]
 async fn root_certificates_are_selected_by_nobody() -> Result<()> {
     let scene = STAGE.scene("roots").await?;
@@ -153,7 +153,7 @@ async fn root_certificates_are_selected_by_nobody() -> Result<()> {
     scene.wait_counts(&scene.tag, [2, 2, 0]).await?;
     let root: ConfigMap = of(&scene.client, &one).get("kube-root-ca.crt").await?;
     assert_eq!(root.data.context("no data")?["ca.crt"], one, "as it was");
-    // Who names it gets it.
+    // A rule that names the object can copy it.
     let named = scene
         .rule()
         .source("v1", "ConfigMap", &scene.home, "kube-root-ca.crt")
@@ -195,7 +195,7 @@ async fn of_too_many_the_oldest_are_copied() -> Result<()> {
         .create(&scene.client)
         .await?;
     scene.wait_counts(&scene.tag, [256, 256, 0]).await?;
-    // Creation times have whole seconds: until the next one is younger than all of these.
+    // Creation times have whole seconds. The next object must be younger than all of these.
     let last = maps.get("m255").await?.metadata.creation_timestamp;
     eventually(SOON, "the next second", || async {
         let probe: ConfigMap =
@@ -240,7 +240,7 @@ async fn of_too_many_the_oldest_are_copied() -> Result<()> {
         names.len() == 256 && names.iter().all(|name| **name < *"m256"),
         "{names:?}"
     );
-    // One less is one more.
+    // When one source is deleted, a further one counts.
     delete(&maps, "m000").await?;
     eventually(SOON, "one that there was no room for", || async {
         let names: Vec<String> = count()
@@ -292,7 +292,7 @@ async fn a_selector_finds_no_copy() -> Result<()> {
             .await?;
     }
     scene.wait_synced(&there.name).await?;
-    // The copy has the label that this rule selects by.
+    // The copy has the label that this rule selects.
     scene
         .wait_condition(&back.name, "SourcesFound", "False", "SourceNotFound")
         .await?;

@@ -14,23 +14,24 @@ use serde_json::{Value, json};
 
 use crate::stages::LOAD;
 
-/// Longest key of data.
+/// The longest key of data.
 const KEY: usize = 253;
-/// As many such keys as a source of a Replication has room for.
+/// The number of such keys that fit into a source of a Replication.
 const KEYS: usize = 900;
-/// Most globs of one list.
+/// The largest number of globs in one list.
 const GLOBS: usize = 64;
-/// How often the source changes.
+/// The number of changes of the source.
 const CHANGES: usize = 8;
 
-/// Globs that fit as far as can be, and then don't: all keys begin and end with the same letters.
+/// Returns globs that almost match: all keys begin and end with the same letters.
 fn globs() -> Vec<String> {
     (0..GLOBS)
         .map(|number| format!("a*{}b{number:03}*a", "a".repeat(120)))
         .collect()
 }
 
-/// As large as a compiled pattern may be, near enough, and of the scene's namespaces.
+/// Returns a pattern of nearly the largest permitted compiled size. It matches the scene's
+/// namespaces.
 fn pattern(tag: &str) -> String {
     format!("{tag}-[0-9a-f]+-[0-9]+|(a|b){{60}}never")
 }
@@ -43,7 +44,7 @@ async fn the_slowest_globs_over_the_largest_source_keep_nobody_waiting() -> Resu
     let (tenant, team) = (scene.namespace().await?, scene.namespace().await?);
     scene.secret("registry", &[("token", "0")]).await?;
     let others = rule(&scene.tag).secret(&scene.home, "registry");
-    // In a target of its own, and 31 times in vain.
+    // One target matches, and 31 others do not.
     let never = json!({"namespacePattern": pattern(&format!("{}-never", scene.tag))});
     let others = others.target(json!({"namespacePattern": pattern(&scene.tag)}));
     let mut others = others.set("exclude", json!([never]));
@@ -95,7 +96,8 @@ async fn the_slowest_globs_over_the_largest_source_keep_nobody_waiting() -> Resu
     for change in 1..=CHANGES {
         let text = change.to_string();
         merge(&maps, "large", json!({"data": {"small": text}})).await?;
-        // One change of others' for each of his, and a namespace with a pod.
+        // For each change of the tenant's source, the platform's source changes once and a
+        // namespace with a pod is created.
         put(&scene.secrets(&scene.home), "registry", &[("token", &text)]).await?;
         let new = scene.namespace().await?;
         let pods: Api<Pod> = of(&scene.client, &new);

@@ -14,8 +14,8 @@ use mimeo_tests::{ControlPlane, Pair, create_namespace};
 use serde_json::json;
 use tokio::sync::{Mutex, OnceCell};
 
-/// Held by a test that keeps its API server or a webhook busy for long. Two of them at once would
-/// leave the other tests too little of the machine. It comes before the lock of a stage.
+/// A lock for tests that keep an API server or a webhook busy for long. Two of them at once would
+/// leave too little of the machine to other tests. This lock is taken before the lock of a stage.
 pub(crate) static LOAD: Mutex<()> = Mutex::const_new(());
 
 /// Both programs with all permissions and default flags.
@@ -43,24 +43,25 @@ pub(crate) static SHIPPED_QUICK: Stage = Stage::new(
     },
 );
 
-/// So many namespaces `team-00000` and so on, in so many of which something has the copy's name.
+/// The number of namespaces, `team-00000` and so on. In [`IN_THE_WAY`] of them, a foreign object
+/// has the copy's name.
 pub(crate) const MANY: usize = 10_000;
 pub(crate) const IN_THE_WAY: usize = 30;
 
-/// Very many namespaces, which take long to make, and one rule for all of them. Both programs with
-/// all permissions, the reconciler with its page, and no controller manager. Tests only look at it,
-/// and hold [`LOAD`].
+/// Very many namespaces, which take long to create, and one rule for all of them. Both programs
+/// have all permissions, the reconciler has its page, and there is no controller manager. Tests may
+/// only read it, and must hold [`LOAD`].
 pub(crate) struct Many {
     pub(crate) setting: Setting,
-    /// What kubectl said when it created the rule.
+    /// kubectl's output when it created the rule.
     pub(crate) told: String,
 }
 
 impl Many {
-    /// Name of the rule, of its source and of the copies, which are ConfigMaps.
+    /// The name of the rule, of its source and of the copies. They are ConfigMaps.
     pub(crate) const RULE: &str = "defaults";
 
-    /// Names of the namespaces in which something is in the way, in order.
+    /// Returns the namespaces with a foreign object in the way, in order.
     pub(crate) fn in_the_way() -> impl Iterator<Item = String> {
         (0..IN_THE_WAY).map(|number| team(number * 300))
     }
@@ -76,7 +77,8 @@ impl Many {
             let (client, name) = (&client, team(number));
             async move { create_namespace(client, &name, &[]).await.map(drop) }
         };
-        // Before Mimeo is there, which would be asked about each.
+        // The namespaces are created before Mimeo starts. Otherwise the API server would call the
+        // webhook for each.
         iter(0..MANY)
             .map(create)
             .buffer_unordered(64)
@@ -106,7 +108,7 @@ fn team(number: usize) -> String {
     format!("team-{number:05}")
 }
 
-/// Starts it or waits until it is started.
+/// Starts the stage, or waits until it is started.
 pub(crate) async fn many() -> Result<&'static Many> {
     static STARTED: OnceCell<Result<Many, String>> = OnceCell::const_new();
     let start = || async { Many::start().await.map_err(|error| format!("{error:#}")) };

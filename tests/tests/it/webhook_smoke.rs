@@ -34,8 +34,8 @@ fn pod() -> Pod {
     .expect("a pod")
 }
 
-/// Waits until the webhook has taken the rule in: a namespace that matches it is marked, if only in
-/// a dry run.
+/// Waits until the webhook knows the rule: a namespace that matches it gets the pending label in a
+/// dry run.
 async fn in_force(scene: &Scene<'_>, tier: &str) -> Result<()> {
     let namespaces: Api<Namespace> = Api::all(scene.client.clone());
     eventually(SOON, "the rule in force", || async {
@@ -120,7 +120,7 @@ async fn a_new_namespace_costs_two_requests() -> Result<()> {
         .map(|_| ()))
     })
     .await?;
-    // The first copy ever of its kind has the kind recorded.
+    // Mimeo records the kind before the first copy of the kind.
     for name in [scene.namespace().await?, scene.namespace().await?] {
         wait_for(namespaces.clone(), name, |namespace| {
             label(namespace, MARK).is_none()
@@ -145,8 +145,8 @@ async fn a_new_namespace_costs_two_requests() -> Result<()> {
         .iter()
         .filter(|event| scene.setting.is_ours(event) && event.namespace == name)
         .count();
-    // Other tests' requests may be among them; of this namespace there are the copy and the mark's
-    // removal.
+    // Requests of other tests may be among them. For this namespace there are two: the copy, and
+    // the removal of the pending label.
     assert!(
         told.contains(&("patch", "secrets", 201)) && told.contains(&("patch", "namespaces", 200)),
         "{told:?}"
@@ -170,7 +170,7 @@ async fn a_namespace_is_marked_before_its_labels_come_to_match() -> Result<()> {
     for number in 0..5 {
         let name = named(&scene, &format!("old-{number}"));
         create_namespace(&scene.client, &name, &[]).await?;
-        // Twice: what was known of the first time's copy is no knowledge of the second's.
+        // The test does this twice. Knowledge about the first copy must not count for the second.
         for _ in 0..2 {
             let labelled = merge(
                 &namespaces,
@@ -317,7 +317,7 @@ async fn bad_rules_are_refused_and_odd_ones_accepted() -> Result<()> {
 
 #[tokio::test]
 async fn the_hooks_stay_registered_and_the_lease_says_what_was_seen() -> Result<()> {
-    // Apart from the other scenarios, which need the hooks as they are.
+    // Other scenarios need the webhook configurations, so this test has a setting of its own.
     let setting =
         Setting::start(ControlPlane::builder(), Pair::builder().reconciler(false)).await?;
     let scene = setting.scene("keep").await?;
@@ -366,7 +366,7 @@ async fn the_hooks_stay_registered_and_the_lease_says_what_was_seen() -> Result<
 
 #[tokio::test]
 async fn what_others_write_into_the_hooks_is_put_back() -> Result<()> {
-    // Apart from the other scenarios, which need the hooks as they are.
+    // Other scenarios need the webhook configurations, so this test has a setting of its own.
     let setting =
         Setting::start(ControlPlane::builder(), Pair::builder().reconciler(false)).await?;
     let client = setting.control_plane.client().await?;
@@ -389,7 +389,7 @@ async fn what_others_write_into_the_hooks_is_put_back() -> Result<()> {
         mutating
             .patch("mimeo", &PatchParams::default(), &patch)
             .await?;
-        // A repair may wait some seconds for the one before it.
+        // A repair may wait some seconds after the previous one.
         eventually(SOON, format!("{edit} to be undone"), || async {
             let hooks = mutating.get("mimeo").await?.webhooks;
             if hooks.as_ref() == Some(&before) {
@@ -447,7 +447,7 @@ async fn bodies_that_would_fill_the_memory_are_refused_while_others_are_answered
     let others = async {
         let namespaces: Api<Namespace> = Api::all(client.clone());
         for number in 0..20 {
-            // Whoever comes while the memory is taken is told to come again.
+            // While the memory is used up, requests are told to retry.
             let namespace =
                 serde_json::from_value(json!({"metadata": {"name": format!("ns-{number}")}}))?;
             create_patiently(&namespaces, &namespace).await?;
@@ -458,7 +458,7 @@ async fn bodies_that_would_fill_the_memory_are_refused_while_others_are_answered
     others?;
     let is_told = |answer: &Result<Option<String>>| matches!(answer, Ok(Some(uid)) if uid == "u-1");
     if !answers.iter().any(is_told) {
-        // On a busy machine all of them may have come too late: then one alone is in time.
+        // On a busy machine all of them may have come too late. Then a single request is in time.
         eventually(SOON, "an answer", || async {
             let answer = ask(0).await;
             ensure!(is_told(&answer), "{answer:?}, and at first {answers:?}");
@@ -509,7 +509,8 @@ async fn the_hooks_go_with_the_role_that_owns_them() -> Result<()> {
     for (kind, name) in configurations {
         wait_gone(of(kind)?, name).await?;
     }
-    // Two looks at the role for each that is gone: the second comes when the first led to nothing.
+    // For each deleted configuration, the webhook looks for its role twice. The second look follows
+    // because the first repair failed.
     eventually(
         SOON,
         "the webhook to have looked for the role in vain",

@@ -108,7 +108,7 @@ fn a_write_that_was_made_is_not_made_again_before_its_watch_shows_it() {
         scene.engine.answered(&job, Answer::Done, scene.now);
         scene.now += LONGEST.saturating_sub(Duration::from_millis(1));
         assert!(next(&mut scene, is_it).is_none(), "{name} is written twice");
-        // The watch may never show it: somebody may have undone it at once.
+        // The watch may never show it, because another client may have undone it at once.
         scene.now += LONGEST;
         assert!(next(&mut scene, is_it).is_some(), "{name} is forgotten");
     }

@@ -1,4 +1,4 @@
-//! The webhook's certificates are replaced while people work.
+//! The webhook's certificates are replaced while users work.
 
 use std::{collections::BTreeSet, time::Duration};
 
@@ -14,14 +14,14 @@ use serde_json::{Value, json};
 use crate::people::People;
 
 const AT_ONCE: usize = 2;
-/// Much less than any of them lives.
+/// Much shorter than the life of any certificate.
 const LOOK_AGAIN: Duration = Duration::from_millis(200);
-/// Of authorities, so that one that was replaced has been replaced by one that came by itself.
+/// The number of CAs. With this many, one of them has replaced another without any help.
 const GENERATIONS: usize = 3;
 
 #[tokio::test]
 async fn authorities_and_certificates_are_replaced_under_load_and_nobody_notices() -> Result<()> {
-    // Strict: a review that the API server can't send refuses the namespace that it is about.
+    // With this policy, the API server refuses a namespace if it cannot send the review.
     let lifetimes = [
         ("CA_VALIDITY", "45s"),
         ("CERTIFICATE_VALIDITY", "20s"),
@@ -72,6 +72,6 @@ async fn authorities_and_certificates_are_replaced_under_load_and_nobody_notices
     assert!(certificates >= GENERATIONS);
     people.have(&names, "first").await?;
     people.leave().await?;
-    // The next test has the ordinary lifetimes, and what was made for these is not for it.
+    // The next test uses the ordinary lifetimes. It must not find the certificates of this test.
     mimeo.delete().await
 }

@@ -1,5 +1,5 @@
-//! The chart: installed, verified, upgraded and rolled back under load, and uninstalled; and what
-//! its values switch on.
+//! The chart: installation, verification, an upgrade and a rollback under load, and removal. Also
+//! the features that its values switch on.
 
 use anyhow::{Context, Result, ensure};
 use k8s_openapi::api::{
@@ -24,10 +24,10 @@ const AT_ONCE: usize = 4;
 #[tokio::test]
 async fn a_release_is_installed_upgraded_rolled_back_and_uninstalled_under_load_and_nobody_notices()
 -> Result<()> {
-    // Names are fixed, whoever installs.
+    // The names of the objects are fixed, so another installation would be in the way.
     Mimeo::remove_any().await?;
-    // Strict, so that a namespace which the API server can't ask a webhook about is refused: else
-    // nobody would notice it.
+    // With this policy, the API server refuses a namespace if the webhook does not answer.
+    // Otherwise the test would not notice it.
     let strict = |mut values: Value| {
         values["webhook"]["namespacesFailurePolicy"] = json!("Fail");
         values
@@ -48,8 +48,9 @@ async fn a_release_is_installed_upgraded_rolled_back_and_uninstalled_under_load_
     people.rotate("second").await?;
     people.have(&names, "second").await?;
 
-    // Uninstalled, it leaves its definitions, and with them rules and copies; and nothing that
-    // anybody waits for. Who comes meanwhile may have the copy or not, and is let in.
+    // After the removal, the CRDs stay, and so do the rules and copies. Nothing that stays holds
+    // anything up. A namespace that is created meanwhile may or may not get a copy, and admits its
+    // pods.
     people
         .come_in_during(AT_ONCE, mimeo.helm(&["uninstall", "mimeo", "--wait"]))
         .await?;
@@ -75,7 +76,7 @@ async fn a_release_is_installed_upgraded_rolled_back_and_uninstalled_under_load_
         .run_an_idle_pod(&people.namespace().await?, "app")
         .await?;
 
-    // Installed again, it goes on where it was.
+    // A new installation continues with the existing rules.
     let mimeo = Mimeo::by_chart(&json!({})).await?;
     people.in_force().await?;
     people.rotate("third").await?;
@@ -104,7 +105,7 @@ async fn with_its_switches_on_a_release_runs_where_only_restricted_pods_may() ->
         "metrics": {"auth": "Token", "dashboard": {"enabled": true}},
     }))
     .await?;
-    // Its pods, and those of its Jobs.
+    // The logs come from its pods and from those of its Jobs.
     mimeo.helm(&["test", "mimeo"]).await?;
     let people = People::settle(&client, "switches").await?;
     let names = people.move_in_together(AT_ONCE).await?;
@@ -122,7 +123,8 @@ async fn with_its_switches_on_a_release_runs_where_only_restricted_pods_may() ->
     mimeo.delete().await
 }
 
-/// Metrics, and what the page shows, as docs/operations.md says to have Prometheus read them.
+/// Reads metrics and the page's data with the permissions that docs/operations.md gives to
+/// Prometheus.
 async fn whom_a_role_is_bound_to_may_read(mimeo: &Mimeo, people: &People) -> Result<()> {
     let (monitoring, elsewhere) = (
         format!("{}-monitoring", people.tag),
@@ -157,7 +159,7 @@ async fn whom_a_role_is_bound_to_may_read(mimeo: &Mimeo, people: &People) -> Res
     {
         for pod in mimeo.pods(program).await? {
             let status = async |token| Door::of(&pod, "https", port, token)?.status(path).await;
-            // Authorizers learn of a binding a moment after it is stored.
+            // Authorizers see a binding a moment after it is stored.
             eventually(
                 SOON,
                 format!("{} to show {path}", program.name()),
@@ -190,7 +192,7 @@ async fn whom_a_role_is_bound_to_may_read(mimeo: &Mimeo, people: &People) -> Res
 #[tokio::test]
 async fn on_the_node_s_own_network_it_does_the_same() -> Result<()> {
     Mimeo::remove_any().await?;
-    // One of each: the node has each port once.
+    // One replica of each program, because the node has each port only once.
     let mimeo = Mimeo::by_chart(&json!({
         "webhook": {"replicas": 1, "hostNetwork": true, "port": 9443, "opsPort": 9080},
         "reconciler": {"replicas": 1, "hostNetwork": true, "opsPort": 9081},

@@ -1,5 +1,5 @@
-//! Mimeo's ports as somebody inside the cluster reaches them, who asks for no proof of whom they
-//! speak to.
+//! Mimeo's ports, used by a client inside the cluster that does not verify the server's
+//! certificate.
 
 use anyhow::{Context, Result, ensure};
 use http::{Request, StatusCode, header::CONTENT_TYPE};
@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 pub(crate) struct Door(Client);
 
 impl Door {
-    /// For who brings this token, or none.
+    /// Connects to a pod's port, with this token or without one.
     pub(crate) fn of(pod: &Pod, scheme: &str, port: u16, token: Option<&str>) -> Result<Self> {
         let address = pod
             .status
@@ -29,7 +29,7 @@ impl Door {
             .map(Self)
     }
 
-    /// The status of an answer, which may be one that goes on.
+    /// Returns the status of an answer, also if the answer is a stream.
     pub(crate) async fn status(&self, path: &str) -> Result<u16> {
         let answer = self.0.send(Request::get(path).body(Body::empty())?).await;
         Ok(answer
@@ -38,10 +38,11 @@ impl Door {
             .as_u16())
     }
 
-    /// The same of one that ends.
+    /// Returns the status of an answer that ends.
     ///
     /// # Errors
-    /// Also if a planted value is in it.
+    ///
+    /// Also if the answer contains the marked content of a Secret.
     pub(crate) async fn get(&self, path: &str) -> Result<u16> {
         Ok(self
             .exchange(Request::get(path).body(Body::empty())?)
@@ -50,10 +51,12 @@ impl Door {
             .as_u16())
     }
 
-    /// What a hook answers to a review: the text, and behind it that of its patch.
+    /// Returns a hook's answer to a review: the text, followed by the text of its patch.
     ///
     /// # Errors
-    /// Likewise; and if that isn't the answer to this review.
+    ///
+    /// Also if the answer contains the marked content of a Secret, or is not the answer to this
+    /// review.
     pub(crate) async fn ask(&self, hook: &str, review: &Value) -> Result<String> {
         let request =
             Request::post(format!("{hook}?timeout=5s")).header(CONTENT_TYPE, "application/json");
@@ -87,7 +90,7 @@ impl Door {
     }
 }
 
-/// A token of the account `default` of that namespace, which may do nothing.
+/// Returns a token of the account `default` of that namespace, which has no permissions.
 pub(crate) async fn token(mimeo: &Mimeo, namespace: &str) -> Result<String> {
     create_account(&mimeo.client, namespace).await?;
     Ok(mimeo

@@ -1,4 +1,4 @@
-//! Installed: the pods are as restricted as the manifests say, and do what Mimeo is for.
+//! After an installation, the pods are as restricted as the manifests say, and Mimeo does its work.
 
 use std::{collections::BTreeMap, fs, path::Path};
 
@@ -45,7 +45,7 @@ async fn pods_run_without_any_privilege_and_a_pod_gets_its_copy() -> Result<()> 
     people.leave().await
 }
 
-/// What the kernel knows of a process, whatever a manifest says of it.
+/// Checks the kernel's view of a process, independently of the manifests.
 fn confined(process: &Path) -> Result<()> {
     let status = fs::read_to_string(process.join("status"))?;
     let status: BTreeMap<&str, &str> = status
@@ -63,7 +63,7 @@ fn confined(process: &Path) -> Result<()> {
         is(set, "0000000000000000")?;
     }
     is("NoNewPrivs", "1")?;
-    // A filter: the runtime's own.
+    // The value 2 is a filter. The container runtime sets it.
     is("Seccomp", "2")?;
     let mounts = fs::read_to_string(process.join("mounts"))?;
     let root = mounts

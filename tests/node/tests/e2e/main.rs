@@ -1,8 +1,8 @@
-//! What only an installed Mimeo can show: pods, Services and probes, rollouts, reboots, upgrades,
+//! Tests that need an installed Mimeo: pods, Services and probes, rollouts, reboots, upgrades,
 //! removal.
 //!
-//! The tests share the one node and go one after another; see [`mimeo_node_tests`]. What Mimeo does
-//! is tested on bare control planes (`tests/tests/it/`), quicker and in more cases.
+//! The tests share one node and run one after another; see [`mimeo_node_tests`]. The tests of
+//! Mimeo's behaviour run on bare control planes (`tests/tests/it/`), faster and with more cases.
 
 mod certificates;
 mod chart;

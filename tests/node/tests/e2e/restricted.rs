@@ -1,5 +1,4 @@
-//! The least that it can be given: rights on objects in a few namespaces, by Roles, and none
-//! elsewhere.
+//! The smallest set of permissions: on objects in a few namespaces, by Roles, and on no others.
 
 use anyhow::{Context, Result, ensure};
 use k8s_openapi::api::core::v1::{Pod, Secret};
@@ -16,7 +15,7 @@ use crate::people::{PULL_SECRET, gated};
 
 #[tokio::test]
 async fn with_roles_in_a_few_namespaces_both_programs_do_their_work_there() -> Result<()> {
-    // What an installation before had may be more.
+    // The former installation may have more permissions.
     Mimeo::remove_any().await?;
     let node = Node::get().await?;
     let client = &node.client().await?;
@@ -87,8 +86,8 @@ async fn with_roles_in_a_few_namespaces_both_programs_do_their_work_there() -> R
         .map(drop)
 }
 
-/// One that exists, and that its labels bring under a rule, with a pod at once. No reconciler could
-/// have helped.
+/// Labels an existing namespace so that a rule matches it, and creates a pod at once. No reconciler
+/// runs that could help.
 async fn the_webhook_alone_fills_a_namespace_before_its_pods(mimeo: &Mimeo) -> Result<()> {
     let (client, copies) = (&mimeo.client, of::<Secret>(&mimeo.client, "later"));
     let labelled = rule("labelled")

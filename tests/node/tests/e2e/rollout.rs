@@ -1,4 +1,4 @@
-//! Replicas come and go while people work.
+//! Replicas start and stop while users work.
 
 use std::collections::BTreeSet;
 
@@ -8,16 +8,17 @@ use serde_json::json;
 
 use crate::people::People;
 
-/// At least as many namespaces, each with a pod.
+/// The smallest number of namespaces, each with a pod.
 const STORM: usize = 200;
 const AT_ONCE: usize = 8;
 
 #[tokio::test]
 async fn webhooks_are_rolled_during_a_storm_of_namespaces_and_nobody_notices() -> Result<()> {
-    // Strict: a namespace that the API server can't ask a webhook about is refused.
+    // With this policy, the API server refuses a namespace if it cannot call the webhook.
     let mimeo = Mimeo::kustomized(&json!({"components": ["strict"]})).await?;
     let people = People::settle(&mimeo.client, "storm").await?;
-    // Again and again, until the storm is over: from each command until no pod of before is left.
+    // Restarts the webhook again and again until the storm is over. Each restart lasts from the
+    // command until no former pod is left.
     let rolled = async {
         let (mut times, mut meanwhile) = (0, 0);
         while people.moved_in() < STORM {
@@ -46,7 +47,7 @@ async fn webhooks_are_rolled_during_a_storm_of_namespaces_and_nobody_notices() -
     people.leave().await
 }
 
-/// The names of the webhook's pods.
+/// Returns the names of the webhook's pods.
 async fn pods(mimeo: &Mimeo) -> Result<BTreeSet<String>> {
     Ok(mimeo
         .pods(Program::Webhook)

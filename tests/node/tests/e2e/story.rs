@@ -1,4 +1,4 @@
-//! `make demo`'s story, told by the pods of an installation: pod gate, transformation, drift,
+//! The steps of `make demo` with the pods of an installation: pod gate, transformation, drift,
 //! rotation, clean-up.
 
 use std::time::Duration;

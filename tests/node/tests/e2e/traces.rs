@@ -1,6 +1,5 @@
-//! Traces go to a collector that is known by the name of a Service, as the documentation's example
-//! has it: the programs are static, their image has nothing but them, and they look the name up all
-//! the same.
+//! Traces go to a collector under the name of a Service, as in the example of the documents. The
+//! programs are static and their image contains nothing else, but they can resolve the name.
 
 use std::{
     net::{Ipv4Addr, UdpSocket},
@@ -14,9 +13,9 @@ use serde_json::{Value, json};
 
 use crate::people::People;
 
-/// This end of the cable to the node: pods reach it.
+/// This end of the link to the node. Pods reach it.
 const HERE: Ipv4Addr = Ipv4Addr::new(10, 90, 0, 254);
-/// As pods of any namespace call it.
+/// The collector's name for pods of any namespace.
 const COLLECTOR: &str = "collector.monitoring";
 const CLUSTER: &str = "svc.cluster.local";
 
@@ -24,7 +23,7 @@ const CLUSTER: &str = "svc.cluster.local";
 async fn spans_arrive_at_a_collector_that_is_known_by_its_name() -> Result<()> {
     let collector = Collector::start_at(HERE)?;
     know(&format!("{COLLECTOR}.{CLUSTER}"))?;
-    // What a kubelet tells pods of a cluster's DNS.
+    // The DNS settings that a kubelet gives to pods.
     let dns = json!({
         "nameservers": [HERE], "searches": [format!("{NAMESPACE}.{CLUSTER}"), CLUSTER, "cluster.local"],
         "options": [{"name": "ndots", "value": "5"}],
@@ -41,7 +40,7 @@ async fn spans_arrive_at_a_collector_that_is_known_by_its_name() -> Result<()> {
     let names = [people.move_in().await?];
     people.rotate("second").await?;
     people.have(&names, "second").await?;
-    // The webhook answered reviews, the reconciler wrote.
+    // The webhook has answered reviews, and the reconciler has written copies.
     for words in [
         "mimeo-webhook",
         "mimeo-reconciler",
@@ -58,8 +57,8 @@ async fn spans_arrive_at_a_collector_that_is_known_by_its_name() -> Result<()> {
     people.leave().await
 }
 
-/// Answers whoever asks for the address of this name that it is here, and that there is no other,
-/// until the process ends.
+/// Answers each DNS query for this name with this machine's address, until the process ends. For
+/// any other name it answers that the name does not exist.
 fn know(name: &str) -> Result<()> {
     let name: Vec<u8> = name
         .split('.')
@@ -74,7 +73,7 @@ fn know(name: &str) -> Result<()> {
         let mut query = [0; 512];
         while let Ok((length, whose)) = socket.recv_from(&mut query) {
             if let Some(answer) = query.get(..length).and_then(|query| answer(query, &name)) {
-                // Who doesn't get it asks again.
+                // A client that does not get the answer asks again.
                 let _ = socket.send_to(&answer, whose);
             }
         }
@@ -82,20 +81,21 @@ fn know(name: &str) -> Result<()> {
     Ok(())
 }
 
-/// The answer to a query of one question, as RFC 1035 has it. None to anything else.
+/// Returns the answer to a query of one question, in the format of RFC 1035. Any other query gets
+/// no answer.
 fn answer(query: &[u8], name: &[u8]) -> Option<Vec<u8>> {
     let (head, question) = query.split_at_checked(12)?;
     let end = question.iter().position(|byte| *byte == 0)? + 1;
     let asked = question.get(..end)?.to_ascii_lowercase();
     let (what, question) = (question.get(end..end + 4)?, question.get(..end + 4)?);
     let (known, of_ipv4) = (asked == name, what == [0, 1, 0, 1]);
-    // A response, recursion desired and available; no such name, if it is another one.
+    // The flags: a response, recursion desired and available. For another name also: no such name.
     let flags = [0x81, if known { 0x80 } else { 0x83 }];
     let address = known && of_ipv4;
     let counts = [0, 1, 0, u8::from(address), 0, 0, 0, 0];
     let mut answer = [head.get(..2)?, &flags, &counts, question].concat();
     if address {
-        // Of the name in the question, an address, for five seconds.
+        // One address of the name in the question, valid for five seconds.
         answer.extend([0xc0, 12, 0, 1, 0, 1, 0, 0, 0, 5, 0, 4]);
         answer.extend(HERE.octets());
     }

@@ -1,4 +1,4 @@
-//! Removed, it leaves nothing that anybody has to know of.
+//! After its removal, Mimeo leaves nothing that needs attention.
 
 use anyhow::{Context, Result, ensure};
 use k8s_openapi::api::core::v1::{Namespace, Pod, Secret};
@@ -16,7 +16,7 @@ use serde_json::json;
 
 use crate::people::{PULL_SECRET, People, gated, refused};
 
-/// Cluster-scoped kinds of which an installation has objects.
+/// The cluster-scoped kinds of an installation's objects.
 const KINDS: [(&str, &str); 11] = [
     (
         "admissionregistration.k8s.io/v1",
@@ -51,7 +51,8 @@ async fn removed_while_it_is_used_it_leaves_copies_and_nothing_else() -> Result<
     let mimeo = Mimeo::kustomized(&json!({"components": ["guarded-writes"]})).await?;
     let people = People::settle(&mimeo.client, "removed").await?;
     let names = people.move_in_together(20).await?;
-    // One that is still marked when everything goes: its pods wait for a source that never comes.
+    // This namespace still has the pending label when Mimeo is removed. Its pods wait for a source
+    // that never exists.
     let waiting = unique("waiting");
     let required = rule(&waiting)
         .secret(people.home(), "never")
@@ -95,8 +96,7 @@ async fn removed_while_it_is_used_it_leaves_copies_and_nothing_else() -> Result<
             "{finalizers:?} {owner_references:?}"
         );
     }
-    // Namespaces that it had to do with end like any other, and nothing keeps people from making
-    // new ones and using them.
+    // Namespaces with copies can be deleted like any other. Users can create and use new ones.
     people
         .run_an_idle_pod(&people.namespace().await?, "app")
         .await?;
@@ -118,15 +118,15 @@ async fn removed_while_it_is_used_it_leaves_copies_and_nothing_else() -> Result<
     Ok(())
 }
 
-/// No object of any kind has a finalizer of Mimeo's, nor any namespace one of anybody's; and
-/// nothing of Mimeo's is still going.
+/// Checks that no object has a finalizer of Mimeo's, that no namespace has any finalizer in its
+/// metadata, and that no object of Mimeo's is still being deleted.
 async fn nothing_is_held_up(mimeo: &Mimeo) -> Result<()> {
     let kinds = mimeo
         .node
         .kubectl(["api-resources", "--verbs=list", "--output=name"])
         .await?;
     let kinds: Vec<&str> = kinds.lines().collect();
-    // What is in them is nobody's business.
+    // The contents are left out.
     let fields = "{.kind}/{.metadata.name}:{.metadata.finalizers}{.metadata.deletionTimestamp}";
     let output = format!("--output=jsonpath={{range .items[*]}}{fields}{{\"\\n\"}}{{end}}");
     let all = mimeo

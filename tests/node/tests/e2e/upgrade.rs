@@ -1,4 +1,5 @@
-//! From the last commit's chart and programs to these and back, while people work.
+//! An upgrade from the previous commit's chart and programs to the present ones, and back, while
+//! users work.
 
 use anyhow::Result;
 use mimeo_node_tests::Mimeo;
@@ -11,8 +12,8 @@ const AT_ONCE: usize = 4;
 #[tokio::test]
 async fn the_last_commit_is_upgraded_and_brought_back_under_load_and_nobody_notices() -> Result<()>
 {
-    // Strict, so that a namespace which the API server can't ask a webhook about is refused: else
-    // nobody would notice it.
+    // With this policy, the API server refuses a namespace if the webhook does not answer.
+    // Otherwise the test would not notice it.
     let strict = json!({"webhook": {"namespacesFailurePolicy": "Fail"}});
     Mimeo::remove_any().await?;
     let before = Mimeo::by_the_last_commit_s_chart(&strict).await?;

@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 
 use super::read;
 
-/// One of `cases.yaml`, which says what it means.
+/// One case of `cases.yaml`. The file explains the fields.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Example {
@@ -32,7 +32,7 @@ struct Example {
 }
 
 impl Example {
-    /// As promtool has it.
+    /// Returns the case in promtool's format.
     fn test(&self, own: &Value) -> Result<Value> {
         let mut labels: BTreeMap<String, String> = serde_json::from_value(own.clone())?;
         labels.extend(self.labels.clone());
@@ -58,7 +58,7 @@ impl Example {
     }
 }
 
-/// The groups as the chart renders them where one Prometheus has several clusters.
+/// Returns the alerts as the chart renders them for one Prometheus with several clusters.
 fn of_several_clusters() -> Result<Value> {
     let chart = concat!(env!("CARGO_MANIFEST_DIR"), "/../manifests/chart");
     let values =
@@ -98,8 +98,8 @@ fn alerts_fire_on_what_they_are_for_and_on_nothing_else() -> Result<()> {
     let cases: Vec<Example> = serde_yaml::from_str(&read("tests/tests/it/alerts/cases.yaml")?)?;
     let file: Value = serde_yaml::from_str(&read("manifests/chart/files/alerts.yaml")?)?;
     for (clusters, mut groups) in [(false, file), (true, of_several_clusters()?)] {
-        // Templates and all: they are looked at here, and left out below, where each would have to
-        // be spelled out.
+        // Here promtool checks the alerts with their templates. Below, the templates are left out,
+        // because each case would have to repeat their texts.
         let rules = folder.path().join("rules.yaml");
         fs::write(&rules, json!({"groups": groups}).to_string())?;
         run(Command::new(scenario::promtool()?)
@@ -138,7 +138,7 @@ fn alerts_fire_on_what_they_are_for_and_on_nothing_else() -> Result<()> {
             .args(["test", "rules"])
             .arg(&file))?;
         if !clusters {
-            // Each of them both ways.
+            // Each alert has a case in which it fires and a case in which it does not.
             let all: BTreeSet<&String> = labels.keys().collect();
             let fire = chosen
                 .iter()

@@ -20,7 +20,8 @@ struct RbacRule {
     verbs: Vec<String>,
 }
 
-/// The rules of a role; of one that the cluster fills in those of the roles that it finds.
+/// Returns the rules of a role. If the cluster fills the role in by aggregation, these are the
+/// rules of the selected roles.
 fn rules(objects: &[Value], role: &Value) -> Result<Vec<RbacRule>> {
     let Some(selectors) = role["aggregationRule"]["clusterRoleSelectors"].as_array() else {
         return Ok(serde_json::from_value(role["rules"].clone())?);
@@ -41,8 +42,8 @@ fn rules(objects: &[Value], role: &Value) -> Result<Vec<RbacRule>> {
     Ok(all)
 }
 
-/// What the programs may do: by namespace (none: everywhere) and resource, as in
-/// `leases.coordination.k8s.io/mimeo-reconciler`.
+/// The permissions of the programs, by namespace and resource. An empty namespace means everywhere.
+/// A resource can be `leases.coordination.k8s.io/mimeo-reconciler`.
 type Rights = BTreeMap<(String, String), BTreeSet<String>>;
 
 fn rights(objects: &[Value]) -> Result<Rights> {
@@ -87,7 +88,7 @@ fn rights(objects: &[Value]) -> Result<Rights> {
     Ok(rights)
 }
 
-/// Lines of a place, a resource and verbs.
+/// Returns permissions from lines of a namespace, a resource and verbs.
 fn table<'a>(lines: impl IntoIterator<Item = (&'a str, &'a str, &'a str)>) -> Rights {
     let row = |(place, resource, verbs): (&str, &str, &str)| {
         (
@@ -150,7 +151,7 @@ fn with_least_privilege_the_programs_may_do_this_and_nothing_else() -> Result<()
             )]));
         }
     }
-    // The kinds and the namespaces that the values name.
+    // The kinds and namespaces in the values.
     for kind in ["secrets", "networkpolicies.networking.k8s.io"] {
         expected.extend(table([("platform", kind, "get list watch")]));
         expected.extend(

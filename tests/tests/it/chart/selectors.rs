@@ -6,7 +6,8 @@ use serde_json::Value;
 
 use super::{SETS, objects, rendered_set};
 
-/// Whether a selector finds what has these labels; one that asks for nothing would find everything.
+/// True if a selector finds an object with these labels. An empty selector, which would find every
+/// object, counts as no match.
 fn matches(selector: &Value, labels: &Value) -> bool {
     if let Some(expressions) = selector["matchExpressions"].as_array() {
         return expressions.iter().all(|one| {
@@ -23,7 +24,7 @@ fn matches(selector: &Value, labels: &Value) -> bool {
     })
 }
 
-/// A workload of the chart's, or one pod: its name, and its pods as they will be.
+/// A workload of the chart, or one pod: its name, and its pod template.
 struct Workload<'a> {
     name: &'a str,
     kind: &'a str,
@@ -163,7 +164,7 @@ fn what_selects_pods_finds_its_own_and_their_ports() -> Result<()> {
                 );
             }
         }
-        // Where there is a policy for anybody there is one for everybody.
+        // If one workload has a network policy, all have one.
         let policies = objects
             .iter()
             .filter(|object| object["kind"] == "NetworkPolicy");
@@ -180,7 +181,7 @@ fn what_selects_pods_finds_its_own_and_their_ports() -> Result<()> {
             "{set}: nothing is said of {:?}",
             bare.map(|one| one.name)
         );
-        // What spreads pods, or keeps them apart, is about themselves.
+        // Rules that spread pods or keep them apart select the pods of the same workload.
         for Workload {
             name, pod, labels, ..
         } in &workloads

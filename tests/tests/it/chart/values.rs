@@ -1,4 +1,4 @@
-//! The chart's values as their comments document them.
+//! The chart's values, as their comments document them.
 
 use std::{collections::BTreeSet, fmt::Write, fs, path::Path};
 
@@ -7,13 +7,13 @@ use serde_json::Value;
 
 /// A value that has a comment of its own.
 pub(super) struct Documented {
-    /// As in `image.tag`.
+    /// The path of the value, for example `image.tag`.
     pub(super) path: String,
     pub(super) description: String,
     default: Value,
 }
 
-/// All of them, in the file's order.
+/// Returns all of them, in the file's order.
 pub(super) fn documented(chart: &Path) -> Result<Vec<Documented>> {
     let text = fs::read_to_string(chart.join("values.yaml"))?;
     let defaults: Value = serde_yaml::from_str(&text)?;
@@ -53,7 +53,7 @@ pub(super) fn documented(chart: &Path) -> Result<Vec<Documented>> {
     Ok(found)
 }
 
-/// The table of the README.
+/// Returns the table of the README.
 pub(super) fn table(chart: &Path) -> Result<String> {
     let mut table = String::from(
         "| Key | Type | Default | Description |\n|-----|------|---------|-------------|\n",
@@ -82,8 +82,8 @@ pub(super) fn table(chart: &Path) -> Result<String> {
     Ok(table)
 }
 
-/// The paths of a schema at which a value is described. What stands above them takes no other keys
-/// than these.
+/// Finds the paths in a schema that have a description. Checks that the objects above them permit
+/// no other keys.
 pub(super) fn leaves(schema: &Value, path: &str, found: &mut BTreeSet<String>) -> Result<()> {
     if schema["description"].is_string() {
         found.insert(path.to_owned());
@@ -107,7 +107,7 @@ pub(super) fn leaves(schema: &Value, path: &str, found: &mut BTreeSet<String>) -
     Ok(())
 }
 
-/// What the schema says of the value at a path.
+/// Returns the schema of the value at a path.
 pub(super) fn node<'a>(schema: &'a Value, path: &str) -> Option<&'a Value> {
     path.split('.')
         .try_fold(schema, |node, key| node["properties"].get(key))

@@ -12,11 +12,11 @@ use serde_json::json;
 
 use super::{BELONGS_TO, STAGE};
 
-/// Namespaces and rules of a chain: each rule copies Secret `registry` of the namespace before into
-/// its own.
+/// The namespaces and rules of a chain. Each rule copies the Secret `registry` of the previous
+/// namespace into its own.
 struct Chain<'a> {
     scene: &'a Scene<'a>,
-    /// The source's first.
+    /// The namespaces in order. The first one has the source.
     places: Vec<String>,
     rules: Vec<RuleSpec>,
 }
@@ -43,7 +43,7 @@ impl<'a> Chain<'a> {
         })
     }
 
-    /// Waits until the copy at the end of the chain has this, and each before it.
+    /// Waits until each copy in the chain has this token.
     async fn carries(&self, token: &str) -> Result<Vec<Secret>> {
         let mut copies = Vec::new();
         for place in &self.places[1..] {
@@ -53,7 +53,7 @@ impl<'a> Chain<'a> {
         Ok(copies)
     }
 
-    /// How often Mimeo has written the copies, by the chain's namespaces, since the mark.
+    /// Returns how often Mimeo has written each copy since the mark, in the order of the chain.
     async fn writes(&self, mark: &AuditMark) -> Result<Vec<usize>> {
         let events = self.scene.setting.control_plane.audit_since(mark).await?;
         let ours = |event: &&AuditEvent| {
@@ -77,7 +77,8 @@ impl<'a> Chain<'a> {
 async fn a_chain_of_three_rules_carries_a_change_to_its_end_and_a_loss_too() -> Result<()> {
     let scene = STAGE.scene("chain").await?;
     let chain = Chain::new(&scene, 3).await?;
-    // From its beginning: no rule writes what an older rule names as its source.
+    // The rules are created from the beginning of the chain, because no rule writes over the source
+    // of an older rule.
     for rule in &chain.rules {
         rule.create(&scene.client).await?;
     }
@@ -112,11 +113,11 @@ async fn a_chain_of_three_rules_carries_a_change_to_its_end_and_a_loss_too() -> 
         "each change is written once in each"
     );
 
-    // What somebody makes of a link is put right there, and doesn't get further than that.
+    // Mimeo reverts an edit of a copy in the chain. The edit gets no further.
     let link = scene.secrets(&chain.places[1]);
     put(&link, "registry", &[("token", "theirs")]).await?;
     chain.carries("two").await?;
-    // The source is deleted, and so is one copy after the other.
+    // The source is deleted, and so is one copy after another.
     delete(&scene.secrets(&scene.home), "registry").await?;
     for place in &chain.places[1..] {
         wait_gone(scene.secrets(place), "registry").await?;

@@ -61,7 +61,7 @@ async fn a_rule_pointed_at_another_source_updates_its_copies_in_place() -> Resul
     scene.wait_synced(&scene.tag).await?;
     let before = scene.secrets(&namespaces[0]).get("color").await?;
 
-    // One that is yet to come: till then the copies stay.
+    // The new source does not exist yet. Until it does, the copies stay.
     scene
         .rule()
         .secret(&scene.home, "red")

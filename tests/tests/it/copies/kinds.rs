@@ -88,7 +88,7 @@ async fn any_kind_is_copied_with_one_write_however_the_server_completes_it() -> 
             of(&namespace)?.get("web").await?,
         );
         for object in [&mut source, &mut copy] {
-            // Each Service has an address of its own.
+            // Each Service has its own address.
             if let Some(spec) = object.data["spec"]
                 .as_object_mut()
                 .filter(|_| *kind == "Service")
@@ -163,7 +163,7 @@ async fn a_custom_resource_is_copied_once_its_definition_arrives() -> Result<()>
     wait_gone(copies, "first").await
 }
 
-/// Its objects are there all the while, in another version.
+/// The objects exist all the time, in another version.
 #[tokio::test]
 async fn a_version_that_is_not_served_for_a_while_costs_no_copy() -> Result<()> {
     let scene = STAGE.scene("version").await?;
@@ -179,7 +179,7 @@ async fn a_version_that_is_not_served_for_a_while_costs_no_copy() -> Result<()> 
     let rule = scene
         .rule()
         .source(&format!("{group}/v1"), "Widget", &scene.home, "first");
-    // A source that is taken for deleted takes its copies along at once.
+    // If Mimeo took the source for deleted, the copies would be deleted at once.
     rule.set("retentionPolicy", json!({"sourceGracePeriodSeconds": 0}))
         .create(&scene.client)
         .await?;
@@ -236,7 +236,8 @@ async fn a_version_that_is_not_served_for_a_while_costs_no_copy() -> Result<()> 
     Ok(())
 }
 
-/// By the version that is left: as when a cluster was upgraded that served the former one no more.
+/// Mimeo deletes the copies through the remaining version. After an upgrade, a cluster may no
+/// longer serve the former one.
 #[tokio::test]
 async fn copies_of_a_rule_that_goes_while_its_version_is_not_served_go_all_the_same() -> Result<()>
 {
@@ -282,12 +283,11 @@ async fn copies_of_a_rule_that_goes_while_its_version_is_not_served_go_all_the_s
     .await
 }
 
-/// However often it were sent it would not fit. What may come to fit it is a definition of the kind
-/// that declares it, or the rule.
+/// A retry cannot help. Only another CRD that declares the field, or a change of the rule, can.
 #[tokio::test]
 async fn a_field_that_no_schema_declares_is_tried_once_until_it_is_declared_or_the_rule_is_mended()
 -> Result<()> {
-    /// Whatever is tried again is tried after a second at first.
+    /// The first retry of anything comes after one second.
     const QUIET: Duration = Duration::from_secs(5);
     let scene = STAGE.scene("undeclared").await?;
     let namespaces = scene.namespaces(3).await?;
@@ -375,8 +375,8 @@ async fn a_field_that_no_schema_declares_is_tried_once_until_it_is_declared_or_t
     Ok(())
 }
 
-/// What Mimeo has asked for of each object in these namespaces since the mark, by namespace and
-/// resource: the answers.
+/// Returns the codes of Mimeo's requests since the mark, by namespace and resource, for the objects
+/// in these namespaces.
 async fn tried(
     scene: &Scene<'_>,
     mark: &AuditMark,
@@ -397,7 +397,7 @@ async fn tried(
     Ok(tried)
 }
 
-/// A kind of custom resources.
+/// Returns a CRD.
 fn widgets(group: &str) -> Result<CustomResourceDefinition> {
     Ok(serde_json::from_value(json!({
         "apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition",
@@ -418,7 +418,7 @@ fn widgets(group: &str) -> Result<CustomResourceDefinition> {
     }))?)
 }
 
-/// The same, with a second version that is always served.
+/// Returns the CRD with a second version, which is always served.
 fn in_two_versions(group: &str, first_served: bool) -> Result<CustomResourceDefinition> {
     let mut definition = widgets(group)?;
     let first = definition.spec.versions.pop().context("no version")?;
@@ -448,7 +448,7 @@ async fn the_watches_of_a_kind_close_with_its_last_rule() -> Result<()> {
     let widget = json!({"apiVersion": api_version, "kind": "Widget", "metadata": {"name": "first", "namespace": scene.home}});
     apply(&scene.client, &widget).await?;
 
-    // How many watches of the kind are open, of the reconciler and of the webhook.
+    // Counts the open watches of the kind: those of the reconciler and of the webhook.
     let start = control_plane.audit_mark().await?;
     let open = async || -> Result<[usize; 2]> {
         let ended = control_plane.watches_ended_since(&start).await?;
@@ -504,7 +504,7 @@ async fn the_watches_of_a_kind_close_with_its_last_rule() -> Result<()> {
         }
     })
     .await?;
-    // Nor are they opened again when the programs have other things to do, with kinds among them.
+    // The watches stay closed when the programs have other work, also with other kinds.
     let closed = control_plane.audit_mark().await?;
     let group = format!("{}-other.example.com", scene.tag);
     install_crd(&scene.client, &widgets(&group)?).await?;

@@ -1,6 +1,6 @@
-//! Compares the output of `kubectl explain --recursive` for each kind with golden files, because
-//! people read it before any document. The fields of `metadata` are left out: they are Kubernetes'
-//! own. With `MIMEO_UPDATE_GOLDEN=1` (`make golden`) the test rewrites the files instead.
+//! Compares the output of `kubectl explain --recursive` for each kind with golden files. Users read
+//! this output before any document. The fields of `metadata` are left out because Kubernetes
+//! defines them. With `MIMEO_UPDATE_GOLDEN=1` (`make golden`) the test rewrites the files instead.
 
 use std::{env, fs};
 
@@ -13,7 +13,7 @@ use mimeo_tests::{
 use super::workspace;
 use crate::stages::PLAIN;
 
-/// What is printed, without the fields of `metadata` and without spaces at ends of lines.
+/// Returns the output without the fields of `metadata` and without spaces at the ends of lines.
 fn ours(told: &str) -> String {
     let (mut kept, mut of_metadata) = (String::new(), false);
     for line in told.lines() {
@@ -31,7 +31,7 @@ async fn golden_files_have_what_kubectl_explains_of_each_kind() -> Result<()> {
     let mut stale = Vec::new();
     for definition in mimeo_api::crds() {
         let kind = definition.spec.names.kind.to_lowercase();
-        // It is served a moment before it is described.
+        // The API server serves a kind a moment before it describes it.
         let told = eventually(SOON, format!("an explanation of {kind}"), || async {
             Ok(Some(ours(&kubectl(
                 control_plane,

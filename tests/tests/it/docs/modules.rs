@@ -64,12 +64,12 @@ fn a_circle_is_found_however_it_is_written() {
             "{code}"
         );
     }
-    // What only tests use is no part of the shape.
+    // A use in unit tests does not count.
     let tests = "use std::fmt;\n#[cfg(test)]\n#[allow(clippy::unwrap_used)] // Why.\npub(crate) mod tests {\n    use crate::a;\n}\n";
     assert!(circle(&uses(&[("a", "use crate::b;"), ("b", tests)])).is_empty());
 }
 
-/// The modules of the circles, with those on the way from one to another.
+/// Returns the modules of the circles, and the modules between two circles.
 fn circle(uses: &Uses) -> Vec<String> {
     let mut left: Uses = uses.clone();
     loop {
@@ -78,7 +78,7 @@ fn circle(uses: &Uses) -> Vec<String> {
             used.retain(|used| used != module && modules.contains(used));
         });
         let needed: BTreeSet<String> = left.values().flatten().cloned().collect();
-        // Below all that is left, or above it.
+        // Removes the modules below all others, and those above all others.
         left.retain(|module, used| !used.is_empty() && needed.contains(module));
         if left.len() == modules.len() {
             return left.into_keys().collect();
@@ -110,9 +110,9 @@ fn uses(source: &Path) -> Result<Uses> {
     Ok(uses)
 }
 
-/// The top-level modules that the code names, without its comments and its unit tests.
+/// Returns the top-level modules that the code names. Comments and unit tests do not count.
 fn used(code: &str) -> BTreeSet<String> {
-    // Other attributes may stand between the two.
+    // Other attributes may stand in between.
     let tests = code
         .find("mod tests {")
         .and_then(|module| code[..module].rfind("#[cfg(test)]"));
@@ -128,8 +128,8 @@ fn used(code: &str) -> BTreeSet<String> {
         .collect()
 }
 
-/// The first name of each path that begins here: of `a::b` it is `a`, of `{a::b, c}` they are `a`
-/// and `c`.
+/// Returns the first name of each path at the start of the text: `a` for `a::b`, and `a` and `c`
+/// for `{a::b, c}`.
 fn first_names(path: &str) -> Vec<String> {
     let Some(list) = path.strip_prefix('{') else {
         return name(path).into_iter().collect();

@@ -14,7 +14,7 @@ impl Dice {
         self.roll() % limit
     }
 
-    /// Once in so many times.
+    /// Returns true once in this many times, on average.
     pub fn once_in(&mut self, times: u64) -> bool {
         self.below(times) == 0
     }

@@ -31,7 +31,8 @@ use super::pods::{Pod, Pods};
 
 pub const TEAMS: [&str; 2] = ["red", "green"];
 pub const TIERS: [&str; 2] = ["gold", "iron"];
-/// Namespaces that come and go under these names, and as many again with generated names.
+/// The number of fixed names of namespaces that are created and deleted. As many others get
+/// generated names.
 const SLOTS: u64 = 3;
 const MOST_NAMESPACES: usize = 6;
 pub const SOURCES: u64 = 4;
@@ -45,11 +46,11 @@ pub struct Exam {
     pub memory: Memory,
     pub round: Round,
     pub pods: Pods,
-    /// The edits of this round, for people.
+    /// The edits of this round, for the report.
     pub diary: Vec<String>,
-    /// Answers that the documents don't allow.
+    /// Answers that contradict the documents.
     pub complaints: Vec<String>,
-    /// How many states the round has had.
+    /// The number of the round's states so far.
     pub steps: Arc<AtomicUsize>,
     pub count: usize,
 }
@@ -129,7 +130,7 @@ impl Exam {
         }
     }
 
-    /// A source of the tenant's own.
+    /// Returns a source in the tenant's own namespace.
     pub fn own(&self, number: u64) -> Cell {
         let kind = KINDS[usize::from(number.is_multiple_of(2))];
         Cell {
@@ -155,14 +156,14 @@ impl Exam {
         }
     }
 
-    /// The world is so from now on.
+    /// Records the present world as a new state of the round.
     pub fn note(&mut self, what: String) {
         self.diary.push(what);
         self.round.states.push(self.world.clone());
         self.steps.fetch_add(1, Ordering::SeqCst);
     }
 
-    /// Waits until each rule that holds pods says that it does.
+    /// Waits until each rule with a pod gate reports that the gate is in force.
     pub async fn await_force(&self) -> Result<BTreeSet<RuleId>> {
         let gated = |rule: &Rule| rule.spec.gate != Gate::None && !rule.spec.suspend;
         let rules = self
@@ -180,7 +181,7 @@ impl Exam {
         .await
     }
 
-    /// Waits until the namespaces that were deleted are gone: nothing of Mimeo's holds them.
+    /// Waits until deleted namespaces are gone. Nothing of Mimeo's holds them.
     pub async fn await_ends(&self) -> Result<()> {
         eventually(SOON, "the end of namespaces", || async {
             let observed = observe(&self.client, &self.tag).await?;
@@ -195,7 +196,7 @@ impl Exam {
         .await
     }
 
-    /// Somebody does something; with namespaces and pods, mostly, if it is about the gates.
+    /// A user does one random action. With `gates`, the action mostly concerns namespaces and pods.
     pub async fn act(&mut self, gates: bool) -> Result<()> {
         let kinds = if gates && !self.dice.once_in(4) {
             14
@@ -279,7 +280,7 @@ impl Exam {
         let api: Api<Namespace> = Api::all(self.client.clone());
         let created = match create(&api, &wanted).await? {
             Ok(created) => created.metadata,
-            // The one of this name is still being deleted.
+            // A former namespace of this name is still being deleted.
             Err(status) if status.code == 409 => return Ok(()),
             Err(status) => bail!("a namespace was refused: {}", status.message),
         };
@@ -381,8 +382,8 @@ impl Exam {
         Ok(())
     }
 
-    /// Takes a namespace away from its team, and gives it back while its copies are being deleted;
-    /// a pod comes at once.
+    /// Takes a namespace from its team, and gives it back while its copies are being deleted.
+    /// Creates a pod at once.
     async fn flap(&mut self) -> Result<()> {
         let Some(name) = self.some_namespace() else {
             return Ok(());
@@ -443,7 +444,7 @@ impl Exam {
             ]),
             annotations: map(&[("exam/note", "first")]),
         };
-        // Some edits are of what copies may not carry.
+        // Some edits change fields that copies may not carry.
         if let Some(before) = self.world.sources.get(cell)
             && self.dice.once_in(4)
         {
@@ -490,7 +491,7 @@ impl Exam {
         Ok(())
     }
 
-    /// Deletes and creates at once.
+    /// Deletes a source and creates it again at once.
     async fn swap_source(&mut self) -> Result<()> {
         let cell = self.some_source();
         self.delete_source(&cell).await?;
@@ -504,7 +505,7 @@ impl Exam {
 
     // ---- Copies ----
 
-    /// Somebody changes a copy, or deletes it.
+    /// A user changes or deletes a copy.
     async fn meddle(&mut self) -> Result<()> {
         let live = |cell: &&Cell| {
             self.world.namespaces.contains_key(&cell.namespace)
@@ -646,7 +647,7 @@ impl Exam {
             name,
         };
         let extra = format!("{EXTRA}{}", self.count());
-        // Some have the content that the copy has.
+        // Some foreign objects have the content of the copy.
         let mut content = Content {
             data: map(&[(extra.as_str(), "foreign")]),
             ..Content::default()

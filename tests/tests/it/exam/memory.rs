@@ -1,4 +1,4 @@
-//! The history that matters according to the documents, as of the end of each round.
+//! The history that matters according to the documents, at the end of each round.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,31 +11,31 @@ pub struct Held {
     pub holder: Holder,
 }
 
-/// A namespace's uid, a rule, and its copy there.
+/// A namespace's uid, a rule, and the rule's copy there.
 pub type Seed = (String, RuleId, Cell);
 
 #[derive(Default)]
 pub struct Memory {
     pub copies: BTreeMap<Cell, Held>,
     pub seeded: BTreeSet<Seed>,
-    /// A race decided whether these were created once.
+    /// Copies that may have been created once. A race decided it.
     pub maybe_seeded: BTreeSet<Seed>,
     /// Tampered copies that no rule has written since.
     pub tampered: BTreeSet<String>,
-    /// Tampered copies of which no process can know any more that they are Mimeo's.
+    /// Tampered copies that no process can recognize as Mimeo's any more.
     pub tainted: BTreeSet<String>,
-    /// Another's object was in the way: the copy is tried again within five minutes.
+    /// A foreign object was in the way. Mimeo retries the copy within five minutes.
     pub lagging: BTreeSet<Cell>,
-    /// What people added to copies: keys of labels or data, with the copy's uid.
+    /// Keys of labels or data that users added to copies, each with the copy's uid.
     pub extras: BTreeMap<String, String>,
-    /// Copies with a value that people wrote under a key of the rule's. If the rule has dropped the
-    /// key meanwhile, it is theirs.
+    /// Copies with a value that users wrote under one of the rule's keys. If the rule has dropped
+    /// the key meanwhile, it is a user's key.
     pub edited: BTreeSet<String>,
 }
 
 impl Memory {
-    /// Takes over what is so at the end of a round. Returns the objects of others that have become
-    /// copies, or are gone.
+    /// Records the state at the end of a round. Returns the foreign objects that have become copies
+    /// or are gone.
     pub fn advance(&mut self, round: &Round, observed: &Observed, tag: &str) -> BTreeSet<Cell> {
         let now = round.now();
         let judge = Judge::new(self, round, observed, tag);
@@ -178,7 +178,7 @@ impl Judge<'_> {
                 next.maybe_seeded.remove(&seed);
                 next.seeded.insert(seed);
             }
-            // A copy of the other strategies is written again, and the record goes.
+            // With the other strategies, Mimeo writes the copy again and removes the record.
             Verdict::Wanted(rules, _) => {
                 for rule in rules {
                     let seed = self.seed(rule, cell);
@@ -192,7 +192,7 @@ impl Judge<'_> {
 }
 
 impl Memory {
-    /// Whether nothing that people did before hinders this copy.
+    /// True if no earlier edit hinders this copy.
     pub fn is_plain(&self, cell: &Cell, round: &Round) -> bool {
         let uid = self.copies.get(cell).map(|held| &held.object.uid);
         let tampered = |uid: &String| {
@@ -203,7 +203,7 @@ impl Memory {
         !self.lagging.contains(cell) && !uid.is_some_and(tampered)
     }
 
-    /// Whether a copy in a namespace can't be written, perhaps.
+    /// True if a copy in a namespace perhaps cannot be written.
     pub fn is_rough(&self, namespace: &str, round: &Round) -> bool {
         self.copies
             .keys()

@@ -15,20 +15,20 @@ use super::judge::Round;
 use super::memory::Memory;
 use super::model::{Cell, Gate, RuleId, World};
 
-/// A pod, and the copies that it comes after.
+/// A pod, and the copies that must exist before it.
 pub struct Pod {
     namespace: String,
     name: String,
     generated: bool,
-    /// The state of the round that it was created in.
+    /// The state of the round at the pod's creation.
     from: usize,
     awaited: Vec<(Cell, RuleId, Cell)>,
 }
 
-/// What became of a pod, and in which state of the round.
+/// The result of a pod's creation, and the state of the round at that time.
 struct Outcome {
     until: usize,
-    /// The revision at which it was stored, or the refusal.
+    /// The revision at which the pod was stored, or the refusal.
     stored: Result<u64, String>,
 }
 
@@ -37,7 +37,7 @@ pub struct Pods {
     asked: Vec<(Pod, JoinHandle<Result<Outcome>>)>,
     pub admitted: usize,
     pub denied: usize,
-    /// Copies that were looked for before a pod.
+    /// The number of copies that were looked for before a pod.
     pub checked: usize,
 }
 
@@ -56,7 +56,7 @@ impl Pod {
 }
 
 impl Pods {
-    /// Creates a pod while others go on.
+    /// Creates a pod while other edits go on.
     pub fn spawn(&mut self, client: &Client, asked: Pod, steps: Arc<AtomicUsize>) {
         let api = Api::namespaced(client.clone(), &asked.namespace);
         let mut wanted = pod(&asked.name);
@@ -77,7 +77,7 @@ impl Pods {
         self.asked.push((asked, tokio::spawn(creation)));
     }
 
-    /// Whether pods are awaited still.
+    /// Waits for all pods of the round. Returns those that were wrongly admitted or refused.
     pub async fn join(
         &mut self,
         round: &Round,
@@ -92,7 +92,7 @@ impl Pods {
         }
         chronicle.catch_up().await?;
         for (pod, Outcome { until, stored }) in ended {
-            // An edit may be stored before it is noted.
+            // An edit may be stored before it is recorded.
             let last = (until + 1).min(round.states.len() - 1);
             let states = &round.states[..=last];
             let now = &round.states[round.states.len() - 1];
@@ -128,7 +128,7 @@ impl Pods {
 }
 
 impl Pod {
-    /// Those of its copies that nothing in the round hindered before it was stored.
+    /// Returns those of its copies that nothing in the round hindered before the pod was stored.
     fn sure<'a>(
         &'a self,
         states: &'a [World],
@@ -164,8 +164,8 @@ impl Pod {
             .states
             .iter()
             .any(|state| state.may_deny(&self.namespace));
-        // A rule that requires its copies and was changed, or was not in force yet, may deny for a
-        // moment.
+        // A rule that requires its copies may deny a pod for a moment after a change, or before it
+        // is in force.
         let required = |state: &World| -> BTreeSet<RuleId> {
             let rules = state
                 .rules

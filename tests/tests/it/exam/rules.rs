@@ -64,7 +64,7 @@ impl Exam {
         Ok(())
     }
 
-    /// Deletes and creates at once.
+    /// Deletes a rule and creates it again at once.
     pub async fn swap_rule(&mut self) -> Result<()> {
         let id = self.some_rule();
         self.delete_rule(&id).await?;
@@ -146,7 +146,7 @@ impl Exam {
         Targets::Own
     }
 
-    /// The spec with one thing changed.
+    /// Returns the spec with one change.
     fn changed(&mut self, id: &RuleId, mut spec: Spec) -> Spec {
         let platform = id.home.is_none();
         match self.dice.below(14) {
@@ -181,8 +181,8 @@ impl Exam {
             13 if self.dice.once_in(2) => spec.shared ^= true,
             _ => spec.suspend ^= true,
         }
-        // Deny takes Replace. What is created once is its owner's: nobody is denied, and no other
-        // rule has the name.
+        // `Deny` requires `Replace`. A copy that is created once belongs to its owner: no drift is
+        // denied, and no other rule has the copy's name.
         spec.deny &= spec.strategy == Strategy::Replace;
         spec.shared &= spec.strategy != Strategy::CreateOnce && *id != self.rule_id(RULES);
         spec
@@ -259,7 +259,7 @@ impl Exam {
     }
 }
 
-/// A rule in one line.
+/// Describes a rule in one line.
 pub fn brief(spec: &Spec) -> String {
     let sources: Vec<&str> = spec.sources.iter().map(|cell| cell.name.as_str()).collect();
     let Retention {

@@ -368,7 +368,8 @@ pub struct Server {
     pub unserved: BTreeSet<Res>,
     /// Namespaces whose quota is used up.
     pub full: BTreeSet<String>,
-    /// What the kinds `ConfigMap` said, version by version: kinds, uids of the CRDs, confirmations.
+    /// The content of the kinds `ConfigMap`, version by version: kinds, uids of the CRDs,
+    /// confirmations.
     pub notes: Vec<Notes>,
     /// Uid of the rules' CRD, version by version.
     pub crds: Vec<Option<String>>,
