@@ -70,8 +70,8 @@ pub struct AuditEvent {
     pub received: Timestamp,
     /// Time at which this stage was reached.
     pub at: Timestamp,
-    /// Names of the webhooks with `failurePolicy: Ignore` whose call failed: the API server went on
-    /// without their answers.
+    /// Names of the webhooks with `failurePolicy: Ignore` whose call failed. The API server
+    /// continued without their answers.
     pub passed_over: Vec<String>,
 }
 

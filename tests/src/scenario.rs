@@ -737,10 +737,11 @@ pub fn kubectl_as<'a>(
     )
 }
 
-/// `kubectl`, without arguments, for what takes no cluster.
+/// `kubectl`, without arguments, for commands that need no cluster.
 ///
 /// # Errors
-/// When it can't be built.
+///
+/// `kubectl` cannot be built.
 pub async fn bare_kubectl() -> Result<std::process::Command> {
     crate::binaries::kubectl().await
 }

@@ -85,7 +85,7 @@ impl<'a> Silent<'a> {
         })
     }
 
-    /// Breaks the connections of those that wait now: their calls fail at once. Later ones hang as
+    /// Breaks the connections of the calls that hang now, so they fail at once. Later calls hang as
     /// before.
     pub fn let_go(&mut self) -> Result<()> {
         (self.listener, self.called) = (None, None);

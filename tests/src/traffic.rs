@@ -60,12 +60,13 @@ pub async fn create_namespaces(
     Ok(names)
 }
 
-/// Creates an object as `kubectl` and every client of client-go does: when the server says "not
-/// now" (429) and when to come back, it does so. They do ten times; here it is for [`SOON`], since
-/// a machine may be slow. For the same reason a call of a webhook that timed out is repeated.
-/// Returns also how often the server said "not now".
+/// Creates an object like `kubectl` and every client of client-go: after a 429 with a pause it
+/// retries. These clients retry ten times. This function retries for [`SOON`], because a machine
+/// may be slow. For the same reason it also retries after a webhook call that timed out. Returns
+/// the number of answers with 429, too.
 ///
 /// # Errors
+///
 /// Any other refusal, or the last one.
 pub async fn create_patiently<K>(api: &Api<K>, object: &K) -> kube::Result<(K, u32)>
 where
@@ -135,8 +136,8 @@ pub fn retry_after(error: &kube::Error) -> Option<Duration> {
     (status.code == 429 && seconds > 0).then(|| SECOND * seconds)
 }
 
-/// Whether the API server refused a request because a webhook took longer than the API server
-/// waits. Mimeo answers earlier than that, unless the machine is too busy to let it.
+/// True if the API server refused a request because a webhook call timed out. Mimeo answers
+/// earlier, unless the machine is too busy.
 pub fn webhook_timed_out(error: &kube::Error) -> bool {
     let kube::Error::Api(status) = error else {
         return false;
@@ -146,9 +147,10 @@ pub fn webhook_timed_out(error: &kube::Error) -> bool {
         && status.message.contains("deadline exceeded")
 }
 
-/// Repeats what is refused for any reason, until it is not. Says also how often it was refused.
+/// Retries a request after any refusal, until it succeeds. Returns the number of refusals, too.
 ///
 /// # Errors
+///
 /// The last refusal, once [`SOON`] has passed.
 pub async fn stubbornly<T, F: Future<Output = kube::Result<T>>>(
     mut attempt: impl FnMut() -> F,

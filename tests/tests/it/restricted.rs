@@ -429,7 +429,7 @@ async fn rules_of_tenants_end_at_the_limits_whatever_is_granted() -> Result<()> 
         .await
 }
 
-/// Other parts of ClusterReplications stay within the limits, too: selectors, and the hook that
+/// Other parts of `ClusterReplication`s stay within the limits, too: selectors, and the hook that
 /// denies drift. Policies need no limits, because they act on requests and read nothing.
 #[tokio::test]
 async fn selectors_and_denied_drift_keep_to_the_limits_and_policies_need_none() -> Result<()> {

@@ -488,7 +488,7 @@ async fn rights_that_mimeo_lacks_are_told_with_the_rule_that_gives_them() -> Res
     Ok(())
 }
 
-/// A tenant's Replication works like a ClusterReplication here. Another person grants permissions
+/// A tenant's Replication works like a `ClusterReplication` here. Another person grants permissions
 /// to Mimeo, and the tenant can forward the message.
 #[tokio::test]
 async fn rights_that_mimeo_lacks_for_a_tenants_rule_are_told_him_and_once_given_it_copies()

@@ -140,7 +140,7 @@ fn what_the_watch_shows_during_a_read_is_newer_than_the_read() {
     assert_eq!(scene.done(), [] as [&str; 0], "the source was deleted");
 }
 
-/// The object of a job has changed while the job ran: the next attempt needs no pause.
+/// The object of a job changed while the job ran. The next attempt needs no pause.
 #[test]
 fn a_job_whose_object_has_changed_meanwhile_is_retried_at_once() {
     let mut scene = a_filled_namespace();

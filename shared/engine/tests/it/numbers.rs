@@ -291,8 +291,8 @@ fn a_copy_lags_from_the_change_of_its_source() {
     );
 }
 
-/// A tenant may label his namespace. Without this rule, the copies of a `ClusterReplication` would
-/// look late then.
+/// A tenant may label its namespace. Without this rule, the copies of a `ClusterReplication` would
+/// then look late.
 #[test]
 fn a_copy_lags_from_its_namespaces_labels_where_those_have_changed_since() {
     let mut world = World::new(Role::Keeper, 1, &json!({"team": "yes", "a": "1"}));

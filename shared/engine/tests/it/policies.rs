@@ -686,7 +686,7 @@ fn what_was_there_when_nobody_watched_or_for_another_rule_is_not_created_once() 
     scene
         .engine
         .rule_applied(other.id.clone(), Ok(other), None, NOW);
-    // By its name this one comes first.
+    // `other` comes before `rule` by its name, so it gets the copy.
     scene.expect(Verb::Create, Some(Why::Vanished));
 }
 

@@ -213,7 +213,7 @@ fn a_copy_that_no_watch_shows_is_made_anew_as_well() {
 }
 
 /// While Mimeo did not run, another client changed the copy and then made it immutable. The API
-/// server refuses even the dry run by which Mimeo compares the copy.
+/// server refuses even the dry run that compares the copy.
 #[test]
 fn a_copy_that_cannot_even_be_compared_is_made_anew() {
     let mut former = scene(Role::Keeper, "v1", "ConfigMap", "configmaps");

@@ -123,7 +123,7 @@ impl World {
     }
 }
 
-/// Returns these copies, each with its hindrance.
+/// Returns these copies, each with the reason that blocks it.
 fn told(copies: &[AwaitedCopy]) -> Vec<String> {
     copies
         .iter()

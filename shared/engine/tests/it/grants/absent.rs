@@ -81,7 +81,7 @@ fn lose_with_namespace(scene: &mut Scene) {
     scene.run();
 }
 
-/// A tenant can create objects in his own namespace that look like copies of any rule, and delete
+/// A tenant can create objects in its own namespace that look like copies of any rule, and delete
 /// them again.
 #[test]
 fn no_tenant_keeps_a_person_from_confirming_what_is_held() {

@@ -205,7 +205,8 @@ fn what_is_granted_is_not_denied_before_it_is_known() {
     assert_eq!(words(&scene.status(&id), "Authorized"), "False NotGranted");
 }
 
-/// A tenant tries to find out which objects other namespaces have. No message to him depends on it.
+/// A tenant tries to find out which objects other namespaces have. No message to the tenant depends
+/// on it.
 #[test]
 fn nothing_is_told_of_what_is_not_granted() {
     let told = |world: &dyn Fn(&mut Scene), namespaces: &[&str]| {

@@ -136,7 +136,7 @@ fn a_crowded_namespace_is_planned_as_often_as_it_can_be_and_no_more() {
     assert_eq!(scene.objects.len(), 400);
 }
 
-/// A tenant with many rules waits for his turn. Copies of `ClusterReplication`s come first, and
+/// A tenant with many rules waits for its turn. Copies of `ClusterReplication`s come first, and
 /// other tenants' copies come in between.
 #[test]
 fn a_flood_of_writes_keeps_nobody_else_waiting() {
@@ -277,9 +277,9 @@ fn kinds_that_were_made_up_are_forgotten_and_no_other() {
     );
 }
 
-/// Any user can put labels and annotations on his own objects that name rules which never existed,
-/// a different rule on each. A forged entry may seem older than any record. Such objects are held,
-/// and looked at again and again.
+/// Any user can put labels and annotations on objects in its own namespace. They may name rules
+/// that never existed, a different rule on each object. A forged entry may seem older than any
+/// record. Such objects are held, and looked at again and again.
 #[test]
 fn marks_of_rules_that_never_were_cost_a_look_each_and_hold_up_nothing() {
     const MANY: usize = 500;

@@ -23,8 +23,8 @@ fn the_platforms_rule_has_its_copies_whatever_a_tenant_names_as_his_source() {
             "targets": [{"namespaces": ["home"]}], "conflictPolicy": conflict,
         })
     };
-    // The tenant's own object occupies the copy's place, and it is the source of his rule. As the
-    // source of a `ClusterReplication`, such an object would be left alone.
+    // The tenant's own object occupies the copy's place, and it is the source of the tenant's rule.
+    // As the source of a `ClusterReplication`, such an object would be left alone.
     let mut scene = Scene::new(&["home", "platform"]);
     scene.stranger("home/x");
     scene.rule(replication("home", "r", &json!({
@@ -185,7 +185,7 @@ fn a_rule_that_rests_keeps_its_copies_and_tenants_are_told_whose_they_are() {
             ],
             "{rests}"
         );
-        // The same would happen if his rule were active.
+        // The same would happen if the tenant's rule were active.
         own["suspend"] = json!(true);
         let mut previewed = replication("home", "r", &own);
         previewed.generation = 2;

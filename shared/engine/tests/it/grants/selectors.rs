@@ -107,7 +107,7 @@ fn in_another_namespace_it_takes_a_grant_that_limits_no_names() {
     );
 
     // A grant for fewer objects counts as none. The watch is closed, and the held objects are
-    // dropped. The copies are treated like copies whose grant was taken back.
+    // dropped. The copies are treated as after a withdrawn grant.
     scene.grant("vault", grant("Read", &to("home"), &["a"]));
     assert_eq!(scene.engine.inside().counts["sourcesHeld"], 0);
     assert_eq!(scene.selectors("vault").len(), 0);
@@ -248,7 +248,8 @@ fn copies_of_what_is_found_take_a_grant_where_they_go() {
     assert_eq!((told.len(), more), (1, 0));
 }
 
-/// A tenant tries to find out which objects another namespace has. No message to him depends on it.
+/// A tenant tries to find out which objects another namespace has. No message to the tenant depends
+/// on it.
 #[test]
 fn nothing_is_told_of_what_a_selector_may_not_find() {
     let told = |namespaces: &[&str], world: &dyn Fn(&mut Scene)| {

@@ -176,7 +176,7 @@ fn a_status_shows_all_grantees_and_objects_and_is_not_written_again() {
     assert!(text.len() == 256 && text.ends_with("..."), "{text}");
 }
 
-/// As after a change while no webhook ran: before, it counted.
+/// A grant may be changed while no webhook runs. Before the change it counted.
 #[test]
 fn a_grant_that_is_refused_says_so_until_it_is_corrected_or_deleted() {
     let mut scene = Scene::new(&["home", "to"]);
@@ -205,16 +205,16 @@ fn a_grant_that_is_refused_says_so_until_it_is_corrected_or_deleted() {
         .engine
         .grant_applied("to", "g", refused(counts), scene.now);
     assert_eq!(due(&mut scene), [invalid]);
-    // That status is stored now, and shown.
+    // The refusal's status is stored now, and the watch shows it.
     scene
         .engine
         .grant_applied("to", "g", refused(invalid), scene.now);
     assert_eq!(due(&mut scene), []);
-    // It could not be written after all.
+    // The write of the status failed after all.
     scene.engine.grant_status_failed("to", "g", scene.now);
     scene.wait(60);
     assert_eq!(due(&mut scene), [invalid]);
-    // Beside one that counts.
+    // Another grant counts beside the refused one.
     scene.grant("to", grant("Write", &to("home"), &["x"]));
     assert_eq!(told(&mut scene), [("Write".into(), true, 0)]);
     scene.engine.grant_gone("to", "Write", scene.now);
@@ -222,7 +222,7 @@ fn a_grant_that_is_refused_says_so_until_it_is_corrected_or_deleted() {
         .engine
         .grant_applied("to", "g", refused(counts), scene.now);
     assert_eq!(due(&mut scene), [invalid]);
-    // Corrected, it counts; refused again and deleted, nothing is said of it.
+    // A corrected grant counts. A grant that is refused again and deleted has no status.
     let corrected = Ok(grant("Read", &to("home"), &["x"]));
     scene.engine.grant_applied("to", "g", corrected, scene.now);
     assert_eq!(told(&mut scene), [("g".into(), true, 0)]);

@@ -433,7 +433,7 @@ fn ask(server: &mut Server, deed: &Deed) -> bool {
     }
 }
 
-/// True if the object has the label that the webhook configuration selects by.
+/// True if the object has the label that the webhook configuration selects.
 fn guarded(object: &Object) -> bool {
     object.field(GUARDED) == Some("deny")
 }

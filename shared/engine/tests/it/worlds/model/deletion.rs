@@ -102,8 +102,8 @@ impl Model {
                 .last
                 .get(&name)
                 .ok_or("a copy of a rule that never was")?;
-            // A copy that its namespace records as created once stays, whatever its annotations
-            // say.
+            // A copy that its namespace records as created once stays, independently of its
+            // annotations.
             let seed = (
                 self.namespaces[&key.namespace].id,
                 name.clone(),

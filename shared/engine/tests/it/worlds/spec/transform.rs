@@ -82,9 +82,9 @@ pub enum Operation {
     Add(&'static str, Worth),
     Remove(&'static str),
     Replace(&'static str, Worth),
-    /// From the first to the second.
+    /// Moves a value from the first path to the second.
     Move(&'static str, &'static str),
-    /// From the first to the second.
+    /// Copies a value from the first path to the second.
     Copy(&'static str, &'static str),
     Test(&'static str, Worth),
 }
@@ -130,7 +130,7 @@ impl Operation {
     }
 }
 
-/// Which labels or annotations are kept, and which are set.
+/// The labels or annotations that are kept, and those that are set.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Keys {
     pub include: Option<Vec<&'static str>>,
@@ -138,7 +138,7 @@ pub struct Keys {
     pub set: Vec<(&'static str, Text)>,
 }
 
-/// Which keys of the data are kept, and under which names.
+/// The keys of the data that are kept, and their new names.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Data {
     pub include: Option<Vec<&'static str>>,
