@@ -134,7 +134,7 @@ pub(crate) fn raise() {
         return;
     }
     let told = format!(
-        "what is in Secrets has come up {} times: {found:#?}",
+        "the content of Secrets was found {} times: {found:#?}",
         found.len()
     );
     if std::thread::panicking() {

@@ -264,7 +264,7 @@ impl Drop for Scene<'_> {
             .lines()
             .filter(|line| line.contains(&self.tag))
             .collect();
-        eprintln!("--- what was logged about {} ---", self.tag);
+        eprintln!("--- log lines about {} ---", self.tag);
         lines
             .iter()
             .skip(lines.len().saturating_sub(200))

@@ -312,7 +312,7 @@ impl Drop for Mimeo {
         let logs = logs
             .map(|output| String::from_utf8_lossy(&output.stdout).into_owned())
             .unwrap_or_default();
-        eprintln!("--- what Mimeo's pods have logged last ---\n{logs}");
+        eprintln!("--- the last logs of Mimeo's pods ---\n{logs}");
     }
 }
 

@@ -442,7 +442,7 @@ async fn a_rule_stored_without_the_webhook_is_in_force_and_its_next_spec_is_chec
     .await?;
     ensure!(
         annotation(&touched, AUTHOR).is_none(),
-        "an author who was not noted is not invented"
+        "an unknown author is not invented"
     );
     refused(&bob, &spec.name, &json!({"spec": {"strategy": "Replace"}})).await?;
     Ok(())

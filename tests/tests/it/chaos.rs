@@ -95,7 +95,7 @@ async fn whoever_is_killed_the_rules_prevail() -> Result<()> {
 
     let outcome = people.end_as_the_rules_say().await;
     if outcome.is_err() {
-        eprintln!("what was done:\n{}", people.diary.join("\n"));
+        eprintln!("the actions:\n{}", people.diary.join("\n"));
         people.tell_what_is_amiss().await?;
     }
     outcome?;
@@ -124,7 +124,7 @@ async fn kill_again_and_again(
         } else {
             pair.webhooks.pop()
         }
-        .context("nobody runs")?;
+        .context("no program runs")?;
         if leader {
             wait_for(leases.clone(), LEASE.to_owned(), |lease| {
                 leads(lease, &victim)
@@ -505,7 +505,7 @@ impl People {
     }
 
     async fn end_as_the_rules_say(&self) -> Result<()> {
-        eventually(SOON * 2, "what the rules say", || async {
+        eventually(SOON * 2, "the state that the rules describe", || async {
             self.check_copies().await?;
             self.check_namespaces().await?;
             Ok(Some(()))

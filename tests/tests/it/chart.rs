@@ -498,7 +498,7 @@ fn whatever_the_chart_tells_the_programs_nobody_can_tell_them_besides() -> Resul
             for name in args.chain(env).filter(|name| !extra(name)) {
                 ensure!(
                     helpers.contains(&format!("\"{name}\"")),
-                    "{set}: {name} isn't among what is refused"
+                    "{set}: {name} is not among the refused flags"
                 );
             }
         }

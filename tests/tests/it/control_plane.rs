@@ -222,7 +222,7 @@ async fn another_control_plane_loses_its_servers_and_no_data() -> Result<()> {
     maps.create(&PostParams::default(), &map).await?;
 
     other.kill(Component::ApiServer(0))?;
-    assert!(maps.get("kept").await.is_err(), "nobody is there to answer");
+    assert!(maps.get("kept").await.is_err(), "no API server runs");
     Api::<ConfigMap>::namespaced(other.client_for(1).await?, &namespace)
         .get("kept")
         .await?;

@@ -339,7 +339,7 @@ async fn new_namespaces(scene: &Scene<'_>) -> Result<usize> {
 async fn wait_unmarked(scene: &Scene<'_>, namespaces: &[String]) -> Result<()> {
     let all: Api<Namespace> = Api::all(scene.client.clone());
     for namespace in namespaces {
-        eventually(SOON, "the mark's removal", || async {
+        eventually(SOON, "the pending label's removal", || async {
             Ok(label(&all.get(namespace).await?, MARK)
                 .is_none()
                 .then_some(()))
@@ -416,10 +416,7 @@ async fn a_restart_with_nothing_to_do_asks_little_and_writes_nothing_whatever_el
         .try_collect::<Vec<_>>()
         .await?;
     let after = restart(&mut setting).await?;
-    assert_eq!(
-        after, before,
-        "it doesn't depend on what is no concern of Mimeo's"
-    );
+    assert_eq!(after, before, "it does not depend on other objects");
     Ok(())
 }
 

@@ -398,7 +398,7 @@ async fn no_tenants_rule_keeps_the_cluster_from_what_is_its_own() -> Result<()> 
     };
     eventually(
         SOON,
-        "the copy is kept from who may edit the namespace",
+        "a user with the role edit may not change the copy",
         || async { Ok(Some(changed(&maps, &maps).await?.context("let through")?)) },
     )
     .await?;

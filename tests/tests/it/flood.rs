@@ -431,7 +431,7 @@ async fn three_thousand_policies_leave_older_ones_copies_and_pods_alone() -> Res
             .map(drop)
             .context(name)
     };
-    eventually(SOON, "his rights", || async {
+    eventually(SOON, "the author's permissions", || async {
         Ok(Some(create(POLICIES).await?))
     })
     .await?;

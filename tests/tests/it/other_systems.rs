@@ -114,7 +114,7 @@ fn marks(section: &str) -> Result<[Value; 2]> {
                    "clustersecret.io/last-sync": "2026-01-01T00:00:00Z"}),
         ],
         "ObjectSync" | "Replika" | "GlobalObject" | "Scripts" => [json!({}), json!({})],
-        other => bail!("nobody knows what a copy of {other} has"),
+        other => bail!("the labels and annotations of {other} are unknown"),
     })
 }
 

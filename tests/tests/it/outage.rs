@@ -381,7 +381,7 @@ async fn without_a_webhook_namespaces_are_created_and_filled_later() -> Result<(
     }
     let (old, pending) = (scene.namespace().await?, waiting.namespace().await?);
     scene.wait_secret(&old, REGISTRY, |_| true).await?;
-    eventually(SOON, "no mark", || async {
+    eventually(SOON, "no pending label", || async {
         Ok((!marked(&scene.client, &old).await?).then_some(()))
     })
     .await?;
@@ -428,7 +428,7 @@ async fn without_a_webhook_namespaces_are_created_and_filled_later() -> Result<(
     .await?;
     eventually(
         SOON,
-        "the mark's removal to reach the API server",
+        "the pending label's removal to reach the API server",
         || async { admitted(&client, &pending).await.map(Some) },
     )
     .await?;
@@ -483,7 +483,7 @@ async fn without_a_webhook_strict_mode_refuses_namespaces_and_nothing_else() -> 
     setting.pair.stop_webhooks().await?;
 
     let refused = create_namespace(&client, &unique("strict"), &[]).await;
-    let refused = format!("{:#}", refused.expect_err("it could not be marked"));
+    let refused = format!("{:#}", refused.expect_err("the webhook is down"));
     assert!(refused.contains("namespaces.mimeo.dev"), "{refused}");
     create_namespace(&client, &format!("kube-{}", unique("strict")), &[])
         .await
@@ -726,7 +726,7 @@ async fn what_happened_while_a_watch_expired_is_noticed() -> Result<()> {
         .rposition(|uri| uri.contains("sendInitialEvents=true"));
     assert!(
         resumed.is_some() && resumed < listed,
-        "it went on from where it was, and then listed anew: {watches:#?}"
+        "it resumed at its last version, and then listed again: {watches:#?}"
     );
     Ok(())
 }

@@ -387,7 +387,7 @@ async fn what_was_hidden_while_nothing_ran_is_found_by_the_content_or_on_the_rul
     assert_eq!(
         version(&changed.get(REGISTRY).await?),
         version(&theirs),
-        "it may be anybody's"
+        "its owner is unknown"
     );
 
     // Mimeo verifies the copy and does not write it.

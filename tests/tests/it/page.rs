@@ -185,7 +185,7 @@ async fn with_tokens() -> Result<(Setting, [String; 2])> {
 
 /// Waits until the page accepts a token for the data.
 async fn lets_in(page: &Replica, token: &str) -> Result<()> {
-    eventually(SOON, "what the viewer sees", || async {
+    eventually(SOON, "the viewer's data", || async {
         let answer = page.ask(
             "GET",
             "/ui/copies?rule=ClusterReplication/x&namespace=y",
@@ -261,7 +261,7 @@ async fn a_standby_names_the_leader_until_it_leads() -> Result<()> {
     ensure!(follower.replica["leads"] == false && follower.replica["name"] == second.name.as_str());
     ensure!(
         follower.rule("registry").is_none(),
-        "what a standby doesn't know it doesn't tell"
+        "a standby shows no states"
     );
     let refused = second.ask(
         "GET",
@@ -531,7 +531,7 @@ async fn a_browser_is_asked_for_a_token_and_led_through_the_page_by_keyboard_alo
             .await?;
         at("token").await
     };
-    asked("to those who may see it").await.context("at first")?;
+    asked("to permitted users").await.context("at first")?;
     browser.press(TAB)?;
     browser
         .wait("document.activeElement.matches('#ask button:focus-visible')")

@@ -508,7 +508,7 @@ async fn nobody_but_mimeo_removes_the_mark() -> Result<()> {
     let namespaces: Api<Namespace> = Api::all(scene.client.clone());
     let token = mark(&scene.client, &namespace)
         .await?
-        .context("a pending namespace has no mark")?;
+        .context("a pending namespace has no pending label")?;
     let untouched = || async {
         assert_eq!(
             mark(&scene.client, &namespace).await?.as_ref(),
@@ -542,7 +542,7 @@ async fn nobody_but_mimeo_removes_the_mark() -> Result<()> {
             .labels
             .as_mut()
             .and_then(|labels| labels.remove(MARK))
-            .context("it has no mark")?;
+            .context("it has no pending label")?;
         Ok::<_, anyhow::Error>(object)
     };
     namespaces
@@ -567,10 +567,10 @@ async fn nobody_but_mimeo_removes_the_mark() -> Result<()> {
 }
 
 async fn mark_gone(client: &Client, namespace: &str) -> Result<()> {
-    eventually(SOON, format!("{namespace} without a mark"), || async {
+    eventually(SOON, format!("{namespace} unlabelled"), || async {
         match mark(client, namespace).await? {
             None => Ok(Some(())),
-            Some(token) => bail!("its mark is {token}"),
+            Some(token) => bail!("its pending label is {token}"),
         }
     })
     .await
@@ -686,7 +686,7 @@ async fn a_dry_run_has_no_effects() -> Result<()> {
         .await;
     assert!(
         refused.is_err(),
-        "a dry run says what would be: the pod is refused"
+        "a dry run shows the result: the pod is refused"
     );
 
     // If the dry runs had caused any write, it would have come before the copies of this namespace.
@@ -1300,7 +1300,7 @@ async fn hold_pods(setting: &Setting) -> Result<()> {
     );
     let most = waiting.most.load(Ordering::Relaxed);
     assert_eq!(most, PLACES, "one replica held {most} requests at once");
-    let refused = waiting.refused.into_inner().expect("nobody panics with it");
+    let refused = waiting.refused.into_inner().expect("no thread panicked");
     assert!(refused.is_empty(), "{refused:#?}");
     let held = held.into_iter().flatten().collect();
     assert_none(&unexcused(setting, &others.mark, held).await?);
@@ -1345,7 +1345,7 @@ impl Waiting {
                 // The test reports the refusals below. The pod is retried, so that all refusals are
                 // seen.
                 if !webhook_timed_out(&error) {
-                    let mut refused = self.refused.lock().expect("nobody panics with it");
+                    let mut refused = self.refused.lock().expect("no thread panicked");
                     refused.push(error.to_string());
                 }
                 Duration::from_secs(1)

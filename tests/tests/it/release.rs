@@ -353,7 +353,7 @@ async fn what_kustomize_installed_becomes_a_release() -> Result<()> {
     let kustomization = format!("{CHART}/../kustomize");
     kubectl(&cluster.control_plane, ["apply", "-k", &kustomization])?;
     let refused = cluster.helm(&["install", "mimeo", CHART])?.await?;
-    ensure!(refused.is_err(), "nobody asked for that");
+    ensure!(refused.is_err(), "Helm took the objects over unasked");
     let take = [
         "install",
         "mimeo",
@@ -830,7 +830,7 @@ async fn an_upgrade_brings_newer_definitions_and_neither_it_nor_a_rollback_loses
     assert_eq!(
         copies.get("registry").await?.metadata.uid,
         copy.metadata.uid,
-        "it was made anew"
+        "it was recreated"
     );
 
     cluster.helm(&["upgrade", "mimeo", CHART])?.await??;

@@ -119,7 +119,7 @@ async fn the_author_of_a_tenants_rule_is_the_user_who_wrote_its_spec() -> Result
     grant(&scene, "User", &name, Some(&tenant.home), &rights).await?;
     let mut another = another;
     another["spec"]["suspend"] = json!(false);
-    let changed = eventually(SOON, "his permissions", || async {
+    let changed = eventually(SOON, "the user's permissions", || async {
         Ok(Some(merge(&rules, "r", another.clone()).await?))
     })
     .await?;
@@ -198,7 +198,7 @@ async fn a_grant_that_is_narrowed_or_widened_takes_effect_on_the_copies_that_the
         json!({"apiGroups": ["mimeo.dev"], "resources": ["replicationgrants"], "verbs": ["*"]});
     grant(&scene, "User", user.name(), Some(&owner.home), &rights).await?;
     let his: Api<ReplicationGrant> = of(&user.client().await?, &owner.home);
-    eventually(SOON, "his rights", || async {
+    eventually(SOON, "the user's permissions", || async {
         Ok(Some(his.get("g").await?))
     })
     .await?;

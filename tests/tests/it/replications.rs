@@ -201,7 +201,7 @@ async fn consent_by_label_comes_and_goes_with_the_label() -> Result<()> {
     .await
     {
         Err(error) if format!("{error:#}").contains("forbidden") => {}
-        answer => bail!("a tenant labels his namespace: {:?}", answer.map(drop)),
+        answer => bail!("a tenant labels its own namespace: {:?}", answer.map(drop)),
     }
     relabel(&scene.client, &taker.home, "trusted-by", Some(&owner.home)).await?;
     scene.wait_secret(&taker.home, "db", has("one")).await?;
@@ -518,7 +518,7 @@ async fn the_platforms_copy_comes_whatever_a_tenant_did_before() -> Result<()> {
     // The tenant's copy has the name of the platform's copy. Another object of the tenant is the
     // source of its rule, and is in the way of a copy.
     for name in ["own", "second"] {
-        eventually(SOON, "his right to make it", || async {
+        eventually(SOON, "the tenant's permission", || async {
             Ok(Some(tenant.makes(name, "his").await?))
         })
         .await?;

@@ -571,7 +571,7 @@ async fn a_tenants_suspended_rule_plans_and_lifting_it_does_exactly_that() -> Re
         ground.copy("copy-changed", has("two")).await?;
         ground.copy("copy-new", has("one")).await?;
         wait_gone(owner.secrets(), "copy-left").await?;
-        let status = eventually(SOON, "what is left of it", || async {
+        let status = eventually(SOON, "the status after the plan", || async {
             let status = author.rules().get("r").await?.status.unwrap_or_default();
             let counts = status
                 .copies

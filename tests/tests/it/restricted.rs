@@ -633,7 +633,7 @@ async fn where_a_role_is_missing_is_told_to_who_names_the_namespace_or_may_list_
     ];
     let lack = "in namespace team-b: a Role there must have the rule";
     // It takes a moment until the webhook knows the permissions and the namespaces.
-    eventually(SOON, "a word about the namespace that he names", || async {
+    eventually(SOON, "a warning about the named namespace", || async {
         let told = told(json!({"namespaces": ["team-b"]}))?;
         ensure!(told.contains(lack), "{told}");
         Ok(Some(()))

@@ -164,7 +164,7 @@ async fn root_certificates_are_selected_by_nobody() -> Result<()> {
     }
     .create(&scene.client)
     .await?;
-    eventually(SOON, "a copy of what is named", || async {
+    eventually(SOON, "a copy of the named source", || async {
         of::<ConfigMap>(&scene.client, &two)
             .get_opt("root-of-home")
             .await

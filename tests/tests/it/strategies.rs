@@ -306,7 +306,7 @@ async fn exclusive_copies_become_their_owners_and_shared_ones_again_also_while_n
         assert_eq!(
             keys(&changed.get(REGISTRY).await?),
             ["extra", "password", "user"],
-            "what its owner added stays"
+            "the owner's additions stay"
         );
         wait_condition(&client, &tag, ["Ready", "False", "CopiesFailed"]).await?;
         assert_eq!(

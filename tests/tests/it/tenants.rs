@@ -322,10 +322,10 @@ async fn who_may_create_rolebindings_but_not_bind_gets_none_by_a_copy() -> Resul
     let found = of::<RoleBinding>(&scene.client, &tenant.home)
         .get_opt("mine")
         .await?;
-    ensure!(found.is_none(), "he has it");
+    ensure!(found.is_none(), "the tenant has the binding");
     // A user with this permission could also bind the role directly.
     tenant.may(&json!({"apiGroups": [RBAC], "resources": ["roles", "clusterroles"], "verbs": ["bind"]})).await?;
-    eventually(SOON, "the rule of one who may bind", || async {
+    eventually(SOON, "the rule with the permission", || async {
         Ok(Some(written().await?))
     })
     .await?;
@@ -371,7 +371,7 @@ async fn a_policy_that_rewrites_bindings_takes_the_right_to_bind() -> Result<()>
     author
         .may(None, &rights(&["clusterroles"], &["bind"]))
         .await?;
-    eventually(SOON, "the policy of one who may bind", || async {
+    eventually(SOON, "the policy with the permission", || async {
         Ok(Some(
             create(&author.client, "transformpolicies", &policy).await?,
         ))
@@ -417,7 +417,7 @@ async fn who_takes_the_name_of_the_platforms_copy_first_harms_himself_alone() ->
         relabel(&scene.client, namespace, "scene", Some(&scene.tag)).await?;
     }
     let pods: Api<Pod> = of(&tenant.client, &his);
-    eventually(SOON, "his own pods denied", || async {
+    eventually(SOON, "the tenant's own pods denied", || async {
         match pods.create(&kube::api::PostParams::default(), &pod("first")).await {
             Err(kube::Error::Api(status))
                 if status.message.contains(

@@ -295,7 +295,7 @@ async fn who_may_not_list_namespaces_is_told_of_those_alone_that_he_names() -> R
         first.name
     );
     // It takes a moment until the webhook knows the user's permissions.
-    let words = eventually(SOON, "his rule to be accepted", || async {
+    let words = eventually(SOON, "the author's rule to be accepted", || async {
         Ok(told(named.clone()).ok())
     })
     .await?;
@@ -313,7 +313,7 @@ async fn who_may_not_list_namespaces_is_told_of_those_alone_that_he_names() -> R
             &json!({"apiGroups": [""], "resources": ["namespaces"], "verbs": ["list"]}),
         )
         .await?;
-    eventually(SOON, "his new right to be known", || async {
+    eventually(SOON, "the author's new permission", || async {
         let told = told(glob.clone())?;
         ensure!(!told.is_empty(), "nothing is told");
         assert_told(&told, &["the rule selects 1 of ", &wants]);

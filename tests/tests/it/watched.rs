@@ -597,7 +597,7 @@ async fn every_answer_counts_once_with_its_hook_and_verdict() -> Result<()> {
         .create(&scene.client)
         .await?;
     let (short, before) = (unique("short"), answers(webhook)?);
-    let short = eventually(SOON, "a namespace with a mark", || async {
+    let short = eventually(SOON, "a namespace with the pending label", || async {
         let name = unique(&short);
         let namespace = create_namespace(&scene.client, &name, &[("missing", &scene.tag)]).await?;
         ensure!(
@@ -979,7 +979,7 @@ async fn a_collector_gets_a_span_of_each_review_and_write_and_nothing_of_what_is
             1,
         ),
         (
-            "the new namespace's mark",
+            "the new namespace's pending label",
             vec![
                 ("hook", "Namespaces"),
                 ("verdict", "Patched"),

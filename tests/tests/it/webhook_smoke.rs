@@ -74,7 +74,7 @@ async fn a_new_namespace_is_marked_filled_and_unmarked_and_its_pod_comes_after_t
             &[("tier", &scene.tag), (MARK, "preset")],
         )
         .await?;
-        let token = label(&created, MARK).context("no mark")?;
+        let token = label(&created, MARK).context("no pending label")?;
         assert!(token.len() == 16 && token != "preset", "{token}");
         let (pod, _) = create_patiently(&of::<Pod>(&scene.client, &name), &pod()).await?;
         let copy = scene
@@ -180,7 +180,7 @@ async fn a_namespace_is_marked_before_its_labels_come_to_match() -> Result<()> {
             .await?;
             assert!(
                 labelled.labels().contains_key(MARK),
-                "labelled without a mark: {:?}",
+                "labelled without the pending label: {:?}",
                 labelled.labels()
             );
             scene.wait_secret(&name, "registry", |_| true).await?;

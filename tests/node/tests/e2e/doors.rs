@@ -85,7 +85,7 @@ impl Door {
             .with_context(|| format!("no answer to {what}"))?;
         let status = answer.status();
         let text = String::from_utf8_lossy(&answer.into_body().collect_bytes().await?).into_owned();
-        ensure!(!planted::is_in(&text), "{what} tells what is in a Secret");
+        ensure!(!planted::is_in(&text), "{what} shows a Secret's content");
         Ok((status, text))
     }
 }

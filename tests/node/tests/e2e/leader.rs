@@ -75,7 +75,7 @@ async fn a_leader_that_is_killed_for_a_moment_is_followed_by_itself_or_another_a
     signal(&mimeo, &leader, Signal::KILL).await?;
     let last = lease(&mimeo).await?;
     // Any reconciler may lead next.
-    let next = eventually(SOON, "somebody to lead", || async {
+    let next = eventually(SOON, "a leader", || async {
         let next = lease(&mimeo).await?;
         Ok((next.renewed > last.renewed).then_some(next))
     })

@@ -46,7 +46,7 @@ async fn without_any_of_its_pods_only_what_waits_for_copies_waits() -> Result<()
     let early = people.namespace().await?;
     ensure!(
         mark(&mimeo, &early).await?.is_none(),
-        "who has marked {early}?"
+        "{early} has the pending label"
     );
     // A namespace that waits for its copies admits no pods. The label stands for one that a webhook
     // set and no program removed.
@@ -166,7 +166,7 @@ async fn without_any_of_its_pods_a_strict_cluster_boots() -> Result<()> {
     let refused = create_namespace(client, &unique("new"), &[]).await;
     ensure!(
         refused.is_err_and(|error| format!("{error:#}").contains("namespaces.mimeo.dev")),
-        "it was not marked"
+        "it has no pending label"
     );
     strict.holds_up_its_own_alone(&old).await?;
 
@@ -309,7 +309,7 @@ impl<'a> Strict<'a> {
         // The hook for drift fails open. Mimeo fixes the change later.
         put(&secrets, GUARDED, &[("password", "other")])
             .await
-            .context("a copy that nobody guards")?;
+            .context("the hook for drift should fail open")?;
         Ok(())
     }
 
@@ -337,7 +337,7 @@ async fn the_node_s_programs_crash_one_by_one_and_copies_go_on() -> Result<()> {
         people.have(&names, program).await?;
         people.in_force().await?;
         names.push(
-            eventually(SOON, "somebody to move in", || async {
+            eventually(SOON, "a namespace with a pod", || async {
                 people.move_in().await.map(Some)
             })
             .await?,

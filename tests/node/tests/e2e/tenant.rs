@@ -120,10 +120,7 @@ async fn a_tenant_reads_no_secret_through_any_of_its_doors() -> Result<()> {
     let refused = of::<Secret>(&mimeo.client, &scene.tenant)
         .get_opt(PULL_SECRET)
         .await?;
-    ensure!(
-        refused.is_none(),
-        "a review that nobody sent has brought them a copy"
-    );
+    ensure!(refused.is_none(), "a forged review has brought them a copy");
     scene.strike().await
 }
 

@@ -199,7 +199,7 @@ async fn a_namespace_as_large_as_can_be_gets_its_copies() -> Result<()> {
         "it isn't stored as it was sent"
     );
     let labels = async |value| relabel(&scene.client, &namespace, "scene", value).await;
-    eventually(SOON, "the webhook to mark it first", || async {
+    eventually(SOON, "the webhook to label it first", || async {
         let setting = scene.setting;
         let mark = setting.control_plane.audit_mark().await?;
         labels(Some(&scene.tag)).await?;

@@ -158,7 +158,7 @@ async fn a_copy_outlives_its_source_by_its_grace_and_no_longer() -> Result<()> {
                 && event.namespace == *namespace
                 && event.code == 200
         });
-        found.with_context(|| format!("nobody has deleted anything in {namespace}"))
+        found.with_context(|| format!("no deletion in {namespace}"))
     };
     let lost = deleted(&scene.home)?;
     for namespace in &namespaces {

@@ -272,7 +272,7 @@ async fn copies_of_a_rule_that_goes_while_its_version_is_not_served_go_all_the_s
         wait_gone(widgets(namespace)?, "first").await?;
     }
     widgets(&scene.home)?.get("first").await?;
-    eventually(SOON, "that nobody looks for more of them", || async {
+    eventually(SOON, "the end of the search for copies", || async {
         let noted = of::<ConfigMap>(&scene.client, NAMESPACE)
             .get("mimeo-kinds")
             .await?

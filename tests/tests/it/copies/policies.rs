@@ -555,7 +555,7 @@ async fn without_a_webhook_a_policy_fails_or_is_ignored_as_it_says() -> Result<(
     let refused = secrets
         .create(&params, &sent("fail")?)
         .await
-        .expect_err("nobody is there to rewrite it");
+        .expect_err("no webhook runs");
     assert!(
         refused.to_string().contains("policies.mimeo.dev"),
         "{refused}"

@@ -659,7 +659,7 @@ async fn a_status_stays_small_however_much_fails_and_is_written_once_a_second_at
     assert!(stored.len() < 16 * 1024, "{} bytes: {stored}", stored.len());
     assert!(
         status.sources.len() < SOURCES,
-        "what stands in the rule gives way"
+        "the list of sources is shortened first"
     );
     let failed: Vec<_> = status
         .failures

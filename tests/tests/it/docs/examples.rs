@@ -60,7 +60,7 @@ fn tables(document: &str) -> Result<(Vec<Value>, Vec<Row>)> {
         let kind = match part.strip_prefix("By a ") {
             Some(heading) if heading.starts_with("ClusterReplication") => "ClusterReplication",
             Some(heading) if heading.starts_with("Replication") => "Replication",
-            _ => bail!("a table of what? {part}"),
+            _ => bail!("an unknown table: {part}"),
         };
         let (before, table) = part
             .split_once("\n| --- | --- | --- |\n")

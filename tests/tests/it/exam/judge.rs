@@ -210,7 +210,7 @@ impl<'a> Judge<'a> {
         {
             // The deletion of a namespace takes seconds. No round waits for it.
             if !now.namespaces.contains_key(name) && !seen.terminating {
-                told.push(format!("namespace {name}: nobody made it"));
+                told.push(format!("namespace {name}: no user created it"));
             }
         }
         for (name, namespace) in &now.namespaces {
@@ -403,7 +403,7 @@ impl<'a> Judge<'a> {
             return None;
         }
         if let Some(seen) = seen.filter(|seen| !seen.ours && !self.knows(&seen.uid)) {
-            return Some(format!("nobody made this object (uid {})", seen.uid));
+            return Some(format!("made by no user and no rule (uid {})", seen.uid));
         }
         let states = self.round.states.iter().enumerate();
         let by_states =
@@ -427,12 +427,12 @@ impl<'a> Judge<'a> {
         if let (Some(held), Some(seen)) = (lasting, seen)
             && held.object.uid != seen.uid
         {
-            return Some("it was deleted and created anew without a cause".to_owned());
+            return Some("it was deleted and created again without a cause".to_owned());
         }
         let rest = |verdict: &Verdict| matches!(verdict, Verdict::Seed(..) | Verdict::Stays);
         let resting = history.iter().all(rest);
         self.count(match &verdict {
-            Verdict::Wanted(..) if rough => "a copy in whose way something was",
+            Verdict::Wanted(..) if rough => "a copy with an obstacle before",
             Verdict::Wanted(..) if lasting.is_some() => "the copy as before, with its content",
             Verdict::Wanted(..) => "a new copy, with its content",
             Verdict::Seed(rule, _)
@@ -474,7 +474,7 @@ impl<'a> Judge<'a> {
                         Some(format!("missing; {} creates it once", rule.name))
                     }
                     (true, Some(_), None) => {
-                        Some("missing; it was created once and nobody deleted it".to_owned())
+                        Some("missing; it was created once and no user deleted it".to_owned())
                     }
                     (true, Some(held), Some(seen)) if resting => self.frozen(held, seen),
                     (true, None, Some(_)) if all => {
@@ -616,7 +616,7 @@ impl<'a> Judge<'a> {
         let lost = mine.find(|key| {
             !seen.content.labels.contains_key(*key) && !seen.content.data.contains_key(*key)
         });
-        lost.map(|key| format!("what others added is gone: {key}"))
+        lost.map(|key| format!("a user's addition is gone: {key}"))
     }
 
     fn judge_foreign(&self, cell: &Cell, seen: Option<&Object>) -> Option<String> {

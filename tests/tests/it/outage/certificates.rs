@@ -119,7 +119,7 @@ async fn under_requests(
     };
     let (count, turned) = tokio::join!(come_and_go(client, tag, &stop), turning);
     turned?;
-    assert!(count? > 0, "nobody came");
+    assert!(count? > 0, "no namespace was created");
     Ok(())
 }
 
@@ -289,7 +289,7 @@ async fn a_certificate_of_another_origin_takes_over_while_requests_run() -> Resu
         let under_requests = Box::pin(under_requests(&client, &tag, taking_over));
         under_requests
             .await
-            .with_context(|| format!("to what trusts\n{new}"))?;
+            .with_context(|| format!("with a client that trusts\n{new}"))?;
     }
     // The certificate stayed unchanged until its next use.
     assert_eq!(
