@@ -23,7 +23,7 @@ struct Flags {
     /// Size of the copied Secret in bytes
     #[arg(long, default_value_t = 1024)]
     bytes: usize,
-    /// Number of new namespaces, created one after another, whose copies are timed
+    /// Number of new namespaces, created one after another, to time their copies
     #[arg(long, default_value_t = 200)]
     arrivals: usize,
     /// Number of namespaces that the last rules fill, to measure the memory of a copy; 0 leaves it
@@ -36,7 +36,7 @@ struct Flags {
     /// File for the results as JSON
     #[arg(long)]
     json: Option<PathBuf>,
-    /// File whose part between `<!-- bench -->` and `<!-- /bench -->` becomes the table
+    /// File for the table, which replaces the part between `<!-- bench -->` and `<!-- /bench -->`
     #[arg(long)]
     markdown: Option<PathBuf>,
 }

@@ -98,7 +98,7 @@ impl Results {
     }
 
     /// Prints the table to standard output.
-    #[allow(clippy::print_stdout)] // It is what the program is for.
+    #[allow(clippy::print_stdout)] // The purpose of the program.
     pub(crate) fn print(&self) {
         println!("{}", self.markdown());
     }

@@ -29,7 +29,7 @@ async fn noted(scene: &Scene<'_>, name: &str) -> Result<Option<String>> {
     Ok(annotation(&rules(&scene.client).get(name).await?, AUTHOR).map(str::to_owned))
 }
 
-/// A user who has every permission that a rule for Secrets uses.
+/// Returns a user with every permission that a rule for Secrets uses.
 async fn entitled<'a>(scene: &'a Scene<'a>) -> Result<Author<'a>> {
     let author = Author::new(scene, &[]).await?;
     author

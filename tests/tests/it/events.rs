@@ -399,7 +399,7 @@ async fn of_a_namespaces_own_rule_its_namespace_is_told_and_nobody_else() -> Res
     Ok(())
 }
 
-/// A user who edits a copy reads only the Events of its namespace. They must say why the edit was
+/// An editor of the copy can read only the Events of its namespace. They must say why the edit was
 /// reverted.
 #[tokio::test]
 async fn an_edit_that_was_reverted_is_told_where_it_was_made() -> Result<()> {

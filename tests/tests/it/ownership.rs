@@ -1,5 +1,5 @@
-//! Field ownership of copies, as recorded in `managedFields`. A user who may only edit the copy's
-//! namespace can change these records. The copy still becomes as its rule and strategy say.
+//! Field ownership of copies, as recorded in `managedFields`. A user with permissions only in the
+//! copy's namespace can change these records. The copy still becomes as its rule and strategy say.
 
 use anyhow::{Context, Result};
 use k8s_openapi::api::core::v1::Secret;
@@ -17,8 +17,8 @@ use crate::stages::PLAIN as STAGE;
 
 const REGISTRY: &str = "registry";
 
-/// Writes a rule with one copy of a source with two keys. Returns the copies as a user sees them
-/// who may edit only their namespace.
+/// Writes a rule with one copy of a source with two keys. Returns the copies for a user with
+/// permissions only in their namespace.
 async fn begun(scene: &Scene<'_>, strategy: &str) -> Result<(RuleSpec, Api<Secret>)> {
     scene
         .secret(REGISTRY, &[("password", "example"), ("user", "robot")])

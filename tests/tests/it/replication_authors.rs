@@ -191,8 +191,8 @@ async fn a_grant_that_is_narrowed_or_widened_takes_effect_on_the_copies_that_the
     update(consent("Read", &taker.home, &[])).await?;
     holds([(&taker, [true, true]), (&other, [false, false])]).await?;
 
-    // A user who may write grants but cannot read the objects may not widen a grant. A narrower
-    // grant needs no other permission.
+    // A user may write grants but cannot read the objects. The user may not widen a grant. A
+    // narrower grant needs no other permission.
     let user = scene.setting.control_plane.user(&unique(&scene.tag), &[])?;
     let rights =
         json!({"apiGroups": ["mimeo.dev"], "resources": ["replicationgrants"], "verbs": ["*"]});

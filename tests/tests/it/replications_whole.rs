@@ -23,7 +23,7 @@ struct Ground<'a> {
     scene: &'a Scene<'a>,
     /// The author of the rules. The rules and the sources are in the author's namespace.
     author: Tenant<'a>,
-    /// A user who may edit the namespace of the copies.
+    /// An editor of the namespace of the copies.
     owner: Tenant<'a>,
 }
 
@@ -88,7 +88,7 @@ impl<'a> Ground<'a> {
         Ok(())
     }
 
-    /// Waits for a copy, as a user who may edit its namespace.
+    /// Waits for a copy, as an editor of its namespace.
     async fn copy(&self, name: &str, is: impl Fn(&Secret) -> bool) -> Result<Secret> {
         wait_for(self.owner.secrets(), name.to_owned(), is).await
     }

@@ -1,5 +1,5 @@
-//! Namespaces whose deletion takes time. Any user may delete guarded copies there, and no other
-//! copy has to wait.
+//! Namespaces in the middle of a long deletion. Any user may delete guarded copies there, and no
+//! other copy has to wait.
 
 use anyhow::{Context, Result, bail};
 use k8s_openapi::api::core::v1::{ConfigMap, Namespace};

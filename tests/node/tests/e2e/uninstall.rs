@@ -118,8 +118,8 @@ async fn removed_while_it_is_used_it_leaves_copies_and_nothing_else() -> Result<
     Ok(())
 }
 
-/// Checks that no object has a finalizer of Mimeo's, that no namespace has any finalizer in its
-/// metadata, and that no object of Mimeo's is still being deleted.
+/// Checks that no object has a finalizer of Mimeo's, and that no namespace has any finalizer in its
+/// metadata. No object of Mimeo's is still being deleted.
 async fn nothing_is_held_up(mimeo: &Mimeo) -> Result<()> {
     let kinds = mimeo
         .node

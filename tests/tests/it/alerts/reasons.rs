@@ -76,7 +76,7 @@ fn series(reason: ConditionReason, ready: bool) -> Vec<Series> {
     all
 }
 
-/// Returns the alerts whose expressions select any of these series.
+/// Returns the alerts that select any of these series.
 fn asking(alerts: &[Alert], told: &[Series]) -> Result<BTreeSet<String>> {
     let mut found = BTreeSet::new();
     for Alert {
@@ -175,7 +175,7 @@ struct Rules<'a> {
     scene: &'a Scene<'a>,
     /// A namespace for copies.
     open: String,
-    /// A namespace whose copies the reconciler leaves to a webhook, for an hour.
+    /// A namespace that the reconciler leaves to a webhook, for an hour.
     marked: String,
 }
 

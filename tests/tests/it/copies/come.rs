@@ -169,8 +169,8 @@ async fn a_namespace_gets_its_copies_as_soon_as_it_matches() -> Result<()> {
     Ok(())
 }
 
-/// A user who may edit a namespace can fill it with markup, which API servers send as six times as
-/// much. The old and the new object together have some 15 MiB.
+/// An editor of a namespace can fill it with markup, which API servers send as six times as much.
+/// The old and the new object together have some 15 MiB.
 #[tokio::test]
 async fn a_namespace_as_large_as_can_be_gets_its_copies() -> Result<()> {
     let _turn = LOAD.lock().await;

@@ -9,7 +9,7 @@ use std::{
 
 use anyhow::{Context, Result, ensure};
 
-/// Crates whose modules form layers, below the workspace.
+/// The crates with modules in layers, below the workspace.
 const CRATES: [&str; 6] = [
     "shared/api",
     "shared/model",

@@ -1,4 +1,4 @@
-//! The plan of a suspended rule. After the suspension Mimeo does exactly what the plan says.
+//! The plan of a suspended rule. After the suspension Mimeo carries out exactly this plan.
 
 use jiff::Timestamp;
 use mimeo_engine::SourceRead;

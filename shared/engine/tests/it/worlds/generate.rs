@@ -160,7 +160,7 @@ fn edited(chance: &mut Chance, nth: Nth) -> Event {
     Event::Edit(nth, path.to_owned(), value)
 }
 
-/// A random event. `tenants` is true in a world whose namespaces have rules of their own.
+/// A random event. `tenants` is true if namespaces of the world have rules of their own.
 fn event(chance: &mut Chance, tenants: bool) -> Event {
     let nth = chance.below(64);
     let tenants = tenants && chance.percent(50);

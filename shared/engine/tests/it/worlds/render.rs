@@ -17,7 +17,7 @@ use super::{
 
 pub type Content = BTreeMap<String, String>;
 
-/// A value whose form only Mimeo defines.
+/// A value in a form that only Mimeo defines.
 pub const OPAQUE: &str = "(whatever Mimeo writes)";
 
 /// A value that differs by namespace.
@@ -407,7 +407,7 @@ fn encoded(spec: &RuleSpec, source: &Key, copy: &Content) -> bool {
         })
 }
 
-/// Returns the reference by which a copy names its source.
+/// Returns a copy's reference to its source.
 pub fn origin(
     Key {
         res,
