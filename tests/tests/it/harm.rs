@@ -303,7 +303,7 @@ async fn forged_marks_protect_from_nothing_and_cost_nothing() -> Result<()> {
                 .extend([belongs]);
         }
         forger.create(&PostParams::default(), &forged).await?;
-        // The forged label does not hinder the owner of the object: the owner's changes stay.
+        // Mimeo does not revert an edit of the forged copy: the owner's change stays.
         theirs.push(put(&forger, "registry", &[("token", "theirs")]).await?);
         forgers.push(forger);
     }

@@ -330,7 +330,7 @@ async fn numbers_are_exact() -> Result<()> {
         "{text}"
     );
 
-    // The replica that removes the pending label of a new namespace counts the namespace once.
+    // The program that removes the pending label of a new namespace counts the namespace once.
     scene
         .wait_condition(&scene.tag, "PodGateActive", "True", "Active")
         .await?;

@@ -125,8 +125,8 @@ impl Round {
             .all(|state| uid(state) == uid(self.now()))
     }
 
-    /// True if the record of a copy that was created once stays. Mimeo removes the record if the
-    /// rule later retains the copy.
+    /// True if the record of a copy that was created once stays. Mimeo removes the record once the
+    /// rule keeps the copy up to date.
     pub fn lasts(&self, (_, rule, cell): &Seed) -> bool {
         let keeps = |state: &World| state.kept_by(rule, cell);
         !self.states.iter().any(keeps)
@@ -340,7 +340,8 @@ impl<'a> Judge<'a> {
         })
     }
 
-    /// True if a rule was deleted and retained the copy, and no rule has wanted the cell since.
+    /// True if a rule retained the copy when it was deleted, exists again now, and no rule has
+    /// wanted the cell during the round.
     fn is_retained(&self, cell: &Cell) -> bool {
         let kept = |holder: &Holder| holder.orphan && holder.kept == [true].into();
         let unwanted = |state: &World| state.claims(cell).is_empty();
