@@ -58,15 +58,15 @@ fn alerts() -> Result<Vec<Alert>> {
     Ok(groups.into_iter().flat_map(|group| group.rules).collect())
 }
 
-/// Returns the names and help texts of all metrics in the README.
+/// Returns the names and help texts of all metrics in `docs/reference.md`.
 fn metrics() -> Result<BTreeMap<String, String>> {
-    let readme = read("README.md")?;
+    let reference = read("docs/reference.md")?;
     let row = |line: &str| {
         let (name, rest) = line.strip_prefix("| `")?.split_once("` | ")?;
         name.starts_with("mimeo_")
             .then(|| (name.to_owned(), rest.to_owned()))
     };
-    let metrics: BTreeMap<_, _> = readme.lines().filter_map(row).collect();
+    let metrics: BTreeMap<_, _> = reference.lines().filter_map(row).collect();
     ensure!(metrics.len() > 10, "{metrics:?}");
     Ok(metrics)
 }

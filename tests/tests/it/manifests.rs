@@ -196,8 +196,8 @@ async fn flags(program: &str) -> Result<BTreeMap<String, String>> {
 }
 
 #[tokio::test]
-async fn flags_have_variables_and_the_readme_knows_them() -> Result<()> {
-    let readme = fs::read_to_string(workspace().join("README.md"))?;
+async fn flags_have_variables_and_the_reference_lists_them() -> Result<()> {
+    let reference = fs::read_to_string(workspace().join("docs/reference.md"))?;
     for program in PROGRAMS {
         for (flag, variable) in &flags(program).await? {
             ensure!(
@@ -205,8 +205,8 @@ async fn flags_have_variables_and_the_readme_knows_them() -> Result<()> {
                 "--{flag} of {program} has no variable"
             );
             ensure!(
-                readme.contains(&format!("| `--{flag}` | `{variable}` |")),
-                "README.md lacks --{flag} ({variable})"
+                reference.contains(&format!("| `--{flag}` | `{variable}` |")),
+                "docs/reference.md lacks --{flag} ({variable})"
             );
         }
     }

@@ -781,9 +781,10 @@ fn labels(text: &str) -> BTreeMap<String, BTreeSet<&str>> {
 }
 
 #[tokio::test]
-async fn the_readme_lists_every_metric_with_its_labels_and_no_other() -> Result<()> {
-    let readme =
-        std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("../README.md"))?;
+async fn the_reference_lists_every_metric_with_its_labels_and_no_other() -> Result<()> {
+    let reference = std::fs::read_to_string(
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/reference.md"),
+    )?;
     let row = |line: &str| -> Option<(String, String)> {
         let mut cells = line.strip_prefix("| `mimeo_")?.split(" | ");
         Some((
@@ -791,7 +792,7 @@ async fn the_readme_lists_every_metric_with_its_labels_and_no_other() -> Result<
             cells.next()?.to_owned(),
         ))
     };
-    let table: Vec<(String, String)> = readme.lines().filter_map(row).collect();
+    let table: Vec<(String, String)> = reference.lines().filter_map(row).collect();
     let scene = PLAIN.scene("metrics").await?;
     let pair = &scene.setting.pair;
     // Some metrics appear only with a rule.
@@ -836,7 +837,7 @@ async fn the_readme_lists_every_metric_with_its_labels_and_no_other() -> Result<
         })
         .await?;
         for (name, labels) in labels(&text) {
-            let row = readme
+            let row = reference
                 .lines()
                 .find(|line| line.starts_with(&format!("| `{name}`")))
                 .context(name.clone())?;
