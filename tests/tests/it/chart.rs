@@ -596,13 +596,52 @@ fn versions_are_the_workspaces() -> Result<()> {
         kustomization["images"][0]["newTag"],
         env!("CARGO_PKG_VERSION")
     );
-    for document in ["README.md", "docs/quick-start.md", "docs/operations.md"] {
+    for (document, repository) in [
+        ("README.md", LOADED),
+        ("docs/quick-start.md", "registry.example.com/mimeo"),
+        ("docs/operations.md", "registry.example.com/mimeo"),
+    ] {
         let text = fs::read_to_string(workspace().join(document))?;
         let built = format!(
-            "docker build -t registry.example.com/mimeo:{} .",
+            "docker build -t {repository}:{} .",
             env!("CARGO_PKG_VERSION")
         );
         ensure!(text.contains(&built), "{document} builds another image");
+        let installed = format!("--set image.repository={repository}");
+        ensure!(
+            text.contains(&installed),
+            "{document} installs another image"
+        );
+    }
+    Ok(())
+}
+
+/// The repository of the image that the README builds and loads into a cluster's nodes.
+const LOADED: &str = "localhost/mimeo";
+
+#[test]
+fn the_image_that_the_readme_loads_is_the_one_that_the_chart_runs() -> Result<()> {
+    let readme = fs::read_to_string(workspace().join("README.md"))?;
+    let image = format!("{LOADED}:{}", env!("CARGO_PKG_VERSION"));
+    for load in [
+        "kind load docker-image",
+        "minikube image load",
+        "k3d image import",
+    ] {
+        ensure!(
+            readme.contains(&format!("{load} {image}")),
+            "{load} takes another image"
+        );
+    }
+    let all = objects(&rendered(&[
+        "--set",
+        &format!("image.repository={LOADED}"),
+    ])?)?;
+    for program in ["mimeo-webhook", "mimeo-reconciler"] {
+        let pod = &find(&all, "Deployment", program)?["spec"]["template"]["spec"];
+        let container = &pod["containers"][0];
+        assert_eq!(container["image"], image.as_str(), "{program}");
+        assert_eq!(container["imagePullPolicy"], "IfNotPresent", "{program}");
     }
     Ok(())
 }

@@ -230,6 +230,23 @@ async fn the_rule_in_the_charts_notes_can_be_pasted() -> Result<()> {
     Ok(())
 }
 
+/// Each command of the README, in its order. The last one reads the copy in a new namespace.
+#[tokio::test]
+async fn the_first_steps_of_the_readme_lead_to_a_copy() -> Result<()> {
+    let (control_plane, _pair, _) = at_work().await?;
+    let all = commands("README.md")?;
+    let ((last, _), before) = all.split_last().context("no commands")?;
+    for (command, _) in before {
+        typed(&control_plane, command)?;
+    }
+    eventually(SOON, last, || async {
+        let told = typed(&control_plane, last)?;
+        ensure!(told.contains("registry"), "{told}");
+        Ok(Some(()))
+    })
+    .await
+}
+
 /// The output equals the document word for word, except for ages.
 #[tokio::test]
 async fn the_quick_start_goes_as_it_says() -> Result<()> {
