@@ -68,17 +68,19 @@ impl Rule {
             });
             source.is(&source.gvk.group_kind(), namespace, &copy)
         };
+        // One object stands for all that a selector may find.
+        let found = self.selectors.iter().map(|selector| selector.source("x"));
+        let sources: Vec<SourceRef> = self.sources.iter().cloned().chain(found).collect();
         let targets = self.targets.iter();
         let mut places = targets.flat_map(|target| {
             let names = target.selection.exact_names().unwrap_or_default();
             names.into_iter().map(move |namespace| (target, namespace))
         });
-        self.selectors.is_empty()
-            && places.all(|(target, namespace)| {
-                self.sources
-                    .iter()
-                    .all(|source| is_itself(target, namespace, source))
-            })
+        places.all(|(target, namespace)| {
+            sources
+                .iter()
+                .all(|source| is_itself(target, namespace, source))
+        })
     }
 }
 
@@ -403,6 +405,39 @@ mod tests {
     }
 
     #[test]
+    fn a_rule_whose_selector_finds_only_what_its_copies_would_be_is_refused() {
+        let selects = |namespace: &str| json!({"apiVersion": "v1", "kind": "Secret", "namespace": namespace, "selector": {}});
+        for (sources, targets, refused) in [
+            (json!([selects("home")]), json!([]), true),
+            (
+                json!([selects("home")]),
+                json!([{"namespaces": ["home"], "copyName": "$(source.name)"}]),
+                true,
+            ),
+            (
+                json!([selects("home")]),
+                json!([{"copyName": "$(source.name)-copy"}]),
+                false,
+            ),
+            (
+                json!([selects("home")]),
+                json!([{"namespaces": ["away"]}]),
+                false,
+            ),
+            (json!([selects("away")]), json!([]), false),
+            (json!([selects("home"), selects("away")]), json!([]), false),
+        ] {
+            let parsed = parse(&json!({"sources": sources, "targets": targets}));
+            let message = parsed.err().unwrap_or_default().concat();
+            assert_eq!(
+                message.starts_with("spec.targets: the copy would be its own source"),
+                refused,
+                "{sources} {targets}: {message}"
+            );
+        }
+    }
+
+    #[test]
     fn a_target_without_namespaces_is_its_own_namespace() {
         let rule = parse(&json!({"sources": [secret(&json!({}))], "targets": [{"copyName": "x"}]}))
             .unwrap();
@@ -463,7 +498,8 @@ mod tests {
         };
         let namespaces =
             |count: usize| -> Vec<String> { (0..count).map(|i| format!("n{i}")).collect() };
-        let rule = parse(&json!({"sources": [selects(&json!({}))]})).unwrap();
+        let renamed = json!([{"copyName": "$(source.name)-copy"}]);
+        let rule = parse(&json!({"sources": [selects(&json!({}))], "targets": renamed})).unwrap();
         assert_eq!(
             (rule.selectors[0].to_string().as_str(), rule.most_sources),
             ("v1/Secret/home", 256)
@@ -482,7 +518,7 @@ mod tests {
             let expressions = json!([{"key": "a", "operator": "In", "values": values}]);
             json!({"selector": {"matchLabels": {"b": "c"}, "matchExpressions": expressions}})
         };
-        assert!(parse(&json!({"sources": [selects(&many(61))]})).is_ok());
+        assert!(parse(&json!({"sources": [selects(&many(61))], "targets": renamed})).is_ok());
         let named = json!([{"namespaces": ["home"], "copyName": "x"}]);
         for (source, targets, begins) in [
             (

@@ -141,12 +141,13 @@ fn copies_itself_alone(spec: &RuleSpec) -> bool {
             .map_or_else(|| Ok(source.name.clone()), |name| fill(name, &place));
         source.namespace == namespace && name.as_ref() == Ok(&source.name)
     };
-    spec.selected.is_empty()
-        && places().all(|(target, name)| {
-            spec.sources
-                .iter()
-                .all(|source| is_itself(target, name, source))
-        })
+    // Whatever a selector finds has some name.
+    let found = spec
+        .selected
+        .iter()
+        .map(|selected| Key::new(selected.res, selected.namespace, "x"));
+    let sources: Vec<Key> = spec.sources.iter().cloned().chain(found).collect();
+    places().all(|(target, name)| sources.iter().all(|source| is_itself(target, name, source)))
 }
 
 /// The kinds that a rule copies.
