@@ -78,6 +78,7 @@ pub(crate) fn foresee(
     let mut warnings: Vec<String> = selection(rule, &preview, told == Told::Counts)
         .into_iter()
         .collect();
+    warnings.extend(short_pattern(&preview));
     warnings.extend(losses(rule, &preview));
     warnings.extend(contested(&preview.contests));
     warnings
@@ -138,6 +139,18 @@ fn selection(rule: &Rule, preview: &Preview, counts: bool) -> Option<String> {
         None if matching == 0 => Some("no namespace matches the rule now".into()),
         None => counts.then(|| format!("the rule selects {matching} of {all} namespaces")),
     }
+}
+
+/// The warning about a pattern that selects nothing beside targets that select something.
+fn short_pattern(preview: &Preview) -> Option<String> {
+    let (begins, count) = preview
+        .beginning
+        .as_ref()
+        .filter(|_| preview.matching > 0)?;
+    Some(format!(
+        "no namespace matches a namespacePattern of the rule now. Patterns match the whole name; {begins}.* would match {}",
+        plural::namespaces(*count)
+    ))
 }
 
 fn losses(rule: &Rule, preview: &Preview) -> Option<String> {

@@ -121,6 +121,18 @@ async fn a_pattern_that_is_only_the_beginning_of_names_gets_a_hint() -> Result<(
             scene.tag
         )],
     );
+    let beside = of_pattern(scene.tag.clone()).target(json!({"namespaces": [scene.home]}));
+    let beside = beside.named("other");
+    assert_told(
+        &warnings(&scene, &beside, true)?,
+        &[
+            "the rule selects 1 of ",
+            &format!(
+                "Mimeo: no namespace matches a namespacePattern of the rule now. Patterns match the whole name; {}.* would match 12 namespaces",
+                scene.tag
+            ),
+        ],
+    );
     assert_told(
         &warnings(&scene, &of_pattern(format!("{}.*", scene.tag)), true)?,
         &["the rule selects 12 of "],

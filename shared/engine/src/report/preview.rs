@@ -25,10 +25,9 @@ pub struct Preview {
     pub all: usize,
     /// Number of namespaces that the rule selected before and no longer selects.
     pub lost: usize,
-    /// Set if the rule selects no namespace. The text is the beginning of one of the rule's
-    /// patterns. The number is that of the namespaces that the pattern would select if it ended
-    /// with `.*` there. A user that writes `team-` means all of these, but a pattern matches whole
-    /// names.
+    /// Set if a target with a pattern selects no namespace. The text is the beginning of that
+    /// pattern. The number is that of the namespaces that the pattern would select if it ended with
+    /// `.*` there. A user that writes `team-` means all of these, but a pattern matches whole names.
     pub beginning: Option<(String, usize)>,
     /// Copies that this rule begins to want although another rule wants them, too. The copies in
     /// the most namespaces come first.
@@ -109,9 +108,7 @@ impl Engine {
                 }
             }
         }
-        if preview.matching == 0 {
-            preview.beginning = self.beginning(rule);
-        }
+        preview.beginning = self.beginning(rule);
         let contest = |((index, name), namespaces): ((usize, String), Vec<Arc<str>>)| {
             let Rival {
                 id,
@@ -137,16 +134,20 @@ impl Engine {
         preview
     }
 
-    /// Returns the first text of a pattern, and the number of namespaces with names that begin with
-    /// it. It is for a rule with patterns that match no namespace. A user that writes `team-` for
-    /// all such names is advised to write `team-.*`.
+    /// Returns the first text of a pattern whose target selects no namespace, and the number of
+    /// namespaces with names that begin with it. A user that writes `team-` for all such names is
+    /// advised to write `team-.*`.
     fn beginning(&self, rule: &Rule) -> Option<(String, usize)> {
-        let count = |target: &Target| {
-            let alive = self
-                .namespaces
+        let alive = || {
+            self.namespaces
                 .iter()
-                .filter(|(_, namespace)| namespace.alive());
-            alive
+                .filter(|(_, namespace)| namespace.alive())
+        };
+        let selects_none = |target: &Target| {
+            !alive().any(|(name, namespace)| target.selection.matches(name, &namespace.labels))
+        };
+        let count = |target: &Target| {
+            alive()
                 .filter(|(name, namespace)| {
                     target
                         .selection
@@ -154,11 +155,15 @@ impl Engine {
                 })
                 .count()
         };
-        let mut beginnings = rule
-            .targets
-            .iter()
-            .filter_map(|target| Some((target.selection.beginning()?.to_owned(), count(target))));
-        beginnings.find(|(_, count)| *count > 0)
+        rule.targets.iter().find_map(|target| {
+            let beginning = target.selection.beginning()?;
+            let count = if selects_none(target) {
+                count(target)
+            } else {
+                0
+            };
+            (count > 0).then(|| (beginning.to_owned(), count))
+        })
     }
 
     /// Returns the copies of a Replication in its own namespace that other rules want, too. These

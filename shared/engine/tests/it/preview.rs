@@ -100,6 +100,13 @@ fn of_a_pattern_that_matches_nothing_it_is_told_how_many_names_begin_so() {
         );
         assert_eq!(preview.beginning, want, "{pattern}");
     }
+    // Another target that selects something changes nothing about that.
+    let targets = json!([{"namespaces": ["b-0"]}, {"namespacePattern": "a-[0-9]"}, {"namespacePattern": "a-"}]);
+    let preview = preview_of(&engine, &rule("r", None, "s", &targets), None);
+    assert_eq!(
+        (preview.matching, preview.beginning),
+        (4, Some(("a-".to_owned(), 3)))
+    );
     // Other settings than the pattern exclude these.
     for item in [
         json!({"namespacePattern": "a-.*", "namespaceSelector": {"matchLabels": {"tier": "gold"}}}),
