@@ -176,6 +176,31 @@ fn a_status_shows_all_grantees_and_objects_and_is_not_written_again() {
     assert!(text.len() == 256 && text.ends_with("..."), "{text}");
 }
 
+#[test]
+fn a_grant_beyond_the_limit_says_so_with_what_to_do() {
+    let spec = json!({"grantees": [{"namespaces": ["a"]}], "objects": [{"apiVersion": "v1", "kind": "Secret"}]});
+    let standing = Standing {
+        generation: 1,
+        effect: Effect::TooMany,
+        replications: 0,
+    };
+    let status = standing.status(&stored(&spec, &json!({})), &[], Timestamp::UNIX_EPOCH);
+    let ready = &status.conditions[0];
+    assert_eq!(
+        (&*ready.type_, &*ready.status, &*ready.reason),
+        ("Ready", "False", "TooManyGrants")
+    );
+    assert!(
+        ready
+            .message
+            .starts_with("a namespace may have at most 256 ReplicationGrants")
+            && ready.message.contains("delete or shorten"),
+        "{}",
+        ready.message
+    );
+    assert_eq!(Standing::read(&status), Some(standing));
+}
+
 /// A grant may be changed while no webhook runs. Before the change it counted.
 #[test]
 fn a_grant_that_is_refused_says_so_until_it_is_corrected_or_deleted() {
