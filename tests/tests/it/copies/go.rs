@@ -38,6 +38,28 @@ async fn copies_go_with_their_rule_unless_it_retains_them() -> Result<()> {
         version(&before)
     );
 
+    // A rule of that name that wants it nowhere leaves it alone, and so does the end of that rule:
+    // its author may have no permission in this namespace.
+    let nowhere = json!([{"namespaces": [format!("{}-nowhere", scene.tag)], "copyName": "kept"}]);
+    let elsewhere = kept.clone().set("targets", nowhere);
+    let elsewhere = elsewhere.set("retentionPolicy", json!({}));
+    elsewhere.create(&scene.client).await?;
+    scene
+        .wait_condition(&kept.name, "Ready", "True", "NoNamespaceMatches")
+        .await?;
+    // A copy that is lost later than this one would be goes.
+    gone.create(&scene.client).await?;
+    scene.wait_synced(&gone.name).await?;
+    relabel(&scene.client, &namespace, "scene", None).await?;
+    wait_gone(scene.secrets(&namespace), "gone").await?;
+    elsewhere.delete(&scene.client).await?;
+    gone.delete(&scene.client).await?;
+    relabel(&scene.client, &namespace, "scene", Some(&scene.tag)).await?;
+    assert_eq!(
+        version(&scene.secrets(&namespace).get("kept").await?),
+        version(&before)
+    );
+
     // A rule of that name takes the copy over again, in place.
     put(&scene.secrets(&scene.home), "registry", &[("token", "two")]).await?;
     kept.create(&scene.client).await?;
