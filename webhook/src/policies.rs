@@ -78,6 +78,14 @@ impl Known {
     fn name(&self) -> &str {
         self.object.metadata.name.as_deref().unwrap_or_default()
     }
+
+    /// The message of the status, if it says that another client keeps changing the configuration.
+    fn contested(&self) -> Option<&str> {
+        let status = self.object.status.as_ref()?;
+        let reason = ConditionReason::WebhookContested.as_str();
+        let told = status.conditions.iter().find(|one| one.reason == reason)?;
+        Some(&told.message)
+    }
 }
 
 /// All policies in the cluster.
@@ -207,6 +215,23 @@ impl Finding {
             passing: false,
         }
     }
+
+    /// Says of a registered policy that another client keeps changing the configuration.
+    /// `contested` is this replica's message. `disturbed` says whether this replica has recently
+    /// seen the configuration differ.
+    ///
+    /// Replicas may disagree about a fight, and about the client: each counts its own writes only.
+    /// The message of the first replica stays as long as any replica sees changes. Otherwise the
+    /// replicas would overwrite each other's statuses without end.
+    fn contest(&mut self, known: &Known, contested: Option<&str>, disturbed: bool) {
+        let told = known.contested().filter(|_| disturbed);
+        if let (true, Some(message)) = (self.ready, told.or(contested)) {
+            *self = Self {
+                passing: true,
+                ..Self::not(ConditionReason::WebhookContested, message)
+            };
+        }
+    }
 }
 
 impl Registrar {
@@ -231,8 +256,10 @@ impl Registrar {
 
     /// Runs until dropped. Registers no policy before it receives a registration.
     pub(crate) async fn run(mut self, mut registration: channel::Receiver<Option<Registration>>) {
+        let mut contested = self.kept.contested();
         loop {
             let current = registration.borrow_and_update().clone();
+            contested.mark_unchanged();
             let pause = match current.filter(|_| self.policies.listed()) {
                 None => LOOK_AGAIN,
                 Some(registration) => self.register(&registration).await.unwrap_or_else(|error| {
@@ -244,6 +271,7 @@ impl Registrar {
             tokio::select! {
                 () = policies.changed.notified() => {}
                 changed = registration.changed() => if changed.is_err() { return },
+                changed = contested.changed() => if changed.is_err() { return },
                 () = sleep(pause) => {}
             }
         }
@@ -272,6 +300,11 @@ impl Registrar {
             }
             findings.push((known.clone(), finding));
         }
+        let contested = self.kept.contested().borrow().clone();
+        let disturbed = self.kept.disturbed();
+        for (known, finding) in &mut findings {
+            finding.contest(known, contested.as_deref(), disturbed);
+        }
         self.metrics.policies(
             findings
                 .iter()
@@ -290,13 +323,15 @@ impl Registrar {
         let configuration = self.wanted(registration, accepted);
         let wanted = Checksum::of(configuration.render().to_string().as_bytes());
         self.kept.want(configuration);
-        if timeout(DEADLINE, self.kept.holds()).await.is_err() {
-            // The task that writes the configuration has logged the reason. Until it succeeds no
-            // status calls a policy active.
-            return Ok(RETRY);
-        }
-        if self.heard.replace(wanted) != Some(wanted) {
-            sleep(HEARD).await;
+        if contested.is_none() {
+            if timeout(DEADLINE, self.kept.holds()).await.is_err() {
+                // The task that writes the configuration has logged the reason. Until it succeeds
+                // no status calls a policy active.
+                return Ok(RETRY);
+            }
+            if self.heard.replace(wanted) != Some(wanted) {
+                sleep(HEARD).await;
+            }
         }
         let settled = all_served && !findings.iter().any(|(_, finding)| finding.passing);
         for (known, finding) in findings {
@@ -518,6 +553,39 @@ mod tests {
             (at(20), "Rejected")
         );
         assert_eq!(first.observed_generation, Some(2));
+    }
+
+    #[test]
+    fn while_another_client_changes_the_configuration_all_replicas_say_the_same() {
+        let ready = |contested, status, disturbed| {
+            let known = known(status);
+            let mut finding = Finding::active(active(&[]));
+            finding.contest(&known, contested, disturbed);
+            let old = known.object.status.as_ref();
+            compose(&known, finding, old, Timestamp::UNIX_EPOCH)
+        };
+        let first = ready(Some("by a"), None, true);
+        let says = |status: &TransformPolicyStatus| {
+            let ready = &status.conditions[0];
+            (ready.reason.clone(), ready.message.clone())
+        };
+        let contested = |message: &str| ("WebhookContested".to_owned(), message.to_owned());
+        assert_eq!(first.conditions[0].status, "False");
+        assert_eq!(says(&first), contested("by a"));
+        // Another replica blames another client, or none yet.
+        for other in [Some("by b"), None] {
+            assert_eq!(ready(other, Some(first.clone()), true), first);
+        }
+        // The first replica is gone. A long time later the other one has seen no change, or a new
+        // fight.
+        let over = ready(None, Some(first.clone()), false);
+        assert_eq!(says(&over).0, "Active");
+        let new = ready(Some("by b"), Some(first), false);
+        assert_eq!(says(&new), contested("by b"));
+        // A policy that is not registered has its own reason.
+        let mut refused = Finding::not(ConditionReason::Rejected, "no");
+        refused.contest(&known(None), Some("by a"), true);
+        assert_eq!(refused.reason, ConditionReason::Rejected);
     }
 
     #[test]

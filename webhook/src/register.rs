@@ -111,6 +111,8 @@ pub(crate) struct Kept {
     /// The contents that the cluster was last seen to have.
     held: watch::Receiver<Option<Arc<Wanted>>>,
     contested: watch::Receiver<Option<String>>,
+    /// When the cluster was last seen to have other contents than wanted. The start counts, too.
+    disturbed: watch::Receiver<Instant>,
 }
 
 impl Kept {
@@ -138,6 +140,7 @@ impl Kept {
     {
         let (publish, held) = watch::channel(None);
         let (tell, contested) = watch::channel(None);
+        let (note, disturbed) = watch::channel(Instant::now());
         let wanted = watch::Sender::new(None);
         let keeper = Keeper::<K> {
             api: Api::all(clients.requests.clone()),
@@ -146,6 +149,7 @@ impl Kept {
             metrics: metrics.clone(),
             held: publish,
             contested: tell,
+            disturbed: note,
             owned: false,
             applied: None,
             put_back: None,
@@ -159,6 +163,7 @@ impl Kept {
             wanted,
             held,
             contested,
+            disturbed,
         }
     }
 
@@ -166,6 +171,11 @@ impl Kept {
     /// message stays until five minutes after the last write.
     pub(crate) fn contested(&self) -> watch::Receiver<Option<String>> {
         self.contested.clone()
+    }
+
+    /// True if the configuration was seen to differ within the time after which a fight is over.
+    pub(crate) fn disturbed(&self) -> bool {
+        self.disturbed.borrow().elapsed() < FIGHT
     }
 
     /// Sets the contents that the configuration must have from now on.
@@ -197,6 +207,7 @@ struct Keeper<K> {
     metrics: Answers,
     held: watch::Sender<Option<Arc<Wanted>>>,
     contested: watch::Sender<Option<String>>,
+    disturbed: watch::Sender<Instant>,
     /// True once the configuration was seen with an owner.
     owned: bool,
     /// The contents that were last written, or last seen to match exactly.
@@ -231,6 +242,9 @@ where
                 .is_some_and(|owners| !owners.is_empty());
             let want = wanted.borrow_and_update().clone();
             let due = want.clone().filter(|want| !self.holds(&live, want));
+            if due.is_some() {
+                self.disturbed.send_replace(Instant::now());
+            }
             if want.is_some() {
                 self.metrics
                     .registered(&K::kind(&()), self.name, due.is_none());
@@ -432,10 +446,17 @@ impl Repairs {
 /// The message about a configuration that these field managers keep changing. Without a list: that
 /// another client keeps deleting.
 fn contested(kind: &str, name: &str, managers: Option<&[&str]>) -> String {
+    let effect = match (kind, name) {
+        (_, POLICIES_NAME) => "objects may not be rewritten",
+        ("ValidatingWebhookConfiguration", _) => {
+            "rules may be written without a check of their authors"
+        }
+        _ => "pods may not wait for their copies",
+    };
     let Some(managers) = managers else {
         return format!(
-            "{kind} {name} is deleted again and again. Mimeo creates it again each time, after a longer pause; until then pods do not wait \
-             for their copies. Stop the client that deletes it"
+            "{kind} {name} is deleted again and again. Mimeo creates it again each time, after a longer pause; until then {effect}. Stop the \
+             client that deletes it"
         );
     };
     let others = match managers {
@@ -449,8 +470,8 @@ fn contested(kind: &str, name: &str, managers: Option<&[&str]>) -> String {
         ),
     };
     format!(
-        "{kind} {name} is changed again and again by {others}. Mimeo restores it each time, after a longer pause; until then pods may not \
-         wait for their copies. Have no other client write it"
+        "{kind} {name} is changed again and again by {others}. Mimeo restores it each time, after a longer pause; until then {effect}. Have \
+         no other client write it"
     )
 }
 
@@ -609,6 +630,25 @@ mod tests {
             deleted.contains("mimeo is deleted again and again"),
             "{deleted}"
         );
+        for (kind, name, effect) in [
+            ("MutatingWebhookConfiguration", NAME, "pods may not wait"),
+            (
+                "MutatingWebhookConfiguration",
+                POLICIES_NAME,
+                "objects may not be rewritten",
+            ),
+            (
+                "ValidatingWebhookConfiguration",
+                NAME,
+                "rules may be written without a check",
+            ),
+        ] {
+            let message = contested(kind, name, Some(&["a"]));
+            assert!(
+                message.contains(&format!("; until then {effect}")),
+                "{message}"
+            );
+        }
     }
 
     /// Above all not the client that has created the configuration, long ago.

@@ -18,7 +18,7 @@ use kube::{
     Api, Client,
     api::{DeleteParams, ObjectMeta, Patch, PatchParams, PostParams},
 };
-use mimeo_api::ClusterReplication;
+use mimeo_api::{ClusterReplication, TransformPolicy};
 use mimeo_tests::{
     Collector, Component, ControlPlane, Pair, Replica, Silent, create_namespace, create_secret,
     eventually,
@@ -1151,15 +1151,64 @@ async fn who_fights_over_the_hooks_is_told(client: &Client, pair: &Pair) -> Resu
     );
     logs_the_fight(&pair.webhooks[0], "MutatingWebhookConfiguration")?
         .context("the log does not say so")?;
-    // About the other configurations, only the log reports it.
-    let configurations: Api<ValidatingWebhookConfiguration> = Api::all(client.clone());
+    let validating: Api<ValidatingWebhookConfiguration> = Api::all(client.clone());
     let operations = json!([{"op": "replace", "path": "/webhooks/0/timeoutSeconds", "value": 7}]);
-    let change = Patch::<ValidatingWebhookConfiguration>::Json(serde_json::from_value(operations)?);
-    eventually(SOON, "the log to tell of the other client", || async {
-        configurations.patch("mimeo", &as_enforcer, &change).await?;
-        logs_the_fight(&pair.webhooks[0], "ValidatingWebhookConfiguration")
+    let other_change =
+        Patch::<ValidatingWebhookConfiguration>::Json(serde_json::from_value(operations)?);
+    let told = eventually(SOON, "a rule that names both configurations", || async {
+        validating
+            .patch("mimeo", &as_enforcer, &other_change)
+            .await?;
+        Ok(Some(pod_gate().await?).filter(|told| told.message.contains("Validating")))
     })
-    .await
+    .await?;
+    assert_eq!(
+        told.message,
+        format!(
+            "{}. ValidatingWebhookConfiguration mimeo is changed again and again by enforcer. Mimeo restores it each time, after a longer \
+             pause; until then rules may be written without a check of their authors. Have no other client write it",
+            contested.message
+        )
+    );
+    logs_the_fight(&pair.webhooks[0], "ValidatingWebhookConfiguration")?
+        .context("the log does not say so")?;
+
+    // The hooks of policies are told of in the policies' statuses.
+    let policies: Api<TransformPolicy> = Api::all(client.clone());
+    let metadata = json!({"name": name});
+    let kinds = json!([{"apiVersion": "v1", "kind": "ConfigMap"}]);
+    let selector = json!({"matchLabels": {"example.com/rewrite": &name}});
+    let transform = json!({"labels": {"set": {"example.com/rewritten": "yes"}}});
+    let spec =
+        json!({"match": {"kinds": kinds, "objectSelector": selector}, "transform": transform});
+    let policy = json!({"apiVersion": "mimeo.dev/v1alpha1", "kind": "TransformPolicy", "metadata": metadata, "spec": spec});
+    apply(client, &policy).await?;
+    let ready = async || {
+        let status = policies.get(&name).await?.status;
+        let ready = status.and_then(|status| status.conditions.into_iter().next());
+        ready.context("no condition Ready")
+    };
+    eventually(SOON, "an active policy", || async {
+        Ok((ready().await?.reason == "Active").then_some(()))
+    })
+    .await?;
+    let told = eventually(SOON, "a policy that is contested", || async {
+        configurations
+            .patch("mimeo-policies", &as_enforcer, &change)
+            .await?;
+        Ok(Some(ready().await?).filter(|told| told.reason == "WebhookContested"))
+    })
+    .await?;
+    assert_eq!(
+        (&*told.status, &*told.message),
+        (
+            "False",
+            "MutatingWebhookConfiguration mimeo-policies is changed again and again by enforcer. Mimeo restores it each time, after a \
+             longer pause; until then objects may not be rewritten. Have no other client write it"
+        )
+    );
+    policies.delete(&name, &DeleteParams::default()).await?;
+    Ok(())
 }
 
 /// Returns `Some` if a webhook's log names the client that keeps changing a configuration of this

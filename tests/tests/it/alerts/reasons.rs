@@ -127,7 +127,7 @@ fn every_reason_of_ready_has_the_alert_that_is_for_it_and_the_runbook_names_it_t
         }
     }
     // The condition Ready of a TransformPolicy has fewer reasons, and one alert.
-    for reason in [InvalidSpec, KindNotServed, Rejected] {
+    for reason in [InvalidSpec, KindNotServed, Rejected, WebhookContested] {
         let told = (
             "mimeo_policies",
             vec![
