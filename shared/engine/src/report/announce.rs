@@ -135,7 +135,8 @@ type Topic = (Arc<RuleId>, Happening);
 const COLLECTED: Duration = Duration::from_secs(5);
 /// The shortest time between two reports of the same topic.
 const INTERVAL: Duration = Duration::from_mins(1);
-/// The largest number of namespaces that get an Event about a copy, for each report of a topic.
+/// The largest number of namespaces that get an Event about a copy, for each report of a topic. The
+/// next report of the topic begins with the namespaces after these.
 const NAMESPACES: usize = 10;
 /// The largest number of Events at once, for all rules together.
 const BURST: u32 = 50;
@@ -153,6 +154,8 @@ const LONGEST: usize = 1024;
 pub(crate) struct News {
     pending: BTreeMap<Topic, Pending>,
     told: BTreeMap<Topic, Tick>,
+    /// The namespace of the last Event about a copy. The next report begins after it.
+    turns: BTreeMap<Topic, Arc<str>>,
     tokens: u32,
     refilled: Tick,
 }
@@ -171,6 +174,7 @@ impl Default for News {
         Self {
             pending: BTreeMap::new(),
             told: BTreeMap::new(),
+            turns: BTreeMap::new(),
             tokens: BURST,
             refilled: Tick::ZERO,
         }
@@ -297,12 +301,21 @@ impl Engine {
                 usize::try_from(self.news.tokens.saturating_sub(RESERVED + 1)).unwrap_or_default();
             let before = announcements.len();
             announcements.extend(news.into_iter().take(1 + beside));
-            self.news.tokens -=
-                u32::try_from(announcements.len() - before).unwrap_or(self.news.tokens);
+            let written = &announcements[before..];
+            self.news.tokens -= u32::try_from(written.len()).unwrap_or(self.news.tokens);
+            let about_copies = written.iter().filter(|one| one.related.is_some());
+            if let Some(last) = about_copies.last()
+                && let Some(namespace) = last.regarding.namespace.as_deref()
+            {
+                let namespace = self.namespace_name(namespace);
+                self.news.turns.insert(topic.clone(), namespace);
+            }
             self.news.told.insert(topic, self.now);
         }
         let now = self.now;
         self.news.told.retain(|_, told| *told + INTERVAL > now);
+        let rules = &self.rules;
+        self.news.turns.retain(|(id, _), _| rules.contains_key(id));
         announcements
     }
 
@@ -413,8 +426,8 @@ impl Engine {
             .count()
     }
 
-    /// Returns the Events of a topic: one about the rule, then one about a copy in each of the
-    /// first namespaces.
+    /// Returns the Events of a topic: one about the rule, then one about a copy in each of some
+    /// namespaces.
     fn announce(&self, topic: &Topic, pending: &Pending) -> Vec<Announcement> {
         let (id, happening) = topic;
         let rule = self
@@ -540,17 +553,22 @@ impl Engine {
         })
     }
 
-    /// Returns one Event in each of the first namespaces, about the first copy there. Users of the
-    /// namespace can read it.
+    /// Returns one Event in each of some namespaces, about the first copy there. Users of the
+    /// namespace can read it. The first namespace is the one after the last that got an Event in
+    /// the topic's previous report.
     fn about_copies(
         &self,
-        (id, happening): &Topic,
+        topic: &Topic,
         rule: Option<&Rule>,
         told: &[Told<'_>],
     ) -> Vec<Announcement> {
-        let namespaces = told
-            .chunk_by(|one, next| one.key.0 == next.key.0)
-            .take(NAMESPACES);
+        let (id, happening) = topic;
+        let namespaces: Vec<_> = told.chunk_by(|one, next| one.key.0 == next.key.0).collect();
+        let next = self.news.turns.get(topic).map_or(0, |last| {
+            namespaces.partition_point(|told| told[0].key.0 <= *last)
+        });
+        let (before, after) = namespaces.split_at(next);
+        let namespaces = after.iter().chain(before).copied().take(NAMESPACES);
         let announce = |told: &[Told<'_>]| {
             let Told {
                 key: key @ (_, _, name),
