@@ -78,7 +78,7 @@ pub(crate) fn foresee(
     let mut warnings: Vec<String> = selection(rule, &preview, told == Told::Counts)
         .into_iter()
         .collect();
-    warnings.extend(short_pattern(&preview));
+    warnings.extend(short_patterns(&preview));
     warnings.extend(losses(rule, &preview));
     warnings.extend(contested(&preview.contests));
     warnings
@@ -141,16 +141,19 @@ fn selection(rule: &Rule, preview: &Preview, counts: bool) -> Option<String> {
     }
 }
 
-/// The warning about a pattern that selects nothing beside targets that select something.
-fn short_pattern(preview: &Preview) -> Option<String> {
-    let (begins, count) = preview
-        .beginning
-        .as_ref()
-        .filter(|_| preview.matching > 0)?;
-    Some(format!(
-        "no namespace matches a namespacePattern of the rule now. Patterns match the whole name; {begins}.* would match {}",
-        plural::namespaces(*count)
-    ))
+/// The warnings about a pattern that selects nothing beside targets that select something, and about
+/// one that excludes nothing.
+fn short_patterns(preview: &Preview) -> impl Iterator<Item = String> {
+    let of_targets = preview.beginning.as_ref().filter(|_| preview.matching > 0);
+    let of_exclude = preview.beginning_of_exclude.as_ref();
+    let both = [(of_targets, "the rule"), (of_exclude, "spec.exclude")];
+    both.into_iter().filter_map(|(beginning, place)| {
+        let (begins, count) = beginning?;
+        Some(format!(
+            "no namespace matches a namespacePattern of {place} now. Patterns match the whole name; {begins}.* would match {}",
+            plural::namespaces(*count)
+        ))
+    })
 }
 
 fn losses(rule: &Rule, preview: &Preview) -> Option<String> {

@@ -69,6 +69,11 @@ impl TargetSelection {
         self
     }
 
+    /// The selections of excluded namespaces.
+    pub fn exclude(&self) -> &[Selection] {
+        &self.exclude
+    }
+
     /// True if the namespace `name` with these labels is selected.
     ///
     /// Exclusion wins. A system namespace matches only if its exact name is listed.
@@ -142,11 +147,7 @@ impl TargetSelection {
     /// The literal text at the beginning of the pattern: `team-` of `team-[0-9]+`. `None` without a
     /// pattern, or if the pattern begins with an operator.
     pub fn beginning(&self) -> Option<&str> {
-        self.selection
-            .pattern
-            .as_ref()
-            .map(Pattern::beginning)
-            .filter(|begins| !begins.is_empty())
+        self.selection.beginning()
     }
 
     /// Like [`Self::matches`], but compares only the [`beginning`](Self::beginning) of the pattern.
@@ -235,8 +236,22 @@ impl Selection {
         }))
     }
 
-    fn matches(&self, name: &str, labels: &Labels) -> bool {
+    /// True if the namespace `name` with these labels matches.
+    pub fn matches(&self, name: &str, labels: &Labels) -> bool {
         self.matches_with(name, labels, |pattern| pattern.matches(name))
+    }
+
+    /// Like [`TargetSelection::beginning`].
+    pub fn beginning(&self) -> Option<&str> {
+        let beginning = self.pattern.as_ref().map(Pattern::beginning);
+        beginning.filter(|begins| !begins.is_empty())
+    }
+
+    /// Like [`Self::matches`], but compares only the [`beginning`](Self::beginning) of the pattern.
+    pub fn matches_by_beginning(&self, name: &str, labels: &Labels) -> bool {
+        self.matches_with(name, labels, |pattern| {
+            name.starts_with(pattern.beginning())
+        })
     }
 
     /// True if the namespace matches. `pattern` tells if a pattern matches: the pattern itself, or

@@ -133,9 +133,19 @@ async fn a_pattern_that_is_only_the_beginning_of_names_gets_a_hint() -> Result<(
             ),
         ],
     );
+    let all = of_pattern(format!("{}.*", scene.tag));
+    assert_told(&warnings(&scene, &all, true)?, &["the rule selects 12 of "]);
+    let only = json!({"matchLabels": {"scene": scene.tag}});
+    let short = json!([{"namespacePattern": scene.tag, "namespaceSelector": only}]);
     assert_told(
-        &warnings(&scene, &of_pattern(format!("{}.*", scene.tag)), true)?,
-        &["the rule selects 12 of "],
+        &warnings(&scene, &all.set("exclude", short), true)?,
+        &[
+            "the rule selects 12 of ",
+            &format!(
+                "Mimeo: no namespace matches a namespacePattern of spec.exclude now. Patterns match the whole name; {}.* would match 12 namespaces",
+                scene.tag
+            ),
+        ],
     );
     assert_told(
         &warnings(&scene, &of_pattern(format!("{}.*x9z", scene.tag)), true)?,

@@ -9,7 +9,8 @@ use std::{
 use mimeo_model::{
     id::{RuleId, RuleKind},
     kind::GroupKind,
-    rule::{Rule, Target},
+    rule::Rule,
+    selection::Labels,
     source::SourceRef,
     template::{Place, Template},
 };
@@ -29,6 +30,8 @@ pub struct Preview {
     /// pattern. The number is that of the namespaces that the pattern would select if it ended with
     /// `.*` there. A user that writes `team-` means all of these, but a pattern matches whole names.
     pub beginning: Option<(String, usize)>,
+    /// The same for an item of `spec.exclude` with a pattern that excludes no namespace.
+    pub beginning_of_exclude: Option<(String, usize)>,
     /// Copies that this rule begins to want although another rule wants them, too. The copies in
     /// the most namespaces come first.
     pub contests: Vec<Contest>,
@@ -108,7 +111,7 @@ impl Engine {
                 }
             }
         }
-        preview.beginning = self.beginning(rule);
+        (preview.beginning, preview.beginning_of_exclude) = self.beginnings(rule);
         let contest = |((index, name), namespaces): ((usize, String), Vec<Arc<str>>)| {
             let Rival {
                 id,
@@ -134,36 +137,53 @@ impl Engine {
         preview
     }
 
-    /// Returns the first text of a pattern whose target selects no namespace, and the number of
-    /// namespaces with names that begin with it. A user that writes `team-` for all such names is
-    /// advised to write `team-.*`.
-    fn beginning(&self, rule: &Rule) -> Option<(String, usize)> {
-        let alive = || {
-            self.namespaces
-                .iter()
-                .filter(|(_, namespace)| namespace.alive())
-        };
-        let selects_none = |target: &Target| {
-            !alive().any(|(name, namespace)| target.selection.matches(name, &namespace.labels))
-        };
-        let count = |target: &Target| {
-            alive()
-                .filter(|(name, namespace)| {
-                    target
-                        .selection
-                        .matches_by_beginning(name, &namespace.labels)
-                })
-                .count()
-        };
-        rule.targets.iter().find_map(|target| {
-            let beginning = target.selection.beginning()?;
-            let count = if selects_none(target) {
-                count(target)
-            } else {
-                0
-            };
-            (count > 0).then(|| (beginning.to_owned(), count))
-        })
+    /// Returns the beginning of a pattern whose target selects no namespace, and of one in
+    /// `spec.exclude` that excludes none. Each comes with the number of namespaces with names that
+    /// begin with it. A user that writes `team-` for all such names is advised to write `team-.*`.
+    fn beginnings(&self, rule: &Rule) -> (Option<(String, usize)>, Option<(String, usize)>) {
+        let mut selections = rule.targets.iter().map(|target| &target.selection);
+        // All targets have the same exclusions.
+        let exclude = selections
+            .clone()
+            .next()
+            .map_or(&[][..], |one| one.exclude());
+        (
+            selections.find_map(|one| {
+                self.short(
+                    one.beginning(),
+                    |name, labels| one.matches(name, labels),
+                    |name, labels| one.matches_by_beginning(name, labels),
+                )
+            }),
+            exclude.iter().find_map(|one| {
+                self.short(
+                    one.beginning(),
+                    |name, labels| one.matches(name, labels),
+                    |name, labels| one.matches_by_beginning(name, labels),
+                )
+            }),
+        )
+    }
+
+    /// Returns the beginning and the number of namespaces that match by it, if none matches the
+    /// whole pattern.
+    fn short(
+        &self,
+        beginning: Option<&str>,
+        matches: impl Fn(&str, &Labels) -> bool,
+        matches_by_beginning: impl Fn(&str, &Labels) -> bool,
+    ) -> Option<(String, usize)> {
+        let beginning = beginning?;
+        let namespaces = self.namespaces.iter();
+        let alive = namespaces.filter(|(_, namespace)| namespace.alive());
+        let mut count = 0;
+        for (name, namespace) in alive {
+            if matches(name, &namespace.labels) {
+                return None;
+            }
+            count += usize::from(matches_by_beginning(name, &namespace.labels));
+        }
+        (count > 0).then(|| (beginning.to_owned(), count))
     }
 
     /// Returns the copies of a Replication in its own namespace that other rules want, too. These

@@ -13,15 +13,19 @@ use serde_json::{Value, from_value, json};
 
 const NOW: Duration = Duration::from_secs(1);
 
-fn rule(name: &str, created: Option<&str>, source: &str, targets: &Value) -> Rule {
-    let rule = json!({
+fn object(name: &str, created: Option<&str>, source: &str, targets: &Value) -> Value {
+    json!({
         "apiVersion": "mimeo.dev/v1alpha1", "kind": "ClusterReplication",
         "metadata": {"name": name, "creationTimestamp": created},
         "spec": {
             "sources": [{"apiVersion": "v1", "kind": "Secret", "namespace": "home", "name": source}],
             "targets": targets,
         },
-    });
+    })
+}
+
+fn rule(name: &str, created: Option<&str>, source: &str, targets: &Value) -> Rule {
+    let rule = object(name, created, source, targets);
     Rule::parse(&from_value(rule).unwrap()).unwrap()
 }
 
@@ -114,6 +118,31 @@ fn of_a_pattern_that_matches_nothing_it_is_told_how_many_names_begin_so() {
     ] {
         let preview = preview_of(&engine, &rule("r", None, "s", &json!([item])), None);
         assert_eq!((preview.matching, &preview.beginning), (0, &None), "{item}");
+    }
+}
+
+/// The author would believe that the namespaces are excluded.
+#[test]
+fn of_a_pattern_that_excludes_nothing_it_is_told_how_many_names_begin_so() {
+    let engine = engine(&[], 3);
+    let mut object = object("r", None, "s", &globs(&["*"]));
+    let mut told = |exclude: Value| {
+        object["spec"]["exclude"] = exclude;
+        let rule = Rule::parse(&from_value(object.clone()).unwrap()).unwrap();
+        preview_of(&engine, &rule, None).beginning_of_exclude
+    };
+    let short = Some(("a-".to_owned(), 3));
+    assert_eq!(told(json!([{"namespacePattern": "a-"}])), short);
+    let beside =
+        json!([{"namespaces": ["a-1"]}, {"namespacePattern": "b-.*"}, {"namespacePattern": "a-"}]);
+    assert_eq!(told(beside), short);
+    for exclude in [
+        json!([{"namespacePattern": "a-.*"}]),
+        json!([{"namespacePattern": "x-"}]),
+        json!([{"namespacePattern": "a-", "namespaces": ["b-*"]}]),
+        json!([]),
+    ] {
+        assert_eq!(told(exclude.clone()), None, "{exclude}");
     }
 }
 
