@@ -450,10 +450,30 @@ async fn an_edit_that_was_reverted_is_told_where_it_was_made() -> Result<()> {
             scene.tag
         )
     );
+    // A deletion is told like an edit.
+    delete(&copies, "registry").await?;
+    let told = wait_told(&scene, "Secret", "CopyRestored", |told| !told.is_empty()).await?;
+    let [event] = &told[..] else {
+        bail!("{told:#?}")
+    };
+    assert_eq!(
+        (namespace_of(event), event.note.clone().unwrap_or_default()),
+        (
+            namespace.clone(),
+            format!(
+                "ClusterReplication/{}: Secret registry: another client deleted it, and Mimeo created it again; to remove the copy for good, \
+                 have the rule leave this namespace out",
+                scene.tag
+            )
+        )
+    );
     let shown = kubectl(
         &setting.control_plane,
         ["events", "-n", &namespace, "--for", "secret/registry"],
     )?;
-    assert!(shown.contains("EditReverted"), "{shown}");
+    assert!(
+        shown.contains("EditReverted") && shown.contains("CopyRestored"),
+        "{shown}"
+    );
     Ok(())
 }

@@ -320,6 +320,7 @@ impl Engine {
                 // edited nothing.
                 if written {
                     self.edit_reverted(ticket, cell);
+                    self.restored(ticket, cell);
                 }
                 // If another client removed entries from `managedFields`, only an apply shows the
                 // fields without an owner. Fields that others own after a claim were added since,

@@ -26,7 +26,12 @@ use mimeo_model::{
 };
 
 use crate::{
-    Engine, SourceState, cell::Cell, clock::Tick, losses::CellKey, request::Ticket, slot::Slot,
+    Engine, SourceState,
+    cell::{Cell, Why},
+    clock::Tick,
+    losses::CellKey,
+    request::{Ticket, Verb},
+    slot::Slot,
 };
 
 /// An Event to write. All Events of one topic have the same name, so the next one continues the
@@ -58,6 +63,8 @@ words! {
         CopyAdopted,
         /// Another client changed a copy, and Mimeo restored it.
         EditReverted,
+        /// Another client deleted a copy, and Mimeo created it again.
+        CopyRestored,
         /// A source with copies is gone.
         SourceGone,
         /// So many copies were lost at once that Mimeo deletes none until a user confirms it.
@@ -70,9 +77,11 @@ impl EventReason {
     pub fn type_(self) -> &'static str {
         match self {
             Self::CopyRecreated | Self::CopyAdopted => "Normal",
-            Self::CopyFailed | Self::EditReverted | Self::SourceGone | Self::DeletionHeld => {
-                "Warning"
-            }
+            Self::CopyFailed
+            | Self::EditReverted
+            | Self::CopyRestored
+            | Self::SourceGone
+            | Self::DeletionHeld => "Warning",
         }
     }
 
@@ -83,6 +92,7 @@ impl EventReason {
             Self::CopyRecreated => "Replace",
             Self::CopyAdopted => "Adopt",
             Self::EditReverted => "Revert",
+            Self::CopyRestored => "Restore",
             Self::DeletionHeld => "Delete",
         }
     }
@@ -99,6 +109,8 @@ pub(crate) enum Happening {
     CopyAdopted,
     /// Another client changed a copy, and Mimeo restored it.
     EditReverted,
+    /// Another client deleted a copy, and Mimeo created it again.
+    CopyRestored,
     /// A source with copies is gone.
     SourceGone(SourceRef),
     /// So many copies were lost at once that Mimeo deletes none until a user confirms it.
@@ -112,6 +124,7 @@ impl Happening {
             Self::CopyRecreated => EventReason::CopyRecreated,
             Self::CopyAdopted => EventReason::CopyAdopted,
             Self::EditReverted => EventReason::EditReverted,
+            Self::CopyRestored => EventReason::CopyRestored,
             Self::SourceGone(_) => EventReason::SourceGone,
             Self::DeletionHeld => EventReason::DeletionHeld,
         }
@@ -122,10 +135,17 @@ impl Happening {
         match self {
             Self::CopyFailed(reason) => reason.to_string(),
             Self::SourceGone(source) => source.to_string(),
-            Self::CopyRecreated | Self::CopyAdopted | Self::EditReverted | Self::DeletionHeld => {
-                String::new()
-            }
+            Self::CopyRecreated
+            | Self::CopyAdopted
+            | Self::EditReverted
+            | Self::CopyRestored
+            | Self::DeletionHeld => String::new(),
         }
+    }
+
+    /// True if any user that may write copies can cause it at will.
+    fn by_users(&self) -> bool {
+        matches!(self, Self::EditReverted | Self::CopyRestored)
     }
 }
 
@@ -239,7 +259,7 @@ impl News {
         }
     }
 
-    /// Returns the topics to report now, in order. Restored edits come last. Within the rest,
+    /// Returns the topics to report now, in order. Undone edits and deletions come last. Within the rest,
     /// `ClusterReplication`s come first. Then come the Replications of the namespaces with the
     /// fewest recent reports.
     fn due(&self, now: Tick) -> Vec<Topic> {
@@ -253,7 +273,7 @@ impl News {
             .filter(|(topic, pending)| pending.due <= now && self.affords(topic));
         let turn = |(id, happening): &Topic| {
             (
-                *happening == Happening::EditReverted,
+                happening.by_users(),
                 id.kind,
                 told.get(&id.namespace.as_deref())
                     .copied()
@@ -269,8 +289,7 @@ impl News {
 
     fn affords(&self, (id, happening): &Topic) -> bool {
         match id.kind {
-            // A user that may edit copies can cause any number of these.
-            _ if *happening == Happening::EditReverted => self.tokens > RESERVED,
+            _ if happening.by_users() => self.tokens > RESERVED,
             RuleKind::ClusterReplication => self.tokens > 0,
             RuleKind::Replication => self.tokens > KEPT,
         }
@@ -367,6 +386,17 @@ impl Engine {
                 (&ticket.namespace, cell),
                 edit.manager.clone(),
             );
+        }
+    }
+
+    /// Adds the news that a create has restored a copy that another client deleted.
+    ///
+    /// The watch shows a lost label in the same way as a deletion. But then the object still exists,
+    /// and the API server refuses a create.
+    pub(crate) fn restored(&mut self, ticket: &Ticket, cell: &Cell) {
+        let created = ticket.verb == Verb::Create && ticket.why == Some(Why::Vanished);
+        if let Some(rule) = self.rule_of(cell).filter(|_| created) {
+            self.happened(&rule, Happening::CopyRestored, &ticket.namespace, cell);
         }
     }
 
@@ -488,7 +518,8 @@ impl Engine {
             Happening::CopyFailed(_)
             | Happening::CopyRecreated
             | Happening::CopyAdopted
-            | Happening::EditReverted => {
+            | Happening::EditReverted
+            | Happening::CopyRestored => {
                 let cells = pending.cells.iter();
                 let told = cells
                     .filter_map(|(key, editor)| self.still(id, happening, key, editor.as_deref()));
@@ -539,6 +570,9 @@ impl Engine {
                 let cell = self.namespaces.get(namespace)?.cell(*kind, name)?;
                 let slot = self.slots.get(&cell.want?).filter(|slot| slot.rule == *id)?;
                 format!("an edit was reverted; to change the copy, change its source {}", slot.source)
+            }
+            Happening::CopyRestored => {
+                "another client deleted it, and Mimeo created it again; to remove the copy for good, have the rule leave this namespace out".into()
             }
             Happening::CopyRecreated => {
                 "deleted and created again, because the API server does not allow the change in place".into()

@@ -4,7 +4,7 @@
 
 use std::{collections::BTreeSet, time::Duration};
 
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::Status;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Status};
 use mimeo_engine::{
     Action, Announcement, Answer, Engine, EventReason, Request, Settings, SourceRead, Task, Verb,
 };
@@ -127,6 +127,22 @@ impl World {
             },
         });
         Outcome::Object(Box::new(from_value(meta).unwrap()))
+    }
+
+    /// Carries out every pending request, and returns the created objects.
+    fn created(&mut self) -> Vec<Box<ObjectMeta>> {
+        let mut created = Vec::new();
+        while let Some(action) = self.engine.next(self.now) {
+            let Action::Request(request) = action else {
+                continue;
+            };
+            let outcome = self.written(&request);
+            if let (Verb::Create, Outcome::Object(meta)) = (request.ticket.verb, &outcome) {
+                created.push(meta.clone());
+            }
+            self.engine.outcome(&request.ticket, outcome, self.now);
+        }
+        created
     }
 
     fn announced(&mut self) -> Vec<Announcement> {
@@ -339,17 +355,7 @@ fn a_copy_that_was_made_anew_is_told() {
 #[test]
 fn an_edit_that_was_reverted_is_told_with_who_made_it() {
     let mut world = World::new(Role::Keeper, 1, 2);
-    let mut written = Vec::new();
-    while let Some(action) = world.engine.next(world.now) {
-        let Action::Request(request) = action else {
-            continue;
-        };
-        let outcome = world.written(&request);
-        if let (Verb::Create, Outcome::Object(meta)) = (request.ticket.verb, &outcome) {
-            written.push(meta.clone());
-        }
-        world.engine.outcome(&request.ticket, outcome, world.now);
-    }
+    let mut written = world.created();
     world.wait(60);
     let editors = [Some("kubectl-edit"), None];
     for (meta, editor) in written.iter_mut().zip(editors) {
@@ -402,6 +408,68 @@ fn an_edit_that_was_reverted_is_told_with_who_made_it() {
     // A copy that changes because its source changed is no edit by a user.
     world.source(0, "b");
     world.answer(|_| None);
+    world.wait(60);
+    assert_eq!(world.announced(), []);
+}
+
+/// The watch of copies selects by a label. It shows an object without the label as deleted.
+#[test]
+fn a_copy_that_was_deleted_is_told_and_one_that_lost_its_label_is_an_edit() {
+    let mut world = World::new(Role::Keeper, 1, 2);
+    let mut written = world.created();
+    world.wait(60);
+    for meta in &mut written {
+        meta.resource_version = Some("35".into());
+        let kind = secrets().gvk.group_kind();
+        world.engine.copy_gone(&kind, meta, world.now);
+    }
+    // The second object still exists.
+    world.answer(|request| {
+        let taken =
+            request.ticket.verb == Verb::Create && &*request.ticket.namespace != "team-00000";
+        taken.then_some(Outcome::Conflict)
+    });
+    world.wait(5);
+    let announced = world.announced();
+    let told = |reason: EventReason| -> Vec<&Announcement> {
+        announced
+            .iter()
+            .filter(|one| one.reason == reason)
+            .collect()
+    };
+    let restored = told(EventReason::CopyRestored);
+    assert_eq!((restored.len(), announced.len()), (2, 4), "{announced:#?}");
+    assert_eq!(
+        (restored[1].reason.type_(), restored[1].reason.action()),
+        ("Warning", "Restore")
+    );
+    assert_eq!(
+        restored[1].note,
+        "ClusterReplication/rule-0: Secret s0: another client deleted it, and Mimeo created it again; to remove the copy for good, have the \
+         rule leave this namespace out"
+    );
+    let places = |told: Vec<&Announcement>| told[1].regarding.namespace.clone().unwrap();
+    assert_eq!(places(restored), "team-00000");
+    assert_eq!(places(told(EventReason::EditReverted)), "team-00001");
+}
+
+/// Whoever deletes a namespace means its copies, too.
+#[test]
+fn what_goes_with_its_namespace_is_not_told() {
+    let mut world = World::new(Role::Keeper, 1, 1);
+    let mut written = world.created();
+    let anew = json!({"name": "team-00000", "uid": uid(7777), "resourceVersion": "50"});
+    world
+        .engine
+        .namespace_applied(&from_value(anew).unwrap(), world.now);
+    for meta in &mut written {
+        meta.resource_version = Some("45".into());
+        let kind = secrets().gvk.group_kind();
+        world.engine.copy_gone(&kind, meta, world.now);
+    }
+    let before = world.written;
+    world.answer(|request| (request.ticket.verb == Verb::Look).then_some(Outcome::Absent));
+    assert_eq!(world.written, before + 1);
     world.wait(60);
     assert_eq!(world.announced(), []);
 }
