@@ -167,8 +167,8 @@ fn play(seed: u64) -> Result<usize, String> {
         for access in [Access::Read, Access::Write] {
             let grant = GrantSpec {
                 access,
-                from: vec![By::Selector(Selector::default())],
-                to: vec![Granted {
+                grantees: vec![By::Selector(Selector::default())],
+                objects: vec![Granted {
                     kind: Res::Secret,
                     names: vec![],
                 }],

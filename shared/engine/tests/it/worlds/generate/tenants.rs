@@ -131,11 +131,15 @@ fn grant(chance: &mut Chance, access: Access, home: &'static str, kind: Res) -> 
             .some(40, |chance| vec![chance.of(&OBJECTS)])
             .unwrap_or_default(),
     };
-    let mut from = vec![by(chance)];
-    from.extend(chance.some(20, by));
-    let mut to = vec![granted(chance)];
-    to.extend(chance.some(20, granted));
-    GrantSpec { access, from, to }
+    let mut grantees = vec![by(chance)];
+    grantees.extend(chance.some(20, by));
+    let mut objects = vec![granted(chance)];
+    objects.extend(chance.some(20, granted));
+    GrantSpec {
+        access,
+        grantees,
+        objects,
+    }
 }
 
 fn grant_in(chance: &mut Chance, namespace: &str, grant: GrantSpec) -> Event {

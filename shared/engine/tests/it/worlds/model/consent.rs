@@ -109,8 +109,8 @@ fn gives(
 ) -> bool {
     let ways = |by: &By| way(by, home.0, home.1);
     let mut given = false;
-    for from in &grant.from {
-        for Granted { kind, names } in &grant.to {
+    for grantee in &grant.grantees {
+        for Granted { kind, names } in &grant.objects {
             let named = match names {
                 names if names.is_empty() => Named::Any,
                 _ if any => Named::Limited,
@@ -120,7 +120,7 @@ fn gives(
             };
             given |= coverage.grant(
                 grant.access == access,
-                ways(from),
+                ways(grantee),
                 *kind == object.res,
                 named,
             );

@@ -23,24 +23,25 @@ pub struct Granted {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GrantSpec {
     pub access: Access,
-    pub from: Vec<By>,
-    pub to: Vec<Granted>,
+    pub grantees: Vec<By>,
+    pub objects: Vec<Granted>,
 }
 
 impl GrantSpec {
     /// As the API server shows it.
     pub fn typed(&self) -> ReplicationGrantSpec {
-        let to = |Granted { kind, names }: &Granted| {
+        let object = |Granted { kind, names }: &Granted| {
             let gvk = kind.gvk();
-            let mut to = json!({"apiVersion": gvk.api_version(), "kind": *gvk.kind});
+            let mut object = json!({"apiVersion": gvk.api_version(), "kind": *gvk.kind});
             if !names.is_empty() {
-                to["names"] = json!(names);
+                object["names"] = json!(names);
             }
-            to
+            object
         };
-        let from: Vec<Value> = self.from.iter().map(By::json).collect();
-        let to: Vec<Value> = self.to.iter().map(to).collect();
-        let spec = json!({"access": format!("{:?}", self.access), "grantees": from, "objects": to});
+        let grantees: Vec<Value> = self.grantees.iter().map(By::json).collect();
+        let objects: Vec<Value> = self.objects.iter().map(object).collect();
+        let access = format!("{:?}", self.access);
+        let spec = json!({"access": access, "grantees": grantees, "objects": objects});
         serde_json::from_value(spec).expect("the CRD's schema lets it pass")
     }
 }
