@@ -269,7 +269,8 @@ async fn ready(
 ) {
     let mut changes: watch::Receiver<u64> = handle.changes();
     loop {
-        let (primed, follows) = handle.look(|engine, _| (engine.primed(), engine.follows_rules()));
+        let (primed, follows) =
+            handle.look(|engine, _| (engine.index().primed(), engine.index().follows_rules()));
         listed.set(primed);
         readable.set(follows);
         if changes.changed().await.is_err() {

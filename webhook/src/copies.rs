@@ -21,7 +21,7 @@ use crate::app::App;
 pub(crate) async fn decide(app: &App, request: &Request, deadline: Instant) -> Verdict {
     let guard = app
         .handle
-        .look(|engine, _| drift::guard(request, |rule, copy| engine.guards(rule, copy)));
+        .look(|engine, _| drift::guard(request, |rule, copy| engine.index().guards(rule, copy)));
     let (Some(rule), Some(namespace)) = (guard, request.namespace.as_deref()) else {
         return Verdict::ALLOW;
     };

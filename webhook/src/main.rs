@@ -257,7 +257,7 @@ fn observe(
     let (publish, seen) = watch::channel(Seen::default());
     let handle = app.handle.clone();
     let taken_in = move |version: u64| {
-        let spec = handle.look(|engine, _| engine.rules_seen());
+        let spec = handle.look(|engine, _| engine.index().rules_seen());
         publish.send_modify(|seen| {
             *seen = Seen {
                 spec: seen.spec.max(spec),
@@ -307,7 +307,7 @@ fn observe(
 /// Sets the check once the engine has read everything that a namespace's copies depend on.
 async fn informed(handle: Handle, check: Check) {
     let mut changes = handle.changes();
-    while !handle.look(|engine, _| engine.informed()) {
+    while !handle.look(|engine, _| engine.index().informed()) {
         if changes.changed().await.is_err() {
             return;
         }

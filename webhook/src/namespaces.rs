@@ -50,7 +50,7 @@ pub(crate) async fn decide(app: &App, request: &Request, deadline: Instant) -> V
     let look = || {
         app.handle.look(|engine, _| {
             (
-                engine.primed(),
+                engine.index().primed(),
                 admission::namespace(request, engine, &app.mimeo_users, &token),
             )
         })
@@ -80,7 +80,7 @@ pub(crate) async fn decide(app: &App, request: &Request, deadline: Instant) -> V
 async fn primed_by(handle: &Handle, until: Instant) {
     let mut changes = handle.changes();
     let primed = async {
-        while !handle.look(|engine, _| engine.primed()) {
+        while !handle.look(|engine, _| engine.index().primed()) {
             if changes.changed().await.is_err() {
                 return;
             }

@@ -138,7 +138,7 @@ fn parse_rule(request: &Request, object: &Value) -> Result<Rule, Verdict> {
 /// Checks a rule. The author's permissions come first: every later check reveals something about
 /// the cluster's objects, which only an author with the permissions may know.
 async fn check_rule(app: &App, request: &Request, object: &Value, deadline: Instant) -> Checked {
-    let reach = app.handle.look(|engine, _| engine.reach().clone());
+    let reach = app.handle.look(|engine, _| engine.index().reach().clone());
     let rule = parse_rule(request, object)?.within(&reach);
     let kinds = Kinds::find(app, rule.kinds.iter(), deadline).await;
     refuse(&rule.refuse_kinds(|gvk| kinds.resource(gvk)))?;
@@ -154,7 +154,7 @@ async fn check_rule(app: &App, request: &Request, object: &Value, deadline: Inst
     }
     refuse(
         &app.handle
-            .look(|engine, _| engine.refuses_selectors(&rule))
+            .look(|engine, _| engine.index().refuses_selectors(&rule))
             .into_iter()
             .collect::<Vec<_>>(),
     )?;
@@ -201,7 +201,7 @@ async fn check_rule(app: &App, request: &Request, object: &Value, deadline: Inst
     {
         refuse(
             app.handle
-                .look(|engine, _| engine.refuses_rule(&rule))
+                .look(|engine, _| engine.index().refuses_rule(&rule))
                 .as_slice(),
         )?;
     }
@@ -211,7 +211,7 @@ async fn check_rule(app: &App, request: &Request, object: &Value, deadline: Inst
         told(home.namespace) && reach.refuses_home(home.gvk, home.namespace).is_none()
     });
     let of_namespaces = Told::of(app, request, &rule, object, deadline).await;
-    let mut places = app.handle.look(|engine, _| engine.reached(&rule));
+    let mut places = app.handle.look(|engine, _| engine.index().reached(&rule));
     if let (Some(places), Told::Named) = (&mut places, of_namespaces) {
         places.retain(|namespace| rule.names(namespace));
     }
@@ -334,7 +334,7 @@ async fn check_grant(app: &App, request: &Request, object: &Value, deadline: Ins
     let name = request.name.as_deref().unwrap_or_default();
     refuse(
         &app.handle
-            .look(|engine, _| engine.refuses_grant(home, name, &grant))
+            .look(|engine, _| engine.index().refuses_grant(home, name, &grant))
             .into_iter()
             .collect::<Vec<_>>(),
     )?;

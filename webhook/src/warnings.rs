@@ -62,8 +62,9 @@ pub(crate) fn foresee(
 ) -> Vec<String> {
     let preview = app.handle.look(|engine, _| {
         engine
+            .index()
             .primed()
-            .then(|| engine.preview(rule, sources, before))
+            .then(|| engine.index().preview(rule, sources, before))
     });
     let Some(mut preview) = preview else {
         return vec![];
@@ -93,8 +94,9 @@ pub(crate) fn foresee_at_home(
 ) -> Vec<String> {
     let contests = app.handle.look(|engine, _| {
         engine
+            .index()
             .primed()
-            .then(|| engine.contests_at_home(rule, sources, before))
+            .then(|| engine.index().contests_at_home(rule, sources, before))
     });
     contested(&contests.unwrap_or_default())
 }
@@ -203,7 +205,7 @@ fn contest(contest: &Contest) -> String {
 pub(crate) fn not_granted(app: &App, rule: &Rule, sources: &[SourceRef]) -> Vec<String> {
     let (mut warnings, more) = app
         .handle
-        .look(|engine, _| engine.not_granted(rule, sources, GRANTS));
+        .look(|engine, _| engine.index().not_granted(rule, sources, GRANTS));
     warnings.extend(and_more(
         more,
         "missing ReplicationGrant",

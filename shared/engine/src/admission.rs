@@ -42,11 +42,11 @@ pub trait Rules {
 
 impl Rules for Engine {
     fn known(&self) -> bool {
-        self.primed()
+        self.index.primed()
     }
 
     fn holding(&self, hint: NameHint<'_>, labels: &Labels) -> BTreeSet<RuleId> {
-        self.pod_gate_rules(hint, labels)
+        self.index.pod_gate_rules(hint, labels)
     }
 
     fn issued(&self, token: &str) -> bool {

@@ -1,7 +1,7 @@
 //! Jobs: questions to the API server and small writes that concern no single copy.
 //!
 //! One table holds every job by its key, so a job that is asked for twice runs once. A part of the
-//! engine asks for a job by its key. When the job's turn comes, [`Engine::task`] returns its task,
+//! engine asks for a job by its key. When the job's turn comes, [`Index::task`] returns its task,
 //! or finds that the job is no longer needed. The driver carries the task out once and hands the
 //! answer to [`Engine::answered`]. The driver retries nothing: a failed job waits here, for a pause
 //! that doubles with each failure.
@@ -22,7 +22,7 @@ use mimeo_model::{
 };
 
 use crate::{
-    Engine, GrantsRead, RuleRead, Shown, SourceRead,
+    Engine, GrantsRead, Index, RuleRead, Shown, SourceRead,
     clock::Tick,
     work::{Timer, delay},
 };
@@ -301,23 +301,7 @@ impl Jobs {
     }
 }
 
-impl Engine {
-    /// Returns the next job that is still needed.
-    pub(crate) fn next_job(&mut self) -> Option<Job> {
-        while let Some(key) = self.jobs.pop() {
-            let Some(task) = self.task(&key) else {
-                self.jobs.end(&key);
-                continue;
-            };
-            if let Task::ForgetKind(kind, _) = &task {
-                self.forgetting_kind(kind);
-            }
-            let number = self.jobs.start(&key, self.shown);
-            return Some(Job { task, key, number });
-        }
-        None
-    }
-
+impl Index {
     /// Returns the task of a job at this moment. `None`: the job is no longer needed.
     fn task(&self, key: &JobKey) -> Option<Task> {
         match key {
@@ -350,10 +334,28 @@ impl Engine {
             JobKey::RemoveLabel(namespace) => self.label_to_remove(namespace),
         }
     }
+}
+
+impl Engine {
+    /// Returns the next job that is still needed.
+    pub(crate) fn next_job(&mut self) -> Option<Job> {
+        while let Some(key) = self.jobs.pop() {
+            let Some(task) = self.index.task(&key) else {
+                self.jobs.end(&key);
+                continue;
+            };
+            if let Task::ForgetKind(kind, _) = &task {
+                self.index.forgetting_kind(kind);
+            }
+            let number = self.jobs.start(&key, self.index.shown);
+            return Some(Job { task, key, number });
+        }
+        None
+    }
 
     /// Takes in the answer to a job. An answer that no longer counts changes nothing.
     pub fn answered(&mut self, job: &Job, answer: Answer, now: Tick) {
-        self.at(now);
+        self.index.at(now);
         let Some((shown, _)) = self.jobs.running(job) else {
             return;
         };
@@ -368,7 +370,7 @@ impl Engine {
             }
             // Facts that the watch has shown meanwhile are newer than the read.
             (task, Answer::Object(_) | Answer::Grant(_))
-                if self.task(&job.key).as_ref() != Some(task) =>
+                if self.index.task(&job.key).as_ref() != Some(task) =>
             {
                 true
             }
@@ -384,7 +386,7 @@ impl Engine {
                 true
             }
             (Task::ForgetKind(kind, _), Answer::Changed) => {
-                self.kept_kind(kind);
+                self.index.kept_kind(kind);
                 false
             }
             (Task::RemoveLabel { since, .. }, Answer::Done) => {
@@ -414,10 +416,11 @@ impl Engine {
         let pause = if written {
             LONGEST
         } else {
-            delay(&self.settings, entry.failures).min(LONGEST)
+            delay(&self.index.settings, entry.failures).min(LONGEST)
         };
         // Spread over a fifth: jobs that failed together don't come back together.
-        let due = self.now + pause + pause * u32::try_from(job.number % 200).unwrap_or(0) / 1000;
+        let due =
+            self.index.now + pause + pause * u32::try_from(job.number % 200).unwrap_or(0) / 1000;
         entry.state = if written {
             State::Written(due)
         } else {
@@ -429,6 +432,6 @@ impl Engine {
 
     /// The pause of a job is over.
     pub(crate) fn resume_job(&mut self, key: &JobKey) {
-        self.jobs.resume(key, self.now);
+        self.jobs.resume(key, self.index.now);
     }
 }

@@ -5,6 +5,9 @@
 //! namespace. The webhook runs it as [`Role::Injector`] over the few namespaces that wait for their
 //! first copies. Both programs use the same decisions about cells, so they cannot disagree.
 //!
+//! Decisions are methods of [`Index`]. The effects are methods of [`Engine`].
+//!
+//! - `index`: all observed facts, and the verdicts about copies
 //! - `world`: the observed rules, kinds, namespaces and copies, and the watches that they need
 //! - `sources`: the objects that rules copy
 //! - `rights`: whether a rule has the permissions and grants that it needs
@@ -20,6 +23,7 @@ pub mod author;
 pub mod cell;
 mod cells;
 pub mod clock;
+mod index;
 mod jobs;
 mod pod_gate;
 mod quota;
@@ -30,17 +34,13 @@ pub mod slot;
 mod sources;
 mod world;
 
-use std::{
-    cell::Cell as Counter,
-    collections::{BTreeMap, BTreeSet},
-    sync::Arc,
-    time::Duration,
-};
+use std::{cell::Cell as Counter, time::Duration};
 
 pub use self::{
     absent::{Home, RuleRead, SourceRead},
     announce::{Announcement, EventReason},
     demand::Demand,
+    index::Index,
     issued::Awaited,
     jobs::{Answer, Job, Task},
     members::{Member, Members},
@@ -72,15 +72,7 @@ use self::{
     rules::RuleState,
     sources::SourceState,
 };
-use mimeo_model::{
-    id::{RuleId, RuleKind},
-    outcome::Unreadable,
-    reach::Reach,
-    role::Role,
-    source::{SourceRef, SourceSelector},
-};
-
-use crate::{clock::Tick, slot::Slots};
+use mimeo_model::{id::RuleKind, outcome::Unreadable, reach::Reach, role::Role};
 
 /// The settings of one engine, from flags or from the cluster.
 #[derive(Clone, Debug)]
@@ -127,66 +119,48 @@ impl Settings {
     }
 }
 
-/// The observed state of the cluster, and all work in progress.
+/// The state machine: the observed state of the cluster, and all work in progress.
 #[derive(Debug)]
 pub struct Engine {
-    settings: Settings,
-    rules: BTreeMap<Arc<RuleId>, RuleState>,
-    collections: PerKind<rules::Collection>,
-    /// Rules that are named in copies but don't exist.
-    gone: BTreeMap<Arc<RuleId>, absent::Gone>,
-    consent: consent::Consent,
-    /// The held `Replication`s of each namespace.
-    replications: BTreeMap<Box<str>, quota::Replications>,
-    sweeps: losses::Sweeps,
-    /// The number of cells looked at in decisions about losses.
-    reviewed: Counter<u64>,
-    /// The nonce of a held deletion that a user confirmed on the kinds `ConfigMap`.
-    confirmed: Option<Box<str>>,
-    /// Each value has its own allocation, because each plan takes one value out and puts it back.
-    /// The nodes of a map also have room for twice as many values as they hold.
-    namespaces: BTreeMap<Arc<str>, Box<Namespace>>,
-    namespaces_listed: bool,
-    /// The sources that rules name, and those that their selectors find. A source that a selector
-    /// no longer finds stays here as long as copies of it exist.
-    sources: BTreeMap<SourceRef, SourceState>,
-    selectors: BTreeMap<SourceSelector, select::Findings>,
-    /// Selectors that must be listed again.
-    relist: BTreeSet<SourceSelector>,
-    /// The sources that copies name in their annotations, by the hash of the reference.
-    origins: BTreeMap<u64, SourceRef>,
-    /// Sources that can't be read now. The state from the last successful read stays valid
-    /// meanwhile.
-    unreadable: BTreeMap<SourceRef, Unreadable>,
-    kinds: kinds::Kinds,
-    slots: Slots,
-    /// The number of observations of copies so far.
-    shown: u64,
+    index: Index,
+    deletion: Deletion,
     work: work::Work,
     jobs: jobs::Jobs,
-    dirty: BTreeSet<Arc<str>>,
+    marks: pod_gate::Marks,
+    report: Report,
+    effort: Effort,
+}
+
+/// The losses of copies that are collected, held or let go.
+#[derive(Debug, Default)]
+struct Deletion {
+    sweeps: losses::Sweeps,
+    /// The nonce of a held deletion that a user confirmed on the kinds `ConfigMap`.
+    confirmed: Option<Box<str>>,
+}
+
+/// What users are told, as far as it is not in the statuses of rules.
+#[derive(Debug, Default)]
+struct Report {
+    /// The count for the next statuses, if one is in progress.
+    census: Option<census::Census>,
+    lags: numbers::Lags,
+    notices: Vec<Notice>,
+    news: announce::News,
+    changes: view::Changes,
+}
+
+/// How much the engine has done. Tests bound it.
+#[derive(Debug, Default)]
+struct Effort {
     /// The number of plans made for namespaces.
     planned: u64,
     /// The number of decisions made about cells.
     decided: u64,
-    /// The count for the next statuses, if one is in progress.
-    census: Option<census::Census>,
-    /// The number of cells looked at for these counts.
+    /// The number of cells looked at for statuses.
     counted: u64,
-    marks: pod_gate::Marks,
-    lags: numbers::Lags,
-    webhooks: Webhooks,
-    /// When a webhook began to run without a break.
-    webhooks_since: Tick,
-    /// The wall-clock time of tick zero, taken once. `None` until the first statuses are written. A
-    /// grace period's end computed from each status's own time would differ by rounding, and each
-    /// status would be written again.
-    started: Option<jiff::Timestamp>,
-    notices: Vec<Notice>,
-    news: announce::News,
-    changes: view::Changes,
-    demand_version: u64,
-    now: Tick,
+    /// The number of cells looked at in decisions about losses.
+    reviewed: Counter<u64>,
 }
 
 /// Whether all objects of one of Mimeo's own kinds are known.
@@ -233,56 +207,18 @@ impl Engine {
     /// Creates an engine that has observed nothing yet.
     pub fn new(settings: Settings) -> Self {
         Self {
-            settings,
-            rules: BTreeMap::new(),
-            collections: PerKind::default(),
-            gone: BTreeMap::new(),
-            consent: consent::Consent::default(),
-            replications: BTreeMap::new(),
-            sweeps: losses::Sweeps::default(),
-            reviewed: Counter::new(0),
-            confirmed: None,
-            namespaces: BTreeMap::new(),
-            namespaces_listed: false,
-            sources: BTreeMap::new(),
-            selectors: BTreeMap::new(),
-            relist: BTreeSet::new(),
-            origins: BTreeMap::new(),
-            unreadable: BTreeMap::new(),
-            kinds: kinds::Kinds::default(),
-            slots: Slots::default(),
-            shown: 0,
+            index: Index::new(settings),
+            deletion: Deletion::default(),
             work: work::Work::default(),
             jobs: jobs::Jobs::default(),
-            dirty: BTreeSet::new(),
-            planned: 0,
-            decided: 0,
-            census: None,
-            counted: 0,
             marks: pod_gate::Marks::default(),
-            lags: numbers::Lags::default(),
-            webhooks: Webhooks::default(),
-            webhooks_since: Tick::ZERO,
-            started: None,
-            notices: Vec::new(),
-            news: announce::News::default(),
-            changes: view::Changes::default(),
-            demand_version: 0,
-            now: Tick::ZERO,
+            report: Report::default(),
+            effort: Effort::default(),
         }
     }
 
-    /// The namespaces and kinds in which Mimeo acts.
-    pub fn reach(&self) -> &Reach {
-        &self.settings.reach
-    }
-
-    /// Moves the clock forward. The clock never goes back.
-    fn at(&mut self, now: Tick) {
-        self.now = self.now.max(now);
-    }
-
-    fn replan_all(&mut self) {
-        self.dirty.extend(self.namespaces.keys().cloned());
+    /// Returns what was observed, to ask about it.
+    pub fn index(&self) -> &Index {
+        &self.index
     }
 }

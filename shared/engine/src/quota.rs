@@ -14,7 +14,7 @@ use mimeo_model::{
     source_text,
 };
 
-use crate::Engine;
+use crate::{Engine, Index};
 
 /// The objects of one namespace. At most `OBJECTS` of them fit, with at most `COST` in all. The
 /// oldest objects fit first, and objects of the same age fit in the order of their names.
@@ -119,6 +119,28 @@ const COPIES: usize = 10_240;
 /// The Replications of one namespace that fit. The cost is the number of their copies.
 pub(crate) type Replications = Quota<Arc<RuleId>, REPLICATIONS, COPIES>;
 
+impl Index {
+    pub(crate) fn uncount_replication(&mut self, id: &RuleId) {
+        let Some(home) = &id.namespace else { return };
+        if let Some(quota) = self.replications.get_mut(home) {
+            quota.remove(&id.name);
+            if quota.is_empty() {
+                self.replications.remove(home);
+            }
+        }
+    }
+
+    /// Returns the refusal of a Replication that is about to be stored, if its namespace's quota is
+    /// used up.
+    pub fn refuses_rule(&self, rule: &Rule) -> Option<Refusal> {
+        let home =
+            (rule.id.kind == RuleKind::Replication).then_some(rule.id.namespace.as_ref()?)?;
+        let quota = self.replications.get(home)?;
+        let fits = quota.would_fit(&rule.id.name, rule.created, rule.most_copies());
+        (!fits).then(used_up)
+    }
+}
+
 impl Engine {
     /// Counts a Replication, or refuses it if older ones use up the quota. Then refuses younger
     /// ones that no longer fit. The engine holds nothing of a refused rule, and the rule's copies
@@ -128,14 +150,14 @@ impl Engine {
         id: &Arc<RuleId>,
         rule: Result<Rule, Refused>,
     ) -> Result<Rule, Refused> {
-        self.uncount_replication(id);
+        self.index.uncount_replication(id);
         let (Ok(valid), Some(home)) = (&rule, &id.namespace) else {
             return rule;
         };
-        if self.refuses_rule(valid).is_some() {
+        if self.index.refuses_rule(valid).is_some() {
             return Err(refused(valid));
         }
-        let quota = self.replications.entry(home.clone()).or_default();
+        let quota = self.index.replications.entry(home.clone()).or_default();
         quota.put(&id.name, valid.created, valid.most_copies(), id.clone());
         let fitting = quota.fitting();
         let excess: Vec<_> = quota
@@ -149,34 +171,14 @@ impl Engine {
         rule
     }
 
-    pub(crate) fn uncount_replication(&mut self, id: &RuleId) {
-        let Some(home) = &id.namespace else { return };
-        if let Some(quota) = self.replications.get_mut(home) {
-            quota.remove(&id.name);
-            if quota.is_empty() {
-                self.replications.remove(home);
-            }
-        }
-    }
-
     fn refuse_replication(&mut self, id: &Arc<RuleId>) {
-        let Some(state) = self.rules.get(id) else {
+        let Some(state) = self.index.rules.get(id) else {
             return;
         };
         if let Ok(rule) = &state.rule {
             let (refused, observed) = (refused(rule), state.status.observed().clone());
-            self.rule_applied((**id).clone(), Err(refused), observed, self.now);
+            self.rule_applied((**id).clone(), Err(refused), observed, self.index.now);
         }
-    }
-
-    /// Returns the refusal of a Replication that is about to be stored, if its namespace's quota is
-    /// used up.
-    pub fn refuses_rule(&self, rule: &Rule) -> Option<Refusal> {
-        let home =
-            (rule.id.kind == RuleKind::Replication).then_some(rule.id.namespace.as_ref()?)?;
-        let quota = self.replications.get(home)?;
-        let fits = quota.would_fit(&rule.id.name, rule.created, rule.most_copies());
-        (!fits).then(used_up)
     }
 }
 

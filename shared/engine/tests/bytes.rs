@@ -139,7 +139,12 @@ impl World {
             }
             match self.engine.wake_at().filter(|due| *due < end) {
                 Some(due) => self.now = due.max(self.now + Duration::from_millis(1)),
-                None if self.engine.status_due().is_some_and(|due| due < end) => {
+                None if self
+                    .engine
+                    .index()
+                    .status_due()
+                    .is_some_and(|due| due < end) =>
+                {
                     self.now += Duration::from_secs(1);
                 }
                 None => return,

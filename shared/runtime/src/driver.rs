@@ -269,9 +269,10 @@ pub async fn report(handle: Handle, writer: Writer, mut active: watch::Receiver<
         }
         let due = handle.look(|engine, now| {
             let due = engine
+                .index()
                 .status_due()
                 .into_iter()
-                .chain(engine.grant_statuses_due())
+                .chain(engine.index().grant_statuses_due())
                 .min();
             due.map(|due| due.saturating_sub(now))
         });

@@ -18,7 +18,7 @@ use mimeo_model::{
 };
 
 use crate::{
-    Engine,
+    Engine, Index,
     announce::Happening,
     cell::{Basis, Belief, Cell, Content, Phase, Reference, Repair, Why},
     clock::Tick,
@@ -26,75 +26,7 @@ use crate::{
     work::{Timer, delay},
 };
 
-impl Engine {
-    /// Takes the answer to a request.
-    pub fn outcome(&mut self, ticket: &Ticket, outcome: Outcome, now: Tick) {
-        self.at(now);
-        self.work.untidy = true;
-        self.take_lesson(ticket, &outcome);
-        let Some(mut namespace) = self.namespaces.remove(&ticket.namespace) else {
-            return;
-        };
-        if let Ok(at) = namespace.position(ticket.kind, &ticket.name) {
-            let cell = &mut namespace.cells[at];
-            if cell.phase == Phase::InFlight(ticket.serial) {
-                cell.phase = Phase::Idle;
-                let owner = self.rule_of(cell);
-                let place = Place {
-                    name: &ticket.namespace,
-                    labels: &namespace.labels,
-                };
-                if matches!(outcome, Outcome::Object(_)) {
-                    self.measure(ticket, namespace.labelled);
-                }
-                self.take_in(ticket, outcome, place, cell);
-                if let Some(rule) = cell.ours().and_then(|seen| seen.rule.as_ref()) {
-                    self.consent.strew(rule, &ticket.namespace);
-                }
-                // The status of the rule that the cell belonged to is due now. Planning marks the
-                // status of the rule that the cell belongs to next.
-                owner.iter().for_each(|rule| self.mark_status_due(rule));
-                self.sow(&ticket.namespace, &mut namespace, at);
-                self.dirty.insert(ticket.namespace.clone());
-            }
-        }
-        self.namespaces.insert(ticket.namespace.clone(), namespace);
-    }
-
-    /// Uses the answer of a dry run for its slot, even if the cell has changed since. The other
-    /// cells of the slot wait for this answer.
-    fn take_lesson(&mut self, ticket: &Ticket, outcome: &Outcome) {
-        if !matches!(ticket.verb, Verb::Learn(_)) {
-            return;
-        }
-        let entry = match outcome {
-            Outcome::Object(meta) => self.read(meta, ticket.kind).and_then(|seen| seen.entry),
-            _ => None,
-        };
-        let Some((id, slot)) = ticket
-            .slot
-            .and_then(|id| Some((id, self.slots.get_mut(&id)?)))
-        else {
-            return;
-        };
-        let same = slot
-            .rendering
-            .as_ref()
-            .is_ok_and(|copies| Some(copies.checksum()) == ticket.copies);
-        if !same || slot.reference != Reference::Asked {
-            return;
-        }
-        if let Some(entry) = entry {
-            self.learnt(id, entry);
-        } else {
-            // If every cell asked again at once, each answer would plan all other cells. The
-            // reference stays `Asked` until the timer fires.
-            let due = self.now + delay(&self.settings, slot.untold);
-            slot.untold = slot.untold.saturating_add(1);
-            self.work.timer(due, Timer::Learn(id));
-        }
-    }
-
+impl Index {
     /// Records the field set of a correct copy. Cells may wait for it.
     fn learnt(&mut self, id: SlotId, entry: u64) {
         let Some(slot) = self.slots.get_mut(&id) else {
@@ -123,140 +55,6 @@ impl Engine {
         self.replan_rule(&rule);
     }
 
-    fn take_in(&mut self, ticket: &Ticket, outcome: Outcome, place: Place<'_>, cell: &mut Cell) {
-        let gone = matches!(
-            (ticket.verb, &outcome),
-            (Verb::Delete(..), Outcome::Absent | Outcome::Object(_))
-        );
-        if let Some(rule) = self.rule_of(cell).filter(|_| gone && cell.stuck) {
-            self.happened(&rule, Happening::CopyRecreated, &ticket.namespace, cell);
-        }
-        match (ticket.verb, outcome) {
-            (Verb::Compare(uid, version), Outcome::Object(meta)) => {
-                let content = if content_is_ours(&meta) {
-                    Content::Same
-                } else {
-                    Content::Other
-                };
-                self.compared(ticket, (uid, version), content, place, cell);
-            }
-            (Verb::Compare(uid, version), Outcome::Differs | Outcome::Immutable(_)) => {
-                self.compared(ticket, (uid, version), Content::Other, place, cell);
-            }
-            (_, Outcome::Object(meta)) => {
-                let Some(seen) = self.read(&meta, ticket.kind) else {
-                    return;
-                };
-                self.remember_origin(
-                    &seen,
-                    meta.annotations
-                        .as_ref()
-                        .and_then(|all| all.get(names::SOURCE)),
-                );
-                self.take_object(ticket, seen, cell);
-            }
-            (verb, Outcome::Conflict | Outcome::Differs) => refute(verb, cell),
-            // The watch has shown an object, and the read finds none. One of the two is out of
-            // date, and the watch will soon show which.
-            (Verb::Look, Outcome::Absent) if cell.seen().is_some() => {
-                self.work
-                    .put_off(&ticket.namespace, cell, self.now + self.settings.backoff);
-            }
-            (verb, Outcome::Absent) => self.take_absence(verb, cell),
-            // The refused content is no longer wanted.
-            (_, Outcome::Refused(_) | Outcome::Immutable(_))
-                if !self.asked_for(ticket, place, cell) => {}
-            // To delete the object and create it again, Mimeo must first read it.
-            (Verb::Apply(uid), Outcome::Immutable(_)) if cell.belief == Belief::Hidden(uid) => {
-                cell.belief = Belief::Taken(Some(uid));
-            }
-            // A claim writes the former content. The API server may by now refuse that content and
-            // accept only the new one. So the apply follows without a claim.
-            (Verb::Claim(..), Outcome::Refused(_) | Outcome::Immutable(_))
-                if ticket.why != Some(Why::Shared) =>
-            {
-                cell.repair = Repair::Claimed;
-            }
-            // For a dry run too this answer means a wrong object: the API server would accept the
-            // same content in a correct copy.
-            (Verb::Apply(_) | Verb::Take(..) | Verb::Learn(_), Outcome::Immutable(_))
-                if self.replaces(cell) =>
-            {
-                cell.stuck = true;
-            }
-            (verb, Outcome::Refused(failure) | Outcome::Immutable(failure)) => {
-                // An object that Mimeo doesn't own may change or disappear unseen, so its refusal
-                // may end at any time.
-                let lasting = !matches!(verb, Verb::Take(..) | Verb::Compare(..));
-                let hopeless = lasting
-                    && matches!(
-                        failure.reason,
-                        FailureReason::Invalid | FailureReason::TooLarge
-                    );
-                // Nothing was written, so no other client can have undone it.
-                cell.repaired = 0;
-                self.fail(&ticket.namespace, cell, failure);
-                // The API server answers the same bytes in the same way until the cause changes: a
-                // schema, a limit, or the owner of a port.
-                let at_least = hopeless.then_some(self.settings.backoff_limit);
-                self.work
-                    .back_off(&ticket.namespace, cell, at_least, self.now, &self.settings);
-            }
-            (_, Outcome::NamespaceGone | Outcome::NotServed) => {
-                // The watch of namespaces or the discovery will show that soon. Until then Mimeo
-                // reports no failure.
-                self.work.back_off(
-                    &ticket.namespace,
-                    cell,
-                    Some(Duration::from_secs(1)),
-                    self.now,
-                    &self.settings,
-                );
-            }
-            (
-                verb,
-                Outcome::Unavailable {
-                    retry_after,
-                    failure,
-                },
-            ) => {
-                cell.leaving |= matches!(verb, Verb::Delete(..));
-                cell.repaired = 0;
-                self.fail(&ticket.namespace, cell, failure);
-                self.work.back_off(
-                    &ticket.namespace,
-                    cell,
-                    retry_after,
-                    self.now,
-                    &self.settings,
-                );
-            }
-        }
-        if let Some(id) = ticket
-            .slot
-            .and_then(|id| self.slots.get(&id))
-            .map(|slot| slot.rule.clone())
-        {
-            self.mark_status_due(&id);
-        }
-    }
-
-    /// Records how long a source's change took to reach this copy, if the request wrote that
-    /// change. If the namespace's labels changed later than the source, the copy may have been
-    /// written for the labels. So the time counts from the later change, and a user that may change
-    /// labels cannot make copies look late.
-    fn measure(&mut self, ticket: &Ticket, labelled: Tick) {
-        let slot = ticket.slot.and_then(|id| self.slots.get(&id));
-        let written = matches!(ticket.verb, Verb::Apply(_) | Verb::Take(..))
-            && ticket.why == Some(Why::Changed);
-        let now = slot.filter(|slot| {
-            written && slot.rendering.as_ref().ok().map(Copies::checksum) == ticket.copies
-        });
-        if let Some((kind, renewed)) = now.and_then(|slot| Some((slot.rule.kind, slot.renewed?))) {
-            self.lags.copies[kind].record(self.now.saturating_sub(renewed.max(labelled)));
-        }
-    }
-
     /// Records the result of a comparison, if the compared object is still the observed one and the
     /// compared content is still wanted.
     fn compared(
@@ -273,89 +71,6 @@ impl Engine {
             && self.asked_for(ticket, place, cell)
         {
             cell.content = content;
-        }
-    }
-
-    fn take_object(&mut self, ticket: &Ticket, seen: Seen, cell: &mut Cell) {
-        if !matches!(ticket.verb, Verb::Learn(_) | Verb::Compare(..)) {
-            self.shown += 1;
-            cell.shown = self.shown;
-        }
-        cell.proven |= !matches!(ticket.verb, Verb::Learn(_));
-        cell.leaving &= matches!(ticket.verb, Verb::Learn(_));
-        match ticket.verb {
-            // Mimeo no longer owns the object. The watch will show that.
-            Verb::Learn(_) if seen.entry.is_none() => {
-                self.work
-                    .back_off(&ticket.namespace, cell, None, self.now, &self.settings);
-            }
-            Verb::Learn(_) | Verb::Compare(..) => {}
-            Verb::Create | Verb::Apply(_) | Verb::Take(..) => {
-                if ticket.verb == Verb::Create {
-                    self.adapt(ticket);
-                    cell.stuck = false;
-                }
-                if let Some(entry) = seen.entry.filter(|_| seen.checksum == ticket.checksum) {
-                    self.teach(ticket, entry);
-                }
-                // The watch event for this write may have arrived before the answer. So the answer
-                // is compared with the resourceVersion that was observed when the request was sent.
-                let written = ticket.version != Some(seen.version);
-                let (mut basis, checksum) = (Basis::right(&seen), seen.checksum);
-                let was_refused = cell.refused();
-                cell.failure = None;
-                cell.verify = false;
-                if !written {
-                    // No client had undone a write.
-                    cell.repaired = 0;
-                }
-                if cell.repaired == 0 || was_refused {
-                    cell.streak = 0;
-                }
-                let adopted = matches!(ticket.why, Some(Why::Adopted | Why::Overwritten));
-                if let Some(rule) = self.rule_of(cell).filter(|_| adopted) {
-                    self.happened(&rule, Happening::CopyAdopted, &ticket.namespace, cell);
-                }
-                // A client that only moved the resourceVersion, such as a storage migration, has
-                // edited nothing.
-                if written {
-                    self.edit_reverted(ticket, cell);
-                    self.restored(ticket, cell);
-                }
-                // If another client removed entries from `managedFields`, only an apply shows the
-                // fields without an owner. Fields that others own after a claim were added since,
-                // so they don't begin a new repair.
-                let begun =
-                    cell.repair != Repair::Claimed && seen.claims().press(self.exclusive(cell));
-                cell.repair = if begun { Repair::Begun } else { Repair::None };
-                cell.show(seen);
-                // The watch may already have shown a later change of the object.
-                basis.rewritten = cell.seen().is_some_and(|now| now.checksum != checksum);
-                cell.basis = Some(basis);
-                let rule = ticket
-                    .slot
-                    .and_then(|id| self.slots.get(&id))
-                    .map(|slot| slot.rule.clone());
-                if let Some(rule) = rule.filter(|_| written) {
-                    self.synced(&rule);
-                }
-            }
-            Verb::Claim(..) => {
-                self.edit_reverted(ticket, cell);
-                cell.repair = Repair::Claimed;
-                cell.show(seen);
-            }
-            // A copy with finalizers outlives its deletion for a while.
-            Verb::Delete(..) => {
-                cell.show(seen);
-            }
-            Verb::Look => {
-                // The read found an object, but the watch lost it before the answer arrived. The
-                // next request will show the present object.
-                if !cell.show(seen) && cell.seen().is_none() {
-                    cell.belief = Belief::Unknown;
-                }
-            }
         }
     }
 
@@ -453,6 +168,316 @@ impl Engine {
             state.status.synced(now);
         }
     }
+}
+
+impl Engine {
+    /// Takes the answer to a request.
+    pub fn outcome(&mut self, ticket: &Ticket, outcome: Outcome, now: Tick) {
+        self.index.at(now);
+        self.work.untidy = true;
+        self.take_lesson(ticket, &outcome);
+        let Some(mut namespace) = self.index.namespaces.remove(&ticket.namespace) else {
+            return;
+        };
+        if let Ok(at) = namespace.position(ticket.kind, &ticket.name) {
+            let cell = &mut namespace.cells[at];
+            if cell.phase == Phase::InFlight(ticket.serial) {
+                cell.phase = Phase::Idle;
+                let owner = self.index.rule_of(cell);
+                let place = Place {
+                    name: &ticket.namespace,
+                    labels: &namespace.labels,
+                };
+                if matches!(outcome, Outcome::Object(_)) {
+                    self.measure(ticket, namespace.labelled);
+                }
+                self.take_in(ticket, outcome, place, cell);
+                if let Some(rule) = cell.ours().and_then(|seen| seen.rule.as_ref()) {
+                    self.index.consent.strew(rule, &ticket.namespace);
+                }
+                // The status of the rule that the cell belonged to is due now. Planning marks the
+                // status of the rule that the cell belongs to next.
+                owner
+                    .iter()
+                    .for_each(|rule| self.index.mark_status_due(rule));
+                self.index.sow(&ticket.namespace, &mut namespace, at);
+                self.index.dirty.insert(ticket.namespace.clone());
+            }
+        }
+        self.index
+            .namespaces
+            .insert(ticket.namespace.clone(), namespace);
+    }
+
+    /// Uses the answer of a dry run for its slot, even if the cell has changed since. The other
+    /// cells of the slot wait for this answer.
+    fn take_lesson(&mut self, ticket: &Ticket, outcome: &Outcome) {
+        if !matches!(ticket.verb, Verb::Learn(_)) {
+            return;
+        }
+        let entry = match outcome {
+            Outcome::Object(meta) => self
+                .index
+                .read(meta, ticket.kind)
+                .and_then(|seen| seen.entry),
+            _ => None,
+        };
+        let Some((id, slot)) = ticket
+            .slot
+            .and_then(|id| Some((id, self.index.slots.get_mut(&id)?)))
+        else {
+            return;
+        };
+        let same = slot
+            .rendering
+            .as_ref()
+            .is_ok_and(|copies| Some(copies.checksum()) == ticket.copies);
+        if !same || slot.reference != Reference::Asked {
+            return;
+        }
+        if let Some(entry) = entry {
+            self.index.learnt(id, entry);
+        } else {
+            // If every cell asked again at once, each answer would plan all other cells. The
+            // reference stays `Asked` until the timer fires.
+            let due = self.index.now + delay(&self.index.settings, slot.untold);
+            slot.untold = slot.untold.saturating_add(1);
+            self.work.timer(due, Timer::Learn(id));
+        }
+    }
+
+    fn take_in(&mut self, ticket: &Ticket, outcome: Outcome, place: Place<'_>, cell: &mut Cell) {
+        let gone = matches!(
+            (ticket.verb, &outcome),
+            (Verb::Delete(..), Outcome::Absent | Outcome::Object(_))
+        );
+        if let Some(rule) = self.index.rule_of(cell).filter(|_| gone && cell.stuck) {
+            self.happened(&rule, Happening::CopyRecreated, &ticket.namespace, cell);
+        }
+        match (ticket.verb, outcome) {
+            (Verb::Compare(uid, version), Outcome::Object(meta)) => {
+                let content = if content_is_ours(&meta) {
+                    Content::Same
+                } else {
+                    Content::Other
+                };
+                self.index
+                    .compared(ticket, (uid, version), content, place, cell);
+            }
+            (Verb::Compare(uid, version), Outcome::Differs | Outcome::Immutable(_)) => {
+                self.index
+                    .compared(ticket, (uid, version), Content::Other, place, cell);
+            }
+            (_, Outcome::Object(meta)) => {
+                let Some(seen) = self.index.read(&meta, ticket.kind) else {
+                    return;
+                };
+                self.index.remember_origin(
+                    &seen,
+                    meta.annotations
+                        .as_ref()
+                        .and_then(|all| all.get(names::SOURCE)),
+                );
+                self.take_object(ticket, seen, cell);
+            }
+            (verb, Outcome::Conflict | Outcome::Differs) => refute(verb, cell),
+            // The watch has shown an object, and the read finds none. One of the two is out of
+            // date, and the watch will soon show which.
+            (Verb::Look, Outcome::Absent) if cell.seen().is_some() => {
+                self.work.put_off(
+                    &ticket.namespace,
+                    cell,
+                    self.index.now + self.index.settings.backoff,
+                );
+            }
+            (verb, Outcome::Absent) => self.index.take_absence(verb, cell),
+            // The refused content is no longer wanted.
+            (_, Outcome::Refused(_) | Outcome::Immutable(_))
+                if !self.index.asked_for(ticket, place, cell) => {}
+            // To delete the object and create it again, Mimeo must first read it.
+            (Verb::Apply(uid), Outcome::Immutable(_)) if cell.belief == Belief::Hidden(uid) => {
+                cell.belief = Belief::Taken(Some(uid));
+            }
+            // A claim writes the former content. The API server may by now refuse that content and
+            // accept only the new one. So the apply follows without a claim.
+            (Verb::Claim(..), Outcome::Refused(_) | Outcome::Immutable(_))
+                if ticket.why != Some(Why::Shared) =>
+            {
+                cell.repair = Repair::Claimed;
+            }
+            // For a dry run too this answer means a wrong object: the API server would accept the
+            // same content in a correct copy.
+            (Verb::Apply(_) | Verb::Take(..) | Verb::Learn(_), Outcome::Immutable(_))
+                if self.index.replaces(cell) =>
+            {
+                cell.stuck = true;
+            }
+            (verb, Outcome::Refused(failure) | Outcome::Immutable(failure)) => {
+                // An object that Mimeo doesn't own may change or disappear unseen, so its refusal
+                // may end at any time.
+                let lasting = !matches!(verb, Verb::Take(..) | Verb::Compare(..));
+                let hopeless = lasting
+                    && matches!(
+                        failure.reason,
+                        FailureReason::Invalid | FailureReason::TooLarge
+                    );
+                // Nothing was written, so no other client can have undone it.
+                cell.repaired = 0;
+                self.fail(&ticket.namespace, cell, failure);
+                // The API server answers the same bytes in the same way until the cause changes: a
+                // schema, a limit, or the owner of a port.
+                let at_least = hopeless.then_some(self.index.settings.backoff_limit);
+                self.work.back_off(
+                    &ticket.namespace,
+                    cell,
+                    at_least,
+                    self.index.now,
+                    &self.index.settings,
+                );
+            }
+            (_, Outcome::NamespaceGone | Outcome::NotServed) => {
+                // The watch of namespaces or the discovery will show that soon. Until then Mimeo
+                // reports no failure.
+                self.work.back_off(
+                    &ticket.namespace,
+                    cell,
+                    Some(Duration::from_secs(1)),
+                    self.index.now,
+                    &self.index.settings,
+                );
+            }
+            (
+                verb,
+                Outcome::Unavailable {
+                    retry_after,
+                    failure,
+                },
+            ) => {
+                cell.leaving |= matches!(verb, Verb::Delete(..));
+                cell.repaired = 0;
+                self.fail(&ticket.namespace, cell, failure);
+                self.work.back_off(
+                    &ticket.namespace,
+                    cell,
+                    retry_after,
+                    self.index.now,
+                    &self.index.settings,
+                );
+            }
+        }
+        if let Some(id) = ticket
+            .slot
+            .and_then(|id| self.index.slots.get(&id))
+            .map(|slot| slot.rule.clone())
+        {
+            self.index.mark_status_due(&id);
+        }
+    }
+
+    /// Records how long a source's change took to reach this copy, if the request wrote that
+    /// change. If the namespace's labels changed later than the source, the copy may have been
+    /// written for the labels. So the time counts from the later change, and a user that may change
+    /// labels cannot make copies look late.
+    fn measure(&mut self, ticket: &Ticket, labelled: Tick) {
+        let slot = ticket.slot.and_then(|id| self.index.slots.get(&id));
+        let written = matches!(ticket.verb, Verb::Apply(_) | Verb::Take(..))
+            && ticket.why == Some(Why::Changed);
+        let now = slot.filter(|slot| {
+            written && slot.rendering.as_ref().ok().map(Copies::checksum) == ticket.copies
+        });
+        if let Some((kind, renewed)) = now.and_then(|slot| Some((slot.rule.kind, slot.renewed?))) {
+            self.report.lags.copies[kind]
+                .record(self.index.now.saturating_sub(renewed.max(labelled)));
+        }
+    }
+
+    fn take_object(&mut self, ticket: &Ticket, seen: Seen, cell: &mut Cell) {
+        if !matches!(ticket.verb, Verb::Learn(_) | Verb::Compare(..)) {
+            self.index.shown += 1;
+            cell.shown = self.index.shown;
+        }
+        cell.proven |= !matches!(ticket.verb, Verb::Learn(_));
+        cell.leaving &= matches!(ticket.verb, Verb::Learn(_));
+        match ticket.verb {
+            // Mimeo no longer owns the object. The watch will show that.
+            Verb::Learn(_) if seen.entry.is_none() => {
+                self.work.back_off(
+                    &ticket.namespace,
+                    cell,
+                    None,
+                    self.index.now,
+                    &self.index.settings,
+                );
+            }
+            Verb::Learn(_) | Verb::Compare(..) => {}
+            Verb::Create | Verb::Apply(_) | Verb::Take(..) => {
+                if ticket.verb == Verb::Create {
+                    self.adapt(ticket);
+                    cell.stuck = false;
+                }
+                if let Some(entry) = seen.entry.filter(|_| seen.checksum == ticket.checksum) {
+                    self.index.teach(ticket, entry);
+                }
+                // The watch event for this write may have arrived before the answer. So the answer
+                // is compared with the resourceVersion that was observed when the request was sent.
+                let written = ticket.version != Some(seen.version);
+                let (mut basis, checksum) = (Basis::right(&seen), seen.checksum);
+                let was_refused = cell.refused();
+                cell.failure = None;
+                cell.verify = false;
+                if !written {
+                    // No client had undone a write.
+                    cell.repaired = 0;
+                }
+                if cell.repaired == 0 || was_refused {
+                    cell.streak = 0;
+                }
+                let adopted = matches!(ticket.why, Some(Why::Adopted | Why::Overwritten));
+                if let Some(rule) = self.index.rule_of(cell).filter(|_| adopted) {
+                    self.happened(&rule, Happening::CopyAdopted, &ticket.namespace, cell);
+                }
+                // A client that only moved the resourceVersion, such as a storage migration, has
+                // edited nothing.
+                if written {
+                    self.edit_reverted(ticket, cell);
+                    self.restored(ticket, cell);
+                }
+                // If another client removed entries from `managedFields`, only an apply shows the
+                // fields without an owner. Fields that others own after a claim were added since,
+                // so they don't begin a new repair.
+                let begun = cell.repair != Repair::Claimed
+                    && seen.claims().press(self.index.exclusive(cell));
+                cell.repair = if begun { Repair::Begun } else { Repair::None };
+                cell.show(seen);
+                // The watch may already have shown a later change of the object.
+                basis.rewritten = cell.seen().is_some_and(|now| now.checksum != checksum);
+                cell.basis = Some(basis);
+                let rule = ticket
+                    .slot
+                    .and_then(|id| self.index.slots.get(&id))
+                    .map(|slot| slot.rule.clone());
+                if let Some(rule) = rule.filter(|_| written) {
+                    self.index.synced(&rule);
+                }
+            }
+            Verb::Claim(..) => {
+                self.edit_reverted(ticket, cell);
+                cell.repair = Repair::Claimed;
+                cell.show(seen);
+            }
+            // A copy with finalizers outlives its deletion for a while.
+            Verb::Delete(..) => {
+                cell.show(seen);
+            }
+            Verb::Look => {
+                // The read found an object, but the watch lost it before the answer arrived. The
+                // next request will show the present object.
+                if !cell.show(seen) && cell.seen().is_none() {
+                    cell.belief = Belief::Unknown;
+                }
+            }
+        }
+    }
 
     /// Adapts the delay before the first write into a new namespace. If a write comes too early,
     /// the API server sleeps for 50 ms until its cache has the namespace. So a create of about that
@@ -462,10 +487,10 @@ impl Engine {
         // The delay grows by far more than it shrinks. About one create in several hundred may
         // sleep, so that the others start as early as possible.
         const STEP: Duration = Duration::from_millis(1);
-        if self.settings.role != Role::Injector {
+        if self.index.settings.role != Role::Injector {
             return;
         }
-        let took = self.now.saturating_sub(ticket.sent);
+        let took = self.index.now.saturating_sub(ticket.sent);
         self.marks.delay = if (SLEPT..SLEPT * 2).contains(&took) {
             (self.marks.delay + STEP).min(Duration::from_millis(5))
         } else {

@@ -12,7 +12,7 @@ use mimeo_model::{
 };
 
 use crate::{
-    Engine, Listing, Namespace, RuleState,
+    Index, Listing, Namespace, RuleState,
     absent::HowGone,
     cell::{Belief, Cell, Leave, Spared, Step, Why},
     disposal::Disposal,
@@ -20,7 +20,7 @@ use crate::{
     verdict::{Need, Needs, Outlook, Verdict},
 };
 
-impl Engine {
+impl Index {
     /// Returns the verdict about one cell in the present situation, and what must be done before
     /// the verdict can change.
     pub(crate) fn decide(

@@ -9,7 +9,7 @@ use mimeo_model::{
 };
 
 use crate::{
-    Engine, Served,
+    Index, Served,
     slot::{NoRendering, Slot},
 };
 
@@ -38,7 +38,7 @@ impl fmt::Display for Hindrance {
     }
 }
 
-impl Engine {
+impl Index {
     /// Returns the reason why a slot has no copies to write, if it is known. Pods need not wait for
     /// them.
     pub(crate) fn hindrance(&self, slot: &Slot) -> Option<Hindrance> {

@@ -11,7 +11,7 @@ use mimeo_model::{
 };
 
 use crate::{
-    Engine, Namespace, SourceState,
+    Engine, Index, Namespace, SourceState,
     cell::{Cell, Leave, Phase, Reference, Step, Why},
     clock::Tick,
     slot::NoRendering,
@@ -25,14 +25,46 @@ const CROWD: usize = 256;
 /// duration of the plan.
 const REST: Duration = Duration::from_micros(20);
 
+impl Index {
+    /// True if a request of another cell asks already which fields a correct copy owns.
+    fn is_asked_already(&self, slot: Option<SlotId>) -> bool {
+        let slot = slot.and_then(|id| self.slots.get(&id));
+        slot.is_some_and(|slot| slot.reference == Reference::Asked)
+    }
+
+    /// Returns the resync period of a copy, if its rule may write the copy.
+    pub(crate) fn resync_of(&self, cell: &Cell) -> Option<Duration> {
+        let slot = self.slots.get(&cell.want?)?;
+        let rule = self.rules.get(&slot.rule)?.acting()?;
+        rule.resync.filter(|_| self.settings.role == Role::Keeper)
+    }
+
+    fn mark_status_of_cell_due(&mut self, index: usize, namespace: &Namespace) {
+        let rule = namespace.cells[index]
+            .want
+            .and_then(|id| self.slots.get(&id))
+            .map(|slot| slot.rule.clone());
+        if let Some(state) = rule.and_then(|id| self.rules.get_mut(&id)) {
+            state.status.mark_due();
+        }
+    }
+
+    /// Marks a rule's status as due.
+    pub(crate) fn mark_status_due(&mut self, id: &Arc<RuleId>) {
+        if let Some(state) = self.rules.get_mut(id) {
+            state.status.mark_due();
+        }
+    }
+}
+
 impl Engine {
     /// Plans every namespace that changed.
     pub(crate) fn plan(&mut self) {
-        while let Some(name) = self.dirty.pop_first() {
+        while let Some(name) = self.index.dirty.pop_first() {
             if self.rests(&name) {
                 continue;
             }
-            self.planned += 1;
+            self.effort.planned += 1;
             self.plan_namespace(&name);
         }
     }
@@ -41,34 +73,34 @@ impl Engine {
     /// namespace. If each change of one of them planned all of their copies at once, the engine
     /// would have no time for other namespaces.
     fn rests(&mut self, name: &Arc<str>) -> bool {
-        let Some(namespace) = self.namespaces.get_mut(name) else {
+        let Some(namespace) = self.index.namespaces.get_mut(name) else {
             return false;
         };
         if namespace.cells.len() < CROWD || namespace.mark.is_some() {
             return false;
         }
-        if self.now < namespace.rests {
+        if self.index.now < namespace.rests {
             self.work
                 .timer(namespace.rests, Timer::Namespace(name.clone()));
             return true;
         }
         let pause = REST.saturating_mul(u32::try_from(namespace.cells.len()).unwrap_or(u32::MAX));
-        namespace.rests = self.now + pause;
+        namespace.rests = self.index.now + pause;
         false
     }
 
     /// The number of decisions about single cells so far.
     pub fn decided(&self) -> u64 {
-        self.decided
+        self.effort.decided
     }
 
     /// The number of plans so far.
     pub fn planned(&self) -> u64 {
-        self.planned
+        self.effort.planned
     }
 
     fn plan_namespace(&mut self, name: &Arc<str>) {
-        let Some(mut namespace) = self.namespaces.remove(name) else {
+        let Some(mut namespace) = self.index.namespaces.remove(name) else {
             return;
         };
         self.assign(name, &mut namespace);
@@ -82,33 +114,37 @@ impl Engine {
             }
         }
         // A webhook replica watches no copies, so it forgets a cell once no rule wants it.
-        let keeps = self.settings.role == Role::Keeper;
+        let keeps = self.index.settings.role == Role::Keeper;
         let known = |cell: &Cell| keeps && (cell.seen().is_some() || cell.out_of_sight());
         namespace
             .cells
             .retain(|cell| cell.want.is_some() || known(cell) || !cell.settled());
         self.plan_mark(name, &namespace);
         self.plan_seeds(name, &mut namespace);
-        namespace.changed = self.changes.next();
+        namespace.changed = self.report.changes.next();
         if namespace.uid.is_some() || !namespace.cells.is_empty() {
-            self.namespaces.insert(name.clone(), namespace);
+            self.index.namespaces.insert(name.clone(), namespace);
         }
     }
 
     /// Decides the next step for one cell and queues the cell if a request is needed.
     fn consider(&mut self, name: &Arc<str>, namespace: &mut Namespace, index: usize) {
         let cell = &namespace.cells[index];
-        if self.kinds.known && cell.ours().is_some() && !self.kinds[cell.kind].may_have_copies() {
+        if self.index.kinds.known
+            && cell.ours().is_some()
+            && !self.index.kinds[cell.kind].may_have_copies()
+        {
             // The kind was removed from the `ConfigMap` `mimeo-kinds` while the copy was being
             // written.
             self.record(cell.kind);
         }
-        let (verdict, needs) = self.decide(name, namespace, cell);
-        self.decided += 1;
+        let (verdict, needs) = self.index.decide(name, namespace, cell);
+        self.effort.decided += 1;
         self.adopt(name, (cell.kind, &cell.name), needs);
         let step = verdict.step;
         let urgent = namespace.mark.is_some();
         let home = self
+            .index
             .rule_of(&namespace.cells[index])
             .filter(|_| !matches!(step, Step::Leave(_)));
         let cell = &mut namespace.cells[index];
@@ -129,7 +165,7 @@ impl Engine {
             );
             return;
         }
-        if step == Step::Learn && self.is_asked_already(cell.want) {
+        if step == Step::Learn && self.index.is_asked_already(cell.want) {
             return;
         }
         if cell.phase == Phase::Idle {
@@ -141,19 +177,13 @@ impl Engine {
                 home.as_deref().and_then(|rule| rule.namespace.as_deref()),
             );
         }
-        self.mark_status_of_cell_due(index, namespace);
-    }
-
-    /// True if a request of another cell asks already which fields a correct copy owns.
-    fn is_asked_already(&self, slot: Option<SlotId>) -> bool {
-        let slot = slot.and_then(|id| self.slots.get(&id));
-        slot.is_some_and(|slot| slot.reference == Reference::Asked)
+        self.index.mark_status_of_cell_due(index, namespace);
     }
 
     /// Records that a cell needs no request now, and why.
     fn settle(&mut self, place: Place<'_>, name: &Arc<str>, cell: &mut Cell, why: Leave) {
         // An unwanted copy counts for the rule that wrote it.
-        let rule = self.rule_of(cell);
+        let rule = self.index.rule_of(cell);
         match why {
             Leave::UpToDate => {
                 self.remind_of_resync(name, cell);
@@ -164,7 +194,7 @@ impl Engine {
                 }
             }
             Leave::Unfillable => {
-                let slot = cell.want.and_then(|id| self.slots.get(&id));
+                let slot = cell.want.and_then(|id| self.index.slots.get(&id));
                 let failure = slot.and_then(|slot| match &slot.rendering {
                     Ok(copies) => copies.checksum_at(place).err(),
                     Err(NoRendering::Refused(why)) => Some(why.failure()),
@@ -186,22 +216,25 @@ impl Engine {
                 // An object that Mimeo doesn't own may lack the label that the watch selects by. So
                 // Mimeo reads it again from time to time.
                 self.work
-                    .back_off(name, cell, None, self.now, &self.settings);
+                    .back_off(name, cell, None, self.index.now, &self.index.settings);
             }
             // No watch will show the end of this object.
             Leave::Deleting
                 if cell.phase == Phase::Idle
                     && cell
                         .seen()
-                        .is_some_and(|seen| seen.unwatched(self.settings.role)) =>
+                        .is_some_and(|seen| seen.unwatched(self.index.settings.role)) =>
             {
                 cell.failure = None;
                 self.work
-                    .back_off(name, cell, None, self.now, &self.settings);
+                    .back_off(name, cell, None, self.index.now, &self.index.settings);
             }
             Leave::Reserved => {
                 let loser = cell.want.and_then(|id| {
-                    Some((&self.slots.get(&id)?.rule, self.reserved_for(id, cell)?))
+                    Some((
+                        &self.index.slots.get(&id)?.rule,
+                        self.index.reserved_for(id, cell)?,
+                    ))
                 });
                 let message = loser.map(|(loser, winner)| taken(winner, loser, name));
                 if let Some(message) = message {
@@ -221,7 +254,7 @@ impl Engine {
             Leave::Undecided if cell.want.is_some() => {}
             _ => cell.failure = None,
         }
-        if let Some(state) = rule.and_then(|id| self.rules.get_mut(&id)) {
+        if let Some(state) = rule.and_then(|id| self.index.rules.get_mut(&id)) {
             state.status.mark_due();
         }
     }
@@ -232,60 +265,36 @@ impl Engine {
     /// plan finds it correct.
     fn remind_of_resync(&mut self, namespace: &Arc<str>, cell: &mut Cell) {
         let millis = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
-        let due = self.resync_of(cell).map(|period| {
+        let due = self.index.resync_of(cell).map(|period| {
             let moment = Checksum::of(format!("{namespace}/{}", cell.name).as_bytes()).short()
                 % millis(period);
-            let periods = (millis(self.now) + millis(period) - moment) / millis(period);
+            let periods = (millis(self.index.now) + millis(period) - moment) / millis(period);
             Duration::from_millis(moment)
                 + period.saturating_mul(u32::try_from(periods).unwrap_or(u32::MAX))
         });
         self.work.remind(namespace, cell, due);
     }
 
-    /// Returns the resync period of a copy, if its rule may write the copy.
-    pub(crate) fn resync_of(&self, cell: &Cell) -> Option<Duration> {
-        let slot = self.slots.get(&cell.want?)?;
-        let rule = self.rules.get(&slot.rule)?.acting()?;
-        rule.resync.filter(|_| self.settings.role == Role::Keeper)
-    }
-
-    fn mark_status_of_cell_due(&mut self, index: usize, namespace: &Namespace) {
-        let rule = namespace.cells[index]
-            .want
-            .and_then(|id| self.slots.get(&id))
-            .map(|slot| slot.rule.clone());
-        if let Some(state) = rule.and_then(|id| self.rules.get_mut(&id)) {
-            state.status.mark_due();
-        }
-    }
-
     /// Sets a timer for the end of each missing source's grace period. The rule's cells must be
     /// decided again then.
     pub(crate) fn remind_of_grace(&mut self, id: &Arc<RuleId>) {
-        let Some(Ok(rule)) = self.rules.get(id).map(|state| &state.rule) else {
+        let Some(Ok(rule)) = self.index.rules.get(id).map(|state| &state.rule) else {
             return;
         };
         // Sources that a selector no longer finds are not listed here. The decision about their
         // copies sets those timers.
-        let missing = rule
-            .sources
-            .iter()
-            .filter_map(|source| match self.sources.get(source) {
-                Some(SourceState::Missing { since, .. }) => Some(*since),
-                _ => None,
-            });
+        let missing =
+            rule.sources
+                .iter()
+                .filter_map(|source| match self.index.sources.get(source) {
+                    Some(SourceState::Missing { since, .. }) => Some(*since),
+                    _ => None,
+                });
         let due: Vec<Tick> = missing
             .map(|since| since + rule.retention.source_grace)
             .collect();
         for due in due {
             self.work.timer(due, Timer::Rule(id.clone()));
-        }
-    }
-
-    /// Marks a rule's status as due.
-    pub(crate) fn mark_status_due(&mut self, id: &Arc<RuleId>) {
-        if let Some(state) = self.rules.get_mut(id) {
-            state.status.mark_due();
         }
     }
 }

@@ -13,7 +13,7 @@ use mimeo_model::{
 };
 
 use crate::{
-    Engine, Namespace,
+    Engine, Index, Namespace,
     cell::{Belief, Cell, Phase, Reference, Repair, Step, Why},
     clock::Tick,
     slot::Slot,
@@ -95,126 +95,7 @@ pub enum Verb {
 /// the pauses have grown longer than half of this time, the limit is twice the pause.
 pub(crate) const FIGHT: Duration = Duration::from_mins(1);
 
-impl Engine {
-    /// Turns a queued cell into a request.
-    pub(crate) fn request(&mut self, (name, kind, copy): &CellRef) -> Option<Request> {
-        let mut namespace = self.namespaces.remove(name)?;
-        let request = self.request_in(name, &mut namespace, *kind, copy);
-        namespace.changed = self.changes.next();
-        self.namespaces.insert(name.clone(), namespace);
-        request
-    }
-
-    fn request_in(
-        &mut self,
-        name: &Arc<str>,
-        namespace: &mut Namespace,
-        kind: KindId,
-        copy: &str,
-    ) -> Option<Request> {
-        let at = namespace.position(kind, copy).ok()?;
-        if namespace.cells[at].phase != Phase::Queued {
-            return None;
-        }
-        let cell = &mut namespace.cells[at];
-        cell.phase = Phase::Idle;
-        // The verdict may be out of date. The next plan queues the cell again if that is needed.
-        if self.dirty.contains(name) {
-            return None;
-        }
-        let (verb, why) = cell.verb()?;
-        // These requests continue a repair and don't begin one. A missing label is found by the
-        // first request of its repair. A claim follows an apply that showed shared fields, and an
-        // apply follows each claim.
-        let begun = match cell.repair {
-            Repair::Claimed => true,
-            Repair::Begun if why == Some(Why::Shared) => true,
-            Repair::Begun | Repair::None => matches!(cell.belief, Belief::Hidden(_)),
-        };
-        if why.is_some_and(Why::repairs) && !begun && self.fights(name, cell) {
-            return None;
-        }
-        let slot = cell.want.and_then(|id| self.slots.get_mut(&id));
-        if let (Verb::Learn(_), Some(slot)) = (verb, slot) {
-            // One answer is enough for all cells of the slot.
-            if slot.reference == Reference::Asked {
-                return None;
-            }
-            slot.reference = Reference::Asked;
-        }
-        let slot = cell.want.and_then(|id| self.slots.get(&id));
-        let resource = self.resource(kind, slot.map(Slot::gvk))?;
-        let copies = slot.and_then(|slot| slot.rendering.as_ref().ok());
-        let place = Place {
-            name,
-            labels: &namespace.labels,
-        };
-        let rendering = copies.and_then(|copies| copies.rendering_at(place).ok());
-        let rule = slot
-            .map(|slot| slot.rule.clone())
-            .or_else(|| cell.ours().and_then(|seen| seen.rule.clone()));
-        self.work.serial = self.work.serial.wrapping_add(1);
-        cell.phase = Phase::InFlight(self.work.serial);
-        let ticket = Ticket {
-            namespace: name.clone(),
-            name: cell.name.clone(),
-            verb,
-            kind,
-            serial: self.work.serial,
-            slot: cell.want,
-            checksum: rendering.as_ref().map(|rendering| rendering.checksum),
-            copies: copies.map(Copies::checksum),
-            sent: self.now,
-            why,
-            edit: why.filter(|why| cell.undoes_an_edit(*why)).map(|_| Edit {
-                manager: cell.seen().and_then(Seen::editor).map(Into::into),
-            }),
-            version: cell.seen().map(|seen| seen.version),
-        };
-        let exclusive = self.exclusive(&namespace.cells[at]);
-        Some(Request {
-            ticket,
-            resource,
-            rendering,
-            exclusive,
-            rule,
-        })
-    }
-
-    /// True if this repair follows the last one so closely that another client must be undoing it.
-    /// Then the repair is put off.
-    fn fights(&mut self, name: &Arc<str>, cell: &mut Cell) -> bool {
-        let now = u64::try_from(self.now.as_millis())
-            .unwrap_or(u64::MAX)
-            .max(1);
-        let last = Duration::from_millis(cell.repaired);
-        let pause = delay(&self.settings, cell.streak);
-        if cell.repaired == 0 || self.now > last + FIGHT.max(pause * 2) {
-            // After a refused write the pauses keep growing, until the API server accepts the
-            // write.
-            cell.streak = if cell.refused() { cell.streak } else { 0 };
-        } else {
-            let due = last + pause;
-            if self.now < due {
-                let message = "another client keeps undoing Mimeo's writes of this copy, and Mimeo restores it after growing pauses; find the client by \
-                               kubectl get --show-managed-fields, and stop it or have the rule leave this namespace out";
-                self.fail(
-                    name,
-                    cell,
-                    Failure {
-                        reason: FailureReason::Conflict,
-                        message: message.into(),
-                    },
-                );
-                self.work.put_off(name, cell, due);
-                return true;
-            }
-            cell.streak = cell.streak.saturating_add(1);
-        }
-        cell.repaired = now;
-        false
-    }
-
+impl Index {
     /// True if a copy may have no fields but Mimeo's (`strategy: Replace`).
     pub(crate) fn exclusive(&self, cell: &Cell) -> bool {
         let slot = cell.want.and_then(|id| self.slots.get(&id));
@@ -239,6 +120,127 @@ impl Engine {
             .iter()
             .filter(|(gvk, _)| gvk.is_of(group_kind));
         served.find_map(|(_, served)| served.namespaced()).cloned()
+    }
+}
+
+impl Engine {
+    /// Turns a queued cell into a request.
+    pub(crate) fn request(&mut self, (name, kind, copy): &CellRef) -> Option<Request> {
+        let mut namespace = self.index.namespaces.remove(name)?;
+        let request = self.request_in(name, &mut namespace, *kind, copy);
+        namespace.changed = self.report.changes.next();
+        self.index.namespaces.insert(name.clone(), namespace);
+        request
+    }
+
+    fn request_in(
+        &mut self,
+        name: &Arc<str>,
+        namespace: &mut Namespace,
+        kind: KindId,
+        copy: &str,
+    ) -> Option<Request> {
+        let at = namespace.position(kind, copy).ok()?;
+        if namespace.cells[at].phase != Phase::Queued {
+            return None;
+        }
+        let cell = &mut namespace.cells[at];
+        cell.phase = Phase::Idle;
+        // The verdict may be out of date. The next plan queues the cell again if that is needed.
+        if self.index.dirty.contains(name) {
+            return None;
+        }
+        let (verb, why) = cell.verb()?;
+        // These requests continue a repair and don't begin one. A missing label is found by the
+        // first request of its repair. A claim follows an apply that showed shared fields, and an
+        // apply follows each claim.
+        let begun = match cell.repair {
+            Repair::Claimed => true,
+            Repair::Begun if why == Some(Why::Shared) => true,
+            Repair::Begun | Repair::None => matches!(cell.belief, Belief::Hidden(_)),
+        };
+        if why.is_some_and(Why::repairs) && !begun && self.fights(name, cell) {
+            return None;
+        }
+        let slot = cell.want.and_then(|id| self.index.slots.get_mut(&id));
+        if let (Verb::Learn(_), Some(slot)) = (verb, slot) {
+            // One answer is enough for all cells of the slot.
+            if slot.reference == Reference::Asked {
+                return None;
+            }
+            slot.reference = Reference::Asked;
+        }
+        let slot = cell.want.and_then(|id| self.index.slots.get(&id));
+        let resource = self.index.resource(kind, slot.map(Slot::gvk))?;
+        let copies = slot.and_then(|slot| slot.rendering.as_ref().ok());
+        let place = Place {
+            name,
+            labels: &namespace.labels,
+        };
+        let rendering = copies.and_then(|copies| copies.rendering_at(place).ok());
+        let rule = slot
+            .map(|slot| slot.rule.clone())
+            .or_else(|| cell.ours().and_then(|seen| seen.rule.clone()));
+        self.work.serial = self.work.serial.wrapping_add(1);
+        cell.phase = Phase::InFlight(self.work.serial);
+        let ticket = Ticket {
+            namespace: name.clone(),
+            name: cell.name.clone(),
+            verb,
+            kind,
+            serial: self.work.serial,
+            slot: cell.want,
+            checksum: rendering.as_ref().map(|rendering| rendering.checksum),
+            copies: copies.map(Copies::checksum),
+            sent: self.index.now,
+            why,
+            edit: why.filter(|why| cell.undoes_an_edit(*why)).map(|_| Edit {
+                manager: cell.seen().and_then(Seen::editor).map(Into::into),
+            }),
+            version: cell.seen().map(|seen| seen.version),
+        };
+        let exclusive = self.index.exclusive(&namespace.cells[at]);
+        Some(Request {
+            ticket,
+            resource,
+            rendering,
+            exclusive,
+            rule,
+        })
+    }
+
+    /// True if this repair follows the last one so closely that another client must be undoing it.
+    /// Then the repair is put off.
+    fn fights(&mut self, name: &Arc<str>, cell: &mut Cell) -> bool {
+        let now = u64::try_from(self.index.now.as_millis())
+            .unwrap_or(u64::MAX)
+            .max(1);
+        let last = Duration::from_millis(cell.repaired);
+        let pause = delay(&self.index.settings, cell.streak);
+        if cell.repaired == 0 || self.index.now > last + FIGHT.max(pause * 2) {
+            // After a refused write the pauses keep growing, until the API server accepts the
+            // write.
+            cell.streak = if cell.refused() { cell.streak } else { 0 };
+        } else {
+            let due = last + pause;
+            if self.index.now < due {
+                let message = "another client keeps undoing Mimeo's writes of this copy, and Mimeo restores it after growing pauses; find the client by \
+                               kubectl get --show-managed-fields, and stop it or have the rule leave this namespace out";
+                self.fail(
+                    name,
+                    cell,
+                    Failure {
+                        reason: FailureReason::Conflict,
+                        message: message.into(),
+                    },
+                );
+                self.work.put_off(name, cell, due);
+                return true;
+            }
+            cell.streak = cell.streak.saturating_add(1);
+        }
+        cell.repaired = now;
+        false
     }
 }
 

@@ -12,13 +12,13 @@ use mimeo_model::{
 };
 
 use crate::{
-    Engine, Namespace, RuleState,
+    Engine, Index, Namespace, RuleState,
     cell::Cell,
     jobs::{JobKey, Task},
     slot::Slot,
 };
 
-impl Engine {
+impl Index {
     /// True if the rule has `strategy: CreateOnce` and its create in this cell is done or not
     /// needed (any more).
     pub(crate) fn seeded(
@@ -88,28 +88,6 @@ impl Engine {
         }
     }
 
-    /// Requests one write that records all created copies in the namespace's annotation. If a rule
-    /// no longer has `strategy: CreateOnce`, its entries are removed. If such a rule changes back
-    /// later, the copy that exists then is recorded again.
-    pub(crate) fn plan_seeds(&mut self, name: &Arc<str>, namespace: &mut Namespace) {
-        (0..namespace.cells.len()).for_each(|at| self.sow(name, namespace, at));
-        let key = JobKey::RecordCreated(name.clone());
-        if self.jobs.has(&key) {
-            return;
-        }
-        let Some(seeds) = self.seeds_to_keep(name, namespace) else {
-            return;
-        };
-        let noted = noted_seeds(namespace);
-        namespace.sown.retain(&seeds);
-        if seeds == noted {
-            // A write that changes nothing causes no watch event, so the job would never end.
-            namespace.seeds = seeds;
-        } else {
-            self.jobs.ask(key);
-        }
-    }
-
     /// Returns the record that the namespace's annotation must hold. `None`: this process does not
     /// write it, or a fact that decides about it is still unknown.
     fn seeds_to_keep(&self, name: &str, namespace: &Namespace) -> Option<Seeds> {
@@ -155,6 +133,30 @@ impl Engine {
             seeds,
             version: namespace.version,
         })
+    }
+}
+
+impl Engine {
+    /// Requests one write that records all created copies in the namespace's annotation. If a rule
+    /// no longer has `strategy: CreateOnce`, its entries are removed. If such a rule changes back
+    /// later, the copy that exists then is recorded again.
+    pub(crate) fn plan_seeds(&mut self, name: &Arc<str>, namespace: &mut Namespace) {
+        (0..namespace.cells.len()).for_each(|at| self.index.sow(name, namespace, at));
+        let key = JobKey::RecordCreated(name.clone());
+        if self.jobs.has(&key) {
+            return;
+        }
+        let Some(seeds) = self.index.seeds_to_keep(name, namespace) else {
+            return;
+        };
+        let noted = noted_seeds(namespace);
+        namespace.sown.retain(&seeds);
+        if seeds == noted {
+            // A write that changes nothing causes no watch event, so the job would never end.
+            namespace.seeds = seeds;
+        } else {
+            self.jobs.ask(key);
+        }
     }
 }
 

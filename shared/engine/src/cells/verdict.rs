@@ -84,13 +84,14 @@ impl Engine {
     /// change has not led to a plan of their namespace. Namespaces that wait for their next plan are
     /// left out, and so are all while a timer is due. For tests.
     pub fn outdated_verdicts(&self) -> Vec<String> {
-        if self.wake_at().is_some_and(|due| due <= self.now) {
+        if self.wake_at().is_some_and(|due| due <= self.index.now) {
             return Vec::new();
         }
         let planned = |name: &Arc<str>, namespace: &Namespace| {
-            !self.dirty.contains(name) && namespace.rests <= self.now
+            !self.index.dirty.contains(name) && namespace.rests <= self.index.now
         };
         let cells = self
+            .index
             .namespaces
             .iter()
             .filter(|(name, namespace)| planned(name, namespace))
@@ -100,7 +101,7 @@ impl Engine {
             });
         cells
             .filter_map(|(name, namespace, cell)| {
-                let (now, _) = self.decide(name, namespace, cell);
+                let (now, _) = self.index.decide(name, namespace, cell);
                 let stored = cell.verdict;
                 (now != stored)
                     .then(|| format!("{name}/{}: {stored:?} has become {now:?}", cell.name))
@@ -120,12 +121,12 @@ impl Engine {
                 Need::Absence(key, asks) => {
                     let absence = match &key {
                         JobKey::ConfirmRule(id) => {
-                            let gone = self.gone.entry(id.clone());
+                            let gone = self.index.gone.entry(id.clone());
                             let unseen = || Gone::seen_under(None, None, Tick::ZERO);
                             Some(&mut gone.or_insert_with(unseen).absence)
                         }
-                        JobKey::ConfirmGrants(giver) => Some(self.consent.withdrawal(giver)),
-                        _ => self.absence_mut(&key),
+                        JobKey::ConfirmGrants(giver) => Some(self.index.consent.withdrawal(giver)),
+                        _ => self.index.absence_mut(&key),
                     };
                     if let Some(absence) = absence {
                         absence.used(namespace, asks);
@@ -136,14 +137,14 @@ impl Engine {
                 }
                 Need::LostSource(source) => {
                     let lost = SourceState::Missing {
-                        since: self.now,
+                        since: self.index.now,
                         absence: Absence::from(None),
                     };
-                    self.sources.entry(source).or_insert(lost);
+                    self.index.sources.entry(source).or_insert(lost);
                 }
                 Need::GraceEnd(id, due) => self.work.timer(due, Timer::Rule(id)),
                 Need::Reference(id) => {
-                    if let Some(slot) = self.slots.get_mut(&id)
+                    if let Some(slot) = self.index.slots.get_mut(&id)
                         && slot.reference == Reference::Unknown
                     {
                         slot.reference = Reference::Wanted;

@@ -17,7 +17,7 @@ use mimeo_model::{
     template::{Place, Variable},
 };
 
-use crate::{Engine, Namespace, RuleState, announce::Happening, cell::Cell, slot::Slot};
+use crate::{Engine, Index, Namespace, RuleState, announce::Happening, cell::Cell, slot::Slot};
 
 /// A cell that a rule wants and cannot have.
 #[derive(Debug, Clone, PartialEq)]
@@ -74,88 +74,7 @@ pub(crate) fn taken(winner: &RuleId, loser: &RuleId, namespace: &str) -> String 
 
 type Wants = BTreeMap<(KindId, Arc<str>), SlotId>;
 
-impl Engine {
-    /// Assigns to every cell of the namespace the slot that wants a copy in it.
-    pub(crate) fn assign(&mut self, name: &Arc<str>, namespace: &mut Namespace) {
-        let (wants, unmet) = self.wanted(name, namespace);
-        for id in &self.rules_for(name) {
-            let Some(state) = self.rules.get_mut(id) else {
-                continue;
-            };
-            match unmet.get(id) {
-                Some(cells) if state.unmet.get(name) == Some(cells) => {}
-                Some(cells) => {
-                    if self.settings.role == Role::Keeper {
-                        let known = state.unmet.get(name).map_or(&[][..], Vec::as_slice);
-                        for cell in cells.iter().filter(|cell| !known.contains(cell)) {
-                            let key = (name.clone(), cell.kind, cell.name.clone());
-                            self.news.add(
-                                id,
-                                Happening::CopyFailed(cell.reason()),
-                                [(key, None)],
-                                0,
-                                self.now,
-                            );
-                        }
-                    }
-                    state.unmet.insert(name.clone(), cells.clone());
-                    state.status.mark_due();
-                }
-                None if state.unmet.is_empty() => {}
-                None => {
-                    if state.unmet.remove(name).is_some() {
-                        state.status.mark_due();
-                    }
-                }
-            }
-        }
-        for (kind, copy) in wants.keys() {
-            namespace.cell_or_insert(*kind, copy);
-        }
-        let place = Place {
-            name,
-            labels: &namespace.labels,
-        };
-        for cell in &mut namespace.cells {
-            let want = wants.get(&(cell.kind, cell.name.clone())).copied();
-            if cell.want == want {
-                continue;
-            }
-            let former = self.rule_of(cell);
-            let rule = want.and_then(|id| {
-                self.rules
-                    .get(&self.slots.get(&id)?.rule)?
-                    .rule
-                    .as_ref()
-                    .ok()
-            });
-            if self.settings.role == Role::Keeper
-                && rule.is_some_and(|rule| rule.strategy == Strategy::CreateOnce)
-            {
-                cell.look_anew();
-            }
-            cell.want = want;
-            // The baseline belongs to the formerly wanted copy. It stays valid only if the newly
-            // wanted copy has the same bytes.
-            let wanted = want
-                .and_then(|id| self.slots.get(&id))
-                .and_then(|slot| slot.rendering.as_ref().ok());
-            let wanted = wanted.and_then(|copies| copies.checksum_at(place).ok());
-            if wanted.is_none() || cell.seen().and_then(|seen| seen.checksum) != wanted {
-                cell.basis.iter_mut().for_each(|basis| basis.right = false);
-            }
-            cell.streak = 0;
-            cell.start_over();
-            self.work.remind(name, cell, None);
-            if want.is_some() {
-                self.forgive(name, cell.kind, &cell.name);
-            }
-            for rule in [former, self.rule_of(cell)].iter().flatten() {
-                self.mark_status_due(rule);
-            }
-        }
-    }
-
+impl Index {
     /// Returns the cells that rules want in a namespace, each with the winning slot. Returns also,
     /// for each losing rule, the cells that it cannot have.
     fn wanted(
@@ -379,6 +298,90 @@ impl Engine {
                 target.selection.matches(copy.namespace, &space.labels)
                     && target.copy_name(source).text_at(place) == copy.name
             })
+    }
+}
+
+impl Engine {
+    /// Assigns to every cell of the namespace the slot that wants a copy in it.
+    pub(crate) fn assign(&mut self, name: &Arc<str>, namespace: &mut Namespace) {
+        let (wants, unmet) = self.index.wanted(name, namespace);
+        for id in &self.index.rules_for(name) {
+            let Some(state) = self.index.rules.get_mut(id) else {
+                continue;
+            };
+            match unmet.get(id) {
+                Some(cells) if state.unmet.get(name) == Some(cells) => {}
+                Some(cells) => {
+                    if self.index.settings.role == Role::Keeper {
+                        let known = state.unmet.get(name).map_or(&[][..], Vec::as_slice);
+                        for cell in cells.iter().filter(|cell| !known.contains(cell)) {
+                            let key = (name.clone(), cell.kind, cell.name.clone());
+                            self.report.news.add(
+                                id,
+                                Happening::CopyFailed(cell.reason()),
+                                [(key, None)],
+                                0,
+                                self.index.now,
+                            );
+                        }
+                    }
+                    state.unmet.insert(name.clone(), cells.clone());
+                    state.status.mark_due();
+                }
+                None if state.unmet.is_empty() => {}
+                None => {
+                    if state.unmet.remove(name).is_some() {
+                        state.status.mark_due();
+                    }
+                }
+            }
+        }
+        for (kind, copy) in wants.keys() {
+            namespace.cell_or_insert(*kind, copy);
+        }
+        let place = Place {
+            name,
+            labels: &namespace.labels,
+        };
+        for cell in &mut namespace.cells {
+            let want = wants.get(&(cell.kind, cell.name.clone())).copied();
+            if cell.want == want {
+                continue;
+            }
+            let former = self.index.rule_of(cell);
+            let rule = want.and_then(|id| {
+                self.index
+                    .rules
+                    .get(&self.index.slots.get(&id)?.rule)?
+                    .rule
+                    .as_ref()
+                    .ok()
+            });
+            if self.index.settings.role == Role::Keeper
+                && rule.is_some_and(|rule| rule.strategy == Strategy::CreateOnce)
+            {
+                cell.look_anew();
+            }
+            cell.want = want;
+            // The baseline belongs to the formerly wanted copy. It stays valid only if the newly
+            // wanted copy has the same bytes.
+            let wanted = want
+                .and_then(|id| self.index.slots.get(&id))
+                .and_then(|slot| slot.rendering.as_ref().ok());
+            let wanted = wanted.and_then(|copies| copies.checksum_at(place).ok());
+            if wanted.is_none() || cell.seen().and_then(|seen| seen.checksum) != wanted {
+                cell.basis.iter_mut().for_each(|basis| basis.right = false);
+            }
+            cell.streak = 0;
+            cell.start_over();
+            self.work.remind(name, cell, None);
+            if want.is_some() {
+                self.forgive(name, cell.kind, &cell.name);
+            }
+            for rule in [former, self.index.rule_of(cell)].iter().flatten() {
+                self.index.mark_status_due(rule);
+            }
+        }
     }
 }
 

@@ -16,7 +16,7 @@ use mimeo_model::{
 };
 
 use crate::{
-    Engine, Queued, Settings,
+    Engine, Index, Queued, Settings,
     announce::Happening,
     cell::{Belief, Cell, Failing, Phase},
     clock::Tick,
@@ -229,11 +229,19 @@ pub(crate) fn delay(settings: &Settings, streak: u8) -> Duration {
         .min(settings.backoff_limit)
 }
 
+impl Index {
+    /// Returns the one rule whose numbers include this cell. Code that changes this rule marks the
+    /// former rule's status as due. The plan of the cell marks the new rule's status.
+    pub(crate) fn rule_of(&self, cell: &Cell) -> Option<Arc<RuleId>> {
+        self.slots.owner(cell).cloned()
+    }
+}
+
 impl Engine {
     /// Returns the next work. `None`: there is none until an event arrives or [`Engine::wake_at`]
     /// is reached.
     pub fn next(&mut self, now: Tick) -> Option<Action> {
-        self.at(now);
+        self.index.at(now);
         self.fire();
         loop {
             self.plan();
@@ -247,13 +255,13 @@ impl Engine {
             }
             // The last queued cells may have needed no request. A namespace that waited for them is
             // dirty now, and must be planned.
-            if self.dirty.is_empty() {
+            if self.index.dirty.is_empty() {
                 break;
             }
         }
         self.work.rest();
         if self.work.untidy {
-            if self.now < self.work.tidy_after {
+            if self.index.now < self.work.tidy_after {
                 self.work.timer(self.work.tidy_after, Timer::Tidy);
             } else {
                 self.tidy();
@@ -270,7 +278,7 @@ impl Engine {
 
     pub(crate) fn fire(&mut self) {
         while let Some((due, _)) = self.work.timers.first()
-            && *due <= self.now
+            && *due <= self.index.now
         {
             let Some((_, timer)) = self.work.timers.pop_first() else {
                 return;
@@ -283,6 +291,7 @@ impl Engine {
         match timer {
             Timer::Cell(namespace, kind, name) => {
                 let Some(cell) = self
+                    .index
                     .namespaces
                     .get_mut(&namespace)
                     .and_then(|entry| entry.cell_mut(kind, &name))
@@ -304,41 +313,43 @@ impl Engine {
                 if barred
                     || cell
                         .seen()
-                        .is_some_and(|seen| seen.unwatched(self.settings.role))
+                        .is_some_and(|seen| seen.unwatched(self.index.settings.role))
                 {
                     cell.belief = Belief::Unknown;
                 }
-                self.dirty.insert(namespace);
+                self.index.dirty.insert(namespace);
             }
             Timer::Resync(namespace, kind, name) => {
                 let cell = self
+                    .index
                     .namespaces
                     .get(&namespace)
                     .and_then(|entry| entry.cell(kind, &name));
-                let due = cell.is_some_and(|cell| self.resync_of(cell).is_some());
-                let entry = self.namespaces.get_mut(&namespace);
+                let due = cell.is_some_and(|cell| self.index.resync_of(cell).is_some());
+                let entry = self.index.namespaces.get_mut(&namespace);
                 if let Some(cell) = entry.and_then(|entry| entry.cell_mut(kind, &name)) {
                     cell.resync = None;
                     cell.verify = due;
-                    self.dirty.insert(namespace);
+                    self.index.dirty.insert(namespace);
                 }
             }
             Timer::Namespace(name) => {
-                self.dirty.insert(name);
+                self.index.dirty.insert(name);
             }
             Timer::Job(key) => self.resume_job(&key),
-            Timer::Expired(key) => self.expire(&key),
-            Timer::Learn(id) => self.ask_reference(id),
+            Timer::Expired(key) => self.index.expire(&key),
+            Timer::Learn(id) => self.index.ask_reference(id),
             Timer::Rule(id) => {
-                self.mark_status_due(&id);
-                self.replan_rule(&id);
+                self.index.mark_status_due(&id);
+                self.index.replan_rule(&id);
             }
             Timer::Tidy => self.work.tidy_later(),
             Timer::Everything => {
                 self.work.tidy_later();
-                self.replan_all();
+                self.index.replan_all();
             }
             Timer::Rules => self
+                .index
                 .rules
                 .values_mut()
                 .for_each(|state| state.status.mark_due()),
@@ -346,18 +357,12 @@ impl Engine {
         }
     }
 
-    /// Returns the one rule whose numbers include this cell. Code that changes this rule marks the
-    /// former rule's status as due. The plan of the cell marks the new rule's status.
-    pub(crate) fn rule_of(&self, cell: &Cell) -> Option<Arc<RuleId>> {
-        self.slots.owner(cell).cloned()
-    }
-
     /// Records the failure of a cell. A notice and an Event report it when its reason is new, not
     /// with every retry.
     pub(crate) fn fail(&mut self, namespace: &Arc<str>, cell: &mut Cell, failure: Failure) {
-        let rule = self.rule_of(cell);
+        let rule = self.index.rule_of(cell);
         if let Some(rule) = &rule {
-            self.mark_status_due(rule);
+            self.index.mark_status_due(rule);
         }
         if cell
             .failure
@@ -367,22 +372,25 @@ impl Engine {
             if let Some(rule) = &rule {
                 self.happened(rule, Happening::CopyFailed(failure.reason), namespace, cell);
             }
-            self.notices.push(Notice {
+            self.report.notices.push(Notice {
                 rule,
                 wanted: cell.want.is_some(),
-                kind: self.kinds[cell.kind].group_kind.clone(),
+                kind: self.index.kinds[cell.kind].group_kind.clone(),
                 namespace: namespace.clone(),
                 name: cell.name.clone(),
                 failure: failure.clone(),
             });
         }
-        let since = cell.failure.as_ref().map_or(self.now, |old| old.since);
+        let since = cell
+            .failure
+            .as_ref()
+            .map_or(self.index.now, |old| old.since);
         cell.failure = Some(Box::new(Failing { failure, since }));
     }
 
     /// Returns the failures since the last call, for the log. A cell reports the same reason only
     /// once.
     pub fn notices(&mut self) -> Vec<Notice> {
-        std::mem::take(&mut self.notices)
+        std::mem::take(&mut self.report.notices)
     }
 }

@@ -18,7 +18,7 @@ use mimeo_model::{
 };
 
 use crate::{
-    Awaited, Engine, Namespace,
+    Awaited, Engine, Index, Namespace,
     cell::Cell,
     clock::Tick,
     hindrance::Hindrance,
@@ -157,7 +157,7 @@ impl Progress {
     }
 }
 
-impl Engine {
+impl Index {
     /// Returns the observed rules that hold the pods of a namespace with this name and these
     /// labels.
     pub fn pod_gate_rules(&self, hint: NameHint<'_>, labels: &Labels) -> BTreeSet<RuleId> {
@@ -192,103 +192,6 @@ impl Engine {
                 .all(|rule| self.knows_selected(rule))
     }
 
-    /// This replica set a pending label with this nonce. It writes the copies once its watch shows
-    /// the awaited event.
-    pub fn issue(&mut self, token: &str, awaited: Awaited, now: Tick) {
-        self.at(now);
-        self.marks.issued.add(token, awaited, self.now);
-    }
-
-    /// True if this replica issued the nonce and has not seen it on a namespace yet.
-    pub fn issued(&self, token: &str) -> bool {
-        self.marks.issued.contains(token)
-    }
-
-    /// A pod waits in this namespace. This replica helps to write the copies, even if another
-    /// replica set the pending label.
-    pub fn take_charge(&mut self, namespace: &str, now: Tick) {
-        self.at(now);
-        let name = self.namespace_name(namespace);
-        let Some(entry) = self.namespaces.get_mut(&name) else {
-            return;
-        };
-        if entry.mark.is_some() && entry.charge.is_none_or(|from| from > self.now) {
-            entry.charge = Some(self.now);
-            self.dirty.insert(name);
-        }
-    }
-
-    /// Takes in the pending label of a namespace. `changed` is true if the labels of the namespace
-    /// differ from before.
-    pub(crate) fn see_mark(&mut self, name: &Arc<str>, changed: bool) {
-        let Some(entry) = self.namespaces.get_mut(name) else {
-            return;
-        };
-        let token: Option<Box<str>> = entry.token().map(Into::into);
-        let Some(token) = token else {
-            entry.mark = None;
-            entry.charge = None;
-            return;
-        };
-        let soon = self.now + self.marks.delay;
-        match &entry.mark {
-            Some(mark) if mark.token == token => {
-                entry.charge = entry
-                    .charge
-                    .map(|from| if changed { from.min(soon) } else { from });
-            }
-            _ => {
-                entry.mark = Some(Mark {
-                    token: token.clone(),
-                    since: self.now,
-                });
-                if let Some(awaited) = self.marks.issued.redeem(&token) {
-                    entry.charge = Some(match awaited {
-                        Awaited::Namespace => soon,
-                        Awaited::Labels => self.now + self.settings.takeover,
-                    });
-                }
-                let budget = self.settings.budget;
-                for wait in [self.settings.takeover, budget, budget + FAREWELL] {
-                    self.work
-                        .timer(self.now + wait, Timer::Namespace(name.clone()));
-                }
-            }
-        }
-        if let Some(from) = entry.charge {
-            self.work.timer(from, Timer::Namespace(name.clone()));
-        }
-    }
-
-    /// A namespace has lost its pending label or has other labels now. If a webhook runs, it has
-    /// written the copies for these labels already. The namespace watch may be ahead of the watches
-    /// of copies. So this process waits a moment: a second write would cost a request and gain
-    /// nothing.
-    pub(crate) fn let_settle(&mut self, name: &Arc<str>) {
-        if self.settings.role == Role::Injector || self.webhooks.seen.is_empty() {
-            return;
-        }
-        // A wait that has begun is not extended. Otherwise a user that may label a namespace could
-        // block all updates of its copies.
-        let Some(entry) = self
-            .namespaces
-            .get_mut(name)
-            .filter(|entry| entry.settles <= self.now)
-        else {
-            return;
-        };
-        entry.settles = self.now + SETTLING;
-        self.work
-            .timer(entry.settles, Timer::Namespace(name.clone()));
-    }
-
-    /// Requests the removal of the pending label once nothing holds the namespace's pods any more.
-    pub(crate) fn plan_mark(&mut self, name: &Arc<str>, namespace: &Namespace) {
-        if namespace.mark.is_some() && self.held_by_nothing(name, namespace) {
-            self.jobs.ask(JobKey::RemoveLabel(name.clone()));
-        }
-    }
-
     /// Returns the removal of a namespace's pending label for the present state of the namespace.
     /// `None`: something holds its pods.
     pub(crate) fn label_to_remove(&self, name: &Arc<str>) -> Option<Task> {
@@ -301,11 +204,6 @@ impl Engine {
                 version: namespace.version,
                 since: mark.since,
             })
-    }
-
-    /// This process removed a pending label that it first saw at `since`.
-    pub(crate) fn label_removed(&mut self, since: Tick) {
-        self.lags.namespaces.record(self.now.saturating_sub(since));
     }
 
     /// True if the pending label may be removed, and this process may do it.
@@ -326,21 +224,6 @@ impl Engine {
             .is_none_or(|mark| self.now >= mark.since + stays);
         let waited = progress.waiting.is_empty() || told;
         progress.settled() && progress.denied.is_empty() && excused && waited
-    }
-
-    /// Returns the copies that still hold the pods of a namespace.
-    pub fn progress(&mut self, namespace: &str, now: Tick) -> Progress {
-        self.at(now);
-        self.plan();
-        let primed = self.primed();
-        match self
-            .namespaces
-            .get(namespace)
-            .filter(|entry| entry.uid.is_some())
-        {
-            Some(entry) if primed => self.progress_of(namespace, entry),
-            _ => Progress::default(),
-        }
     }
 
     pub(crate) fn progress_of(&self, name: &str, namespace: &Namespace) -> Progress {
@@ -437,6 +320,130 @@ impl Engine {
                 Hold::Writing
             }
             Some(reason) => Hold::Cannot(Hindrance::Failure(reason)),
+        }
+    }
+}
+
+impl Engine {
+    /// This replica set a pending label with this nonce. It writes the copies once its watch shows
+    /// the awaited event.
+    pub fn issue(&mut self, token: &str, awaited: Awaited, now: Tick) {
+        self.index.at(now);
+        self.marks.issued.add(token, awaited, self.index.now);
+    }
+
+    /// True if this replica issued the nonce and has not seen it on a namespace yet.
+    pub fn issued(&self, token: &str) -> bool {
+        self.marks.issued.contains(token)
+    }
+
+    /// A pod waits in this namespace. This replica helps to write the copies, even if another
+    /// replica set the pending label.
+    pub fn take_charge(&mut self, namespace: &str, now: Tick) {
+        self.index.at(now);
+        let name = self.index.namespace_name(namespace);
+        let Some(entry) = self.index.namespaces.get_mut(&name) else {
+            return;
+        };
+        if entry.mark.is_some() && entry.charge.is_none_or(|from| from > self.index.now) {
+            entry.charge = Some(self.index.now);
+            self.index.dirty.insert(name);
+        }
+    }
+
+    /// Takes in the pending label of a namespace. `changed` is true if the labels of the namespace
+    /// differ from before.
+    pub(crate) fn see_mark(&mut self, name: &Arc<str>, changed: bool) {
+        let Some(entry) = self.index.namespaces.get_mut(name) else {
+            return;
+        };
+        let token: Option<Box<str>> = entry.token().map(Into::into);
+        let Some(token) = token else {
+            entry.mark = None;
+            entry.charge = None;
+            return;
+        };
+        let soon = self.index.now + self.marks.delay;
+        match &entry.mark {
+            Some(mark) if mark.token == token => {
+                entry.charge = entry
+                    .charge
+                    .map(|from| if changed { from.min(soon) } else { from });
+            }
+            _ => {
+                entry.mark = Some(Mark {
+                    token: token.clone(),
+                    since: self.index.now,
+                });
+                if let Some(awaited) = self.marks.issued.redeem(&token) {
+                    entry.charge = Some(match awaited {
+                        Awaited::Namespace => soon,
+                        Awaited::Labels => self.index.now + self.index.settings.takeover,
+                    });
+                }
+                let budget = self.index.settings.budget;
+                for wait in [self.index.settings.takeover, budget, budget + FAREWELL] {
+                    self.work
+                        .timer(self.index.now + wait, Timer::Namespace(name.clone()));
+                }
+            }
+        }
+        if let Some(from) = entry.charge {
+            self.work.timer(from, Timer::Namespace(name.clone()));
+        }
+    }
+
+    /// A namespace has lost its pending label or has other labels now. If a webhook runs, it has
+    /// written the copies for these labels already. The namespace watch may be ahead of the watches
+    /// of copies. So this process waits a moment: a second write would cost a request and gain
+    /// nothing.
+    pub(crate) fn let_settle(&mut self, name: &Arc<str>) {
+        if self.index.settings.role == Role::Injector || self.index.webhooks.seen.is_empty() {
+            return;
+        }
+        // A wait that has begun is not extended. Otherwise a user that may label a namespace could
+        // block all updates of its copies.
+        let Some(entry) = self
+            .index
+            .namespaces
+            .get_mut(name)
+            .filter(|entry| entry.settles <= self.index.now)
+        else {
+            return;
+        };
+        entry.settles = self.index.now + SETTLING;
+        self.work
+            .timer(entry.settles, Timer::Namespace(name.clone()));
+    }
+
+    /// Requests the removal of the pending label once nothing holds the namespace's pods any more.
+    pub(crate) fn plan_mark(&mut self, name: &Arc<str>, namespace: &Namespace) {
+        if namespace.mark.is_some() && self.index.held_by_nothing(name, namespace) {
+            self.jobs.ask(JobKey::RemoveLabel(name.clone()));
+        }
+    }
+
+    /// This process removed a pending label that it first saw at `since`.
+    pub(crate) fn label_removed(&mut self, since: Tick) {
+        self.report
+            .lags
+            .namespaces
+            .record(self.index.now.saturating_sub(since));
+    }
+
+    /// Returns the copies that still hold the pods of a namespace.
+    pub fn progress(&mut self, namespace: &str, now: Tick) -> Progress {
+        self.index.at(now);
+        self.plan();
+        let primed = self.index.primed();
+        match self
+            .index
+            .namespaces
+            .get(namespace)
+            .filter(|entry| entry.uid.is_some())
+        {
+            Some(entry) if primed => self.index.progress_of(namespace, entry),
+            _ => Progress::default(),
         }
     }
 }

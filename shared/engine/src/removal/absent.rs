@@ -12,7 +12,7 @@ use mimeo_model::{
 };
 
 use crate::{
-    Engine, SourceState,
+    Engine, Index, SourceState,
     cell::Cell,
     clock::Tick,
     jobs::JobKey,
@@ -245,7 +245,7 @@ pub struct RuleRead {
     pub crd: Option<Box<str>>,
 }
 
-impl Engine {
+impl Index {
     /// True if the engine needs a read of the rule. Either a copy names the rule and the rule does
     /// not exist, or the rule may belong to another CRD than the one served now.
     pub(crate) fn asks_for_rule(&self, id: &RuleId) -> bool {
@@ -261,72 +261,6 @@ impl Engine {
     /// True if the engine needs a read of the source.
     pub(crate) fn asks_for_source(&self, source: &SourceRef) -> bool {
         matches!(self.sources.get(source), Some(SourceState::Missing { absence, .. }) if absence.is_asked())
-    }
-
-    /// Takes in a read of a rule. Returns false if the read proves nothing: the watch has yet to
-    /// show the rule, or its deletion.
-    pub(crate) fn rule_confirmed(&mut self, id: &RuleId, read: &RuleRead, shown: u64) -> bool {
-        if let Some(state) = self.rules.get_mut(id) {
-            if read.found {
-                state.crd.clone_from(&read.crd);
-                self.work.tidy_later();
-            }
-            return read.found;
-        }
-        let Some((id, gone)) = self.gone.get_key_value(id) else {
-            return true;
-        };
-        let key = JobKey::ConfirmRule(id.clone());
-        if read.found {
-            self.became(key, Became::Unknown);
-            return false;
-        }
-        let lived_under = match &gone.seen {
-            LastSeen::Under(crd) => Some(crd),
-            LastSeen::Never => self.collections[id.kind].crd.recorded.as_ref(),
-        };
-        let became = match read.home {
-            _ if read.crd.is_none() || read.crd.as_ref() != lived_under => Became::Unexplained,
-            _ if id.namespace.is_none() => Became::Deleted { shown, since: None },
-            Some(home) => gone.absence.absent_at(home, shown),
-            None => Became::GoneWithNamespace,
-        };
-        self.became(key, became);
-        true
-    }
-
-    /// Takes in a read of a missing source. Returns false if the source exists: its watch has yet
-    /// to show it.
-    pub(crate) fn source_confirmed(
-        &mut self,
-        source: &SourceRef,
-        read: SourceRead,
-        shown: u64,
-    ) -> bool {
-        let Some(SourceState::Missing { absence, .. }) = self.sources.get(source) else {
-            return true;
-        };
-        let became = match read {
-            SourceRead::Present => Became::Unknown,
-            SourceRead::Absent(home) => absence.absent_at(home, shown),
-            SourceRead::Homeless => Became::GoneWithNamespace,
-            SourceRead::Relabelled => Became::Unexplained,
-        };
-        self.became(JobKey::ConfirmSource(source.clone()), became);
-        became != Became::Unknown
-    }
-
-    /// Records how an object disappeared, for all copies whose verdicts depend on that. `key` is
-    /// the job that reads the object.
-    pub(crate) fn became(&mut self, key: JobKey, became: Became) {
-        let Some(absence) = self.absence_mut(&key) else {
-            return;
-        };
-        let mut users = absence.turn_out(became);
-        self.dirty.append(&mut users);
-        if matches!(became, Became::Deleted { .. }) {
-            self.work.timer(self.now + FRESH, Timer::Expired(key));
-        }
     }
 
     /// A read that found an object missing is too old now. Copies that still depend on it wait for
@@ -418,5 +352,73 @@ impl Engine {
         let before = needs.len();
         needs.extend(old.map(|source| Need::Absence(JobKey::ConfirmSource(source.clone()), true)));
         needs.len() == before
+    }
+}
+
+impl Engine {
+    /// Takes in a read of a rule. Returns false if the read proves nothing: the watch has yet to
+    /// show the rule, or its deletion.
+    pub(crate) fn rule_confirmed(&mut self, id: &RuleId, read: &RuleRead, shown: u64) -> bool {
+        if let Some(state) = self.index.rules.get_mut(id) {
+            if read.found {
+                state.crd.clone_from(&read.crd);
+                self.work.tidy_later();
+            }
+            return read.found;
+        }
+        let Some((id, gone)) = self.index.gone.get_key_value(id) else {
+            return true;
+        };
+        let key = JobKey::ConfirmRule(id.clone());
+        if read.found {
+            self.became(key, Became::Unknown);
+            return false;
+        }
+        let lived_under = match &gone.seen {
+            LastSeen::Under(crd) => Some(crd),
+            LastSeen::Never => self.index.collections[id.kind].crd.recorded.as_ref(),
+        };
+        let became = match read.home {
+            _ if read.crd.is_none() || read.crd.as_ref() != lived_under => Became::Unexplained,
+            _ if id.namespace.is_none() => Became::Deleted { shown, since: None },
+            Some(home) => gone.absence.absent_at(home, shown),
+            None => Became::GoneWithNamespace,
+        };
+        self.became(key, became);
+        true
+    }
+
+    /// Takes in a read of a missing source. Returns false if the source exists: its watch has yet
+    /// to show it.
+    pub(crate) fn source_confirmed(
+        &mut self,
+        source: &SourceRef,
+        read: SourceRead,
+        shown: u64,
+    ) -> bool {
+        let Some(SourceState::Missing { absence, .. }) = self.index.sources.get(source) else {
+            return true;
+        };
+        let became = match read {
+            SourceRead::Present => Became::Unknown,
+            SourceRead::Absent(home) => absence.absent_at(home, shown),
+            SourceRead::Homeless => Became::GoneWithNamespace,
+            SourceRead::Relabelled => Became::Unexplained,
+        };
+        self.became(JobKey::ConfirmSource(source.clone()), became);
+        became != Became::Unknown
+    }
+
+    /// Records how an object disappeared, for all copies whose verdicts depend on that. `key` is
+    /// the job that reads the object.
+    pub(crate) fn became(&mut self, key: JobKey, became: Became) {
+        let Some(absence) = self.index.absence_mut(&key) else {
+            return;
+        };
+        let mut users = absence.turn_out(became);
+        self.index.dirty.append(&mut users);
+        if matches!(became, Became::Deleted { .. }) {
+            self.work.timer(self.index.now + FRESH, Timer::Expired(key));
+        }
     }
 }

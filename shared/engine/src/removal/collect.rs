@@ -9,7 +9,7 @@ use std::sync::Arc;
 use mimeo_model::{id::RuleId, meta::Seen, role::Role, source::SourceRef};
 
 use crate::{
-    Engine, Namespace, RuleState, SourceState,
+    Index, Namespace, RuleState, SourceState,
     absent::HowGone,
     cell::{Belief, Cell, Leave, Step, Why},
     disposal::{Disposal, is_heir},
@@ -17,7 +17,7 @@ use crate::{
     verdict::{Need, Needs, Outlook, Verdict},
 };
 
-impl Engine {
+impl Index {
     /// Returns the verdict about a cell that no rule wants (any more).
     pub(crate) fn decide_unwanted(
         &self,

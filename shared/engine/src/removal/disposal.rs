@@ -11,7 +11,7 @@ use mimeo_model::{
 };
 
 use crate::{
-    Engine, Namespace, SourceState,
+    Index, Namespace, SourceState,
     cell::{Cell, Leave},
     slot::{NoRendering, Slot},
     verdict::Outlook,
@@ -42,7 +42,7 @@ impl Disposal {
     }
 }
 
-impl Engine {
+impl Index {
     /// Returns the fate of the object in a cell that no rule wants (any more).
     pub(crate) fn disposal(&self, name: &str, namespace: &Namespace, cell: &Cell) -> Disposal {
         let Some(seen) = cell.ours() else {

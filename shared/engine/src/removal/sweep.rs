@@ -10,7 +10,7 @@ use mimeo_model::{
 };
 
 use crate::{
-    Engine, Settings,
+    Engine, Index, Settings,
     absent::HowGone,
     announce::{Happening, places},
     cell::{Cell, Why},
@@ -44,13 +44,28 @@ impl HeldDeletion<'_> {
     }
 }
 
+impl Index {
+    fn condemn(&mut self, cells: BTreeMap<CellKey, Loss>) {
+        for ((namespace, kind, name), Loss { why, .. }) in cells {
+            let Some(entry) = self.namespaces.get_mut(&namespace) else {
+                continue;
+            };
+            if let Some(cell) = entry.cell_mut(kind, &name) {
+                cell.condemned = Some(why);
+                cell.retry_now();
+                self.dirty.insert(namespace);
+            }
+        }
+    }
+}
+
 impl Engine {
     /// Records the nonce that the kinds `ConfigMap` carries, if it carries one. The held deletion
     /// with this nonce may go ahead.
     pub fn confirmed(&mut self, nonce: Option<&str>, now: Tick) {
-        self.at(now);
-        self.confirmed = nonce.map(Into::into);
-        let ids: Vec<Arc<RuleId>> = self.sweeps.rules().cloned().collect();
+        self.index.at(now);
+        self.deletion.confirmed = nonce.map(Into::into);
+        let ids: Vec<Arc<RuleId>> = self.deletion.sweeps.rules().cloned().collect();
         for id in ids {
             self.confirm_sweep(&id);
         }
@@ -60,9 +75,10 @@ impl Engine {
     /// first. They have no status in which a user could read them.
     pub fn held(&self) -> impl Iterator<Item = HeldDeletion<'_>> {
         let gone = self
+            .deletion
             .sweeps
             .iter()
-            .filter(|(id, sweep)| sweep.held.is_some() && !self.rules.contains_key(*id));
+            .filter(|(id, sweep)| sweep.held.is_some() && !self.index.rules.contains_key(*id));
         gone.filter_map(|(id, sweep)| {
             let told = self.told(id);
             Some(HeldDeletion {
@@ -81,82 +97,99 @@ impl Engine {
 
     /// The number of cells looked at so far in decisions about losses.
     pub fn reviewed(&self) -> u64 {
-        self.reviewed.get()
+        self.effort.reviewed.get()
     }
 
     /// Collects an unconfirmed loss.
     pub(crate) fn collect_loss(&mut self, id: &Arc<RuleId>, key: CellKey, why: Why) {
-        let due = self.now + self.settings.sweep;
+        let due = self.index.now + self.index.settings.sweep;
         let known = self
+            .deletion
             .sweeps
             .get(id)
             .and_then(|sweep| Some((sweep.loss(&key)?.why, sweep.due)));
         let due = match known {
             Some((former, due)) if former == why => due,
             _ => {
-                self.sweeps
+                self.deletion
+                    .sweeps
                     .add(
                         id,
                         key,
                         Loss {
                             why,
-                            since: self.now,
+                            since: self.index.now,
                         },
                         due,
                     )
                     .due
             }
         };
-        if due > self.now {
+        if due > self.index.now {
             self.work.timer(due, Timer::Sweep(id.clone()));
         }
     }
 
     /// Removes a cell from the losses because a rule wants it (again).
     pub(crate) fn forgive(&mut self, name: &Arc<str>, kind: KindId, copy: &Arc<str>) {
-        let Some(id) = self.sweeps.forgive(&(name.clone(), kind, copy.clone())) else {
+        let Some(id) = self
+            .deletion
+            .sweeps
+            .forgive(&(name.clone(), kind, copy.clone()))
+        else {
             return;
         };
-        let Some(sweep) = self.sweeps.get_mut(&id).filter(|sweep| sweep.is_idle()) else {
+        let Some(sweep) = self
+            .deletion
+            .sweeps
+            .get_mut(&id)
+            .filter(|sweep| sweep.is_idle())
+        else {
             return;
         };
         sweep.held = None;
         if sweep.is_over() {
-            self.sweeps.remove(&id);
+            self.deletion.sweeps.remove(&id);
         }
-        self.mark_status_due(&id);
+        self.index.mark_status_due(&id);
     }
 
     /// Ends the collecting time of a rule's sweep. Copies that have been lost for the whole time
     /// may be deleted, unless the rule has lost too much in all. A held deletion is reviewed each
     /// time, because the loss may have been undone.
     pub(crate) fn end_sweep(&mut self, id: &Arc<RuleId>) {
-        if self.sweeps.get(id).is_none_or(|sweep| sweep.due > self.now) {
+        if self
+            .deletion
+            .sweeps
+            .get(id)
+            .is_none_or(|sweep| sweep.due > self.index.now)
+        {
             return;
         }
         self.review(id);
-        if let Some(since) = self.now.checked_sub(self.settings.sweep_window) {
-            self.sweeps.expire(id, since);
+        if let Some(since) = self.index.now.checked_sub(self.index.settings.sweep_window) {
+            self.deletion.sweeps.expire(id, since);
         }
-        if self.sweeps.get(id).is_none_or(Sweep::is_over) {
-            self.sweeps.remove(id);
-            self.mark_status_due(id);
+        if self.deletion.sweeps.get(id).is_none_or(Sweep::is_over) {
+            self.deletion.sweeps.remove(id);
+            self.index.mark_status_due(id);
             return;
         }
         // If the rule does not exist, its copies are collected only because no deliberate deletion
         // of the rule is known. Then the number of copies doesn't matter. Counting them would take
         // long, and copies can name many rules that never existed.
-        let unmeant = !self.rules.contains_key(id) && !self.all_homeless(id);
+        let unmeant = !self.index.rules.contains_key(id) && !self.all_homeless(id);
         if unmeant || self.loses_much(id) {
             self.hold_back(id);
         } else {
             if self
+                .deletion
                 .sweeps
                 .get_mut(id)
                 .is_some_and(|sweep| sweep.held.take().is_some())
             {
                 self.show_swept(id);
-                self.mark_status_due(id);
+                self.index.mark_status_due(id);
             }
             self.let_go_what_is_due(id);
         }
@@ -168,13 +201,15 @@ impl Engine {
         if self.told(id).is_empty() {
             let copies = self.swept_copies(id);
             let nonce = nonce(id, copies.values());
-            if let Some(sweep) = self.sweeps.get_mut(id) {
+            if let Some(sweep) = self.deletion.sweeps.get_mut(id) {
                 sweep.held = Some(Held { nonce, copies });
             }
-            self.news.add(id, Happening::DeletionHeld, [], 0, self.now);
+            self.report
+                .news
+                .add(id, Happening::DeletionHeld, [], 0, self.index.now);
             self.show_swept(id);
         }
-        self.mark_status_due(id);
+        self.index.mark_status_due(id);
         if !self.confirm_sweep(id) {
             self.prolong_sweep(id);
         }
@@ -184,7 +219,8 @@ impl Engine {
     fn swept_copies(&self, id: &RuleId) -> BTreeMap<CellKey, Uid> {
         let uid = |(namespace, kind, name): &CellKey| {
             Some(
-                self.namespaces
+                self.index
+                    .namespaces
                     .get(namespace)?
                     .cell(*kind, name)?
                     .ours()?
@@ -199,7 +235,12 @@ impl Engine {
     /// Returns the lost copies that the current nonce stands for. A copy with another uid than
     /// before is not among them.
     pub(crate) fn told(&self, id: &RuleId) -> BTreeMap<CellKey, Uid> {
-        let Some(held) = self.sweeps.get(id).and_then(|sweep| sweep.held.as_ref()) else {
+        let Some(held) = self
+            .deletion
+            .sweeps
+            .get(id)
+            .and_then(|sweep| sweep.held.as_ref())
+        else {
             return BTreeMap::new();
         };
         let mut copies = self.swept_copies(id);
@@ -211,10 +252,11 @@ impl Engine {
     fn all_homeless(&self, id: &RuleId) -> bool {
         self.swept(id).all(|(namespace, kind, name)| {
             let cell = self
+                .index
                 .namespaces
                 .get(namespace)
                 .and_then(|entry| entry.cell(*kind, name));
-            cell.and_then(|cell| self.how_rule_went_if_known(id, cell))
+            cell.and_then(|cell| self.index.how_rule_went_if_known(id, cell))
                 == Some(HowGone::WithNamespace)
         })
     }
@@ -222,7 +264,8 @@ impl Engine {
     /// True if the copy in the cell waits for a confirmation of its deletion.
     pub(crate) fn holds(&self, id: &RuleId, namespace: &Arc<str>, cell: &Cell) -> bool {
         let key = || (namespace.clone(), cell.kind, cell.name.clone());
-        self.sweeps
+        self.deletion
+            .sweeps
             .get(id)
             .is_some_and(|sweep| sweep.held.is_some() && sweep.loss(&key()).is_some())
     }
@@ -230,9 +273,15 @@ impl Engine {
     /// Marks the namespaces of the collected copies as changed: a copy looks different to users
     /// once its deletion is held, or is no longer held.
     fn show_swept(&mut self, id: &RuleId) {
-        for (name, ..) in self.sweeps.get(id).into_iter().flat_map(Sweep::cells) {
-            if let Some(namespace) = self.namespaces.get_mut(name) {
-                namespace.changed = self.changes.next();
+        for (name, ..) in self
+            .deletion
+            .sweeps
+            .get(id)
+            .into_iter()
+            .flat_map(Sweep::cells)
+        {
+            if let Some(namespace) = self.index.namespaces.get_mut(name) {
+                namespace.changed = self.report.changes.next();
             }
         }
     }
@@ -240,12 +289,17 @@ impl Engine {
     /// True if the rule loses so many copies that the deletion is held: at least the limit, and at
     /// least half of the rule's copies.
     fn loses_much(&self, id: &RuleId) -> bool {
-        let Some(sweep) = self.sweeps.get(id).filter(|sweep| !sweep.is_idle()) else {
+        let Some(sweep) = self
+            .deletion
+            .sweeps
+            .get(id)
+            .filter(|sweep| !sweep.is_idle())
+        else {
             return false;
         };
         let lost = sweep.len() + sweep.gone().count();
         // Only a large loss justifies counting all copies of the rule.
-        lost >= self.settings.sweep_limit && lost >= self.kept(id)
+        lost >= self.index.settings.sweep_limit && lost >= self.kept(id)
     }
 
     /// Decides every collected cell again. Only cells that are still lost for the same reason keep
@@ -254,25 +308,26 @@ impl Engine {
         let keys: Vec<CellKey> = self.swept(id).cloned().collect();
         self.looked_at(keys.len());
         for key in keys {
-            let Some(known) = self.sweeps.take(id, &key) else {
+            let Some(known) = self.deletion.sweeps.take(id, &key) else {
                 continue;
             };
             let (name, kind, copy) = &key;
-            let Some(namespace) = self.namespaces.remove(name) else {
+            let Some(namespace) = self.index.namespaces.remove(name) else {
                 continue;
             };
             if let Some(cell) = namespace.cell(*kind, copy) {
-                let (_, needs) = self.decide(name, &namespace, cell);
+                let (_, needs) = self.index.decide(name, &namespace, cell);
                 self.adopt(name, (*kind, copy), needs);
             }
-            self.namespaces.insert(name.clone(), namespace);
-            self.sweeps.resume(id, &key, known);
+            self.index.namespaces.insert(name.clone(), namespace);
+            self.deletion.sweeps.resume(id, &key, known);
         }
     }
 
     fn looked_at(&self, cells: usize) {
-        self.reviewed
-            .set(self.reviewed.get() + u64::try_from(cells).unwrap_or_default());
+        self.effort
+            .reviewed
+            .set(self.effort.reviewed.get() + u64::try_from(cells).unwrap_or_default());
     }
 
     fn let_go_what_is_due(&mut self, id: &Arc<RuleId>) {
@@ -280,11 +335,11 @@ impl Engine {
             sweep: time,
             sweep_window: window,
             ..
-        } = self.settings;
-        let Some(sweep) = self.sweeps.get(id) else {
+        } = self.index.settings;
+        let Some(sweep) = self.deletion.sweeps.get(id) else {
             return;
         };
-        let ended = |loss: &Loss| loss.since + time <= self.now;
+        let ended = |loss: &Loss| loss.since + time <= self.index.now;
         let gone: Vec<CellKey> = sweep
             .losses()
             .filter(|(_, loss)| ended(loss))
@@ -292,9 +347,9 @@ impl Engine {
             .collect();
         let gone = self.take_all(id, &gone);
         for key in gone.keys() {
-            self.sweeps.let_go(id, key.clone(), self.now);
+            self.deletion.sweeps.let_go(id, key.clone(), self.index.now);
         }
-        if let Some(sweep) = self.sweeps.get_mut(id) {
+        if let Some(sweep) = self.deletion.sweeps.get_mut(id) {
             let collected = sweep.losses().map(|(_, loss)| loss.since + time);
             // The deletion no longer counts one millisecond after the window.
             let counted = sweep
@@ -305,12 +360,12 @@ impl Engine {
                 self.work.timer(due, Timer::Sweep(id.clone()));
             }
         }
-        self.condemn(gone);
+        self.index.condemn(gone);
     }
 
     fn take_all(&mut self, id: &RuleId, keys: &[CellKey]) -> BTreeMap<CellKey, Loss> {
         keys.iter()
-            .filter_map(|key| Some((key.clone(), self.sweeps.take(id, key)?)))
+            .filter_map(|key| Some((key.clone(), self.deletion.sweeps.take(id, key)?)))
             .collect()
     }
 
@@ -318,67 +373,64 @@ impl Engine {
     /// `ConfigMap`. Returns true in that case. Copies that were lost since stay collected, and get
     /// another nonce.
     pub(crate) fn confirm_sweep(&mut self, id: &Arc<RuleId>) -> bool {
-        let Some(held) = self.sweeps.get(id).and_then(|sweep| sweep.held.as_ref()) else {
+        let Some(held) = self
+            .deletion
+            .sweeps
+            .get(id)
+            .and_then(|sweep| sweep.held.as_ref())
+        else {
             return false;
         };
         let rule = self
+            .index
             .rules
             .get(id)
             .and_then(|state| state.rule.as_ref().ok());
         let confirmed = [
             rule.and_then(|rule| rule.confirm_deletion.as_ref()),
-            self.confirmed.as_ref(),
+            self.deletion.confirmed.as_ref(),
         ];
         if !confirmed.contains(&Some(&held.nonce)) {
             return false;
         }
         let told: Vec<CellKey> = self.told(id).into_keys().collect();
         let gone = self.take_all(id, &told);
-        if let Some(sweep) = self.sweeps.get_mut(id) {
+        if let Some(sweep) = self.deletion.sweeps.get_mut(id) {
             sweep.held = None;
             if sweep.is_over() {
-                self.sweeps.remove(id);
+                self.deletion.sweeps.remove(id);
             } else {
                 self.prolong_sweep(id);
             }
         }
-        self.condemn(gone);
-        self.mark_status_due(id);
+        self.index.condemn(gone);
+        self.index.mark_status_due(id);
         true
     }
 
     /// Starts another collecting time for a rule's sweep.
     pub(crate) fn prolong_sweep(&mut self, id: &Arc<RuleId>) {
-        if let Some(sweep) = self.sweeps.get_mut(id) {
-            sweep.due = self.now + self.settings.sweep;
+        if let Some(sweep) = self.deletion.sweeps.get_mut(id) {
+            sweep.due = self.index.now + self.index.settings.sweep;
             self.work.timer(sweep.due, Timer::Sweep(id.clone()));
         }
     }
 
     /// The cells that a rule loses.
     pub(crate) fn swept(&self, id: &RuleId) -> impl Iterator<Item = &CellKey> {
-        self.sweeps.get(id).into_iter().flat_map(Sweep::cells)
-    }
-
-    fn condemn(&mut self, cells: BTreeMap<CellKey, Loss>) {
-        for ((namespace, kind, name), Loss { why, .. }) in cells {
-            let Some(entry) = self.namespaces.get_mut(&namespace) else {
-                continue;
-            };
-            if let Some(cell) = entry.cell_mut(kind, &name) {
-                cell.condemned = Some(why);
-                cell.retry_now();
-                self.dirty.insert(namespace);
-            }
-        }
+        self.deletion
+            .sweeps
+            .get(id)
+            .into_iter()
+            .flat_map(Sweep::cells)
     }
 
     /// The number of copies that the rule has and keeps. Only wanted copies count. Objects
     /// elsewhere that only look like the rule's copies must not make a loss seem small.
     fn kept(&self, id: &RuleId) -> usize {
         let mut kept = 0;
-        for name in &self.places(id) {
-            let Some(namespace) = self.namespaces.get(name) else {
+        for name in &self.index.places(id) {
+            let Some(namespace) = self.index.namespaces.get(name) else {
                 continue;
             };
             self.looked_at(namespace.cells.len());
@@ -389,14 +441,15 @@ impl Engine {
             {
                 let wanted = cell
                     .want
-                    .and_then(|slot| self.slots.get(&slot))
+                    .and_then(|slot| self.index.slots.get(&slot))
                     .is_some_and(|slot| *slot.rule == *id);
                 let stays = cell
                     .ours()
                     .is_some_and(|seen| !seen.elsewhere && !seen.deleting);
                 let lost = || {
                     let key = (name.clone(), cell.kind, cell.name.clone());
-                    self.sweeps
+                    self.deletion
+                        .sweeps
                         .get(id)
                         .is_some_and(|sweep| sweep.loss(&key).is_some())
                 };

@@ -21,7 +21,7 @@ use mimeo_model::{
 };
 
 use crate::{
-    Engine, Namespace,
+    Engine, Index, Namespace,
     absent::{Absence, Became, Home, HowGone},
     cell::{Cell, Leave, Step, Why},
     collect::collect,
@@ -70,46 +70,13 @@ impl Consent {
     }
 }
 
-impl Engine {
+impl Index {
     /// True if the engine needs a read of the namespace's grants.
     pub(crate) fn asks_for_grants(&self, namespace: &str) -> bool {
         self.consent
             .withdrawals
             .get(namespace)
             .is_some_and(|withdrawal| withdrawal.absence.is_asked())
-    }
-
-    /// Takes in a read of a namespace's grants. Returns false if the read proves nothing, because
-    /// the watch has yet to show a difference.
-    pub(crate) fn grants_confirmed(
-        &mut self,
-        namespace: &str,
-        read: &GrantsRead,
-        shown: u64,
-    ) -> bool {
-        let known = self
-            .consent
-            .grants
-            .get(namespace)
-            .map(Grants::editions)
-            .unwrap_or_default();
-        let Some(Withdrawal { absence, defined }) = self.consent.withdrawals.get_mut(namespace)
-        else {
-            return true;
-        };
-        let key = JobKey::ConfirmGrants(namespace.into());
-        if read.grants != known {
-            self.became(key, Became::Unknown);
-            return false;
-        }
-        *defined = read.defined.unwrap_or_default();
-        let became = match (read.home, read.defined) {
-            (_, None) => Became::Unexplained,
-            (None, _) => Became::GoneWithNamespace,
-            (Some(home), Some(_)) => absence.absent_at(home, shown),
-        };
-        self.became(key, became);
-        true
     }
 
     /// Returns the step for a copy that its rule no longer wants in this namespace, or may no
@@ -244,5 +211,42 @@ impl Engine {
                 || targeting.contains_key(namespace)
                 || selecting.contains_key(namespace)
         });
+    }
+}
+
+impl Engine {
+    /// Takes in a read of a namespace's grants. Returns false if the read proves nothing, because
+    /// the watch has yet to show a difference.
+    pub(crate) fn grants_confirmed(
+        &mut self,
+        namespace: &str,
+        read: &GrantsRead,
+        shown: u64,
+    ) -> bool {
+        let known = self
+            .index
+            .consent
+            .grants
+            .get(namespace)
+            .map(Grants::editions)
+            .unwrap_or_default();
+        let Some(Withdrawal { absence, defined }) =
+            self.index.consent.withdrawals.get_mut(namespace)
+        else {
+            return true;
+        };
+        let key = JobKey::ConfirmGrants(namespace.into());
+        if read.grants != known {
+            self.became(key, Became::Unknown);
+            return false;
+        }
+        *defined = read.defined.unwrap_or_default();
+        let became = match (read.home, read.defined) {
+            (_, None) => Became::Unexplained,
+            (None, _) => Became::GoneWithNamespace,
+            (Some(home), Some(_)) => absence.absent_at(home, shown),
+        };
+        self.became(key, became);
+        true
     }
 }

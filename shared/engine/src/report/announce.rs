@@ -26,7 +26,7 @@ use mimeo_model::{
 };
 
 use crate::{
-    Engine, SourceState,
+    Engine, Index, SourceState,
     cell::{Cell, Why},
     clock::Tick,
     losses::CellKey,
@@ -306,143 +306,7 @@ struct Told<'a> {
     message: String,
 }
 
-impl Engine {
-    /// Returns the Events to write now.
-    pub fn announcements(&mut self, now: Tick) -> Vec<Announcement> {
-        self.at(now);
-        self.news.refill(self.now);
-        let mut announcements = Vec::new();
-        // Each report changes the order of the remaining topics. Most topics may have nothing left
-        // to report; they are dropped in one pass.
-        while let Some((topic, news)) = self.next_news() {
-            // The Event about the rule comes first.
-            let beside =
-                usize::try_from(self.news.tokens.saturating_sub(RESERVED + 1)).unwrap_or_default();
-            let before = announcements.len();
-            announcements.extend(news.into_iter().take(1 + beside));
-            let written = &announcements[before..];
-            self.news.tokens -= u32::try_from(written.len()).unwrap_or(self.news.tokens);
-            let about_copies = written.iter().filter(|one| one.related.is_some());
-            if let Some(last) = about_copies.last()
-                && let Some(namespace) = last.regarding.namespace.as_deref()
-            {
-                let namespace = self.namespace_name(namespace);
-                self.news.turns.insert(topic.clone(), namespace);
-            }
-            self.news.told.insert(topic, self.now);
-        }
-        let now = self.now;
-        self.news.told.retain(|_, told| *told + INTERVAL > now);
-        let rules = &self.rules;
-        self.news.turns.retain(|(id, _), _| rules.contains_key(id));
-        announcements
-    }
-
-    fn next_news(&mut self) -> Option<(Topic, Vec<Announcement>)> {
-        for topic in self.news.due(self.now) {
-            let Some(pending) = self.news.pending.remove(&topic) else {
-                continue;
-            };
-            let news = self.announce(&topic, &pending);
-            if !news.is_empty() {
-                return Some((topic, news));
-            }
-        }
-        None
-    }
-
-    /// When [`Engine::announcements`] has Events to write.
-    pub fn announcements_due(&self) -> Option<Tick> {
-        let News {
-            pending, refilled, ..
-        } = &self.news;
-        let due = pending.iter().map(|(topic, pending)| {
-            if self.news.affords(topic) {
-                pending.due
-            } else {
-                pending.due.max(*refilled + REFILL)
-            }
-        });
-        due.min()
-    }
-
-    /// Adds news about a cell.
-    pub(crate) fn happened(
-        &mut self,
-        rule: &Arc<RuleId>,
-        happening: Happening,
-        namespace: &Arc<str>,
-        cell: &Cell,
-    ) {
-        self.happened_by(rule, happening, (namespace, cell), None);
-    }
-
-    /// Adds the news that a write has undone the edit in its ticket, if there is one.
-    pub(crate) fn edit_reverted(&mut self, ticket: &Ticket, cell: &Cell) {
-        if let Some((edit, rule)) = ticket.edit.as_ref().zip(self.rule_of(cell)) {
-            self.happened_by(
-                &rule,
-                Happening::EditReverted,
-                (&ticket.namespace, cell),
-                edit.manager.clone(),
-            );
-        }
-    }
-
-    /// Adds the news that a create has restored a copy that another client deleted.
-    ///
-    /// The watch shows a lost label in the same way as a deletion. But then the object still exists,
-    /// and the API server refuses a create.
-    pub(crate) fn restored(&mut self, ticket: &Ticket, cell: &Cell) {
-        let created = ticket.verb == Verb::Create && ticket.why == Some(Why::Vanished);
-        if let Some(rule) = self.rule_of(cell).filter(|_| created) {
-            self.happened(&rule, Happening::CopyRestored, &ticket.namespace, cell);
-        }
-    }
-
-    fn happened_by(
-        &mut self,
-        rule: &Arc<RuleId>,
-        happening: Happening,
-        (namespace, cell): (&Arc<str>, &Cell),
-        editor: Option<Box<str>>,
-    ) {
-        if self.settings.role == Role::Keeper {
-            let key = (namespace.clone(), cell.kind, cell.name.clone());
-            self.news.add(rule, happening, [(key, editor)], 0, self.now);
-        }
-    }
-
-    /// Adds the news that a source is gone or does not exist.
-    pub(crate) fn source_lost(&mut self, source: &SourceRef, was_there: bool) {
-        if self.settings.role != Role::Keeper {
-            return;
-        }
-        let granted = self
-            .slots
-            .of_source(source)
-            .filter(|(_, slot)| slot.granted);
-        let rules: BTreeSet<Arc<RuleId>> = granted.map(|(_, slot)| slot.rule.clone()).collect();
-        for id in rules {
-            let state = self.rules.get(&id);
-            let Some(Ok(rule)) = state.map(|state| &state.rule) else {
-                continue;
-            };
-            // Copies that their rule retains without their source stay for good. After a restart
-            // that is no news.
-            if was_there || rule.retention.when_source_deleted == Retain::Delete {
-                let copies = self.copies_of(&id, source);
-                self.news.add(
-                    &id,
-                    Happening::SourceGone(source.clone()),
-                    [],
-                    copies,
-                    self.now,
-                );
-            }
-        }
-    }
-
+impl Index {
     fn copies_of(&self, id: &Arc<RuleId>, source: &SourceRef) -> usize {
         let hash = source_hash(&source.to_string());
         let places = self.places(id);
@@ -454,84 +318,6 @@ impl Engine {
         copies
             .filter(|seen| seen.source == hash && seen.rule.as_ref() == Some(id) && !seen.elsewhere)
             .count()
-    }
-
-    /// Returns the Events of a topic: one about the rule, then one about a copy in each of some
-    /// namespaces.
-    fn announce(&self, topic: &Topic, pending: &Pending) -> Vec<Announcement> {
-        let (id, happening) = topic;
-        let rule = self
-            .rules
-            .get(id)
-            .and_then(|state| state.rule.as_ref().ok());
-        let detail = happening.detail();
-        let about_rule = |note, count| {
-            announcement((happening, &detail), about(id, rule), None, id, note, count)
-        };
-        match happening {
-            Happening::SourceGone(source) => {
-                let copies = pending.copies.max(self.copies_of(id, source));
-                let missing = matches!(self.sources.get(source), Some(SourceState::Missing { .. }));
-                let Some(rule) = rule.filter(|_| missing && copies > 0) else {
-                    return vec![];
-                };
-                let what = if source.selector().is_none() {
-                    "is gone"
-                } else {
-                    "is gone, or not selected any more"
-                };
-                vec![about_rule(
-                    format!(
-                        "{source} {what}; it is the source of {}",
-                        rule.bereft(copies)
-                    ),
-                    1,
-                )]
-            }
-            Happening::DeletionHeld => {
-                let Some(sweep) = self.sweeps.get(id).filter(|sweep| sweep.held.is_some()) else {
-                    return vec![];
-                };
-                let copies = self.told(id).len();
-                let told: Vec<Told<'_>> = sweep
-                    .cells()
-                    .filter_map(|key| self.still(id, happening, key, None))
-                    .collect();
-                let note = if rule.is_some() {
-                    format!(
-                        "Mimeo does not delete {}, because half of this rule's copies or more were lost in a short time; the rule's \
-                         condition Stalled says how to confirm the deletion",
-                        plural::copies(copies)
-                    )
-                } else {
-                    format!(
-                        "the rule does not exist any more, but Mimeo did not see its deletion and keeps {}; to keep them for good, create \
-                         the rule again; to delete them, confirm the deletion as the reconciler's log says",
-                        plural::copies(copies)
-                    )
-                };
-                let mut all = vec![about_rule(note, 1)];
-                all.extend(self.about_copies(topic, rule, &told));
-                all
-            }
-            _ if rule.is_none() => vec![],
-            Happening::CopyFailed(_)
-            | Happening::CopyRecreated
-            | Happening::CopyAdopted
-            | Happening::EditReverted
-            | Happening::CopyRestored => {
-                let cells = pending.cells.iter();
-                let told = cells
-                    .filter_map(|(key, editor)| self.still(id, happening, key, editor.as_deref()));
-                let told: Vec<Told<'_>> = told.collect();
-                let Some(note) = note(&told) else {
-                    return vec![];
-                };
-                let mut all = vec![about_rule(note, told.len())];
-                all.extend(self.about_copies(topic, rule, &told));
-                all
-            }
-        }
     }
 
     /// Returns the report about a cell, if the news is still true. `editor` is the field manager
@@ -587,6 +373,258 @@ impl Engine {
         })
     }
 
+    /// Returns the reference to a copy, which need not exist. `None`: the API server does not serve
+    /// its kind.
+    fn about_copy(&self, (namespace, kind, name): &CellKey) -> Option<ObjectReference> {
+        let cell = self.namespaces.get(namespace)?.cell(*kind, name);
+        let slot = cell.and_then(|cell| self.slots.get(&cell.want?));
+        let resource = self.resource(*kind, slot.map(Slot::gvk))?;
+        Some(ObjectReference {
+            api_version: Some(resource.gvk.api_version()),
+            kind: Some(resource.gvk.kind.to_string()),
+            namespace: Some(namespace.to_string()),
+            name: Some(name.to_string()),
+            uid: cell.and_then(Cell::seen).map(|seen| seen.uid.to_string()),
+            ..ObjectReference::default()
+        })
+    }
+}
+
+impl Engine {
+    /// Returns the Events to write now.
+    pub fn announcements(&mut self, now: Tick) -> Vec<Announcement> {
+        self.index.at(now);
+        self.report.news.refill(self.index.now);
+        let mut announcements = Vec::new();
+        // Each report changes the order of the remaining topics. Most topics may have nothing left
+        // to report; they are dropped in one pass.
+        while let Some((topic, news)) = self.next_news() {
+            // The Event about the rule comes first.
+            let beside = usize::try_from(self.report.news.tokens.saturating_sub(RESERVED + 1))
+                .unwrap_or_default();
+            let before = announcements.len();
+            announcements.extend(news.into_iter().take(1 + beside));
+            let written = &announcements[before..];
+            self.report.news.tokens -=
+                u32::try_from(written.len()).unwrap_or(self.report.news.tokens);
+            let about_copies = written.iter().filter(|one| one.related.is_some());
+            if let Some(last) = about_copies.last()
+                && let Some(namespace) = last.regarding.namespace.as_deref()
+            {
+                let namespace = self.index.namespace_name(namespace);
+                self.report.news.turns.insert(topic.clone(), namespace);
+            }
+            self.report.news.told.insert(topic, self.index.now);
+        }
+        let now = self.index.now;
+        self.report
+            .news
+            .told
+            .retain(|_, told| *told + INTERVAL > now);
+        let rules = &self.index.rules;
+        self.report
+            .news
+            .turns
+            .retain(|(id, _), _| rules.contains_key(id));
+        announcements
+    }
+
+    fn next_news(&mut self) -> Option<(Topic, Vec<Announcement>)> {
+        for topic in self.report.news.due(self.index.now) {
+            let Some(pending) = self.report.news.pending.remove(&topic) else {
+                continue;
+            };
+            let news = self.announce(&topic, &pending);
+            if !news.is_empty() {
+                return Some((topic, news));
+            }
+        }
+        None
+    }
+
+    /// When [`Engine::announcements`] has Events to write.
+    pub fn announcements_due(&self) -> Option<Tick> {
+        let News {
+            pending, refilled, ..
+        } = &self.report.news;
+        let due = pending.iter().map(|(topic, pending)| {
+            if self.report.news.affords(topic) {
+                pending.due
+            } else {
+                pending.due.max(*refilled + REFILL)
+            }
+        });
+        due.min()
+    }
+
+    /// Adds news about a cell.
+    pub(crate) fn happened(
+        &mut self,
+        rule: &Arc<RuleId>,
+        happening: Happening,
+        namespace: &Arc<str>,
+        cell: &Cell,
+    ) {
+        self.happened_by(rule, happening, (namespace, cell), None);
+    }
+
+    /// Adds the news that a write has undone the edit in its ticket, if there is one.
+    pub(crate) fn edit_reverted(&mut self, ticket: &Ticket, cell: &Cell) {
+        if let Some((edit, rule)) = ticket.edit.as_ref().zip(self.index.rule_of(cell)) {
+            self.happened_by(
+                &rule,
+                Happening::EditReverted,
+                (&ticket.namespace, cell),
+                edit.manager.clone(),
+            );
+        }
+    }
+
+    /// Adds the news that a create has restored a copy that another client deleted.
+    ///
+    /// The watch shows a lost label in the same way as a deletion. But then the object still exists,
+    /// and the API server refuses a create.
+    pub(crate) fn restored(&mut self, ticket: &Ticket, cell: &Cell) {
+        let created = ticket.verb == Verb::Create && ticket.why == Some(Why::Vanished);
+        if let Some(rule) = self.index.rule_of(cell).filter(|_| created) {
+            self.happened(&rule, Happening::CopyRestored, &ticket.namespace, cell);
+        }
+    }
+
+    fn happened_by(
+        &mut self,
+        rule: &Arc<RuleId>,
+        happening: Happening,
+        (namespace, cell): (&Arc<str>, &Cell),
+        editor: Option<Box<str>>,
+    ) {
+        if self.index.settings.role == Role::Keeper {
+            let key = (namespace.clone(), cell.kind, cell.name.clone());
+            self.report
+                .news
+                .add(rule, happening, [(key, editor)], 0, self.index.now);
+        }
+    }
+
+    /// Adds the news that a source is gone or does not exist.
+    pub(crate) fn source_lost(&mut self, source: &SourceRef, was_there: bool) {
+        if self.index.settings.role != Role::Keeper {
+            return;
+        }
+        let granted = self
+            .index
+            .slots
+            .of_source(source)
+            .filter(|(_, slot)| slot.granted);
+        let rules: BTreeSet<Arc<RuleId>> = granted.map(|(_, slot)| slot.rule.clone()).collect();
+        for id in rules {
+            let state = self.index.rules.get(&id);
+            let Some(Ok(rule)) = state.map(|state| &state.rule) else {
+                continue;
+            };
+            // Copies that their rule retains without their source stay for good. After a restart
+            // that is no news.
+            if was_there || rule.retention.when_source_deleted == Retain::Delete {
+                let copies = self.index.copies_of(&id, source);
+                self.report.news.add(
+                    &id,
+                    Happening::SourceGone(source.clone()),
+                    [],
+                    copies,
+                    self.index.now,
+                );
+            }
+        }
+    }
+
+    /// Returns the Events of a topic: one about the rule, then one about a copy in each of some
+    /// namespaces.
+    fn announce(&self, topic: &Topic, pending: &Pending) -> Vec<Announcement> {
+        let (id, happening) = topic;
+        let rule = self
+            .index
+            .rules
+            .get(id)
+            .and_then(|state| state.rule.as_ref().ok());
+        let detail = happening.detail();
+        let about_rule = |note, count| {
+            announcement((happening, &detail), about(id, rule), None, id, note, count)
+        };
+        match happening {
+            Happening::SourceGone(source) => {
+                let copies = pending.copies.max(self.index.copies_of(id, source));
+                let missing = matches!(
+                    self.index.sources.get(source),
+                    Some(SourceState::Missing { .. })
+                );
+                let Some(rule) = rule.filter(|_| missing && copies > 0) else {
+                    return vec![];
+                };
+                let what = if source.selector().is_none() {
+                    "is gone"
+                } else {
+                    "is gone, or not selected any more"
+                };
+                vec![about_rule(
+                    format!(
+                        "{source} {what}; it is the source of {}",
+                        rule.bereft(copies)
+                    ),
+                    1,
+                )]
+            }
+            Happening::DeletionHeld => {
+                let Some(sweep) = self
+                    .deletion
+                    .sweeps
+                    .get(id)
+                    .filter(|sweep| sweep.held.is_some())
+                else {
+                    return vec![];
+                };
+                let copies = self.told(id).len();
+                let told: Vec<Told<'_>> = sweep
+                    .cells()
+                    .filter_map(|key| self.index.still(id, happening, key, None))
+                    .collect();
+                let note = if rule.is_some() {
+                    format!(
+                        "Mimeo does not delete {}, because half of this rule's copies or more were lost in a short time; the rule's \
+                         condition Stalled says how to confirm the deletion",
+                        plural::copies(copies)
+                    )
+                } else {
+                    format!(
+                        "the rule does not exist any more, but Mimeo did not see its deletion and keeps {}; to keep them for good, create \
+                         the rule again; to delete them, confirm the deletion as the reconciler's log says",
+                        plural::copies(copies)
+                    )
+                };
+                let mut all = vec![about_rule(note, 1)];
+                all.extend(self.about_copies(topic, rule, &told));
+                all
+            }
+            _ if rule.is_none() => vec![],
+            Happening::CopyFailed(_)
+            | Happening::CopyRecreated
+            | Happening::CopyAdopted
+            | Happening::EditReverted
+            | Happening::CopyRestored => {
+                let cells = pending.cells.iter();
+                let told = cells.filter_map(|(key, editor)| {
+                    self.index.still(id, happening, key, editor.as_deref())
+                });
+                let told: Vec<Told<'_>> = told.collect();
+                let Some(note) = note(&told) else {
+                    return vec![];
+                };
+                let mut all = vec![about_rule(note, told.len())];
+                all.extend(self.about_copies(topic, rule, &told));
+                all
+            }
+        }
+    }
+
     /// Returns one Event in each of some namespaces, about the first copy there. Users of the
     /// namespace can read it. The first namespace is the one after the last that got an Event in
     /// the topic's previous report.
@@ -598,7 +636,7 @@ impl Engine {
     ) -> Vec<Announcement> {
         let (id, happening) = topic;
         let namespaces: Vec<_> = told.chunk_by(|one, next| one.key.0 == next.key.0).collect();
-        let next = self.news.turns.get(topic).map_or(0, |last| {
+        let next = self.report.news.turns.get(topic).map_or(0, |last| {
             namespaces.partition_point(|told| told[0].key.0 <= *last)
         });
         let (before, after) = namespaces.split_at(next);
@@ -622,7 +660,7 @@ impl Engine {
             let detail = format!("{}{editor}", happening.detail());
             Some(announcement(
                 (happening, &detail),
-                self.about_copy(key)?,
+                self.index.about_copy(key)?,
                 Some(about(id, rule)),
                 id,
                 note,
@@ -630,22 +668,6 @@ impl Engine {
             ))
         };
         namespaces.filter_map(announce).collect()
-    }
-
-    /// Returns the reference to a copy, which need not exist. `None`: the API server does not serve
-    /// its kind.
-    fn about_copy(&self, (namespace, kind, name): &CellKey) -> Option<ObjectReference> {
-        let cell = self.namespaces.get(namespace)?.cell(*kind, name);
-        let slot = cell.and_then(|cell| self.slots.get(&cell.want?));
-        let resource = self.resource(*kind, slot.map(Slot::gvk))?;
-        Some(ObjectReference {
-            api_version: Some(resource.gvk.api_version()),
-            kind: Some(resource.gvk.kind.to_string()),
-            namespace: Some(namespace.to_string()),
-            name: Some(name.to_string()),
-            uid: cell.and_then(Cell::seen).map(|seen| seen.uid.to_string()),
-            ..ObjectReference::default()
-        })
     }
 }
 

@@ -32,8 +32,12 @@ impl Census {
 impl Engine {
     /// Begins to count for these rules. `ClusterReplication`s, if there are any, come first.
     pub(crate) fn begin_census(&mut self, rules: Vec<Arc<RuleId>>) {
-        let counts =
-            |id: &&Arc<RuleId>| self.rules.get(*id).is_some_and(|state| state.rule.is_ok());
+        let counts = |id: &&Arc<RuleId>| {
+            self.index
+                .rules
+                .get(*id)
+                .is_some_and(|state| state.rule.is_ok())
+        };
         let tallies: BTreeMap<_, _> = rules
             .iter()
             .filter(counts)
@@ -41,12 +45,15 @@ impl Engine {
             .collect();
         let everywhere = tallies.keys().next().filter(|id| id.namespace.is_none());
         let mut places: Vec<Arc<str>> = match everywhere {
-            Some(id) => self.places(id),
-            None => tallies.keys().flat_map(|id| self.places(id)).collect(),
+            Some(id) => self.index.places(id),
+            None => tallies
+                .keys()
+                .flat_map(|id| self.index.places(id))
+                .collect(),
         };
         places.sort_unstable();
         places.dedup();
-        self.census = Some(Census {
+        self.report.census = Some(Census {
             rules,
             tallies,
             places,
@@ -57,28 +64,28 @@ impl Engine {
     /// order.
     pub(crate) fn count(&mut self) -> Option<Vec<(Arc<RuleId>, Tally)>> {
         self.plan();
-        let mut census = self.census.take()?;
+        let mut census = self.report.census.take()?;
         let mut looked = 0;
         while looked < PIECE
             && let Some(name) = census.places.pop()
         {
-            let Some(namespace) = self.namespaces.get(&name) else {
+            let Some(namespace) = self.index.namespaces.get(&name) else {
                 continue;
             };
             looked += namespace.cells.len().max(1);
-            self.counted += u64::try_from(namespace.cells.len()).unwrap_or(u64::MAX);
+            self.effort.counted += u64::try_from(namespace.cells.len()).unwrap_or(u64::MAX);
             for cell in &namespace.cells {
-                let owner = self.slots.owner(cell);
+                let owner = self.index.slots.owner(cell);
                 let Some((id, tally)) =
                     owner.and_then(|id| Some((id, census.tallies.get_mut(id)?)))
                 else {
                     continue;
                 };
-                if let Some(standing) = self.standing(id, (&name, namespace), cell) {
+                if let Some(standing) = self.index.standing(id, (&name, namespace), cell) {
                     let cell = || {
                         (
                             name.clone(),
-                            self.kind_of(cell.kind).to_owned(),
+                            self.index.kind_of(cell.kind).to_owned(),
                             cell.name.clone(),
                         )
                     };
@@ -87,7 +94,7 @@ impl Engine {
             }
         }
         if !census.places.is_empty() {
-            self.census = Some(census);
+            self.report.census = Some(census);
             return None;
         }
         let Census {
@@ -102,6 +109,6 @@ impl Engine {
 
     /// The number of cells looked at so far for statuses.
     pub fn counted(&self) -> u64 {
-        self.counted
+        self.effort.counted
     }
 }

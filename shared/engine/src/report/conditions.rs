@@ -15,7 +15,7 @@ use mimeo_model::{
 };
 
 use crate::{
-    Engine, RuleState,
+    Engine, Index, RuleState,
     authorized::Unauthorized,
     losses::Held,
     numbers::Told,
@@ -178,53 +178,7 @@ impl Findings<'_> {
     }
 }
 
-impl Engine {
-    /// Sets all conditions of a rule that is active, or would be active if it weren't suspended.
-    pub(crate) fn describe(
-        &self,
-        id: &Arc<RuleId>,
-        state: &RuleState,
-        rule: &Rule,
-        (tally, choice): (&Tally, &Choice),
-        conditions: &mut Conditions<'_>,
-    ) {
-        let findings = Findings {
-            rule,
-            tally,
-            trouble: self.source_trouble(rule, choice),
-            unauthorized: self.unauthorized(rule, tally),
-            unwatched: self.unwatched_copies(rule),
-        };
-        let (ready, reason, message) = findings.ready();
-        conditions.set(ConditionType::Ready, ready, reason, &message);
-        match &findings.trouble {
-            None => conditions.set(
-                ConditionType::SourcesFound,
-                true,
-                ConditionReason::Found,
-                &found(choice),
-            ),
-            Some((reason, message)) => {
-                conditions.set(ConditionType::SourcesFound, false, *reason, message);
-            }
-        }
-        self.describe_authorized(findings.unauthorized.as_ref(), conditions);
-        self.describe_pod_gate(state, rule, conditions);
-        if findings.pending() && !rule.suspend {
-            let message = format!(
-                "{} being written",
-                copies_are(tally.copies.desired - tally.copies.synced)
-            );
-            conditions.set(
-                ConditionType::Reconciling,
-                true,
-                ConditionReason::Pending,
-                &message,
-            );
-        }
-        self.describe_held(id, conditions);
-    }
-
+impl Index {
     fn describe_authorized(
         &self,
         unauthorized: Option<&Unauthorized>,
@@ -247,34 +201,6 @@ impl Engine {
                 conditions.set(ConditionType::Authorized, false, *reason, message);
             }
         }
-    }
-
-    /// Sets the condition Stalled if deletions wait for a confirmation.
-    fn describe_held(&self, id: &RuleId, conditions: &mut Conditions<'_>) {
-        let Some(Held { nonce, .. }) = self.sweeps.get(id).and_then(|sweep| sweep.held.as_ref())
-        else {
-            return;
-        };
-        let copies = plural::copies(self.told(id).len());
-        let window = match self.settings.sweep_window.as_secs() {
-            seconds if seconds % 60 == 0 => format!("{} min", seconds / 60),
-            seconds => format!("{seconds} s"),
-        };
-        let rule = match &id.namespace {
-            None => format!("clusterreplication {}", id.name),
-            Some(home) => format!("replication --namespace {home} {}", id.name),
-        };
-        let message = format!(
-            "Mimeo holds the deletion of {copies}, because the rule lost half of its copies or more within {window}. Undo the change that \
-             caused this, or confirm the deletion: kubectl annotate --overwrite {rule} {}={nonce}",
-            names::CONFIRM_DELETION,
-        );
-        conditions.set(
-            ConditionType::Stalled,
-            true,
-            ConditionReason::DeletionHeld,
-            &message,
-        );
     }
 
     pub(crate) fn describe_pod_gate(
@@ -340,6 +266,87 @@ impl Engine {
         (state.pod_gate_proven
             || self.now >= state.spec_seen.max(self.webhooks_since) + HOOKS_KNOWN)
             && self.webhooks.seen.iter().all(|seen| *seen >= least)
+    }
+}
+
+impl Engine {
+    /// Sets all conditions of a rule that is active, or would be active if it weren't suspended.
+    pub(crate) fn describe(
+        &self,
+        id: &Arc<RuleId>,
+        state: &RuleState,
+        rule: &Rule,
+        (tally, choice): (&Tally, &Choice),
+        conditions: &mut Conditions<'_>,
+    ) {
+        let findings = Findings {
+            rule,
+            tally,
+            trouble: self.index.source_trouble(rule, choice),
+            unauthorized: self.index.unauthorized(rule, tally),
+            unwatched: self.index.unwatched_copies(rule),
+        };
+        let (ready, reason, message) = findings.ready();
+        conditions.set(ConditionType::Ready, ready, reason, &message);
+        match &findings.trouble {
+            None => conditions.set(
+                ConditionType::SourcesFound,
+                true,
+                ConditionReason::Found,
+                &found(choice),
+            ),
+            Some((reason, message)) => {
+                conditions.set(ConditionType::SourcesFound, false, *reason, message);
+            }
+        }
+        self.index
+            .describe_authorized(findings.unauthorized.as_ref(), conditions);
+        self.index.describe_pod_gate(state, rule, conditions);
+        if findings.pending() && !rule.suspend {
+            let message = format!(
+                "{} being written",
+                copies_are(tally.copies.desired - tally.copies.synced)
+            );
+            conditions.set(
+                ConditionType::Reconciling,
+                true,
+                ConditionReason::Pending,
+                &message,
+            );
+        }
+        self.describe_held(id, conditions);
+    }
+
+    /// Sets the condition Stalled if deletions wait for a confirmation.
+    fn describe_held(&self, id: &RuleId, conditions: &mut Conditions<'_>) {
+        let Some(Held { nonce, .. }) = self
+            .deletion
+            .sweeps
+            .get(id)
+            .and_then(|sweep| sweep.held.as_ref())
+        else {
+            return;
+        };
+        let copies = plural::copies(self.told(id).len());
+        let window = match self.index.settings.sweep_window.as_secs() {
+            seconds if seconds % 60 == 0 => format!("{} min", seconds / 60),
+            seconds => format!("{seconds} s"),
+        };
+        let rule = match &id.namespace {
+            None => format!("clusterreplication {}", id.name),
+            Some(home) => format!("replication --namespace {home} {}", id.name),
+        };
+        let message = format!(
+            "Mimeo holds the deletion of {copies}, because the rule lost half of its copies or more within {window}. Undo the change that \
+             caused this, or confirm the deletion: kubectl annotate --overwrite {rule} {}={nonce}",
+            names::CONFIRM_DELETION,
+        );
+        conditions.set(
+            ConditionType::Stalled,
+            true,
+            ConditionReason::DeletionHeld,
+            &message,
+        );
     }
 }
 

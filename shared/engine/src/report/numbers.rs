@@ -150,21 +150,27 @@ impl Engine {
             queued: self.work.queued(),
             // A terminating namespace gets no copies, and keeps its pending label.
             waiting: self
+                .index
                 .namespaces
                 .values()
                 .filter(|entry| entry.alive() && entry.mark.is_some())
                 .count(),
-            webhooks: self.webhooks.seen.len(),
+            webhooks: self.index.webhooks.seen.len(),
             copy_lag: RuleKind::ALL
-                .map(|kind| (kind, self.lags.copies[kind].clone()))
+                .map(|kind| (kind, self.report.lags.copies[kind].clone()))
                 .into(),
-            namespace_lag: self.lags.namespaces.clone(),
+            namespace_lag: self.report.lags.namespaces.clone(),
             ..Numbers::default()
         };
-        for (id, sweep) in self.sweeps.iter().filter(|(_, sweep)| sweep.held.is_some()) {
+        for (id, sweep) in self
+            .deletion
+            .sweeps
+            .iter()
+            .filter(|(_, sweep)| sweep.held.is_some())
+        {
             *numbers.held.entry(id.kind).or_default() += sweep.len();
         }
-        for (id, state) in &self.rules {
+        for (id, state) in &self.index.rules {
             let Told {
                 ready,
                 stalled,
@@ -195,32 +201,35 @@ impl Engine {
     /// Returns the contents of the engine. This goes over every copy, so it is not for each scrape.
     pub fn inside(&self) -> Inside {
         let mut counts = BTreeMap::from([
-            ("rules", self.rules.len()),
-            ("sources", self.sources.len()),
+            ("rules", self.index.rules.len()),
+            ("sources", self.index.sources.len()),
             (
                 "sourcesHeld",
-                self.sources
+                self.index
+                    .sources
                     .values()
                     .filter(|source| source.is_held())
                     .count(),
             ),
             (
                 "sourcesMissing",
-                self.sources
+                self.index
+                    .sources
                     .values()
                     .filter(|source| source.is_missing())
                     .count(),
             ),
-            ("selectors", self.selectors.len()),
-            ("slots", self.slots.len()),
-            ("kinds", self.kinds.len()),
-            ("namespaces", self.namespaces.len()),
-            ("namespacesToPlan", self.dirty.len()),
-            ("sweeps", self.sweeps.len()),
+            ("selectors", self.index.selectors.len()),
+            ("slots", self.index.slots.len()),
+            ("kinds", self.index.kinds.len()),
+            ("namespaces", self.index.namespaces.len()),
+            ("namespacesToPlan", self.index.dirty.len()),
+            ("sweeps", self.deletion.sweeps.len()),
             ("jobs", self.jobs.len()),
             ("timers", self.work.timers()),
         ]);
         for cell in self
+            .index
             .namespaces
             .values()
             .flat_map(|namespace| &namespace.cells)
@@ -236,8 +245,8 @@ impl Engine {
             *counts.entry("copies").or_default() += usize::from(cell.ours().is_some());
         }
         Inside {
-            primed: self.primed(),
-            informed: self.informed(),
+            primed: self.index.primed(),
+            informed: self.index.informed(),
             counts,
         }
     }

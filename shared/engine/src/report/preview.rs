@@ -15,7 +15,7 @@ use mimeo_model::{
     template::{Place, Template},
 };
 
-use crate::{Engine, announce::places, wants::rank};
+use crate::{Index, announce::places, wants::rank};
 
 /// The effects that a rule would have.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -64,7 +64,7 @@ impl Contest {
 /// does no other work meanwhile.
 const QUESTIONS: usize = 50_000;
 
-impl Engine {
+impl Index {
     /// Returns the effects of `rule` with all the `sources` that it would have, among the known
     /// namespaces and rules. `before` is the rule as it is stored.
     pub fn preview(&self, rule: &Rule, sources: &[SourceRef], before: Option<&Rule>) -> Preview {

@@ -17,7 +17,7 @@ use mimeo_model::{
 };
 
 use crate::{
-    Engine, Listing, RuleState, Served, SourceState,
+    Engine, Index, Listing, RuleState, Served, SourceState,
     clock::Tick,
     conditions::Conditions,
     numbers::Told,
@@ -103,67 +103,7 @@ const LONGEST: usize = 16 * 1024 - 1;
 /// The largest number of statuses at once; they are written one by one.
 const BATCH: usize = 128;
 
-impl Engine {
-    /// Records the webhook's replicas, as their Leases show them.
-    pub fn webhooks(&mut self, webhooks: Webhooks, now: Tick) {
-        self.at(now);
-        if self.webhooks == webhooks {
-            return;
-        }
-        match (self.webhooks.seen.is_empty(), webhooks.seen.is_empty()) {
-            // No replica was alive before, so the first one has just registered the hooks.
-            (true, false) => {
-                self.webhooks_since = self.now;
-                self.work.timer(self.now + HOOKS_KNOWN, Timer::Rules);
-            }
-            (false, true) => self
-                .rules
-                .values_mut()
-                .for_each(|state| state.pod_gate_proven = false),
-            _ => {}
-        }
-        let pod_gates = |engine: &Self| -> Vec<_> {
-            let rules = engine.cluster_rules();
-            rules
-                .map(|(id, state)| (id.clone(), engine.pod_gate_word(state)))
-                .collect()
-        };
-        let before = pod_gates(self);
-        self.webhooks = webhooks;
-        for ((id, _), _) in pod_gates(self)
-            .into_iter()
-            .zip(before)
-            .filter(|((_, now), (_, before))| now != before)
-        {
-            self.mark_status_due(&id);
-        }
-    }
-
-    /// Returns the statuses that are due, as of the time `wall`. Returns none while the count takes
-    /// longer than a moment. Then [`Engine::counts`] is true, and the caller must ask again.
-    pub fn statuses(&mut self, now: Tick, wall: Timestamp) -> Vec<StatusUpdate> {
-        self.at(now);
-        self.started = self.started.or_else(|| ago(wall, self.now));
-        self.plan();
-        if self.census.is_none() {
-            let rules = self.begin_statuses();
-            if rules.is_empty() {
-                return vec![];
-            }
-            self.begin_census(rules);
-        }
-        let counted = self.count().unwrap_or_default();
-        counted
-            .into_iter()
-            .filter_map(|(id, tally)| self.status(&id, tally, wall))
-            .collect()
-    }
-
-    /// True if a count for statuses is in progress.
-    pub fn counts(&self) -> bool {
-        self.census.is_some()
-    }
-
+impl Index {
     /// Returns the next rules with due statuses. Later events make their statuses due again.
     fn begin_statuses(&mut self) -> Vec<Arc<RuleId>> {
         let due = self
@@ -206,38 +146,6 @@ impl Engine {
             .min()
     }
 
-    /// Records that a status could not be written.
-    pub fn status_failed(&mut self, id: &RuleId, now: Tick) {
-        self.at(now);
-        if let Some(state) = self.rules.get_mut(id) {
-            state.status.due = true;
-            state.status.unwritten = true;
-            state.status.not_before = self.now + PACE * 5;
-        }
-    }
-
-    fn status(&mut self, id: &Arc<RuleId>, tally: Tally, wall: Timestamp) -> Option<StatusUpdate> {
-        let now = self.now;
-        let book = &mut self.rules.get_mut(id)?.status;
-        if let Some(tick) = book.synced.take() {
-            book.last_sync = ago(wall, now.saturating_sub(tick)).or(book.last_sync);
-        }
-        let (status, told) = self.compose(id, self.rules.get(id)?, tally, wall);
-        let book = &mut self.rules.get_mut(id)?.status;
-        book.told = told;
-        if !std::mem::take(&mut book.unwritten) && book.observed.as_ref() == Some(&status) {
-            return None;
-        }
-        book.observed = Some(status.clone());
-        book.not_before = now + PACE;
-        let changed = self.changes.next();
-        self.rules.get_mut(id)?.changed = changed;
-        Some(StatusUpdate {
-            id: (**id).clone(),
-            status,
-        })
-    }
-
     fn known(&self, id: &RuleId, state: &RuleState) -> bool {
         let slots = state
             .slots
@@ -263,6 +171,124 @@ impl Engine {
                     Some(Served::Unknown) | None => false,
                     _ => true,
                 })
+    }
+
+    fn source_status(&self, id: &RuleId, source: &SourceRef) -> SourceStatus {
+        let version = match self.sources.get(source) {
+            // A rule without the consent to read a source must not learn its version from another
+            // rule's read.
+            Some(SourceState::Found { version, .. })
+                if !source.is_inline() && self.may_read(id, source) =>
+            {
+                Some(version.to_string())
+            }
+            _ => None,
+        };
+        SourceStatus {
+            api_version: source.gvk.api_version(),
+            kind: source.gvk.kind.to_string(),
+            namespace: source.home().map(Into::into),
+            name: source.name.to_string(),
+            resource_version: version,
+        }
+    }
+}
+
+impl Engine {
+    /// Records the webhook's replicas, as their Leases show them.
+    pub fn webhooks(&mut self, webhooks: Webhooks, now: Tick) {
+        self.index.at(now);
+        if self.index.webhooks == webhooks {
+            return;
+        }
+        match (
+            self.index.webhooks.seen.is_empty(),
+            webhooks.seen.is_empty(),
+        ) {
+            // No replica was alive before, so the first one has just registered the hooks.
+            (true, false) => {
+                self.index.webhooks_since = self.index.now;
+                self.work.timer(self.index.now + HOOKS_KNOWN, Timer::Rules);
+            }
+            (false, true) => self
+                .index
+                .rules
+                .values_mut()
+                .for_each(|state| state.pod_gate_proven = false),
+            _ => {}
+        }
+        let pod_gates = |index: &Index| -> Vec<_> {
+            let rules = index.cluster_rules();
+            rules
+                .map(|(id, state)| (id.clone(), index.pod_gate_word(state)))
+                .collect()
+        };
+        let before = pod_gates(&self.index);
+        self.index.webhooks = webhooks;
+        for ((id, _), _) in pod_gates(&self.index)
+            .into_iter()
+            .zip(before)
+            .filter(|((_, now), (_, before))| now != before)
+        {
+            self.index.mark_status_due(&id);
+        }
+    }
+
+    /// Returns the statuses that are due, as of the time `wall`. Returns none while the count takes
+    /// longer than a moment. Then [`Engine::counts`] is true, and the caller must ask again.
+    pub fn statuses(&mut self, now: Tick, wall: Timestamp) -> Vec<StatusUpdate> {
+        self.index.at(now);
+        self.index.started = self.index.started.or_else(|| ago(wall, self.index.now));
+        self.plan();
+        if self.report.census.is_none() {
+            let rules = self.index.begin_statuses();
+            if rules.is_empty() {
+                return vec![];
+            }
+            self.begin_census(rules);
+        }
+        let counted = self.count().unwrap_or_default();
+        counted
+            .into_iter()
+            .filter_map(|(id, tally)| self.status(&id, tally, wall))
+            .collect()
+    }
+
+    /// True if a count for statuses is in progress.
+    pub fn counts(&self) -> bool {
+        self.report.census.is_some()
+    }
+
+    /// Records that a status could not be written.
+    pub fn status_failed(&mut self, id: &RuleId, now: Tick) {
+        self.index.at(now);
+        if let Some(state) = self.index.rules.get_mut(id) {
+            state.status.due = true;
+            state.status.unwritten = true;
+            state.status.not_before = self.index.now + PACE * 5;
+        }
+    }
+
+    fn status(&mut self, id: &Arc<RuleId>, tally: Tally, wall: Timestamp) -> Option<StatusUpdate> {
+        let now = self.index.now;
+        let book = &mut self.index.rules.get_mut(id)?.status;
+        if let Some(tick) = book.synced.take() {
+            book.last_sync = ago(wall, now.saturating_sub(tick)).or(book.last_sync);
+        }
+        let (status, told) = self.compose(id, self.index.rules.get(id)?, tally, wall);
+        let book = &mut self.index.rules.get_mut(id)?.status;
+        book.told = told;
+        if !std::mem::take(&mut book.unwritten) && book.observed.as_ref() == Some(&status) {
+            return None;
+        }
+        book.observed = Some(status.clone());
+        book.not_before = now + PACE;
+        let changed = self.report.changes.next();
+        self.index.rules.get_mut(id)?.changed = changed;
+        Some(StatusUpdate {
+            id: (**id).clone(),
+            status,
+        })
     }
 
     fn compose(
@@ -317,8 +343,8 @@ impl Engine {
                 );
             }
             Ok(rule) => {
-                self.tally_unmet(id, state, rule, &mut tally);
-                let choice = self.choose(rule);
+                self.index.tally_unmet(id, state, rule, &mut tally);
+                let choice = self.index.choose(rule);
                 self.describe(id, state, rule, (&tally, &choice), &mut conditions);
                 conditions.told.copies = tally.numbers();
                 status.copies = Some(tally.copies);
@@ -328,7 +354,7 @@ impl Engine {
                     .sources
                     .iter()
                     .take(SOURCES)
-                    .map(|source| self.source_status(id, source))
+                    .map(|source| self.index.source_status(id, source))
                     .collect();
                 status.failures = tally
                     .failures
@@ -340,26 +366,6 @@ impl Engine {
         }
         status.conditions = conditions.new;
         (shortened(status), conditions.told)
-    }
-
-    fn source_status(&self, id: &RuleId, source: &SourceRef) -> SourceStatus {
-        let version = match self.sources.get(source) {
-            // A rule without the consent to read a source must not learn its version from another
-            // rule's read.
-            Some(SourceState::Found { version, .. })
-                if !source.is_inline() && self.may_read(id, source) =>
-            {
-                Some(version.to_string())
-            }
-            _ => None,
-        };
-        SourceStatus {
-            api_version: source.gvk.api_version(),
-            kind: source.gvk.kind.to_string(),
-            namespace: source.home().map(Into::into),
-            name: source.name.to_string(),
-            resource_version: version,
-        }
     }
 }
 

@@ -11,7 +11,7 @@ use mimeo_model::{
     rule::Rule,
 };
 
-use crate::{CopyNumbers, Engine, Namespace, RuleState, cell::Cell, verdict::Outlook};
+use crate::{CopyNumbers, Index, Namespace, RuleState, cell::Cell, verdict::Outlook};
 
 /// The largest number of failures that are reported for a rule.
 pub(crate) const FAILURES: usize = 20;
@@ -123,7 +123,7 @@ fn planned(((namespace, kind, name), action): (&CellName, &Outlook)) -> PlannedC
     }
 }
 
-impl Engine {
+impl Index {
     /// Adds to the tally the copies that the rule wants and cannot have.
     pub(crate) fn tally_unmet(
         &self,

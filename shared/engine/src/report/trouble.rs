@@ -14,11 +14,10 @@ use mimeo_model::{
 };
 
 use crate::{
-    Engine, Served, SourceState, clock::Tick, follow, lacks::Lack, select::Choice,
-    slot::NoRendering,
+    Index, Served, SourceState, clock::Tick, follow, lacks::Lack, select::Choice, slot::NoRendering,
 };
 
-impl Engine {
+impl Index {
     /// Returns the first problem with the sources, as reason and message.
     pub(crate) fn source_trouble(
         &self,

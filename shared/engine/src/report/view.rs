@@ -17,7 +17,7 @@ use mimeo_api::ClusterReplicationStatus;
 
 use mimeo_model::{id::RuleId, outcome::FailureReason};
 
-use crate::{Engine, Namespace, cell::Cell, clock::Tick, tally::Standing, verdict::Outlook};
+use crate::{Engine, Index, Namespace, cell::Cell, clock::Tick, tally::Standing, verdict::Outlook};
 
 /// The largest number of rules in a piece.
 const RULES: usize = 64;
@@ -214,49 +214,7 @@ impl Moment {
     }
 }
 
-impl Engine {
-    /// True if the viewer has not seen everything.
-    pub fn has_news(&self, cursor: &Cursor) -> bool {
-        cursor.pass.is_some() || cursor.seen < self.changes.last
-    }
-
-    /// Returns the next piece of the changes; `wall` is the present time.
-    pub fn view(&self, cursor: &mut Cursor, now: Tick, wall: Timestamp) -> View {
-        let moment = Moment { now, wall };
-        let mut view = View::default();
-        let (until, position) = cursor.pass.take().unwrap_or_else(|| {
-            if cursor.seen < self.changes.forgotten {
-                cursor.seen = 0;
-            }
-            view.anew = cursor.seen == 0;
-            if !view.anew {
-                let ended = self
-                    .changes
-                    .ended
-                    .iter()
-                    .filter(|(number, _)| *number > cursor.seen);
-                view.ended = ended.map(|(_, what)| what.clone()).collect();
-            }
-            (self.changes.last, Position::Rules(None))
-        });
-        let next = match position {
-            Position::Rules(after) => match self.view_rules(&mut view, cursor.seen, after) {
-                Some(last) => Some(Position::Rules(Some(last))),
-                None => Some(Position::Namespaces(None)),
-            },
-            Position::Namespaces(after) => {
-                let last = self.view_namespaces(&mut view, cursor.seen, after, moment);
-                last.map(|last| Position::Namespaces(Some(last)))
-            }
-        };
-        cursor.pass = next.map(|position| (until, position));
-        if cursor.pass.is_none() {
-            cursor.seen = until;
-            view.whole = true;
-        }
-        view
-    }
-
+impl Index {
     /// Adds changed rules to the view. Returns the last one added if there may be more.
     fn view_rules(
         &self,
@@ -285,6 +243,59 @@ impl Engine {
         None
     }
 
+    /// Returns the rule that wants a copy in the cell, or else the rule of the copy there.
+    fn whose<'a>(&'a self, cell: &'a Cell) -> Option<&'a Arc<RuleId>> {
+        let wanted = cell.want.and_then(|id| self.slots.get(&id));
+        wanted
+            .map(|slot| &slot.rule)
+            .or_else(|| cell.ours()?.rule.as_ref())
+    }
+}
+
+impl Engine {
+    /// True if the viewer has not seen everything.
+    pub fn has_news(&self, cursor: &Cursor) -> bool {
+        cursor.pass.is_some() || cursor.seen < self.report.changes.last
+    }
+
+    /// Returns the next piece of the changes; `wall` is the present time.
+    pub fn view(&self, cursor: &mut Cursor, now: Tick, wall: Timestamp) -> View {
+        let moment = Moment { now, wall };
+        let mut view = View::default();
+        let (until, position) = cursor.pass.take().unwrap_or_else(|| {
+            if cursor.seen < self.report.changes.forgotten {
+                cursor.seen = 0;
+            }
+            view.anew = cursor.seen == 0;
+            if !view.anew {
+                let ended = self
+                    .report
+                    .changes
+                    .ended
+                    .iter()
+                    .filter(|(number, _)| *number > cursor.seen);
+                view.ended = ended.map(|(_, what)| what.clone()).collect();
+            }
+            (self.report.changes.last, Position::Rules(None))
+        });
+        let next = match position {
+            Position::Rules(after) => match self.index.view_rules(&mut view, cursor.seen, after) {
+                Some(last) => Some(Position::Rules(Some(last))),
+                None => Some(Position::Namespaces(None)),
+            },
+            Position::Namespaces(after) => {
+                let last = self.view_namespaces(&mut view, cursor.seen, after, moment);
+                last.map(|last| Position::Namespaces(Some(last)))
+            }
+        };
+        cursor.pass = next.map(|position| (until, position));
+        if cursor.pass.is_none() {
+            cursor.seen = until;
+            view.whole = true;
+        }
+        view
+    }
+
     fn view_namespaces(
         &self,
         view: &mut View,
@@ -296,7 +307,9 @@ impl Engine {
             after.map_or(Bound::Unbounded, Bound::Excluded),
             Bound::Unbounded,
         );
-        for (count, (name, namespace)) in self.namespaces.range::<Arc<str>, _>(rest).enumerate() {
+        for (count, (name, namespace)) in
+            self.index.namespaces.range::<Arc<str>, _>(rest).enumerate()
+        {
             if namespace.changed > seen && namespace.uid.is_some() {
                 view.namespaces
                     .push(self.view_namespace(name, namespace, at));
@@ -359,7 +372,7 @@ impl Engine {
         now: Tick,
         wall: Timestamp,
     ) -> Vec<CopyView> {
-        let Some((name, namespace)) = self.namespaces.get_key_value(namespace) else {
+        let Some((name, namespace)) = self.index.namespaces.get_key_value(namespace) else {
             return vec![];
         };
         let shown = self.shown(name, namespace, Some(id), Moment { now, wall });
@@ -389,13 +402,13 @@ impl Engine {
         let cells = namespace
             .cells
             .iter()
-            .filter(|cell| self.whose(cell).is_some_and(|id| asked(id)));
+            .filter(|cell| self.index.whose(cell).is_some_and(|id| asked(id)));
         let mut all: Vec<Shown<'a>> = cells
             .filter_map(|cell| self.show_cell((name, namespace), cell, at))
             .collect();
-        let rules = self.rules_for(name);
+        let rules = self.index.rules_for(name);
         for id in rules.iter().filter(|id| asked(id)) {
-            let Some((id, state)) = self.rules.get_key_value(id) else {
+            let Some((id, state)) = self.index.rules.get_key_value(id) else {
                 continue;
             };
             let failed =
@@ -412,19 +425,23 @@ impl Engine {
             all.extend(lost.map(|cell| {
                 let message = only.map(|_| cell.message(id, name));
                 failed(
-                    self.kind_of(cell.kind),
+                    self.index.kind_of(cell.kind),
                     Cow::Borrowed(&cell.name),
                     cell.reason(),
                     message,
                 )
             }));
-            let Some(home) = id.namespace.as_deref().filter(|_| self.grants_known()) else {
+            let Some(home) = id
+                .namespace
+                .as_deref()
+                .filter(|_| self.index.grants_known())
+            else {
                 continue;
             };
             for ((_, kind, copy), lack) in state
                 .rule
                 .iter()
-                .flat_map(|rule| self.ungranted_cells(rule, Some(name)))
+                .flat_map(|rule| self.index.ungranted_cells(rule, Some(name)))
             {
                 let message = only.map(|_| lack.message(home));
                 all.push(failed(
@@ -438,22 +455,14 @@ impl Engine {
         all
     }
 
-    /// Returns the rule that wants a copy in the cell, or else the rule of the copy there.
-    fn whose<'a>(&'a self, cell: &'a Cell) -> Option<&'a Arc<RuleId>> {
-        let wanted = cell.want.and_then(|id| self.slots.get(&id));
-        wanted
-            .map(|slot| &slot.rule)
-            .or_else(|| cell.ours()?.rule.as_ref())
-    }
-
     fn show_cell<'a>(
         &'a self,
         (name, namespace): (&Arc<str>, &Namespace),
         cell: &'a Cell,
         at: Moment,
     ) -> Option<Shown<'a>> {
-        let rule = self.whose(cell)?;
-        let (rule, state) = self.rules.get_key_value(rule)?;
+        let rule = self.index.whose(cell)?;
+        let (rule, state) = self.index.rules.get_key_value(rule)?;
         let parsed = state.rule.as_ref().ok()?;
         let written = cell
             .ours()
@@ -461,7 +470,7 @@ impl Engine {
             .filter(|seconds| *seconds > 0);
         let mut shown = Shown {
             rule,
-            kind: self.kind_of(cell.kind),
+            kind: self.index.kind_of(cell.kind),
             name: Cow::Borrowed(&cell.name),
             state: State::Pending,
             reason: None,
@@ -472,7 +481,7 @@ impl Engine {
             wanted,
             outlook,
             failure,
-        } = self.standing(rule, (name, namespace), cell)?;
+        } = self.index.standing(rule, (name, namespace), cell)?;
         let planned = matches!(
             outlook,
             Outlook::Create | Outlook::Update | Outlook::Delete | Outlook::Conflict

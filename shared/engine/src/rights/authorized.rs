@@ -20,7 +20,7 @@ use mimeo_model::{
     source::SourceRef,
 };
 
-use crate::{Engine, RuleState, sources::SourceState, tally::Tally, trouble::unwatched};
+use crate::{Index, RuleState, sources::SourceState, tally::Tally, trouble::unwatched};
 
 /// The largest number of namespaces that a message names.
 const NAMED: usize = 5;
@@ -69,7 +69,7 @@ struct Home<'a> {
     unreadable: Option<Unreadable>,
 }
 
-impl Engine {
+impl Index {
     /// Returns the first missing permission of a rule.
     pub(crate) fn unauthorized(&self, rule: &Rule, tally: &Tally) -> Option<Unauthorized> {
         let named = rule.sources.iter().map(|source| Home {

@@ -27,7 +27,7 @@ use mimeo_model::{
 };
 
 use crate::{
-    Engine, Listing, RuleState,
+    Engine, Index, Listing, RuleState,
     absent::Became,
     authorized::{Unauthorized, own_kind_unreadable},
     clock::Tick,
@@ -122,46 +122,7 @@ fn remove<T: Ord>(index: &mut BTreeMap<Box<str>, BTreeSet<T>>, namespace: &str, 
     }
 }
 
-impl Engine {
-    /// Takes in a grant that exists, with this spec. A grant that can't be parsed grants nothing.
-    pub fn grant_applied(
-        &mut self,
-        namespace: &str,
-        name: &str,
-        grant: Result<Grant, RefusedGrant>,
-        now: Tick,
-    ) {
-        self.at(now);
-        let grant = match grant {
-            Ok(grant) => grant,
-            Err(refused) => return self.grant_refused(namespace, name, refused, now),
-        };
-        self.consent.usage.forget_refused(namespace, name);
-        let news = (self.consent.listing == Listing::Listed).then_some(self.now);
-        let grants = self.consent.grants.entry(namespace.into()).or_default();
-        // A new status does not change the access that the grant gives. The engine itself counts
-        // the `Replication`s in that status, so a count must not lead to a new plan for each of
-        // them.
-        let same = grants.has(name, &grant) && !grants.awaits(name);
-        let wanted = grants.put(name, grant, news);
-        if same && wanted.is_empty() {
-            return self.consent.usage_changed(namespace, self.now);
-        }
-        self.read_grants(namespace, wanted);
-        self.review_grants(namespace);
-    }
-
-    /// Requests a read of grants that count now because other grants have gone. The engine did not
-    /// hold the content of these grants before.
-    fn read_grants(&mut self, namespace: &str, names: Vec<Box<str>>) {
-        for name in names {
-            self.jobs.ask(JobKey::ReadGrant {
-                namespace: namespace.into(),
-                name,
-            });
-        }
-    }
-
+impl Index {
     /// True if the content of a grant must still be read.
     pub(crate) fn awaits_grant(&self, namespace: &str, name: &str) -> bool {
         self.consent
@@ -183,68 +144,6 @@ impl Engine {
             field: "metadata.namespace".into(),
             message,
         })
-    }
-
-    /// The watch shows that a grant does not exist any more.
-    pub fn grant_gone(&mut self, namespace: &str, name: &str, now: Tick) {
-        self.at(now);
-        self.consent.usage.forget_refused(namespace, name);
-        let Some(grants) = self.consent.grants.get_mut(namespace) else {
-            return self.consent.usage.forget(namespace);
-        };
-        let Some(wanted) = grants.take(name) else {
-            return;
-        };
-        if grants.is_empty() {
-            self.consent.grants.remove(namespace);
-            self.consent.usage.forget(namespace);
-        }
-        self.read_grants(namespace, wanted);
-        self.review_grants(namespace);
-    }
-
-    /// The watch has shown every grant. `listed` holds the namespace and name of each.
-    pub fn grants_listed(&mut self, listed: &BTreeSet<(Box<str>, Box<str>)>, now: Tick) {
-        self.at(now);
-        let known = self.consent.grants.iter();
-        let known = known.flat_map(|(namespace, grants)| {
-            grants.names().map(|name| (namespace.clone(), name.clone()))
-        });
-        let known = known.chain(self.consent.usage.refused());
-        let lost: Vec<_> = known.filter(|key| !listed.contains(key)).collect();
-        for (namespace, name) in lost {
-            self.grant_gone(&namespace, &name, now);
-        }
-        if self.consent.listing != Listing::Listed {
-            self.consent.listing = Listing::Listed;
-            let Consent {
-                readers,
-                targeting,
-                selecting,
-                ..
-            } = &self.consent;
-            let namespaces: BTreeSet<Box<str>> = readers
-                .keys()
-                .chain(targeting.keys())
-                .chain(selecting.keys())
-                .cloned()
-                .collect();
-            for namespace in namespaces {
-                self.review_grants(&namespace);
-            }
-            self.replan_all();
-        }
-    }
-
-    /// The API server doesn't serve grants: their CRD does not exist (any more). The grants that
-    /// were observed before stay valid.
-    pub fn grants_unserved(&mut self, now: Tick) {
-        self.grants_withheld(Listing::Unserved, now);
-    }
-
-    /// Mimeo can't read grants. The grants that were observed before stay valid.
-    pub fn grants_unreadable(&mut self, why: Unreadable, now: Tick) {
-        self.grants_withheld(Listing::Unreadable(why), now);
     }
 
     fn grants_withheld(&mut self, listing: Listing, now: Tick) {
@@ -477,13 +376,122 @@ impl Engine {
             self.replan_rule(&id);
         }
     }
+}
+
+impl Engine {
+    /// Takes in a grant that exists, with this spec. A grant that can't be parsed grants nothing.
+    pub fn grant_applied(
+        &mut self,
+        namespace: &str,
+        name: &str,
+        grant: Result<Grant, RefusedGrant>,
+        now: Tick,
+    ) {
+        self.index.at(now);
+        let grant = match grant {
+            Ok(grant) => grant,
+            Err(refused) => return self.grant_refused(namespace, name, refused, now),
+        };
+        self.index.consent.usage.forget_refused(namespace, name);
+        let news = (self.index.consent.listing == Listing::Listed).then_some(self.index.now);
+        let grants = self
+            .index
+            .consent
+            .grants
+            .entry(namespace.into())
+            .or_default();
+        // A new status does not change the access that the grant gives. The engine itself counts
+        // the `Replication`s in that status, so a count must not lead to a new plan for each of
+        // them.
+        let same = grants.has(name, &grant) && !grants.awaits(name);
+        let wanted = grants.put(name, grant, news);
+        if same && wanted.is_empty() {
+            return self.index.consent.usage_changed(namespace, self.index.now);
+        }
+        self.read_grants(namespace, wanted);
+        self.review_grants(namespace);
+    }
+
+    /// Requests a read of grants that count now because other grants have gone. The engine did not
+    /// hold the content of these grants before.
+    fn read_grants(&mut self, namespace: &str, names: Vec<Box<str>>) {
+        for name in names {
+            self.jobs.ask(JobKey::ReadGrant {
+                namespace: namespace.into(),
+                name,
+            });
+        }
+    }
+
+    /// The watch shows that a grant does not exist any more.
+    pub fn grant_gone(&mut self, namespace: &str, name: &str, now: Tick) {
+        self.index.at(now);
+        self.index.consent.usage.forget_refused(namespace, name);
+        let Some(grants) = self.index.consent.grants.get_mut(namespace) else {
+            return self.index.consent.usage.forget(namespace);
+        };
+        let Some(wanted) = grants.take(name) else {
+            return;
+        };
+        if grants.is_empty() {
+            self.index.consent.grants.remove(namespace);
+            self.index.consent.usage.forget(namespace);
+        }
+        self.read_grants(namespace, wanted);
+        self.review_grants(namespace);
+    }
+
+    /// The watch has shown every grant. `listed` holds the namespace and name of each.
+    pub fn grants_listed(&mut self, listed: &BTreeSet<(Box<str>, Box<str>)>, now: Tick) {
+        self.index.at(now);
+        let known = self.index.consent.grants.iter();
+        let known = known.flat_map(|(namespace, grants)| {
+            grants.names().map(|name| (namespace.clone(), name.clone()))
+        });
+        let known = known.chain(self.index.consent.usage.refused());
+        let lost: Vec<_> = known.filter(|key| !listed.contains(key)).collect();
+        for (namespace, name) in lost {
+            self.grant_gone(&namespace, &name, now);
+        }
+        if self.index.consent.listing != Listing::Listed {
+            self.index.consent.listing = Listing::Listed;
+            let Consent {
+                readers,
+                targeting,
+                selecting,
+                ..
+            } = &self.index.consent;
+            let namespaces: BTreeSet<Box<str>> = readers
+                .keys()
+                .chain(targeting.keys())
+                .chain(selecting.keys())
+                .cloned()
+                .collect();
+            for namespace in namespaces {
+                self.review_grants(&namespace);
+            }
+            self.index.replan_all();
+        }
+    }
+
+    /// The API server doesn't serve grants: their CRD does not exist (any more). The grants that
+    /// were observed before stay valid.
+    pub fn grants_unserved(&mut self, now: Tick) {
+        self.index.grants_withheld(Listing::Unserved, now);
+    }
+
+    /// Mimeo can't read grants. The grants that were observed before stay valid.
+    pub fn grants_unreadable(&mut self, why: Unreadable, now: Tick) {
+        self.index.grants_withheld(Listing::Unreadable(why), now);
+    }
 
     /// The grants of a namespace have changed.
     fn review_grants(&mut self, namespace: &str) {
-        self.consent.usage_changed(namespace, self.now);
+        self.index.consent.usage_changed(namespace, self.index.now);
         // An earlier read proves nothing about these grants.
         self.became(JobKey::ConfirmGrants(namespace.into()), Became::Unknown);
         for id in self
+            .index
             .consent
             .selecting
             .get(namespace)
@@ -493,6 +501,7 @@ impl Engine {
             self.review_selectors(&id);
         }
         let readers = self
+            .index
             .consent
             .readers
             .get(namespace)
@@ -500,6 +509,7 @@ impl Engine {
             .unwrap_or_default();
         self.review_readers(readers);
         let targeting = self
+            .index
             .consent
             .targeting
             .get(namespace)
@@ -509,11 +519,11 @@ impl Engine {
             .iter()
             .filter(|id| id.namespace.as_deref() != Some(namespace))
         {
-            self.consent.forget_lacks(id);
-            self.mark_status_due(id);
+            self.index.consent.forget_lacks(id);
+            self.index.mark_status_due(id);
         }
-        if let Some((name, _)) = self.namespaces.get_key_value(namespace) {
-            self.dirty.insert(name.clone());
+        if let Some((name, _)) = self.index.namespaces.get_key_value(namespace) {
+            self.index.dirty.insert(name.clone());
         }
     }
 
@@ -525,7 +535,7 @@ impl Engine {
             namespace: Some(namespace.into()),
             name: "".into(),
         };
-        let rules = self.rules.range::<RuleId, _>(&first..);
+        let rules = self.index.rules.range::<RuleId, _>(&first..);
         let rules = rules.take_while(|(id, _)| id.namespace.as_deref() == Some(namespace));
         let (mut ids, mut readers) = (Vec::new(), BTreeSet::new());
         for (id, state) in rules {
@@ -535,25 +545,25 @@ impl Engine {
                     .slots
                     .iter()
                     .flatten()
-                    .filter(|id| self.slots.get(id).is_some_and(reads_abroad)),
+                    .filter(|id| self.index.slots.get(id).is_some_and(reads_abroad)),
             );
         }
         self.review_readers(readers);
         for id in ids {
-            if let Some(rule) = self.rules.get(&id).and_then(RuleState::valid) {
-                self.consent.usage_changed_by(rule, self.now);
+            if let Some(rule) = self.index.rules.get(&id).and_then(RuleState::valid) {
+                self.index.consent.usage_changed_by(rule, self.index.now);
             }
             self.review_selectors(&id);
-            self.consent.forget_lacks(&id);
-            self.mark_status_due(&id);
-            self.replan_rule(&id);
+            self.index.consent.forget_lacks(&id);
+            self.index.mark_status_due(&id);
+            self.index.replan_rule(&id);
         }
     }
 
     fn review_readers(&mut self, readers: BTreeSet<SlotId>) {
         let (mut changed, mut answers) = (Vec::new(), BTreeMap::new());
         for id in readers {
-            let Some(slot) = self.slots.get(&id) else {
+            let Some(slot) = self.index.slots.get(&id) else {
                 continue;
             };
             let rule = slot.rule.clone();
@@ -561,19 +571,19 @@ impl Engine {
             let question = (rule.namespace.clone(), slot.source.clone());
             let granted = *answers
                 .entry(question)
-                .or_insert_with(|| self.may_read(&rule, &slot.source));
-            self.consent.forget_lacks(&rule);
+                .or_insert_with(|| self.index.may_read(&rule, &slot.source));
+            self.index.consent.forget_lacks(&rule);
             if slot.granted != granted {
                 changed.push(id);
-                self.replan_rule(&rule);
+                self.index.replan_rule(&rule);
             }
-            if let Some(slot) = self.slots.get_mut(&id) {
+            if let Some(slot) = self.index.slots.get_mut(&id) {
                 slot.granted = granted;
             }
         }
         if !changed.is_empty() {
             self.render_slots(changed);
-            self.demand_changed();
+            self.index.demand_changed();
         }
     }
 }

@@ -15,7 +15,7 @@ use mimeo_model::{
     template::Place,
 };
 
-use crate::{Engine, Listing};
+use crate::{Index, Listing};
 
 /// The missing grants of a rule: for its sources, its selectors and its cells, each in the rule's
 /// order.
@@ -27,7 +27,7 @@ pub(crate) struct Lacks {
     cells: Vec<Option<Access>>,
 }
 
-impl Engine {
+impl Index {
     /// Returns the missing grants of a stored rule.
     fn lacks(&self, rule: &Rule) -> Cow<'_, Lacks> {
         match self.consent.lacks.get(&rule.id) {

@@ -20,7 +20,7 @@ use mimeo_model::{
 };
 
 use crate::{
-    Engine, Listing, RuleState,
+    Engine, Index, Listing, RuleState,
     clock::Tick,
     consent::{Consent, named_targets},
     grants::Grants,
@@ -132,50 +132,7 @@ impl Consent {
     }
 }
 
-impl Engine {
-    /// A grant is refused: it grants nothing, and its status says why.
-    pub(crate) fn grant_refused(
-        &mut self,
-        namespace: &str,
-        name: &str,
-        refused: RefusedGrant,
-        now: Tick,
-    ) {
-        self.grant_gone(namespace, name, now);
-        let of_namespace = self.consent.usage.refused.entry(namespace.into());
-        of_namespace.or_default().insert(name.into(), refused);
-        self.consent.usage_changed(namespace, self.now);
-    }
-
-    /// Returns the statuses of grants that must be written now.
-    pub fn grant_statuses(&mut self, now: Tick) -> Vec<GrantUpdate> {
-        self.at(now);
-        if self.grant_statuses_due().is_none_or(|due| due > self.now) {
-            return vec![];
-        }
-        let Some(namespace) = self
-            .consent
-            .usage
-            .first()
-            .map(|(_, namespace)| Box::<str>::from(namespace))
-        else {
-            return vec![];
-        };
-        self.consent.usage.next_turn = self.now + PACE;
-        self.consent.usage.due.remove(&namespace);
-        let mut updates = self.consent.usage.refused_updates(&namespace, WRITES);
-        updates.extend(self.counting_updates(&namespace, WRITES - updates.len()));
-        if updates.len() == WRITES {
-            self.consent.usage_changed(&namespace, self.now);
-        }
-        let update = |(name, standing)| GrantUpdate {
-            namespace: namespace.clone(),
-            name,
-            standing,
-        };
-        updates.into_iter().map(update).collect()
-    }
-
+impl Index {
     /// Up to `most` statuses of a namespace's valid grants that have to be written, by the grants'
     /// names.
     fn counting_updates(&mut self, namespace: &str, most: usize) -> Vec<(Box<str>, Standing)> {
@@ -207,30 +164,6 @@ impl Engine {
             .first()
             .filter(|_| known)
             .map(|(due, _)| due)
-    }
-
-    /// Records that a grant's status could not be written.
-    pub fn grant_status_failed(&mut self, namespace: &str, name: &str, now: Tick) {
-        self.at(now);
-        let Consent { grants, usage, .. } = &mut self.consent;
-        let refused = usage
-            .refused
-            .get_mut(namespace)
-            .and_then(|refused| refused.get_mut(name));
-        let known = match (refused, grants.get_mut(namespace)) {
-            (Some(refused), _) => {
-                refused.status = None;
-                true
-            }
-            (None, Some(grants)) => {
-                grants.status_failed(name);
-                true
-            }
-            (None, None) => false,
-        };
-        if known {
-            usage.due.insert(namespace.into(), self.now + RETRY);
-        }
     }
 
     /// Returns the number of Replications that use each grant of a namespace, by the grants' names.
@@ -300,6 +233,83 @@ impl Engine {
             .filter_map(|index| index.get(namespace))
             .flatten();
         indices.chain(readers.map(|slot| &slot.rule)).collect()
+    }
+}
+
+impl Engine {
+    /// A grant is refused: it grants nothing, and its status says why.
+    pub(crate) fn grant_refused(
+        &mut self,
+        namespace: &str,
+        name: &str,
+        refused: RefusedGrant,
+        now: Tick,
+    ) {
+        self.grant_gone(namespace, name, now);
+        let of_namespace = self.index.consent.usage.refused.entry(namespace.into());
+        of_namespace.or_default().insert(name.into(), refused);
+        self.index.consent.usage_changed(namespace, self.index.now);
+    }
+
+    /// Returns the statuses of grants that must be written now.
+    pub fn grant_statuses(&mut self, now: Tick) -> Vec<GrantUpdate> {
+        self.index.at(now);
+        if self
+            .index
+            .grant_statuses_due()
+            .is_none_or(|due| due > self.index.now)
+        {
+            return vec![];
+        }
+        let Some(namespace) = self
+            .index
+            .consent
+            .usage
+            .first()
+            .map(|(_, namespace)| Box::<str>::from(namespace))
+        else {
+            return vec![];
+        };
+        self.index.consent.usage.next_turn = self.index.now + PACE;
+        self.index.consent.usage.due.remove(&namespace);
+        let mut updates = self.index.consent.usage.refused_updates(&namespace, WRITES);
+        updates.extend(
+            self.index
+                .counting_updates(&namespace, WRITES - updates.len()),
+        );
+        if updates.len() == WRITES {
+            self.index.consent.usage_changed(&namespace, self.index.now);
+        }
+        let update = |(name, standing)| GrantUpdate {
+            namespace: namespace.clone(),
+            name,
+            standing,
+        };
+        updates.into_iter().map(update).collect()
+    }
+
+    /// Records that a grant's status could not be written.
+    pub fn grant_status_failed(&mut self, namespace: &str, name: &str, now: Tick) {
+        self.index.at(now);
+        let Consent { grants, usage, .. } = &mut self.index.consent;
+        let refused = usage
+            .refused
+            .get_mut(namespace)
+            .and_then(|refused| refused.get_mut(name));
+        let known = match (refused, grants.get_mut(namespace)) {
+            (Some(refused), _) => {
+                refused.status = None;
+                true
+            }
+            (None, Some(grants)) => {
+                grants.status_failed(name);
+                true
+            }
+            (None, None) => false,
+        };
+        if known {
+            usage.due.insert(namespace.into(), self.index.now + RETRY);
+        }
     }
 }
 

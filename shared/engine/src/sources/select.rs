@@ -19,7 +19,7 @@ use mimeo_model::{
 };
 
 use crate::{
-    Engine, Member, Members, SourceState,
+    Engine, Index, Member, Members, SourceState,
     cell::Cell,
     jobs::JobKey,
     sources::{Facts, Shown},
@@ -83,155 +83,7 @@ pub(crate) struct Choice {
     pub(crate) uncounted: bool,
 }
 
-impl Engine {
-    /// The watch of a selector has shown its whole list: only the objects in `found` exist now.
-    /// [`Engine::source`] shows each of them too, before or after this call.
-    pub fn selected(
-        &mut self,
-        selector: &SourceSelector,
-        found: &Members,
-        now: crate::clock::Tick,
-    ) {
-        self.at(now);
-        let held: BTreeSet<Arc<str>> = self
-            .sources_of(selector)
-            .filter(|(_, state)| !state.is_missing())
-            .map(|(source, _)| (*source.name).into())
-            .collect();
-        let Some(findings) = self
-            .selectors
-            .get_mut(selector)
-            .filter(|findings| findings.watched)
-        else {
-            return;
-        };
-        let mut news =
-            !std::mem::replace(&mut findings.listed, true) | findings.unreadable.take().is_some();
-        findings.loose = 0;
-        let members = findings.members.relisted(found);
-        let former = std::mem::replace(&mut findings.members, members);
-        let known: BTreeSet<Arc<str>> = former
-            .iter()
-            .map(|member| member.name.clone())
-            .chain(held)
-            .collect();
-        let gone = known
-            .into_iter()
-            .filter(|name| findings.members.get(name).is_none());
-        // Only a limited number of objects is kept. An object after the last kept one may still
-        // exist.
-        let (lost, excess): (Vec<_>, Vec<_>) = gone.partition(|name| {
-            former
-                .get(name)
-                .is_none_or(|member| findings.members.reaches(member))
-        });
-        let first: Vec<Arc<str>> = findings
-            .members
-            .first()
-            .map(|member| member.name.clone())
-            .collect();
-        for name in first {
-            // The caller also shows the object itself, so no job needs to read it.
-            self.sources
-                .entry(selector.source(&*name))
-                .or_insert(SourceState::NotRead);
-        }
-        for name in excess {
-            self.sources.remove(&selector.source(&*name));
-        }
-        for name in lost {
-            self.take_source(&selector.source(&*name), None);
-            news = true;
-        }
-        self.refit_selecting(selector);
-        let shown: Vec<SourceRef> = self
-            .sources_of(selector)
-            .map(|(source, _)| source.clone())
-            .collect();
-        shown.iter().for_each(|source| self.keep_if_copied(source));
-        if news {
-            self.replan_rules_of_selector(selector);
-        }
-    }
-
-    /// A selector can't be watched until [`Engine::selected`] is called again. The objects that it
-    /// found before stay valid.
-    pub fn selector_unreadable(
-        &mut self,
-        selector: &SourceSelector,
-        why: Unreadable,
-        now: crate::clock::Tick,
-    ) {
-        self.at(now);
-        let Some(findings) = self.selectors.get_mut(selector) else {
-            return;
-        };
-        if findings.unreadable.replace(why) != Some(why) {
-            self.replan_rules_of_selector(selector);
-        }
-    }
-
-    /// A selector finds an object, or doesn't find it any more.
-    pub(crate) fn selected_source(
-        &mut self,
-        selector: &SourceSelector,
-        source: &SourceRef,
-        object: Option<Shown>,
-    ) {
-        let before = self.seen_as(source);
-        let Some(findings) = self
-            .selectors
-            .get_mut(selector)
-            .filter(|findings| findings.watched)
-        else {
-            return;
-        };
-        let moved = match object
-            .as_ref()
-            .and_then(|object| Member::of(object.value()))
-        {
-            Some(member) => findings.members.put(member),
-            None => findings.members.take(&source.name),
-        };
-        let excess = findings
-            .members
-            .excess()
-            .map(|member| selector.source(&*member.name));
-        let held = object.is_some()
-            && findings
-                .members
-                .first()
-                .any(|member| *member.name == *source.name);
-        if findings.members.depleted() && self.relist.insert(selector.clone()) {
-            self.demand_changed();
-        }
-        if let Some(excess) = excess
-            && self
-                .sources
-                .get(&excess)
-                .is_some_and(|state| !state.is_missing())
-        {
-            self.sources.remove(&excess);
-        }
-        if held {
-            self.sources
-                .entry(source.clone())
-                .or_insert(SourceState::NotRead);
-        }
-        if held || self.sources.contains_key(source) {
-            self.take_source(source, object);
-        }
-        if moved || self.seen_as(source) != before {
-            self.refit_selecting(selector);
-            self.mark_statuses_due_of_selector(selector);
-            // An object that is not copied now has no slot that would cause a plan. But copies may
-            // have been made from it earlier, and may be deleted now.
-            self.replan_rules_of_selector(selector);
-        }
-        self.render_source(source);
-        self.keep_if_copied(source);
-    }
-
+impl Index {
     /// Returns the facts that decide if a rule takes the source: whether it exists, and the details
     /// if it was read. The size is left out.
     fn seen_as(&self, source: &SourceRef) -> (bool, Option<Facts>) {
@@ -248,33 +100,6 @@ impl Engine {
         }
     }
 
-    /// Holds a selected object only if copies are made from it. So it drops the object if no rule
-    /// takes it, or if it is too large for every rule that does. If the object is needed but not
-    /// held, it is read again.
-    pub(crate) fn keep_if_copied(&mut self, source: &SourceRef) {
-        let Some(selector) = source.selector() else {
-            return;
-        };
-        let copied = self
-            .slots
-            .of_source(source)
-            .any(|(_, slot)| slot.granted && self.has_size_for(slot));
-        let waits = !copied && self.has_room_till_listed(&selector, self.size_of_source(source));
-        let Some(SourceState::Found { object, .. }) = self.sources.get_mut(source) else {
-            return;
-        };
-        match object {
-            None if copied => self.read_again(source),
-            Some(_) if waits => {
-                self.selectors
-                    .entry(selector)
-                    .and_modify(|findings| findings.loose += 1);
-            }
-            Some(_) if !copied => *object = None,
-            _ => {}
-        }
-    }
-
     /// True if the selector is not listed yet, so that its copied objects are unknown, and there is
     /// room to hold this object meanwhile.
     fn has_room_till_listed(&self, selector: &SourceSelector, bytes: usize) -> bool {
@@ -284,113 +109,6 @@ impl Engine {
             .filter(|findings| !findings.listed);
         let few = |findings: &Findings| findings.loose < LOOSE && bytes <= MOST_BYTES;
         unlisted.is_some_and(|findings| findings.is_platforms() || few(findings))
-    }
-
-    pub(crate) fn read_again(&mut self, source: &SourceRef) {
-        self.sources.insert(source.clone(), SourceState::NotRead);
-        // The answer to a running read may be older than the state that was dropped since.
-        self.jobs.end(&JobKey::ReadSource(source.clone()));
-        self.jobs.ask(JobKey::ReadSource(source.clone()));
-    }
-
-    /// Gives every rule that follows the selector one slot for each of its sources, and no other.
-    /// If a found object isn't held because there was no room when the watch showed it, it is read
-    /// now.
-    pub(crate) fn refit_selecting(&mut self, selector: &SourceSelector) {
-        let Some(findings) = self.selectors.get(selector) else {
-            return;
-        };
-        let first: Vec<SourceRef> = findings
-            .members
-            .first()
-            .map(|member| selector.source(&*member.name))
-            .collect();
-        for source in first {
-            if !self.sources.contains_key(&source) {
-                self.read_again(&source);
-            }
-        }
-        for id in self.rules_selecting(selector) {
-            self.refit_slots(&id);
-        }
-    }
-
-    pub(crate) fn refit_slots(&mut self, id: &Arc<RuleId>) {
-        let Some((state, rule)) = self
-            .rules
-            .get(id)
-            .and_then(|state| Some((state, state.valid()?)))
-        else {
-            return;
-        };
-        let sources = self.choose(rule).sources;
-        let has = |slots: &Vec<SlotId>| {
-            slots
-                .iter()
-                .filter_map(|slot| self.slots.get(slot))
-                .map(|slot| &slot.source)
-                .eq(&sources)
-        };
-        if state.slots.iter().all(has) {
-            return;
-        }
-        let Some((id, mut state)) = self.rules.remove_entry(id) else {
-            return;
-        };
-        if let Ok(rule) = &state.rule {
-            let known = |slot: &SlotId| {
-                let known = self.slots.get(slot)?;
-                Some(((known.target, known.source.clone()), *slot))
-            };
-            let former: BTreeMap<(usize, SourceRef), SlotId> =
-                state.slots.iter().flatten().filter_map(known).collect();
-            let slots = self.add_slots(&id, rule, &sources, &former);
-            let kept: BTreeSet<&SlotId> = slots.iter().flatten().collect();
-            for ((_, source), gone) in former.iter().filter(|(_, slot)| !kept.contains(slot)) {
-                self.remove_slot(*gone);
-                self.keep_if_copied(source);
-            }
-            state.slots = slots;
-            state.status.mark_due();
-            self.work.tidy_later();
-        }
-        self.rules.insert(id.clone(), state);
-        self.consent.forget_lacks(&id);
-        self.keep_all_copied(&id);
-        self.replan_rule(&id);
-    }
-
-    /// Drops the objects that only former rules copied.
-    pub(crate) fn keep_what_is_copied(&mut self) {
-        let listed = |selector| {
-            self.selectors
-                .get(&selector)
-                .is_some_and(|findings| findings.listed)
-        };
-        let held = self
-            .sources
-            .iter()
-            .filter(|(source, state)| state.is_held() && source.selector().is_some_and(listed));
-        let held: Vec<SourceRef> = held.map(|(source, _)| source.clone()).collect();
-        held.iter().for_each(|source| self.keep_if_copied(source));
-    }
-
-    /// Requests a read of selected objects that the rule copies now, and drops those that it no
-    /// longer copies.
-    pub(crate) fn keep_all_copied(&mut self, id: &RuleId) {
-        let first = self
-            .rules
-            .get(id)
-            .and_then(|state| state.slots.first())
-            .into_iter()
-            .flatten();
-        let sources: Vec<SourceRef> = first
-            .filter_map(|slot| self.slots.get(slot))
-            .map(|slot| slot.source.clone())
-            .collect();
-        sources
-            .iter()
-            .for_each(|source| self.keep_if_copied(source));
     }
 
     /// Returns the sources that a stored rule copies.
@@ -571,5 +289,307 @@ impl Engine {
         {
             self.origins.insert(seen.source, source);
         }
+    }
+}
+
+impl Engine {
+    /// The watch of a selector has shown its whole list: only the objects in `found` exist now.
+    /// [`Engine::source`] shows each of them too, before or after this call.
+    pub fn selected(
+        &mut self,
+        selector: &SourceSelector,
+        found: &Members,
+        now: crate::clock::Tick,
+    ) {
+        self.index.at(now);
+        let held: BTreeSet<Arc<str>> = self
+            .index
+            .sources_of(selector)
+            .filter(|(_, state)| !state.is_missing())
+            .map(|(source, _)| (*source.name).into())
+            .collect();
+        let Some(findings) = self
+            .index
+            .selectors
+            .get_mut(selector)
+            .filter(|findings| findings.watched)
+        else {
+            return;
+        };
+        let mut news =
+            !std::mem::replace(&mut findings.listed, true) | findings.unreadable.take().is_some();
+        findings.loose = 0;
+        let members = findings.members.relisted(found);
+        let former = std::mem::replace(&mut findings.members, members);
+        let known: BTreeSet<Arc<str>> = former
+            .iter()
+            .map(|member| member.name.clone())
+            .chain(held)
+            .collect();
+        let gone = known
+            .into_iter()
+            .filter(|name| findings.members.get(name).is_none());
+        // Only a limited number of objects is kept. An object after the last kept one may still
+        // exist.
+        let (lost, excess): (Vec<_>, Vec<_>) = gone.partition(|name| {
+            former
+                .get(name)
+                .is_none_or(|member| findings.members.reaches(member))
+        });
+        let first: Vec<Arc<str>> = findings
+            .members
+            .first()
+            .map(|member| member.name.clone())
+            .collect();
+        for name in first {
+            // The caller also shows the object itself, so no job needs to read it.
+            self.index
+                .sources
+                .entry(selector.source(&*name))
+                .or_insert(SourceState::NotRead);
+        }
+        for name in excess {
+            self.index.sources.remove(&selector.source(&*name));
+        }
+        for name in lost {
+            self.take_source(&selector.source(&*name), None);
+            news = true;
+        }
+        self.refit_selecting(selector);
+        let shown: Vec<SourceRef> = self
+            .index
+            .sources_of(selector)
+            .map(|(source, _)| source.clone())
+            .collect();
+        shown.iter().for_each(|source| self.keep_if_copied(source));
+        if news {
+            self.index.replan_rules_of_selector(selector);
+        }
+    }
+
+    /// A selector can't be watched until [`Engine::selected`] is called again. The objects that it
+    /// found before stay valid.
+    pub fn selector_unreadable(
+        &mut self,
+        selector: &SourceSelector,
+        why: Unreadable,
+        now: crate::clock::Tick,
+    ) {
+        self.index.at(now);
+        let Some(findings) = self.index.selectors.get_mut(selector) else {
+            return;
+        };
+        if findings.unreadable.replace(why) != Some(why) {
+            self.index.replan_rules_of_selector(selector);
+        }
+    }
+
+    /// A selector finds an object, or doesn't find it any more.
+    pub(crate) fn selected_source(
+        &mut self,
+        selector: &SourceSelector,
+        source: &SourceRef,
+        object: Option<Shown>,
+    ) {
+        let before = self.index.seen_as(source);
+        let Some(findings) = self
+            .index
+            .selectors
+            .get_mut(selector)
+            .filter(|findings| findings.watched)
+        else {
+            return;
+        };
+        let moved = match object
+            .as_ref()
+            .and_then(|object| Member::of(object.value()))
+        {
+            Some(member) => findings.members.put(member),
+            None => findings.members.take(&source.name),
+        };
+        let excess = findings
+            .members
+            .excess()
+            .map(|member| selector.source(&*member.name));
+        let held = object.is_some()
+            && findings
+                .members
+                .first()
+                .any(|member| *member.name == *source.name);
+        if findings.members.depleted() && self.index.relist.insert(selector.clone()) {
+            self.index.demand_changed();
+        }
+        if let Some(excess) = excess
+            && self
+                .index
+                .sources
+                .get(&excess)
+                .is_some_and(|state| !state.is_missing())
+        {
+            self.index.sources.remove(&excess);
+        }
+        if held {
+            self.index
+                .sources
+                .entry(source.clone())
+                .or_insert(SourceState::NotRead);
+        }
+        if held || self.index.sources.contains_key(source) {
+            self.take_source(source, object);
+        }
+        if moved || self.index.seen_as(source) != before {
+            self.refit_selecting(selector);
+            self.index.mark_statuses_due_of_selector(selector);
+            // An object that is not copied now has no slot that would cause a plan. But copies may
+            // have been made from it earlier, and may be deleted now.
+            self.index.replan_rules_of_selector(selector);
+        }
+        self.render_source(source);
+        self.keep_if_copied(source);
+    }
+
+    /// Holds a selected object only if copies are made from it. So it drops the object if no rule
+    /// takes it, or if it is too large for every rule that does. If the object is needed but not
+    /// held, it is read again.
+    pub(crate) fn keep_if_copied(&mut self, source: &SourceRef) {
+        let Some(selector) = source.selector() else {
+            return;
+        };
+        let copied = self
+            .index
+            .slots
+            .of_source(source)
+            .any(|(_, slot)| slot.granted && self.index.has_size_for(slot));
+        let waits = !copied
+            && self
+                .index
+                .has_room_till_listed(&selector, self.index.size_of_source(source));
+        let Some(SourceState::Found { object, .. }) = self.index.sources.get_mut(source) else {
+            return;
+        };
+        match object {
+            None if copied => self.read_again(source),
+            Some(_) if waits => {
+                self.index
+                    .selectors
+                    .entry(selector)
+                    .and_modify(|findings| findings.loose += 1);
+            }
+            Some(_) if !copied => *object = None,
+            _ => {}
+        }
+    }
+
+    pub(crate) fn read_again(&mut self, source: &SourceRef) {
+        self.index
+            .sources
+            .insert(source.clone(), SourceState::NotRead);
+        // The answer to a running read may be older than the state that was dropped since.
+        self.jobs.end(&JobKey::ReadSource(source.clone()));
+        self.jobs.ask(JobKey::ReadSource(source.clone()));
+    }
+
+    /// Gives every rule that follows the selector one slot for each of its sources, and no other.
+    /// If a found object isn't held because there was no room when the watch showed it, it is read
+    /// now.
+    pub(crate) fn refit_selecting(&mut self, selector: &SourceSelector) {
+        let Some(findings) = self.index.selectors.get(selector) else {
+            return;
+        };
+        let first: Vec<SourceRef> = findings
+            .members
+            .first()
+            .map(|member| selector.source(&*member.name))
+            .collect();
+        for source in first {
+            if !self.index.sources.contains_key(&source) {
+                self.read_again(&source);
+            }
+        }
+        for id in self.index.rules_selecting(selector) {
+            self.refit_slots(&id);
+        }
+    }
+
+    pub(crate) fn refit_slots(&mut self, id: &Arc<RuleId>) {
+        let Some((state, rule)) = self
+            .index
+            .rules
+            .get(id)
+            .and_then(|state| Some((state, state.valid()?)))
+        else {
+            return;
+        };
+        let sources = self.index.choose(rule).sources;
+        let has = |slots: &Vec<SlotId>| {
+            slots
+                .iter()
+                .filter_map(|slot| self.index.slots.get(slot))
+                .map(|slot| &slot.source)
+                .eq(&sources)
+        };
+        if state.slots.iter().all(has) {
+            return;
+        }
+        let Some((id, mut state)) = self.index.rules.remove_entry(id) else {
+            return;
+        };
+        if let Ok(rule) = &state.rule {
+            let known = |slot: &SlotId| {
+                let known = self.index.slots.get(slot)?;
+                Some(((known.target, known.source.clone()), *slot))
+            };
+            let former: BTreeMap<(usize, SourceRef), SlotId> =
+                state.slots.iter().flatten().filter_map(known).collect();
+            let slots = self.add_slots(&id, rule, &sources, &former);
+            let kept: BTreeSet<&SlotId> = slots.iter().flatten().collect();
+            for ((_, source), gone) in former.iter().filter(|(_, slot)| !kept.contains(slot)) {
+                self.index.remove_slot(*gone);
+                self.keep_if_copied(source);
+            }
+            state.slots = slots;
+            state.status.mark_due();
+            self.work.tidy_later();
+        }
+        self.index.rules.insert(id.clone(), state);
+        self.index.consent.forget_lacks(&id);
+        self.keep_all_copied(&id);
+        self.index.replan_rule(&id);
+    }
+
+    /// Drops the objects that only former rules copied.
+    pub(crate) fn keep_what_is_copied(&mut self) {
+        let listed = |selector| {
+            self.index
+                .selectors
+                .get(&selector)
+                .is_some_and(|findings| findings.listed)
+        };
+        let held = self
+            .index
+            .sources
+            .iter()
+            .filter(|(source, state)| state.is_held() && source.selector().is_some_and(listed));
+        let held: Vec<SourceRef> = held.map(|(source, _)| source.clone()).collect();
+        held.iter().for_each(|source| self.keep_if_copied(source));
+    }
+
+    /// Requests a read of selected objects that the rule copies now, and drops those that it no
+    /// longer copies.
+    pub(crate) fn keep_all_copied(&mut self, id: &RuleId) {
+        let first = self
+            .index
+            .rules
+            .get(id)
+            .and_then(|state| state.slots.first())
+            .into_iter()
+            .flatten();
+        let sources: Vec<SourceRef> = first
+            .filter_map(|slot| self.index.slots.get(slot))
+            .map(|slot| slot.source.clone())
+            .collect();
+        sources
+            .iter()
+            .for_each(|source| self.keep_if_copied(source));
     }
 }

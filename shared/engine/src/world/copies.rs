@@ -13,58 +13,70 @@ use mimeo_model::{
 };
 
 use crate::{
-    Engine,
+    Engine, Index,
     cell::{Belief, Cell, Content, Phase},
     clock::Tick,
 };
+
+impl Index {
+    /// Returns one name that all cells of a slot share, also with the events of the watch.
+    fn copy_name(&self, kind: KindId, name: &str) -> Arc<str> {
+        self.slots
+            .copy_name(kind, name)
+            .cloned()
+            .unwrap_or_else(|| name.into())
+    }
+}
 
 impl Engine {
     /// Records an object that the watch of copies shows. The object has Mimeo's label, but Mimeo
     /// need not own it.
     pub fn copy_applied(&mut self, kind: &GroupKind, meta: &ObjectMeta, now: Tick) {
-        self.at(now);
+        self.index.at(now);
         let (Some(namespace), Some(name)) = (meta.namespace.as_deref(), meta.name.as_deref())
         else {
             return;
         };
-        let Some(mut seen) = Seen::read(meta, kind, &self.settings.cluster) else {
+        let Some(mut seen) = Seen::read(meta, kind, &self.index.settings.cluster) else {
             return;
         };
         let Some(kind) = self.kind_id(kind) else {
             return;
         };
-        let listing = self.kinds[kind].surveys.of(namespace).listing;
-        let namespace = self.namespace_name(namespace);
+        let listing = self.index.kinds[kind].surveys.of(namespace).listing;
+        let namespace = self.index.namespace_name(namespace);
         if let Some(rule) = &seen.rule {
-            let rule = self.rule_name(rule);
-            self.consent.strew(&rule, &namespace);
+            let rule = self.index.rule_name(rule);
+            self.index.consent.strew(&rule, &namespace);
             seen.rule = Some(rule);
         }
-        let name = self.copy_name(kind, name);
-        self.remember_origin(
+        let name = self.index.copy_name(kind, name);
+        self.index.remember_origin(
             &seen,
             meta.annotations
                 .as_ref()
                 .and_then(|all| all.get(names::SOURCE)),
         );
-        let entry = self.namespaces.entry(namespace.clone()).or_default();
+        let entry = self.index.namespaces.entry(namespace.clone()).or_default();
         let cell = entry.cell_or_insert(kind, &name);
         cell.listing = listing;
-        let owner = self.slots.owner(cell).cloned();
+        let owner = self.index.slots.owner(cell).cloned();
         if !cell.show(seen) {
             return;
         }
-        self.shown += 1;
-        cell.shown = self.shown;
+        self.index.shown += 1;
+        cell.shown = self.index.shown;
         cell.retry_now();
-        self.dirty.insert(namespace);
-        owner.iter().for_each(|rule| self.mark_status_due(rule));
+        self.index.dirty.insert(namespace);
+        owner
+            .iter()
+            .for_each(|rule| self.index.mark_status_due(rule));
     }
 
     /// Records that the watch of copies lost an object: the object was deleted, or only its label
     /// was removed.
     pub fn copy_gone(&mut self, kind: &GroupKind, meta: &ObjectMeta, now: Tick) {
-        self.at(now);
+        self.index.at(now);
         let (Some(namespace), Some(name)) = (meta.namespace.as_deref(), meta.name.as_deref())
         else {
             return;
@@ -75,17 +87,17 @@ impl Engine {
         let Some(kind) = self.kind_id(kind) else {
             return;
         };
-        let namespace = self.namespace_name(namespace);
-        let Some(mut entry) = self.namespaces.remove(&namespace) else {
+        let namespace = self.index.namespace_name(namespace);
+        let Some(mut entry) = self.index.namespaces.remove(&namespace) else {
             return;
         };
         if let Ok(at) = entry.position(kind, name) {
             // A create-once copy counts as created even if it disappears before the next plan.
-            self.sow(&namespace, &mut entry, at);
+            self.index.sow(&namespace, &mut entry, at);
             let born = entry.born;
             let cell = &mut entry.cells[at];
             let version = version(meta.resource_version.as_deref());
-            let owner = self.rule_of(cell);
+            let owner = self.index.rule_of(cell);
             if cell.vanish(Some(uid), version) {
                 if version < born {
                     // The object was deleted with a former namespace of the name. It never existed
@@ -93,20 +105,14 @@ impl Engine {
                     cell.belief = Belief::Unknown;
                 }
                 cell.retry_now();
-                self.dirty.insert(namespace.clone());
+                self.index.dirty.insert(namespace.clone());
                 self.work.tidy_later();
-                owner.iter().for_each(|rule| self.mark_status_due(rule));
+                owner
+                    .iter()
+                    .for_each(|rule| self.index.mark_status_due(rule));
             }
         }
-        self.namespaces.insert(namespace, entry);
-    }
-
-    /// Returns one name that all cells of a slot share, also with the events of the watch.
-    fn copy_name(&self, kind: KindId, name: &str) -> Arc<str> {
-        self.slots
-            .copy_name(kind, name)
-            .cloned()
-            .unwrap_or_else(|| name.into())
+        self.index.namespaces.insert(namespace, entry);
     }
 }
 

@@ -9,7 +9,9 @@ use mimeo_model::{
     source::{SourceRef, SourceSelector},
 };
 
-use crate::{Engine, RuleState, SourceState, jobs::JobKey, select, slot::Slot, survey::CopyWatch};
+use crate::{
+    Engine, Index, RuleState, SourceState, jobs::JobKey, select, slot::Slot, survey::CopyWatch,
+};
 
 /// The watches that are needed now. The driver compares them with the open watches.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -26,7 +28,7 @@ pub struct Demand {
     pub confined: bool,
 }
 
-impl Engine {
+impl Index {
     /// A number that grows whenever [`Engine::demand`] may have changed.
     pub fn demand_version(&self) -> u64 {
         self.demand_version
@@ -34,77 +36,6 @@ impl Engine {
 
     pub(crate) fn demand_changed(&mut self) {
         self.demand_version += 1;
-    }
-
-    /// Returns the watches that are needed now. Forgets the state that only other watches could
-    /// show, because no events about it arrive from now on. Until this call the state stays valid,
-    /// even if the demand changes back and forth.
-    pub fn demand(&mut self) -> Demand {
-        // New namespaces do not wait for the copies of Replications.
-        let kinds = match self.settings.role {
-            Role::Keeper => &RuleKind::ALL[..],
-            Role::Injector => &[RuleKind::ClusterReplication],
-        };
-        let mut demand = self.demanded(kinds);
-        // A watch that is closed and opened again makes a new listing.
-        for selector in std::mem::take(&mut self.relist) {
-            if demand.selectors.remove(&selector).is_some() {
-                self.demand_changed();
-            }
-        }
-        self.forget_unwatched(&demand);
-        self.keep_what_is_copied();
-        demand
-    }
-
-    fn forget_unwatched(&mut self, demand: &Demand) {
-        self.forget_surveys(&demand.copies);
-        self.forget_kinds(&demand.kinds);
-        let used: BTreeSet<&SourceRef> = self.slots.values().map(|slot| &slot.source).collect();
-        self.selectors
-            .retain(|_, findings| !findings.rules.is_empty());
-        for (selector, findings) in &mut self.selectors {
-            findings.watched = demand.selectors.contains_key(selector);
-        }
-        let silent = self
-            .selectors
-            .iter_mut()
-            .filter(|(_, findings)| !findings.watched);
-        let listed = |(selector, findings): (&SourceSelector, &mut select::Findings)| {
-            findings.forget().then(|| selector.clone())
-        };
-        let unselected: Vec<SourceSelector> = silent.filter_map(listed).collect();
-        let watched = |source: &SourceRef| match source.selector() {
-            Some(selector) => demand.selectors.contains_key(&selector),
-            None => source.is_inline() || demand.sources.contains_key(source),
-        };
-        let kept = |source: &SourceRef| {
-            if source.selector().is_some() {
-                watched(source)
-            } else {
-                used.contains(source)
-            }
-        };
-        self.sources.retain(|source, _| kept(source));
-        self.unreadable.retain(|source, _| watched(source));
-        let mut silent = Vec::new();
-        let known = self
-            .sources
-            .iter_mut()
-            .filter(|(_, state)| !matches!(state, SourceState::NotRead));
-        for (source, state) in known.filter(|(source, _)| !watched(source)) {
-            // Without a watch, the absence of events must never count as a deletion.
-            *state = SourceState::NotRead;
-            self.jobs.end(&JobKey::ConfirmSource(source.clone()));
-            silent.push(source.clone());
-        }
-        for source in &silent {
-            self.render_source(source);
-        }
-        // The findings of these selectors are no longer known, but their copies are.
-        for selector in &unselected {
-            self.refit_selecting(selector);
-        }
     }
 
     /// Returns the watches that rules of these kinds need.
@@ -166,5 +97,82 @@ impl Engine {
             }
         }
         demand
+    }
+}
+
+impl Engine {
+    /// Returns the watches that are needed now. Forgets the state that only other watches could
+    /// show, because no events about it arrive from now on. Until this call the state stays valid,
+    /// even if the demand changes back and forth.
+    pub fn demand(&mut self) -> Demand {
+        // New namespaces do not wait for the copies of Replications.
+        let kinds = match self.index.settings.role {
+            Role::Keeper => &RuleKind::ALL[..],
+            Role::Injector => &[RuleKind::ClusterReplication],
+        };
+        let mut demand = self.index.demanded(kinds);
+        // A watch that is closed and opened again makes a new listing.
+        for selector in std::mem::take(&mut self.index.relist) {
+            if demand.selectors.remove(&selector).is_some() {
+                self.index.demand_changed();
+            }
+        }
+        self.forget_unwatched(&demand);
+        self.keep_what_is_copied();
+        demand
+    }
+
+    fn forget_unwatched(&mut self, demand: &Demand) {
+        self.index.forget_surveys(&demand.copies);
+        self.index.forget_kinds(&demand.kinds);
+        let used: BTreeSet<&SourceRef> =
+            self.index.slots.values().map(|slot| &slot.source).collect();
+        self.index
+            .selectors
+            .retain(|_, findings| !findings.rules.is_empty());
+        for (selector, findings) in &mut self.index.selectors {
+            findings.watched = demand.selectors.contains_key(selector);
+        }
+        let silent = self
+            .index
+            .selectors
+            .iter_mut()
+            .filter(|(_, findings)| !findings.watched);
+        let listed = |(selector, findings): (&SourceSelector, &mut select::Findings)| {
+            findings.forget().then(|| selector.clone())
+        };
+        let unselected: Vec<SourceSelector> = silent.filter_map(listed).collect();
+        let watched = |source: &SourceRef| match source.selector() {
+            Some(selector) => demand.selectors.contains_key(&selector),
+            None => source.is_inline() || demand.sources.contains_key(source),
+        };
+        let kept = |source: &SourceRef| {
+            if source.selector().is_some() {
+                watched(source)
+            } else {
+                used.contains(source)
+            }
+        };
+        self.index.sources.retain(|source, _| kept(source));
+        self.index.unreadable.retain(|source, _| watched(source));
+        let mut silent = Vec::new();
+        let known = self
+            .index
+            .sources
+            .iter_mut()
+            .filter(|(_, state)| !matches!(state, SourceState::NotRead));
+        for (source, state) in known.filter(|(source, _)| !watched(source)) {
+            // Without a watch, the absence of events must never count as a deletion.
+            *state = SourceState::NotRead;
+            self.jobs.end(&JobKey::ConfirmSource(source.clone()));
+            silent.push(source.clone());
+        }
+        for source in &silent {
+            self.render_source(source);
+        }
+        // The findings of these selectors are no longer known, but their copies are.
+        for selector in &unselected {
+            self.refit_selecting(selector);
+        }
     }
 }

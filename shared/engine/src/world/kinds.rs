@@ -3,7 +3,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    ops::{Index, IndexMut},
+    ops,
     sync::Arc,
     time::Duration,
 };
@@ -17,7 +17,7 @@ use mimeo_model::{
 };
 
 use crate::{
-    Engine, RuleState,
+    Engine, Index, RuleState,
     cell::{Cell, Phase},
     clock::Tick,
     jobs::JobKey,
@@ -106,7 +106,7 @@ impl Default for Kinds {
 /// Hardly any cluster has so many kinds.
 const CROWD: usize = 1024;
 
-impl Index<KindId> for Kinds {
+impl ops::Index<KindId> for Kinds {
     type Output = KindState;
 
     fn index(&self, id: KindId) -> &KindState {
@@ -114,7 +114,7 @@ impl Index<KindId> for Kinds {
     }
 }
 
-impl IndexMut<KindId> for Kinds {
+impl ops::IndexMut<KindId> for Kinds {
     fn index_mut(&mut self, id: KindId) -> &mut KindState {
         &mut self.states[usize::from(id.0)]
     }
@@ -188,39 +188,7 @@ impl Served {
 /// How long API servers may take to apply a CRD after a watch shows it.
 const DEFINED: Duration = Duration::from_secs(5);
 
-impl Engine {
-    /// Records the result of discovery for a kind: the resource, or `None` if the kind isn't served
-    /// (any more).
-    pub fn kind(&mut self, gvk: &GroupVersionKind, resource: Option<Resource>, now: Tick) {
-        self.at(now);
-        let served = resource.map_or(Served::No, Served::At);
-        if self.kinds.served(gvk) == Some(&served) {
-            return;
-        }
-        let never = !matches!(served, Served::At(_));
-        let former = self.kinds.served.insert(gvk.clone(), served);
-        let never = never && !matches!(former, Some(Served::At(_)));
-        self.try_refused(&gvk.group_kind());
-        let sources: Vec<SourceRef> = self
-            .sources
-            .keys()
-            .filter(|source| source.gvk == *gvk)
-            .cloned()
-            .collect();
-        for source in &sources {
-            self.render_source(source);
-        }
-        if never {
-            // No copies of it can exist now, and none existed before. So only the rules that name
-            // the kind are affected.
-            self.replan_rules_of_kind(gvk);
-        } else {
-            self.mark_statuses_due_of_kind(gvk);
-            self.replan_all();
-        }
-        self.demand_changed();
-    }
-
+impl Index {
     fn replan_rules_of_kind(&mut self, gvk: &GroupVersionKind) {
         let names = |state: &RuleState| {
             state
@@ -240,13 +208,57 @@ impl Engine {
         }
     }
 
+    /// Forgets the results of discovery for kinds that are neither served nor named by a rule.
+    pub(crate) fn forget_kinds(&mut self, demanded: &BTreeSet<GroupVersionKind>) {
+        let named: BTreeSet<&GroupVersionKind> = self.slots.values().map(Slot::gvk).collect();
+        self.kinds.served.retain(|gvk, served| {
+            matches!(served, Served::At(_)) || demanded.contains(gvk) || named.contains(gvk)
+        });
+    }
+}
+
+impl Engine {
+    /// Records the result of discovery for a kind: the resource, or `None` if the kind isn't served
+    /// (any more).
+    pub fn kind(&mut self, gvk: &GroupVersionKind, resource: Option<Resource>, now: Tick) {
+        self.index.at(now);
+        let served = resource.map_or(Served::No, Served::At);
+        if self.index.kinds.served(gvk) == Some(&served) {
+            return;
+        }
+        let never = !matches!(served, Served::At(_));
+        let former = self.index.kinds.served.insert(gvk.clone(), served);
+        let never = never && !matches!(former, Some(Served::At(_)));
+        self.try_refused(&gvk.group_kind());
+        let sources: Vec<SourceRef> = self
+            .index
+            .sources
+            .keys()
+            .filter(|source| source.gvk == *gvk)
+            .cloned()
+            .collect();
+        for source in &sources {
+            self.render_source(source);
+        }
+        if never {
+            // No copies of it can exist now, and none existed before. So only the rules that name
+            // the kind are affected.
+            self.index.replan_rules_of_kind(gvk);
+        } else {
+            self.index.mark_statuses_due_of_kind(gvk);
+            self.index.replan_all();
+        }
+        self.index.demand_changed();
+    }
+
     /// Records that the CRD of a kind, given by its plural, was created or changed. The new schema
     /// may accept copies that the former one refused.
     pub fn defined(&mut self, group: &str, plural: &str, now: Tick) {
-        self.at(now);
+        self.index.at(now);
         let here =
             |served: &Served| matches!(served, Served::At(resource) if *resource.plural == *plural);
         let kinds = self
+            .index
             .kinds
             .served
             .iter()
@@ -260,7 +272,7 @@ impl Engine {
     /// Retries the copies of a kind that were refused for their content, once every API server may
     /// have the CRD.
     fn try_refused(&mut self, kind: &GroupKind) {
-        let Some(id) = self.kinds.id(kind) else {
+        let Some(id) = self.index.kinds.id(kind) else {
             return;
         };
         let refused = |cell: &Cell| {
@@ -271,13 +283,13 @@ impl Engine {
                     Some(FailureReason::Invalid | FailureReason::TooLarge)
                 )
         };
-        for (name, namespace) in &mut self.namespaces {
+        for (name, namespace) in &mut self.index.namespaces {
             for cell in namespace
                 .cells
                 .iter_mut()
                 .filter(|cell| cell.kind == id && refused(cell))
             {
-                self.work.put_off(name, cell, self.now + DEFINED);
+                self.work.put_off(name, cell, self.index.now + DEFINED);
             }
         }
     }
@@ -285,22 +297,22 @@ impl Engine {
     /// Records that discovery gives no answer about a kind, until [`Engine::kind`] reports one. An
     /// earlier answer stays valid.
     pub fn kind_unanswered(&mut self, gvk: &GroupVersionKind, why: Unreadable, now: Tick) {
-        self.at(now);
-        let served = self.kinds.ask(gvk);
+        self.index.at(now);
+        let served = self.index.kinds.ask(gvk);
         if !matches!(served, Served::Unknown | Served::Unanswered(_))
             || *served == Served::Unanswered(why)
         {
             return;
         }
         *served = Served::Unanswered(why);
-        self.replan_rules_of_kind(gvk);
+        self.index.replan_rules_of_kind(gvk);
     }
 
     /// Records the kinds in the kinds `ConfigMap`, in the recorded versions. Copies of these may
     /// exist.
     pub fn kinds_recorded(&mut self, kinds: &BTreeSet<GroupVersionKind>, now: Tick) {
-        self.at(now);
-        let known = self.kinds.known;
+        self.index.at(now);
+        let known = self.index.kinds.known;
         for gvk in kinds {
             let Some(id) = self.kind_id(&gvk.group_kind()) else {
                 continue;
@@ -308,7 +320,7 @@ impl Engine {
             let key = JobKey::RecordKind(gvk.group_kind());
             let ours = self.jobs.is_under_way(&key);
             self.jobs.moved(&key);
-            let kind = &mut self.kinds[id];
+            let kind = &mut self.index.kinds[id];
             let fresh = match kind.note {
                 Note::Absent => known && ours,
                 Note::Present { fresh } => fresh,
@@ -316,11 +328,12 @@ impl Engine {
                 Note::Removing => continue,
             };
             kind.note = Note::Present { fresh };
-            self.kinds.ask(gvk);
+            self.index.kinds.ask(gvk);
         }
-        self.kinds.known = true;
+        self.index.kinds.known = true;
         let named: BTreeSet<GroupKind> = kinds.iter().map(GroupVersionKind::group_kind).collect();
         for (_, kind) in self
+            .index
             .kinds
             .iter_mut()
             .filter(|(_, kind)| !named.contains(&kind.group_kind))
@@ -329,54 +342,61 @@ impl Engine {
             let key = JobKey::ForgetKind(kind.group_kind.clone());
             self.jobs.moved(&key);
         }
-        self.replan_all();
-        self.demand_changed();
+        self.index.replan_all();
+        self.index.demand_changed();
     }
 
     /// Returns the number of a kind. `None`: there are too many kinds, and none can be forgotten.
     pub(crate) fn kind_id(&mut self, group_kind: &GroupKind) -> Option<KindId> {
-        if let Some(id) = self.kinds.id(group_kind) {
+        if let Some(id) = self.index.kinds.id(group_kind) {
             return Some(id);
         }
-        if self.kinds.vacant.is_empty() && self.kinds.states.len() >= self.kinds.crowd {
+        if self.index.kinds.vacant.is_empty()
+            && self.index.kinds.states.len() >= self.index.kinds.crowd
+        {
             self.forget_needless_kinds();
         }
-        let state = KindState::new(group_kind.clone(), &self.settings.reach);
-        let id = if let Some(id) = self.kinds.vacant.pop() {
-            self.kinds[id] = state;
+        let state = KindState::new(group_kind.clone(), &self.index.settings.reach);
+        let id = if let Some(id) = self.index.kinds.vacant.pop() {
+            self.index.kinds[id] = state;
             id
         } else {
-            let next = u16::try_from(self.kinds.states.len()).ok()?;
-            self.kinds.states.push(state);
+            let next = u16::try_from(self.index.kinds.states.len()).ok()?;
+            self.index.kinds.states.push(state);
             KindId(next)
         };
-        self.kinds.ids.insert(group_kind.clone(), id);
+        self.index.kinds.ids.insert(group_kind.clone(), id);
         Some(id)
     }
 
     /// Forgets kinds that the state contains only by name. Rules may name kinds that don't exist,
     /// and each update of a rule may name others.
     fn forget_needless_kinds(&mut self) {
-        let mut needed: BTreeSet<KindId> = self.slots.values().map(|slot| slot.kind).collect();
+        let mut needed: BTreeSet<KindId> =
+            self.index.slots.values().map(|slot| slot.kind).collect();
         needed.extend(
-            self.namespaces
+            self.index
+                .namespaces
                 .values()
                 .flat_map(|namespace| &namespace.cells)
                 .map(|cell| cell.kind),
         );
         needed.extend(
-            self.rules
+            self.index
+                .rules
                 .values()
                 .flat_map(|state| state.unmet.values().flatten())
                 .map(|lost| lost.kind),
         );
         needed.extend(
-            self.sweeps
+            self.deletion
+                .sweeps
                 .iter()
                 .flat_map(|(_, sweep)| sweep.cells())
                 .map(|(_, kind, _)| *kind),
         );
         let served = self
+            .index
             .kinds
             .served
             .iter()
@@ -386,6 +406,7 @@ impl Engine {
             kind.note == Note::Absent && !needed.contains(id) && !served.contains(&kind.group_kind)
         };
         let needless: Vec<KindId> = self
+            .index
             .kinds
             .iter()
             .filter(needless)
@@ -397,22 +418,14 @@ impl Engine {
                     group: "".into(),
                     kind: "".into(),
                 },
-                &self.settings.reach,
+                &self.index.settings.reach,
             );
-            let former = std::mem::replace(&mut self.kinds[*id], nothing);
-            self.kinds.ids.remove(&former.group_kind);
+            let former = std::mem::replace(&mut self.index.kinds[*id], nothing);
+            self.index.kinds.ids.remove(&former.group_kind);
         }
-        self.kinds.crowd = CROWD
-            .max((self.kinds.states.len() - needless.len()) * 2)
+        self.index.kinds.crowd = CROWD
+            .max((self.index.kinds.states.len() - needless.len()) * 2)
             .min(usize::from(u16::MAX) + 1);
-        self.kinds.vacant = needless;
-    }
-
-    /// Forgets the results of discovery for kinds that are neither served nor named by a rule.
-    pub(crate) fn forget_kinds(&mut self, demanded: &BTreeSet<GroupVersionKind>) {
-        let named: BTreeSet<&GroupVersionKind> = self.slots.values().map(Slot::gvk).collect();
-        self.kinds.served.retain(|gvk, served| {
-            matches!(served, Served::At(_)) || demanded.contains(gvk) || named.contains(gvk)
-        });
+        self.index.kinds.vacant = needless;
     }
 }

@@ -15,7 +15,7 @@ use mimeo_model::{
 };
 
 use crate::{
-    Engine,
+    Engine, Index,
     cell::{Belief, Cell},
     clock::Tick,
     jobs::JobKey,
@@ -65,16 +65,24 @@ pub(crate) struct Mark {
     pub(crate) since: Tick,
 }
 
+impl Index {
+    pub(crate) fn namespace_name(&self, name: &str) -> Arc<str> {
+        self.namespaces
+            .get_key_value(name)
+            .map_or_else(|| name.into(), |(known, _)| known.clone())
+    }
+}
+
 impl Engine {
     /// Records a namespace with this metadata, as its watch or a read shows it.
     pub fn namespace_applied(&mut self, meta: &ObjectMeta, now: Tick) {
-        self.at(now);
+        self.index.at(now);
         let Some(name) = meta.name.as_deref() else {
             return;
         };
-        let name = self.namespace_name(name);
+        let name = self.index.namespace_name(name);
         let uid = meta.uid.as_deref().and_then(Uid::parse);
-        let entry = self.namespaces.entry(name.clone()).or_default();
+        let entry = self.index.namespaces.entry(name.clone()).or_default();
         let version = version(meta.resource_version.as_deref());
         // A read may have been faster than the watch. So an earlier object of the same name is out
         // of date, too.
@@ -90,9 +98,9 @@ impl Engine {
                 entry
                     .cells
                     .iter()
-                    .filter_map(|cell| self.slots.owner(cell).cloned()),
+                    .filter_map(|cell| self.index.slots.owner(cell).cloned()),
             );
-            let cells = watched(&mut self.work, &name, entry, self.settings.role);
+            let cells = watched(&mut self.work, &name, entry, self.index.settings.role);
             **entry = Namespace {
                 cells,
                 ended: true,
@@ -114,8 +122,9 @@ impl Engine {
         if !known {
             entry.born = version;
         }
-        let watched =
-            !known && self.settings.reach.targets.is_some() && self.settings.reach.is_target(&name);
+        let watched = !known
+            && self.index.settings.reach.targets.is_some()
+            && self.index.settings.reach.is_target(&name);
         entry.uid = uid;
         entry.version = version;
         let labels = meta
@@ -127,10 +136,10 @@ impl Engine {
         let old = std::mem::replace(&mut entry.labels, labels);
         let changed = known && old != entry.labels;
         if changed || !known {
-            entry.labelled = self.now;
+            entry.labelled = self.index.now;
         }
         if changed {
-            rules.extend(fill_in_anew(entry, &name, &old, &self.slots));
+            rules.extend(fill_in_anew(entry, &name, &old, &self.index.slots));
         }
         entry.terminating = meta.deletion_timestamp.is_some();
         let seeds = meta
@@ -138,12 +147,14 @@ impl Engine {
             .as_ref()
             .and_then(|annotations| annotations.get(names::SEEDED));
         entry.note(seeds.map(|text| Seeds::parse(text)).unwrap_or_default());
-        rules.iter().for_each(|rule| self.mark_status_due(rule));
+        rules
+            .iter()
+            .for_each(|rule| self.index.mark_status_due(rule));
         if former.is_some() {
-            self.leave_home(&name, former);
+            self.index.leave_home(&name, former);
         }
         if watched {
-            self.demand_changed();
+            self.index.demand_changed();
         }
         self.jobs.moved(&JobKey::RecordCreated(name.clone()));
         self.jobs.moved(&JobKey::RemoveLabel(name.clone()));
@@ -154,7 +165,7 @@ impl Engine {
         if changed || !known || former.is_some() {
             self.review_home(&name);
         }
-        self.dirty.insert(name);
+        self.index.dirty.insert(name);
     }
 
     /// Records that the watch of namespaces lost one. Nothing changes if a read has shown another
@@ -167,6 +178,7 @@ impl Engine {
             return;
         };
         if self
+            .index
             .namespaces
             .get(name)
             .is_some_and(|entry| entry.uid.is_none() || entry.uid == uid)
@@ -177,38 +189,38 @@ impl Engine {
 
     /// Records that a namespace was deleted.
     pub fn namespace_gone(&mut self, name: &str, now: Tick) {
-        self.at(now);
-        let Some((name, mut old)) = self.namespaces.remove_entry(name) else {
+        self.index.at(now);
+        let Some((name, mut old)) = self.index.namespaces.remove_entry(name) else {
             return;
         };
-        self.dirty.remove(&name);
+        self.index.dirty.remove(&name);
         self.jobs.end(&JobKey::RecordCreated(name.clone()));
         self.jobs.end(&JobKey::RemoveLabel(name.clone()));
-        self.changes.end(Ended::Namespace(name.clone()));
+        self.report.changes.end(Ended::Namespace(name.clone()));
         self.work.tidy_later();
-        if self.settings.reach.targets.is_some() {
-            self.demand_changed();
+        if self.index.settings.reach.targets.is_some() {
+            self.index.demand_changed();
         }
-        self.leave_home(&name, old.uid);
+        self.index.leave_home(&name, old.uid);
         let touched: BTreeSet<Arc<RuleId>> = old
             .cells
             .iter()
-            .filter_map(|cell| self.rule_of(cell))
+            .filter_map(|cell| self.index.rule_of(cell))
             .collect();
         for id in &touched {
-            self.mark_status_due(id);
+            self.index.mark_status_due(id);
         }
-        for id in self.rules_for(&name) {
-            if let Some(state) = self.rules.get_mut(&id)
+        for id in self.index.rules_for(&name) {
+            if let Some(state) = self.index.rules.get_mut(&id)
                 && state.unmet.remove(&name).is_some()
             {
                 state.status.mark_due();
             }
         }
         self.review_home(&name);
-        let cells = watched(&mut self.work, &name, &mut old, self.settings.role);
+        let cells = watched(&mut self.work, &name, &mut old, self.index.settings.role);
         if !cells.is_empty() {
-            self.namespaces.insert(
+            self.index.namespaces.insert(
                 name,
                 Box::new(Namespace {
                     cells,
@@ -221,8 +233,9 @@ impl Engine {
 
     /// Records that every namespace has been shown; `listed` has all of them.
     pub fn namespaces_listed(&mut self, listed: &BTreeSet<Box<str>>, now: Tick) {
-        self.at(now);
+        self.index.at(now);
         let lost: Vec<Arc<str>> = self
+            .index
             .namespaces
             .iter()
             .filter(|(name, state)| state.uid.is_some() && !listed.contains(&***name))
@@ -231,14 +244,8 @@ impl Engine {
         for name in lost {
             self.namespace_gone(&name, now);
         }
-        self.namespaces_listed = true;
-        self.replan_all();
-    }
-
-    pub(crate) fn namespace_name(&self, name: &str) -> Arc<str> {
-        self.namespaces
-            .get_key_value(name)
-            .map_or_else(|| name.into(), |(known, _)| known.clone())
+        self.index.namespaces_listed = true;
+        self.index.replan_all();
     }
 }
 

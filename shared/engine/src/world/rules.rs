@@ -17,7 +17,7 @@ use mimeo_model::{
 };
 
 use crate::{
-    Engine, Listing, SourceState, absent,
+    Engine, Index, Listing, SourceState, absent,
     cell::Reference,
     clock::Tick,
     conditions::pod_gate_active,
@@ -77,202 +77,7 @@ impl ShownRule {
     }
 }
 
-impl Engine {
-    /// Records a rule with this spec; `observed` is the status that it carries.
-    pub fn rule_applied(
-        &mut self,
-        id: RuleId,
-        rule: Result<Rule, Refused>,
-        observed: Observed,
-        now: Tick,
-    ) {
-        self.at(now);
-        let id = self
-            .rules
-            .get_key_value(&id)
-            .map_or_else(|| Arc::new(id), |(known, _)| known.clone());
-        let rule = self.count_replication(&id, rule);
-        let rule = rule.map(|rule| rule.within(&self.settings.reach));
-        if self.gone.remove(&id).is_some() {
-            self.jobs.end(&JobKey::ConfirmRule(id.clone()));
-        }
-        let shown = ShownRule { rule, observed };
-        match self.rules.get(&id) {
-            Some(known) if shown.says_the_same(known) => self.note_rule(&id, shown),
-            _ => self.replace_rule(&id, shown),
-        }
-    }
-
-    /// Records a rule with the same spec and changed metadata or status. Of these the engine uses
-    /// the confirmation and the status.
-    fn note_rule(&mut self, id: &Arc<RuleId>, shown: ShownRule) {
-        let Some(state) = self.rules.get_mut(id) else {
-            return;
-        };
-        let confirmation = |rule: &Result<Rule, Refused>| {
-            rule.as_ref()
-                .ok()
-                .and_then(|rule| rule.confirm_deletion.clone())
-        };
-        let confirmed = confirmation(&state.rule) != confirmation(&shown.rule);
-        state.rule = shown.rule;
-        state.status.observe(shown.observed);
-        if confirmed {
-            self.confirm_sweep(id);
-        }
-    }
-
-    /// Records a rule that is new or has another spec.
-    fn replace_rule(&mut self, id: &Arc<RuleId>, shown: ShownRule) {
-        let ShownRule { rule, observed } = shown;
-        self.replan_rule(id);
-        self.census.iter_mut().for_each(|census| census.forget(id));
-        let old = self.rules.remove(id);
-        let former = old.as_ref().and_then(RuleState::valid);
-        let valid = rule.as_ref().ok();
-        self.forget_places(id, former);
-        let shift = self.replace_selectors(id, former, valid);
-        let slots = valid.map_or_else(Vec::new, |rule| self.add_claims(id, rule));
-        let version = rule.as_ref().map_or(0, |rule| rule.resource_version);
-        let pod_gate_proven = rule
-            .as_ref()
-            .is_ok_and(|rule| pod_gate_active(&observed, rule.generation));
-        // After the CRD is installed again, a watch may still show rules of the former CRD for a
-        // while. A known rule with the same uid lives under the same CRD as before.
-        let same = old
-            .as_ref()
-            .filter(|old| matches!((&old.rule, &rule), (Ok(old), Ok(new)) if old.uid == new.uid));
-        let crd = same.map_or_else(
-            || self.collections[id.kind].crd.certain(),
-            |old| old.crd.clone(),
-        );
-        let mut book = old.map_or_else(status::Book::default, |old| {
-            self.retire(&old.slots.concat(), &slots.concat());
-            old.status
-        });
-        book.observe(observed);
-        self.rules.insert(
-            id.clone(),
-            RuleState {
-                rule,
-                slots,
-                spec_version: version,
-                spec_seen: self.now,
-                crd,
-                home: None,
-                pod_gate_proven,
-                unmet: BTreeMap::new(),
-                status: book,
-                changed: self.changes.next(),
-            },
-        );
-        let valid = self.rules.get(id).and_then(RuleState::valid);
-        self.news
-            .forget_sources(id, |source| valid.is_some_and(|rule| rule.may_have(source)));
-        self.keep_all_copied(id);
-        self.follow_anew(shift);
-        self.mark_status_due(id);
-        self.remind_of_grace(id);
-        if id.kind == RuleKind::ClusterReplication {
-            self.work.timer(
-                self.now + status::HOOKS_KNOWN,
-                work::Timer::Rule(id.clone()),
-            );
-        }
-        self.replan_rule(id);
-        self.demand_changed();
-    }
-
-    /// Adds the rule's places, its sources, and a slot for each source and target.
-    fn add_claims(&mut self, id: &Arc<RuleId>, rule: &Rule) -> Vec<Vec<SlotId>> {
-        self.learn_places(id, rule);
-        for (source, object) in &rule.inline {
-            self.sources
-                .insert(source.clone(), SourceState::found(source, object.clone()));
-        }
-        for selector in &rule.selectors {
-            self.kinds.ask(&selector.gvk);
-        }
-        let sources = self.choose(rule).sources;
-        self.add_slots(id, rule, &sources, &BTreeMap::new())
-    }
-
-    /// Records that a rule no longer exists according to its watch.
-    pub fn rule_gone(&mut self, id: &RuleId, now: Tick) {
-        self.at(now);
-        self.replan_rule(id);
-        let Some((id, old)) = self.rules.remove_entry(id) else {
-            return;
-        };
-        self.jobs.end(&JobKey::ConfirmRule(id.clone()));
-        self.census.iter_mut().for_each(|census| census.forget(&id));
-        self.uncount_replication(&id);
-        self.changes.end(Ended::Rule(id.clone()));
-        let former = old.valid();
-        self.forget_places(&id, former);
-        let shift = self.replace_selectors(&id, former, None);
-        self.retire(&old.slots.concat(), &[]);
-        self.follow_anew(shift);
-        self.sweeps.remove(&id);
-        self.news.forget_sources(&id, |_| false);
-        self.work.tidy_later();
-        let home = || self.namespaces.get(id.namespace.as_deref()?)?.uid;
-        let gone = absent::Gone::seen_under(old.crd, old.home.or_else(home), self.now);
-        if self.settings.role == Role::Keeper {
-            self.gone.insert(id, gone);
-        }
-        self.demand_changed();
-    }
-
-    /// Records that every rule of the kind has been shown; `listed` has all of them.
-    pub fn rules_listed(&mut self, kind: RuleKind, listed: &BTreeSet<RuleId>, now: Tick) {
-        self.at(now);
-        let of_kind = self.rules.keys().filter(|id| id.kind == kind);
-        let lost: Vec<RuleId> = of_kind
-            .filter(|id| !listed.contains(&***id))
-            .map(|id| (**id).clone())
-            .collect();
-        for id in lost {
-            self.rule_gone(&id, now);
-        }
-        self.collections[kind].listing = Listing::Listed;
-        self.unread(kind, None);
-        self.replan_all();
-    }
-
-    /// Records that the API server doesn't serve rules of the kind: their CRD doesn't exist (any
-    /// more). A webhook replica then has nothing to wait for. The meaning for existing copies is
-    /// not decided by a watch.
-    pub fn rules_unserved(&mut self, kind: RuleKind, now: Tick) {
-        self.at(now);
-        self.unread(kind, None);
-        if self.settings.role == Role::Injector {
-            self.rules_listed(kind, &BTreeSet::new(), now);
-        } else if self.collections[kind].listing != Listing::Listed {
-            self.collections[kind].listing = Listing::Unserved;
-            self.replan_all();
-        }
-    }
-
-    /// Records that rules of the kind can't be read. The rules that were shown stay valid, and
-    /// their statuses report the problem.
-    ///
-    /// If none was shown so far, rules of the other kind behave as if this kind were not served.
-    /// `ClusterReplication`s don't wait for Replications, because the sources of these don't count
-    /// for them. A copy's annotation names its rule. The copy is not changed before all rules of
-    /// that kind are known.
-    pub fn rules_unreadable(&mut self, kind: RuleKind, why: Unreadable, now: Tick) {
-        self.at(now);
-        if self.collections[kind].listing != Listing::Listed {
-            self.collections[kind].listing = Listing::Unreadable(why);
-            self.replan_all();
-        } else if why == Unreadable::Unavailable {
-            // The problem ends by itself, and no status could be written meanwhile.
-            return;
-        }
-        self.unread(kind, Some(why));
-    }
-
+impl Index {
     fn unread(&mut self, kind: RuleKind, why: Option<Unreadable>) {
         if std::mem::replace(&mut self.collections[kind].unread, why) != why {
             self.rules
@@ -323,63 +128,6 @@ impl Engine {
             .or_else(|| self.gone.get_key_value(id).map(|(known, _)| known))
             .unwrap_or(id)
             .clone()
-    }
-
-    /// Returns a slot for each target and each of these sources. Slots in `former` are used again.
-    pub(crate) fn add_slots(
-        &mut self,
-        id: &Arc<RuleId>,
-        rule: &Rule,
-        sources: &[SourceRef],
-        former: &BTreeMap<(usize, SourceRef), SlotId>,
-    ) -> Vec<Vec<SlotId>> {
-        let mut slots = vec![Vec::new(); rule.targets.len()];
-        let mut press = Press::default();
-        // The loop goes source by source, so that the common parts of the copies for all targets
-        // are made once.
-        for source in sources {
-            for (index, (target, added)) in rule.targets.iter().zip(&mut slots).enumerate() {
-                if let Some(slot) = former.get(&(index, source.clone())) {
-                    added.push(*slot);
-                    continue;
-                }
-                let Some(kind) = self.kind_id(&source.gvk.group_kind()) else {
-                    // The rule's status says that the kind isn't served. Of so many kinds hardly
-                    // any can be served.
-                    self.kinds.give_up(&source.gvk);
-                    continue;
-                };
-                self.kinds.ask(&source.gvk);
-                let granted = self.may_read(id, source);
-                self.read_if_let_go(id.kind, source);
-                let state = self
-                    .sources
-                    .entry(source.clone())
-                    .or_insert(SourceState::NotRead);
-                let Some(number) = self.slots.next_id() else {
-                    continue;
-                };
-                let mut slot = Slot {
-                    rule: id.clone(),
-                    target: index,
-                    source: source.clone(),
-                    kind,
-                    granted,
-                    name: target.copy_name(source).into(),
-                    reference: Reference::Unknown,
-                    untold: 0,
-                    rendering: Err(NoRendering::NotRead),
-                    renewed: None,
-                };
-                let cluster = &self.settings.cluster;
-                slot.rendering = press.rendering(rule, target, &slot, state, cluster);
-                slot.reference = first_reference(self.settings.role, &slot.rendering);
-                self.consent.add_reader(number, &slot);
-                self.slots.insert(number, slot);
-                added.push(number);
-            }
-        }
-        slots
     }
 
     /// Forgets slots that a rule no longer has. A new slot with the same rendering keeps the field
@@ -436,5 +184,269 @@ impl Engine {
                 state.status.mark_due();
             }
         }
+    }
+}
+
+impl Engine {
+    /// Records a rule with this spec; `observed` is the status that it carries.
+    pub fn rule_applied(
+        &mut self,
+        id: RuleId,
+        rule: Result<Rule, Refused>,
+        observed: Observed,
+        now: Tick,
+    ) {
+        self.index.at(now);
+        let id = self
+            .index
+            .rules
+            .get_key_value(&id)
+            .map_or_else(|| Arc::new(id), |(known, _)| known.clone());
+        let rule = self.count_replication(&id, rule);
+        let rule = rule.map(|rule| rule.within(&self.index.settings.reach));
+        if self.index.gone.remove(&id).is_some() {
+            self.jobs.end(&JobKey::ConfirmRule(id.clone()));
+        }
+        let shown = ShownRule { rule, observed };
+        match self.index.rules.get(&id) {
+            Some(known) if shown.says_the_same(known) => self.note_rule(&id, shown),
+            _ => self.replace_rule(&id, shown),
+        }
+    }
+
+    /// Records a rule with the same spec and changed metadata or status. Of these the engine uses
+    /// the confirmation and the status.
+    fn note_rule(&mut self, id: &Arc<RuleId>, shown: ShownRule) {
+        let Some(state) = self.index.rules.get_mut(id) else {
+            return;
+        };
+        let confirmation = |rule: &Result<Rule, Refused>| {
+            rule.as_ref()
+                .ok()
+                .and_then(|rule| rule.confirm_deletion.clone())
+        };
+        let confirmed = confirmation(&state.rule) != confirmation(&shown.rule);
+        state.rule = shown.rule;
+        state.status.observe(shown.observed);
+        if confirmed {
+            self.confirm_sweep(id);
+        }
+    }
+
+    /// Records a rule that is new or has another spec.
+    fn replace_rule(&mut self, id: &Arc<RuleId>, shown: ShownRule) {
+        let ShownRule { rule, observed } = shown;
+        self.index.replan_rule(id);
+        self.report
+            .census
+            .iter_mut()
+            .for_each(|census| census.forget(id));
+        let old = self.index.rules.remove(id);
+        let former = old.as_ref().and_then(RuleState::valid);
+        let valid = rule.as_ref().ok();
+        self.index.forget_places(id, former);
+        let shift = self.index.replace_selectors(id, former, valid);
+        let slots = valid.map_or_else(Vec::new, |rule| self.add_claims(id, rule));
+        let version = rule.as_ref().map_or(0, |rule| rule.resource_version);
+        let pod_gate_proven = rule
+            .as_ref()
+            .is_ok_and(|rule| pod_gate_active(&observed, rule.generation));
+        // After the CRD is installed again, a watch may still show rules of the former CRD for a
+        // while. A known rule with the same uid lives under the same CRD as before.
+        let same = old
+            .as_ref()
+            .filter(|old| matches!((&old.rule, &rule), (Ok(old), Ok(new)) if old.uid == new.uid));
+        let crd = same.map_or_else(
+            || self.index.collections[id.kind].crd.certain(),
+            |old| old.crd.clone(),
+        );
+        let mut book = old.map_or_else(status::Book::default, |old| {
+            self.index.retire(&old.slots.concat(), &slots.concat());
+            old.status
+        });
+        book.observe(observed);
+        self.index.rules.insert(
+            id.clone(),
+            RuleState {
+                rule,
+                slots,
+                spec_version: version,
+                spec_seen: self.index.now,
+                crd,
+                home: None,
+                pod_gate_proven,
+                unmet: BTreeMap::new(),
+                status: book,
+                changed: self.report.changes.next(),
+            },
+        );
+        let valid = self.index.rules.get(id).and_then(RuleState::valid);
+        self.report
+            .news
+            .forget_sources(id, |source| valid.is_some_and(|rule| rule.may_have(source)));
+        self.keep_all_copied(id);
+        self.follow_anew(shift);
+        self.index.mark_status_due(id);
+        self.remind_of_grace(id);
+        if id.kind == RuleKind::ClusterReplication {
+            self.work.timer(
+                self.index.now + status::HOOKS_KNOWN,
+                work::Timer::Rule(id.clone()),
+            );
+        }
+        self.index.replan_rule(id);
+        self.index.demand_changed();
+    }
+
+    /// Adds the rule's places, its sources, and a slot for each source and target.
+    fn add_claims(&mut self, id: &Arc<RuleId>, rule: &Rule) -> Vec<Vec<SlotId>> {
+        self.index.learn_places(id, rule);
+        for (source, object) in &rule.inline {
+            self.index
+                .sources
+                .insert(source.clone(), SourceState::found(source, object.clone()));
+        }
+        for selector in &rule.selectors {
+            self.index.kinds.ask(&selector.gvk);
+        }
+        let sources = self.index.choose(rule).sources;
+        self.add_slots(id, rule, &sources, &BTreeMap::new())
+    }
+
+    /// Records that a rule no longer exists according to its watch.
+    pub fn rule_gone(&mut self, id: &RuleId, now: Tick) {
+        self.index.at(now);
+        self.index.replan_rule(id);
+        let Some((id, old)) = self.index.rules.remove_entry(id) else {
+            return;
+        };
+        self.jobs.end(&JobKey::ConfirmRule(id.clone()));
+        self.report
+            .census
+            .iter_mut()
+            .for_each(|census| census.forget(&id));
+        self.index.uncount_replication(&id);
+        self.report.changes.end(Ended::Rule(id.clone()));
+        let former = old.valid();
+        self.index.forget_places(&id, former);
+        let shift = self.index.replace_selectors(&id, former, None);
+        self.index.retire(&old.slots.concat(), &[]);
+        self.follow_anew(shift);
+        self.deletion.sweeps.remove(&id);
+        self.report.news.forget_sources(&id, |_| false);
+        self.work.tidy_later();
+        let home = || self.index.namespaces.get(id.namespace.as_deref()?)?.uid;
+        let gone = absent::Gone::seen_under(old.crd, old.home.or_else(home), self.index.now);
+        if self.index.settings.role == Role::Keeper {
+            self.index.gone.insert(id, gone);
+        }
+        self.index.demand_changed();
+    }
+
+    /// Records that every rule of the kind has been shown; `listed` has all of them.
+    pub fn rules_listed(&mut self, kind: RuleKind, listed: &BTreeSet<RuleId>, now: Tick) {
+        self.index.at(now);
+        let of_kind = self.index.rules.keys().filter(|id| id.kind == kind);
+        let lost: Vec<RuleId> = of_kind
+            .filter(|id| !listed.contains(&***id))
+            .map(|id| (**id).clone())
+            .collect();
+        for id in lost {
+            self.rule_gone(&id, now);
+        }
+        self.index.collections[kind].listing = Listing::Listed;
+        self.index.unread(kind, None);
+        self.index.replan_all();
+    }
+
+    /// Records that the API server doesn't serve rules of the kind: their CRD doesn't exist (any
+    /// more). A webhook replica then has nothing to wait for. The meaning for existing copies is
+    /// not decided by a watch.
+    pub fn rules_unserved(&mut self, kind: RuleKind, now: Tick) {
+        self.index.at(now);
+        self.index.unread(kind, None);
+        if self.index.settings.role == Role::Injector {
+            self.rules_listed(kind, &BTreeSet::new(), now);
+        } else if self.index.collections[kind].listing != Listing::Listed {
+            self.index.collections[kind].listing = Listing::Unserved;
+            self.index.replan_all();
+        }
+    }
+
+    /// Records that rules of the kind can't be read. The rules that were shown stay valid, and
+    /// their statuses report the problem.
+    ///
+    /// If none was shown so far, rules of the other kind behave as if this kind were not served.
+    /// `ClusterReplication`s don't wait for Replications, because the sources of these don't count
+    /// for them. A copy's annotation names its rule. The copy is not changed before all rules of
+    /// that kind are known.
+    pub fn rules_unreadable(&mut self, kind: RuleKind, why: Unreadable, now: Tick) {
+        self.index.at(now);
+        if self.index.collections[kind].listing != Listing::Listed {
+            self.index.collections[kind].listing = Listing::Unreadable(why);
+            self.index.replan_all();
+        } else if why == Unreadable::Unavailable {
+            // The problem ends by itself, and no status could be written meanwhile.
+            return;
+        }
+        self.index.unread(kind, Some(why));
+    }
+
+    /// Returns a slot for each target and each of these sources. Slots in `former` are used again.
+    pub(crate) fn add_slots(
+        &mut self,
+        id: &Arc<RuleId>,
+        rule: &Rule,
+        sources: &[SourceRef],
+        former: &BTreeMap<(usize, SourceRef), SlotId>,
+    ) -> Vec<Vec<SlotId>> {
+        let mut slots = vec![Vec::new(); rule.targets.len()];
+        let mut press = Press::default();
+        // The loop goes source by source, so that the common parts of the copies for all targets
+        // are made once.
+        for source in sources {
+            for (index, (target, added)) in rule.targets.iter().zip(&mut slots).enumerate() {
+                if let Some(slot) = former.get(&(index, source.clone())) {
+                    added.push(*slot);
+                    continue;
+                }
+                let Some(kind) = self.kind_id(&source.gvk.group_kind()) else {
+                    // The rule's status says that the kind isn't served. Of so many kinds hardly
+                    // any can be served.
+                    self.index.kinds.give_up(&source.gvk);
+                    continue;
+                };
+                self.index.kinds.ask(&source.gvk);
+                let granted = self.index.may_read(id, source);
+                self.read_if_let_go(id.kind, source);
+                let state = self
+                    .index
+                    .sources
+                    .entry(source.clone())
+                    .or_insert(SourceState::NotRead);
+                let Some(number) = self.index.slots.next_id() else {
+                    continue;
+                };
+                let mut slot = Slot {
+                    rule: id.clone(),
+                    target: index,
+                    source: source.clone(),
+                    kind,
+                    granted,
+                    name: target.copy_name(source).into(),
+                    reference: Reference::Unknown,
+                    untold: 0,
+                    rendering: Err(NoRendering::NotRead),
+                    renewed: None,
+                };
+                let cluster = &self.index.settings.cluster;
+                slot.rendering = press.rendering(rule, target, &slot, state, cluster);
+                slot.reference = first_reference(self.index.settings.role, &slot.rendering);
+                self.index.consent.add_reader(number, &slot);
+                self.index.slots.insert(number, slot);
+                added.push(number);
+            }
+        }
+        slots
     }
 }

@@ -13,7 +13,7 @@ use mimeo_model::{
     template::Place,
 };
 
-use crate::{Demand, Engine, KindState, clock::Tick, kinds::Note};
+use crate::{Demand, Engine, Index, KindState, clock::Tick, kinds::Note};
 
 /// One watch of copies.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -101,67 +101,7 @@ impl Surveys {
     }
 }
 
-impl Engine {
-    /// Records that a listing of copies begins.
-    pub fn copies_listing(&mut self, watch: &CopyWatch, now: Tick) {
-        self.at(now);
-        if let Some(survey) = self.survey(watch) {
-            survey.listing = survey.listing.wrapping_add(1);
-        }
-    }
-
-    /// Records that the listing is complete as of the resourceVersion `at`. Copies that the listing
-    /// didn't show were absent then.
-    pub fn copies_listed(&mut self, watch: &CopyWatch, at: u64, now: Tick) {
-        self.at(now);
-        let Some(id) = self.kind_id(&watch.kind) else {
-            return;
-        };
-        let Some(survey) = self.survey(watch) else {
-            return;
-        };
-        survey.listed = true;
-        survey.listed_at = at;
-        let readable_again = survey.unreadable.take().is_some();
-        let listing = survey.listing;
-        let shown = |name: &str| watch.namespace.as_deref().is_none_or(|only| only == name);
-        let mut owners = BTreeSet::new();
-        for (_, entry) in self.namespaces.iter_mut().filter(|(name, _)| shown(name)) {
-            for cell in entry
-                .cells
-                .iter_mut()
-                .filter(|cell| cell.kind == id && cell.listing != listing)
-            {
-                // A write by Mimeo may be newer than the listing.
-                let owner = self.slots.owner(cell).cloned();
-                if cell.vanish(None, at) {
-                    cell.retry_now();
-                    owners.extend(owner);
-                }
-            }
-        }
-        owners.iter().for_each(|rule| self.mark_status_due(rule));
-        if readable_again {
-            self.mark_statuses_due_of_slots(|slot| slot.kind == id);
-        }
-        self.replan_all();
-    }
-
-    /// Records that copies can't be watched, until [`Engine::copies_listed`] says otherwise. The
-    /// copies seen so far stay known.
-    pub fn copies_unreadable(&mut self, watch: &CopyWatch, why: Unreadable, now: Tick) {
-        self.at(now);
-        let Some(id) = self.kind_id(&watch.kind) else {
-            return;
-        };
-        if self
-            .survey(watch)
-            .is_some_and(|survey| survey.unreadable.replace(why) != Some(why))
-        {
-            self.mark_statuses_due_of_slots(|slot| slot.kind == id);
-        }
-    }
-
+impl Index {
     /// Returns why copies of the rule can't be watched, and in which namespace if not in all.
     /// Problems in other namespaces are not revealed to the rule's author.
     pub(crate) fn unwatchable(
@@ -232,11 +172,6 @@ impl Engine {
                 .cloned()
                 .collect(),
         )
-    }
-
-    fn survey(&mut self, watch: &CopyWatch) -> Option<&mut Survey> {
-        let id = self.kind_id(&watch.kind)?;
-        self.kinds[id].surveys.of_watch(watch.namespace.as_deref())
     }
 
     /// Adds the watches of a kind's copies. A webhook replica watches no copies.
@@ -318,5 +253,83 @@ impl Engine {
                         .all(|name| kind.surveys.of(name).listed)
             }
         }
+    }
+}
+
+impl Engine {
+    /// Records that a listing of copies begins.
+    pub fn copies_listing(&mut self, watch: &CopyWatch, now: Tick) {
+        self.index.at(now);
+        if let Some(survey) = self.survey(watch) {
+            survey.listing = survey.listing.wrapping_add(1);
+        }
+    }
+
+    /// Records that the listing is complete as of the resourceVersion `at`. Copies that the listing
+    /// didn't show were absent then.
+    pub fn copies_listed(&mut self, watch: &CopyWatch, at: u64, now: Tick) {
+        self.index.at(now);
+        let Some(id) = self.kind_id(&watch.kind) else {
+            return;
+        };
+        let Some(survey) = self.survey(watch) else {
+            return;
+        };
+        survey.listed = true;
+        survey.listed_at = at;
+        let readable_again = survey.unreadable.take().is_some();
+        let listing = survey.listing;
+        let shown = |name: &str| watch.namespace.as_deref().is_none_or(|only| only == name);
+        let mut owners = BTreeSet::new();
+        for (_, entry) in self
+            .index
+            .namespaces
+            .iter_mut()
+            .filter(|(name, _)| shown(name))
+        {
+            for cell in entry
+                .cells
+                .iter_mut()
+                .filter(|cell| cell.kind == id && cell.listing != listing)
+            {
+                // A write by Mimeo may be newer than the listing.
+                let owner = self.index.slots.owner(cell).cloned();
+                if cell.vanish(None, at) {
+                    cell.retry_now();
+                    owners.extend(owner);
+                }
+            }
+        }
+        owners
+            .iter()
+            .for_each(|rule| self.index.mark_status_due(rule));
+        if readable_again {
+            self.index
+                .mark_statuses_due_of_slots(|slot| slot.kind == id);
+        }
+        self.index.replan_all();
+    }
+
+    /// Records that copies can't be watched, until [`Engine::copies_listed`] says otherwise. The
+    /// copies seen so far stay known.
+    pub fn copies_unreadable(&mut self, watch: &CopyWatch, why: Unreadable, now: Tick) {
+        self.index.at(now);
+        let Some(id) = self.kind_id(&watch.kind) else {
+            return;
+        };
+        if self
+            .survey(watch)
+            .is_some_and(|survey| survey.unreadable.replace(why) != Some(why))
+        {
+            self.index
+                .mark_statuses_due_of_slots(|slot| slot.kind == id);
+        }
+    }
+
+    fn survey(&mut self, watch: &CopyWatch) -> Option<&mut Survey> {
+        let id = self.kind_id(&watch.kind)?;
+        self.index.kinds[id]
+            .surveys
+            .of_watch(watch.namespace.as_deref())
     }
 }

@@ -13,18 +13,29 @@ use mimeo_model::{
     source::SourceRef,
 };
 
-use crate::{Engine, cell::Phase, clock::Tick, jobs::JobKey, kinds::Note};
+use crate::{Engine, Index, cell::Phase, clock::Tick, jobs::JobKey, kinds::Note};
 
 /// With this many cells or more, tidying takes a while.
 const MANY: usize = 1024;
 /// The pause after tidying, for each cell. It is about ten times as long as the tidying took.
 const EACH: Duration = Duration::from_micros(5);
 
+impl Index {
+    /// Forgets sources that no selector finds any more and that no copy names any more.
+    fn forget_origins(&mut self, copied: &BTreeSet<u64>) {
+        self.origins.retain(|hash, _| copied.contains(hash));
+        let copied = |source: &SourceRef| copied.contains(&source_hash(&source.to_string()));
+        self.sources.retain(|source, state| {
+            source.selector().is_none() || !state.is_missing() || copied(source)
+        });
+    }
+}
+
 impl Engine {
     /// Forgets rules that no copy names any more, and kinds that need no watch any more. It runs
     /// when the queue is empty.
     pub(crate) fn tidy(&mut self) {
-        if !self.all_rules() || self.settings.role == Role::Injector {
+        if !self.index.all_rules() || self.index.settings.role == Role::Injector {
             return;
         }
         let mut named: BTreeSet<KindId> = BTreeSet::new();
@@ -32,13 +43,15 @@ impl Engine {
         let mut origins: BTreeSet<u64> = BTreeSet::new();
         let mut strewn: BTreeMap<Arc<RuleId>, BTreeSet<Arc<str>>> = BTreeMap::new();
         let count = self
+            .index
             .namespaces
             .values()
             .map(|namespace| namespace.cells.len())
             .sum::<usize>();
         let rest = EACH.saturating_mul(u32::try_from(count).unwrap_or(u32::MAX));
-        self.work.tidy_after = self.now + if count < MANY { Duration::ZERO } else { rest };
+        self.work.tidy_after = self.index.now + if count < MANY { Duration::ZERO } else { rest };
         let cells = self
+            .index
             .namespaces
             .iter()
             .flat_map(|(name, namespace)| namespace.cells.iter().map(move |cell| (name, cell)));
@@ -63,20 +76,22 @@ impl Engine {
             }
             owners.insert(owner);
         }
-        self.consent.strewn_as(strewn);
-        self.forget_origins(&origins);
-        let now = self.now;
-        self.gone
+        self.index.consent.strewn_as(strewn);
+        self.index.forget_origins(&origins);
+        let now = self.index.now;
+        self.index
+            .gone
             .retain(|id, gone| owners.contains(id) || now < gone.until);
         // An existing rule may have lost the source of a copy whose labels and annotations still
         // name another rule.
-        self.sweeps
-            .retain(|id| owners.contains(id) || self.rules.contains_key(id));
-        self.forget_withdrawals();
-        let wanted = self.wanted_kinds();
-        for (id, kind) in self.kinds.iter() {
+        self.deletion
+            .sweeps
+            .retain(|id| owners.contains(id) || self.index.rules.contains_key(id));
+        self.index.forget_withdrawals();
+        let wanted = self.index.wanted_kinds();
+        for (id, kind) in self.index.kinds.iter() {
             let needless =
-                !wanted.contains(&id) && !named.contains(&id) && self.all_copies_listed(kind);
+                !wanted.contains(&id) && !named.contains(&id) && self.index.all_copies_listed(kind);
             if needless && matches!(kind.note, Note::Present { .. }) {
                 self.jobs.ask(JobKey::ForgetKind(kind.group_kind.clone()));
             }
@@ -86,25 +101,16 @@ impl Engine {
         }
     }
 
-    /// Forgets sources that no selector finds any more and that no copy names any more.
-    fn forget_origins(&mut self, copied: &BTreeSet<u64>) {
-        self.origins.retain(|hash, _| copied.contains(hash));
-        let copied = |source: &SourceRef| copied.contains(&source_hash(&source.to_string()));
-        self.sources.retain(|source, state| {
-            source.selector().is_none() || !state.is_missing() || copied(source)
-        });
-    }
-
     /// Keeps the engine of a standby small. It lets time pass and forgets state that has ended. It
     /// plans nothing, because the plan would be out of date by the time the standby may act.
     pub fn rest(&mut self, now: Tick) {
-        self.at(now);
+        self.index.at(now);
         self.fire();
-        self.news.forget();
-        self.changes.forget();
+        self.report.news.forget();
+        self.report.changes.forget();
         let mut owners: BTreeSet<Arc<RuleId>> = BTreeSet::new();
         let mut origins: BTreeSet<u64> = BTreeSet::new();
-        self.namespaces.retain(|_, namespace| {
+        self.index.namespaces.retain(|_, namespace| {
             namespace
                 .cells
                 .retain(|cell| cell.want.is_some() || cell.seen().is_some() || !cell.settled());
@@ -122,10 +128,13 @@ impl Engine {
             );
             namespace.uid.is_some() || !namespace.cells.is_empty()
         });
-        self.dirty.retain(|name| self.namespaces.contains_key(name));
-        self.gone
-            .retain(|id, gone| owners.contains(id) || self.now < gone.until);
-        self.consent.forget_strewn(&owners);
-        self.forget_origins(&origins);
+        self.index
+            .dirty
+            .retain(|name| self.index.namespaces.contains_key(name));
+        self.index
+            .gone
+            .retain(|id, gone| owners.contains(id) || self.index.now < gone.until);
+        self.index.consent.forget_strewn(&owners);
+        self.index.forget_origins(&origins);
     }
 }

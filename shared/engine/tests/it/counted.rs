@@ -233,9 +233,9 @@ fn what_replicas_take_in_makes_no_status_due_that_says_nothing_else_for_it() {
     world.statuses();
     world.now += Duration::from_secs(2);
     world.statuses();
-    assert_eq!(world.engine.status_due(), None);
+    assert_eq!(world.engine.index().status_due(), None);
     world.engine.webhooks(seen(8), world.now);
-    assert_eq!(world.engine.status_due(), None);
+    assert_eq!(world.engine.index().status_due(), None);
     world.engine.webhooks(
         Webhooks {
             seen: vec![8],
@@ -244,7 +244,7 @@ fn what_replicas_take_in_makes_no_status_due_that_says_nothing_else_for_it() {
         world.now,
     );
     assert!(
-        world.engine.status_due().is_some(),
+        world.engine.index().status_due().is_some(),
         "how many there are is told"
     );
 }

@@ -314,7 +314,7 @@ fn of_the_replications_of_a_namespace_the_oldest_fit() {
     }));
     assert_eq!(scene.engine.demand().sources.len(), 32);
     let another = parse("another", fit + 9, 32, 8);
-    assert!(scene.engine.refuses_rule(&another).is_some());
+    assert!(scene.engine.index().refuses_rule(&another).is_some());
     // Another namespace has its own quota.
     let elsewhere = scene.rule("elsewhere", "r", fit + 9, "own");
     assert!(scene.watched(&source("elsewhere", "own")));
@@ -322,7 +322,7 @@ fn of_the_replications_of_a_namespace_the_oldest_fit() {
 
     // Once there is room, a rule that the watch shows again gets it.
     scene.engine.rule_gone(&parse("r1", 1, 1, 1).id, scene.now);
-    assert!(scene.engine.refuses_rule(&another).is_none());
+    assert!(scene.engine.index().refuses_rule(&another).is_none());
     scene.apply(parse(&format!("r{}", fit + 1), fit + 1, 32, 8));
     assert!(!refused(&mut scene, fit + 1) && refused(&mut scene, fit + 2));
 }

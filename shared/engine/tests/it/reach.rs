@@ -128,6 +128,7 @@ fn each_namespace_in_reach_has_a_watch_of_its_own_and_waits_for_no_other() {
     assert_eq!(created(&requests(&mut engine, later)), ["a"]);
     let rules = |engine: &Engine, name| {
         engine
+            .index()
             .pod_gate_rules(NameHint::Exact(name), &[].into())
             .len()
     };
@@ -141,11 +142,11 @@ fn each_namespace_in_reach_has_a_watch_of_its_own_and_waits_for_no_other() {
 #[test]
 fn a_namespace_is_watched_once_it_exists() {
     let mut engine = engine(Role::Keeper, confined(), ("Secret", "platform"), &["a"]);
-    let before = engine.demand_version();
+    let before = engine.index().demand_version();
     assert_eq!(engine.demand().copies.len(), 1);
     let meta = json!({"name": "b", "uid": UID, "resourceVersion": "30"});
     engine.namespace_applied(&from_value(meta).unwrap(), NOW);
-    assert!(engine.demand_version() > before);
+    assert!(engine.index().demand_version() > before);
     assert_eq!(engine.demand().copies.len(), 2);
     engine.namespace_gone("b", NOW);
     assert_eq!(engine.demand().copies.len(), 1);
@@ -172,7 +173,7 @@ fn what_is_out_of_reach_is_not_asked_for_and_told() {
         );
         let now = NOW + Duration::from_mins(1);
         assert!(requests(&mut engine, now).is_empty());
-        assert!(engine.informed());
+        assert!(engine.index().informed());
         let conditions = engine
             .statuses(now, Timestamp::UNIX_EPOCH)
             .remove(0)
@@ -226,7 +227,7 @@ fn nobody_is_told_of_a_namespace_that_his_rule_has_nothing_in() {
         "spec": {"sources": [{"apiVersion": "v1", "kind": "Secret", "name": "mine"}], "targets": [{"namespaces": ["a"], "copyName": "copy"}]},
     });
     let rule = Rule::parse_replication(&from_value(tenant).unwrap()).unwrap();
-    assert_eq!(engine.reached(&rule), Some(["a".into()].into()));
+    assert_eq!(engine.index().reached(&rule), Some(["a".into()].into()));
     let (id, source) = (rule.id.clone(), rule.sources[0].clone());
     engine.rules_listed(RuleKind::Replication, &[].into(), NOW);
     engine.grants_listed(&[].into(), NOW);
@@ -284,7 +285,7 @@ fn a_rule_that_selects_its_sources_reaches_what_it_targets() {
     let rule = Rule::parse(&from_value(rule).unwrap())
         .unwrap()
         .within(&confined());
-    assert_eq!(engine.reached(&rule), Some(["b".into()].into()));
+    assert_eq!(engine.index().reached(&rule), Some(["b".into()].into()));
 }
 
 /// The rule names its targets, so its author wants them. The rule would do nothing there, and a

@@ -139,13 +139,13 @@ fn nobody_waits_for_a_source_that_cannot_be_read() {
     ] {
         for pod_gate in ["Required", "BestEffort"] {
             let mut world = World::new(Role::Injector, pod_gate).served();
-            assert!(!world.engine.informed());
+            assert!(!world.engine.index().informed());
             assert_eq!(world.progress().waiting.len(), 1);
 
             world
                 .engine
                 .source_unreadable(&world.source, why, world.now);
-            assert!(world.engine.informed());
+            assert!(world.engine.index().informed());
             let progress = world.progress();
             let cannot = vec![format!("Secret registry ({word})")];
             let want = if pod_gate == "Required" {
@@ -157,7 +157,7 @@ fn nobody_waits_for_a_source_that_cannot_be_read() {
             assert!(progress.waiting.is_empty());
 
             world.show_source();
-            assert!(world.engine.informed());
+            assert!(world.engine.index().informed());
             assert_eq!(
                 told(&world.progress().waiting),
                 ["Secret registry (it is being written)"]
@@ -175,7 +175,7 @@ fn nobody_waits_for_a_source_that_cannot_be_decoded() {
     world
         .engine
         .source_undecodable(&world.source, part.clone(), world.now);
-    assert!(world.engine.informed());
+    assert!(world.engine.index().informed());
     assert_eq!(
         told(&world.progress().denied),
         ["Secret registry (SourceRefused)"]
@@ -205,18 +205,18 @@ fn nobody_waits_for_a_source_that_cannot_be_decoded() {
 #[test]
 fn nobody_waits_for_a_kind_that_discovery_does_not_answer_for_or_that_is_not_served() {
     let mut world = World::new(Role::Injector, "Required");
-    assert!(!world.engine.informed());
+    assert!(!world.engine.index().informed());
     assert_eq!(world.progress().waiting.len(), 1);
     world
         .engine
         .kind_unanswered(&secrets().gvk, Unreadable::Unavailable, world.now);
-    assert!(world.engine.informed());
+    assert!(world.engine.index().informed());
     assert_eq!(
         told(&world.progress().denied),
         ["Secret registry (Unavailable)"]
     );
     world.engine.kind(&secrets().gvk, None, world.now);
-    assert!(world.engine.informed());
+    assert!(world.engine.index().informed());
     assert_eq!(
         told(&world.progress().denied),
         ["Secret registry (KindNotServed)"]
@@ -338,11 +338,11 @@ fn rules_that_may_not_be_read_any_more_are_told_by_those_that_were() {
         Unreadable::Unavailable,
         world.now,
     );
-    assert!(world.engine.follows_rules(), "that passes");
+    assert!(world.engine.index().follows_rules(), "that passes");
     world
         .engine
         .rules_unreadable(RuleKind::ClusterReplication, FORBIDDEN, world.now);
-    assert!(!world.engine.follows_rules());
+    assert!(!world.engine.index().follows_rules());
     let part =
         "{apiGroups: [mimeo.dev], resources: [clusterreplications], verbs: [get, list, watch]}";
     world.expect("Authorized", "ControllerForbidden", part);
@@ -357,7 +357,7 @@ fn rules_that_may_not_be_read_any_more_are_told_by_those_that_were() {
     world
         .engine
         .rules_listed(RuleKind::ClusterReplication, &[listed].into(), world.now);
-    assert!(world.engine.follows_rules());
+    assert!(world.engine.index().follows_rules());
     world.expect("Authorized", "Allowed", "");
     // Until all rules were shown once, it is unknown which rules exist.
     let mut engine = Engine::new(Settings::new(Role::Keeper, "cluster"));
@@ -366,9 +366,9 @@ fn rules_that_may_not_be_read_any_more_are_told_by_those_that_were() {
         Unreadable::Unavailable,
         world.now,
     );
-    assert!(!engine.follows_rules());
+    assert!(!engine.index().follows_rules());
     engine.rules_unserved(RuleKind::ClusterReplication, world.now);
-    assert!(engine.follows_rules(), "there are none");
+    assert!(engine.index().follows_rules(), "there are none");
 }
 
 #[test]

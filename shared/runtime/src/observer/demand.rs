@@ -31,8 +31,14 @@ impl Observer {
             // Work on the demand takes at most a fifth of the time. This holds even if a tenant
             // with thousands of rules changes the demand all the time.
             tokio::time::sleep(took * 4).await;
-            let current = self.handle.look(|engine, _| engine.demand_version());
-            let moved = || self.handle.look(|engine, _| engine.demand_version()) != current;
+            let current = self
+                .handle
+                .look(|engine, _| engine.index().demand_version());
+            let moved = || {
+                self.handle
+                    .look(|engine, _| engine.index().demand_version())
+                    != current
+            };
             let mut pause = Duration::from_mins(10);
             if version != Some(current) {
                 let began = Instant::now();

@@ -172,7 +172,10 @@ impl Observer {
                 let version = meta::version(object.metadata.resource_version.as_deref());
                 // A new listing shows mostly known versions. These are not read again.
                 let news = |source: &SourceRef| {
-                    !there || !self.handle.look(|engine, _| engine.knows(source, version))
+                    !there
+                        || !self
+                            .handle
+                            .look(|engine, _| engine.index().knows(source, version))
                 };
                 shown.filter(news).for_each(|source| reads.want(source));
             }
@@ -207,7 +210,10 @@ impl Observer {
             let source = reads.next().await;
             // A source without a grant must not be read, although the watch may show it a moment
             // longer.
-            if !self.handle.look(|engine, _| engine.follows(&source)) {
+            if !self
+                .handle
+                .look(|engine, _| engine.index().follows(&source))
+            {
                 failing.remove(&source);
                 continue;
             }

@@ -171,7 +171,10 @@ fn what_is_granted_is_not_denied_before_it_is_known() {
     let rule = || replication("home", "r", &copying("home", "x", &["to"]));
     let mut scene = Scene::unlisted(&["home", "to"]);
     assert_eq!(
-        scene.engine.not_granted(&rule(), &rule().sources, 5),
+        scene
+            .engine
+            .index()
+            .not_granted(&rule(), &rule().sources, 5),
         (vec![], 0)
     );
     let id = scene.rule(rule());
@@ -180,7 +183,10 @@ fn what_is_granted_is_not_denied_before_it_is_known() {
     assert_eq!(scene.engine.statuses(scene.now, Timestamp::UNIX_EPOCH), []);
 
     scene.engine.grants_unserved(scene.now);
-    let (told, more) = scene.engine.not_granted(&rule(), &rule().sources, 5);
+    let (told, more) = scene
+        .engine
+        .index()
+        .not_granted(&rule(), &rule().sources, 5);
     assert_eq!((told.len(), more), (1, 0));
     assert!(
         told[0].contains("does not serve ReplicationGrants"),
@@ -228,7 +234,7 @@ fn nothing_is_told_of_what_is_not_granted() {
         let rule = replication("home", "probe", &copying("vault", "x", &["vault", "home"]));
         format!(
             "{:?} {:?}",
-            scene.engine.not_granted(&rule, &rule.sources, 5),
+            scene.engine.index().not_granted(&rule, &rule.sources, 5),
             ClusterReplicationStatus {
                 last_sync_time: None,
                 sources: status

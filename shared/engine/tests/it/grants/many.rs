@@ -34,6 +34,7 @@ fn grants_beyond_the_bounds_grant_nothing() {
         let wanted = aged(1000, "home");
         let why = scene
             .engine
+            .index()
             .refuses_grant("to", "wanted", &wanted)
             .unwrap()
             .to_string();
@@ -43,7 +44,13 @@ fn grants_beyond_the_bounds_grant_nothing() {
             ),
             "{why}"
         );
-        assert_eq!(scene.engine.refuses_grant("other", "wanted", &wanted), None);
+        assert_eq!(
+            scene
+                .engine
+                .index()
+                .refuses_grant("other", "wanted", &wanted),
+            None
+        );
         scene.grant("to", wanted.clone());
         let id = scene.rule(replication("home", "r", &copying("home", "x", &["to"])));
         scene.show(&source("home", "x"));
@@ -63,10 +70,14 @@ fn grants_beyond_the_bounds_grant_nothing() {
         scene.run();
         assert_eq!(scene.done(), ["write to/x"]);
         assert_eq!(words(&scene.status(&id), "Ready"), "True Synced");
-        assert_eq!(scene.engine.refuses_grant("to", "g1", &other(1)), None);
+        assert_eq!(
+            scene.engine.index().refuses_grant("to", "g1", &other(1)),
+            None
+        );
         assert!(
             scene
                 .engine
+                .index()
                 .refuses_grant("to", "new", &other(2000))
                 .is_some()
         );

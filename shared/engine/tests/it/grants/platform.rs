@@ -259,7 +259,10 @@ fn a_tenant_is_told_beforehand_who_has_his_copies_at_home_and_nothing_of_others(
         ("vault", "home", "mine", None),
     ] {
         let rule = replication("home", "second", &named(from, &[place], name));
-        let contests = scene.engine.contests_at_home(&rule, &rule.sources, None);
+        let contests = scene
+            .engine
+            .index()
+            .contests_at_home(&rule, &rule.sources, None);
         let told: Vec<_> = contests
             .iter()
             .map(|one| (one.other.to_string(), &*one.name, one.places()))
@@ -273,6 +276,7 @@ fn a_tenant_is_told_beforehand_who_has_his_copies_at_home_and_nothing_of_others(
         assert_eq!(
             scene
                 .engine
+                .index()
                 .contests_at_home(&rule, &rule.sources, Some(&rule)),
             [],
             "{from} {place}/{name}"
@@ -338,7 +342,7 @@ fn the_platforms_rules_work_and_tell_when_tenants_cannot_be_read() {
     scene.show(&source("vault", "x"));
     scene.mark("vault", "mine", "ClusterReplication/gone");
     scene.mark("vault", "theirs", "Replication/a/gone");
-    assert!(!scene.engine.primed());
+    assert!(!scene.engine.index().primed());
     scene.engine.rules_unreadable(
         RuleKind::Replication,
         Unreadable::Forbidden { verb: "list" },
@@ -347,7 +351,7 @@ fn the_platforms_rules_work_and_tell_when_tenants_cannot_be_read() {
     scene
         .engine
         .grants_unreadable(Unreadable::Forbidden { verb: "list" }, scene.now);
-    assert!(scene.engine.primed());
+    assert!(scene.engine.index().primed());
     scene.wait(1);
     assert!(scene.done().contains(&"write to/x".to_owned()));
     let asked = |name: &str| Task::ConfirmRule(name.parse().unwrap());

@@ -240,7 +240,7 @@ fn copies_of_what_is_found_take_a_grant_where_they_go() {
         .iter()
         .map(|name| rule.selectors[0].source(*name))
         .collect();
-    let (told, more) = scene.engine.not_granted(&rule, &found, 5);
+    let (told, more) = scene.engine.index().not_granted(&rule, &found, 5);
     assert!(
         told[0].starts_with("Secret b-copy in namespace to is not granted as a copy"),
         "{told:?}"
@@ -264,7 +264,7 @@ fn nothing_is_told_of_what_a_selector_may_not_find() {
         let done = scene.done();
         format!(
             "{:?} {status:?} {events:?} {done:?}",
-            scene.engine.not_granted(&rule, &[], 5)
+            scene.engine.index().not_granted(&rule, &[], 5)
         )
     };
     let absent = told(&["home"], &|_| {});
@@ -362,7 +362,13 @@ fn of_many_selectors_of_a_namespaces_rules_the_oldest_rules_count() {
     for age in 1..=31 {
         scene.rule(aged(&format!("r{age}"), age, 1));
     }
-    assert_eq!(scene.engine.refuses_selectors(&aged("next", 100, 1)), None);
+    assert_eq!(
+        scene
+            .engine
+            .index()
+            .refuses_selectors(&aged("next", 100, 1)),
+        None
+    );
     let last = scene.rule(aged("last", 50, 1));
     assert_eq!(scene.selectors("home").len(), 32);
     scene.find("home", &["x"]);
@@ -373,6 +379,7 @@ fn of_many_selectors_of_a_namespaces_rules_the_oldest_rules_count() {
     );
     let refused = scene
         .engine
+        .index()
         .refuses_selectors(&aged("next", 100, 1))
         .unwrap()
         .to_string();
@@ -381,13 +388,14 @@ fn of_many_selectors_of_a_namespaces_rules_the_oldest_rules_count() {
         "{refused}"
     );
     assert_eq!(
-        scene.engine.refuses_selectors(&aged("r1", 1, 1)),
+        scene.engine.index().refuses_selectors(&aged("r1", 1, 1)),
         None,
         "it is one of them"
     );
     assert!(
         scene
             .engine
+            .index()
             .refuses_selectors(&replication("other", "r", &selecting("other", &["other"])))
             .is_none()
     );
@@ -472,7 +480,7 @@ fn of_what_a_tenant_selects_every_copy_is_guarded() {
         engine.rules_listed(RuleKind::Replication, &[id.clone()].into(), now);
         let copy = |namespace: &str, name: &str, of: &str| {
             let source = Some(source("vault", of));
-            engine.guards(
+            engine.index().guards(
                 &id,
                 &Marked {
                     kind: secrets().group_kind(),
@@ -499,12 +507,15 @@ fn of_what_a_tenant_selects_every_copy_is_guarded() {
             name: "s1-copy",
             source: None,
         };
-        assert!(!engine.guards(&id, &unmarked));
+        assert!(!engine.index().guards(&id, &unmarked));
         let elsewhere = Marked {
             source: Some(source("home", "s1")),
             ..unmarked
         };
-        assert!(!engine.guards(&id, &elsewhere), "where it selects nothing");
+        assert!(
+            !engine.index().guards(&id, &elsewhere),
+            "where it selects nothing"
+        );
     }
 }
 

@@ -46,7 +46,7 @@ fn a_grant_says_how_many_replications_use_it() {
         [("Read".into(), true, 0), ("Write".into(), true, 0)]
     );
     assert_eq!(
-        (told(&mut scene), scene.engine.grant_statuses_due()),
+        (told(&mut scene), scene.engine.index().grant_statuses_due()),
         (vec![], None),
         "said once"
     );
@@ -255,7 +255,7 @@ fn a_grant_that_is_refused_says_so_until_it_is_corrected_or_deleted() {
         .engine
         .grant_applied("to", "g", refused(counts), scene.now);
     scene.engine.grants_listed(&BTreeSet::new(), scene.now);
-    assert_eq!(scene.engine.grant_statuses_due(), None);
+    assert_eq!(scene.engine.index().grant_statuses_due(), None);
 
     let spec = json!({"grantees": [{"namespacePattern": "("}], "objects": [{"apiVersion": "v1", "kind": "Secret"}]});
     let refusal = Refusal {
@@ -315,7 +315,7 @@ fn many_replications_and_grants_cost_one_turn_after_another() {
             scene.now,
         );
     }
-    while let Some(due) = scene.engine.grant_statuses_due() {
+    while let Some(due) = scene.engine.index().grant_statuses_due() {
         scene.now = due;
         let updates = scene.engine.grant_statuses(scene.now);
         assert!(updates.len() <= 32);

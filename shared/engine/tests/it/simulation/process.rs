@@ -290,10 +290,10 @@ impl Process {
 
     /// Opens and closes watches according to the engine's demand.
     pub fn follow_demand(&mut self, server: &Server) {
-        if self.demand == Some(self.engine.demand_version()) {
+        if self.demand == Some(self.engine.index().demand_version()) {
             return;
         }
-        self.demand = Some(self.engine.demand_version());
+        self.demand = Some(self.engine.index().demand_version());
         let demand = self.engine.demand();
         let mut wanted =
             BTreeSet::from([Topic::Rules, Topic::Namespaces, Topic::Notes, Topic::Crd]);

@@ -479,7 +479,7 @@ impl World {
         let replicas = self
             .programs
             .iter()
-            .filter(|program| program.role == Role::Injector && program.engine.primed());
+            .filter(|program| program.role == Role::Injector && program.engine.index().primed());
         let seen: Vec<u64> = replicas.map(|program| program.view.taken_in).collect();
         for program in 0..self.programs.len() {
             let process = &mut self.programs[program];
@@ -607,7 +607,7 @@ impl World {
                 let due = [
                     program.engine.wake_at(),
                     (program.role == Role::Keeper)
-                        .then(|| program.engine.status_due())
+                        .then(|| program.engine.index().status_due())
                         .flatten(),
                 ];
                 due.into_iter().flatten().map(|due| program.start + due)
@@ -1038,7 +1038,7 @@ impl World {
             .programs
             .iter_mut()
             .filter(|program| program.role == Role::Injector);
-        let Some(replica) = replicas.find(|program| program.engine.primed()) else {
+        let Some(replica) = replicas.find(|program| program.engine.index().primed()) else {
             return true;
         };
         let mut labels = namespace.labels();
@@ -1051,6 +1051,7 @@ impl World {
                 .collect::<Labels>();
             replica
                 .engine
+                .index()
                 .pod_gate_rules(NameHint::Exact(name), &labels)
         };
         let more = rules(&labels)
@@ -1083,9 +1084,12 @@ impl World {
             .programs
             .iter_mut()
             .filter(|program| program.role == Role::Injector);
-        let replica = replicas.filter(|program| program.engine.primed()).nth(0)?;
+        let replica = replicas
+            .filter(|program| program.engine.index().primed())
+            .nth(0)?;
         if replica
             .engine
+            .index()
             .pod_gate_rules(NameHint::Exact(name), labels)
             .is_empty()
         {

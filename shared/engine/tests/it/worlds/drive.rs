@@ -111,7 +111,10 @@ impl Cluster {
             },
         });
         let request = decode(review.to_string().as_bytes(), Kept::Marks).expect("a review");
-        guard(&request, |rule, copy| webhook.engine.guards(rule, copy)).is_some()
+        guard(&request, |rule, copy| {
+            webhook.engine.index().guards(rule, copy)
+        })
+        .is_some()
     }
 
     // ---- time passes ----

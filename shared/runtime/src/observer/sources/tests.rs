@@ -113,7 +113,7 @@ async fn the_engine_is_told_of_a_source_that_may_not_be_watched() {
     until(
         observer.source(source("a"), secrets()),
         &handle,
-        |engine, _| engine.informed(),
+        |engine, _| engine.index().informed(),
     )
     .await;
     assert_eq!(held(&handle), ["Secret a (Forbidden)"]);
@@ -167,7 +167,7 @@ async fn a_source_that_cannot_be_read_holds_up_no_other() {
     let observer = observer(&server, &names);
     let handle = observer.handle.clone();
     until(many(observer, &names), &handle, |engine, _| {
-        engine.informed()
+        engine.index().informed()
     })
     .await;
     let paths: Vec<String> = server.requests().split_off(1);
@@ -214,7 +214,10 @@ async fn a_source_that_cannot_be_decoded_is_refused_alone() {
     let names = ["a", "b"];
     let beside = observer(&server, &names);
     let handle = beside.handle.clone();
-    until(many(beside, &names), &handle, |engine, _| engine.informed()).await;
+    until(many(beside, &names), &handle, |engine, _| {
+        engine.index().informed()
+    })
+    .await;
     assert_eq!(held(&handle), ["Secret b", "Secret a (SourceRefused)"]);
     assert_eq!(
         server.requests().len(),
@@ -238,7 +241,7 @@ async fn a_source_that_cannot_be_decoded_is_refused_alone() {
         until(
             observer.source(source("a"), secrets()),
             &handle,
-            |engine, _| engine.informed(),
+            |engine, _| engine.index().informed(),
         )
         .await;
         assert_eq!(held(&handle), ["Secret a"]);

@@ -1,0 +1,110 @@
+//! Everything that was observed of the cluster, with the verdicts about its copies.
+//!
+//! All decisions are methods of [`Index`] with `&self`: they see facts and nothing else. They have
+//! no access to the queue, to jobs, to timers or to what is reported, so they cannot have effects
+//! on these. [`Engine`](crate::Engine) takes events in, and has all effects.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
+
+use mimeo_model::{
+    id::RuleId,
+    outcome::Unreadable,
+    reach::Reach,
+    source::{SourceRef, SourceSelector},
+};
+
+use crate::{
+    PerKind, Settings, Webhooks, absent, clock::Tick, consent, kinds, namespaces::Namespace, quota,
+    rules, rules::RuleState, select, slot::Slots, sources::SourceState,
+};
+
+/// The observed state of the cluster.
+#[derive(Debug)]
+pub struct Index {
+    pub(crate) settings: Settings,
+    pub(crate) rules: BTreeMap<Arc<RuleId>, RuleState>,
+    pub(crate) collections: PerKind<rules::Collection>,
+    /// Rules that are named in copies but don't exist.
+    pub(crate) gone: BTreeMap<Arc<RuleId>, absent::Gone>,
+    pub(crate) consent: consent::Consent,
+    /// The held `Replication`s of each namespace.
+    pub(crate) replications: BTreeMap<Box<str>, quota::Replications>,
+    /// Each value has its own allocation, because each plan takes one value out and puts it back.
+    /// The nodes of a map also have room for twice as many values as they hold.
+    pub(crate) namespaces: BTreeMap<Arc<str>, Box<Namespace>>,
+    pub(crate) namespaces_listed: bool,
+    /// The sources that rules name, and those that their selectors find. A source that a selector
+    /// no longer finds stays here as long as copies of it exist.
+    pub(crate) sources: BTreeMap<SourceRef, SourceState>,
+    pub(crate) selectors: BTreeMap<SourceSelector, select::Findings>,
+    /// Selectors that must be listed again.
+    pub(crate) relist: BTreeSet<SourceSelector>,
+    /// The sources that copies name in their annotations, by the hash of the reference.
+    pub(crate) origins: BTreeMap<u64, SourceRef>,
+    /// Sources that can't be read now. The state from the last successful read stays valid
+    /// meanwhile.
+    pub(crate) unreadable: BTreeMap<SourceRef, Unreadable>,
+    pub(crate) kinds: kinds::Kinds,
+    pub(crate) slots: Slots,
+    /// The number of observations of copies so far.
+    pub(crate) shown: u64,
+    /// Namespaces with changed facts, which must be planned again.
+    pub(crate) dirty: BTreeSet<Arc<str>>,
+    pub(crate) webhooks: Webhooks,
+    /// When a webhook began to run without a break.
+    pub(crate) webhooks_since: Tick,
+    /// The wall-clock time of tick zero, taken once. `None` until the first statuses are written. A
+    /// grace period's end computed from each status's own time would differ by rounding, and each
+    /// status would be written again.
+    pub(crate) started: Option<jiff::Timestamp>,
+    /// Counts the changes of what must be watched.
+    pub(crate) demand_version: u64,
+    pub(crate) now: Tick,
+}
+
+impl Index {
+    /// Nothing was observed yet.
+    pub(crate) fn new(settings: Settings) -> Self {
+        Self {
+            settings,
+            rules: BTreeMap::new(),
+            collections: PerKind::default(),
+            gone: BTreeMap::new(),
+            consent: consent::Consent::default(),
+            replications: BTreeMap::new(),
+            namespaces: BTreeMap::new(),
+            namespaces_listed: false,
+            sources: BTreeMap::new(),
+            selectors: BTreeMap::new(),
+            relist: BTreeSet::new(),
+            origins: BTreeMap::new(),
+            unreadable: BTreeMap::new(),
+            kinds: kinds::Kinds::default(),
+            slots: Slots::default(),
+            shown: 0,
+            dirty: BTreeSet::new(),
+            webhooks: Webhooks::default(),
+            webhooks_since: Tick::ZERO,
+            started: None,
+            demand_version: 0,
+            now: Tick::ZERO,
+        }
+    }
+
+    /// The namespaces and kinds in which Mimeo acts.
+    pub fn reach(&self) -> &Reach {
+        &self.settings.reach
+    }
+
+    /// Moves the clock forward. The clock never goes back.
+    pub(crate) fn at(&mut self, now: Tick) {
+        self.now = self.now.max(now);
+    }
+
+    pub(crate) fn replan_all(&mut self) {
+        self.dirty.extend(self.namespaces.keys().cloned());
+    }
+}
