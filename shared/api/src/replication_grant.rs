@@ -44,6 +44,11 @@ use crate::{schema, selection::NamespaceSelection};
         json_path = ".status.replications"
     ),
     printcolumn(
+        name = "Reason",
+        type_ = "string",
+        json_path = r#".status.conditions[?(@.type=="Ready")].reason"#
+    ),
+    printcolumn(
         name = "Age",
         type_ = "date",
         json_path = ".metadata.creationTimestamp"

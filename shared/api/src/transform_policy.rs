@@ -26,7 +26,7 @@ use crate::{
     status = "TransformPolicyStatus",
     derive = "Default",
     derive = "PartialEq",
-    doc = "TransformPolicy rewrites matching objects as they are created and updated, whoever writes them.",
+    doc = "TransformPolicy rewrites matching objects when any client creates or updates them.",
     printcolumn(
         name = "Ready",
         type_ = "string",

@@ -3,7 +3,7 @@
 //! they are shown.
 
 mod evaluated;
-mod reasons;
+pub(crate) mod reasons;
 
 use std::{
     collections::{BTreeMap, BTreeSet},

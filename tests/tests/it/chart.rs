@@ -511,9 +511,9 @@ fn whoever_installs_is_told_what_may_surprise() -> Result<()> {
     for (values, told) in [
         (
             "webhook.namespacesFailurePolicy=Fail,webhook.replicas=1",
-            "WARNING: strict, with webhook.replicas 1",
+            "WARNING: strict mode, with webhook.replicas 1",
         ),
-        ("log.level=info", "WARNING: no image.repository was given"),
+        ("log.level=info", "WARNING: image.repository is not set"),
         ("webhook.replicas=0", "WARNING: webhook.replicas is 0"),
         (
             "metrics.prometheusRule.enabled=true",
@@ -521,11 +521,11 @@ fn whoever_installs_is_told_what_may_surprise() -> Result<()> {
         ),
         (
             "networkPolicy.enabled=true,webhook.hostNetwork=true",
-            "says nothing about pods in their node's network",
+            "has no effect on pods in their node's network",
         ),
         (
             "rbac.sourceNamespaces={platform}",
-            "Sources are read in platform alone by the programs' own choice",
+            "The programs read sources only in platform, but they have the permission",
         ),
     ] {
         let notes = ask_helm(
@@ -541,7 +541,8 @@ fn whoever_installs_is_told_what_may_surprise() -> Result<()> {
     ];
     let notes = ask_helm(&["install", "mimeo", "--dry-run=client"], &pulled)?.unwrap_or_default();
     ensure!(
-        notes.contains("keeps copies where rules say so") && !notes.contains("WARNING"),
+        notes.contains("copies objects into the namespaces that rules select")
+            && !notes.contains("WARNING"),
         "{notes}"
     );
     Ok(())

@@ -17,7 +17,7 @@ use mimeo_tests::traffic::{create_patiently, pod, revision};
 use mimeo_tests::{ControlPlane, Pair, create_namespace, eventually, unique};
 use serde_json::{Value, json};
 
-use crate::stages::LOAD;
+use crate::{alerts::reasons::printed, stages::LOAD};
 
 /// The number of rules, and of grants, and of policies.
 const MANY: usize = 3_000;
@@ -482,6 +482,11 @@ async fn three_thousand_policies_leave_older_ones_copies_and_pods_alone() -> Res
     };
     said("Active", REGISTERED).await?;
     said("Rejected", POLICIES + 2 - REGISTERED).await?;
+    let printed = printed(&scene.client, "transformpolicies").await?;
+    let rejected = printed
+        .values()
+        .filter(|told| **told == ["False", "Rejected"]);
+    assert_eq!(rejected.count(), POLICIES + 2 - REGISTERED);
     wait_for(policies.clone(), scene.tag.clone(), is("Active")).await?;
     let configurations: Api<MutatingWebhookConfiguration> = Api::all(scene.client.clone());
     let entries = configurations

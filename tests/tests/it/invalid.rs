@@ -17,6 +17,8 @@ use mimeo_tests::traffic::{pod, stubbornly};
 use mimeo_tests::{ControlPlane, Pair, eventually};
 use serde_json::{Value, json};
 
+use crate::alerts::reasons::printed;
+
 const REGISTRY: &str = "registry";
 
 /// A pattern that the schema and the API server accept. It is too large for Mimeo.
@@ -328,9 +330,33 @@ async fn an_invalid_rule_or_grant_of_a_namespace_does_nothing_until_it_is_mended
     told(&|rule| reason(rule, "Authorized", "NotGranted")).await?;
     let why = "spec.grantees[0].namespacePattern: not a regular expression";
     assert_eq!(says(["False", "InvalidSpec"], why).await?, Some(0));
+    let path = format!("namespaces/{home}/replicationgrants");
+    assert_eq!(
+        printed(&client, &path).await?["r"],
+        ["False", "InvalidSpec"]
+    );
     store("ReplicationGrant", &home, &grant).await?;
     told(&|rule| reason(rule, "Ready", "Synced")).await?;
     assert_eq!(says(["True", "Active"], "").await?, Some(1));
+    // Two grants with 610 names each have more than count in a namespace. The older one counts.
+    let named = |item: usize| {
+        let names: Vec<_> = (0..60).map(|name| format!("n{item}-{name}")).collect();
+        json!({"apiVersion": "v1", "kind": "Secret", "names": names})
+    };
+    let objects: Vec<_> = (0..10).map(named).collect();
+    for (name, want) in [("s", ["True", "Active"]), ("t", ["False", "TooManyGrants"])] {
+        let mut many = object("ReplicationGrant", &home, &grant);
+        many["metadata"]["name"] = json!(name);
+        many["spec"]["objects"] = json!(objects);
+        create(&client, &path, &many).await?;
+        eventually(SOON, format!("{name} {want:?}"), || async {
+            let printed = printed(&client, &path).await?;
+            let told = printed.get(name).context("no such grant")?;
+            ensure!(*told == want, "{told:?}");
+            Ok(Some(()))
+        })
+        .await?;
+    }
     let after = wait_for(copies, REGISTRY.to_owned(), |_| true).await?;
     assert_eq!(value(&after, "token"), value(&before, "token"));
     Ok(())
@@ -387,6 +413,8 @@ async fn an_invalid_policy_says_so_and_rewrites_nothing_until_it_is_corrected() 
     setting.pair.start_webhook().await?;
     let words = "spec.transform.annotations.set[note]";
     says(["False", "InvalidSpec"], words).await?;
+    let told = printed(&client, "transformpolicies").await?;
+    assert_eq!(told["p"], ["False", "InvalidSpec"]);
     // The API server does not call the webhook for objects of this policy.
     let map = json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "a", "namespace": "default", "labels": {"rewrite": "yes"}}});
     let maps: Api<ConfigMap> = of(&client, "default");

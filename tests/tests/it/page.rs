@@ -747,7 +747,7 @@ async fn a_browser_shows_above_the_grid_what_is_held_of_a_rule_that_is_gone_and_
     ensure!(
         held["why"]
             .as_str()
-            .is_some_and(|why| why.contains("lost with its definition")),
+            .is_some_and(|why| why.contains("lost with its CRD")),
         "{held}"
     );
 

@@ -14,6 +14,7 @@ use k8s_openapi::api::{
     core::v1::{Pod, ServiceAccount},
     rbac::v1::ClusterRole,
 };
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use kube::{
     Api, Client,
     api::{DeleteParams, ObjectMeta, Patch, PatchParams, PostParams},
@@ -31,7 +32,7 @@ use mimeo_tests::{
 };
 use serde_json::json;
 
-use crate::stages::PLAIN;
+use crate::{alerts::reasons::printed, stages::PLAIN};
 
 /// Creates a service account and returns a token of it.
 async fn token(client: &Client, namespace: &str, name: &str) -> Result<String> {
@@ -1105,6 +1106,12 @@ async fn hooks_that_are_gone_and_policies_that_are_refused_are_seen() -> Result<
     apply(&client, &policy).await?;
     says("mimeo_policies{ready=\"False\",reason=\"KindNotServed\"} 1").await?;
     says("mimeo_policies{ready=\"True\",reason=\"Active\"} 0").await?;
+    eventually(SOON, "the reason, as kubectl prints it", || async {
+        let printed = printed(&client, "transformpolicies").await?;
+        let told = printed.get("of-no-kind").context("no such policy")?;
+        Ok((*told == ["False", "KindNotServed"]).then_some(()))
+    })
+    .await?;
     who_fights_over_the_hooks_is_told(&client, &pair).await?;
     says(&hooks(1)).await
 }
@@ -1174,29 +1181,13 @@ async fn who_fights_over_the_hooks_is_told(client: &Client, pair: &Pair) -> Resu
         .context("the log does not say so")?;
 
     // The hooks of policies are told of in the policies' statuses.
-    let policies: Api<TransformPolicy> = Api::all(client.clone());
-    let metadata = json!({"name": name});
-    let kinds = json!([{"apiVersion": "v1", "kind": "ConfigMap"}]);
-    let selector = json!({"matchLabels": {"example.com/rewrite": &name}});
-    let transform = json!({"labels": {"set": {"example.com/rewritten": "yes"}}});
-    let spec =
-        json!({"match": {"kinds": kinds, "objectSelector": selector}, "transform": transform});
-    let policy = json!({"apiVersion": "mimeo.dev/v1alpha1", "kind": "TransformPolicy", "metadata": metadata, "spec": spec});
-    apply(client, &policy).await?;
-    let ready = async || {
-        let status = policies.get(&name).await?.status;
-        let ready = status.and_then(|status| status.conditions.into_iter().next());
-        ready.context("no condition Ready")
-    };
-    eventually(SOON, "an active policy", || async {
-        Ok((ready().await?.reason == "Active").then_some(()))
-    })
-    .await?;
+    let policies = active_policy(client, &name).await?;
     let told = eventually(SOON, "a policy that is contested", || async {
         configurations
             .patch("mimeo-policies", &as_enforcer, &change)
             .await?;
-        Ok(Some(ready().await?).filter(|told| told.reason == "WebhookContested"))
+        let ready = ready(&policies.get(&name).await?)?;
+        Ok(Some(ready).filter(|told| told.reason == "WebhookContested"))
     })
     .await?;
     assert_eq!(
@@ -1207,7 +1198,83 @@ async fn who_fights_over_the_hooks_is_told(client: &Client, pair: &Pair) -> Resu
              longer pause; until then objects may not be rewritten. Have no other client write it"
         )
     );
+    assert_eq!(
+        printed(client, "transformpolicies").await?[&name],
+        ["False", "WebhookContested"]
+    );
     policies.delete(&name, &DeleteParams::default()).await?;
+    Ok(())
+}
+
+/// Creates a policy for ConfigMaps and waits until it is active. Returns the API of policies.
+async fn active_policy(client: &Client, name: &str) -> Result<Api<TransformPolicy>> {
+    let kinds = json!([{"apiVersion": "v1", "kind": "ConfigMap"}]);
+    let selector = json!({"matchLabels": {"example.com/rewrite": name}});
+    let transform = json!({"labels": {"set": {"example.com/rewritten": "yes"}}});
+    let policy = json!({
+        "apiVersion": "mimeo.dev/v1alpha1", "kind": "TransformPolicy", "metadata": {"name": name},
+        "spec": {"match": {"kinds": kinds, "objectSelector": selector}, "transform": transform},
+    });
+    apply(client, &policy).await?;
+    let policies: Api<TransformPolicy> = Api::all(client.clone());
+    eventually(SOON, "an active policy", || async {
+        let ready = ready(&policies.get(name).await?)?;
+        Ok((ready.reason == "Active").then_some(()))
+    })
+    .await?;
+    Ok(policies)
+}
+
+/// Returns the condition Ready of a policy.
+fn ready(policy: &TransformPolicy) -> Result<Condition> {
+    let conditions = policy.status.iter().flat_map(|status| &status.conditions);
+    let ready = conditions.into_iter().find(|one| one.type_ == "Ready");
+    ready.cloned().context("no condition Ready")
+}
+
+/// Each replica counts its own writes only. So one of them may know of no fight, and must not say
+/// that the policy is active.
+#[tokio::test]
+async fn replicas_do_not_overwrite_each_others_message_about_a_fight() -> Result<()> {
+    let control_plane = ControlPlane::builder().start().await?;
+    let _pair = Pair::builder().webhooks(2).start(&control_plane).await?;
+    let client = control_plane.client().await?;
+    let policies = active_policy(&client, "fought-over").await?;
+    let configurations: Api<MutatingWebhookConfiguration> = Api::all(client.clone());
+    let operations = json!([{"op": "replace", "path": "/webhooks/0/timeoutSeconds", "value": 7}]);
+    let change = Patch::<MutatingWebhookConfiguration>::Json(serde_json::from_value(operations)?);
+    let fight = async || {
+        let params = PatchParams::default();
+        configurations
+            .patch("mimeo-policies", &params, &change)
+            .await?;
+        anyhow::Ok(())
+    };
+    let contested = eventually(SOON, "a policy that is contested", || async {
+        fight().await?;
+        let policy = policies.get("fought-over").await?;
+        let told = ready(&policy)?.reason == "WebhookContested";
+        Ok(Some(policy).filter(|_| told))
+    })
+    .await?;
+    for _ in 0..2 {
+        fight().await?;
+        eventually(SOON, "the hooks to be restored", || async {
+            let hooks = configurations.get("mimeo-policies").await?.webhooks;
+            let changed = hooks
+                .iter()
+                .flatten()
+                .any(|hook| hook.timeout_seconds == Some(7));
+            Ok((!changed).then_some(()))
+        })
+        .await?;
+    }
+    let after = policies.get("fought-over").await?;
+    assert_eq!(
+        after.metadata.resource_version, contested.metadata.resource_version,
+        "{:#?}",
+        after.status
+    );
     Ok(())
 }
 

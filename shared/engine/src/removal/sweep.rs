@@ -85,9 +85,9 @@ impl Engine {
                 rule: id,
                 copies: told.len(),
                 why: if self.all_homeless(id) {
-                    "it went with its namespace, and much was lost at once"
+                    "it was deleted with its namespace, and many copies were lost at once"
                 } else {
-                    "nobody is known to have deleted it: it may have been lost with its definition"
+                    "Mimeo did not see its deletion: it may have been lost with its CRD"
                 },
                 nonce: &sweep.held.as_ref()?.nonce,
                 namespaces: told.into_keys().map(|(namespace, ..)| namespace).collect(),

@@ -407,8 +407,8 @@ impl Engine {
             let written = &announcements[before..];
             self.report.news.tokens -=
                 u32::try_from(written.len()).unwrap_or(self.report.news.tokens);
-            let about_copies = written.iter().filter(|one| one.related.is_some());
-            if let Some(last) = about_copies.last()
+            let mut about_copies = written.iter().filter(|one| one.related.is_some());
+            if let Some(last) = about_copies.next_back()
                 && let Some(namespace) = last.regarding.namespace.as_deref()
             {
                 let namespace = self.index.namespace_name(namespace);

@@ -111,7 +111,8 @@ impl Index {
                 }
             }
         }
-        (preview.beginning, preview.beginning_of_exclude) = self.beginnings(rule);
+        preview.beginning = self.beginning(rule);
+        preview.beginning_of_exclude = self.beginning_of_exclude(rule);
         let contest = |((index, name), namespaces): ((usize, String), Vec<Arc<str>>)| {
             let Rival {
                 id,
@@ -137,32 +138,31 @@ impl Index {
         preview
     }
 
-    /// Returns the beginning of a pattern whose target selects no namespace, and of one in
-    /// `spec.exclude` that excludes none. Each comes with the number of namespaces with names that
-    /// begin with it. A user that writes `team-` for all such names is advised to write `team-.*`.
-    fn beginnings(&self, rule: &Rule) -> (Option<(String, usize)>, Option<(String, usize)>) {
-        let mut selections = rule.targets.iter().map(|target| &target.selection);
+    /// Returns the beginning of a pattern whose target selects no namespace, and the number of
+    /// namespaces with names that begin with it. A user that writes `team-` for all such names is
+    /// advised to write `team-.*`.
+    fn beginning(&self, rule: &Rule) -> Option<(String, usize)> {
+        rule.targets.iter().find_map(|target| {
+            let one = &target.selection;
+            self.short(
+                one.beginning(),
+                |name, labels| one.matches(name, labels),
+                |name, labels| one.matches_by_beginning(name, labels),
+            )
+        })
+    }
+
+    /// Returns the same for a pattern of `spec.exclude` that excludes no namespace.
+    fn beginning_of_exclude(&self, rule: &Rule) -> Option<(String, usize)> {
         // All targets have the same exclusions.
-        let exclude = selections
-            .clone()
-            .next()
-            .map_or(&[][..], |one| one.exclude());
-        (
-            selections.find_map(|one| {
-                self.short(
-                    one.beginning(),
-                    |name, labels| one.matches(name, labels),
-                    |name, labels| one.matches_by_beginning(name, labels),
-                )
-            }),
-            exclude.iter().find_map(|one| {
-                self.short(
-                    one.beginning(),
-                    |name, labels| one.matches(name, labels),
-                    |name, labels| one.matches_by_beginning(name, labels),
-                )
-            }),
-        )
+        let exclude = rule.targets.first()?.selection.exclude();
+        exclude.iter().find_map(|one| {
+            self.short(
+                one.beginning(),
+                |name, labels| one.matches(name, labels),
+                |name, labels| one.matches_by_beginning(name, labels),
+            )
+        })
     }
 
     /// Returns the beginning and the number of namespaces that match by it, if none matches the

@@ -130,7 +130,7 @@ impl World {
     }
 
     /// Carries out every pending request, and returns the created objects.
-    fn created(&mut self) -> Vec<Box<ObjectMeta>> {
+    fn created(&mut self) -> Vec<ObjectMeta> {
         let mut created = Vec::new();
         while let Some(action) = self.engine.next(self.now) {
             let Action::Request(request) = action else {
@@ -138,7 +138,7 @@ impl World {
             };
             let outcome = self.written(&request);
             if let (Verb::Create, Outcome::Object(meta)) = (request.ticket.verb, &outcome) {
-                created.push(meta.clone());
+                created.push(ObjectMeta::clone(meta));
             }
             self.engine.outcome(&request.ticket, outcome, self.now);
         }
@@ -458,12 +458,12 @@ fn a_copy_that_was_deleted_is_told_and_one_that_lost_its_label_is_an_edit() {
 fn what_goes_with_its_namespace_is_not_told() {
     let mut world = World::new(Role::Keeper, 1, 1);
     let mut written = world.created();
-    let anew = json!({"name": "team-00000", "uid": uid(7777), "resourceVersion": "50"});
+    let anew = json!({"name": "team-00000", "uid": uid(7777), "resourceVersion": "25"});
     world
         .engine
         .namespace_applied(&from_value(anew).unwrap(), world.now);
     for meta in &mut written {
-        meta.resource_version = Some("45".into());
+        meta.resource_version = Some("26".into());
         let kind = secrets().gvk.group_kind();
         world.engine.copy_gone(&kind, meta, world.now);
     }

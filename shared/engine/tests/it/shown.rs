@@ -305,11 +305,7 @@ fn what_is_held_of_a_rule_that_is_gone_says_how_much_where_and_why() {
         held.places(),
         "5 namespaces, first team-00000, team-00001, team-00002"
     );
-    assert!(
-        held.why.contains("lost with its definition"),
-        "{}",
-        held.why
-    );
+    assert!(held.why.contains("lost with its CRD"), "{}", held.why);
 
     world.rule(0, &json!({}));
     assert_eq!(world.engine.held().count(), 0, "it is back");

@@ -247,10 +247,10 @@ impl<'a> Rules<'a> {
     }
 }
 
-/// Returns the columns READY and REASON by name. The API server makes the same table for `kubectl
-/// get clusterreplications`.
-async fn printed(client: &Client) -> Result<BTreeMap<String, [String; 2]>> {
-    let request = Request::get("/apis/mimeo.dev/v1alpha1/clusterreplications");
+/// Returns the columns READY and REASON by name, as `kubectl get` prints them for these resources.
+/// The API server makes the table. `path` is as in `namespaces/a/replicationgrants`.
+pub(crate) async fn printed(client: &Client, path: &str) -> Result<BTreeMap<String, [String; 2]>> {
+    let request = Request::get(format!("/apis/mimeo.dev/v1alpha1/{path}"));
     let request = request
         .header(ACCEPT, "application/json;as=Table;v=v1;g=meta.k8s.io")
         .body(Vec::new())?;
@@ -329,9 +329,10 @@ fn counted(text: &str) -> BTreeMap<(String, BTreeMap<String, String>), f64> {
 /// Replication has the same reasons, by the same code.
 ///
 /// Other tests make the reasons of a `TransformPolicy`'s Ready: `watched.rs` has `KindNotServed`
-/// with its metric, `flood.rs` has `Rejected`, `copies/told.rs` has `Active`, and `invalid.rs` has
-/// `InvalidSpec`. The reasons of other conditions are in `unreadable.rs`, `replications.rs`,
-/// `pod_gate.rs`, `outage.rs`, `harm.rs` and `copies/go.rs`.
+/// with its metric and `WebhookContested`, `flood.rs` has `Rejected`, `copies/told.rs` has
+/// `Active`, and `invalid.rs` has `InvalidSpec` and the reasons of a grant's Ready. The reasons of
+/// other conditions are in `unreadable.rs`, `replications.rs`, `pod_gate.rs`, `outage.rs`,
+/// `harm.rs` and `copies/go.rs`.
 #[tokio::test]
 async fn the_reason_of_ready_is_the_same_through_kubectl_in_the_status_and_in_the_metric()
 -> Result<()> {
@@ -368,7 +369,10 @@ async fn the_reason_of_ready_is_the_same_through_kubectl_in_the_status_and_in_th
     }
     let reconciler = setting.pair.reconciler.as_ref().context("a reconciler")?;
     eventually(SOON, "every reason, wherever it is shown", || async {
-        let (status, table) = (stored(&scene.client).await?, printed(&scene.client).await?);
+        let (status, table) = (
+            stored(&scene.client).await?,
+            printed(&scene.client, "clusterreplications").await?,
+        );
         ensure!(
             status == shown,
             "the statuses: {status:#?}, and not {shown:#?}"

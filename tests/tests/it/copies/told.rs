@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use anyhow::{Context, Result, anyhow, bail};
+use anyhow::{Context, Result, anyhow, bail, ensure};
 use futures::stream::{StreamExt as _, TryStreamExt as _, iter};
 use k8s_openapi::api::core::v1::Secret;
 use kube::api::{Patch, PatchParams, PostParams};
@@ -322,6 +322,28 @@ async fn a_status_is_what_kubectl_shows_and_waits_for() -> Result<()> {
         kubectl(control_plane, ["get", "mimeo"])?.contains(&scene.tag),
         "the category"
     );
+
+    // An inline source has no name. Of several sources only the first is named.
+    let about = json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "about"}});
+    let source = format!("Secret {}/registry", scene.home);
+    let named = |name: &str| rule(&format!("{}-{name}", scene.tag)).to_label("scene", "nowhere");
+    let three = named("three").secret(&scene.home, "registry");
+    let three = three.secret(&scene.home, "b").secret(&scene.home, "c");
+    for (rule, source) in [
+        (named("inline").inline(&about), "ConfigMap inline"),
+        (three, &*format!("{source} +2")),
+    ] {
+        rule.create(&scene.client).await?;
+        eventually(SOON, format!("{} from {source}", rule.name), || async {
+            let table = kubectl(control_plane, ["get", "crepl", &rule.name])?;
+            let row = words(table.lines().nth(1).context("no row")?).join(" ");
+            let want = format!("{} {source} ", rule.name);
+            ensure!(row.starts_with(&want), "{row}, and not {want}");
+            Ok(Some(()))
+        })
+        .await?;
+        rule.delete(&scene.client).await?;
+    }
     Ok(())
 }
 
@@ -376,8 +398,8 @@ async fn kubectl_shows_every_kind_by_its_short_name_and_waits_for_what_becomes_r
         (
             "replgrant",
             "given",
-            "NAME ACCESS GRANTEES OBJECTS READY USED BY AGE",
-            &format!("given Read {} Secret (any) True 0 *", scene.home),
+            "NAME ACCESS GRANTEES OBJECTS READY USED BY REASON AGE",
+            &format!("given Read {} Secret (any) True 0 Active *", scene.home),
         ),
         (
             "tpol",

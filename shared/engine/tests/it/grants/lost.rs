@@ -461,7 +461,7 @@ fn much_that_went_with_its_namespace_is_held_and_that_is_said() {
         told,
         [(
             20,
-            "it went with its namespace, and much was lost at once",
+            "it was deleted with its namespace, and many copies were lost at once",
             places
         )]
     );
