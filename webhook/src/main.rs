@@ -317,8 +317,8 @@ async fn informed(handle: Handle, check: Check) {
 
 /// Registers the hooks and keeps them registered. Returns once the API server has them.
 ///
-/// The returned channel holds a message while another client keeps changing the hooks, except those
-/// of policies: a policy's own status has that message. For the time of `overlap`, the CA bundle also keeps the certificates that it held
+/// The returned channel holds a message while another client keeps changing the hooks of namespaces
+/// and pods. For the time of `overlap`, the CA bundle also keeps the certificates that it held
 /// before. Replicas of an earlier version may still run and serve such a certificate.
 async fn register(
     clients: &Clients,
@@ -371,27 +371,7 @@ async fn register(
     kept.0.holds().await;
     kept.1.holds().await;
     checks.registered.set(true);
-    both(kept.0.contested(), kept.1.contested())
-}
-
-/// A channel with the messages of two channels, one after the other.
-fn both(
-    mut first: watch::Receiver<Option<String>>,
-    mut second: watch::Receiver<Option<String>>,
-) -> watch::Receiver<Option<String>> {
-    let (tell, told) = watch::channel(None);
-    tokio::spawn(async move {
-        loop {
-            let messages = [&mut first, &mut second].map(|one| one.borrow_and_update().clone());
-            let messages = messages.into_iter().flatten();
-            tell.send_replace(messages.reduce(|all, more| format!("{all}. {more}")));
-            tokio::select! {
-                changed = first.changed() => if changed.is_err() { return },
-                changed = second.changed() => if changed.is_err() { return },
-            }
-        }
-    });
-    told
+    kept.0.contested()
 }
 
 /// Keeps this replica's Lease, which shows three things: the replica is alive, which rules it has
