@@ -142,9 +142,9 @@ async fn main() -> anyhow::Result<()> {
     let settings = Settings {
         takeover: flags.keep.takeover_delay,
         budget: flags.keep.pod_gate_budget,
-        sweep: flags.keep.deletion_delay,
-        sweep_limit: flags.keep.deletion_limit,
-        sweep_window: flags.keep.deletion_window,
+        deletion_delay: flags.keep.deletion_delay,
+        deletion_limit: flags.keep.deletion_limit,
+        deletion_window: flags.keep.deletion_window,
         reach: flags.reach.reach(),
         ..Settings::new(Role::Keeper, identity.cluster)
     };

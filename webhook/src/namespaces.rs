@@ -13,11 +13,11 @@ use kube::{
 };
 use mimeo_engine::{
     Awaited,
-    admission::{self, Mark, come_again},
+    admission::{self, LabelChange, come_again},
 };
 use mimeo_model::{
     meta,
-    names::MARK,
+    names::PENDING_LABEL,
     registration::is_exempt,
     review::{Request, Verdict, bad_request},
 };
@@ -46,30 +46,30 @@ pub(crate) async fn decide(app: &App, request: &Request, deadline: Instant) -> V
         return Verdict::ALLOW;
     }
     let until = deadline.checked_sub(RESERVE).unwrap_or(deadline);
-    let token = admission::token(&request.uid);
+    let nonce = admission::nonce(&request.uid);
     let look = || {
         app.handle.look(|engine, _| {
             (
                 engine.index().primed(),
-                admission::namespace(request, engine, &app.mimeo_users, &token),
+                admission::namespace(request, engine, &app.mimeo_users, &nonce),
             )
         })
     };
     let (primed, mut decision) = look();
-    if !primed && (decision.mark == Mark::Set || decision.mark_first) {
+    if !primed && (decision.label == LabelChange::Set || decision.label_first) {
         primed_by(&app.handle, until).await;
         (_, decision) = look();
     }
-    if decision.mark_first
-        && let Err(refusal) = mark_first(app, request, &token, until).await
+    if decision.label_first
+        && let Err(refusal) = label_first(app, request, &nonce, until).await
     {
         return refusal;
     }
-    if decision.mark == Mark::Set && !request.dry_run {
+    if decision.label == LabelChange::Set && !request.dry_run {
         app.handle
-            .with(|engine, now| engine.issue(&token, Awaited::Namespace, now));
+            .with(|engine, now| engine.issue(&nonce, Awaited::Namespace, now));
     }
-    note(request, decision.mark);
+    note(request, decision.label);
     Verdict::Patch {
         patch: decision.patch,
         warnings: vec![],
@@ -90,19 +90,21 @@ async fn primed_by(handle: &Handle, until: Instant) {
     let _ = timeout_at(until, primed).await;
 }
 
-fn note(request: &Request, mark: Mark) {
+fn note(request: &Request, change: LabelChange) {
     let namespace = request
         .name
         .as_deref()
         .or_else(|| request.generate_name())
         .unwrap_or_default();
     let by = &request.user.name;
-    match mark {
+    match change {
         _ if request.dry_run => {}
-        Mark::Untouched => {}
-        Mark::Set => info!(namespace, "namespace marked"),
-        Mark::Stripped => info!(namespace, by, "mark removed that was set in advance"),
-        Mark::Restored => info!(namespace, by, "mark restored"),
+        LabelChange::Untouched => {}
+        LabelChange::Set => info!(namespace, "namespace marked"),
+        LabelChange::Stripped => {
+            info!(namespace, by, "pending label removed that the user had set");
+        }
+        LabelChange::Restored => info!(namespace, by, "pending label restored"),
     }
 }
 
@@ -112,10 +114,10 @@ fn note(request: &Request, mark: Mark) {
 /// This write changes the namespace, so the API server retries the update and calls the hook again.
 /// The second call finds the pending label. If the update names a resourceVersion, the API server
 /// answers it with 409 instead, and its client reads the namespace again.
-async fn mark_first(
+async fn label_first(
     app: &App,
     request: &Request,
-    token: &str,
+    nonce: &str,
     deadline: Instant,
 ) -> Result<(), Verdict> {
     let name = request.name.as_deref().unwrap_or_default();
@@ -131,15 +133,14 @@ async fn mark_first(
             "the update of namespace {name} has no resourceVersion"
         )));
     }
-    let patch =
-        json!({"metadata": {"resourceVersion": version.to_string(), "labels": {MARK: token}}});
+    let patch = json!({"metadata": {"resourceVersion": version.to_string(), "labels": {PENDING_LABEL: nonce}}});
     let api: Api<Namespace> = Api::all(app.client.clone());
     let params = PatchParams {
         field_manager: Some(MANAGER.into()),
         ..PatchParams::default()
     };
     app.handle
-        .with(|engine, now| engine.issue(token, Awaited::Labels, now));
+        .with(|engine, now| engine.issue(nonce, Awaited::Labels, now));
     let left = deadline.saturating_duration_since(Instant::now());
     match within(
         left,
@@ -159,7 +160,7 @@ async fn mark_first(
         // therefore retries this update as well.
         Err(error) if status(&error) == Some(409) => Ok(()),
         Err(error) => {
-            warn!(namespace = name, error = %Fault(&error), "failed to mark a namespace");
+            warn!(namespace = name, error = %Fault(&error), "failed to set the pending label");
             Err(come_again(format!(
                 "cannot set the pending label on namespace {name} now. Retry in 1 s"
             )))

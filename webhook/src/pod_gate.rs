@@ -15,7 +15,7 @@ use kube::Api;
 use mimeo_engine::admission::{self, GateDecision, come_again, forbid};
 use mimeo_model::{
     meta::Uid,
-    names::MARK,
+    names::PENDING_LABEL,
     registration::is_exempt,
     review::{Request, Verdict},
 };
@@ -149,7 +149,7 @@ async fn read(app: &App, namespace: &str, until: Instant) -> Live {
     let marked = meta
         .labels
         .as_ref()
-        .is_some_and(|labels| labels.contains_key(MARK));
+        .is_some_and(|labels| labels.contains_key(PENDING_LABEL));
     let uid = meta.uid.as_deref().and_then(Uid::parse).filter(|_| marked);
     app.handle
         .with(|engine, now| engine.namespace_applied(&meta, now));

@@ -458,7 +458,9 @@ fn contested(kind: &str, name: &str, managers: Option<&[&str]>) -> String {
     };
     let others = match managers {
         // Another version of Mimeo uses the same field manager.
-        [] => "another version of mimeo-webhook".to_owned(),
+        [] => {
+            "another version of mimeo-webhook, or by a client that only removes fields".to_owned()
+        }
         all if all.len() <= MANAGERS => all.join(", "),
         all => format!(
             "{} and {} more",
@@ -611,7 +613,7 @@ mod tests {
         for (managers, named) in [
             (
                 &[][..],
-                "changed again and again by another version of mimeo-webhook. Mimeo",
+                "changed again and again by another version of mimeo-webhook, or by a client that only removes fields. Mimeo",
             ),
             (&["a", "b"], "changed again and again by a, b. Mimeo"),
             (

@@ -550,7 +550,7 @@ function introduce({ name, namespace, leads, leader }) {
 async function askForToken(status) {
   live('waiting', 'Waiting for a token');
   const why = status === 403 ? 'Whoever this token is of may not see it: that takes get on the paths /ui/stream and /ui/copies (nonResourceURLs in a ClusterRole).' : '';
-  $('ask-why').textContent = why || (token ? 'The token is not accepted (any more).' : 'The reconciler shows its data to those who may see it.');
+  $('ask-why').textContent = why || (token ? 'The token is not accepted (any more).' : 'The reconciler shows its data to permitted users.');
   const dialog = $('ask');
   dialog.showModal();
   await new Promise((resolve) => dialog.addEventListener('close', resolve, { once: true }));

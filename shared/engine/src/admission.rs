@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use mimeo_model::{
     id::RuleId,
     meta::Checksum,
-    names::MARK,
+    names::PENDING_LABEL,
     plural,
     review::{Operation, Request, Verdict},
     selection::{Labels, NameHint},
@@ -22,7 +22,7 @@ use mimeo_model::{
 use crate::{AwaitedCopy, Engine, Progress};
 
 /// The place of the pending label in a namespace, as a JSON pointer.
-const MARK_POINTER: &str = "/metadata/labels/mimeo.dev~1copies";
+const LABEL_POINTER: &str = "/metadata/labels/mimeo.dev~1copies";
 /// The number of copies that a message names.
 const NAMED: usize = 5;
 /// After how many seconds clients shall come again; [`RETRY`] says the same.
@@ -37,7 +37,7 @@ pub trait Rules {
     /// Rules that hold the pods of a namespace with this name and these labels.
     fn holding(&self, hint: NameHint<'_>, labels: &Labels) -> BTreeSet<RuleId>;
     /// True if this replica issued the nonce `token`.
-    fn issued(&self, token: &str) -> bool;
+    fn issued(&self, nonce: &str) -> bool;
 }
 
 impl Rules for Engine {
@@ -49,14 +49,14 @@ impl Rules for Engine {
         self.index.pod_gate_rules(hint, labels)
     }
 
-    fn issued(&self, token: &str) -> bool {
-        Self::issued(self, token)
+    fn issued(&self, nonce: &str) -> bool {
+        Self::issued(self, nonce)
     }
 }
 
 /// Returns the value of a new pending label: different for every admission, impossible to guess,
 /// and a valid label value.
-pub fn token(review_uid: &str) -> String {
+pub fn nonce(review_uid: &str) -> String {
     format!("{:016x}", Checksum::of(review_uid.as_bytes()).short())
 }
 
@@ -66,19 +66,19 @@ pub struct NamespaceDecision {
     /// The changes of the namespace itself; empty if there are none.
     pub patch: Patch,
     /// The effect on the pending label, for the log.
-    pub mark: Mark,
+    pub label: LabelChange,
     /// True if the namespace needs the pending label before the answer, by a separate write.
     ///
     /// This is for labels that make more rules match. If the same update set the pending label, API
     /// servers would learn of it no sooner than of the pods that it must hold. And no copy is
     /// written because of a request alone. A user that may not set these labels is refused after
     /// this hook, and must gain nothing by the attempt.
-    pub mark_first: bool,
+    pub label_first: bool,
 }
 
 /// The effect of a patch on the pending label.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Mark {
+pub enum LabelChange {
     /// No effect.
     Untouched,
     /// The patch sets the label to a new nonce. This replica then writes the copies when it sees
@@ -98,10 +98,10 @@ pub fn namespace(
     request: &Request,
     rules: &impl Rules,
     mimeo_users: &[String],
-    token: &str,
+    nonce: &str,
 ) -> NamespaceDecision {
     match (request.operation, &request.object) {
-        (Operation::Create, Some(object)) => created(request, object, rules, token),
+        (Operation::Create, Some(object)) => created(request, object, rules, nonce),
         (Operation::Update, Some(object)) => updated(request, object, rules, mimeo_users),
         _ => unchanged(),
     }
@@ -110,8 +110,8 @@ pub fn namespace(
 fn unchanged() -> NamespaceDecision {
     NamespaceDecision {
         patch: Patch::default(),
-        mark: Mark::Untouched,
-        mark_first: false,
+        label: LabelChange::Untouched,
+        label_first: false,
     }
 }
 
@@ -119,7 +119,7 @@ fn created(
     request: &Request,
     object: &Value,
     rules: &impl Rules,
-    token: &str,
+    nonce: &str,
 ) -> NamespaceDecision {
     let name = request
         .name
@@ -129,22 +129,22 @@ fn created(
         || NameHint::Prefix(request.generate_name().unwrap_or_default()),
         NameHint::Exact,
     );
-    let preset = mark(object);
+    let preset = pending_label(object);
     // A rule that is not known yet may match.
     if !rules.known() || !rules.holding(hint, &labels(object)).is_empty() {
         if preset.is_some_and(|preset| rules.issued(preset)) {
             return unchanged();
         }
         return NamespaceDecision {
-            patch: set_mark(object, token),
-            mark: Mark::Set,
+            patch: set_label(object, nonce),
+            label: LabelChange::Set,
             ..unchanged()
         };
     }
     match preset {
         Some(_) => NamespaceDecision {
-            patch: remove_mark(),
-            mark: Mark::Stripped,
+            patch: remove_label(),
+            label: LabelChange::Stripped,
             ..unchanged()
         },
         None => unchanged(),
@@ -159,21 +159,22 @@ fn updated(
 ) -> NamespaceDecision {
     let old = request.old_object.as_ref().unwrap_or(&Value::Null);
     let mut decision = unchanged();
-    if mark(old) != mark(object) && !mimeo_users.contains(&request.user.name) {
-        decision.mark = Mark::Restored;
-        decision.patch = mark(old).map_or_else(remove_mark, |token| set_mark(object, token));
+    if pending_label(old) != pending_label(object) && !mimeo_users.contains(&request.user.name) {
+        decision.label = LabelChange::Restored;
+        decision.patch =
+            pending_label(old).map_or_else(remove_label, |nonce| set_label(object, nonce));
     }
     let (before, after) = (labels(old), labels(object));
     let leaving = is_being_deleted(old) || is_being_deleted(object);
     // The pods of a namespace with the pending label wait anyway. They wait for the copies that its
     // labels need at that time.
-    if leaving || request.dry_run || mark(old).is_some() || before == after {
+    if leaving || request.dry_run || pending_label(old).is_some() || before == after {
         return decision;
     }
     let hint = NameHint::Exact(request.name.as_deref().unwrap_or_default());
     let already = rules.holding(hint, &before);
     // A rule that is not known yet may match.
-    decision.mark_first = !rules.known()
+    decision.label_first = !rules.known()
         || rules
             .holding(hint, &after)
             .iter()
@@ -182,8 +183,8 @@ fn updated(
 }
 
 /// Returns the pending label of a namespace.
-pub fn mark(namespace: &Value) -> Option<&str> {
-    namespace.pointer(MARK_POINTER)?.as_str()
+pub fn pending_label(namespace: &Value) -> Option<&str> {
+    namespace.pointer(LABEL_POINTER)?.as_str()
 }
 
 /// Returns the labels of a namespace without the pending label.
@@ -194,21 +195,21 @@ fn labels(namespace: &Value) -> Labels {
     labels
         .into_iter()
         .flatten()
-        .filter(|(key, _)| *key != MARK)
+        .filter(|(key, _)| *key != PENDING_LABEL)
         .filter_map(label)
         .collect()
 }
 
-fn set_mark(namespace: &Value, token: &str) -> Patch {
+fn set_label(namespace: &Value, nonce: &str) -> Patch {
     if namespace["metadata"]["labels"].is_object() {
-        patch(json!([{"op": "add", "path": MARK_POINTER, "value": token}]))
+        patch(json!([{"op": "add", "path": LABEL_POINTER, "value": nonce}]))
     } else {
-        patch(json!([{"op": "add", "path": "/metadata/labels", "value": {MARK: token}}]))
+        patch(json!([{"op": "add", "path": "/metadata/labels", "value": {PENDING_LABEL: nonce}}]))
     }
 }
 
-fn remove_mark() -> Patch {
-    patch(json!([{"op": "remove", "path": MARK_POINTER}]))
+fn remove_label() -> Patch {
+    patch(json!([{"op": "remove", "path": LABEL_POINTER}]))
 }
 
 /// Returns a patch with these operations, which must have the form of a patch.
@@ -238,7 +239,7 @@ pub enum GateDecision {
 pub fn pod_gate(namespace: &str, progress: &Progress) -> GateDecision {
     let Progress {
         seen,
-        token,
+        nonce,
         denied,
         excused,
         waiting,
@@ -254,7 +255,7 @@ pub fn pod_gate(namespace: &str, progress: &Progress) -> GateDecision {
     if !seen {
         return GateDecision::Wait(still_reading(namespace));
     }
-    if token.is_none() {
+    if nonce.is_none() {
         return GateDecision::Admit { warnings: vec![] };
     }
     if !denied.is_empty() {
@@ -369,7 +370,10 @@ mod tests {
         }
 
         fn holding(&self, hint: NameHint<'_>, labels: &Labels) -> BTreeSet<RuleId> {
-            assert!(labels.get(MARK).is_none(), "the mark is nobody's label");
+            assert!(
+                labels.get(PENDING_LABEL).is_none(),
+                "the pending label is no label of the user's"
+            );
             let (NameHint::Exact(name) | NameHint::Prefix(name)) = hint;
             let gold = labels
                 .get("tier")
@@ -380,8 +384,8 @@ mod tests {
                 .collect()
         }
 
-        fn issued(&self, token: &str) -> bool {
-            token == "issued-here"
+        fn issued(&self, nonce: &str) -> bool {
+            nonce == "issued-here"
         }
     }
 
@@ -425,7 +429,7 @@ mod tests {
     fn patched(request: &Request, decision: &NamespaceDecision) -> Option<String> {
         let mut object = request.object.clone().unwrap();
         json_patch::patch(&mut object, &decision.patch).unwrap();
-        mark(&object).map(Into::into)
+        pending_label(&object).map(Into::into)
     }
 
     #[test]
@@ -437,67 +441,79 @@ mod tests {
                 true,
                 None,
                 Some("fresh"),
-                Mark::Set,
+                LabelChange::Set,
             ),
             (
                 namespace_with(&[("tier", "gold")]),
                 true,
                 Some("guess"),
                 Some("fresh"),
-                Mark::Set,
+                LabelChange::Set,
             ),
             (
                 namespace_with(&[("tier", "gold")]),
                 true,
                 Some("issued-here"),
                 Some("issued-here"),
-                Mark::Untouched,
+                LabelChange::Untouched,
             ),
-            (namespace_with(&[]), true, None, None, Mark::Untouched),
+            (
+                namespace_with(&[]),
+                true,
+                None,
+                None,
+                LabelChange::Untouched,
+            ),
             (
                 namespace_with(&[]),
                 true,
                 Some("guess"),
                 None,
-                Mark::Stripped,
+                LabelChange::Stripped,
             ),
             (
                 namespace_with(&[]),
                 true,
                 Some("issued-here"),
                 None,
-                Mark::Stripped,
+                LabelChange::Stripped,
             ),
-            (namespace_with(&[]), false, None, Some("fresh"), Mark::Set),
-            (unnamed.clone(), true, None, Some("fresh"), Mark::Set),
+            (
+                namespace_with(&[]),
+                false,
+                None,
+                Some("fresh"),
+                LabelChange::Set,
+            ),
+            (unnamed.clone(), true, None, Some("fresh"), LabelChange::Set),
             (
                 json!({"metadata": {"generateName": "shop-", "labels": null}}),
                 true,
                 None,
                 None,
-                Mark::Untouched,
+                LabelChange::Untouched,
             ),
         ] {
             let mut object = object;
             if let Some(preset) = preset {
-                object["metadata"]["labels"][MARK] = preset.into();
+                object["metadata"]["labels"][PENDING_LABEL] = preset.into();
             }
             let request = request(Operation::Create, None, object.clone());
             let decision = decide(&request, &Fake { known });
             assert_eq!(
-                (patched(&request, &decision).as_deref(), decision.mark),
+                (patched(&request, &decision).as_deref(), decision.label),
                 (want, does),
                 "{object}"
             );
-            assert!(!decision.mark_first);
+            assert!(!decision.label_first);
         }
     }
 
     #[test]
     fn only_mimeo_changes_the_mark() {
         let (marked, other, bare) = (
-            namespace_with(&[(MARK, "t")]),
-            namespace_with(&[(MARK, "x")]),
+            namespace_with(&[(PENDING_LABEL, "t")]),
+            namespace_with(&[(PENDING_LABEL, "x")]),
             namespace_with(&[]),
         );
         for (old, new, user, want) in [
@@ -512,8 +528,8 @@ mod tests {
             let decision = decide(&request, &FAKE);
             assert_eq!(patched(&request, &decision).as_deref(), want, "{old} {new}");
             assert_eq!(
-                decision.mark == Mark::Restored,
-                mark(new) != want,
+                decision.label == LabelChange::Restored,
+                pending_label(new) != want,
                 "{old} {new}"
             );
             request.dry_run = true;
@@ -525,7 +541,7 @@ mod tests {
     fn a_namespace_is_marked_before_labels_bring_more_rules() {
         let (bare, gold) = (namespace_with(&[]), namespace_with(&[("tier", "gold")]));
         let other = namespace_with(&[("tier", "gold"), ("a", "b")]);
-        let marked = namespace_with(&[(MARK, "t")]);
+        let marked = namespace_with(&[(PENDING_LABEL, "t")]);
         let update =
             |old: &Value, new: &Value| request(Operation::Update, Some(old.clone()), new.clone());
         let mut dry = update(&bare, &gold);
@@ -544,14 +560,14 @@ mod tests {
             ("is going", going, true, false),
         ] {
             let decision = decide(&request, &Fake { known });
-            assert_eq!(decision.mark_first, want, "{what}");
+            assert_eq!(decision.label_first, want, "{what}");
         }
     }
 
     fn marked() -> Progress {
         Progress {
             seen: true,
-            token: Some("t".into()),
+            nonce: Some("t".into()),
             ..Progress::default()
         }
     }
@@ -581,9 +597,9 @@ mod tests {
         for (what, progress, begins, names) in [
             ("not seen", Progress::default(), "wait ", ""),
             (
-                "no mark",
+                "no label",
                 Progress {
-                    token: None,
+                    nonce: None,
                     ..waiting.clone()
                 },
                 "admit ",
@@ -673,9 +689,9 @@ mod tests {
 
     #[test]
     fn a_token_is_a_label_value_of_its_own_review() {
-        let token_of = token("0f3e4d5c-1a2b-3c4d-5e6f-708192a3b4c5");
-        assert_eq!(token_of.len(), 16);
-        assert!(token_of.bytes().all(|b| b.is_ascii_hexdigit()));
-        assert_ne!(token_of, token(""));
+        let nonce_of = nonce("0f3e4d5c-1a2b-3c4d-5e6f-708192a3b4c5");
+        assert_eq!(nonce_of.len(), 16);
+        assert!(nonce_of.bytes().all(|b| b.is_ascii_hexdigit()));
+        assert_ne!(nonce_of, nonce(""));
     }
 }

@@ -17,7 +17,7 @@ use crate::{clock::Tick, verdict::Verdict};
 
 /// The observed state of a cell.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub enum Belief {
+pub enum Observation {
     /// No request and no watch has shown the cell yet.
     #[default]
     Unknown,
@@ -41,7 +41,7 @@ pub enum Belief {
 /// comparison that found the copy correct. A difference from the baseline means a change by another
 /// client since then. It still counts as one if Mimeo did not react to it at that time.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Basis {
+pub struct Baseline {
     /// The resourceVersion at that moment.
     pub version: u64,
     /// The hash of `managedFields` at that moment.
@@ -54,7 +54,7 @@ pub struct Basis {
     pub rewritten: bool,
 }
 
-impl Basis {
+impl Baseline {
     /// The baseline of an object that is correct as it is.
     pub fn right(seen: &Seen) -> Self {
         Self {
@@ -87,15 +87,18 @@ pub struct Cell {
     /// The slot that wants a copy here. `None`: no rule wants an object here (any more).
     pub want: Option<SlotId>,
     /// The observed state.
-    pub belief: Belief,
+    pub observed: Observation,
     /// The baseline that a later state of the object is compared with.
-    pub basis: Option<Basis>,
+    pub baseline: Option<Baseline>,
     /// The failure to report, if there is one. The next request that succeeds clears it.
     pub failure: Option<Box<Failing>>,
     /// The last decision about this cell.
     pub(crate) verdict: Verdict,
     /// The progress of the requests about this cell.
     pub phase: Phase,
+    /// True if the queue has an entry for the cell. A cell whose verdict changes meanwhile is no
+    /// longer [`Phase::Queued`], and its entry stays until its turn.
+    pub(crate) in_queue: bool,
     /// The end of the current pause before the next request.
     pub due: Tick,
     /// The exponent of the back-off: failures in a row, or repairs in quick succession.
@@ -105,9 +108,9 @@ pub struct Cell {
     pub unseen: u64,
     /// The number of the last listing of the kind that showed the object.
     pub listing: u8,
-    /// The loss that led to an approved deletion of the copy. Either its sweep (the pending prune
-    /// of one rule) stayed under the limit, or a user confirmed the deletion.
-    pub condemned: Option<Why>,
+    /// The loss for which the deletion of the copy is approved. Either the rule's pending deletion
+    /// stayed under the limit, or a user confirmed the deletion.
+    pub approved: Option<Why>,
     /// True if the API server refuses to change the object into the wanted copy. Mimeo must delete
     /// the object first.
     pub stuck: bool,
@@ -136,7 +139,8 @@ pub struct Cell {
 /// The progress of the requests about a cell.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Phase {
-    /// No request is needed according to the last decision.
+    /// No request is needed now. Either the last decision says so, or the request of another cell
+    /// asks the same question.
     Idle,
     /// The cell is in the queue.
     Queued,
@@ -146,8 +150,8 @@ pub enum Phase {
     Waiting,
 }
 
-/// The next step for a cell, and its reason. The step is about the object that was last observed in
-/// the cell.
+/// The next step for a cell, and its reason. The step is about the object that was observed in the
+/// cell when the step was decided. A later observation leads to another decision before a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Step {
     /// No request.
@@ -220,7 +224,7 @@ pub enum Leave {
     UpToDate,
     /// The copy was created once, or an object exists here, and the rule (`strategy: CreateOnce`)
     /// wants no more.
-    Seeded,
+    CreatedOnce,
     /// The copy is being deleted. The next step is decided after that.
     Deleting,
     /// Mimeo does not own the object.
@@ -339,16 +343,17 @@ impl Cell {
             kind,
             name,
             want: None,
-            belief: Belief::Unknown,
-            basis: None,
+            observed: Observation::Unknown,
+            baseline: None,
             failure: None,
             verdict: Verdict::default(),
             phase: Phase::Idle,
+            in_queue: false,
             due: Tick::ZERO,
             streak: 0,
             unseen: 0,
             listing: 0,
-            condemned: None,
+            approved: None,
             stuck: false,
             content: Content::Unknown,
             repair: Repair::None,
@@ -363,24 +368,27 @@ impl Cell {
 
     /// The uid of the object that was last observed here. `None`: no object is known.
     pub(crate) fn uid(&self) -> Option<Uid> {
-        match &self.belief {
-            Belief::Present(seen) => Some(seen.uid),
-            Belief::Hidden(uid) => Some(*uid),
+        match &self.observed {
+            Observation::Present(seen) => Some(seen.uid),
+            Observation::Hidden(uid) => Some(*uid),
             _ => None,
         }
     }
 
     /// The object that was last observed here.
     pub fn seen(&self) -> Option<&Seen> {
-        match &self.belief {
-            Belief::Present(seen) => Some(seen),
+        match &self.observed {
+            Observation::Present(seen) => Some(seen),
             _ => None,
         }
     }
 
     /// True if an object is here as far as Mimeo knows, even if its metadata is unknown.
     pub fn occupied(&self) -> bool {
-        matches!(self.belief, Belief::Present(_) | Belief::Taken(_))
+        matches!(
+            self.observed,
+            Observation::Present(_) | Observation::Taken(_)
+        )
     }
 
     /// Mimeo's own copy, if it was last observed here.
@@ -400,25 +408,28 @@ impl Cell {
     /// uid alone identifies the copy as Mimeo's own.
     pub fn out_of_sight(&self) -> bool {
         matches!(
-            self.belief,
-            Belief::Vanished(_) | Belief::Hidden(_) | Belief::Taken(Some(_))
+            self.observed,
+            Observation::Vanished(_) | Observation::Hidden(_) | Observation::Taken(Some(_))
         )
     }
 
     /// True if a correct copy has been here, and no observation has contradicted that since.
     pub fn was_right(&self) -> bool {
-        self.basis.is_some_and(|basis| basis.right)
+        self.baseline.is_some_and(|baseline| baseline.right)
     }
 
     /// True if the object here makes a create needless for good. Either it is Mimeo's own copy, or
     /// it is another object, which stays and which the policy does not overwrite.
-    pub fn shows_seed(&self, policy: ConflictPolicy) -> bool {
-        match &self.belief {
-            Belief::Present(seen) => {
+    pub fn shows_created(&self, policy: ConflictPolicy) -> bool {
+        match &self.observed {
+            Observation::Present(seen) => {
                 seen.ours() || (!seen.deleting && policy != ConflictPolicy::Overwrite)
             }
-            Belief::Hidden(_) => true,
-            Belief::Unknown | Belief::Absent | Belief::Vanished(_) | Belief::Taken(_) => false,
+            Observation::Hidden(_) => true,
+            Observation::Unknown
+            | Observation::Absent
+            | Observation::Vanished(_)
+            | Observation::Taken(_) => false,
         }
     }
 
@@ -432,12 +443,12 @@ impl Cell {
         policy: ConflictPolicy,
         exclusive: bool,
     ) -> Step {
-        let seen = match &self.belief {
-            Belief::Unknown | Belief::Absent => return Step::Create(Why::Missing),
-            Belief::Vanished(_) => return Step::Create(Why::Vanished),
-            Belief::Hidden(_) => return Step::Apply(Why::LabelRemoved),
-            Belief::Taken(_) => return Step::Look,
-            Belief::Present(seen) => seen,
+        let seen = match &self.observed {
+            Observation::Unknown | Observation::Absent => return Step::Create(Why::Missing),
+            Observation::Vanished(_) => return Step::Create(Why::Vanished),
+            Observation::Hidden(_) => return Step::Apply(Why::LabelRemoved),
+            Observation::Taken(_) => return Step::Look,
+            Observation::Present(seen) => seen,
         };
         if seen.deleting {
             return Step::Leave(Leave::Deleting);
@@ -449,7 +460,7 @@ impl Cell {
             return Step::Apply(Why::Disowned);
         };
         if seen.checksum != Some(checksum) {
-            let rewritten = self.basis.is_some_and(|basis| basis.rewritten);
+            let rewritten = self.baseline.is_some_and(|baseline| baseline.rewritten);
             let why = if rewritten {
                 Why::Drifted
             } else {
@@ -484,19 +495,20 @@ impl Cell {
             return Step::Apply(Why::Resync);
         }
         if self
-            .basis
-            .is_some_and(|basis| basis.right && basis.version == seen.version)
+            .baseline
+            .is_some_and(|baseline| baseline.right && baseline.version == seen.version)
         {
             return Step::Leave(Leave::UpToDate);
         }
-        let silently =
-            |basis: Basis| basis.version != seen.version && basis.managers == seen.managers;
+        let silently = |baseline: Baseline| {
+            baseline.version != seen.version && baseline.managers == seen.managers
+        };
         match reference {
             Reference::Unknown | Reference::Wanted | Reference::Asked => Step::Learn,
             // If Mimeo's fields are unchanged, this request changes nothing.
             Reference::Apart => Step::Apply(Why::Unproven),
             Reference::Known(set) if set != entry => Step::Apply(Why::Drifted),
-            Reference::Known(_) if self.basis.is_some_and(silently) => {
+            Reference::Known(_) if self.baseline.is_some_and(silently) => {
                 Step::Apply(Why::SilentlyChanged)
             }
             Reference::Known(_) | Reference::Waived => Step::Leave(Leave::UpToDate),
@@ -522,7 +534,7 @@ impl Cell {
     /// Records the observed object as a correct copy.
     pub fn approve(&mut self) {
         if let Some(seen) = self.seen() {
-            self.basis = Some(Basis::right(seen));
+            self.baseline = Some(Baseline::right(seen));
         }
     }
 
@@ -540,26 +552,28 @@ impl Cell {
         self.stuck &= same;
         if !same {
             self.repair = Repair::None;
-            self.basis = None;
+            self.baseline = None;
         }
         // If an object was out of sight and has its label again, another client has edited it.
-        let (was_ours, rewritten) = match &self.belief {
-            Belief::Present(known) => (
+        let (was_ours, rewritten) = match &self.observed {
+            Observation::Present(known) => (
                 same && known.ours(),
                 same && known.checksum != seen.checksum,
             ),
-            Belief::Vanished(uid) | Belief::Hidden(uid) | Belief::Taken(Some(uid)) => {
+            Observation::Vanished(uid)
+            | Observation::Hidden(uid)
+            | Observation::Taken(Some(uid)) => {
                 (*uid == seen.uid, *uid == seen.uid && seen.labelled)
             }
-            Belief::Unknown | Belief::Absent | Belief::Taken(None) => (false, false),
+            Observation::Unknown | Observation::Absent | Observation::Taken(None) => (false, false),
         };
-        let basis = self.basis.get_or_insert(Basis {
+        let baseline = self.baseline.get_or_insert(Baseline {
             right: false,
-            ..Basis::right(&seen)
+            ..Baseline::right(&seen)
         });
-        basis.rewritten |= rewritten;
+        baseline.rewritten |= rewritten;
         seen.was_ours |= was_ours;
-        self.belief = Belief::Present(Box::new(seen));
+        self.observed = Observation::Present(Box::new(seen));
         self.content = Content::Unknown;
         true
     }
@@ -568,7 +582,7 @@ impl Cell {
     /// object if the event has it. Returns true if that changes the known state.
     pub fn vanish(&mut self, uid: Option<Uid>, version: u64) -> bool {
         self.unseen = self.unseen.max(version);
-        let Belief::Present(known) = &self.belief else {
+        let Observation::Present(known) = &self.observed else {
             return false;
         };
         if uid.is_some_and(|uid| known.uid != uid) || known.version > version || !known.labelled {
@@ -577,12 +591,12 @@ impl Cell {
         // An object that Mimeo doesn't own, or that is being deleted, may still exist without the
         // label. Mimeo must read it then, not write over it. The same holds for an object that a
         // listing doesn't show: it may have changed since the listing.
-        self.belief = match (known.ours() && !known.deleting, uid) {
-            (true, Some(uid)) => Belief::Vanished(uid),
-            (true, None) => Belief::Taken(Some(known.uid)),
-            (false, _) => Belief::Unknown,
+        self.observed = match (known.ours() && !known.deleting, uid) {
+            (true, Some(uid)) => Observation::Vanished(uid),
+            (true, None) => Observation::Taken(Some(known.uid)),
+            (false, _) => Observation::Unknown,
         };
-        self.basis = None;
+        self.baseline = None;
         true
     }
 }

@@ -14,10 +14,10 @@ use std::{
 };
 
 use mimeo_model::{
+    created::CreatedCopies,
     grant::{Grant, RefusedGrant},
     id::{RuleId, RuleKind},
     kind::{GroupKind, GroupVersionKind},
-    seeds::Seeds,
     source::SourceRef,
 };
 
@@ -86,7 +86,7 @@ pub enum Task {
         /// The namespace.
         namespace: Arc<str>,
         /// The whole value of the annotation.
-        seeds: Seeds,
+        created: CreatedCopies,
         /// The namespace's resourceVersion.
         version: u64,
     },
@@ -97,7 +97,7 @@ pub enum Task {
         /// The namespace.
         namespace: Arc<str>,
         /// The value of the pending label.
-        token: Box<str>,
+        nonce: Box<str>,
         /// The namespace's resourceVersion.
         version: u64,
         /// When this process first saw the label.

@@ -45,24 +45,24 @@ pub use self::{
     jobs::{Answer, Job, Task},
     members::{Member, Members},
     numbers::{CopyNumbers, Durations, Inside, Numbers, Queued},
+    pending::HeldDeletion,
     pod_gate::{AwaitedCopy, Progress},
     preview::{Contest, Preview},
     request::{Request, Ticket, Verb},
     sources::Shown,
     status::{Observed, StatusUpdate, Webhooks},
     survey::CopyWatch,
-    sweep::HeldDeletion,
     usage::GrantUpdate,
     view::{CopyView, Cursor, Ended, NamespaceView, PlaceView, RuleView, State, View},
     withdrawn::GrantsRead,
     work::{Action, Notice},
 };
 use self::{
-    cells::{hindrance, request, verdict, wants, work},
+    cells::{blocked, request, verdict, wants, work},
     pod_gate::issued,
-    removal::{absent, collect, disposal, losses, sweep, withdrawn},
+    removal::{absent, collect, fate, losses, pending, withdrawn},
     report::{announce, census, conditions, numbers, preview, status, tally, trouble, view},
-    rights::{authorized, consent, grants, lacks, usage},
+    rights::{authorized, consent, grants, missing_grants, usage},
     sources::{follow, members, select},
     world::{demand, kinds, namespaces, record, rules, survey},
 };
@@ -85,12 +85,12 @@ pub struct Settings {
     pub takeover: Duration,
     /// How long unconfirmed losses of copies are collected before the first of these copies is
     /// deleted.
-    pub sweep: Duration,
+    pub deletion_delay: Duration,
     /// The smallest number of lost copies that can hold a deletion. The losses must also be half of
     /// the rule's copies.
-    pub sweep_limit: usize,
+    pub deletion_limit: usize,
     /// How long a released copy still counts as a loss, from the time of its release for deletion.
-    pub sweep_window: Duration,
+    pub deletion_window: Duration,
     /// How long pods may be held under `podGate: BestEffort`, from the time of the pending label.
     pub budget: Duration,
     /// The back-off after a first failure. It doubles with each failure, up to `backoff_limit`.
@@ -108,9 +108,9 @@ impl Settings {
             role,
             cluster: cluster.into(),
             takeover: Duration::from_secs(2),
-            sweep: Duration::from_secs(10),
-            sweep_limit: 20,
-            sweep_window: Duration::from_mins(10),
+            deletion_delay: Duration::from_secs(10),
+            deletion_limit: 20,
+            deletion_window: Duration::from_mins(10),
             budget: Duration::from_secs(10),
             backoff: Duration::from_millis(250),
             backoff_limit: Duration::from_mins(5),
@@ -126,7 +126,7 @@ pub struct Engine {
     deletion: Deletion,
     work: work::Work,
     jobs: jobs::Jobs,
-    marks: pod_gate::Marks,
+    gate: pod_gate::Gate,
     report: Report,
     effort: Effort,
 }
@@ -134,7 +134,7 @@ pub struct Engine {
 /// The losses of copies that are collected, held or let go.
 #[derive(Debug, Default)]
 struct Deletion {
-    sweeps: losses::Sweeps,
+    pending: losses::PendingDeletions,
     /// The nonce of a held deletion that a user confirmed on the kinds `ConfigMap`.
     confirmed: Option<Box<str>>,
 }
@@ -211,7 +211,7 @@ impl Engine {
             deletion: Deletion::default(),
             work: work::Work::default(),
             jobs: jobs::Jobs::default(),
-            marks: pod_gate::Marks::default(),
+            gate: pod_gate::Gate::default(),
             report: Report::default(),
             effort: Effort::default(),
         }

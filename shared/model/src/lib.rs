@@ -8,6 +8,7 @@
 pub mod authority;
 pub mod choices;
 pub mod condition;
+pub mod created;
 pub mod definition;
 pub mod drift;
 pub mod grant;
@@ -31,7 +32,6 @@ pub mod review;
 pub mod right;
 pub mod role;
 pub mod rule;
-pub mod seeds;
 pub mod selection;
 pub mod size;
 pub mod source;

@@ -54,16 +54,16 @@ pub const STRATEGY_REPLACE: &str = "Replace";
 /// here.
 pub const CLUSTER: &str = "mimeo.dev/cluster";
 
-/// The pending label: on a namespace until all of its copies exist. Its value is a token from the
+/// The pending label: on a namespace until all of its copies exist. Its value is a nonce from the
 /// admission that set it. The pod gate's `namespaceSelector` selects by this label. The program
 /// that finds all copies written removes it.
-pub const MARK: &str = "mimeo.dev/copies";
+pub const PENDING_LABEL: &str = "mimeo.dev/copies";
 
 /// Annotation on a namespace: the copies that `strategy: CreateOnce` has created in it, as
-/// [`Seeds`](crate::seeds::Seeds) prints them. The reconciler writes it, and both programs read it.
-/// Any user with write access to the namespace can forge it. The only effect is that Mimeo creates
-/// such copies again, or does not create them.
-pub const SEEDED: &str = "mimeo.dev/seeded";
+/// [`CreatedCopies`](crate::created::CreatedCopies) prints them. The reconciler writes it, and both
+/// programs read it. Any user with write access to the namespace can forge it. The only effect is
+/// that Mimeo creates such copies again, or does not create them.
+pub const CREATED_ONCE: &str = "mimeo.dev/seeded";
 
 /// Annotation that confirms a held deletion. Its value repeats the nonce of the `DeletionHeld`
 /// message. A user sets it on the rule. For a rule that no longer exists, the user sets it on the

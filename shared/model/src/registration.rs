@@ -22,7 +22,7 @@ use sha2::{Digest as _, Sha256};
 
 use crate::{
     kind::{GroupVersionKind, Resource},
-    names::{DRIFT, DRIFT_DENY, MANAGER, MARK},
+    names::{DRIFT, DRIFT_DENY, MANAGER, PENDING_LABEL},
     policy::Policy,
     review::GroupVersionResource,
     selection::{NAMESPACE_NAME, Selector},
@@ -228,7 +228,7 @@ impl Registration {
             "name": "pods.mimeo.dev",
             "clientConfig": self.client_config(PODS_PATH),
             "rules": std::iter::once(&pods).chain(others).map(rule).collect::<Vec<_>>(),
-            "namespaceSelector": {"matchExpressions": [{"key": MARK, "operator": "Exists"}]},
+            "namespaceSelector": {"matchExpressions": [{"key": PENDING_LABEL, "operator": "Exists"}]},
             "objectSelector": {},
             "matchConditions": [
                 self.not_exempt("namespace"),
@@ -450,12 +450,14 @@ impl Registration {
             return None;
         }
         let marked = |object| {
-            format!("(has({object}.metadata.labels) && '{MARK}' in {object}.metadata.labels)")
+            format!(
+                "(has({object}.metadata.labels) && '{PENDING_LABEL}' in {object}.metadata.labels)"
+            )
         };
         let (before, after) = (marked("oldObject"), marked("object"));
         let removes = format!("request.operation == 'UPDATE' && {before} && !{after}");
         let expression = format!("!({} && {removes})", self.is_mimeo());
-        Some(json!({"name": "not-mimeo-removing-the-mark", "expression": expression}))
+        Some(json!({"name": "not-mimeo-removing-the-pending-label", "expression": expression}))
     }
 }
 
@@ -557,7 +559,7 @@ mod tests {
             .unwrap()
             .iter();
         let condition = conditions
-            .find(|one| one["name"] == "not-mimeo-removing-the-mark")
+            .find(|one| one["name"] == "not-mimeo-removing-the-pending-label")
             .unwrap()["expression"]
             .clone();
         assert!(

@@ -211,18 +211,21 @@ async fn carry_out<'a>(
         }
         Task::RecordCreated {
             namespace,
-            seeds,
+            created,
             version,
         } => writer
-            .note_seeds(namespace, seeds, *version)
+            .record_created(namespace, created, *version)
             .await
             .map(written),
         Task::RemoveLabel {
             namespace,
-            token,
+            nonce,
             version,
             ..
-        } => writer.unmark(namespace, token, *version).await.map(written),
+        } => writer
+            .remove_label(namespace, nonce, *version)
+            .await
+            .map(written),
     }
 }
 

@@ -18,7 +18,7 @@ use serde_json::json;
 use crate::stages::{self, IN_THE_WAY, LOAD, MANY, Many};
 
 const COPIES: usize = 1000;
-const MARK: &str = "mimeo.dev/copies";
+const PENDING_LABEL: &str = "mimeo.dev/copies";
 
 /// Without a controller manager, no other client writes into the namespaces.
 async fn setting() -> Result<Setting> {
@@ -340,7 +340,7 @@ async fn wait_unmarked(scene: &Scene<'_>, namespaces: &[String]) -> Result<()> {
     let all: Api<Namespace> = Api::all(scene.client.clone());
     for namespace in namespaces {
         eventually(SOON, "the pending label's removal", || async {
-            Ok(label(&all.get(namespace).await?, MARK)
+            Ok(label(&all.get(namespace).await?, PENDING_LABEL)
                 .is_none()
                 .then_some(()))
         })

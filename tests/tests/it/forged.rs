@@ -4,7 +4,7 @@
 use anyhow::{Context, Result};
 use k8s_openapi::api::core::v1::{ConfigMap, Namespace};
 use kube::{Api, Client, ResourceExt, api::PostParams};
-use mimeo_model::names::MARK;
+use mimeo_model::names::PENDING_LABEL;
 use mimeo_tests::{
     ControlPlane, Pair, create_namespace, planted,
     scenario::{Scene, Setting, of, stranger, wait_for},
@@ -62,7 +62,7 @@ async fn all_is_done(scene: &Scene<'_>) -> Result<()> {
     scene.wait_secret(&inside, "registry", |_| true).await?;
     let namespaces: Api<Namespace> = Api::all(scene.client.clone());
     wait_for(namespaces, inside, |namespace| {
-        !namespace.labels().contains_key(MARK)
+        !namespace.labels().contains_key(PENDING_LABEL)
     })
     .await?;
     Ok(())
@@ -74,7 +74,7 @@ async fn another_object_is_taken_for_no_namespace() -> Result<()> {
     let outside = outside(&scene).await?;
     all_is_done(&scene).await?;
     // The namespace would need these labels to get the copies.
-    let labels = json!({"scene": scene.tag, MARK: "0123456789abcdef"});
+    let labels = json!({"scene": scene.tag, PENDING_LABEL: "0123456789abcdef"});
     let map = json!({"metadata": {"name": outside, "labels": labels}});
     of::<ConfigMap>(&scene.client, &outside)
         .create(&PostParams::default(), &serde_json::from_value(map)?)
@@ -138,11 +138,15 @@ async fn nothing_is_marked_that_no_api_server_asked_about() -> Result<()> {
         assert_eq!(answer["status"]["code"], code, "{name}: {answer}");
     }
     let found = maps.get("settings").await?;
-    assert!(!found.labels().contains_key(MARK), "{:?}", found.labels());
+    assert!(
+        !found.labels().contains_key(PENDING_LABEL),
+        "{:?}",
+        found.labels()
+    );
     for name in [outside.as_str(), "kube-system", mimeo_tests::NAMESPACE] {
         let found = namespaces.get(name).await?;
         assert!(
-            !found.labels().contains_key(MARK),
+            !found.labels().contains_key(PENDING_LABEL),
             "{name}: {:?}",
             found.labels()
         );

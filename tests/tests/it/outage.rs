@@ -14,7 +14,7 @@ use k8s_openapi::api::core::v1::{Namespace, Pod, Secret};
 use k8s_openapi::api::flowcontrol::v1::{FlowSchema, PriorityLevelConfiguration};
 use kube::api::{ListParams, Patch, PatchParams, PostParams, WatchEvent, WatchParams};
 use kube::{Api, Client};
-use mimeo_model::names::{CLUSTER_REPLICATION, MARK};
+use mimeo_model::names::{CLUSTER_REPLICATION, PENDING_LABEL};
 use mimeo_tests::scenario::{
     SOON, Scene, Setting, condition, delete, label, merge, of, put, relabel, value, wait_for,
     wait_gone,
@@ -351,7 +351,7 @@ async fn with_webhooks(pair: &mut Pair, count: usize, args: &[&str]) -> Result<(
 
 async fn marked(client: &Client, namespace: &str) -> Result<bool> {
     let namespace = Api::<Namespace>::all(client.clone()).get(namespace).await?;
-    Ok(label(&namespace, MARK).is_some())
+    Ok(label(&namespace, PENDING_LABEL).is_some())
 }
 
 /// Checks that a pod is admitted at the first attempt.

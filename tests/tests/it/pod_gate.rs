@@ -20,7 +20,7 @@ use k8s_openapi::api::core::v1::{ConfigMap, LimitRange, Namespace, Pod, Resource
 use kube::api::{ObjectMeta, Patch, PatchParams, PostParams};
 use kube::core::Status;
 use kube::{Api, Client};
-use mimeo_model::names::MARK;
+use mimeo_model::names::PENDING_LABEL;
 use mimeo_model::registration::TIMEOUT;
 use mimeo_tests::scenario::{
     RuleSpec, SOON, Scene, Setting, Stage, apply, delete, kubectl, label, of, put, relabel, rule,
@@ -461,9 +461,9 @@ async fn no_label_of_its_creators_exempts_a_namespace() -> Result<()> {
     crowd.assert_none(&setting, misses).await
 }
 
-async fn mark(client: &Client, namespace: &str) -> Result<Option<String>> {
+async fn pending_label(client: &Client, namespace: &str) -> Result<Option<String>> {
     let namespace = Api::<Namespace>::all(client.clone()).get(namespace).await?;
-    Ok(label(&namespace, MARK).map(str::to_owned))
+    Ok(label(&namespace, PENDING_LABEL).map(str::to_owned))
 }
 
 /// Returns a namespace whose pods wait: its rule is in force, and a source is missing.
@@ -506,12 +506,12 @@ async fn nobody_but_mimeo_removes_the_mark() -> Result<()> {
     let scene = setting.scene("unmarked").await?;
     let namespace = pending(&scene, "Required").await?;
     let namespaces: Api<Namespace> = Api::all(scene.client.clone());
-    let token = mark(&scene.client, &namespace)
+    let token = pending_label(&scene.client, &namespace)
         .await?
         .context("a pending namespace has no pending label")?;
     let untouched = || async {
         assert_eq!(
-            mark(&scene.client, &namespace).await?.as_ref(),
+            pending_label(&scene.client, &namespace).await?.as_ref(),
             Some(&token)
         );
         let refusal = refusal(&scene.client, &namespace).await?;
@@ -520,13 +520,13 @@ async fn nobody_but_mimeo_removes_the_mark() -> Result<()> {
     };
     untouched().await?;
 
-    relabel(&scene.client, &namespace, MARK, None).await?;
+    relabel(&scene.client, &namespace, PENDING_LABEL, None).await?;
     untouched().await.context("by a merge patch")?;
 
-    relabel(&scene.client, &namespace, MARK, Some("done")).await?;
+    relabel(&scene.client, &namespace, PENDING_LABEL, Some("done")).await?;
     untouched().await.context("by another value")?;
 
-    let path = format!("/metadata/labels/{}", MARK.replace('/', "~1"));
+    let path = format!("/metadata/labels/{}", PENDING_LABEL.replace('/', "~1"));
     let remove: Patch<()> = Patch::Json(serde_json::from_value(
         json!([{"op": "remove", "path": path}]),
     )?);
@@ -541,7 +541,7 @@ async fn nobody_but_mimeo_removes_the_mark() -> Result<()> {
             .metadata
             .labels
             .as_mut()
-            .and_then(|labels| labels.remove(MARK))
+            .and_then(|labels| labels.remove(PENDING_LABEL))
             .context("it has no pending label")?;
         Ok::<_, anyhow::Error>(object)
     };
@@ -568,7 +568,7 @@ async fn nobody_but_mimeo_removes_the_mark() -> Result<()> {
 
 async fn mark_gone(client: &Client, namespace: &str) -> Result<()> {
     eventually(SOON, format!("{namespace} unlabelled"), || async {
-        match mark(client, namespace).await? {
+        match pending_label(client, namespace).await? {
             None => Ok(Some(())),
             Some(token) => bail!("its pending label is {token}"),
         }
@@ -584,17 +584,22 @@ async fn a_mark_set_in_advance_changes_nothing() -> Result<()> {
     let mut misses = Vec::new();
     for forged in ["", "done", "0"] {
         let namespace = unique(&crowd.tag);
-        create_namespace(client, &namespace, &[("scene", &crowd.tag), (MARK, forged)]).await?;
+        create_namespace(
+            client,
+            &namespace,
+            &[("scene", &crowd.tag), (PENDING_LABEL, forged)],
+        )
+        .await?;
         misses.extend(try_pod(client, &namespace).await?);
         mark_gone(client, &namespace).await?;
     }
     crowd.assert_none(&setting, misses).await?;
     // If no rule matches, the label holds no pods, and Mimeo removes it.
     let created = unique("unmatched");
-    create_namespace(client, &created, &[(MARK, "forged")]).await?;
+    create_namespace(client, &created, &[(PENDING_LABEL, "forged")]).await?;
     let labelled = unique("unmatched");
     create_namespace(client, &labelled, &[]).await?;
-    relabel(client, &labelled, MARK, Some("forged")).await?;
+    relabel(client, &labelled, PENDING_LABEL, Some("forged")).await?;
     for namespace in [created, labelled] {
         create_patiently(&of(client, &namespace), &pod("first")).await?;
         mark_gone(client, &namespace).await?;
@@ -652,7 +657,7 @@ async fn a_dry_run_has_no_effects() -> Result<()> {
         .context("no name")?;
     let waiting = setting.scene("dry-pending").await?;
     let pending = pending(&waiting, "Required").await?;
-    let marked = mark(client, &pending).await?;
+    let marked = pending_label(client, &pending).await?;
 
     let audit = setting.control_plane.audit_mark().await?;
     let dry_run = PostParams {
@@ -679,7 +684,7 @@ async fn a_dry_run_has_no_effects() -> Result<()> {
         .patch(&existing, &dry_patch, &labels(json!({"scene": crowd.tag})))
         .await?;
     namespaces
-        .patch(&pending, &dry_patch, &labels(json!({MARK: null})))
+        .patch(&pending, &dry_patch, &labels(json!({PENDING_LABEL: null})))
         .await?;
     let refused = of::<Pod>(client, &pending)
         .create(&dry_run, &pod("dry"))
@@ -714,8 +719,8 @@ async fn a_dry_run_has_no_effects() -> Result<()> {
     );
     assert_eq!(
         (
-            mark(client, &existing).await?,
-            mark(client, &pending).await?
+            pending_label(client, &existing).await?,
+            pending_label(client, &pending).await?
         ),
         (None, marked)
     );

@@ -20,7 +20,7 @@ use serde_json::{Value, json};
 
 use crate::stages::WEBHOOK as STAGE;
 
-const MARK: &str = "mimeo.dev/copies";
+const PENDING_LABEL: &str = "mimeo.dev/copies";
 
 fn named(scene: &Scene<'_>, name: &str) -> String {
     format!("{}-{name}", scene.tag)
@@ -48,7 +48,7 @@ async fn in_force(scene: &Scene<'_>, tier: &str) -> Result<()> {
         let created = namespaces
             .create(&params, &serde_json::from_value(namespace)?)
             .await?;
-        Ok(label(&created, MARK).map(|_| ()))
+        Ok(label(&created, PENDING_LABEL).map(|_| ()))
     })
     .await
 }
@@ -71,10 +71,10 @@ async fn a_new_namespace_is_marked_filled_and_unmarked_and_its_pod_comes_after_t
         let created = create_namespace(
             &scene.client,
             &name,
-            &[("tier", &scene.tag), (MARK, "preset")],
+            &[("tier", &scene.tag), (PENDING_LABEL, "preset")],
         )
         .await?;
-        let token = label(&created, MARK).context("no pending label")?;
+        let token = label(&created, PENDING_LABEL).context("no pending label")?;
         assert!(token.len() == 16 && token != "preset", "{token}");
         let (pod, _) = create_patiently(&of::<Pod>(&scene.client, &name), &pod()).await?;
         let copy = scene
@@ -84,13 +84,17 @@ async fn a_new_namespace_is_marked_filled_and_unmarked_and_its_pod_comes_after_t
             .context("admitted without its copy")?;
         assert!(precedes(&copy, &pod)?, "the copy is late");
         wait_for(namespaces.clone(), name, |namespace| {
-            label(namespace, MARK).is_none()
+            label(namespace, PENDING_LABEL).is_none()
         })
         .await?;
     }
-    let bare =
-        create_namespace(&scene.client, &named(&scene, "other"), &[(MARK, "preset")]).await?;
-    assert_eq!(label(&bare, MARK), None);
+    let bare = create_namespace(
+        &scene.client,
+        &named(&scene, "other"),
+        &[(PENDING_LABEL, "preset")],
+    )
+    .await?;
+    assert_eq!(label(&bare, PENDING_LABEL), None);
     Ok(())
 }
 
@@ -115,7 +119,7 @@ async fn a_new_namespace_costs_two_requests() -> Result<()> {
             &namespaces
                 .create(&params, &serde_json::from_value(namespace)?)
                 .await?,
-            MARK,
+            PENDING_LABEL,
         )
         .map(|_| ()))
     })
@@ -123,7 +127,7 @@ async fn a_new_namespace_costs_two_requests() -> Result<()> {
     // Mimeo records the kind before the first copy of the kind.
     for name in [scene.namespace().await?, scene.namespace().await?] {
         wait_for(namespaces.clone(), name, |namespace| {
-            label(namespace, MARK).is_none()
+            label(namespace, PENDING_LABEL).is_none()
         })
         .await?;
     }
@@ -131,7 +135,7 @@ async fn a_new_namespace_costs_two_requests() -> Result<()> {
     let mark = control_plane.audit_mark().await?;
     let name = scene.namespace().await?;
     wait_for(namespaces, name.clone(), |namespace| {
-        label(namespace, MARK).is_none()
+        label(namespace, PENDING_LABEL).is_none()
     })
     .await?;
     let events = control_plane.audit_since(&mark).await?;
@@ -179,12 +183,12 @@ async fn a_namespace_is_marked_before_its_labels_come_to_match() -> Result<()> {
             )
             .await?;
             assert!(
-                labelled.labels().contains_key(MARK),
+                labelled.labels().contains_key(PENDING_LABEL),
                 "labelled without the pending label: {:?}",
                 labelled.labels()
             );
             scene.wait_secret(&name, "registry", |_| true).await?;
-            let unmarked = |namespace: &Namespace| !namespace.labels().contains_key(MARK);
+            let unmarked = |namespace: &Namespace| !namespace.labels().contains_key(PENDING_LABEL);
             wait_for(namespaces.clone(), name.clone(), unmarked).await?;
             merge(
                 &namespaces,

@@ -20,7 +20,7 @@ use mimeo_model::{
 use crate::{
     Engine, Index,
     announce::Happening,
-    cell::{Basis, Belief, Cell, Content, Phase, Reference, Repair, Why},
+    cell::{Baseline, Cell, Content, Observation, Phase, Reference, Repair, Why},
     clock::Tick,
     request::{Ticket, Verb},
     work::{Timer, delay},
@@ -100,12 +100,12 @@ impl Index {
             // A listing from before the deletion may still arrive.
             cell.unseen = cell.unseen.max(version);
         }
-        cell.belief = Belief::Absent;
+        cell.observed = Observation::Absent;
         cell.leaving = false;
         cell.stuck = false;
-        cell.basis = None;
+        cell.baseline = None;
         cell.failure = None;
-        cell.condemned = None;
+        cell.approved = None;
     }
 
     fn read(&self, meta: &ObjectMeta, kind: KindId) -> Option<Seen> {
@@ -193,14 +193,15 @@ impl Engine {
                 }
                 self.take_in(ticket, outcome, place, cell);
                 if let Some(rule) = cell.ours().and_then(|seen| seen.rule.as_ref()) {
-                    self.index.consent.strew(rule, &ticket.namespace);
+                    self.index.consent.note_copy_in(rule, &ticket.namespace);
                 }
                 // The status of the rule that the cell belonged to is due now. Planning marks the
                 // status of the rule that the cell belongs to next.
                 owner
                     .iter()
                     .for_each(|rule| self.index.mark_status_due(rule));
-                self.index.sow(&ticket.namespace, &mut namespace, at);
+                self.index
+                    .note_created(&ticket.namespace, &mut namespace, at);
                 self.index.dirty.insert(ticket.namespace.clone());
             }
         }
@@ -295,8 +296,10 @@ impl Engine {
             (_, Outcome::Refused(_) | Outcome::Immutable(_))
                 if !self.index.asked_for(ticket, place, cell) => {}
             // To delete the object and create it again, Mimeo must first read it.
-            (Verb::Apply(uid), Outcome::Immutable(_)) if cell.belief == Belief::Hidden(uid) => {
-                cell.belief = Belief::Taken(Some(uid));
+            (Verb::Apply(uid), Outcome::Immutable(_))
+                if cell.observed == Observation::Hidden(uid) =>
+            {
+                cell.observed = Observation::Taken(Some(uid));
             }
             // A claim writes the former content. The API server may by now refuse that content and
             // accept only the new one. So the apply follows without a claim.
@@ -421,7 +424,7 @@ impl Engine {
                 // The watch event for this write may have arrived before the answer. So the answer
                 // is compared with the resourceVersion that was observed when the request was sent.
                 let written = ticket.version != Some(seen.version);
-                let (mut basis, checksum) = (Basis::right(&seen), seen.checksum);
+                let (mut baseline, checksum) = (Baseline::right(&seen), seen.checksum);
                 let was_refused = cell.refused();
                 cell.failure = None;
                 cell.verify = false;
@@ -450,8 +453,8 @@ impl Engine {
                 cell.repair = if begun { Repair::Begun } else { Repair::None };
                 cell.show(seen);
                 // The watch may already have shown a later change of the object.
-                basis.rewritten = cell.seen().is_some_and(|now| now.checksum != checksum);
-                cell.basis = Some(basis);
+                baseline.rewritten = cell.seen().is_some_and(|now| now.checksum != checksum);
+                cell.baseline = Some(baseline);
                 let rule = ticket
                     .slot
                     .and_then(|id| self.index.slots.get(&id))
@@ -473,7 +476,7 @@ impl Engine {
                 // The read found an object, but the watch lost it before the answer arrived. The
                 // next request will show the present object.
                 if !cell.show(seen) && cell.seen().is_none() {
-                    cell.belief = Belief::Unknown;
+                    cell.observed = Observation::Unknown;
                 }
             }
         }
@@ -491,13 +494,10 @@ impl Engine {
             return;
         }
         let took = self.index.now.saturating_sub(ticket.sent);
-        self.marks.delay = if (SLEPT..SLEPT * 2).contains(&took) {
-            (self.marks.delay + STEP).min(Duration::from_millis(5))
+        self.gate.delay = if (SLEPT..SLEPT * 2).contains(&took) {
+            (self.gate.delay + STEP).min(Duration::from_millis(5))
         } else {
-            self.marks
-                .delay
-                .mul_f32(0.999)
-                .max(Duration::from_millis(1))
+            self.gate.delay.mul_f32(0.999).max(Duration::from_millis(1))
         };
     }
 }
@@ -517,14 +517,14 @@ fn refute(verb: Verb, cell: &mut Cell) {
     if !refuted {
         return;
     }
-    cell.belief = match (verb, &cell.belief) {
-        (Verb::Create, Belief::Vanished(uid)) => Belief::Hidden(*uid),
-        _ => Belief::Taken(cell.ours().map(|seen| seen.uid)),
+    cell.observed = match (verb, &cell.observed) {
+        (Verb::Create, Observation::Vanished(uid)) => Observation::Hidden(*uid),
+        _ => Observation::Taken(cell.ours().map(|seen| seen.uid)),
     };
     if matches!(verb, Verb::Claim(..)) {
         cell.repair = Repair::None;
     }
     // The object may be a different one by now, which the API server lets Mimeo change.
     cell.stuck = false;
-    cell.basis = None;
+    cell.baseline = None;
 }

@@ -14,8 +14,8 @@ use mimeo_model::{
 use crate::{
     Index, Listing, Namespace, RuleState,
     absent::HowGone,
-    cell::{Belief, Cell, Leave, Spared, Step, Why},
-    disposal::Disposal,
+    cell::{Cell, Leave, Observation, Spared, Step, Why},
+    fate::Fate,
     slot::{NoRendering, Slot},
     verdict::{Need, Needs, Outlook, Verdict},
 };
@@ -41,7 +41,7 @@ impl Index {
         };
         match verdict.step {
             // A copy that is created once belongs to its namespace.
-            Step::Leave(Leave::Seeded) => {}
+            Step::Leave(Leave::CreatedOnce) => {}
             // A write would show whether the copy still exists. If no write follows, a read must
             // show it. Otherwise Mimeo could not recognise the copy later, when it must delete the
             // copy.
@@ -77,16 +77,16 @@ impl Index {
         if aim == Step::Learn {
             needs.push(Need::Reference(id));
         }
-        let disposal = match aim {
+        let fate = match aim {
             Step::Leave(Leave::NoSource) => self.sourceless(slot, rule, cell),
-            _ => Disposal::Keep(Leave::NoSource),
+            _ => Fate::Keep(Leave::NoSource),
         };
         let reserved = !matches!(aim, Step::Leave(_)) && self.reserved_for(id, cell).is_some();
         let outlook = match aim {
-            Step::Leave(Leave::UpToDate | Leave::Seeded)
+            Step::Leave(Leave::UpToDate | Leave::CreatedOnce)
             | Step::Learn
             | Step::Apply(Why::Resync) => Outlook::Right,
-            Step::Leave(Leave::NoSource) if disposal.goes() => Outlook::Delete,
+            Step::Leave(Leave::NoSource) if fate.goes() => Outlook::Delete,
             Step::Leave(Leave::Foreign(_) | Leave::Deleting) => Outlook::Conflict,
             Step::Leave(Leave::Unfillable) => Outlook::Unfillable,
             Step::Apply(_) | Step::Claim(_) if reserved => Outlook::Conflict,
@@ -96,13 +96,11 @@ impl Index {
         };
         let step = match self.step_towards(aim, (slot, state), place, cell) {
             Step::Leave(Leave::NoSource)
-                if disposal.goes() && !self.left_by_the_platform(id, cell, needs) =>
+                if fate.goes() && !self.left_by_the_platform(id, cell, needs) =>
             {
                 Step::Leave(Leave::NoSource)
             }
-            Step::Leave(Leave::NoSource) => {
-                self.decide_disposal(disposal, &slot.rule, place, cell, needs)
-            }
+            Step::Leave(Leave::NoSource) => self.decide_fate(fate, &slot.rule, place, cell, needs),
             step @ Step::Leave(_) => step,
             _ if reserved => Step::Leave(Leave::Reserved),
             step if self.in_charge(place.1) && self.left_by_the_platform(id, cell, needs) => step,
@@ -169,9 +167,12 @@ impl Index {
             // A namespace with the pending label belongs to the webhook for a while. A second
             // writer would only cost a second request.
             Role::Keeper => {
-                let left = namespace.mark.as_ref().map_or(namespace.settles, |mark| {
-                    mark.since + self.settings.takeover
-                });
+                let left = namespace
+                    .pending_label
+                    .as_ref()
+                    .map_or(namespace.settles, |pending_label| {
+                        pending_label.since + self.settings.takeover
+                    });
                 self.now >= left
             }
             Role::Injector => namespace.charge.is_some_and(|from| self.now >= from),
@@ -188,7 +189,7 @@ impl Index {
         cell: &Cell,
     ) -> Step {
         let acting = state.acting().is_some();
-        if step == Step::Leave(Leave::Seeded) {
+        if step == Step::Leave(Leave::CreatedOnce) {
             let keeps = self.settings.role == Role::Keeper && acting;
             // The namespace records a create-once copy for good. So a read must first show that the
             // object is really in this namespace.
@@ -217,8 +218,11 @@ impl Index {
             // The preview of a suspended rule must tell a create from a conflict. Only a read can
             // do that.
             let unknown = matches!(
-                cell.belief,
-                Belief::Unknown | Belief::Taken(_) | Belief::Vanished(_) | Belief::Hidden(_)
+                cell.observed,
+                Observation::Unknown
+                    | Observation::Taken(_)
+                    | Observation::Vanished(_)
+                    | Observation::Hidden(_)
             );
             return match (step, self.settings.role) {
                 (Step::Leave(Leave::NotListed), _) => step,
@@ -254,8 +258,8 @@ impl Index {
         (name, namespace): (&Arc<str>, &Namespace),
         cell: &Cell,
     ) -> Step {
-        if self.seeded(slot, rule, namespace, cell) {
-            return Step::Leave(Leave::Seeded);
+        if self.created_once(slot, rule, namespace, cell) {
+            return Step::Leave(Leave::CreatedOnce);
         }
         match &slot.rendering {
             Ok(copies) => match copies.checksum_at(namespace.place(name)) {
@@ -295,7 +299,7 @@ impl Index {
                 // Elsewhere the create request shows whether an object exists. No create is allowed
                 // here, so a read shows it.
                 let once = rule.strategy == Strategy::CreateOnce;
-                if once && matches!(cell.belief, Belief::Unknown) {
+                if once && matches!(cell.observed, Observation::Unknown) {
                     Step::Look
                 } else {
                     Step::Leave(Leave::Foreign(Spared::Named))

@@ -5,18 +5,18 @@
 //! - `wants`: which rule wants which cell
 //! - `decide`: the verdict about a cell
 //! - `verdict`: what a verdict is, and what follows from it
-//! - `hindrance`: why a copy cannot exist for now
-//! - `seeds`: copies that are created once
+//! - `blocked`: why a copy cannot exist for now
+//! - `created`: copies that are created once
 //! - `work`: the queue, the timers and the back-off
 //! - `request`: from a decision to a request
 //! - `answer`: how an answer changes the cell
 
 pub(crate) mod answer;
+pub(crate) mod blocked;
+pub(crate) mod created;
 pub(crate) mod decide;
-pub(crate) mod hindrance;
 pub(crate) mod plan;
 pub(crate) mod request;
-pub(crate) mod seeds;
 pub(crate) mod verdict;
 pub(crate) mod wants;
 pub(crate) mod work;

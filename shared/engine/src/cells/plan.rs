@@ -76,10 +76,11 @@ impl Engine {
         let Some(namespace) = self.index.namespaces.get_mut(name) else {
             return false;
         };
-        if namespace.cells.len() < CROWD || namespace.mark.is_some() {
+        if namespace.cells.len() < CROWD || namespace.pending_label.is_some() {
             return false;
         }
         if self.index.now < namespace.rests {
+            namespace.behind = true;
             self.work
                 .timer(namespace.rests, Timer::Namespace(name.clone()));
             return true;
@@ -103,6 +104,7 @@ impl Engine {
         let Some(mut namespace) = self.index.namespaces.remove(name) else {
             return;
         };
+        namespace.behind = false;
         self.assign(name, &mut namespace);
         // Wanted cells come first: the decision about an unwanted copy depends on whether the
         // wanted copies exist.
@@ -119,8 +121,8 @@ impl Engine {
         namespace
             .cells
             .retain(|cell| cell.want.is_some() || known(cell) || !cell.settled());
-        self.plan_mark(name, &namespace);
-        self.plan_seeds(name, &mut namespace);
+        self.plan_label(name, &namespace);
+        self.plan_created(name, &mut namespace);
         namespace.changed = self.report.changes.next();
         if namespace.uid.is_some() || !namespace.cells.is_empty() {
             self.index.namespaces.insert(name.clone(), namespace);
@@ -142,14 +144,17 @@ impl Engine {
         self.effort.decided += 1;
         self.adopt(name, (cell.kind, &cell.name), needs);
         let step = verdict.step;
-        let urgent = namespace.mark.is_some();
+        let urgent = namespace.pending_label.is_some();
         let home = self
             .index
             .rule_of(&namespace.cells[index])
             .filter(|_| !matches!(step, Step::Leave(_)));
+        if namespace.cells[index].verdict.outlook != verdict.outlook {
+            self.index.mark_status_of_cell_due(index, namespace);
+        }
         let cell = &mut namespace.cells[index];
         cell.verdict = verdict;
-        cell.condemned = cell.condemned.filter(|why| step.may_be_for(*why));
+        cell.approved = cell.approved.filter(|why| step.may_be_for(*why));
         if let Step::Leave(why) = step {
             if cell.phase == Phase::Queued {
                 cell.phase = Phase::Idle;
@@ -187,9 +192,9 @@ impl Engine {
         match why {
             Leave::UpToDate => {
                 self.remind_of_resync(name, cell);
-                let before = (cell.basis, cell.failure.take());
+                let before = (cell.baseline, cell.failure.take());
                 cell.approve();
-                if before == (cell.basis, None) {
+                if before == (cell.baseline, None) {
                     return;
                 }
             }
@@ -250,8 +255,7 @@ impl Engine {
             }
             Leave::KindNotRecorded => self.record(cell.kind),
             // A request follows now or soon. Until then users still see the last failure.
-            Leave::Foreign(_) | Leave::NotListed => {}
-            Leave::Undecided if cell.want.is_some() => {}
+            Leave::Foreign(_) | Leave::NotListed | Leave::Undecided => {}
             _ => cell.failure = None,
         }
         if let Some(state) = rule.and_then(|id| self.index.rules.get_mut(&id)) {

@@ -14,7 +14,7 @@ use mimeo_model::{
 
 use crate::{
     Engine, Index, Namespace,
-    cell::{Belief, Cell, Phase, Reference, Repair, Step, Why},
+    cell::{Cell, Observation, Phase, Reference, Repair, Step, Why},
     clock::Tick,
     slot::Slot,
     work::{CellRef, delay},
@@ -141,13 +141,19 @@ impl Engine {
         copy: &str,
     ) -> Option<Request> {
         let at = namespace.position(kind, copy).ok()?;
+        namespace.cells[at].in_queue = false;
         if namespace.cells[at].phase != Phase::Queued {
             return None;
         }
+        // A crowded namespace may rest although facts have changed since its last plan. The next
+        // plan queues the cell again if that is needed.
+        let outdated = namespace.behind && {
+            let (verdict, _) = self.index.decide(name, namespace, &namespace.cells[at]);
+            verdict != namespace.cells[at].verdict
+        };
         let cell = &mut namespace.cells[at];
         cell.phase = Phase::Idle;
-        // The verdict may be out of date. The next plan queues the cell again if that is needed.
-        if self.index.dirty.contains(name) {
+        if outdated {
             return None;
         }
         let (verb, why) = cell.verb()?;
@@ -157,7 +163,7 @@ impl Engine {
         let begun = match cell.repair {
             Repair::Claimed => true,
             Repair::Begun if why == Some(Why::Shared) => true,
-            Repair::Begun | Repair::None => matches!(cell.belief, Belief::Hidden(_)),
+            Repair::Begun | Repair::None => matches!(cell.observed, Observation::Hidden(_)),
         };
         if why.is_some_and(Why::repairs) && !begun && self.fights(name, cell) {
             return None;

@@ -1,5 +1,6 @@
 //! The verdict about one cell, and everything that the engine must do because of the decision. A
-//! decision changes nothing. Only [`Engine::adopt`] has effects.
+//! decision changes nothing. The plan of its namespace carries it out: [`Engine::adopt`] meets its
+//! needs, and the cell is queued or put to rest.
 //!
 //! Each plan stores its verdicts. Requests, the pod gate, statuses and the page read them, so these
 //! cannot disagree about a copy.
@@ -51,6 +52,19 @@ pub(crate) enum Outlook {
     Open,
 }
 
+impl Outlook {
+    /// The planned change, in the word that statuses and the page show. `None`: no change.
+    pub(crate) fn planned(self) -> Option<&'static str> {
+        match self {
+            Self::Create => Some("Create"),
+            Self::Update => Some("Update"),
+            Self::Delete => Some("Delete"),
+            Self::Conflict => Some("Conflict"),
+            Self::Right | Self::Unfillable | Self::Open => None,
+        }
+    }
+}
+
 impl Default for Verdict {
     fn default() -> Self {
         Self {
@@ -88,7 +102,7 @@ impl Engine {
             return Vec::new();
         }
         let planned = |name: &Arc<str>, namespace: &Namespace| {
-            !self.index.dirty.contains(name) && namespace.rests <= self.index.now
+            !self.index.dirty.contains(name) && !namespace.behind
         };
         let cells = self
             .index

@@ -83,7 +83,7 @@ impl Index {
         namespace: &Namespace,
     ) -> (Wants, BTreeMap<Arc<RuleId>, Vec<Unmet>>) {
         // A webhook replica has no task in a namespace without the pending label.
-        let concerned = self.settings.role == Role::Keeper || namespace.mark.is_some();
+        let concerned = self.settings.role == Role::Keeper || namespace.pending_label.is_some();
         if !namespace.alive() || !concerned {
             return (Wants::new(), BTreeMap::new());
         }
@@ -370,7 +370,9 @@ impl Engine {
                 .and_then(|slot| slot.rendering.as_ref().ok());
             let wanted = wanted.and_then(|copies| copies.checksum_at(place).ok());
             if wanted.is_none() || cell.seen().and_then(|seen| seen.checksum) != wanted {
-                cell.basis.iter_mut().for_each(|basis| basis.right = false);
+                cell.baseline
+                    .iter_mut()
+                    .for_each(|baseline| baseline.right = false);
             }
             cell.streak = 0;
             cell.start_over();

@@ -18,7 +18,7 @@ use mimeo_model::{
 use crate::{
     Engine, Index, Queued, Settings,
     announce::Happening,
-    cell::{Belief, Cell, Failing, Phase},
+    cell::{Cell, Failing, Observation, Phase},
     clock::Tick,
     jobs::{Job, JobKey},
     request::Request,
@@ -116,7 +116,7 @@ pub(crate) enum Timer {
     /// A cell of this slot may ask again, with a dry run, how a good copy looks.
     Learn(SlotId),
     Rule(Arc<RuleId>),
-    Sweep(Arc<RuleId>),
+    PendingDeletion(Arc<RuleId>),
     /// The statuses of all rules are due.
     Rules,
     Tidy,
@@ -128,10 +128,13 @@ impl Work {
     pub(crate) fn queue(
         &mut self,
         namespace: &Arc<str>,
-        cell: &Cell,
+        cell: &mut Cell,
         urgent: bool,
         home: Option<&str>,
     ) {
+        if std::mem::replace(&mut cell.in_queue, true) {
+            return;
+        }
         let queued = (namespace.clone(), cell.kind, cell.name.clone());
         match home {
             Some(home) => self.tenants.push(home, queued),
@@ -243,20 +246,13 @@ impl Engine {
     pub fn next(&mut self, now: Tick) -> Option<Action> {
         self.index.at(now);
         self.fire();
-        loop {
-            self.plan();
-            if let Some(job) = self.next_job() {
-                return Some(Action::Job(Box::new(job)));
-            }
-            while let Some(cell) = self.work.pop() {
-                if let Some(request) = self.request(&cell) {
-                    return Some(Action::Request(Box::new(request)));
-                }
-            }
-            // The last queued cells may have needed no request. A namespace that waited for them is
-            // dirty now, and must be planned.
-            if self.index.dirty.is_empty() {
-                break;
+        self.plan();
+        if let Some(job) = self.next_job() {
+            return Some(Action::Job(Box::new(job)));
+        }
+        while let Some(cell) = self.work.pop() {
+            if let Some(request) = self.request(&cell) {
+                return Some(Action::Request(Box::new(request)));
             }
         }
         self.work.rest();
@@ -305,7 +301,7 @@ impl Engine {
                 // No watch shows an object that isn't Mimeo's own. So an object that conflicted may
                 // be gone by now. And an object may exist by now where a rule of a higher rank kept
                 // a copy from being created. A read must tell.
-                let barred = cell.belief == Belief::Absent
+                let barred = cell.observed == Observation::Absent
                     && cell
                         .failure
                         .as_ref()
@@ -315,7 +311,7 @@ impl Engine {
                         .seen()
                         .is_some_and(|seen| seen.unwatched(self.index.settings.role))
                 {
-                    cell.belief = Belief::Unknown;
+                    cell.observed = Observation::Unknown;
                 }
                 self.index.dirty.insert(namespace);
             }
@@ -353,7 +349,7 @@ impl Engine {
                 .rules
                 .values_mut()
                 .for_each(|state| state.status.mark_due()),
-            Timer::Sweep(id) => self.end_sweep(&id),
+            Timer::PendingDeletion(id) => self.end_collecting(&id),
         }
     }
 

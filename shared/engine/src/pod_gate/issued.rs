@@ -36,32 +36,32 @@ pub(crate) struct Issued {
 }
 
 impl Issued {
-    pub(crate) fn add(&mut self, token: &str, awaited: Awaited, now: Tick) {
+    pub(crate) fn add(&mut self, nonce: &str, awaited: Awaited, now: Tick) {
         self.serial += 1;
-        self.awaited.insert(token.into(), (awaited, self.serial));
-        self.order.push_back((now, token.into(), self.serial));
-        while let Some((since, token, serial)) = self.order.front()
+        self.awaited.insert(nonce.into(), (awaited, self.serial));
+        self.order.push_back((now, nonce.into(), self.serial));
+        while let Some((since, nonce, serial)) = self.order.front()
             && (self.order.len() > MOST || *since + KEPT <= now)
         {
             // A nonce that was issued again has a second place later in the order.
             if self
                 .awaited
-                .get(token)
+                .get(nonce)
                 .is_some_and(|(_, last)| last == serial)
             {
-                self.awaited.remove(token);
+                self.awaited.remove(nonce);
             }
             self.order.pop_front();
         }
     }
 
-    pub(crate) fn contains(&self, token: &str) -> bool {
-        self.awaited.contains_key(token)
+    pub(crate) fn contains(&self, nonce: &str) -> bool {
+        self.awaited.contains_key(nonce)
     }
 
     /// Removes the nonce, because its pending label has appeared.
-    pub(crate) fn redeem(&mut self, token: &str) -> Option<Awaited> {
-        self.awaited.remove(token).map(|(awaited, _)| awaited)
+    pub(crate) fn redeem(&mut self, nonce: &str) -> Option<Awaited> {
+        self.awaited.remove(nonce).map(|(awaited, _)| awaited)
     }
 }
 

@@ -19,12 +19,12 @@ use mimeo_model::{
 
 use crate::{
     Awaited, Engine, Index, Namespace,
+    blocked::Blocked,
     cell::Cell,
     clock::Tick,
-    hindrance::Hindrance,
     issued::Issued,
     jobs::{JobKey, Task},
-    namespaces::Mark,
+    namespaces::PendingLabel,
     slot::Slot,
     verdict::Outlook,
     work::Timer,
@@ -40,14 +40,14 @@ const SETTLING: Duration = Duration::from_millis(250);
 
 /// The pending labels that this process sets and removes.
 #[derive(Debug)]
-pub(crate) struct Marks {
+pub(crate) struct Gate {
     /// Labels that this replica set and has not seen in the watch yet.
     pub(crate) issued: Issued,
     /// How long this replica waits before it writes, after the watch has shown its label.
     pub(crate) delay: Duration,
 }
 
-impl Default for Marks {
+impl Default for Gate {
     fn default() -> Self {
         Self {
             issued: Issued::default(),
@@ -95,7 +95,7 @@ pub struct Progress {
     /// The uid of the observed namespace.
     pub uid: Option<Uid>,
     /// The nonce of the pending label that this process saw on the namespace.
-    pub token: Option<Box<str>>,
+    pub nonce: Option<Box<str>>,
     /// Copies of `podGate: Required` that cannot be written now. Pods are denied.
     pub denied: Vec<AwaitedCopy>,
     /// Copies of `podGate: BestEffort` that cannot be written now. Pods are admitted with a
@@ -115,25 +115,25 @@ pub struct Progress {
 }
 
 impl Progress {
-    /// Adds a copy that is not written yet. With a hindrance it can't be written now. Without one
+    /// Adds a copy that is not written yet. If it is `blocked`, it can't be written now. Otherwise
     /// `underway` says what Mimeo does about it.
     fn awaits(
         &mut self,
         copy: String,
         (rule, pod_gate): (Arc<RuleId>, PodGate),
-        hindrance: Option<Hindrance>,
+        blocked: Option<Blocked>,
         underway: &str,
     ) {
         let required = pod_gate == PodGate::Required;
-        let list = match hindrance {
+        let list = match blocked {
             None => &mut self.waiting,
             Some(_) if required => &mut self.denied,
             Some(_) => &mut self.excused,
         };
-        self.required |= required && hindrance.is_none();
-        let why = match hindrance {
+        self.required |= required && blocked.is_none();
+        let why = match blocked {
             None => underway.to_owned(),
-            Some(Hindrance::Failure(FailureReason::Conflict)) => {
+            Some(Blocked::Failure(FailureReason::Conflict)) => {
                 "Conflict, an object of that name exists".to_owned()
             }
             Some(why) => why.to_string(),
@@ -185,7 +185,7 @@ impl Index {
                 .slots
                 .values()
                 .filter(|slot| slot.rule.kind == RuleKind::ClusterReplication)
-                .all(|slot| slot.rendering.is_ok() || self.hindrance(slot).is_some())
+                .all(|slot| slot.rendering.is_ok() || self.blocked(slot).is_some())
             && self
                 .cluster_rules()
                 .filter_map(|(_, state)| state.valid())
@@ -196,13 +196,13 @@ impl Index {
     /// `None`: something holds its pods.
     pub(crate) fn label_to_remove(&self, name: &Arc<str>) -> Option<Task> {
         let namespace = self.namespaces.get(name)?;
-        let mark = namespace.mark.as_ref()?;
+        let pending_label = namespace.pending_label.as_ref()?;
         self.held_by_nothing(name, namespace)
             .then(|| Task::RemoveLabel {
                 namespace: name.clone(),
-                token: mark.token.clone(),
+                nonce: pending_label.nonce.clone(),
                 version: namespace.version,
-                since: mark.since,
+                since: pending_label.since,
             })
     }
 
@@ -219,9 +219,9 @@ impl Index {
         // budget ended, or were refused and will be retried.
         let stays = self.settings.budget + FAREWELL;
         let told = namespace
-            .mark
+            .pending_label
             .as_ref()
-            .is_none_or(|mark| self.now >= mark.since + stays);
+            .is_none_or(|pending_label| self.now >= pending_label.since + stays);
         let waited = progress.waiting.is_empty() || told;
         progress.settled() && progress.denied.is_empty() && excused && waited
     }
@@ -230,11 +230,14 @@ impl Index {
         let mut progress = Progress {
             seen: true,
             uid: namespace.uid,
-            token: namespace.mark.as_ref().map(|mark| mark.token.clone()),
-            over_budget: namespace
-                .mark
+            nonce: namespace
+                .pending_label
                 .as_ref()
-                .is_none_or(|mark| self.now >= mark.since + self.settings.budget),
+                .map(|pending_label| pending_label.nonce.clone()),
+            over_budget: namespace
+                .pending_label
+                .as_ref()
+                .is_none_or(|pending_label| self.now >= pending_label.since + self.settings.budget),
             ..Progress::default()
         };
         self.await_selectors(name, namespace, &mut progress);
@@ -292,7 +295,7 @@ impl Index {
                 progress.awaits(
                     copies,
                     (id.clone(), rule.pod_gate),
-                    self.selector_hindrance(selector),
+                    self.selector_blocked(selector),
                     "Mimeo is listing the sources",
                 );
             }
@@ -304,7 +307,7 @@ impl Index {
             return Hold::None;
         }
         if slot.rendering.is_err() || self.kinds.resource(slot.gvk()).is_none() {
-            return self.hindrance(slot).map_or(Hold::Writing, Hold::Cannot);
+            return self.blocked(slot).map_or(Hold::Writing, Hold::Cannot);
         }
         match cell.failure.as_ref().map(|failing| failing.failure.reason) {
             // An installation may use Roles instead of a `ClusterRole`. The Role for a new
@@ -314,12 +317,12 @@ impl Index {
             None | Some(FailureReason::Timeout | FailureReason::ClusterUnreachable)
                 if cell.verdict.outlook == Outlook::Conflict =>
             {
-                Hold::Cannot(Hindrance::Failure(FailureReason::Conflict))
+                Hold::Cannot(Blocked::Failure(FailureReason::Conflict))
             }
             None | Some(FailureReason::Timeout | FailureReason::ClusterUnreachable) => {
                 Hold::Writing
             }
-            Some(reason) => Hold::Cannot(Hindrance::Failure(reason)),
+            Some(reason) => Hold::Cannot(Blocked::Failure(reason)),
         }
     }
 }
@@ -327,14 +330,14 @@ impl Index {
 impl Engine {
     /// This replica set a pending label with this nonce. It writes the copies once its watch shows
     /// the awaited event.
-    pub fn issue(&mut self, token: &str, awaited: Awaited, now: Tick) {
+    pub fn issue(&mut self, nonce: &str, awaited: Awaited, now: Tick) {
         self.index.at(now);
-        self.marks.issued.add(token, awaited, self.index.now);
+        self.gate.issued.add(nonce, awaited, self.index.now);
     }
 
     /// True if this replica issued the nonce and has not seen it on a namespace yet.
-    pub fn issued(&self, token: &str) -> bool {
-        self.marks.issued.contains(token)
+    pub fn issued(&self, nonce: &str) -> bool {
+        self.gate.issued.contains(nonce)
     }
 
     /// A pod waits in this namespace. This replica helps to write the copies, even if another
@@ -345,7 +348,7 @@ impl Engine {
         let Some(entry) = self.index.namespaces.get_mut(&name) else {
             return;
         };
-        if entry.mark.is_some() && entry.charge.is_none_or(|from| from > self.index.now) {
+        if entry.pending_label.is_some() && entry.charge.is_none_or(|from| from > self.index.now) {
             entry.charge = Some(self.index.now);
             self.index.dirty.insert(name);
         }
@@ -353,29 +356,29 @@ impl Engine {
 
     /// Takes in the pending label of a namespace. `changed` is true if the labels of the namespace
     /// differ from before.
-    pub(crate) fn see_mark(&mut self, name: &Arc<str>, changed: bool) {
+    pub(crate) fn see_label(&mut self, name: &Arc<str>, changed: bool) {
         let Some(entry) = self.index.namespaces.get_mut(name) else {
             return;
         };
-        let token: Option<Box<str>> = entry.token().map(Into::into);
-        let Some(token) = token else {
-            entry.mark = None;
+        let nonce: Option<Box<str>> = entry.nonce().map(Into::into);
+        let Some(nonce) = nonce else {
+            entry.pending_label = None;
             entry.charge = None;
             return;
         };
-        let soon = self.index.now + self.marks.delay;
-        match &entry.mark {
-            Some(mark) if mark.token == token => {
+        let soon = self.index.now + self.gate.delay;
+        match &entry.pending_label {
+            Some(pending_label) if pending_label.nonce == nonce => {
                 entry.charge = entry
                     .charge
                     .map(|from| if changed { from.min(soon) } else { from });
             }
             _ => {
-                entry.mark = Some(Mark {
-                    token: token.clone(),
+                entry.pending_label = Some(PendingLabel {
+                    nonce: nonce.clone(),
                     since: self.index.now,
                 });
-                if let Some(awaited) = self.marks.issued.redeem(&token) {
+                if let Some(awaited) = self.gate.issued.redeem(&nonce) {
                     entry.charge = Some(match awaited {
                         Awaited::Namespace => soon,
                         Awaited::Labels => self.index.now + self.index.settings.takeover,
@@ -417,8 +420,8 @@ impl Engine {
     }
 
     /// Requests the removal of the pending label once nothing holds the namespace's pods any more.
-    pub(crate) fn plan_mark(&mut self, name: &Arc<str>, namespace: &Namespace) {
-        if namespace.mark.is_some() && self.index.held_by_nothing(name, namespace) {
+    pub(crate) fn plan_label(&mut self, name: &Arc<str>, namespace: &Namespace) {
+        if namespace.pending_label.is_some() && self.index.held_by_nothing(name, namespace) {
             self.jobs.ask(JobKey::RemoveLabel(name.clone()));
         }
     }
@@ -452,5 +455,5 @@ impl Engine {
 enum Hold {
     None,
     Writing,
-    Cannot(Hindrance),
+    Cannot(Blocked),
 }

@@ -28,8 +28,10 @@ pub(crate) struct Absence {
     fresh: bool,
     /// The uid of its namespace, if this process saw the object.
     home: Option<Uid>,
-    /// True if a copy waits for a read.
-    asked: bool,
+    /// When the object was last read.
+    read_at: Tick,
+    /// Namespaces with copies that wait for a read.
+    asking: BTreeSet<Arc<str>>,
     /// Namespaces with copies whose verdict depends on `became`. Only these are planned again when
     /// it changes, for two reasons. Any user can write labels and annotations that name any number
     /// of rules. And a copy does not always name the rule that would own it now.
@@ -79,7 +81,8 @@ impl Absence {
             became: Became::Unknown,
             fresh: false,
             home,
-            asked: false,
+            read_at: Tick::ZERO,
+            asking: BTreeSet::new(),
             users: BTreeSet::new(),
         }
     }
@@ -107,13 +110,6 @@ impl Absence {
         }
     }
 
-    /// Records that the verdict of a copy in this namespace depends on the absence. With `asks` the
-    /// copy waits for a read.
-    pub(crate) fn used(&mut self, namespace: &Arc<str>, asks: bool) {
-        self.asked |= asks;
-        self.users.insert(namespace.clone());
-    }
-
     /// The same, but `None` for a deletion on purpose that is not proven any more.
     pub(crate) fn how_gone_for_sure(&self, cell: &Cell, copy: &Seen) -> Option<HowGone> {
         self.how_gone(cell, copy)
@@ -130,18 +126,50 @@ impl Absence {
         self.became == Became::Unexplained
     }
 
+    /// Records that the verdict of a copy in this namespace depends on the absence. With `asks` the
+    /// copy waits for a read.
+    pub(crate) fn used(&mut self, namespace: &Arc<str>, asks: bool) {
+        let set = if asks {
+            &mut self.asking
+        } else {
+            &mut self.users
+        };
+        set.insert(namespace.clone());
+    }
+
     /// True if a copy waits for a read.
     pub(crate) fn is_asked(&self) -> bool {
-        self.asked
+        !self.asking.is_empty()
     }
 
     /// Records how the object disappeared, or that this is unknown (again). Returns the namespaces
     /// that must be planned again.
     #[must_use]
-    pub(crate) fn turn_out(&mut self, became: Became) -> BTreeSet<Arc<str>> {
+    pub(crate) fn turn_out(&mut self, became: Became, now: Tick) -> BTreeSet<Arc<str>> {
+        // A user who changes copies causes one read after another. Each read proves what the one
+        // before it has proven, so the other copies need no plan.
+        let proves_the_same = match (self.became, became) {
+            (Became::Deleted { since: before, .. }, Became::Deleted { since, .. }) => {
+                self.fresh && before == since
+            }
+            _ => false,
+        };
         self.became = became;
-        self.fresh = true;
-        self.asked = false;
+        self.fresh = matches!(became, Became::Deleted { .. });
+        self.read_at = now;
+        let mut again = std::mem::take(&mut self.asking);
+        if !proves_the_same {
+            again.append(&mut self.users);
+        }
+        again
+    }
+
+    /// Returns the namespaces that must be planned again because the read has become too old.
+    fn expire(&mut self, now: Tick) -> BTreeSet<Arc<str>> {
+        if now < self.read_at + FRESH {
+            return BTreeSet::new();
+        }
+        self.fresh = false;
         std::mem::take(&mut self.users)
     }
 
@@ -266,9 +294,9 @@ impl Index {
     /// A read that found an object missing is too old now. Copies that still depend on it wait for
     /// another read.
     pub(crate) fn expire(&mut self, key: &JobKey) {
+        let now = self.now;
         if let Some(absence) = self.absence_mut(key) {
-            absence.fresh = false;
-            let mut users = std::mem::take(&mut absence.users);
+            let mut users = absence.expire(now);
             self.dirty.append(&mut users);
         }
     }
@@ -412,13 +440,14 @@ impl Engine {
     /// Records how an object disappeared, for all copies whose verdicts depend on that. `key` is
     /// the job that reads the object.
     pub(crate) fn became(&mut self, key: JobKey, became: Became) {
+        let now = self.index.now;
         let Some(absence) = self.index.absence_mut(&key) else {
             return;
         };
-        let mut users = absence.turn_out(became);
-        self.index.dirty.append(&mut users);
+        let mut again = absence.turn_out(became, now);
+        self.index.dirty.append(&mut again);
         if matches!(became, Became::Deleted { .. }) {
-            self.work.timer(self.index.now + FRESH, Timer::Expired(key));
+            self.work.timer(now + FRESH, Timer::Expired(key));
         }
     }
 }

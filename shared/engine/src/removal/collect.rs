@@ -11,8 +11,8 @@ use mimeo_model::{id::RuleId, meta::Seen, role::Role, source::SourceRef};
 use crate::{
     Index, Namespace, RuleState, SourceState,
     absent::HowGone,
-    cell::{Belief, Cell, Leave, Step, Why},
-    disposal::{Disposal, is_heir},
+    cell::{Cell, Leave, Observation, Step, Why},
+    fate::{Fate, is_replacement},
     slot::{NoRendering, Slot},
     verdict::{Need, Needs, Outlook, Verdict},
 };
@@ -26,7 +26,7 @@ impl Index {
         cell: &Cell,
         needs: &mut Needs,
     ) -> Verdict {
-        if matches!(cell.belief, Belief::Taken(_)) && self.settings.role == Role::Keeper {
+        if matches!(cell.observed, Observation::Taken(_)) && self.settings.role == Role::Keeper {
             return Verdict {
                 step: Step::Look,
                 ..Verdict::default()
@@ -35,20 +35,20 @@ impl Index {
         let Some(id) = cell.ours().and_then(|seen| seen.rule.as_ref()) else {
             return Verdict::default();
         };
-        let disposal = self.disposal(name, namespace, cell);
-        let outlook = if disposal.goes() {
+        let fate = self.fate(name, namespace, cell);
+        let outlook = if fate.goes() {
             Outlook::Delete
         } else {
             Outlook::Open
         };
-        let step = self.decide_disposal(disposal, id, (name, namespace), cell, needs);
+        let step = self.decide_fate(fate, id, (name, namespace), cell, needs);
         Verdict { step, outlook }
     }
 
     /// Returns the step for a copy of this rule, given the copy's fate.
-    pub(crate) fn decide_disposal(
+    pub(crate) fn decide_fate(
         &self,
-        disposal: Disposal,
+        fate: Fate,
         id: &Arc<RuleId>,
         (name, namespace): (&Arc<str>, &Namespace),
         cell: &Cell,
@@ -57,8 +57,8 @@ impl Index {
         let Some(seen) = cell.ours() else {
             return Step::Leave(Leave::Nothing);
         };
-        match disposal {
-            Disposal::Keep(why) => Step::Leave(why),
+        match fate {
+            Fate::Keep(why) => Step::Leave(why),
             // Only the reconciler deletes copies.
             _ if self.settings.role == Role::Injector => Step::Leave(Leave::Undecided),
             _ if self
@@ -68,24 +68,24 @@ impl Index {
             {
                 Step::Leave(Leave::Suspended)
             }
-            Disposal::RuleGone => {
+            Fate::RuleGone => {
                 let how = self.how_rule_went(id, cell, needs);
                 lost(how, id, cell, Why::RuleDeleted, needs)
             }
             // The source's grace period has not ended.
-            Disposal::SourceGone(sources) if self.is_new_loss(id, &sources, needs) => {
+            Fate::SourceGone(sources) if self.is_new_loss(id, &sources, needs) => {
                 Step::Leave(Leave::NoSource)
             }
-            Disposal::SourceGone(sources) => {
+            Fate::SourceGone(sources) => {
                 let how = self.how_sources_went(&sources, cell, needs);
                 lost(how, id, cell, Why::SourceDeleted, needs)
             }
-            Disposal::Unmatched => self.decide_unmatched(id, (name, namespace), cell, needs),
+            Fate::Unmatched => self.decide_unmatched(id, (name, namespace), cell, needs),
             // The new copies must exist before the old one is deleted.
-            Disposal::Superseded if self.awaits_successors(id, namespace, seen) => {
+            Fate::Superseded if self.awaits_successors(id, namespace, seen) => {
                 Step::Leave(Leave::Undecided)
             }
-            Disposal::Superseded => Step::Delete(Why::Superseded),
+            Fate::Superseded => Step::Delete(Why::Superseded),
         }
     }
 
@@ -152,7 +152,7 @@ impl Index {
         };
         // The replacement of this copy, from the same source, is waited for in any case.
         let due = |(other, slot)| {
-            is_heir(slot, seen) || self.hindrance(slot).is_none() && comes(other, slot)
+            is_replacement(slot, seen) || self.blocked(slot).is_none() && comes(other, slot)
         };
         self.successors(id, namespace).any(due)
     }
@@ -174,7 +174,7 @@ fn lost(how: Option<HowGone>, id: &Arc<RuleId>, cell: &Cell, why: Why, needs: &m
 pub(crate) fn collect(id: &Arc<RuleId>, cell: &Cell, why: Why, needs: &mut Needs) -> Step {
     match cell.ours() {
         None => Step::Leave(Leave::Nothing),
-        Some(_) if cell.condemned == Some(why) => Step::Delete(why),
+        Some(_) if cell.approved == Some(why) => Step::Delete(why),
         Some(_) => {
             needs.push(Need::Loss(id.clone(), why));
             Step::Leave(Leave::Undecided)

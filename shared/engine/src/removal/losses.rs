@@ -33,18 +33,18 @@ pub(crate) struct Held {
 
 /// The unconfirmed losses of one rule.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Sweep {
+pub(crate) struct PendingDeletion {
     /// Copies that are collected, or wait for a confirmation.
     collected: BTreeMap<CellKey, Loss>,
     /// Copies that were released for deletion without a confirmation, and when. They count for a
     /// while.
     gone: BTreeMap<CellKey, Tick>,
-    /// When the sweep is reviewed next.
+    /// When the pending deletion is reviewed next.
     pub(crate) due: Tick,
     pub(crate) held: Option<Held>,
 }
 
-impl Sweep {
+impl PendingDeletion {
     /// The number of copies that are collected, or wait for a confirmation.
     pub(crate) fn len(&self) -> usize {
         self.collected.len()
@@ -78,23 +78,24 @@ impl Sweep {
     }
 }
 
-/// The losses of all rules. Each lost cell is in one sweep, and `losers` finds that sweep.
+/// The losses of all rules. Each lost cell is in one pending deletion, and `losers` finds that
+/// pending deletion.
 #[derive(Debug, Default)]
-pub(crate) struct Sweeps {
-    all: BTreeMap<Arc<RuleId>, Sweep>,
+pub(crate) struct PendingDeletions {
+    all: BTreeMap<Arc<RuleId>, PendingDeletion>,
     losers: BTreeMap<CellKey, Arc<RuleId>>,
 }
 
-impl Sweeps {
-    pub(crate) fn get(&self, id: &RuleId) -> Option<&Sweep> {
+impl PendingDeletions {
+    pub(crate) fn get(&self, id: &RuleId) -> Option<&PendingDeletion> {
         self.all.get(id)
     }
 
-    pub(crate) fn get_mut(&mut self, id: &RuleId) -> Option<&mut Sweep> {
+    pub(crate) fn get_mut(&mut self, id: &RuleId) -> Option<&mut PendingDeletion> {
         self.all.get_mut(id)
     }
 
-    pub(crate) fn iter(&self) -> impl Iterator<Item = (&Arc<RuleId>, &Sweep)> {
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (&Arc<RuleId>, &PendingDeletion)> {
         self.all.iter()
     }
 
@@ -106,33 +107,33 @@ impl Sweeps {
         self.all.len()
     }
 
-    /// Records a loss. The sweep is reviewed at `due`, or earlier.
+    /// Records a loss. The pending deletion is reviewed at `due`, or earlier.
     pub(crate) fn add(
         &mut self,
         id: &Arc<RuleId>,
         key: CellKey,
         loss: Loss,
         due: Tick,
-    ) -> &mut Sweep {
+    ) -> &mut PendingDeletion {
         if self.losers.get(&key).is_some_and(|loser| loser != id) {
             self.forgive(&key);
         }
         self.losers.insert(key.clone(), id.clone());
-        let new = || Sweep {
+        let new = || PendingDeletion {
             collected: BTreeMap::new(),
             gone: BTreeMap::new(),
             due,
             held: None,
         };
-        let sweep = self.all.entry(id.clone()).or_insert_with(new);
-        sweep.gone.remove(&key);
-        sweep.collected.insert(key, loss);
-        sweep.due = if sweep.due <= loss.since {
+        let pending = self.all.entry(id.clone()).or_insert_with(new);
+        pending.gone.remove(&key);
+        pending.collected.insert(key, loss);
+        pending.due = if pending.due <= loss.since {
             due
         } else {
-            sweep.due.min(due)
+            pending.due.min(due)
         };
-        sweep
+        pending
     }
 
     /// Removes a loss, because the copy is no longer lost or its loss is being decided.
@@ -147,7 +148,7 @@ impl Sweeps {
         let loss = self
             .all
             .get_mut(id)
-            .and_then(|sweep| sweep.collected.get_mut(key));
+            .and_then(|pending| pending.collected.get_mut(key));
         if let Some(loss) = loss.filter(|loss| loss.why == known.why) {
             *loss = known;
         }
@@ -155,19 +156,19 @@ impl Sweeps {
 
     /// Notes that a copy was released for deletion without a confirmation.
     pub(crate) fn let_go(&mut self, id: &Arc<RuleId>, key: CellKey, at: Tick) {
-        if let Some(sweep) = self.all.get_mut(id) {
+        if let Some(pending) = self.all.get_mut(id) {
             self.losers.insert(key.clone(), id.clone());
-            sweep.gone.insert(key, at);
+            pending.gone.insert(key, at);
         }
     }
 
     /// Removes the deletions from before `since`: they no longer count.
     pub(crate) fn expire(&mut self, id: &RuleId, since: Tick) {
-        let Some(sweep) = self.all.get_mut(id) else {
+        let Some(pending) = self.all.get_mut(id) else {
             return;
         };
         let losers = &mut self.losers;
-        sweep.gone.retain(|key, at| {
+        pending.gone.retain(|key, at| {
             let counts = *at >= since;
             if !counts {
                 losers.remove(key);
@@ -179,25 +180,25 @@ impl Sweeps {
     /// Removes the cell from the losses. Returns the rule that had lost it.
     pub(crate) fn forgive(&mut self, key: &CellKey) -> Option<Arc<RuleId>> {
         let id = self.losers.remove(key)?;
-        let sweep = self.all.get_mut(&id)?;
-        sweep.collected.remove(key);
-        sweep.gone.remove(key);
+        let pending = self.all.get_mut(&id)?;
+        pending.collected.remove(key);
+        pending.gone.remove(key);
         Some(id)
     }
 
-    /// Ends the sweep of a rule.
+    /// Ends the pending deletion of a rule.
     pub(crate) fn remove(&mut self, id: &RuleId) {
         for key in self
             .all
             .remove(id)
             .iter()
-            .flat_map(|sweep| sweep.collected.keys().chain(sweep.gone.keys()))
+            .flat_map(|pending| pending.collected.keys().chain(pending.gone.keys()))
         {
             self.losers.remove(key);
         }
     }
 
-    /// Removes the sweeps of all rules that `keeps` doesn't accept.
+    /// Removes the pending deletions of all rules that `keeps` doesn't accept.
     pub(crate) fn retain(&mut self, keeps: impl Fn(&Arc<RuleId>) -> bool) {
         let over: BTreeSet<_> = self.all.keys().filter(|id| !keeps(id)).cloned().collect();
         over.iter().for_each(|id| self.remove(id));

@@ -240,12 +240,16 @@ impl Engine {
             self.became(key, Became::Unknown);
             return false;
         }
-        *defined = read.defined.unwrap_or_default();
+        let before = std::mem::replace(defined, read.defined.unwrap_or_default());
         let became = match (read.home, read.defined) {
             (_, None) => Became::Unexplained,
             (None, _) => Became::GoneWithNamespace,
             (Some(home), Some(_)) => absence.absent_at(home, shown),
         };
+        if before != read.defined.unwrap_or_default() {
+            // The verdicts depend on the age of the CRD, too.
+            self.became(key.clone(), Became::Unknown);
+        }
         self.became(key, became);
         true
     }

@@ -574,16 +574,16 @@ impl Engine {
                 )]
             }
             Happening::DeletionHeld => {
-                let Some(sweep) = self
+                let Some(pending) = self
                     .deletion
-                    .sweeps
+                    .pending
                     .get(id)
-                    .filter(|sweep| sweep.held.is_some())
+                    .filter(|pending| pending.held.is_some())
                 else {
                     return vec![];
                 };
                 let copies = self.told(id).len();
-                let told: Vec<Told<'_>> = sweep
+                let told: Vec<Told<'_>> = pending
                     .cells()
                     .filter_map(|key| self.index.still(id, happening, key, None))
                     .collect();

@@ -63,7 +63,6 @@ impl Engine {
     /// Counts the next piece. After the last piece, returns the rules with their tallies, in their
     /// order.
     pub(crate) fn count(&mut self) -> Option<Vec<(Arc<RuleId>, Tally)>> {
-        self.plan();
         let mut census = self.report.census.take()?;
         let mut looked = 0;
         while looked < PIECE

@@ -321,14 +321,14 @@ impl Engine {
     fn describe_held(&self, id: &RuleId, conditions: &mut Conditions<'_>) {
         let Some(Held { nonce, .. }) = self
             .deletion
-            .sweeps
+            .pending
             .get(id)
-            .and_then(|sweep| sweep.held.as_ref())
+            .and_then(|pending| pending.held.as_ref())
         else {
             return;
         };
         let copies = plural::copies(self.told(id).len());
-        let window = match self.index.settings.sweep_window.as_secs() {
+        let window = match self.index.settings.deletion_window.as_secs() {
             seconds if seconds % 60 == 0 => format!("{} min", seconds / 60),
             seconds => format!("{seconds} s"),
         };

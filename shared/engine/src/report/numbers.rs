@@ -153,7 +153,7 @@ impl Engine {
                 .index
                 .namespaces
                 .values()
-                .filter(|entry| entry.alive() && entry.mark.is_some())
+                .filter(|entry| entry.alive() && entry.pending_label.is_some())
                 .count(),
             webhooks: self.index.webhooks.seen.len(),
             copy_lag: RuleKind::ALL
@@ -162,13 +162,13 @@ impl Engine {
             namespace_lag: self.report.lags.namespaces.clone(),
             ..Numbers::default()
         };
-        for (id, sweep) in self
+        for (id, pending) in self
             .deletion
-            .sweeps
+            .pending
             .iter()
-            .filter(|(_, sweep)| sweep.held.is_some())
+            .filter(|(_, pending)| pending.held.is_some())
         {
-            *numbers.held.entry(id.kind).or_default() += sweep.len();
+            *numbers.held.entry(id.kind).or_default() += pending.len();
         }
         for (id, state) in &self.index.rules {
             let Told {
@@ -224,7 +224,7 @@ impl Engine {
             ("kinds", self.index.kinds.len()),
             ("namespaces", self.index.namespaces.len()),
             ("namespacesToPlan", self.index.dirty.len()),
-            ("sweeps", self.deletion.sweeps.len()),
+            ("pending", self.deletion.pending.len()),
             ("jobs", self.jobs.len()),
             ("timers", self.work.timers()),
         ]);

@@ -166,7 +166,7 @@ impl Index {
                             .rule
                             .as_ref()
                             .is_ok_and(|rule| self.knows_copies_of(rule, slot.kind));
-                        listed && (slot.rendering.is_ok() || self.hindrance(slot).is_some())
+                        listed && (slot.rendering.is_ok() || self.blocked(slot).is_some())
                     }
                     Some(Served::Unknown) | None => false,
                     _ => true,

@@ -116,7 +116,7 @@ impl Tally {
 
 fn planned(((namespace, kind, name), action): (&CellName, &Outlook)) -> PlannedCopy {
     PlannedCopy {
-        action: format!("{action:?}"),
+        action: action.planned().unwrap_or_default().to_owned(),
         kind: kind.clone(),
         namespace: namespace.to_string(),
         name: name.to_string(),

@@ -14,7 +14,8 @@ use mimeo_model::{
 };
 
 use crate::{
-    Index, Served, SourceState, clock::Tick, follow, lacks::Lack, select::Choice, slot::NoRendering,
+    Index, Served, SourceState, clock::Tick, follow, missing_grants::MissingGrant, select::Choice,
+    slot::NoRendering,
 };
 
 impl Index {
@@ -63,7 +64,7 @@ impl Index {
             let message = self.grants_untold().map(|untold| untold.message);
             return Some((
                 ConditionReason::SourceRefused,
-                message.unwrap_or_else(|| Lack::of_selector(selector).message(home)),
+                message.unwrap_or_else(|| MissingGrant::of_selector(selector).message(home)),
             ));
         }
         if !self.counts_selectors(rule) {
@@ -130,7 +131,7 @@ impl Index {
             let message = self.grants_untold().map(|untold| untold.message);
             return Some((
                 ConditionReason::SourceRefused,
-                message.unwrap_or_else(|| Lack::of_source(source).message(home)),
+                message.unwrap_or_else(|| MissingGrant::of_source(source).message(home)),
             ));
         }
         let resource = match self.resource_of(&source.gvk, source.home()) {

@@ -189,14 +189,14 @@ struct Shown<'a> {
 #[derive(Clone, Copy)]
 enum Word {
     Failed(FailureReason),
-    Planned(Outlook),
+    Planned(&'static str),
 }
 
 impl std::fmt::Display for Word {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::Failed(reason) => reason.fmt(f),
-            Self::Planned(action) => write!(f, "{action:?}"),
+            Self::Planned(action) => f.write_str(action),
         }
     }
 }
@@ -482,11 +482,8 @@ impl Engine {
             outlook,
             failure,
         } = self.index.standing(rule, (name, namespace), cell)?;
-        let planned = matches!(
-            outlook,
-            Outlook::Create | Outlook::Update | Outlook::Delete | Outlook::Conflict
-        );
-        shown.reason = planned.then_some(Word::Planned(outlook));
+        let planned = outlook.planned();
+        shown.reason = planned.map(Word::Planned);
         match failure {
             Some((reason, message)) => {
                 shown.state = State::Failed;
@@ -498,7 +495,7 @@ impl Engine {
                     .and_then(|failing| at.of(failing.since));
             }
             // The rule leaves this copy behind.
-            None if !wanted && !planned => return None,
+            None if !wanted && planned.is_none() => return None,
             None if parsed.suspend => shown.state = State::Suspended,
             None if outlook == Outlook::Right => shown.state = State::Synced,
             None if self.holds(rule, name, cell) => shown.state = State::Held,

@@ -99,15 +99,15 @@ impl Index {
     /// Returns the missing grants of a Replication. This check comes first: without the grants, a
     /// Replication must learn nothing else about these namespaces.
     fn lacks_grants(&self, rule: &Rule) -> Option<Unauthorized> {
-        let (lacks, more) = self.lacks_told(rule, NAMED);
-        let mut message = lacks.join("; ");
+        let (missing, more) = self.missing_grants_told(rule, NAMED);
+        let mut message = missing.join("; ");
         if more > 0 {
             _ = write!(message, "; and {more} more");
         }
         let reason = self
             .grants_untold()
             .map_or(ConditionReason::NotGranted, |untold| untold.reason);
-        (!lacks.is_empty()).then_some(Unauthorized { reason, message })
+        (!missing.is_empty()).then_some(Unauthorized { reason, message })
     }
 
     /// Returns the problem if some kind of rule cannot be read, so that Mimeo doesn't see changes

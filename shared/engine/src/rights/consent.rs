@@ -34,7 +34,7 @@ use crate::{
     follow::Follows,
     grants::Grants,
     jobs::JobKey,
-    lacks::Lacks,
+    missing_grants::MissingGrants,
     slot::Slot,
     usage::Usage,
     withdrawn::Withdrawal,
@@ -47,13 +47,13 @@ pub(crate) struct Consent {
     pub(crate) grants: BTreeMap<Box<str>, Grants>,
     /// The missing grants of each `Replication`. They are computed on first use, and again after a
     /// change of the facts that they depend on.
-    pub(crate) lacks: BTreeMap<Arc<RuleId>, OnceCell<Lacks>>,
+    pub(crate) missing_grants: BTreeMap<Arc<RuleId>, OnceCell<MissingGrants>>,
     pub(crate) follows: Follows,
     pub(crate) listing: Listing,
     /// `Replication`s by the namespaces that they target. Such a namespace need not exist.
     pub(crate) targeting: BTreeMap<Box<str>, BTreeSet<Arc<RuleId>>>,
     /// Namespaces in which a copy of the `Replication` was seen since the last tidying.
-    strewn: BTreeMap<Arc<RuleId>, BTreeSet<Arc<str>>>,
+    copies_in: BTreeMap<Arc<RuleId>, BTreeSet<Arc<str>>>,
     /// Slots whose source is in another namespace than their rule, by the namespace of the source.
     pub(crate) readers: BTreeMap<Box<str>, BTreeSet<SlotId>>,
     /// `Replication`s with selectors in another namespace than their own, by that other namespace.
@@ -67,7 +67,7 @@ pub(crate) struct Consent {
 impl Consent {
     /// Drops the missing grants of a rule. The next use computes them again.
     pub(crate) fn forget_lacks(&mut self, rule: &Arc<RuleId>) {
-        if let Some(known) = self.lacks.get_mut(rule) {
+        if let Some(known) = self.missing_grants.get_mut(rule) {
             known.take();
         }
     }
@@ -86,9 +86,9 @@ impl Consent {
     }
 
     /// Records that a copy of the rule is in this namespace.
-    pub(crate) fn strew(&mut self, rule: &Arc<RuleId>, namespace: &Arc<str>) {
+    pub(crate) fn note_copy_in(&mut self, rule: &Arc<RuleId>, namespace: &Arc<str>) {
         if rule.kind == RuleKind::Replication {
-            self.strewn
+            self.copies_in
                 .entry(rule.clone())
                 .or_default()
                 .insert(namespace.clone());
@@ -96,13 +96,13 @@ impl Consent {
     }
 
     /// Drops the namespaces of all rules except these. No copy of the others is left.
-    pub(crate) fn forget_strewn(&mut self, owners: &BTreeSet<Arc<RuleId>>) {
-        self.strewn.retain(|id, _| owners.contains(id));
+    pub(crate) fn forget_places_of_copies(&mut self, owners: &BTreeSet<Arc<RuleId>>) {
+        self.copies_in.retain(|id, _| owners.contains(id));
     }
 
     /// Replaces the namespaces with copies of `Replication`s. The new map is complete.
-    pub(crate) fn strewn_as(&mut self, strewn: BTreeMap<Arc<RuleId>, BTreeSet<Arc<str>>>) {
-        self.strewn = strewn;
+    pub(crate) fn copies_are_in(&mut self, copies_in: BTreeMap<Arc<RuleId>, BTreeSet<Arc<str>>>) {
+        self.copies_in = copies_in;
     }
 }
 
@@ -282,7 +282,9 @@ impl Index {
         }
         self.consent.usage_changed_by(rule, self.now);
         if id.kind == RuleKind::Replication {
-            self.consent.lacks.insert(id.clone(), OnceCell::new());
+            self.consent
+                .missing_grants
+                .insert(id.clone(), OnceCell::new());
         }
     }
 
@@ -295,7 +297,7 @@ impl Index {
         }
         rule.into_iter()
             .for_each(|rule| self.consent.usage_changed_by(rule, self.now));
-        self.consent.lacks.remove(id);
+        self.consent.missing_grants.remove(id);
     }
 
     /// Returns the rules that may want copies in a namespace: all `ClusterReplication`s, and the
@@ -322,9 +324,9 @@ impl Index {
         let known = targets
             .filter_map(|name| self.namespaces.get_key_value(name))
             .map(|(name, _)| name);
-        let strewn = self.consent.strewn.get(id).into_iter().flatten();
+        let copies_in = self.consent.copies_in.get(id).into_iter().flatten();
         known
-            .chain(strewn)
+            .chain(copies_in)
             .cloned()
             .collect::<BTreeSet<_>>()
             .into_iter()

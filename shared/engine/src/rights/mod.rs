@@ -3,11 +3,11 @@
 //! - `authorized`: missing grants of the rule, and missing permissions of Mimeo itself
 //! - `consent`: the grants of namespaces to rules of other namespaces
 //! - `grants`: which of these grants count
-//! - `lacks`: the missing grants of a rule
+//! - `missing_grants`: the missing grants of a rule
 //! - `usage`: how many rules use each grant
 
 pub(crate) mod authorized;
 pub(crate) mod consent;
 pub(crate) mod grants;
-pub(crate) mod lacks;
+pub(crate) mod missing_grants;
 pub(crate) mod usage;

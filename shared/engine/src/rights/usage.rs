@@ -24,7 +24,7 @@ use crate::{
     clock::Tick,
     consent::{Consent, named_targets},
     grants::Grants,
-    lacks::copy_name,
+    missing_grants::copy_name,
 };
 
 /// How long changes of a namespace are collected, from the first one on, before they are counted.

@@ -244,7 +244,7 @@ impl Index {
         };
         self.followed(rule)
             .into_iter()
-            .all(|selector| listed(selector) || self.selector_hindrance(selector).is_some())
+            .all(|selector| listed(selector) || self.selector_blocked(selector).is_some())
     }
 
     fn mark_statuses_due_of_selector(&mut self, selector: &SourceSelector) {
@@ -531,6 +531,8 @@ impl Engine {
         if state.slots.iter().all(has) {
             return;
         }
+        // Also where only a slot that goes has made or barred copies.
+        self.index.replan_rule(id);
         let Some((id, mut state)) = self.index.rules.remove_entry(id) else {
             return;
         };

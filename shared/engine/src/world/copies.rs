@@ -14,7 +14,7 @@ use mimeo_model::{
 
 use crate::{
     Engine, Index,
-    cell::{Belief, Cell, Content, Phase},
+    cell::{Cell, Content, Observation, Phase},
     clock::Tick,
 };
 
@@ -47,7 +47,7 @@ impl Engine {
         let namespace = self.index.namespace_name(namespace);
         if let Some(rule) = &seen.rule {
             let rule = self.index.rule_name(rule);
-            self.index.consent.strew(&rule, &namespace);
+            self.index.consent.note_copy_in(&rule, &namespace);
             seen.rule = Some(rule);
         }
         let name = self.index.copy_name(kind, name);
@@ -93,7 +93,7 @@ impl Engine {
         };
         if let Ok(at) = entry.position(kind, name) {
             // A create-once copy counts as created even if it disappears before the next plan.
-            self.index.sow(&namespace, &mut entry, at);
+            self.index.note_created(&namespace, &mut entry, at);
             let born = entry.born;
             let cell = &mut entry.cells[at];
             let version = version(meta.resource_version.as_deref());
@@ -102,7 +102,7 @@ impl Engine {
                 if version < born {
                     // The object was deleted with a former namespace of the name. It never existed
                     // in this one.
-                    cell.belief = Belief::Unknown;
+                    cell.observed = Observation::Unknown;
                 }
                 cell.retry_now();
                 self.index.dirty.insert(namespace.clone());
@@ -131,7 +131,7 @@ impl Cell {
             .seen()
             .is_some_and(|seen| !seen.ours() && seen.unwatched(Role::Keeper))
         {
-            self.belief = Belief::Unknown;
+            self.observed = Observation::Unknown;
         }
     }
 
@@ -139,7 +139,7 @@ impl Cell {
     /// former bytes don't hold for them.
     pub(crate) fn start_over(&mut self) {
         self.failure = None;
-        self.condemned = None;
+        self.approved = None;
         self.stuck = false;
         self.content = Content::Unknown;
         self.verify = false;

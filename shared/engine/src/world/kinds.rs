@@ -390,9 +390,9 @@ impl Engine {
         );
         needed.extend(
             self.deletion
-                .sweeps
+                .pending
                 .iter()
-                .flat_map(|(_, sweep)| sweep.cells())
+                .flat_map(|(_, pending)| pending.cells())
                 .map(|(_, kind, _)| *kind),
         );
         let served = self

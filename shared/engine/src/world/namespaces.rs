@@ -5,18 +5,18 @@ use std::{collections::BTreeSet, sync::Arc};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
 use mimeo_model::{
+    created::CreatedCopies,
     id::{KindId, RuleId},
     meta::{Uid, version},
     names,
     role::Role,
-    seeds::Seeds,
     selection::Labels,
     template::Place,
 };
 
 use crate::{
     Engine, Index,
-    cell::{Belief, Cell},
+    cell::{Cell, Observation},
     clock::Tick,
     jobs::JobKey,
     slot::Slots,
@@ -41,27 +41,30 @@ pub(crate) struct Namespace {
     /// Until then the reconciler writes no copies. The webhook has just written them, and the watch
     /// of copies may show that later.
     pub(crate) settles: Tick,
-    pub(crate) mark: Option<Mark>,
+    pub(crate) pending_label: Option<PendingLabel>,
     /// From when on this webhook replica fills the namespace.
     pub(crate) charge: Option<Tick>,
     pub(crate) cells: Vec<Cell>,
     /// The create-once record: copies that were created in the namespace once, according to its
     /// annotation or to this process.
-    pub(crate) seeds: Seeds,
+    pub(crate) created: CreatedCopies,
     /// The part of the create-once record that the annotation doesn't have yet.
-    pub(crate) sown: Seeds,
+    pub(crate) unrecorded: CreatedCopies,
     /// True if a former namespace of this name was deleted. The objects in `cells` may have been
     /// deleted with it.
     ended: bool,
     /// A crowded namespace isn't planned again until then.
     pub(crate) rests: Tick,
+    /// True if facts have changed since the last plan, and the next plan waits for the end of the
+    /// rest. The stored verdicts may be out of date.
+    pub(crate) behind: bool,
     /// Number of its last change that the page shows.
     pub(crate) changed: u64,
 }
 
 #[derive(Debug)]
-pub(crate) struct Mark {
-    pub(crate) token: Box<str>,
+pub(crate) struct PendingLabel {
+    pub(crate) nonce: Box<str>,
     pub(crate) since: Tick,
 }
 
@@ -115,7 +118,7 @@ impl Engine {
                 .iter_mut()
                 .filter(|cell| cell.seen().is_some_and(|seen| seen.version < version))
             {
-                cell.belief = Belief::Taken(None);
+                cell.observed = Observation::Taken(None);
             }
         }
         let known = entry.uid.is_some();
@@ -142,11 +145,15 @@ impl Engine {
             rules.extend(fill_in_anew(entry, &name, &old, &self.index.slots));
         }
         entry.terminating = meta.deletion_timestamp.is_some();
-        let seeds = meta
+        let created = meta
             .annotations
             .as_ref()
-            .and_then(|annotations| annotations.get(names::SEEDED));
-        entry.note(seeds.map(|text| Seeds::parse(text)).unwrap_or_default());
+            .and_then(|annotations| annotations.get(names::CREATED_ONCE));
+        entry.note(
+            created
+                .map(|text| CreatedCopies::parse(text))
+                .unwrap_or_default(),
+        );
         rules
             .iter()
             .for_each(|rule| self.index.mark_status_due(rule));
@@ -158,7 +165,7 @@ impl Engine {
         }
         self.jobs.moved(&JobKey::RecordCreated(name.clone()));
         self.jobs.moved(&JobKey::RemoveLabel(name.clone()));
-        self.see_mark(&name, changed);
+        self.see_label(&name, changed);
         if changed {
             self.let_settle(&name);
         }
@@ -278,10 +285,10 @@ impl Namespace {
 
     /// Takes the create-once record from the annotation. An entry that the annotation no longer has
     /// no longer counts.
-    fn note(&mut self, seeds: Seeds) {
-        self.sown.subtract(&seeds);
-        self.seeds = seeds;
-        self.seeds.extend(&self.sown);
+    fn note(&mut self, created: CreatedCopies) {
+        self.unrecorded.subtract(&created);
+        self.created = created;
+        self.created.extend(&self.unrecorded);
     }
 
     /// True if its own watch has shown the namespace, and it is not terminating.
@@ -298,8 +305,8 @@ impl Namespace {
     }
 
     /// The nonce in its pending label.
-    pub(crate) fn token(&self) -> Option<&str> {
-        self.labels.get(names::MARK)
+    pub(crate) fn nonce(&self) -> Option<&str> {
+        self.labels.get(names::PENDING_LABEL)
     }
 }
 
@@ -352,9 +359,9 @@ fn watched(
     for cell in &mut cells {
         cell.want = None;
         cell.verdict = Verdict::default();
-        cell.basis = None;
+        cell.baseline = None;
         cell.failure = None;
-        cell.condemned = None;
+        cell.approved = None;
         cell.stuck = false;
         cell.proven = false;
     }

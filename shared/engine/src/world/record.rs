@@ -219,7 +219,7 @@ impl Engine {
         for (_, gone) in lost {
             self.index
                 .dirty
-                .append(&mut gone.absence.turn_out(Became::Unknown));
+                .append(&mut gone.absence.turn_out(Became::Unknown, now));
         }
         self.index.replan_all();
     }

@@ -229,7 +229,7 @@ impl Engine {
         state.rule = shown.rule;
         state.status.observe(shown.observed);
         if confirmed {
-            self.confirm_sweep(id);
+            self.confirm_deletion(id);
         }
     }
 
@@ -332,7 +332,7 @@ impl Engine {
         let shift = self.index.replace_selectors(&id, former, None);
         self.index.retire(&old.slots.concat(), &[]);
         self.follow_anew(shift);
-        self.deletion.sweeps.remove(&id);
+        self.deletion.pending.remove(&id);
         self.report.news.forget_sources(&id, |_| false);
         self.work.tidy_later();
         let home = || self.index.namespaces.get(id.namespace.as_deref()?)?.uid;

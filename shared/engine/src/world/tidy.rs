@@ -41,7 +41,7 @@ impl Engine {
         let mut named: BTreeSet<KindId> = BTreeSet::new();
         let mut owners: BTreeSet<Arc<RuleId>> = BTreeSet::new();
         let mut origins: BTreeSet<u64> = BTreeSet::new();
-        let mut strewn: BTreeMap<Arc<RuleId>, BTreeSet<Arc<str>>> = BTreeMap::new();
+        let mut copies_in: BTreeMap<Arc<RuleId>, BTreeSet<Arc<str>>> = BTreeMap::new();
         let count = self
             .index
             .namespaces
@@ -69,14 +69,14 @@ impl Engine {
                 continue;
             };
             if owner.kind == RuleKind::Replication {
-                strewn
+                copies_in
                     .entry(owner.clone())
                     .or_default()
                     .insert(name.clone());
             }
             owners.insert(owner);
         }
-        self.index.consent.strewn_as(strewn);
+        self.index.consent.copies_are_in(copies_in);
         self.index.forget_origins(&origins);
         let now = self.index.now;
         self.index
@@ -85,7 +85,7 @@ impl Engine {
         // An existing rule may have lost the source of a copy whose labels and annotations still
         // name another rule.
         self.deletion
-            .sweeps
+            .pending
             .retain(|id| owners.contains(id) || self.index.rules.contains_key(id));
         self.index.forget_withdrawals();
         let wanted = self.index.wanted_kinds();
@@ -134,7 +134,7 @@ impl Engine {
         self.index
             .gone
             .retain(|id, gone| owners.contains(id) || self.index.now < gone.until);
-        self.index.consent.forget_strewn(&owners);
+        self.index.consent.forget_places_of_copies(&owners);
         self.index.forget_origins(&origins);
     }
 }

@@ -6,7 +6,7 @@
 use std::{collections::BTreeSet, time::Duration};
 
 use jiff::Timestamp;
-use mimeo_engine::{Action, Engine, Settings, StatusUpdate, Webhooks};
+use mimeo_engine::{Action, Engine, Request, Settings, StatusUpdate, Webhooks};
 use mimeo_model::{
     id::{RuleId, RuleKind},
     kind::{GroupVersionKind, Resource},
@@ -46,14 +46,14 @@ fn rule(number: usize, generation: i64, targets: &Value) -> Rule {
 impl World {
     /// Every rule wants a copy in every namespace, and no copy exists yet.
     fn new() -> Self {
-        Self::of(RULES)
+        Self::of(RULES, NAMESPACES)
     }
 
-    /// The same with this number of rules.
-    fn of(rules: usize) -> Self {
+    /// The same with this number of rules and namespaces.
+    fn of(rules: usize, namespaces: usize) -> Self {
         let now = Duration::from_secs(10);
         let mut engine = Engine::new(Settings::new(Role::Keeper, "cluster"));
-        let names: BTreeSet<Box<str>> = (0..NAMESPACES)
+        let names: BTreeSet<Box<str>> = (0..namespaces)
             .map(|number| format!("team-{number}").into())
             .collect();
         for (name, number) in names.iter().zip(1000..) {
@@ -103,28 +103,39 @@ impl World {
     /// Carries out all requests, and returns their number. The API server accepts each of them.
     fn work(&mut self) -> u64 {
         let mut requests = 0;
-        while let Some(action) = self.engine.next(self.now) {
-            let Action::Request(request) = action else {
-                continue;
-            };
+        while let Some(request) = self.request() {
             requests += 1;
-            let ticket = &request.ticket;
-            let number: usize = ticket.namespace["team-".len()..].parse().unwrap();
-            let fields = json!({"manager": "mimeo", "operation": "Apply", "apiVersion": "v1", "fieldsType": "FieldsV1", "fieldsV1": {"f:type": {}}});
-            self.version += 1;
-            let meta = json!({
-                "name": *ticket.name, "namespace": *ticket.namespace, "uid": uid(5000 + number),
-                "resourceVersion": self.version.to_string(), "managedFields": [fields],
-                "labels": {"app.kubernetes.io/managed-by": "mimeo"},
-                "annotations": {
-                    "mimeo.dev/rule": "ClusterReplication/rule-0", "mimeo.dev/cluster": "cluster",
-                    "mimeo.dev/checksum": request.rendering.as_ref().unwrap().checksum.to_string(),
-                },
-            });
-            let object = Outcome::Object(Box::new(from_value(meta).unwrap()));
-            self.engine.outcome(ticket, object, self.now);
+            self.accept(&request);
         }
         requests
+    }
+
+    fn request(&mut self) -> Option<Box<Request>> {
+        loop {
+            if let Action::Request(request) = self.engine.next(self.now)? {
+                return Some(request);
+            }
+        }
+    }
+
+    /// The API server accepts the request.
+    fn accept(&mut self, request: &Request) {
+        let ticket = &request.ticket;
+        let rule = ticket.name.strip_prefix('s').unwrap();
+        let number: usize = ticket.namespace["team-".len()..].parse().unwrap();
+        let fields = json!({"manager": "mimeo", "operation": "Apply", "apiVersion": "v1", "fieldsType": "FieldsV1", "fieldsV1": {"f:type": {}}});
+        self.version += 1;
+        let meta = json!({
+            "name": *ticket.name, "namespace": *ticket.namespace, "uid": uid(5000 + 1000 * number + rule.parse::<usize>().unwrap()),
+            "resourceVersion": self.version.to_string(), "managedFields": [fields],
+            "labels": {"app.kubernetes.io/managed-by": "mimeo"},
+            "annotations": {
+                "mimeo.dev/rule": format!("ClusterReplication/rule-{rule}"), "mimeo.dev/cluster": "cluster",
+                "mimeo.dev/checksum": request.rendering.as_ref().unwrap().checksum.to_string(),
+            },
+        });
+        let object = Outcome::Object(Box::new(from_value(meta).unwrap()));
+        self.engine.outcome(ticket, object, self.now);
     }
 
     /// Returns all due statuses, and the number of pieces of their count.
@@ -147,7 +158,7 @@ impl World {
 /// Statuses, the pod gate and the page decide nothing.
 #[test]
 fn two_decisions_are_made_for_each_write_of_a_copy() {
-    let mut world = World::of(1);
+    let mut world = World::of(1, NAMESPACES);
     let namespaces = u64::try_from(NAMESPACES).unwrap();
     assert_eq!(world.work(), namespaces);
     world.statuses();
@@ -164,6 +175,54 @@ fn two_decisions_are_made_for_each_write_of_a_copy() {
         assert_eq!(world.engine.decided() - before, 2 * namespaces);
     }
     assert_eq!(world.engine.outdated_verdicts(), [""; 0]);
+}
+
+/// A crowded namespace is not planned at every change. Its queued copies are judged again all the
+/// same, before their requests.
+#[test]
+fn a_crowded_namespace_sends_no_request_that_a_later_change_forbids() {
+    const MANY: usize = 300;
+    let mut world = World::of(MANY, 1);
+    assert_eq!(world.work(), MANY as u64);
+    world.now += Duration::from_secs(1);
+    let targets = json!([{"namespaces": ["team-*"]}]);
+    let rotate = |world: &mut World, number, version: u32| {
+        let source = rule(number, 1, &targets).sources[0].clone();
+        let object = json!({"metadata": {"resourceVersion": version.to_string()}, "type": format!("v{version}")});
+        world.engine.source(&source, Some(object), world.now);
+    };
+    (0..MANY).for_each(|number| rotate(&mut world, number, 10));
+    // This plan begins the rest of the namespace.
+    let first = world.request().unwrap();
+    world.accept(&first);
+    for number in 0..MANY {
+        let away = rule(number, 2, &json!([{"namespaces": ["elsewhere"]}]));
+        world
+            .engine
+            .rule_applied(away.id.clone(), Ok(away), None, world.now);
+    }
+    assert!(world.request().is_none(), "no rule wants a copy here now");
+    // The end of the rest, and of the time for which such losses are collected.
+    world.now += Duration::from_secs(1);
+    assert!(world.request().is_none());
+    assert_eq!(world.engine.outdated_verdicts(), [""; 0]);
+}
+
+/// A rule that is suspended and resumed again and again queues its copies each time.
+#[test]
+fn a_copy_has_one_place_in_the_queue() {
+    let mut world = World::of(1, NAMESPACES);
+    let targets = json!([{"namespaces": ["team-*"]}]);
+    for generation in 2..40 {
+        let mut changed = rule(0, generation, &targets);
+        changed.suspend = generation % 2 == 0;
+        world
+            .engine
+            .rule_applied(changed.id.clone(), Ok(changed), None, world.now);
+        world.engine.progress("team-0", world.now);
+        let queued = world.engine.numbers().queued;
+        assert!(queued.normal <= NAMESPACES, "{queued:?}");
+    }
 }
 
 fn desired(update: &StatusUpdate) -> i32 {

@@ -106,7 +106,10 @@ fn unlisted(role: Role, spec: &Value) -> Scene {
 }
 
 fn team(version: u32, seeds: Option<&str>) -> ObjectMeta {
-    let annotations: BTreeMap<_, _> = seeds.iter().map(|seeds| (names::SEEDED, *seeds)).collect();
+    let annotations: BTreeMap<_, _> = seeds
+        .iter()
+        .map(|seeds| (names::CREATED_ONCE, *seeds))
+        .collect();
     let uid = "00000000-0000-4000-8000-000000000001";
     let meta = json!({"name": "team", "uid": uid, "resourceVersion": version.to_string(), "annotations": annotations});
     from_value(meta).unwrap()
@@ -135,8 +138,8 @@ impl Scene {
             match self.engine.next(self.now)? {
                 Action::Request(request) => return Some(request),
                 Action::Job(job) => {
-                    if let Task::RecordCreated { seeds, .. } = &job.task {
-                        self.noted.push(seeds.to_string());
+                    if let Task::RecordCreated { created, .. } = &job.task {
+                        self.noted.push(created.to_string());
                         self.noting = Some(*job);
                     } else {
                         self.asked |= matches!(job.task, Task::ConfirmRule(_));
@@ -596,8 +599,8 @@ fn what_was_created_once_never_comes_back_nor_changes_after_a_restart_either() {
     for role in [Role::Keeper, Role::Injector] {
         let mut restarted = self::scene(role, &once());
         let mut meta = team(30, Some(&seeds));
-        meta.labels =
-            (role == Role::Injector).then(|| [(names::MARK.to_owned(), "token".to_owned())].into());
+        meta.labels = (role == Role::Injector)
+            .then(|| [(names::PENDING_LABEL.to_owned(), "token".to_owned())].into());
         restarted.engine.namespace_applied(&meta, NOW);
         assert!(restarted.next().is_none(), "{role:?}");
         assert!(restarted.noted.is_empty());

@@ -55,7 +55,7 @@ struct World {
 impl World {
     fn new(rules: usize, namespaces: usize) -> Self {
         let settings = Settings {
-            sweep_limit: 2,
+            deletion_limit: 2,
             ..Settings::new(Role::Keeper, "cluster")
         };
         let now = Duration::from_secs(10);

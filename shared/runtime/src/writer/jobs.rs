@@ -17,10 +17,10 @@ use mimeo_engine::{
     Announcement, GrantUpdate, GrantsRead, Home, RuleRead, SourceRead, StatusUpdate,
 };
 use mimeo_model::{
+    created::CreatedCopies,
     id::{RuleId, RuleKind},
     kind::{GroupKind, GroupVersionKind, Resource},
     meta, names,
-    seeds::Seeds,
     source::SourceRef,
 };
 use serde::{
@@ -153,15 +153,20 @@ impl Writer {
     /// Removes the pending label from a namespace that still has this nonce and this
     /// resourceVersion. Returns false if the namespace has changed, so that the caller must check
     /// it again. A deleted namespace counts as done.
-    pub async fn unmark(&self, namespace: &str, token: &str, version: u64) -> CallResult<bool> {
-        let mark = format!(
+    pub async fn remove_label(
+        &self,
+        namespace: &str,
+        nonce: &str,
+        version: u64,
+    ) -> CallResult<bool> {
+        let label = format!(
             "/metadata/labels/{}",
-            names::MARK.replace('~', "~0").replace('/', "~1")
+            names::PENDING_LABEL.replace('~', "~0").replace('/', "~1")
         );
         let patch = json!([
-            {"op": "test", "path": mark, "value": token},
+            {"op": "test", "path": label, "value": nonce},
             {"op": "test", "path": "/metadata/resourceVersion", "value": version.to_string()},
-            {"op": "remove", "path": mark},
+            {"op": "remove", "path": label},
         ]);
         match self
             .patch(
@@ -184,14 +189,14 @@ impl Writer {
     /// # Errors
     /// [`CallError::Invalid`] if the namespace's annotations would be too large. A retry cannot
     /// succeed before a user removes some of them.
-    pub async fn note_seeds(
+    pub async fn record_created(
         &self,
         namespace: &str,
-        seeds: &Seeds,
+        created: &CreatedCopies,
         version: u64,
     ) -> CallResult<bool> {
-        let text = (!seeds.is_empty()).then(|| seeds.to_string());
-        let patch = json!({"metadata": {"resourceVersion": version.to_string(), "annotations": {names::SEEDED: text}}});
+        let text = (!created.is_empty()).then(|| created.to_string());
+        let patch = json!({"metadata": {"resourceVersion": version.to_string(), "annotations": {names::CREATED_ONCE: text}}});
         match self
             .patch(
                 &namespace_path(namespace),

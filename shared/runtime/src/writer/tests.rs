@@ -6,13 +6,13 @@ use mimeo_engine::{
     SourceRead, StatusUpdate, Task,
 };
 use mimeo_model::{
+    created::CreatedCopies,
     grant::Edition,
     id::{RuleId, RuleKind},
     kind::{GroupVersionKind, Resource},
     meta::Uid,
     role::Role,
     rule::Rule,
-    seeds::Seeds,
     source::SourceRef,
 };
 use serde_json::{Value, from_value, json};
@@ -371,7 +371,7 @@ async fn a_mark_is_removed_if_it_is_the_one() {
     ];
     for (script, want) in cases {
         let server = Server::start([script]).await;
-        assert_eq!(writer(&server).unmark("team", "token", 9).await, want);
+        assert_eq!(writer(&server).remove_label("team", "token", 9).await, want);
         let came = &server.came()[0];
         assert_eq!(came.line, "PATCH /api/v1/namespaces/team");
         assert_eq!(came.headers["content-type"], "application/json-patch+json");
@@ -401,8 +401,11 @@ async fn what_was_created_once_is_noted_unless_there_is_no_room_for_it() {
     ];
     for (script, want) in cases {
         let server = Server::start([script]).await;
-        let seeds = Seeds::parse("0123456789abcdef");
-        assert_eq!(writer(&server).note_seeds("team", &seeds, 9).await, want);
+        let created = CreatedCopies::parse("0123456789abcdef");
+        assert_eq!(
+            writer(&server).record_created("team", &created, 9).await,
+            want
+        );
         let patch: Value = serde_json::from_slice(&server.came()[0].body).expect("a patch");
         let annotations = json!({"mimeo.dev/seeded": "0123456789abcdef"});
         assert_eq!(

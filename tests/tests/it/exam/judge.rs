@@ -10,7 +10,7 @@
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::memory::{Held, Memory, Seed};
+use super::memory::{CreatedCopy, Held, Memory};
 use super::model::{
     Cell, Conflict, Content, Holder, Kind, Map, OPAQUE, Rule, RuleId, Strategy, Verdict, World,
 };
@@ -127,7 +127,7 @@ impl Round {
 
     /// True if the record of a copy that was created once stays. Mimeo removes the record once the
     /// rule keeps the copy up to date.
-    pub fn lasts(&self, (_, rule, cell): &Seed) -> bool {
+    pub fn lasts(&self, (_, rule, cell): &CreatedCopy) -> bool {
         let keeps = |state: &World| state.kept_by(rule, cell);
         !self.states.iter().any(keeps)
     }
@@ -255,7 +255,7 @@ impl<'a> Judge<'a> {
                 .cloned();
             let seeds = former
                 .chain(self.sown(name))
-                .collect::<BTreeSet<Seed>>()
+                .collect::<BTreeSet<CreatedCopy>>()
                 .len();
             if seen.seeds < seeds {
                 told.push(format!(
@@ -268,7 +268,7 @@ impl<'a> Judge<'a> {
     }
 
     /// Returns the copies in a namespace that count as created once, because the copy exists.
-    fn sown(&self, namespace: &str) -> impl Iterator<Item = Seed> {
+    fn sown(&self, namespace: &str) -> impl Iterator<Item = CreatedCopy> {
         let copies = self
             .observed
             .objects
@@ -276,7 +276,7 @@ impl<'a> Judge<'a> {
             .filter(move |(cell, object)| cell.namespace == namespace && object.ours);
         copies.filter_map(|(cell, _)| {
             match self.round.now().verdict(cell, self.holder(cell).as_ref()) {
-                Verdict::Seed(rule, _) => Some(self.seed(&rule, cell)),
+                Verdict::CreatedCopy(rule, _) => Some(self.seed(&rule, cell)),
                 _ => None,
             }
         })
@@ -419,7 +419,7 @@ impl<'a> Judge<'a> {
         let lasts = |verdict: &Verdict| {
             matches!(
                 verdict,
-                Verdict::Wanted(..) | Verdict::Seed(..) | Verdict::Stays
+                Verdict::Wanted(..) | Verdict::CreatedCopy(..) | Verdict::Stays
             )
         };
         let lasting = self
@@ -430,22 +430,24 @@ impl<'a> Judge<'a> {
         {
             return Some("it was deleted and created again without a cause".to_owned());
         }
-        let rest = |verdict: &Verdict| matches!(verdict, Verdict::Seed(..) | Verdict::Stays);
+        let rest = |verdict: &Verdict| matches!(verdict, Verdict::CreatedCopy(..) | Verdict::Stays);
         let resting = history.iter().all(rest);
         self.count(match &verdict {
             Verdict::Wanted(..) if rough => "a copy with an obstacle before",
             Verdict::Wanted(..) if lasting.is_some() => "the copy as before, with its content",
             Verdict::Wanted(..) => "a new copy, with its content",
-            Verdict::Seed(rule, _)
+            Verdict::CreatedCopy(rule, _)
                 if self.memory.seeded.contains(&self.seed(rule, cell))
                     && self.held(cell).is_some() =>
             {
                 "a copy that was created once, as its owner left it"
             }
-            Verdict::Seed(rule, _) if self.memory.seeded.contains(&self.seed(rule, cell)) => {
+            Verdict::CreatedCopy(rule, _)
+                if self.memory.seeded.contains(&self.seed(rule, cell)) =>
+            {
                 "no copy where it was created once and deleted"
             }
-            Verdict::Seed(..) => "a copy that is created once",
+            Verdict::CreatedCopy(..) => "a copy that is created once",
             Verdict::Stays if lasting.is_some() && resting => "a retained copy, unchanged",
             Verdict::Stays if lasting.is_some() => "a copy that comes to be retained",
             Verdict::Stays => "a copy that may be retained",
@@ -462,11 +464,11 @@ impl<'a> Judge<'a> {
             (Verdict::Wanted(rules, source), Some(seen)) => {
                 self.judge_copy(cell, seen, &rules, &source, &history)
             }
-            (Verdict::Seed(rule, _), seen) => {
+            (Verdict::CreatedCopy(rule, _), seen) => {
                 let seed = self.seed(&rule, cell);
                 let all = history
                     .iter()
-                    .all(|one| matches!(one, Verdict::Seed(of, _) if *of == rule));
+                    .all(|one| matches!(one, Verdict::CreatedCopy(of, _) if *of == rule));
                 if self.memory.maybe_seeded.contains(&seed) {
                     return None;
                 }
@@ -503,7 +505,7 @@ impl<'a> Judge<'a> {
             .any(|held| held.object.uid == uid)
     }
 
-    pub fn seed(&self, rule: &RuleId, cell: &Cell) -> Seed {
+    pub fn seed(&self, rule: &RuleId, cell: &Cell) -> CreatedCopy {
         let uid = self
             .round
             .now()

@@ -12,14 +12,14 @@ pub struct Held {
 }
 
 /// A namespace's uid, a rule, and the rule's copy there.
-pub type Seed = (String, RuleId, Cell);
+pub type CreatedCopy = (String, RuleId, Cell);
 
 #[derive(Default)]
 pub struct Memory {
     pub copies: BTreeMap<Cell, Held>,
-    pub seeded: BTreeSet<Seed>,
+    pub seeded: BTreeSet<CreatedCopy>,
     /// Copies that may have been created once. A race decided it.
-    pub maybe_seeded: BTreeSet<Seed>,
+    pub maybe_seeded: BTreeSet<CreatedCopy>,
     /// Tampered copies that no rule has written since.
     pub tampered: BTreeSet<String>,
     /// Tampered copies that no process can recognize as Mimeo's any more.
@@ -100,7 +100,7 @@ impl Memory {
             };
             let written = match &verdict {
                 Verdict::Wanted(rules, _) => seen.ours && rules.contains(&holder.rule),
-                Verdict::Seed(rule, _) => *rule == holder.rule,
+                Verdict::CreatedCopy(rule, _) => *rule == holder.rule,
                 _ => false,
             };
             if written {
@@ -165,7 +165,7 @@ impl Judge<'_> {
             .enumerate()
             .map(|(index, state)| state.verdict(cell, former(index).as_ref()));
         for of in history.chain([verdict.clone()]) {
-            if let Verdict::Seed(rule, _) = of {
+            if let Verdict::CreatedCopy(rule, _) = of {
                 let seed = self.seed(&rule, cell);
                 if !next.seeded.contains(&seed) {
                     next.maybe_seeded.insert(seed);
@@ -173,7 +173,7 @@ impl Judge<'_> {
             }
         }
         match verdict {
-            Verdict::Seed(rule, _) if seen.is_some() => {
+            Verdict::CreatedCopy(rule, _) if seen.is_some() => {
                 let seed = self.seed(rule, cell);
                 next.maybe_seeded.remove(&seed);
                 next.seeded.insert(seed);

@@ -171,7 +171,7 @@ pub enum Verdict {
     /// The cell holds the copy of one of these rules, of this source.
     Wanted(BTreeSet<RuleId>, Cell),
     /// The cell holds a copy that this rule creates once.
-    Seed(RuleId, Cell),
+    CreatedCopy(RuleId, Cell),
     /// An existing copy stays as it is. A missing copy stays missing.
     Stays,
     Goes,
@@ -429,7 +429,7 @@ impl World {
         }
         let once = |id: &RuleId| self.rules[id].spec.strategy == Strategy::CreateOnce;
         match claims.len() {
-            1 if once(first) => Verdict::Seed(first.clone(), source.clone()),
+            1 if once(first) => Verdict::CreatedCopy(first.clone(), source.clone()),
             _ if claims.keys().any(once) => Verdict::Open,
             _ => Verdict::Wanted(claims.keys().cloned().collect(), source.clone()),
         }

@@ -155,15 +155,15 @@ fn carry_job(server: &mut Server, task: &Task) -> Answer {
         }
         Task::RecordCreated {
             namespace,
-            seeds,
+            created,
             version,
-        } => Answer::Written(server.note_seeds(namespace, &seeds.to_string(), *version)),
+        } => Answer::Written(server.record_created(namespace, &created.to_string(), *version)),
         Task::RemoveLabel {
             namespace,
-            token,
+            nonce,
             version,
             ..
-        } => Answer::Written(server.unmark(namespace, token, *version)),
+        } => Answer::Written(server.remove_label(namespace, nonce, *version)),
     }
 }
 

@@ -479,7 +479,7 @@ fn a_mark_does_not_go_by_what_held_before() {
     let marked = world
         .server
         .of(Res::Namespace)
-        .filter(|namespace| namespace.labels().contains_key(names::MARK));
+        .filter(|namespace| namespace.labels().contains_key(names::PENDING_LABEL));
     assert_eq!(
         marked.count(),
         1,

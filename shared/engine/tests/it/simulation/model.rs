@@ -7,9 +7,9 @@ use std::{
 };
 
 use mimeo_model::{
+    created::{CreatedCopies, CreatedCopy},
     meta::Uid,
     names,
-    seeds::{Seed, Seeds},
 };
 
 use super::{
@@ -486,10 +486,10 @@ pub fn remembers(namespace: &Object, rule: &str, key: &Key) -> bool {
         .parse()
         .expect("a rule's name");
     let uid = Uid::parse(&namespace.uid).expect("a uid");
-    let seed = Seed::new(uid, &rule, &key.res.gvk().group_kind(), &key.name);
+    let seed = CreatedCopy::new(uid, &rule, &key.res.gvk().group_kind(), &key.name);
     namespace
-        .annotation(names::SEEDED)
-        .is_some_and(|text| Seeds::parse(text).contains(seed))
+        .annotation(names::CREATED_ONCE)
+        .is_some_and(|text| CreatedCopies::parse(text).contains(seed))
 }
 
 /// Checks a cell of a `CreateOnce` rule. Returns `None` if the copy is still to be created.
@@ -729,7 +729,9 @@ fn check_mark(
     after: &Server,
     settled: &BTreeMap<Key, (Want, State)>,
 ) -> Result<(), String> {
-    let marked = namespace.field(&format!("label/{}", names::MARK)).is_some();
+    let marked = namespace
+        .field(&format!("label/{}", names::PENDING_LABEL))
+        .is_some();
     let hindered = settled.values().any(|(want, state)| {
         want.spec.hold == Hold::Required && !want.spec.suspend && *state != State::Synced
     });

@@ -911,7 +911,7 @@ impl Server {
 
     /// Records the copies created once in a namespace, by a merge patch with the namespace's
     /// resourceVersion.
-    pub fn note_seeds(&mut self, namespace: &str, seeds: &str, version: u64) -> bool {
+    pub fn record_created(&mut self, namespace: &str, seeds: &str, version: u64) -> bool {
         let key = Key::new(Res::Namespace, "", namespace);
         let fits = self
             .get(&key)
@@ -921,7 +921,7 @@ impl Server {
                 key: key.clone(),
                 verb: "seeds",
             });
-            let path = format!("ann/{}", names::SEEDED);
+            let path = format!("ann/{}", names::CREATED_ONCE);
             self.edit(&key, names::MANAGER, |object| {
                 drop(if seeds.is_empty() {
                     object.fields.remove(&path)
@@ -934,9 +934,9 @@ impl Server {
     }
 
     /// Removes the pending label by a JSON patch that tests the nonce and the resourceVersion.
-    pub fn unmark(&mut self, namespace: &str, token: &str, version: u64) -> bool {
+    pub fn remove_label(&mut self, namespace: &str, token: &str, version: u64) -> bool {
         let key = Key::new(Res::Namespace, "", namespace);
-        let path = format!("label/{}", names::MARK);
+        let path = format!("label/{}", names::PENDING_LABEL);
         let fits = self
             .get(&key)
             .is_some_and(|object| object.version == version && object.field(&path) == Some(token));

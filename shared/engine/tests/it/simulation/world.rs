@@ -796,7 +796,7 @@ impl World {
             }
             Act::Reap(index) => self.server.reap(namespace(*index)),
             Act::Mark(index, on) => {
-                let path = format!("label/{}", names::MARK);
+                let path = format!("label/{}", names::PENDING_LABEL);
                 self.tokens += 1;
                 let token = format!("token-{}", self.tokens);
                 self.server.edit(
@@ -1024,7 +1024,7 @@ impl World {
         let mut fields: Vec<(&str, &str)> =
             team.into_iter().map(|team| ("label/team", team)).collect();
         let token = self.admit(name, &labels);
-        let mark = format!("label/{}", names::MARK);
+        let mark = format!("label/{}", names::PENDING_LABEL);
         fields.extend(token.iter().map(|token| (mark.as_str(), token.as_str())));
         self.server.create(&key, &fields, "user")
     }
@@ -1069,7 +1069,7 @@ impl World {
         self.server.edit(&namespace.key, "mimeo", |object| {
             object
                 .fields
-                .insert(format!("label/{}", names::MARK), token);
+                .insert(format!("label/{}", names::PENDING_LABEL), token);
         });
         !self.tokens.is_multiple_of(5)
     }
@@ -1122,7 +1122,7 @@ fn is_source(key: &Key) -> bool {
 }
 
 fn mark_of(namespace: &Object) -> Option<&str> {
-    namespace.field(&format!("label/{}", names::MARK))
+    namespace.field(&format!("label/{}", names::PENDING_LABEL))
 }
 
 fn status() -> k8s_openapi::apimachinery::pkg::apis::meta::v1::Status {

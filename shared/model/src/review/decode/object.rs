@@ -60,7 +60,10 @@ const OF_NAMESPACE: Part = Part::Fields(&[
     ("uid", Part::Whole),
     ("resourceVersion", Part::Whole),
     ("deletionTimestamp", Part::Whole),
-    ("labels", Part::Fields(&[(names::MARK, Part::Whole)])),
+    (
+        "labels",
+        Part::Fields(&[(names::PENDING_LABEL, Part::Whole)]),
+    ),
 ]);
 const METADATA: Part = Part::Fields(&[
     ("name", Part::Whole),

@@ -105,7 +105,7 @@ fn of_a_namespace_that_has_too_many_labels_they_can_be_taken_away() {
     let labels = |count| -> serde_json::Map<String, Value> {
         (0..count)
             .map(|number| (number.to_string(), json!("")))
-            .chain([(names::MARK.into(), json!("t"))])
+            .chain([(names::PENDING_LABEL.into(), json!("t"))])
             .collect()
     };
     let namespace = |count| json!({"name": "n", "uid": "u", "resourceVersion": "7", "labels": labels(count), "annotations": {"a": "b"}});
@@ -116,8 +116,7 @@ fn of_a_namespace_that_has_too_many_labels_they_can_be_taken_away() {
         object, old_object, ..
     } = decoded(&review, Kept::Metadata);
     assert_eq!(object, Some(json!({"metadata": namespace(3)})));
-    let metadata =
-        json!({"name": "n", "uid": "u", "resourceVersion": "7", "labels": {names::MARK: "t"}});
+    let metadata = json!({"name": "n", "uid": "u", "resourceVersion": "7", "labels": {names::PENDING_LABEL: "t"}});
     assert_eq!(old_object, Some(json!({"metadata": metadata})));
     review["request"]["object"] = json!({"metadata": namespace(100_001)});
     let refused = decode(review.to_string().as_bytes(), Kept::Metadata).unwrap_err();

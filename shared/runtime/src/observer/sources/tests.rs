@@ -54,7 +54,7 @@ fn observer(server: &Server, names: &[&str]) -> Observer {
     engine.rule_applied(id.clone(), Ok(rule), None, SECOND);
     engine.rules_listed(RuleKind::ClusterReplication, &[id].into(), SECOND);
     engine.rules_unserved(RuleKind::Replication, SECOND);
-    let meta = json!({"name": "team", "uid": UID, "resourceVersion": "3", "labels": {names::MARK: "token"}});
+    let meta = json!({"name": "team", "uid": UID, "resourceVersion": "3", "labels": {names::PENDING_LABEL: "token"}});
     engine.namespace_applied(&serde_json::from_value(meta).expect("metadata"), SECOND);
     engine.namespaces_listed(&["team".into()].into(), SECOND);
     engine.take_charge("team", SECOND);

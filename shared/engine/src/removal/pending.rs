@@ -1,6 +1,6 @@
 //! Unconfirmed losses of a rule's copies. Mimeo collects them for a while and then deletes the
 //! copies. If the losses are large, it holds the deletion until a user confirms it. The collected
-//! losses of one rule are its sweep.
+//! losses of one rule are its pending deletion.
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
@@ -15,7 +15,7 @@ use crate::{
     announce::{Happening, places},
     cell::{Cell, Why},
     clock::Tick,
-    losses::{CellKey, Held, Loss, Sweep},
+    losses::{CellKey, Held, Loss, PendingDeletion},
     work::Timer,
 };
 
@@ -45,13 +45,13 @@ impl HeldDeletion<'_> {
 }
 
 impl Index {
-    fn condemn(&mut self, cells: BTreeMap<CellKey, Loss>) {
+    fn approve_deletion(&mut self, cells: BTreeMap<CellKey, Loss>) {
         for ((namespace, kind, name), Loss { why, .. }) in cells {
             let Some(entry) = self.namespaces.get_mut(&namespace) else {
                 continue;
             };
             if let Some(cell) = entry.cell_mut(kind, &name) {
-                cell.condemned = Some(why);
+                cell.approved = Some(why);
                 cell.retry_now();
                 self.dirty.insert(namespace);
             }
@@ -65,21 +65,20 @@ impl Engine {
     pub fn confirmed(&mut self, nonce: Option<&str>, now: Tick) {
         self.index.at(now);
         self.deletion.confirmed = nonce.map(Into::into);
-        let ids: Vec<Arc<RuleId>> = self.deletion.sweeps.rules().cloned().collect();
+        let ids: Vec<Arc<RuleId>> = self.deletion.pending.rules().cloned().collect();
         for id in ids {
-            self.confirm_sweep(&id);
+            self.confirm_deletion(&id);
         }
     }
 
     /// Returns the held deletions of rules that no longer exist, those of `ClusterReplication`s
     /// first. They have no status in which a user could read them.
     pub fn held(&self) -> impl Iterator<Item = HeldDeletion<'_>> {
-        let gone = self
-            .deletion
-            .sweeps
-            .iter()
-            .filter(|(id, sweep)| sweep.held.is_some() && !self.index.rules.contains_key(*id));
-        gone.filter_map(|(id, sweep)| {
+        let gone =
+            self.deletion.pending.iter().filter(|(id, pending)| {
+                pending.held.is_some() && !self.index.rules.contains_key(*id)
+            });
+        gone.filter_map(|(id, pending)| {
             let told = self.told(id);
             Some(HeldDeletion {
                 rule: id,
@@ -89,7 +88,7 @@ impl Engine {
                 } else {
                     "Mimeo did not see its deletion: it may have been lost with its CRD"
                 },
-                nonce: &sweep.held.as_ref()?.nonce,
+                nonce: &pending.held.as_ref()?.nonce,
                 namespaces: told.into_keys().map(|(namespace, ..)| namespace).collect(),
             })
         })
@@ -102,17 +101,17 @@ impl Engine {
 
     /// Collects an unconfirmed loss.
     pub(crate) fn collect_loss(&mut self, id: &Arc<RuleId>, key: CellKey, why: Why) {
-        let due = self.index.now + self.index.settings.sweep;
+        let due = self.index.now + self.index.settings.deletion_delay;
         let known = self
             .deletion
-            .sweeps
+            .pending
             .get(id)
-            .and_then(|sweep| Some((sweep.loss(&key)?.why, sweep.due)));
+            .and_then(|pending| Some((pending.loss(&key)?.why, pending.due)));
         let due = match known {
             Some((former, due)) if former == why => due,
             _ => {
                 self.deletion
-                    .sweeps
+                    .pending
                     .add(
                         id,
                         key,
@@ -126,7 +125,7 @@ impl Engine {
             }
         };
         if due > self.index.now {
-            self.work.timer(due, Timer::Sweep(id.clone()));
+            self.work.timer(due, Timer::PendingDeletion(id.clone()));
         }
     }
 
@@ -134,44 +133,53 @@ impl Engine {
     pub(crate) fn forgive(&mut self, name: &Arc<str>, kind: KindId, copy: &Arc<str>) {
         let Some(id) = self
             .deletion
-            .sweeps
+            .pending
             .forgive(&(name.clone(), kind, copy.clone()))
         else {
             return;
         };
-        let Some(sweep) = self
+        let Some(pending) = self
             .deletion
-            .sweeps
+            .pending
             .get_mut(&id)
-            .filter(|sweep| sweep.is_idle())
+            .filter(|pending| pending.is_idle())
         else {
             return;
         };
-        sweep.held = None;
-        if sweep.is_over() {
-            self.deletion.sweeps.remove(&id);
+        pending.held = None;
+        if pending.is_over() {
+            self.deletion.pending.remove(&id);
         }
         self.index.mark_status_due(&id);
     }
 
-    /// Ends the collecting time of a rule's sweep. Copies that have been lost for the whole time
-    /// may be deleted, unless the rule has lost too much in all. A held deletion is reviewed each
-    /// time, because the loss may have been undone.
-    pub(crate) fn end_sweep(&mut self, id: &Arc<RuleId>) {
+    /// Ends the collecting time of a rule's pending deletion. Copies that have been lost for the
+    /// whole time may be deleted, unless the rule has lost too much in all. A held deletion is
+    /// reviewed each time, because the loss may have been undone.
+    pub(crate) fn end_collecting(&mut self, id: &Arc<RuleId>) {
         if self
             .deletion
-            .sweeps
+            .pending
             .get(id)
-            .is_none_or(|sweep| sweep.due > self.index.now)
+            .is_none_or(|pending| pending.due > self.index.now)
         {
             return;
         }
         self.review(id);
-        if let Some(since) = self.index.now.checked_sub(self.index.settings.sweep_window) {
-            self.deletion.sweeps.expire(id, since);
+        if let Some(since) = self
+            .index
+            .now
+            .checked_sub(self.index.settings.deletion_window)
+        {
+            self.deletion.pending.expire(id, since);
         }
-        if self.deletion.sweeps.get(id).is_none_or(Sweep::is_over) {
-            self.deletion.sweeps.remove(id);
+        if self
+            .deletion
+            .pending
+            .get(id)
+            .is_none_or(PendingDeletion::is_over)
+        {
+            self.deletion.pending.remove(id);
             self.index.mark_status_due(id);
             return;
         }
@@ -184,11 +192,11 @@ impl Engine {
         } else {
             if self
                 .deletion
-                .sweeps
+                .pending
                 .get_mut(id)
-                .is_some_and(|sweep| sweep.held.take().is_some())
+                .is_some_and(|pending| pending.held.take().is_some())
             {
-                self.show_swept(id);
+                self.show_pending(id);
                 self.index.mark_status_due(id);
             }
             self.let_go_what_is_due(id);
@@ -199,24 +207,24 @@ impl Engine {
     /// wait for their own confirmation.
     fn hold_back(&mut self, id: &Arc<RuleId>) {
         if self.told(id).is_empty() {
-            let copies = self.swept_copies(id);
+            let copies = self.pending_copies(id);
             let nonce = nonce(id, copies.values());
-            if let Some(sweep) = self.deletion.sweeps.get_mut(id) {
-                sweep.held = Some(Held { nonce, copies });
+            if let Some(pending) = self.deletion.pending.get_mut(id) {
+                pending.held = Some(Held { nonce, copies });
             }
             self.report
                 .news
                 .add(id, Happening::DeletionHeld, [], 0, self.index.now);
-            self.show_swept(id);
+            self.show_pending(id);
         }
         self.index.mark_status_due(id);
-        if !self.confirm_sweep(id) {
-            self.prolong_sweep(id);
+        if !self.confirm_deletion(id) {
+            self.collect_longer(id);
         }
     }
 
     /// The lost copies of a rule, with their uids.
-    fn swept_copies(&self, id: &RuleId) -> BTreeMap<CellKey, Uid> {
+    fn pending_copies(&self, id: &RuleId) -> BTreeMap<CellKey, Uid> {
         let uid = |(namespace, kind, name): &CellKey| {
             Some(
                 self.index
@@ -227,7 +235,7 @@ impl Engine {
                     .uid,
             )
         };
-        self.swept(id)
+        self.collected(id)
             .filter_map(|key| Some((key.clone(), uid(key)?)))
             .collect()
     }
@@ -237,20 +245,20 @@ impl Engine {
     pub(crate) fn told(&self, id: &RuleId) -> BTreeMap<CellKey, Uid> {
         let Some(held) = self
             .deletion
-            .sweeps
+            .pending
             .get(id)
-            .and_then(|sweep| sweep.held.as_ref())
+            .and_then(|pending| pending.held.as_ref())
         else {
             return BTreeMap::new();
         };
-        let mut copies = self.swept_copies(id);
+        let mut copies = self.pending_copies(id);
         copies.retain(|key, uid| held.copies.get(key) == Some(uid));
         copies
     }
 
     /// True if the rule lost all of these copies because it disappeared with its namespace.
     fn all_homeless(&self, id: &RuleId) -> bool {
-        self.swept(id).all(|(namespace, kind, name)| {
+        self.collected(id).all(|(namespace, kind, name)| {
             let cell = self
                 .index
                 .namespaces
@@ -265,20 +273,20 @@ impl Engine {
     pub(crate) fn holds(&self, id: &RuleId, namespace: &Arc<str>, cell: &Cell) -> bool {
         let key = || (namespace.clone(), cell.kind, cell.name.clone());
         self.deletion
-            .sweeps
+            .pending
             .get(id)
-            .is_some_and(|sweep| sweep.held.is_some() && sweep.loss(&key()).is_some())
+            .is_some_and(|pending| pending.held.is_some() && pending.loss(&key()).is_some())
     }
 
     /// Marks the namespaces of the collected copies as changed: a copy looks different to users
     /// once its deletion is held, or is no longer held.
-    fn show_swept(&mut self, id: &RuleId) {
+    fn show_pending(&mut self, id: &RuleId) {
         for (name, ..) in self
             .deletion
-            .sweeps
+            .pending
             .get(id)
             .into_iter()
-            .flat_map(Sweep::cells)
+            .flat_map(PendingDeletion::cells)
         {
             if let Some(namespace) = self.index.namespaces.get_mut(name) {
                 namespace.changed = self.report.changes.next();
@@ -289,26 +297,27 @@ impl Engine {
     /// True if the rule loses so many copies that the deletion is held: at least the limit, and at
     /// least half of the rule's copies.
     fn loses_much(&self, id: &RuleId) -> bool {
-        let Some(sweep) = self
+        let Some(pending) = self
             .deletion
-            .sweeps
+            .pending
             .get(id)
-            .filter(|sweep| !sweep.is_idle())
+            .filter(|pending| !pending.is_idle())
         else {
             return false;
         };
-        let lost = sweep.len() + sweep.gone().count();
+        let lost = pending.len() + pending.gone().count();
         // Only a large loss justifies counting all copies of the rule.
-        lost >= self.index.settings.sweep_limit && lost >= self.kept(id)
+        lost >= self.index.settings.deletion_limit && lost >= self.kept(id)
     }
 
     /// Decides every collected cell again. Only cells that are still lost for the same reason keep
-    /// the start of their loss.
+    /// the start of their loss. The verdicts are not stored: the next plan does that, and may also
+    /// queue the cells.
     fn review(&mut self, id: &Arc<RuleId>) {
-        let keys: Vec<CellKey> = self.swept(id).cloned().collect();
+        let keys: Vec<CellKey> = self.collected(id).cloned().collect();
         self.looked_at(keys.len());
         for key in keys {
-            let Some(known) = self.deletion.sweeps.take(id, &key) else {
+            let Some(known) = self.deletion.pending.take(id, &key) else {
                 continue;
             };
             let (name, kind, copy) = &key;
@@ -320,7 +329,7 @@ impl Engine {
                 self.adopt(name, (*kind, copy), needs);
             }
             self.index.namespaces.insert(name.clone(), namespace);
-            self.deletion.sweeps.resume(id, &key, known);
+            self.deletion.pending.resume(id, &key, known);
         }
     }
 
@@ -332,52 +341,54 @@ impl Engine {
 
     fn let_go_what_is_due(&mut self, id: &Arc<RuleId>) {
         let Settings {
-            sweep: time,
-            sweep_window: window,
+            deletion_delay: time,
+            deletion_window: window,
             ..
         } = self.index.settings;
-        let Some(sweep) = self.deletion.sweeps.get(id) else {
+        let Some(pending) = self.deletion.pending.get(id) else {
             return;
         };
         let ended = |loss: &Loss| loss.since + time <= self.index.now;
-        let gone: Vec<CellKey> = sweep
+        let gone: Vec<CellKey> = pending
             .losses()
             .filter(|(_, loss)| ended(loss))
             .map(|(key, _)| key.clone())
             .collect();
         let gone = self.take_all(id, &gone);
         for key in gone.keys() {
-            self.deletion.sweeps.let_go(id, key.clone(), self.index.now);
+            self.deletion
+                .pending
+                .let_go(id, key.clone(), self.index.now);
         }
-        if let Some(sweep) = self.deletion.sweeps.get_mut(id) {
-            let collected = sweep.losses().map(|(_, loss)| loss.since + time);
+        if let Some(pending) = self.deletion.pending.get_mut(id) {
+            let collected = pending.losses().map(|(_, loss)| loss.since + time);
             // The deletion no longer counts one millisecond after the window.
-            let counted = sweep
+            let counted = pending
                 .gone()
                 .map(|at| at + window + Duration::from_millis(1));
             if let Some(due) = collected.chain(counted).min() {
-                sweep.due = due;
-                self.work.timer(due, Timer::Sweep(id.clone()));
+                pending.due = due;
+                self.work.timer(due, Timer::PendingDeletion(id.clone()));
             }
         }
-        self.index.condemn(gone);
+        self.index.approve_deletion(gone);
     }
 
     fn take_all(&mut self, id: &RuleId, keys: &[CellKey]) -> BTreeMap<CellKey, Loss> {
         keys.iter()
-            .filter_map(|key| Some((key.clone(), self.deletion.sweeps.take(id, key)?)))
+            .filter_map(|key| Some((key.clone(), self.deletion.pending.take(id, key)?)))
             .collect()
     }
 
     /// Approves the held deletion if a user has confirmed it, on the rule or on the kinds
     /// `ConfigMap`. Returns true in that case. Copies that were lost since stay collected, and get
     /// another nonce.
-    pub(crate) fn confirm_sweep(&mut self, id: &Arc<RuleId>) -> bool {
+    pub(crate) fn confirm_deletion(&mut self, id: &Arc<RuleId>) -> bool {
         let Some(held) = self
             .deletion
-            .sweeps
+            .pending
             .get(id)
-            .and_then(|sweep| sweep.held.as_ref())
+            .and_then(|pending| pending.held.as_ref())
         else {
             return false;
         };
@@ -395,34 +406,35 @@ impl Engine {
         }
         let told: Vec<CellKey> = self.told(id).into_keys().collect();
         let gone = self.take_all(id, &told);
-        if let Some(sweep) = self.deletion.sweeps.get_mut(id) {
-            sweep.held = None;
-            if sweep.is_over() {
-                self.deletion.sweeps.remove(id);
+        if let Some(pending) = self.deletion.pending.get_mut(id) {
+            pending.held = None;
+            if pending.is_over() {
+                self.deletion.pending.remove(id);
             } else {
-                self.prolong_sweep(id);
+                self.collect_longer(id);
             }
         }
-        self.index.condemn(gone);
+        self.index.approve_deletion(gone);
         self.index.mark_status_due(id);
         true
     }
 
-    /// Starts another collecting time for a rule's sweep.
-    pub(crate) fn prolong_sweep(&mut self, id: &Arc<RuleId>) {
-        if let Some(sweep) = self.deletion.sweeps.get_mut(id) {
-            sweep.due = self.index.now + self.index.settings.sweep;
-            self.work.timer(sweep.due, Timer::Sweep(id.clone()));
+    /// Starts another collecting time for a rule's pending deletion.
+    pub(crate) fn collect_longer(&mut self, id: &Arc<RuleId>) {
+        if let Some(pending) = self.deletion.pending.get_mut(id) {
+            pending.due = self.index.now + self.index.settings.deletion_delay;
+            self.work
+                .timer(pending.due, Timer::PendingDeletion(id.clone()));
         }
     }
 
     /// The cells that a rule loses.
-    pub(crate) fn swept(&self, id: &RuleId) -> impl Iterator<Item = &CellKey> {
+    pub(crate) fn collected(&self, id: &RuleId) -> impl Iterator<Item = &CellKey> {
         self.deletion
-            .sweeps
+            .pending
             .get(id)
             .into_iter()
-            .flat_map(Sweep::cells)
+            .flat_map(PendingDeletion::cells)
     }
 
     /// The number of copies that the rule has and keeps. Only wanted copies count. Objects
@@ -437,7 +449,7 @@ impl Engine {
             for cell in namespace
                 .cells
                 .iter()
-                .filter(|cell| cell.condemned.is_none())
+                .filter(|cell| cell.approved.is_none())
             {
                 let wanted = cell
                     .want
@@ -449,9 +461,9 @@ impl Engine {
                 let lost = || {
                     let key = (name.clone(), cell.kind, cell.name.clone());
                     self.deletion
-                        .sweeps
+                        .pending
                         .get(id)
-                        .is_some_and(|sweep| sweep.loss(&key).is_some())
+                        .is_some_and(|pending| pending.loss(&key).is_some())
                 };
                 kept += usize::from(wanted && stays && !lost());
             }

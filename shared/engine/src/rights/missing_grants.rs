@@ -20,7 +20,7 @@ use crate::{Index, Listing};
 /// The missing grants of a rule: for its sources, its selectors and its cells, each in the rule's
 /// order.
 #[derive(Clone, Debug)]
-pub(crate) struct Lacks {
+pub(crate) struct MissingGrants {
     /// Named sources.
     sources: Vec<bool>,
     selectors: Vec<bool>,
@@ -29,8 +29,8 @@ pub(crate) struct Lacks {
 
 impl Index {
     /// Returns the missing grants of a stored rule.
-    fn lacks(&self, rule: &Rule) -> Cow<'_, Lacks> {
-        match self.consent.lacks.get(&rule.id) {
+    fn missing(&self, rule: &Rule) -> Cow<'_, MissingGrants> {
+        match self.consent.missing_grants.get(&rule.id) {
             Some(known) => {
                 Cow::Borrowed(known.get_or_init(|| self.find_lacks(rule, &self.sources_had(rule))))
             }
@@ -38,7 +38,7 @@ impl Index {
         }
     }
 
-    fn find_lacks(&self, rule: &Rule, sources: &[SourceRef]) -> Lacks {
+    fn find_lacks(&self, rule: &Rule, sources: &[SourceRef]) -> MissingGrants {
         let unread: Vec<bool> = rule
             .sources
             .iter()
@@ -69,7 +69,7 @@ impl Index {
             }
         });
         let cells = cells.collect();
-        Lacks {
+        MissingGrants {
             sources: unread,
             selectors,
             cells,
@@ -80,8 +80,8 @@ impl Index {
     /// number of the others. The result is the same whether the other namespace grants nothing or
     /// doesn't exist. It is empty until the grants are known. If the grants cannot be read, the
     /// result is that message.
-    pub(crate) fn lacks_told(&self, rule: &Rule, most: usize) -> (Vec<String>, usize) {
-        self.tell(rule, &self.sources_had(rule), &self.lacks(rule), most)
+    pub(crate) fn missing_grants_told(&self, rule: &Rule, most: usize) -> (Vec<String>, usize) {
+        self.tell(rule, &self.sources_had(rule), &self.missing(rule), most)
     }
 
     /// Returns the missing grants of a rule before it is stored, with all the `sources` that it
@@ -99,7 +99,7 @@ impl Index {
         &self,
         rule: &Rule,
         sources: &[SourceRef],
-        known: &Lacks,
+        known: &MissingGrants,
         most: usize,
     ) -> (Vec<String>, usize) {
         let Some(home) = rule.id.namespace.as_deref() else {
@@ -112,26 +112,27 @@ impl Index {
             .sources
             .iter()
             .zip(&known.sources)
-            .filter(|(_, lacks)| **lacks);
+            .filter(|(_, missing)| **missing);
         let selects = rule
             .selectors
             .iter()
             .zip(&known.selectors)
-            .filter(|(_, lacks)| **lacks);
-        let mut lacks: BTreeSet<Lack<'_>> =
-            reads.map(|(source, _)| Lack::of_source(source)).collect();
-        lacks.extend(selects.map(|(selector, _)| Lack::of_selector(selector)));
-        lacks.extend(ungranted(rule, sources, known, None).into_values());
-        if let Some(untold) = self.grants_untold().filter(|_| !lacks.is_empty()) {
+            .filter(|(_, missing)| **missing);
+        let mut missing: BTreeSet<MissingGrant<'_>> = reads
+            .map(|(source, _)| MissingGrant::of_source(source))
+            .collect();
+        missing.extend(selects.map(|(selector, _)| MissingGrant::of_selector(selector)));
+        missing.extend(ungranted(rule, sources, known, None).into_values());
+        if let Some(untold) = self.grants_untold().filter(|_| !missing.is_empty()) {
             return (vec![untold.message], 0);
         }
         (
-            lacks
+            missing
                 .iter()
                 .take(most)
                 .map(|lack| lack.message(home))
                 .collect(),
-            lacks.len().saturating_sub(most),
+            missing.len().saturating_sub(most),
         )
     }
 
@@ -141,8 +142,8 @@ impl Index {
         &self,
         rule: &'a Rule,
         only: Option<&str>,
-    ) -> BTreeMap<(&'a str, &'a str, String), Lack<'a>> {
-        ungranted(rule, &self.sources_had(rule), &self.lacks(rule), only)
+    ) -> BTreeMap<(&'a str, &'a str, String), MissingGrant<'a>> {
+        ungranted(rule, &self.sources_had(rule), &self.missing(rule), only)
     }
 }
 
@@ -165,12 +166,12 @@ fn cells_of<'a>(
 fn ungranted<'a>(
     rule: &'a Rule,
     sources: &[SourceRef],
-    known: &Lacks,
+    known: &MissingGrants,
     only: Option<&str>,
-) -> BTreeMap<(&'a str, &'a str, String), Lack<'a>> {
+) -> BTreeMap<(&'a str, &'a str, String), MissingGrant<'a>> {
     let mut cells = BTreeMap::new();
-    for ((namespace, index, target), lacks) in cells_of(rule, sources).zip(&known.cells) {
-        let Some(access) = lacks.filter(|_| only.is_none_or(|only| namespace == only)) else {
+    for ((namespace, index, target), missing) in cells_of(rule, sources).zip(&known.cells) {
+        let Some(access) = missing.filter(|_| only.is_none_or(|only| namespace == only)) else {
             continue;
         };
         let name = copy_name(target, &sources[index], namespace);
@@ -178,8 +179,8 @@ fn ungranted<'a>(
             continue;
         };
         let lack = match (access, rule.sources.get(index)) {
-            (Access::Read, Some(source)) => Lack::of_source(source),
-            _ => Lack {
+            (Access::Read, Some(source)) => MissingGrant::of_source(source),
+            _ => MissingGrant {
                 access,
                 namespace,
                 kind: &gvk.kind,
@@ -202,7 +203,7 @@ pub(crate) fn copy_name(target: &Target, source: &SourceRef, namespace: &str) ->
 
 /// A grant that a namespace would have to give.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Lack<'a> {
+pub(crate) struct MissingGrant<'a> {
     access: Access,
     namespace: &'a str,
     kind: &'a str,
@@ -210,7 +211,7 @@ pub(crate) struct Lack<'a> {
     name: Option<String>,
 }
 
-impl<'a> Lack<'a> {
+impl<'a> MissingGrant<'a> {
     /// The missing grant to read a source.
     pub(crate) fn of_source(source: &'a SourceRef) -> Self {
         let SourceRef { gvk, namespace, .. } = source;
@@ -281,7 +282,7 @@ mod tests {
                 "with access Read covers objects of any name, or no such namespace",
             ),
         ] {
-            let lack = Lack {
+            let lack = MissingGrant {
                 access,
                 namespace: &namespace,
                 kind: &kind,

@@ -20,7 +20,7 @@ use crate::{
 /// The fate of a copy according to the wishes of all rules. Other files check whether the rule is
 /// active, and which reads, pauses or confirmations a deletion needs first.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Disposal {
+pub(crate) enum Fate {
     /// The copy stays.
     Keep(Leave),
     /// Mimeo deletes the copy because its rule does not exist.
@@ -36,7 +36,7 @@ pub(crate) enum Disposal {
     Superseded,
 }
 
-impl Disposal {
+impl Fate {
     pub(crate) fn goes(&self) -> bool {
         !matches!(self, Self::Keep(_))
     }
@@ -44,26 +44,26 @@ impl Disposal {
 
 impl Index {
     /// Returns the fate of the object in a cell that no rule wants (any more).
-    pub(crate) fn disposal(&self, name: &str, namespace: &Namespace, cell: &Cell) -> Disposal {
+    pub(crate) fn fate(&self, name: &str, namespace: &Namespace, cell: &Cell) -> Fate {
         let Some(seen) = cell.ours() else {
-            return Disposal::Keep(Leave::Nothing);
+            return Fate::Keep(Leave::Nothing);
         };
         if seen.deleting {
-            return Disposal::Keep(Leave::Deleting);
+            return Fate::Keep(Leave::Deleting);
         }
         if seen.elsewhere {
-            return Disposal::Keep(Leave::Elsewhere);
+            return Fate::Keep(Leave::Elsewhere);
         }
         let Some(id) = &seen.rule else {
-            return Disposal::Keep(Leave::Nothing);
+            return Fate::Keep(Leave::Nothing);
         };
         if self.remembers(namespace, id, cell.kind, &cell.name) {
             // The rule once kept this copy up to date, and now has `strategy: CreateOnce`. Mimeo's
             // annotations on the copy are older than that change.
-            return Disposal::Keep(Leave::Retained);
+            return Fate::Keep(Leave::Retained);
         }
         if !self.all_rules() || !self.all_rules_of(id.kind) {
-            return Disposal::Keep(Leave::Undecided);
+            return Fate::Keep(Leave::Undecided);
         }
         // The copy is now itself the source of other copies. They would be deleted with it.
         let feeds = self.is_named(id.kind, cell.kind, name, &cell.name);
@@ -72,28 +72,28 @@ impl Index {
                 .retention()
                 .is_some_and(|retention| retention.when_rule_deleted == Retain::Retain);
             return if feeds || retained {
-                Disposal::Keep(Leave::Retained)
+                Fate::Keep(Leave::Retained)
             } else {
-                Disposal::RuleGone
+                Fate::RuleGone
             };
         };
         let Ok(rule) = &state.rule else {
-            return Disposal::Keep(Leave::Suspended);
+            return Fate::Keep(Leave::Suspended);
         };
         // Otherwise a user could create a rule with the former rule's name and so delete copies
         // without the permission to delete them.
         if seen.left_by_another(&rule.uid) {
-            return Disposal::Keep(Leave::Retained);
+            return Fate::Keep(Leave::Retained);
         }
         // A copy that has lost its own source is deleted even if other copies are made from it.
-        if let Some(disposal) = self.unselected(rule, name, &namespace.labels, cell) {
-            return disposal;
+        if let Some(fate) = self.unselected(rule, name, &namespace.labels, cell) {
+            return fate;
         }
         if feeds || rule.retention.when_unmatched == Retain::Retain {
-            return Disposal::Keep(Leave::Retained);
+            return Fate::Keep(Leave::Retained);
         }
         if id.kind == RuleKind::Replication && !self.grants_known() {
-            return Disposal::Keep(Leave::Undecided);
+            return Fate::Keep(Leave::Undecided);
         }
         let mut slots = state
             .slots
@@ -108,14 +108,14 @@ impl Index {
         if makes || withheld || !rule.matches(name, &namespace.labels) {
             // The rule still makes this copy elsewhere, or would make it. So the change was in the
             // namespace, in the rule's selection, or in the grants.
-            return Disposal::Unmatched;
+            return Fate::Unmatched;
         }
         self.superseded(rule, namespace, cell, seen)
     }
 
     /// Returns the fate of a copy that a rule wants but has no source for.
-    pub(crate) fn sourceless(&self, slot: &Slot, rule: &Rule, cell: &Cell) -> Disposal {
-        let keep = Disposal::Keep(Leave::NoSource);
+    pub(crate) fn sourceless(&self, slot: &Slot, rule: &Rule, cell: &Cell) -> Fate {
+        let keep = Fate::Keep(Leave::NoSource);
         let Some(seen) = cell.ours() else { return keep };
         // A copy of another source stays: the user may have changed the rule to a source that does
         // not exist yet.
@@ -125,7 +125,7 @@ impl Index {
         // A former rule of the same name retained this copy. The present rule has never written it,
         // and so doesn't delete it.
         if seen.left_by_another(&rule.uid) {
-            return Disposal::Keep(Leave::Retained);
+            return Fate::Keep(Leave::Retained);
         }
         if !self
             .sources
@@ -142,21 +142,15 @@ impl Index {
             return keep;
         }
         if rule.retention.when_source_deleted == Retain::Retain {
-            return Disposal::Keep(Leave::Retained);
+            return Fate::Keep(Leave::Retained);
         }
-        Disposal::SourceGone(vec![slot.source.clone()])
+        Fate::SourceGone(vec![slot.source.clone()])
     }
 
     /// Returns the fate of a copy that no rule wants because the rule's selectors no longer find
     /// its source. It is treated like a copy of a named source that was deleted. Without a grant
     /// the findings of a selector are unknown, so such a copy is not decided here.
-    fn unselected(
-        &self,
-        rule: &Rule,
-        name: &str,
-        labels: &Labels,
-        cell: &Cell,
-    ) -> Option<Disposal> {
+    fn unselected(&self, rule: &Rule, name: &str, labels: &Labels, cell: &Cell) -> Option<Fate> {
         let source = self
             .origin(cell)
             .filter(|source| !self.is_withheld(rule, source))?;
@@ -171,7 +165,7 @@ impl Index {
         if !rule.matches(name, labels) || slots.any(|slot| *slot.rule == rule.id) {
             return None;
         }
-        let keep = |why| Some(Disposal::Keep(why));
+        let keep = |why| Some(Fate::Keep(why));
         if !self.counts_selectors(rule) {
             return keep(Leave::Undecided);
         }
@@ -199,28 +193,26 @@ impl Index {
                 }
             }
         }
-        Some(Disposal::SourceGone(lost))
+        Some(Fate::SourceGone(lost))
     }
 
     /// Returns the fate of a copy that its rule no longer wants although the rule still matches the
     /// namespace. The copy's name or kind has changed, or the rule no longer has its source.
-    fn superseded(&self, rule: &Rule, namespace: &Namespace, cell: &Cell, seen: &Seen) -> Disposal {
+    fn superseded(&self, rule: &Rule, namespace: &Namespace, cell: &Cell, seen: &Seen) -> Fate {
         let mut sourceless = None;
         for (other, slot) in self
             .successors(&rule.id, namespace)
-            .filter(|(_, slot)| is_heir(slot, seen))
+            .filter(|(_, slot)| is_replacement(slot, seen))
         {
             match &slot.rendering {
                 Err(NoRendering::SourceMissing) => sourceless = Some(slot),
                 Ok(_) if other.may_come() => {}
                 // The replacement of this copy, from the same source, must exist first. Nothing
                 // cuts this wait short.
-                _ => return Disposal::Keep(Leave::Undecided),
+                _ => return Fate::Keep(Leave::Undecided),
             }
         }
-        sourceless.map_or(Disposal::Superseded, |slot| {
-            self.sourceless(slot, rule, cell)
-        })
+        sourceless.map_or(Fate::Superseded, |slot| self.sourceless(slot, rule, cell))
     }
 
     /// The cells of a namespace that the rule wants and in which no correct copy was seen yet.
@@ -247,6 +239,6 @@ impl Cell {
 
 /// True if the slot makes its copy from the same source as this copy. Then it is the copy's
 /// replacement.
-pub(crate) fn is_heir(slot: &Slot, copy: &Seen) -> bool {
+pub(crate) fn is_replacement(slot: &Slot, copy: &Seen) -> bool {
     copy.source == source_hash(&slot.source.to_string())
 }

@@ -16,7 +16,7 @@ use crate::{
 /// The reason why a copy cannot be made or written. Its `Display` is the stable word for the
 /// reason.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Hindrance {
+pub(crate) enum Blocked {
     /// Mimeo does not act in the source's namespace.
     OutOfReach,
     /// The rule or its source has a problem.
@@ -27,7 +27,7 @@ pub(crate) enum Hindrance {
     Failure(FailureReason),
 }
 
-impl fmt::Display for Hindrance {
+impl fmt::Display for Blocked {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::OutOfReach => f.write_str("OutOfReach"),
@@ -41,32 +41,32 @@ impl fmt::Display for Hindrance {
 impl Index {
     /// Returns the reason why a slot has no copies to write, if it is known. Pods need not wait for
     /// them.
-    pub(crate) fn hindrance(&self, slot: &Slot) -> Option<Hindrance> {
+    pub(crate) fn blocked(&self, slot: &Slot) -> Option<Blocked> {
         if self.settings.reach.refuses(&slot.source).is_some() {
-            return Some(Hindrance::OutOfReach);
+            return Some(Blocked::OutOfReach);
         }
         match (self.kinds.served(slot.gvk()), &slot.rendering) {
             (None | Some(Served::Unknown), _) => None,
-            (Some(Served::Unanswered(why)), _) => Some(Hindrance::Unreadable(*why)),
+            (Some(Served::Unanswered(why)), _) => Some(Blocked::Unreadable(*why)),
             (Some(served), _) if served.namespaced().is_none() => {
-                Some(Hindrance::Condition(ConditionReason::KindNotServed))
+                Some(Blocked::Condition(ConditionReason::KindNotServed))
             }
             (_, Err(NoRendering::NotGranted)) => {
-                Some(Hindrance::Condition(ConditionReason::NotGranted))
+                Some(Blocked::Condition(ConditionReason::NotGranted))
             }
             (_, Err(NoRendering::NotRead)) => self
                 .unreadable
                 .get(&slot.source)
                 .copied()
-                .map(Hindrance::Unreadable),
+                .map(Blocked::Unreadable),
             (_, Err(NoRendering::SourceMissing)) => {
-                Some(Hindrance::Condition(ConditionReason::SourceNotFound))
+                Some(Blocked::Condition(ConditionReason::SourceNotFound))
             }
             (_, Err(NoRendering::Refused(why))) if why.by_the_rule() => {
-                Some(Hindrance::Failure(FailureReason::Invalid))
+                Some(Blocked::Failure(FailureReason::Invalid))
             }
             (_, Err(NoRendering::Refused(_))) => {
-                Some(Hindrance::Condition(ConditionReason::SourceRefused))
+                Some(Blocked::Condition(ConditionReason::SourceRefused))
             }
             (_, Ok(_)) => None,
         }
@@ -74,26 +74,26 @@ impl Index {
 
     /// Returns the reason why the findings of a selector are unknown, if there is one. Pods need
     /// not wait for them.
-    pub(crate) fn selector_hindrance(&self, selector: &SourceSelector) -> Option<Hindrance> {
+    pub(crate) fn selector_blocked(&self, selector: &SourceSelector) -> Option<Blocked> {
         if self
             .settings
             .reach
             .refuses_home(&selector.gvk, Some(&selector.namespace))
             .is_some()
         {
-            return Some(Hindrance::OutOfReach);
+            return Some(Blocked::OutOfReach);
         }
         match self.kinds.served(&selector.gvk) {
             None | Some(Served::Unknown) => None,
-            Some(Served::Unanswered(why)) => Some(Hindrance::Unreadable(*why)),
+            Some(Served::Unanswered(why)) => Some(Blocked::Unreadable(*why)),
             Some(served) if served.namespaced().is_none() => {
-                Some(Hindrance::Condition(ConditionReason::KindNotServed))
+                Some(Blocked::Condition(ConditionReason::KindNotServed))
             }
             Some(_) => self
                 .selectors
                 .get(selector)?
                 .unreadable
-                .map(Hindrance::Unreadable),
+                .map(Blocked::Unreadable),
         }
     }
 }

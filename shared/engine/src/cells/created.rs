@@ -1,14 +1,14 @@
 //! Copies with `strategy: CreateOnce`: whether they were created already, and the record of them in
-//! an annotation of their namespace. The code calls one entry of this record a seed.
+//! an annotation of their namespace.
 
 use std::sync::Arc;
 
 use mimeo_model::{
     choices::Strategy,
+    created::{CreatedCopies, CreatedCopy},
     id::{KindId, RuleId, RuleKind},
     role::Role,
     rule::Rule,
-    seeds::{Seed, Seeds},
 };
 
 use crate::{
@@ -21,7 +21,7 @@ use crate::{
 impl Index {
     /// True if the rule has `strategy: CreateOnce` and its create in this cell is done or not
     /// needed (any more).
-    pub(crate) fn seeded(
+    pub(crate) fn created_once(
         &self,
         slot: &Slot,
         rule: &Rule,
@@ -29,7 +29,7 @@ impl Index {
         cell: &Cell,
     ) -> bool {
         rule.strategy == Strategy::CreateOnce
-            && (cell.shows_seed(rule.conflict)
+            && (cell.shows_created(rule.conflict)
                 || self.remembers(namespace, &rule.id, slot.kind, &cell.name))
     }
 
@@ -52,19 +52,26 @@ impl Index {
         kind: KindId,
         name: &str,
     ) -> bool {
-        let seed = || self.seed(namespace, rule, kind, name);
-        !namespace.seeds.is_empty() && seed().is_some_and(|seed| namespace.seeds.contains(seed))
+        let created = || self.created_copy(namespace, rule, kind, name);
+        !namespace.created.is_empty()
+            && created().is_some_and(|created| namespace.created.contains(created))
     }
 
-    fn seed(&self, namespace: &Namespace, rule: &RuleId, kind: KindId, name: &str) -> Option<Seed> {
+    fn created_copy(
+        &self,
+        namespace: &Namespace,
+        rule: &RuleId,
+        kind: KindId,
+        name: &str,
+    ) -> Option<CreatedCopy> {
         let kind = &self.kinds[kind].group_kind;
-        Some(Seed::new(namespace.uid?, rule, kind, name))
+        Some(CreatedCopy::new(namespace.uid?, rule, kind, name))
     }
 
     /// Records the object in a cell as created, if its rule is active and has `strategy:
     /// CreateOnce`. So Mimeo does not create the copy again if it is deleted, even before the
     /// annotation is written. An object that was there while the rule was inactive is not recorded.
-    pub(crate) fn sow(&self, name: &str, namespace: &mut Namespace, at: usize) {
+    pub(crate) fn note_created(&self, name: &str, namespace: &mut Namespace, at: usize) {
         let cell = &namespace.cells[at];
         if self.settings.role != Role::Keeper || !namespace.alive() {
             return;
@@ -76,30 +83,30 @@ impl Index {
         let Some(rule) = acting.filter(|rule| rule.strategy == Strategy::CreateOnce) else {
             return;
         };
-        if !cell.shows_seed(rule.conflict) || !self.is_of_now(name, namespace, cell) {
+        if !cell.shows_created(rule.conflict) || !self.is_of_now(name, namespace, cell) {
             return;
         }
-        let Some(seed) = self.seed(namespace, &rule.id, slot.kind, &cell.name) else {
+        let Some(created) = self.created_copy(namespace, &rule.id, slot.kind, &cell.name) else {
             return;
         };
         let tenants = rule.id.kind == RuleKind::Replication;
-        if namespace.seeds.insert(seed, tenants) {
-            namespace.sown.insert(seed, false);
+        if namespace.created.insert(created, tenants) {
+            namespace.unrecorded.insert(created, false);
         }
     }
 
     /// Returns the record that the namespace's annotation must hold. `None`: this process does not
     /// write it, or a fact that decides about it is still unknown.
-    fn seeds_to_keep(&self, name: &str, namespace: &Namespace) -> Option<Seeds> {
+    fn created_to_keep(&self, name: &str, namespace: &Namespace) -> Option<CreatedCopies> {
         let writes = self.settings.role == Role::Keeper
             && namespace.alive()
             && self.all_rules()
             && self.in_charge(namespace)
-            && !namespace.seeds.is_empty();
+            && !namespace.created.is_empty();
         if !writes {
             return None;
         }
-        let mut seeds = namespace.seeds.clone();
+        let mut created = namespace.created.clone();
         for cell in &namespace.cells {
             let Some(slot) = cell.want.and_then(|id| self.slots.get(&id)) else {
                 continue;
@@ -113,24 +120,24 @@ impl Index {
                 if !self.kinds[cell.kind].copies_known_in(name) {
                     continue;
                 }
-                self.seed(namespace, &rule.id, slot.kind, &cell.name)
-                    .iter()
-                    .for_each(|seed| seeds.remove(*seed));
+                if let Some(copy) = self.created_copy(namespace, &rule.id, slot.kind, &cell.name) {
+                    created.remove(copy);
+                }
             } else if !cell.settled() {
                 return None; // The answer to its request plans the namespace again.
             }
         }
-        Some(seeds)
+        Some(created)
     }
 
     /// Returns the write of the annotation for the present state of the namespace. `None`: the
     /// annotation is up to date.
     pub(crate) fn created_to_record(&self, name: &Arc<str>) -> Option<Task> {
         let namespace = self.namespaces.get(name)?;
-        let seeds = self.seeds_to_keep(name, namespace)?;
-        (seeds != noted_seeds(namespace)).then(|| Task::RecordCreated {
+        let created = self.created_to_keep(name, namespace)?;
+        (created != recorded(namespace)).then(|| Task::RecordCreated {
             namespace: name.clone(),
-            seeds,
+            created,
             version: namespace.version,
         })
     }
@@ -140,20 +147,20 @@ impl Engine {
     /// Requests one write that records all created copies in the namespace's annotation. If a rule
     /// no longer has `strategy: CreateOnce`, its entries are removed. If such a rule changes back
     /// later, the copy that exists then is recorded again.
-    pub(crate) fn plan_seeds(&mut self, name: &Arc<str>, namespace: &mut Namespace) {
-        (0..namespace.cells.len()).for_each(|at| self.index.sow(name, namespace, at));
+    pub(crate) fn plan_created(&mut self, name: &Arc<str>, namespace: &mut Namespace) {
+        (0..namespace.cells.len()).for_each(|at| self.index.note_created(name, namespace, at));
         let key = JobKey::RecordCreated(name.clone());
         if self.jobs.has(&key) {
             return;
         }
-        let Some(seeds) = self.index.seeds_to_keep(name, namespace) else {
+        let Some(created) = self.index.created_to_keep(name, namespace) else {
             return;
         };
-        let noted = noted_seeds(namespace);
-        namespace.sown.retain(&seeds);
-        if seeds == noted {
+        let noted = recorded(namespace);
+        namespace.unrecorded.retain(&created);
+        if created == noted {
             // A write that changes nothing causes no watch event, so the job would never end.
-            namespace.seeds = seeds;
+            namespace.created = created;
         } else {
             self.jobs.ask(key);
         }
@@ -161,8 +168,8 @@ impl Engine {
 }
 
 /// Returns the record that the namespace's annotation holds now.
-fn noted_seeds(namespace: &Namespace) -> Seeds {
-    let mut noted = namespace.seeds.clone();
-    noted.subtract(&namespace.sown);
+fn recorded(namespace: &Namespace) -> CreatedCopies {
+    let mut noted = namespace.created.clone();
+    noted.subtract(&namespace.unrecorded);
     noted
 }
