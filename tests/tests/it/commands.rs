@@ -24,6 +24,24 @@ use serde_json::json;
 /// Subcommands that need a pod, or an API that no server has here.
 const OF_PODS: [&str; 3] = ["logs", "port-forward", "top"];
 
+/// Documents whose commands one test types, in this order. Those that wait for the rule to be Ready
+/// come first.
+const TYPED: [&str; 13] = [
+    "docs/coming-from.md",
+    "docs/runbook.md",
+    "docs/lifecycle.md",
+    "docs/how-to/monitor.md",
+    "docs/how-to/logs-and-traces.md",
+    "docs/how-to/page.md",
+    "docs/how-to/few-namespaces.md",
+    "docs/how-to/authors.md",
+    "docs/how-to/guarded-labels.md",
+    "docs/how-to/warnings-and-events.md",
+    "docs/how-to/held-deletions.md",
+    "docs/how-to/strategies.md",
+    "docs/how-to/remove.md",
+];
+
 fn workspace() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
 }
@@ -184,13 +202,7 @@ async fn what_the_runbook_and_the_other_documents_have_one_type_kubectl_does() -
     let (control_plane, _pair, _) = at_work().await?;
     with_a_rule_and_a_policy(&control_plane).await?;
     let mut all = Vec::new();
-    // The documents that wait for the rule to be Ready come first.
-    for document in [
-        "docs/coming-from.md",
-        "docs/runbook.md",
-        "docs/lifecycle.md",
-        "docs/operations.md",
-    ] {
+    for document in TYPED {
         all.extend(
             commands(document)?
                 .into_iter()
@@ -205,6 +217,16 @@ async fn what_the_runbook_and_the_other_documents_have_one_type_kubectl_does() -
             command.push_str(" --help");
         }
         typed(&control_plane, &command).context(document)?;
+    }
+    Ok(())
+}
+
+#[test]
+fn the_commands_of_every_how_to_page_are_typed() -> Result<()> {
+    for page in fs::read_dir(workspace().join("docs/how-to"))? {
+        let page = format!("docs/how-to/{}", page?.file_name().to_string_lossy());
+        let typed = TYPED.contains(&page.as_str());
+        ensure!(typed || commands(&page).is_err(), "{page} is not typed");
     }
     Ok(())
 }

@@ -7,7 +7,7 @@ use mimeo_tests::{
 };
 use serde_json::Value;
 
-/// The fields of every line, according to docs/operations.md.
+/// The fields of every line, according to docs/how-to/logs-and-traces.md.
 const ALWAYS: [&str; 4] = ["level", "message", "target", "timestamp"];
 const OF_A_COPY: [&str; 5] = ["kind", "name", "namespace", "reason", "rule"];
 

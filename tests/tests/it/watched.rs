@@ -96,7 +96,7 @@ async fn metrics_and_debug_are_for_those_whom_rbac_lets() -> Result<()> {
     // The chart's roles contain this permission with `metrics.auth: Token`. Without the chart, an
     // operator runs the command in the documents.
     let operations = std::fs::read_to_string(
-        Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/operations.md"),
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/how-to/monitor.md"),
     )?;
     let command = operations
         .lines()

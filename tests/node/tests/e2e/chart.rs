@@ -123,7 +123,7 @@ async fn with_its_switches_on_a_release_runs_where_only_restricted_pods_may() ->
     mimeo.delete().await
 }
 
-/// Reads metrics and the page's data with the permissions that docs/operations.md gives to
+/// Reads metrics and the page's data with the permissions that the pages in docs/how-to give to
 /// Prometheus.
 async fn whom_a_role_is_bound_to_may_read(mimeo: &Mimeo, people: &People) -> Result<()> {
     let (monitoring, elsewhere) = (

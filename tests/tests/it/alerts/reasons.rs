@@ -148,7 +148,7 @@ fn every_reason_of_ready_has_the_alert_that_is_for_it_and_the_runbook_names_it_t
 #[test]
 fn every_reason_of_a_condition_and_of_a_failure_has_its_row_in_the_document_for_operators()
 -> Result<()> {
-    let document = read("docs/operations.md")?;
+    let document = read("docs/how-to/troubleshoot.md")?;
     let section = document
         .split("\n## ")
         .find(|part| part.starts_with("Why a copy isn't there\n"));
