@@ -2,7 +2,7 @@
 Names are fixed: the cluster-wide ones say that there is one Mimeo in a cluster, and the documents call them so.
 */}}
 
-{{/* Labels of every object; with `more`, those of this one, which win over commonLabels. */}}
+{{/* Labels of every object. With `more`, labels of this object, which override commonLabels. */}}
 {{- define "mimeo.labels" -}}
 app.kubernetes.io/part-of: mimeo
 app.kubernetes.io/instance: {{ .Release.Name }}
@@ -20,7 +20,7 @@ helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version | replace "+" "_" }}
 {{- end }}
 {{- end }}
 
-{{/* A ClusterRole bound to programs of Mimeo's: in a namespace, or, without one, everywhere. */}}
+{{/* Binds a ClusterRole to Mimeo's programs: in a namespace, or in the whole cluster if no namespace is given. */}}
 {{- define "mimeo.binding" -}}
 ---
 apiVersion: rbac.authorization.k8s.io/v1
@@ -44,7 +44,7 @@ subjects:
 {{- end }}
 {{- end }}
 
-{{/* The kinds that may be copied, as rules of a role with the given verbs: of each group one. */}}
+{{/* The kinds that may be copied, as rules of a role with the given verbs. Each API group has one rule. */}}
 {{- define "mimeo.kinds" -}}
 {{- $groups := dict }}
 {{- range .kinds }}
@@ -57,12 +57,12 @@ subjects:
 {{- end }}
 {{- end }}
 
-{{/* The same as the programs' flag has them. */}}
+{{/* The same kinds as the value of the flag --kinds. */}}
 {{- define "mimeo.kindNames" -}}
 {{- range $index, $kind := .Values.rbac.kinds }}{{ if $index }},{{ end }}{{ .kind }}{{ with .apiGroup }}.{{ . }}{{ end }}{{ end }}
 {{- end }}
 
-{{/* Where the pods of a component run, and before whom. */}}
+{{/* Scheduling of a component's pods: nodes, tolerations, priority. */}}
 {{- define "mimeo.placement" -}}
 {{- with .values.priorityClassName }}
 priorityClassName: {{ . }}
@@ -92,9 +92,9 @@ topologySpreadConstraints:
 {{- end }}
 {{- end }}
 
-{{/* The pod of an errand, which the webhook's program runs besides: where the webhook's pods run, and before whom: a full cluster must let
-Mimeo go, too. How pods are to stand to each other is left out: that may be that none of Mimeo's shares a node. */}}
-{{- define "mimeo.errand" -}}
+{{/* The pod of a Job. It runs the webhook's program, with the scheduling of the webhook's pods, so that Mimeo can be removed from a full
+cluster, too. Of the affinity only node affinity is kept: the rest, and spread constraints, may forbid two of Mimeo's pods on one node. */}}
+{{- define "mimeo.job" -}}
 {{- $webhook := .root.Values.webhook -}}
 serviceAccountName: mimeo-{{ .name }}
 restartPolicy: Never
@@ -112,7 +112,7 @@ containers:
   image: {{ include "mimeo.image" .root | quote }}
   imagePullPolicy: {{ .root.Values.image.pullPolicy }}
   command: [/mimeo-webhook, {{ .name }}]
-  # What it failed of stands in the pod's status, too.
+  # The pod's status shows why it failed, too.
   terminationMessagePolicy: FallbackToLogsOnError
   resources:
     requests: {cpu: 10m, memory: 32Mi}
@@ -121,7 +121,7 @@ containers:
     {{- toYaml .root.Values.securityContext | nindent 4 }}
 {{- end }}
 
-{{/* What both programs are told alike. */}}
+{{/* Environment variables of both programs. */}}
 {{- define "mimeo.env" -}}
 - {name: MIMEO_LOG, value: {{ .Values.log.level | quote }}}
 - {name: MIMEO_LOG_FORMAT, value: {{ .Values.log.format | quote }}}
