@@ -1,5 +1,5 @@
 {{/*
-Names are fixed: the cluster-wide ones say that there is one Mimeo in a cluster, and the documents call them so.
+The names of objects are fixed, because a cluster has only one Mimeo and the documentation uses these names.
 */}}
 
 {{/* Labels of every object. With `more`, labels of this object, which override commonLabels. */}}
@@ -112,7 +112,7 @@ containers:
   image: {{ include "mimeo.image" .root | quote }}
   imagePullPolicy: {{ .root.Values.image.pullPolicy }}
   command: [/mimeo-webhook, {{ .name }}]
-  # The pod's status shows why it failed, too.
+  # If the Job fails, the pod's status shows the end of its log.
   terminationMessagePolicy: FallbackToLogsOnError
   resources:
     requests: {cpu: 10m, memory: 32Mi}
@@ -146,17 +146,17 @@ containers:
 {{- end }}
 {{- end }}
 
-{{/* Whether the port of probes and metrics speaks TLS. */}}
+{{/* `yes` if probes and metrics are served with TLS, empty otherwise. */}}
 {{- define "mimeo.opsTls" -}}
 {{- if or (eq .Values.metrics.auth "Token") .Values.metrics.tls.secretName }}yes{{ end }}
 {{- end }}
 
-{{/* How the kubelet asks after a pod: it needs no token. */}}
+{{/* Scheme of the kubelet's probes. Probes never need a token. */}}
 {{- define "mimeo.probeScheme" -}}
 {{- if include "mimeo.opsTls" . }}, scheme: HTTPS{{ end }}
 {{- end }}
 
-{{/* Labels that the chart itself gives to objects: no others may stand beside them. */}}
+{{/* Fails if the user's labels include a label that the chart sets itself. */}}
 {{- define "mimeo.checkLabels" -}}
 {{- $own := list "app.kubernetes.io/name" "app.kubernetes.io/part-of" "app.kubernetes.io/instance" "app.kubernetes.io/version" "app.kubernetes.io/managed-by" "app.kubernetes.io/component" "helm.sh/chart" }}
 {{- range $key, $_ := .labels }}
@@ -166,7 +166,7 @@ containers:
 {{- end }}
 {{- end }}
 
-{{/* Of a duration such as 1h30m. */}}
+{{/* The seconds of a duration such as 1h30m. */}}
 {{- define "mimeo.seconds" -}}
 {{- $sum := 0 }}
 {{- range $unit, $worth := dict "h" 3600 "m" 60 "s" 1 }}
@@ -175,7 +175,8 @@ containers:
 {{- $sum }}
 {{- end }}
 
-{{/* What the chart tells the programs, by flag, variable and value: told twice, one of them would be without effect, or manifests and program differ. */}}
+{{/* Fails if extraArgs or extraEnv sets an option that the chart sets itself. One of the two settings would have no effect, or the manifests
+would not match the program. Each entry has the flag, the environment variable and the chart's value. */}}
 {{- define "mimeo.checkExtra" -}}
 {{- $told := list
   (list "--listen" "MIMEO_LISTEN" "webhook.port")
@@ -216,7 +217,7 @@ containers:
 {{- end }}
 {{- end }}
 
-{{/* What can be said only of several values together. */}}
+{{/* Checks that values.schema.json can't express, because they compare several values. */}}
 {{- define "mimeo.check" -}}
 {{- include "mimeo.checkLabels" (dict "of" "commonLabels" "labels" .Values.commonLabels) }}
 {{- range $of := list "serviceMonitor" "podMonitor" "prometheusRule" "dashboard" }}
@@ -233,7 +234,7 @@ containers:
 {{- fail (printf "%s: on the node's network port 10250 is the kubelet's" $name) }}
 {{- end }}
 {{- $least := $values.podDisruptionBudget.minAvailable }}
-{{- /* Of a percentage the API server makes whole pods, upwards. */}}
+{{- /* Kubernetes rounds a percentage up to whole pods. */}}
 {{- $pods := int $least }}
 {{- if hasSuffix "%" (toString $least) }}
 {{- $pods = div (add (mul (trimSuffix "%" $least | int) (int $values.replicas)) 99) 100 | int }}
@@ -249,7 +250,7 @@ containers:
 {{- fail (printf "webhook.tls.certManager: renewBefore %s is no less than duration %s, so it would be renewed without end" .renewBefore .duration) }}
 {{- end }}
 {{- if eq $.Values.webhook.tls.mode "CertManager" }}
-{{- /* The last third of the CA's life, see certificate.yaml. */}}
+{{- /* 2920h is the last third of the CA's lifetime, see certificate.yaml. */}}
 {{- if and (not .issuerRef) (gt $served (mul 2920 3600)) }}
 {{- fail (printf "webhook.tls.certManager: with duration %s and renewBefore %s a certificate is served for more than 2920h, and may outlive the chart's own CA: renew it sooner, or name an issuerRef" .duration .renewBefore) }}
 {{- end }}
