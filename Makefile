@@ -1,4 +1,4 @@
-# Everything that a person or CI runs. `make help` lists it.
+# Commands for developers and CI. `make help` lists them.
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 CARGO := cargo

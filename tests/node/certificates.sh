@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# certificates.sh DIRECTORY ADDRESS: an authority of its own for the node at this address, what it signs, and kubeconfigs.
+# certificates.sh DIRECTORY ADDRESS: creates a CA for the node at this address, the certificates that it signs, and kubeconfigs.
 set -euo pipefail
 mkdir -p "$1"
 cd "$1"
@@ -14,7 +14,7 @@ sign() { # sign NAME SUBJECT USAGE [ALTERNATIVE NAMES]
             -extfile <(printf '%s\n' "extendedKeyUsage=$3" ${4:+"subjectAltName=$4"}) 2>/dev/null
 }
 
-kubeconfig() { # kubeconfig NAME SUBJECT: and its certificate
+kubeconfig() { # kubeconfig NAME SUBJECT: writes a kubeconfig with a new client certificate
     sign "$1" "$2" clientAuth
     cat >"$1.kubeconfig" <<EOF
 apiVersion: v1

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# The end-to-end tests, from nothing to nothing: tools, image, machine, tests, and all of it gone but what is cached.
+# Runs the end-to-end tests: installs tools, builds the image, starts the machine, runs the tests, and removes everything but the cache.
 #
-#   e2e.sh [FILTER...]    only the tests whose names contain one of these
+#   e2e.sh [FILTER...]    runs only tests whose names contain one of these words
 #
-# It closes with a line that counts the tests. Where a machine with a node can't be run it says so loudly, and passes; so it does where
-# a test can't. With MIMEO_E2E=required in the environment whatever would be skipped is a failure.
+# The last line counts the tests. If this machine can't run a node or one of the tests, the script prints a warning and passes. With
+# MIMEO_E2E=required in the environment it fails instead.
 set -euo pipefail
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
@@ -18,7 +18,7 @@ case ${MIMEO_E2E:-} in
 '' | required) ;;
 *) die "MIMEO_E2E is $MIMEO_E2E, which means nothing: required, or leave it out" ;;
 esac
-# skipped WHAT WHY: whatever isn't tested is said here, and nowhere passed over in silence.
+# skipped WHAT WHY: prints a warning about tests that don't run. No test is skipped without this warning.
 skipped() {
     printf '\n!!! e2e: SKIPPED, %s: %s\n\n' "$1" "$2" >&2
     [[ ${MIMEO_E2E:-} != required ]] || die "nothing may be skipped here: MIMEO_E2E=required"
@@ -38,11 +38,11 @@ done
 if ((${#missing[@]} > 0)); then
     command -v apt-get >/dev/null || skip "these are not installed, and this is no Debian: ${missing[*]}"
     say "installing ${missing[*]}"
-    # No reason to skip: this machine could, and a mirror that is away would turn all tests off unseen.
+    # A failed installation is an error: this machine could run the tests, and an unreachable mirror must not skip them all unnoticed.
     { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -qq --yes --no-install-recommends "${missing[@]}"; } >&2 ||
         die "these can't be installed: ${missing[*]}"
 fi
-# What a node takes of the kernel, tried where nothing of it is left: a container, say, gives its root less.
+# Tries the kernel features that a node needs, without lasting effects. The root user of a container, for example, may lack some.
 try() { "${@:2}" >/dev/null 2>&1 || skip "$1"; }
 try "no namespaces can be made here" unshare --mount --pid --net --fork --mount-proc true
 try "there is no overlay file system" unshare --mount sh -ec '
@@ -75,14 +75,14 @@ trap 'exit 130' INT TERM HUP
 cd "$top"
 "$top/tests/control-plane/build.sh" kube-proxy kube-scheduler kubelet >/dev/null
 "$top/tests/tools/build.sh" helm >/dev/null
-# Of the whole workspace, as everything else is built: dependencies have the same features then, and are built once.
+# Builds the whole workspace, as all other builds do. Dependencies then have the same features, and cargo builds them only once.
 cargo build --locked --quiet --workspace --bins --test e2e
 cargo test --locked --quiet --workspace --test e2e --no-run
 e2e() { cargo test --locked --quiet --workspace --test e2e -- --test-threads=1 "$@"; }
 "$here/image.sh" pause "$work/pause.tar"
 "$here/image.sh" mimeo "$top" "$work/mimeo.tar" e2e
 images=(pause mimeo)
-# What is upgraded from, programs and chart: the commit before this one, if that is here: a checkout of one commit alone hasn't got it.
+# The upgrade tests start from the programs and the chart of the previous commit. A checkout of depth 1 doesn't have that commit.
 list=$(e2e --list "$@")
 upgrades=$(grep -c '^upgrade::.*: test$' <<<"$list" || true)
 left_out=0 filter=()
@@ -99,17 +99,17 @@ if ((upgrades > 0)); then
 fi
 say "built after $((SECONDS - started)) s"
 
-# Should this shell be killed, the machine goes all the same.
+# If this shell is killed, the kernel ends the machine, too.
 setpriv --pdeathsig TERM "$here/machine.sh" &
 machine=$!
-# Another one may run, and be waited for.
+# The new machine waits while another one runs.
 until [[ -e $state/ready && $(cat "$state/pid" 2>/dev/null) == "$machine" ]]; do
     kill -0 "$machine" 2>/dev/null || { say "the machine has ended"; exit 1; }
     sleep 0.1
 done
 [[ ! -d $work/before ]] || cp -r "$work/before/manifests/chart" "$state/chart-before"
 for image in "${images[@]}"; do
-    # A path that the machine knows, too.
+    # This path exists inside the machine, too.
     cp "$work/$image.tar" "$state/$image.tar"
     "$here/machine.sh" run ctr --address /run/mimeo-node/containerd.sock --namespace k8s.io images import "$state/$image.tar" >&2
 done

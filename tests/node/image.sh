@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
-# Builds images without a registry, as archives that containerd imports, with buildah and as root.
+# Builds images without a registry, as archives that containerd can import. It uses buildah and needs root.
 #
-#   image.sh mimeo CONTEXT FILE TAG [PLATFORM]   the project's Dockerfile over this folder, as localhost/mimeo:TAG
-#   image.sh pause FILE                          localhost/pause:1, which holds a pod's namespaces, and is a pod that does nothing
-#   image.sh digest FILE                         of the image in an archive
+#   image.sh mimeo CONTEXT FILE TAG [PLATFORM]   builds the Dockerfile of the folder CONTEXT, as localhost/mimeo:TAG
+#   image.sh pause FILE                          builds localhost/pause:1, the pause container of pods; also a test pod that does nothing
+#   image.sh digest FILE                         prints the digest of the image in an archive
 #
-# The Dockerfile's builder image would be pulled. A stand-in for it is made here, once, of Debian's packages; toolchain and crates
-# are this machine's own, mounted where that image has them. What was compiled is kept in the cache, and so are the last images:
-# one of the same sources isn't built again. For a platform that is named (linux/arm64) nothing of that is used.
+# The Dockerfile's builder image would come from a registry. So this script makes a substitute once, from Debian's packages. It mounts
+# this machine's toolchain and crates at the paths of the original image. The cache keeps the compiled crates and the last images, so
+# that equal sources aren't built again. A build with PLATFORM (linux/arm64) uses none of these.
 set -euo pipefail
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
@@ -28,7 +28,7 @@ stand_in() {
     say "making the builder of $suite (once; a minute)"
     local root
     root=$(mktemp -d "$cache/builder.XXXXXX")
-    # What rust:1-slim-bookworm has besides the toolchain.
+    # The packages of rust:1-slim-bookworm, without the toolchain.
     debootstrap --variant=minbase --include=ca-certificates,gcc,libc6-dev "$suite" "$root/debian" >"$root/log" || { tail "$root/log" >&2; exit 1; }
     printf '%s\n' 'FROM scratch' 'COPY debian/ /' \
         'ENV PATH=/usr/local/toolchain/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin CARGO_HOME=/usr/local/cargo' \
@@ -42,26 +42,26 @@ mkdir -p "$cache"
 case ${1:-} in
 mimeo)
     context=$2 file=$3 tag=localhost/mimeo:$4
-    # One at a time makes the builder, and fills the cache.
+    # Only one process at a time makes the builder and fills the cache.
     exec 9>"$cache/.lock"
     flock 9
     stand_in
-    # Fetched here, so that nothing is while it is built.
+    # Downloads the crates now, so that the build itself downloads nothing.
     (cd "$context" && cargo fetch --locked --quiet)
     mounts=(
         --volume "$(cd "$context" && rustc --print sysroot):/usr/local/toolchain:ro"
         --volume "${CARGO_HOME:-$HOME/.cargo}/registry:/usr/local/cargo/registry"
     )
-    build() { # build NAME [OPTION...]: the same time for every file and for the image itself, so that equal contents are equal images
+    build() { # build NAME [OPTION...]: all files and the image get the same timestamp, so that equal contents give equal images
         images build --quiet --isolation chroot --pull-never --timestamp 0 --build-arg "BUILDER=$builder" "${mounts[@]}" \
             --ignorefile "$context/.dockerignore" --tag "$@" "$context" >&2
     }
     if [[ -n ${5:-} ]]; then
         exec 9>&-
-        # The builder has no rustup: the library for the target has to be in the toolchain that is mounted.
+        # The builder has no rustup, so the mounted toolchain must have the standard library for the target.
         [[ $5 != linux/arm64 || -e $(cd "$context" && rustc --print sysroot)/lib/rustlib/aarch64-unknown-linux-gnu ]] ||
             { say "this takes: rustup target add aarch64-unknown-linux-gnu"; exit 1; }
-        # Debian's buildah knows what it builds for, but not what it builds on, and looks for a builder of that other platform.
+        # Debian's buildah doesn't set BUILDPLATFORM. Without it, buildah looks for a builder image of the target platform.
         build "$tag" --platform "$5" --build-arg "BUILDPLATFORM=linux/$(dpkg --print-architecture)"
     else
         sources=$(cd "$context" &&
@@ -70,10 +70,10 @@ mimeo)
         if ! images inspect --type image "localhost/mimeo:$sources" >/dev/null 2>&1; then
             mkdir -p "$cache/target"
             mounts+=(--volume "$cache/target:/src/target")
-            # Cargo goes by the times of files, which say nothing here: of other sources, all have changed.
+            # Cargo compares the times of files, which are useless here. So all of Mimeo's crates count as changed if the sources differ.
             find "$cache/target" -depth -path '*/.fingerprint/mimeo-*' -delete
             build "localhost/mimeo:$sources"
-            # This one, the one before and that of another branch.
+            # Keeps three images: the current one, the one before, and one of another branch.
             echo "$sources" >>"$cache/built"
             head -n -3 "$cache/built" | while read -r old; do images rmi "localhost/mimeo:$old" >/dev/null 2>&1 || true; done
             tail -n 3 "$cache/built" >"$cache/built.new"
@@ -82,7 +82,7 @@ mimeo)
         images tag "localhost/mimeo:$sources" "$tag"
     fi
     archive "$tag" "$file"
-    # What had the name before, and the builder's last stage.
+    # Removes the image that had this name before, and the last build stage.
     images rmi --prune >/dev/null 2>&1 || true
     ;;
 pause)

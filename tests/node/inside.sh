@@ -1,20 +1,20 @@
 #!/usr/bin/env bash
-# The first process of the machine of machine.sh: boots it, and then only reaps what the others leave.
+# The first process of machine.sh's machine. It boots the machine, and then only reaps orphaned processes.
 #
-#   inside.sh               boots
-#   inside.sh start NAME    starts one of its programs, and waits until that is of use
-#   inside.sh kill NAME     SIGKILL, and waits until it is gone
+#   inside.sh               boots the machine
+#   inside.sh start NAME    starts a program, and waits until it is ready
+#   inside.sh kill NAME     sends SIGKILL to a program, and waits until it has ended
 #
-# What the programs are told that is more than a line is in config/. Its paths are fixed, for there is one machine at a time.
+# Longer settings of the programs are in config/. The paths there are fixed, because only one machine runs at a time.
 set -euo pipefail
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 pki=$state/pki
 address=10.90.0.1
-# Outside of $state: the path of a socket has to be short.
+# Not below $state, because the path of a socket must be short.
 run=/run/mimeo-node
 
-programs() { # the command line of a program
+programs() { # programs NAME: sets `command` to the command line of a program
     case $1 in
     etcd)
         command=("$state/bin/etcd" --data-dir "$state/etcd" --unsafe-no-fsync --log-level error
@@ -33,7 +33,7 @@ programs() { # the command line of a program
             --service-account-key-file "$pki/tokens.pub" --service-account-signing-key-file "$pki/tokens.key")
         ;;
     kube-controller-manager)
-        # By default it limits itself to 20 requests a second, and takes 5 s to start.
+        # With its default limit of 20 requests per second the controller manager takes 5 s to start.
         command=("$state/bin/kube-controller-manager" --kubeconfig "$pki/controller-manager.kubeconfig"
             --use-service-account-credentials --leader-elect=false --service-account-private-key-file "$pki/tokens.key"
             --root-ca-file "$pki/ca.crt" --cluster-signing-cert-file "$pki/ca.crt" --cluster-signing-key-file "$pki/ca.key"
@@ -53,14 +53,14 @@ programs() { # the command line of a program
     esac
 }
 
-# With the certificate of somebody who may ask, for the API server alone.
+# Sends a request with the admin's certificate. Only the API server needs the certificate.
 answers() { curl --silent --fail --max-time 2 --cacert "$pki/ca.crt" --cert "$pki/admin.crt" --key "$pki/admin.key" "$@" >/dev/null; }
 
 ready() {
     case $1 in
     etcd) answers http://127.0.0.1:2379/health ;;
     kube-apiserver) answers https://127.0.0.1:6443/readyz ;;
-    # Not before it has found containerd: it ends for want of that, and there is nothing here that would start it again.
+    # The kubelet is ready only once it has found containerd. Without containerd it ends, and nothing here restarts it.
     kubelet) answers http://127.0.0.1:10248/healthz ;;
     containerd) ctr --address "$run/containerd.sock" version >/dev/null 2>&1 ;;
     *) true ;;
@@ -70,7 +70,7 @@ ready() {
 start() {
     local name=$1 command
     programs "$name"
-    # No file of whoever asked is kept open, and no signal of theirs arrives.
+    # The program keeps no file of the caller open, and runs in its own session, so that it gets none of the caller's signals.
     setsid "${command[@]}" </dev/null >>"$state/log/$name.log" 2>&1 &
     echo $! >"$run/$name.pid"
 }
@@ -90,15 +90,15 @@ start) start "$2"; await "$2"; exit ;;
 kill)
     process=$(<"$run/$2.pid")
     kill -9 "$process"
-    # It has its ports and files until it is gone, which takes a large one a moment.
+    # A process keeps its ports and files until it has ended. A large process needs a moment for that.
     while kill -0 "$process" 2>/dev/null; do sleep 0.05; done
     exit
     ;;
 esac
 
-# Everything below is seen by this machine alone: its mounts and its network are its own.
+# Only this machine sees the mounts and the network below, because it has its own namespaces.
 mount --make-rshared /
-# A fresh /run, as after any boot, and folders that the programs write to whatever they are told.
+# Mounts an empty /run, as after any boot. The programs always write to the other folders, whatever their settings say.
 for folder in /run /var/lib/kubelet /var/lib/cni /var/log/containers /var/log/pods; do
     mkdir -p "$folder"
     mount -t tmpfs -o mode=755 tmpfs "$folder"
@@ -120,6 +120,6 @@ start containerd
 await etcd kube-apiserver containerd
 for name in kube-controller-manager kube-scheduler kube-proxy kubelet; do start "$name"; done
 touch "$state/ready"
-# The first process reaps orphans, as long as it is not replaced by a program that doesn't.
+# This shell is the first process, so it must stay: it reaps orphaned processes, and `exec sleep` would not.
 sleep infinity &
 wait $!

@@ -1,37 +1,38 @@
 #!/usr/bin/env bash
-# A machine with one Kubernetes node on it, for the end-to-end tests: runs until it is ended, and leaves nothing behind.
+# Runs a machine with one Kubernetes node for the end-to-end tests, until it is stopped. It leaves nothing behind.
 #
-#   machine.sh                  in the foreground; "ready" appears in $state/ready once the node is
-#   machine.sh run COMMAND...   inside it, while it runs
-#   machine.sh kill NAME        ends one of its programs at once, as a crash does
-#   machine.sh start NAME       starts that again
-#   machine.sh reboot           cuts its power: all that runs in it ends at once, its disk stays, it boots
+#   machine.sh                  runs the machine in the foreground; the file $state/ready appears once the node is ready
+#   machine.sh run COMMAND...   runs a command inside the running machine
+#   machine.sh kill NAME        kills one of its programs, as in a crash
+#   machine.sh start NAME       starts that program again
+#   machine.sh reboot           simulates a power failure: kills all processes, keeps the disk, and boots again
 #
-# The machine is a set of namespaces (pid, mount, network) whose first process is inside.sh. When that one ends, the kernel
-# ends everything in it and takes back its mounts, bridges and rules. So this machine's own network, its containers and its
-# kubelet, if it has any, are not touched; the only things outside are the folder $state, one end of a cable, cgroups named mimeo-node,
-# and some settings of the kernel that a kubelet makes, which are set back.
-# One machine at a time: addresses and names are fixed. Another one waits.
+# The machine is a set of Linux namespaces (pid, mount, network) whose first process is inside.sh. When that process ends, the kernel
+# ends all other processes and removes the mounts, bridges and firewall rules. So the host's own network, containers and kubelet are
+# not changed. Only the folder $state, one end of a veth pair, the cgroups mimeo-node and some kernel settings of the kubelet are outside
+# of the namespaces. The script restores these settings.
+# Only one machine runs at a time, because addresses and names are fixed. A second one waits.
 set -euo pipefail
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 export state=/var/lib/mimeo-node
 address=10.90.0.1
-# What a kubelet sets that no namespace holds, as it was before: written back at the end, or by the next one if this one is killed.
+# Earlier values of the kernel settings that a kubelet changes for the whole host. This script restores them when it ends. If it is
+# killed, the next run does.
 settings=/run/mimeo-node-sysctls
 kernel=(vm.overcommit_memory vm.panic_on_oom kernel.panic kernel.panic_on_oops kernel.keys.root_maxkeys kernel.keys.root_maxbytes)
 
 say() { printf 'node: %s\n' "$*" >&2; }
 die() { say "$*"; exit 1; }
 
-first() { # the machine's first process, as this machine numbers it
+first() { # prints the pid of the machine's first process, as seen by the host
     [[ -s $state/first && -d /proc/$(<"$state/first") ]] || die "no machine runs"
     cat "$state/first"
 }
 
 inside() { nsenter --target "$(first)" --mount --pid --net -- "$@"; }
 
-# The groups of the node's pods stand below one of its own in every hierarchy, so that they are nobody else's.
+# Prints the parent cgroup of the node's pods in each hierarchy. It is separate, so that the host uses none of these cgroups.
 groups() {
     local root
     for root in /sys/fs/cgroup /sys/fs/cgroup/*; do
@@ -43,14 +44,14 @@ make_groups() {
     local group file
     for group in $(groups); do
         mkdir -p "$group"
-        # Empty in a new group, which then takes no process.
+        # These files are empty in a new cgroup, which then accepts no process.
         for file in cpuset.cpus cpuset.mems; do
             if [[ -e $group/$file && -z $(<"$group/$file") ]]; then cat "${group%/*}/$file" >"$group/$file"; fi
         done
     done
 }
 
-remove_groups() { # a group is busy for a moment after its last process
+remove_groups() { # retries, because a cgroup is busy for a moment after its last process has ended
     local try group
     for try in 1 2 3 4 5 6 7 8 9 10; do
         for group in $(groups); do
@@ -71,7 +72,7 @@ restore() {
 boot() {
     rm -f "$state/first" "$state/ready" "$state/booted"
     make_groups
-    # Whatever ends this shell, the machine ends with it.
+    # The kernel ends the machine when this shell ends, even if it is killed.
     setpriv --pdeathsig KILL unshare --mount --pid --net --fork --kill-child --mount-proc --propagation private \
         "$here/inside.sh" >>"$state/log/machine.log" 2>&1 9>&- &
     namespaces=$!
@@ -81,12 +82,12 @@ boot() {
     done
     local first
     first=$(tr -d ' ' <"/proc/$namespaces/task/$namespaces/children")
-    # The cable: kc0 here, eth0 there. It goes when the machine does.
+    # A veth pair connects host and machine: kc0 on the host, eth0 in the machine. It disappears with the machine.
     ip link add kc0 type veth peer name kc1
     ip address add 10.90.0.254/24 dev kc0
     ip link set kc0 up
     ip link set kc1 netns "$first" name eth0
-    # So that tests reach Services and pods from outside.
+    # With these routes tests reach Services and pods from the host.
     local network
     for network in 10.96.0.0/16 10.244.0.0/16; do
         ip route add "$network" via $address || die "this machine has a route to $network already"
@@ -120,7 +121,7 @@ reboot)
 '')
     exec 9>/run/lock/mimeo-node
     flock --nonblock 9 || { say "waiting for another one to end"; flock 9; }
-    # What a run left that was killed with everything around it.
+    # Cleans up after a run that was killed together with its parent processes.
     remove_groups
     restore
     rm -rf "$state"
