@@ -100,7 +100,7 @@ fn note(request: &Request, change: LabelChange) {
     match change {
         _ if request.dry_run => {}
         LabelChange::Untouched => {}
-        LabelChange::Set => info!(namespace, "namespace marked"),
+        LabelChange::Set => info!(namespace, "pending label set"),
         LabelChange::Stripped => {
             info!(namespace, by, "pending label removed that the user had set");
         }
@@ -151,7 +151,7 @@ async fn label_first(
         Ok(_) => {
             info!(
                 namespace = name,
-                "namespace marked before its labels change"
+                "pending label set before the labels change"
             );
             sleep(SPREADING).await;
             Ok(())

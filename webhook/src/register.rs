@@ -443,8 +443,8 @@ impl Repairs {
     }
 }
 
-/// The message about a configuration that these field managers keep changing. Without a list: that
-/// another client keeps deleting.
+/// The message about a configuration that these field managers keep changing. `None`: another
+/// client keeps deleting it.
 fn contested(kind: &str, name: &str, managers: Option<&[&str]>) -> String {
     let effect = match name {
         POLICIES_NAME => "objects may not be rewritten",
@@ -639,7 +639,7 @@ mod tests {
         }
     }
 
-    /// Above all not the client that has created the configuration, long ago.
+    /// The client that created the configuration has an entry for as long as the object exists.
     #[test]
     fn who_has_changed_nothing_since_is_not_named() {
         let fields = |managers: &[(&str, &str)]| -> Value {

@@ -1,8 +1,7 @@
 //! Everything that was observed of the cluster, with the verdicts about its copies.
 //!
 //! All decisions are methods of [`Index`] with `&self`: they see facts and nothing else. They have
-//! no access to the queue, to jobs, to timers or to what is reported, so they cannot have effects
-//! on these. [`Engine`](crate::Engine) takes events in, and has all effects.
+//! no access to the queue, to jobs, to timers or to reports, so they cannot have effects on these. [`Engine`](crate::Engine) takes events in, and has all effects.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -60,7 +59,7 @@ pub struct Index {
     /// grace period's end computed from each status's own time would differ by rounding, and each
     /// status would be written again.
     pub(crate) started: Option<jiff::Timestamp>,
-    /// Counts the changes of what must be watched.
+    /// The number of changes to the set of needed watches.
     pub(crate) demand_version: u64,
     pub(crate) now: Tick,
 }

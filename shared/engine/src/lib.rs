@@ -139,7 +139,7 @@ struct Deletion {
     confirmed: Option<Box<str>>,
 }
 
-/// What users are told, as far as it is not in the statuses of rules.
+/// Reports to users, besides the statuses of rules.
 #[derive(Debug, Default)]
 struct Report {
     /// The count for the next statuses, if one is in progress.
@@ -217,7 +217,7 @@ impl Engine {
         }
     }
 
-    /// Returns what was observed, to ask about it.
+    /// Returns the observed facts.
     pub fn index(&self) -> &Index {
         &self.index
     }

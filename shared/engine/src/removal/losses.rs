@@ -91,6 +91,11 @@ impl PendingDeletions {
         self.all.get(id)
     }
 
+    /// The held deletion of a rule, if there is one.
+    pub(crate) fn held(&self, id: &RuleId) -> Option<&Held> {
+        self.get(id)?.held.as_ref()
+    }
+
     pub(crate) fn get_mut(&mut self, id: &RuleId) -> Option<&mut PendingDeletion> {
         self.all.get_mut(id)
     }

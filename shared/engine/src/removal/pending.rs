@@ -243,12 +243,7 @@ impl Engine {
     /// Returns the lost copies that the current nonce stands for. A copy with another uid than
     /// before is not among them.
     pub(crate) fn told(&self, id: &RuleId) -> BTreeMap<CellKey, Uid> {
-        let Some(held) = self
-            .deletion
-            .pending
-            .get(id)
-            .and_then(|pending| pending.held.as_ref())
-        else {
+        let Some(held) = self.deletion.pending.held(id) else {
             return BTreeMap::new();
         };
         let mut copies = self.pending_copies(id);
@@ -384,12 +379,7 @@ impl Engine {
     /// `ConfigMap`. Returns true in that case. Copies that were lost since stay collected, and get
     /// another nonce.
     pub(crate) fn confirm_deletion(&mut self, id: &Arc<RuleId>) -> bool {
-        let Some(held) = self
-            .deletion
-            .pending
-            .get(id)
-            .and_then(|pending| pending.held.as_ref())
-        else {
+        let Some(held) = self.deletion.pending.held(id) else {
             return false;
         };
         let rule = self

@@ -319,12 +319,7 @@ impl Engine {
 
     /// Sets the condition Stalled if deletions wait for a confirmation.
     fn describe_held(&self, id: &RuleId, conditions: &mut Conditions<'_>) {
-        let Some(Held { nonce, .. }) = self
-            .deletion
-            .pending
-            .get(id)
-            .and_then(|pending| pending.held.as_ref())
-        else {
+        let Some(Held { nonce, .. }) = self.deletion.pending.held(id) else {
             return;
         };
         let copies = plural::copies(self.told(id).len());

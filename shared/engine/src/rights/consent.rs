@@ -66,7 +66,7 @@ pub(crate) struct Consent {
 
 impl Consent {
     /// Drops the missing grants of a rule. The next use computes them again.
-    pub(crate) fn forget_lacks(&mut self, rule: &Arc<RuleId>) {
+    pub(crate) fn forget_missing_grants(&mut self, rule: &Arc<RuleId>) {
         if let Some(known) = self.missing_grants.get_mut(rule) {
             known.take();
         }
@@ -521,7 +521,7 @@ impl Engine {
             .iter()
             .filter(|id| id.namespace.as_deref() != Some(namespace))
         {
-            self.index.consent.forget_lacks(id);
+            self.index.consent.forget_missing_grants(id);
             self.index.mark_status_due(id);
         }
         if let Some((name, _)) = self.index.namespaces.get_key_value(namespace) {
@@ -556,7 +556,7 @@ impl Engine {
                 self.index.consent.usage_changed_by(rule, self.index.now);
             }
             self.review_selectors(&id);
-            self.index.consent.forget_lacks(&id);
+            self.index.consent.forget_missing_grants(&id);
             self.index.mark_status_due(&id);
             self.index.replan_rule(&id);
         }
@@ -574,7 +574,7 @@ impl Engine {
             let granted = *answers
                 .entry(question)
                 .or_insert_with(|| self.index.may_read(&rule, &slot.source));
-            self.index.consent.forget_lacks(&rule);
+            self.index.consent.forget_missing_grants(&rule);
             if slot.granted != granted {
                 changed.push(id);
                 self.index.replan_rule(&rule);

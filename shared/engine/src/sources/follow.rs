@@ -211,7 +211,7 @@ impl Engine {
             return;
         };
         let known = self.index.find_followed(rule, home);
-        self.index.consent.forget_lacks(id);
+        self.index.consent.forget_missing_grants(id);
         self.index.mark_status_due(id);
         if self.index.consent.follows.known.get(id) == Some(&known) {
             return;

@@ -442,7 +442,9 @@ impl Engine {
             self.index.mark_statuses_due_of_selector(selector);
             // An object that is not copied now has no slot that would cause a plan. But copies may
             // have been made from it earlier, and may be deleted now.
-            self.index.replan_rules_of_selector(selector);
+            if self.index.slots.of_source(source).next().is_none() {
+                self.index.replan_rules_of_selector(selector);
+            }
         }
         self.render_source(source);
         self.keep_if_copied(source);
@@ -531,8 +533,6 @@ impl Engine {
         if state.slots.iter().all(has) {
             return;
         }
-        // Also where only a slot that goes has made or barred copies.
-        self.index.replan_rule(id);
         let Some((id, mut state)) = self.index.rules.remove_entry(id) else {
             return;
         };
@@ -554,7 +554,7 @@ impl Engine {
             self.work.tidy_later();
         }
         self.index.rules.insert(id.clone(), state);
-        self.index.consent.forget_lacks(&id);
+        self.index.consent.forget_missing_grants(&id);
         self.keep_all_copied(&id);
         self.index.replan_rule(&id);
     }

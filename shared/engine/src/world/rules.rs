@@ -153,6 +153,11 @@ impl Index {
     pub(crate) fn remove_slot(&mut self, id: SlotId) -> Option<Slot> {
         let gone = self.slots.remove(&id)?;
         self.consent.remove_reader(id, &gone);
+        // A source is never written. Where this was the last slot of a source, another rule may
+        // write over the object now.
+        if let Some((home, _)) = self.namespaces.get_key_value(&*gone.source.namespace) {
+            self.dirty.insert(home.clone());
+        }
         Some(gone)
     }
 
