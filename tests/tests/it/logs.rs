@@ -2,8 +2,8 @@
 
 use anyhow::{Context, Result, ensure};
 use mimeo_tests::{
-    ControlPlane, Pair, create_secret,
-    scenario::{Setting, put, value, wait_gone},
+    ControlPlane, Pair, create_secret, eventually,
+    scenario::{SOON, Setting, put, value, wait_gone},
 };
 use serde_json::Value;
 
@@ -47,9 +47,14 @@ async fn every_line_in_json_is_an_object_and_a_change_has_its_fields() -> Result
     for namespace in [&namespaces[0], &new] {
         wait_gone(scene.secrets(namespace), "registry").await?;
     }
+    // The API server shows the deletion before the reconciler has its answer.
+    let log = eventually(SOON, "both deletions in the log", || async {
+        let log = setting.log();
+        Ok((log.matches("copy deleted").count() == 2).then_some(log))
+    })
+    .await?;
 
     let mut lines: Vec<Value> = Vec::new();
-    let log = setting.log();
     // The last line may be incomplete.
     for line in log
         .split_inclusive('\n')
