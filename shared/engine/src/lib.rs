@@ -17,6 +17,7 @@
 //! - `pod_gate`: namespaces that wait for their copies
 //! - `report`: statuses, Events, numbers and views for users
 //! - `quota`: how many objects of one namespace count
+//! - `snapshot`: one reading of the cluster, for `kubectl mimeo`
 
 pub mod admission;
 pub mod author;
@@ -31,6 +32,7 @@ mod removal;
 mod report;
 mod rights;
 pub mod slot;
+mod snapshot;
 mod sources;
 mod world;
 
@@ -49,6 +51,7 @@ pub use self::{
     pod_gate::{AwaitedCopy, Progress},
     preview::{Contest, Preview},
     request::{Request, Ticket, Verb},
+    snapshot::{Question, Snapshot},
     sources::Shown,
     status::{Observed, StatusUpdate, Webhooks},
     survey::CopyWatch,

@@ -42,6 +42,21 @@ pub enum NameHint<'a> {
     Prefix(&'a str),
 }
 
+/// Why a namespace is not selected.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Mismatch {
+    /// For people, about the namespace as "it".
+    pub why: String,
+    /// A label (`key=value`) that the namespace would need, if a label is missing.
+    pub label: Option<String>,
+}
+
+impl Mismatch {
+    fn of(why: String) -> Self {
+        Self { why, label: None }
+    }
+}
+
 /// The namespaces of a target or a grantee, without the namespaces that the rule excludes.
 #[derive(Clone, Debug)]
 pub struct TargetSelection {
@@ -94,6 +109,30 @@ impl TargetSelection {
                 .exclude
                 .iter()
                 .any(|exclude| exclude.matches(name, labels))
+    }
+
+    /// Returns why the namespace is not selected: the first of the reasons, for people. `None`: it is
+    /// selected.
+    pub fn mismatch(&self, name: &str, labels: &Labels) -> Option<Mismatch> {
+        let why = |why: &str| Some(Mismatch::of(why.into()));
+        if self.matches(name, labels) {
+            return None;
+        }
+        if self
+            .reach
+            .as_ref()
+            .is_some_and(|reach| !reach.contains(name))
+        {
+            return why("this installation writes no copies into it (--target-namespaces)");
+        }
+        if let Some(mismatch) = self.selection.mismatch(name, labels) {
+            return Some(mismatch);
+        }
+        let excluded = |exclude: &Selection| exclude.matches(name, labels);
+        if let Some(item) = self.exclude.iter().position(excluded) {
+            return why(&format!("spec.exclude[{item}] matches it"));
+        }
+        why("a namespace of Kubernetes itself is selected only by its exact name")
     }
 
     /// True if it selects by labels.
@@ -269,6 +308,43 @@ impl Selection {
             && self.labels.as_ref().is_none_or(|selector| {
                 selector.matches_by(|key| namespace_label(key, name, labels))
             })
+    }
+
+    /// Returns the first part that does not match the namespace, for people.
+    fn mismatch(&self, name: &str, labels: &Labels) -> Option<Mismatch> {
+        let globs = self.names.as_ref();
+        if globs.is_some_and(|globs| !globs.iter().any(|glob| glob.matches(name))) {
+            return Some(Mismatch::of(
+                "no item of namespaces matches its name".into(),
+            ));
+        }
+        if self
+            .pattern
+            .as_ref()
+            .is_some_and(|pattern| !pattern.matches(name))
+        {
+            let why = "namespacePattern doesn't match its whole name";
+            return Some(Mismatch::of(why.into()));
+        }
+        let mut requirements = self.labels.iter().flat_map(|labels| &labels.requirements);
+        requirements.find_map(|requirement| {
+            let value = namespace_label(&requirement.key, name, labels);
+            (!requirement.test.passes(value)).then(|| {
+                let found = match value {
+                    Some(value) => format!("is {value:?}"),
+                    None => "is not set".into(),
+                };
+                let wanted = requirement.to_query();
+                let key = &requirement.key;
+                Mismatch {
+                    why: format!("namespaceSelector needs {wanted}, and its label {key} {found}"),
+                    label: requirement
+                        .test
+                        .example()
+                        .map(|value| format!("{key}={value}")),
+                }
+            })
+        })
     }
 
     /// True if `name` itself is in the list. A glob that matches it does not count.

@@ -157,7 +157,7 @@ pub(crate) fn retry_after(headers: &HeaderMap) -> Option<Duration> {
 
 /// Encodes a path segment or a query value: every character that may have a meaning in a URL.
 /// Object names stay as they are; selectors do not.
-pub(crate) fn encode(text: &str) -> String {
+pub fn encode(text: &str) -> String {
     use fmt::Write as _;
     let mut encoded = String::with_capacity(text.len());
     for byte in text.bytes() {

@@ -133,6 +133,19 @@ impl ClientArgs {
     }
 }
 
+/// Builds a client for requests that end, from a configuration that the caller has loaded. The
+/// client is that of [`Clients::requests`].
+///
+/// # Errors
+/// As for [`ClientArgs::clients`].
+pub fn client(config: &Config) -> Result<Client, ClientError> {
+    tls::install_provider();
+    if config.proxy_url.is_some() {
+        return Err(ClientError::Proxy);
+    }
+    build(config, Flavour::Requests).map_err(|error| ClientError::Build(Box::new(error)))
+}
+
 #[derive(Clone, Copy)]
 enum Flavour {
     Requests,

@@ -27,13 +27,13 @@ mod linger;
 pub mod listen;
 pub mod metrics;
 pub mod named;
-mod object;
+pub mod object;
 pub mod observer;
 pub mod operations;
 pub mod reach;
 pub mod readiness;
 pub mod shutdown;
-mod stored;
+pub mod stored;
 pub mod telemetry;
 #[cfg(test)]
 mod testing;

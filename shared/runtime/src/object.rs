@@ -22,7 +22,7 @@ use serde_json::{
 
 /// An object, decoded as far as possible.
 #[derive(Clone, PartialEq)]
-pub(crate) enum Decoded<T> {
+pub enum Decoded<T> {
     /// The whole object. In its `managedFields`, an entry that cannot be decoded is reduced to its
     /// decodable parts.
     Whole(T),
@@ -32,7 +32,7 @@ pub(crate) enum Decoded<T> {
 
 impl Decoded<Value> {
     /// The decoded part of the object.
-    pub(crate) fn value(&self) -> &Value {
+    pub fn value(&self) -> &Value {
         let (Self::Whole(object) | Self::Part(object)) = self;
         object
     }
@@ -40,7 +40,7 @@ impl Decoded<Value> {
 
 /// Decodes an object; none if not even its metadata can be decoded. The result depends on the
 /// object's own text alone, and not on how deep the object was nested in an answer.
-pub(crate) fn decode<T: DeserializeOwned>(json: &[u8]) -> Option<Decoded<T>> {
+pub fn decode<T: DeserializeOwned>(json: &[u8]) -> Option<Decoded<T>> {
     match serde_json::from_slice(json) {
         Ok(object) => Some(Decoded::Whole(object)),
         Err(_) => mend(json),

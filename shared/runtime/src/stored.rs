@@ -18,10 +18,7 @@ use crate::object::Decoded;
 /// Parses a rule and its status. A rule that cannot be decoded is refused without an effect on
 /// others; a newer version may have stored it, for example. The status is decoded separately, so
 /// that the same status is not written again and again.
-pub(crate) fn parse_rule(
-    kind: RuleKind,
-    object: Decoded<Value>,
-) -> (Result<Rule, Refused>, Observed) {
+pub fn parse_rule(kind: RuleKind, object: Decoded<Value>) -> (Result<Rule, Refused>, Observed) {
     let observed = object
         .value()
         .get("status")
@@ -54,7 +51,7 @@ pub(crate) fn parse_rule(
 }
 
 /// Parses a stored grant.
-pub(crate) fn parse_grant(object: Decoded<Value>) -> Result<Grant, RefusedGrant> {
+pub fn parse_grant(object: Decoded<Value>) -> Result<Grant, RefusedGrant> {
     let refused = RefusedGrant {
         generation: generation(object.value()),
         status: grant_status(object.value())

@@ -106,7 +106,7 @@ impl Selector {
 }
 
 impl Requirement {
-    fn to_query(&self) -> String {
+    pub(super) fn to_query(&self) -> String {
         let key = &self.key;
         let list = |values: &BTreeSet<Box<str>>| {
             values
@@ -183,6 +183,15 @@ impl Test {
             Self::NotIn(values) => value.is_none_or(|value| !values.contains(value)),
             Self::Exists => value.is_some(),
             Self::DoesNotExist => value.is_none(),
+        }
+    }
+
+    /// A value that passes, if a label must be set.
+    pub(super) fn example(&self) -> Option<&str> {
+        match self {
+            Self::In(values) => values.first().map(|value| &**value),
+            Self::Exists => Some("true"),
+            Self::NotIn(_) | Self::DoesNotExist => None,
         }
     }
 

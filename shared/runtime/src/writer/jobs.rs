@@ -310,7 +310,7 @@ impl Writer {
     /// # Errors
     /// [`CallError::NotFound`] if its kind isn't served. Then the read proves nothing about the
     /// object.
-    pub(crate) async fn read(
+    pub async fn read(
         &self,
         resource: &Resource,
         namespace: &str,
@@ -325,7 +325,7 @@ impl Writer {
     ///
     /// # Errors
     /// [`CallError::NotFound`] if grants aren't served.
-    pub(crate) async fn read_grant(
+    pub async fn read_grant(
         &self,
         namespace: &str,
         name: &str,

@@ -205,6 +205,22 @@ pub enum What {
     Job(Box<Job>),
 }
 
+impl What {
+    /// Turns a write into a read of the same object, but not a dry run. Returns the verb from
+    /// before.
+    #[allow(dead_code)] // Only the worlds take snapshots.
+    pub fn read_instead_of_write(&mut self) -> Verb {
+        let Self::Request(request) = self else {
+            return Verb::Look;
+        };
+        let verb = request.ticket.verb;
+        if !matches!(verb, Verb::Compare(..) | Verb::Learn(_)) {
+            request.ticket.verb = Verb::Look;
+        }
+        verb
+    }
+}
+
 /// The result of a request or job.
 #[derive(Clone, Debug)]
 pub enum Answer {
@@ -325,6 +341,14 @@ impl Process {
                 .entry(topic)
                 .or_insert_with_key(|topic| Watch::open(topic, server));
         }
+    }
+
+    /// Opens a watch that no demand names.
+    #[allow(dead_code)] // Only the worlds take snapshots.
+    pub fn open(&mut self, topic: Topic, server: &Server) {
+        self.watches
+            .entry(topic)
+            .or_insert_with_key(|topic| Watch::open(topic, server));
     }
 
     /// Breaks a watch and lists again.

@@ -9,7 +9,7 @@ use std::{
 
 use k8s_openapi::jiff::Timestamp;
 use mimeo_api::ClusterReplicationStatus;
-use mimeo_engine::Webhooks;
+use mimeo_engine::{CopyView, Question, Settings, Snapshot, State, Webhooks};
 use mimeo_model::{
     drift::guard,
     review::{Kept, decode},
@@ -20,7 +20,7 @@ use serde_json::{Value, json};
 use super::{
     carry::carry,
     model::{Deed, Model, Plan, Told, agrees},
-    process::{Answer, Flight, Process, Topic, What},
+    process::{Answer, CLUSTER, Flight, Process, Topic, What},
     server::{Entry, Key, Object, Res, Server, Write},
     spec::KINDS,
     tables::Planned,
@@ -203,6 +203,118 @@ impl Cluster {
     }
 
     // ---- comparing ----
+
+    /// Reads the cluster once, as `kubectl mimeo` does. Returns where the snapshot's copies and
+    /// statuses differ from those of the reconciler.
+    pub fn compare_snapshot(&self) -> Vec<String> {
+        let mut reader = Process::new(Role::Keeper, 4, self.clock, &self.server);
+        let mut snapshot = Snapshot::new(Settings::new(Role::Keeper, CLUSTER));
+        let mut server = self.server.clone();
+        let told = |snapshot: &mut Snapshot, reader: &mut Process| {
+            std::mem::swap(snapshot.engine().0, &mut reader.engine);
+            let topics: Vec<Topic> = reader.watches.keys().cloned().collect();
+            for topic in topics {
+                while reader.deliver(&topic, &self.server, self.clock).is_some() {}
+            }
+            std::mem::swap(snapshot.engine().0, &mut reader.engine);
+        };
+        told(&mut snapshot, &mut reader);
+        loop {
+            let questions = snapshot.questions();
+            if questions.is_empty() {
+                break;
+            }
+            for question in questions {
+                match question {
+                    Question::Kind(gvk) => {
+                        reader.open(Topic::Kind(Res::of(&gvk.group, &gvk.kind)), &self.server);
+                    }
+                    Question::Copies(watch, _) => {
+                        let res = Res::of(&watch.kind.group, &watch.kind.kind);
+                        reader.open(Topic::Copies(res), &self.server);
+                    }
+                    Question::Source(source, _) => {
+                        let res = Res::of(&source.gvk.group, &source.gvk.kind);
+                        let topic = Topic::Source(
+                            res,
+                            source.namespace.to_string(),
+                            source.name.to_string(),
+                        );
+                        reader.open(topic, &self.server);
+                    }
+                    Question::Selected(selector, _) => {
+                        reader.open(Topic::Selected(selector), &self.server);
+                    }
+                    Question::Job(job) => {
+                        let (answer, _) = carry(&mut server, &What::Job(job.clone()));
+                        std::mem::swap(snapshot.engine().0, &mut reader.engine);
+                        reader.end_job(&job, Some(answer), reader.tick(self.clock));
+                        std::mem::swap(snapshot.engine().0, &mut reader.engine);
+                    }
+                    Question::Object(request) => {
+                        let mut asked = What::Request(request);
+                        let verb = asked.read_instead_of_write();
+                        let (answer, _) = carry(&mut server, &asked);
+                        let (What::Request(mut request), Answer::Outcome(outcome, _)) =
+                            (asked, answer)
+                        else {
+                            panic!("no answer to a request");
+                        };
+                        request.ticket.verb = verb;
+                        snapshot.object(*request, outcome);
+                    }
+                }
+            }
+            told(&mut snapshot, &mut reader);
+        }
+        self.unlike(&snapshot)
+    }
+
+    fn unlike(&self, snapshot: &Snapshot) -> Vec<String> {
+        let wall = Timestamp::UNIX_EPOCH;
+        let states =
+            |copies: Vec<CopyView>| -> BTreeMap<(String, String), (State, Option<String>)> {
+                let state = |copy: CopyView| {
+                    // Only a write shows that the API server refuses it.
+                    let refused = |message: String| message.starts_with("the API server answered");
+                    let (state, reason) = match copy.state {
+                        State::Failed if copy.message.is_some_and(refused) => {
+                            (State::Pending, None)
+                        }
+                        State::Pending => (State::Pending, None),
+                        state => (state, copy.reason),
+                    };
+                    ((copy.kind, copy.name), (state, reason))
+                };
+                copies.into_iter().map(state).collect()
+            };
+        let (engine, now) = snapshot.decided();
+        let then = self.process.tick(self.clock);
+        let rules = [Res::Rule, Res::Replication].map(|res| self.server.of(res));
+        let mut faults = Vec::new();
+        for rule in rules.into_iter().flatten().map(|rule| rule.key.id()) {
+            for namespace in self.server.of(Res::Namespace) {
+                let name = &namespace.key.name;
+                let mut read = states(engine.copies(&rule, name, now, wall));
+                let mut known = states(self.process.engine.copies(&rule, name, then, wall));
+                // While a rule is suspended, the reconciler doesn't notice objects of others. A
+                // snapshot reads all objects anew, so its plan may differ.
+                known.retain(|copy, (state, _)| {
+                    let compared = *state != State::Suspended;
+                    if !compared {
+                        read.remove(copy);
+                    }
+                    compared
+                });
+                if read != known {
+                    faults.push(format!(
+                        "{rule} in {name}: a snapshot shows {read:?}, the reconciler {known:?}"
+                    ));
+                }
+            }
+        }
+        faults
+    }
 
     /// Returns the differences between the cluster and the model.
     pub fn compare(&self, model: &Model, told: &BTreeMap<Key, Told>) -> Vec<String> {

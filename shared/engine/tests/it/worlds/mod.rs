@@ -102,6 +102,11 @@ fn follow(story: &Story, coverage: &mut Coverage) -> Result<(), String> {
         };
         let mut faults = cluster.settle().err().into_iter().collect::<Vec<_>>();
         faults.extend(cluster.compare(&model, &told));
+        // Once someone has cleared `managedFields`, only the memory of the reconciler tells that an
+        // object was a copy.
+        if !deeds.iter().any(|(_, deed)| matches!(deed, Deed::Clear(_))) {
+            faults.extend(cluster.compare_snapshot());
+        }
         if let [(_, Deed::Rule(name, spec))] = &deeds[begun..]
             && let Some(plan) = former.get(name).and_then(|told: &Told| told.plan.as_ref())
             && suspended.get(name).is_some_and(|was| {

@@ -1,0 +1,171 @@
+//! The flags that `kubectl` passes to every command, and the client that they describe.
+
+use std::{path::PathBuf, time::Duration};
+
+use anyhow::{Context as _, Result};
+use clap::Args;
+use http::header::{HeaderValue, USER_AGENT};
+use kube::{
+    Client, Config,
+    config::{KubeConfigOptions, Kubeconfig},
+};
+use mimeo_runtime::{client::client, duration};
+
+/// Kubectl's own flags, with kubectl's meaning. `kubectl mimeo` receives only the flags after the
+/// command's name.
+#[derive(Debug, Clone, Args)]
+#[command(next_help_heading = "Connection")]
+pub(crate) struct Connection {
+    /// Path of the kubeconfig file. Default: the files in KUBECONFIG, else ~/.kube/config
+    #[arg(long, global = true, value_name = "PATH")]
+    kubeconfig: Option<PathBuf>,
+    /// Name of the kubeconfig context
+    #[arg(long, global = true)]
+    context: Option<String>,
+    /// Name of the kubeconfig cluster
+    #[arg(long, global = true)]
+    cluster: Option<String>,
+    /// Name of the kubeconfig user
+    #[arg(long, global = true)]
+    user: Option<String>,
+    /// Namespace, where a command needs one. Default: the context's
+    #[arg(long, short = 'n', global = true)]
+    namespace: Option<String>,
+    /// Address and port of the API server
+    #[arg(long, short = 's', global = true, value_name = "URL")]
+    server: Option<String>,
+    /// Bearer token
+    #[arg(long, global = true)]
+    token: Option<String>,
+    /// User to impersonate
+    #[arg(long = "as", global = true, value_name = "USER")]
+    impersonate: Option<String>,
+    /// Group to impersonate; may be repeated
+    #[arg(long = "as-group", global = true, value_name = "GROUP")]
+    impersonate_groups: Vec<String>,
+    /// File with the certificate of the API server's authority
+    #[arg(long, global = true, value_name = "PATH")]
+    certificate_authority: Option<PathBuf>,
+    /// Don't verify the API server's certificate
+    #[arg(long, global = true)]
+    insecure_skip_tls_verify: bool,
+    /// Name in the API server's certificate, if it is not the one in its address
+    #[arg(long, global = true, value_name = "NAME")]
+    tls_server_name: Option<String>,
+    /// Longest time for one request (as in 30s)
+    #[arg(long, global = true, value_name = "DURATION", default_value = "30s", value_parser = duration::parse)]
+    request_timeout: Duration,
+    /// Namespace in which Mimeo is installed
+    #[arg(
+        long,
+        global = true,
+        value_name = "NAMESPACE",
+        env = "MIMEO_NAMESPACE",
+        default_value = "mimeo-system"
+    )]
+    mimeo_namespace: String,
+}
+
+/// A client, and what a command needs to know besides.
+#[derive(Clone)]
+pub(crate) struct Connected {
+    pub(crate) client: Client,
+    /// The namespace of the flag or of the context.
+    pub(crate) namespace: String,
+    /// True if the flag named it.
+    pub(crate) namespace_given: bool,
+    /// The namespace in which Mimeo is installed.
+    pub(crate) mimeo: String,
+    /// The longest time for one request.
+    pub(crate) timeout: Duration,
+}
+
+impl Connection {
+    /// Builds the client. It sends nothing yet.
+    pub(crate) async fn connect(&self) -> Result<Connected> {
+        let mut config = self
+            .config()
+            .await
+            .context("failed to load the kubeconfig")?;
+        if let Some(server) = &self.server {
+            config.cluster_url = server
+                .parse()
+                .with_context(|| format!("--server {server} is no URL"))?;
+        }
+        if let Some(path) = &self.certificate_authority {
+            config.root_cert = None;
+            config.root_cert_file = Some(path.clone());
+        }
+        config.accept_invalid_certs |= self.insecure_skip_tls_verify;
+        if let Some(name) = &self.tls_server_name {
+            config.tls_server_name = Some(name.clone());
+        }
+        if let Some(token) = &self.token {
+            config.auth_info.token = Some(token.clone().into());
+            config.auth_info.token_file = None;
+        }
+        if let Some(user) = &self.impersonate {
+            config.auth_info.impersonate = Some(user.clone());
+        }
+        if !self.impersonate_groups.is_empty() {
+            config.auth_info.impersonate_groups = Some(self.impersonate_groups.clone());
+        }
+        let agent = concat!("kubectl-mimeo/", env!("CARGO_PKG_VERSION"));
+        config
+            .headers
+            .push((USER_AGENT, HeaderValue::from_static(agent)));
+        let namespace = self.namespace.clone();
+        Ok(Connected {
+            client: client(&config)?,
+            namespace_given: namespace.is_some(),
+            namespace: namespace.unwrap_or(config.default_namespace),
+            mimeo: self.mimeo_namespace.clone(),
+            timeout: self.request_timeout,
+        })
+    }
+
+    async fn config(&self) -> Result<Config> {
+        let options = KubeConfigOptions {
+            context: self.context.clone(),
+            cluster: self.cluster.clone(),
+            user: self.user.clone(),
+        };
+        let kubeconfig = match &self.kubeconfig {
+            Some(path) => Kubeconfig::read_from(path)?,
+            None => match Kubeconfig::read() {
+                Ok(kubeconfig) => kubeconfig,
+                // As kubectl does inside of a Pod.
+                Err(error) => return Config::incluster().map_err(|_| error.into()),
+            },
+        };
+        Ok(Config::from_custom_kubeconfig(kubeconfig, &options).await?)
+    }
+
+    /// The same flags, for a `kubectl` that this program starts.
+    pub(crate) fn for_kubectl(&self) -> Vec<String> {
+        let path = |path: &Option<PathBuf>| path.as_ref().map(|path| path.display().to_string());
+        let flags = [
+            ("kubeconfig", path(&self.kubeconfig)),
+            ("context", self.context.clone()),
+            ("cluster", self.cluster.clone()),
+            ("user", self.user.clone()),
+            ("server", self.server.clone()),
+            ("token", self.token.clone()),
+            ("as", self.impersonate.clone()),
+            ("certificate-authority", path(&self.certificate_authority)),
+            ("tls-server-name", self.tls_server_name.clone()),
+        ];
+        let flag = |(name, value): (&str, Option<String>)| Some(format!("--{name}={}", value?));
+        let mut all: Vec<String> = flags.into_iter().filter_map(flag).collect();
+        all.extend(
+            self.impersonate_groups
+                .iter()
+                .map(|group| format!("--as-group={group}")),
+        );
+        all.extend(
+            self.insecure_skip_tls_verify
+                .then(|| "--insecure-skip-tls-verify".to_owned()),
+        );
+        all
+    }
+}

@@ -1,0 +1,76 @@
+//! `kubectl mimeo`: a person's view of Mimeo.
+//!
+//! It works with the rights of whoever runs it, and says what it may not read. It prints no Secret's
+//! data of a cluster. It changes something only by the commands that are named for it. Its answers
+//! come from the reconciler's own engine (`picture`).
+
+mod connect;
+mod output;
+mod picture;
+mod read;
+mod why;
+
+use std::process::ExitCode;
+
+use clap::{CommandFactory as _, Parser, Subcommand};
+
+use self::{connect::Connection, output::Format};
+
+/// Why is a copy (not) there, what would change, who is waiting, what must I do
+#[derive(Debug, Parser)]
+#[command(
+    name = "kubectl mimeo",
+    bin_name = "kubectl mimeo",
+    version,
+    max_term_width = 100
+)]
+struct Flags {
+    #[command(subcommand)]
+    command: Command,
+    #[command(flatten)]
+    connection: Connection,
+    /// Form of the output
+    #[arg(long, short = 'o', global = true, value_enum, default_value_t)]
+    output: Format,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Explain why an object is a copy, or why a copy is missing. Exit code 0: it is a correct copy
+    Why(why::WhyArgs),
+    /// Print a completion script for a shell
+    Completion {
+        /// The shell
+        #[arg(value_enum)]
+        shell: clap_complete::Shell,
+    },
+}
+
+#[tokio::main(flavor = "current_thread")]
+async fn main() -> ExitCode {
+    let flags = Flags::parse();
+    match run(flags).await {
+        Ok(code) => ExitCode::from(code),
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::from(2)
+        }
+    }
+}
+
+async fn run(flags: Flags) -> anyhow::Result<u8> {
+    let Flags {
+        command,
+        connection,
+        output,
+    } = flags;
+    match command {
+        Command::Completion { shell } => {
+            let mut script = Vec::new();
+            clap_complete::generate(shell, &mut Flags::command(), "kubectl-mimeo", &mut script);
+            output::write(&String::from_utf8_lossy(&script))?;
+            Ok(0)
+        }
+        Command::Why(args) => why::run(args, &connection.connect().await?, output).await,
+    }
+}

@@ -1,0 +1,191 @@
+//! One reading of the cluster, and the engine's decisions about it. Nothing is written.
+//!
+//! `kubectl mimeo` explains, previews and renders copies with the reconciler's own engine. A
+//! reconciler watches, and carries out each request. A snapshot asks each [`Question`] once, and
+//! keeps the requests that would change the cluster as its result.
+//!
+//! The caller shows the rules, grants and namespaces by the engine's own events
+//! ([`Snapshot::engine`]). It then answers questions until there are none. A question without an
+//! answer is allowed: the engine treats such a fact as not known yet.
+
+use std::{collections::BTreeSet, time::Duration};
+
+use mimeo_model::{
+    kind::{GroupVersionKind, Resource},
+    outcome::Outcome,
+    role::Role,
+    source::{SourceRef, SourceSelector},
+};
+
+use crate::{
+    Action, Answer, CopyWatch, Engine, Job, Request, Settings, Task, Verb, cell::Why, clock::Tick,
+};
+
+/// A fact that the engine needs.
+#[derive(Debug)]
+pub enum Question {
+    /// Which resource serves the kind? The answer is [`Engine::kind`].
+    Kind(GroupVersionKind),
+    /// Which copies exist? The answers are [`Engine::copy_applied`] for each object with Mimeo's
+    /// label, and then [`Engine::copies_listed`].
+    Copies(CopyWatch, Resource),
+    /// What is in the source? The answer is [`Engine::source`].
+    Source(SourceRef, Resource),
+    /// Which sources does the selector find? The answers are [`Engine::source`] for each, and then
+    /// [`Engine::selected`].
+    Selected(SourceSelector, Resource),
+    /// A read that proves why an object is gone. The answer is [`Engine::answered`].
+    Job(Box<Job>),
+    /// What is in the place of the copy? The answer is [`Snapshot::object`].
+    Object(Box<Request>),
+}
+
+/// An engine that reads the cluster once.
+#[derive(Debug)]
+pub struct Snapshot {
+    engine: Engine,
+    now: Tick,
+    demand: Option<u64>,
+    kinds: BTreeSet<GroupVersionKind>,
+    copies: BTreeSet<CopyWatch>,
+    sources: BTreeSet<SourceRef>,
+    selectors: BTreeSet<SourceSelector>,
+    recorded: BTreeSet<GroupVersionKind>,
+    requests: Vec<Request>,
+}
+
+impl Snapshot {
+    /// A snapshot that has read nothing yet. `settings` are those of the installation; delays and
+    /// the role don't matter.
+    pub fn new(settings: Settings) -> Self {
+        let settings = Settings {
+            role: Role::Keeper,
+            takeover: Duration::ZERO,
+            deletion_delay: Duration::ZERO,
+            ..settings
+        };
+        Self {
+            engine: Engine::new(settings),
+            now: Duration::from_secs(1),
+            demand: None,
+            kinds: BTreeSet::new(),
+            copies: BTreeSet::new(),
+            sources: BTreeSet::new(),
+            selectors: BTreeSet::new(),
+            recorded: BTreeSet::new(),
+            requests: Vec::new(),
+        }
+    }
+
+    /// The engine, for events and answers, and the time to hand over with them.
+    pub fn engine(&mut self) -> (&mut Engine, Tick) {
+        (&mut self.engine, self.now)
+    }
+
+    /// The engine, to read its decisions, and the time of the snapshot.
+    pub fn decided(&self) -> (&Engine, Tick) {
+        (&self.engine, self.now)
+    }
+
+    /// The kinds that may have copies, as the kinds `ConfigMap` records them.
+    pub fn kinds_recorded(&mut self, kinds: BTreeSet<GroupVersionKind>) {
+        self.recorded = kinds;
+        self.engine.kinds_recorded(&self.recorded, self.now);
+    }
+
+    /// Returns the next questions. Several may be answered at the same time. An empty list means
+    /// that the snapshot is complete.
+    pub fn questions(&mut self) -> Vec<Question> {
+        // Time passes so that a zero delay ends.
+        self.now += Duration::from_millis(1);
+        let mut questions = Vec::new();
+        loop {
+            self.demanded(&mut questions);
+            match self.engine.next(self.now) {
+                Some(Action::Job(job)) => self.take_job(job, &mut questions),
+                Some(Action::Request(request)) => self.take_request(request, &mut questions),
+                None => break,
+            }
+        }
+        self.demanded(&mut questions);
+        questions
+    }
+
+    /// Adds the questions that a watch would answer.
+    fn demanded(&mut self, questions: &mut Vec<Question>) {
+        let version = self.engine.index().demand_version();
+        if self.demand == Some(version) {
+            return;
+        }
+        let demand = self.engine.demand();
+        self.demand = Some(version);
+        for gvk in demand.kinds {
+            if self.kinds.insert(gvk.clone()) {
+                questions.push(Question::Kind(gvk));
+            }
+        }
+        for (watch, resource) in demand.copies {
+            if self.copies.insert(watch.clone()) {
+                questions.push(Question::Copies(watch, resource));
+            }
+        }
+        for (source, resource) in demand.sources {
+            if self.sources.insert(source.clone()) {
+                questions.push(Question::Source(source, resource));
+            }
+        }
+        for (selector, resource) in demand.selectors {
+            if self.selectors.insert(selector.clone()) {
+                questions.push(Question::Selected(selector, resource));
+            }
+        }
+    }
+
+    fn take_job(&mut self, job: Box<Job>, questions: &mut Vec<Question>) {
+        if job.task.asks() {
+            questions.push(Question::Job(job));
+        } else if let Task::RecordKind(gvk) = &job.task {
+            // The reconciler would record the kind now, and then write the copies.
+            self.recorded.insert(gvk.clone());
+            self.engine.answered(&job, Answer::Done, self.now);
+            self.engine.kinds_recorded(&self.recorded, self.now);
+        }
+        // The other jobs write what concerns no decision of this snapshot.
+    }
+
+    fn take_request(&mut self, request: Box<Request>, questions: &mut Vec<Question>) {
+        match request.ticket.verb {
+            Verb::Create | Verb::Look | Verb::Compare(..) | Verb::Learn(_) => {
+                questions.push(Question::Object(request));
+            }
+            // The copy has the right checksum. A reconciler that has just begun applies it once
+            // more, which most often changes nothing. Here it counts as correct.
+            Verb::Apply(_) if request.ticket.why == Some(Why::Unproven) => {
+                questions.push(Question::Object(request));
+            }
+            Verb::Apply(_) | Verb::Take(..) | Verb::Claim(..) | Verb::Delete(..) => {
+                self.requests.push(*request);
+            }
+        }
+    }
+
+    /// Answers [`Question::Object`]. For [`Verb::Compare`] and [`Verb::Learn`], `outcome` is that of
+    /// the dry run. For all other verbs it is that of a read of the object's metadata.
+    pub fn object(&mut self, request: Request, outcome: Outcome) {
+        match (request.ticket.verb, outcome) {
+            (Verb::Create, Outcome::Object(_)) => {
+                self.engine
+                    .outcome(&request.ticket, Outcome::Conflict, self.now);
+            }
+            // Without a failure the reconciler would create the copy.
+            (Verb::Create, _) => self.requests.push(request),
+            (_, outcome) => self.engine.outcome(&request.ticket, outcome, self.now),
+        }
+    }
+
+    /// The requests that would change the cluster, in the order in which the reconciler would send
+    /// them.
+    pub fn requests(&self) -> &[Request] {
+        &self.requests
+    }
+}
