@@ -27,19 +27,19 @@ const OF_PODS: [&str; 3] = ["logs", "port-forward", "top"];
 /// Documents whose commands one test types, in this order. Those that wait for the rule to be Ready
 /// come first.
 const TYPED: [&str; 13] = [
-    "docs/coming-from.md",
-    "docs/runbook.md",
-    "docs/lifecycle.md",
+    "docs/how-to/coming-from.md",
+    "docs/how-to/runbook.md",
+    "docs/how-to/availability.md",
     "docs/how-to/monitor.md",
     "docs/how-to/logs-and-traces.md",
     "docs/how-to/page.md",
-    "docs/how-to/few-namespaces.md",
+    "docs/how-to/least-privilege.md",
     "docs/how-to/authors.md",
     "docs/how-to/guarded-labels.md",
-    "docs/how-to/warnings-and-events.md",
+    "docs/reference/events.md",
     "docs/how-to/held-deletions.md",
     "docs/how-to/strategies.md",
-    "docs/how-to/remove.md",
+    "docs/how-to/uninstall.md",
 ];
 
 fn workspace() -> PathBuf {
@@ -279,13 +279,13 @@ async fn the_quick_start_goes_as_it_says() -> Result<()> {
             .map(str::to_owned)
             .collect::<Vec<_>>()
     };
-    let all = commands("docs/quick-start.md")?;
+    let all = commands("docs/start/quick-start.md")?;
     let (changes, steps): (Vec<_>, Vec<_>) = all
         .into_iter()
         .partition(|(command, _)| !command.starts_with("$ "));
     let (first, changes) = changes.split_first().context("no first rule")?;
     let told = typed(&control_plane, &first.0)?;
-    let text = fs::read_to_string(workspace().join("docs/quick-start.md"))?;
+    let text = fs::read_to_string(workspace().join("docs/start/quick-start.md"))?;
     for line in text
         .lines()
         .filter(|line| line.starts_with("    Warning: ") || line.ends_with("/registry created"))

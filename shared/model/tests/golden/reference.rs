@@ -1,4 +1,4 @@
-//! `docs/api.md`: the definitions as people read them, a section per object and a row per field.
+//! `docs/reference/api.md`: the definitions as people read them, a section per object and a row per field.
 
 use std::{
     collections::{BTreeMap, BTreeSet},

@@ -107,7 +107,7 @@ fn asking(alerts: &[Alert], told: &[Series]) -> Result<BTreeSet<String>> {
 #[test]
 fn every_reason_of_ready_has_the_alert_that_is_for_it_and_the_runbook_names_it_there() -> Result<()>
 {
-    let (alerts, runbook) = (alerts()?, read("docs/runbook.md")?);
+    let (alerts, runbook) = (alerts()?, read("docs/how-to/runbook.md")?);
     let section = |alert: &str| runbook.split("\n## ").find(|part| part.starts_with(alert));
     let named = |alert: &str, reason: ConditionReason| -> Result<()> {
         let section = section(alert).with_context(|| format!("no section {alert}"))?;
