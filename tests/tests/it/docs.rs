@@ -4,6 +4,7 @@
 mod examples;
 mod explained;
 mod modules;
+mod rules;
 
 use std::{
     collections::BTreeSet,

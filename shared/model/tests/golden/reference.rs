@@ -35,73 +35,94 @@ unknown fields, unless you turn its strict validation off.
 /// What rules make, row by row; it is the only part that is written by hand.
 const EXAMPLES: &str = include_str!("examples.md");
 
-/// Texts that many fields accept: the name, the size and the condition of the schema.
-const FORMATS: &[(&str, &str, &str)] = &[
-    (
-        "API version",
-        "1 to 317 characters",
-        "must be a version of the core group or a group, \"/\" and a version, as in v1 or apps/v1",
-    ),
-    (
-        "kind",
-        "1 to 63 characters",
-        "must be a kind in CamelCase and singular, as in Secret or ConfigMap: letters and digits, beginning with a letter",
-    ),
-    (
-        "name",
-        "1 to 253 characters",
-        "must be the name of an object without its namespace and kind, as in registry; no \"/\" and no \"%\"",
-    ),
-    (
-        "name glob",
-        "1 to 253 characters",
-        "must be the name of an object, in which * stands for any characters and ? for one, as in registry-*; no \"/\" and no \"%\"",
-    ),
-    (
-        "namespace",
-        "1 to 63 characters",
-        "must be the name of a namespace, as in team-a: at most 63 lower-case letters, digits and \"-\", with a letter or digit at both ends; no wildcards here",
-    ),
-    (
-        "namespace glob",
-        "1 to 63 characters",
-        "must be the name of a namespace, in which * stands for any characters and ? for one, as in team-*: at most 63 lower-case letters, digits, \"-\", \"*\" and \"?\"",
-    ),
-    (
-        "RE2",
-        "1 to 256 characters",
-        "must be a regular expression in RE2's syntax",
-    ),
-    (
-        "key glob",
-        "1 to 317 characters",
-        "must be a key, in which * stands for any characters and ? for one, as in example.com/*: only letters, digits, \"-\", \"_\", \".\", \"/\", \"*\" and \"?\"",
-    ),
-    (
-        "data key",
-        "1 to 253 characters",
-        "must be a key, as in tls.crt: only letters, digits, \"-\", \"_\" and \".\"",
-    ),
-    (
-        "data key glob",
-        "1 to 253 characters",
-        "must be a key, in which * stands for any characters and ? for one, as in tls.*: only letters, digits, \"-\", \"_\", \".\", \"*\" and \"?\"",
-    ),
-    (
-        "finalizer",
-        "1 to 317 characters",
-        "must be a domain, \"/\" and a name, as in example.com/cleanup",
-    ),
-    (
-        "JSON pointer",
-        "1 to 1024 characters",
-        "must be a JSON pointer (RFC 6901), which begins with \"/\", as in /data/key",
-    ),
-    (
-        "label value",
-        "at most 1024 characters",
-        "must be a label value, as in gold or $(namespace.name): only letters, digits, \"-\", \"_\", \".\" and variables",
-    ),
+/// A text that many fields accept.
+struct Format {
+    name: &'static str,
+    size: &'static str,
+    meaning: &'static str,
+    /// The beginning of the condition in the schema.
+    condition: &'static str,
+}
+
+const FORMATS: &[Format] = &[
+    Format {
+        name: "API version",
+        size: "1 to 317 characters",
+        meaning: "`v1`, or a group, \"/\" and a version, as in `apps/v1`",
+        condition: "must be a version of the core group or a group",
+    },
+    Format {
+        name: "kind",
+        size: "1 to 63 characters",
+        meaning: "in CamelCase and singular, as in `Secret`",
+        condition: "must be a kind in CamelCase",
+    },
+    Format {
+        name: "name",
+        size: "1 to 253 characters",
+        meaning: "the name of an object, without \"/\" and \"%\"",
+        condition: "must be the name of an object without its namespace and kind",
+    },
+    Format {
+        name: "name glob",
+        size: "1 to 253 characters",
+        meaning: "likewise, with `*` for any characters and `?` for one",
+        condition: "must be the name of an object, in which *",
+    },
+    Format {
+        name: "namespace",
+        size: "1 to 63 characters",
+        meaning: "lower-case letters, digits and \"-\", with a letter or digit at both ends",
+        condition: "must be the name of a namespace, as in team-a",
+    },
+    Format {
+        name: "namespace glob",
+        size: "1 to 63 characters",
+        meaning: "lower-case letters, digits, \"-\", `*` for any characters and `?` for one",
+        condition: "must be the name of a namespace, in which *",
+    },
+    Format {
+        name: "RE2",
+        size: "1 to 256 characters",
+        meaning: "a regular expression in RE2's syntax",
+        condition: "must be a regular expression in RE2's syntax",
+    },
+    Format {
+        name: "key glob",
+        size: "1 to 317 characters",
+        meaning: "letters, digits, \"-\", \"_\", \".\", \"/\", `*` and `?`, as in `example.com/*`",
+        condition: "must be a key, in which * stands for any characters and ? for one, as in example.com/*",
+    },
+    Format {
+        name: "data key",
+        size: "1 to 253 characters",
+        meaning: "letters, digits, \"-\", \"_\" and \".\", as in `tls.crt`",
+        condition: "must be a key, as in tls.crt",
+    },
+    Format {
+        name: "data key glob",
+        size: "1 to 253 characters",
+        meaning: "likewise, with `*` and `?`",
+        condition: "must be a key, in which * stands for any characters and ? for one, as in tls.*",
+    },
+    Format {
+        name: "finalizer",
+        size: "1 to 317 characters",
+        meaning: "a domain, \"/\" and a name, as in `example.com/cleanup`",
+        condition: "must be a domain, \"/\" and a name",
+    },
+    Format {
+        name: "JSON pointer",
+        size: "1 to 1024 characters",
+        meaning: "as RFC 6901 says, as in `/data/key`",
+        condition: "must be a JSON pointer (RFC 6901)",
+    },
+    Format {
+        name: "label value",
+        size: "at most 1024 characters",
+        meaning: "letters, digits, \"-\", \"_\", \".\" and variables",
+        condition: "must be a label value",
+    },
 ];
 
 /// The whole file.
@@ -116,9 +137,9 @@ pub(crate) fn render(definitions: &[CustomResourceDefinition]) -> String {
 
 fn formats() -> String {
     let mut text = "\n## Formats\n\n".to_owned();
-    for (name, size, condition) in FORMATS {
-        let condition = escaped(condition.trim_start_matches("must be "));
-        let _ = writeln!(text, "- {name}: {condition}. {size}.");
+    for format in FORMATS {
+        let (name, meaning, size) = (format.name, format.meaning, format.size);
+        let _ = writeln!(text, "- **{name}**: {meaning}; {size}");
     }
     text
 }
@@ -477,11 +498,11 @@ fn limits_of(schema: &Value) -> String {
     let mut asked = asked(schema);
     for (parts, each) in [("items", "each"), ("additionalProperties", "each value")] {
         if let Some(parts) = schema.get(parts) {
-            asked.extend(
-                self::asked(parts)
-                    .into_iter()
-                    .map(|one| format!("{each} {one}")),
-            );
+            let first = asked.len();
+            asked.extend(self::asked(parts));
+            if let Some(first) = asked.get_mut(first) {
+                *first = format!("{each} {first}");
+            }
         }
     }
     if asked.is_empty() {
@@ -496,12 +517,13 @@ fn asked(schema: &Value) -> Vec<String> {
     // The conditions of an object are in its section.
     if !schema["properties"].is_object() {
         for rule in rules(schema) {
-            let Some((name, usual, _)) = FORMATS.iter().find(|(.., text)| *text == rule) else {
+            let known = FORMATS.iter().find(|one| rule.starts_with(one.condition));
+            let Some(format) = known else {
                 asked.push(escaped(&rule));
                 continue;
             };
-            size = size.filter(|size| size != usual);
-            asked.push(format!("[{name}](#formats)"));
+            size = size.filter(|size| size != format.size);
+            asked.push(format!("[{}](#formats)", format.name));
         }
     }
     asked.extend(size);
