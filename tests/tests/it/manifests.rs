@@ -204,10 +204,12 @@ async fn flags_have_variables_and_the_reference_lists_them() -> Result<()> {
                 !variable.is_empty(),
                 "--{flag} of {program} has no variable"
             );
-            let row = reference
-                .lines()
-                .find(|line| line.starts_with(&format!("| `--{flag}` | ")))
+            // An item of the list may have several lines.
+            let (_, rest) = reference
+                .split_once(&format!("\n- `--{flag}`"))
                 .with_context(|| format!("docs/reference/flags.md lacks --{flag}"))?;
+            let row = rest.split("\n- ").next().unwrap_or(rest);
+            let row = row.split_whitespace().collect::<Vec<_>>().join(" ");
             // The page says how the name of a variable follows from its flag.
             let usual = format!("MIMEO_{}", flag.to_uppercase().replace('-', "_"));
             ensure!(

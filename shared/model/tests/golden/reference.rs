@@ -341,16 +341,11 @@ impl Page {
     fn earlier(&self, path: &str, fields: &[Field]) -> Option<&Section> {
         let twin = format!(": {path}");
         let known = |section: &&Section| section.known_fields(fields);
-        let twins = self
-            .sections
-            .iter()
-            .filter(|one| one.title.ends_with(&twin));
-        let twin = twins.max_by_key(known).filter(|one| known(one) > 0);
         // Of equal ones the first counts.
-        twin.or_else(|| {
-            let all = self.sections.iter().rev();
-            all.max_by_key(known).filter(|one| known(one) > 1)
-        })
+        let all = || self.sections.iter().rev();
+        let twins = all().filter(|one| one.title.ends_with(&twin));
+        let twin = twins.max_by_key(known).filter(|one| known(one) > 0);
+        twin.or_else(|| all().max_by_key(known).filter(|one| known(one) > 1))
     }
 
     fn fields(
