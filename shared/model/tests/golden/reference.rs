@@ -227,10 +227,10 @@ impl Section {
         }
         let before: BTreeSet<&str> = sentences(&here.text).collect();
         let now: BTreeSet<&str> = sentences(&field.text).collect();
-        let new: Vec<&str> = sentences(&field.text)
-            .filter(|sentence| !before.contains(sentence))
-            .collect();
-        let new = new.iter().map(|sentence| format!(" {sentence}.")).collect();
+        let mut new = String::new();
+        for sentence in sentences(&field.text).filter(|one| !before.contains(one)) {
+            new.extend([" ", sentence, "."]);
+        }
         before.is_subset(&now).then_some(Known::And(new))
     }
 
