@@ -56,6 +56,6 @@ screenshots: control-plane ## Draw docs/images/page-*.png anew, by a real browse
 	$(CARGO) build --locked -p mimeo-webhook -p mimeo-reconciler
 	$(CARGO) test --locked -p mimeo-tests --test it -- --ignored screenshots
 
-bench: control-plane ## Measure, as ratios to the floor of the same API server; writes docs/performance.md and target/bench.json
+bench: control-plane ## Measure, as ratios to the floor of the same API server; writes bench/results.md and target/bench.json
 	$(CARGO) build --locked --release -p mimeo-webhook -p mimeo-reconciler -p mimeo-bench
-	target/release/mimeo-bench --json target/bench.json --markdown docs/performance.md
+	target/release/mimeo-bench --json target/bench.json --markdown bench/results.md

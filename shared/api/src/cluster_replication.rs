@@ -157,22 +157,22 @@ pub struct ClusterReplicationSpec {
 
     /// Policy for an object that has a copy's name and is not Mimeo's. Report: Mimeo leaves the
     /// object alone and reports it. Adopt: the object becomes the copy if it has the copy's
-    /// content, or the mark that another tool leaves on its copies; otherwise as Report. If the API
-    /// server does not let Mimeo change the object in place (type of a Secret, immutable data,
-    /// roleRef), Mimeo leaves it alone and reports Invalid. Overwrite: the object becomes the copy
-    /// whatever its content is. Mimeo writes over it in place, so with strategy Apply its other
-    /// fields stay. A Secret, ConfigMap or RoleBinding that cannot be changed in place is deleted
-    /// and created again; names of copies must then not contain labels of the namespace. An adopted
-    /// or overwritten object is deleted when copies are deleted. An object that any
-    /// ClusterReplication names as its source is always left alone. Copies of other rules are
-    /// Mimeo's: if two rules want the same name, one rule has it and the other reports a conflict;
-    /// a copy that a rule no longer wants is taken over in place. Default: Report.
+    /// content, or a label or annotation that another tool sets only on copies; otherwise as
+    /// Report. If the API server does not let Mimeo change the object in place (type of a Secret,
+    /// immutable data, roleRef), Mimeo leaves it alone and reports Invalid. Overwrite: the object
+    /// becomes the copy whatever its content is. Mimeo writes over it in place, so with strategy
+    /// Apply its other fields stay. A Secret, ConfigMap or RoleBinding that cannot be changed in
+    /// place is deleted and created again; names of copies must then not contain labels of the
+    /// namespace. An adopted or overwritten object is deleted when copies are deleted. An object
+    /// that any ClusterReplication names as its source is always left alone. If two rules want the
+    /// same name, one rule has it and the other reports a conflict. A copy that a rule no longer
+    /// wants is taken over in place. Default: Report.
     #[serde(default)]
     pub conflict_policy: ConflictPolicy,
 
     /// Policy for changes and deletions of copies by other clients. Repair: Mimeo restores the
-    /// copy. Deny: the API server refuses the request, unless the namespace is being deleted; Mimeo
-    /// restores the copy if no webhook could refuse the request. Deny needs strategy Replace: with
+    /// copy. Deny: the API server refuses the request, unless the namespace is being deleted. If no
+    /// webhook could refuse the request, Mimeo restores the copy. Deny needs strategy Replace: with
     /// Apply other clients may add fields to a copy, and with CreateOnce the copy is theirs.
     /// Default: Repair.
     #[serde(default)]
@@ -260,18 +260,18 @@ pub struct Source {
 
     /// Labels of the sources: every object of the kind in the namespace with these labels is a
     /// source while it has them. An empty selector ({}) means every object. An object that loses
-    /// the labels counts as deleted. A selector never finds service account tokens and Helm
-    /// releases (unless transform.type is set), kube-root-ca.crt and openshift-service-ca.crt,
-    /// which exist in each namespace anyway, and copies of Mimeo; name a copy to copy it. A rule
-    /// has at most 256 sources. Of the objects that selectors find the oldest count, and the others
-    /// are reported.
+    /// the labels counts as deleted. A rule has at most 256 sources. Of the objects that selectors
+    /// find the oldest count, and the others are reported. A selector never finds copies of Mimeo:
+    /// name a copy to copy it. It finds service account tokens and Helm releases only if
+    /// transform.type is set. It never finds kube-root-ca.crt and openshift-service-ca.crt, which
+    /// exist in each namespace anyway.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "schema::label_selector")]
     pub selector: Option<LabelSelector>,
 
     /// The object to copy itself, with apiVersion, kind and metadata.name. Its metadata may also
     /// have labels and annotations, nothing else, and it has no status. Any namespaced kind except
-    /// Secret, because everybody who may read the rule could read it. In strings other than its
+    /// Secret, because every user who may read the rule could read it. In strings other than its
     /// name and labels, $(source.name) stands for metadata.name, and $(namespace.name) and
     /// $(namespace.labels['key']) for those of the copy's namespace. A namespace without that label
     /// gets no copy and is reported. At most 1 MiB. As with other sources, labels and annotations

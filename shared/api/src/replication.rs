@@ -139,31 +139,43 @@ pub struct ReplicationSpec {
     #[schemars(schema_with = "transform::of_tenants_rule")]
     pub transform: CopyTransform,
 
-    /// How Mimeo writes copies. Apply: by server-side apply; fields of other clients stay. Replace:
-    /// fields of other clients are removed. CreateOnce: Mimeo creates a copy where no object has
-    /// its name, and never updates, restores or deletes it afterwards, as with a
-    /// ClusterReplication. Default: Apply.
+    /// How Mimeo writes copies. Apply: by server-side apply; fields, keys, labels and annotations
+    /// of other clients stay. Replace: likewise, but fields of other clients are removed, except
+    /// finalizers and owner references. Do not use Replace for kinds into which controllers write
+    /// (a Deployment, a PersistentVolumeClaim): Mimeo and the controller would undo each other's
+    /// writes without end. CreateOnce: Mimeo creates a copy where no object has its name, and never
+    /// updates, restores or deletes it afterwards. An existing object counts as created, unless
+    /// conflictPolicy is Overwrite. The namespace's annotation mimeo.dev/seeded records created
+    /// copies for as long as the namespace exists. Without the annotation a missing copy is created
+    /// again. Default: Apply.
     #[serde(default)]
     pub strategy: Strategy,
 
     /// Policy for an object that has a copy's name and is not Mimeo's. Report: Mimeo leaves the
     /// object alone and reports it. Adopt: the object becomes the copy if it has the copy's
-    /// content, or the mark that another tool leaves on its copies; otherwise as Report. If the API
-    /// server does not let Mimeo change the object in place (type of a Secret, immutable data,
-    /// roleRef), Mimeo leaves it alone and reports Invalid. Overwrite: the object becomes the copy
-    /// whatever its content is, as with a ClusterReplication. Adopt and Overwrite are allowed only
-    /// if every target is this rule's own namespace. An object that any rule names as its source,
-    /// and may read, is always left alone. If a ClusterReplication wants the same copy, the
-    /// ClusterReplication has it. Default: Report.
+    /// content, or a label or annotation that another tool sets only on copies; otherwise as
+    /// Report. If the API server does not let Mimeo change the object in place (type of a Secret,
+    /// immutable data, roleRef), Mimeo leaves it alone and reports Invalid. Overwrite: the object
+    /// becomes the copy whatever its content is. Mimeo writes over it in place, so with strategy
+    /// Apply its other fields stay. A Secret, ConfigMap or RoleBinding that cannot be changed in
+    /// place is deleted and created again; names of copies must then not contain labels of the
+    /// namespace. An adopted or overwritten object is deleted when copies are deleted. An object
+    /// that any ClusterReplication names as its source is always left alone. If two rules want the
+    /// same name, one rule has it and the other reports a conflict. A copy that a rule no longer
+    /// wants is taken over in place. Adopt and Overwrite are allowed only if every target is this
+    /// rule's own namespace. An object that a Replication names as its source, and may read, is
+    /// left alone, too. If a ClusterReplication wants the same copy, the ClusterReplication has it.
+    /// Default: Report.
     #[serde(default)]
     pub conflict_policy: ConflictPolicy,
 
     /// Policy for changes and deletions of copies by other clients. Repair: Mimeo restores the
-    /// copy. Deny: the API server refuses the request, unless the namespace is being deleted or the
-    /// client is part of the cluster (service accounts of kube-system, nodes, system:kube-*); Mimeo
-    /// restores the copy if no webhook could refuse the request. Deny needs strategy Replace: with
-    /// Apply other clients may add fields to a copy, and with CreateOnce the copy is theirs. Deny
-    /// is allowed only if every target is this rule's own namespace. Default: Repair.
+    /// copy. Deny: the API server refuses the request, unless the namespace is being deleted. If no
+    /// webhook could refuse the request, Mimeo restores the copy. Deny needs strategy Replace: with
+    /// Apply other clients may add fields to a copy, and with CreateOnce the copy is theirs. The
+    /// API server refuses no request of the cluster's own clients: service accounts of kube-system,
+    /// nodes, system:kube-*. Deny is allowed only if every target is this rule's own namespace.
+    /// Default: Repair.
     #[serde(default)]
     pub drift_policy: DriftPolicy,
 
@@ -173,8 +185,10 @@ pub struct ReplicationSpec {
     #[serde(default, skip_serializing_if = "RetentionPolicy::is_default")]
     pub retention_policy: RetentionPolicy,
 
-    /// Period in seconds in which Mimeo verifies each copy, as with a ClusterReplication. From 10
-    /// to 604800, or 0: never. Not with strategy CreateOnce. Default: 0.
+    /// Period in seconds in which Mimeo verifies each copy in addition to its watches. It applies
+    /// the copy; if the copy is right, the apply changes nothing. The verifications of a rule's
+    /// copies are spread over the period. From 10 to 604800, or 0: never. Not with strategy
+    /// CreateOnce, whose copies belong to their namespaces. Default: 0.
     #[serde(default)]
     #[schemars(range(min = 0, max = 604_800), extend("x-kubernetes-validations" = [
         rule("self == 0 || self >= 10", "must be 0 or at least 10"),
@@ -215,15 +229,22 @@ pub struct ReplicationSource {
     #[schemars(schema_with = "schema::namespace_name")]
     pub namespace: Option<String>,
 
-    /// Name of the source. The source may be the copy of another rule, as with a
-    /// ClusterReplication.
+    /// Name of the source. The source may be the copy of another rule, if that rule ranks above
+    /// this one. A ClusterReplication ranks above a Replication, then the older rule above the
+    /// younger one, then the rule whose namespace and name come first. A rule writes no object that
+    /// a rule of a higher rank names as its source.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "schema::object_name")]
     pub name: Option<String>,
 
-    /// Labels of the sources, as with a ClusterReplication. A rule has as many sources as make 256
-    /// copies in its targets' namespaces. Of the objects that selectors find the oldest count, and
-    /// the others are reported. At most 64 keys and values. All Replications of a namespace have at
+    /// Labels of the sources: every object of the kind in the namespace with these labels is a
+    /// source while it has them. An empty selector ({}) means every object. An object that loses
+    /// the labels counts as deleted. A rule has at most 256 sources. Of the objects that selectors
+    /// find the oldest count, and the others are reported. A selector never finds copies of Mimeo:
+    /// name a copy to copy it. It finds service account tokens and Helm releases only if
+    /// transform.type is set. It never finds kube-root-ca.crt and openshift-service-ca.crt, which
+    /// exist in each namespace anyway. A Replication has only as many sources as make 256 copies in
+    /// its targets' namespaces. At most 64 keys and values. All Replications of a namespace have at
     /// most 32 selectors together; those of the oldest rules count.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "schema::label_selector")]

@@ -76,7 +76,7 @@ impl CopyTransform {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct JsonPatchOperation {
-    /// The operation: add, remove, replace, move, copy or test.
+    /// The operation.
     pub op: JsonPatchOp,
 
     /// JSON pointer (RFC 6901) to the place of the operation: /data/key, /spec/items/0,

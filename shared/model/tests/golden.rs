@@ -1,6 +1,6 @@
 //! What others read, compared with files: reviews and webhook configurations with those in
 //! `tests/golden`, definitions and the installed webhook configurations, and all in one file, with
-//! those in `manifests`, the reference of the API with `docs/api.md`.
+//! those in `manifests`, the reference of the API with `docs/reference/api.md`.
 //!
 //! With `MIMEO_UPDATE_GOLDEN=1` (`make golden`) the files are rewritten instead.
 
@@ -137,7 +137,7 @@ fn registration() -> Registration {
 
 #[test]
 fn reference_of_the_api() {
-    matches_text("docs/api.md", &reference::render(&crds()));
+    matches_text("docs/reference/api.md", &reference::render(&crds()));
 }
 
 #[test]

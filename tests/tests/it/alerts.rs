@@ -58,9 +58,9 @@ fn alerts() -> Result<Vec<Alert>> {
     Ok(groups.into_iter().flat_map(|group| group.rules).collect())
 }
 
-/// Returns the names and help texts of all metrics in `docs/reference.md`.
+/// Returns the names and help texts of all metrics in `docs/reference/metrics.md`.
 fn metrics() -> Result<BTreeMap<String, String>> {
-    let reference = read("docs/reference.md")?;
+    let reference = read("docs/reference/metrics.md")?;
     let row = |line: &str| {
         let (name, rest) = line.strip_prefix("| `")?.split_once("` | ")?;
         name.starts_with("mimeo_")
@@ -404,7 +404,7 @@ fn what_is_no_expression_is_found_out() {
 
 #[test]
 fn every_alert_has_its_section_of_the_runbook_and_every_section_its_alert() -> Result<()> {
-    let runbook = read("docs/runbook.md")?;
+    let runbook = read("manifests/chart/RUNBOOK.md")?;
     let mut sections: BTreeMap<&str, &str> = runbook
         .split("\n## ")
         .skip(1)
@@ -421,17 +421,12 @@ fn every_alert_has_its_section_of_the_runbook_and_every_section_its_alert() -> R
         let section = sections
             .remove(&*alert)
             .with_context(|| format!("the runbook has no section {alert}"))?;
-        for part in [
-            "**What it means.**",
-            "**What users notice.**",
-            "**Find the cause.**",
-            "**Fix it.**",
-        ] {
+        for part in ["**Meaning.**", "**Cause.**", "**Fix.**"] {
             ensure!(section.contains(part), "{alert} lacks {part}");
         }
         ensure!(section.contains("\n    "), "{alert} has no command");
         // The runbook is not a URL, because only the installer knows where it can be read.
-        let place = format!("docs/runbook.md#{}", alert.to_lowercase());
+        let place = format!("manifests/chart/RUNBOOK.md#{}", alert.to_lowercase());
         assert_eq!(annotations.get("runbook"), Some(&place), "{alert}");
         let said: BTreeSet<&str> = annotations.keys().map(String::as_str).collect();
         assert_eq!(

@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 
 use crate::stages::LOAD;
 
-/// The reconciler's memory according to "Sizing" in docs/lifecycle.md: the program, and the
+/// The reconciler's memory according to "Sizing" in docs/how-to/availability.md: the program, and the
 /// namespaces that use up their limits.
 const RECONCILER: u64 = (25 + 60 * CROWDS as u64) << 20;
 /// The webhook's memory according to the same section: the program, reviews and connections, and

@@ -599,7 +599,7 @@ fn versions_are_the_workspaces() -> Result<()> {
     );
     for (document, repository) in [
         ("README.md", LOADED),
-        ("docs/quick-start.md", "registry.example.com/mimeo"),
+        ("docs/start/quick-start.md", "registry.example.com/mimeo"),
         ("docs/how-to/install.md", "registry.example.com/mimeo"),
     ] {
         let text = fs::read_to_string(workspace().join(document))?;

@@ -26,20 +26,23 @@ const OF_PODS: [&str; 3] = ["logs", "port-forward", "top"];
 
 /// Documents whose commands one test types, in this order. Those that wait for the rule to be Ready
 /// come first.
-const TYPED: [&str; 13] = [
-    "docs/coming-from.md",
-    "docs/runbook.md",
-    "docs/lifecycle.md",
+const TYPED: [&str; 16] = [
+    "docs/start/first-tenant-rule.md",
+    "docs/how-to/coming-from.md",
+    "manifests/chart/RUNBOOK.md",
+    "docs/how-to/backup.md",
     "docs/how-to/monitor.md",
     "docs/how-to/logs-and-traces.md",
     "docs/how-to/page.md",
-    "docs/how-to/few-namespaces.md",
+    "docs/how-to/least-privilege.md",
     "docs/how-to/authors.md",
     "docs/how-to/guarded-labels.md",
-    "docs/how-to/warnings-and-events.md",
+    "docs/reference/events.md",
+    "docs/how-to/troubleshoot.md",
     "docs/how-to/held-deletions.md",
     "docs/how-to/strategies.md",
-    "docs/how-to/remove.md",
+    "docs/how-to/upgrade.md",
+    "docs/how-to/uninstall.md",
 ];
 
 fn workspace() -> PathBuf {
@@ -57,7 +60,10 @@ fn commands(document: &str) -> Result<Vec<(String, Vec<String>)>> {
         let (shown, typed) = line
             .strip_prefix("$ ")
             .map_or((false, line.trim_start()), |typed| (true, typed));
-        if !typed.starts_with("kubectl ") && !typed.starts_with("m ") {
+        if !["kubectl ", "m ", "logs "]
+            .iter()
+            .any(|word| typed.starts_with(word))
+        {
             if let Some((_, printed)) = commands
                 .last_mut()
                 .filter(|(command, _)| command.starts_with("$ "))
@@ -154,11 +160,16 @@ async fn with_a_rule_and_a_policy(control_plane: &ControlPlane) -> Result<()> {
         .map(drop)
 }
 
-/// Runs a command in a shell. `m` stands for the function that the runbook defines.
+/// Runs a command in a shell, with the words `m` and `logs` of the runbook.
 fn typed(control_plane: &ControlPlane, command: &str) -> Result<String> {
     let kubectl = control_plane.kubectl()?;
+    let runbook = fs::read_to_string(workspace().join("manifests/chart/RUNBOOK.md"))?;
+    let logs = runbook
+        .lines()
+        .find_map(|line| Some(line.trim_start()).filter(|line| line.starts_with("logs() ")))
+        .context("no word logs")?;
     let script = format!(
-        "kubectl() {{ \"$KUBECTL\" \"$@\"; }}; m() {{ kubectl --namespace {NAMESPACE} \"$@\"; }}; {command}"
+        "kubectl() {{ \"$KUBECTL\" \"$@\"; }}\nm() {{ kubectl --namespace {NAMESPACE} \"$@\"; }}\n{logs}\n{command}"
     );
     let mut bash = Command::new("bash");
     bash.current_dir(workspace())
@@ -279,13 +290,13 @@ async fn the_quick_start_goes_as_it_says() -> Result<()> {
             .map(str::to_owned)
             .collect::<Vec<_>>()
     };
-    let all = commands("docs/quick-start.md")?;
+    let all = commands("docs/start/quick-start.md")?;
     let (changes, steps): (Vec<_>, Vec<_>) = all
         .into_iter()
         .partition(|(command, _)| !command.starts_with("$ "));
     let (first, changes) = changes.split_first().context("no first rule")?;
     let told = typed(&control_plane, &first.0)?;
-    let text = fs::read_to_string(workspace().join("docs/quick-start.md"))?;
+    let text = fs::read_to_string(workspace().join("docs/start/quick-start.md"))?;
     for line in text
         .lines()
         .filter(|line| line.starts_with("    Warning: ") || line.ends_with("/registry created"))

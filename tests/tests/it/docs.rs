@@ -4,6 +4,7 @@
 mod examples;
 mod explained;
 mod modules;
+mod rules;
 
 use std::{
     collections::BTreeSet,
@@ -147,7 +148,7 @@ fn the_tests_and_the_files_of_tests_that_documents_name_exist() -> Result<()> {
         None => functions.contains(name),
     };
     let mut documents = Vec::new();
-    files(&workspace().join("docs"), "md", &mut documents)?;
+    files(&workspace(), "md", &mut documents)?;
     let (mut count, mut missing) = (0, Vec::new());
     for document in documents {
         let text = fs::read_to_string(&document)?;

@@ -1,4 +1,4 @@
-//! The advice in `docs/coming-from.md` for users of another tool. Its rules are accepted unchanged,
+//! The advice in `docs/how-to/coming-from.md` for users of another tool. Its rules are accepted unchanged,
 //! and so is each part of a rule in its tables. Copies that the other tool has left become Mimeo's
 //! in place.
 
@@ -17,7 +17,7 @@ use serde_json::{Map, Value, json};
 static STAGE: Stage = Stage::new(ControlPlane::builder, Pair::builder);
 
 fn document() -> Result<String> {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/coming-from.md");
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/how-to/coming-from.md");
     Ok(fs::read_to_string(path)?)
 }
 

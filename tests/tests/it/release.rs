@@ -152,7 +152,7 @@ impl Cluster {
     }
 
     /// Checks the objects that stay in Mimeo's namespace for a later installation, as
-    /// `docs/how-to/remove.md` says.
+    /// `docs/how-to/uninstall.md` says.
     async fn only_what_mimeo_knows_is_left(&self) -> Result<()> {
         let expected = ["configmap/mimeo-kinds", "secret/mimeo-webhook-tls"];
         // A program without its permissions cannot delete its own Lease.
@@ -248,7 +248,7 @@ async fn a_release_is_installed_verified_changed_and_removed_and_wedges_nothing(
 }
 
 /// Two things could stand in the way: a policy that needs the CRDs, and an operations port that
-/// asks for tokens. Copies are deleted first, as `docs/how-to/remove.md` says. One copy stays,
+/// asks for tokens. Copies are deleted first, as `docs/how-to/uninstall.md` says. One copy stays,
 /// because its rule retains it.
 #[tokio::test]
 async fn a_release_goes_with_its_definitions_and_copies() -> Result<()> {
@@ -657,7 +657,7 @@ async fn ended(jobs: &Api<Job>, conditions: [&str; 2], pods: &str) -> Result<()>
     Ok(())
 }
 
-/// Copies and namespaces stay unchanged, as `docs/how-to/remove.md` says.
+/// Copies and namespaces stay unchanged, as `docs/how-to/uninstall.md` says.
 #[tokio::test]
 async fn what_one_file_installed_is_removed_by_it_and_copies_stay() -> Result<()> {
     let control_plane = ControlPlane::start().await?;

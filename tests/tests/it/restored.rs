@@ -1,4 +1,4 @@
-//! A backup restored in another cluster, where all uids differ: the promises of docs/lifecycle.md
+//! A backup restored in another cluster, where all uids differ: the promises of docs/how-to/backup.md
 //! under "Restore".
 
 use anyhow::{Context, Result, bail, ensure};

@@ -11,8 +11,9 @@ use mimeo_tests::{
 
 /// Returns the manifest that a section of the runbook pipes to kubectl.
 fn manifest(section: &str) -> Result<tempfile::NamedTempFile> {
-    let runbook =
-        fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/runbook.md"))?;
+    let runbook = fs::read_to_string(
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("../manifests/chart/RUNBOOK.md"),
+    )?;
     let section = runbook
         .split("\n## ")
         .find(|part| part.starts_with(section))

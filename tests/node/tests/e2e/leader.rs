@@ -24,7 +24,7 @@ const FILLED: usize = 30;
 /// The number of namespaces that are created while no reconciler leads.
 const AT_ONCE: usize = 4;
 /// The shipped `--lease-duration`. A standby takes over when it has seen no renewal for this long,
-/// as docs/lifecycle.md promises.
+/// as docs/how-to/availability.md promises.
 const LEASE_SECONDS: i64 = 15;
 /// The shipped `--lease-retry-period`. A failed attempt adds this much.
 const RETRY_SECONDS: i64 = 2;

@@ -107,7 +107,7 @@ fn asking(alerts: &[Alert], told: &[Series]) -> Result<BTreeSet<String>> {
 #[test]
 fn every_reason_of_ready_has_the_alert_that_is_for_it_and_the_runbook_names_it_there() -> Result<()>
 {
-    let (alerts, runbook) = (alerts()?, read("docs/runbook.md")?);
+    let (alerts, runbook) = (alerts()?, read("manifests/chart/RUNBOOK.md")?);
     let section = |alert: &str| runbook.split("\n## ").find(|part| part.starts_with(alert));
     let named = |alert: &str, reason: ConditionReason| -> Result<()> {
         let section = section(alert).with_context(|| format!("no section {alert}"))?;
@@ -146,12 +146,11 @@ fn every_reason_of_ready_has_the_alert_that_is_for_it_and_the_runbook_names_it_t
 }
 
 #[test]
-fn every_reason_of_a_condition_and_of_a_failure_has_its_row_in_the_document_for_operators()
--> Result<()> {
-    let document = read("docs/how-to/troubleshoot.md")?;
+fn every_reason_of_a_condition_and_of_a_failure_has_its_row_in_the_reference() -> Result<()> {
+    let document = read("docs/reference/reasons.md")?;
     let section = document
         .split("\n## ")
-        .find(|part| part.starts_with("Why a copy isn't there\n"));
+        .find(|part| part.starts_with("Reasons\n"));
     let rows = section
         .context("no such section")?
         .lines()

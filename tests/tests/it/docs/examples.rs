@@ -1,4 +1,4 @@
-//! The tables of `docs/api.md` under "What you write, what you get". On a real API server each rule
+//! The tables of `docs/reference/api.md` under "What you write, what you get". On a real API server each rule
 //! makes the copies of its row, and no others.
 
 use std::{collections::BTreeMap, fs};
@@ -285,7 +285,9 @@ impl World {
 #[tokio::test]
 async fn each_rule_in_the_tables_of_the_api_makes_the_copies_of_its_row_and_no_others() -> Result<()>
 {
-    let (objects, rows) = tables(&fs::read_to_string(workspace().join("docs/api.md"))?)?;
+    let (objects, rows) = tables(&fs::read_to_string(
+        workspace().join("docs/reference/api.md"),
+    )?)?;
     ensure!((12..=30).contains(&rows.len()), "{} rows", rows.len());
     let setting = Setting::start(
         ControlPlane::builder().controller_manager(false),

@@ -1,6 +1,6 @@
 //! The model: the copies that the documents promise, computed from the objects that exist.
 //!
-//! It follows docs/api.md and docs/guarantees.md and shares no code with the engine. [`World`]
+//! It follows docs/reference/api.md and docs/explain/guarantees.md and shares no code with the engine. [`World`]
 //! holds the objects that users made. [`World::verdict`] decides about one place (namespace, kind
 //! and name), given the copy there. If the documents leave a result open, the verdict is
 //! [`Verdict::Open`].

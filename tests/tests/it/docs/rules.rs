@@ -1,0 +1,93 @@
+//! The rules, grants and policies in the documents: each has only fields of the API, and Mimeo
+//! accepts it.
+
+use std::{fs, path::Path};
+
+use anyhow::{Context, Result, anyhow, bail, ensure};
+use mimeo_model::{grant::Grant, policy::Policy, refusal::Refusal, rule::Rule};
+use serde::{Deserialize as _, Serialize, de::DeserializeOwned};
+use serde_json::Value;
+
+use super::{files, workspace};
+
+/// Returns the YAML in the indented code of a document: from `apiVersion` to the end of the code,
+/// or of the shell's here-document.
+fn manifests(text: &str) -> Vec<String> {
+    let mut found = Vec::new();
+    let lines: Vec<&str> = text.lines().collect();
+    for block in lines.split(|line| !line.starts_with("    ")) {
+        let indented = |line: &&str| line.len() - line.trim_start().len();
+        let indent = block.iter().map(indented).min().unwrap_or_default();
+        let mut manifest = String::new();
+        for line in block.iter().map(|line| &line[indent..]) {
+            if line == "EOF" {
+                found.push(std::mem::take(&mut manifest));
+            } else if !manifest.is_empty() || line.starts_with("apiVersion: ") {
+                manifest.extend([line, "\n"]);
+            }
+        }
+        found.push(manifest);
+    }
+    found.retain(|manifest| !manifest.is_empty());
+    found
+}
+
+/// True if the second value has all fields of the first.
+fn has_all(given: &Value, read: &Value) -> bool {
+    match (given, read) {
+        (Value::Object(given), Value::Object(read)) => given
+            .iter()
+            .all(|(key, value)| read.get(key).is_some_and(|read| has_all(value, read))),
+        (Value::Array(given), Value::Array(read)) => {
+            given.len() == read.len() && given.iter().zip(read).all(|(a, b)| has_all(a, b))
+        }
+        _ => given == read,
+    }
+}
+
+fn accepted<T, P>(object: &Value, parse: fn(&T) -> Result<P, Vec<Refusal>>) -> Result<()>
+where
+    T: DeserializeOwned + Serialize,
+{
+    let read: T = serde_json::from_value(object.clone())?;
+    let written = serde_json::to_value(&read)?;
+    ensure!(has_all(object, &written), "an unknown field: {written}");
+    parse(&read).map_err(|refusals| anyhow!("refused: {refusals:?}"))?;
+    Ok(())
+}
+
+fn check(object: &Value) -> Result<()> {
+    match object["kind"].as_str() {
+        Some("ClusterReplication") => accepted(object, Rule::parse),
+        Some("Replication") => accepted(object, Rule::parse_replication),
+        Some("ReplicationGrant") => accepted(object, Grant::parse),
+        Some("TransformPolicy") => accepted(object, Policy::parse),
+        other => bail!("no such kind: {other:?}"),
+    }
+}
+
+#[test]
+fn every_rule_in_a_document_has_only_fields_of_the_api_and_is_accepted() -> Result<()> {
+    let mut documents = Vec::new();
+    files(&workspace(), "md", &mut documents)?;
+    let mut count = 0;
+    for document in &documents {
+        count += check_all(document).with_context(|| document.display().to_string())?;
+    }
+    ensure!(count > 25, "only {count} rules were found");
+    Ok(())
+}
+
+fn check_all(document: &Path) -> Result<usize> {
+    let mut count = 0;
+    for manifest in manifests(&fs::read_to_string(document)?) {
+        for object in serde_yaml::Deserializer::from_str(&manifest) {
+            let object = Value::deserialize(object).with_context(|| manifest.clone())?;
+            if object["apiVersion"] == "mimeo.dev/v1alpha1" {
+                check(&object).with_context(|| manifest.clone())?;
+                count += 1;
+            }
+        }
+    }
+    Ok(count)
+}
