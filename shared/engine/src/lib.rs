@@ -5,7 +5,8 @@
 //! namespace. The webhook runs it as [`Role::Injector`] over the few namespaces that wait for their
 //! first copies. Both programs use the same decisions about cells, so they cannot disagree.
 //!
-//! Decisions are methods of [`Index`]. The effects are methods of [`Engine`].
+//! Decisions are methods of [`Index`] with `&self`. A method with effects takes `&mut Effects`.
+//! [`Engine`] is the surface for the programs.
 //!
 //! - `index`: all observed facts, and the verdicts about copies
 //! - `world`: the observed rules, kinds, namespaces and copies, and the watches that they need
@@ -23,6 +24,8 @@ pub mod author;
 pub mod cell;
 mod cells;
 pub mod clock;
+mod effects;
+mod engine;
 mod index;
 mod jobs;
 mod pod_gate;
@@ -34,12 +37,14 @@ pub mod slot;
 mod sources;
 mod world;
 
-use std::{cell::Cell as Counter, time::Duration};
+use std::time::Duration;
 
 pub use self::{
     absent::{Home, RuleRead, SourceRead},
     announce::{Announcement, EventReason},
     demand::Demand,
+    effects::Effort,
+    engine::Engine,
     index::Index,
     issued::Awaited,
     jobs::{Answer, Job, Task},
@@ -59,6 +64,7 @@ pub use self::{
 };
 use self::{
     cells::{blocked, request, verdict, wants, work},
+    effects::Effects,
     pod_gate::issued,
     removal::{absent, collect, fate, losses, pending, withdrawn},
     report::{announce, census, conditions, numbers, preview, status, tally, trouble, view},
@@ -119,50 +125,6 @@ impl Settings {
     }
 }
 
-/// The state machine: the observed state of the cluster, and all work in progress.
-#[derive(Debug)]
-pub struct Engine {
-    index: Index,
-    deletion: Deletion,
-    work: work::Work,
-    jobs: jobs::Jobs,
-    gate: pod_gate::Gate,
-    report: Report,
-    effort: Effort,
-}
-
-/// The losses of copies that are collected, held or let go.
-#[derive(Debug, Default)]
-struct Deletion {
-    pending: losses::PendingDeletions,
-    /// The nonce of a held deletion that a user confirmed on the kinds `ConfigMap`.
-    confirmed: Option<Box<str>>,
-}
-
-/// Reports to users, besides the statuses of rules.
-#[derive(Debug, Default)]
-struct Report {
-    /// The count for the next statuses, if one is in progress.
-    census: Option<census::Census>,
-    lags: numbers::Lags,
-    notices: Vec<Notice>,
-    news: announce::News,
-    changes: view::Changes,
-}
-
-/// How much the engine has done. Tests bound it.
-#[derive(Debug, Default)]
-struct Effort {
-    /// The number of plans made for namespaces.
-    planned: u64,
-    /// The number of decisions made about cells.
-    decided: u64,
-    /// The number of cells looked at for statuses.
-    counted: u64,
-    /// The number of cells looked at in decisions about losses.
-    reviewed: Counter<u64>,
-}
-
 /// Whether all objects of one of Mimeo's own kinds are known.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Listing {
@@ -200,25 +162,5 @@ impl<T> std::ops::IndexMut<RuleKind> for PerKind<T> {
             RuleKind::ClusterReplication => &mut self.cluster,
             RuleKind::Replication => &mut self.local,
         }
-    }
-}
-
-impl Engine {
-    /// Creates an engine that has observed nothing yet.
-    pub fn new(settings: Settings) -> Self {
-        Self {
-            index: Index::new(settings),
-            deletion: Deletion::default(),
-            work: work::Work::default(),
-            jobs: jobs::Jobs::default(),
-            gate: pod_gate::Gate::default(),
-            report: Report::default(),
-            effort: Effort::default(),
-        }
-    }
-
-    /// Returns the observed facts.
-    pub fn index(&self) -> &Index {
-        &self.index
     }
 }

@@ -27,13 +27,13 @@ use mimeo_model::{
 };
 
 use crate::{
-    Engine, Index, Listing, RuleState,
+    Effects, Index, Listing, RuleState,
     absent::Became,
     authorized::{Unauthorized, own_kind_unreadable},
     clock::Tick,
     follow::Follows,
     grants::Grants,
-    jobs::JobKey,
+    jobs::{JobKey, Jobs},
     missing_grants::MissingGrants,
     slot::Slot,
     usage::Usage,
@@ -150,9 +150,7 @@ impl Index {
         self.at(now);
         if self.consent.listing != Listing::Listed {
             self.consent.listing = listing;
-            self.rules
-                .values_mut()
-                .for_each(|state| state.status.mark_due());
+            self.mark_all_statuses_due();
         }
     }
 
@@ -380,89 +378,74 @@ impl Index {
     }
 }
 
-impl Engine {
+impl Index {
     /// Takes in a grant that exists, with this spec. A grant that can't be parsed grants nothing.
-    pub fn grant_applied(
+    pub(crate) fn grant_applied(
         &mut self,
         namespace: &str,
         name: &str,
         grant: Result<Grant, RefusedGrant>,
-        now: Tick,
+        effects: &mut Effects,
     ) {
-        self.index.at(now);
         let grant = match grant {
             Ok(grant) => grant,
-            Err(refused) => return self.grant_refused(namespace, name, refused, now),
+            Err(refused) => return self.grant_refused(namespace, name, refused, effects),
         };
-        self.index.consent.usage.forget_refused(namespace, name);
-        let news = (self.index.consent.listing == Listing::Listed).then_some(self.index.now);
-        let grants = self
-            .index
-            .consent
-            .grants
-            .entry(namespace.into())
-            .or_default();
+        self.consent.usage.forget_refused(namespace, name);
+        let news = (self.consent.listing == Listing::Listed).then_some(self.now);
+        let grants = self.consent.grants.entry(namespace.into()).or_default();
         // A new status does not change the access that the grant gives. The engine itself counts
         // the `Replication`s in that status, so a count must not lead to a new plan for each of
         // them.
         let same = grants.has(name, &grant) && !grants.awaits(name);
         let wanted = grants.put(name, grant, news);
         if same && wanted.is_empty() {
-            return self.index.consent.usage_changed(namespace, self.index.now);
+            return self.consent.usage_changed(namespace, self.now);
         }
-        self.read_grants(namespace, wanted);
-        self.review_grants(namespace);
-    }
-
-    /// Requests a read of grants that count now because other grants have gone. The engine did not
-    /// hold the content of these grants before.
-    fn read_grants(&mut self, namespace: &str, names: Vec<Box<str>>) {
-        for name in names {
-            self.jobs.ask(JobKey::ReadGrant {
-                namespace: namespace.into(),
-                name,
-            });
-        }
+        read_grants(namespace, wanted, &mut effects.jobs);
+        self.review_grants(namespace, effects);
     }
 
     /// The watch shows that a grant does not exist any more.
-    pub fn grant_gone(&mut self, namespace: &str, name: &str, now: Tick) {
-        self.index.at(now);
-        self.index.consent.usage.forget_refused(namespace, name);
-        let Some(grants) = self.index.consent.grants.get_mut(namespace) else {
-            return self.index.consent.usage.forget(namespace);
+    pub(crate) fn grant_gone(&mut self, namespace: &str, name: &str, effects: &mut Effects) {
+        self.consent.usage.forget_refused(namespace, name);
+        let Some(grants) = self.consent.grants.get_mut(namespace) else {
+            return self.consent.usage.forget(namespace);
         };
         let Some(wanted) = grants.take(name) else {
             return;
         };
         if grants.is_empty() {
-            self.index.consent.grants.remove(namespace);
-            self.index.consent.usage.forget(namespace);
+            self.consent.grants.remove(namespace);
+            self.consent.usage.forget(namespace);
         }
-        self.read_grants(namespace, wanted);
-        self.review_grants(namespace);
+        read_grants(namespace, wanted, &mut effects.jobs);
+        self.review_grants(namespace, effects);
     }
 
     /// The watch has shown every grant. `listed` holds the namespace and name of each.
-    pub fn grants_listed(&mut self, listed: &BTreeSet<(Box<str>, Box<str>)>, now: Tick) {
-        self.index.at(now);
-        let known = self.index.consent.grants.iter();
+    pub(crate) fn grants_listed(
+        &mut self,
+        listed: &BTreeSet<(Box<str>, Box<str>)>,
+        effects: &mut Effects,
+    ) {
+        let known = self.consent.grants.iter();
         let known = known.flat_map(|(namespace, grants)| {
             grants.names().map(|name| (namespace.clone(), name.clone()))
         });
-        let known = known.chain(self.index.consent.usage.refused());
+        let known = known.chain(self.consent.usage.refused());
         let lost: Vec<_> = known.filter(|key| !listed.contains(key)).collect();
         for (namespace, name) in lost {
-            self.grant_gone(&namespace, &name, now);
+            self.grant_gone(&namespace, &name, effects);
         }
-        if self.index.consent.listing != Listing::Listed {
-            self.index.consent.listing = Listing::Listed;
+        if self.consent.listing != Listing::Listed {
+            self.consent.listing = Listing::Listed;
             let Consent {
                 readers,
                 targeting,
                 selecting,
                 ..
-            } = &self.index.consent;
+            } = &self.consent;
             let namespaces: BTreeSet<Box<str>> = readers
                 .keys()
                 .chain(targeting.keys())
@@ -470,48 +453,49 @@ impl Engine {
                 .cloned()
                 .collect();
             for namespace in namespaces {
-                self.review_grants(&namespace);
+                self.review_grants(&namespace, effects);
             }
-            self.index.replan_all();
+            self.replan_all();
         }
     }
 
     /// The API server doesn't serve grants: their CRD does not exist (any more). The grants that
     /// were observed before stay valid.
-    pub fn grants_unserved(&mut self, now: Tick) {
-        self.index.grants_withheld(Listing::Unserved, now);
+    pub(crate) fn grants_unserved(&mut self) {
+        self.grants_withheld(Listing::Unserved, self.now);
     }
 
     /// Mimeo can't read grants. The grants that were observed before stay valid.
-    pub fn grants_unreadable(&mut self, why: Unreadable, now: Tick) {
-        self.index.grants_withheld(Listing::Unreadable(why), now);
+    pub(crate) fn grants_unreadable(&mut self, why: Unreadable) {
+        self.grants_withheld(Listing::Unreadable(why), self.now);
     }
 
     /// The grants of a namespace have changed.
-    fn review_grants(&mut self, namespace: &str) {
-        self.index.consent.usage_changed(namespace, self.index.now);
+    fn review_grants(&mut self, namespace: &str, effects: &mut Effects) {
+        self.consent.usage_changed(namespace, self.now);
         // An earlier read proves nothing about these grants.
-        self.became(JobKey::ConfirmGrants(namespace.into()), Became::Unknown);
+        self.became(
+            JobKey::ConfirmGrants(namespace.into()),
+            Became::Unknown,
+            effects,
+        );
         for id in self
-            .index
             .consent
             .selecting
             .get(namespace)
             .cloned()
             .unwrap_or_default()
         {
-            self.review_selectors(&id);
+            self.review_selectors(&id, effects);
         }
         let readers = self
-            .index
             .consent
             .readers
             .get(namespace)
             .cloned()
             .unwrap_or_default();
-        self.review_readers(readers);
+        self.review_readers(readers, effects);
         let targeting = self
-            .index
             .consent
             .targeting
             .get(namespace)
@@ -521,23 +505,23 @@ impl Engine {
             .iter()
             .filter(|id| id.namespace.as_deref() != Some(namespace))
         {
-            self.index.consent.forget_missing_grants(id);
-            self.index.mark_status_due(id);
+            self.consent.forget_missing_grants(id);
+            self.mark_status_due(id);
         }
-        if let Some((name, _)) = self.index.namespaces.get_key_value(namespace) {
-            self.index.dirty.insert(name.clone());
+        if let Some((name, _)) = self.namespaces.get_key_value(namespace) {
+            self.dirty.insert(name.clone());
         }
     }
 
     /// A namespace was created or deleted, or its labels have changed. Other namespaces may grant
     /// more or less to its rules now.
-    pub(crate) fn review_home(&mut self, namespace: &str) {
+    pub(crate) fn review_home(&mut self, namespace: &str, effects: &mut Effects) {
         let first = RuleId {
             kind: RuleKind::Replication,
             namespace: Some(namespace.into()),
             name: "".into(),
         };
-        let rules = self.index.rules.range::<RuleId, _>(&first..);
+        let rules = self.rules.range::<RuleId, _>(&first..);
         let rules = rules.take_while(|(id, _)| id.namespace.as_deref() == Some(namespace));
         let (mut ids, mut readers) = (Vec::new(), BTreeSet::new());
         for (id, state) in rules {
@@ -547,25 +531,25 @@ impl Engine {
                     .slots
                     .iter()
                     .flatten()
-                    .filter(|id| self.index.slots.get(id).is_some_and(reads_abroad)),
+                    .filter(|id| self.slots.get(id).is_some_and(reads_abroad)),
             );
         }
-        self.review_readers(readers);
+        self.review_readers(readers, effects);
         for id in ids {
-            if let Some(rule) = self.index.rules.get(&id).and_then(RuleState::valid) {
-                self.index.consent.usage_changed_by(rule, self.index.now);
+            if let Some(rule) = self.rules.get(&id).and_then(RuleState::valid) {
+                self.consent.usage_changed_by(rule, self.now);
             }
-            self.review_selectors(&id);
-            self.index.consent.forget_missing_grants(&id);
-            self.index.mark_status_due(&id);
-            self.index.replan_rule(&id);
+            self.review_selectors(&id, effects);
+            self.consent.forget_missing_grants(&id);
+            self.mark_status_due(&id);
+            self.replan_rule(&id);
         }
     }
 
-    fn review_readers(&mut self, readers: BTreeSet<SlotId>) {
+    fn review_readers(&mut self, readers: BTreeSet<SlotId>, effects: &mut Effects) {
         let (mut changed, mut answers) = (Vec::new(), BTreeMap::new());
         for id in readers {
-            let Some(slot) = self.index.slots.get(&id) else {
+            let Some(slot) = self.slots.get(&id) else {
                 continue;
             };
             let rule = slot.rule.clone();
@@ -573,20 +557,29 @@ impl Engine {
             let question = (rule.namespace.clone(), slot.source.clone());
             let granted = *answers
                 .entry(question)
-                .or_insert_with(|| self.index.may_read(&rule, &slot.source));
-            self.index.consent.forget_missing_grants(&rule);
+                .or_insert_with(|| self.may_read(&rule, &slot.source));
+            self.consent.forget_missing_grants(&rule);
             if slot.granted != granted {
                 changed.push(id);
-                self.index.replan_rule(&rule);
+                self.replan_rule(&rule);
             }
-            if let Some(slot) = self.index.slots.get_mut(&id) {
+            if let Some(slot) = self.slots.get_mut(&id) {
                 slot.granted = granted;
             }
         }
         if !changed.is_empty() {
-            self.render_slots(changed);
-            self.index.demand_changed();
+            self.render_slots(changed, effects);
+            self.demand_changed();
         }
+    }
+}
+
+/// Requests a read of grants that count now because other grants have gone. The engine did not hold
+/// the content of these grants before.
+fn read_grants(namespace: &str, names: Vec<Box<str>>, jobs: &mut Jobs) {
+    for name in names {
+        let namespace = namespace.into();
+        jobs.ask(JobKey::ReadGrant { namespace, name });
     }
 }
 

@@ -17,11 +17,12 @@ use mimeo_model::{
 };
 
 use crate::{
-    Engine, Index, Listing, SourceState, absent,
+    Effects, Index, Listing, SourceState, absent,
     cell::Reference,
     clock::Tick,
     conditions::pod_gate_active,
     jobs::JobKey,
+    losses::LossEvent,
     record::CrdState,
     slot::{NoRendering, Slot},
     sources::{Press, first_reference},
@@ -80,9 +81,7 @@ impl ShownRule {
 impl Index {
     fn unread(&mut self, kind: RuleKind, why: Option<Unreadable>) {
         if std::mem::replace(&mut self.collections[kind].unread, why) != why {
-            self.rules
-                .values_mut()
-                .for_each(|state| state.status.mark_due());
+            self.mark_all_statuses_due();
         }
     }
 
@@ -192,37 +191,35 @@ impl Index {
     }
 }
 
-impl Engine {
+impl Index {
     /// Records a rule with this spec; `observed` is the status that it carries.
-    pub fn rule_applied(
+    pub(crate) fn rule_applied(
         &mut self,
         id: RuleId,
         rule: Result<Rule, Refused>,
         observed: Observed,
-        now: Tick,
+        effects: &mut Effects,
     ) {
-        self.index.at(now);
         let id = self
-            .index
             .rules
             .get_key_value(&id)
             .map_or_else(|| Arc::new(id), |(known, _)| known.clone());
-        let rule = self.count_replication(&id, rule);
-        let rule = rule.map(|rule| rule.within(&self.index.settings.reach));
-        if self.index.gone.remove(&id).is_some() {
-            self.jobs.end(&JobKey::ConfirmRule(id.clone()));
+        let rule = self.count_replication(&id, rule, effects);
+        let rule = rule.map(|rule| rule.within(&self.settings.reach));
+        if self.gone.remove(&id).is_some() {
+            effects.jobs.end(&JobKey::ConfirmRule(id.clone()));
         }
         let shown = ShownRule { rule, observed };
-        match self.index.rules.get(&id) {
-            Some(known) if shown.says_the_same(known) => self.note_rule(&id, shown),
-            _ => self.replace_rule(&id, shown),
+        match self.rules.get(&id) {
+            Some(known) if shown.says_the_same(known) => self.note_rule(&id, shown, effects),
+            _ => self.replace_rule(&id, shown, effects),
         }
     }
 
     /// Records a rule with the same spec and changed metadata or status. Of these the engine uses
     /// the confirmation and the status.
-    fn note_rule(&mut self, id: &Arc<RuleId>, shown: ShownRule) {
-        let Some(state) = self.index.rules.get_mut(id) else {
+    fn note_rule(&mut self, id: &Arc<RuleId>, shown: ShownRule, effects: &mut Effects) {
+        let Some(state) = self.rules.get_mut(id) else {
             return;
         };
         let confirmation = |rule: &Result<Rule, Refused>| {
@@ -234,24 +231,20 @@ impl Engine {
         state.rule = shown.rule;
         state.status.observe(shown.observed);
         if confirmed {
-            self.confirm_deletion(id);
+            effects.losses.push(LossEvent::Confirmed(id.clone()));
         }
     }
 
     /// Records a rule that is new or has another spec.
-    fn replace_rule(&mut self, id: &Arc<RuleId>, shown: ShownRule) {
+    fn replace_rule(&mut self, id: &Arc<RuleId>, shown: ShownRule, effects: &mut Effects) {
         let ShownRule { rule, observed } = shown;
-        self.index.replan_rule(id);
-        self.report
-            .census
-            .iter_mut()
-            .for_each(|census| census.forget(id));
-        let old = self.index.rules.remove(id);
+        self.replan_rule(id);
+        let old = self.rules.remove(id);
         let former = old.as_ref().and_then(RuleState::valid);
         let valid = rule.as_ref().ok();
-        self.index.forget_places(id, former);
-        let shift = self.index.replace_selectors(id, former, valid);
-        let slots = valid.map_or_else(Vec::new, |rule| self.add_claims(id, rule));
+        self.forget_places(id, former);
+        let shift = self.replace_selectors(id, former, valid);
+        let slots = valid.map_or_else(Vec::new, |rule| self.add_claims(id, rule, effects));
         let version = rule.as_ref().map_or(0, |rule| rule.resource_version);
         let pod_gate_proven = rule
             .as_ref()
@@ -262,119 +255,122 @@ impl Engine {
             .as_ref()
             .filter(|old| matches!((&old.rule, &rule), (Ok(old), Ok(new)) if old.uid == new.uid));
         let crd = same.map_or_else(
-            || self.index.collections[id.kind].crd.certain(),
+            || self.collections[id.kind].crd.certain(),
             |old| old.crd.clone(),
         );
         let mut book = old.map_or_else(status::Book::default, |old| {
-            self.index.retire(&old.slots.concat(), &slots.concat());
+            self.retire(&old.slots.concat(), &slots.concat());
             old.status
         });
+        book.restart();
         book.observe(observed);
-        self.index.rules.insert(
+        self.rules.insert(
             id.clone(),
             RuleState {
                 rule,
                 slots,
                 spec_version: version,
-                spec_seen: self.index.now,
+                spec_seen: self.now,
                 crd,
                 home: None,
                 pod_gate_proven,
                 unmet: BTreeMap::new(),
                 status: book,
-                changed: self.report.changes.next(),
+                changed: effects.changes.next(),
             },
         );
-        let valid = self.index.rules.get(id).and_then(RuleState::valid);
-        self.report
+        let valid = self.rules.get(id).and_then(RuleState::valid);
+        effects
             .news
             .forget_sources(id, |source| valid.is_some_and(|rule| rule.may_have(source)));
-        self.keep_all_copied(id);
-        self.follow_anew(shift);
-        self.index.mark_status_due(id);
-        self.remind_of_grace(id);
+        self.keep_all_copied(id, effects);
+        self.follow_anew(shift, effects);
+        self.mark_status_due(id);
+        self.remind_of_grace(id, effects);
         if id.kind == RuleKind::ClusterReplication {
-            self.work.timer(
-                self.index.now + status::HOOKS_KNOWN,
+            effects.work.timer(
+                self.now + status::HOOKS_KNOWN,
                 work::Timer::Rule(id.clone()),
             );
         }
-        self.index.replan_rule(id);
-        self.index.demand_changed();
+        self.replan_rule(id);
+        self.demand_changed();
     }
 
     /// Adds the rule's places, its sources, and a slot for each source and target.
-    fn add_claims(&mut self, id: &Arc<RuleId>, rule: &Rule) -> Vec<Vec<SlotId>> {
-        self.index.learn_places(id, rule);
+    fn add_claims(
+        &mut self,
+        id: &Arc<RuleId>,
+        rule: &Rule,
+        effects: &mut Effects,
+    ) -> Vec<Vec<SlotId>> {
+        self.learn_places(id, rule);
         for (source, object) in &rule.inline {
-            self.index
-                .sources
+            self.sources
                 .insert(source.clone(), SourceState::found(source, object.clone()));
         }
         for selector in &rule.selectors {
-            self.index.kinds.ask(&selector.gvk);
+            self.kinds.ask(&selector.gvk);
         }
-        let sources = self.index.choose(rule).sources;
-        self.add_slots(id, rule, &sources, &BTreeMap::new())
+        let sources = self.choose(rule).sources;
+        self.add_slots(id, rule, &sources, &BTreeMap::new(), effects)
     }
 
     /// Records that a rule no longer exists according to its watch.
-    pub fn rule_gone(&mut self, id: &RuleId, now: Tick) {
-        self.index.at(now);
-        self.index.replan_rule(id);
-        let Some((id, old)) = self.index.rules.remove_entry(id) else {
+    pub(crate) fn rule_gone(&mut self, id: &RuleId, effects: &mut Effects) {
+        self.replan_rule(id);
+        let Some((id, old)) = self.rules.remove_entry(id) else {
             return;
         };
-        self.jobs.end(&JobKey::ConfirmRule(id.clone()));
-        self.report
-            .census
-            .iter_mut()
-            .for_each(|census| census.forget(&id));
-        self.index.uncount_replication(&id);
-        self.report.changes.end(Ended::Rule(id.clone()));
+        effects.jobs.end(&JobKey::ConfirmRule(id.clone()));
+        self.uncount_replication(&id);
+        effects.changes.end(Ended::Rule(id.clone()));
         let former = old.valid();
-        self.index.forget_places(&id, former);
-        let shift = self.index.replace_selectors(&id, former, None);
-        self.index.retire(&old.slots.concat(), &[]);
-        self.follow_anew(shift);
-        self.deletion.pending.remove(&id);
-        self.report.news.forget_sources(&id, |_| false);
-        self.work.tidy_later();
-        let home = || self.index.namespaces.get(id.namespace.as_deref()?)?.uid;
-        let gone = absent::Gone::seen_under(old.crd, old.home.or_else(home), self.index.now);
-        if self.index.settings.role == Role::Keeper {
-            self.index.gone.insert(id, gone);
+        self.forget_places(&id, former);
+        let shift = self.replace_selectors(&id, former, None);
+        self.retire(&old.slots.concat(), &[]);
+        self.follow_anew(shift, effects);
+        effects.losses.push(LossEvent::RuleGone(id.clone()));
+        effects.news.forget_sources(&id, |_| false);
+        effects.work.tidy_later();
+        let home = || self.namespaces.get(id.namespace.as_deref()?)?.uid;
+        let gone = absent::Gone::seen_under(old.crd, old.home.or_else(home), self.now);
+        if self.settings.role == Role::Keeper {
+            self.gone.insert(id, gone);
         }
-        self.index.demand_changed();
+        self.demand_changed();
     }
 
     /// Records that every rule of the kind has been shown; `listed` has all of them.
-    pub fn rules_listed(&mut self, kind: RuleKind, listed: &BTreeSet<RuleId>, now: Tick) {
-        self.index.at(now);
-        let of_kind = self.index.rules.keys().filter(|id| id.kind == kind);
+    pub(crate) fn rules_listed(
+        &mut self,
+        kind: RuleKind,
+        listed: &BTreeSet<RuleId>,
+        effects: &mut Effects,
+    ) {
+        let of_kind = self.rules.keys().filter(|id| id.kind == kind);
         let lost: Vec<RuleId> = of_kind
             .filter(|id| !listed.contains(&***id))
             .map(|id| (**id).clone())
             .collect();
         for id in lost {
-            self.rule_gone(&id, now);
+            self.rule_gone(&id, effects);
         }
-        self.index.collections[kind].listing = Listing::Listed;
-        self.index.unread(kind, None);
-        self.index.replan_all();
+        self.collections[kind].listing = Listing::Listed;
+        self.unread(kind, None);
+        self.replan_all();
     }
 
     /// Records that the API server doesn't serve rules of the kind: their CRD doesn't exist (any
     /// more). A webhook replica then has nothing to wait for. The meaning for existing copies is
     /// not decided by a watch.
-    pub fn rules_unserved(&mut self, kind: RuleKind, now: Tick) {
-        self.index.at(now);
-        self.index.unread(kind, None);
-        if self.index.settings.role == Role::Injector {
-            self.rules_listed(kind, &BTreeSet::new(), now);
-        } else if self.index.collections[kind].listing != Listing::Listed {
-            self.index.collections[kind].listing = Listing::Unserved;
-            self.index.replan_all();
+    pub(crate) fn rules_unserved(&mut self, kind: RuleKind, effects: &mut Effects) {
+        self.unread(kind, None);
+        if self.settings.role == Role::Injector {
+            self.rules_listed(kind, &BTreeSet::new(), effects);
+        } else if self.collections[kind].listing != Listing::Listed {
+            self.collections[kind].listing = Listing::Unserved;
+            self.replan_all();
         }
     }
 
@@ -385,16 +381,15 @@ impl Engine {
     /// `ClusterReplication`s don't wait for Replications, because the sources of these don't count
     /// for them. A copy's annotation names its rule. The copy is not changed before all rules of
     /// that kind are known.
-    pub fn rules_unreadable(&mut self, kind: RuleKind, why: Unreadable, now: Tick) {
-        self.index.at(now);
-        if self.index.collections[kind].listing != Listing::Listed {
-            self.index.collections[kind].listing = Listing::Unreadable(why);
-            self.index.replan_all();
+    pub(crate) fn rules_unreadable(&mut self, kind: RuleKind, why: Unreadable) {
+        if self.collections[kind].listing != Listing::Listed {
+            self.collections[kind].listing = Listing::Unreadable(why);
+            self.replan_all();
         } else if why == Unreadable::Unavailable {
             // The problem ends by itself, and no status could be written meanwhile.
             return;
         }
-        self.index.unread(kind, Some(why));
+        self.unread(kind, Some(why));
     }
 
     /// Returns a slot for each target and each of these sources. Slots in `former` are used again.
@@ -404,6 +399,7 @@ impl Engine {
         rule: &Rule,
         sources: &[SourceRef],
         former: &BTreeMap<(usize, SourceRef), SlotId>,
+        effects: &mut Effects,
     ) -> Vec<Vec<SlotId>> {
         let mut slots = vec![Vec::new(); rule.targets.len()];
         let mut press = Press::default();
@@ -418,18 +414,17 @@ impl Engine {
                 let Some(kind) = self.kind_id(&source.gvk.group_kind()) else {
                     // The rule's status says that the kind isn't served. Of so many kinds hardly
                     // any can be served.
-                    self.index.kinds.give_up(&source.gvk);
+                    self.kinds.give_up(&source.gvk);
                     continue;
                 };
-                self.index.kinds.ask(&source.gvk);
-                let granted = self.index.may_read(id, source);
-                self.read_if_let_go(id.kind, source);
+                self.kinds.ask(&source.gvk);
+                let granted = self.may_read(id, source);
+                self.read_if_let_go(id.kind, source, effects);
                 let state = self
-                    .index
                     .sources
                     .entry(source.clone())
                     .or_insert(SourceState::NotRead);
-                let Some(number) = self.index.slots.next_id() else {
+                let Some(number) = self.slots.next_id() else {
                     continue;
                 };
                 let mut slot = Slot {
@@ -444,11 +439,11 @@ impl Engine {
                     rendering: Err(NoRendering::NotRead),
                     renewed: None,
                 };
-                let cluster = &self.index.settings.cluster;
+                let cluster = &self.settings.cluster;
                 slot.rendering = press.rendering(rule, target, &slot, state, cluster);
-                slot.reference = first_reference(self.index.settings.role, &slot.rendering);
-                self.index.consent.add_reader(number, &slot);
-                self.index.slots.insert(number, slot);
+                slot.reference = first_reference(self.settings.role, &slot.rendering);
+                self.consent.add_reader(number, &slot);
+                self.slots.insert(number, slot);
                 added.push(number);
             }
         }

@@ -13,7 +13,7 @@ use mimeo_model::{
     template::Place,
 };
 
-use crate::{Demand, Engine, Index, KindState, clock::Tick, kinds::Note};
+use crate::{Demand, Index, KindState, kinds::Note};
 
 /// One watch of copies.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -212,15 +212,13 @@ impl Index {
 
     /// Resets the progress of watches that are no longer open.
     pub(crate) fn forget_surveys(&mut self, watched: &BTreeMap<CopyWatch, Resource>) {
-        for (
-            _,
-            KindState {
+        for (_, kind) in self.kinds.iter_mut() {
+            let KindState {
                 group_kind,
                 note,
                 surveys,
-            },
-        ) in self.kinds.iter_mut()
-        {
+                ..
+            } = kind;
             let mut any = false;
             for (namespace, survey) in surveys.all() {
                 let watch = CopyWatch {
@@ -256,10 +254,9 @@ impl Index {
     }
 }
 
-impl Engine {
+impl Index {
     /// Records that a listing of copies begins.
-    pub fn copies_listing(&mut self, watch: &CopyWatch, now: Tick) {
-        self.index.at(now);
+    pub(crate) fn copies_listing(&mut self, watch: &CopyWatch) {
         if let Some(survey) = self.survey(watch) {
             survey.listing = survey.listing.wrapping_add(1);
         }
@@ -267,8 +264,7 @@ impl Engine {
 
     /// Records that the listing is complete as of the resourceVersion `at`. Copies that the listing
     /// didn't show were absent then.
-    pub fn copies_listed(&mut self, watch: &CopyWatch, at: u64, now: Tick) {
-        self.index.at(now);
+    pub(crate) fn copies_listed(&mut self, watch: &CopyWatch, at: u64) {
         let Some(id) = self.kind_id(&watch.kind) else {
             return;
         };
@@ -281,39 +277,30 @@ impl Engine {
         let listing = survey.listing;
         let shown = |name: &str| watch.namespace.as_deref().is_none_or(|only| only == name);
         let mut owners = BTreeSet::new();
-        for (_, entry) in self
-            .index
-            .namespaces
-            .iter_mut()
-            .filter(|(name, _)| shown(name))
-        {
+        for (_, entry) in self.namespaces.iter_mut().filter(|(name, _)| shown(name)) {
             for cell in entry
                 .cells
                 .iter_mut()
                 .filter(|cell| cell.kind == id && cell.listing != listing)
             {
                 // A write by Mimeo may be newer than the listing.
-                let owner = self.index.slots.owner(cell).cloned();
+                let owner = self.slots.owner(cell).cloned();
                 if cell.vanish(None, at) {
                     cell.retry_now();
                     owners.extend(owner);
                 }
             }
         }
-        owners
-            .iter()
-            .for_each(|rule| self.index.mark_status_due(rule));
+        owners.iter().for_each(|rule| self.mark_status_due(rule));
         if readable_again {
-            self.index
-                .mark_statuses_due_of_slots(|slot| slot.kind == id);
+            self.mark_statuses_due_of_slots(|slot| slot.kind == id);
         }
-        self.index.replan_all();
+        self.replan_all();
     }
 
-    /// Records that copies can't be watched, until [`Engine::copies_listed`] says otherwise. The
+    /// Records that copies can't be watched, until `Engine::copies_listed` says otherwise. The
     /// copies seen so far stay known.
-    pub fn copies_unreadable(&mut self, watch: &CopyWatch, why: Unreadable, now: Tick) {
-        self.index.at(now);
+    pub(crate) fn copies_unreadable(&mut self, watch: &CopyWatch, why: Unreadable) {
         let Some(id) = self.kind_id(&watch.kind) else {
             return;
         };
@@ -321,15 +308,12 @@ impl Engine {
             .survey(watch)
             .is_some_and(|survey| survey.unreadable.replace(why) != Some(why))
         {
-            self.index
-                .mark_statuses_due_of_slots(|slot| slot.kind == id);
+            self.mark_statuses_due_of_slots(|slot| slot.kind == id);
         }
     }
 
     fn survey(&mut self, watch: &CopyWatch) -> Option<&mut Survey> {
         let id = self.kind_id(&watch.kind)?;
-        self.index.kinds[id]
-            .surveys
-            .of_watch(watch.namespace.as_deref())
+        self.kinds[id].surveys.of_watch(watch.namespace.as_deref())
     }
 }

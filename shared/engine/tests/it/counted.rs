@@ -142,9 +142,9 @@ impl World {
     fn statuses(&mut self) -> (Vec<StatusUpdate>, usize) {
         let (mut all, mut pieces) = (Vec::new(), 0);
         loop {
-            let before = self.engine.counted();
+            let before = self.engine.effort().counted;
             all.extend(self.engine.statuses(self.now, Timestamp::UNIX_EPOCH));
-            let looked = usize::try_from(self.engine.counted() - before).unwrap();
+            let looked = usize::try_from(self.engine.effort().counted - before).unwrap();
             assert!(looked < 5_000 + RULES, "{looked} cells at once");
             pieces += 1;
             if !self.engine.counts() {
@@ -164,7 +164,7 @@ fn two_decisions_are_made_for_each_write_of_a_copy() {
     world.statuses();
     let source = rule(0, 1, &json!([{"namespaces": ["team-*"]}])).sources[0].clone();
     for (version, kind) in [("10", "b"), ("11", "c")] {
-        let before = world.engine.decided();
+        let before = world.engine.effort().decided;
         let object = json!({"metadata": {"resourceVersion": version}, "type": kind});
         world.now += Duration::from_secs(2);
         world.engine.source(&source, Some(object), world.now);
@@ -172,7 +172,7 @@ fn two_decisions_are_made_for_each_write_of_a_copy() {
         world.engine.progress("team-7", world.now);
         world.now += Duration::from_secs(2);
         assert_eq!(world.statuses().0.len(), 1);
-        assert_eq!(world.engine.decided() - before, 2 * namespaces);
+        assert_eq!(world.engine.effort().decided - before, 2 * namespaces);
     }
     assert_eq!(world.engine.outdated_verdicts(), [""; 0]);
 }
@@ -238,10 +238,10 @@ fn a_cell_is_looked_at_once_for_all_rules_that_are_due_and_few_at_a_time() {
         [i32::try_from(NAMESPACES).unwrap(); RULES]
     );
     let cells = u64::try_from(RULES * NAMESPACES).unwrap();
-    assert_eq!((world.engine.counted(), pieces), (cells, 4));
+    assert_eq!((world.engine.effort().counted, pieces), (cells, 4));
     world.now += Duration::from_secs(2);
     assert_eq!(
-        (world.statuses().0.len(), world.engine.counted()),
+        (world.statuses().0.len(), world.engine.effort().counted),
         (0, cells),
         "nothing is due"
     );

@@ -249,7 +249,7 @@ fn a_failed_dry_run_is_followed_by_another_after_a_pause_that_grows() {
             .copy_applied(&kind, &from_value(meta.clone()).unwrap(), world.now);
     }
     world.engine.copies_listed(&kind.into(), 1000, world.now);
-    let planned = world.engine.planned();
+    let planned = world.engine.effort().planned;
     let silent =
         |_: &mut World, _: &Request| Outcome::of_silence(FailureReason::Timeout, "no answer");
     let tries = world.run(Duration::from_hours(1), silent);
@@ -258,7 +258,7 @@ fn a_failed_dry_run_is_followed_by_another_after_a_pause_that_grows() {
         "{tries:?}"
     );
     assert!((12..30).contains(&tries.len()), "{}", tries.len());
-    let planned = usize::try_from(world.engine.planned() - planned).unwrap();
+    let planned = usize::try_from(world.engine.effort().planned - planned).unwrap();
     assert!(planned < 32 * COPIES, "{planned}");
     assert_eq!(
         world.run(Duration::from_mins(10), World::carry_out).len(),

@@ -103,7 +103,7 @@ fn a_flood_of_a_tenants_rules_concerns_his_namespaces_alone() {
         namespaces.extend(["home", "from"]);
         let mut scene = Scene::new(&namespaces);
         scene.run();
-        let before = scene.engine.planned();
+        let before = scene.engine.effort().planned;
         for i in 0..100 {
             let spec = json!({
                 "sources": [{"apiVersion": "v1", "kind": "Secret", "namespace": "from", "name": format!("x{i}")}],
@@ -118,7 +118,7 @@ fn a_flood_of_a_tenants_rules_concerns_his_namespaces_alone() {
             );
             scene.run();
         }
-        scene.engine.planned() - before
+        scene.engine.effort().planned - before
     };
     assert_eq!(planned(10), planned(500));
 }
@@ -129,7 +129,7 @@ fn a_flood_of_a_tenants_rules_concerns_his_namespaces_alone() {
 fn a_crowded_namespace_is_planned_as_often_as_it_can_be_and_no_more() {
     let mut scene = Scene::new(&["home"]);
     let planned_for = |scene: &mut Scene, rules: std::ops::Range<u32>| {
-        let before = scene.engine.planned();
+        let before = scene.engine.effort().planned;
         for i in rules {
             let spec = json!({
                 "sources": [{"apiVersion": "v1", "kind": "Secret", "name": "own"}],
@@ -137,7 +137,7 @@ fn a_crowded_namespace_is_planned_as_often_as_it_can_be_and_no_more() {
             });
             scene.rule(replication("home", &format!("r{i}"), &spec));
         }
-        scene.engine.planned() - before
+        scene.engine.effort().planned - before
     };
     planned_for(&mut scene, 0..1);
     scene.show(&source("home", "own"));
@@ -207,12 +207,12 @@ fn kinds_that_are_not_served_are_the_matter_of_the_rules_that_name_them() {
         "r",
         &json!({"sources": sources, "targets": targets}),
     ));
-    let planned = scene.engine.planned();
+    let planned = scene.engine.effort().planned;
     for kind in &kinds {
         scene.engine.kind(kind, None, scene.now);
         scene.run();
     }
-    let planned = scene.engine.planned() - planned;
+    let planned = scene.engine.effort().planned - planned;
     assert!(
         planned <= 64,
         "{planned} namespaces planned for 32 kinds that aren't there"
@@ -324,16 +324,23 @@ fn marks_of_rules_that_never_were_cost_a_look_each_and_hold_up_nothing() {
             .held()
             .find(|held| &*held.rule.name == "lost")
             .map(|held| held.nonce.to_owned());
-        let (reviewed, planned) = (scene.engine.reviewed(), scene.engine.planned());
+        let (reviewed, planned) = (
+            scene.engine.effort().reviewed,
+            scene.engine.effort().planned,
+        );
         for _ in 0..10 {
             scene.wait(10);
         }
-        let reviewed = scene.engine.reviewed() - reviewed;
+        let reviewed = scene.engine.effort().reviewed - reviewed;
         assert!(
             (10..=11 * (MANY as u64 + 1)).contains(&reviewed),
             "{reviewed} cells looked at in ten rounds"
         );
-        assert_eq!(scene.engine.planned(), planned, "nothing has changed");
+        assert_eq!(
+            scene.engine.effort().planned,
+            planned,
+            "nothing has changed"
+        );
         assert_eq!(scene.done(), [] as [&str; 0]);
         scene.engine.confirmed(lost.as_deref(), scene.now);
         assert_eq!(scene.done(), ["delete other/m"]);

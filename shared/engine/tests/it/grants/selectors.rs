@@ -53,10 +53,10 @@ fn what_is_found_at_home_is_copied_as_it_comes_and_goes() {
         "False InGracePeriod"
     );
     // A change of the found objects concerns only the namespaces that the rule names.
-    let before = scene.engine.planned();
+    let before = scene.engine.effort().planned;
     scene.find("home", &["a", "d"]);
     assert!(
-        scene.engine.planned() - before <= 4,
+        scene.engine.effort().planned - before <= 4,
         "one namespace, once for each change"
     );
 }
