@@ -10,6 +10,7 @@ use mimeo_model::{
     grant::{Grant, RefusedGrant},
     id::{RuleId, RuleKind},
     kind::{GroupKind, GroupVersionKind, Resource},
+    known::{Decoded, Known},
     outcome::{Outcome, Unreadable},
     refusal::Refused,
     role::Role,
@@ -22,7 +23,7 @@ use serde_json::Value;
 use crate::{
     Action, Announcement, Answer, Awaited, CopyView, CopyWatch, Cursor, Demand, Effects, Effort,
     GrantUpdate, HeldDeletion, Index, Inside, Job, Members, Notice, Numbers, Observed, Progress,
-    Settings, Shown, StatusUpdate, Ticket, Verb, View, Webhooks, admission::Rules, census::Census,
+    Settings, StatusUpdate, Ticket, Verb, View, Webhooks, admission::Rules, census::Census,
     clock::Tick, losses::PendingDeletions, pod_gate::Gate, view::Page, work::Timer,
 };
 
@@ -86,21 +87,11 @@ impl Engine {
         self.take_in(now, |index, effects| index.rule_gone(id, effects));
     }
 
-    /// Records that every rule of the kind has been shown; `listed` has all of them.
-    pub fn rules_listed(&mut self, kind: RuleKind, listed: &BTreeSet<RuleId>, now: Tick) {
+    /// Records the state of the watch of these rules. A list has all rules of the kind.
+    pub fn rules_known(&mut self, kind: RuleKind, known: Known<&BTreeSet<RuleId>>, now: Tick) {
         self.take_in(now, |index, effects| {
-            index.rules_listed(kind, listed, effects);
+            index.rules_known(kind, known, effects);
         });
-    }
-
-    /// Records that the API server doesn't serve rules of the kind.
-    pub fn rules_unserved(&mut self, kind: RuleKind, now: Tick) {
-        self.take_in(now, |index, effects| index.rules_unserved(kind, effects));
-    }
-
-    /// Records that rules of the kind can't be read.
-    pub fn rules_unreadable(&mut self, kind: RuleKind, why: Unreadable, now: Tick) {
-        self.take_in(now, |index, _| index.rules_unreadable(kind, why));
     }
 
     // ---- events: grants ----
@@ -125,19 +116,9 @@ impl Engine {
         });
     }
 
-    /// Records that every grant was shown. `listed` has the namespace and name of each.
-    pub fn grants_listed(&mut self, listed: &BTreeSet<(Box<str>, Box<str>)>, now: Tick) {
-        self.take_in(now, |index, effects| index.grants_listed(listed, effects));
-    }
-
-    /// Records that the API server doesn't serve grants.
-    pub fn grants_unserved(&mut self, now: Tick) {
-        self.take_in(now, |index, _| index.grants_unserved());
-    }
-
-    /// Records that grants can't be read.
-    pub fn grants_unreadable(&mut self, why: Unreadable, now: Tick) {
-        self.take_in(now, |index, _| index.grants_unreadable(why));
+    /// Records the state of the watch of grants. A list has the namespace and name of each grant.
+    pub fn grants_known(&mut self, known: Known<&BTreeSet<(Box<str>, Box<str>)>>, now: Tick) {
+        self.take_in(now, |index, effects| index.grants_are(known, effects));
     }
 
     // ---- events: namespaces ----
@@ -170,15 +151,9 @@ impl Engine {
 
     // ---- events: kinds ----
 
-    /// Records the result of discovery for a kind: the resource, or `None` if the kind isn't served
-    /// (any more).
-    pub fn kind(&mut self, gvk: &GroupVersionKind, resource: Option<Resource>, now: Tick) {
-        self.take_in(now, |index, effects| index.kind(gvk, resource, effects));
-    }
-
-    /// Records that discovery gives no answer about a kind.
-    pub fn kind_unanswered(&mut self, gvk: &GroupVersionKind, why: Unreadable, now: Tick) {
-        self.take_in(now, |index, _| index.kind_unanswered(gvk, why));
+    /// Records the answer of discovery about a kind.
+    pub fn kind(&mut self, gvk: &GroupVersionKind, served: Known<Resource>, now: Tick) {
+        self.take_in(now, |index, effects| index.kind(gvk, served, effects));
     }
 
     /// Records that the CRD of a kind, given by its plural, was created or changed.
@@ -226,15 +201,10 @@ impl Engine {
         self.take_in(now, |index, _| index.copies_listing(watch));
     }
 
-    /// Records that the listing is complete as of the resourceVersion `at`. Copies that the listing
-    /// didn't show were absent then.
-    pub fn copies_listed(&mut self, watch: &CopyWatch, at: u64, now: Tick) {
-        self.take_in(now, |index, _| index.copies_listed(watch, at));
-    }
-
-    /// Records that copies can't be watched, until [`Engine::copies_listed`] says otherwise.
-    pub fn copies_unreadable(&mut self, watch: &CopyWatch, why: Unreadable, now: Tick) {
-        self.take_in(now, |index, _| index.copies_unreadable(watch, why));
+    /// Records the state of a watch of copies. A list has its resourceVersion. Copies that it didn't
+    /// show were absent then.
+    pub fn copies_known(&mut self, watch: &CopyWatch, known: Known<u64>, now: Tick) {
+        self.take_in(now, |index, _| index.copies_known(watch, known));
     }
 
     /// Records an object that the watch of copies shows. The object has Mimeo's label, but Mimeo
@@ -251,17 +221,9 @@ impl Engine {
 
     /// Records that a source exists, or that it doesn't. This comes from a watch, which reads a
     /// cache. So Mimeo confirms a deletion before it acts on it.
-    pub fn source(&mut self, source: &SourceRef, object: Option<Value>, now: Tick) {
+    pub fn source(&mut self, source: &SourceRef, object: Option<Decoded<Value>>, now: Tick) {
         self.take_in(now, |index, effects| {
-            index.source_shown(source, object.map(Shown::Whole), effects);
-        });
-    }
-
-    /// Records an existing source that can be decoded only in part, its metadata at least. The
-    /// source is refused, and no pods wait for its copies.
-    pub fn source_undecodable(&mut self, source: &SourceRef, rest: Value, now: Tick) {
-        self.take_in(now, |index, effects| {
-            index.source_shown(source, Some(Shown::Part(rest)), effects);
+            index.source_shown(source, object, effects);
         });
     }
 
@@ -270,17 +232,12 @@ impl Engine {
         self.take_in(now, |index, _| index.source_unreadable(source, why));
     }
 
-    /// Records that the watch of a selector has shown its whole list: only the objects in `found`
-    /// exist now. [`Engine::source`] shows each of them too, before or after this call.
-    pub fn selected(&mut self, selector: &SourceSelector, found: &Members, now: Tick) {
+    /// Records the state of a selector's watch. A list has all objects that exist now.
+    /// [`Engine::source`] shows each of them too, before or after this call.
+    pub fn selected(&mut self, selector: &SourceSelector, known: Known<&Members>, now: Tick) {
         self.take_in(now, |index, effects| {
-            index.selected(selector, found, effects);
+            index.selected(selector, known, effects);
         });
-    }
-
-    /// Records that a selector can't be watched, until [`Engine::selected`] is called again.
-    pub fn selector_unreadable(&mut self, selector: &SourceSelector, why: Unreadable, now: Tick) {
-        self.take_in(now, |index, _| index.selector_unreadable(selector, why));
     }
 
     // ---- events: the webhook ----

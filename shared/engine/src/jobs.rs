@@ -13,16 +13,19 @@ use std::{
     time::Duration,
 };
 
+use serde_json::Value;
+
 use mimeo_model::{
     created::CreatedCopies,
     grant::{Grant, RefusedGrant},
     id::{RuleId, RuleKind},
     kind::{GroupKind, GroupVersionKind},
+    known::Decoded,
     source::SourceRef,
 };
 
 use crate::{
-    Effects, GrantsRead, Index, RuleRead, Shown, SourceRead,
+    Effects, GrantsRead, Index, RuleRead, SourceRead,
     clock::Tick,
     work::{Timer, delay},
 };
@@ -116,7 +119,7 @@ pub enum Answer {
     /// The grants of the namespace.
     Grants(GrantsRead),
     /// The source. `None`: it does not exist.
-    Object(Option<Shown>),
+    Object(Option<Decoded<Value>>),
     /// The grant. `None`: it does not exist.
     Grant(Option<Result<Grant, RefusedGrant>>),
     /// The object isn't as the job assumed, and nothing was written.

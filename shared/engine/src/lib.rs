@@ -54,7 +54,6 @@ pub use self::{
     pod_gate::{AwaitedCopy, Progress},
     preview::{Contest, Preview},
     request::{Request, Ticket, Verb},
-    sources::Shown,
     status::{Observed, StatusUpdate, Webhooks},
     survey::CopyWatch,
     usage::GrantUpdate,
@@ -72,13 +71,8 @@ use self::{
     sources::{follow, members, select},
     world::{demand, kinds, namespaces, record, rules, survey},
 };
-use self::{
-    kinds::{KindState, Served},
-    namespaces::Namespace,
-    rules::RuleState,
-    sources::SourceState,
-};
-use mimeo_model::{id::RuleKind, outcome::Unreadable, reach::Reach, role::Role};
+use self::{kinds::KindState, namespaces::Namespace, rules::RuleState, sources::SourceState};
+use mimeo_model::{id::RuleKind, reach::Reach, role::Role};
 
 /// The settings of one engine, from flags or from the cluster.
 #[derive(Clone, Debug)]
@@ -123,19 +117,6 @@ impl Settings {
             reach: Reach::default(),
         }
     }
-}
-
-/// Whether all objects of one of Mimeo's own kinds are known.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-enum Listing {
-    #[default]
-    Unknown,
-    /// The API server doesn't serve the kind.
-    Unserved,
-    /// The API server refuses or fails to list the kind, until a user fixes that.
-    Unreadable(Unreadable),
-    /// The watch has shown every object once.
-    Listed,
 }
 
 /// One value for each kind of rule.

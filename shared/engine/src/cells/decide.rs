@@ -6,13 +6,14 @@ use std::sync::Arc;
 use mimeo_model::{
     choices::{PodGate, Strategy},
     id::{RuleId, RuleKind, SlotId},
+    known::Known,
     meta::Checksum,
     role::Role,
     rule::Rule,
 };
 
 use crate::{
-    Index, Listing, Namespace, RuleState,
+    Index, Namespace, RuleState,
     absent::HowGone,
     cell::{Cell, Leave, Observation, Spared, Step, Why},
     fate::Fate,
@@ -135,8 +136,8 @@ impl Index {
             return true;
         };
         let tenants = rule.kind == RuleKind::Replication;
-        let listing = self.collections[RuleKind::ClusterReplication].listing;
-        if tenants && !matches!(listing, Listing::Listed | Listing::Unserved) {
+        let rules = self.collections[RuleKind::ClusterReplication].watch.known();
+        if tenants && !matches!(rules, Known::Listed(()) | Known::Unserved) {
             return false;
         }
         let marked = cell.ours().and_then(|seen| seen.rule.clone());
@@ -151,7 +152,7 @@ impl Index {
             // A webhook replica only fills new namespaces. It leaves the question to the
             // reconciler, which asks the API server.
             None if self.settings.role == Role::Injector => false,
-            None if !tenants && listing != Listing::Listed => false,
+            None if !tenants && !rules.is_listed() => false,
             // To another `ClusterReplication` the copy passes as soon as a read shows that the
             // former rule does not exist. Otherwise no rule could take over the copies of a rule
             // that was lost.

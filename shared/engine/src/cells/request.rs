@@ -16,6 +16,7 @@ use crate::{
     Effects, Index, Namespace,
     cell::{Cell, CellKey, Observation, Phase, Reference, Repair, Step, Why},
     clock::Tick,
+    kinds::namespaced,
     slot::Slot,
     work::delay,
 };
@@ -119,7 +120,7 @@ impl Index {
             .all_served()
             .iter()
             .filter(|(gvk, _)| gvk.is_of(group_kind));
-        served.find_map(|(_, served)| served.namespaced()).cloned()
+        served.find_map(|(_, served)| namespaced(served)).cloned()
     }
 }
 

@@ -286,7 +286,7 @@ impl Index {
             let listed = |selector| {
                 self.selectors
                     .get(selector)
-                    .is_some_and(|findings| findings.listed)
+                    .is_some_and(|findings| findings.watch.is_listed())
             };
             for selector in rule.selectors.iter().filter(|selector| !listed(*selector)) {
                 let copies = format!(

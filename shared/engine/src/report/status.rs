@@ -10,6 +10,7 @@ use serde::Serialize;
 use mimeo_model::{
     condition::{ConditionReason, ConditionType},
     id::{RuleId, RuleKind},
+    known::Known,
     outcome::FailureReason,
     refusal::Refusal,
     source::SourceRef,
@@ -17,7 +18,7 @@ use mimeo_model::{
 };
 
 use crate::{
-    Effects, Index, Listing, RuleState, Served, SourceState,
+    Effects, Index, RuleState, SourceState,
     clock::Tick,
     conditions::Conditions,
     losses::PendingDeletions,
@@ -167,18 +168,18 @@ impl Index {
                 .rule
                 .as_ref()
                 .map_or(true, |rule| self.knows_selected(rule))
-            && (id.kind == RuleKind::ClusterReplication || self.consent.listing != Listing::Unknown)
+            && (id.kind == RuleKind::ClusterReplication || self.consent.known != Known::Unknown)
             && slots
                 .filter(|slot| slot.granted && self.settings.reach.refuses(&slot.source).is_none())
                 .all(|slot| match self.kinds.served(slot.gvk()) {
-                    Some(Served::At(resource)) if resource.namespaced => {
+                    Known::Listed(resource) if resource.namespaced => {
                         let listed = state
                             .rule
                             .as_ref()
                             .is_ok_and(|rule| self.knows_copies_of(rule, slot.kind));
                         listed && (slot.rendering.is_ok() || self.blocked(slot).is_some())
                     }
-                    Some(Served::Unknown) | None => false,
+                    Known::Unknown => false,
                     _ => true,
                 })
     }

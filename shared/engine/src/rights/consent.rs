@@ -20,17 +20,16 @@ use mimeo_model::{
     grant::{self, Grant, RefusedGrant},
     id::{RuleId, RuleKind, SlotId},
     kind::GroupKind,
-    outcome::Unreadable,
+    known::Known,
     refusal::Refusal,
     rule::Rule,
     source::{SourceRef, SourceSelector},
 };
 
 use crate::{
-    Effects, Index, Listing, RuleState,
+    Effects, Index, RuleState,
     absent::Became,
     authorized::{Unauthorized, own_kind_unreadable},
-    clock::Tick,
     follow::Follows,
     grants::Grants,
     jobs::{JobKey, Jobs},
@@ -49,7 +48,7 @@ pub(crate) struct Consent {
     /// change of the facts that they depend on.
     pub(crate) missing_grants: BTreeMap<Arc<RuleId>, OnceCell<MissingGrants>>,
     pub(crate) follows: Follows,
-    pub(crate) listing: Listing,
+    pub(crate) known: Known<()>,
     /// `Replication`s by the namespaces that they target. Such a namespace need not exist.
     pub(crate) targeting: BTreeMap<Box<str>, BTreeSet<Arc<RuleId>>>,
     /// Namespaces in which a copy of the `Replication` was seen since the last tidying.
@@ -146,18 +145,10 @@ impl Index {
         })
     }
 
-    fn grants_withheld(&mut self, listing: Listing, now: Tick) {
-        self.at(now);
-        if self.consent.listing != Listing::Listed {
-            self.consent.listing = listing;
-            self.mark_all_statuses_due();
-        }
-    }
-
     /// True if all grants and namespaces are known. Only then may a missing grant cost a rule its
     /// existing copies.
     pub(crate) fn grants_known(&self) -> bool {
-        self.consent.listing == Listing::Listed && self.namespaces_listed
+        self.consent.known.is_listed() && self.namespaces_listed
     }
 
     /// True if a rule may read a source.
@@ -220,7 +211,7 @@ impl Index {
             .namespaces
             .get(home)
             .filter(|entry| entry.uid.is_some());
-        let Some(entry) = known.filter(|_| self.consent.listing == Listing::Listed) else {
+        let Some(entry) = known.filter(|_| self.consent.known.is_listed()) else {
             return Given::By(vec![]);
         };
         let grants = self
@@ -240,9 +231,9 @@ impl Index {
     /// listed yet.
     pub(crate) fn grants_untold(&self) -> Option<Unauthorized> {
         let unknown = |why: &str| format!("Mimeo does not know what other namespaces grant: {why}");
-        match self.consent.listing {
-            Listing::Unknown | Listing::Listed => None,
-            Listing::Unserved => {
+        match self.consent.known {
+            Known::Unknown | Known::Listed(()) => None,
+            Known::Unserved => {
                 let message =
                     unknown("the cluster does not serve ReplicationGrants; install their CRD");
                 Some(Unauthorized {
@@ -250,7 +241,7 @@ impl Index {
                     message,
                 })
             }
-            Listing::Unreadable(why) => {
+            Known::Unreadable(why) => {
                 let Unauthorized { reason, message } =
                     own_kind_unreadable("replicationgrants", why);
                 Some(Unauthorized {
@@ -392,7 +383,7 @@ impl Index {
             Err(refused) => return self.grant_refused(namespace, name, refused, effects),
         };
         self.consent.usage.forget_refused(namespace, name);
-        let news = (self.consent.listing == Listing::Listed).then_some(self.now);
+        let news = (self.consent.known.is_listed()).then_some(self.now);
         let grants = self.consent.grants.entry(namespace.into()).or_default();
         // A new status does not change the access that the grant gives. The engine itself counts
         // the `Replication`s in that status, so a count must not lead to a new plan for each of
@@ -423,51 +414,46 @@ impl Index {
         self.review_grants(namespace, effects);
     }
 
-    /// The watch has shown every grant. `listed` holds the namespace and name of each.
-    pub(crate) fn grants_listed(
+    /// Records the state of the watch of grants. A list has the namespace and name of each grant.
+    /// Once listed, grants stay valid while they can't be read.
+    pub(crate) fn grants_are(
         &mut self,
-        listed: &BTreeSet<(Box<str>, Box<str>)>,
+        state: Known<&BTreeSet<(Box<str>, Box<str>)>>,
         effects: &mut Effects,
     ) {
-        let known = self.consent.grants.iter();
-        let known = known.flat_map(|(namespace, grants)| {
-            grants.names().map(|name| (namespace.clone(), name.clone()))
-        });
-        let known = known.chain(self.consent.usage.refused());
-        let lost: Vec<_> = known.filter(|key| !listed.contains(key)).collect();
-        for (namespace, name) in lost {
-            self.grant_gone(&namespace, &name, effects);
-        }
-        if self.consent.listing != Listing::Listed {
-            self.consent.listing = Listing::Listed;
-            let Consent {
-                readers,
-                targeting,
-                selecting,
-                ..
-            } = &self.consent;
-            let namespaces: BTreeSet<Box<str>> = readers
-                .keys()
-                .chain(targeting.keys())
-                .chain(selecting.keys())
-                .cloned()
-                .collect();
-            for namespace in namespaces {
-                self.review_grants(&namespace, effects);
+        if let Known::Listed(listed) = state {
+            let known = self.consent.grants.iter().flat_map(|(namespace, grants)| {
+                grants.names().map(|name| (namespace.clone(), name.clone()))
+            });
+            let known = known.chain(self.consent.usage.refused());
+            let lost: Vec<_> = known.filter(|key| !listed.contains(key)).collect();
+            for (namespace, name) in lost {
+                self.grant_gone(&namespace, &name, effects);
             }
-            self.replan_all();
         }
-    }
-
-    /// The API server doesn't serve grants: their CRD does not exist (any more). The grants that
-    /// were observed before stay valid.
-    pub(crate) fn grants_unserved(&mut self) {
-        self.grants_withheld(Listing::Unserved, self.now);
-    }
-
-    /// Mimeo can't read grants. The grants that were observed before stay valid.
-    pub(crate) fn grants_unreadable(&mut self, why: Unreadable) {
-        self.grants_withheld(Listing::Unreadable(why), self.now);
+        if self.consent.known.is_listed() {
+            return;
+        }
+        self.consent.known = state.map(|_| ());
+        if !state.is_listed() {
+            return self.mark_all_statuses_due();
+        }
+        let Consent {
+            readers,
+            targeting,
+            selecting,
+            ..
+        } = &self.consent;
+        let namespaces: BTreeSet<Box<str>> = readers
+            .keys()
+            .chain(targeting.keys())
+            .chain(selecting.keys())
+            .cloned()
+            .collect();
+        for namespace in namespaces {
+            self.review_grants(&namespace, effects);
+        }
+        self.replan_all();
     }
 
     /// The grants of a namespace have changed.

@@ -20,7 +20,7 @@ use mimeo_model::{
 };
 
 use crate::{
-    Effects, Index, Listing, RuleState,
+    Effects, Index, RuleState,
     clock::Tick,
     consent::{Consent, named_targets},
     grants::Grants,
@@ -157,8 +157,7 @@ impl Index {
     /// When `Engine::grant_statuses` may return statuses. `None` until the Replications and
     /// grants are known.
     pub fn grant_statuses_due(&self) -> Option<Tick> {
-        let known = self.collections[RuleKind::Replication].listing == Listing::Listed
-            && self.grants_known();
+        let known = self.all_rules_of(RuleKind::Replication) && self.grants_known();
         self.consent
             .usage
             .first()

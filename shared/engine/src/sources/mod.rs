@@ -15,6 +15,7 @@ use serde_json::Value;
 
 use mimeo_model::{
     id::{KindId, RuleId, RuleKind, SlotId},
+    known::Decoded,
     meta::{Uid, is_copy, version},
     outcome::Unreadable,
     render::{Copies, Draft},
@@ -99,22 +100,6 @@ fn version_of(object: &Value) -> u64 {
             .pointer("/metadata/resourceVersion")
             .and_then(Value::as_str),
     )
-}
-
-/// An object that a watch or a read shows.
-#[derive(Clone)]
-pub enum Shown {
-    /// All of it.
-    Whole(Value),
-    /// The part of the object that can be decoded, its metadata at least.
-    Part(Value),
-}
-
-impl Shown {
-    pub(crate) fn value(&self) -> &Value {
-        let (Self::Whole(object) | Self::Part(object)) = self;
-        object
-    }
 }
 
 /// The facts for the decision whether a rule takes an object that its selector finds. They are
@@ -257,7 +242,7 @@ impl Index {
     pub(crate) fn source_shown(
         &mut self,
         source: &SourceRef,
-        object: Option<Shown>,
+        object: Option<Decoded<Value>>,
         effects: &mut Effects,
     ) {
         if let Some(selector) = source.selector() {
@@ -282,7 +267,7 @@ impl Index {
     pub(crate) fn take_source(
         &mut self,
         source: &SourceRef,
-        object: Option<Shown>,
+        object: Option<Decoded<Value>>,
         effects: &mut Effects,
     ) {
         let Some(state) = self.sources.get_mut(source) else {
@@ -308,11 +293,11 @@ impl Index {
                     absence: absent::Absence::from(home),
                 };
             }
-            (Some(Shown::Whole(object)), _) => {
+            (Some(Decoded::Whole(object)), _) => {
                 *state = SourceState::found(source, Arc::new(object));
                 self.let_go_if_too_large(source);
             }
-            (Some(Shown::Part(rest)), _) => *state = SourceState::undecodable(&rest),
+            (Some(Decoded::Part(rest)), _) => *state = SourceState::undecodable(&rest),
         }
         // The answers of earlier reads are older than what was shown just now. But a source that is
         // still missing is still asked about.

@@ -11,18 +11,17 @@ use std::{
     sync::Arc,
 };
 
+use serde_json::Value;
+
 use mimeo_model::{
     id::{RuleId, RuleKind, SlotId},
-    outcome::Unreadable,
+    known::{Decoded, Known, Watched},
     rule::{MOST_SOURCES, Rule},
     source::{MOST_BYTES, SourceRef, SourceRefused, SourceSelector},
 };
 
 use crate::{
-    Effects, Index, Member, Members, SourceState,
-    cell::Cell,
-    jobs::JobKey,
-    sources::{Facts, Shown},
+    Effects, Index, Member, Members, SourceState, cell::Cell, jobs::JobKey, sources::Facts,
 };
 
 /// The objects that one selector finds, as far as they are known.
@@ -33,11 +32,8 @@ pub(crate) struct Findings {
     /// True if the watch of the selector is open. An event of a watch that was just closed is too
     /// late, and ignored.
     pub(crate) watched: bool,
-    /// True if the watch has shown everything that the selector finds. Before that no object
-    /// counts.
-    pub(crate) listed: bool,
-    /// Why the selector can't be watched now.
-    pub(crate) unreadable: Option<Unreadable>,
+    /// Before the watch has shown everything that the selector finds, no object counts.
+    pub(crate) watch: Watched,
     members: Members,
     /// The number of its objects that are held before everything was shown.
     loose: usize,
@@ -55,7 +51,8 @@ impl Findings {
                 ..Self::default()
             },
         )
-        .listed
+        .watch
+        .is_listed()
     }
 
     fn is_platforms(&self) -> bool {
@@ -106,7 +103,7 @@ impl Index {
         let unlisted = self
             .selectors
             .get(selector)
-            .filter(|findings| !findings.listed);
+            .filter(|findings| !findings.watch.is_listed());
         let few = |findings: &Findings| findings.loose < LOOSE && bytes <= MOST_BYTES;
         unlisted.is_some_and(|findings| findings.is_platforms() || few(findings))
     }
@@ -140,7 +137,7 @@ impl Index {
             let Some(findings) = self
                 .selectors
                 .get(selector)
-                .filter(|findings| findings.listed)
+                .filter(|findings| findings.watch.is_listed())
             else {
                 continue;
             };
@@ -240,7 +237,7 @@ impl Index {
         let listed = |selector| {
             self.selectors
                 .get(selector)
-                .is_some_and(|findings| findings.listed)
+                .is_some_and(|findings| findings.watch.is_listed())
         };
         self.followed(rule)
             .into_iter()
@@ -272,7 +269,7 @@ impl Index {
         let findings = self
             .selectors
             .get(selector)
-            .filter(|findings| findings.listed)?;
+            .filter(|findings| findings.watch.is_listed())?;
         Some(findings.members.get(name).is_some())
     }
 
@@ -293,9 +290,25 @@ impl Index {
 }
 
 impl Index {
-    /// The watch of a selector has shown its whole list: only the objects in `found` exist now.
-    /// `Engine::source` shows each of them too, before or after this call.
+    /// Records the state of a selector's watch. A list has all objects that exist now.
+    /// `Engine::source` shows each of them too, before or after this call. The objects that it found
+    /// before stay valid while it can't be watched.
     pub(crate) fn selected(
+        &mut self,
+        selector: &SourceSelector,
+        known: Known<&Members>,
+        effects: &mut Effects,
+    ) {
+        if let Known::Listed(found) = known {
+            return self.selector_listed(selector, found, effects);
+        }
+        let findings = self.selectors.get_mut(selector);
+        if findings.is_some_and(|findings| findings.watch.becomes(known)) {
+            self.replan_rules_of_selector(selector);
+        }
+    }
+
+    fn selector_listed(
         &mut self,
         selector: &SourceSelector,
         found: &Members,
@@ -313,8 +326,7 @@ impl Index {
         else {
             return;
         };
-        let mut news =
-            !std::mem::replace(&mut findings.listed, true) | findings.unreadable.take().is_some();
+        let mut news = findings.watch.becomes(Known::Listed(()));
         findings.loose = 0;
         let members = findings.members.relisted(found);
         let former = std::mem::replace(&mut findings.members, members);
@@ -364,23 +376,12 @@ impl Index {
         }
     }
 
-    /// A selector can't be watched until `Engine::selected` is called again. The objects that it
-    /// found before stay valid.
-    pub(crate) fn selector_unreadable(&mut self, selector: &SourceSelector, why: Unreadable) {
-        let Some(findings) = self.selectors.get_mut(selector) else {
-            return;
-        };
-        if findings.unreadable.replace(why) != Some(why) {
-            self.replan_rules_of_selector(selector);
-        }
-    }
-
     /// A selector finds an object, or doesn't find it any more.
     pub(crate) fn selected_source(
         &mut self,
         selector: &SourceSelector,
         source: &SourceRef,
-        object: Option<Shown>,
+        object: Option<Decoded<Value>>,
         effects: &mut Effects,
     ) {
         let before = self.seen_as(source);
@@ -545,7 +546,7 @@ impl Index {
         let listed = |selector| {
             self.selectors
                 .get(&selector)
-                .is_some_and(|findings| findings.listed)
+                .is_some_and(|findings| findings.watch.is_listed())
         };
         let held = self
             .sources

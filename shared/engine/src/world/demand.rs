@@ -10,7 +10,8 @@ use mimeo_model::{
 };
 
 use crate::{
-    Effects, Index, RuleState, SourceState, jobs::JobKey, select, slot::Slot, survey::CopyWatch,
+    Effects, Index, RuleState, SourceState, jobs::JobKey, kinds::namespaced, select, slot::Slot,
+    survey::CopyWatch,
 };
 
 /// The watches that are needed now. The driver compares them with the open watches.
@@ -92,7 +93,7 @@ impl Index {
                 continue;
             }
             demand.kinds.insert(gvk.clone());
-            if let Some(resource) = served.namespaced() {
+            if let Some(resource) = namespaced(served) {
                 self.demand_copies(&mut demand, resource);
             }
         }

@@ -11,7 +11,8 @@ use std::{
 use mimeo_model::{
     id::{KindId, RuleId},
     kind::{GroupKind, GroupVersionKind, Resource},
-    outcome::{FailureReason, Unreadable},
+    known::Known,
+    outcome::FailureReason,
     reach::Reach,
     source::SourceRef,
 };
@@ -36,7 +37,7 @@ pub(crate) struct Kinds {
     /// last pass.
     crowd: usize,
     /// The results of discovery, by version. A kind without an entry was never requested.
-    served: BTreeMap<GroupVersionKind, Served>,
+    served: BTreeMap<GroupVersionKind, Known<Resource>>,
     /// True if the kinds `ConfigMap` was read.
     pub(crate) known: bool,
     /// When the `ConfigMap` was created, in seconds, if it exists.
@@ -63,28 +64,28 @@ impl Kinds {
     }
 
     /// Returns the result of discovery for a kind in this version.
-    pub(crate) fn served(&self, gvk: &GroupVersionKind) -> Option<&Served> {
-        self.served.get(gvk)
+    pub(crate) fn served(&self, gvk: &GroupVersionKind) -> &Known<Resource> {
+        self.served.get(gvk).unwrap_or(&Known::Unknown)
     }
 
     /// Returns the resource of a kind in this version, if copies of it can exist.
     pub(crate) fn resource(&self, gvk: &GroupVersionKind) -> Option<&Resource> {
-        self.served(gvk).and_then(Served::namespaced)
+        namespaced(self.served(gvk))
     }
 
     /// The results of discovery for all requested versions.
-    pub(crate) fn all_served(&self) -> &BTreeMap<GroupVersionKind, Served> {
+    pub(crate) fn all_served(&self) -> &BTreeMap<GroupVersionKind, Known<Resource>> {
         &self.served
     }
 
     /// Requests discovery of a kind. Returns the result so far.
-    pub(crate) fn ask(&mut self, gvk: &GroupVersionKind) -> &mut Served {
-        self.served.entry(gvk.clone()).or_insert(Served::Unknown)
+    pub(crate) fn ask(&mut self, gvk: &GroupVersionKind) -> &mut Known<Resource> {
+        self.served.entry(gvk.clone()).or_default()
     }
 
     /// Makes the kind count as not served.
     pub(crate) fn give_up(&mut self, gvk: &GroupVersionKind) {
-        self.served.insert(gvk.clone(), Served::No);
+        self.served.insert(gvk.clone(), Known::Unserved);
     }
 }
 
@@ -163,28 +164,13 @@ impl KindState {
 
     /// True if every copy in the namespace has been listed.
     pub(crate) fn copies_known_in(&self, namespace: &str) -> bool {
-        self.surveys.of(namespace).listed || self.note == (Note::Present { fresh: true })
+        self.surveys.of(namespace).watch.is_listed() || self.note == (Note::Present { fresh: true })
     }
 }
 
-/// The result of discovery for a kind.
-#[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Served {
-    Unknown,
-    /// Discovery gives no answer, and will give none until the cause is fixed.
-    Unanswered(Unreadable),
-    No,
-    At(Resource),
-}
-
-impl Served {
-    /// Returns the resource, if copies of it can exist.
-    pub(crate) fn namespaced(&self) -> Option<&Resource> {
-        match self {
-            Self::At(resource) if resource.namespaced => Some(resource),
-            _ => None,
-        }
-    }
+/// The resource of a kind, if copies of it can exist.
+pub(crate) fn namespaced(served: &Known<Resource>) -> Option<&Resource> {
+    served.listed().filter(|resource| resource.namespaced)
 }
 
 /// How long API servers may take to apply a CRD after a watch shows it.
@@ -214,27 +200,33 @@ impl Index {
     pub(crate) fn forget_kinds(&mut self, demanded: &BTreeSet<GroupVersionKind>) {
         let named: BTreeSet<&GroupVersionKind> = self.slots.values().map(Slot::gvk).collect();
         self.kinds.served.retain(|gvk, served| {
-            matches!(served, Served::At(_)) || demanded.contains(gvk) || named.contains(gvk)
+            served.is_listed() || demanded.contains(gvk) || named.contains(gvk)
         });
     }
 }
 
 impl Index {
-    /// Records the result of discovery for a kind: the resource, or `None` if the kind isn't served
-    /// (any more).
+    /// Records the answer of discovery about a kind. An earlier answer stays valid while there is
+    /// none.
     pub(crate) fn kind(
         &mut self,
         gvk: &GroupVersionKind,
-        resource: Option<Resource>,
+        served: Known<Resource>,
         effects: &mut Effects,
     ) {
-        let served = resource.map_or(Served::No, Served::At);
-        if self.kinds.served(gvk) == Some(&served) {
+        let known = self.kinds.ask(gvk);
+        if *known == served {
             return;
         }
-        let never = !matches!(served, Served::At(_));
-        let former = self.kinds.served.insert(gvk.clone(), served);
-        let never = never && !matches!(former, Some(Served::At(_)));
+        if let Known::Unreadable(_) = served {
+            if matches!(known, Known::Unknown | Known::Unreadable(_)) {
+                *known = served;
+                self.replan_rules_of_kind(gvk);
+            }
+            return;
+        }
+        let never = !served.is_listed() && !known.is_listed();
+        *known = served;
         self.try_refused(&gvk.group_kind(), effects);
         let sources: Vec<SourceRef> = self
             .sources
@@ -259,8 +251,11 @@ impl Index {
     /// Records that the CRD of a kind, given by its plural, was created or changed. The new schema
     /// may accept copies that the former one refused.
     pub(crate) fn defined(&mut self, group: &str, plural: &str, effects: &mut Effects) {
-        let here =
-            |served: &Served| matches!(served, Served::At(resource) if *resource.plural == *plural);
+        let here = |served: &Known<Resource>| {
+            served
+                .listed()
+                .is_some_and(|resource| *resource.plural == *plural)
+        };
         let kinds = self
             .kinds
             .served
@@ -295,19 +290,6 @@ impl Index {
                 effects.work.put_off(name, cell, self.now + DEFINED);
             }
         }
-    }
-
-    /// Records that discovery gives no answer about a kind, until `Engine::kind` reports one. An
-    /// earlier answer stays valid.
-    pub(crate) fn kind_unanswered(&mut self, gvk: &GroupVersionKind, why: Unreadable) {
-        let served = self.kinds.ask(gvk);
-        if !matches!(served, Served::Unknown | Served::Unanswered(_))
-            || *served == Served::Unanswered(why)
-        {
-            return;
-        }
-        *served = Served::Unanswered(why);
-        self.replan_rules_of_kind(gvk);
     }
 
     /// Records the kinds in the kinds `ConfigMap`, in the recorded versions. Copies of these may
@@ -391,7 +373,7 @@ impl Index {
             .kinds
             .served
             .iter()
-            .filter(|(_, served)| matches!(served, Served::At(_)));
+            .filter(|(_, served)| served.is_listed());
         let served: BTreeSet<GroupKind> = served.map(|(gvk, _)| gvk.group_kind()).collect();
         let needless = |(id, kind): &(KindId, &KindState)| {
             kind.note == Note::Absent

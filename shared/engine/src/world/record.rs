@@ -8,11 +8,11 @@ use jiff::Timestamp;
 use mimeo_model::{
     id::{KindId, RuleKind},
     kind::{GroupKind, GroupVersionKind},
+    known::Known,
 };
 
 use crate::{
-    Effects, Index, KindState, Served, absent::Became, jobs::JobKey, kinds::Note, slot::Slot,
-    work::Timer,
+    Effects, Index, KindState, absent::Became, jobs::JobKey, kinds::Note, slot::Slot, work::Timer,
 };
 
 /// The uids of the CRD of one kind of rule. A new uid means that the CRD was installed again, and
@@ -148,7 +148,7 @@ impl Index {
                 .all_served()
                 .iter()
                 .filter(|(gvk, _)| gvk.is_of(&kind.group_kind));
-            versions.all(|(_, served)| *served == Served::No)
+            versions.all(|(_, served)| *served == Known::Unserved)
         };
         self.kinds.known
             && self.primed()

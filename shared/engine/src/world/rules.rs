@@ -8,6 +8,7 @@ use std::{
 use mimeo_model::{
     id::{RuleId, RuleKind, SlotId},
     kind::GroupVersionKind,
+    known::{Known, Watched},
     meta::Uid,
     outcome::Unreadable,
     refusal::Refused,
@@ -17,7 +18,7 @@ use mimeo_model::{
 };
 
 use crate::{
-    Effects, Index, Listing, SourceState, absent,
+    Effects, Index, SourceState, absent,
     cell::Reference,
     clock::Tick,
     conditions::pod_gate_active,
@@ -34,9 +35,7 @@ use crate::{
 /// The state of all rules of a kind.
 #[derive(Debug, Default)]
 pub(crate) struct Collection {
-    pub(crate) listing: Listing,
-    /// Why the rules can't be read, or can't be read any more.
-    pub(crate) unread: Option<Unreadable>,
+    pub(crate) watch: Watched,
     pub(crate) crd: CrdState,
 }
 
@@ -79,29 +78,24 @@ impl ShownRule {
 }
 
 impl Index {
-    fn unread(&mut self, kind: RuleKind, why: Option<Unreadable>) {
-        if std::mem::replace(&mut self.collections[kind].unread, why) != why {
-            self.mark_all_statuses_due();
-        }
-    }
-
     /// True if changes of `ClusterReplication`s are visible, as far as is known.
     pub fn follows_rules(&self) -> bool {
         self.collections[RuleKind::ClusterReplication]
-            .unread
+            .watch
+            .unreadable()
             .is_none()
     }
 
     /// True if every rule of the kind was shown.
     pub(crate) fn all_rules_of(&self, kind: RuleKind) -> bool {
-        self.collections[kind].listing == Listing::Listed
+        self.collections[kind].watch.is_listed()
     }
 
     /// True if every rule that counts was shown. `ClusterReplication`s don't wait for Replications
     /// that can't be read.
     pub(crate) fn all_rules(&self) -> bool {
         self.all_rules_of(RuleKind::ClusterReplication)
-            && self.collections[RuleKind::Replication].listing != Listing::Unknown
+            && self.collections[RuleKind::Replication].watch.known() != Known::Unknown
     }
 
     /// The `ClusterReplication`s. They come first in the order of identities.
@@ -341,55 +335,43 @@ impl Index {
         self.demand_changed();
     }
 
-    /// Records that every rule of the kind has been shown; `listed` has all of them.
-    pub(crate) fn rules_listed(
+    /// Records the state of the watch of these rules. A list has all rules of the kind.
+    ///
+    /// Rules that can't be read stay valid as they were shown, and their statuses report the
+    /// problem. If none was shown so far, rules of the other kind behave as if this kind were not
+    /// served. `ClusterReplication`s don't wait for Replications, because the sources of these don't
+    /// count for them. A copy's annotation names its rule. The copy is not changed before all rules
+    /// of that kind are known.
+    pub(crate) fn rules_known(
         &mut self,
         kind: RuleKind,
-        listed: &BTreeSet<RuleId>,
+        known: Known<&BTreeSet<RuleId>>,
         effects: &mut Effects,
     ) {
-        let of_kind = self.rules.keys().filter(|id| id.kind == kind);
-        let lost: Vec<RuleId> = of_kind
-            .filter(|id| !listed.contains(&***id))
-            .map(|id| (**id).clone())
-            .collect();
-        for id in lost {
-            self.rule_gone(&id, effects);
-        }
-        self.collections[kind].listing = Listing::Listed;
-        self.unread(kind, None);
-        self.replan_all();
-    }
-
-    /// Records that the API server doesn't serve rules of the kind: their CRD doesn't exist (any
-    /// more). A webhook replica then has nothing to wait for. The meaning for existing copies is
-    /// not decided by a watch.
-    pub(crate) fn rules_unserved(&mut self, kind: RuleKind, effects: &mut Effects) {
-        self.unread(kind, None);
-        if self.settings.role == Role::Injector {
-            self.rules_listed(kind, &BTreeSet::new(), effects);
-        } else if self.collections[kind].listing != Listing::Listed {
-            self.collections[kind].listing = Listing::Unserved;
-            self.replan_all();
-        }
-    }
-
-    /// Records that rules of the kind can't be read. The rules that were shown stay valid, and
-    /// their statuses report the problem.
-    ///
-    /// If none was shown so far, rules of the other kind behave as if this kind were not served.
-    /// `ClusterReplication`s don't wait for Replications, because the sources of these don't count
-    /// for them. A copy's annotation names its rule. The copy is not changed before all rules of
-    /// that kind are known.
-    pub(crate) fn rules_unreadable(&mut self, kind: RuleKind, why: Unreadable) {
-        if self.collections[kind].listing != Listing::Listed {
-            self.collections[kind].listing = Listing::Unreadable(why);
-            self.replan_all();
-        } else if why == Unreadable::Unavailable {
+        let was_listed = self.all_rules_of(kind);
+        let none = BTreeSet::new();
+        let known = match known {
+            // A webhook replica then has nothing to wait for. The meaning for existing copies is
+            // not decided by a watch.
+            Known::Unserved if self.settings.role == Role::Injector => Known::Listed(&none),
             // The problem ends by itself, and no status could be written meanwhile.
-            return;
+            Known::Unreadable(Unreadable::Unavailable) if was_listed => return,
+            known => known,
+        };
+        if let Known::Listed(listed) = known {
+            let lost = |id: &&Arc<RuleId>| id.kind == kind && !listed.contains(&***id);
+            let lost: Vec<Arc<RuleId>> = self.rules.keys().filter(lost).cloned().collect();
+            lost.iter().for_each(|id| self.rule_gone(id, effects));
         }
-        self.unread(kind, Some(why));
+        let watch = &mut self.collections[kind].watch;
+        let unreadable = watch.unreadable();
+        watch.becomes(known);
+        if watch.unreadable() != unreadable {
+            self.mark_all_statuses_due();
+        }
+        if known.is_listed() || !was_listed {
+            self.replan_all();
+        }
     }
 
     /// Returns a slot for each target and each of these sources. Slots in `former` are used again.

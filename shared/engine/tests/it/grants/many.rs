@@ -2,7 +2,10 @@
 
 use jiff::Timestamp;
 use mimeo_engine::{Answer, Task};
-use mimeo_model::kind::GroupVersionKind;
+use mimeo_model::{
+    kind::GroupVersionKind,
+    known::{Decoded, Known},
+};
 use serde_json::{Value, json};
 
 use crate::common::uid;
@@ -179,7 +182,7 @@ fn a_flood_of_writes_keeps_nobody_else_waiting() {
             json!({"metadata": {"resourceVersion": "7"}, "type": "Opaque", "data": {"a": "b"}});
         scene
             .engine
-            .source(&source(home, "x"), Some(object), scene.now);
+            .source(&source(home, "x"), Some(Decoded::Whole(object)), scene.now);
     }
     let done = scene.done();
     assert_eq!((done[0].as_str(), done.len()), ("write other/x", 34));
@@ -209,7 +212,7 @@ fn kinds_that_are_not_served_are_the_matter_of_the_rules_that_name_them() {
     ));
     let planned = scene.engine.effort().planned;
     for kind in &kinds {
-        scene.engine.kind(kind, None, scene.now);
+        scene.engine.kind(kind, Known::Unserved, scene.now);
         scene.run();
     }
     let planned = scene.engine.effort().planned - planned;
@@ -246,7 +249,7 @@ fn there_is_an_end_to_kinds_and_those_that_nobody_needs_make_room() {
     scene.engine.kinds_recorded(&[secrets()].into(), scene.now);
     let id = scene.rule(rule("b"));
     let maps = GroupVersionKind::parse("v1", "ConfigMap").unwrap();
-    scene.engine.kind(&maps, None, scene.now);
+    scene.engine.kind(&maps, Known::Unserved, scene.now);
     let status = scene.status(&id);
     assert_eq!(words(&status, "SourcesFound"), "False KindNotServed");
     assert_eq!(status.copies.unwrap().desired, 1);
