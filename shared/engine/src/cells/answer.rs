@@ -135,9 +135,9 @@ impl Index {
 
     /// True if the request still has the content that its cell wants.
     fn asked_for(&self, ticket: &Ticket, place: Place<'_>, cell: &Cell) -> bool {
-        let copies = cell
-            .want
-            .and_then(|id| self.slots.get(&id))
+        let copies = self
+            .slots
+            .wanted(cell)
             .and_then(|slot| slot.rendering.as_ref().ok());
         let checksum = copies.and_then(|copies| copies.checksum_at(place).ok());
         cell.want == ticket.slot && checksum == ticket.checksum

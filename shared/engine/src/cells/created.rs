@@ -76,7 +76,7 @@ impl Index {
         if self.settings.role != Role::Keeper || !namespace.alive() {
             return;
         }
-        let Some(slot) = cell.want.and_then(|id| self.slots.get(&id)) else {
+        let Some(slot) = self.slots.wanted(cell) else {
             return;
         };
         let acting = self.rules.get(&slot.rule).and_then(RuleState::acting);
@@ -108,7 +108,7 @@ impl Index {
         }
         let mut created = namespace.created.clone();
         for cell in &namespace.cells {
-            let Some(slot) = cell.want.and_then(|id| self.slots.get(&id)) else {
+            let Some(slot) = self.slots.wanted(cell) else {
                 continue;
             };
             let Some(rule) = self.rules.get(&slot.rule).and_then(RuleState::acting) else {

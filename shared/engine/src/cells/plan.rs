@@ -34,7 +34,7 @@ impl Index {
 
     /// Returns the resync period of a copy, if its rule may write the copy.
     pub(crate) fn resync_of(&self, cell: &Cell) -> Option<Duration> {
-        let slot = self.slots.get(&cell.want?)?;
+        let slot = self.slots.wanted(cell)?;
         let rule = self.rules.get(&slot.rule)?.acting()?;
         rule.resync.filter(|_| self.settings.role == Role::Keeper)
     }
@@ -204,7 +204,7 @@ impl Index {
                 }
             }
             Leave::Unfillable => {
-                let slot = cell.want.and_then(|id| self.slots.get(&id));
+                let slot = self.slots.wanted(cell);
                 let failure = slot.and_then(|slot| match &slot.rendering {
                     Ok(copies) => copies.checksum_at(place).err(),
                     Err(NoRendering::Refused(why)) => Some(why.failure()),

@@ -99,7 +99,7 @@ pub(crate) const FIGHT: Duration = Duration::from_mins(1);
 impl Index {
     /// True if a copy may have no fields but Mimeo's (`strategy: Replace`).
     pub(crate) fn exclusive(&self, cell: &Cell) -> bool {
-        let slot = cell.want.and_then(|id| self.slots.get(&id));
+        let slot = self.slots.wanted(cell);
         let rule = slot.and_then(|slot| self.rules.get(&slot.rule)?.rule.as_ref().ok());
         rule.is_some_and(|rule| rule.strategy == Strategy::Replace)
     }
@@ -182,7 +182,7 @@ impl Index {
             }
             slot.reference = Reference::Asked;
         }
-        let slot = cell.want.and_then(|id| self.slots.get(&id));
+        let slot = self.slots.wanted(cell);
         let resource = self.resource(kind, slot.map(Slot::gvk))?;
         let copies = slot.and_then(|slot| slot.rendering.as_ref().ok());
         let place = Place {

@@ -206,7 +206,7 @@ impl Index {
         let created = |id| {
             self.rules
                 .get(id)
-                .and_then(|state| state.rule.as_ref().ok())
+                .and_then(RuleState::valid)
                 .map(|rule| rule.created)
         };
         let rank = |id| rank(id, created(id), marked.map(|marked| &**marked));

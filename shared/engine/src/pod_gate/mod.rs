@@ -165,7 +165,7 @@ impl Index {
         let holding = self
             .cluster_rules()
             .filter(|(_, state)| state.pod_gate() != PodGate::None);
-        let rules = holding.filter_map(|(id, state)| Some((id, state.rule.as_ref().ok()?)));
+        let rules = holding.filter_map(|(id, state)| Some((id, state.valid()?)));
         rules
             .filter(|(_, rule)| rule.could_match(hint, labels))
             .map(|(id, _)| (**id).clone())

@@ -381,7 +381,7 @@ fn kept(id: &RuleId, pending: &PendingDeletion, index: &Index, effort: &mut Effo
         };
         effort.review(namespace.cells.len());
         let keeps = |cell: &&Cell| {
-            let slot = cell.want.and_then(|slot| index.slots.get(&slot));
+            let slot = index.slots.wanted(cell);
             cell.approved.is_none()
                 && slot.is_some_and(|slot| *slot.rule == *id)
                 && cell

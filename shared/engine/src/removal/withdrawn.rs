@@ -129,9 +129,7 @@ impl Index {
     ) -> Option<Box<str>> {
         let state = self.rules.get(id)?;
         let rule = state
-            .rule
-            .as_ref()
-            .ok()
+            .valid()
             .filter(|rule| rule.matches(name, &namespace.labels))?;
         let place = namespace.place(name);
         let mut slots = self

@@ -357,7 +357,7 @@ impl Index {
             }
             Happening::EditReverted => {
                 let cell = self.cell(key)?;
-                let slot = self.slots.get(&cell.want?).filter(|slot| slot.rule == *id)?;
+                let slot = self.slots.wanted(cell).filter(|slot| slot.rule == *id)?;
                 format!("an edit was reverted; to change the copy, change its source {}", slot.source)
             }
             Happening::CopyRestored => {
@@ -381,7 +381,7 @@ impl Index {
     fn about_copy(&self, key: &CellKey) -> Option<ObjectReference> {
         let (namespace, kind, name) = key;
         let cell = self.cell(key);
-        let slot = cell.and_then(|cell| self.slots.get(&cell.want?));
+        let slot = cell.and_then(|cell| self.slots.wanted(cell));
         let resource = self.resource(*kind, slot.map(Slot::gvk))?;
         Some(ObjectReference {
             api_version: Some(resource.gvk.api_version()),

@@ -246,14 +246,6 @@ impl Index {
         }
         None
     }
-
-    /// Returns the rule that wants a copy in the cell, or else the rule of the copy there.
-    fn whose<'a>(&'a self, cell: &'a Cell) -> Option<&'a Arc<RuleId>> {
-        let wanted = cell.want.and_then(|id| self.slots.get(&id));
-        wanted
-            .map(|slot| &slot.rule)
-            .or_else(|| cell.ours()?.rule.as_ref())
-    }
 }
 
 impl<'a> Page<'a> {
@@ -393,7 +385,7 @@ impl<'a> Page<'a> {
         let cells = namespace
             .cells
             .iter()
-            .filter(|cell| self.index.whose(cell).is_some_and(|id| asked(id)));
+            .filter(|cell| self.index.slots.owner(cell).is_some_and(|id| asked(id)));
         let mut all: Vec<Shown<'a>> = cells
             .filter_map(|cell| self.show_cell((name, namespace), cell))
             .collect();
@@ -451,9 +443,9 @@ impl<'a> Page<'a> {
         (name, namespace): (&Arc<str>, &Namespace),
         cell: &'a Cell,
     ) -> Option<Shown<'a>> {
-        let rule = self.index.whose(cell)?;
+        let rule = self.index.slots.owner(cell)?;
         let (rule, state) = self.index.rules.get_key_value(rule)?;
-        let parsed = state.rule.as_ref().ok()?;
+        let parsed = state.valid()?;
         let written = cell
             .ours()
             .map(|seen| i64::from(seen.written))

@@ -305,10 +305,7 @@ impl Index {
         if id.kind == RuleKind::ClusterReplication {
             return self.namespaces.keys().cloned().collect();
         }
-        let rule = self
-            .rules
-            .get(id)
-            .and_then(|state| state.rule.as_ref().ok());
+        let rule = self.rules.get(id).and_then(RuleState::valid);
         let targets = rule.into_iter().flat_map(named_targets);
         let known = targets
             .filter_map(|name| self.namespaces.get_key_value(name))

@@ -129,10 +129,7 @@ impl Index {
 
     /// The kinds of all rules' sources.
     pub(crate) fn wanted_kinds(&self) -> BTreeSet<KindId> {
-        let rules = self
-            .rules
-            .values()
-            .filter_map(|state| state.rule.as_ref().ok());
+        let rules = self.rules.values().filter_map(|state| state.valid());
         rules
             .flat_map(|rule| &rule.kinds)
             .filter_map(|gvk| self.kinds.id(&gvk.group_kind()))
