@@ -7,15 +7,13 @@ use mimeo_model::{
     meta::Checksum,
     outcome::{Failure, FailureReason},
     role::Role,
-    template::Place,
 };
 
 use crate::{
     Effects, Index, Namespace, SourceState,
     cell::{Cell, Leave, Phase, Reference, Step, Why},
     clock::Tick,
-    slot::NoRendering,
-    wants::taken,
+    verdict::Need,
     work::Timer,
 };
 
@@ -138,6 +136,10 @@ impl Index {
         }
         let (verdict, needs) = self.decide(name, namespace, cell);
         effects.effort.decided += 1;
+        let failure = needs.iter().find_map(|need| match need {
+            Need::Failure(failure) => Some(failure.clone()),
+            _ => None,
+        });
         if !needs.is_empty() {
             self.meet(needs, &cell.key(name), effects);
         }
@@ -156,16 +158,7 @@ impl Index {
             if cell.phase == Phase::Queued {
                 cell.phase = Phase::Idle;
             }
-            self.settle(
-                Place {
-                    name,
-                    labels: &namespace.labels,
-                },
-                name,
-                cell,
-                why,
-                effects,
-            );
+            self.settle(name, cell, (why, failure), effects);
             return;
         }
         if step == Step::Learn && self.is_asked_already(cell.want) {
@@ -186,10 +179,9 @@ impl Index {
     /// Records that a cell needs no request now, and why.
     fn settle(
         &mut self,
-        place: Place<'_>,
         name: &Arc<str>,
         cell: &mut Cell,
-        why: Leave,
+        (why, failure): (Leave, Option<Failure>),
         effects: &mut Effects,
     ) {
         // An unwanted copy counts for the rule that wrote it.
@@ -203,13 +195,7 @@ impl Index {
                     return;
                 }
             }
-            Leave::Unfillable => {
-                let slot = self.slots.wanted(cell);
-                let failure = slot.and_then(|slot| match &slot.rendering {
-                    Ok(copies) => copies.checksum_at(place).err(),
-                    Err(NoRendering::Refused(why)) => Some(why.failure()),
-                    Err(_) => None,
-                });
+            Leave::Unfillable | Leave::Reserved => {
                 if let Some(failure) = failure {
                     self.fail(name, cell, failure, effects);
                 }
@@ -237,23 +223,6 @@ impl Index {
             {
                 cell.failure = None;
                 effects.work.back_off(name, cell, None, self);
-            }
-            Leave::Reserved => {
-                let loser = cell.want.and_then(|id| {
-                    Some((&self.slots.get(&id)?.rule, self.reserved_for(id, cell)?))
-                });
-                let message = loser.map(|(loser, winner)| taken(winner, loser, name));
-                if let Some(message) = message {
-                    self.fail(
-                        name,
-                        cell,
-                        Failure {
-                            reason: FailureReason::RuleConflict,
-                            message: message.into(),
-                        },
-                        effects,
-                    );
-                }
             }
             Leave::KindNotRecorded => self.record(cell.kind, effects),
             // A request follows now or soon. Until then users still see the last failure.

@@ -9,6 +9,7 @@ use std::sync::Arc;
 
 use mimeo_model::{
     id::{RuleId, SlotId},
+    outcome::Failure,
     source::SourceRef,
 };
 
@@ -92,6 +93,8 @@ pub(crate) enum Need {
     Reference(SlotId),
     /// Collect the copy with the other losses of this rule.
     Loss(Arc<RuleId>, Why),
+    /// Report why the copy cannot be written, if no request follows.
+    Failure(Failure),
 }
 
 impl Index {
@@ -156,6 +159,8 @@ impl Index {
                         slot.reference = Reference::Wanted;
                     }
                 }
+                // The plan reports it, once the verdict is stored.
+                Need::Failure(_) => {}
                 Need::Loss(id, why) => {
                     self.kinds[cell.1].lost = true;
                     effects.losses.push(LossEvent::Lost(id, cell.clone(), why));
