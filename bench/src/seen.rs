@@ -9,6 +9,7 @@ use std::{
 
 use anyhow::{Result, bail};
 use kube::Client;
+use mimeo_model::known::Decoded;
 use mimeo_runtime::watch::{Event, Meta, WatchSpec, watch};
 use tokio::{sync::Notify, task::JoinHandle};
 
@@ -52,7 +53,7 @@ impl Watcher {
         let task = tokio::spawn(watch::<Meta>(client.into(), spec, move |event| {
             let mut copies = own.copies.lock().unwrap_or_else(PoisonError::into_inner);
             let (object, there) = match event {
-                Event::Applied(object) => (object.metadata, true),
+                Event::Shown(Decoded::Whole(object)) => (object.metadata, true),
                 Event::Deleted(object) => (object.metadata, false),
                 _ => return,
             };

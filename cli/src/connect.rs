@@ -72,8 +72,6 @@ pub(crate) struct Connected {
     pub(crate) client: Client,
     /// The namespace of the flag or of the context.
     pub(crate) namespace: String,
-    /// True if the flag named it.
-    pub(crate) namespace_given: bool,
     /// The namespace in which Mimeo is installed.
     pub(crate) mimeo: String,
     /// The longest time for one request.
@@ -117,7 +115,6 @@ impl Connection {
         let namespace = self.namespace.clone();
         Ok(Connected {
             client: client(&config)?,
-            namespace_given: namespace.is_some(),
             namespace: namespace.unwrap_or(config.default_namespace),
             mimeo: self.mimeo_namespace.clone(),
             timeout: self.request_timeout,
@@ -139,33 +136,5 @@ impl Connection {
             },
         };
         Ok(Config::from_custom_kubeconfig(kubeconfig, &options).await?)
-    }
-
-    /// The same flags, for a `kubectl` that this program starts.
-    pub(crate) fn for_kubectl(&self) -> Vec<String> {
-        let path = |path: &Option<PathBuf>| path.as_ref().map(|path| path.display().to_string());
-        let flags = [
-            ("kubeconfig", path(&self.kubeconfig)),
-            ("context", self.context.clone()),
-            ("cluster", self.cluster.clone()),
-            ("user", self.user.clone()),
-            ("server", self.server.clone()),
-            ("token", self.token.clone()),
-            ("as", self.impersonate.clone()),
-            ("certificate-authority", path(&self.certificate_authority)),
-            ("tls-server-name", self.tls_server_name.clone()),
-        ];
-        let flag = |(name, value): (&str, Option<String>)| Some(format!("--{name}={}", value?));
-        let mut all: Vec<String> = flags.into_iter().filter_map(flag).collect();
-        all.extend(
-            self.impersonate_groups
-                .iter()
-                .map(|group| format!("--as-group={group}")),
-        );
-        all.extend(
-            self.insecure_skip_tls_verify
-                .then(|| "--insecure-skip-tls-verify".to_owned()),
-        );
-        all
     }
 }

@@ -1,7 +1,5 @@
 //! The forms of output: text for people, JSON and YAML for programs.
 
-use std::fmt::Write as _;
-
 use anyhow::Result;
 use clap::ValueEnum;
 use jiff::Timestamp;
@@ -43,28 +41,6 @@ pub(crate) fn write(text: &str) -> Result<()> {
     }
 }
 
-/// Aligns rows in columns, as kubectl does. The first row is the header.
-pub(crate) fn columns(rows: &[Vec<String>]) -> String {
-    let mut widths: Vec<usize> = Vec::new();
-    for row in rows {
-        widths.resize(widths.len().max(row.len()), 0);
-        for (width, cell) in widths.iter_mut().zip(row) {
-            *width = (*width).max(cell.chars().count());
-        }
-    }
-    let mut text = String::new();
-    for row in rows {
-        let mut line = String::new();
-        for (width, cell) in widths.iter().zip(row) {
-            // Writing to a String never fails.
-            _ = write!(line, "{cell:<width$}   ");
-        }
-        text.push_str(line.trim_end());
-        text.push('\n');
-    }
-    text
-}
-
 /// How long ago a time was, as kubectl prints ages: `45s`, `5m`, `3h`, `2d`.
 pub(crate) fn age(since: Timestamp, now: Timestamp) -> String {
     let seconds = now.as_second().saturating_sub(since.as_second()).max(0);
@@ -94,12 +70,5 @@ mod tests {
             assert_eq!(age(at(1_000_000), at(1_000_000 + seconds)), text);
         }
         assert_eq!(age(at(10), at(5)), "0s", "clocks differ");
-    }
-
-    #[test]
-    fn columns_are_as_wide_as_their_widest_cell() {
-        let row = |cells: [&str; 2]| cells.map(str::to_owned).to_vec();
-        let text = columns(&[row(["NAME", "AGE"]), row(["a-long-name", "5m"])]);
-        assert_eq!(text, "NAME          AGE\na-long-name   5m\n");
     }
 }

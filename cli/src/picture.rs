@@ -9,18 +9,19 @@ use std::{
     time::{Duration, Instant},
 };
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Result, bail};
 use clap::Parser;
 use futures::{StreamExt as _, stream};
 use k8s_openapi::{api::core::v1::ConfigMap, apimachinery::pkg::apis::meta::v1::ObjectMeta};
 use mimeo_api::{ClusterReplicationStatus, names::API_VERSION};
 use mimeo_engine::{
-    Answer, CopyWatch, Engine, Job, Member, Members, Question, Request, Settings, Shown, Snapshot,
-    Task, Verb,
+    Answer, CopyWatch, Engine, Job, Member, Members, Question, Request, Settings, Snapshot, Task,
+    Verb,
 };
 use mimeo_model::{
     id::{RuleId, RuleKind},
     kind::{GroupVersionKind, Resource},
+    known::{Decoded, Known},
     names,
     outcome::{Failure, FailureReason, Outcome, Unreadable},
     reach::Reach,
@@ -33,7 +34,6 @@ use mimeo_model::{
 use mimeo_runtime::{
     discovery::{Discovery, encode, resource_path},
     limiter::Limiter,
-    object::Decoded,
     reach::ReachArgs,
     stored::{parse_grant, parse_rule},
     writer::{KINDS_CONFIG_MAP, Writer, parse_kinds},
@@ -209,7 +209,7 @@ impl<'a> Reading<'a> {
                     "the API server doesn't serve ClusterReplications: Mimeo's CRDs are not installed in this cluster"
                 ),
                 Err(ReadError::NotServed) => {
-                    self.tell(|engine, now| engine.rules_unserved(kind, now));
+                    self.tell(|engine, now| engine.rules_known(kind, Known::Unserved, now));
                     continue;
                 }
                 Err(error @ ReadError::Forbidden(_)) => self.note(format!(
@@ -235,7 +235,7 @@ impl<'a> Reading<'a> {
                 .filter(|id| id.kind == kind)
                 .cloned()
                 .collect();
-            self.tell(|engine, now| engine.rules_listed(kind, &listed, now));
+            self.tell(|engine, now| engine.rules_known(kind, Known::Listed(&listed), now));
         }
         Ok(())
     }
@@ -317,13 +317,15 @@ impl<'a> Reading<'a> {
                     self.tell(|engine, now| engine.grant_applied(&namespace, &name, grant, now));
                     listed.insert((namespace, name));
                 }
-                self.tell(|engine, now| engine.grants_listed(&listed, now));
+                self.tell(|engine, now| engine.grants_known(Known::Listed(&listed), now));
             }
-            Err(ReadError::NotServed) => self.tell(Engine::grants_unserved),
+            Err(ReadError::NotServed) => {
+                self.tell(|engine, now| engine.grants_known(Known::Unserved, now))
+            }
             Err(error) => {
                 self.note(format!("You can't list ReplicationGrants: {error}. Whether Replications may cross namespaces is unknown."));
                 let why = Unreadable::Forbidden { verb: "list" };
-                self.tell(|engine, now| engine.grants_unreadable(why, now));
+                self.tell(|engine, now| engine.grants_known(Known::Unreadable(why), now));
             }
         }
     }
@@ -424,12 +426,14 @@ impl<'a> Reading<'a> {
         match read {
             Read::Nothing => {}
             Read::Kind(gvk, Ok(resource)) => {
-                self.tell(|engine, now| engine.kind(&gvk, resource.clone(), now));
+                self.tell(|engine, now| engine.kind(&gvk, resource.clone().into(), now));
                 self.picture.kinds.insert(gvk, resource);
             }
             Read::Kind(gvk, Err(why)) => {
                 self.note(format!("Can't find out whether {gvk} is served: {why}."));
-                self.tell(|engine, now| engine.kind_unanswered(&gvk, Unreadable::Unavailable, now));
+                self.tell(|engine, now| {
+                    engine.kind(&gvk, Known::Unreadable(Unreadable::Unavailable), now)
+                });
             }
             Read::Copies(watch, objects, Ok(version)) => {
                 let kind = watch.kind.clone();
@@ -438,7 +442,7 @@ impl<'a> Reading<'a> {
                     for meta in &objects {
                         engine.copy_applied(&kind, meta, now);
                     }
-                    engine.copies_listed(&watch, version, now);
+                    engine.copies_known(&watch, Known::Listed(version), now);
                 });
             }
             Read::Copies(watch, _, Err(error)) => {
@@ -448,7 +452,7 @@ impl<'a> Reading<'a> {
                 ));
             }
             Read::Source(source, Ok(object)) => {
-                self.tell(|engine, now| engine.source(&source, object, now));
+                self.tell(|engine, now| engine.source(&source, object.map(Decoded::Whole), now));
             }
             Read::Source(source, Err(error)) => {
                 self.note(format!("You can't read the source {source}: {error}. Whether its copies are up to date is unknown."));
@@ -464,9 +468,9 @@ impl<'a> Reading<'a> {
                 self.tell(|engine, now| {
                     for object in objects {
                         let source = selector.source(text(&object, "/metadata/name"));
-                        engine.source(&source, Some(object), now);
+                        engine.source(&source, Some(Decoded::Whole(object)), now);
                     }
-                    engine.selected(&selector, &members, now);
+                    engine.selected(&selector, Known::Listed(&members), now);
                 });
                 self.picture.selected.insert(selector, names);
             }
@@ -608,7 +612,7 @@ async fn ask(task: &Task, writer: &Writer, discovery: &Discovery) -> Answer {
                 let read = writer
                     .read(&resource, &source.namespace, &source.name)
                     .await;
-                read.ok().map(|object| Answer::Object(object.map(shown)))
+                read.ok().map(|object| Answer::Object(object))
             }
             None => None,
         },
@@ -621,13 +625,6 @@ async fn ask(task: &Task, writer: &Writer, discovery: &Discovery) -> Answer {
         _ => None,
     };
     answer.unwrap_or(Answer::Failed)
-}
-
-fn shown(object: Decoded<Value>) -> Shown {
-    match object {
-        Decoded::Whole(object) => Shown::Whole(object),
-        Decoded::Part(part) => Shown::Part(part),
-    }
 }
 
 /// The limits of the installation, from the arguments of its reconciler. Returns a sentence if they
@@ -686,29 +683,6 @@ fn assumed(name: &str) -> ObjectMeta {
         creation_timestamp: None,
         ..ObjectMeta::default()
     }
-}
-
-/// Reads YAML documents or JSON from a file, or from standard input (`-`).
-pub(crate) fn documents(path: &str) -> Result<Vec<Value>> {
-    use serde::Deserialize as _;
-    let text = if path == "-" {
-        std::io::read_to_string(std::io::stdin()).context("failed to read standard input")?
-    } else {
-        std::fs::read_to_string(path).with_context(|| format!("failed to read {path}"))?
-    };
-    let mut documents = Vec::new();
-    for document in serde_yaml::Deserializer::from_str(&text) {
-        let value = Value::deserialize(document).with_context(|| format!("{path} is no YAML"))?;
-        match value["kind"].as_str() {
-            Some("List") => {
-                documents.extend(value["items"].as_array().cloned().unwrap_or_default())
-            }
-            Some(_) => documents.push(value),
-            None if value.is_null() => {}
-            None => bail!("{path}: a document has no kind"),
-        }
-    }
-    Ok(documents)
 }
 
 /// A line on the terminal that counts answers while a reading takes long.

@@ -8,8 +8,8 @@ use std::{fmt, time::Duration};
 use http::{Request, header::ACCEPT};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ListMeta;
 use kube::Client;
-use mimeo_model::meta::version;
-use mimeo_runtime::object::{Decoded, decode};
+use mimeo_model::{known::Decoded, meta::version};
+use mimeo_runtime::object::decode;
 use serde::Deserialize;
 use serde_json::{Value, value::RawValue};
 

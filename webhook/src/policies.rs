@@ -23,6 +23,7 @@ use mimeo_api::{TransformPolicy, TransformPolicyStatus, names};
 use mimeo_model::{
     condition::{ConditionReason, ConditionType, condition},
     kind::{GroupVersionKind, Resource},
+    known::{self, Decoded},
     meta::Checksum,
     policy::Policy,
     refusal::Refusal,
@@ -126,14 +127,14 @@ impl Policies {
         let mut shown = BTreeSet::new();
         watch::<TransformPolicy>(watcher, spec, |event| match event {
             Event::Listing => shown.clear(),
-            Event::Applied(object) => {
+            Event::Shown(Decoded::Whole(object)) => {
                 let name: Box<str> = object.metadata.name.as_deref().unwrap_or_default().into();
                 shown.insert(name.clone());
                 let known = Arc::new(Known::new(object));
                 self.change(|all| all.insert(name, known));
             }
             // The last version that could be decoded stays in force.
-            Event::Undecodable(part) => {
+            Event::Shown(Decoded::Part(part)) => {
                 shown.extend(part["metadata"]["name"].as_str().map(Box::from));
             }
             Event::Deleted(object) => {
@@ -141,16 +142,15 @@ impl Policies {
                 shown.remove(name);
                 self.change(|all| all.remove(name));
             }
-            Event::Listed { .. } => {
+            Event::Known(known::Known::Unreadable(_)) => {}
+            Event::Known(known) => {
+                // Without the CRD there are no policies.
+                if !known.is_listed() {
+                    shown.clear();
+                }
                 self.complete(&shown);
                 listed();
             }
-            // Without the CRD there are no policies.
-            Event::NotServed => {
-                self.complete(&BTreeSet::new());
-                listed();
-            }
-            Event::Unreadable(_) => {}
         })
         .await;
     }

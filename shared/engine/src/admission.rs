@@ -19,7 +19,7 @@ use mimeo_model::{
     transform::is_being_deleted,
 };
 
-use crate::{AwaitedCopy, Engine, Progress};
+use crate::{AwaitedCopy, Progress};
 
 /// The place of the pending label in a namespace, as a JSON pointer.
 const LABEL_POINTER: &str = "/metadata/labels/mimeo.dev~1copies";
@@ -38,20 +38,6 @@ pub trait Rules {
     fn holding(&self, hint: NameHint<'_>, labels: &Labels) -> BTreeSet<RuleId>;
     /// True if this replica issued the nonce `token`.
     fn issued(&self, nonce: &str) -> bool;
-}
-
-impl Rules for Engine {
-    fn known(&self) -> bool {
-        self.index.primed()
-    }
-
-    fn holding(&self, hint: NameHint<'_>, labels: &Labels) -> BTreeSet<RuleId> {
-        self.index.pod_gate_rules(hint, labels)
-    }
-
-    fn issued(&self, nonce: &str) -> bool {
-        Self::issued(self, nonce)
-    }
 }
 
 /// Returns the value of a new pending label: different for every admission, impossible to guess,

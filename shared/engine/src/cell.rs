@@ -75,6 +75,9 @@ pub struct Failing {
     pub since: Tick,
 }
 
+/// Namespace, kind and name of a cell.
+pub(crate) type CellKey = (Arc<str>, KindId, Arc<str>);
+
 /// One cell of one namespace. An engine may hold a hundred thousand of them, so the struct stays
 /// small.
 #[allow(clippy::struct_excessive_bools)] // Facts that are true or not, each on its own.
@@ -364,6 +367,10 @@ impl Cell {
             shown: 0,
             repaired: 0,
         }
+    }
+
+    pub(crate) fn key(&self, namespace: &Arc<str>) -> CellKey {
+        (namespace.clone(), self.kind, self.name.clone())
     }
 
     /// The uid of the object that was last observed here. `None`: no object is known.

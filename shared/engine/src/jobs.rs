@@ -3,7 +3,7 @@
 //! One table holds every job by its key, so a job that is asked for twice runs once. A part of the
 //! engine asks for a job by its key. When the job's turn comes, [`Index::task`] returns its task,
 //! or finds that the job is no longer needed. The driver carries the task out once and hands the
-//! answer to [`Engine::answered`]. The driver retries nothing: a failed job waits here, for a pause
+//! answer to `Engine::answered`. The driver retries nothing: a failed job waits here, for a pause
 //! that doubles with each failure.
 
 use std::{
@@ -13,16 +13,19 @@ use std::{
     time::Duration,
 };
 
+use serde_json::Value;
+
 use mimeo_model::{
     created::CreatedCopies,
     grant::{Grant, RefusedGrant},
     id::{RuleId, RuleKind},
     kind::{GroupKind, GroupVersionKind},
+    known::Decoded,
     source::SourceRef,
 };
 
 use crate::{
-    Engine, GrantsRead, Index, RuleRead, Shown, SourceRead,
+    Effects, GrantsRead, Index, RuleRead, SourceRead,
     clock::Tick,
     work::{Timer, delay},
 };
@@ -116,7 +119,7 @@ pub enum Answer {
     /// The grants of the namespace.
     Grants(GrantsRead),
     /// The source. `None`: it does not exist.
-    Object(Option<Shown>),
+    Object(Option<Decoded<Value>>),
     /// The grant. `None`: it does not exist.
     Grant(Option<Result<Grant, RefusedGrant>>),
     /// The object isn't as the job assumed, and nothing was written.
@@ -291,7 +294,7 @@ impl Jobs {
     }
 
     /// Queues a job again after its pause.
-    fn resume(&mut self, key: &JobKey, now: Tick) {
+    pub(crate) fn resume(&mut self, key: &JobKey, now: Tick) {
         let state = self.table.get(key).map(|entry| &entry.state);
         if let Some(State::Paused(due) | State::Written(due)) = state
             && *due <= now
@@ -336,102 +339,100 @@ impl Index {
     }
 }
 
-impl Engine {
+impl Index {
     /// Returns the next job that is still needed.
-    pub(crate) fn next_job(&mut self) -> Option<Job> {
-        while let Some(key) = self.jobs.pop() {
-            let Some(task) = self.index.task(&key) else {
-                self.jobs.end(&key);
+    pub(crate) fn next_job(&mut self, effects: &mut Effects) -> Option<Job> {
+        while let Some(key) = effects.jobs.pop() {
+            let Some(task) = self.task(&key) else {
+                effects.jobs.end(&key);
                 continue;
             };
             if let Task::ForgetKind(kind, _) = &task {
-                self.index.forgetting_kind(kind);
+                self.forgetting_kind(kind);
             }
-            let number = self.jobs.start(&key, self.index.shown);
+            let number = effects.jobs.start(&key, self.shown);
             return Some(Job { task, key, number });
         }
         None
     }
 
     /// Takes in the answer to a job. An answer that no longer counts changes nothing.
-    pub fn answered(&mut self, job: &Job, answer: Answer, now: Tick) {
-        self.index.at(now);
-        let Some((shown, _)) = self.jobs.running(job) else {
+    pub(crate) fn answered(&mut self, job: &Job, answer: Answer, effects: &mut Effects) {
+        let Some((shown, _)) = effects.jobs.running(job) else {
             return;
         };
         let written = matches!(answer, Answer::Done);
         let settled = match (&job.task, answer) {
-            (Task::ConfirmRule(id), Answer::Rule(read)) => self.rule_confirmed(id, &read, shown),
+            (Task::ConfirmRule(id), Answer::Rule(read)) => {
+                self.rule_confirmed(id, &read, shown, effects)
+            }
             (Task::ConfirmSource(source), Answer::Source(read)) => {
-                self.source_confirmed(source, read, shown)
+                self.source_confirmed(source, read, shown, effects)
             }
             (Task::ConfirmGrants(namespace), Answer::Grants(read)) => {
-                self.grants_confirmed(namespace, &read, shown)
+                self.grants_confirmed(namespace, &read, shown, effects)
             }
             // Facts that the watch has shown meanwhile are newer than the read.
             (task, Answer::Object(_) | Answer::Grant(_))
-                if self.index.task(&job.key).as_ref() != Some(task) =>
+                if self.task(&job.key).as_ref() != Some(task) =>
             {
                 true
             }
             (Task::ReadSource(source), Answer::Object(object)) => {
-                self.source_shown(source, object, now);
+                self.source_shown(source, object, effects);
                 true
             }
             (Task::ReadGrant { namespace, name }, Answer::Grant(grant)) => {
                 match grant {
-                    Some(grant) => self.grant_applied(namespace, name, grant, now),
-                    None => self.grant_gone(namespace, name, now),
+                    Some(grant) => self.grant_applied(namespace, name, grant, effects),
+                    None => self.grant_gone(namespace, name, effects),
                 }
                 true
             }
             (Task::ForgetKind(kind, _), Answer::Changed) => {
-                self.index.kept_kind(kind);
+                self.kept_kind(kind);
                 false
             }
             (Task::RemoveLabel { since, .. }, Answer::Done) => {
-                self.label_removed(*since);
+                effects
+                    .lags
+                    .namespaces
+                    .record(self.now.saturating_sub(*since));
                 false
             }
             _ => false,
         };
         // The answer may have led to a new job with the same key.
-        let Some((_, moved)) = self.jobs.running(job) else {
+        let Some((_, moved)) = effects.jobs.running(job) else {
             return;
         };
         if settled {
-            self.jobs.end(&job.key);
+            effects.jobs.end(&job.key);
         } else if moved {
-            self.jobs.queue_again(&job.key);
+            effects.jobs.queue_again(&job.key);
         } else {
-            self.pause(job, written);
+            self.pause(job, written, effects);
         }
     }
 
     /// Lets a job wait that was written, or that failed.
-    fn pause(&mut self, job: &Job, written: bool) {
-        let Some(entry) = self.jobs.table.get_mut(&job.key) else {
+    fn pause(&mut self, job: &Job, written: bool, effects: &mut Effects) {
+        let Some(entry) = effects.jobs.table.get_mut(&job.key) else {
             return;
         };
         let pause = if written {
             LONGEST
         } else {
-            delay(&self.index.settings, entry.failures).min(LONGEST)
+            delay(&self.settings, entry.failures).min(LONGEST)
         };
         // Spread over a fifth: jobs that failed together don't come back together.
-        let due =
-            self.index.now + pause + pause * u32::try_from(job.number % 200).unwrap_or(0) / 1000;
+        let due = self.now + pause + pause * u32::try_from(job.number % 200).unwrap_or(0) / 1000;
         entry.state = if written {
             State::Written(due)
         } else {
             entry.failures = entry.failures.saturating_add(1);
             State::Paused(due)
         };
-        self.work.timer(due, Timer::Job(job.key.clone()));
-    }
-
-    /// The pause of a job is over.
-    pub(crate) fn resume_job(&mut self, key: &JobKey) {
-        self.jobs.resume(key, self.index.now);
+        effects.work.timer(due, Timer::Job(job.key.clone()));
     }
 }

@@ -5,7 +5,8 @@
 //! namespace. The webhook runs it as [`Role::Injector`] over the few namespaces that wait for their
 //! first copies. Both programs use the same decisions about cells, so they cannot disagree.
 //!
-//! Decisions are methods of [`Index`]. The effects are methods of [`Engine`].
+//! Decisions are methods of [`Index`] with `&self`. A method with effects takes `&mut Effects`.
+//! [`Engine`] is the surface for the programs.
 //!
 //! - `index`: all observed facts, and the verdicts about copies
 //! - `world`: the observed rules, kinds, namespaces and copies, and the watches that they need
@@ -24,6 +25,8 @@ pub mod author;
 pub mod cell;
 mod cells;
 pub mod clock;
+mod effects;
+mod engine;
 mod index;
 mod jobs;
 mod pod_gate;
@@ -36,12 +39,14 @@ mod snapshot;
 mod sources;
 mod world;
 
-use std::{cell::Cell as Counter, time::Duration};
+use std::time::Duration;
 
 pub use self::{
     absent::{Home, RuleRead, SourceRead},
     announce::{Announcement, EventReason},
     demand::Demand,
+    effects::Effort,
+    engine::Engine,
     index::Index,
     issued::Awaited,
     jobs::{Answer, Job, Task},
@@ -52,7 +57,6 @@ pub use self::{
     preview::{Contest, Preview},
     request::{Request, Ticket, Verb},
     snapshot::{Question, Snapshot},
-    sources::Shown,
     status::{Observed, StatusUpdate, Webhooks},
     survey::CopyWatch,
     usage::GrantUpdate,
@@ -62,6 +66,7 @@ pub use self::{
 };
 use self::{
     cells::{blocked, request, verdict, wants, work},
+    effects::Effects,
     pod_gate::issued,
     removal::{absent, collect, fate, losses, pending, withdrawn},
     report::{announce, census, conditions, numbers, preview, status, tally, trouble, view},
@@ -69,13 +74,8 @@ use self::{
     sources::{follow, members, select},
     world::{demand, kinds, namespaces, record, rules, survey},
 };
-use self::{
-    kinds::{KindState, Served},
-    namespaces::Namespace,
-    rules::RuleState,
-    sources::SourceState,
-};
-use mimeo_model::{id::RuleKind, outcome::Unreadable, reach::Reach, role::Role};
+use self::{kinds::KindState, namespaces::Namespace, rules::RuleState, sources::SourceState};
+use mimeo_model::{id::RuleKind, reach::Reach, role::Role};
 
 /// The settings of one engine, from flags or from the cluster.
 #[derive(Clone, Debug)]
@@ -122,63 +122,6 @@ impl Settings {
     }
 }
 
-/// The state machine: the observed state of the cluster, and all work in progress.
-#[derive(Debug)]
-pub struct Engine {
-    index: Index,
-    deletion: Deletion,
-    work: work::Work,
-    jobs: jobs::Jobs,
-    gate: pod_gate::Gate,
-    report: Report,
-    effort: Effort,
-}
-
-/// The losses of copies that are collected, held or let go.
-#[derive(Debug, Default)]
-struct Deletion {
-    pending: losses::PendingDeletions,
-    /// The nonce of a held deletion that a user confirmed on the kinds `ConfigMap`.
-    confirmed: Option<Box<str>>,
-}
-
-/// Reports to users, besides the statuses of rules.
-#[derive(Debug, Default)]
-struct Report {
-    /// The count for the next statuses, if one is in progress.
-    census: Option<census::Census>,
-    lags: numbers::Lags,
-    notices: Vec<Notice>,
-    news: announce::News,
-    changes: view::Changes,
-}
-
-/// How much the engine has done. Tests bound it.
-#[derive(Debug, Default)]
-struct Effort {
-    /// The number of plans made for namespaces.
-    planned: u64,
-    /// The number of decisions made about cells.
-    decided: u64,
-    /// The number of cells looked at for statuses.
-    counted: u64,
-    /// The number of cells looked at in decisions about losses.
-    reviewed: Counter<u64>,
-}
-
-/// Whether all objects of one of Mimeo's own kinds are known.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-enum Listing {
-    #[default]
-    Unknown,
-    /// The API server doesn't serve the kind.
-    Unserved,
-    /// The API server refuses or fails to list the kind, until a user fixes that.
-    Unreadable(Unreadable),
-    /// The watch has shown every object once.
-    Listed,
-}
-
 /// One value for each kind of rule.
 #[derive(Debug, Default)]
 struct PerKind<T> {
@@ -203,25 +146,5 @@ impl<T> std::ops::IndexMut<RuleKind> for PerKind<T> {
             RuleKind::ClusterReplication => &mut self.cluster,
             RuleKind::Replication => &mut self.local,
         }
-    }
-}
-
-impl Engine {
-    /// Creates an engine that has observed nothing yet.
-    pub fn new(settings: Settings) -> Self {
-        Self {
-            index: Index::new(settings),
-            deletion: Deletion::default(),
-            work: work::Work::default(),
-            jobs: jobs::Jobs::default(),
-            gate: pod_gate::Gate::default(),
-            report: Report::default(),
-            effort: Effort::default(),
-        }
-    }
-
-    /// Returns the observed facts.
-    pub fn index(&self) -> &Index {
-        &self.index
     }
 }

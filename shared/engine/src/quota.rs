@@ -14,7 +14,7 @@ use mimeo_model::{
     source_text,
 };
 
-use crate::{Engine, Index};
+use crate::{Effects, Index};
 
 /// The objects of one namespace. At most `OBJECTS` of them fit, with at most `COST` in all. The
 /// oldest objects fit first, and objects of the same age fit in the order of their names.
@@ -141,7 +141,7 @@ impl Index {
     }
 }
 
-impl Engine {
+impl Index {
     /// Counts a Replication, or refuses it if older ones use up the quota. Then refuses younger
     /// ones that no longer fit. The engine holds nothing of a refused rule, and the rule's copies
     /// stay.
@@ -149,15 +149,16 @@ impl Engine {
         &mut self,
         id: &Arc<RuleId>,
         rule: Result<Rule, Refused>,
+        effects: &mut Effects,
     ) -> Result<Rule, Refused> {
-        self.index.uncount_replication(id);
+        self.uncount_replication(id);
         let (Ok(valid), Some(home)) = (&rule, &id.namespace) else {
             return rule;
         };
-        if self.index.refuses_rule(valid).is_some() {
+        if self.refuses_rule(valid).is_some() {
             return Err(refused(valid));
         }
-        let quota = self.index.replications.entry(home.clone()).or_default();
+        let quota = self.replications.entry(home.clone()).or_default();
         quota.put(&id.name, valid.created, valid.most_copies(), id.clone());
         let fitting = quota.fitting();
         let excess: Vec<_> = quota
@@ -166,18 +167,18 @@ impl Engine {
             .map(|(_, id)| id.clone())
             .collect();
         for out in &excess {
-            self.refuse_replication(out);
+            self.refuse_replication(out, effects);
         }
         rule
     }
 
-    fn refuse_replication(&mut self, id: &Arc<RuleId>) {
-        let Some(state) = self.index.rules.get(id) else {
+    fn refuse_replication(&mut self, id: &Arc<RuleId>, effects: &mut Effects) {
+        let Some(state) = self.rules.get(id) else {
             return;
         };
         if let Ok(rule) = &state.rule {
             let (refused, observed) = (refused(rule), state.status.observed().clone());
-            self.rule_applied((**id).clone(), Err(refused), observed, self.index.now);
+            self.rule_applied((**id).clone(), Err(refused), observed, effects);
         }
     }
 }

@@ -132,11 +132,13 @@ impl Slots {
 
     /// Returns the rule that wants the cell, or else the rule of the copy in it.
     pub(crate) fn owner<'a>(&'a self, cell: &'a Cell) -> Option<&'a Arc<RuleId>> {
-        let wanted = cell
-            .want
-            .and_then(|id| self.get(&id))
-            .map(|slot| &slot.rule);
+        let wanted = self.wanted(cell).map(|slot| &slot.rule);
         wanted.or_else(|| cell.ours()?.rule.as_ref())
+    }
+
+    /// Returns the slot that wants the cell.
+    pub(crate) fn wanted(&self, cell: &Cell) -> Option<&Slot> {
+        self.get(&cell.want?)
     }
 
     pub(crate) fn values(&self) -> impl Iterator<Item = &Slot> {

@@ -14,6 +14,7 @@ use mimeo_engine::{Action, Engine, Request, Settings};
 use mimeo_model::{
     id::{RuleId, RuleKind},
     kind::{GroupVersionKind, Resource},
+    known::{Decoded, Known},
     outcome::Outcome,
     role::Role,
     rule::Rule,
@@ -66,16 +67,16 @@ impl World {
         engine.kinds_recorded(&[secrets()].into(), now);
         engine.kind(
             &secrets(),
-            Some(Resource {
+            Known::Listed(Resource {
                 gvk: secrets(),
                 plural: "secrets".into(),
                 namespaced: true,
             }),
             now,
         );
-        engine.rules_unserved(RuleKind::Replication, now);
+        engine.rules_known(RuleKind::Replication, Known::Unserved, now);
         engine.copies_listing(&secrets().group_kind().into(), now);
-        engine.copies_listed(&secrets().group_kind().into(), 6, now);
+        engine.copies_known(&secrets().group_kind().into(), Known::Listed(6), now);
         Self {
             engine,
             now,
@@ -92,14 +93,18 @@ impl World {
             .rule_applied(rule.id.clone(), Ok(rule), None, self.now);
         if number == 0 {
             self.engine
-                .rules_listed(RuleKind::ClusterReplication, ids, self.now);
+                .rules_known(RuleKind::ClusterReplication, Known::Listed(ids), self.now);
         }
         let _ = self.engine.demand();
-        self.engine
-            .copies_listed(&secrets().group_kind().into(), self.version, self.now);
+        self.engine.copies_known(
+            &secrets().group_kind().into(),
+            Known::Listed(self.version),
+            self.now,
+        );
         let object =
             json!({"metadata": {"resourceVersion": "9"}, "type": "a", "data": {"a": "b25l"}});
-        self.engine.source(&source, Some(object), self.now);
+        self.engine
+            .source(&source, Some(Decoded::Whole(object)), self.now);
     }
 
     fn write(&mut self, request: &Request) -> Outcome {

@@ -14,6 +14,7 @@ pub mod drift;
 pub mod grant;
 pub mod id;
 pub mod kind;
+pub mod known;
 pub mod marks;
 pub mod meta;
 pub mod names;

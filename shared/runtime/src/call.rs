@@ -14,12 +14,10 @@ use http::{
 use http_body_util::{BodyExt, Limited};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Status;
 use kube::{Client, client::Body};
+use mimeo_model::known::Decoded;
 use serde::de::DeserializeOwned;
 
-use crate::{
-    fault::Fault,
-    object::{self, Decoded},
-};
+use crate::{fault::Fault, object};
 
 /// Accept header for an object's metadata alone. Servers that cannot reduce an object send the
 /// whole object.

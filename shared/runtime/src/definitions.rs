@@ -10,7 +10,10 @@ use std::{
 use futures::future::join_all;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use mimeo_api::crds;
-use mimeo_model::definition::lacks;
+use mimeo_model::{
+    definition::lacks,
+    known::{Decoded, Known},
+};
 use tracing::{error, info};
 
 use crate::{
@@ -58,18 +61,16 @@ pub async fn follow(watcher: Watcher, check: Check) {
         let mut seen = false;
         watch::<CustomResourceDefinition>(watcher.clone(), spec, move |event| match event {
             Event::Listing => seen = false,
-            Event::Applied(crd) => {
+            Event::Shown(Decoded::Whole(crd)) => {
                 seen = true;
                 tell(name, Some(lacks(&crd)));
             }
-            Event::Listed { .. } if seen => {}
+            Event::Known(Known::Listed(_)) if seen => {}
             // An unreadable CRD must not block readiness either; its watch reports the reason. The
             // last result stays valid until there is a new one.
-            Event::Listed { .. }
-            | Event::Undecodable(_)
-            | Event::Deleted(_)
-            | Event::NotServed
-            | Event::Unreadable(_) => tell(name, None),
+            Event::Shown(Decoded::Part(_)) | Event::Deleted(_) | Event::Known(_) => {
+                tell(name, None);
+            }
         })
     });
     join_all(watches).await;

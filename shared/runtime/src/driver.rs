@@ -5,8 +5,7 @@ use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
 use jiff::Timestamp;
 use mimeo_engine::{
-    Action, Answer, Engine, GrantUpdate, HeldDeletion, Job, Notice, Request, Shown, Task, Verb,
-    cell::Why,
+    Action, Answer, Engine, GrantUpdate, HeldDeletion, Job, Notice, Request, Task, Verb, cell::Why,
 };
 use mimeo_model::{
     kind::{GroupVersionKind, Resource},
@@ -20,7 +19,6 @@ use crate::{
     discovery::Discovery,
     handle::{Handle, admits},
     limiter::Limiter,
-    object::Decoded,
     stored,
     trace::Began,
     writer::{CallError, CallResult, KINDS_CONFIG_MAP, Writer},
@@ -200,10 +198,7 @@ async fn carry_out<'a>(
                 .read(&resource, &source.namespace, &source.name)
                 .await?
                 .filter(|object| admits(source, object.value()));
-            Ok(Answer::Object(object.map(|object| match object {
-                Decoded::Whole(object) => Shown::Whole(object),
-                Decoded::Part(part) => Shown::Part(part),
-            })))
+            Ok(Answer::Object(object))
         }
         Task::ReadGrant { namespace, name } => {
             let grant = writer.read_grant(namespace, name).await?;

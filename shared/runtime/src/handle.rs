@@ -7,7 +7,7 @@ use std::{
 };
 
 use mimeo_engine::{Engine, Request, Verb, clock::Tick};
-use mimeo_model::{outcome::Outcome, source::SourceRef};
+use mimeo_model::{known::Decoded, outcome::Outcome, source::SourceRef};
 use prometheus_client::{
     encoding::EncodeLabelSet,
     metrics::{counter::Counter, family::Family},
@@ -16,10 +16,7 @@ use prometheus_client::{
 use serde_json::Value;
 use tokio::sync::{Notify, Semaphore, SemaphorePermit, futures::Notified, watch};
 
-use crate::{
-    object::Decoded,
-    trace::{Began, Parent, Traces},
-};
+use crate::trace::{Began, Parent, Traces};
 
 /// At most this many sources are read at a time. Each source may have the maximum size of an
 /// object, which is known only after the read. Hundreds of sources may enter or leave a selector at
@@ -187,20 +184,12 @@ impl Handle {
     /// Tells the engine the state of a source that was just read. None means that the source does
     /// not exist.
     pub(crate) fn source(&self, source: &SourceRef, object: Option<Decoded<Value>>) {
-        self.with(|engine, now| show_source(engine, source, object, now));
+        self.with(|engine, now| engine.source(source, object, now));
     }
 
     /// A receiver that is notified of every change from now on.
     pub fn changes(&self) -> watch::Receiver<u64> {
         self.shared.changes.subscribe()
-    }
-}
-
-fn show_source(engine: &mut Engine, source: &SourceRef, object: Option<Decoded<Value>>, now: Tick) {
-    match object {
-        Some(Decoded::Whole(object)) => engine.source(source, Some(object), now),
-        Some(Decoded::Part(part)) => engine.source_undecodable(source, part, now),
-        None => engine.source(source, None, now),
     }
 }
 

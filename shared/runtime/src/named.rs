@@ -12,14 +12,11 @@ use kube::{
     api::{GetParams, Patch, PatchParams},
     core::{Request, request},
 };
+use mimeo_model::known::Decoded;
 use mimeo_model::review::is_name;
 use serde::{Serialize, de::DeserializeOwned};
 
-use crate::{
-    call::encode,
-    object::{self, Decoded},
-    watch::Meta,
-};
+use crate::{call::encode, object, watch::Meta};
 
 /// The object with this name; none if it does not exist.
 ///

@@ -11,6 +11,7 @@
 use std::{collections::BTreeMap, fmt};
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use mimeo_model::known::Decoded;
 use serde::{
     Deserialize, Deserializer,
     de::{DeserializeOwned, DeserializeSeed, IgnoredAny, MapAccess, Visitor},
@@ -19,24 +20,6 @@ use serde_json::{
     Map, Value,
     value::{RawValue, to_raw_value},
 };
-
-/// An object, decoded as far as possible.
-#[derive(Clone, PartialEq)]
-pub enum Decoded<T> {
-    /// The whole object. In its `managedFields`, an entry that cannot be decoded is reduced to its
-    /// decodable parts.
-    Whole(T),
-    /// The object's metadata and those of its other fields that can be decoded.
-    Part(Value),
-}
-
-impl Decoded<Value> {
-    /// The decoded part of the object.
-    pub fn value(&self) -> &Value {
-        let (Self::Whole(object) | Self::Part(object)) = self;
-        object
-    }
-}
 
 /// Decodes an object; none if not even its metadata can be decoded. The result depends on the
 /// object's own text alone, and not on how deep the object was nested in an answer.

@@ -7,16 +7,18 @@ use std::{
     time::Duration,
 };
 
-use k8s_openapi::api::core::v1::ConfigMap;
+use k8s_openapi::{api::core::v1::ConfigMap, apimachinery::pkg::apis::meta::v1::ObjectMeta};
 use mimeo_api::names::API_VERSION;
-use mimeo_engine::{CopyWatch, Engine};
+use mimeo_engine::CopyWatch;
 use mimeo_model::{
     id::{RuleId, RuleKind},
     kind::{GroupVersionKind, Resource},
+    known::{Decoded, Known},
     meta::version,
     names,
     outcome::Unreadable,
 };
+use serde::de::DeserializeOwned;
 use serde_json::Value;
 use tokio::{sync::Notify, time::Instant};
 
@@ -24,7 +26,6 @@ use crate::{
     backoff::Backoff,
     discovery::{Discovery, resource_path},
     handle::Handle,
-    object::Decoded,
     stored::{parse_grant, parse_rule},
     watch::{Event, LASTING, Meta, WatchSpec, Watcher, watch},
     writer::{KINDS_CONFIG_MAP, Kinds, Writer, parse_kinds},
@@ -70,43 +71,56 @@ enum Sight {
 }
 
 impl Observer {
+    /// Watches objects of one of the kinds that the engine must know completely. `shown` and `gone`
+    /// tell the engine about one object, and return its identity. `known` gets the identities of all
+    /// objects in a list.
+    async fn feed<T: DeserializeOwned, K: Ord + Send + Sync>(
+        &self,
+        spec: WatchSpec,
+        shown: impl Fn(Decoded<T>) -> Option<K> + Send + Sync,
+        gone: impl Fn(&ObjectMeta) -> Option<K> + Send + Sync,
+        known: impl Fn(Known<&BTreeSet<K>>, Option<u64>) + Send + Sync,
+    ) {
+        // The identities in the listing that is in progress; none outside of a listing.
+        let mut listed: Option<BTreeSet<K>> = None;
+        watch::<T>(self.watcher.clone(), spec, |event| match event {
+            Event::Listing => listed = Some(BTreeSet::new()),
+            Event::Shown(object) => {
+                if let (Some(key), Some(listed)) = (shown(object), &mut listed) {
+                    listed.insert(key);
+                }
+            }
+            Event::Deleted(Meta { metadata }) => {
+                if let (Some(key), Some(listed)) = (gone(&metadata), &mut listed) {
+                    listed.remove(&key);
+                }
+            }
+            Event::Known(state) => {
+                let listed = listed.take().unwrap_or_default();
+                known(state.map(|_| &listed), state.listed().copied());
+            }
+        })
+        .await;
+    }
+
     /// Watches the rules of a kind. `also` gets the resourceVersion of each rule that the engine
     /// was told about.
     pub async fn rules(self, kind: RuleKind, also: impl Fn(u64) + Send + Sync) {
-        let spec = cluster_wide(
-            &format!("/apis/{API_VERSION}/{}", kind.plural()),
-            false,
-            None,
-            "rules",
-        );
-        let mut listed = BTreeSet::new();
-        watch::<Value>(self.watcher.clone(), spec, |event| match event {
-            Event::Listing => listed.clear(),
-            Event::Applied(object) => listed.extend(self.rule(kind, Decoded::Whole(object), &also)),
-            Event::Undecodable(part) => listed.extend(self.rule(kind, Decoded::Part(part), &also)),
-            Event::Deleted(Meta { metadata }) => {
-                let Some(id) = rule_id(
-                    kind,
-                    metadata.namespace.as_deref(),
-                    metadata.name.as_deref(),
-                ) else {
-                    return;
-                };
-                listed.remove(&id);
+        let path = format!("/apis/{API_VERSION}/{}", kind.plural());
+        self.feed(
+            cluster_wide(&path, false, None, "rules"),
+            |object| self.rule(kind, object, &also),
+            |meta| {
+                let id = rule_id(kind, meta.namespace.as_deref(), meta.name.as_deref())?;
                 self.handle.with(|engine, now| engine.rule_gone(&id, now));
-            }
-            Event::Listed { version } => {
+                Some(id)
+            },
+            |known, version| {
                 self.handle
-                    .with(|engine, now| engine.rules_listed(kind, &listed, now));
-                also(version);
-            }
-            Event::NotServed => self
-                .handle
-                .with(|engine, now| engine.rules_unserved(kind, now)),
-            Event::Unreadable(why) => self
-                .handle
-                .with(|engine, now| engine.rules_unreadable(kind, why, now)),
-        })
+                    .with(|engine, now| engine.rules_known(kind, known, now));
+                version.into_iter().for_each(&also);
+            },
+        )
         .await;
     }
 
@@ -129,34 +143,21 @@ impl Observer {
 
     /// Watches the `ReplicationGrant`s of all namespaces.
     pub async fn grants(self) {
-        let spec = cluster_wide(
-            &format!("/apis/{API_VERSION}/replicationgrants"),
-            false,
-            None,
-            "grants",
-        );
-        let mut listed: BTreeSet<(Box<str>, Box<str>)> = BTreeSet::new();
-        watch::<Value>(self.watcher.clone(), spec, |event| match event {
-            Event::Listing => listed.clear(),
-            Event::Applied(object) => listed.extend(self.grant(Decoded::Whole(object))),
-            Event::Undecodable(part) => listed.extend(self.grant(Decoded::Part(part))),
-            Event::Deleted(Meta { metadata }) => {
-                let Some((namespace, name)) = metadata.namespace.zip(metadata.name) else {
-                    return;
-                };
+        let path = format!("/apis/{API_VERSION}/replicationgrants");
+        self.feed(
+            cluster_wide(&path, false, None, "grants"),
+            |object| self.grant(object),
+            |meta| {
+                let (namespace, name) = meta.namespace.as_deref().zip(meta.name.as_deref())?;
                 self.handle
-                    .with(|engine, now| engine.grant_gone(&namespace, &name, now));
-            }
-            Event::Listed { .. } => {
+                    .with(|engine, now| engine.grant_gone(namespace, name, now));
+                Some((namespace.into(), name.into()))
+            },
+            |known, _| {
                 self.handle
-                    .with(|engine, now| engine.grants_listed(&listed, now));
-                listed.clear();
-            }
-            Event::NotServed => self.handle.with(Engine::grants_unserved),
-            Event::Unreadable(why) => self
-                .handle
-                .with(|engine, now| engine.grants_unreadable(why, now)),
-        })
+                    .with(|engine, now| engine.grants_known(known, now));
+            },
+        )
         .await;
     }
 
@@ -178,34 +179,31 @@ impl Observer {
 
     /// Watches the metadata of namespaces.
     pub async fn namespaces(self) {
-        let spec = cluster_wide("/api/v1/namespaces", true, None, "namespaces");
-        // The names in the listing that is in progress; none outside of a listing.
-        let mut listed: Option<BTreeSet<Box<str>>> = None;
-        watch::<Meta>(self.watcher.clone(), spec, |event| match event {
-            Event::Listing => listed = Some(BTreeSet::new()),
-            Event::Applied(object) => {
-                let name = object.metadata.name.as_deref().unwrap_or_default();
-                listed
-                    .iter_mut()
-                    .for_each(|listed| _ = listed.insert(name.into()));
-                self.handle
-                    .with(|engine, now| engine.namespace_applied(&object.metadata, now));
-            }
-            Event::Deleted(object) => {
-                let name = object.metadata.name.as_deref().unwrap_or_default();
-                listed.iter_mut().for_each(|listed| _ = listed.remove(name));
-                self.handle
-                    .with(|engine, now| engine.namespace_deleted(&object.metadata, now));
-            }
-            Event::Listed { .. } => {
-                let Some(listed) = listed.take() else { return };
-                self.handle
-                    .with(|engine, now| engine.namespaces_listed(&listed, now));
-            }
+        let name = |meta: &ObjectMeta| Some(meta.name.as_deref()?.into());
+        self.feed(
+            cluster_wide("/api/v1/namespaces", true, None, "namespaces"),
             // An object that is watched by its metadata alone is decoded or passed over, never
-            // shown as undecodable.
-            Event::Undecodable(_) | Event::NotServed | Event::Unreadable(_) => {}
-        })
+            // shown in part.
+            |object: Decoded<Meta>| {
+                let Decoded::Whole(Meta { metadata }) = object else {
+                    return None;
+                };
+                self.handle
+                    .with(|engine, now| engine.namespace_applied(&metadata, now));
+                name(&metadata)
+            },
+            |meta| {
+                self.handle
+                    .with(|engine, now| engine.namespace_deleted(meta, now));
+                name(meta)
+            },
+            |known: Known<&BTreeSet<Box<str>>>, _| {
+                if let Known::Listed(listed) = known {
+                    self.handle
+                        .with(|engine, now| engine.namespaces_listed(listed, now));
+                }
+            },
+        )
         .await;
     }
 
@@ -222,16 +220,16 @@ impl Observer {
         };
         let mut seen = false;
         watch::<ConfigMap>(self.watcher.clone(), spec, |event| match event {
-            Event::Applied(map) => {
+            Event::Shown(Decoded::Whole(map)) => {
                 seen = true;
                 self.kinds_are(Some(&map));
             }
             // The former content stays valid.
-            Event::Undecodable(_) => seen = true,
+            Event::Shown(Decoded::Part(_)) => seen = true,
             Event::Deleted(_) => self.kinds_are(None),
             Event::Listing => seen = false,
-            Event::Listed { .. } if !seen => self.kinds_are(None),
-            _ => {}
+            Event::Known(Known::Listed(_)) if !seen => self.kinds_are(None),
+            Event::Known(_) => {}
         })
         .await;
     }
@@ -281,13 +279,13 @@ impl Observer {
         let mut served: BTreeMap<RuleKind, Box<str>> = BTreeMap::new();
         let (mut listing, mut listed) = (true, false);
         watch::<Meta>(self.watcher.clone(), spec, |event| {
-            let (Event::Applied(object) | Event::Deleted(object)) = &event else {
+            let (Event::Shown(Decoded::Whole(object)) | Event::Deleted(object)) = &event else {
                 match event {
                     Event::Listing => {
                         listing = true;
                         served.clear();
                     }
-                    Event::Listed { .. } => {
+                    Event::Known(Known::Listed(_)) => {
                         // Answers from before the first listing need not be forgotten: they are no
                         // older than the listing.
                         if listed {
@@ -308,7 +306,7 @@ impl Observer {
             {
                 // A CRD that is being deleted takes its objects with it, so it counts as not
                 // served.
-                let stays = matches!(event, Event::Applied(_))
+                let stays = matches!(event, Event::Shown(_))
                     && object.metadata.deletion_timestamp.is_none();
                 served.remove(&kind);
                 served.extend(
@@ -349,23 +347,20 @@ impl Observer {
             self.watcher.clone(),
             cluster_wide(&path, true, Some(selector), "copies"),
             |event| match event {
-                Event::Undecodable(_) => {}
+                Event::Shown(Decoded::Part(_)) => {}
                 Event::Listing => self
                     .handle
                     .with(|engine, now| engine.copies_listing(&copies, now)),
-                Event::Applied(object) => self
+                Event::Shown(Decoded::Whole(object)) => self
                     .handle
                     .with(|engine, now| engine.copy_applied(kind, &object.metadata, now)),
                 Event::Deleted(object) => self
                     .handle
                     .with(|engine, now| engine.copy_gone(kind, &object.metadata, now)),
-                Event::Listed { version } => self
+                Event::Known(Known::Unserved) => self.gone(&resource),
+                Event::Known(known) => self
                     .handle
-                    .with(|engine, now| engine.copies_listed(&copies, version, now)),
-                Event::NotServed => self.gone(&resource),
-                Event::Unreadable(why) => self
-                    .handle
-                    .with(|engine, now| engine.copies_unreadable(&copies, why, now)),
+                    .with(|engine, now| engine.copies_known(&copies, known, now)),
             },
         )
         .await;
@@ -374,7 +369,7 @@ impl Observer {
     fn gone(&self, resource: &Resource) {
         self.discovery.forget();
         self.handle
-            .with(|engine, now| engine.kind(&resource.gvk, None, now));
+            .with(|engine, now| engine.kind(&resource.gvk, Known::Unserved, now));
     }
 }
 

@@ -6,14 +6,13 @@ use mimeo_engine::Observed;
 use mimeo_model::{
     grant::{Grant, RefusedGrant, Standing},
     id::RuleKind,
+    known::Decoded,
     refusal::{Refusal, Refused},
     rule::Rule,
     source_text,
 };
 use serde::{Deserialize, de::DeserializeOwned};
 use serde_json::Value;
-
-use crate::object::Decoded;
 
 /// Parses a rule and its status. A rule that cannot be decoded is refused without an effect on
 /// others; a newer version may have stored it, for example. The status is decoded separately, so

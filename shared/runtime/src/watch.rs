@@ -18,7 +18,11 @@ use http::{Method, Response, StatusCode};
 use http_body_util::{BodyExt, Limited};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::{Client, client::Body};
-use mimeo_model::{meta, outcome::Unreadable};
+use mimeo_model::{
+    known::{Decoded, Known},
+    meta,
+    outcome::Unreadable,
+};
 use serde::{Deserialize, de::DeserializeOwned};
 use serde_json::Value;
 use tokio::time::{Instant, sleep, timeout};
@@ -33,7 +37,6 @@ use crate::{
     backoff::{Backoff, random},
     call::{self, encode},
     fault::Fault,
-    object::Decoded,
 };
 
 /// The API server sends a bookmark about once a minute, so a watch that is silent for longer is
@@ -98,32 +101,26 @@ pub struct WatchSpec {
 }
 
 /// The events of a watch, in order.
-#[allow(clippy::large_enum_variant)] // One at a time, and `Applied` is mostly as large.
+#[allow(clippy::large_enum_variant)] // One at a time, and `Shown` is mostly as large.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Event<T> {
-    /// A listing begins. Each existing object follows as [`Event::Applied`]. A listing that breaks
+    /// A listing begins. Each existing object follows as [`Event::Shown`]. A listing that breaks
     /// off begins again. A named object may have been shown before its listing.
     Listing,
-    /// The object exists: it is new, changed, or shown again. Parts of its `managedFields` that
-    /// cannot be decoded are left out.
-    Applied(T),
-    /// As [`Event::Applied`], for an object that cannot be decoded. This is its metadata and those
-    /// of its other fields that can be decoded.
-    Undecodable(Value),
+    /// The object exists: it is new, changed, or shown again.
+    Shown(Decoded<T>),
     /// The object was deleted, or no longer matches the selectors. This is the metadata of its last
     /// state.
     Deleted(Meta),
-    /// The listing is complete. An object that was not shown since [`Event::Listing`] did not
-    /// exist.
-    Listed {
-        /// The resourceVersion of the listing.
-        version: u64,
-    },
-    /// 404: the kind is not served. Sent once. A new listing follows when the kind is served again.
-    NotServed,
-    /// 401 or 403, or nothing but errors for 20 s. The objects shown so far are the last known
-    /// state, and none of them counts as deleted. Sent once. A new listing follows afterwards.
-    Unreadable(Unreadable),
+    /// The state of the watch.
+    ///
+    /// - [`Known::Listed`]: the listing of this resourceVersion is complete. An object that was not
+    ///   shown since [`Event::Listing`] did not exist.
+    /// - [`Known::Unserved`]: 404. Sent once. A new listing follows when the kind is served again.
+    /// - [`Known::Unreadable`]: 401 or 403, or nothing but errors for 20 s. The objects shown so far
+    ///   are the last known state, and none of them counts as deleted. Sent once. A new listing
+    ///   follows afterwards.
+    Known(Known<u64>),
 }
 
 /// The metadata of an object of any kind.
@@ -144,7 +141,7 @@ pub struct Meta {
 /// - The server no longer knows the version (410).
 /// - The server has sent nothing since the watch began. A server that was restored from a backup
 ///   may not have reached the version yet.
-/// - [`Event::NotServed`] or [`Event::Unreadable`] was sent.
+/// - [`Known::Unserved`] or [`Known::Unreadable`] was sent.
 /// - The stream brought a line that is not an event.
 ///
 /// An object that cannot be decoded causes no new listing. Otherwise any user with permission to
@@ -277,7 +274,7 @@ impl<S> Watch<S> {
             return;
         };
         if let Some(object) = answer.code.is_success().then(|| answer.parse()).flatten() {
-            (self.sink)(Event::Applied(object));
+            (self.sink)(Event::Shown(Decoded::Whole(object)));
         }
     }
 
@@ -351,21 +348,21 @@ impl<S> Watch<S> {
         S: FnMut(Event<T>) + Send,
     {
         let what = &*self.spec.what;
-        match object {
-            Some(Decoded::Whole(object)) => (self.sink)(Event::Applied(object)),
-            Some(Decoded::Part(part)) => {
-                let text = |at| part.pointer(at).and_then(Value::as_str);
-                let (namespace, name) = (text("/metadata/namespace"), text("/metadata/name"));
-                warn!(
-                    what,
-                    namespace,
-                    name,
-                    "an object can't be decoded: it is nested too deeply, or holds what no decoder of JSON takes"
-                );
-                (self.sink)(Event::Undecodable(part));
-            }
-            None => warn!(what, "{NOT_EVEN_METADATA}"),
+        let Some(object) = object else {
+            warn!(what, "{NOT_EVEN_METADATA}");
+            return;
+        };
+        if let Decoded::Part(part) = &object {
+            let text = |at| part.pointer(at).and_then(Value::as_str);
+            let (namespace, name) = (text("/metadata/namespace"), text("/metadata/name"));
+            warn!(
+                what,
+                namespace,
+                name,
+                "an object can't be decoded: it is nested too deeply, or holds what no decoder of JSON takes"
+            );
         }
+        (self.sink)(Event::Shown(object));
     }
 
     /// The watch works, so earlier failures no longer count.
@@ -384,9 +381,9 @@ impl<S> Watch<S> {
                 // Servers that do not know streamed lists ignore the parameters for them.
                 return Err(End::NoStreams);
             }
-            (self.sink)(Event::Listed {
-                version: meta::version(Some(&bookmark.resource_version)),
-            });
+            (self.sink)(Event::Known(Known::Listed(meta::version(Some(
+                &bookmark.resource_version,
+            )))));
         }
         self.version = Some(bookmark.resource_version);
         Ok(())
@@ -420,9 +417,7 @@ impl<S> Watch<S> {
                 let version = metadata
                     .resource_version
                     .ok_or(End::Undecodable("a list's version"))?;
-                (self.sink)(Event::Listed {
-                    version: meta::version(Some(&version)),
-                });
+                (self.sink)(Event::Known(Known::Listed(meta::version(Some(&version)))));
                 self.version = Some(version);
                 self.thrive();
                 return Ok(());
@@ -552,7 +547,7 @@ impl<S> Watch<S> {
             End::NotServed => {
                 if std::mem::replace(&mut self.said, Said::NotServed) != Said::NotServed {
                     debug!(what, "kind is not served");
-                    (self.sink)(Event::NotServed);
+                    (self.sink)(Event::Known(Known::Unserved));
                 }
                 self.backoff.pause().max(NOT_SERVED_BACKOFF)
             }
@@ -614,7 +609,7 @@ impl<S> Watch<S> {
         self.version = None;
         if std::mem::replace(&mut self.said, Said::Unreadable(why)) != Said::Unreadable(why) {
             warn!(what = self.spec.what, ?why, cause = ?end, "cannot be watched; nothing more is known until that changes");
-            (self.sink)(Event::Unreadable(why));
+            (self.sink)(Event::Known(Known::Unreadable(why)));
         }
     }
 }

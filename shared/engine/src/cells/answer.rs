@@ -18,8 +18,8 @@ use mimeo_model::{
 };
 
 use crate::{
-    Engine, Index,
-    announce::Happening,
+    Effects, Index,
+    announce::{Happening, News},
     cell::{Baseline, Cell, Content, Observation, Phase, Reference, Repair, Why},
     clock::Tick,
     request::{Ticket, Verb},
@@ -135,9 +135,9 @@ impl Index {
 
     /// True if the request still has the content that its cell wants.
     fn asked_for(&self, ticket: &Ticket, place: Place<'_>, cell: &Cell) -> bool {
-        let copies = cell
-            .want
-            .and_then(|id| self.slots.get(&id))
+        let copies = self
+            .slots
+            .wanted(cell)
             .and_then(|slot| slot.rendering.as_ref().ok());
         let checksum = copies.and_then(|copies| copies.checksum_at(place).ok());
         cell.want == ticket.slot && checksum == ticket.checksum
@@ -170,62 +170,53 @@ impl Index {
     }
 }
 
-impl Engine {
+impl Index {
     /// Takes the answer to a request.
-    pub fn outcome(&mut self, ticket: &Ticket, outcome: Outcome, now: Tick) {
-        self.index.at(now);
-        self.work.untidy = true;
-        self.take_lesson(ticket, &outcome);
-        let Some(mut namespace) = self.index.namespaces.remove(&ticket.namespace) else {
+    pub(crate) fn outcome(&mut self, ticket: &Ticket, outcome: Outcome, effects: &mut Effects) {
+        effects.work.untidy = true;
+        self.take_lesson(ticket, &outcome, effects);
+        let Some(mut namespace) = self.namespaces.remove(&ticket.namespace) else {
             return;
         };
         if let Ok(at) = namespace.position(ticket.kind, &ticket.name) {
             let cell = &mut namespace.cells[at];
             if cell.phase == Phase::InFlight(ticket.serial) {
                 cell.phase = Phase::Idle;
-                let owner = self.index.rule_of(cell);
+                let owner = self.rule_of(cell);
                 let place = Place {
                     name: &ticket.namespace,
                     labels: &namespace.labels,
                 };
                 if matches!(outcome, Outcome::Object(_)) {
-                    self.measure(ticket, namespace.labelled);
+                    self.measure(ticket, namespace.labelled, effects);
                 }
-                self.take_in(ticket, outcome, place, cell);
+                self.take_in(ticket, outcome, place, cell, effects);
                 if let Some(rule) = cell.ours().and_then(|seen| seen.rule.as_ref()) {
-                    self.index.consent.note_copy_in(rule, &ticket.namespace);
+                    self.consent.note_copy_in(rule, &ticket.namespace);
                 }
-                // The status of the rule that the cell belonged to is due now. Planning marks the
+                // The status of the rule that the cell belonged to is due self.now. Planning marks the
                 // status of the rule that the cell belongs to next.
-                owner
-                    .iter()
-                    .for_each(|rule| self.index.mark_status_due(rule));
-                self.index
-                    .note_created(&ticket.namespace, &mut namespace, at);
-                self.index.dirty.insert(ticket.namespace.clone());
+                owner.iter().for_each(|rule| self.mark_status_due(rule));
+                self.note_created(&ticket.namespace, &mut namespace, at);
+                self.dirty.insert(ticket.namespace.clone());
             }
         }
-        self.index
-            .namespaces
-            .insert(ticket.namespace.clone(), namespace);
+        self.namespaces.insert(ticket.namespace.clone(), namespace);
     }
 
     /// Uses the answer of a dry run for its slot, even if the cell has changed since. The other
     /// cells of the slot wait for this answer.
-    fn take_lesson(&mut self, ticket: &Ticket, outcome: &Outcome) {
+    fn take_lesson(&mut self, ticket: &Ticket, outcome: &Outcome, effects: &mut Effects) {
         if !matches!(ticket.verb, Verb::Learn(_)) {
             return;
         }
         let entry = match outcome {
-            Outcome::Object(meta) => self
-                .index
-                .read(meta, ticket.kind)
-                .and_then(|seen| seen.entry),
+            Outcome::Object(meta) => self.read(meta, ticket.kind).and_then(|seen| seen.entry),
             _ => None,
         };
         let Some((id, slot)) = ticket
             .slot
-            .and_then(|id| Some((id, self.index.slots.get_mut(&id)?)))
+            .and_then(|id| Some((id, self.slots.get_mut(&id)?)))
         else {
             return;
         };
@@ -237,23 +228,36 @@ impl Engine {
             return;
         }
         if let Some(entry) = entry {
-            self.index.learnt(id, entry);
+            self.learnt(id, entry);
         } else {
             // If every cell asked again at once, each answer would plan all other cells. The
             // reference stays `Asked` until the timer fires.
-            let due = self.index.now + delay(&self.index.settings, slot.untold);
+            let due = self.now + delay(&self.settings, slot.untold);
             slot.untold = slot.untold.saturating_add(1);
-            self.work.timer(due, Timer::Learn(id));
+            effects.work.timer(due, Timer::Learn(id));
         }
     }
 
-    fn take_in(&mut self, ticket: &Ticket, outcome: Outcome, place: Place<'_>, cell: &mut Cell) {
+    fn take_in(
+        &mut self,
+        ticket: &Ticket,
+        outcome: Outcome,
+        place: Place<'_>,
+        cell: &mut Cell,
+        effects: &mut Effects,
+    ) {
         let gone = matches!(
             (ticket.verb, &outcome),
             (Verb::Delete(..), Outcome::Absent | Outcome::Object(_))
         );
-        if let Some(rule) = self.index.rule_of(cell).filter(|_| gone && cell.stuck) {
-            self.happened(&rule, Happening::CopyRecreated, &ticket.namespace, cell);
+        if gone && cell.stuck {
+            let news = &mut effects.news;
+            self.happened(
+                Happening::CopyRecreated,
+                (&ticket.namespace, cell),
+                None,
+                news,
+            );
         }
         match (ticket.verb, outcome) {
             (Verb::Compare(uid, version), Outcome::Object(meta)) => {
@@ -262,39 +266,35 @@ impl Engine {
                 } else {
                     Content::Other
                 };
-                self.index
-                    .compared(ticket, (uid, version), content, place, cell);
+                self.compared(ticket, (uid, version), content, place, cell);
             }
             (Verb::Compare(uid, version), Outcome::Differs | Outcome::Immutable(_)) => {
-                self.index
-                    .compared(ticket, (uid, version), Content::Other, place, cell);
+                self.compared(ticket, (uid, version), Content::Other, place, cell);
             }
             (_, Outcome::Object(meta)) => {
-                let Some(seen) = self.index.read(&meta, ticket.kind) else {
+                let Some(seen) = self.read(&meta, ticket.kind) else {
                     return;
                 };
-                self.index.remember_origin(
+                self.remember_origin(
                     &seen,
                     meta.annotations
                         .as_ref()
                         .and_then(|all| all.get(names::SOURCE)),
                 );
-                self.take_object(ticket, seen, cell);
+                self.take_object(ticket, seen, cell, effects);
             }
             (verb, Outcome::Conflict | Outcome::Differs) => refute(verb, cell),
             // The watch has shown an object, and the read finds none. One of the two is out of
             // date, and the watch will soon show which.
             (Verb::Look, Outcome::Absent) if cell.seen().is_some() => {
-                self.work.put_off(
-                    &ticket.namespace,
-                    cell,
-                    self.index.now + self.index.settings.backoff,
-                );
+                effects
+                    .work
+                    .put_off(&ticket.namespace, cell, self.now + self.settings.backoff);
             }
-            (verb, Outcome::Absent) => self.index.take_absence(verb, cell),
+            (verb, Outcome::Absent) => self.take_absence(verb, cell),
             // The refused content is no longer wanted.
             (_, Outcome::Refused(_) | Outcome::Immutable(_))
-                if !self.index.asked_for(ticket, place, cell) => {}
+                if !self.asked_for(ticket, place, cell) => {}
             // To delete the object and create it again, Mimeo must first read it.
             (Verb::Apply(uid), Outcome::Immutable(_))
                 if cell.observed == Observation::Hidden(uid) =>
@@ -311,7 +311,7 @@ impl Engine {
             // For a dry run too this answer means a wrong object: the API server would accept the
             // same content in a correct copy.
             (Verb::Apply(_) | Verb::Take(..) | Verb::Learn(_), Outcome::Immutable(_))
-                if self.index.replaces(cell) =>
+                if self.replaces(cell) =>
             {
                 cell.stuck = true;
             }
@@ -326,28 +326,20 @@ impl Engine {
                     );
                 // Nothing was written, so no other client can have undone it.
                 cell.repaired = 0;
-                self.fail(&ticket.namespace, cell, failure);
+                self.fail(&ticket.namespace, cell, failure, effects);
                 // The API server answers the same bytes in the same way until the cause changes: a
                 // schema, a limit, or the owner of a port.
-                let at_least = hopeless.then_some(self.index.settings.backoff_limit);
-                self.work.back_off(
-                    &ticket.namespace,
-                    cell,
-                    at_least,
-                    self.index.now,
-                    &self.index.settings,
-                );
+                let at_least = hopeless.then_some(self.settings.backoff_limit);
+                effects
+                    .work
+                    .back_off(&ticket.namespace, cell, at_least, self);
             }
             (_, Outcome::NamespaceGone | Outcome::NotServed) => {
                 // The watch of namespaces or the discovery will show that soon. Until then Mimeo
                 // reports no failure.
-                self.work.back_off(
-                    &ticket.namespace,
-                    cell,
-                    Some(Duration::from_secs(1)),
-                    self.index.now,
-                    &self.index.settings,
-                );
+                effects
+                    .work
+                    .back_off(&ticket.namespace, cell, Some(Duration::from_secs(1)), self);
             }
             (
                 verb,
@@ -358,22 +350,18 @@ impl Engine {
             ) => {
                 cell.leaving |= matches!(verb, Verb::Delete(..));
                 cell.repaired = 0;
-                self.fail(&ticket.namespace, cell, failure);
-                self.work.back_off(
-                    &ticket.namespace,
-                    cell,
-                    retry_after,
-                    self.index.now,
-                    &self.index.settings,
-                );
+                self.fail(&ticket.namespace, cell, failure, effects);
+                effects
+                    .work
+                    .back_off(&ticket.namespace, cell, retry_after, self);
             }
         }
         if let Some(id) = ticket
             .slot
-            .and_then(|id| self.index.slots.get(&id))
+            .and_then(|id| self.slots.get(&id))
             .map(|slot| slot.rule.clone())
         {
-            self.index.mark_status_due(&id);
+            self.mark_status_due(&id);
         }
     }
 
@@ -381,45 +369,35 @@ impl Engine {
     /// change. If the namespace's labels changed later than the source, the copy may have been
     /// written for the labels. So the time counts from the later change, and a user that may change
     /// labels cannot make copies look late.
-    fn measure(&mut self, ticket: &Ticket, labelled: Tick) {
-        let slot = ticket.slot.and_then(|id| self.index.slots.get(&id));
+    fn measure(&mut self, ticket: &Ticket, labelled: Tick, effects: &mut Effects) {
+        let slot = ticket.slot.and_then(|id| self.slots.get(&id));
         let written = matches!(ticket.verb, Verb::Apply(_) | Verb::Take(..))
             && ticket.why == Some(Why::Changed);
         let now = slot.filter(|slot| {
             written && slot.rendering.as_ref().ok().map(Copies::checksum) == ticket.copies
         });
         if let Some((kind, renewed)) = now.and_then(|slot| Some((slot.rule.kind, slot.renewed?))) {
-            self.report.lags.copies[kind]
-                .record(self.index.now.saturating_sub(renewed.max(labelled)));
+            effects.lags.copies[kind].record(self.now.saturating_sub(renewed.max(labelled)));
         }
     }
 
-    fn take_object(&mut self, ticket: &Ticket, seen: Seen, cell: &mut Cell) {
+    fn take_object(&mut self, ticket: &Ticket, seen: Seen, cell: &mut Cell, effects: &mut Effects) {
         if !matches!(ticket.verb, Verb::Learn(_) | Verb::Compare(..)) {
-            self.index.shown += 1;
-            cell.shown = self.index.shown;
+            self.shown += 1;
+            cell.shown = self.shown;
         }
         cell.proven |= !matches!(ticket.verb, Verb::Learn(_));
         cell.leaving &= matches!(ticket.verb, Verb::Learn(_));
         match ticket.verb {
             // Mimeo no longer owns the object. The watch will show that.
             Verb::Learn(_) if seen.entry.is_none() => {
-                self.work.back_off(
-                    &ticket.namespace,
-                    cell,
-                    None,
-                    self.index.now,
-                    &self.index.settings,
-                );
+                effects.work.back_off(&ticket.namespace, cell, None, self);
             }
             Verb::Learn(_) | Verb::Compare(..) => {}
             Verb::Create | Verb::Apply(_) | Verb::Take(..) => {
-                if ticket.verb == Verb::Create {
-                    self.adapt(ticket);
-                    cell.stuck = false;
-                }
+                cell.stuck &= ticket.verb != Verb::Create;
                 if let Some(entry) = seen.entry.filter(|_| seen.checksum == ticket.checksum) {
-                    self.index.teach(ticket, entry);
+                    self.teach(ticket, entry);
                 }
                 // The watch event for this write may have arrived before the answer. So the answer
                 // is compared with the resourceVersion that was observed when the request was sent.
@@ -435,21 +413,36 @@ impl Engine {
                 if cell.repaired == 0 || was_refused {
                     cell.streak = 0;
                 }
-                let adopted = matches!(ticket.why, Some(Why::Adopted | Why::Overwritten));
-                if let Some(rule) = self.index.rule_of(cell).filter(|_| adopted) {
-                    self.happened(&rule, Happening::CopyAdopted, &ticket.namespace, cell);
+                if matches!(ticket.why, Some(Why::Adopted | Why::Overwritten)) {
+                    let news = &mut effects.news;
+                    self.happened(
+                        Happening::CopyAdopted,
+                        (&ticket.namespace, cell),
+                        None,
+                        news,
+                    );
                 }
                 // A client that only moved the resourceVersion, such as a storage migration, has
                 // edited nothing.
                 if written {
-                    self.edit_reverted(ticket, cell);
-                    self.restored(ticket, cell);
+                    self.edit_reverted(ticket, cell, &mut effects.news);
+                    // The watch shows a lost label in the same way as a deletion. But then the object
+                    // still exists, and the API server refuses a create.
+                    if (ticket.verb, ticket.why) == (Verb::Create, Some(Why::Vanished)) {
+                        let news = &mut effects.news;
+                        self.happened(
+                            Happening::CopyRestored,
+                            (&ticket.namespace, cell),
+                            None,
+                            news,
+                        );
+                    }
                 }
                 // If another client removed entries from `managedFields`, only an apply shows the
                 // fields without an owner. Fields that others own after a claim were added since,
                 // so they don't begin a new repair.
-                let begun = cell.repair != Repair::Claimed
-                    && seen.claims().press(self.index.exclusive(cell));
+                let begun =
+                    cell.repair != Repair::Claimed && seen.claims().press(self.exclusive(cell));
                 cell.repair = if begun { Repair::Begun } else { Repair::None };
                 cell.show(seen);
                 // The watch may already have shown a later change of the object.
@@ -457,14 +450,14 @@ impl Engine {
                 cell.baseline = Some(baseline);
                 let rule = ticket
                     .slot
-                    .and_then(|id| self.index.slots.get(&id))
+                    .and_then(|id| self.slots.get(&id))
                     .map(|slot| slot.rule.clone());
                 if let Some(rule) = rule.filter(|_| written) {
-                    self.index.synced(&rule);
+                    self.synced(&rule);
                 }
             }
             Verb::Claim(..) => {
-                self.edit_reverted(ticket, cell);
+                self.edit_reverted(ticket, cell, &mut effects.news);
                 cell.repair = Repair::Claimed;
                 cell.show(seen);
             }
@@ -482,23 +475,17 @@ impl Engine {
         }
     }
 
-    /// Adapts the delay before the first write into a new namespace. If a write comes too early,
-    /// the API server sleeps for 50 ms until its cache has the namespace. So a create of about that
-    /// duration lengthens the delay, and a quick create shortens it.
-    fn adapt(&mut self, ticket: &Ticket) {
-        const SLEPT: Duration = Duration::from_millis(48);
-        // The delay grows by far more than it shrinks. About one create in several hundred may
-        // sleep, so that the others start as early as possible.
-        const STEP: Duration = Duration::from_millis(1);
-        if self.index.settings.role != Role::Injector {
-            return;
+    /// Adds the news that a write has undone the edit in its ticket, if there is one.
+    fn edit_reverted(&self, ticket: &Ticket, cell: &Cell, news: &mut News) {
+        if let Some(edit) = &ticket.edit {
+            let editor = edit.manager.clone();
+            self.happened(
+                Happening::EditReverted,
+                (&ticket.namespace, cell),
+                editor,
+                news,
+            );
         }
-        let took = self.index.now.saturating_sub(ticket.sent);
-        self.gate.delay = if (SLEPT..SLEPT * 2).contains(&took) {
-            (self.gate.delay + STEP).min(Duration::from_millis(5))
-        } else {
-            self.gate.delay.mul_f32(0.999).max(Duration::from_millis(1))
-        };
     }
 }
 

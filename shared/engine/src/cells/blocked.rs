@@ -4,12 +4,14 @@ use std::fmt;
 
 use mimeo_model::{
     condition::ConditionReason,
+    kind::GroupVersionKind,
+    known::Known,
     outcome::{FailureReason, Unreadable},
     source::SourceSelector,
 };
 
 use crate::{
-    Index, Served,
+    Index,
     slot::{NoRendering, Slot},
 };
 
@@ -42,58 +44,55 @@ impl Index {
     /// Returns the reason why a slot has no copies to write, if it is known. Pods need not wait for
     /// them.
     pub(crate) fn blocked(&self, slot: &Slot) -> Option<Blocked> {
-        if self.settings.reach.refuses(&slot.source).is_some() {
-            return Some(Blocked::OutOfReach);
+        if let Err(why) = self.source_kind(slot.gvk(), slot.source.home()) {
+            return why;
         }
-        match (self.kinds.served(slot.gvk()), &slot.rendering) {
-            (None | Some(Served::Unknown), _) => None,
-            (Some(Served::Unanswered(why)), _) => Some(Blocked::Unreadable(*why)),
-            (Some(served), _) if served.namespaced().is_none() => {
-                Some(Blocked::Condition(ConditionReason::KindNotServed))
+        match &slot.rendering {
+            Err(NoRendering::NotGranted) => Some(Blocked::Condition(ConditionReason::NotGranted)),
+            Err(NoRendering::NotRead) => {
+                let why = self.unreadable.get(&slot.source).copied();
+                why.map(Blocked::Unreadable)
             }
-            (_, Err(NoRendering::NotGranted)) => {
-                Some(Blocked::Condition(ConditionReason::NotGranted))
-            }
-            (_, Err(NoRendering::NotRead)) => self
-                .unreadable
-                .get(&slot.source)
-                .copied()
-                .map(Blocked::Unreadable),
-            (_, Err(NoRendering::SourceMissing)) => {
+            Err(NoRendering::SourceMissing) => {
                 Some(Blocked::Condition(ConditionReason::SourceNotFound))
             }
-            (_, Err(NoRendering::Refused(why))) if why.by_the_rule() => {
+            Err(NoRendering::Refused(why)) if why.by_the_rule() => {
                 Some(Blocked::Failure(FailureReason::Invalid))
             }
-            (_, Err(NoRendering::Refused(_))) => {
+            Err(NoRendering::Refused(_)) => {
                 Some(Blocked::Condition(ConditionReason::SourceRefused))
             }
-            (_, Ok(_)) => None,
+            Ok(_) => None,
         }
     }
 
     /// Returns the reason why the findings of a selector are unknown, if there is one. Pods need
     /// not wait for them.
     pub(crate) fn selector_blocked(&self, selector: &SourceSelector) -> Option<Blocked> {
-        if self
-            .settings
-            .reach
-            .refuses_home(&selector.gvk, Some(&selector.namespace))
-            .is_some()
-        {
-            return Some(Blocked::OutOfReach);
+        if let Err(why) = self.source_kind(&selector.gvk, Some(&selector.namespace)) {
+            return why;
         }
-        match self.kinds.served(&selector.gvk) {
-            None | Some(Served::Unknown) => None,
-            Some(Served::Unanswered(why)) => Some(Blocked::Unreadable(*why)),
-            Some(served) if served.namespaced().is_none() => {
-                Some(Blocked::Condition(ConditionReason::KindNotServed))
+        let why = self.selectors.get(selector)?.watch.unreadable();
+        why.map(Blocked::Unreadable)
+    }
+
+    /// Checks that sources of a kind can exist in a namespace. The error is the reason, if it is
+    /// known.
+    fn source_kind(
+        &self,
+        gvk: &GroupVersionKind,
+        home: Option<&str>,
+    ) -> Result<(), Option<Blocked>> {
+        if self.settings.reach.refuses_home(gvk, home).is_some() {
+            return Err(Some(Blocked::OutOfReach));
+        }
+        match self.kinds.served(gvk) {
+            Known::Unknown => Err(None),
+            Known::Unreadable(why) => Err(Some(Blocked::Unreadable(*why))),
+            Known::Listed(resource) if resource.namespaced => Ok(()),
+            Known::Unserved | Known::Listed(_) => {
+                Err(Some(Blocked::Condition(ConditionReason::KindNotServed)))
             }
-            Some(_) => self
-                .selectors
-                .get(selector)?
-                .unreadable
-                .map(Blocked::Unreadable),
         }
     }
 }

@@ -12,7 +12,7 @@ use mimeo_model::{
 };
 
 use crate::{
-    Engine, Index, Namespace, RuleState,
+    Effects, Index, Namespace, RuleState,
     cell::Cell,
     jobs::{JobKey, Task},
     slot::Slot,
@@ -76,7 +76,7 @@ impl Index {
         if self.settings.role != Role::Keeper || !namespace.alive() {
             return;
         }
-        let Some(slot) = cell.want.and_then(|id| self.slots.get(&id)) else {
+        let Some(slot) = self.slots.wanted(cell) else {
             return;
         };
         let acting = self.rules.get(&slot.rule).and_then(RuleState::acting);
@@ -108,7 +108,7 @@ impl Index {
         }
         let mut created = namespace.created.clone();
         for cell in &namespace.cells {
-            let Some(slot) = cell.want.and_then(|id| self.slots.get(&id)) else {
+            let Some(slot) = self.slots.wanted(cell) else {
                 continue;
             };
             let Some(rule) = self.rules.get(&slot.rule).and_then(RuleState::acting) else {
@@ -143,17 +143,22 @@ impl Index {
     }
 }
 
-impl Engine {
+impl Index {
     /// Requests one write that records all created copies in the namespace's annotation. If a rule
     /// no longer has `strategy: CreateOnce`, its entries are removed. If such a rule changes back
     /// later, the copy that exists then is recorded again.
-    pub(crate) fn plan_created(&mut self, name: &Arc<str>, namespace: &mut Namespace) {
-        (0..namespace.cells.len()).for_each(|at| self.index.note_created(name, namespace, at));
+    pub(crate) fn plan_created(
+        &mut self,
+        name: &Arc<str>,
+        namespace: &mut Namespace,
+        effects: &mut Effects,
+    ) {
+        (0..namespace.cells.len()).for_each(|at| self.note_created(name, namespace, at));
         let key = JobKey::RecordCreated(name.clone());
-        if self.jobs.has(&key) {
+        if effects.jobs.has(&key) {
             return;
         }
-        let Some(created) = self.index.created_to_keep(name, namespace) else {
+        let Some(created) = self.created_to_keep(name, namespace) else {
             return;
         };
         let noted = recorded(namespace);
@@ -162,7 +167,7 @@ impl Engine {
             // A write that changes nothing causes no watch event, so the job would never end.
             namespace.created = created;
         } else {
-            self.jobs.ask(key);
+            effects.jobs.ask(key);
         }
     }
 }

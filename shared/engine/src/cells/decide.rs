@@ -6,18 +6,21 @@ use std::sync::Arc;
 use mimeo_model::{
     choices::{PodGate, Strategy},
     id::{RuleId, RuleKind, SlotId},
+    known::Known,
     meta::Checksum,
+    outcome::{Failure, FailureReason},
     role::Role,
     rule::Rule,
 };
 
 use crate::{
-    Index, Listing, Namespace, RuleState,
+    Index, Namespace, RuleState,
     absent::HowGone,
     cell::{Cell, Leave, Observation, Spared, Step, Why},
     fate::Fate,
     slot::{NoRendering, Slot},
     verdict::{Need, Needs, Outlook, Verdict},
+    wants::taken,
 };
 
 impl Index {
@@ -73,7 +76,7 @@ impl Index {
                 ..Verdict::default()
             };
         };
-        let aim = self.aim(slot, rule, place, cell);
+        let aim = self.aim(slot, rule, place, cell, needs);
         if aim == Step::Learn {
             needs.push(Need::Reference(id));
         }
@@ -81,7 +84,10 @@ impl Index {
             Step::Leave(Leave::NoSource) => self.sourceless(slot, rule, cell),
             _ => Fate::Keep(Leave::NoSource),
         };
-        let reserved = !matches!(aim, Step::Leave(_)) && self.reserved_for(id, cell).is_some();
+        let reserved = match aim {
+            Step::Leave(_) => None,
+            _ => self.reserved_for(id, cell),
+        };
         let outlook = match aim {
             Step::Leave(Leave::UpToDate | Leave::CreatedOnce)
             | Step::Learn
@@ -89,7 +95,7 @@ impl Index {
             Step::Leave(Leave::NoSource) if fate.goes() => Outlook::Delete,
             Step::Leave(Leave::Foreign(_) | Leave::Deleting) => Outlook::Conflict,
             Step::Leave(Leave::Unfillable) => Outlook::Unfillable,
-            Step::Apply(_) | Step::Claim(_) if reserved => Outlook::Conflict,
+            Step::Apply(_) | Step::Claim(_) if reserved.is_some() => Outlook::Conflict,
             Step::Create(_) => Outlook::Create,
             Step::Apply(_) | Step::Claim(_) | Step::Take(_) => Outlook::Update,
             Step::Leave(_) | Step::Compare | Step::Look | Step::Delete(_) => Outlook::Open,
@@ -102,7 +108,13 @@ impl Index {
             }
             Step::Leave(Leave::NoSource) => self.decide_fate(fate, &slot.rule, place, cell, needs),
             step @ Step::Leave(_) => step,
-            _ if reserved => Step::Leave(Leave::Reserved),
+            _ if let Some(winner) = reserved => {
+                needs.push(Need::Failure(Failure {
+                    reason: FailureReason::RuleConflict,
+                    message: taken(winner, &slot.rule, place.0).into(),
+                }));
+                Step::Leave(Leave::Reserved)
+            }
             step if self.in_charge(place.1) && self.left_by_the_platform(id, cell, needs) => step,
             _ => Step::Leave(Leave::Undecided),
         };
@@ -135,8 +147,8 @@ impl Index {
             return true;
         };
         let tenants = rule.kind == RuleKind::Replication;
-        let listing = self.collections[RuleKind::ClusterReplication].listing;
-        if tenants && !matches!(listing, Listing::Listed | Listing::Unserved) {
+        let rules = self.collections[RuleKind::ClusterReplication].watch.known();
+        if tenants && !matches!(rules, Known::Listed(()) | Known::Unserved) {
             return false;
         }
         let marked = cell.ours().and_then(|seen| seen.rule.clone());
@@ -151,7 +163,7 @@ impl Index {
             // A webhook replica only fills new namespaces. It leaves the question to the
             // reconciler, which asks the API server.
             None if self.settings.role == Role::Injector => false,
-            None if !tenants && listing != Listing::Listed => false,
+            None if !tenants && !rules.is_listed() => false,
             // To another `ClusterReplication` the copy passes as soon as a read shows that the
             // former rule does not exist. Otherwise no rule could take over the copies of a rule
             // that was lost.
@@ -257,6 +269,7 @@ impl Index {
         rule: &Rule,
         (name, namespace): (&Arc<str>, &Namespace),
         cell: &Cell,
+        needs: &mut Needs,
     ) -> Step {
         if self.created_once(slot, rule, namespace, cell) {
             return Step::Leave(Leave::CreatedOnce);
@@ -264,9 +277,15 @@ impl Index {
         match &slot.rendering {
             Ok(copies) => match copies.checksum_at(namespace.place(name)) {
                 Ok(checksum) => self.compare(slot, checksum, rule, name, cell),
-                Err(_) => Step::Leave(Leave::Unfillable),
+                Err(failure) => {
+                    needs.push(Need::Failure(failure));
+                    Step::Leave(Leave::Unfillable)
+                }
             },
-            Err(NoRendering::Refused(why)) if why.by_the_rule() => Step::Leave(Leave::Unfillable),
+            Err(NoRendering::Refused(why)) if why.by_the_rule() => {
+                needs.push(Need::Failure(why.failure()));
+                Step::Leave(Leave::Unfillable)
+            }
             Err(NoRendering::Refused(_)) => Step::Leave(Leave::SourceRefused),
             Err(_) => Step::Leave(Leave::NoSource),
         }

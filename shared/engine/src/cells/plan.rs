@@ -7,15 +7,13 @@ use mimeo_model::{
     meta::Checksum,
     outcome::{Failure, FailureReason},
     role::Role,
-    template::Place,
 };
 
 use crate::{
-    Engine, Index, Namespace, SourceState,
+    Effects, Index, Namespace, SourceState,
     cell::{Cell, Leave, Phase, Reference, Step, Why},
     clock::Tick,
-    slot::NoRendering,
-    wants::taken,
+    verdict::Need,
     work::Timer,
 };
 
@@ -34,7 +32,7 @@ impl Index {
 
     /// Returns the resync period of a copy, if its rule may write the copy.
     pub(crate) fn resync_of(&self, cell: &Cell) -> Option<Duration> {
-        let slot = self.slots.get(&cell.want?)?;
+        let slot = self.slots.wanted(cell)?;
         let rule = self.rules.get(&slot.rule)?.acting()?;
         rule.resync.filter(|_| self.settings.role == Role::Keeper)
     }
@@ -49,6 +47,11 @@ impl Index {
         }
     }
 
+    pub(crate) fn mark_all_statuses_due(&mut self) {
+        let states = self.rules.values_mut();
+        states.for_each(|state| state.status.mark_due());
+    }
+
     /// Marks a rule's status as due.
     pub(crate) fn mark_status_due(&mut self, id: &Arc<RuleId>) {
         if let Some(state) = self.rules.get_mut(id) {
@@ -57,100 +60,96 @@ impl Index {
     }
 }
 
-impl Engine {
-    /// Plans every namespace that changed.
-    pub(crate) fn plan(&mut self) {
-        while let Some(name) = self.index.dirty.pop_first() {
-            if self.rests(&name) {
-                continue;
-            }
-            self.effort.planned += 1;
-            self.plan_namespace(&name);
-        }
-    }
-
+impl Index {
     /// True if a crowded namespace must wait for its next plan. A tenant may have many rules in one
     /// namespace. If each change of one of them planned all of their copies at once, the engine
     /// would have no time for other namespaces.
-    fn rests(&mut self, name: &Arc<str>) -> bool {
-        let Some(namespace) = self.index.namespaces.get_mut(name) else {
+    fn rests(&mut self, name: &Arc<str>, effects: &mut Effects) -> bool {
+        let Some(namespace) = self.namespaces.get_mut(name) else {
             return false;
         };
         if namespace.cells.len() < CROWD || namespace.pending_label.is_some() {
             return false;
         }
-        if self.index.now < namespace.rests {
+        if self.now < namespace.rests {
             namespace.behind = true;
-            self.work
+            effects
+                .work
                 .timer(namespace.rests, Timer::Namespace(name.clone()));
             return true;
         }
         let pause = REST.saturating_mul(u32::try_from(namespace.cells.len()).unwrap_or(u32::MAX));
-        namespace.rests = self.index.now + pause;
+        namespace.rests = self.now + pause;
         false
     }
 
-    /// The number of decisions about single cells so far.
-    pub fn decided(&self) -> u64 {
-        self.effort.decided
+    /// Plans a namespace that changed, unless it must wait for that.
+    pub(crate) fn plan(&mut self, name: &Arc<str>, effects: &mut Effects) {
+        if !self.rests(name, effects) {
+            effects.effort.planned += 1;
+            self.plan_namespace(name, effects);
+        }
     }
 
-    /// The number of plans so far.
-    pub fn planned(&self) -> u64 {
-        self.effort.planned
-    }
-
-    fn plan_namespace(&mut self, name: &Arc<str>) {
-        let Some(mut namespace) = self.index.namespaces.remove(name) else {
+    fn plan_namespace(&mut self, name: &Arc<str>, effects: &mut Effects) {
+        let Some(mut namespace) = self.namespaces.remove(name) else {
             return;
         };
         namespace.behind = false;
-        self.assign(name, &mut namespace);
+        self.assign(name, &mut namespace, effects);
         // Wanted cells come first: the decision about an unwanted copy depends on whether the
         // wanted copies exist.
         for wanted in [true, false] {
             for index in 0..namespace.cells.len() {
                 if namespace.cells[index].want.is_some() == wanted {
-                    self.consider(name, &mut namespace, index);
+                    self.consider(name, &mut namespace, index, effects);
                 }
             }
         }
         // A webhook replica watches no copies, so it forgets a cell once no rule wants it.
-        let keeps = self.index.settings.role == Role::Keeper;
+        let keeps = self.settings.role == Role::Keeper;
         let known = |cell: &Cell| keeps && (cell.seen().is_some() || cell.out_of_sight());
         namespace
             .cells
             .retain(|cell| cell.want.is_some() || known(cell) || !cell.settled());
-        self.plan_label(name, &namespace);
-        self.plan_created(name, &mut namespace);
-        namespace.changed = self.report.changes.next();
+        self.plan_label(name, &namespace, &mut effects.jobs);
+        self.plan_created(name, &mut namespace, effects);
+        namespace.changed = effects.changes.next();
         if namespace.uid.is_some() || !namespace.cells.is_empty() {
-            self.index.namespaces.insert(name.clone(), namespace);
+            self.namespaces.insert(name.clone(), namespace);
         }
     }
 
     /// Decides the next step for one cell and queues the cell if a request is needed.
-    fn consider(&mut self, name: &Arc<str>, namespace: &mut Namespace, index: usize) {
+    fn consider(
+        &mut self,
+        name: &Arc<str>,
+        namespace: &mut Namespace,
+        index: usize,
+        effects: &mut Effects,
+    ) {
         let cell = &namespace.cells[index];
-        if self.index.kinds.known
-            && cell.ours().is_some()
-            && !self.index.kinds[cell.kind].may_have_copies()
-        {
+        if self.kinds.known && cell.ours().is_some() && !self.kinds[cell.kind].may_have_copies() {
             // The kind was removed from the `ConfigMap` `mimeo-kinds` while the copy was being
             // written.
-            self.record(cell.kind);
+            self.record(cell.kind, effects);
         }
-        let (verdict, needs) = self.index.decide(name, namespace, cell);
-        self.effort.decided += 1;
-        self.adopt(name, (cell.kind, &cell.name), needs);
+        let (verdict, needs) = self.decide(name, namespace, cell);
+        effects.effort.decided += 1;
+        let failure = needs.iter().find_map(|need| match need {
+            Need::Failure(failure) => Some(failure.clone()),
+            _ => None,
+        });
+        if !needs.is_empty() {
+            self.meet(needs, &cell.key(name), effects);
+        }
         let step = verdict.step;
         let urgent = namespace.pending_label.is_some();
         let home = self
-            .index
             .rule_of(&namespace.cells[index])
             .filter(|_| !matches!(step, Step::Leave(_)));
         if namespace.cells[index].verdict.outlook != verdict.outlook {
-            self.index.mark_status_of_cell_due(index, namespace);
+            self.mark_status_of_cell_due(index, namespace);
         }
         let cell = &mut namespace.cells[index];
         cell.verdict = verdict;
@@ -159,54 +158,46 @@ impl Engine {
             if cell.phase == Phase::Queued {
                 cell.phase = Phase::Idle;
             }
-            self.settle(
-                Place {
-                    name,
-                    labels: &namespace.labels,
-                },
-                name,
-                cell,
-                why,
-            );
+            self.settle(name, cell, (why, failure), effects);
             return;
         }
-        if step == Step::Learn && self.index.is_asked_already(cell.want) {
+        if step == Step::Learn && self.is_asked_already(cell.want) {
             return;
         }
         if cell.phase == Phase::Idle {
             cell.phase = Phase::Queued;
-            self.work.queue(
+            effects.work.queue(
                 name,
                 cell,
                 urgent,
                 home.as_deref().and_then(|rule| rule.namespace.as_deref()),
             );
         }
-        self.index.mark_status_of_cell_due(index, namespace);
+        self.mark_status_of_cell_due(index, namespace);
     }
 
     /// Records that a cell needs no request now, and why.
-    fn settle(&mut self, place: Place<'_>, name: &Arc<str>, cell: &mut Cell, why: Leave) {
+    fn settle(
+        &mut self,
+        name: &Arc<str>,
+        cell: &mut Cell,
+        (why, failure): (Leave, Option<Failure>),
+        effects: &mut Effects,
+    ) {
         // An unwanted copy counts for the rule that wrote it.
-        let rule = self.index.rule_of(cell);
+        let rule = self.rule_of(cell);
         match why {
             Leave::UpToDate => {
-                self.remind_of_resync(name, cell);
+                self.remind_of_resync(name, cell, effects);
                 let before = (cell.baseline, cell.failure.take());
                 cell.approve();
                 if before == (cell.baseline, None) {
                     return;
                 }
             }
-            Leave::Unfillable => {
-                let slot = cell.want.and_then(|id| self.index.slots.get(&id));
-                let failure = slot.and_then(|slot| match &slot.rendering {
-                    Ok(copies) => copies.checksum_at(place).err(),
-                    Err(NoRendering::Refused(why)) => Some(why.failure()),
-                    Err(_) => None,
-                });
+            Leave::Unfillable | Leave::Reserved => {
                 if let Some(failure) = failure {
-                    self.fail(name, cell, failure);
+                    self.fail(name, cell, failure, effects);
                 }
             }
             Leave::Foreign(why) if cell.phase == Phase::Idle => {
@@ -217,48 +208,28 @@ impl Engine {
                         reason: FailureReason::Conflict,
                         message: why.message().into(),
                     },
+                    effects,
                 );
                 // An object that Mimeo doesn't own may lack the label that the watch selects by. So
                 // Mimeo reads it again from time to time.
-                self.work
-                    .back_off(name, cell, None, self.index.now, &self.index.settings);
+                effects.work.back_off(name, cell, None, self);
             }
             // No watch will show the end of this object.
             Leave::Deleting
                 if cell.phase == Phase::Idle
                     && cell
                         .seen()
-                        .is_some_and(|seen| seen.unwatched(self.index.settings.role)) =>
+                        .is_some_and(|seen| seen.unwatched(self.settings.role)) =>
             {
                 cell.failure = None;
-                self.work
-                    .back_off(name, cell, None, self.index.now, &self.index.settings);
+                effects.work.back_off(name, cell, None, self);
             }
-            Leave::Reserved => {
-                let loser = cell.want.and_then(|id| {
-                    Some((
-                        &self.index.slots.get(&id)?.rule,
-                        self.index.reserved_for(id, cell)?,
-                    ))
-                });
-                let message = loser.map(|(loser, winner)| taken(winner, loser, name));
-                if let Some(message) = message {
-                    self.fail(
-                        name,
-                        cell,
-                        Failure {
-                            reason: FailureReason::RuleConflict,
-                            message: message.into(),
-                        },
-                    );
-                }
-            }
-            Leave::KindNotRecorded => self.record(cell.kind),
+            Leave::KindNotRecorded => self.record(cell.kind, effects),
             // A request follows now or soon. Until then users still see the last failure.
             Leave::Foreign(_) | Leave::NotListed | Leave::Undecided => {}
             _ => cell.failure = None,
         }
-        if let Some(state) = rule.and_then(|id| self.index.rules.get_mut(&id)) {
+        if let Some(state) = rule.and_then(|id| self.rules.get_mut(&id)) {
             state.status.mark_due();
         }
     }
@@ -267,38 +238,38 @@ impl Engine {
     /// The namespace and name determine a copy's moment in the period, so the copies are not all
     /// verified at once. The moment is always the same. So the copy has one timer, however often a
     /// plan finds it correct.
-    fn remind_of_resync(&mut self, namespace: &Arc<str>, cell: &mut Cell) {
+    fn remind_of_resync(&mut self, namespace: &Arc<str>, cell: &mut Cell, effects: &mut Effects) {
         let millis = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
-        let due = self.index.resync_of(cell).map(|period| {
+        let due = self.resync_of(cell).map(|period| {
             let moment = Checksum::of(format!("{namespace}/{}", cell.name).as_bytes()).short()
                 % millis(period);
-            let periods = (millis(self.index.now) + millis(period) - moment) / millis(period);
+            let periods = (millis(self.now) + millis(period) - moment) / millis(period);
             Duration::from_millis(moment)
                 + period.saturating_mul(u32::try_from(periods).unwrap_or(u32::MAX))
         });
-        self.work.remind(namespace, cell, due);
+        effects.work.remind(namespace, cell, due);
     }
 
     /// Sets a timer for the end of each missing source's grace period. The rule's cells must be
     /// decided again then.
-    pub(crate) fn remind_of_grace(&mut self, id: &Arc<RuleId>) {
-        let Some(Ok(rule)) = self.index.rules.get(id).map(|state| &state.rule) else {
+    pub(crate) fn remind_of_grace(&mut self, id: &Arc<RuleId>, effects: &mut Effects) {
+        let Some(Ok(rule)) = self.rules.get(id).map(|state| &state.rule) else {
             return;
         };
         // Sources that a selector no longer finds are not listed here. The decision about their
         // copies sets those timers.
-        let missing =
-            rule.sources
-                .iter()
-                .filter_map(|source| match self.index.sources.get(source) {
-                    Some(SourceState::Missing { since, .. }) => Some(*since),
-                    _ => None,
-                });
+        let missing = rule
+            .sources
+            .iter()
+            .filter_map(|source| match self.sources.get(source) {
+                Some(SourceState::Missing { since, .. }) => Some(*since),
+                _ => None,
+            });
         let due: Vec<Tick> = missing
             .map(|since| since + rule.retention.source_grace)
             .collect();
         for due in due {
-            self.work.timer(due, Timer::Rule(id.clone()));
+            effects.work.timer(due, Timer::Rule(id.clone()));
         }
     }
 }

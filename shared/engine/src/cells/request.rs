@@ -13,11 +13,12 @@ use mimeo_model::{
 };
 
 use crate::{
-    Engine, Index, Namespace,
-    cell::{Cell, Observation, Phase, Reference, Repair, Step, Why},
+    Effects, Index, Namespace,
+    cell::{Cell, CellKey, Observation, Phase, Reference, Repair, Step, Why},
     clock::Tick,
+    kinds::namespaced,
     slot::Slot,
-    work::{CellRef, delay},
+    work::delay,
 };
 
 /// One request about one cell.
@@ -98,7 +99,7 @@ pub(crate) const FIGHT: Duration = Duration::from_mins(1);
 impl Index {
     /// True if a copy may have no fields but Mimeo's (`strategy: Replace`).
     pub(crate) fn exclusive(&self, cell: &Cell) -> bool {
-        let slot = cell.want.and_then(|id| self.slots.get(&id));
+        let slot = self.slots.wanted(cell);
         let rule = slot.and_then(|slot| self.rules.get(&slot.rule)?.rule.as_ref().ok());
         rule.is_some_and(|rule| rule.strategy == Strategy::Replace)
     }
@@ -119,17 +120,21 @@ impl Index {
             .all_served()
             .iter()
             .filter(|(gvk, _)| gvk.is_of(group_kind));
-        served.find_map(|(_, served)| served.namespaced()).cloned()
+        served.find_map(|(_, served)| namespaced(served)).cloned()
     }
 }
 
-impl Engine {
+impl Index {
     /// Turns a queued cell into a request.
-    pub(crate) fn request(&mut self, (name, kind, copy): &CellRef) -> Option<Request> {
-        let mut namespace = self.index.namespaces.remove(name)?;
-        let request = self.request_in(name, &mut namespace, *kind, copy);
-        namespace.changed = self.report.changes.next();
-        self.index.namespaces.insert(name.clone(), namespace);
+    pub(crate) fn request(
+        &mut self,
+        (name, kind, copy): &CellKey,
+        effects: &mut Effects,
+    ) -> Option<Request> {
+        let mut namespace = self.namespaces.remove(name)?;
+        let request = self.request_in(name, &mut namespace, *kind, copy, effects);
+        namespace.changed = effects.changes.next();
+        self.namespaces.insert(name.clone(), namespace);
         request
     }
 
@@ -139,6 +144,7 @@ impl Engine {
         namespace: &mut Namespace,
         kind: KindId,
         copy: &str,
+        effects: &mut Effects,
     ) -> Option<Request> {
         let at = namespace.position(kind, copy).ok()?;
         namespace.cells[at].in_queue = false;
@@ -148,7 +154,7 @@ impl Engine {
         // A crowded namespace may rest although facts have changed since its last plan. The next
         // plan queues the cell again if that is needed.
         let outdated = namespace.behind && {
-            let (verdict, _) = self.index.decide(name, namespace, &namespace.cells[at]);
+            let (verdict, _) = self.decide(name, namespace, &namespace.cells[at]);
             verdict != namespace.cells[at].verdict
         };
         let cell = &mut namespace.cells[at];
@@ -165,10 +171,10 @@ impl Engine {
             Repair::Begun if why == Some(Why::Shared) => true,
             Repair::Begun | Repair::None => matches!(cell.observed, Observation::Hidden(_)),
         };
-        if why.is_some_and(Why::repairs) && !begun && self.fights(name, cell) {
+        if why.is_some_and(Why::repairs) && !begun && self.fights(name, cell, effects) {
             return None;
         }
-        let slot = cell.want.and_then(|id| self.index.slots.get_mut(&id));
+        let slot = cell.want.and_then(|id| self.slots.get_mut(&id));
         if let (Verb::Learn(_), Some(slot)) = (verb, slot) {
             // One answer is enough for all cells of the slot.
             if slot.reference == Reference::Asked {
@@ -176,8 +182,8 @@ impl Engine {
             }
             slot.reference = Reference::Asked;
         }
-        let slot = cell.want.and_then(|id| self.index.slots.get(&id));
-        let resource = self.index.resource(kind, slot.map(Slot::gvk))?;
+        let slot = self.slots.wanted(cell);
+        let resource = self.resource(kind, slot.map(Slot::gvk))?;
         let copies = slot.and_then(|slot| slot.rendering.as_ref().ok());
         let place = Place {
             name,
@@ -187,25 +193,25 @@ impl Engine {
         let rule = slot
             .map(|slot| slot.rule.clone())
             .or_else(|| cell.ours().and_then(|seen| seen.rule.clone()));
-        self.work.serial = self.work.serial.wrapping_add(1);
-        cell.phase = Phase::InFlight(self.work.serial);
+        effects.work.serial = effects.work.serial.wrapping_add(1);
+        cell.phase = Phase::InFlight(effects.work.serial);
         let ticket = Ticket {
             namespace: name.clone(),
             name: cell.name.clone(),
             verb,
             kind,
-            serial: self.work.serial,
+            serial: effects.work.serial,
             slot: cell.want,
             checksum: rendering.as_ref().map(|rendering| rendering.checksum),
             copies: copies.map(Copies::checksum),
-            sent: self.index.now,
+            sent: self.now,
             why,
             edit: why.filter(|why| cell.undoes_an_edit(*why)).map(|_| Edit {
                 manager: cell.seen().and_then(Seen::editor).map(Into::into),
             }),
             version: cell.seen().map(|seen| seen.version),
         };
-        let exclusive = self.index.exclusive(&namespace.cells[at]);
+        let exclusive = self.exclusive(&namespace.cells[at]);
         Some(Request {
             ticket,
             resource,
@@ -217,19 +223,19 @@ impl Engine {
 
     /// True if this repair follows the last one so closely that another client must be undoing it.
     /// Then the repair is put off.
-    fn fights(&mut self, name: &Arc<str>, cell: &mut Cell) -> bool {
-        let now = u64::try_from(self.index.now.as_millis())
+    fn fights(&mut self, name: &Arc<str>, cell: &mut Cell, effects: &mut Effects) -> bool {
+        let now = u64::try_from(self.now.as_millis())
             .unwrap_or(u64::MAX)
             .max(1);
         let last = Duration::from_millis(cell.repaired);
-        let pause = delay(&self.index.settings, cell.streak);
-        if cell.repaired == 0 || self.index.now > last + FIGHT.max(pause * 2) {
+        let pause = delay(&self.settings, cell.streak);
+        if cell.repaired == 0 || self.now > last + FIGHT.max(pause * 2) {
             // After a refused write the pauses keep growing, until the API server accepts the
             // write.
             cell.streak = if cell.refused() { cell.streak } else { 0 };
         } else {
             let due = last + pause;
-            if self.index.now < due {
+            if self.now < due {
                 let message = "another client keeps undoing Mimeo's writes of this copy, and Mimeo restores it after growing pauses; find the client by \
                                kubectl get --show-managed-fields, and stop it or have the rule leave this namespace out";
                 self.fail(
@@ -239,8 +245,9 @@ impl Engine {
                         reason: FailureReason::Conflict,
                         message: message.into(),
                     },
+                    effects,
                 );
-                self.work.put_off(name, cell, due);
+                effects.work.put_off(name, cell, due);
                 return true;
             }
             cell.streak = cell.streak.saturating_add(1);

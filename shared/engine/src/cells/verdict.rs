@@ -1,5 +1,5 @@
 //! The verdict about one cell, and everything that the engine must do because of the decision. A
-//! decision changes nothing. The plan of its namespace carries it out: [`Engine::adopt`] meets its
+//! decision changes nothing. The plan of its namespace carries it out: [`Index::meet`] meets its
 //! needs, and the cell is queued or put to rest.
 //!
 //! Each plan stores its verdicts. Requests, the pod gate, statuses and the page read them, so these
@@ -8,16 +8,18 @@
 use std::sync::Arc;
 
 use mimeo_model::{
-    id::{KindId, RuleId, SlotId},
+    id::{RuleId, SlotId},
+    outcome::Failure,
     source::SourceRef,
 };
 
 use crate::{
-    Engine, Namespace, SourceState,
+    Effects, Index, Namespace, SourceState,
     absent::{Absence, Gone},
-    cell::{Leave, Reference, Step, Why},
+    cell::{CellKey, Leave, Reference, Step, Why},
     clock::Tick,
     jobs::JobKey,
+    losses::LossEvent,
     work::Timer,
 };
 
@@ -91,21 +93,19 @@ pub(crate) enum Need {
     Reference(SlotId),
     /// Collect the copy with the other losses of this rule.
     Loss(Arc<RuleId>, Why),
+    /// Report why the copy cannot be written, if no request follows.
+    Failure(Failure),
 }
 
-impl Engine {
+impl Index {
     /// Decides about every cell again. Returns the cells whose stored verdict is out of date: some
     /// change has not led to a plan of their namespace. Namespaces that wait for their next plan are
-    /// left out, and so are all while a timer is due. For tests.
-    pub fn outdated_verdicts(&self) -> Vec<String> {
-        if self.wake_at().is_some_and(|due| due <= self.index.now) {
-            return Vec::new();
-        }
+    /// left out.
+    pub(crate) fn outdated_verdicts(&self) -> Vec<String> {
         let planned = |name: &Arc<str>, namespace: &Namespace| {
-            !self.index.dirty.contains(name) && !namespace.behind
+            !self.dirty.contains(name) && !namespace.behind
         };
         let cells = self
-            .index
             .namespaces
             .iter()
             .filter(|(name, namespace)| planned(name, namespace))
@@ -115,7 +115,7 @@ impl Engine {
             });
         cells
             .filter_map(|(name, namespace, cell)| {
-                let (now, _) = self.index.decide(name, namespace, cell);
+                let (now, _) = self.decide(name, namespace, cell);
                 let stored = cell.verdict;
                 (now != stored)
                     .then(|| format!("{name}/{}: {stored:?} has become {now:?}", cell.name))
@@ -124,48 +124,46 @@ impl Engine {
     }
 
     /// Carries out the needs of a decision about one cell.
-    pub(crate) fn adopt(
-        &mut self,
-        namespace: &Arc<str>,
-        (kind, name): (KindId, &Arc<str>),
-        needs: Needs,
-    ) {
+    pub(crate) fn meet(&mut self, needs: Needs, cell: &CellKey, effects: &mut Effects) {
         for need in needs {
             match need {
                 Need::Absence(key, asks) => {
                     let absence = match &key {
                         JobKey::ConfirmRule(id) => {
-                            let gone = self.index.gone.entry(id.clone());
+                            let gone = self.gone.entry(id.clone());
                             let unseen = || Gone::seen_under(None, None, Tick::ZERO);
                             Some(&mut gone.or_insert_with(unseen).absence)
                         }
-                        JobKey::ConfirmGrants(giver) => Some(self.index.consent.withdrawal(giver)),
-                        _ => self.index.absence_mut(&key),
+                        JobKey::ConfirmGrants(giver) => Some(self.consent.withdrawal(giver)),
+                        _ => self.absence_mut(&key),
                     };
                     if let Some(absence) = absence {
-                        absence.used(namespace, asks);
+                        absence.used(&cell.0, asks);
                         if asks {
-                            self.jobs.ask(key);
+                            effects.jobs.ask(key);
                         }
                     }
                 }
                 Need::LostSource(source) => {
                     let lost = SourceState::Missing {
-                        since: self.index.now,
+                        since: self.now,
                         absence: Absence::from(None),
                     };
-                    self.index.sources.entry(source).or_insert(lost);
+                    self.sources.entry(source).or_insert(lost);
                 }
-                Need::GraceEnd(id, due) => self.work.timer(due, Timer::Rule(id)),
+                Need::GraceEnd(id, due) => effects.work.timer(due, Timer::Rule(id)),
                 Need::Reference(id) => {
-                    if let Some(slot) = self.index.slots.get_mut(&id)
+                    if let Some(slot) = self.slots.get_mut(&id)
                         && slot.reference == Reference::Unknown
                     {
                         slot.reference = Reference::Wanted;
                     }
                 }
+                // The plan reports it, once the verdict is stored.
+                Need::Failure(_) => {}
                 Need::Loss(id, why) => {
-                    self.collect_loss(&id, (namespace.clone(), kind, name.clone()), why);
+                    self.kinds[cell.1].lost = true;
+                    effects.losses.push(LossEvent::Lost(id, cell.clone(), why));
                 }
             }
         }

@@ -17,7 +17,10 @@ use mimeo_model::{
     template::{Place, Variable},
 };
 
-use crate::{Engine, Index, Namespace, RuleState, announce::Happening, cell::Cell, slot::Slot};
+use crate::{
+    Effects, Index, Namespace, RuleState, announce::Happening, cell::Cell, losses::LossEvent,
+    slot::Slot,
+};
 
 /// A cell that a rule wants and cannot have.
 #[derive(Debug, Clone, PartialEq)]
@@ -203,7 +206,7 @@ impl Index {
         let created = |id| {
             self.rules
                 .get(id)
-                .and_then(|state| state.rule.as_ref().ok())
+                .and_then(RuleState::valid)
                 .map(|rule| rule.created)
         };
         let rank = |id| rank(id, created(id), marked.map(|marked| &**marked));
@@ -301,40 +304,32 @@ impl Index {
     }
 }
 
-impl Engine {
+impl Index {
     /// Assigns to every cell of the namespace the slot that wants a copy in it.
-    pub(crate) fn assign(&mut self, name: &Arc<str>, namespace: &mut Namespace) {
-        let (wants, unmet) = self.index.wanted(name, namespace);
-        for id in &self.index.rules_for(name) {
-            let Some(state) = self.index.rules.get_mut(id) else {
+    pub(crate) fn assign(
+        &mut self,
+        name: &Arc<str>,
+        namespace: &mut Namespace,
+        effects: &mut Effects,
+    ) {
+        let (wants, mut unmet) = self.wanted(name, namespace);
+        for id in &self.rules_for(name) {
+            let Some(state) = self.rules.get_mut(id) else {
                 continue;
             };
-            match unmet.get(id) {
-                Some(cells) if state.unmet.get(name) == Some(cells) => {}
-                Some(cells) => {
-                    if self.index.settings.role == Role::Keeper {
-                        let known = state.unmet.get(name).map_or(&[][..], Vec::as_slice);
-                        for cell in cells.iter().filter(|cell| !known.contains(cell)) {
-                            let key = (name.clone(), cell.kind, cell.name.clone());
-                            self.report.news.add(
-                                id,
-                                Happening::CopyFailed(cell.reason()),
-                                [(key, None)],
-                                0,
-                                self.index.now,
-                            );
-                        }
-                    }
-                    state.unmet.insert(name.clone(), cells.clone());
-                    state.status.mark_due();
-                }
-                None if state.unmet.is_empty() => {}
-                None => {
-                    if state.unmet.remove(name).is_some() {
-                        state.status.mark_due();
-                    }
-                }
+            let cells = unmet.remove(id);
+            if state.unmet.get(name) == cells.as_ref() {
+                continue;
             }
+            let known = state.unmet.remove(name).unwrap_or_default();
+            let new = cells.iter().flatten().filter(|cell| !known.contains(cell));
+            for cell in new {
+                let key = (name.clone(), cell.kind, cell.name.clone());
+                let happening = Happening::CopyFailed(cell.reason());
+                effects.news.add(id, happening, [(key, None)], 0, self.now);
+            }
+            state.unmet.extend(cells.map(|cells| (name.clone(), cells)));
+            state.status.mark_due();
         }
         for (kind, copy) in wants.keys() {
             namespace.cell_or_insert(*kind, copy);
@@ -348,16 +343,10 @@ impl Engine {
             if cell.want == want {
                 continue;
             }
-            let former = self.index.rule_of(cell);
-            let rule = want.and_then(|id| {
-                self.index
-                    .rules
-                    .get(&self.index.slots.get(&id)?.rule)?
-                    .rule
-                    .as_ref()
-                    .ok()
-            });
-            if self.index.settings.role == Role::Keeper
+            let former = self.rule_of(cell);
+            let slot = want.and_then(|id| self.slots.get(&id));
+            let rule = slot.and_then(|slot| self.rules.get(&slot.rule)?.valid());
+            if self.settings.role == Role::Keeper
                 && rule.is_some_and(|rule| rule.strategy == Strategy::CreateOnce)
             {
                 cell.look_anew();
@@ -365,9 +354,7 @@ impl Engine {
             cell.want = want;
             // The baseline belongs to the formerly wanted copy. It stays valid only if the newly
             // wanted copy has the same bytes.
-            let wanted = want
-                .and_then(|id| self.index.slots.get(&id))
-                .and_then(|slot| slot.rendering.as_ref().ok());
+            let wanted = slot.and_then(|slot| slot.rendering.as_ref().ok());
             let wanted = wanted.and_then(|copies| copies.checksum_at(place).ok());
             if wanted.is_none() || cell.seen().and_then(|seen| seen.checksum) != wanted {
                 cell.baseline
@@ -376,12 +363,12 @@ impl Engine {
             }
             cell.streak = 0;
             cell.start_over();
-            self.work.remind(name, cell, None);
+            effects.work.remind(name, cell, None);
             if want.is_some() {
-                self.forgive(name, cell.kind, &cell.name);
+                effects.losses.push(LossEvent::Wanted(cell.key(name)));
             }
-            for rule in [former, self.index.rule_of(cell)].iter().flatten() {
-                self.index.mark_status_due(rule);
+            for rule in [former, self.rule_of(cell)].iter().flatten() {
+                self.mark_status_due(rule);
             }
         }
     }

@@ -8,7 +8,7 @@ use std::{
 };
 
 use mimeo_model::{
-    id::{KindId, RuleId, SlotId},
+    id::{RuleId, SlotId},
     kind::GroupKind,
     meta::Checksum,
     outcome::Failure,
@@ -16,20 +16,21 @@ use mimeo_model::{
 };
 
 use crate::{
-    Engine, Index, Queued, Settings,
+    Effects, Index, Queued, Settings,
     announce::Happening,
-    cell::{Cell, Failing, Observation, Phase},
+    cell::{Cell, CellKey, Failing, Observation, Phase},
     clock::Tick,
     jobs::{Job, JobKey},
+    losses::LossEvent,
     request::Request,
 };
 
 /// One piece of work for the driver.
 #[derive(Debug)]
 pub enum Action {
-    /// One request about one cell. The driver hands its answer to [`Engine::outcome`].
+    /// One request about one cell. The driver hands its answer to `Engine::outcome`.
     Request(Box<Request>),
-    /// Any other work. The driver hands its answer to [`Engine::answered`].
+    /// Any other work. The driver hands its answer to `Engine::answered`.
     Job(Box<Job>),
 }
 
@@ -56,8 +57,8 @@ const FEW: usize = 64;
 
 #[derive(Debug, Default)]
 pub(crate) struct Work {
-    urgent: VecDeque<CellRef>,
-    normal: VecDeque<CellRef>,
+    urgent: VecDeque<CellKey>,
+    normal: VecDeque<CellKey>,
     tenants: Turns,
     timers: BTreeSet<(Tick, Timer)>,
     pub(crate) serial: u32,
@@ -66,26 +67,24 @@ pub(crate) struct Work {
     pub(crate) tidy_after: Tick,
 }
 
-pub(crate) type CellRef = (Arc<str>, KindId, Arc<str>);
-
 /// The waiting cells of `Replication`s, by the namespace of their rule. The namespaces take turns,
 /// so one namespace with many cells cannot delay the others.
 #[derive(Debug, Default)]
 struct Turns {
-    waiting: BTreeMap<Box<str>, VecDeque<CellRef>>,
+    waiting: BTreeMap<Box<str>, VecDeque<CellKey>>,
     /// The namespace that had the last turn.
     last: Box<str>,
 }
 
 impl Turns {
-    fn push(&mut self, home: &str, cell: CellRef) {
+    fn push(&mut self, home: &str, cell: CellKey) {
         match self.waiting.get_mut(home) {
             Some(cells) => cells.push_back(cell),
             None => _ = self.waiting.insert(home.into(), [cell].into()),
         }
     }
 
-    fn pop(&mut self) -> Option<CellRef> {
+    fn pop(&mut self) -> Option<CellKey> {
         let after = (Bound::Excluded(&*self.last), Bound::Unbounded);
         let next = self
             .waiting
@@ -105,9 +104,9 @@ impl Turns {
 
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Timer {
-    Cell(Arc<str>, KindId, Arc<str>),
+    Cell(CellKey),
     /// A request must verify a copy, if its rule still has a resync period.
-    Resync(Arc<str>, KindId, Arc<str>),
+    Resync(CellKey),
     Namespace(Arc<str>),
     /// The pause of a failed job is over.
     Job(JobKey),
@@ -135,7 +134,7 @@ impl Work {
         if std::mem::replace(&mut cell.in_queue, true) {
             return;
         }
-        let queued = (namespace.clone(), cell.kind, cell.name.clone());
+        let queued = cell.key(namespace);
         match home {
             Some(home) => self.tenants.push(home, queued),
             None if urgent => self.urgent.push_back(queued),
@@ -144,7 +143,7 @@ impl Work {
         self.untidy = true;
     }
 
-    fn pop(&mut self) -> Option<CellRef> {
+    pub(crate) fn pop(&mut self) -> Option<CellKey> {
         self.urgent
             .pop_front()
             .or_else(|| self.normal.pop_front())
@@ -153,7 +152,7 @@ impl Work {
 
     /// The queue is empty. Gives the memory of a large fan-out back instead of keeping it for the
     /// next one.
-    fn rest(&mut self) {
+    pub(crate) fn rest(&mut self) {
         self.urgent.shrink_to(FEW);
         self.normal.shrink_to(FEW);
     }
@@ -176,6 +175,17 @@ impl Work {
         self.untidy = true;
     }
 
+    /// When the first timer is due.
+    pub(crate) fn wake_at(&self) -> Option<Tick> {
+        self.timers.first().map(|(due, _)| *due)
+    }
+
+    /// Takes the next timer that is due.
+    pub(crate) fn pop_timer(&mut self, now: Tick) -> Option<Timer> {
+        self.wake_at().filter(|due| *due <= now)?;
+        self.timers.pop_first().map(|(_, timer)| timer)
+    }
+
     pub(crate) fn timer(&mut self, due: Tick, timer: Timer) {
         self.timers.insert((due, timer));
     }
@@ -186,22 +196,21 @@ impl Work {
         namespace: &Arc<str>,
         cell: &mut Cell,
         at_least: Option<Duration>,
-        now: Tick,
-        settings: &Settings,
+        index: &Index,
     ) {
-        let delay = delay(settings, cell.streak).max(at_least.unwrap_or_default());
+        let delay = delay(&index.settings, cell.streak).max(at_least.unwrap_or_default());
         cell.streak = cell.streak.saturating_add(1);
         // The delay is up to a fifth longer, depending on the name of the namespace. So cells that
         // failed together don't all retry at the same time.
         let spread =
             u32::try_from(Checksum::of(namespace.as_bytes()).short() % 200).unwrap_or_default();
-        self.put_off(namespace, cell, now + delay + delay * spread / 1000);
+        self.put_off(namespace, cell, index.now + delay + delay * spread / 1000);
     }
 
     /// Delays the next request about a cell to this time, which replaces any former time. So a cell
     /// has at most one such timer, however often the cluster changes meanwhile.
     pub(crate) fn put_off(&mut self, namespace: &Arc<str>, cell: &mut Cell, due: Tick) {
-        let timer = Timer::Cell(namespace.clone(), cell.kind, cell.name.clone());
+        let timer = Timer::Cell(cell.key(namespace));
         let former = (std::mem::replace(&mut cell.due, due), timer);
         self.timers.remove(&former);
         cell.phase = Phase::Waiting;
@@ -215,7 +224,7 @@ impl Work {
         if former == due {
             return;
         }
-        let timer = Timer::Resync(namespace.clone(), cell.kind, cell.name.clone());
+        let timer = Timer::Resync(cell.key(namespace));
         if let Some(former) = former {
             self.timers.remove(&(former, timer.clone()));
         }
@@ -240,63 +249,15 @@ impl Index {
     }
 }
 
-impl Engine {
-    /// Returns the next work. `None`: there is none until an event arrives or [`Engine::wake_at`]
-    /// is reached.
-    pub fn next(&mut self, now: Tick) -> Option<Action> {
-        self.index.at(now);
-        self.fire();
-        self.plan();
-        if let Some(job) = self.next_job() {
-            return Some(Action::Job(Box::new(job)));
-        }
-        while let Some(cell) = self.work.pop() {
-            if let Some(request) = self.request(&cell) {
-                return Some(Action::Request(Box::new(request)));
-            }
-        }
-        self.work.rest();
-        if self.work.untidy {
-            if self.index.now < self.work.tidy_after {
-                self.work.timer(self.work.tidy_after, Timer::Tidy);
-            } else {
-                self.tidy();
-                self.work.untidy = false;
-            }
-        }
-        self.next_job().map(Box::new).map(Action::Job)
-    }
-
-    /// Returns when to call [`Engine::next`] again even if no event arrives.
-    pub fn wake_at(&self) -> Option<Tick> {
-        self.work.timers.first().map(|(due, _)| *due)
-    }
-
-    pub(crate) fn fire(&mut self) {
-        while let Some((due, _)) = self.work.timers.first()
-            && *due <= self.index.now
-        {
-            let Some((_, timer)) = self.work.timers.pop_first() else {
-                return;
-            };
-            self.go_off(timer);
-        }
-    }
-
-    fn go_off(&mut self, timer: Timer) {
+impl Index {
+    pub(crate) fn go_off(&mut self, timer: Timer, effects: &mut Effects) {
         match timer {
-            Timer::Cell(namespace, kind, name) => {
-                let Some(cell) = self
-                    .index
-                    .namespaces
-                    .get_mut(&namespace)
-                    .and_then(|entry| entry.cell_mut(kind, &name))
-                else {
+            Timer::Cell(key) => {
+                let role = self.settings.role;
+                let cell = self.cell_mut(&key);
+                let Some(cell) = cell.filter(|cell| cell.phase == Phase::Waiting) else {
                     return;
                 };
-                if cell.phase != Phase::Waiting {
-                    return;
-                }
                 cell.phase = Phase::Idle;
                 // No watch shows an object that isn't Mimeo's own. So an object that conflicted may
                 // be gone by now. And an object may exist by now where a rule of a higher rank kept
@@ -306,87 +267,69 @@ impl Engine {
                         .failure
                         .as_ref()
                         .is_some_and(|failure| failure.failure.reason == FailureReason::Conflict);
-                if barred
-                    || cell
-                        .seen()
-                        .is_some_and(|seen| seen.unwatched(self.index.settings.role))
-                {
+                if barred || cell.seen().is_some_and(|seen| seen.unwatched(role)) {
                     cell.observed = Observation::Unknown;
                 }
-                self.index.dirty.insert(namespace);
+                self.dirty.insert(key.0);
             }
-            Timer::Resync(namespace, kind, name) => {
-                let cell = self
-                    .index
-                    .namespaces
-                    .get(&namespace)
-                    .and_then(|entry| entry.cell(kind, &name));
-                let due = cell.is_some_and(|cell| self.index.resync_of(cell).is_some());
-                let entry = self.index.namespaces.get_mut(&namespace);
-                if let Some(cell) = entry.and_then(|entry| entry.cell_mut(kind, &name)) {
+            Timer::Resync(key) => {
+                let due = self
+                    .cell(&key)
+                    .is_some_and(|cell| self.resync_of(cell).is_some());
+                if let Some(cell) = self.cell_mut(&key) {
                     cell.resync = None;
                     cell.verify = due;
-                    self.index.dirty.insert(namespace);
+                    self.dirty.insert(key.0);
                 }
             }
-            Timer::Namespace(name) => {
-                self.index.dirty.insert(name);
-            }
-            Timer::Job(key) => self.resume_job(&key),
-            Timer::Expired(key) => self.index.expire(&key),
-            Timer::Learn(id) => self.index.ask_reference(id),
+            Timer::Namespace(name) => _ = self.dirty.insert(name),
+            Timer::Job(key) => effects.jobs.resume(&key, self.now),
+            Timer::Expired(key) => self.expire(&key),
+            Timer::Learn(id) => self.ask_reference(id),
             Timer::Rule(id) => {
-                self.index.mark_status_due(&id);
-                self.index.replan_rule(&id);
+                self.mark_status_due(&id);
+                self.replan_rule(&id);
             }
-            Timer::Tidy => self.work.tidy_later(),
+            Timer::Tidy => effects.work.tidy_later(),
             Timer::Everything => {
-                self.work.tidy_later();
-                self.index.replan_all();
+                effects.work.tidy_later();
+                self.replan_all();
             }
-            Timer::Rules => self
-                .index
-                .rules
-                .values_mut()
-                .for_each(|state| state.status.mark_due()),
-            Timer::PendingDeletion(id) => self.end_collecting(&id),
+            Timer::Rules => self.mark_all_statuses_due(),
+            Timer::PendingDeletion(id) => effects.losses.push(LossEvent::Due(id)),
         }
     }
 
     /// Records the failure of a cell. A notice and an Event report it when its reason is new, not
     /// with every retry.
-    pub(crate) fn fail(&mut self, namespace: &Arc<str>, cell: &mut Cell, failure: Failure) {
-        let rule = self.index.rule_of(cell);
+    pub(crate) fn fail(
+        &mut self,
+        namespace: &Arc<str>,
+        cell: &mut Cell,
+        failure: Failure,
+        effects: &mut Effects,
+    ) {
+        let rule = self.rule_of(cell);
         if let Some(rule) = &rule {
-            self.index.mark_status_due(rule);
+            self.mark_status_due(rule);
         }
         if cell
             .failure
             .as_ref()
             .is_none_or(|old| old.failure.reason != failure.reason)
         {
-            if let Some(rule) = &rule {
-                self.happened(rule, Happening::CopyFailed(failure.reason), namespace, cell);
-            }
-            self.report.notices.push(Notice {
+            let happening = Happening::CopyFailed(failure.reason);
+            self.happened(happening, (namespace, cell), None, &mut effects.news);
+            effects.notices.push(Notice {
                 rule,
                 wanted: cell.want.is_some(),
-                kind: self.index.kinds[cell.kind].group_kind.clone(),
+                kind: self.kinds[cell.kind].group_kind.clone(),
                 namespace: namespace.clone(),
                 name: cell.name.clone(),
                 failure: failure.clone(),
             });
         }
-        let since = cell
-            .failure
-            .as_ref()
-            .map_or(self.index.now, |old| old.since);
+        let since = cell.failure.as_ref().map_or(self.now, |old| old.since);
         cell.failure = Some(Box::new(Failing { failure, since }));
-    }
-
-    /// Returns the failures since the last call, for the log. A cell reports the same reason only
-    /// once.
-    pub fn notices(&mut self) -> Vec<Notice> {
-        std::mem::take(&mut self.report.notices)
     }
 }

@@ -18,16 +18,17 @@ use mimeo_model::{
 };
 
 use crate::{
-    Awaited, Engine, Index, Namespace,
+    Awaited, Index, Namespace,
     blocked::Blocked,
     cell::Cell,
     clock::Tick,
     issued::Issued,
-    jobs::{JobKey, Task},
+    jobs::{JobKey, Jobs, Task},
     namespaces::PendingLabel,
+    request::Ticket,
     slot::Slot,
     verdict::Outlook,
-    work::Timer,
+    work::{Timer, Work},
 };
 
 /// How long a pending label stays after the budget has ended. A pod that was refused until the
@@ -164,7 +165,7 @@ impl Index {
         let holding = self
             .cluster_rules()
             .filter(|(_, state)| state.pod_gate() != PodGate::None);
-        let rules = holding.filter_map(|(id, state)| Some((id, state.rule.as_ref().ok()?)));
+        let rules = holding.filter_map(|(id, state)| Some((id, state.valid()?)));
         rules
             .filter(|(_, rule)| rule.could_match(hint, labels))
             .map(|(id, _)| (**id).clone())
@@ -285,7 +286,7 @@ impl Index {
             let listed = |selector| {
                 self.selectors
                     .get(selector)
-                    .is_some_and(|findings| findings.listed)
+                    .is_some_and(|findings| findings.watch.is_listed())
             };
             for selector in rule.selectors.iter().filter(|selector| !listed(*selector)) {
                 let copies = format!(
@@ -327,37 +328,17 @@ impl Index {
     }
 }
 
-impl Engine {
-    /// This replica set a pending label with this nonce. It writes the copies once its watch shows
-    /// the awaited event.
-    pub fn issue(&mut self, nonce: &str, awaited: Awaited, now: Tick) {
-        self.index.at(now);
-        self.gate.issued.add(nonce, awaited, self.index.now);
-    }
-
-    /// True if this replica issued the nonce and has not seen it on a namespace yet.
-    pub fn issued(&self, nonce: &str) -> bool {
-        self.gate.issued.contains(nonce)
-    }
-
-    /// A pod waits in this namespace. This replica helps to write the copies, even if another
-    /// replica set the pending label.
-    pub fn take_charge(&mut self, namespace: &str, now: Tick) {
-        self.index.at(now);
-        let name = self.index.namespace_name(namespace);
-        let Some(entry) = self.index.namespaces.get_mut(&name) else {
-            return;
-        };
-        if entry.pending_label.is_some() && entry.charge.is_none_or(|from| from > self.index.now) {
-            entry.charge = Some(self.index.now);
-            self.index.dirty.insert(name);
-        }
-    }
-
+impl Gate {
     /// Takes in the pending label of a namespace. `changed` is true if the labels of the namespace
     /// differ from before.
-    pub(crate) fn see_label(&mut self, name: &Arc<str>, changed: bool) {
-        let Some(entry) = self.index.namespaces.get_mut(name) else {
+    pub(crate) fn see_label(
+        &mut self,
+        name: &Arc<str>,
+        changed: bool,
+        index: &mut Index,
+        work: &mut Work,
+    ) {
+        let Some(entry) = index.namespaces.get_mut(name) else {
             return;
         };
         let nonce: Option<Box<str>> = entry.nonce().map(Into::into);
@@ -366,7 +347,7 @@ impl Engine {
             entry.charge = None;
             return;
         };
-        let soon = self.index.now + self.gate.delay;
+        let soon = index.now + self.delay;
         match &entry.pending_label {
             Some(pending_label) if pending_label.nonce == nonce => {
                 entry.charge = entry
@@ -376,23 +357,53 @@ impl Engine {
             _ => {
                 entry.pending_label = Some(PendingLabel {
                     nonce: nonce.clone(),
-                    since: self.index.now,
+                    since: index.now,
                 });
-                if let Some(awaited) = self.gate.issued.redeem(&nonce) {
+                if let Some(awaited) = self.issued.redeem(&nonce) {
                     entry.charge = Some(match awaited {
                         Awaited::Namespace => soon,
-                        Awaited::Labels => self.index.now + self.index.settings.takeover,
+                        Awaited::Labels => index.now + index.settings.takeover,
                     });
                 }
-                let budget = self.index.settings.budget;
-                for wait in [self.index.settings.takeover, budget, budget + FAREWELL] {
-                    self.work
-                        .timer(self.index.now + wait, Timer::Namespace(name.clone()));
+                let budget = index.settings.budget;
+                for wait in [index.settings.takeover, budget, budget + FAREWELL] {
+                    work.timer(index.now + wait, Timer::Namespace(name.clone()));
                 }
             }
         }
         if let Some(from) = entry.charge {
-            self.work.timer(from, Timer::Namespace(name.clone()));
+            work.timer(from, Timer::Namespace(name.clone()));
+        }
+    }
+
+    /// Adapts the delay before the first write into a new namespace. If a write comes too early,
+    /// the API server sleeps for 50 ms until its cache has the namespace. So a create of about that
+    /// duration lengthens the delay, and a quick create shortens it.
+    pub(crate) fn adapt(&mut self, ticket: &Ticket, now: Tick) {
+        const SLEPT: Duration = Duration::from_millis(48);
+        // The delay grows by far more than it shrinks. About one create in several hundred may
+        // sleep, so that the others start as early as possible.
+        const STEP: Duration = Duration::from_millis(1);
+        let took = now.saturating_sub(ticket.sent);
+        self.delay = if (SLEPT..SLEPT * 2).contains(&took) {
+            (self.delay + STEP).min(Duration::from_millis(5))
+        } else {
+            self.delay.mul_f32(0.999).max(Duration::from_millis(1))
+        };
+    }
+}
+
+impl Index {
+    /// A pod waits in this namespace. This replica helps to write the copies, even if another
+    /// replica set the pending label.
+    pub(crate) fn take_charge(&mut self, namespace: &str) {
+        let name = self.namespace_name(namespace);
+        let Some(entry) = self.namespaces.get_mut(&name) else {
+            return;
+        };
+        if entry.pending_label.is_some() && entry.charge.is_none_or(|from| from > self.now) {
+            entry.charge = Some(self.now);
+            self.dirty.insert(name);
         }
     }
 
@@ -400,53 +411,36 @@ impl Engine {
     /// written the copies for these labels already. The namespace watch may be ahead of the watches
     /// of copies. So this process waits a moment: a second write would cost a request and gain
     /// nothing.
-    pub(crate) fn let_settle(&mut self, name: &Arc<str>) {
-        if self.index.settings.role == Role::Injector || self.index.webhooks.seen.is_empty() {
+    pub(crate) fn let_settle(&mut self, name: &Arc<str>, work: &mut Work) {
+        if self.settings.role == Role::Injector || self.webhooks.seen.is_empty() {
             return;
         }
         // A wait that has begun is not extended. Otherwise a user that may label a namespace could
         // block all updates of its copies.
         let Some(entry) = self
-            .index
             .namespaces
             .get_mut(name)
-            .filter(|entry| entry.settles <= self.index.now)
+            .filter(|entry| entry.settles <= self.now)
         else {
             return;
         };
-        entry.settles = self.index.now + SETTLING;
-        self.work
-            .timer(entry.settles, Timer::Namespace(name.clone()));
+        entry.settles = self.now + SETTLING;
+        work.timer(entry.settles, Timer::Namespace(name.clone()));
     }
 
     /// Requests the removal of the pending label once nothing holds the namespace's pods any more.
-    pub(crate) fn plan_label(&mut self, name: &Arc<str>, namespace: &Namespace) {
-        if namespace.pending_label.is_some() && self.index.held_by_nothing(name, namespace) {
-            self.jobs.ask(JobKey::RemoveLabel(name.clone()));
+    pub(crate) fn plan_label(&self, name: &Arc<str>, namespace: &Namespace, jobs: &mut Jobs) {
+        if namespace.pending_label.is_some() && self.held_by_nothing(name, namespace) {
+            jobs.ask(JobKey::RemoveLabel(name.clone()));
         }
     }
 
-    /// This process removed a pending label that it first saw at `since`.
-    pub(crate) fn label_removed(&mut self, since: Tick) {
-        self.report
-            .lags
-            .namespaces
-            .record(self.index.now.saturating_sub(since));
-    }
-
     /// Returns the copies that still hold the pods of a namespace.
-    pub fn progress(&mut self, namespace: &str, now: Tick) -> Progress {
-        self.index.at(now);
-        self.plan();
-        let primed = self.index.primed();
-        match self
-            .index
-            .namespaces
-            .get(namespace)
-            .filter(|entry| entry.uid.is_some())
-        {
-            Some(entry) if primed => self.index.progress_of(namespace, entry),
-            _ => Progress::default(),
+    pub(crate) fn progress(&self, namespace: &str) -> Progress {
+        let entry = self.namespaces.get(namespace);
+        match entry.filter(|entry| entry.uid.is_some() && self.primed()) {
+            Some(entry) => self.progress_of(namespace, entry),
+            None => Progress::default(),
         }
     }
 }

@@ -12,7 +12,7 @@ use mimeo_model::{
 };
 
 use crate::{
-    Engine, Index, SourceState,
+    Effects, Index, SourceState,
     cell::Cell,
     clock::Tick,
     jobs::JobKey,
@@ -383,28 +383,34 @@ impl Index {
     }
 }
 
-impl Engine {
+impl Index {
     /// Takes in a read of a rule. Returns false if the read proves nothing: the watch has yet to
     /// show the rule, or its deletion.
-    pub(crate) fn rule_confirmed(&mut self, id: &RuleId, read: &RuleRead, shown: u64) -> bool {
-        if let Some(state) = self.index.rules.get_mut(id) {
+    pub(crate) fn rule_confirmed(
+        &mut self,
+        id: &RuleId,
+        read: &RuleRead,
+        shown: u64,
+        effects: &mut Effects,
+    ) -> bool {
+        if let Some(state) = self.rules.get_mut(id) {
             if read.found {
                 state.crd.clone_from(&read.crd);
-                self.work.tidy_later();
+                effects.work.tidy_later();
             }
             return read.found;
         }
-        let Some((id, gone)) = self.index.gone.get_key_value(id) else {
+        let Some((id, gone)) = self.gone.get_key_value(id) else {
             return true;
         };
         let key = JobKey::ConfirmRule(id.clone());
         if read.found {
-            self.became(key, Became::Unknown);
+            self.became(key, Became::Unknown, effects);
             return false;
         }
         let lived_under = match &gone.seen {
             LastSeen::Under(crd) => Some(crd),
-            LastSeen::Never => self.index.collections[id.kind].crd.recorded.as_ref(),
+            LastSeen::Never => self.collections[id.kind].crd.recorded.as_ref(),
         };
         let became = match read.home {
             _ if read.crd.is_none() || read.crd.as_ref() != lived_under => Became::Unexplained,
@@ -412,7 +418,7 @@ impl Engine {
             Some(home) => gone.absence.absent_at(home, shown),
             None => Became::GoneWithNamespace,
         };
-        self.became(key, became);
+        self.became(key, became, effects);
         true
     }
 
@@ -423,8 +429,9 @@ impl Engine {
         source: &SourceRef,
         read: SourceRead,
         shown: u64,
+        effects: &mut Effects,
     ) -> bool {
-        let Some(SourceState::Missing { absence, .. }) = self.index.sources.get(source) else {
+        let Some(SourceState::Missing { absence, .. }) = self.sources.get(source) else {
             return true;
         };
         let became = match read {
@@ -433,21 +440,21 @@ impl Engine {
             SourceRead::Homeless => Became::GoneWithNamespace,
             SourceRead::Relabelled => Became::Unexplained,
         };
-        self.became(JobKey::ConfirmSource(source.clone()), became);
+        self.became(JobKey::ConfirmSource(source.clone()), became, effects);
         became != Became::Unknown
     }
 
     /// Records how an object disappeared, for all copies whose verdicts depend on that. `key` is
     /// the job that reads the object.
-    pub(crate) fn became(&mut self, key: JobKey, became: Became) {
-        let now = self.index.now;
-        let Some(absence) = self.index.absence_mut(&key) else {
+    pub(crate) fn became(&mut self, key: JobKey, became: Became, effects: &mut Effects) {
+        let now = self.now;
+        let Some(absence) = self.absence_mut(&key) else {
             return;
         };
         let mut again = absence.turn_out(became, now);
-        self.index.dirty.append(&mut again);
+        self.dirty.append(&mut again);
         if matches!(became, Became::Deleted { .. }) {
-            self.work.timer(now + FRESH, Timer::Expired(key));
+            effects.work.timer(now + FRESH, Timer::Expired(key));
         }
     }
 }

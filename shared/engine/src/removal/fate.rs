@@ -222,7 +222,7 @@ impl Index {
         namespace: &'a Namespace,
     ) -> impl Iterator<Item = (&'a Cell, &'a Slot)> {
         let cells = namespace.cells.iter().filter(|cell| !cell.was_right());
-        let slot = |cell: &'a Cell| Some((cell, self.slots.get(&cell.want?)?));
+        let slot = |cell: &'a Cell| Some((cell, self.slots.wanted(cell)?));
         cells.filter_map(slot).filter(|(_, slot)| *slot.rule == *id)
     }
 }

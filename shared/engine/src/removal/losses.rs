@@ -5,14 +5,12 @@ use std::{
     sync::Arc,
 };
 
-use mimeo_model::{
-    id::{KindId, RuleId},
-    meta::Uid,
+use mimeo_model::{id::RuleId, meta::Uid};
+
+use crate::{
+    cell::{CellKey, Why},
+    clock::Tick,
 };
-
-use crate::{cell::Why, clock::Tick};
-
-pub(crate) type CellKey = (Arc<str>, KindId, Arc<str>);
 
 /// Why a copy is lost, and since when without a break. A copy may be written for labels that this
 /// process has not seen yet. Then it is unmatched for a moment. That moment must not complete the
@@ -72,10 +70,29 @@ impl PendingDeletion {
         self.collected.get(key)
     }
 
+    pub(crate) fn has(&self, key: &CellKey) -> bool {
+        self.collected.contains_key(key)
+    }
+
     /// The times of deletion that still count.
     pub(crate) fn gone(&self) -> impl Iterator<Item = Tick> {
         self.gone.values().copied()
     }
+}
+
+/// An event for the pending deletions.
+#[derive(Debug)]
+pub(crate) enum LossEvent {
+    /// A decision has found that the rule loses this copy, and no read confirms the loss.
+    Lost(Arc<RuleId>, CellKey, Why),
+    /// A rule wants the cell (again).
+    Wanted(CellKey),
+    /// The rule does not exist any more.
+    RuleGone(Arc<RuleId>),
+    /// The rule carries another confirmation than before.
+    Confirmed(Arc<RuleId>),
+    /// The time to collect the losses of the rule may be over.
+    Due(Arc<RuleId>),
 }
 
 /// The losses of all rules. Each lost cell is in one pending deletion, and `losers` finds that
@@ -84,6 +101,8 @@ impl PendingDeletion {
 pub(crate) struct PendingDeletions {
     all: BTreeMap<Arc<RuleId>, PendingDeletion>,
     losers: BTreeMap<CellKey, Arc<RuleId>>,
+    /// The nonce of a held deletion that a user confirmed on the kinds `ConfigMap`.
+    pub(crate) confirmed: Option<Box<str>>,
 }
 
 impl PendingDeletions {
@@ -121,7 +140,7 @@ impl PendingDeletions {
         due: Tick,
     ) -> &mut PendingDeletion {
         if self.losers.get(&key).is_some_and(|loser| loser != id) {
-            self.forgive(&key);
+            self.take_back(&key);
         }
         self.losers.insert(key.clone(), id.clone());
         let new = || PendingDeletion {
@@ -183,7 +202,7 @@ impl PendingDeletions {
     }
 
     /// Removes the cell from the losses. Returns the rule that had lost it.
-    pub(crate) fn forgive(&mut self, key: &CellKey) -> Option<Arc<RuleId>> {
+    pub(crate) fn take_back(&mut self, key: &CellKey) -> Option<Arc<RuleId>> {
         let id = self.losers.remove(key)?;
         let pending = self.all.get_mut(&id)?;
         pending.collected.remove(key);

@@ -21,7 +21,7 @@ use mimeo_model::{
 };
 
 use crate::{
-    Engine, Index, Namespace,
+    Effects, Index, Namespace,
     absent::{Absence, Became, Home, HowGone},
     cell::{Cell, Leave, Step, Why},
     collect::collect,
@@ -129,9 +129,7 @@ impl Index {
     ) -> Option<Box<str>> {
         let state = self.rules.get(id)?;
         let rule = state
-            .rule
-            .as_ref()
-            .ok()
+            .valid()
             .filter(|rule| rule.matches(name, &namespace.labels))?;
         let place = namespace.place(name);
         let mut slots = self
@@ -214,7 +212,7 @@ impl Index {
     }
 }
 
-impl Engine {
+impl Index {
     /// Takes in a read of a namespace's grants. Returns false if the read proves nothing, because
     /// the watch has yet to show a difference.
     pub(crate) fn grants_confirmed(
@@ -222,22 +220,21 @@ impl Engine {
         namespace: &str,
         read: &GrantsRead,
         shown: u64,
+        effects: &mut Effects,
     ) -> bool {
         let known = self
-            .index
             .consent
             .grants
             .get(namespace)
             .map(Grants::editions)
             .unwrap_or_default();
-        let Some(Withdrawal { absence, defined }) =
-            self.index.consent.withdrawals.get_mut(namespace)
+        let Some(Withdrawal { absence, defined }) = self.consent.withdrawals.get_mut(namespace)
         else {
             return true;
         };
         let key = JobKey::ConfirmGrants(namespace.into());
         if read.grants != known {
-            self.became(key, Became::Unknown);
+            self.became(key, Became::Unknown, effects);
             return false;
         }
         let before = std::mem::replace(defined, read.defined.unwrap_or_default());
@@ -248,9 +245,9 @@ impl Engine {
         };
         if before != read.defined.unwrap_or_default() {
             // The verdicts depend on the age of the CRD, too.
-            self.became(key.clone(), Became::Unknown);
+            self.became(key.clone(), Became::Unknown, effects);
         }
-        self.became(key, became);
+        self.became(key, became, effects);
         true
     }
 }

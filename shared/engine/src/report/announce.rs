@@ -26,11 +26,10 @@ use mimeo_model::{
 };
 
 use crate::{
-    Engine, Index, SourceState,
-    cell::{Cell, Why},
+    Index, RuleState, SourceState,
+    cell::{Cell, CellKey},
     clock::Tick,
-    losses::CellKey,
-    request::{Ticket, Verb},
+    losses::PendingDeletions,
     slot::Slot,
 };
 
@@ -178,6 +177,8 @@ pub(crate) struct News {
     turns: BTreeMap<Topic, Arc<str>>,
     tokens: u32,
     refilled: Tick,
+    /// True for the reconciler. A webhook replica reports nothing.
+    reports: bool,
 }
 
 #[derive(Debug)]
@@ -189,19 +190,18 @@ struct Pending {
     copies: usize,
 }
 
-impl Default for News {
-    fn default() -> Self {
+impl News {
+    pub(crate) fn new(role: Role) -> Self {
         Self {
             pending: BTreeMap::new(),
             told: BTreeMap::new(),
             turns: BTreeMap::new(),
             tokens: BURST,
             refilled: Tick::ZERO,
+            reports: role == Role::Keeper,
         }
     }
-}
 
-impl News {
     /// Adds news about these cells, or about this number of copies.
     pub(crate) fn add(
         &mut self,
@@ -211,6 +211,9 @@ impl News {
         copies: usize,
         now: Tick,
     ) {
+        if !self.reports {
+            return;
+        }
         let topic = (rule.clone(), happening);
         let due = (now + COLLECTED).max(
             self.told
@@ -337,7 +340,7 @@ impl Index {
                 if let Some(lost) = lost.next() {
                     format!("{reason}: {}", lost.message(id, namespace))
                 } else {
-                    let cell = self.namespaces.get(namespace)?.cell(*kind, name)?;
+                    let cell = self.cell(key)?;
                     let failure = cell.failure.as_ref().map(|failing| &failing.failure);
                     let failure = failure.filter(|failure| failure.reason == *reason)?;
                     if self.rule_of(cell).as_ref() != Some(id) {
@@ -353,8 +356,8 @@ impl Index {
                 "is lost, with many others in a short time, and stays until a person confirms the deletion".into()
             }
             Happening::EditReverted => {
-                let cell = self.namespaces.get(namespace)?.cell(*kind, name)?;
-                let slot = self.slots.get(&cell.want?).filter(|slot| slot.rule == *id)?;
+                let cell = self.cell(key)?;
+                let slot = self.slots.wanted(cell).filter(|slot| slot.rule == *id)?;
                 format!("an edit was reverted; to change the copy, change its source {}", slot.source)
             }
             Happening::CopyRestored => {
@@ -375,9 +378,10 @@ impl Index {
 
     /// Returns the reference to a copy, which need not exist. `None`: the API server does not serve
     /// its kind.
-    fn about_copy(&self, (namespace, kind, name): &CellKey) -> Option<ObjectReference> {
-        let cell = self.namespaces.get(namespace)?.cell(*kind, name);
-        let slot = cell.and_then(|cell| self.slots.get(&cell.want?));
+    fn about_copy(&self, key: &CellKey) -> Option<ObjectReference> {
+        let (namespace, kind, name) = key;
+        let cell = self.cell(key);
+        let slot = cell.and_then(|cell| self.slots.wanted(cell));
         let resource = self.resource(*kind, slot.map(Slot::gvk))?;
         Some(ObjectReference {
             api_version: Some(resource.gvk.api_version()),
@@ -390,173 +394,121 @@ impl Index {
     }
 }
 
-impl Engine {
-    /// Returns the Events to write now.
-    pub fn announcements(&mut self, now: Tick) -> Vec<Announcement> {
-        self.index.at(now);
-        self.report.news.refill(self.index.now);
-        let mut announcements = Vec::new();
-        // Each report changes the order of the remaining topics. Most topics may have nothing left
-        // to report; they are dropped in one pass.
-        while let Some((topic, news)) = self.next_news() {
-            // The Event about the rule comes first.
-            let beside = usize::try_from(self.report.news.tokens.saturating_sub(RESERVED + 1))
-                .unwrap_or_default();
-            let before = announcements.len();
-            announcements.extend(news.into_iter().take(1 + beside));
-            let written = &announcements[before..];
-            self.report.news.tokens -=
-                u32::try_from(written.len()).unwrap_or(self.report.news.tokens);
-            let mut about_copies = written.iter().filter(|one| one.related.is_some());
-            if let Some(last) = about_copies.next_back()
-                && let Some(namespace) = last.regarding.namespace.as_deref()
-            {
-                let namespace = self.index.namespace_name(namespace);
-                self.report.news.turns.insert(topic.clone(), namespace);
-            }
-            self.report.news.told.insert(topic, self.index.now);
-        }
-        let now = self.index.now;
-        self.report
-            .news
-            .told
-            .retain(|_, told| *told + INTERVAL > now);
-        let rules = &self.index.rules;
-        self.report
-            .news
-            .turns
-            .retain(|(id, _), _| rules.contains_key(id));
-        announcements
-    }
-
-    fn next_news(&mut self) -> Option<(Topic, Vec<Announcement>)> {
-        for topic in self.report.news.due(self.index.now) {
-            let Some(pending) = self.report.news.pending.remove(&topic) else {
-                continue;
-            };
-            let news = self.announce(&topic, &pending);
-            if !news.is_empty() {
-                return Some((topic, news));
-            }
-        }
-        None
-    }
-
-    /// When [`Engine::announcements`] has Events to write.
-    pub fn announcements_due(&self) -> Option<Tick> {
-        let News {
-            pending, refilled, ..
-        } = &self.report.news;
-        let due = pending.iter().map(|(topic, pending)| {
-            if self.report.news.affords(topic) {
-                pending.due
-            } else {
-                pending.due.max(*refilled + REFILL)
-            }
-        });
-        due.min()
-    }
-
-    /// Adds news about a cell.
+impl Index {
+    /// Adds news about a cell, for the rule that its numbers count for. `editor` is the field
+    /// manager of an undone edit.
     pub(crate) fn happened(
-        &mut self,
-        rule: &Arc<RuleId>,
-        happening: Happening,
-        namespace: &Arc<str>,
-        cell: &Cell,
-    ) {
-        self.happened_by(rule, happening, (namespace, cell), None);
-    }
-
-    /// Adds the news that a write has undone the edit in its ticket, if there is one.
-    pub(crate) fn edit_reverted(&mut self, ticket: &Ticket, cell: &Cell) {
-        if let Some((edit, rule)) = ticket.edit.as_ref().zip(self.index.rule_of(cell)) {
-            self.happened_by(
-                &rule,
-                Happening::EditReverted,
-                (&ticket.namespace, cell),
-                edit.manager.clone(),
-            );
-        }
-    }
-
-    /// Adds the news that a create has restored a copy that another client deleted.
-    ///
-    /// The watch shows a lost label in the same way as a deletion. But then the object still exists,
-    /// and the API server refuses a create.
-    pub(crate) fn restored(&mut self, ticket: &Ticket, cell: &Cell) {
-        let created = ticket.verb == Verb::Create && ticket.why == Some(Why::Vanished);
-        if let Some(rule) = self.index.rule_of(cell).filter(|_| created) {
-            self.happened(&rule, Happening::CopyRestored, &ticket.namespace, cell);
-        }
-    }
-
-    fn happened_by(
-        &mut self,
-        rule: &Arc<RuleId>,
+        &self,
         happening: Happening,
         (namespace, cell): (&Arc<str>, &Cell),
         editor: Option<Box<str>>,
+        news: &mut News,
     ) {
-        if self.index.settings.role == Role::Keeper {
-            let key = (namespace.clone(), cell.kind, cell.name.clone());
-            self.report
-                .news
-                .add(rule, happening, [(key, editor)], 0, self.index.now);
+        if let Some(rule) = self.slots.owner(cell) {
+            let cell = cell.key(namespace);
+            news.add(rule, happening, [(cell, editor)], 0, self.now);
         }
     }
 
     /// Adds the news that a source is gone or does not exist.
-    pub(crate) fn source_lost(&mut self, source: &SourceRef, was_there: bool) {
-        if self.index.settings.role != Role::Keeper {
-            return;
-        }
+    pub(crate) fn source_lost(&self, source: &SourceRef, was_there: bool, news: &mut News) {
         let granted = self
-            .index
             .slots
             .of_source(source)
             .filter(|(_, slot)| slot.granted);
-        let rules: BTreeSet<Arc<RuleId>> = granted.map(|(_, slot)| slot.rule.clone()).collect();
+        let rules: BTreeSet<&Arc<RuleId>> = granted.map(|(_, slot)| &slot.rule).collect();
         for id in rules {
-            let state = self.index.rules.get(&id);
-            let Some(Ok(rule)) = state.map(|state| &state.rule) else {
+            let Some(rule) = self.rules.get(id).and_then(RuleState::valid) else {
                 continue;
             };
             // Copies that their rule retains without their source stay for good. After a restart
             // that is no news.
             if was_there || rule.retention.when_source_deleted == Retain::Delete {
-                let copies = self.index.copies_of(&id, source);
-                self.report.news.add(
-                    &id,
-                    Happening::SourceGone(source.clone()),
-                    [],
-                    copies,
-                    self.index.now,
-                );
+                let copies = self.copies_of(id, source);
+                let happening = Happening::SourceGone(source.clone());
+                news.add(id, happening, [], copies, self.now);
             }
         }
+    }
+}
+
+impl News {
+    /// Returns the Events to write now.
+    pub(crate) fn announcements(
+        &mut self,
+        index: &Index,
+        deletion: &PendingDeletions,
+    ) -> Vec<Announcement> {
+        self.refill(index.now);
+        let mut announcements = Vec::new();
+        // Each report changes the order of the remaining topics. Most topics may have nothing left
+        // to report; they are dropped in one pass.
+        while let Some((topic, news)) = self.next(index, deletion) {
+            // The Event about the rule comes first.
+            let beside =
+                usize::try_from(self.tokens.saturating_sub(RESERVED + 1)).unwrap_or_default();
+            let before = announcements.len();
+            announcements.extend(news.into_iter().take(1 + beside));
+            let written = &announcements[before..];
+            self.tokens -= u32::try_from(written.len()).unwrap_or(self.tokens);
+            let mut about_copies = written.iter().filter(|one| one.related.is_some());
+            if let Some(last) = about_copies.next_back()
+                && let Some(namespace) = last.regarding.namespace.as_deref()
+            {
+                self.turns
+                    .insert(topic.clone(), index.namespace_name(namespace));
+            }
+            self.told.insert(topic, index.now);
+        }
+        self.told.retain(|_, told| *told + INTERVAL > index.now);
+        self.turns.retain(|(id, _), _| index.rules.contains_key(id));
+        announcements
+    }
+
+    fn next(
+        &mut self,
+        index: &Index,
+        deletion: &PendingDeletions,
+    ) -> Option<(Topic, Vec<Announcement>)> {
+        self.due(index.now).into_iter().find_map(|topic| {
+            let pending = self.pending.remove(&topic)?;
+            let news = self.announce(&topic, &pending, index, deletion);
+            (!news.is_empty()).then_some((topic, news))
+        })
+    }
+
+    /// When [`News::announcements`] has Events to write.
+    pub(crate) fn next_due(&self) -> Option<Tick> {
+        let due = self.pending.iter().map(|(topic, pending)| {
+            if self.affords(topic) {
+                pending.due
+            } else {
+                pending.due.max(self.refilled + REFILL)
+            }
+        });
+        due.min()
     }
 
     /// Returns the Events of a topic: one about the rule, then one about a copy in each of some
     /// namespaces.
-    fn announce(&self, topic: &Topic, pending: &Pending) -> Vec<Announcement> {
+    fn announce(
+        &self,
+        topic: &Topic,
+        pending: &Pending,
+        index: &Index,
+        deletion: &PendingDeletions,
+    ) -> Vec<Announcement> {
         let (id, happening) = topic;
-        let rule = self
-            .index
-            .rules
-            .get(id)
-            .and_then(|state| state.rule.as_ref().ok());
+        let rule = index.rules.get(id).and_then(RuleState::valid);
         let detail = happening.detail();
         let about_rule = |note, count| {
             announcement((happening, &detail), about(id, rule), None, id, note, count)
         };
         match happening {
             Happening::SourceGone(source) => {
-                let copies = pending.copies.max(self.index.copies_of(id, source));
-                let missing = matches!(
-                    self.index.sources.get(source),
-                    Some(SourceState::Missing { .. })
-                );
+                let copies = pending.copies.max(index.copies_of(id, source));
+                let missing =
+                    matches!(index.sources.get(source), Some(SourceState::Missing { .. }));
                 let Some(rule) = rule.filter(|_| missing && copies > 0) else {
                     return vec![];
                 };
@@ -574,18 +526,14 @@ impl Engine {
                 )]
             }
             Happening::DeletionHeld => {
-                let Some(pending) = self
-                    .deletion
-                    .pending
-                    .get(id)
-                    .filter(|pending| pending.held.is_some())
+                let Some(pending) = deletion.get(id).filter(|pending| pending.held.is_some())
                 else {
                     return vec![];
                 };
-                let copies = self.told(id).len();
+                let copies = deletion.held_copies(id, index).len();
                 let told: Vec<Told<'_>> = pending
                     .cells()
-                    .filter_map(|key| self.index.still(id, happening, key, None))
+                    .filter_map(|key| index.still(id, happening, key, None))
                     .collect();
                 let note = if rule.is_some() {
                     format!(
@@ -601,7 +549,7 @@ impl Engine {
                     )
                 };
                 let mut all = vec![about_rule(note, 1)];
-                all.extend(self.about_copies(topic, rule, &told));
+                all.extend(self.about_copies(topic, rule, &told, index));
                 all
             }
             _ if rule.is_none() => vec![],
@@ -611,15 +559,14 @@ impl Engine {
             | Happening::EditReverted
             | Happening::CopyRestored => {
                 let cells = pending.cells.iter();
-                let told = cells.filter_map(|(key, editor)| {
-                    self.index.still(id, happening, key, editor.as_deref())
-                });
+                let told = cells
+                    .filter_map(|(key, editor)| index.still(id, happening, key, editor.as_deref()));
                 let told: Vec<Told<'_>> = told.collect();
                 let Some(note) = note(&told) else {
                     return vec![];
                 };
                 let mut all = vec![about_rule(note, told.len())];
-                all.extend(self.about_copies(topic, rule, &told));
+                all.extend(self.about_copies(topic, rule, &told, index));
                 all
             }
         }
@@ -633,10 +580,11 @@ impl Engine {
         topic: &Topic,
         rule: Option<&Rule>,
         told: &[Told<'_>],
+        index: &Index,
     ) -> Vec<Announcement> {
         let (id, happening) = topic;
         let namespaces: Vec<_> = told.chunk_by(|one, next| one.key.0 == next.key.0).collect();
-        let next = self.report.news.turns.get(topic).map_or(0, |last| {
+        let next = self.turns.get(topic).map_or(0, |last| {
             namespaces.partition_point(|told| told[0].key.0 <= *last)
         });
         let (before, after) = namespaces.split_at(next);
@@ -660,7 +608,7 @@ impl Engine {
             let detail = format!("{}{editor}", happening.detail());
             Some(announcement(
                 (happening, &detail),
-                self.index.about_copy(key)?,
+                index.about_copy(key)?,
                 Some(about(id, rule)),
                 id,
                 note,

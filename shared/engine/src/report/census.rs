@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, sync::Arc};
 
 use mimeo_model::id::RuleId;
 
-use crate::{Engine, tally::Tally};
+use crate::{Effort, Index, tally::Tally};
 
 /// The number of cells in one piece; the last namespace may exceed it. A piece takes a few
 /// milliseconds.
@@ -22,22 +22,13 @@ pub(crate) struct Census {
 }
 
 impl Census {
-    /// Drops a rule that has changed: its count is out of date.
-    pub(crate) fn forget(&mut self, id: &RuleId) {
-        self.rules.retain(|rule| **rule != *id);
-        self.tallies.remove(id);
-    }
-}
-
-impl Engine {
-    /// Begins to count for these rules. `ClusterReplication`s, if there are any, come first.
-    pub(crate) fn begin_census(&mut self, rules: Vec<Arc<RuleId>>) {
-        let counts = |id: &&Arc<RuleId>| {
-            self.index
-                .rules
-                .get(*id)
-                .is_some_and(|state| state.rule.is_ok())
-        };
+    /// Begins to count for the rules whose statuses are due. `ClusterReplication`s, if there are
+    /// any, come first. `None`: no status is due.
+    pub(crate) fn begin(index: &mut Index) -> Option<Self> {
+        let rules = index.begin_statuses();
+        rules.first()?;
+        let counts =
+            |id: &&Arc<RuleId>| index.rules.get(*id).is_some_and(|state| state.rule.is_ok());
         let tallies: BTreeMap<_, _> = rules
             .iter()
             .filter(counts)
@@ -45,69 +36,52 @@ impl Engine {
             .collect();
         let everywhere = tallies.keys().next().filter(|id| id.namespace.is_none());
         let mut places: Vec<Arc<str>> = match everywhere {
-            Some(id) => self.index.places(id),
-            None => tallies
-                .keys()
-                .flat_map(|id| self.index.places(id))
-                .collect(),
+            Some(id) => index.places(id),
+            None => tallies.keys().flat_map(|id| index.places(id)).collect(),
         };
         places.sort_unstable();
         places.dedup();
-        self.report.census = Some(Census {
+        Some(Self {
             rules,
             tallies,
             places,
-        });
+        })
     }
 
-    /// Counts the next piece. After the last piece, returns the rules with their tallies, in their
-    /// order.
-    pub(crate) fn count(&mut self) -> Option<Vec<(Arc<RuleId>, Tally)>> {
-        let mut census = self.report.census.take()?;
+    /// Counts the next piece. Returns true after the last one.
+    pub(crate) fn count(&mut self, index: &Index, effort: &mut Effort) -> bool {
         let mut looked = 0;
         while looked < PIECE
-            && let Some(name) = census.places.pop()
+            && let Some(name) = self.places.pop()
         {
-            let Some(namespace) = self.index.namespaces.get(&name) else {
+            let Some(namespace) = index.namespaces.get(&name) else {
                 continue;
             };
             looked += namespace.cells.len().max(1);
-            self.effort.counted += u64::try_from(namespace.cells.len()).unwrap_or(u64::MAX);
+            effort.counted += u64::try_from(namespace.cells.len()).unwrap_or(u64::MAX);
             for cell in &namespace.cells {
-                let owner = self.index.slots.owner(cell);
-                let Some((id, tally)) =
-                    owner.and_then(|id| Some((id, census.tallies.get_mut(id)?)))
+                let owner = index.slots.owner(cell);
+                let Some((id, tally)) = owner.and_then(|id| Some((id, self.tallies.get_mut(id)?)))
                 else {
                     continue;
                 };
-                if let Some(standing) = self.index.standing(id, (&name, namespace), cell) {
-                    let cell = || {
-                        (
-                            name.clone(),
-                            self.index.kind_of(cell.kind).to_owned(),
-                            cell.name.clone(),
-                        )
-                    };
-                    tally.count(cell, standing);
+                if let Some(standing) = index.standing(id, (&name, namespace), cell) {
+                    let kind = || index.kind_of(cell.kind).to_owned();
+                    tally.count(|| (name.clone(), kind(), cell.name.clone()), standing);
                 }
             }
         }
-        if !census.places.is_empty() {
-            self.report.census = Some(census);
-            return None;
-        }
-        let Census {
-            rules, mut tallies, ..
-        } = census;
-        let mut tally = |id: Arc<RuleId>| {
-            let tally = tallies.remove(&id).unwrap_or_default();
-            (id, tally)
-        };
-        Some(rules.into_iter().map(&mut tally).collect())
+        self.places.is_empty()
     }
 
-    /// The number of cells looked at so far for statuses.
-    pub fn counted(&self) -> u64 {
-        self.effort.counted
+    /// Returns the rules with their tallies, in their order.
+    pub(crate) fn tallies(self) -> impl Iterator<Item = (Arc<RuleId>, Tally)> {
+        let Self {
+            rules, mut tallies, ..
+        } = self;
+        rules.into_iter().map(move |id| {
+            let tally = tallies.remove(&id).unwrap_or_default();
+            (id, tally)
+        })
     }
 }

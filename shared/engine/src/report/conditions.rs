@@ -1,6 +1,6 @@
 //! The conditions of a rule.
 
-use std::{borrow::Cow, sync::Arc};
+use std::borrow::Cow;
 
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
@@ -15,9 +15,9 @@ use mimeo_model::{
 };
 
 use crate::{
-    Engine, Index, RuleState,
+    Index, RuleState,
     authorized::Unauthorized,
-    losses::Held,
+    losses::{Held, PendingDeletions},
     numbers::Told,
     select::Choice,
     status::{HOOKS_KNOWN, Observed},
@@ -269,11 +269,10 @@ impl Index {
     }
 }
 
-impl Engine {
+impl Index {
     /// Sets all conditions of a rule that is active, or would be active if it weren't suspended.
     pub(crate) fn describe(
         &self,
-        id: &Arc<RuleId>,
         state: &RuleState,
         rule: &Rule,
         (tally, choice): (&Tally, &Choice),
@@ -282,9 +281,9 @@ impl Engine {
         let findings = Findings {
             rule,
             tally,
-            trouble: self.index.source_trouble(rule, choice),
-            unauthorized: self.index.unauthorized(rule, tally),
-            unwatched: self.index.unwatched_copies(rule),
+            trouble: self.source_trouble(rule, choice),
+            unauthorized: self.unauthorized(rule, tally),
+            unwatched: self.unwatched_copies(rule),
         };
         let (ready, reason, message) = findings.ready();
         conditions.set(ConditionType::Ready, ready, reason, &message);
@@ -299,9 +298,8 @@ impl Engine {
                 conditions.set(ConditionType::SourcesFound, false, *reason, message);
             }
         }
-        self.index
-            .describe_authorized(findings.unauthorized.as_ref(), conditions);
-        self.index.describe_pod_gate(state, rule, conditions);
+        self.describe_authorized(findings.unauthorized.as_ref(), conditions);
+        self.describe_pod_gate(state, rule, conditions);
         if findings.pending() && !rule.suspend {
             let message = format!(
                 "{} being written",
@@ -314,16 +312,17 @@ impl Engine {
                 &message,
             );
         }
-        self.describe_held(id, conditions);
     }
+}
 
+impl PendingDeletions {
     /// Sets the condition Stalled if deletions wait for a confirmation.
-    fn describe_held(&self, id: &RuleId, conditions: &mut Conditions<'_>) {
-        let Some(Held { nonce, .. }) = self.deletion.pending.held(id) else {
+    pub(crate) fn describe(&self, id: &RuleId, index: &Index, conditions: &mut Conditions<'_>) {
+        let Some(Held { nonce, .. }) = self.held(id) else {
             return;
         };
-        let copies = plural::copies(self.told(id).len());
-        let window = match self.index.settings.deletion_window.as_secs() {
+        let copies = plural::copies(self.held_copies(id, index).len());
+        let window = match index.settings.deletion_window.as_secs() {
             seconds if seconds % 60 == 0 => format!("{} min", seconds / 60),
             seconds => format!("{seconds} s"),
         };

@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, time::Duration};
 
 use mimeo_model::{condition::ConditionReason, id::RuleKind, outcome::FailureReason};
 
-use crate::{Engine, PerKind, cell::Phase};
+use crate::{Effects, Index, PerKind, cell::Phase, losses::PendingDeletions};
 
 /// The numbers of an engine at one moment.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -141,36 +141,33 @@ impl Durations {
     }
 }
 
-impl Engine {
+impl Numbers {
     /// Returns all numbers. This goes over every rule and namespace, but over no copy. The numbers
     /// of copies are those of the last statuses, which only the leading reconciler has.
-    pub fn numbers(&self) -> Numbers {
-        let mut numbers = Numbers {
+    pub(crate) fn of(index: &Index, deletion: &PendingDeletions, effects: &Effects) -> Self {
+        let mut numbers = Self {
             held: RuleKind::ALL.map(|kind| (kind, 0)).into(),
-            queued: self.work.queued(),
+            queued: effects.work.queued(),
             // A terminating namespace gets no copies, and keeps its pending label.
-            waiting: self
-                .index
+            waiting: index
                 .namespaces
                 .values()
                 .filter(|entry| entry.alive() && entry.pending_label.is_some())
                 .count(),
-            webhooks: self.index.webhooks.seen.len(),
+            webhooks: index.webhooks.seen.len(),
             copy_lag: RuleKind::ALL
-                .map(|kind| (kind, self.report.lags.copies[kind].clone()))
+                .map(|kind| (kind, effects.lags.copies[kind].clone()))
                 .into(),
-            namespace_lag: self.report.lags.namespaces.clone(),
-            ..Numbers::default()
+            namespace_lag: effects.lags.namespaces.clone(),
+            ..Self::default()
         };
-        for (id, pending) in self
-            .deletion
-            .pending
+        for (id, pending) in deletion
             .iter()
             .filter(|(_, pending)| pending.held.is_some())
         {
             *numbers.held.entry(id.kind).or_default() += pending.len();
         }
-        for (id, state) in &self.index.rules {
+        for (id, state) in &index.rules {
             let Told {
                 ready,
                 stalled,
@@ -197,15 +194,15 @@ impl Engine {
     }
 }
 
-impl Engine {
+impl Inside {
     /// Returns the contents of the engine. This goes over every copy, so it is not for each scrape.
-    pub fn inside(&self) -> Inside {
+    pub(crate) fn of(index: &Index, deletion: &PendingDeletions, effects: &Effects) -> Self {
         let mut counts = BTreeMap::from([
-            ("rules", self.index.rules.len()),
-            ("sources", self.index.sources.len()),
+            ("rules", index.rules.len()),
+            ("sources", index.sources.len()),
             (
                 "sourcesHeld",
-                self.index
+                index
                     .sources
                     .values()
                     .filter(|source| source.is_held())
@@ -213,23 +210,22 @@ impl Engine {
             ),
             (
                 "sourcesMissing",
-                self.index
+                index
                     .sources
                     .values()
                     .filter(|source| source.is_missing())
                     .count(),
             ),
-            ("selectors", self.index.selectors.len()),
-            ("slots", self.index.slots.len()),
-            ("kinds", self.index.kinds.len()),
-            ("namespaces", self.index.namespaces.len()),
-            ("namespacesToPlan", self.index.dirty.len()),
-            ("pending", self.deletion.pending.len()),
-            ("jobs", self.jobs.len()),
-            ("timers", self.work.timers()),
+            ("selectors", index.selectors.len()),
+            ("slots", index.slots.len()),
+            ("kinds", index.kinds.len()),
+            ("namespaces", index.namespaces.len()),
+            ("namespacesToPlan", index.dirty.len()),
+            ("pending", deletion.len()),
+            ("jobs", effects.jobs.len()),
+            ("timers", effects.work.timers()),
         ]);
-        for cell in self
-            .index
+        for cell in index
             .namespaces
             .values()
             .flat_map(|namespace| &namespace.cells)
@@ -244,9 +240,9 @@ impl Engine {
             *counts.entry("cellsFailed").or_default() += usize::from(cell.failure.is_some());
             *counts.entry("copies").or_default() += usize::from(cell.ours().is_some());
         }
-        Inside {
-            primed: self.index.primed(),
-            informed: self.index.informed(),
+        Self {
+            primed: index.primed(),
+            informed: index.informed(),
             counts,
         }
     }

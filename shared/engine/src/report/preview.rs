@@ -289,7 +289,7 @@ impl Index {
         let known = |(id, index): (Arc<RuleId>, usize)| {
             let (id, state) = self.rules.get_key_value(&id)?;
             let (kind, name) = own[index].clone();
-            let rule = state.rule.as_ref().ok()?;
+            let rule = state.valid()?;
             Some(Rival {
                 id,
                 rule,

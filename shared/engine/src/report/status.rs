@@ -10,6 +10,7 @@ use serde::Serialize;
 use mimeo_model::{
     condition::{ConditionReason, ConditionType},
     id::{RuleId, RuleKind},
+    known::Known,
     outcome::FailureReason,
     refusal::Refusal,
     source::SourceRef,
@@ -17,11 +18,13 @@ use mimeo_model::{
 };
 
 use crate::{
-    Engine, Index, Listing, RuleState, Served, SourceState,
+    Effects, Index, RuleState, SourceState,
     clock::Tick,
     conditions::Conditions,
+    losses::PendingDeletions,
     numbers::Told,
     tally::{CellName, FAILURES, Tally},
+    view::Changes,
     work::Timer,
 };
 
@@ -51,6 +54,8 @@ pub struct Webhooks {
 #[derive(Debug, Default)]
 pub(crate) struct Book {
     due: bool,
+    /// True while a count for the status is in progress.
+    counting: bool,
     not_before: Tick,
     observed: Observed,
     /// True if the last write of the status failed.
@@ -65,6 +70,11 @@ pub(crate) struct Book {
 }
 
 impl Book {
+    /// The spec has changed: a count in progress is out of date.
+    pub(crate) fn restart(&mut self) {
+        self.counting = false;
+    }
+
     /// Marks the status as due.
     pub(crate) fn mark_due(&mut self) {
         self.due = true;
@@ -105,7 +115,7 @@ const BATCH: usize = 128;
 
 impl Index {
     /// Returns the next rules with due statuses. Later events make their statuses due again.
-    fn begin_statuses(&mut self) -> Vec<Arc<RuleId>> {
+    pub(crate) fn begin_statuses(&mut self) -> Vec<Arc<RuleId>> {
         let due = self
             .rules
             .iter()
@@ -129,6 +139,7 @@ impl Index {
             };
             if known {
                 state.status.due = false;
+                state.status.counting = true;
                 rules.push(id);
             } else {
                 state.status.not_before = self.now + PACE;
@@ -137,7 +148,7 @@ impl Index {
         rules
     }
 
-    /// When [`Engine::statuses`] may return statuses again.
+    /// When `Engine::statuses` may return statuses again.
     pub fn status_due(&self) -> Option<Tick> {
         self.rules
             .values()
@@ -157,18 +168,18 @@ impl Index {
                 .rule
                 .as_ref()
                 .map_or(true, |rule| self.knows_selected(rule))
-            && (id.kind == RuleKind::ClusterReplication || self.consent.listing != Listing::Unknown)
+            && (id.kind == RuleKind::ClusterReplication || self.consent.known != Known::Unknown)
             && slots
                 .filter(|slot| slot.granted && self.settings.reach.refuses(&slot.source).is_none())
                 .all(|slot| match self.kinds.served(slot.gvk()) {
-                    Some(Served::At(resource)) if resource.namespaced => {
+                    Known::Listed(resource) if resource.namespaced => {
                         let listed = state
                             .rule
                             .as_ref()
                             .is_ok_and(|rule| self.knows_copies_of(rule, slot.kind));
                         listed && (slot.rendering.is_ok() || self.blocked(slot).is_some())
                     }
-                    Some(Served::Unknown) | None => false,
+                    Known::Unknown => false,
                     _ => true,
                 })
     }
@@ -194,24 +205,19 @@ impl Index {
     }
 }
 
-impl Engine {
+impl Index {
     /// Records the webhook's replicas, as their Leases show them.
-    pub fn webhooks(&mut self, webhooks: Webhooks, now: Tick) {
-        self.index.at(now);
-        if self.index.webhooks == webhooks {
+    pub(crate) fn webhooks(&mut self, webhooks: Webhooks, effects: &mut Effects) {
+        if self.webhooks == webhooks {
             return;
         }
-        match (
-            self.index.webhooks.seen.is_empty(),
-            webhooks.seen.is_empty(),
-        ) {
+        match (self.webhooks.seen.is_empty(), webhooks.seen.is_empty()) {
             // No replica was alive before, so the first one has just registered the hooks.
             (true, false) => {
-                self.index.webhooks_since = self.index.now;
-                self.work.timer(self.index.now + HOOKS_KNOWN, Timer::Rules);
+                self.webhooks_since = self.now;
+                effects.work.timer(self.now + HOOKS_KNOWN, Timer::Rules);
             }
             (false, true) => self
-                .index
                 .rules
                 .values_mut()
                 .for_each(|state| state.pod_gate_proven = false),
@@ -223,68 +229,57 @@ impl Engine {
                 .map(|(id, state)| (id.clone(), index.pod_gate_word(state)))
                 .collect()
         };
-        let before = pod_gates(&self.index);
-        self.index.webhooks = webhooks;
-        for ((id, _), _) in pod_gates(&self.index)
+        let before = pod_gates(self);
+        self.webhooks = webhooks;
+        for ((id, _), _) in pod_gates(self)
             .into_iter()
             .zip(before)
             .filter(|((_, now), (_, before))| now != before)
         {
-            self.index.mark_status_due(&id);
+            self.mark_status_due(&id);
         }
     }
 
-    /// Returns the statuses that are due, as of the time `wall`. Returns none while the count takes
-    /// longer than a moment. Then [`Engine::counts`] is true, and the caller must ask again.
-    pub fn statuses(&mut self, now: Tick, wall: Timestamp) -> Vec<StatusUpdate> {
-        self.index.at(now);
-        self.index.started = self.index.started.or_else(|| ago(wall, self.index.now));
-        self.plan();
-        if self.report.census.is_none() {
-            let rules = self.index.begin_statuses();
-            if rules.is_empty() {
-                return vec![];
-            }
-            self.begin_census(rules);
-        }
-        let counted = self.count().unwrap_or_default();
-        counted
-            .into_iter()
-            .filter_map(|(id, tally)| self.status(&id, tally, wall))
-            .collect()
-    }
-
-    /// True if a count for statuses is in progress.
-    pub fn counts(&self) -> bool {
-        self.report.census.is_some()
+    /// Takes the wall-clock time of tick zero, once.
+    pub(crate) fn take_time(&mut self, wall: Timestamp) {
+        self.started = self.started.or_else(|| ago(wall, self.now));
     }
 
     /// Records that a status could not be written.
-    pub fn status_failed(&mut self, id: &RuleId, now: Tick) {
-        self.index.at(now);
-        if let Some(state) = self.index.rules.get_mut(id) {
+    pub(crate) fn status_failed(&mut self, id: &RuleId) {
+        if let Some(state) = self.rules.get_mut(id) {
             state.status.due = true;
             state.status.unwritten = true;
-            state.status.not_before = self.index.now + PACE * 5;
+            state.status.not_before = self.now + PACE * 5;
         }
     }
 
-    fn status(&mut self, id: &Arc<RuleId>, tally: Tally, wall: Timestamp) -> Option<StatusUpdate> {
-        let now = self.index.now;
-        let book = &mut self.index.rules.get_mut(id)?.status;
+    /// Returns the status of a rule with this tally, if it must be written.
+    pub(crate) fn status(
+        &mut self,
+        id: &Arc<RuleId>,
+        tally: Tally,
+        wall: Timestamp,
+        deletion: &PendingDeletions,
+        changes: &mut Changes,
+    ) -> Option<StatusUpdate> {
+        let now = self.now;
+        let book = &mut self.rules.get_mut(id)?.status;
+        if !std::mem::take(&mut book.counting) {
+            return None; // The rule has changed since the count began.
+        }
         if let Some(tick) = book.synced.take() {
             book.last_sync = ago(wall, now.saturating_sub(tick)).or(book.last_sync);
         }
-        let (status, told) = self.compose(id, self.index.rules.get(id)?, tally, wall);
-        let book = &mut self.index.rules.get_mut(id)?.status;
+        let (status, told) = self.compose(id, self.rules.get(id)?, tally, wall, deletion);
+        let book = &mut self.rules.get_mut(id)?.status;
         book.told = told;
         if !std::mem::take(&mut book.unwritten) && book.observed.as_ref() == Some(&status) {
             return None;
         }
         book.observed = Some(status.clone());
         book.not_before = now + PACE;
-        let changed = self.report.changes.next();
-        self.index.rules.get_mut(id)?.changed = changed;
+        self.rules.get_mut(id)?.changed = changes.next();
         Some(StatusUpdate {
             id: (**id).clone(),
             status,
@@ -297,6 +292,7 @@ impl Engine {
         state: &RuleState,
         mut tally: Tally,
         wall: Timestamp,
+        deletion: &PendingDeletions,
     ) -> (ClusterReplicationStatus, Told) {
         let old = state.status.observed.as_ref();
         let generation = state
@@ -343,9 +339,10 @@ impl Engine {
                 );
             }
             Ok(rule) => {
-                self.index.tally_unmet(id, state, rule, &mut tally);
-                let choice = self.index.choose(rule);
-                self.describe(id, state, rule, (&tally, &choice), &mut conditions);
+                self.tally_unmet(id, state, rule, &mut tally);
+                let choice = self.choose(rule);
+                self.describe(state, rule, (&tally, &choice), &mut conditions);
+                deletion.describe(id, self, &mut conditions);
                 conditions.told.copies = tally.numbers();
                 status.copies = Some(tally.copies);
                 status.source = source_text::of_sources(&choice.sources, &rule.selectors);
@@ -354,7 +351,7 @@ impl Engine {
                     .sources
                     .iter()
                     .take(SOURCES)
-                    .map(|source| self.index.source_status(id, source))
+                    .map(|source| self.source_status(id, source))
                     .collect();
                 status.failures = tally
                     .failures

@@ -158,10 +158,7 @@ impl Index {
         (name, namespace): (&str, &Namespace),
         cell: &'a Cell,
     ) -> Option<Standing<'a>> {
-        let slot = cell
-            .want
-            .and_then(|want| self.slots.get(&want))
-            .filter(|slot| *slot.rule == *id);
+        let slot = self.slots.wanted(cell).filter(|slot| *slot.rule == *id);
         if slot.is_none() {
             return standing_unwanted(id, (name, namespace), cell);
         }

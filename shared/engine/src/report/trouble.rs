@@ -6,6 +6,7 @@ use mimeo_model::{
     choices::Retain,
     condition::ConditionReason,
     kind::{GroupVersionKind, Resource},
+    known::Known,
     meta::{Seen, source_hash},
     outcome::Unreadable,
     plural,
@@ -14,7 +15,7 @@ use mimeo_model::{
 };
 
 use crate::{
-    Index, Served, SourceState, clock::Tick, follow, missing_grants::MissingGrant, select::Choice,
+    Index, SourceState, clock::Tick, follow, missing_grants::MissingGrant, select::Choice,
     slot::NoRendering,
 };
 
@@ -74,7 +75,7 @@ impl Index {
             Ok(resource) => resource,
             Err((reason, why)) => return Some((reason, format!("{selector}: {why}"))),
         };
-        if let Some(why) = self.selectors.get(selector)?.unreadable {
+        if let Some(why) = self.selectors.get(selector)?.watch.unreadable() {
             return Some((
                 ConditionReason::SourceRefused,
                 format!("{selector}: {}", why.explain(&resource.to_string())),
@@ -195,12 +196,12 @@ impl Index {
             return Err((ConditionReason::SourceRefused, why.to_string()));
         }
         match self.kinds.served(gvk) {
-            Some(Served::At(resource)) if !resource.namespaced => Err((
+            Known::Listed(resource) if !resource.namespaced => Err((
                 ConditionReason::SourceRefused,
                 "the kind is cluster-scoped".to_owned(),
             )),
-            Some(Served::At(resource)) => Ok(resource),
-            Some(Served::Unanswered(why)) => {
+            Known::Listed(resource) => Ok(resource),
+            Known::Unreadable(why) => {
                 let version = gvk.api_version();
                 let message =
                     format!("the API server does not say which kinds {version} has ({why})");

@@ -17,7 +17,10 @@ use mimeo_api::ClusterReplicationStatus;
 
 use mimeo_model::{id::RuleId, outcome::FailureReason};
 
-use crate::{Engine, Index, Namespace, cell::Cell, clock::Tick, tally::Standing, verdict::Outlook};
+use crate::{
+    Index, Namespace, cell::Cell, clock::Tick, losses::PendingDeletions, tally::Standing,
+    verdict::Outlook,
+};
 
 /// The largest number of rules in a piece.
 const RULES: usize = 64;
@@ -152,6 +155,11 @@ pub(crate) struct Changes {
 }
 
 impl Changes {
+    /// True if the viewer has not seen everything.
+    pub(crate) fn has_news(&self, cursor: &Cursor) -> bool {
+        cursor.pass.is_some() || cursor.seen < self.last
+    }
+
     /// Returns the number for a change that happens now.
     pub(crate) fn next(&mut self) -> u64 {
         self.last += 1;
@@ -201,17 +209,13 @@ impl std::fmt::Display for Word {
     }
 }
 
-/// The time of the question, by both clocks.
+/// The facts that the page shows, and the time of the question by both clocks.
 #[derive(Clone, Copy)]
-struct Moment {
-    now: Tick,
-    wall: Timestamp,
-}
-
-impl Moment {
-    fn of(self, tick: Tick) -> Option<Timestamp> {
-        self.wall.checked_sub(self.now.saturating_sub(tick)).ok()
-    }
+pub(crate) struct Page<'a> {
+    pub(crate) index: &'a Index,
+    pub(crate) deletion: &'a PendingDeletions,
+    pub(crate) now: Tick,
+    pub(crate) wall: Timestamp,
 }
 
 impl Index {
@@ -242,41 +246,29 @@ impl Index {
         }
         None
     }
-
-    /// Returns the rule that wants a copy in the cell, or else the rule of the copy there.
-    fn whose<'a>(&'a self, cell: &'a Cell) -> Option<&'a Arc<RuleId>> {
-        let wanted = cell.want.and_then(|id| self.slots.get(&id));
-        wanted
-            .map(|slot| &slot.rule)
-            .or_else(|| cell.ours()?.rule.as_ref())
-    }
 }
 
-impl Engine {
-    /// True if the viewer has not seen everything.
-    pub fn has_news(&self, cursor: &Cursor) -> bool {
-        cursor.pass.is_some() || cursor.seen < self.report.changes.last
+impl<'a> Page<'a> {
+    fn time(self, tick: Tick) -> Option<Timestamp> {
+        self.wall.checked_sub(self.now.saturating_sub(tick)).ok()
     }
 
-    /// Returns the next piece of the changes; `wall` is the present time.
-    pub fn view(&self, cursor: &mut Cursor, now: Tick, wall: Timestamp) -> View {
-        let moment = Moment { now, wall };
+    /// Returns the next piece of the changes.
+    pub(crate) fn view(self, cursor: &mut Cursor, changes: &Changes) -> View {
         let mut view = View::default();
         let (until, position) = cursor.pass.take().unwrap_or_else(|| {
-            if cursor.seen < self.report.changes.forgotten {
+            if cursor.seen < changes.forgotten {
                 cursor.seen = 0;
             }
             view.anew = cursor.seen == 0;
             if !view.anew {
-                let ended = self
-                    .report
-                    .changes
+                let ended = changes
                     .ended
                     .iter()
                     .filter(|(number, _)| *number > cursor.seen);
                 view.ended = ended.map(|(_, what)| what.clone()).collect();
             }
-            (self.report.changes.last, Position::Rules(None))
+            (changes.last, Position::Rules(None))
         });
         let next = match position {
             Position::Rules(after) => match self.index.view_rules(&mut view, cursor.seen, after) {
@@ -284,7 +276,7 @@ impl Engine {
                 None => Some(Position::Namespaces(None)),
             },
             Position::Namespaces(after) => {
-                let last = self.view_namespaces(&mut view, cursor.seen, after, moment);
+                let last = self.view_namespaces(&mut view, cursor.seen, after);
                 last.map(|last| Position::Namespaces(Some(last)))
             }
         };
@@ -297,11 +289,10 @@ impl Engine {
     }
 
     fn view_namespaces(
-        &self,
+        self,
         view: &mut View,
         seen: u64,
         after: Option<Arc<str>>,
-        at: Moment,
     ) -> Option<Arc<str>> {
         let rest = (
             after.map_or(Bound::Unbounded, Bound::Excluded),
@@ -311,8 +302,7 @@ impl Engine {
             self.index.namespaces.range::<Arc<str>, _>(rest).enumerate()
         {
             if namespace.changed > seen && namespace.uid.is_some() {
-                view.namespaces
-                    .push(self.view_namespace(name, namespace, at));
+                view.namespaces.push(self.view_namespace(name, namespace));
             }
             if view.namespaces.len() == NAMESPACES || count == LOOKED_AT {
                 return Some(name.clone());
@@ -321,9 +311,9 @@ impl Engine {
         None
     }
 
-    fn view_namespace(&self, name: &Arc<str>, namespace: &Namespace, at: Moment) -> NamespaceView {
+    fn view_namespace(self, name: &Arc<str>, namespace: &Namespace) -> NamespaceView {
         let mut places: BTreeMap<&Arc<RuleId>, Vec<Shown<'_>>> = BTreeMap::new();
-        for shown in self.shown(name, namespace, None, at) {
+        for shown in self.shown(name, namespace, None) {
             places.entry(shown.rule).or_default().push(shown);
         }
         let place = |(rule, copies): (&Arc<RuleId>, Vec<Shown<'_>>)| {
@@ -365,17 +355,11 @@ impl Engine {
     }
 
     /// Returns the copies of a rule in a namespace, by kind and name.
-    pub fn copies(
-        &self,
-        id: &RuleId,
-        namespace: &str,
-        now: Tick,
-        wall: Timestamp,
-    ) -> Vec<CopyView> {
+    pub(crate) fn copies(self, id: &RuleId, namespace: &str) -> Vec<CopyView> {
         let Some((name, namespace)) = self.index.namespaces.get_key_value(namespace) else {
             return vec![];
         };
-        let shown = self.shown(name, namespace, Some(id), Moment { now, wall });
+        let shown = self.shown(name, namespace, Some(id));
         let copy = |shown: Shown<'_>| CopyView {
             kind: shown.kind.to_owned(),
             name: shown.name.into_owned(),
@@ -391,20 +375,19 @@ impl Engine {
 
     /// Returns the copies in a namespace. With `only`, returns those of one rule, and their
     /// messages, which take longer to make.
-    fn shown<'a>(
-        &'a self,
+    fn shown(
+        self,
         name: &'a Arc<str>,
         namespace: &'a Namespace,
         only: Option<&RuleId>,
-        at: Moment,
     ) -> Vec<Shown<'a>> {
         let asked = |id: &RuleId| only.is_none_or(|only| id == only);
         let cells = namespace
             .cells
             .iter()
-            .filter(|cell| self.index.whose(cell).is_some_and(|id| asked(id)));
+            .filter(|cell| self.index.slots.owner(cell).is_some_and(|id| asked(id)));
         let mut all: Vec<Shown<'a>> = cells
-            .filter_map(|cell| self.show_cell((name, namespace), cell, at))
+            .filter_map(|cell| self.show_cell((name, namespace), cell))
             .collect();
         let rules = self.index.rules_for(name);
         for id in rules.iter().filter(|id| asked(id)) {
@@ -455,15 +438,14 @@ impl Engine {
         all
     }
 
-    fn show_cell<'a>(
-        &'a self,
+    fn show_cell(
+        self,
         (name, namespace): (&Arc<str>, &Namespace),
         cell: &'a Cell,
-        at: Moment,
     ) -> Option<Shown<'a>> {
-        let rule = self.index.whose(cell)?;
+        let rule = self.index.slots.owner(cell)?;
         let (rule, state) = self.index.rules.get_key_value(rule)?;
-        let parsed = state.rule.as_ref().ok()?;
+        let parsed = state.valid()?;
         let written = cell
             .ours()
             .map(|seen| i64::from(seen.written))
@@ -492,13 +474,13 @@ impl Engine {
                 shown.since = cell
                     .failure
                     .as_ref()
-                    .and_then(|failing| at.of(failing.since));
+                    .and_then(|failing| self.time(failing.since));
             }
             // The rule leaves this copy behind.
             None if !wanted && planned.is_none() => return None,
             None if parsed.suspend => shown.state = State::Suspended,
             None if outlook == Outlook::Right => shown.state = State::Synced,
-            None if self.holds(rule, name, cell) => shown.state = State::Held,
+            None if self.deletion.holds(rule, name, cell) => shown.state = State::Held,
             None => {}
         }
         Some(shown)

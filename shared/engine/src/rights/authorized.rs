@@ -85,7 +85,7 @@ impl Index {
             unreadable: self
                 .selectors
                 .get(selector)
-                .and_then(|findings| findings.unreadable),
+                .and_then(|findings| findings.watch.unreadable()),
         });
         let mut homes = named.chain(selected);
         self.lacks_grants(rule)
@@ -116,7 +116,7 @@ impl Index {
         RuleKind::ALL.into_iter().find_map(|kind| {
             Some(own_kind_unreadable(
                 kind.plural(),
-                self.collections[kind].unread?,
+                self.collections[kind].watch.unreadable()?,
             ))
         })
     }

@@ -20,20 +20,19 @@ use mimeo_model::{
     grant::{self, Grant, RefusedGrant},
     id::{RuleId, RuleKind, SlotId},
     kind::GroupKind,
-    outcome::Unreadable,
+    known::Known,
     refusal::Refusal,
     rule::Rule,
     source::{SourceRef, SourceSelector},
 };
 
 use crate::{
-    Engine, Index, Listing, RuleState,
+    Effects, Index, RuleState,
     absent::Became,
     authorized::{Unauthorized, own_kind_unreadable},
-    clock::Tick,
     follow::Follows,
     grants::Grants,
-    jobs::JobKey,
+    jobs::{JobKey, Jobs},
     missing_grants::MissingGrants,
     slot::Slot,
     usage::Usage,
@@ -49,7 +48,7 @@ pub(crate) struct Consent {
     /// change of the facts that they depend on.
     pub(crate) missing_grants: BTreeMap<Arc<RuleId>, OnceCell<MissingGrants>>,
     pub(crate) follows: Follows,
-    pub(crate) listing: Listing,
+    pub(crate) known: Known<()>,
     /// `Replication`s by the namespaces that they target. Such a namespace need not exist.
     pub(crate) targeting: BTreeMap<Box<str>, BTreeSet<Arc<RuleId>>>,
     /// Namespaces in which a copy of the `Replication` was seen since the last tidying.
@@ -146,20 +145,10 @@ impl Index {
         })
     }
 
-    fn grants_withheld(&mut self, listing: Listing, now: Tick) {
-        self.at(now);
-        if self.consent.listing != Listing::Listed {
-            self.consent.listing = listing;
-            self.rules
-                .values_mut()
-                .for_each(|state| state.status.mark_due());
-        }
-    }
-
     /// True if all grants and namespaces are known. Only then may a missing grant cost a rule its
     /// existing copies.
     pub(crate) fn grants_known(&self) -> bool {
-        self.consent.listing == Listing::Listed && self.namespaces_listed
+        self.consent.known.is_listed() && self.namespaces_listed
     }
 
     /// True if a rule may read a source.
@@ -222,7 +211,7 @@ impl Index {
             .namespaces
             .get(home)
             .filter(|entry| entry.uid.is_some());
-        let Some(entry) = known.filter(|_| self.consent.listing == Listing::Listed) else {
+        let Some(entry) = known.filter(|_| self.consent.known.is_listed()) else {
             return Given::By(vec![]);
         };
         let grants = self
@@ -242,9 +231,9 @@ impl Index {
     /// listed yet.
     pub(crate) fn grants_untold(&self) -> Option<Unauthorized> {
         let unknown = |why: &str| format!("Mimeo does not know what other namespaces grant: {why}");
-        match self.consent.listing {
-            Listing::Unknown | Listing::Listed => None,
-            Listing::Unserved => {
+        match self.consent.known {
+            Known::Unknown | Known::Listed(()) => None,
+            Known::Unserved => {
                 let message =
                     unknown("the cluster does not serve ReplicationGrants; install their CRD");
                 Some(Unauthorized {
@@ -252,7 +241,7 @@ impl Index {
                     message,
                 })
             }
-            Listing::Unreadable(why) => {
+            Known::Unreadable(why) => {
                 let Unauthorized { reason, message } =
                     own_kind_unreadable("replicationgrants", why);
                 Some(Unauthorized {
@@ -316,10 +305,7 @@ impl Index {
         if id.kind == RuleKind::ClusterReplication {
             return self.namespaces.keys().cloned().collect();
         }
-        let rule = self
-            .rules
-            .get(id)
-            .and_then(|state| state.rule.as_ref().ok());
+        let rule = self.rules.get(id).and_then(RuleState::valid);
         let targets = rule.into_iter().flat_map(named_targets);
         let known = targets
             .filter_map(|name| self.namespaces.get_key_value(name))
@@ -380,138 +366,119 @@ impl Index {
     }
 }
 
-impl Engine {
+impl Index {
     /// Takes in a grant that exists, with this spec. A grant that can't be parsed grants nothing.
-    pub fn grant_applied(
+    pub(crate) fn grant_applied(
         &mut self,
         namespace: &str,
         name: &str,
         grant: Result<Grant, RefusedGrant>,
-        now: Tick,
+        effects: &mut Effects,
     ) {
-        self.index.at(now);
         let grant = match grant {
             Ok(grant) => grant,
-            Err(refused) => return self.grant_refused(namespace, name, refused, now),
+            Err(refused) => return self.grant_refused(namespace, name, refused, effects),
         };
-        self.index.consent.usage.forget_refused(namespace, name);
-        let news = (self.index.consent.listing == Listing::Listed).then_some(self.index.now);
-        let grants = self
-            .index
-            .consent
-            .grants
-            .entry(namespace.into())
-            .or_default();
+        self.consent.usage.forget_refused(namespace, name);
+        let news = (self.consent.known.is_listed()).then_some(self.now);
+        let grants = self.consent.grants.entry(namespace.into()).or_default();
         // A new status does not change the access that the grant gives. The engine itself counts
         // the `Replication`s in that status, so a count must not lead to a new plan for each of
         // them.
         let same = grants.has(name, &grant) && !grants.awaits(name);
         let wanted = grants.put(name, grant, news);
         if same && wanted.is_empty() {
-            return self.index.consent.usage_changed(namespace, self.index.now);
+            return self.consent.usage_changed(namespace, self.now);
         }
-        self.read_grants(namespace, wanted);
-        self.review_grants(namespace);
-    }
-
-    /// Requests a read of grants that count now because other grants have gone. The engine did not
-    /// hold the content of these grants before.
-    fn read_grants(&mut self, namespace: &str, names: Vec<Box<str>>) {
-        for name in names {
-            self.jobs.ask(JobKey::ReadGrant {
-                namespace: namespace.into(),
-                name,
-            });
-        }
+        read_grants(namespace, wanted, &mut effects.jobs);
+        self.review_grants(namespace, effects);
     }
 
     /// The watch shows that a grant does not exist any more.
-    pub fn grant_gone(&mut self, namespace: &str, name: &str, now: Tick) {
-        self.index.at(now);
-        self.index.consent.usage.forget_refused(namespace, name);
-        let Some(grants) = self.index.consent.grants.get_mut(namespace) else {
-            return self.index.consent.usage.forget(namespace);
+    pub(crate) fn grant_gone(&mut self, namespace: &str, name: &str, effects: &mut Effects) {
+        self.consent.usage.forget_refused(namespace, name);
+        let Some(grants) = self.consent.grants.get_mut(namespace) else {
+            return self.consent.usage.forget(namespace);
         };
         let Some(wanted) = grants.take(name) else {
             return;
         };
         if grants.is_empty() {
-            self.index.consent.grants.remove(namespace);
-            self.index.consent.usage.forget(namespace);
+            self.consent.grants.remove(namespace);
+            self.consent.usage.forget(namespace);
         }
-        self.read_grants(namespace, wanted);
-        self.review_grants(namespace);
+        read_grants(namespace, wanted, &mut effects.jobs);
+        self.review_grants(namespace, effects);
     }
 
-    /// The watch has shown every grant. `listed` holds the namespace and name of each.
-    pub fn grants_listed(&mut self, listed: &BTreeSet<(Box<str>, Box<str>)>, now: Tick) {
-        self.index.at(now);
-        let known = self.index.consent.grants.iter();
-        let known = known.flat_map(|(namespace, grants)| {
-            grants.names().map(|name| (namespace.clone(), name.clone()))
-        });
-        let known = known.chain(self.index.consent.usage.refused());
-        let lost: Vec<_> = known.filter(|key| !listed.contains(key)).collect();
-        for (namespace, name) in lost {
-            self.grant_gone(&namespace, &name, now);
-        }
-        if self.index.consent.listing != Listing::Listed {
-            self.index.consent.listing = Listing::Listed;
-            let Consent {
-                readers,
-                targeting,
-                selecting,
-                ..
-            } = &self.index.consent;
-            let namespaces: BTreeSet<Box<str>> = readers
-                .keys()
-                .chain(targeting.keys())
-                .chain(selecting.keys())
-                .cloned()
-                .collect();
-            for namespace in namespaces {
-                self.review_grants(&namespace);
+    /// Records the state of the watch of grants. A list has the namespace and name of each grant.
+    /// Once listed, grants stay valid while they can't be read.
+    pub(crate) fn grants_are(
+        &mut self,
+        state: Known<&BTreeSet<(Box<str>, Box<str>)>>,
+        effects: &mut Effects,
+    ) {
+        if let Known::Listed(listed) = state {
+            let known = self.consent.grants.iter().flat_map(|(namespace, grants)| {
+                grants.names().map(|name| (namespace.clone(), name.clone()))
+            });
+            let known = known.chain(self.consent.usage.refused());
+            let lost: Vec<_> = known.filter(|key| !listed.contains(key)).collect();
+            for (namespace, name) in lost {
+                self.grant_gone(&namespace, &name, effects);
             }
-            self.index.replan_all();
         }
-    }
-
-    /// The API server doesn't serve grants: their CRD does not exist (any more). The grants that
-    /// were observed before stay valid.
-    pub fn grants_unserved(&mut self, now: Tick) {
-        self.index.grants_withheld(Listing::Unserved, now);
-    }
-
-    /// Mimeo can't read grants. The grants that were observed before stay valid.
-    pub fn grants_unreadable(&mut self, why: Unreadable, now: Tick) {
-        self.index.grants_withheld(Listing::Unreadable(why), now);
+        if self.consent.known.is_listed() {
+            return;
+        }
+        self.consent.known = state.map(|_| ());
+        if !state.is_listed() {
+            return self.mark_all_statuses_due();
+        }
+        let Consent {
+            readers,
+            targeting,
+            selecting,
+            ..
+        } = &self.consent;
+        let namespaces: BTreeSet<Box<str>> = readers
+            .keys()
+            .chain(targeting.keys())
+            .chain(selecting.keys())
+            .cloned()
+            .collect();
+        for namespace in namespaces {
+            self.review_grants(&namespace, effects);
+        }
+        self.replan_all();
     }
 
     /// The grants of a namespace have changed.
-    fn review_grants(&mut self, namespace: &str) {
-        self.index.consent.usage_changed(namespace, self.index.now);
+    fn review_grants(&mut self, namespace: &str, effects: &mut Effects) {
+        self.consent.usage_changed(namespace, self.now);
         // An earlier read proves nothing about these grants.
-        self.became(JobKey::ConfirmGrants(namespace.into()), Became::Unknown);
+        self.became(
+            JobKey::ConfirmGrants(namespace.into()),
+            Became::Unknown,
+            effects,
+        );
         for id in self
-            .index
             .consent
             .selecting
             .get(namespace)
             .cloned()
             .unwrap_or_default()
         {
-            self.review_selectors(&id);
+            self.review_selectors(&id, effects);
         }
         let readers = self
-            .index
             .consent
             .readers
             .get(namespace)
             .cloned()
             .unwrap_or_default();
-        self.review_readers(readers);
+        self.review_readers(readers, effects);
         let targeting = self
-            .index
             .consent
             .targeting
             .get(namespace)
@@ -521,23 +488,23 @@ impl Engine {
             .iter()
             .filter(|id| id.namespace.as_deref() != Some(namespace))
         {
-            self.index.consent.forget_missing_grants(id);
-            self.index.mark_status_due(id);
+            self.consent.forget_missing_grants(id);
+            self.mark_status_due(id);
         }
-        if let Some((name, _)) = self.index.namespaces.get_key_value(namespace) {
-            self.index.dirty.insert(name.clone());
+        if let Some((name, _)) = self.namespaces.get_key_value(namespace) {
+            self.dirty.insert(name.clone());
         }
     }
 
     /// A namespace was created or deleted, or its labels have changed. Other namespaces may grant
     /// more or less to its rules now.
-    pub(crate) fn review_home(&mut self, namespace: &str) {
+    pub(crate) fn review_home(&mut self, namespace: &str, effects: &mut Effects) {
         let first = RuleId {
             kind: RuleKind::Replication,
             namespace: Some(namespace.into()),
             name: "".into(),
         };
-        let rules = self.index.rules.range::<RuleId, _>(&first..);
+        let rules = self.rules.range::<RuleId, _>(&first..);
         let rules = rules.take_while(|(id, _)| id.namespace.as_deref() == Some(namespace));
         let (mut ids, mut readers) = (Vec::new(), BTreeSet::new());
         for (id, state) in rules {
@@ -547,25 +514,25 @@ impl Engine {
                     .slots
                     .iter()
                     .flatten()
-                    .filter(|id| self.index.slots.get(id).is_some_and(reads_abroad)),
+                    .filter(|id| self.slots.get(id).is_some_and(reads_abroad)),
             );
         }
-        self.review_readers(readers);
+        self.review_readers(readers, effects);
         for id in ids {
-            if let Some(rule) = self.index.rules.get(&id).and_then(RuleState::valid) {
-                self.index.consent.usage_changed_by(rule, self.index.now);
+            if let Some(rule) = self.rules.get(&id).and_then(RuleState::valid) {
+                self.consent.usage_changed_by(rule, self.now);
             }
-            self.review_selectors(&id);
-            self.index.consent.forget_missing_grants(&id);
-            self.index.mark_status_due(&id);
-            self.index.replan_rule(&id);
+            self.review_selectors(&id, effects);
+            self.consent.forget_missing_grants(&id);
+            self.mark_status_due(&id);
+            self.replan_rule(&id);
         }
     }
 
-    fn review_readers(&mut self, readers: BTreeSet<SlotId>) {
+    fn review_readers(&mut self, readers: BTreeSet<SlotId>, effects: &mut Effects) {
         let (mut changed, mut answers) = (Vec::new(), BTreeMap::new());
         for id in readers {
-            let Some(slot) = self.index.slots.get(&id) else {
+            let Some(slot) = self.slots.get(&id) else {
                 continue;
             };
             let rule = slot.rule.clone();
@@ -573,20 +540,29 @@ impl Engine {
             let question = (rule.namespace.clone(), slot.source.clone());
             let granted = *answers
                 .entry(question)
-                .or_insert_with(|| self.index.may_read(&rule, &slot.source));
-            self.index.consent.forget_missing_grants(&rule);
+                .or_insert_with(|| self.may_read(&rule, &slot.source));
+            self.consent.forget_missing_grants(&rule);
             if slot.granted != granted {
                 changed.push(id);
-                self.index.replan_rule(&rule);
+                self.replan_rule(&rule);
             }
-            if let Some(slot) = self.index.slots.get_mut(&id) {
+            if let Some(slot) = self.slots.get_mut(&id) {
                 slot.granted = granted;
             }
         }
         if !changed.is_empty() {
-            self.render_slots(changed);
-            self.index.demand_changed();
+            self.render_slots(changed, effects);
+            self.demand_changed();
         }
+    }
+}
+
+/// Requests a read of grants that count now because other grants have gone. The engine did not hold
+/// the content of these grants before.
+fn read_grants(namespace: &str, names: Vec<Box<str>>, jobs: &mut Jobs) {
+    for name in names {
+        let namespace = namespace.into();
+        jobs.ask(JobKey::ReadGrant { namespace, name });
     }
 }
 

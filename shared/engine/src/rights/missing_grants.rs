@@ -9,13 +9,14 @@ use std::{
 use mimeo_api::Access;
 
 use mimeo_model::{
+    known::Known,
     rule::{Rule, Target},
     selection::Labels,
     source::{SourceRef, SourceSelector},
     template::Place,
 };
 
-use crate::{Index, Listing};
+use crate::Index;
 
 /// The missing grants of a rule: for its sources, its selectors and its cells, each in the rule's
 /// order.
@@ -105,7 +106,7 @@ impl Index {
         let Some(home) = rule.id.namespace.as_deref() else {
             return (vec![], 0);
         };
-        if self.consent.listing == Listing::Unknown || !self.namespaces_listed {
+        if self.consent.known == Known::Unknown || !self.namespaces_listed {
             return (vec![], 0);
         }
         let reads = rule

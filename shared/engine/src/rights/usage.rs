@@ -20,7 +20,7 @@ use mimeo_model::{
 };
 
 use crate::{
-    Engine, Index, Listing, RuleState,
+    Effects, Index, RuleState,
     clock::Tick,
     consent::{Consent, named_targets},
     grants::Grants,
@@ -154,11 +154,10 @@ impl Index {
         grants.status_updates(most, |name| used.get(name).copied().unwrap_or_default())
     }
 
-    /// When [`Engine::grant_statuses`] may return statuses. `None` until the Replications and
+    /// When `Engine::grant_statuses` may return statuses. `None` until the Replications and
     /// grants are known.
     pub fn grant_statuses_due(&self) -> Option<Tick> {
-        let known = self.collections[RuleKind::Replication].listing == Listing::Listed
-            && self.grants_known();
+        let known = self.all_rules_of(RuleKind::Replication) && self.grants_known();
         self.consent
             .usage
             .first()
@@ -236,33 +235,27 @@ impl Index {
     }
 }
 
-impl Engine {
+impl Index {
     /// A grant is refused: it grants nothing, and its status says why.
     pub(crate) fn grant_refused(
         &mut self,
         namespace: &str,
         name: &str,
         refused: RefusedGrant,
-        now: Tick,
+        effects: &mut Effects,
     ) {
-        self.grant_gone(namespace, name, now);
-        let of_namespace = self.index.consent.usage.refused.entry(namespace.into());
+        self.grant_gone(namespace, name, effects);
+        let of_namespace = self.consent.usage.refused.entry(namespace.into());
         of_namespace.or_default().insert(name.into(), refused);
-        self.index.consent.usage_changed(namespace, self.index.now);
+        self.consent.usage_changed(namespace, self.now);
     }
 
     /// Returns the statuses of grants that must be written now.
-    pub fn grant_statuses(&mut self, now: Tick) -> Vec<GrantUpdate> {
-        self.index.at(now);
-        if self
-            .index
-            .grant_statuses_due()
-            .is_none_or(|due| due > self.index.now)
-        {
+    pub(crate) fn grant_statuses(&mut self) -> Vec<GrantUpdate> {
+        if self.grant_statuses_due().is_none_or(|due| due > self.now) {
             return vec![];
         }
         let Some(namespace) = self
-            .index
             .consent
             .usage
             .first()
@@ -270,15 +263,12 @@ impl Engine {
         else {
             return vec![];
         };
-        self.index.consent.usage.next_turn = self.index.now + PACE;
-        self.index.consent.usage.due.remove(&namespace);
-        let mut updates = self.index.consent.usage.refused_updates(&namespace, WRITES);
-        updates.extend(
-            self.index
-                .counting_updates(&namespace, WRITES - updates.len()),
-        );
+        self.consent.usage.next_turn = self.now + PACE;
+        self.consent.usage.due.remove(&namespace);
+        let mut updates = self.consent.usage.refused_updates(&namespace, WRITES);
+        updates.extend(self.counting_updates(&namespace, WRITES - updates.len()));
         if updates.len() == WRITES {
-            self.index.consent.usage_changed(&namespace, self.index.now);
+            self.consent.usage_changed(&namespace, self.now);
         }
         let update = |(name, standing)| GrantUpdate {
             namespace: namespace.clone(),
@@ -289,9 +279,8 @@ impl Engine {
     }
 
     /// Records that a grant's status could not be written.
-    pub fn grant_status_failed(&mut self, namespace: &str, name: &str, now: Tick) {
-        self.index.at(now);
-        let Consent { grants, usage, .. } = &mut self.index.consent;
+    pub(crate) fn grant_status_failed(&mut self, namespace: &str, name: &str) {
+        let Consent { grants, usage, .. } = &mut self.consent;
         let refused = usage
             .refused
             .get_mut(namespace)
@@ -308,7 +297,7 @@ impl Engine {
             (None, None) => false,
         };
         if known {
-            usage.due.insert(namespace.into(), self.index.now + RETRY);
+            usage.due.insert(namespace.into(), self.now + RETRY);
         }
     }
 }

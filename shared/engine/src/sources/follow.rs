@@ -18,7 +18,7 @@ use mimeo_model::{
     source::{SourceRef, SourceSelector},
 };
 
-use crate::{Engine, Index, RuleState, quota::Quota};
+use crate::{Effects, Index, RuleState, quota::Quota};
 
 /// The largest number of selectors that count for one namespace's Replications, those of the oldest
 /// rules first. It is as many as one rule may have.
@@ -191,16 +191,18 @@ impl Index {
     }
 }
 
-impl Engine {
+impl Index {
     /// Applies the change for rules with selectors that have begun or ceased to count.
-    pub(crate) fn follow_anew(&mut self, Shift(rules): Shift) {
-        rules.iter().for_each(|id| self.review_selectors(id));
+    pub(crate) fn follow_anew(&mut self, Shift(rules): Shift, effects: &mut Effects) {
+        rules
+            .iter()
+            .for_each(|id| self.review_selectors(id, effects));
     }
 
     /// Updates the sources of a rule after a change of the grants to its namespace, or of whether
     /// its selectors count.
-    pub(crate) fn review_selectors(&mut self, id: &Arc<RuleId>) {
-        let Some(rule) = self.index.rules.get(id).and_then(RuleState::valid) else {
+    pub(crate) fn review_selectors(&mut self, id: &Arc<RuleId>, effects: &mut Effects) {
+        let Some(rule) = self.rules.get(id).and_then(RuleState::valid) else {
             return;
         };
         let Some(home) = id
@@ -210,16 +212,16 @@ impl Engine {
         else {
             return;
         };
-        let known = self.index.find_followed(rule, home);
-        self.index.consent.forget_missing_grants(id);
-        self.index.mark_status_due(id);
-        if self.index.consent.follows.known.get(id) == Some(&known) {
+        let known = self.find_followed(rule, home);
+        self.consent.forget_missing_grants(id);
+        self.mark_status_due(id);
+        if self.consent.follows.known.get(id) == Some(&known) {
             return;
         }
-        self.index.consent.follows.known.insert(id.clone(), known);
-        self.refit_slots(id);
-        self.index.replan_rule(id);
-        self.index.demand_changed();
+        self.consent.follows.known.insert(id.clone(), known);
+        self.refit_slots(id, effects);
+        self.replan_rule(id);
+        self.demand_changed();
     }
 }
 

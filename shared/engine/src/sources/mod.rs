@@ -15,6 +15,7 @@ use serde_json::Value;
 
 use mimeo_model::{
     id::{KindId, RuleId, RuleKind, SlotId},
+    known::Decoded,
     meta::{Uid, is_copy, version},
     outcome::Unreadable,
     render::{Copies, Draft},
@@ -25,7 +26,7 @@ use mimeo_model::{
 };
 
 use crate::{
-    Engine, Index, absent,
+    Effects, Index, absent,
     cell::{Cell, Reference},
     clock::Tick,
     jobs::JobKey,
@@ -99,22 +100,6 @@ fn version_of(object: &Value) -> u64 {
             .pointer("/metadata/resourceVersion")
             .and_then(Value::as_str),
     )
-}
-
-/// An object that a watch or a read shows.
-#[derive(Clone)]
-pub enum Shown {
-    /// All of it.
-    Whole(Value),
-    /// The part of the object that can be decoded, its metadata at least.
-    Part(Value),
-}
-
-impl Shown {
-    pub(crate) fn value(&self) -> &Value {
-        let (Self::Whole(object) | Self::Part(object)) = self;
-        object
-    }
 }
 
 /// The facts for the decision whether a rule takes an object that its selector finds. They are
@@ -251,46 +236,44 @@ impl Index {
     }
 }
 
-impl Engine {
-    /// Records that a source exists, or that it doesn't. This comes from a watch, which reads a
-    /// cache. So Mimeo confirms a deletion before it acts on it.
-    pub fn source(&mut self, source: &SourceRef, object: Option<Value>, now: Tick) {
-        self.source_shown(source, object.map(Shown::Whole), now);
-    }
-
-    /// Records an existing source that can be decoded only in part, its metadata at least. The
-    /// source is refused, and no pods wait for its copies.
-    pub fn source_undecodable(&mut self, source: &SourceRef, rest: Value, now: Tick) {
-        self.source_shown(source, Some(Shown::Part(rest)), now);
-    }
-
-    pub(crate) fn source_shown(&mut self, source: &SourceRef, object: Option<Shown>, now: Tick) {
-        self.index.at(now);
+impl Index {
+    /// Records that a source exists, or that it doesn't. If a watch shows that, it reads a cache.
+    /// So Mimeo confirms a deletion before it acts on it.
+    pub(crate) fn source_shown(
+        &mut self,
+        source: &SourceRef,
+        object: Option<Decoded<Value>>,
+        effects: &mut Effects,
+    ) {
         if let Some(selector) = source.selector() {
-            self.selected_source(&selector, source, object);
-        } else if self.index.sources.contains_key(source) {
-            self.take_source(source, object);
-            self.render_source(source);
+            self.selected_source(&selector, source, object, effects);
+        } else if self.sources.contains_key(source) {
+            self.take_source(source, object, effects);
+            self.render_source(source, effects);
         }
         // Only the reconciler needs the sources that a selector found before: it knows which copies
         // came from them.
-        let forgotten = self.index.settings.role == Role::Injector && source.selector().is_some();
+        let forgotten = self.settings.role == Role::Injector && source.selector().is_some();
         if forgotten
             && self
-                .index
                 .sources
                 .get(source)
                 .is_some_and(SourceState::is_missing)
         {
-            self.index.sources.remove(source);
+            self.sources.remove(source);
         }
     }
 
-    pub(crate) fn take_source(&mut self, source: &SourceRef, object: Option<Shown>) {
-        let Some(state) = self.index.sources.get_mut(source) else {
+    pub(crate) fn take_source(
+        &mut self,
+        source: &SourceRef,
+        object: Option<Decoded<Value>>,
+        effects: &mut Effects,
+    ) {
+        let Some(state) = self.sources.get_mut(source) else {
             return;
         };
-        let readable_again = self.index.unreadable.remove(source).is_some();
+        let readable_again = self.unreadable.remove(source).is_some();
         let was_there = matches!(state, SourceState::Found { .. });
         let lost = object.is_none() && !matches!(state, SourceState::Missing { .. });
         match (object, &state) {
@@ -301,100 +284,98 @@ impl Engine {
                 // namespace of that name.
                 let home = match known {
                     SourceState::Found { home, .. } => {
-                        home.or_else(|| self.index.namespaces.get(&*source.namespace)?.uid)
+                        home.or_else(|| self.namespaces.get(&*source.namespace)?.uid)
                     }
                     _ => None,
                 };
                 *state = SourceState::Missing {
-                    since: self.index.now,
+                    since: self.now,
                     absence: absent::Absence::from(home),
                 };
             }
-            (Some(Shown::Whole(object)), _) => {
+            (Some(Decoded::Whole(object)), _) => {
                 *state = SourceState::found(source, Arc::new(object));
-                self.index.let_go_if_too_large(source);
+                self.let_go_if_too_large(source);
             }
-            (Some(Shown::Part(rest)), _) => *state = SourceState::undecodable(&rest),
+            (Some(Decoded::Part(rest)), _) => *state = SourceState::undecodable(&rest),
         }
         // The answers of earlier reads are older than what was shown just now. But a source that is
         // still missing is still asked about.
         if lost
             || !self
-                .index
                 .sources
                 .get(source)
                 .is_some_and(SourceState::is_missing)
         {
-            self.jobs.end(&JobKey::ConfirmSource(source.clone()));
-            self.jobs.end(&JobKey::ReadSource(source.clone()));
+            effects.jobs.end(&JobKey::ConfirmSource(source.clone()));
+            effects.jobs.end(&JobKey::ReadSource(source.clone()));
         }
         if lost {
-            self.source_lost(source, was_there);
+            self.source_lost(source, was_there, &mut effects.news);
         }
     }
 
     /// Reads a named source for a `ClusterReplication` if its content was forgotten because it is
     /// too large for the Replications that name it.
-    pub(crate) fn read_if_let_go(&mut self, rules: RuleKind, source: &SourceRef) {
-        let let_go = self.index.sources.get(source).is_some_and(|state| {
+    pub(crate) fn read_if_let_go(
+        &mut self,
+        rules: RuleKind,
+        source: &SourceRef,
+        effects: &mut Effects,
+    ) {
+        let let_go = self.sources.get(source).is_some_and(|state| {
             matches!(state, SourceState::Found { object: None, facts, .. } if facts.bytes > MOST_BYTES)
         });
         if rules == RuleKind::ClusterReplication && source.is_named() && let_go {
-            self.read_again(source);
+            self.read_again(source, effects);
         }
     }
 
-    /// Records that a source can't be read, until [`Engine::source`] says otherwise. Pods stop
+    /// Records that a source can't be read, until `Engine::source` says otherwise. Pods stop
     /// waiting for its copies.
-    pub fn source_unreadable(&mut self, source: &SourceRef, why: Unreadable, now: Tick) {
-        self.index.at(now);
-        if !self.index.sources.contains_key(source)
-            || self.index.unreadable.insert(source.clone(), why) == Some(why)
+    pub(crate) fn source_unreadable(&mut self, source: &SourceRef, why: Unreadable) {
+        if !self.sources.contains_key(source)
+            || self.unreadable.insert(source.clone(), why) == Some(why)
         {
             return;
         }
-        self.index.mark_statuses_due_of_source(source);
-        self.index.replan_rules_of_source(source);
+        self.mark_statuses_due_of_source(source);
+        self.replan_rules_of_source(source);
     }
 
-    pub(crate) fn render_source(&mut self, source: &SourceRef) {
-        let slots = self
-            .index
-            .slots
-            .of_source(source)
-            .map(|(id, _)| id)
-            .collect();
-        self.render_slots(slots);
+    pub(crate) fn render_source(&mut self, source: &SourceRef, effects: &mut Effects) {
+        let slots = self.slots.of_source(source).map(|(id, _)| id).collect();
+        self.render_slots(slots, effects);
     }
 
     /// Renders the copies of these slots again, because their sources have changed, or the
     /// permission to read them.
-    pub(crate) fn render_slots(&mut self, slots: Vec<SlotId>) {
+    pub(crate) fn render_slots(&mut self, slots: Vec<SlotId>, effects: &mut Effects) {
         let mut touched = BTreeSet::new();
         let mut changed = BTreeSet::new();
         let mut press = Press::default();
         for id in slots {
-            let Some(slot) = self.index.slots.get_mut(&id) else {
+            let Some(slot) = self.slots.get_mut(&id) else {
                 continue;
             };
-            let Some(Ok(rule)) = self.index.rules.get(&slot.rule).map(|state| &state.rule) else {
+            let Some(Ok(rule)) = self.rules.get(&slot.rule).map(|state| &state.rule) else {
                 continue;
             };
             let Some(target) = rule.targets.get(slot.target) else {
                 continue;
             };
-            let Some(state) = self.index.sources.get(&slot.source) else {
+            let Some(state) = self.sources.get(&slot.source) else {
                 continue;
             };
             touched.insert(slot.rule.clone());
-            let cluster = &self.index.settings.cluster;
+            let cluster = &self.settings.cluster;
             let rendering = press.rendering(rule, target, slot, state, cluster);
             let same = rendering == slot.rendering;
             if !same {
-                slot.reference = first_reference(self.index.settings.role, &rendering);
+                slot.reference = first_reference(self.settings.role, &rendering);
                 slot.untold = 0;
                 slot.rendering = rendering;
-                slot.renewed = Some(self.index.now);
+                slot.renewed = Some(self.now);
             }
             // If the copies don't carry the edit of the source, nothing more happens.
             if !same {
@@ -402,23 +383,20 @@ impl Engine {
             }
         }
         for id in &touched {
-            self.index.mark_status_due(id);
-            self.remind_of_grace(id);
+            self.mark_status_due(id);
+            self.remind_of_grace(id, effects);
         }
         let concerned: BTreeSet<Arc<RuleId>> = changed
             .iter()
-            .filter_map(|id| self.index.slots.get(id))
+            .filter_map(|id| self.slots.get(id))
             .map(|slot| slot.rule.clone())
             .collect();
         for id in &concerned {
-            self.index.replan_rule(id);
+            self.replan_rule(id);
         }
-        let places: BTreeSet<Arc<str>> = concerned
-            .iter()
-            .flat_map(|id| self.index.places(id))
-            .collect();
+        let places: BTreeSet<Arc<str>> = concerned.iter().flat_map(|id| self.places(id)).collect();
         for name in places {
-            let Some(namespace) = self.index.namespaces.get_mut(&name) else {
+            let Some(namespace) = self.namespaces.get_mut(&name) else {
                 continue;
             };
             let cells = namespace.cells.iter_mut();

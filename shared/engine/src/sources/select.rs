@@ -11,18 +11,17 @@ use std::{
     sync::Arc,
 };
 
+use serde_json::Value;
+
 use mimeo_model::{
     id::{RuleId, RuleKind, SlotId},
-    outcome::Unreadable,
+    known::{Decoded, Known, Watched},
     rule::{MOST_SOURCES, Rule},
     source::{MOST_BYTES, SourceRef, SourceRefused, SourceSelector},
 };
 
 use crate::{
-    Engine, Index, Member, Members, SourceState,
-    cell::Cell,
-    jobs::JobKey,
-    sources::{Facts, Shown},
+    Effects, Index, Member, Members, SourceState, cell::Cell, jobs::JobKey, sources::Facts,
 };
 
 /// The objects that one selector finds, as far as they are known.
@@ -33,11 +32,8 @@ pub(crate) struct Findings {
     /// True if the watch of the selector is open. An event of a watch that was just closed is too
     /// late, and ignored.
     pub(crate) watched: bool,
-    /// True if the watch has shown everything that the selector finds. Before that no object
-    /// counts.
-    pub(crate) listed: bool,
-    /// Why the selector can't be watched now.
-    pub(crate) unreadable: Option<Unreadable>,
+    /// Before the watch has shown everything that the selector finds, no object counts.
+    pub(crate) watch: Watched,
     members: Members,
     /// The number of its objects that are held before everything was shown.
     loose: usize,
@@ -55,7 +51,8 @@ impl Findings {
                 ..Self::default()
             },
         )
-        .listed
+        .watch
+        .is_listed()
     }
 
     fn is_platforms(&self) -> bool {
@@ -106,7 +103,7 @@ impl Index {
         let unlisted = self
             .selectors
             .get(selector)
-            .filter(|findings| !findings.listed);
+            .filter(|findings| !findings.watch.is_listed());
         let few = |findings: &Findings| findings.loose < LOOSE && bytes <= MOST_BYTES;
         unlisted.is_some_and(|findings| findings.is_platforms() || few(findings))
     }
@@ -140,7 +137,7 @@ impl Index {
             let Some(findings) = self
                 .selectors
                 .get(selector)
-                .filter(|findings| findings.listed)
+                .filter(|findings| findings.watch.is_listed())
             else {
                 continue;
             };
@@ -240,7 +237,7 @@ impl Index {
         let listed = |selector| {
             self.selectors
                 .get(selector)
-                .is_some_and(|findings| findings.listed)
+                .is_some_and(|findings| findings.watch.is_listed())
         };
         self.followed(rule)
             .into_iter()
@@ -272,7 +269,7 @@ impl Index {
         let findings = self
             .selectors
             .get(selector)
-            .filter(|findings| findings.listed)?;
+            .filter(|findings| findings.watch.is_listed())?;
         Some(findings.members.get(name).is_some())
     }
 
@@ -292,32 +289,44 @@ impl Index {
     }
 }
 
-impl Engine {
-    /// The watch of a selector has shown its whole list: only the objects in `found` exist now.
-    /// [`Engine::source`] shows each of them too, before or after this call.
-    pub fn selected(
+impl Index {
+    /// Records the state of a selector's watch. A list has all objects that exist now.
+    /// `Engine::source` shows each of them too, before or after this call. The objects that it found
+    /// before stay valid while it can't be watched.
+    pub(crate) fn selected(
+        &mut self,
+        selector: &SourceSelector,
+        known: Known<&Members>,
+        effects: &mut Effects,
+    ) {
+        if let Known::Listed(found) = known {
+            return self.selector_listed(selector, found, effects);
+        }
+        let findings = self.selectors.get_mut(selector);
+        if findings.is_some_and(|findings| findings.watch.becomes(known)) {
+            self.replan_rules_of_selector(selector);
+        }
+    }
+
+    fn selector_listed(
         &mut self,
         selector: &SourceSelector,
         found: &Members,
-        now: crate::clock::Tick,
+        effects: &mut Effects,
     ) {
-        self.index.at(now);
         let held: BTreeSet<Arc<str>> = self
-            .index
             .sources_of(selector)
             .filter(|(_, state)| !state.is_missing())
             .map(|(source, _)| (*source.name).into())
             .collect();
         let Some(findings) = self
-            .index
             .selectors
             .get_mut(selector)
             .filter(|findings| findings.watched)
         else {
             return;
         };
-        let mut news =
-            !std::mem::replace(&mut findings.listed, true) | findings.unreadable.take().is_some();
+        let mut news = findings.watch.becomes(Known::Listed(()));
         findings.loose = 0;
         let members = findings.members.relisted(found);
         let former = std::mem::replace(&mut findings.members, members);
@@ -343,44 +352,27 @@ impl Engine {
             .collect();
         for name in first {
             // The caller also shows the object itself, so no job needs to read it.
-            self.index
-                .sources
+            self.sources
                 .entry(selector.source(&*name))
                 .or_insert(SourceState::NotRead);
         }
         for name in excess {
-            self.index.sources.remove(&selector.source(&*name));
+            self.sources.remove(&selector.source(&*name));
         }
         for name in lost {
-            self.take_source(&selector.source(&*name), None);
+            self.take_source(&selector.source(&*name), None, effects);
             news = true;
         }
-        self.refit_selecting(selector);
+        self.refit_selecting(selector, effects);
         let shown: Vec<SourceRef> = self
-            .index
             .sources_of(selector)
             .map(|(source, _)| source.clone())
             .collect();
-        shown.iter().for_each(|source| self.keep_if_copied(source));
+        shown
+            .iter()
+            .for_each(|source| self.keep_if_copied(source, effects));
         if news {
-            self.index.replan_rules_of_selector(selector);
-        }
-    }
-
-    /// A selector can't be watched until [`Engine::selected`] is called again. The objects that it
-    /// found before stay valid.
-    pub fn selector_unreadable(
-        &mut self,
-        selector: &SourceSelector,
-        why: Unreadable,
-        now: crate::clock::Tick,
-    ) {
-        self.index.at(now);
-        let Some(findings) = self.index.selectors.get_mut(selector) else {
-            return;
-        };
-        if findings.unreadable.replace(why) != Some(why) {
-            self.index.replan_rules_of_selector(selector);
+            self.replan_rules_of_selector(selector);
         }
     }
 
@@ -389,11 +381,11 @@ impl Engine {
         &mut self,
         selector: &SourceSelector,
         source: &SourceRef,
-        object: Option<Shown>,
+        object: Option<Decoded<Value>>,
+        effects: &mut Effects,
     ) {
-        let before = self.index.seen_as(source);
+        let before = self.seen_as(source);
         let Some(findings) = self
-            .index
             .selectors
             .get_mut(selector)
             .filter(|findings| findings.watched)
@@ -416,64 +408,57 @@ impl Engine {
                 .members
                 .first()
                 .any(|member| *member.name == *source.name);
-        if findings.members.depleted() && self.index.relist.insert(selector.clone()) {
-            self.index.demand_changed();
+        if findings.members.depleted() && self.relist.insert(selector.clone()) {
+            self.demand_changed();
         }
         if let Some(excess) = excess
             && self
-                .index
                 .sources
                 .get(&excess)
                 .is_some_and(|state| !state.is_missing())
         {
-            self.index.sources.remove(&excess);
+            self.sources.remove(&excess);
         }
         if held {
-            self.index
-                .sources
+            self.sources
                 .entry(source.clone())
                 .or_insert(SourceState::NotRead);
         }
-        if held || self.index.sources.contains_key(source) {
-            self.take_source(source, object);
+        if held || self.sources.contains_key(source) {
+            self.take_source(source, object, effects);
         }
-        if moved || self.index.seen_as(source) != before {
-            self.refit_selecting(selector);
-            self.index.mark_statuses_due_of_selector(selector);
+        if moved || self.seen_as(source) != before {
+            self.refit_selecting(selector, effects);
+            self.mark_statuses_due_of_selector(selector);
             // An object that is not copied now has no slot that would cause a plan. But copies may
             // have been made from it earlier, and may be deleted now.
-            if self.index.slots.of_source(source).next().is_none() {
-                self.index.replan_rules_of_selector(selector);
+            if self.slots.of_source(source).next().is_none() {
+                self.replan_rules_of_selector(selector);
             }
         }
-        self.render_source(source);
-        self.keep_if_copied(source);
+        self.render_source(source, effects);
+        self.keep_if_copied(source, effects);
     }
 
     /// Holds a selected object only if copies are made from it. So it drops the object if no rule
     /// takes it, or if it is too large for every rule that does. If the object is needed but not
     /// held, it is read again.
-    pub(crate) fn keep_if_copied(&mut self, source: &SourceRef) {
+    pub(crate) fn keep_if_copied(&mut self, source: &SourceRef, effects: &mut Effects) {
         let Some(selector) = source.selector() else {
             return;
         };
         let copied = self
-            .index
             .slots
             .of_source(source)
-            .any(|(_, slot)| slot.granted && self.index.has_size_for(slot));
-        let waits = !copied
-            && self
-                .index
-                .has_room_till_listed(&selector, self.index.size_of_source(source));
-        let Some(SourceState::Found { object, .. }) = self.index.sources.get_mut(source) else {
+            .any(|(_, slot)| slot.granted && self.has_size_for(slot));
+        let waits = !copied && self.has_room_till_listed(&selector, self.size_of_source(source));
+        let Some(SourceState::Found { object, .. }) = self.sources.get_mut(source) else {
             return;
         };
         match object {
-            None if copied => self.read_again(source),
+            None if copied => self.read_again(source, effects),
             Some(_) if waits => {
-                self.index
-                    .selectors
+                self.selectors
                     .entry(selector)
                     .and_modify(|findings| findings.loose += 1);
             }
@@ -482,20 +467,18 @@ impl Engine {
         }
     }
 
-    pub(crate) fn read_again(&mut self, source: &SourceRef) {
-        self.index
-            .sources
-            .insert(source.clone(), SourceState::NotRead);
+    pub(crate) fn read_again(&mut self, source: &SourceRef, effects: &mut Effects) {
+        self.sources.insert(source.clone(), SourceState::NotRead);
         // The answer to a running read may be older than the state that was dropped since.
-        self.jobs.end(&JobKey::ReadSource(source.clone()));
-        self.jobs.ask(JobKey::ReadSource(source.clone()));
+        effects.jobs.end(&JobKey::ReadSource(source.clone()));
+        effects.jobs.ask(JobKey::ReadSource(source.clone()));
     }
 
     /// Gives every rule that follows the selector one slot for each of its sources, and no other.
     /// If a found object isn't held because there was no room when the watch showed it, it is read
     /// now.
-    pub(crate) fn refit_selecting(&mut self, selector: &SourceSelector) {
-        let Some(findings) = self.index.selectors.get(selector) else {
+    pub(crate) fn refit_selecting(&mut self, selector: &SourceSelector, effects: &mut Effects) {
+        let Some(findings) = self.selectors.get(selector) else {
             return;
         };
         let first: Vec<SourceRef> = findings
@@ -504,94 +487,91 @@ impl Engine {
             .map(|member| selector.source(&*member.name))
             .collect();
         for source in first {
-            if !self.index.sources.contains_key(&source) {
-                self.read_again(&source);
+            if !self.sources.contains_key(&source) {
+                self.read_again(&source, effects);
             }
         }
-        for id in self.index.rules_selecting(selector) {
-            self.refit_slots(&id);
+        for id in self.rules_selecting(selector) {
+            self.refit_slots(&id, effects);
         }
     }
 
-    pub(crate) fn refit_slots(&mut self, id: &Arc<RuleId>) {
+    pub(crate) fn refit_slots(&mut self, id: &Arc<RuleId>, effects: &mut Effects) {
         let Some((state, rule)) = self
-            .index
             .rules
             .get(id)
             .and_then(|state| Some((state, state.valid()?)))
         else {
             return;
         };
-        let sources = self.index.choose(rule).sources;
+        let sources = self.choose(rule).sources;
         let has = |slots: &Vec<SlotId>| {
             slots
                 .iter()
-                .filter_map(|slot| self.index.slots.get(slot))
+                .filter_map(|slot| self.slots.get(slot))
                 .map(|slot| &slot.source)
                 .eq(&sources)
         };
         if state.slots.iter().all(has) {
             return;
         }
-        let Some((id, mut state)) = self.index.rules.remove_entry(id) else {
+        let Some((id, mut state)) = self.rules.remove_entry(id) else {
             return;
         };
         if let Ok(rule) = &state.rule {
             let known = |slot: &SlotId| {
-                let known = self.index.slots.get(slot)?;
+                let known = self.slots.get(slot)?;
                 Some(((known.target, known.source.clone()), *slot))
             };
             let former: BTreeMap<(usize, SourceRef), SlotId> =
                 state.slots.iter().flatten().filter_map(known).collect();
-            let slots = self.add_slots(&id, rule, &sources, &former);
+            let slots = self.add_slots(&id, rule, &sources, &former, effects);
             let kept: BTreeSet<&SlotId> = slots.iter().flatten().collect();
             for ((_, source), gone) in former.iter().filter(|(_, slot)| !kept.contains(slot)) {
-                self.index.remove_slot(*gone);
-                self.keep_if_copied(source);
+                self.remove_slot(*gone);
+                self.keep_if_copied(source, effects);
             }
             state.slots = slots;
             state.status.mark_due();
-            self.work.tidy_later();
+            effects.work.tidy_later();
         }
-        self.index.rules.insert(id.clone(), state);
-        self.index.consent.forget_missing_grants(&id);
-        self.keep_all_copied(&id);
-        self.index.replan_rule(&id);
+        self.rules.insert(id.clone(), state);
+        self.consent.forget_missing_grants(&id);
+        self.keep_all_copied(&id, effects);
+        self.replan_rule(&id);
     }
 
     /// Drops the objects that only former rules copied.
-    pub(crate) fn keep_what_is_copied(&mut self) {
+    pub(crate) fn keep_what_is_copied(&mut self, effects: &mut Effects) {
         let listed = |selector| {
-            self.index
-                .selectors
+            self.selectors
                 .get(&selector)
-                .is_some_and(|findings| findings.listed)
+                .is_some_and(|findings| findings.watch.is_listed())
         };
         let held = self
-            .index
             .sources
             .iter()
             .filter(|(source, state)| state.is_held() && source.selector().is_some_and(listed));
         let held: Vec<SourceRef> = held.map(|(source, _)| source.clone()).collect();
-        held.iter().for_each(|source| self.keep_if_copied(source));
+        held.iter()
+            .for_each(|source| self.keep_if_copied(source, effects));
     }
 
     /// Requests a read of selected objects that the rule copies now, and drops those that it no
     /// longer copies.
-    pub(crate) fn keep_all_copied(&mut self, id: &RuleId) {
+    pub(crate) fn keep_all_copied(&mut self, id: &RuleId, effects: &mut Effects) {
         let first = self
-            .index
             .rules
             .get(id)
             .and_then(|state| state.slots.first())
             .into_iter()
             .flatten();
         let sources: Vec<SourceRef> = first
-            .filter_map(|slot| self.index.slots.get(slot))
+            .filter_map(|slot| self.slots.get(slot))
             .map(|slot| slot.source.clone())
             .collect();
         sources
             .iter()
-            .for_each(|source| self.keep_if_copied(source));
+            .for_each(|source| self.keep_if_copied(source, effects));
     }
 }

@@ -13,9 +13,8 @@ use mimeo_model::{
 };
 
 use crate::{
-    Engine, Index,
+    Effects, Index,
     cell::{Cell, Content, Observation, Phase},
-    clock::Tick,
 };
 
 impl Index {
@@ -28,55 +27,51 @@ impl Index {
     }
 }
 
-impl Engine {
+impl Index {
     /// Records an object that the watch of copies shows. The object has Mimeo's label, but Mimeo
     /// need not own it.
-    pub fn copy_applied(&mut self, kind: &GroupKind, meta: &ObjectMeta, now: Tick) {
-        self.index.at(now);
+    pub(crate) fn copy_applied(&mut self, kind: &GroupKind, meta: &ObjectMeta) {
         let (Some(namespace), Some(name)) = (meta.namespace.as_deref(), meta.name.as_deref())
         else {
             return;
         };
-        let Some(mut seen) = Seen::read(meta, kind, &self.index.settings.cluster) else {
+        let Some(mut seen) = Seen::read(meta, kind, &self.settings.cluster) else {
             return;
         };
         let Some(kind) = self.kind_id(kind) else {
             return;
         };
-        let listing = self.index.kinds[kind].surveys.of(namespace).listing;
-        let namespace = self.index.namespace_name(namespace);
+        let listing = self.kinds[kind].surveys.of(namespace).listing;
+        let namespace = self.namespace_name(namespace);
         if let Some(rule) = &seen.rule {
-            let rule = self.index.rule_name(rule);
-            self.index.consent.note_copy_in(&rule, &namespace);
+            let rule = self.rule_name(rule);
+            self.consent.note_copy_in(&rule, &namespace);
             seen.rule = Some(rule);
         }
-        let name = self.index.copy_name(kind, name);
-        self.index.remember_origin(
+        let name = self.copy_name(kind, name);
+        self.remember_origin(
             &seen,
             meta.annotations
                 .as_ref()
                 .and_then(|all| all.get(names::SOURCE)),
         );
-        let entry = self.index.namespaces.entry(namespace.clone()).or_default();
+        let entry = self.namespaces.entry(namespace.clone()).or_default();
         let cell = entry.cell_or_insert(kind, &name);
         cell.listing = listing;
-        let owner = self.index.slots.owner(cell).cloned();
+        let owner = self.slots.owner(cell).cloned();
         if !cell.show(seen) {
             return;
         }
-        self.index.shown += 1;
-        cell.shown = self.index.shown;
+        self.shown += 1;
+        cell.shown = self.shown;
         cell.retry_now();
-        self.index.dirty.insert(namespace);
-        owner
-            .iter()
-            .for_each(|rule| self.index.mark_status_due(rule));
+        self.dirty.insert(namespace);
+        owner.iter().for_each(|rule| self.mark_status_due(rule));
     }
 
     /// Records that the watch of copies lost an object: the object was deleted, or only its label
     /// was removed.
-    pub fn copy_gone(&mut self, kind: &GroupKind, meta: &ObjectMeta, now: Tick) {
-        self.index.at(now);
+    pub(crate) fn copy_gone(&mut self, kind: &GroupKind, meta: &ObjectMeta, effects: &mut Effects) {
         let (Some(namespace), Some(name)) = (meta.namespace.as_deref(), meta.name.as_deref())
         else {
             return;
@@ -87,17 +82,17 @@ impl Engine {
         let Some(kind) = self.kind_id(kind) else {
             return;
         };
-        let namespace = self.index.namespace_name(namespace);
-        let Some(mut entry) = self.index.namespaces.remove(&namespace) else {
+        let namespace = self.namespace_name(namespace);
+        let Some(mut entry) = self.namespaces.remove(&namespace) else {
             return;
         };
         if let Ok(at) = entry.position(kind, name) {
             // A create-once copy counts as created even if it disappears before the next plan.
-            self.index.note_created(&namespace, &mut entry, at);
+            self.note_created(&namespace, &mut entry, at);
             let born = entry.born;
             let cell = &mut entry.cells[at];
             let version = version(meta.resource_version.as_deref());
-            let owner = self.index.rule_of(cell);
+            let owner = self.rule_of(cell);
             if cell.vanish(Some(uid), version) {
                 if version < born {
                     // The object was deleted with a former namespace of the name. It never existed
@@ -105,14 +100,12 @@ impl Engine {
                     cell.observed = Observation::Unknown;
                 }
                 cell.retry_now();
-                self.index.dirty.insert(namespace.clone());
-                self.work.tidy_later();
-                owner
-                    .iter()
-                    .for_each(|rule| self.index.mark_status_due(rule));
+                self.dirty.insert(namespace.clone());
+                effects.work.tidy_later();
+                owner.iter().for_each(|rule| self.mark_status_due(rule));
             }
         }
-        self.index.namespaces.insert(namespace, entry);
+        self.namespaces.insert(namespace, entry);
     }
 }
 

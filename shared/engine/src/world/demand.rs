@@ -10,7 +10,8 @@ use mimeo_model::{
 };
 
 use crate::{
-    Engine, Index, RuleState, SourceState, jobs::JobKey, select, slot::Slot, survey::CopyWatch,
+    Effects, Index, RuleState, SourceState, jobs::JobKey, kinds::namespaced, select, slot::Slot,
+    survey::CopyWatch,
 };
 
 /// The watches that are needed now. The driver compares them with the open watches.
@@ -29,7 +30,7 @@ pub struct Demand {
 }
 
 impl Index {
-    /// A number that grows whenever [`Engine::demand`] may have changed.
+    /// A number that grows whenever `Engine::demand` may have changed.
     pub fn demand_version(&self) -> u64 {
         self.demand_version
     }
@@ -92,7 +93,7 @@ impl Index {
                 continue;
             }
             demand.kinds.insert(gvk.clone());
-            if let Some(resource) = served.namespaced() {
+            if let Some(resource) = namespaced(served) {
                 self.demand_copies(&mut demand, resource);
             }
         }
@@ -100,41 +101,38 @@ impl Index {
     }
 }
 
-impl Engine {
+impl Index {
     /// Returns the watches that are needed now. Forgets the state that only other watches could
     /// show, because no events about it arrive from now on. Until this call the state stays valid,
     /// even if the demand changes back and forth.
-    pub fn demand(&mut self) -> Demand {
+    pub(crate) fn demand(&mut self, effects: &mut Effects) -> Demand {
         // New namespaces do not wait for the copies of Replications.
-        let kinds = match self.index.settings.role {
+        let kinds = match self.settings.role {
             Role::Keeper => &RuleKind::ALL[..],
             Role::Injector => &[RuleKind::ClusterReplication],
         };
-        let mut demand = self.index.demanded(kinds);
+        let mut demand = self.demanded(kinds);
         // A watch that is closed and opened again makes a new listing.
-        for selector in std::mem::take(&mut self.index.relist) {
+        for selector in std::mem::take(&mut self.relist) {
             if demand.selectors.remove(&selector).is_some() {
-                self.index.demand_changed();
+                self.demand_changed();
             }
         }
-        self.forget_unwatched(&demand);
-        self.keep_what_is_copied();
+        self.forget_unwatched(&demand, effects);
+        self.keep_what_is_copied(effects);
         demand
     }
 
-    fn forget_unwatched(&mut self, demand: &Demand) {
-        self.index.forget_surveys(&demand.copies);
-        self.index.forget_kinds(&demand.kinds);
-        let used: BTreeSet<&SourceRef> =
-            self.index.slots.values().map(|slot| &slot.source).collect();
-        self.index
-            .selectors
+    fn forget_unwatched(&mut self, demand: &Demand, effects: &mut Effects) {
+        self.forget_surveys(&demand.copies);
+        self.forget_kinds(&demand.kinds);
+        let used: BTreeSet<&SourceRef> = self.slots.values().map(|slot| &slot.source).collect();
+        self.selectors
             .retain(|_, findings| !findings.rules.is_empty());
-        for (selector, findings) in &mut self.index.selectors {
+        for (selector, findings) in &mut self.selectors {
             findings.watched = demand.selectors.contains_key(selector);
         }
         let silent = self
-            .index
             .selectors
             .iter_mut()
             .filter(|(_, findings)| !findings.watched);
@@ -153,26 +151,25 @@ impl Engine {
                 used.contains(source)
             }
         };
-        self.index.sources.retain(|source, _| kept(source));
-        self.index.unreadable.retain(|source, _| watched(source));
+        self.sources.retain(|source, _| kept(source));
+        self.unreadable.retain(|source, _| watched(source));
         let mut silent = Vec::new();
         let known = self
-            .index
             .sources
             .iter_mut()
             .filter(|(_, state)| !matches!(state, SourceState::NotRead));
         for (source, state) in known.filter(|(source, _)| !watched(source)) {
             // Without a watch, the absence of events must never count as a deletion.
             *state = SourceState::NotRead;
-            self.jobs.end(&JobKey::ConfirmSource(source.clone()));
+            effects.jobs.end(&JobKey::ConfirmSource(source.clone()));
             silent.push(source.clone());
         }
         for source in &silent {
-            self.render_source(source);
+            self.render_source(source, effects);
         }
         // The findings of these selectors are no longer known, but their copies are.
         for selector in &unselected {
-            self.refit_selecting(selector);
+            self.refit_selecting(selector, effects);
         }
     }
 }

@@ -11,15 +11,15 @@ use std::{
 use mimeo_model::{
     id::{KindId, RuleId},
     kind::{GroupKind, GroupVersionKind, Resource},
-    outcome::{FailureReason, Unreadable},
+    known::Known,
+    outcome::FailureReason,
     reach::Reach,
     source::SourceRef,
 };
 
 use crate::{
-    Engine, Index, RuleState,
+    Effects, Index, RuleState,
     cell::{Cell, Phase},
-    clock::Tick,
     jobs::JobKey,
     slot::Slot,
     survey::Surveys,
@@ -37,7 +37,7 @@ pub(crate) struct Kinds {
     /// last pass.
     crowd: usize,
     /// The results of discovery, by version. A kind without an entry was never requested.
-    served: BTreeMap<GroupVersionKind, Served>,
+    served: BTreeMap<GroupVersionKind, Known<Resource>>,
     /// True if the kinds `ConfigMap` was read.
     pub(crate) known: bool,
     /// When the `ConfigMap` was created, in seconds, if it exists.
@@ -64,28 +64,28 @@ impl Kinds {
     }
 
     /// Returns the result of discovery for a kind in this version.
-    pub(crate) fn served(&self, gvk: &GroupVersionKind) -> Option<&Served> {
-        self.served.get(gvk)
+    pub(crate) fn served(&self, gvk: &GroupVersionKind) -> &Known<Resource> {
+        self.served.get(gvk).unwrap_or(&Known::Unknown)
     }
 
     /// Returns the resource of a kind in this version, if copies of it can exist.
     pub(crate) fn resource(&self, gvk: &GroupVersionKind) -> Option<&Resource> {
-        self.served(gvk).and_then(Served::namespaced)
+        namespaced(self.served(gvk))
     }
 
     /// The results of discovery for all requested versions.
-    pub(crate) fn all_served(&self) -> &BTreeMap<GroupVersionKind, Served> {
+    pub(crate) fn all_served(&self) -> &BTreeMap<GroupVersionKind, Known<Resource>> {
         &self.served
     }
 
     /// Requests discovery of a kind. Returns the result so far.
-    pub(crate) fn ask(&mut self, gvk: &GroupVersionKind) -> &mut Served {
-        self.served.entry(gvk.clone()).or_insert(Served::Unknown)
+    pub(crate) fn ask(&mut self, gvk: &GroupVersionKind) -> &mut Known<Resource> {
+        self.served.entry(gvk.clone()).or_default()
     }
 
     /// Makes the kind count as not served.
     pub(crate) fn give_up(&mut self, gvk: &GroupVersionKind) {
-        self.served.insert(gvk.clone(), Served::No);
+        self.served.insert(gvk.clone(), Known::Unserved);
     }
 }
 
@@ -125,6 +125,8 @@ pub(crate) struct KindState {
     pub(crate) group_kind: GroupKind,
     pub(crate) note: Note,
     pub(crate) surveys: Surveys,
+    /// True if a copy of the kind was lost. A pending deletion may name the kind by its number.
+    pub(crate) lost: bool,
 }
 
 /// The state of a kind's entry in the kinds `ConfigMap`.
@@ -147,6 +149,7 @@ impl KindState {
             group_kind,
             note: Note::Absent,
             surveys: Surveys::new(reach),
+            lost: false,
         }
     }
 
@@ -161,28 +164,13 @@ impl KindState {
 
     /// True if every copy in the namespace has been listed.
     pub(crate) fn copies_known_in(&self, namespace: &str) -> bool {
-        self.surveys.of(namespace).listed || self.note == (Note::Present { fresh: true })
+        self.surveys.of(namespace).watch.is_listed() || self.note == (Note::Present { fresh: true })
     }
 }
 
-/// The result of discovery for a kind.
-#[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Served {
-    Unknown,
-    /// Discovery gives no answer, and will give none until the cause is fixed.
-    Unanswered(Unreadable),
-    No,
-    At(Resource),
-}
-
-impl Served {
-    /// Returns the resource, if copies of it can exist.
-    pub(crate) fn namespaced(&self) -> Option<&Resource> {
-        match self {
-            Self::At(resource) if resource.namespaced => Some(resource),
-            _ => None,
-        }
-    }
+/// The resource of a kind, if copies of it can exist.
+pub(crate) fn namespaced(served: &Known<Resource>) -> Option<&Resource> {
+    served.listed().filter(|resource| resource.namespaced)
 }
 
 /// How long API servers may take to apply a CRD after a watch shows it.
@@ -212,67 +200,77 @@ impl Index {
     pub(crate) fn forget_kinds(&mut self, demanded: &BTreeSet<GroupVersionKind>) {
         let named: BTreeSet<&GroupVersionKind> = self.slots.values().map(Slot::gvk).collect();
         self.kinds.served.retain(|gvk, served| {
-            matches!(served, Served::At(_)) || demanded.contains(gvk) || named.contains(gvk)
+            served.is_listed() || demanded.contains(gvk) || named.contains(gvk)
         });
     }
 }
 
-impl Engine {
-    /// Records the result of discovery for a kind: the resource, or `None` if the kind isn't served
-    /// (any more).
-    pub fn kind(&mut self, gvk: &GroupVersionKind, resource: Option<Resource>, now: Tick) {
-        self.index.at(now);
-        let served = resource.map_or(Served::No, Served::At);
-        if self.index.kinds.served(gvk) == Some(&served) {
+impl Index {
+    /// Records the answer of discovery about a kind. An earlier answer stays valid while there is
+    /// none.
+    pub(crate) fn kind(
+        &mut self,
+        gvk: &GroupVersionKind,
+        served: Known<Resource>,
+        effects: &mut Effects,
+    ) {
+        let known = self.kinds.ask(gvk);
+        if *known == served {
             return;
         }
-        let never = !matches!(served, Served::At(_));
-        let former = self.index.kinds.served.insert(gvk.clone(), served);
-        let never = never && !matches!(former, Some(Served::At(_)));
-        self.try_refused(&gvk.group_kind());
+        if let Known::Unreadable(_) = served {
+            if matches!(known, Known::Unknown | Known::Unreadable(_)) {
+                *known = served;
+                self.replan_rules_of_kind(gvk);
+            }
+            return;
+        }
+        let never = !served.is_listed() && !known.is_listed();
+        *known = served;
+        self.try_refused(&gvk.group_kind(), effects);
         let sources: Vec<SourceRef> = self
-            .index
             .sources
             .keys()
             .filter(|source| source.gvk == *gvk)
             .cloned()
             .collect();
         for source in &sources {
-            self.render_source(source);
+            self.render_source(source, effects);
         }
         if never {
-            // No copies of it can exist now, and none existed before. So only the rules that name
+            // No copies of it can exist self.now, and none existed before. So only the rules that name
             // the kind are affected.
-            self.index.replan_rules_of_kind(gvk);
+            self.replan_rules_of_kind(gvk);
         } else {
-            self.index.mark_statuses_due_of_kind(gvk);
-            self.index.replan_all();
+            self.mark_statuses_due_of_kind(gvk);
+            self.replan_all();
         }
-        self.index.demand_changed();
+        self.demand_changed();
     }
 
     /// Records that the CRD of a kind, given by its plural, was created or changed. The new schema
     /// may accept copies that the former one refused.
-    pub fn defined(&mut self, group: &str, plural: &str, now: Tick) {
-        self.index.at(now);
-        let here =
-            |served: &Served| matches!(served, Served::At(resource) if *resource.plural == *plural);
+    pub(crate) fn defined(&mut self, group: &str, plural: &str, effects: &mut Effects) {
+        let here = |served: &Known<Resource>| {
+            served
+                .listed()
+                .is_some_and(|resource| *resource.plural == *plural)
+        };
         let kinds = self
-            .index
             .kinds
             .served
             .iter()
             .filter(|(gvk, served)| *gvk.group == *group && here(served));
         let kinds: BTreeSet<GroupKind> = kinds.map(|(gvk, _)| gvk.group_kind()).collect();
         for kind in &kinds {
-            self.try_refused(kind);
+            self.try_refused(kind, effects);
         }
     }
 
     /// Retries the copies of a kind that were refused for their content, once every API server may
     /// have the CRD.
-    fn try_refused(&mut self, kind: &GroupKind) {
-        let Some(id) = self.index.kinds.id(kind) else {
+    fn try_refused(&mut self, kind: &GroupKind, effects: &mut Effects) {
+        let Some(id) = self.kinds.id(kind) else {
             return;
         };
         let refused = |cell: &Cell| {
@@ -283,44 +281,33 @@ impl Engine {
                     Some(FailureReason::Invalid | FailureReason::TooLarge)
                 )
         };
-        for (name, namespace) in &mut self.index.namespaces {
+        for (name, namespace) in &mut self.namespaces {
             for cell in namespace
                 .cells
                 .iter_mut()
                 .filter(|cell| cell.kind == id && refused(cell))
             {
-                self.work.put_off(name, cell, self.index.now + DEFINED);
+                effects.work.put_off(name, cell, self.now + DEFINED);
             }
         }
     }
 
-    /// Records that discovery gives no answer about a kind, until [`Engine::kind`] reports one. An
-    /// earlier answer stays valid.
-    pub fn kind_unanswered(&mut self, gvk: &GroupVersionKind, why: Unreadable, now: Tick) {
-        self.index.at(now);
-        let served = self.index.kinds.ask(gvk);
-        if !matches!(served, Served::Unknown | Served::Unanswered(_))
-            || *served == Served::Unanswered(why)
-        {
-            return;
-        }
-        *served = Served::Unanswered(why);
-        self.index.replan_rules_of_kind(gvk);
-    }
-
     /// Records the kinds in the kinds `ConfigMap`, in the recorded versions. Copies of these may
     /// exist.
-    pub fn kinds_recorded(&mut self, kinds: &BTreeSet<GroupVersionKind>, now: Tick) {
-        self.index.at(now);
-        let known = self.index.kinds.known;
+    pub(crate) fn kinds_recorded(
+        &mut self,
+        kinds: &BTreeSet<GroupVersionKind>,
+        effects: &mut Effects,
+    ) {
+        let known = self.kinds.known;
         for gvk in kinds {
             let Some(id) = self.kind_id(&gvk.group_kind()) else {
                 continue;
             };
             let key = JobKey::RecordKind(gvk.group_kind());
-            let ours = self.jobs.is_under_way(&key);
-            self.jobs.moved(&key);
-            let kind = &mut self.index.kinds[id];
+            let ours = effects.jobs.is_under_way(&key);
+            effects.jobs.moved(&key);
+            let kind = &mut self.kinds[id];
             let fresh = match kind.note {
                 Note::Absent => known && ours,
                 Note::Present { fresh } => fresh,
@@ -328,85 +315,73 @@ impl Engine {
                 Note::Removing => continue,
             };
             kind.note = Note::Present { fresh };
-            self.index.kinds.ask(gvk);
+            self.kinds.ask(gvk);
         }
-        self.index.kinds.known = true;
+        self.kinds.known = true;
         let named: BTreeSet<GroupKind> = kinds.iter().map(GroupVersionKind::group_kind).collect();
         for (_, kind) in self
-            .index
             .kinds
             .iter_mut()
             .filter(|(_, kind)| !named.contains(&kind.group_kind))
         {
             kind.note = Note::Absent;
             let key = JobKey::ForgetKind(kind.group_kind.clone());
-            self.jobs.moved(&key);
+            effects.jobs.moved(&key);
         }
-        self.index.replan_all();
-        self.index.demand_changed();
+        self.replan_all();
+        self.demand_changed();
     }
 
     /// Returns the number of a kind. `None`: there are too many kinds, and none can be forgotten.
     pub(crate) fn kind_id(&mut self, group_kind: &GroupKind) -> Option<KindId> {
-        if let Some(id) = self.index.kinds.id(group_kind) {
+        if let Some(id) = self.kinds.id(group_kind) {
             return Some(id);
         }
-        if self.index.kinds.vacant.is_empty()
-            && self.index.kinds.states.len() >= self.index.kinds.crowd
-        {
+        if self.kinds.vacant.is_empty() && self.kinds.states.len() >= self.kinds.crowd {
             self.forget_needless_kinds();
         }
-        let state = KindState::new(group_kind.clone(), &self.index.settings.reach);
-        let id = if let Some(id) = self.index.kinds.vacant.pop() {
-            self.index.kinds[id] = state;
+        let state = KindState::new(group_kind.clone(), &self.settings.reach);
+        let id = if let Some(id) = self.kinds.vacant.pop() {
+            self.kinds[id] = state;
             id
         } else {
-            let next = u16::try_from(self.index.kinds.states.len()).ok()?;
-            self.index.kinds.states.push(state);
+            let next = u16::try_from(self.kinds.states.len()).ok()?;
+            self.kinds.states.push(state);
             KindId(next)
         };
-        self.index.kinds.ids.insert(group_kind.clone(), id);
+        self.kinds.ids.insert(group_kind.clone(), id);
         Some(id)
     }
 
     /// Forgets kinds that the state contains only by name. Rules may name kinds that don't exist,
     /// and each update of a rule may name others.
     fn forget_needless_kinds(&mut self) {
-        let mut needed: BTreeSet<KindId> =
-            self.index.slots.values().map(|slot| slot.kind).collect();
+        let mut needed: BTreeSet<KindId> = self.slots.values().map(|slot| slot.kind).collect();
         needed.extend(
-            self.index
-                .namespaces
+            self.namespaces
                 .values()
                 .flat_map(|namespace| &namespace.cells)
                 .map(|cell| cell.kind),
         );
         needed.extend(
-            self.index
-                .rules
+            self.rules
                 .values()
                 .flat_map(|state| state.unmet.values().flatten())
                 .map(|lost| lost.kind),
         );
-        needed.extend(
-            self.deletion
-                .pending
-                .iter()
-                .flat_map(|(_, pending)| pending.cells())
-                .map(|(_, kind, _)| *kind),
-        );
         let served = self
-            .index
             .kinds
             .served
             .iter()
-            .filter(|(_, served)| matches!(served, Served::At(_)));
+            .filter(|(_, served)| served.is_listed());
         let served: BTreeSet<GroupKind> = served.map(|(gvk, _)| gvk.group_kind()).collect();
         let needless = |(id, kind): &(KindId, &KindState)| {
-            kind.note == Note::Absent && !needed.contains(id) && !served.contains(&kind.group_kind)
+            kind.note == Note::Absent
+                && !kind.lost
+                && !needed.contains(id)
+                && !served.contains(&kind.group_kind)
         };
         let needless: Vec<KindId> = self
-            .index
             .kinds
             .iter()
             .filter(needless)
@@ -418,14 +393,14 @@ impl Engine {
                     group: "".into(),
                     kind: "".into(),
                 },
-                &self.index.settings.reach,
+                &self.settings.reach,
             );
-            let former = std::mem::replace(&mut self.index.kinds[*id], nothing);
-            self.index.kinds.ids.remove(&former.group_kind);
+            let former = std::mem::replace(&mut self.kinds[*id], nothing);
+            self.kinds.ids.remove(&former.group_kind);
         }
-        self.index.kinds.crowd = CROWD
-            .max((self.index.kinds.states.len() - needless.len()) * 2)
+        self.kinds.crowd = CROWD
+            .max((self.kinds.states.len() - needless.len()) * 2)
             .min(usize::from(u16::MAX) + 1);
-        self.index.kinds.vacant = needless;
+        self.kinds.vacant = needless;
     }
 }

@@ -15,10 +15,11 @@ use mimeo_model::{
 };
 
 use crate::{
-    Engine, Index,
-    cell::{Cell, Observation},
+    Effects, Index,
+    cell::{Cell, CellKey, Observation},
     clock::Tick,
     jobs::JobKey,
+    pod_gate::Gate,
     slot::Slots,
     verdict::Verdict,
     view::Ended,
@@ -74,18 +75,30 @@ impl Index {
             .get_key_value(name)
             .map_or_else(|| name.into(), |(known, _)| known.clone())
     }
+
+    pub(crate) fn cell(&self, (namespace, kind, name): &CellKey) -> Option<&Cell> {
+        self.namespaces.get(namespace)?.cell(*kind, name)
+    }
+
+    pub(crate) fn cell_mut(&mut self, (namespace, kind, name): &CellKey) -> Option<&mut Cell> {
+        self.namespaces.get_mut(namespace)?.cell_mut(*kind, name)
+    }
 }
 
-impl Engine {
+impl Index {
     /// Records a namespace with this metadata, as its watch or a read shows it.
-    pub fn namespace_applied(&mut self, meta: &ObjectMeta, now: Tick) {
-        self.index.at(now);
+    pub(crate) fn namespace_applied(
+        &mut self,
+        meta: &ObjectMeta,
+        gate: &mut Gate,
+        effects: &mut Effects,
+    ) {
         let Some(name) = meta.name.as_deref() else {
             return;
         };
-        let name = self.index.namespace_name(name);
+        let name = self.namespace_name(name);
         let uid = meta.uid.as_deref().and_then(Uid::parse);
-        let entry = self.index.namespaces.entry(name.clone()).or_default();
+        let entry = self.namespaces.entry(name.clone()).or_default();
         let version = version(meta.resource_version.as_deref());
         // A read may have been faster than the watch. So an earlier object of the same name is out
         // of date, too.
@@ -101,9 +114,9 @@ impl Engine {
                 entry
                     .cells
                     .iter()
-                    .filter_map(|cell| self.index.slots.owner(cell).cloned()),
+                    .filter_map(|cell| self.slots.owner(cell).cloned()),
             );
-            let cells = watched(&mut self.work, &name, entry, self.index.settings.role);
+            let cells = watched(&mut effects.work, &name, entry, self.settings.role);
             **entry = Namespace {
                 cells,
                 ended: true,
@@ -125,9 +138,8 @@ impl Engine {
         if !known {
             entry.born = version;
         }
-        let watched = !known
-            && self.index.settings.reach.targets.is_some()
-            && self.index.settings.reach.is_target(&name);
+        let watched =
+            !known && self.settings.reach.targets.is_some() && self.settings.reach.is_target(&name);
         entry.uid = uid;
         entry.version = version;
         let labels = meta
@@ -139,10 +151,10 @@ impl Engine {
         let old = std::mem::replace(&mut entry.labels, labels);
         let changed = known && old != entry.labels;
         if changed || !known {
-            entry.labelled = self.index.now;
+            entry.labelled = self.now;
         }
         if changed {
-            rules.extend(fill_in_anew(entry, &name, &old, &self.index.slots));
+            rules.extend(fill_in_anew(entry, &name, &old, &self.slots));
         }
         entry.terminating = meta.deletion_timestamp.is_some();
         let created = meta
@@ -154,30 +166,28 @@ impl Engine {
                 .map(|text| CreatedCopies::parse(text))
                 .unwrap_or_default(),
         );
-        rules
-            .iter()
-            .for_each(|rule| self.index.mark_status_due(rule));
+        rules.iter().for_each(|rule| self.mark_status_due(rule));
         if former.is_some() {
-            self.index.leave_home(&name, former);
+            self.leave_home(&name, former);
         }
         if watched {
-            self.index.demand_changed();
+            self.demand_changed();
         }
-        self.jobs.moved(&JobKey::RecordCreated(name.clone()));
-        self.jobs.moved(&JobKey::RemoveLabel(name.clone()));
-        self.see_label(&name, changed);
+        effects.jobs.moved(&JobKey::RecordCreated(name.clone()));
+        effects.jobs.moved(&JobKey::RemoveLabel(name.clone()));
+        gate.see_label(&name, changed, self, &mut effects.work);
         if changed {
-            self.let_settle(&name);
+            self.let_settle(&name, &mut effects.work);
         }
         if changed || !known || former.is_some() {
-            self.review_home(&name);
+            self.review_home(&name, effects);
         }
-        self.index.dirty.insert(name);
+        self.dirty.insert(name);
     }
 
     /// Records that the watch of namespaces lost one. Nothing changes if a read has shown another
     /// namespace of its name since.
-    pub fn namespace_deleted(&mut self, meta: &ObjectMeta, now: Tick) {
+    pub(crate) fn namespace_deleted(&mut self, meta: &ObjectMeta, effects: &mut Effects) {
         let (Some(name), uid) = (
             meta.name.as_deref(),
             meta.uid.as_deref().and_then(Uid::parse),
@@ -185,49 +195,47 @@ impl Engine {
             return;
         };
         if self
-            .index
             .namespaces
             .get(name)
             .is_some_and(|entry| entry.uid.is_none() || entry.uid == uid)
         {
-            self.namespace_gone(name, now);
+            self.namespace_gone(name, effects);
         }
     }
 
     /// Records that a namespace was deleted.
-    pub fn namespace_gone(&mut self, name: &str, now: Tick) {
-        self.index.at(now);
-        let Some((name, mut old)) = self.index.namespaces.remove_entry(name) else {
+    pub(crate) fn namespace_gone(&mut self, name: &str, effects: &mut Effects) {
+        let Some((name, mut old)) = self.namespaces.remove_entry(name) else {
             return;
         };
-        self.index.dirty.remove(&name);
-        self.jobs.end(&JobKey::RecordCreated(name.clone()));
-        self.jobs.end(&JobKey::RemoveLabel(name.clone()));
-        self.report.changes.end(Ended::Namespace(name.clone()));
-        self.work.tidy_later();
-        if self.index.settings.reach.targets.is_some() {
-            self.index.demand_changed();
+        self.dirty.remove(&name);
+        effects.jobs.end(&JobKey::RecordCreated(name.clone()));
+        effects.jobs.end(&JobKey::RemoveLabel(name.clone()));
+        effects.changes.end(Ended::Namespace(name.clone()));
+        effects.work.tidy_later();
+        if self.settings.reach.targets.is_some() {
+            self.demand_changed();
         }
-        self.index.leave_home(&name, old.uid);
+        self.leave_home(&name, old.uid);
         let touched: BTreeSet<Arc<RuleId>> = old
             .cells
             .iter()
-            .filter_map(|cell| self.index.rule_of(cell))
+            .filter_map(|cell| self.rule_of(cell))
             .collect();
         for id in &touched {
-            self.index.mark_status_due(id);
+            self.mark_status_due(id);
         }
-        for id in self.index.rules_for(&name) {
-            if let Some(state) = self.index.rules.get_mut(&id)
+        for id in self.rules_for(&name) {
+            if let Some(state) = self.rules.get_mut(&id)
                 && state.unmet.remove(&name).is_some()
             {
                 state.status.mark_due();
             }
         }
-        self.review_home(&name);
-        let cells = watched(&mut self.work, &name, &mut old, self.index.settings.role);
+        self.review_home(&name, effects);
+        let cells = watched(&mut effects.work, &name, &mut old, self.settings.role);
         if !cells.is_empty() {
-            self.index.namespaces.insert(
+            self.namespaces.insert(
                 name,
                 Box::new(Namespace {
                     cells,
@@ -239,20 +247,18 @@ impl Engine {
     }
 
     /// Records that every namespace has been shown; `listed` has all of them.
-    pub fn namespaces_listed(&mut self, listed: &BTreeSet<Box<str>>, now: Tick) {
-        self.index.at(now);
+    pub(crate) fn namespaces_listed(&mut self, listed: &BTreeSet<Box<str>>, effects: &mut Effects) {
         let lost: Vec<Arc<str>> = self
-            .index
             .namespaces
             .iter()
             .filter(|(name, state)| state.uid.is_some() && !listed.contains(&***name))
             .map(|(name, _)| name.clone())
             .collect();
         for name in lost {
-            self.namespace_gone(&name, now);
+            self.namespace_gone(&name, effects);
         }
-        self.index.namespaces_listed = true;
-        self.index.replan_all();
+        self.namespaces_listed = true;
+        self.replan_all();
     }
 }
 

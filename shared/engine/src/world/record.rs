@@ -8,11 +8,11 @@ use jiff::Timestamp;
 use mimeo_model::{
     id::{KindId, RuleKind},
     kind::{GroupKind, GroupVersionKind},
+    known::Known,
 };
 
 use crate::{
-    Engine, Index, KindState, Served, absent::Became, clock::Tick, jobs::JobKey, kinds::Note,
-    slot::Slot, work::Timer,
+    Effects, Index, KindState, absent::Became, jobs::JobKey, kinds::Note, slot::Slot, work::Timer,
 };
 
 /// The uids of the CRD of one kind of rule. A new uid means that the CRD was installed again, and
@@ -129,10 +129,7 @@ impl Index {
 
     /// The kinds of all rules' sources.
     pub(crate) fn wanted_kinds(&self) -> BTreeSet<KindId> {
-        let rules = self
-            .rules
-            .values()
-            .filter_map(|state| state.rule.as_ref().ok());
+        let rules = self.rules.values().filter_map(|state| state.valid());
         rules
             .flat_map(|rule| &rule.kinds)
             .filter_map(|gvk| self.kinds.id(&gvk.group_kind()))
@@ -148,7 +145,7 @@ impl Index {
                 .all_served()
                 .iter()
                 .filter(|(gvk, _)| gvk.is_of(&kind.group_kind));
-            versions.all(|(_, served)| *served == Served::No)
+            versions.all(|(_, served)| *served == Known::Unserved)
         };
         self.kinds.known
             && self.primed()
@@ -170,29 +167,27 @@ impl Index {
     }
 }
 
-impl Engine {
+impl Index {
     /// Takes in the time when the kinds `ConfigMap` was created. `None`: it does not exist. The
     /// `ConfigMap` proves nothing about copies that were written before it, because their own
     /// record may have been lost.
-    pub fn kinds_since(&mut self, created: Option<Timestamp>, now: Tick) {
-        self.index.at(now);
+    pub(crate) fn kinds_since(&mut self, created: Option<Timestamp>) {
         let since = created.map(|time| u32::try_from(time.as_second()).unwrap_or_default());
-        if std::mem::replace(&mut self.index.kinds.since, since) != since {
-            self.index.replan_all();
+        if std::mem::replace(&mut self.kinds.since, since) != since {
+            self.replan_all();
         }
     }
 
     /// Takes in the uid of the CRD of these rules. `current` is `None` if the CRD isn't served.
     /// `recorded` is the uid that was recorded when copies were first written.
-    pub fn crd(
+    pub(crate) fn crd(
         &mut self,
         kind: RuleKind,
         current: Option<Box<str>>,
         recorded: Option<Box<str>>,
-        now: Tick,
+        effects: &mut Effects,
     ) {
-        self.index.at(now);
-        let known = &mut self.index.collections[kind].crd;
+        let known = &mut self.collections[kind].crd;
         let state = CrdState { current, recorded };
         if *known == state {
             return;
@@ -201,43 +196,39 @@ impl Engine {
         // belong to the present CRD.
         let first = *known == CrdState::default();
         *known = state;
-        self.jobs.moved(&JobKey::RecordCrd(kind));
+        effects.jobs.moved(&JobKey::RecordCrd(kind));
         for (_, state) in self
-            .index
             .rules
             .iter_mut()
             .filter(|(id, state)| id.kind == kind && first && state.crd.is_none())
         {
             state.crd = known.certain();
         }
-        self.work.tidy_later();
+        effects.work.tidy_later();
         let lost = self
-            .index
             .gone
             .iter_mut()
             .filter(|(id, gone)| id.kind == kind && gone.absence.is_unexplained());
         for (_, gone) in lost {
-            self.index
-                .dirty
-                .append(&mut gone.absence.turn_out(Became::Unknown, now));
+            self.dirty
+                .append(&mut gone.absence.turn_out(Became::Unknown, self.now));
         }
-        self.index.replan_all();
+        self.replan_all();
     }
 
     /// Requests the records of a kind and of the CRDs of rules. They must exist before the first
     /// copy of the kind is written. A later process that cleans up finds the copies by them.
-    pub(crate) fn record(&mut self, kind: KindId) {
-        let state = &self.index.kinds[kind];
+    pub(crate) fn record(&mut self, kind: KindId, effects: &mut Effects) {
+        let state = &self.kinds[kind];
         if state.note == Note::Absent {
             let kind = state.group_kind.clone();
-            self.jobs.ask(JobKey::RecordKind(kind));
+            effects.jobs.ask(JobKey::RecordKind(kind));
         }
         for kind in RuleKind::ALL {
-            let used = kind == RuleKind::ClusterReplication
-                || self.index.has_rules(kind)
-                || self.index.has_gone(kind);
-            if used && self.index.crd_unrecorded(kind) {
-                self.jobs.ask(JobKey::RecordCrd(kind));
+            let used =
+                kind == RuleKind::ClusterReplication || self.has_rules(kind) || self.has_gone(kind);
+            if used && self.crd_unrecorded(kind) {
+                effects.jobs.ask(JobKey::RecordCrd(kind));
             }
         }
     }
@@ -245,32 +236,31 @@ impl Engine {
     /// Requests the record of a new CRD, once that is safe. Rules that may not belong to the new
     /// CRD are read first. Such a rule may have gone with the former CRD, and the watch may show
     /// that late.
-    pub(crate) fn replace_crd(&mut self, kind: RuleKind) {
-        let CrdState { current, recorded } = &self.index.collections[kind].crd;
-        let elsewhere =
-            self.index.rules.iter().filter(|(id, state)| {
-                id.kind == kind && current.is_some() && state.crd != *current
-            });
+    pub(crate) fn replace_crd(&mut self, kind: RuleKind, effects: &mut Effects) {
+        let CrdState { current, recorded } = &self.collections[kind].crd;
+        let elsewhere = self
+            .rules
+            .iter()
+            .filter(|(id, state)| id.kind == kind && current.is_some() && state.crd != *current);
         for (id, _) in elsewhere {
-            self.jobs.ask(JobKey::ConfirmRule(id.clone()));
+            effects.jobs.ask(JobKey::ConfirmRule(id.clone()));
         }
         // If no tenant ever had a rule, there are no rules of a former CRD to tell apart.
-        let used = kind == RuleKind::ClusterReplication
-            || recorded.is_some()
-            || self.index.has_rules(kind);
+        let used =
+            kind == RuleKind::ClusterReplication || recorded.is_some() || self.has_rules(kind);
         if !used || current == recorded {
             return;
         }
-        if self.index.may_replace_crd(kind) {
-            return self.jobs.ask(JobKey::RecordCrd(kind));
+        if self.may_replace_crd(kind) {
+            return effects.jobs.ask(JobKey::RecordCrd(kind));
         }
         // Copies of a lost rule stay until a user confirms their deletion or creates the rule
         // again. A lost rule without copies is forgotten after a while.
-        let of_kind = self.index.gone.iter().filter(|(id, _)| id.kind == kind);
+        let of_kind = self.gone.iter().filter(|(id, _)| id.kind == kind);
         if let Some(until) = of_kind.map(|(_, gone)| gone.until).max()
-            && until > self.index.now
+            && until > self.now
         {
-            self.work.timer(until, Timer::Everything);
+            effects.work.timer(until, Timer::Everything);
         }
     }
 }

@@ -8,6 +8,7 @@ use std::{
 use mimeo_model::{
     id::{RuleId, RuleKind, SlotId},
     kind::GroupVersionKind,
+    known::{Known, Watched},
     meta::Uid,
     outcome::Unreadable,
     refusal::Refused,
@@ -17,11 +18,12 @@ use mimeo_model::{
 };
 
 use crate::{
-    Engine, Index, Listing, SourceState, absent,
+    Effects, Index, SourceState, absent,
     cell::Reference,
     clock::Tick,
     conditions::pod_gate_active,
     jobs::JobKey,
+    losses::LossEvent,
     record::CrdState,
     slot::{NoRendering, Slot},
     sources::{Press, first_reference},
@@ -33,9 +35,7 @@ use crate::{
 /// The state of all rules of a kind.
 #[derive(Debug, Default)]
 pub(crate) struct Collection {
-    pub(crate) listing: Listing,
-    /// Why the rules can't be read, or can't be read any more.
-    pub(crate) unread: Option<Unreadable>,
+    pub(crate) watch: Watched,
     pub(crate) crd: CrdState,
 }
 
@@ -78,31 +78,24 @@ impl ShownRule {
 }
 
 impl Index {
-    fn unread(&mut self, kind: RuleKind, why: Option<Unreadable>) {
-        if std::mem::replace(&mut self.collections[kind].unread, why) != why {
-            self.rules
-                .values_mut()
-                .for_each(|state| state.status.mark_due());
-        }
-    }
-
     /// True if changes of `ClusterReplication`s are visible, as far as is known.
     pub fn follows_rules(&self) -> bool {
         self.collections[RuleKind::ClusterReplication]
-            .unread
+            .watch
+            .unreadable()
             .is_none()
     }
 
     /// True if every rule of the kind was shown.
     pub(crate) fn all_rules_of(&self, kind: RuleKind) -> bool {
-        self.collections[kind].listing == Listing::Listed
+        self.collections[kind].watch.is_listed()
     }
 
     /// True if every rule that counts was shown. `ClusterReplication`s don't wait for Replications
     /// that can't be read.
     pub(crate) fn all_rules(&self) -> bool {
         self.all_rules_of(RuleKind::ClusterReplication)
-            && self.collections[RuleKind::Replication].listing != Listing::Unknown
+            && self.collections[RuleKind::Replication].watch.known() != Known::Unknown
     }
 
     /// The `ClusterReplication`s. They come first in the order of identities.
@@ -192,37 +185,35 @@ impl Index {
     }
 }
 
-impl Engine {
+impl Index {
     /// Records a rule with this spec; `observed` is the status that it carries.
-    pub fn rule_applied(
+    pub(crate) fn rule_applied(
         &mut self,
         id: RuleId,
         rule: Result<Rule, Refused>,
         observed: Observed,
-        now: Tick,
+        effects: &mut Effects,
     ) {
-        self.index.at(now);
         let id = self
-            .index
             .rules
             .get_key_value(&id)
             .map_or_else(|| Arc::new(id), |(known, _)| known.clone());
-        let rule = self.count_replication(&id, rule);
-        let rule = rule.map(|rule| rule.within(&self.index.settings.reach));
-        if self.index.gone.remove(&id).is_some() {
-            self.jobs.end(&JobKey::ConfirmRule(id.clone()));
+        let rule = self.count_replication(&id, rule, effects);
+        let rule = rule.map(|rule| rule.within(&self.settings.reach));
+        if self.gone.remove(&id).is_some() {
+            effects.jobs.end(&JobKey::ConfirmRule(id.clone()));
         }
         let shown = ShownRule { rule, observed };
-        match self.index.rules.get(&id) {
-            Some(known) if shown.says_the_same(known) => self.note_rule(&id, shown),
-            _ => self.replace_rule(&id, shown),
+        match self.rules.get(&id) {
+            Some(known) if shown.says_the_same(known) => self.note_rule(&id, shown, effects),
+            _ => self.replace_rule(&id, shown, effects),
         }
     }
 
     /// Records a rule with the same spec and changed metadata or status. Of these the engine uses
     /// the confirmation and the status.
-    fn note_rule(&mut self, id: &Arc<RuleId>, shown: ShownRule) {
-        let Some(state) = self.index.rules.get_mut(id) else {
+    fn note_rule(&mut self, id: &Arc<RuleId>, shown: ShownRule, effects: &mut Effects) {
+        let Some(state) = self.rules.get_mut(id) else {
             return;
         };
         let confirmation = |rule: &Result<Rule, Refused>| {
@@ -234,24 +225,20 @@ impl Engine {
         state.rule = shown.rule;
         state.status.observe(shown.observed);
         if confirmed {
-            self.confirm_deletion(id);
+            effects.losses.push(LossEvent::Confirmed(id.clone()));
         }
     }
 
     /// Records a rule that is new or has another spec.
-    fn replace_rule(&mut self, id: &Arc<RuleId>, shown: ShownRule) {
+    fn replace_rule(&mut self, id: &Arc<RuleId>, shown: ShownRule, effects: &mut Effects) {
         let ShownRule { rule, observed } = shown;
-        self.index.replan_rule(id);
-        self.report
-            .census
-            .iter_mut()
-            .for_each(|census| census.forget(id));
-        let old = self.index.rules.remove(id);
+        self.replan_rule(id);
+        let old = self.rules.remove(id);
         let former = old.as_ref().and_then(RuleState::valid);
         let valid = rule.as_ref().ok();
-        self.index.forget_places(id, former);
-        let shift = self.index.replace_selectors(id, former, valid);
-        let slots = valid.map_or_else(Vec::new, |rule| self.add_claims(id, rule));
+        self.forget_places(id, former);
+        let shift = self.replace_selectors(id, former, valid);
+        let slots = valid.map_or_else(Vec::new, |rule| self.add_claims(id, rule, effects));
         let version = rule.as_ref().map_or(0, |rule| rule.resource_version);
         let pod_gate_proven = rule
             .as_ref()
@@ -262,139 +249,129 @@ impl Engine {
             .as_ref()
             .filter(|old| matches!((&old.rule, &rule), (Ok(old), Ok(new)) if old.uid == new.uid));
         let crd = same.map_or_else(
-            || self.index.collections[id.kind].crd.certain(),
+            || self.collections[id.kind].crd.certain(),
             |old| old.crd.clone(),
         );
         let mut book = old.map_or_else(status::Book::default, |old| {
-            self.index.retire(&old.slots.concat(), &slots.concat());
+            self.retire(&old.slots.concat(), &slots.concat());
             old.status
         });
+        book.restart();
         book.observe(observed);
-        self.index.rules.insert(
+        self.rules.insert(
             id.clone(),
             RuleState {
                 rule,
                 slots,
                 spec_version: version,
-                spec_seen: self.index.now,
+                spec_seen: self.now,
                 crd,
                 home: None,
                 pod_gate_proven,
                 unmet: BTreeMap::new(),
                 status: book,
-                changed: self.report.changes.next(),
+                changed: effects.changes.next(),
             },
         );
-        let valid = self.index.rules.get(id).and_then(RuleState::valid);
-        self.report
+        let valid = self.rules.get(id).and_then(RuleState::valid);
+        effects
             .news
             .forget_sources(id, |source| valid.is_some_and(|rule| rule.may_have(source)));
-        self.keep_all_copied(id);
-        self.follow_anew(shift);
-        self.index.mark_status_due(id);
-        self.remind_of_grace(id);
+        self.keep_all_copied(id, effects);
+        self.follow_anew(shift, effects);
+        self.mark_status_due(id);
+        self.remind_of_grace(id, effects);
         if id.kind == RuleKind::ClusterReplication {
-            self.work.timer(
-                self.index.now + status::HOOKS_KNOWN,
+            effects.work.timer(
+                self.now + status::HOOKS_KNOWN,
                 work::Timer::Rule(id.clone()),
             );
         }
-        self.index.replan_rule(id);
-        self.index.demand_changed();
+        self.replan_rule(id);
+        self.demand_changed();
     }
 
     /// Adds the rule's places, its sources, and a slot for each source and target.
-    fn add_claims(&mut self, id: &Arc<RuleId>, rule: &Rule) -> Vec<Vec<SlotId>> {
-        self.index.learn_places(id, rule);
+    fn add_claims(
+        &mut self,
+        id: &Arc<RuleId>,
+        rule: &Rule,
+        effects: &mut Effects,
+    ) -> Vec<Vec<SlotId>> {
+        self.learn_places(id, rule);
         for (source, object) in &rule.inline {
-            self.index
-                .sources
+            self.sources
                 .insert(source.clone(), SourceState::found(source, object.clone()));
         }
         for selector in &rule.selectors {
-            self.index.kinds.ask(&selector.gvk);
+            self.kinds.ask(&selector.gvk);
         }
-        let sources = self.index.choose(rule).sources;
-        self.add_slots(id, rule, &sources, &BTreeMap::new())
+        let sources = self.choose(rule).sources;
+        self.add_slots(id, rule, &sources, &BTreeMap::new(), effects)
     }
 
     /// Records that a rule no longer exists according to its watch.
-    pub fn rule_gone(&mut self, id: &RuleId, now: Tick) {
-        self.index.at(now);
-        self.index.replan_rule(id);
-        let Some((id, old)) = self.index.rules.remove_entry(id) else {
+    pub(crate) fn rule_gone(&mut self, id: &RuleId, effects: &mut Effects) {
+        self.replan_rule(id);
+        let Some((id, old)) = self.rules.remove_entry(id) else {
             return;
         };
-        self.jobs.end(&JobKey::ConfirmRule(id.clone()));
-        self.report
-            .census
-            .iter_mut()
-            .for_each(|census| census.forget(&id));
-        self.index.uncount_replication(&id);
-        self.report.changes.end(Ended::Rule(id.clone()));
+        effects.jobs.end(&JobKey::ConfirmRule(id.clone()));
+        self.uncount_replication(&id);
+        effects.changes.end(Ended::Rule(id.clone()));
         let former = old.valid();
-        self.index.forget_places(&id, former);
-        let shift = self.index.replace_selectors(&id, former, None);
-        self.index.retire(&old.slots.concat(), &[]);
-        self.follow_anew(shift);
-        self.deletion.pending.remove(&id);
-        self.report.news.forget_sources(&id, |_| false);
-        self.work.tidy_later();
-        let home = || self.index.namespaces.get(id.namespace.as_deref()?)?.uid;
-        let gone = absent::Gone::seen_under(old.crd, old.home.or_else(home), self.index.now);
-        if self.index.settings.role == Role::Keeper {
-            self.index.gone.insert(id, gone);
+        self.forget_places(&id, former);
+        let shift = self.replace_selectors(&id, former, None);
+        self.retire(&old.slots.concat(), &[]);
+        self.follow_anew(shift, effects);
+        effects.losses.push(LossEvent::RuleGone(id.clone()));
+        effects.news.forget_sources(&id, |_| false);
+        effects.work.tidy_later();
+        let home = || self.namespaces.get(id.namespace.as_deref()?)?.uid;
+        let gone = absent::Gone::seen_under(old.crd, old.home.or_else(home), self.now);
+        if self.settings.role == Role::Keeper {
+            self.gone.insert(id, gone);
         }
-        self.index.demand_changed();
+        self.demand_changed();
     }
 
-    /// Records that every rule of the kind has been shown; `listed` has all of them.
-    pub fn rules_listed(&mut self, kind: RuleKind, listed: &BTreeSet<RuleId>, now: Tick) {
-        self.index.at(now);
-        let of_kind = self.index.rules.keys().filter(|id| id.kind == kind);
-        let lost: Vec<RuleId> = of_kind
-            .filter(|id| !listed.contains(&***id))
-            .map(|id| (**id).clone())
-            .collect();
-        for id in lost {
-            self.rule_gone(&id, now);
-        }
-        self.index.collections[kind].listing = Listing::Listed;
-        self.index.unread(kind, None);
-        self.index.replan_all();
-    }
-
-    /// Records that the API server doesn't serve rules of the kind: their CRD doesn't exist (any
-    /// more). A webhook replica then has nothing to wait for. The meaning for existing copies is
-    /// not decided by a watch.
-    pub fn rules_unserved(&mut self, kind: RuleKind, now: Tick) {
-        self.index.at(now);
-        self.index.unread(kind, None);
-        if self.index.settings.role == Role::Injector {
-            self.rules_listed(kind, &BTreeSet::new(), now);
-        } else if self.index.collections[kind].listing != Listing::Listed {
-            self.index.collections[kind].listing = Listing::Unserved;
-            self.index.replan_all();
-        }
-    }
-
-    /// Records that rules of the kind can't be read. The rules that were shown stay valid, and
-    /// their statuses report the problem.
+    /// Records the state of the watch of these rules. A list has all rules of the kind.
     ///
-    /// If none was shown so far, rules of the other kind behave as if this kind were not served.
-    /// `ClusterReplication`s don't wait for Replications, because the sources of these don't count
-    /// for them. A copy's annotation names its rule. The copy is not changed before all rules of
-    /// that kind are known.
-    pub fn rules_unreadable(&mut self, kind: RuleKind, why: Unreadable, now: Tick) {
-        self.index.at(now);
-        if self.index.collections[kind].listing != Listing::Listed {
-            self.index.collections[kind].listing = Listing::Unreadable(why);
-            self.index.replan_all();
-        } else if why == Unreadable::Unavailable {
+    /// Rules that can't be read stay valid as they were shown, and their statuses report the
+    /// problem. If none was shown so far, rules of the other kind behave as if this kind were not
+    /// served. `ClusterReplication`s don't wait for Replications, because the sources of these don't
+    /// count for them. A copy's annotation names its rule. The copy is not changed before all rules
+    /// of that kind are known.
+    pub(crate) fn rules_known(
+        &mut self,
+        kind: RuleKind,
+        known: Known<&BTreeSet<RuleId>>,
+        effects: &mut Effects,
+    ) {
+        let was_listed = self.all_rules_of(kind);
+        let none = BTreeSet::new();
+        let known = match known {
+            // A webhook replica then has nothing to wait for. The meaning for existing copies is
+            // not decided by a watch.
+            Known::Unserved if self.settings.role == Role::Injector => Known::Listed(&none),
             // The problem ends by itself, and no status could be written meanwhile.
-            return;
+            Known::Unreadable(Unreadable::Unavailable) if was_listed => return,
+            known => known,
+        };
+        if let Known::Listed(listed) = known {
+            let lost = |id: &&Arc<RuleId>| id.kind == kind && !listed.contains(&***id);
+            let lost: Vec<Arc<RuleId>> = self.rules.keys().filter(lost).cloned().collect();
+            lost.iter().for_each(|id| self.rule_gone(id, effects));
         }
-        self.index.unread(kind, Some(why));
+        let watch = &mut self.collections[kind].watch;
+        let unreadable = watch.unreadable();
+        watch.becomes(known);
+        if watch.unreadable() != unreadable {
+            self.mark_all_statuses_due();
+        }
+        if known.is_listed() || !was_listed {
+            self.replan_all();
+        }
     }
 
     /// Returns a slot for each target and each of these sources. Slots in `former` are used again.
@@ -404,6 +381,7 @@ impl Engine {
         rule: &Rule,
         sources: &[SourceRef],
         former: &BTreeMap<(usize, SourceRef), SlotId>,
+        effects: &mut Effects,
     ) -> Vec<Vec<SlotId>> {
         let mut slots = vec![Vec::new(); rule.targets.len()];
         let mut press = Press::default();
@@ -418,18 +396,17 @@ impl Engine {
                 let Some(kind) = self.kind_id(&source.gvk.group_kind()) else {
                     // The rule's status says that the kind isn't served. Of so many kinds hardly
                     // any can be served.
-                    self.index.kinds.give_up(&source.gvk);
+                    self.kinds.give_up(&source.gvk);
                     continue;
                 };
-                self.index.kinds.ask(&source.gvk);
-                let granted = self.index.may_read(id, source);
-                self.read_if_let_go(id.kind, source);
+                self.kinds.ask(&source.gvk);
+                let granted = self.may_read(id, source);
+                self.read_if_let_go(id.kind, source, effects);
                 let state = self
-                    .index
                     .sources
                     .entry(source.clone())
                     .or_insert(SourceState::NotRead);
-                let Some(number) = self.index.slots.next_id() else {
+                let Some(number) = self.slots.next_id() else {
                     continue;
                 };
                 let mut slot = Slot {
@@ -444,11 +421,11 @@ impl Engine {
                     rendering: Err(NoRendering::NotRead),
                     renewed: None,
                 };
-                let cluster = &self.index.settings.cluster;
+                let cluster = &self.settings.cluster;
                 slot.rendering = press.rendering(rule, target, &slot, state, cluster);
-                slot.reference = first_reference(self.index.settings.role, &slot.rendering);
-                self.index.consent.add_reader(number, &slot);
-                self.index.slots.insert(number, slot);
+                slot.reference = first_reference(self.settings.role, &slot.rendering);
+                self.consent.add_reader(number, &slot);
+                self.slots.insert(number, slot);
                 added.push(number);
             }
         }

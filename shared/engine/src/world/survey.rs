@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use mimeo_model::{
     id::KindId,
     kind::{GroupKind, Resource},
+    known::{Known, Watched},
     outcome::Unreadable,
     reach::Reach,
     role::Role,
@@ -13,7 +14,7 @@ use mimeo_model::{
     template::Place,
 };
 
-use crate::{Demand, Engine, Index, KindState, clock::Tick, kinds::Note};
+use crate::{Demand, Index, KindState, kinds::Note};
 
 /// One watch of copies.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -39,12 +40,9 @@ impl From<GroupKind> for CopyWatch {
 pub(crate) struct Survey {
     /// Number of the current or last listing.
     pub(crate) listing: u8,
-    /// True if a listing is complete.
-    pub(crate) listed: bool,
+    pub(crate) watch: Watched,
     /// resourceVersion of the last complete listing.
     pub(crate) listed_at: u64,
-    /// Why the copies can't be watched now.
-    pub(crate) unreadable: Option<Unreadable>,
 }
 
 /// The progress of the watches of one kind.
@@ -111,14 +109,14 @@ impl Index {
     ) -> Option<(Option<&str>, Unreadable)> {
         let id = self.kinds.id(kind)?;
         let mut surveys = self.surveys_of(rule, id).into_iter();
-        surveys.find_map(|(name, survey)| survey.unreadable.map(|why| (name, why)))
+        surveys.find_map(|(name, survey)| survey.watch.unreadable().map(|why| (name, why)))
     }
 
     /// True if every possible copy of the rule has been listed, or can't be listed.
     pub(crate) fn knows_copies_of(&self, rule: &Rule, kind: KindId) -> bool {
         self.surveys_of(rule, kind)
             .iter()
-            .all(|(_, survey)| survey.listed || survey.unreadable.is_some())
+            .all(|(_, survey)| survey.watch.is_listed() || survey.watch.unreadable().is_some())
     }
 
     fn surveys_of(&self, rule: &Rule, kind: KindId) -> Vec<(Option<&str>, &Survey)> {
@@ -212,15 +210,13 @@ impl Index {
 
     /// Resets the progress of watches that are no longer open.
     pub(crate) fn forget_surveys(&mut self, watched: &BTreeMap<CopyWatch, Resource>) {
-        for (
-            _,
-            KindState {
+        for (_, kind) in self.kinds.iter_mut() {
+            let KindState {
                 group_kind,
                 note,
                 surveys,
-            },
-        ) in self.kinds.iter_mut()
-        {
+                ..
+            } = kind;
             let mut any = false;
             for (namespace, survey) in surveys.all() {
                 let watch = CopyWatch {
@@ -230,8 +226,7 @@ impl Index {
                 let kept = watched.contains_key(&watch);
                 any |= kept;
                 if !kept {
-                    survey.listed = false;
-                    survey.unreadable = None;
+                    survey.watch = Watched::default();
                 }
             }
             if !any && *note == (Note::Present { fresh: true }) {
@@ -243,93 +238,74 @@ impl Index {
     /// True if every possible copy of the kind has been listed.
     pub(crate) fn all_copies_listed(&self, kind: &KindState) -> bool {
         match &kind.surveys {
-            Surveys::Everywhere(survey) => survey.listed,
+            Surveys::Everywhere(survey) => survey.watch.is_listed(),
             Surveys::Each { .. } => {
                 let places = self.watched_places();
                 self.namespaces_listed
                     && places
                         .iter()
                         .flatten()
-                        .all(|name| kind.surveys.of(name).listed)
+                        .all(|name| kind.surveys.of(name).watch.is_listed())
             }
         }
     }
 }
 
-impl Engine {
+impl Index {
     /// Records that a listing of copies begins.
-    pub fn copies_listing(&mut self, watch: &CopyWatch, now: Tick) {
-        self.index.at(now);
+    pub(crate) fn copies_listing(&mut self, watch: &CopyWatch) {
         if let Some(survey) = self.survey(watch) {
             survey.listing = survey.listing.wrapping_add(1);
         }
     }
 
-    /// Records that the listing is complete as of the resourceVersion `at`. Copies that the listing
-    /// didn't show were absent then.
-    pub fn copies_listed(&mut self, watch: &CopyWatch, at: u64, now: Tick) {
-        self.index.at(now);
+    /// Records the state of a watch of copies. A list has a resourceVersion. Copies that the listing
+    /// didn't show were absent then. Copies seen so far stay known while they can't be watched.
+    pub(crate) fn copies_known(&mut self, watch: &CopyWatch, known: Known<u64>) {
         let Some(id) = self.kind_id(&watch.kind) else {
             return;
         };
         let Some(survey) = self.survey(watch) else {
             return;
         };
-        survey.listed = true;
+        let unreadable = survey.watch.unreadable();
+        survey.watch.becomes(known);
+        if survey.watch.unreadable() != unreadable {
+            self.mark_statuses_due_of_slots(|slot| slot.kind == id);
+        }
+        if let Known::Listed(at) = known {
+            self.copies_listed(watch, id, at);
+        }
+    }
+
+    fn copies_listed(&mut self, watch: &CopyWatch, id: KindId, at: u64) {
+        let Some(survey) = self.survey(watch) else {
+            return;
+        };
         survey.listed_at = at;
-        let readable_again = survey.unreadable.take().is_some();
         let listing = survey.listing;
         let shown = |name: &str| watch.namespace.as_deref().is_none_or(|only| only == name);
         let mut owners = BTreeSet::new();
-        for (_, entry) in self
-            .index
-            .namespaces
-            .iter_mut()
-            .filter(|(name, _)| shown(name))
-        {
+        for (_, entry) in self.namespaces.iter_mut().filter(|(name, _)| shown(name)) {
             for cell in entry
                 .cells
                 .iter_mut()
                 .filter(|cell| cell.kind == id && cell.listing != listing)
             {
                 // A write by Mimeo may be newer than the listing.
-                let owner = self.index.slots.owner(cell).cloned();
+                let owner = self.slots.owner(cell).cloned();
                 if cell.vanish(None, at) {
                     cell.retry_now();
                     owners.extend(owner);
                 }
             }
         }
-        owners
-            .iter()
-            .for_each(|rule| self.index.mark_status_due(rule));
-        if readable_again {
-            self.index
-                .mark_statuses_due_of_slots(|slot| slot.kind == id);
-        }
-        self.index.replan_all();
-    }
-
-    /// Records that copies can't be watched, until [`Engine::copies_listed`] says otherwise. The
-    /// copies seen so far stay known.
-    pub fn copies_unreadable(&mut self, watch: &CopyWatch, why: Unreadable, now: Tick) {
-        self.index.at(now);
-        let Some(id) = self.kind_id(&watch.kind) else {
-            return;
-        };
-        if self
-            .survey(watch)
-            .is_some_and(|survey| survey.unreadable.replace(why) != Some(why))
-        {
-            self.index
-                .mark_statuses_due_of_slots(|slot| slot.kind == id);
-        }
+        owners.iter().for_each(|rule| self.mark_status_due(rule));
+        self.replan_all();
     }
 
     fn survey(&mut self, watch: &CopyWatch) -> Option<&mut Survey> {
         let id = self.kind_id(&watch.kind)?;
-        self.index.kinds[id]
-            .surveys
-            .of_watch(watch.namespace.as_deref())
+        self.kinds[id].surveys.of_watch(watch.namespace.as_deref())
     }
 }

@@ -13,7 +13,7 @@ use mimeo_model::{
     source::SourceRef,
 };
 
-use crate::{Engine, Index, cell::Phase, clock::Tick, jobs::JobKey, kinds::Note};
+use crate::{Effects, Index, cell::Phase, jobs::JobKey, kinds::Note, losses::PendingDeletions};
 
 /// With this many cells or more, tidying takes a while.
 const MANY: usize = 1024;
@@ -31,11 +31,11 @@ impl Index {
     }
 }
 
-impl Engine {
+impl Index {
     /// Forgets rules that no copy names any more, and kinds that need no watch any more. It runs
     /// when the queue is empty.
-    pub(crate) fn tidy(&mut self) {
-        if !self.index.all_rules() || self.index.settings.role == Role::Injector {
+    pub(crate) fn tidy(&mut self, deletion: &mut PendingDeletions, effects: &mut Effects) {
+        if !self.all_rules() || self.settings.role == Role::Injector {
             return;
         }
         let mut named: BTreeSet<KindId> = BTreeSet::new();
@@ -43,15 +43,13 @@ impl Engine {
         let mut origins: BTreeSet<u64> = BTreeSet::new();
         let mut copies_in: BTreeMap<Arc<RuleId>, BTreeSet<Arc<str>>> = BTreeMap::new();
         let count = self
-            .index
             .namespaces
             .values()
             .map(|namespace| namespace.cells.len())
             .sum::<usize>();
         let rest = EACH.saturating_mul(u32::try_from(count).unwrap_or(u32::MAX));
-        self.work.tidy_after = self.index.now + if count < MANY { Duration::ZERO } else { rest };
+        effects.work.tidy_after = self.now + if count < MANY { Duration::ZERO } else { rest };
         let cells = self
-            .index
             .namespaces
             .iter()
             .flat_map(|(name, namespace)| namespace.cells.iter().map(move |cell| (name, cell)));
@@ -76,41 +74,35 @@ impl Engine {
             }
             owners.insert(owner);
         }
-        self.index.consent.copies_are_in(copies_in);
-        self.index.forget_origins(&origins);
-        let now = self.index.now;
-        self.index
-            .gone
+        self.consent.copies_are_in(copies_in);
+        self.forget_origins(&origins);
+        let now = self.now;
+        self.gone
             .retain(|id, gone| owners.contains(id) || now < gone.until);
         // An existing rule may have lost the source of a copy whose labels and annotations still
         // name another rule.
-        self.deletion
-            .pending
-            .retain(|id| owners.contains(id) || self.index.rules.contains_key(id));
-        self.index.forget_withdrawals();
-        let wanted = self.index.wanted_kinds();
-        for (id, kind) in self.index.kinds.iter() {
+        deletion.retain(|id| owners.contains(id) || self.rules.contains_key(id));
+        self.forget_withdrawals();
+        let wanted = self.wanted_kinds();
+        for (id, kind) in self.kinds.iter() {
             let needless =
-                !wanted.contains(&id) && !named.contains(&id) && self.index.all_copies_listed(kind);
+                !wanted.contains(&id) && !named.contains(&id) && self.all_copies_listed(kind);
             if needless && matches!(kind.note, Note::Present { .. }) {
-                self.jobs.ask(JobKey::ForgetKind(kind.group_kind.clone()));
+                effects
+                    .jobs
+                    .ask(JobKey::ForgetKind(kind.group_kind.clone()));
             }
         }
         for kind in RuleKind::ALL {
-            self.replace_crd(kind);
+            self.replace_crd(kind, effects);
         }
     }
 
-    /// Keeps the engine of a standby small. It lets time pass and forgets state that has ended. It
-    /// plans nothing, because the plan would be out of date by the time the standby may act.
-    pub fn rest(&mut self, now: Tick) {
-        self.index.at(now);
-        self.fire();
-        self.report.news.forget();
-        self.report.changes.forget();
+    /// Forgets state that has ended, in the engine of a standby.
+    pub(crate) fn rest(&mut self) {
         let mut owners: BTreeSet<Arc<RuleId>> = BTreeSet::new();
         let mut origins: BTreeSet<u64> = BTreeSet::new();
-        self.index.namespaces.retain(|_, namespace| {
+        self.namespaces.retain(|_, namespace| {
             namespace
                 .cells
                 .retain(|cell| cell.want.is_some() || cell.seen().is_some() || !cell.settled());
@@ -128,13 +120,10 @@ impl Engine {
             );
             namespace.uid.is_some() || !namespace.cells.is_empty()
         });
-        self.index
-            .dirty
-            .retain(|name| self.index.namespaces.contains_key(name));
-        self.index
-            .gone
-            .retain(|id, gone| owners.contains(id) || self.index.now < gone.until);
-        self.index.consent.forget_places_of_copies(&owners);
-        self.index.forget_origins(&origins);
+        self.dirty.retain(|name| self.namespaces.contains_key(name));
+        self.gone
+            .retain(|id, gone| owners.contains(id) || self.now < gone.until);
+        self.consent.forget_places_of_copies(&owners);
+        self.forget_origins(&origins);
     }
 }

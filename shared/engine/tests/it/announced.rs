@@ -11,6 +11,7 @@ use mimeo_engine::{
 use mimeo_model::{
     id::RuleKind,
     kind::{GroupVersionKind, Resource},
+    known::{Decoded, Known},
     outcome::{Failure, FailureReason, Outcome},
     role::Role,
     rule::Rule,
@@ -53,8 +54,8 @@ impl World {
             ids.insert(rule.id.clone());
             engine.rule_applied(rule.id.clone(), Ok(rule), None, now);
         }
-        engine.rules_listed(RuleKind::ClusterReplication, &ids, now);
-        engine.rules_unserved(RuleKind::Replication, now);
+        engine.rules_known(RuleKind::ClusterReplication, Known::Listed(&ids), now);
+        engine.rules_known(RuleKind::Replication, Known::Unserved, now);
         let mut listed: BTreeSet<Box<str>> = BTreeSet::new();
         for number in 0..namespaces {
             let name = format!("team-{number:05}");
@@ -65,10 +66,10 @@ impl World {
         engine.namespaces_listed(&listed, now);
         let kind = secrets().gvk;
         engine.kinds_recorded(&[kind.clone()].into(), now);
-        engine.kind(&kind, Some(secrets()), now);
+        engine.kind(&kind, Known::Listed(secrets()), now);
         let _ = engine.demand();
         engine.copies_listing(&kind.group_kind().into(), now);
-        engine.copies_listed(&kind.group_kind().into(), 6, now);
+        engine.copies_known(&kind.group_kind().into(), Known::Listed(6), now);
         let mut world = Self {
             engine,
             sources,
@@ -83,8 +84,11 @@ impl World {
 
     fn source(&mut self, number: usize, type_: &str) {
         let object = json!({"metadata": {"resourceVersion": "9"}, "type": type_});
-        self.engine
-            .source(&self.sources[number], Some(object), self.now);
+        self.engine.source(
+            &self.sources[number],
+            Some(Decoded::Whole(object)),
+            self.now,
+        );
     }
 
     fn wait(&mut self, seconds: u64) {

@@ -10,6 +10,7 @@ use mimeo_engine::{Action, Engine, Request, Settings, StatusUpdate, Webhooks};
 use mimeo_model::{
     id::{RuleId, RuleKind},
     kind::{GroupVersionKind, Resource},
+    known::{Decoded, Known},
     outcome::{Failure, FailureReason, Outcome},
     role::Role,
     rule::Rule,
@@ -64,7 +65,7 @@ impl World {
         engine.kinds_recorded(&[secrets()].into(), now);
         engine.kind(
             &secrets(),
-            Some(Resource {
+            Known::Listed(Resource {
                 gvk: secrets(),
                 plural: "secrets".into(),
                 namespaced: true,
@@ -81,15 +82,17 @@ impl World {
         for rule in rules {
             engine.rule_applied(rule.id.clone(), Ok(rule), None, now);
         }
-        engine.rules_listed(RuleKind::ClusterReplication, &ids, now);
-        engine.rules_unserved(RuleKind::Replication, now);
+        engine.rules_known(RuleKind::ClusterReplication, Known::Listed(&ids), now);
+        engine.rules_known(RuleKind::Replication, Known::Unserved, now);
         let _ = engine.demand();
         engine.copies_listing(&secrets().group_kind().into(), now);
-        engine.copies_listed(&secrets().group_kind().into(), 6, now);
+        engine.copies_known(&secrets().group_kind().into(), Known::Listed(6), now);
         for source in sources {
             engine.source(
                 &source,
-                Some(json!({"metadata": {"resourceVersion": "9"}, "type": "a"})),
+                Some(Decoded::Whole(
+                    json!({"metadata": {"resourceVersion": "9"}, "type": "a"}),
+                )),
                 now,
             );
         }
@@ -142,9 +145,9 @@ impl World {
     fn statuses(&mut self) -> (Vec<StatusUpdate>, usize) {
         let (mut all, mut pieces) = (Vec::new(), 0);
         loop {
-            let before = self.engine.counted();
+            let before = self.engine.effort().counted;
             all.extend(self.engine.statuses(self.now, Timestamp::UNIX_EPOCH));
-            let looked = usize::try_from(self.engine.counted() - before).unwrap();
+            let looked = usize::try_from(self.engine.effort().counted - before).unwrap();
             assert!(looked < 5_000 + RULES, "{looked} cells at once");
             pieces += 1;
             if !self.engine.counts() {
@@ -164,15 +167,17 @@ fn two_decisions_are_made_for_each_write_of_a_copy() {
     world.statuses();
     let source = rule(0, 1, &json!([{"namespaces": ["team-*"]}])).sources[0].clone();
     for (version, kind) in [("10", "b"), ("11", "c")] {
-        let before = world.engine.decided();
+        let before = world.engine.effort().decided;
         let object = json!({"metadata": {"resourceVersion": version}, "type": kind});
         world.now += Duration::from_secs(2);
-        world.engine.source(&source, Some(object), world.now);
+        world
+            .engine
+            .source(&source, Some(Decoded::Whole(object)), world.now);
         assert_eq!(world.work(), namespaces);
         world.engine.progress("team-7", world.now);
         world.now += Duration::from_secs(2);
         assert_eq!(world.statuses().0.len(), 1);
-        assert_eq!(world.engine.decided() - before, 2 * namespaces);
+        assert_eq!(world.engine.effort().decided - before, 2 * namespaces);
     }
     assert_eq!(world.engine.outdated_verdicts(), [""; 0]);
 }
@@ -189,7 +194,9 @@ fn a_crowded_namespace_sends_no_request_that_a_later_change_forbids() {
     let rotate = |world: &mut World, number, version: u32| {
         let source = rule(number, 1, &targets).sources[0].clone();
         let object = json!({"metadata": {"resourceVersion": version.to_string()}, "type": format!("v{version}")});
-        world.engine.source(&source, Some(object), world.now);
+        world
+            .engine
+            .source(&source, Some(Decoded::Whole(object)), world.now);
     };
     (0..MANY).for_each(|number| rotate(&mut world, number, 10));
     // This plan begins the rest of the namespace.
@@ -238,10 +245,10 @@ fn a_cell_is_looked_at_once_for_all_rules_that_are_due_and_few_at_a_time() {
         [i32::try_from(NAMESPACES).unwrap(); RULES]
     );
     let cells = u64::try_from(RULES * NAMESPACES).unwrap();
-    assert_eq!((world.engine.counted(), pieces), (cells, 4));
+    assert_eq!((world.engine.effort().counted, pieces), (cells, 4));
     world.now += Duration::from_secs(2);
     assert_eq!(
-        (world.statuses().0.len(), world.engine.counted()),
+        (world.statuses().0.len(), world.engine.effort().counted),
         (0, cells),
         "nothing is due"
     );
@@ -266,7 +273,7 @@ fn a_cell_is_looked_at_once_for_all_rules_that_are_due_and_few_at_a_time() {
     let source = json!({"metadata": {"resourceVersion": "10"}, "type": "a"});
     world
         .engine
-        .source(&one.sources[0], Some(source), world.now);
+        .source(&one.sources[0], Some(Decoded::Whole(source)), world.now);
     world.now += Duration::from_secs(2);
     let (statuses, _) = world.statuses();
     assert_eq!(

@@ -6,8 +6,8 @@
 use std::{collections::BTreeSet, time::Duration};
 
 use jiff::Timestamp;
-use mimeo_engine::{Action, Answer, Job, Shown, Task};
-use mimeo_model::{grant, id::RuleKind};
+use mimeo_engine::{Action, Answer, Job, Task};
+use mimeo_model::{grant, id::RuleKind, known::Decoded};
 use serde_json::{Value, from_value, json};
 
 use crate::{
@@ -134,7 +134,7 @@ fn what_the_watch_shows_during_a_read_is_newer_than_the_read() {
     let job = next(&mut scene, |task| matches!(task, Task::ReadSource(_))).unwrap();
     scene.engine.source(&source("home", "x"), None, scene.now);
     let stale = json!({"metadata": {"resourceVersion": "200"}, "type": "Opaque"});
-    let answer = Answer::Object(Some(Shown::Whole(stale)));
+    let answer = Answer::Object(Some(Decoded::Whole(stale)));
     scene.engine.answered(&job, answer, scene.now);
     next(&mut scene, |_| false);
     assert_eq!(scene.done(), [] as [&str; 0], "the source was deleted");
@@ -293,5 +293,5 @@ fn show(scene: &mut Scene, size: usize) {
     });
     scene
         .engine
-        .source(&source("home", "x"), Some(shown), scene.now);
+        .source(&source("home", "x"), Some(Decoded::Whole(shown)), scene.now);
 }

@@ -12,6 +12,7 @@ use mimeo_engine::{
 use mimeo_model::{
     id::RuleKind,
     kind::Resource,
+    known::{Decoded, Known},
     outcome::{Failure, FailureReason, Outcome},
     role::Role,
     rule::Rule,
@@ -60,8 +61,8 @@ impl World {
         let rule = rule(1, &json!({}));
         let (id, source) = (rule.id.clone(), rule.sources[0].clone());
         engine.rule_applied(id.clone(), Ok(rule), None, now);
-        engine.rules_listed(KIND, &[id].into(), now);
-        engine.rules_unserved(RuleKind::Replication, now);
+        engine.rules_known(KIND, Known::Listed(&[id].into()), now);
+        engine.rules_known(RuleKind::Replication, Known::Unserved, now);
         let mut listed: BTreeSet<Box<str>> = BTreeSet::new();
         for number in 1..=namespaces {
             engine.namespace_applied(&from_value(namespace(number, 5, labels)).unwrap(), now);
@@ -72,7 +73,7 @@ impl World {
         engine.kinds_recorded(&[gvk.clone()].into(), now);
         engine.kind(
             &gvk,
-            Some(Resource {
+            Known::Listed(Resource {
                 gvk: gvk.clone(),
                 plural: "secrets".into(),
                 namespaced: true,
@@ -81,7 +82,7 @@ impl World {
         );
         let _ = engine.demand();
         engine.copies_listing(&gvk.group_kind().into(), now);
-        engine.copies_listed(&gvk.group_kind().into(), 6, now);
+        engine.copies_known(&gvk.group_kind().into(), Known::Listed(6), now);
         let mut world = Self {
             engine,
             source,
@@ -95,7 +96,8 @@ impl World {
 
     fn change(&mut self, type_: &str) {
         let object = json!({"metadata": {"resourceVersion": "9"}, "type": type_});
-        self.engine.source(&self.source, Some(object), self.now);
+        self.engine
+            .source(&self.source, Some(Decoded::Whole(object)), self.now);
     }
 
     /// The watch shows a namespace with labels that it didn't have before.

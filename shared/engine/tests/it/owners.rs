@@ -11,6 +11,7 @@ use mimeo_engine::{Action, Engine, EventReason, Request, Settings, Verb, cell::W
 use mimeo_model::{
     id::RuleKind,
     kind::{GroupVersionKind, Resource},
+    known::{Decoded, Known},
     meta::Uid,
     outcome::{Failure, FailureReason, Outcome},
     role::Role,
@@ -69,7 +70,7 @@ impl Scene {
         engine.kinds_recorded(&BTreeSet::from([gvk()]), now);
         engine.kind(
             &gvk(),
-            Some(Resource {
+            Known::Listed(Resource {
                 gvk: gvk(),
                 plural: "configmaps".into(),
                 namespaced: true,
@@ -85,15 +86,19 @@ impl Scene {
         };
         scene.rule(1, spec);
         let id = "ClusterReplication/rule".parse().unwrap();
+        scene.engine.rules_known(
+            RuleKind::ClusterReplication,
+            Known::Listed(&[id].into()),
+            now,
+        );
         scene
             .engine
-            .rules_listed(RuleKind::ClusterReplication, &[id].into(), now);
-        scene.engine.rules_unserved(RuleKind::Replication, now);
+            .rules_known(RuleKind::Replication, Known::Unserved, now);
         let _ = scene.engine.demand();
         scene.engine.copies_listing(&gvk().group_kind().into(), now);
         scene
             .engine
-            .copies_listed(&gvk().group_kind().into(), 6, now);
+            .copies_known(&gvk().group_kind().into(), Known::Listed(6), now);
         scene.data("1");
         let create = scene.expect(Verb::Create, Why::Missing);
         scene.written(&create, &[ours()]);
@@ -121,7 +126,8 @@ impl Scene {
 
     fn data(&mut self, value: &str) {
         let object = json!({"metadata": {"resourceVersion": value}, "data": {"a": value}});
-        self.engine.source(&self.source, Some(object), self.now);
+        self.engine
+            .source(&self.source, Some(Decoded::Whole(object)), self.now);
     }
 
     fn next(&mut self) -> Option<Box<Request>> {

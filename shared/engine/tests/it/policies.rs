@@ -15,6 +15,7 @@ use mimeo_engine::{Action, Answer, Engine, Job, Request, Settings, Task, Verb, c
 use mimeo_model::{
     id::RuleKind,
     kind::{GroupVersionKind, Resource},
+    known::{Decoded, Known},
     names,
     outcome::{FailureReason, Outcome},
     role::Role,
@@ -58,10 +59,14 @@ fn rule(name: &str, source: &str, spec: &Value) -> Rule {
 fn scene(role: Role, spec: &Value) -> Scene {
     let mut scene = unlisted(role, spec);
     let ids = ["rule", "other"].map(|name| rule(name, "home", &json!({})).id);
+    scene.engine.rules_known(
+        RuleKind::ClusterReplication,
+        Known::Listed(&ids.into()),
+        NOW,
+    );
     scene
         .engine
-        .rules_listed(RuleKind::ClusterReplication, &ids.into(), NOW);
-    scene.engine.rules_unserved(RuleKind::Replication, NOW);
+        .rules_known(RuleKind::Replication, Known::Unserved, NOW);
     scene
 }
 
@@ -82,7 +87,7 @@ fn unlisted(role: Role, spec: &Value) -> Scene {
     engine.kinds_recorded(&BTreeSet::from([gvk.clone()]), NOW);
     engine.kind(
         &gvk,
-        Some(Resource {
+        Known::Listed(Resource {
             gvk: gvk.clone(),
             plural: "secrets".into(),
             namespaced: true,
@@ -91,10 +96,10 @@ fn unlisted(role: Role, spec: &Value) -> Scene {
     );
     let _ = engine.demand();
     engine.copies_listing(&gvk.group_kind().into(), NOW);
-    engine.copies_listed(&gvk.group_kind().into(), 6, NOW);
+    engine.copies_known(&gvk.group_kind().into(), Known::Listed(6), NOW);
     let object =
         json!({"metadata": {"resourceVersion": "9"}, "type": "Opaque", "data": {"a": "b"}});
-    engine.source(&source, Some(object), NOW);
+    engine.source(&source, Some(Decoded::Whole(object)), NOW);
     Scene {
         engine,
         now: NOW,
@@ -338,12 +343,14 @@ fn nothing_is_taken_before_every_rule_is_known() {
     let mut scene = unlisted(Role::Keeper, &json!({"conflictPolicy": "Overwrite"}));
     scene.meet(foreign());
     assert!(scene.next().is_none());
-    scene.engine.rules_listed(
+    scene.engine.rules_known(
         RuleKind::ClusterReplication,
-        &[rule("rule", "home", &json!({})).id].into(),
+        Known::Listed(&[rule("rule", "home", &json!({})).id].into()),
         NOW,
     );
-    scene.engine.rules_unserved(RuleKind::Replication, NOW);
+    scene
+        .engine
+        .rules_known(RuleKind::Replication, Known::Unserved, NOW);
     scene.expect(take(7), Some(Why::Overwritten));
 }
 
@@ -591,7 +598,9 @@ fn what_was_created_once_never_comes_back_nor_changes_after_a_restart_either() {
     let source = rule("rule", "home", &once()).sources[0].clone();
     scene.engine.source(
         &source,
-        Some(json!({"metadata": {"resourceVersion": "31"}, "data": {"a": "c"}})),
+        Some(Decoded::Whole(
+            json!({"metadata": {"resourceVersion": "31"}, "data": {"a": "c"}}),
+        )),
         NOW,
     );
     assert!(scene.next().is_none());
@@ -779,7 +788,9 @@ fn what_was_created_once_is_noted_though_what_was_queued_with_it_lost_its_source
         "home",
         "y",
     );
-    scene.engine.source(&other, Some(object), NOW);
+    scene
+        .engine
+        .source(&other, Some(Decoded::Whole(object)), NOW);
     let create = scene.expect(Verb::Create, Some(Why::Missing));
     scene.taken(&create);
     scene.engine.source(&other, None, NOW);

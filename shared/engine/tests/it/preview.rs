@@ -8,7 +8,7 @@ use std::{
 };
 
 use mimeo_engine::{Contest, Engine, Preview, Settings};
-use mimeo_model::{id::RuleKind, role::Role, rule::Rule};
+use mimeo_model::{id::RuleKind, known::Known, role::Role, rule::Rule};
 use serde_json::{Value, from_value, json};
 
 const NOW: Duration = Duration::from_secs(1);
@@ -220,12 +220,12 @@ fn whoever_is_said_to_have_the_copy_gets_it() {
         for rule in [&other, &new] {
             keeper.rule_applied(rule.id.clone(), Ok(rule.clone()), None, NOW);
         }
-        keeper.rules_listed(
+        keeper.rules_known(
             RuleKind::ClusterReplication,
-            &[other.id.clone(), new.id.clone()].into(),
+            Known::Listed(&[other.id.clone(), new.id.clone()].into()),
             NOW,
         );
-        keeper.rules_unserved(RuleKind::Replication, NOW);
+        keeper.rules_known(RuleKind::Replication, Known::Unserved, NOW);
         let meta = json!({"name": "a-0", "uid": "00000000-0000-4000-8000-000000000001", "resourceVersion": "5"});
         keeper.namespace_applied(&from_value(meta).unwrap(), NOW);
         let _ = keeper.next(NOW);

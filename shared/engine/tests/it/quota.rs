@@ -12,6 +12,7 @@ use mimeo_engine::{Action, Engine, Member, Members, Settings, Task};
 use mimeo_model::{
     id::{RuleId, RuleKind},
     kind::{GroupVersionKind, Resource},
+    known::{Decoded, Known},
     outcome::Outcome,
     render::Precondition,
     role::Role,
@@ -47,20 +48,20 @@ impl Scene {
         let mut engine = Engine::new(Settings::new(Role::Keeper, "cluster"));
         let now = Duration::from_secs(1);
         for kind in RuleKind::ALL {
-            engine.rules_listed(kind, &BTreeSet::new(), now);
+            engine.rules_known(kind, Known::Listed(&BTreeSet::new()), now);
             engine.crd(kind, Some("crd".into()), Some("crd".into()), now);
         }
         engine.kinds_recorded(&[secrets()].into(), now);
         engine.kind(
             &secrets(),
-            Some(Resource {
+            Known::Listed(Resource {
                 gvk: secrets(),
                 plural: "secrets".into(),
                 namespaced: true,
             }),
             now,
         );
-        engine.grants_listed(&BTreeSet::new(), now);
+        engine.grants_known(Known::Listed(&BTreeSet::new()), now);
         for (number, name) in namespaces.iter().enumerate() {
             let uid = crate::common::uid(number);
             let meta = json!({"name": name, "uid": uid, "resourceVersion": "5"});
@@ -68,7 +69,7 @@ impl Scene {
         }
         engine.namespaces_listed(&namespaces.iter().map(|name| (*name).into()).collect(), now);
         engine.copies_listing(&secrets().group_kind().into(), now);
-        engine.copies_listed(&secrets().group_kind().into(), 100, now);
+        engine.copies_known(&secrets().group_kind().into(), Known::Listed(100), now);
         Self {
             engine,
             now,
@@ -114,7 +115,8 @@ impl Scene {
         let object = json!({
             "metadata": {"resourceVersion": self.version.to_string()}, "type": "Opaque", "data": {"a": "eHh4".repeat(size / 4)},
         });
-        self.engine.source(source, Some(object), self.now);
+        self.engine
+            .source(source, Some(Decoded::Whole(object)), self.now);
         self.run();
     }
 
@@ -237,7 +239,9 @@ fn an_object_that_a_selector_finds_is_held_unless_it_is_too_large() {
     let held = |scene: &Scene| scene.engine.inside().counts["sourcesHeld"];
     let show = |scene: &mut Scene, object: Value| {
         let source = selector.source(object["metadata"]["name"].as_str().unwrap());
-        scene.engine.source(&source, Some(object), scene.now);
+        scene
+            .engine
+            .source(&source, Some(Decoded::Whole(object)), scene.now);
         scene.run();
     };
     let mut members = Members::default();
@@ -247,7 +251,9 @@ fn an_object_that_a_selector_finds_is_held_unless_it_is_too_large() {
         show(&mut scene, object);
     }
     assert_eq!(held(&scene), 1, "before all are listed, too");
-    scene.engine.selected(&selector, &members, scene.now);
+    scene
+        .engine
+        .selected(&selector, Known::Listed(&members), scene.now);
     scene.run();
     assert_eq!(scene.written(), ["home/small-copy"]);
     assert_eq!(scene.sources_found(&id).0, "SourceRefused");

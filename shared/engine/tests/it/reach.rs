@@ -11,6 +11,7 @@ use mimeo_model::{
     authority::of_rule,
     id::{RuleId, RuleKind},
     kind::{GroupVersionKind, Resource},
+    known::{Decoded, Known},
     outcome::{Failure, FailureReason, Outcome, Unreadable},
     reach::Reach,
     role::Role,
@@ -67,8 +68,12 @@ fn engine(role: Role, reach: Reach, (kind, home): (&str, &str), namespaces: &[&s
         ..Settings::new(role, "cluster")
     });
     engine.rule_applied(id.clone(), Ok(rule), None, NOW);
-    engine.rules_listed(RuleKind::ClusterReplication, &[id].into(), NOW);
-    engine.rules_unserved(RuleKind::Replication, NOW);
+    engine.rules_known(
+        RuleKind::ClusterReplication,
+        Known::Listed(&[id].into()),
+        NOW,
+    );
+    engine.rules_known(RuleKind::Replication, Known::Unserved, NOW);
     engine.kinds_recorded(&[secrets().gvk].into(), NOW);
     for (version, name) in (3..).zip(namespaces) {
         let labels = json!({"mimeo.dev/copies": "token"});
@@ -77,10 +82,10 @@ fn engine(role: Role, reach: Reach, (kind, home): (&str, &str), namespaces: &[&s
         engine.namespace_applied(&from_value(meta).unwrap(), NOW);
     }
     engine.namespaces_listed(&namespaces.iter().map(|name| (*name).into()).collect(), NOW);
-    engine.kind(&secrets().gvk, Some(secrets()), NOW);
+    engine.kind(&secrets().gvk, Known::Listed(secrets()), NOW);
     engine.demand();
     let object = json!({"metadata": {"name": "registry", "resourceVersion": "9"}, "data": {"a": "aHVudGVyMg=="}});
-    engine.source(&source, Some(object), NOW);
+    engine.source(&source, Some(Decoded::Whole(object)), NOW);
     engine
 }
 
@@ -121,10 +126,10 @@ fn each_namespace_in_reach_has_a_watch_of_its_own_and_waits_for_no_other() {
         "nothing was listed yet"
     );
     engine.copies_listing(&watch("b"), later);
-    engine.copies_listed(&watch("b"), 20, later);
+    engine.copies_known(&watch("b"), Known::Listed(20), later);
     assert_eq!(created(&requests(&mut engine, later)), ["b"]);
     engine.copies_listing(&watch("a"), later);
-    engine.copies_listed(&watch("a"), 21, later);
+    engine.copies_known(&watch("a"), Known::Listed(21), later);
     assert_eq!(created(&requests(&mut engine, later)), ["a"]);
     let rules = |engine: &Engine, name| {
         engine
@@ -229,15 +234,19 @@ fn nobody_is_told_of_a_namespace_that_his_rule_has_nothing_in() {
     let rule = Rule::parse_replication(&from_value(tenant).unwrap()).unwrap();
     assert_eq!(engine.index().reached(&rule), Some(["a".into()].into()));
     let (id, source) = (rule.id.clone(), rule.sources[0].clone());
-    engine.rules_listed(RuleKind::Replication, &[].into(), NOW);
-    engine.grants_listed(&[].into(), NOW);
+    engine.rules_known(RuleKind::Replication, Known::Listed(&[].into()), NOW);
+    engine.grants_known(Known::Listed(&[].into()), NOW);
     engine.rule_applied(id.clone(), Ok(rule), None, NOW);
     engine.demand();
     let object = json!({"metadata": {"name": "mine", "resourceVersion": "41"}, "data": {"a": "aHVudGVyMg=="}});
-    engine.source(&source, Some(object), NOW);
-    engine.copies_unreadable(&watch("b"), Unreadable::Forbidden { verb: "list" }, NOW);
+    engine.source(&source, Some(Decoded::Whole(object)), NOW);
+    engine.copies_known(
+        &watch("b"),
+        Known::Unreadable(Unreadable::Forbidden { verb: "list" }),
+        NOW,
+    );
     engine.copies_listing(&watch("a"), NOW);
-    engine.copies_listed(&watch("a"), 50, NOW);
+    engine.copies_known(&watch("a"), Known::Listed(50), NOW);
     requests(&mut engine, NOW);
     let told = engine.statuses(NOW + Duration::from_secs(5), Timestamp::UNIX_EPOCH);
     let said = |whose: &RuleId| {

@@ -9,6 +9,7 @@ use mimeo_engine::{Action, Engine, Request, Settings, Task, Verb};
 use mimeo_model::{
     id::RuleKind,
     kind::{GroupVersionKind, Resource},
+    known::{Decoded, Known},
     outcome::{FailureReason, Outcome},
     role::Role,
     rule::Rule,
@@ -37,8 +38,12 @@ fn scene(role: Role, api_version: &str, kind: &str, plural: &str) -> Scene {
     let (id, source) = (rule.id.clone(), rule.sources[0].clone());
     let mut engine = Engine::new(Settings::new(role, "cluster"));
     engine.rule_applied(id.clone(), Ok(rule), None, NOW);
-    engine.rules_listed(RuleKind::ClusterReplication, &[id].into(), NOW);
-    engine.rules_unserved(RuleKind::Replication, NOW);
+    engine.rules_known(
+        RuleKind::ClusterReplication,
+        Known::Listed(&[id].into()),
+        NOW,
+    );
+    engine.rules_known(RuleKind::Replication, Known::Unserved, NOW);
     let mut namespace = json!({"name": "team", "uid": uid(1), "resourceVersion": "5"});
     if role == Role::Injector {
         namespace["labels"] = json!({"mimeo.dev/copies": "token"});
@@ -49,7 +54,7 @@ fn scene(role: Role, api_version: &str, kind: &str, plural: &str) -> Scene {
     engine.kinds_recorded(&BTreeSet::from([gvk.clone()]), NOW);
     engine.kind(
         &gvk,
-        Some(Resource {
+        Known::Listed(Resource {
             gvk: gvk.clone(),
             plural: plural.into(),
             namespaced: true,
@@ -58,7 +63,7 @@ fn scene(role: Role, api_version: &str, kind: &str, plural: &str) -> Scene {
     );
     let _ = engine.demand();
     engine.copies_listing(&gvk.group_kind().into(), NOW);
-    engine.copies_listed(&gvk.group_kind().into(), 6, NOW);
+    engine.copies_known(&gvk.group_kind().into(), Known::Listed(6), NOW);
     Scene { engine, source }
 }
 
@@ -79,7 +84,8 @@ fn copy(request: &Request, number: u32) -> ObjectMeta {
 impl Scene {
     fn source_is(&mut self, type_: &str) {
         let object = json!({"metadata": {"resourceVersion": "9"}, "type": type_});
-        self.engine.source(&self.source, Some(object), NOW);
+        self.engine
+            .source(&self.source, Some(Decoded::Whole(object)), NOW);
     }
 
     fn next(&mut self) -> Option<Box<Request>> {

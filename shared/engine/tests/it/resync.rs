@@ -10,7 +10,13 @@ use std::{
 
 use jiff::Timestamp;
 use mimeo_engine::{Action, Engine, Request, Verb, cell::Why};
-use mimeo_model::{kind::Resource, outcome::Outcome, role::Role, rule::Rule};
+use mimeo_model::{
+    kind::Resource,
+    known::{Decoded, Known},
+    outcome::Outcome,
+    role::Role,
+    rule::Rule,
+};
 use serde_json::{Value, from_value, json};
 
 use crate::common::{primed, uid};
@@ -54,10 +60,12 @@ impl Scene {
         };
         let mut engine = primed(role, rule, resource, COPIES, now);
         engine.copies_listing(&gvk.group_kind().into(), now);
-        engine.copies_listed(&gvk.group_kind().into(), 6, now);
+        engine.copies_known(&gvk.group_kind().into(), Known::Listed(6), now);
         engine.source(
             &source,
-            Some(json!({"metadata": {"resourceVersion": "9"}, "type": "Opaque"})),
+            Some(Decoded::Whole(
+                json!({"metadata": {"resourceVersion": "9"}, "type": "Opaque"}),
+            )),
             now,
         );
         let mut scene = Self {

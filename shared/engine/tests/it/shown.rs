@@ -16,6 +16,7 @@ use mimeo_engine::{
 use mimeo_model::{
     id::{RuleId, RuleKind},
     kind::{GroupVersionKind, Resource},
+    known::{Decoded, Known},
     outcome::{Failure, FailureReason, Outcome},
     role::Role,
     rule::Rule,
@@ -68,12 +69,14 @@ impl World {
             cursor: Cursor::default(),
         };
         (0..rules).for_each(|number| world.rule(number, &json!({})));
-        world.engine.rules_listed(
+        world.engine.rules_known(
             RuleKind::ClusterReplication,
-            &(0..rules).map(rule_id).collect(),
+            Known::Listed(&(0..rules).map(rule_id).collect()),
             now,
         );
-        world.engine.rules_unserved(RuleKind::Replication, now);
+        world
+            .engine
+            .rules_known(RuleKind::Replication, Known::Unserved, now);
         let names: Vec<String> = (0..namespaces)
             .map(|number| format!("team-{number:05}"))
             .collect();
@@ -82,17 +85,19 @@ impl World {
         world.engine.namespaces_listed(&listed, now);
         let kind = secrets().gvk;
         world.engine.kinds_recorded(&[kind.clone()].into(), now);
-        world.engine.kind(&kind, Some(secrets()), now);
+        world.engine.kind(&kind, Known::Listed(secrets()), now);
         let _ = world.engine.demand();
         world.engine.copies_listing(&kind.group_kind().into(), now);
         world
             .engine
-            .copies_listed(&kind.group_kind().into(), 6, now);
+            .copies_known(&kind.group_kind().into(), Known::Listed(6), now);
         for number in 0..rules {
             let source = world.parsed(number, &json!({})).sources[0].clone();
             let object =
                 json!({"metadata": {"resourceVersion": "9"}, "data": {"token": "aHVudGVyMg=="}});
-            world.engine.source(&source, Some(object), now);
+            world
+                .engine
+                .source(&source, Some(Decoded::Whole(object)), now);
         }
         world
     }

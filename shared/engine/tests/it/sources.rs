@@ -8,6 +8,7 @@ use mimeo_engine::{Action, Engine, Request, Settings};
 use mimeo_model::{
     id::RuleKind,
     kind::{GroupVersionKind, Resource},
+    known::{Decoded, Known},
     render::Precondition,
     role::Role,
     rule::Rule,
@@ -31,8 +32,12 @@ fn writes(sources: &[Value], targets: &Value) -> Vec<Request> {
     let (id, sources) = (rule.id.clone(), rule.sources.clone());
     let mut engine = Engine::new(Settings::new(Role::Keeper, "cluster"));
     engine.rule_applied(id.clone(), Ok(rule), None, NOW);
-    engine.rules_listed(RuleKind::ClusterReplication, &[id].into(), NOW);
-    engine.rules_unserved(RuleKind::Replication, NOW);
+    engine.rules_known(
+        RuleKind::ClusterReplication,
+        Known::Listed(&[id].into()),
+        NOW,
+    );
+    engine.rules_known(RuleKind::Replication, Known::Unserved, NOW);
     for (number, name) in ["one", "two", "team"].into_iter().enumerate() {
         let uid = crate::common::uid(number);
         let namespace = json!({"name": name, "uid": uid, "resourceVersion": "5"});
@@ -42,7 +47,7 @@ fn writes(sources: &[Value], targets: &Value) -> Vec<Request> {
     engine.kinds_recorded(&BTreeSet::from([gvk.clone()]), NOW);
     engine.kind(
         &gvk,
-        Some(Resource {
+        Known::Listed(Resource {
             gvk: gvk.clone(),
             plural: "secrets".into(),
             namespaced: true,
@@ -51,11 +56,13 @@ fn writes(sources: &[Value], targets: &Value) -> Vec<Request> {
     );
     let _ = engine.demand();
     engine.copies_listing(&gvk.group_kind().into(), NOW);
-    engine.copies_listed(&gvk.group_kind().into(), 6, NOW);
+    engine.copies_known(&gvk.group_kind().into(), Known::Listed(6), NOW);
     for source in &sources {
         engine.source(
             source,
-            Some(json!({"metadata": {"resourceVersion": "9"}, "data": {"a": "eA=="}})),
+            Some(Decoded::Whole(
+                json!({"metadata": {"resourceVersion": "9"}, "data": {"a": "eA=="}}),
+            )),
             NOW,
         );
     }

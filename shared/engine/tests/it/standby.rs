@@ -9,6 +9,7 @@ use mimeo_engine::{Engine, Members, Settings};
 use mimeo_model::{
     id::RuleKind,
     kind::{GroupVersionKind, Resource},
+    known::{Decoded, Known},
     role::Role,
     rule::Rule,
 };
@@ -61,14 +62,14 @@ fn a_webhook_forgets_what_has_ended() {
     };
     let stays = rule("stays");
     engine.rule_applied(stays.id.clone(), Ok(stays.clone()), None, now);
-    engine.rules_listed(
+    engine.rules_known(
         RuleKind::ClusterReplication,
-        &[stays.id.clone()].into(),
+        Known::Listed(&[stays.id.clone()].into()),
         now,
     );
     engine.kind(
         &gvk,
-        Some(Resource {
+        Known::Listed(Resource {
             gvk: gvk.clone(),
             plural: "secrets".into(),
             namespaced: true,
@@ -76,7 +77,7 @@ fn a_webhook_forgets_what_has_ended() {
         now,
     );
     let _ = engine.demand();
-    engine.selected(&stays.selectors[0], &Members::default(), now);
+    engine.selected(&stays.selectors[0], Known::Listed(&Members::default()), now);
     for round in 1..=10 {
         let ended = rule(&format!("ended-{round}"));
         engine.rule_applied(ended.id.clone(), Ok(ended.clone()), None, now);
@@ -84,7 +85,7 @@ fn a_webhook_forgets_what_has_ended() {
         let meta = json!({"name": &*source.name, "namespace": "home", "resourceVersion": "7", "labels": {"copy": "yes"}});
         engine.source(
             &source,
-            Some(json!({"metadata": meta, "type": "Opaque"})),
+            Some(Decoded::Whole(json!({"metadata": meta, "type": "Opaque"}))),
             now,
         );
         assert!(format!("{engine:?}").contains("ended-"));

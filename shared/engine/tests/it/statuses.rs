@@ -10,6 +10,7 @@ use mimeo_engine::{Action, Engine, Settings};
 use mimeo_model::{
     id::{RuleId, RuleKind},
     kind::Resource,
+    known::{Decoded, Known},
     outcome::{Failure, FailureReason, Outcome},
     refusal::{Refusal, Refused},
     role::Role,
@@ -86,8 +87,12 @@ impl World {
         let rule = names.rule(1, false);
         let (id, sources) = (rule.id.clone(), rule.sources.clone());
         engine.rule_applied(id.clone(), Ok(rule), None, NOW);
-        engine.rules_listed(RuleKind::ClusterReplication, &[id.clone()].into(), NOW);
-        engine.rules_unserved(RuleKind::Replication, NOW);
+        engine.rules_known(
+            RuleKind::ClusterReplication,
+            Known::Listed(&[id.clone()].into()),
+            NOW,
+        );
+        engine.rules_known(RuleKind::Replication, Known::Unserved, NOW);
         let mut listed: BTreeSet<Box<str>> = BTreeSet::new();
         for number in 0..NAMESPACES {
             let meta = json!({"name": names.label(number), "uid": uid(1000 + number), "resourceVersion": "5"});
@@ -99,7 +104,7 @@ impl World {
         engine.kinds_recorded(&[kind.clone()].into(), NOW);
         engine.kind(
             &kind,
-            Some(Resource {
+            Known::Listed(Resource {
                 gvk: kind.clone(),
                 plural: "things".into(),
                 namespaced: true,
@@ -108,11 +113,13 @@ impl World {
         );
         let _ = engine.demand();
         engine.copies_listing(&kind.group_kind().into(), NOW);
-        engine.copies_listed(&kind.group_kind().into(), 6, NOW);
+        engine.copies_known(&kind.group_kind().into(), Known::Listed(6), NOW);
         for source in &sources {
             engine.source(
                 source,
-                Some(json!({"metadata": {"resourceVersion": u64::MAX.to_string()}})),
+                Some(Decoded::Whole(
+                    json!({"metadata": {"resourceVersion": u64::MAX.to_string()}}),
+                )),
                 NOW,
             );
         }

@@ -8,6 +8,7 @@ use jiff::Timestamp;
 use mimeo_engine::{Action, Answer, Engine, Request, Task, Verb};
 use mimeo_model::{
     kind::{GroupVersionKind, Resource},
+    known::{Decoded, Known},
     outcome::{Failure, FailureReason, Outcome},
     role::Role,
     rule::Rule,
@@ -51,10 +52,12 @@ impl World {
         };
         let mut engine = primed(role, rule, resource, namespaces, now);
         engine.copies_listing(&gvk.group_kind().into(), now);
-        engine.copies_listed(&gvk.group_kind().into(), 6, now);
+        engine.copies_known(&gvk.group_kind().into(), Known::Listed(6), now);
         engine.source(
             &source,
-            Some(json!({"metadata": {"resourceVersion": "9"}, "spec": {"a": "b"}})),
+            Some(Decoded::Whole(
+                json!({"metadata": {"resourceVersion": "9"}, "spec": {"a": "b"}}),
+            )),
             now,
         );
         Self {
@@ -248,8 +251,10 @@ fn a_failed_dry_run_is_followed_by_another_after_a_pause_that_grows() {
             .engine
             .copy_applied(&kind, &from_value(meta.clone()).unwrap(), world.now);
     }
-    world.engine.copies_listed(&kind.into(), 1000, world.now);
-    let planned = world.engine.planned();
+    world
+        .engine
+        .copies_known(&kind.into(), Known::Listed(1000), world.now);
+    let planned = world.engine.effort().planned;
     let silent =
         |_: &mut World, _: &Request| Outcome::of_silence(FailureReason::Timeout, "no answer");
     let tries = world.run(Duration::from_hours(1), silent);
@@ -258,7 +263,7 @@ fn a_failed_dry_run_is_followed_by_another_after_a_pause_that_grows() {
         "{tries:?}"
     );
     assert!((12..30).contains(&tries.len()), "{}", tries.len());
-    let planned = usize::try_from(world.engine.planned() - planned).unwrap();
+    let planned = usize::try_from(world.engine.effort().planned - planned).unwrap();
     assert!(planned < 32 * COPIES, "{planned}");
     assert_eq!(
         world.run(Duration::from_mins(10), World::carry_out).len(),

@@ -9,6 +9,7 @@ use mimeo_engine::{Action, AwaitedCopy, Engine, Progress, Settings, StatusUpdate
 use mimeo_model::{
     id::RuleKind,
     kind::{GroupVersionKind, Resource},
+    known::{Decoded, Known},
     outcome::{Failure, FailureReason, Outcome, Unreadable},
     role::Role,
     rule::Rule,
@@ -54,8 +55,12 @@ impl World {
         );
         let mut engine = Engine::new(Settings::new(role, "cluster"));
         engine.rule_applied(id.clone(), Ok(rule), None, now);
-        engine.rules_listed(RuleKind::ClusterReplication, &[id].into(), now);
-        engine.rules_unserved(RuleKind::Replication, now);
+        engine.rules_known(
+            RuleKind::ClusterReplication,
+            Known::Listed(&[id].into()),
+            now,
+        );
+        engine.rules_known(RuleKind::Replication, Known::Unserved, now);
         engine.kinds_recorded(&[secrets().gvk].into(), now);
         let meta = json!({"name": "team", "uid": UID, "resourceVersion": "3", "labels": {"mimeo.dev/copies": "token"}});
         engine.namespace_applied(&from_value(meta).unwrap(), now);
@@ -69,7 +74,8 @@ impl World {
     }
 
     fn served(mut self) -> Self {
-        self.engine.kind(&secrets().gvk, Some(secrets()), self.now);
+        self.engine
+            .kind(&secrets().gvk, Known::Listed(secrets()), self.now);
         self.engine.demand();
         self
     }
@@ -77,13 +83,17 @@ impl World {
     fn list_copies(&mut self) {
         self.engine
             .copies_listing(&secrets().gvk.group_kind().into(), self.now);
-        self.engine
-            .copies_listed(&secrets().gvk.group_kind().into(), 5, self.now);
+        self.engine.copies_known(
+            &secrets().gvk.group_kind().into(),
+            Known::Listed(5),
+            self.now,
+        );
     }
 
     fn show_source(&mut self) {
         let object = json!({"metadata": {"name": "registry", "resourceVersion": "7"}, "data": {"a": "aHVudGVyMg=="}});
-        self.engine.source(&self.source, Some(object), self.now);
+        self.engine
+            .source(&self.source, Some(Decoded::Whole(object)), self.now);
     }
 
     fn progress(&mut self) -> Progress {
@@ -174,7 +184,7 @@ fn nobody_waits_for_a_source_that_cannot_be_decoded() {
     let mut world = World::new(Role::Injector, "Required").served();
     world
         .engine
-        .source_undecodable(&world.source, part.clone(), world.now);
+        .source(&world.source, Some(Decoded::Part(part.clone())), world.now);
     assert!(world.engine.index().informed());
     assert_eq!(
         told(&world.progress().denied),
@@ -193,7 +203,7 @@ fn nobody_waits_for_a_source_that_cannot_be_decoded() {
     world.expect("SourcesFound", "Found", "");
     world
         .engine
-        .source_undecodable(&world.source, part, world.now);
+        .source(&world.source, Some(Decoded::Part(part)), world.now);
     world.expect(
         "SourcesFound",
         "SourceRefused",
@@ -207,15 +217,19 @@ fn nobody_waits_for_a_kind_that_discovery_does_not_answer_for_or_that_is_not_ser
     let mut world = World::new(Role::Injector, "Required");
     assert!(!world.engine.index().informed());
     assert_eq!(world.progress().waiting.len(), 1);
-    world
-        .engine
-        .kind_unanswered(&secrets().gvk, Unreadable::Unavailable, world.now);
+    world.engine.kind(
+        &secrets().gvk,
+        Known::Unreadable(Unreadable::Unavailable),
+        world.now,
+    );
     assert!(world.engine.index().informed());
     assert_eq!(
         told(&world.progress().denied),
         ["Secret registry (Unavailable)"]
     );
-    world.engine.kind(&secrets().gvk, None, world.now);
+    world
+        .engine
+        .kind(&secrets().gvk, Known::Unserved, world.now);
     assert!(world.engine.index().informed());
     assert_eq!(
         told(&world.progress().denied),
@@ -225,9 +239,11 @@ fn nobody_waits_for_a_kind_that_discovery_does_not_answer_for_or_that_is_not_ser
     // The former answer stays valid.
     let mut world = world.served();
     world.show_source();
-    world
-        .engine
-        .kind_unanswered(&secrets().gvk, Unreadable::Unavailable, world.now);
+    world.engine.kind(
+        &secrets().gvk,
+        Known::Unreadable(Unreadable::Unavailable),
+        world.now,
+    );
     assert_eq!(
         told(&world.progress().waiting),
         ["Secret registry (it is being written)"]
@@ -241,9 +257,11 @@ fn a_rule_says_what_cannot_be_read_and_what_is_missing_for_it() {
     world
         .engine
         .source_unreadable(&world.source, FORBIDDEN, world.now);
-    world
-        .engine
-        .copies_unreadable(&secrets().gvk.group_kind().into(), FORBIDDEN, world.now);
+    world.engine.copies_known(
+        &secrets().gvk.group_kind().into(),
+        Known::Unreadable(FORBIDDEN),
+        world.now,
+    );
     let part = "v1/Secret/platform/registry: Mimeo is not granted watch on secrets";
     world.expect("SourcesFound", "SourceRefused", part);
     assert_eq!(world.conditions(), [], "said once");
@@ -316,9 +334,11 @@ fn a_rule_says_which_copies_mimeo_is_denied() {
 fn a_rule_says_that_discovery_does_not_answer() {
     let mut world = World::new(Role::Keeper, "None");
     assert_eq!(world.conditions(), []);
-    world
-        .engine
-        .kind_unanswered(&secrets().gvk, Unreadable::Unavailable, world.now);
+    world.engine.kind(
+        &secrets().gvk,
+        Known::Unreadable(Unreadable::Unavailable),
+        world.now,
+    );
     world.expect(
         "SourcesFound",
         "SourceRefused",
@@ -333,15 +353,17 @@ fn rules_that_may_not_be_read_any_more_are_told_by_those_that_were() {
     let mut world = World::new(Role::Keeper, "None").served();
     world.list_copies();
     world.show_source();
-    world.engine.rules_unreadable(
+    world.engine.rules_known(
         RuleKind::ClusterReplication,
-        Unreadable::Unavailable,
+        Known::Unreadable(Unreadable::Unavailable),
         world.now,
     );
     assert!(world.engine.index().follows_rules(), "that passes");
-    world
-        .engine
-        .rules_unreadable(RuleKind::ClusterReplication, FORBIDDEN, world.now);
+    world.engine.rules_known(
+        RuleKind::ClusterReplication,
+        Known::Unreadable(FORBIDDEN),
+        world.now,
+    );
     assert!(!world.engine.index().follows_rules());
     let part =
         "{apiGroups: [mimeo.dev], resources: [clusterreplications], verbs: [get, list, watch]}";
@@ -354,20 +376,22 @@ fn rules_that_may_not_be_read_any_more_are_told_by_those_that_were() {
     );
 
     let listed = "ClusterReplication/registry".parse().unwrap();
-    world
-        .engine
-        .rules_listed(RuleKind::ClusterReplication, &[listed].into(), world.now);
+    world.engine.rules_known(
+        RuleKind::ClusterReplication,
+        Known::Listed(&[listed].into()),
+        world.now,
+    );
     assert!(world.engine.index().follows_rules());
     world.expect("Authorized", "Allowed", "");
     // Until all rules were shown once, it is unknown which rules exist.
     let mut engine = Engine::new(Settings::new(Role::Keeper, "cluster"));
-    engine.rules_unreadable(
+    engine.rules_known(
         RuleKind::ClusterReplication,
-        Unreadable::Unavailable,
+        Known::Unreadable(Unreadable::Unavailable),
         world.now,
     );
     assert!(!engine.index().follows_rules());
-    engine.rules_unserved(RuleKind::ClusterReplication, world.now);
+    engine.rules_known(RuleKind::ClusterReplication, Known::Unserved, world.now);
     assert!(engine.index().follows_rules(), "there are none");
 }
 
@@ -390,7 +414,7 @@ fn the_copies_of_a_source_that_cannot_be_read_stay() {
         .copy_applied(&kind, &from_value(copy).unwrap(), world.now);
     world
         .engine
-        .copies_listed(&kind.clone().into(), 5, world.now);
+        .copies_known(&kind.clone().into(), Known::Listed(5), world.now);
     world
         .engine
         .source_unreadable(&world.source, FORBIDDEN, world.now);

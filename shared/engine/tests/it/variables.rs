@@ -10,6 +10,7 @@ use mimeo_engine::{Action, Engine, Request, Settings, Verb};
 use mimeo_model::{
     id::{RuleId, RuleKind},
     kind::{GroupVersionKind, Resource},
+    known::{Decoded, Known},
     outcome::Outcome,
     render::Precondition,
     role::Role,
@@ -50,14 +51,18 @@ impl World {
         let mut engine = Engine::new(Settings::new(role, "cluster"));
         let now = Duration::from_secs(1);
         engine.rule_applied(id.clone(), Ok(rule), None, now);
-        engine.rules_listed(RuleKind::ClusterReplication, &[id.clone()].into(), now);
-        engine.rules_unserved(RuleKind::Replication, now);
+        engine.rules_known(
+            RuleKind::ClusterReplication,
+            Known::Listed(&[id.clone()].into()),
+            now,
+        );
+        engine.rules_known(RuleKind::Replication, Known::Unserved, now);
         engine.namespaces_listed(&[].into(), now);
         engine.kinds_recorded(&[secrets().gvk].into(), now);
-        engine.kind(&secrets().gvk, Some(secrets()), now);
+        engine.kind(&secrets().gvk, Known::Listed(secrets()), now);
         let _ = engine.demand();
         engine.copies_listing(&secrets().gvk.group_kind().into(), now);
-        engine.copies_listed(&secrets().gvk.group_kind().into(), 6, now);
+        engine.copies_known(&secrets().gvk.group_kind().into(), Known::Listed(6), now);
         let mut world = Self {
             engine,
             rule: id,
@@ -79,7 +84,8 @@ impl World {
             "metadata": {"resourceVersion": self.version.to_string(), "annotations": {"odd": "«0:0» \"$(namespace.name)\""}},
             "data": {"a": data},
         });
-        self.engine.source(source, Some(object), self.now);
+        self.engine
+            .source(source, Some(Decoded::Whole(object)), self.now);
     }
 
     /// The namespace has these labels now.

@@ -9,6 +9,7 @@ use std::{
 use mimeo_engine::{CopyWatch, Demand};
 use mimeo_model::{
     kind::{GroupVersionKind, Resource},
+    known::Known,
     source::SourceSelector,
     sources::{SourceWatch, watches},
 };
@@ -108,9 +109,9 @@ impl Observer {
                         pause = pause.min(Duration::from_secs(30));
                     }
                     self.handle.with(|engine, now| {
-                        engine.kind(gvk, resource, now);
+                        engine.kind(gvk, resource.into(), now);
                         if let Some(other) = other {
-                            engine.kind(&other.gvk.clone(), Some(other), now);
+                            engine.kind(&other.gvk.clone(), Known::Listed(other), now);
                         }
                     });
                     continue;
@@ -127,7 +128,7 @@ impl Observer {
                     warn!(kind = %gvk.kind, group = %gvk.group, %error, "cannot look a kind up");
                 }
                 self.handle
-                    .with(|engine, now| engine.kind_unanswered(gvk, why, now));
+                    .with(|engine, now| engine.kind(gvk, Known::Unreadable(why), now));
             }
         }
         missing

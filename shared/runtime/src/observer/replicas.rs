@@ -8,7 +8,11 @@ use std::{
 
 use k8s_openapi::{api::coordination::v1::Lease, apimachinery::pkg::apis::meta::v1::ObjectMeta};
 use mimeo_engine::Webhooks;
-use mimeo_model::{meta::version, names};
+use mimeo_model::{
+    known::{Decoded, Known},
+    meta::version,
+    names,
+};
 use tokio::time::Instant;
 
 use super::Observer;
@@ -43,10 +47,10 @@ impl Observer {
         let watching = watch::<Lease>(self.watcher.clone(), spec, |event| {
             match event {
                 Event::Listing => lock().listed.clear(),
-                Event::Applied(lease) => lock().show(lease, Instant::now()),
+                Event::Shown(Decoded::Whole(lease)) => lock().show(lease, Instant::now()),
                 Event::Deleted(lease) => lock().lose(&lease.metadata),
-                Event::Listed { .. } => lock().complete(),
-                Event::Undecodable(_) | Event::NotServed | Event::Unreadable(_) => return,
+                Event::Known(Known::Listed(_)) => lock().complete(),
+                Event::Shown(Decoded::Part(_)) | Event::Known(_) => return,
             }
             tell();
         });

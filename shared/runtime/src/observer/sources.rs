@@ -9,6 +9,7 @@ use std::{
 use mimeo_engine::{Member, Members as Found};
 use mimeo_model::{
     kind::Resource,
+    known::{Decoded, Known},
     meta,
     source::{SourceRef, SourceSelector},
 };
@@ -20,7 +21,6 @@ use super::{Failing, Observer, cluster_wide};
 use crate::{
     discovery::resource_path,
     handle::admits,
-    object::Decoded,
     watch::{Event, Meta, WatchSpec, watch},
     writer::CallError,
 };
@@ -42,26 +42,22 @@ impl Observer {
         let newest = Newest::default();
         let watching = watch::<Value>(self.watcher.clone(), spec, |event| match event {
             Event::Listing => seen = false,
-            Event::Applied(object) => {
+            Event::Shown(object) => {
                 seen = true;
-                newest.put(Some(Decoded::Whole(object)));
-            }
-            Event::Undecodable(part) => {
-                seen = true;
-                newest.put(Some(Decoded::Part(part)));
+                newest.put(Some(object));
             }
             Event::Deleted(_) => newest.put(None),
-            Event::Listed { .. } if !seen => newest.put(None),
-            Event::Listed { .. } => {}
-            Event::NotServed => {
+            Event::Known(Known::Listed(_)) if !seen => newest.put(None),
+            Event::Known(Known::Unserved) => {
                 newest.take();
                 self.gone(&resource);
             }
-            Event::Unreadable(why) => {
+            Event::Known(Known::Unreadable(why)) => {
                 newest.take().into_iter().for_each(tell);
                 self.handle
                     .with(|engine, now| engine.source_unreadable(&source, why, now));
             }
+            Event::Known(_) => {}
         });
         tokio::join!(watching, newest.hand_over(tell));
     }
@@ -93,23 +89,19 @@ impl Observer {
         };
         watch::<Value>(self.watcher.clone(), spec, |event| match event {
             Event::Listing => found = Some(Found::default()),
-            Event::Applied(object) => show(&mut found, Decoded::Whole(object)),
-            Event::Undecodable(part) => show(&mut found, Decoded::Part(part)),
+            Event::Shown(object) => show(&mut found, object),
             Event::Deleted(object) => {
                 let Some(name) = object.metadata.name else {
                     return;
                 };
                 self.handle.source(&selector.source(name), None);
             }
-            Event::Listed { .. } => {
-                let found = found.take().unwrap_or_default();
+            Event::Known(Known::Unserved) => self.gone(&resource),
+            Event::Known(known) => {
+                let found = known.map(|_| found.take().unwrap_or_default());
                 self.handle
-                    .with(|engine, now| engine.selected(&selector, &found, now));
+                    .with(|engine, now| engine.selected(&selector, found.as_ref(), now));
             }
-            Event::NotServed => self.gone(&resource),
-            Event::Unreadable(why) => self
-                .handle
-                .with(|engine, now| engine.selector_unreadable(&selector, why, now)),
         })
         .await;
     }
@@ -155,8 +147,8 @@ impl Observer {
                     .for_each(|selected| selected.found = Found::default());
             }
             // A read tells the present state. The order of events therefore does not matter.
-            Event::Applied(ref object) | Event::Deleted(ref object) => {
-                let there = matches!(event, Event::Applied(_));
+            Event::Shown(Decoded::Whole(ref object)) | Event::Deleted(ref object) => {
+                let there = matches!(event, Event::Shown(_));
                 if let Some(source) = find(object) {
                     missing.remove(&source);
                     reads.want(source);
@@ -179,26 +171,24 @@ impl Observer {
                 };
                 shown.filter(news).for_each(|source| reads.want(source));
             }
-            Event::Listed { .. } => {
-                std::mem::take(&mut missing)
-                    .into_iter()
-                    .for_each(|source| reads.want(source));
+            Event::Shown(Decoded::Part(_)) => {}
+            Event::Known(Known::Unserved) => self.gone(&resource),
+            Event::Known(known) => {
+                if known.is_listed() {
+                    let missing = std::mem::take(&mut missing);
+                    missing.into_iter().for_each(|source| reads.want(source));
+                }
                 self.handle.with(|engine, now| {
+                    if let Known::Unreadable(why) = known {
+                        for source in members.wanted().iter() {
+                            engine.source_unreadable(source, why, now);
+                        }
+                    }
                     for Selected { selector, found } in selected.values().flatten() {
-                        engine.selected(selector, found, now);
+                        engine.selected(selector, known.map(|_| found), now);
                     }
                 });
             }
-            Event::Undecodable(_) => {}
-            Event::NotServed => self.gone(&resource),
-            Event::Unreadable(why) => self.handle.with(|engine, now| {
-                for source in members.wanted().iter() {
-                    engine.source_unreadable(source, why, now);
-                }
-                for Selected { selector, .. } in selected.values().flatten() {
-                    engine.selector_unreadable(selector, why, now);
-                }
-            }),
         });
         tokio::join!(watching, self.read(reads, &resource));
     }

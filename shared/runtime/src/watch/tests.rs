@@ -24,13 +24,16 @@ impl Heard {
             let name = |meta: Meta| meta.metadata.name.unwrap_or_default();
             let line = match event {
                 Event::Listing => "listing".into(),
-                Event::Applied(object) => format!("+{}", name(object)),
-                Event::Undecodable(part) => format!("?{}", part["metadata"]["name"]),
+                Event::Shown(Decoded::Whole(object)) => format!("+{}", name(object)),
+                Event::Shown(Decoded::Part(part)) => format!("?{}", part["metadata"]["name"]),
                 Event::Deleted(object) => format!("-{}", name(object)),
-                Event::Listed { version } => format!("listed {version}"),
-                Event::NotServed => "not served".into(),
-                Event::Unreadable(Unreadable::Forbidden { verb }) => format!("may not {verb}"),
-                Event::Unreadable(Unreadable::Unavailable) => "unavailable".into(),
+                Event::Known(Known::Listed(version)) => format!("listed {version}"),
+                Event::Known(Known::Unserved) => "not served".into(),
+                Event::Known(Known::Unreadable(Unreadable::Forbidden { verb })) => {
+                    format!("may not {verb}")
+                }
+                Event::Known(Known::Unreadable(Unreadable::Unavailable)) => "unavailable".into(),
+                Event::Known(Known::Unknown) => "unknown".into(),
             };
             heard.lock().expect("no panic").push(line);
         }
@@ -611,13 +614,13 @@ async fn of_what_cannot_be_decoded_as_a_whole_the_rest_is_told() {
     });
     let mut want = vec![
         Event::Listing,
-        Event::Undecodable(json!({
+        Event::Shown(Decoded::Part(json!({
             "apiVersion": "v1", "kind": "Secret", "status": {},
             "metadata": {"name": "deep", "namespace": "team", "resourceVersion": "2", "managedFields": []},
-        })),
-        Event::Listed { version: 10 },
+        }))),
+        Event::Known(Known::Listed(10)),
         Event::Deleted(serde_json::from_str(&text_of("deep", 11, &[], "")).expect("metadata")),
-        Event::Applied(object("a", 12)),
+        Event::Shown(Decoded::Whole(object("a", 12))),
     ]
     .into_iter();
     let listening = async {

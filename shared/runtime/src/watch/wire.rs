@@ -5,12 +5,13 @@ use std::{collections::BTreeMap, time::Duration};
 use http_body_util::BodyExt;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ListMeta;
 use kube::client::Body;
+use mimeo_model::known::Decoded;
 use serde::{Deserialize, de::DeserializeOwned};
 use serde_json::value::RawValue;
 use tokio::time::timeout;
 
 use super::{End, Meta, broken};
-use crate::object::{self, Decoded};
+use crate::object;
 
 /// Annotation of the bookmark that ends a streamed list.
 pub(super) const INITIAL_EVENTS_END: &str = "k8s.io/initial-events-end";

@@ -20,6 +20,7 @@ use mimeo_model::{
     created::CreatedCopies,
     id::{RuleId, RuleKind},
     kind::{GroupKind, GroupVersionKind, Resource},
+    known::Decoded,
     meta, names,
     source::SourceRef,
 };
@@ -34,7 +35,7 @@ use super::{Writer, Written};
 use crate::{
     call::{self, METADATA, METADATA_LIST, Silence, encode},
     discovery::{Discovery, resource_path},
-    object::{self, Decoded},
+    object,
     stored::{explain_grant, parse_grant},
 };
 

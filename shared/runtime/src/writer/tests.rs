@@ -10,6 +10,7 @@ use mimeo_model::{
     grant::Edition,
     id::{RuleId, RuleKind},
     kind::{GroupVersionKind, Resource},
+    known::{Decoded, Known},
     meta::Uid,
     role::Role,
     rule::Rule,
@@ -56,16 +57,20 @@ fn request(verb: Verb) -> Request {
     let source = json!({"metadata": {"name": "registry", "resourceVersion": "7"}, "data": {"a": "aHVudGVyMg=="}});
     let source_ref = rule.sources[0].clone();
     engine.rule_applied(id.clone(), Ok(rule), None, now);
-    engine.rules_listed(RuleKind::ClusterReplication, &[id].into(), now);
-    engine.rules_unserved(RuleKind::Replication, now);
-    engine.kind(&secrets().gvk, Some(secrets()), now);
-    engine.source(&source_ref, Some(source), now);
+    engine.rules_known(
+        RuleKind::ClusterReplication,
+        Known::Listed(&[id].into()),
+        now,
+    );
+    engine.rules_known(RuleKind::Replication, Known::Unserved, now);
+    engine.kind(&secrets().gvk, Known::Listed(secrets()), now);
+    engine.source(&source_ref, Some(Decoded::Whole(source)), now);
     let meta =
         from_value(json!({"name": "team", "uid": UID, "resourceVersion": "3"})).expect("metadata");
     engine.namespace_applied(&meta, now);
     engine.namespaces_listed(&["team".into()].into(), now);
     engine.copies_listing(&secrets().gvk.group_kind().into(), now);
-    engine.copies_listed(&secrets().gvk.group_kind().into(), 5, now);
+    engine.copies_known(&secrets().gvk.group_kind().into(), Known::Listed(5), now);
     loop {
         match engine.next(now).expect("something to do") {
             Action::Job(job) => {

@@ -5,7 +5,7 @@
 use std::{collections::BTreeSet, fmt::Display};
 
 use mimeo_engine::{Engine, Home, Settings, clock::Tick};
-use mimeo_model::{id::RuleKind, kind::Resource, meta::Uid, role::Role, rule::Rule};
+use mimeo_model::{id::RuleKind, kind::Resource, known::Known, meta::Uid, role::Role, rule::Rule};
 use serde_json::{from_value, json};
 
 /// A uid, a different one for each number.
@@ -34,8 +34,12 @@ pub(crate) fn primed(
     let mut engine = Engine::new(Settings::new(role, "cluster"));
     let id = rule.id.clone();
     engine.rule_applied(id.clone(), Ok(rule), None, now);
-    engine.rules_listed(RuleKind::ClusterReplication, &[id].into(), now);
-    engine.rules_unserved(RuleKind::Replication, now);
+    engine.rules_known(
+        RuleKind::ClusterReplication,
+        Known::Listed(&[id].into()),
+        now,
+    );
+    engine.rules_known(RuleKind::Replication, Known::Unserved, now);
     let names: BTreeSet<Box<str>> = (0..namespaces)
         .map(|number| format!("team-{number}").into())
         .collect();
@@ -50,7 +54,7 @@ pub(crate) fn primed(
     engine.namespaces_listed(&names, now);
     let gvk = resource.gvk.clone();
     engine.kinds_recorded(&[gvk.clone()].into(), now);
-    engine.kind(&gvk, Some(resource), now);
+    engine.kind(&gvk, Known::Listed(resource), now);
     let _ = engine.demand();
     engine
 }

@@ -5,7 +5,10 @@ use std::{collections::BTreeSet, time::Duration};
 use jiff::Timestamp;
 use mimeo_api::ClusterReplicationStatus;
 use mimeo_engine::Action;
-use mimeo_model::outcome::{Failure, FailureReason, Outcome, Unreadable};
+use mimeo_model::{
+    known::{Decoded, Known},
+    outcome::{Failure, FailureReason, Outcome, Unreadable},
+};
 use serde_json::{from_value, json};
 
 use crate::grants::scene::{
@@ -23,7 +26,9 @@ fn within_its_namespace_a_rule_needs_nobodys_consent() {
     let marks = &scene.objects["home/y"];
     assert_eq!(marks["labels"]["mimeo.dev/replication"], "home.r");
     assert_eq!(marks["annotations"]["mimeo.dev/rule"], "Replication/home/r");
-    scene.engine.grants_listed(&BTreeSet::new(), scene.now);
+    scene
+        .engine
+        .grants_known(Known::Listed(&BTreeSet::new()), scene.now);
     let status = scene.status(&id);
     assert_eq!(words(&status, "Ready"), "True Synced");
     assert_eq!(words(&status, "Authorized"), "True Allowed");
@@ -95,7 +100,8 @@ fn until_grants_are_known_nothing_crosses_and_nothing_is_lost() {
         ("from".into(), "Read".into()),
         ("to".into(), "Write".into()),
     ];
-    next.engine.grants_listed(&listed.into(), next.now);
+    next.engine
+        .grants_known(Known::Listed(&listed.into()), next.now);
     next.show(&x);
     next.wait(60);
     assert!(next.done().iter().all(|done| !done.starts_with("delete")));
@@ -182,7 +188,7 @@ fn what_is_granted_is_not_denied_before_it_is_known() {
     scene.wait(60);
     assert_eq!(scene.engine.statuses(scene.now, Timestamp::UNIX_EPOCH), []);
 
-    scene.engine.grants_unserved(scene.now);
+    scene.engine.grants_known(Known::Unserved, scene.now);
     let (told, more) = scene
         .engine
         .index()
@@ -197,9 +203,10 @@ fn what_is_granted_is_not_denied_before_it_is_known() {
     assert_eq!(condition(&status, "Authorized").2, told[0]);
     assert_eq!(status.failures, []);
 
-    scene
-        .engine
-        .grants_unreadable(Unreadable::Forbidden { verb: "list" }, scene.now);
+    scene.engine.grants_known(
+        Known::Unreadable(Unreadable::Forbidden { verb: "list" }),
+        scene.now,
+    );
     let status = scene.status(&id);
     assert_eq!(words(&status, "Authorized"), "False ControllerForbidden");
     let message = condition(&status, "Authorized").2;
@@ -207,7 +214,9 @@ fn what_is_granted_is_not_denied_before_it_is_known() {
         "{apiGroups: [mimeo.dev], resources: [replicationgrants], verbs: [get, list, watch]}"
     ));
 
-    scene.engine.grants_listed(&BTreeSet::new(), scene.now);
+    scene
+        .engine
+        .grants_known(Known::Listed(&BTreeSet::new()), scene.now);
     assert_eq!(words(&scene.status(&id), "Authorized"), "False NotGranted");
 }
 
@@ -295,9 +304,11 @@ fn the_amounts_of_another_namespaces_quota_are_told_in_no_status_and_no_event() 
     let id = scene.rule(replication("home", "r", &copying("home", "x", &["to"])));
     let object =
         json!({"metadata": {"resourceVersion": "5"}, "type": "Opaque", "data": {"a": "b"}});
-    scene
-        .engine
-        .source(&source("home", "x"), Some(object), scene.now);
+    scene.engine.source(
+        &source("home", "x"),
+        Some(Decoded::Whole(object)),
+        scene.now,
+    );
     let mut notes = Vec::new();
     for _ in 0..20 {
         while let Some(action) = scene.engine.next(scene.now) {

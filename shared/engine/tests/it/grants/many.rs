@@ -2,7 +2,10 @@
 
 use jiff::Timestamp;
 use mimeo_engine::{Answer, Task};
-use mimeo_model::kind::GroupVersionKind;
+use mimeo_model::{
+    kind::GroupVersionKind,
+    known::{Decoded, Known},
+};
 use serde_json::{Value, json};
 
 use crate::common::uid;
@@ -103,7 +106,7 @@ fn a_flood_of_a_tenants_rules_concerns_his_namespaces_alone() {
         namespaces.extend(["home", "from"]);
         let mut scene = Scene::new(&namespaces);
         scene.run();
-        let before = scene.engine.planned();
+        let before = scene.engine.effort().planned;
         for i in 0..100 {
             let spec = json!({
                 "sources": [{"apiVersion": "v1", "kind": "Secret", "namespace": "from", "name": format!("x{i}")}],
@@ -118,7 +121,7 @@ fn a_flood_of_a_tenants_rules_concerns_his_namespaces_alone() {
             );
             scene.run();
         }
-        scene.engine.planned() - before
+        scene.engine.effort().planned - before
     };
     assert_eq!(planned(10), planned(500));
 }
@@ -129,7 +132,7 @@ fn a_flood_of_a_tenants_rules_concerns_his_namespaces_alone() {
 fn a_crowded_namespace_is_planned_as_often_as_it_can_be_and_no_more() {
     let mut scene = Scene::new(&["home"]);
     let planned_for = |scene: &mut Scene, rules: std::ops::Range<u32>| {
-        let before = scene.engine.planned();
+        let before = scene.engine.effort().planned;
         for i in rules {
             let spec = json!({
                 "sources": [{"apiVersion": "v1", "kind": "Secret", "name": "own"}],
@@ -137,7 +140,7 @@ fn a_crowded_namespace_is_planned_as_often_as_it_can_be_and_no_more() {
             });
             scene.rule(replication("home", &format!("r{i}"), &spec));
         }
-        scene.engine.planned() - before
+        scene.engine.effort().planned - before
     };
     planned_for(&mut scene, 0..1);
     scene.show(&source("home", "own"));
@@ -179,7 +182,7 @@ fn a_flood_of_writes_keeps_nobody_else_waiting() {
             json!({"metadata": {"resourceVersion": "7"}, "type": "Opaque", "data": {"a": "b"}});
         scene
             .engine
-            .source(&source(home, "x"), Some(object), scene.now);
+            .source(&source(home, "x"), Some(Decoded::Whole(object)), scene.now);
     }
     let done = scene.done();
     assert_eq!((done[0].as_str(), done.len()), ("write other/x", 34));
@@ -207,12 +210,12 @@ fn kinds_that_are_not_served_are_the_matter_of_the_rules_that_name_them() {
         "r",
         &json!({"sources": sources, "targets": targets}),
     ));
-    let planned = scene.engine.planned();
+    let planned = scene.engine.effort().planned;
     for kind in &kinds {
-        scene.engine.kind(kind, None, scene.now);
+        scene.engine.kind(kind, Known::Unserved, scene.now);
         scene.run();
     }
-    let planned = scene.engine.planned() - planned;
+    let planned = scene.engine.effort().planned - planned;
     assert!(
         planned <= 64,
         "{planned} namespaces planned for 32 kinds that aren't there"
@@ -246,7 +249,7 @@ fn there_is_an_end_to_kinds_and_those_that_nobody_needs_make_room() {
     scene.engine.kinds_recorded(&[secrets()].into(), scene.now);
     let id = scene.rule(rule("b"));
     let maps = GroupVersionKind::parse("v1", "ConfigMap").unwrap();
-    scene.engine.kind(&maps, None, scene.now);
+    scene.engine.kind(&maps, Known::Unserved, scene.now);
     let status = scene.status(&id);
     assert_eq!(words(&status, "SourcesFound"), "False KindNotServed");
     assert_eq!(status.copies.unwrap().desired, 1);
@@ -324,16 +327,23 @@ fn marks_of_rules_that_never_were_cost_a_look_each_and_hold_up_nothing() {
             .held()
             .find(|held| &*held.rule.name == "lost")
             .map(|held| held.nonce.to_owned());
-        let (reviewed, planned) = (scene.engine.reviewed(), scene.engine.planned());
+        let (reviewed, planned) = (
+            scene.engine.effort().reviewed,
+            scene.engine.effort().planned,
+        );
         for _ in 0..10 {
             scene.wait(10);
         }
-        let reviewed = scene.engine.reviewed() - reviewed;
+        let reviewed = scene.engine.effort().reviewed - reviewed;
         assert!(
             (10..=11 * (MANY as u64 + 1)).contains(&reviewed),
             "{reviewed} cells looked at in ten rounds"
         );
-        assert_eq!(scene.engine.planned(), planned, "nothing has changed");
+        assert_eq!(
+            scene.engine.effort().planned,
+            planned,
+            "nothing has changed"
+        );
         assert_eq!(scene.done(), [] as [&str; 0]);
         scene.engine.confirmed(lost.as_deref(), scene.now);
         assert_eq!(scene.done(), ["delete other/m"]);

@@ -6,6 +6,7 @@ use std::collections::BTreeSet;
 use mimeo_engine::{RuleRead, Task};
 use mimeo_model::{
     id::{RuleId, RuleKind},
+    known::Known,
     outcome::Unreadable,
     refusal::Refused,
 };
@@ -291,9 +292,10 @@ fn tenants_rules_write_nothing_before_the_platforms_are_known() {
     for (unreadable, copy) in [(None, true), (Some(unreadable), true), (None, false)] {
         let mut scene = Scene::starting(&["home", "vault", "to"]);
         scene.grant("to", grant("Write", &to("home"), &[]));
-        scene
-            .engine
-            .grants_listed(&[("to".into(), "Write".into())].into(), scene.now);
+        scene.engine.grants_known(
+            Known::Listed(&[("to".into(), "Write".into())].into()),
+            scene.now,
+        );
         if copy {
             scene.objects = known.objects.clone();
             let meta = from_value(scene.objects["to/x"].clone()).unwrap();
@@ -302,20 +304,26 @@ fn tenants_rules_write_nothing_before_the_platforms_are_known() {
                 .copy_applied(&secrets().group_kind(), &meta, scene.now);
         }
         let id = scene.rule(replication("home", "r", &copying("home", "x", &["to"])));
-        scene
-            .engine
-            .rules_listed(RuleKind::Replication, &[id].into(), scene.now);
+        scene.engine.rules_known(
+            RuleKind::Replication,
+            Known::Listed(&[id].into()),
+            scene.now,
+        );
         scene.show(&source("home", "x"));
         if let Some(why) = unreadable {
-            scene
-                .engine
-                .rules_unreadable(RuleKind::ClusterReplication, why, scene.now);
+            scene.engine.rules_known(
+                RuleKind::ClusterReplication,
+                Known::Unreadable(why),
+                scene.now,
+            );
         }
         scene.wait(600);
         assert_eq!(scene.done(), [] as [&str; 0]);
-        scene
-            .engine
-            .rules_listed(RuleKind::ClusterReplication, &BTreeSet::new(), scene.now);
+        scene.engine.rules_known(
+            RuleKind::ClusterReplication,
+            Known::Listed(&BTreeSet::new()),
+            scene.now,
+        );
         scene.run();
         if copy {
             assert_eq!(
@@ -334,23 +342,24 @@ fn tenants_rules_write_nothing_before_the_platforms_are_known() {
 fn the_platforms_rules_work_and_tell_when_tenants_cannot_be_read() {
     let mut scene = Scene::starting(&["vault", "to"]);
     let id = scene.rule(cluster_replication("p", &copying("vault", "x", &["to"])));
-    scene.engine.rules_listed(
+    scene.engine.rules_known(
         RuleKind::ClusterReplication,
-        &[id.clone()].into(),
+        Known::Listed(&[id.clone()].into()),
         scene.now,
     );
     scene.show(&source("vault", "x"));
     scene.mark("vault", "mine", "ClusterReplication/gone");
     scene.mark("vault", "theirs", "Replication/a/gone");
     assert!(!scene.engine.index().primed());
-    scene.engine.rules_unreadable(
+    scene.engine.rules_known(
         RuleKind::Replication,
-        Unreadable::Forbidden { verb: "list" },
+        Known::Unreadable(Unreadable::Forbidden { verb: "list" }),
         scene.now,
     );
-    scene
-        .engine
-        .grants_unreadable(Unreadable::Forbidden { verb: "list" }, scene.now);
+    scene.engine.grants_known(
+        Known::Unreadable(Unreadable::Forbidden { verb: "list" }),
+        scene.now,
+    );
     assert!(scene.engine.index().primed());
     scene.wait(1);
     assert!(scene.done().contains(&"write to/x".to_owned()));
@@ -367,9 +376,11 @@ fn the_platforms_rules_work_and_tell_when_tenants_cannot_be_read() {
     assert!(message.contains(
         "{apiGroups: [mimeo.dev], resources: [replications], verbs: [get, list, watch]}"
     ));
-    scene
-        .engine
-        .rules_listed(RuleKind::Replication, &BTreeSet::new(), scene.now);
+    scene.engine.rules_known(
+        RuleKind::Replication,
+        Known::Listed(&BTreeSet::new()),
+        scene.now,
+    );
     assert_eq!(words(&scene.status(&id), "Authorized"), "True Allowed");
 }
 
@@ -381,7 +392,7 @@ fn a_platforms_copy_passes_to_another_rule_of_its_only_when_it_is_known_what_bec
     let mut scene = Scene::starting(&["vault", "to"]);
     scene
         .engine
-        .rules_unserved(RuleKind::Replication, scene.now);
+        .rules_known(RuleKind::Replication, Known::Unserved, scene.now);
     scene.mark("to", "x", "ClusterReplication/p");
     let q = scene.rule(cluster_replication("q", &copying("vault", "x", &["to"])));
     scene.show(&source("vault", "x"));
@@ -401,9 +412,9 @@ fn a_platforms_copy_passes_to_another_rule_of_its_only_when_it_is_known_what_bec
         None,
         scene.now,
     );
-    scene.engine.rules_listed(
+    scene.engine.rules_known(
         RuleKind::ClusterReplication,
-        &[p.clone(), q.clone()].into(),
+        Known::Listed(&[p.clone(), q.clone()].into()),
         scene.now,
     );
     scene.wait(60);

@@ -16,6 +16,7 @@ use mimeo_model::{
     grant::{Edition, Grant},
     id::{RuleId, RuleKind},
     kind::{GroupVersionKind, Resource},
+    known::{Decoded, Known},
     outcome::Outcome,
     render::Precondition,
     role::Role,
@@ -46,7 +47,9 @@ impl Scene {
     pub(crate) fn unlisted(namespaces: &[&str]) -> Self {
         let mut scene = Self::starting(namespaces);
         for kind in RuleKind::ALL {
-            scene.engine.rules_listed(kind, &BTreeSet::new(), scene.now);
+            scene
+                .engine
+                .rules_known(kind, Known::Listed(&BTreeSet::new()), scene.now);
         }
         scene
     }
@@ -62,7 +65,7 @@ impl Scene {
         engine.kinds_since(Some(Timestamp::UNIX_EPOCH), now);
         engine.kind(
             &secrets(),
-            Some(Resource {
+            Known::Listed(Resource {
                 gvk: secrets(),
                 plural: "secrets".into(),
                 namespaced: true,
@@ -90,13 +93,15 @@ impl Scene {
             .copies_listing(&secrets().group_kind().into(), now);
         scene
             .engine
-            .copies_listed(&secrets().group_kind().into(), 100, now);
+            .copies_known(&secrets().group_kind().into(), Known::Listed(100), now);
         scene
     }
 
     pub(crate) fn new(namespaces: &[&str]) -> Self {
         let mut scene = Self::unlisted(namespaces);
-        scene.engine.grants_listed(&BTreeSet::new(), scene.now);
+        scene
+            .engine
+            .grants_known(Known::Listed(&BTreeSet::new()), scene.now);
         scene
     }
 
@@ -246,9 +251,11 @@ impl Scene {
             for object in &objects {
                 members.extend(Member::of(object));
                 let source = selector.source(object["metadata"]["name"].as_str().unwrap());
-                self.engine.source(&source, Some(object.clone()), self.now);
+                self.engine
+                    .source(&source, Some(Decoded::Whole(object.clone())), self.now);
             }
-            self.engine.selected(&selector, &members, self.now);
+            self.engine
+                .selected(&selector, Known::Listed(&members), self.now);
         }
         self.run();
     }
@@ -260,7 +267,8 @@ impl Scene {
         let object = json!({
             "metadata": {"resourceVersion": self.version.to_string()}, "type": "Opaque", "data": {"a": "b"},
         });
-        self.engine.source(source, Some(object), self.now);
+        self.engine
+            .source(source, Some(Decoded::Whole(object)), self.now);
         self.run();
     }
 

@@ -11,6 +11,7 @@ use mimeo_model::{
     drift::Marked,
     id::{RuleId, RuleKind},
     kind::Resource,
+    known::Known,
     role::Role,
     rule::Rule,
 };
@@ -36,7 +37,9 @@ fn what_is_found_at_home_is_copied_as_it_comes_and_goes() {
     );
     scene.find("home", &["a", "b", "c"]);
     assert_eq!(scene.done(), ["write home/c-copy"]);
-    scene.engine.grants_listed(&BTreeSet::new(), scene.now);
+    scene
+        .engine
+        .grants_known(Known::Listed(&BTreeSet::new()), scene.now);
     let status = scene.status(&id);
     assert_eq!(words(&status, "Ready"), "True Synced");
     assert_eq!(
@@ -53,10 +56,10 @@ fn what_is_found_at_home_is_copied_as_it_comes_and_goes() {
         "False InGracePeriod"
     );
     // A change of the found objects concerns only the namespaces that the rule names.
-    let before = scene.engine.planned();
+    let before = scene.engine.effort().planned;
     scene.find("home", &["a", "d"]);
     assert!(
-        scene.engine.planned() - before <= 4,
+        scene.engine.effort().planned - before <= 4,
         "one namespace, once for each change"
     );
 }
@@ -174,7 +177,8 @@ fn what_is_withdrawn_while_nothing_ran_goes_by_the_rules_policy_for_what_is_unma
         next.rule(rule());
         next.wait(60);
         assert_eq!(next.done(), NOTHING, "until it is known what is granted");
-        next.engine.grants_listed(&BTreeSet::new(), next.now);
+        next.engine
+            .grants_known(Known::Listed(&BTreeSet::new()), next.now);
         next.run();
         if policy == "Delete" {
             next.tell_grants("vault", &[], Some("2026-01-01T00:00:00Z"));
@@ -300,7 +304,9 @@ fn nothing_is_told_of_what_a_selector_may_not_find() {
         scene.rule(cluster_replication("p", &selecting("vault", &["vault"])));
         let why = mimeo_model::outcome::Unreadable::Forbidden { verb: "list" };
         for selector in scene.selectors("vault") {
-            scene.engine.selector_unreadable(&selector, why, scene.now);
+            scene
+                .engine
+                .selected(&selector, Known::Unreadable(why), scene.now);
         }
     };
     assert_eq!(
@@ -453,18 +459,22 @@ fn of_what_a_tenant_selects_every_copy_is_guarded() {
         ("no selector may look there", "Deny", &["a"], false),
     ] {
         let mut engine = Engine::new(Settings::new(Role::Injector, "cluster"));
-        engine.rules_listed(RuleKind::ClusterReplication, &BTreeSet::new(), now);
+        engine.rules_known(
+            RuleKind::ClusterReplication,
+            Known::Listed(&BTreeSet::new()),
+            now,
+        );
         for (number, name) in ["home", "vault", "other"].into_iter().enumerate() {
             let meta = json!({"name": name, "uid": uid(number), "resourceVersion": "5"});
             engine.namespace_applied(&from_value(meta).unwrap(), now);
         }
         engine.namespaces_listed(&["home", "vault", "other"].map(Into::into).into(), now);
         engine.grant_applied("vault", "g", Ok(grant("Read", &abroad, given)), now);
-        engine.grants_listed(&[("vault".into(), "g".into())].into(), now);
+        engine.grants_known(Known::Listed(&[("vault".into(), "g".into())].into()), now);
         engine.kinds_recorded(&[secrets()].into(), now);
         engine.kind(
             &secrets(),
-            Some(Resource {
+            Known::Listed(Resource {
                 gvk: secrets(),
                 plural: "secrets".into(),
                 namespaced: true,
@@ -477,7 +487,11 @@ fn of_what_a_tenant_selects_every_copy_is_guarded() {
         let rule = replication("home", "r", &spec);
         let id = rule.id.clone();
         engine.rule_applied(id.clone(), Ok(rule), None, now);
-        engine.rules_listed(RuleKind::Replication, &[id.clone()].into(), now);
+        engine.rules_known(
+            RuleKind::Replication,
+            Known::Listed(&[id.clone()].into()),
+            now,
+        );
         let copy = |namespace: &str, name: &str, of: &str| {
             let source = Some(source("vault", of));
             engine.index().guards(

@@ -1,7 +1,7 @@
 //! Objects that `Replication`s may use as sources, and copies that are sources of other rules.
 
 use jiff::Timestamp;
-use mimeo_model::{id::RuleId, rule::Rule};
+use mimeo_model::{id::RuleId, known::Decoded, rule::Rule};
 use serde_json::json;
 
 use crate::grants::scene::{Scene, cluster_replication, copying, grant, replication, source, to};
@@ -151,7 +151,9 @@ fn a_copy_that_a_higher_rank_comes_to_name_is_left_as_it_is() {
     assert_eq!(scene.done().len(), 0);
     scene.engine.source(
         &source("home", "x"),
-        Some(json!({"metadata": {"resourceVersion": "900"}, "data": {"a": "bmV3"}})),
+        Some(Decoded::Whole(
+            json!({"metadata": {"resourceVersion": "900"}, "data": {"a": "bmV3"}}),
+        )),
         scene.now,
     );
     assert_eq!(scene.done().len(), 0);

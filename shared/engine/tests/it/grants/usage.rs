@@ -6,6 +6,7 @@ use jiff::Timestamp;
 use mimeo_api::ReplicationGrant;
 use mimeo_model::{
     grant::{Effect, Grant, RefusedGrant, Standing},
+    known::Known,
     refusal::Refusal,
 };
 use serde_json::{Value, from_value, json};
@@ -254,7 +255,9 @@ fn a_grant_that_is_refused_says_so_until_it_is_corrected_or_deleted() {
     scene
         .engine
         .grant_applied("to", "g", refused(counts), scene.now);
-    scene.engine.grants_listed(&BTreeSet::new(), scene.now);
+    scene
+        .engine
+        .grants_known(Known::Listed(&BTreeSet::new()), scene.now);
     assert_eq!(scene.engine.index().grant_statuses_due(), None);
 
     let spec = json!({"grantees": [{"namespacePattern": "("}], "objects": [{"apiVersion": "v1", "kind": "Secret"}]});

@@ -13,6 +13,7 @@ use mimeo_api::ClusterReplicationStatus;
 use mimeo_engine::SourceRead;
 use mimeo_model::{
     kind::{GroupVersionKind, Resource},
+    known::{Decoded, Known},
     rule::Rule,
 };
 use serde_json::{Value, from_value, json};
@@ -253,7 +254,9 @@ fn another_selector_is_another_choice_and_no_selector_is_none() {
         .engine
         .rule_applied(named.id.clone(), Ok(named), None, world.now);
     let _ = world.engine.demand();
-    world.engine.source(&source, Some(secret("c")), world.now);
+    world
+        .engine
+        .source(&source, Some(Decoded::Whole(secret("c"))), world.now);
     world.settle();
     assert_eq!(
         world.copies(),
@@ -272,7 +275,9 @@ fn a_copy_that_moves_into_the_place_of_another_is_waited_for() {
     let mut world = World::new(vec![from]);
     for source in [&a, &b] {
         let object = json!({"metadata": {"resourceVersion": "9"}, "data": {"k": "eA=="}});
-        world.engine.source(source, Some(object), world.now);
+        world
+            .engine
+            .source(source, Some(Decoded::Whole(object)), world.now);
     }
     world.settle();
     assert_eq!(world.copies(), ["one/a", "one/b"]);
@@ -336,7 +341,7 @@ fn too_many_are_taken_by_their_age() {
     let source = world.reads[0].clone();
     world
         .engine
-        .source(&source, Some(all[256].clone()), world.now);
+        .source(&source, Some(Decoded::Whole(all[256].clone())), world.now);
     world.wait(61);
     world.wait(1);
     assert_eq!(world.copies.len(), 256);
@@ -591,7 +596,7 @@ fn a_kind_that_comes_later_brings_its_sources() {
     let selector = json!({"apiVersion": "example.com/v1", "kind": "Widget", "namespace": "home", "selector": {}});
     let mut world = World::new(vec![rule("r", &[selector], &["one"], &json!({}))]);
     assert!(world.selectors().is_empty());
-    world.engine.kind(&widgets, None, world.now);
+    world.engine.kind(&widgets, Known::Unserved, world.now);
     assert_eq!(
         condition(&world.status(), "SourcesFound").0,
         "False KindNotServed"
@@ -601,7 +606,9 @@ fn a_kind_that_comes_later_brings_its_sources() {
         plural: "widgets".into(),
         namespaced: true,
     };
-    world.engine.kind(&widgets, Some(resource), world.now);
+    world
+        .engine
+        .kind(&widgets, Known::Listed(resource), world.now);
     world
         .engine
         .kinds_recorded(&[secrets(), widgets.clone()].into(), world.now);
@@ -609,13 +616,15 @@ fn a_kind_that_comes_later_brings_its_sources() {
     world
         .engine
         .copies_listing(&widgets.group_kind().into(), world.now);
-    world
-        .engine
-        .copies_listed(&widgets.group_kind().into(), 1_000_000, world.now);
+    world.engine.copies_known(
+        &widgets.group_kind().into(),
+        Known::Listed(1_000_000),
+        world.now,
+    );
     world.listed(&[secret("a")]);
     assert_eq!(world.copies(), ["one/a"]);
     // If only its kind has disappeared, no read proves that the object is gone.
-    world.engine.kind(&widgets, None, world.now);
+    world.engine.kind(&widgets, Known::Unserved, world.now);
     let _ = world.engine.demand();
     world.wait(600);
     assert_eq!(world.copies(), ["one/a"]);

@@ -2,7 +2,11 @@
 
 use jiff::Timestamp;
 use mimeo_engine::SourceRead;
-use mimeo_model::{rule::Rule, source::SourceRef};
+use mimeo_model::{
+    known::{Decoded, Known},
+    rule::Rule,
+    source::SourceRef,
+};
 use serde_json::{Value, from_value, json};
 
 use crate::common::{home, uid};
@@ -168,7 +172,9 @@ fn a_copy_that_another_rule_comes_to_want_is_not_planned_to_go_any_more() {
     let named = json!({"namespace": "home", "name": "a"});
     world.store(rule("other", &[named], &["one"], &json!({})), 1);
     let source = SourceRef::named(secrets(), "home", "a");
-    world.engine.source(&source, Some(secret("a")), world.now);
+    world
+        .engine
+        .source(&source, Some(Decoded::Whole(secret("a"))), world.now);
     world.settle();
     assert_eq!(world.planned("r"), (0, 0, 0));
 }
@@ -193,7 +199,9 @@ fn a_copy_that_a_listing_does_not_show_is_not_planned_to_go_any_more() {
             .engine
             .copy_applied(&kind, &from_value(copy["metadata"].clone()).unwrap(), now);
     }
-    world.engine.copies_listed(&kind.into(), 2_000_000, now);
+    world
+        .engine
+        .copies_known(&kind.into(), Known::Listed(2_000_000), now);
     world.settle();
     assert_eq!(world.planned("r"), (0, 0, 0));
 }

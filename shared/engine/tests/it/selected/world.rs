@@ -13,6 +13,7 @@ use mimeo_engine::{
 use mimeo_model::{
     id::{RuleId, RuleKind},
     kind::{GroupVersionKind, Resource},
+    known::{Decoded, Known},
     outcome::Outcome,
     render::Precondition,
     role::Role,
@@ -114,9 +115,10 @@ impl World {
                 .rule_applied(rule.id.clone(), Ok(rule), None, now);
         }
         self.engine
-            .rules_listed(RuleKind::ClusterReplication, &ids, now);
-        self.engine.rules_unserved(RuleKind::Replication, now);
-        self.engine.grants_unserved(now);
+            .rules_known(RuleKind::ClusterReplication, Known::Listed(&ids), now);
+        self.engine
+            .rules_known(RuleKind::Replication, Known::Unserved, now);
+        self.engine.grants_known(Known::Unserved, now);
         for (number, name) in NAMESPACES.into_iter().enumerate() {
             let meta = json!({"name": name, "uid": uid(number), "resourceVersion": "5"});
             self.engine
@@ -125,7 +127,8 @@ impl World {
         self.engine
             .namespaces_listed(&NAMESPACES.map(Into::into).into(), now);
         self.engine.kinds_recorded(&[gvk.clone()].into(), now);
-        self.engine.kind(&gvk, Some(self.resource.clone()), now);
+        self.engine
+            .kind(&gvk, Known::Listed(self.resource.clone()), now);
         let _ = self.engine.demand();
         self.engine.copies_listing(&gvk.group_kind().into(), now);
         for copy in self.copies.values() {
@@ -136,7 +139,7 @@ impl World {
             );
         }
         self.engine
-            .copies_listed(&gvk.group_kind().into(), 1_000_000, now);
+            .copies_known(&gvk.group_kind().into(), Known::Listed(1_000_000), now);
     }
 
     /// Another process takes over. It knows only the cluster.
@@ -158,9 +161,11 @@ impl World {
             for object in objects.iter().filter(here) {
                 found.extend(Member::of(object));
                 let source = selector.source(object["metadata"]["name"].as_str().unwrap());
-                self.engine.source(&source, Some(object.clone()), self.now);
+                self.engine
+                    .source(&source, Some(Decoded::Whole(object.clone())), self.now);
             }
-            self.engine.selected(&selector, &found, self.now);
+            self.engine
+                .selected(&selector, Known::Listed(&found), self.now);
         }
         self.settle();
     }
@@ -169,8 +174,11 @@ impl World {
         for selector in self.selectors() {
             if object["metadata"]["namespace"] == *selector.namespace {
                 let source = selector.source(object["metadata"]["name"].as_str().unwrap());
-                self.engine
-                    .source(&source, there.then(|| object.clone()), self.now);
+                self.engine.source(
+                    &source,
+                    there.then(|| object.clone()).map(Decoded::Whole),
+                    self.now,
+                );
             }
         }
         self.settle();

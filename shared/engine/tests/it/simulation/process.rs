@@ -9,13 +9,14 @@ use std::{
 
 use mimeo_api::ReplicationGrant;
 use mimeo_engine::{
-    Action, Engine, GrantsRead, Job, Member, Members, Request, RuleRead, Settings, Shown,
-    SourceRead, Verb, clock::Tick,
+    Action, Engine, GrantsRead, Job, Member, Members, Request, RuleRead, Settings, SourceRead,
+    Verb, clock::Tick,
 };
 use mimeo_model::{
     grant::{Grant, RefusedGrant},
     id::{RuleId, RuleKind},
     kind::{GroupKind, GroupVersionKind},
+    known::{Decoded, Known},
     outcome::Outcome,
     refusal::Refused,
     render::Precondition,
@@ -380,17 +381,17 @@ impl Process {
                     self.view.rules.clear();
                 }
                 self.engine
-                    .rules_unserved(RuleKind::ClusterReplication, now);
+                    .rules_known(RuleKind::ClusterReplication, Known::Unserved, now);
             }
             Topic::Copies(res) | Topic::Source(res, ..)
                 if matches!(message, Message::NotServed) =>
             {
-                self.engine.kind(&res.gvk(), None, now);
+                self.engine.kind(&res.gvk(), Known::Unserved, now);
                 // The program repeats the discovery of the kind.
                 self.watches.entry(Topic::Kind(*res)).or_default().told = None;
             }
             Topic::Selected(selector) if matches!(message, Message::NotServed) => {
-                self.engine.kind(&selector.gvk, None, now);
+                self.engine.kind(&selector.gvk, Known::Unserved, now);
                 self.watches
                     .entry(Topic::Kind(Res::of(
                         &selector.gvk.group,
@@ -413,7 +414,7 @@ impl Process {
                     return None;
                 };
                 self.engine
-                    .kind(&res.gvk(), served.then(|| res.resource()), now);
+                    .kind(&res.gvk(), served.then(|| res.resource()).into(), now);
             }
             Topic::Notes => {
                 let Message::Notes(at) = message else {
@@ -484,13 +485,14 @@ impl Process {
                 self.view.taken_in = self.view.taken_in.max(*version);
                 let shown = self.shown(&Topic::Rules).clone();
                 self.view.rules.retain(|name, _| shown.contains(name));
-                self.engine.rules_listed(
+                self.engine.rules_known(
                     RuleKind::ClusterReplication,
-                    &shown.iter().map(|name| id(name)).collect(),
+                    Known::Listed(&shown.iter().map(|name| id(name)).collect()),
                     now,
                 );
                 if !self.watches.contains_key(&Topic::Replications) {
-                    self.engine.rules_unserved(RuleKind::Replication, now);
+                    self.engine
+                        .rules_known(RuleKind::Replication, Known::Unserved, now);
                 }
             }
             _ => {}
@@ -519,7 +521,7 @@ impl Process {
                     .map(|id| id.parse().expect("as it was written"))
                     .collect();
                 self.engine
-                    .rules_listed(RuleKind::Replication, &listed, now);
+                    .rules_known(RuleKind::Replication, Known::Listed(&listed), now);
             }
             _ => {}
         }
@@ -558,7 +560,7 @@ impl Process {
                 let listed = listed
                     .map(|(namespace, name)| (namespace.into(), name.into()))
                     .collect();
-                self.engine.grants_listed(&listed, now);
+                self.engine.grants_known(Known::Listed(&listed), now);
             }
             _ => {}
         }
@@ -600,7 +602,9 @@ impl Process {
                 self.engine.copy_applied(&kind, &object.meta(), now);
             }
             Message::Gone(object) => self.engine.copy_gone(&kind, &object.meta(), now),
-            Message::Listed(at) => self.engine.copies_listed(&kind.into(), *at, now),
+            Message::Listed(at) => self
+                .engine
+                .copies_known(&kind.into(), Known::Listed(*at), now),
             _ => {}
         }
     }
@@ -612,7 +616,8 @@ impl Process {
             Message::Listing => self.shown(&topic).clear(),
             Message::Applied(object) => {
                 self.shown(&topic).insert(name.into());
-                self.engine.source(&source, Some(object.json()), now);
+                self.engine
+                    .source(&source, Some(Decoded::Whole(object.json())), now);
             }
             Message::Gone(_) => self.engine.source(&source, None, now),
             Message::Listed(_) if self.shown(&topic).is_empty() => {
@@ -630,7 +635,7 @@ impl Process {
                 self.shown(&topic).insert(object.key.name.clone());
                 self.engine.source(
                     &selector.source(object.key.name.as_str()),
-                    Some(object.json()),
+                    Some(Decoded::Whole(object.json())),
                     now,
                 );
             }
@@ -642,7 +647,7 @@ impl Process {
                 let member = |name: &String| Member::of(&json!({"metadata": {"name": name}}));
                 let mut found = Members::default();
                 found.extend(self.shown(&topic).iter().filter_map(member));
-                self.engine.selected(selector, &found, now);
+                self.engine.selected(selector, Known::Listed(&found), now);
             }
             _ => {}
         }
@@ -675,7 +680,7 @@ impl Process {
             Some(Answer::Source(Some(read))) => Told::Source(read),
             Some(Answer::Grants(read)) => Told::Grants(read),
             Some(Answer::Shown(object)) => {
-                Told::Object(object.map(|object| Shown::Whole(object.json())))
+                Told::Object(object.map(|object| Decoded::Whole(object.json())))
             }
             Some(Answer::Written(true)) => Told::Done,
             Some(Answer::Written(false)) => Told::Changed,

@@ -1,7 +1,9 @@
 use std::time::Duration;
 
 use mimeo_engine::{AwaitedCopy, Engine, Settings, clock::Tick};
-use mimeo_model::{id::RuleKind, kind::GroupVersionKind, names, role::Role, rule::Rule};
+use mimeo_model::{
+    id::RuleKind, kind::GroupVersionKind, known::Known, names, role::Role, rule::Rule,
+};
 use serde_json::json;
 
 use super::*;
@@ -52,14 +54,18 @@ fn observer(server: &Server, names: &[&str]) -> Observer {
     let id = rule.id.clone();
     let mut engine = Engine::new(Settings::new(Role::Injector, "cluster"));
     engine.rule_applied(id.clone(), Ok(rule), None, SECOND);
-    engine.rules_listed(RuleKind::ClusterReplication, &[id].into(), SECOND);
-    engine.rules_unserved(RuleKind::Replication, SECOND);
+    engine.rules_known(
+        RuleKind::ClusterReplication,
+        Known::Listed(&[id].into()),
+        SECOND,
+    );
+    engine.rules_known(RuleKind::Replication, Known::Unserved, SECOND);
     let meta = json!({"name": "team", "uid": UID, "resourceVersion": "3", "labels": {names::PENDING_LABEL: "token"}});
     engine.namespace_applied(&serde_json::from_value(meta).expect("metadata"), SECOND);
     engine.namespaces_listed(&["team".into()].into(), SECOND);
     engine.take_charge("team", SECOND);
     engine.kinds_recorded(&BTreeSet::new(), SECOND);
-    engine.kind(&secrets().gvk, Some(secrets()), SECOND);
+    engine.kind(&secrets().gvk, Known::Listed(secrets()), SECOND);
     let client = server.client();
     Observer {
         handle: Handle::new(engine, CopyRequests::default(), Traces::off()),

@@ -1,0 +1,62 @@
+//! Everything that an event or a decision leads to.
+//!
+//! A method that has effects takes `&mut Effects`. The other methods of [`Index`](crate::Index)
+//! change facts alone, and decisions change nothing.
+
+use crate::{
+    Notice, Settings, announce::News, jobs::Jobs, losses::LossEvent, numbers::Lags, view::Changes,
+    work::Work,
+};
+
+/// The effects of events and decisions.
+#[derive(Debug)]
+pub(crate) struct Effects {
+    /// The queue of copies that need a request, and the timers.
+    pub(crate) work: Work,
+    /// Questions and small writes about anything but one copy.
+    pub(crate) jobs: Jobs,
+    /// Losses of copies that the pending deletions have not taken in yet.
+    pub(crate) losses: Vec<LossEvent>,
+    /// Events about rules and copies.
+    pub(crate) news: News,
+    /// Failures for the log.
+    pub(crate) notices: Vec<Notice>,
+    /// Changes for the page.
+    pub(crate) changes: Changes,
+    pub(crate) lags: Lags,
+    pub(crate) effort: Effort,
+}
+
+/// How much the engine has done. Tests bound it.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Effort {
+    /// The number of plans made for namespaces.
+    pub planned: u64,
+    /// The number of decisions made about single cells.
+    pub decided: u64,
+    /// The number of cells looked at for statuses.
+    pub counted: u64,
+    /// The number of cells looked at in decisions about losses.
+    pub reviewed: u64,
+}
+
+impl Effort {
+    pub(crate) fn review(&mut self, cells: usize) {
+        self.reviewed += u64::try_from(cells).unwrap_or_default();
+    }
+}
+
+impl Effects {
+    pub(crate) fn new(settings: &Settings) -> Self {
+        Self {
+            work: Work::default(),
+            jobs: Jobs::default(),
+            losses: Vec::new(),
+            news: News::new(settings.role),
+            notices: Vec::new(),
+            changes: Changes::default(),
+            lags: Lags::default(),
+            effort: Effort::default(),
+        }
+    }
+}

@@ -1,0 +1,491 @@
+//! The state machine from outside: events come in, actions and reports leave.
+//!
+//! Each part does its own work. This file takes each event to the parts that it concerns, in order.
+
+use std::collections::BTreeSet;
+
+use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use mimeo_model::{
+    grant::{Grant, RefusedGrant},
+    id::{RuleId, RuleKind},
+    kind::{GroupKind, GroupVersionKind, Resource},
+    known::{Decoded, Known},
+    outcome::{Outcome, Unreadable},
+    refusal::Refused,
+    role::Role,
+    rule::Rule,
+    selection::{Labels, NameHint},
+    source::{SourceRef, SourceSelector},
+};
+use serde_json::Value;
+
+use crate::{
+    Action, Announcement, Answer, Awaited, CopyView, CopyWatch, Cursor, Demand, Effects, Effort,
+    GrantUpdate, HeldDeletion, Index, Inside, Job, Members, Notice, Numbers, Observed, Progress,
+    Settings, StatusUpdate, Ticket, Verb, View, Webhooks, admission::Rules, census::Census,
+    clock::Tick, losses::PendingDeletions, pod_gate::Gate, view::Page, work::Timer,
+};
+
+/// The state machine: the observed state of the cluster, and all work in progress.
+#[derive(Debug)]
+pub struct Engine {
+    index: Index,
+    deletion: PendingDeletions,
+    gate: Gate,
+    /// The count for the next statuses, if one is in progress.
+    census: Option<Census>,
+    effects: Effects,
+}
+
+impl Engine {
+    /// Creates an engine that has observed nothing yet.
+    pub fn new(settings: Settings) -> Self {
+        Self {
+            effects: Effects::new(&settings),
+            index: Index::new(settings),
+            deletion: PendingDeletions::default(),
+            gate: Gate::default(),
+            census: None,
+        }
+    }
+
+    /// Returns the observed facts.
+    pub fn index(&self) -> &Index {
+        &self.index
+    }
+
+    /// Takes an event in.
+    fn take_in(&mut self, now: Tick, event: impl FnOnce(&mut Index, &mut Effects)) {
+        self.index.at(now);
+        event(&mut self.index, &mut self.effects);
+        self.settle();
+    }
+
+    /// Hands losses of copies to the pending deletions.
+    fn settle(&mut self) {
+        self.deletion.take_in(&mut self.index, &mut self.effects);
+    }
+
+    // ---- events: rules ----
+
+    /// Records a rule with this spec; `observed` is the status that it carries.
+    pub fn rule_applied(
+        &mut self,
+        id: RuleId,
+        rule: Result<Rule, Refused>,
+        observed: Observed,
+        now: Tick,
+    ) {
+        self.take_in(now, |index, effects| {
+            index.rule_applied(id, rule, observed, effects);
+        });
+    }
+
+    /// Records that a rule no longer exists according to its watch.
+    pub fn rule_gone(&mut self, id: &RuleId, now: Tick) {
+        self.take_in(now, |index, effects| index.rule_gone(id, effects));
+    }
+
+    /// Records the state of the watch of these rules. A list has all rules of the kind.
+    pub fn rules_known(&mut self, kind: RuleKind, known: Known<&BTreeSet<RuleId>>, now: Tick) {
+        self.take_in(now, |index, effects| {
+            index.rules_known(kind, known, effects);
+        });
+    }
+
+    // ---- events: grants ----
+
+    /// Records a grant with this spec. A grant that can't be parsed grants nothing.
+    pub fn grant_applied(
+        &mut self,
+        namespace: &str,
+        name: &str,
+        grant: Result<Grant, RefusedGrant>,
+        now: Tick,
+    ) {
+        self.take_in(now, |index, effects| {
+            index.grant_applied(namespace, name, grant, effects);
+        });
+    }
+
+    /// Records that a grant does not exist any more according to its watch.
+    pub fn grant_gone(&mut self, namespace: &str, name: &str, now: Tick) {
+        self.take_in(now, |index, effects| {
+            index.grant_gone(namespace, name, effects);
+        });
+    }
+
+    /// Records the state of the watch of grants. A list has the namespace and name of each grant.
+    pub fn grants_known(&mut self, known: Known<&BTreeSet<(Box<str>, Box<str>)>>, now: Tick) {
+        self.take_in(now, |index, effects| index.grants_are(known, effects));
+    }
+
+    // ---- events: namespaces ----
+
+    /// Records a namespace with this metadata, as its watch or a read shows it.
+    pub fn namespace_applied(&mut self, meta: &ObjectMeta, now: Tick) {
+        let Self { gate, .. } = self;
+        self.index.at(now);
+        self.index.namespace_applied(meta, gate, &mut self.effects);
+        self.settle();
+    }
+
+    /// Records that the watch of namespaces lost one. Nothing changes if a read has shown another
+    /// namespace of its name since.
+    pub fn namespace_deleted(&mut self, meta: &ObjectMeta, now: Tick) {
+        self.take_in(now, |index, effects| index.namespace_deleted(meta, effects));
+    }
+
+    /// Records that a namespace was deleted.
+    pub fn namespace_gone(&mut self, name: &str, now: Tick) {
+        self.take_in(now, |index, effects| index.namespace_gone(name, effects));
+    }
+
+    /// Records that every namespace has been shown; `listed` has all of them.
+    pub fn namespaces_listed(&mut self, listed: &BTreeSet<Box<str>>, now: Tick) {
+        self.take_in(now, |index, effects| {
+            index.namespaces_listed(listed, effects);
+        });
+    }
+
+    // ---- events: kinds ----
+
+    /// Records the answer of discovery about a kind.
+    pub fn kind(&mut self, gvk: &GroupVersionKind, served: Known<Resource>, now: Tick) {
+        self.take_in(now, |index, effects| index.kind(gvk, served, effects));
+    }
+
+    /// Records that the CRD of a kind, given by its plural, was created or changed.
+    pub fn defined(&mut self, group: &str, plural: &str, now: Tick) {
+        self.take_in(now, |index, effects| index.defined(group, plural, effects));
+    }
+
+    /// Records the kinds in the kinds `ConfigMap`, in the recorded versions. Copies of these may
+    /// exist.
+    pub fn kinds_recorded(&mut self, kinds: &BTreeSet<GroupVersionKind>, now: Tick) {
+        self.take_in(now, |index, effects| index.kinds_recorded(kinds, effects));
+    }
+
+    /// Records when the kinds `ConfigMap` was created. `None`: it does not exist.
+    pub fn kinds_since(&mut self, created: Option<Timestamp>, now: Tick) {
+        self.take_in(now, |index, _| index.kinds_since(created));
+    }
+
+    /// Records the nonce that the kinds `ConfigMap` carries, if it carries one. The held deletion
+    /// with this nonce may go ahead.
+    pub fn confirmed(&mut self, nonce: Option<&str>, now: Tick) {
+        self.index.at(now);
+        self.deletion
+            .confirmed(nonce, &mut self.index, &mut self.effects);
+    }
+
+    /// Records the uid of the CRD of these rules. `current` is `None` if the CRD isn't served.
+    /// `recorded` is the uid that was recorded when copies were first written.
+    pub fn crd(
+        &mut self,
+        kind: RuleKind,
+        current: Option<Box<str>>,
+        recorded: Option<Box<str>>,
+        now: Tick,
+    ) {
+        self.take_in(now, |index, effects| {
+            index.crd(kind, current, recorded, effects);
+        });
+    }
+
+    // ---- events: copies and sources ----
+
+    /// Records that a listing of copies begins.
+    pub fn copies_listing(&mut self, watch: &CopyWatch, now: Tick) {
+        self.take_in(now, |index, _| index.copies_listing(watch));
+    }
+
+    /// Records the state of a watch of copies. A list has its resourceVersion. Copies that it didn't
+    /// show were absent then.
+    pub fn copies_known(&mut self, watch: &CopyWatch, known: Known<u64>, now: Tick) {
+        self.take_in(now, |index, _| index.copies_known(watch, known));
+    }
+
+    /// Records an object that the watch of copies shows. The object has Mimeo's label, but Mimeo
+    /// need not own it.
+    pub fn copy_applied(&mut self, kind: &GroupKind, meta: &ObjectMeta, now: Tick) {
+        self.take_in(now, |index, _| index.copy_applied(kind, meta));
+    }
+
+    /// Records that the watch of copies lost an object: the object was deleted, or only its label
+    /// was removed.
+    pub fn copy_gone(&mut self, kind: &GroupKind, meta: &ObjectMeta, now: Tick) {
+        self.take_in(now, |index, effects| index.copy_gone(kind, meta, effects));
+    }
+
+    /// Records that a source exists, or that it doesn't. This comes from a watch, which reads a
+    /// cache. So Mimeo confirms a deletion before it acts on it.
+    pub fn source(&mut self, source: &SourceRef, object: Option<Decoded<Value>>, now: Tick) {
+        self.take_in(now, |index, effects| {
+            index.source_shown(source, object, effects);
+        });
+    }
+
+    /// Records that a source can't be read, until [`Engine::source`] says otherwise.
+    pub fn source_unreadable(&mut self, source: &SourceRef, why: Unreadable, now: Tick) {
+        self.take_in(now, |index, _| index.source_unreadable(source, why));
+    }
+
+    /// Records the state of a selector's watch. A list has all objects that exist now.
+    /// [`Engine::source`] shows each of them too, before or after this call.
+    pub fn selected(&mut self, selector: &SourceSelector, known: Known<&Members>, now: Tick) {
+        self.take_in(now, |index, effects| {
+            index.selected(selector, known, effects);
+        });
+    }
+
+    // ---- events: the webhook ----
+
+    /// Records the webhook's replicas, as their Leases show them.
+    pub fn webhooks(&mut self, webhooks: Webhooks, now: Tick) {
+        self.take_in(now, |index, effects| index.webhooks(webhooks, effects));
+    }
+
+    /// Records that this replica set a pending label with this nonce. It writes the copies once its
+    /// watch shows the awaited event.
+    pub fn issue(&mut self, nonce: &str, awaited: Awaited, now: Tick) {
+        self.index.at(now);
+        self.gate.issued.add(nonce, awaited, self.index.now);
+    }
+
+    /// Records that a pod waits in this namespace. This replica helps to write the copies, even if
+    /// another replica set the pending label.
+    pub fn take_charge(&mut self, namespace: &str, now: Tick) {
+        self.take_in(now, |index, _| index.take_charge(namespace));
+    }
+
+    // ---- work ----
+
+    /// Returns the watches that are needed now, and forgets the state that only other watches could
+    /// show.
+    pub fn demand(&mut self) -> Demand {
+        let demand = self.index.demand(&mut self.effects);
+        self.settle();
+        demand
+    }
+
+    /// Returns the next work. `None`: there is none until an event arrives or [`Engine::wake_at`]
+    /// is reached.
+    pub fn next(&mut self, now: Tick) -> Option<Action> {
+        self.fire(now);
+        self.plan();
+        if let Some(job) = self.next_job() {
+            return Some(Action::Job(Box::new(job)));
+        }
+        while let Some(cell) = self.effects.work.pop() {
+            if let Some(request) = self.index.request(&cell, &mut self.effects) {
+                return Some(Action::Request(Box::new(request)));
+            }
+        }
+        let work = &mut self.effects.work;
+        work.rest();
+        if work.untidy && self.index.now < work.tidy_after {
+            work.timer(work.tidy_after, Timer::Tidy);
+        } else if work.untidy {
+            self.index.tidy(&mut self.deletion, &mut self.effects);
+            self.effects.work.untidy = false;
+        }
+        self.next_job().map(Box::new).map(Action::Job)
+    }
+
+    fn next_job(&mut self) -> Option<Job> {
+        self.index.next_job(&mut self.effects)
+    }
+
+    /// Plans every namespace that changed.
+    fn plan(&mut self) {
+        while let Some(name) = self.index.dirty.pop_first() {
+            self.index.plan(&name, &mut self.effects);
+            self.settle();
+        }
+    }
+
+    /// Lets the time pass.
+    fn fire(&mut self, now: Tick) {
+        self.index.at(now);
+        while let Some(timer) = self.effects.work.pop_timer(self.index.now) {
+            self.index.go_off(timer, &mut self.effects);
+            self.settle();
+        }
+    }
+
+    /// Returns when to call [`Engine::next`] again even if no event arrives.
+    pub fn wake_at(&self) -> Option<Tick> {
+        self.effects.work.wake_at()
+    }
+
+    /// Takes in the answer to a request.
+    pub fn outcome(&mut self, ticket: &Ticket, outcome: Outcome, now: Tick) {
+        if ticket.verb == Verb::Create
+            && matches!(outcome, Outcome::Object(_))
+            && self.index.settings.role == Role::Injector
+        {
+            self.gate.adapt(ticket, now);
+        }
+        self.take_in(now, |index, effects| {
+            index.outcome(ticket, outcome, effects);
+        });
+    }
+
+    /// Takes in the answer to a job. An answer that no longer counts changes nothing.
+    pub fn answered(&mut self, job: &Job, answer: Answer, now: Tick) {
+        self.take_in(now, |index, effects| index.answered(job, answer, effects));
+    }
+
+    /// Keeps the engine of a standby small. It lets time pass and forgets state that has ended. It
+    /// plans nothing, because the plan would be out of date by the time the standby may act.
+    pub fn rest(&mut self, now: Tick) {
+        self.fire(now);
+        self.effects.news.forget();
+        self.effects.changes.forget();
+        self.index.rest();
+    }
+
+    // ---- reports ----
+
+    /// Returns the copies that still hold the pods of a namespace.
+    pub fn progress(&mut self, namespace: &str, now: Tick) -> Progress {
+        self.index.at(now);
+        self.plan();
+        self.index.progress(namespace)
+    }
+
+    /// Returns the statuses that are due, as of the time `wall`. Returns none while the count takes
+    /// longer than a moment. Then [`Engine::counts`] is true, and the caller must ask again.
+    pub fn statuses(&mut self, now: Tick, wall: Timestamp) -> Vec<StatusUpdate> {
+        self.index.at(now);
+        self.index.take_time(wall);
+        self.plan();
+        let census = self.census.take();
+        let Some(mut census) = census.or_else(|| Census::begin(&mut self.index)) else {
+            return vec![];
+        };
+        if !census.count(&self.index, &mut self.effects.effort) {
+            self.census = Some(census);
+            return vec![];
+        }
+        let (index, changes) = (&mut self.index, &mut self.effects.changes);
+        census
+            .tallies()
+            .filter_map(|(id, tally)| index.status(&id, tally, wall, &self.deletion, changes))
+            .collect()
+    }
+
+    /// True if a count for statuses is in progress.
+    pub fn counts(&self) -> bool {
+        self.census.is_some()
+    }
+
+    /// Records that a status could not be written.
+    pub fn status_failed(&mut self, id: &RuleId, now: Tick) {
+        self.take_in(now, |index, _| index.status_failed(id));
+    }
+
+    /// Returns the statuses of grants that must be written now.
+    pub fn grant_statuses(&mut self, now: Tick) -> Vec<GrantUpdate> {
+        self.index.at(now);
+        self.index.grant_statuses()
+    }
+
+    /// Records that a grant's status could not be written.
+    pub fn grant_status_failed(&mut self, namespace: &str, name: &str, now: Tick) {
+        self.take_in(now, |index, _| index.grant_status_failed(namespace, name));
+    }
+
+    /// Returns the Events to write now.
+    pub fn announcements(&mut self, now: Tick) -> Vec<Announcement> {
+        self.index.at(now);
+        self.effects.news.announcements(&self.index, &self.deletion)
+    }
+
+    /// When [`Engine::announcements`] has Events to write.
+    pub fn announcements_due(&self) -> Option<Tick> {
+        self.effects.news.next_due()
+    }
+
+    /// Returns the failures since the last call, for the log. A cell reports the same reason only
+    /// once.
+    pub fn notices(&mut self) -> Vec<Notice> {
+        std::mem::take(&mut self.effects.notices)
+    }
+
+    /// Returns the held deletions of rules that no longer exist, those of `ClusterReplication`s
+    /// first. They have no status in which a user could read them.
+    pub fn held(&self) -> impl Iterator<Item = HeldDeletion<'_>> {
+        self.deletion.held_of_gone(&self.index)
+    }
+
+    /// Returns all numbers for metrics.
+    pub fn numbers(&self) -> Numbers {
+        Numbers::of(&self.index, &self.deletion, &self.effects)
+    }
+
+    /// Returns the contents of the engine. This goes over every copy, so it is not for each scrape.
+    pub fn inside(&self) -> Inside {
+        Inside::of(&self.index, &self.deletion, &self.effects)
+    }
+
+    /// True if the viewer has not seen everything.
+    pub fn has_news(&self, cursor: &Cursor) -> bool {
+        self.effects.changes.has_news(cursor)
+    }
+
+    /// Returns the next piece of the changes; `wall` is the present time.
+    pub fn view(&self, cursor: &mut Cursor, now: Tick, wall: Timestamp) -> View {
+        self.page(now, wall).view(cursor, &self.effects.changes)
+    }
+
+    /// Returns the copies of a rule in a namespace, by kind and name.
+    pub fn copies(
+        &self,
+        id: &RuleId,
+        namespace: &str,
+        now: Tick,
+        wall: Timestamp,
+    ) -> Vec<CopyView> {
+        self.page(now, wall).copies(id, namespace)
+    }
+
+    fn page(&self, now: Tick, wall: Timestamp) -> Page<'_> {
+        Page {
+            index: &self.index,
+            deletion: &self.deletion,
+            now,
+            wall,
+        }
+    }
+
+    /// Decides about every cell again. Returns the cells whose stored verdict is out of date. While
+    /// a timer is due, all may be. For tests.
+    pub fn outdated_verdicts(&self) -> Vec<String> {
+        if self.wake_at().is_some_and(|due| due <= self.index.now) {
+            return Vec::new();
+        }
+        self.index.outdated_verdicts()
+    }
+
+    /// How much the engine has done so far. For tests.
+    pub fn effort(&self) -> Effort {
+        self.effects.effort
+    }
+}
+
+impl Rules for Engine {
+    fn known(&self) -> bool {
+        self.index.primed()
+    }
+
+    fn holding(&self, hint: NameHint<'_>, labels: &Labels) -> BTreeSet<RuleId> {
+        self.index.pod_gate_rules(hint, labels)
+    }
+
+    fn issued(&self, nonce: &str) -> bool {
+        self.gate.issued.contains(nonce)
+    }
+}
