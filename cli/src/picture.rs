@@ -320,7 +320,7 @@ impl<'a> Reading<'a> {
                 self.tell(|engine, now| engine.grants_known(Known::Listed(&listed), now));
             }
             Err(ReadError::NotServed) => {
-                self.tell(|engine, now| engine.grants_known(Known::Unserved, now))
+                self.tell(|engine, now| engine.grants_known(Known::Unserved, now));
             }
             Err(error) => {
                 self.note(format!("You can't list ReplicationGrants: {error}. Whether Replications may cross namespaces is unknown."));
@@ -359,7 +359,7 @@ impl<'a> Reading<'a> {
         for kind in RuleKind::ALL {
             let uid = kinds.crds.get(&kind).cloned();
             self.tell(|engine, now| {
-                engine.crd(kind, uid.clone().or(Some("served".into())), uid, now)
+                engine.crd(kind, uid.clone().or(Some("served".into())), uid, now);
             });
         }
     }
@@ -432,7 +432,7 @@ impl<'a> Reading<'a> {
             Read::Kind(gvk, Err(why)) => {
                 self.note(format!("Can't find out whether {gvk} is served: {why}."));
                 self.tell(|engine, now| {
-                    engine.kind(&gvk, Known::Unreadable(Unreadable::Unavailable), now)
+                    engine.kind(&gvk, Known::Unreadable(Unreadable::Unavailable), now);
                 });
             }
             Read::Copies(watch, objects, Ok(version)) => {
@@ -612,7 +612,7 @@ async fn ask(task: &Task, writer: &Writer, discovery: &Discovery) -> Answer {
                 let read = writer
                     .read(&resource, &source.namespace, &source.name)
                     .await;
-                read.ok().map(|object| Answer::Object(object))
+                read.ok().map(Answer::Object)
             }
             None => None,
         },

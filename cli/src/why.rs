@@ -505,7 +505,7 @@ fn fix(state: &str, key: &Key<'_>, rule: &Rule, source: &SourceRef) -> Option<St
     let kind = gvk.kind.to_lowercase();
     let rule = object(&rule.id);
     Some(match state {
-        "Synced" => return None,
+        "Synced" | "Unknown" => return None,
         "Suspended" => {
             format!("kubectl patch {rule} --type=merge -p '{{\"spec\":{{\"suspend\":false}}}}'")
         }
@@ -537,7 +537,6 @@ fn fix(state: &str, key: &Key<'_>, rule: &Rule, source: &SourceRef) -> Option<St
         "Pending" => {
             "kubectl mimeo check   tells whether Mimeo runs; if it does, wait some seconds".into()
         }
-        "Unknown" => return None,
         other => FailureReason::ALL
             .iter()
             .find(|reason| reason.as_str() == other)?

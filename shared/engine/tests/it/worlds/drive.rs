@@ -282,6 +282,10 @@ impl Cluster {
                             (State::Pending, None)
                         }
                         State::Pending => (State::Pending, None),
+                        // Which of two conflicts is told first depends on what was read before.
+                        State::Failed if copy.reason.as_deref() == Some("RuleConflict") => {
+                            (State::Failed, Some("Conflict".into()))
+                        }
                         state => (state, copy.reason),
                     };
                     ((copy.kind, copy.name), (state, reason))

@@ -104,7 +104,8 @@ fn follow(story: &Story, coverage: &mut Coverage) -> Result<(), String> {
         faults.extend(cluster.compare(&model, &told));
         // Once someone has cleared `managedFields`, only the memory of the reconciler tells that an
         // object was a copy.
-        if !deeds.iter().any(|(_, deed)| matches!(deed, Deed::Clear(_))) {
+        let last = at + 1 == story.0.len();
+        if last && !deeds.iter().any(|(_, deed)| matches!(deed, Deed::Clear(_))) {
             faults.extend(cluster.compare_snapshot());
         }
         if let [(_, Deed::Rule(name, spec))] = &deeds[begun..]
