@@ -66,7 +66,7 @@ pub(crate) struct Connection {
     mimeo_namespace: String,
 }
 
-/// A client, and what a command needs to know besides.
+/// A client, with the settings that commands need beside it.
 #[derive(Clone)]
 pub(crate) struct Connected {
     pub(crate) client: Client,

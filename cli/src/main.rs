@@ -1,8 +1,8 @@
 //! `kubectl mimeo`: a person's view of Mimeo.
 //!
-//! It works with the rights of whoever runs it, and says what it may not read. It prints no Secret's
-//! data of a cluster. It changes something only by the commands that are named for it. Its answers
-//! come from the reconciler's own engine (`picture`).
+//! The program has the permissions of its user, and names the objects that these don't cover. It
+//! changes nothing and prints no data of a Secret. Its answers come from the reconciler's own engine
+//! (`picture`).
 
 mod connect;
 mod output;
@@ -16,7 +16,7 @@ use clap::{CommandFactory as _, Parser, Subcommand};
 
 use self::{connect::Connection, output::Format};
 
-/// Why is a copy (not) there, what would change, who is waiting, what must I do
+/// Explains why a copy exists or is missing, and how to fix it
 #[derive(Debug, Parser)]
 #[command(
     name = "kubectl mimeo",

@@ -3,10 +3,12 @@
 //! The engine is the reconciler's own ([`Snapshot`]). This file answers its questions by reading
 //! with the rights of the user. A fact that the user may not read stays unknown, and is noted.
 
+mod answers;
+mod progress;
+
 use std::{
     collections::{BTreeMap, BTreeSet},
-    io::{IsTerminal as _, Write as _},
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use anyhow::{Result, bail};
@@ -14,16 +16,12 @@ use clap::Parser;
 use futures::{StreamExt as _, stream};
 use k8s_openapi::{api::core::v1::ConfigMap, apimachinery::pkg::apis::meta::v1::ObjectMeta};
 use mimeo_api::{ClusterReplicationStatus, names::API_VERSION};
-use mimeo_engine::{
-    Answer, CopyWatch, Engine, Job, Member, Members, Question, Request, Settings, Snapshot, Task,
-    Verb,
-};
+use mimeo_engine::{Engine, Member, Members, Question, Settings, Snapshot, Verb};
 use mimeo_model::{
     id::{RuleId, RuleKind},
     kind::{GroupVersionKind, Resource},
     known::{Decoded, Known},
-    names,
-    outcome::{Failure, FailureReason, Outcome, Unreadable},
+    outcome::Unreadable,
     reach::Reach,
     refusal::Refused,
     role::Role,
@@ -32,7 +30,8 @@ use mimeo_model::{
     source::{SourceRef, SourceSelector},
 };
 use mimeo_runtime::{
-    discovery::{Discovery, encode, resource_path},
+    call::encode,
+    discovery::Discovery,
     limiter::Limiter,
     reach::ReachArgs,
     stored::{parse_grant, parse_rule},
@@ -40,6 +39,10 @@ use mimeo_runtime::{
 };
 use serde_json::Value;
 
+use self::{
+    answers::{Read, answer},
+    progress::Progress,
+};
 use crate::{
     connect::Connected,
     read::{Part, ReadError, Reader},
@@ -47,18 +50,6 @@ use crate::{
 
 /// Most requests at once.
 const AT_ONCE: usize = 16;
-
-/// What a command needs of the cluster.
-#[derive(Debug, Default)]
-pub(crate) struct Scope {
-    /// The only namespace whose copies matter. `None`: all.
-    pub(crate) namespace: Option<String>,
-    /// Rules that take the place of stored ones, or come in addition.
-    pub(crate) rules: Vec<Value>,
-    /// True if dry runs may be sent. They show whether an object of another client has a copy's
-    /// content.
-    pub(crate) dry_runs: bool,
-}
 
 /// A rule as it is stored.
 pub(crate) struct Stored {
@@ -77,18 +68,18 @@ pub(crate) struct Picture {
     pub(crate) namespaces: BTreeMap<String, ObjectMeta>,
     /// The sources that selectors find, by name.
     pub(crate) selected: BTreeMap<SourceSelector, Vec<String>>,
-    /// The resources of the kinds in use. `None`: the API server doesn't serve the kind.
+    /// The resources of the kinds that rules use. `None`: the API server doesn't serve the kind.
     pub(crate) kinds: BTreeMap<GroupVersionKind, Option<Resource>>,
     /// Sources that the user may not read.
     pub(crate) hidden: BTreeSet<SourceRef>,
-    /// Sentences about what could not be read.
+    /// One sentence for each fact that could not be read.
     pub(crate) unread: BTreeSet<String>,
 }
 
 impl Picture {
-    /// Reads the cluster as far as the scope needs it.
-    pub(crate) async fn read(connected: &Connected, scope: Scope) -> Result<Self> {
-        let mut reading = Reading::begin(connected, scope).await?;
+    /// Reads the cluster as far as the copies in this namespace depend on it.
+    pub(crate) async fn read(connected: &Connected, namespace: &str) -> Result<Self> {
+        let mut reading = Reading::begin(connected, namespace).await?;
         reading.rules().await?;
         reading.namespaces().await?;
         reading.grants().await;
@@ -114,14 +105,14 @@ struct Reading<'a> {
     reader: Reader,
     writer: Writer,
     discovery: Discovery,
-    limiter: Limiter,
-    scope: Scope,
+    /// Only the copies in this namespace matter.
+    namespace: &'a str,
     picture: Picture,
     progress: Progress,
 }
 
 impl<'a> Reading<'a> {
-    async fn begin(connected: &'a Connected, scope: Scope) -> Result<Self> {
+    async fn begin(connected: &'a Connected, namespace: &'a str) -> Result<Self> {
         let client = connected.client.clone();
         let reader = Reader::new(client.clone(), connected.timeout);
         let system = reader
@@ -143,10 +134,9 @@ impl<'a> Reading<'a> {
             reach,
             ..Settings::new(Role::Keeper, cluster)
         };
-        let limiter = Limiter::new(AT_ONCE, AT_ONCE);
         let writer = Writer::new(
             client.clone(),
-            limiter.clone(),
+            Limiter::new(AT_ONCE, AT_ONCE),
             connected.timeout,
             &connected.mimeo,
         );
@@ -155,8 +145,7 @@ impl<'a> Reading<'a> {
             reader,
             writer,
             discovery: Discovery::new(client),
-            limiter,
-            scope,
+            namespace,
             picture: Picture {
                 snapshot: Snapshot::new(settings),
                 rules: BTreeMap::new(),
@@ -188,14 +177,13 @@ impl<'a> Reading<'a> {
                 .list(&path, None, Part::Whole, |object| found.push(object))
                 .await;
             if let (Err(ReadError::Forbidden(_)), RuleKind::Replication) = (&read, kind) {
-                let home = self.scope.namespace.as_ref();
-                let home = home.unwrap_or(&self.connected.namespace).clone();
+                let home = self.namespace;
                 self.note(format!(
                     "You can't list Replications in all namespaces. Only those of {home} are considered."
                 ));
                 let path = format!(
                     "/apis/{API_VERSION}/namespaces/{}/{}",
-                    encode(&home),
+                    encode(home),
                     kind.plural()
                 );
                 read = self
@@ -217,14 +205,6 @@ impl<'a> Reading<'a> {
                 )),
                 Err(error) => bail!("can't list {kind}s: {error}"),
             }
-            let replaced: Vec<Value> = self
-                .scope
-                .rules
-                .iter()
-                .filter(|rule| rule["kind"] == *kind.to_string())
-                .cloned()
-                .collect();
-            found.extend(replaced.into_iter().map(Decoded::Whole));
             for object in found {
                 self.rule(kind, object);
             }
@@ -268,16 +248,17 @@ impl<'a> Reading<'a> {
                 found.extend(metadata(object.value()));
             })
             .await;
-        match (all, self.scope.namespace.clone()) {
-            (Ok(_), _) => {}
-            (Err(ReadError::Forbidden(_)), Some(only)) => {
-                let path = format!("/api/v1/namespaces/{}", encode(&only));
+        let only = self.namespace;
+        match all {
+            Ok(_) => {}
+            Err(ReadError::Forbidden(_)) => {
+                let path = format!("/api/v1/namespaces/{}", encode(only));
                 match self.reader.get(&path, Part::Metadata).await {
                     Ok(Some(object)) => found.extend(metadata(&object)),
                     Ok(None) => {}
                     Err(_) => {
                         self.note(format!("You can't read Namespace {only}: its labels are unknown, so rules that select by labels seem not to match it."));
-                        found.push(assumed(&only));
+                        found.push(assumed(only));
                     }
                 }
                 self.note(
@@ -285,7 +266,7 @@ impl<'a> Reading<'a> {
                         .into(),
                 );
             }
-            (Err(error), _) => bail!("can't list namespaces: {error}"),
+            Err(error) => bail!("can't list namespaces: {error}"),
         }
         let mut listed: BTreeSet<Box<str>> = BTreeSet::new();
         for meta in found {
@@ -373,15 +354,11 @@ impl<'a> Reading<'a> {
             }
             let mut progress = std::mem::take(&mut self.progress);
             let answers = stream::iter(questions)
+                .filter(|question| std::future::ready(self.matters(question)))
                 .map(|question| {
-                    let asked = self.asked(question);
-                    answer(
-                        asked,
-                        &self.reader,
-                        &self.writer,
-                        &self.discovery,
-                        &self.limiter,
-                    )
+                    let only = self.namespace;
+                    let (reader, discovery) = (&self.reader, &self.discovery);
+                    answer(question, only, reader, &self.writer, discovery)
                 })
                 .buffer_unordered(AT_ONCE)
                 .inspect(|_| progress.count());
@@ -394,37 +371,33 @@ impl<'a> Reading<'a> {
         self.progress.end();
     }
 
-    /// Leaves a question out if its answer can't matter for the scope.
-    fn asked(&self, question: Question) -> Asked {
-        let only = self.scope.namespace.as_deref();
-        let outside = |namespace: &str| only.is_some_and(|only| only != namespace);
+    /// True if the answer can matter for the copies in the namespace.
+    fn matters(&self, question: &Question) -> bool {
         match question {
-            Question::Object(request) if outside(&request.ticket.namespace) => Asked::Nothing,
-            Question::Object(request)
-                if matches!(request.ticket.verb, Verb::Compare(..)) && !self.scope.dry_runs =>
-            {
-                Asked::Nothing
+            Question::Object(request) => {
+                // Without the answer of the dry run, a copy with the right checksum counts as
+                // correct. An object of another client counts as not compared yet.
+                let dry_run = matches!(request.ticket.verb, Verb::Compare(..) | Verb::Learn(_));
+                *request.ticket.namespace == *self.namespace && !dry_run
             }
-            // Without the answer a copy with the right checksum counts as correct.
-            Question::Object(request) if matches!(request.ticket.verb, Verb::Learn(_)) => {
-                Asked::Nothing
+            Question::Copies(watch, _) => {
+                let other = |namespace: &str| namespace != self.namespace;
+                !watch.namespace.as_deref().is_some_and(other)
             }
-            Question::Copies(watch, resource)
-                if watch.namespace.as_deref().is_some_and(outside) =>
-            {
-                let _ = resource;
-                Asked::Nothing
+            Question::Source(source, _) => {
+                let labels = self.picture.labels(self.namespace).unwrap_or_default();
+                let rules = self.picture.rules.values();
+                let mut rules = rules.filter_map(|stored| stored.rule.as_ref().ok());
+                rules.any(|rule| {
+                    rule.sources.contains(source) && rule.matches(self.namespace, &labels)
+                })
             }
-            Question::Copies(watch, resource) => {
-                Asked::Copies(watch, resource, only.map(Into::into))
-            }
-            question => Asked::Question(question),
+            Question::Kind(_) | Question::Selected(..) | Question::Job(_) => true,
         }
     }
 
     fn take(&mut self, read: Read) {
         match read {
-            Read::Nothing => {}
             Read::Kind(gvk, Ok(resource)) => {
                 self.tell(|engine, now| engine.kind(&gvk, resource.clone().into(), now));
                 self.picture.kinds.insert(gvk, resource);
@@ -482,7 +455,7 @@ impl<'a> Reading<'a> {
             Read::Job(job, answer) => {
                 self.tell(|engine, now| engine.answered(&job, answer, now));
             }
-            Read::Object(request, Ok(outcome)) => self.picture.snapshot.object(*request, outcome),
+            Read::Object(request, Ok(outcome)) => self.picture.snapshot.object(&request, outcome),
             Read::Object(request, Err(error)) => {
                 let GroupVersionKind { kind, .. } = &request.resource.gvk;
                 self.note(format!(
@@ -492,139 +465,6 @@ impl<'a> Reading<'a> {
             }
         }
     }
-}
-
-/// A question that is put to the API server.
-enum Asked {
-    Nothing,
-    /// With the only namespace that matters.
-    Copies(CopyWatch, Resource, Option<Box<str>>),
-    Question(Question),
-}
-
-/// An answer of the API server.
-enum Read {
-    Nothing,
-    Kind(GroupVersionKind, Result<Option<Resource>, String>),
-    Copies(CopyWatch, Vec<ObjectMeta>, Result<u64, ReadError>),
-    Source(SourceRef, Result<Option<Value>, ReadError>),
-    Selected(SourceSelector, Result<Vec<Value>, ReadError>),
-    Job(Box<Job>, Answer),
-    Object(Box<Request>, Result<Outcome, ReadError>),
-}
-
-async fn answer(
-    asked: Asked,
-    reader: &Reader,
-    writer: &Writer,
-    discovery: &Discovery,
-    limiter: &Limiter,
-) -> Read {
-    let question = match asked {
-        Asked::Nothing => return Read::Nothing,
-        Asked::Copies(watch, resource, only) => {
-            let selector = format!("{}={}", names::MANAGED_BY, names::MANAGED_BY_VALUE);
-            let namespace = watch.namespace.as_deref().or(only.as_deref());
-            let path = resource_path(&resource, namespace, None);
-            let mut copies = Vec::new();
-            let keep = |object: Decoded<Value>| copies.extend(metadata(object.value()));
-            let read = reader
-                .list(&path, Some(&selector), Part::Metadata, keep)
-                .await;
-            return Read::Copies(watch, copies, read);
-        }
-        Asked::Question(question) => question,
-    };
-    match question {
-        Question::Kind(gvk) => {
-            let found = discovery.find(&gvk).await;
-            Read::Kind(gvk, found.map_err(|error| error.to_string()))
-        }
-        Question::Source(source, resource) => {
-            let path = resource_path(&resource, Some(&source.namespace), Some(&source.name));
-            let object = reader.get(&path, Part::Whole).await;
-            Read::Source(source, object)
-        }
-        Question::Selected(selector, resource) => {
-            let path = resource_path(&resource, Some(&selector.namespace), None);
-            let query = selector.selector.to_query();
-            let query = (!query.is_empty()).then_some(query);
-            let mut objects = Vec::new();
-            let keep = |object: Decoded<Value>| objects.push(object.value().clone());
-            let read = reader
-                .list(&path, query.as_deref(), Part::Whole, keep)
-                .await;
-            Read::Selected(selector, read.map(|_| objects))
-        }
-        Question::Job(job) => {
-            let answer = ask(&job.task, writer, discovery).await;
-            Read::Job(job, answer)
-        }
-        Question::Object(request) => {
-            if let Verb::Compare(..) = request.ticket.verb {
-                let permit = limiter.acquire().await;
-                let outcome = writer.carry_out(&request, permit).await;
-                return Read::Object(request, Ok(outcome));
-            }
-            let (namespace, name) = (&request.ticket.namespace, &request.ticket.name);
-            let path = resource_path(&request.resource, Some(namespace), Some(name));
-            let outcome = match reader.get(&path, Part::Metadata).await {
-                Ok(Some(object)) => Ok(metadata(&object).map_or(
-                    Outcome::Unavailable {
-                        retry_after: None,
-                        failure: undecodable(),
-                    },
-                    |meta| Outcome::Object(Box::new(meta)),
-                )),
-                Ok(None) => Ok(Outcome::Absent),
-                Err(error) => Err(error),
-            };
-            Read::Object(request, outcome)
-        }
-        Question::Copies(..) => Read::Nothing,
-    }
-}
-
-fn undecodable() -> Failure {
-    Failure {
-        reason: FailureReason::ClusterUnreachable,
-        message: "the object's metadata can't be decoded".into(),
-    }
-}
-
-/// Carries out a job that only reads.
-async fn ask(task: &Task, writer: &Writer, discovery: &Discovery) -> Answer {
-    let resource = async |gvk: &GroupVersionKind| discovery.find(gvk).await.ok().flatten();
-    let answer = match task {
-        Task::ConfirmRule(id) => writer.read_rule(id).await.ok().map(Answer::Rule),
-        Task::ConfirmGrants(namespace) => {
-            writer.read_grants(namespace).await.ok().map(Answer::Grants)
-        }
-        Task::ConfirmSource(source) => match resource(&source.gvk).await {
-            Some(resource) => {
-                let read = writer.read_source(source, &resource).await;
-                read.ok().map(Answer::Source)
-            }
-            None => None,
-        },
-        Task::ReadSource(source) => match resource(&source.gvk).await {
-            Some(resource) => {
-                let read = writer
-                    .read(&resource, &source.namespace, &source.name)
-                    .await;
-                read.ok().map(Answer::Object)
-            }
-            None => None,
-        },
-        Task::ReadGrant { namespace, name } => {
-            let grant = writer.read_grant(namespace, name).await;
-            grant
-                .ok()
-                .map(|grant| Answer::Grant(grant.map(parse_grant)))
-        }
-        _ => None,
-    };
-    answer.unwrap_or(Answer::Failed)
 }
 
 /// The limits of the installation, from the arguments of its reconciler. Returns a sentence if they
@@ -682,35 +522,5 @@ fn assumed(name: &str) -> ObjectMeta {
         resource_version: Some("1".into()),
         creation_timestamp: None,
         ..ObjectMeta::default()
-    }
-}
-
-/// A line on the terminal that counts answers while a reading takes long.
-#[derive(Default)]
-struct Progress {
-    began: Option<Instant>,
-    told: Option<Instant>,
-    answers: usize,
-}
-
-impl Progress {
-    fn count(&mut self) {
-        self.answers += 1;
-        let now = Instant::now();
-        let began = *self.began.get_or_insert(now);
-        let due = self.told.unwrap_or(began) + Duration::from_secs(1);
-        if now >= due && std::io::stderr().is_terminal() {
-            self.told = Some(now);
-            let mut terminal = std::io::stderr();
-            // A terminal that can't be written to is no reason to stop.
-            _ = write!(terminal, "\rreading the cluster: {} answers", self.answers);
-            _ = terminal.flush();
-        }
-    }
-
-    fn end(&mut self) {
-        if self.told.is_some() {
-            _ = write!(std::io::stderr(), "\r\x1b[K");
-        }
     }
 }

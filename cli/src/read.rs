@@ -9,18 +9,13 @@ use http::{Request, header::ACCEPT};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ListMeta;
 use kube::Client;
 use mimeo_model::{known::Decoded, meta::version};
-use mimeo_runtime::object::decode;
+use mimeo_runtime::{
+    call::{JSON, METADATA, METADATA_LIST, encode},
+    fault::Fault,
+    object::decode,
+};
 use serde::Deserialize;
 use serde_json::{Value, value::RawValue};
-
-/// Most objects of one page. A list of any length needs no more memory than one page.
-const PAGE: usize = 500;
-
-const METADATA: &str =
-    "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1,application/json";
-const METADATA_LIST: &str =
-    "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1,application/json";
-const JSON: &str = "application/json";
 
 /// Which part of an object is read.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -31,15 +26,21 @@ pub(crate) enum Part {
     Whole,
 }
 
-/// Why something can't be read. The text completes "can't read X: ".
+/// The reason for a failed read. The text completes "can't read X: ".
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum ReadError {
     /// The user lacks the permission.
     #[error("you have no permission ({0})")]
     Forbidden(String),
-    /// The API server doesn't serve this path.
+    /// The kind is served, and the object does not exist.
+    #[error("it does not exist")]
+    Absent,
+    /// The API server doesn't serve the kind.
     #[error("the API server doesn't serve it")]
     NotServed,
+    /// The list took so long that its snapshot has expired.
+    #[error("the list took too long")]
+    Expired,
     /// Any other error.
     #[error("{0}")]
     Failed(String),
@@ -78,11 +79,11 @@ impl Reader {
         };
         match self.text(path, accept).await {
             Ok(text) => match decode::<Value>(text.as_bytes()) {
-                Some(object) => Ok(Some(object.value().clone())),
-                None => Err(ReadError::Failed("the answer can't be decoded".into())),
+                Some(Decoded::Whole(object) | Decoded::Part(object)) => Ok(Some(object)),
+                None => Err(undecodable()),
             },
-            Err(Refused::Absent) => Ok(None),
-            Err(refused) => Err(refused.into()),
+            Err(ReadError::Absent) => Ok(None),
+            Err(error) => Err(error),
         }
     }
 
@@ -95,9 +96,10 @@ impl Reader {
         part: Part,
         mut each: impl FnMut(Decoded<Value>),
     ) -> Result<u64, ReadError> {
-        let accept = match part {
-            Part::Metadata => METADATA_LIST,
-            Part::Whole => JSON,
+        // A list of any length needs no more memory than one page. A single object may have 1 MiB.
+        let (accept, limit) = match part {
+            Part::Metadata => (METADATA_LIST, 500),
+            Part::Whole => (JSON, 50),
         };
         let selector = selector.map_or_else(String::new, |selector| {
             format!("&labelSelector={}", encode(selector))
@@ -110,20 +112,18 @@ impl Reader {
                 format!("&continue={}", encode(&next))
             };
             let text = match self
-                .text(&format!("{path}?limit={PAGE}{selector}{resume}"), accept)
+                .text(&format!("{path}?limit={limit}{selector}{resume}"), accept)
                 .await
             {
                 Ok(text) => text,
                 // The position is too old. One more attempt from the beginning.
-                Err(Refused::Expired) if again => {
+                Err(ReadError::Expired) if again => {
                     (next, again) = (String::new(), false);
                     continue;
                 }
-                Err(Refused::Absent) => return Err(ReadError::NotServed),
-                Err(refused) => return Err(refused.into()),
+                Err(error) => return Err(error),
             };
-            let page: Page = serde_json::from_str(&text)
-                .map_err(|_| ReadError::Failed("the answer can't be decoded".into()))?;
+            let page: Page = serde_json::from_str(&text).map_err(|_| undecodable())?;
             for item in page.items.iter().flatten() {
                 if let Some(object) = decode(item.get().as_bytes()) {
                     each(object);
@@ -136,50 +136,29 @@ impl Reader {
         }
     }
 
-    async fn text(&self, path: &str, accept: &str) -> Result<String, Refused> {
+    async fn text(&self, path: &str, accept: &str) -> Result<String, ReadError> {
         let request = Request::get(path)
             .header(ACCEPT, accept)
             .body(Vec::new())
-            .map_err(|error| Refused::Failed(error.to_string()))?;
+            .map_err(|error| ReadError::Failed(error.to_string()))?;
         let answer = tokio::time::timeout(self.timeout, self.client.request_text(request)).await;
-        match answer {
-            Err(_) => Err(Refused::Failed("no answer within --request-timeout".into())),
-            Ok(Ok(text)) => Ok(text),
-            Ok(Err(kube::Error::Api(status))) => Err(match status.code {
-                401 | 403 => Refused::Forbidden(status.message.clone()),
-                404 => Refused::Absent,
-                410 => Refused::Expired,
-                code => {
-                    Refused::Failed(format!("the API server answered {code} {}", status.reason))
-                }
-            }),
-            Ok(Err(error)) => Err(Refused::Failed(
-                mimeo_runtime::fault::Fault(&error).to_string(),
-            )),
-        }
+        let late = || ReadError::Failed("no answer within --request-timeout".into());
+        let error = match answer.map_err(|_| late())? {
+            Ok(text) => return Ok(text),
+            Err(kube::Error::Api(status)) => status,
+            Err(error) => return Err(ReadError::Failed(Fault(&error).to_string())),
+        };
+        let details = error.details.as_ref();
+        Err(match error.code {
+            401 | 403 => ReadError::Forbidden(error.message.clone()),
+            404 if details.is_some_and(|details| !details.name.is_empty()) => ReadError::Absent,
+            404 => ReadError::NotServed,
+            410 => ReadError::Expired,
+            code => ReadError::Failed(format!("the API server answered {code} {}", error.reason)),
+        })
     }
 }
 
-/// The reason why a request has no result.
-enum Refused {
-    Forbidden(String),
-    Absent,
-    Expired,
-    Failed(String),
-}
-
-impl From<Refused> for ReadError {
-    fn from(refused: Refused) -> Self {
-        match refused {
-            Refused::Forbidden(message) => Self::Forbidden(message),
-            Refused::Absent => Self::NotServed,
-            Refused::Expired => Self::Failed("the list took too long".into()),
-            Refused::Failed(why) => Self::Failed(why),
-        }
-    }
-}
-
-/// Encodes a value of a query.
-pub(crate) fn encode(text: &str) -> String {
-    mimeo_runtime::discovery::encode(text)
+fn undecodable() -> ReadError {
+    ReadError::Failed("the answer can't be decoded".into())
 }

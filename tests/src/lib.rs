@@ -56,7 +56,7 @@ pub use collector::Collector;
 pub use control_plane::{Builder, Component, ControlPlane, Shared};
 pub use objects::{create_namespace, create_secret, install_crd, unique};
 pub use pair::{NAMESPACE, Pair, PairBuilder, Replica, rights_added_up};
-pub use program::{Program, Running};
+pub use program::{Program, Running, locate};
 pub use silent::Silent;
 pub use user::User;
 pub use wait::eventually;

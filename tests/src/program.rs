@@ -210,7 +210,10 @@ impl Drop for Running {
 
 /// Finds the binary near the running executable. `target/<profile>/` is one of its ancestors for
 /// tests (`deps/`), examples and the programs themselves.
-fn locate(name: &str) -> Result<PathBuf> {
+///
+/// # Errors
+/// The binary was not built in the same profile.
+pub fn locate(name: &str) -> Result<PathBuf> {
     let own = std::env::current_exe().context("failed to find the running executable")?;
     own.ancestors()
         .skip(1)

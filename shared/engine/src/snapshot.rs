@@ -1,8 +1,8 @@
 //! One reading of the cluster, and the engine's decisions about it. Nothing is written.
 //!
-//! `kubectl mimeo` explains, previews and renders copies with the reconciler's own engine. A
-//! reconciler watches, and carries out each request. A snapshot asks each [`Question`] once, and
-//! keeps the requests that would change the cluster as its result.
+//! `kubectl mimeo` explains copies with the reconciler's own engine. A reconciler watches, and
+//! carries out each request. A snapshot asks each [`Question`] once, and sends no request that
+//! would change the cluster.
 //!
 //! The caller shows the rules, grants and namespaces by the engine's own events
 //! ([`Snapshot::engine`]). It then answers questions until there are none. A question without an
@@ -24,19 +24,19 @@ use crate::{
 /// A fact that the engine needs.
 #[derive(Debug)]
 pub enum Question {
-    /// Which resource serves the kind? The answer is [`Engine::kind`].
+    /// The resource that serves a kind. The answer is [`Engine::kind`].
     Kind(GroupVersionKind),
-    /// Which copies exist? The answers are [`Engine::copy_applied`] for each object with Mimeo's
-    /// label, and then [`Engine::copies_listed`].
+    /// The existing copies. The answers are [`Engine::copy_applied`] for each object with Mimeo's
+    /// label, and then [`Engine::copies_known`].
     Copies(CopyWatch, Resource),
-    /// What is in the source? The answer is [`Engine::source`].
+    /// The content of a source. The answer is [`Engine::source`].
     Source(SourceRef, Resource),
-    /// Which sources does the selector find? The answers are [`Engine::source`] for each, and then
+    /// The sources that a selector finds. The answers are [`Engine::source`] for each, and then
     /// [`Engine::selected`].
     Selected(SourceSelector, Resource),
     /// A read that proves why an object is gone. The answer is [`Engine::answered`].
     Job(Box<Job>),
-    /// What is in the place of the copy? The answer is [`Snapshot::object`].
+    /// The object that has the copy's name. The answer is [`Snapshot::object`].
     Object(Box<Request>),
 }
 
@@ -51,12 +51,11 @@ pub struct Snapshot {
     sources: BTreeSet<SourceRef>,
     selectors: BTreeSet<SourceSelector>,
     recorded: BTreeSet<GroupVersionKind>,
-    requests: Vec<Request>,
 }
 
 impl Snapshot {
-    /// A snapshot that has read nothing yet. `settings` are those of the installation; delays and
-    /// the role don't matter.
+    /// Creates a snapshot that has read nothing yet. `settings` are those of the installation. The
+    /// role is the reconciler's, and no decision waits for a delay.
     pub fn new(settings: Settings) -> Self {
         let settings = Settings {
             role: Role::Keeper,
@@ -73,7 +72,6 @@ impl Snapshot {
             sources: BTreeSet::new(),
             selectors: BTreeSet::new(),
             recorded: BTreeSet::new(),
-            requests: Vec::new(),
         }
     }
 
@@ -103,7 +101,7 @@ impl Snapshot {
             self.demanded(&mut questions);
             match self.engine.next(self.now) {
                 Some(Action::Job(job)) => self.take_job(job, &mut questions),
-                Some(Action::Request(request)) => self.take_request(request, &mut questions),
+                Some(Action::Request(request)) => Self::take_request(request, &mut questions),
                 None => break,
             }
         }
@@ -150,42 +148,33 @@ impl Snapshot {
             self.engine.answered(&job, Answer::Done, self.now);
             self.engine.kinds_recorded(&self.recorded, self.now);
         }
-        // The other jobs write what concerns no decision of this snapshot.
+        // No decision of this snapshot depends on the writes of the other jobs.
     }
 
-    fn take_request(&mut self, request: Box<Request>, questions: &mut Vec<Question>) {
-        match request.ticket.verb {
-            Verb::Create | Verb::Look | Verb::Compare(..) | Verb::Learn(_) => {
-                questions.push(Question::Object(request));
-            }
+    /// Asks about the object of a request. A request that would change the cluster stays without an
+    /// answer, so its copy stays as it is decided now.
+    fn take_request(request: Box<Request>, questions: &mut Vec<Question>) {
+        let asks = match request.ticket.verb {
+            Verb::Create | Verb::Look | Verb::Compare(..) | Verb::Learn(_) => true,
             // The copy has the right checksum. A reconciler that has just begun applies it once
             // more, which most often changes nothing. Here it counts as correct.
-            Verb::Apply(_) if request.ticket.why == Some(Why::Unproven) => {
-                questions.push(Question::Object(request));
-            }
-            Verb::Apply(_) | Verb::Take(..) | Verb::Claim(..) | Verb::Delete(..) => {
-                self.requests.push(*request);
-            }
+            Verb::Apply(_) => request.ticket.why == Some(Why::Unproven),
+            Verb::Take(..) | Verb::Claim(..) | Verb::Delete(..) => false,
+        };
+        if asks {
+            questions.push(Question::Object(request));
         }
     }
 
     /// Answers [`Question::Object`]. For [`Verb::Compare`] and [`Verb::Learn`], `outcome` is that of
     /// the dry run. For all other verbs it is that of a read of the object's metadata.
-    pub fn object(&mut self, request: Request, outcome: Outcome) {
-        match (request.ticket.verb, outcome) {
-            (Verb::Create, Outcome::Object(_)) => {
-                self.engine
-                    .outcome(&request.ticket, Outcome::Conflict, self.now);
-            }
-            // Without a failure the reconciler would create the copy.
-            (Verb::Create, _) => self.requests.push(request),
-            (_, outcome) => self.engine.outcome(&request.ticket, outcome, self.now),
-        }
-    }
-
-    /// The requests that would change the cluster, in the order in which the reconciler would send
-    /// them.
-    pub fn requests(&self) -> &[Request] {
-        &self.requests
+    pub fn object(&mut self, request: &Request, outcome: Outcome) {
+        let outcome = match (request.ticket.verb, outcome) {
+            (Verb::Create, Outcome::Object(_)) => Outcome::Conflict,
+            // The reconciler would create the copy now.
+            (Verb::Create, _) => return,
+            (_, outcome) => outcome,
+        };
+        self.engine.outcome(&request.ticket, outcome, self.now);
     }
 }

@@ -21,13 +21,13 @@ use crate::{fault::Fault, object};
 
 /// Accept header for an object's metadata alone. Servers that cannot reduce an object send the
 /// whole object.
-pub(crate) const METADATA: &str =
+pub const METADATA: &str =
     "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1,application/json";
 /// [`METADATA`] for lists.
-pub(crate) const METADATA_LIST: &str =
+pub const METADATA_LIST: &str =
     "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1,application/json";
 /// Accept header for whole objects.
-pub(crate) const JSON: &str = "application/json";
+pub const JSON: &str = "application/json";
 
 /// Twice the size of the largest object that an API server accepts, including room for its managed
 /// fields. A larger answer counts as no answer.

@@ -18,8 +18,7 @@ use mimeo_model::kind::{GroupVersionKind, Resource};
 use serde::de::DeserializeOwned;
 use tracing::debug;
 
-use crate::call;
-pub use crate::call::encode;
+use crate::call::{self, encode};
 
 /// The verbs that Mimeo uses on the objects of a kind. Mimeo cannot handle a kind that lacks one of
 /// them.

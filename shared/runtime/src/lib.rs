@@ -6,7 +6,7 @@
 pub mod access;
 pub mod backoff;
 pub mod body;
-mod call;
+pub mod call;
 pub mod certificates;
 pub mod client;
 mod connections;

@@ -10,7 +10,7 @@ mod kinds;
 mod policies;
 mod rendered;
 mod restarts;
-mod told;
+pub(crate) mod told;
 
 use std::collections::BTreeMap;
 

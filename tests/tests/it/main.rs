@@ -57,3 +57,4 @@ mod unreadable;
 mod warnings;
 mod watched;
 mod webhook_smoke;
+mod why;

@@ -194,7 +194,7 @@ impl Index {
                 if let Some(rule) = cell.ours().and_then(|seen| seen.rule.as_ref()) {
                     self.consent.note_copy_in(rule, &ticket.namespace);
                 }
-                // The status of the rule that the cell belonged to is due self.now. Planning marks the
+                // The status of the rule that the cell belonged to is due now. Planning marks the
                 // status of the rule that the cell belongs to next.
                 owner.iter().for_each(|rule| self.mark_status_due(rule));
                 self.note_created(&ticket.namespace, &mut namespace, at);

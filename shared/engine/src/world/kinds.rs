@@ -238,7 +238,7 @@ impl Index {
             self.render_source(source, effects);
         }
         if never {
-            // No copies of it can exist self.now, and none existed before. So only the rules that name
+            // No copies of it can exist now, and none existed before. So only the rules that name
             // the kind are affected.
             self.replan_rules_of_kind(gvk);
         } else {

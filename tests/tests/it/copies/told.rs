@@ -716,7 +716,7 @@ const ADMISSION: &str = "admissionregistration.k8s.io/v1";
 
 /// Writes a quota that permits no Secrets. The API server reads its status. No controller runs
 /// here, so the test fills the status in.
-async fn exhaust(scene: &Scene<'_>, namespace: &str) -> Result<()> {
+pub(crate) async fn exhaust(scene: &Scene<'_>, namespace: &str) -> Result<()> {
     let hard = json!({"hard": {"count/secrets": "0"}});
     let metadata = json!({"name": "none", "namespace": namespace});
     let quota =

@@ -261,7 +261,7 @@ impl Cluster {
                             panic!("no answer to a request");
                         };
                         request.ticket.verb = verb;
-                        snapshot.object(*request, outcome);
+                        snapshot.object(&request, outcome);
                     }
                 }
             }

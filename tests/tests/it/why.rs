@@ -1,0 +1,298 @@
+//! `kubectl mimeo why`: for each reason why a copy is missing, the answer names the reason and the
+//! next step. The compiled program runs as a plugin of kubectl.
+
+use std::{env, path::PathBuf};
+
+use anyhow::{Context as _, Result};
+use mimeo_tests::{
+    ControlPlane, User, create_secret, eventually, locate, planted,
+    scenario::{SOON, Scene, kubectl, merge, rule},
+};
+use serde_json::{Value, json};
+
+use crate::{copies::told::exhaust, stages::PLAIN as STAGE};
+
+const REGISTRY: &str = "registry";
+
+/// The exit code and the JSON of `kubectl mimeo why`, as the admin or as another user.
+fn why(control_plane: &ControlPlane, user: Option<&User>, object: &str) -> Result<(i32, Value)> {
+    let program = locate("kubectl-mimeo")?;
+    let mut path: Vec<PathBuf> = program.parent().map(Into::into).into_iter().collect();
+    path.extend(env::split_paths(&env::var_os("PATH").unwrap_or_default()));
+    let mut command = control_plane.kubectl()?;
+    command
+        .env("PATH", env::join_paths(path)?)
+        .args(["mimeo", "why", object, "-o", "json"]);
+    if let Some(user) = user {
+        command.env("KUBECONFIG", user.kubeconfig());
+    }
+    let output = command.output()?;
+    let (stdout, stderr) = (
+        String::from_utf8_lossy(&output.stdout),
+        String::from_utf8_lossy(&output.stderr),
+    );
+    planted::look(format!("why {object}"), &format!("{stdout}{stderr}"));
+    let answer = serde_json::from_str(&stdout).with_context(|| format!("{stdout}{stderr}"))?;
+    Ok((output.status.code().unwrap_or(-1), answer))
+}
+
+/// Waits until the rule's answer has this state. Returns the answer.
+async fn wait_state(scene: &Scene<'_>, object: &str, rule: &str, state: &str) -> Result<Value> {
+    let id = format!("ClusterReplication/{rule}");
+    eventually(SOON, format!("{object}: {state}"), || async {
+        let (code, answer) = why(&scene.setting.control_plane, None, object)?;
+        let rules = answer["rules"].as_array().cloned().unwrap_or_default();
+        let correct = rules.iter().any(|one| one["state"] == "Synced");
+        let own = rules.into_iter().find(|one| one["rule"] == *id);
+        let own = own.with_context(|| format!("{answer:#}"))?;
+        anyhow::ensure!(own["state"] == state, "{answer:#}");
+        anyhow::ensure!((code == 0) == correct, "exit code {code}: {answer:#}");
+        Ok(Some(own))
+    })
+    .await
+}
+
+#[track_caller]
+fn says(answer: &Value, field: &str, words: &str) {
+    let text = answer[field].as_str().unwrap_or_default();
+    assert!(
+        text.contains(words),
+        "{words:?} is not in {field} of {answer:#}"
+    );
+}
+
+#[tokio::test]
+async fn a_copy_is_traced_to_its_rule_and_to_the_client_that_changed_it() -> Result<()> {
+    let scene = STAGE.scene("why-there").await?;
+    let namespace = scene.namespace().await?;
+    scene.secret(REGISTRY, &[("token", "one")]).await?;
+    scene
+        .rule()
+        .secret(&scene.home, REGISTRY)
+        .create(&scene.client)
+        .await?;
+    scene.wait_synced(&scene.tag).await?;
+    let object = format!("{namespace}/secret/{REGISTRY}");
+    wait_state(&scene, &object, &scene.tag, "Synced").await?;
+    // Under strategy Apply, other clients may own further fields.
+    let label = json!({"metadata": {"labels": {"team": "blue"}}});
+    merge(&scene.secrets(&namespace), REGISTRY, label).await?;
+    let (code, answer) = why(&scene.setting.control_plane, None, &object)?;
+    assert_eq!(code, 0, "{answer:#}");
+    let copy = &answer["copy"];
+    assert_eq!(copy["rule"], format!("ClusterReplication/{}", scene.tag));
+    assert_eq!(copy["ownedByMimeo"], true);
+    assert_eq!(
+        copy["changedBy"][0]["fields"],
+        json!(["metadata.labels.team"])
+    );
+    // The plural and the group name the same kind.
+    let (code, _) = why(
+        &scene.setting.control_plane,
+        None,
+        &format!("{namespace}/secrets/{REGISTRY}"),
+    )?;
+    assert_eq!(code, 0);
+    Ok(())
+}
+
+#[tokio::test]
+async fn each_reason_for_a_missing_copy_is_named_with_the_next_step() -> Result<()> {
+    let scene = STAGE.scene("why-not").await?;
+    let namespace = scene.namespace().await?;
+    scene.secret(REGISTRY, &[("token", "one")]).await?;
+    let named = |name: &str| {
+        rule(&format!("{}-{name}", scene.tag))
+            .secret(&scene.home, REGISTRY)
+            .to_label("scene", &scene.tag)
+            .named(name)
+    };
+    let full_name = |name: &str| format!("{}-{name}", scene.tag);
+    let of = |name: &str| format!("{namespace}/secret/{name}");
+
+    named("suspended")
+        .set("suspend", json!(true))
+        .create(&scene.client)
+        .await?;
+    let answer = wait_state(
+        &scene,
+        &of("suspended"),
+        &full_name("suspended"),
+        "Suspended",
+    )
+    .await?;
+    says(&answer, "fix", "\"suspend\":false");
+
+    let excluded = json!([{"namespaces": [namespace]}]);
+    named("excluded")
+        .set("exclude", excluded)
+        .create(&scene.client)
+        .await?;
+    let answer = wait_state(
+        &scene,
+        &of("excluded"),
+        &full_name("excluded"),
+        "NotSelected",
+    )
+    .await?;
+    says(&answer, "message", "spec.exclude[0]");
+
+    let labelled =
+        json!([{"namespaceSelector": {"matchLabels": {"tier": "gold"}}, "copyName": "labelled"}]);
+    named("labelled")
+        .set("targets", labelled)
+        .create(&scene.client)
+        .await?;
+    let answer = wait_state(
+        &scene,
+        &of("labelled"),
+        &full_name("labelled"),
+        "NotSelected",
+    )
+    .await?;
+    says(&answer, "message", "tier is not set");
+    says(
+        &answer,
+        "fix",
+        &format!("kubectl label namespace {namespace} tier=gold"),
+    );
+
+    let lost =
+        json!([{"apiVersion": "v1", "kind": "Secret", "namespace": scene.home, "name": "lost"}]);
+    named("lost")
+        .set("sources", lost)
+        .create(&scene.client)
+        .await?;
+    let answer = wait_state(&scene, &of("lost"), &full_name("lost"), "SourceNotFound").await?;
+    says(
+        &answer,
+        "fix",
+        &format!("kubectl -n {} get secret lost", scene.home),
+    );
+
+    create_secret(&scene.client, &namespace, "foreign", &[("a", "b")]).await?;
+    named("foreign").create(&scene.client).await?;
+    let answer = wait_state(&scene, &of("foreign"), &full_name("foreign"), "Conflict").await?;
+    says(&answer, "fix", "conflictPolicy");
+
+    named("rival").create(&scene.client).await?;
+    wait_state(&scene, &of("rival"), &full_name("rival"), "Synced").await?;
+    let second = full_name("rival-2");
+    rule(&second)
+        .secret(&scene.home, REGISTRY)
+        .to_label("scene", &scene.tag)
+        .named("rival")
+        .create(&scene.client)
+        .await?;
+    let answer = wait_state(&scene, &of("rival"), &second, "RuleConflict").await?;
+    says(&answer, "message", &full_name("rival"));
+
+    let unset = json!({"labels": {"set": {"stage": "$(namespace.labels['stage'])"}}});
+    named("unset")
+        .set("transform", unset)
+        .create(&scene.client)
+        .await?;
+    let answer = wait_state(&scene, &of("unset"), &full_name("unset"), "VariableUnset").await?;
+    says(
+        &answer,
+        "fix",
+        &format!("kubectl label namespace {namespace}"),
+    );
+
+    let gadgets = json!([{"apiVersion": "example.com/v1", "kind": "Gadget", "namespace": scene.home, "name": "gadget"}]);
+    named("gadget")
+        .set("sources", gadgets)
+        .create(&scene.client)
+        .await?;
+    let answer = wait_state(
+        &scene,
+        &format!("{namespace}/gadget/gadget"),
+        &full_name("gadget"),
+        "KindNotServed",
+    )
+    .await?;
+    says(&answer, "fix", "CRD");
+
+    let (code, answer) = why(&scene.setting.control_plane, None, &of("misspelt"))?;
+    assert_eq!((code, &answer["rules"]), (1, &json!([])));
+    assert!(answer["notes"].to_string().contains("rival"), "{answer:#}");
+    Ok(())
+}
+
+/// Only the API server knows this reason. The answer has it from the rule's status.
+#[tokio::test]
+async fn a_used_up_quota_is_named_as_the_reconciler_found_it() -> Result<()> {
+    let scene = STAGE.scene("why-quota").await?;
+    let namespace = scene.namespace().await?;
+    exhaust(&scene, &namespace).await?;
+    scene.secret(REGISTRY, &[("token", "one")]).await?;
+    scene
+        .rule()
+        .secret(&scene.home, REGISTRY)
+        .create(&scene.client)
+        .await?;
+    let object = format!("{namespace}/secret/{REGISTRY}");
+    let answer = wait_state(&scene, &object, &scene.tag, "QuotaExceeded").await?;
+    says(
+        &answer,
+        "fix",
+        &format!("kubectl -n {namespace} describe resourcequota"),
+    );
+    Ok(())
+}
+
+/// The user reads objects of one namespace, and nothing else.
+#[tokio::test]
+async fn a_user_without_permissions_is_told_which_facts_are_missing() -> Result<()> {
+    let scene = STAGE.scene("why-tenant").await?;
+    let namespace = scene.namespace().await?;
+    scene.secret(REGISTRY, &[("token", "one")]).await?;
+    scene
+        .rule()
+        .secret(&scene.home, REGISTRY)
+        .create(&scene.client)
+        .await?;
+    scene.wait_synced(&scene.tag).await?;
+    let control_plane = &scene.setting.control_plane;
+    let user = control_plane.user(&scene.tag, &[])?;
+    kubectl(
+        control_plane,
+        [
+            "-n",
+            &namespace,
+            "create",
+            "rolebinding",
+            "edits",
+            "--clusterrole=edit",
+            "--user",
+            &scene.tag,
+        ],
+    )?;
+    let object = format!("{namespace}/secret/{REGISTRY}");
+    let (code, answer) = why(control_plane, Some(&user), &object)?;
+    assert_eq!(code, 1, "the state is unknown: {answer:#}");
+    assert_eq!(
+        answer["copy"]["rule"],
+        format!("ClusterReplication/{}", scene.tag)
+    );
+    let notes = answer["notes"].to_string();
+    for part in ["ClusterReplications", "namespaces", "ReplicationGrants"] {
+        assert!(
+            notes.contains(&format!("You can't list {part}")),
+            "{part}: {answer:#}"
+        );
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_wrong_argument_is_refused_with_an_example() -> Result<()> {
+    let scene = STAGE.scene("why-wrong").await?;
+    let answer = why(&scene.setting.control_plane, None, "a/b/c/d");
+    let error = format!("{:#}", answer.err().context("it is accepted")?);
+    assert!(error.contains("team-blue/secret/registry"), "{error}");
+    let answer = why(&scene.setting.control_plane, None, "a/pods/c");
+    let error = format!("{:#}", answer.err().context("it is accepted")?);
+    assert!(error.contains("no rule copies objects of kind"), "{error}");
+    Ok(())
+}
