@@ -3,7 +3,7 @@
 mod marks;
 mod verdict;
 
-use std::fmt::Write as _;
+use std::{collections::BTreeSet, fmt::Write as _};
 
 use anyhow::{Result, bail};
 use clap::Args;
@@ -109,7 +109,19 @@ fn kind_of(picture: &Picture, text: &str) -> Result<GroupVersionKind> {
             .flatten()
             .any(|name| wanted == name || wanted == format!("{name}.{}", gvk.group))
     };
-    if let Some(gvk) = known.iter().find(|gvk| means(gvk)) {
+    let meant: Vec<&GroupVersionKind> = known.iter().copied().filter(|gvk| means(gvk)).collect();
+    let groups: BTreeSet<String> = meant
+        .iter()
+        .map(|gvk| gvk.group_kind().to_string())
+        .collect();
+    if groups.len() > 1 {
+        let groups: Vec<String> = groups.into_iter().collect();
+        bail!(
+            "{text:?} stands for several kinds; write one of {}",
+            groups.join(", ")
+        );
+    }
+    if let Some(gvk) = meant.first() {
         return Ok((*gvk).clone());
     }
     for (kind, plural) in [("Secret", "secrets"), ("ConfigMap", "configmaps")] {

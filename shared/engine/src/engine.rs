@@ -125,9 +125,9 @@ impl Engine {
 
     /// Records a namespace with this metadata, as its watch or a read shows it.
     pub fn namespace_applied(&mut self, meta: &ObjectMeta, now: Tick) {
-        let Self { gate, .. } = self;
         self.index.at(now);
-        self.index.namespace_applied(meta, gate, &mut self.effects);
+        self.index
+            .namespace_applied(meta, &mut self.gate, &mut self.effects);
         self.settle();
     }
 

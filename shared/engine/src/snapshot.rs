@@ -21,6 +21,12 @@ use crate::{
     Action, Answer, CopyWatch, Engine, Job, Request, Settings, Task, Verb, cell::Why, clock::Tick,
 };
 
+/// The time of the first event. Only the delays of the engine's own work pass after it.
+const START: Tick = Duration::from_secs(1);
+/// No work of a snapshot is later. A grace period of a rule never ends before.
+const END: Tick = Duration::from_secs(2);
+const NEVER: Duration = Duration::from_hours(24);
+
 /// A fact that the engine needs.
 #[derive(Debug)]
 pub enum Question {
@@ -61,11 +67,14 @@ impl Snapshot {
             role: Role::Keeper,
             takeover: Duration::ZERO,
             deletion_delay: Duration::ZERO,
+            // No read is repeated.
+            backoff: NEVER,
+            backoff_limit: NEVER,
             ..settings
         };
         Self {
             engine: Engine::new(settings),
-            now: Duration::from_secs(1),
+            now: START,
             demand: None,
             kinds: BTreeSet::new(),
             copies: BTreeSet::new(),
@@ -94,8 +103,20 @@ impl Snapshot {
     /// Returns the next questions. Several may be answered at the same time. An empty list means
     /// that the snapshot is complete.
     pub fn questions(&mut self) -> Vec<Question> {
-        // Time passes so that a zero delay ends.
-        self.now += Duration::from_millis(1);
+        loop {
+            let questions = self.ask();
+            let due = self.engine.wake_at().filter(|due| *due <= END);
+            match due {
+                // A namespace with many copies rests between two plans.
+                Some(due) if questions.is_empty() => {
+                    self.now = due.max(self.now + Duration::from_millis(1));
+                }
+                _ => return questions,
+            }
+        }
+    }
+
+    fn ask(&mut self) -> Vec<Question> {
         let mut questions = Vec::new();
         loop {
             self.demanded(&mut questions);

@@ -206,7 +206,7 @@ async fn each_reason_for_a_missing_copy_is_named_with_the_next_step() -> Result<
         .await?;
     let answer = wait_state(
         &scene,
-        &format!("{namespace}/gadget/gadget"),
+        &format!("{namespace}/gadget.example.com/gadget"),
         &full_name("gadget"),
         "KindNotServed",
     )

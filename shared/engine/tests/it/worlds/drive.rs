@@ -219,10 +219,15 @@ impl Cluster {
             std::mem::swap(snapshot.engine().0, &mut reader.engine);
         };
         told(&mut snapshot, &mut reader);
+        let mut rounds = 0;
         loop {
             let questions = snapshot.questions();
             if questions.is_empty() {
                 break;
+            }
+            rounds += 1;
+            if rounds > 100 {
+                return vec![format!("a snapshot keeps asking {questions:?}")];
             }
             for question in questions {
                 match question {
