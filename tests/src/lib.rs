@@ -55,7 +55,7 @@ pub use browser::Browser;
 pub use collector::Collector;
 pub use control_plane::{Builder, Component, ControlPlane, Shared};
 pub use objects::{create_namespace, create_secret, install_crd, unique};
-pub use pair::{NAMESPACE, Pair, PairBuilder, Replica, rights_added_up};
+pub use pair::{MALLOC, NAMESPACE, Pair, PairBuilder, Replica, rights_added_up};
 pub use program::{Program, Running, locate};
 pub use silent::Silent;
 pub use user::User;

@@ -44,6 +44,10 @@ const STARTING: Duration = Duration::from_mins(5);
 /// releases its Lease.
 const PATIENT: [&str; 4] = ["--lease-duration", "300s", "--lease-renew-deadline", "240s"];
 
+/// A setting of the C library that the manifests give both programs, as an environment variable.
+/// Without it, the memory of a busy webhook depends on the order in which bodies of reviews arrive.
+pub const MALLOC: (&str, &str) = ("MALLOC_MMAP_THRESHOLD_", "131072");
+
 /// Permissions of the programs.
 #[derive(Debug, Clone)]
 enum Rights {
@@ -310,8 +314,10 @@ impl Pair {
     }
 
     fn program(&self, binary: &str, user: &User, name: &str, ops: u16) -> Program {
+        let (threshold, bytes) = MALLOC;
         let program = Program::new(binary)
             .env("KUBECONFIG", user.kubeconfig().display().to_string())
+            .env(threshold, bytes)
             .args([
                 "--namespace".to_owned(),
                 NAMESPACE.to_owned(),
