@@ -8,6 +8,7 @@ mod connect;
 mod output;
 mod picture;
 mod read;
+mod state;
 mod why;
 
 use std::process::ExitCode;

@@ -8,6 +8,7 @@ mod progress;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    rc::Rc,
     time::Duration,
 };
 
@@ -16,11 +17,12 @@ use clap::Parser;
 use futures::{StreamExt as _, stream};
 use k8s_openapi::{api::core::v1::ConfigMap, apimachinery::pkg::apis::meta::v1::ObjectMeta};
 use mimeo_api::{ClusterReplicationStatus, names::API_VERSION};
-use mimeo_engine::{Engine, Member, Members, Question, Settings, Snapshot, Verb};
+use mimeo_engine::{CopyWatch, Engine, Member, Members, Question, Settings, Snapshot, Verb};
 use mimeo_model::{
     id::{RuleId, RuleKind},
     kind::{GroupVersionKind, Resource},
     known::{Decoded, Known},
+    names,
     outcome::Unreadable,
     reach::Reach,
     refusal::Refused,
@@ -31,7 +33,7 @@ use mimeo_model::{
 };
 use mimeo_runtime::{
     call::encode,
-    discovery::Discovery,
+    discovery::{Discovery, resource_path},
     limiter::Limiter,
     reach::ReachArgs,
     stored::{parse_grant, parse_rule},
@@ -40,7 +42,7 @@ use mimeo_runtime::{
 use serde_json::Value;
 
 use self::{
-    answers::{Read, answer},
+    answers::{Asker, Read},
     progress::Progress,
 };
 use crate::{
@@ -50,6 +52,28 @@ use crate::{
 
 /// Most requests at once.
 const AT_ONCE: usize = 16;
+
+/// The namespaces whose copies a command asks about.
+#[derive(Clone, Debug)]
+pub(crate) enum Scope {
+    /// All namespaces.
+    All,
+    /// One namespace.
+    One(String),
+}
+
+impl Scope {
+    pub(crate) fn has(&self, namespace: &str) -> bool {
+        self.one().is_none_or(|one| one == namespace)
+    }
+
+    fn one(&self) -> Option<&str> {
+        match self {
+            Self::All => None,
+            Self::One(namespace) => Some(namespace),
+        }
+    }
+}
 
 /// A rule as it is stored.
 pub(crate) struct Stored {
@@ -63,6 +87,8 @@ pub(crate) struct Stored {
 
 /// Everything that was read, and the engine that has seen it.
 pub(crate) struct Picture {
+    /// The namespace in which Mimeo is installed.
+    pub(crate) mimeo: String,
     pub(crate) snapshot: Snapshot,
     pub(crate) rules: BTreeMap<RuleId, Stored>,
     pub(crate) namespaces: BTreeMap<String, ObjectMeta>,
@@ -77,9 +103,9 @@ pub(crate) struct Picture {
 }
 
 impl Picture {
-    /// Reads the cluster as far as the copies in this namespace depend on it.
-    pub(crate) async fn read(connected: &Connected, namespace: &str) -> Result<Self> {
-        let mut reading = Reading::begin(connected, namespace).await?;
+    /// Reads the cluster as far as the copies in the scope depend on it.
+    pub(crate) async fn read(connected: &Connected, scope: Scope) -> Result<Self> {
+        let mut reading = Reading::begin(connected, scope).await?;
         reading.rules().await?;
         reading.namespaces().await?;
         reading.grants().await;
@@ -99,20 +125,26 @@ impl Picture {
     }
 }
 
+/// The sources of a rule: named, inline, and found by selectors.
+pub(crate) fn sources(picture: &Picture, rule: &Rule) -> Vec<SourceRef> {
+    let mut sources = rule.sources.clone();
+    for selector in &rule.selectors {
+        let names = picture.selected.get(selector).into_iter().flatten();
+        sources.extend(names.map(|name| selector.source(name.as_str())));
+    }
+    sources
+}
+
 /// A picture that is being read.
-struct Reading<'a> {
-    connected: &'a Connected,
-    reader: Reader,
-    writer: Writer,
-    discovery: Discovery,
-    /// Only the copies in this namespace matter.
-    namespace: &'a str,
+struct Reading {
+    asker: Rc<Asker>,
+    scope: Scope,
     picture: Picture,
     progress: Progress,
 }
 
-impl<'a> Reading<'a> {
-    async fn begin(connected: &'a Connected, namespace: &'a str) -> Result<Self> {
+impl Reading {
+    async fn begin(connected: &Connected, scope: Scope) -> Result<Self> {
         let client = connected.client.clone();
         let reader = Reader::new(client.clone(), connected.timeout);
         let system = reader
@@ -141,12 +173,14 @@ impl<'a> Reading<'a> {
             &connected.mimeo,
         );
         Ok(Self {
-            connected,
-            reader,
-            writer,
-            discovery: Discovery::new(client),
-            namespace,
+            asker: Rc::new(Asker {
+                reader,
+                writer,
+                discovery: Discovery::new(client),
+            }),
+            scope,
             picture: Picture {
+                mimeo: connected.mimeo.clone(),
                 snapshot: Snapshot::new(settings),
                 rules: BTreeMap::new(),
                 namespaces: BTreeMap::new(),
@@ -172,21 +206,23 @@ impl<'a> Reading<'a> {
         for kind in RuleKind::ALL {
             let mut found = Vec::new();
             let path = format!("/apis/{API_VERSION}/{}", kind.plural());
-            let mut read = self
-                .reader
+            let reader = &self.asker.reader;
+            let mut read = reader
                 .list(&path, None, Part::Whole, |object| found.push(object))
                 .await;
-            if let (Err(ReadError::Forbidden(_)), RuleKind::Replication) = (&read, kind) {
-                let home = self.namespace;
+            if let (Err(ReadError::Forbidden(_)), RuleKind::Replication, Scope::One(home)) =
+                (&read, kind, self.scope.clone())
+            {
                 self.note(format!(
                     "You can't list Replications in all namespaces. Only those of {home} are considered."
                 ));
                 let path = format!(
                     "/apis/{API_VERSION}/namespaces/{}/{}",
-                    encode(home),
+                    encode(&home),
                     kind.plural()
                 );
                 read = self
+                    .asker
                     .reader
                     .list(&path, None, Part::Whole, |object| found.push(object))
                     .await;
@@ -243,22 +279,25 @@ impl<'a> Reading<'a> {
     async fn namespaces(&mut self) -> Result<()> {
         let mut found = Vec::new();
         let all = self
+            .asker
             .reader
             .list("/api/v1/namespaces", None, Part::Metadata, |object| {
                 found.extend(metadata(object.value()));
             })
             .await;
-        let only = self.namespace;
-        match all {
-            Ok(_) => {}
-            Err(ReadError::Forbidden(_)) => {
-                let path = format!("/api/v1/namespaces/{}", encode(only));
-                match self.reader.get(&path, Part::Metadata).await {
+        match (all, self.scope.clone()) {
+            (Ok(_), _) => {}
+            (Err(error @ ReadError::Forbidden(_)), Scope::All) => {
+                bail!("can't list namespaces: {error}. Ask about one namespace, with -n NAMESPACE")
+            }
+            (Err(ReadError::Forbidden(_)), Scope::One(only)) => {
+                let path = format!("/api/v1/namespaces/{}", encode(&only));
+                match self.asker.reader.get(&path, Part::Metadata).await {
                     Ok(Some(object)) => found.extend(metadata(&object)),
                     Ok(None) => {}
                     Err(_) => {
                         self.note(format!("You can't read Namespace {only}: its labels are unknown, so rules that select by labels seem not to match it."));
-                        found.push(assumed(only));
+                        found.push(assumed(&only));
                     }
                 }
                 self.note(
@@ -266,7 +305,7 @@ impl<'a> Reading<'a> {
                         .into(),
                 );
             }
-            Err(error) => bail!("can't list namespaces: {error}"),
+            (Err(error), _) => bail!("can't list namespaces: {error}"),
         }
         let mut listed: BTreeSet<Box<str>> = BTreeSet::new();
         for meta in found {
@@ -285,6 +324,7 @@ impl<'a> Reading<'a> {
         let path = format!("/apis/{API_VERSION}/replicationgrants");
         let mut found = Vec::new();
         let read = self
+            .asker
             .reader
             .list(&path, None, Part::Whole, |object| found.push(object))
             .await;
@@ -314,14 +354,14 @@ impl<'a> Reading<'a> {
     async fn kinds_recorded(&mut self) {
         let path = format!(
             "/api/v1/namespaces/{}/configmaps/{KINDS_CONFIG_MAP}",
-            encode(&self.connected.mimeo)
+            encode(&self.picture.mimeo)
         );
-        let recorded = match self.reader.get(&path, Part::Whole).await {
+        let recorded = match self.asker.reader.get(&path, Part::Whole).await {
             Ok(map) => map.and_then(|map| serde_json::from_value::<ConfigMap>(map).ok()),
             Err(error) => {
                 self.note(format!(
                     "You can't read ConfigMap {}/{KINDS_CONFIG_MAP}: {error}. Copies of rules that no longer exist may be missing here.",
-                    self.connected.mimeo
+                    self.picture.mimeo
                 ));
                 None
             }
@@ -352,47 +392,82 @@ impl<'a> Reading<'a> {
             if questions.is_empty() {
                 break;
             }
-            let mut progress = std::mem::take(&mut self.progress);
-            let answers = stream::iter(questions)
-                .filter(|question| std::future::ready(self.matters(question)))
-                .map(|question| {
-                    let only = self.namespace;
-                    let (reader, discovery) = (&self.reader, &self.discovery);
-                    answer(question, only, reader, &self.writer, discovery)
-                })
-                .buffer_unordered(AT_ONCE)
-                .inspect(|_| progress.count());
-            let read: Vec<Read> = answers.collect().await;
-            self.progress = progress;
-            for one in read {
-                self.take(one);
+            let mut others = Vec::new();
+            for question in questions {
+                match question {
+                    Question::Copies(watch, resource) => self.copies(&watch, &resource).await,
+                    question if self.matters(&question) => others.push(question),
+                    _ => {}
+                }
+            }
+            let asker = self.asker.clone();
+            let mut answers = stream::iter(others)
+                .map(|question| asker.answer(question))
+                .buffer_unordered(AT_ONCE);
+            while let Some(read) = answers.next().await {
+                self.progress.count();
+                if let Some(read) = read {
+                    self.take(read);
+                }
             }
         }
         self.progress.end();
     }
 
-    /// True if the answer can matter for the copies in the namespace.
+    /// Lists the copies of a kind in the scope. The engine sees each page as it comes, because the
+    /// list may be long.
+    async fn copies(&mut self, watch: &CopyWatch, resource: &Resource) {
+        let (one, namespace) = (self.scope.one(), watch.namespace.as_deref());
+        if namespace.is_some_and(|namespace| !self.scope.has(namespace)) {
+            return;
+        }
+        let path = resource_path(resource, one.or(namespace), None);
+        let selector = format!("{}={}", names::MANAGED_BY, names::MANAGED_BY_VALUE);
+        let (asker, picture, progress) =
+            (self.asker.clone(), &mut self.picture, &mut self.progress);
+        let (engine, now) = picture.snapshot.engine();
+        engine.copies_listing(watch, now);
+        let each = |object: Decoded<Value>| {
+            progress.count();
+            if let Some(meta) = metadata(object.value()) {
+                engine.copy_applied(&watch.kind, &meta, now);
+            }
+        };
+        let read = asker
+            .reader
+            .list(&path, Some(&selector), Part::Metadata, each)
+            .await;
+        match read {
+            Ok(version) => engine.copies_known(watch, Known::Listed(version), now),
+            Err(error) => self.note(format!(
+                "You can't list copies of kind {}: {error}. Their states are unknown.",
+                watch.kind
+            )),
+        }
+    }
+
+    /// True if the answer can matter for the copies in the scope.
     fn matters(&self, question: &Question) -> bool {
         match question {
             Question::Object(request) => {
                 // Without the answer of the dry run, a copy with the right checksum counts as
                 // correct. An object of another client counts as not compared yet.
                 let dry_run = matches!(request.ticket.verb, Verb::Compare(..) | Verb::Learn(_));
-                *request.ticket.namespace == *self.namespace && !dry_run
-            }
-            Question::Copies(watch, _) => {
-                let other = |namespace: &str| namespace != self.namespace;
-                !watch.namespace.as_deref().is_some_and(other)
+                self.scope.has(&request.ticket.namespace) && !dry_run
             }
             Question::Source(source, _) => {
-                let labels = self.picture.labels(self.namespace).unwrap_or_default();
+                let Some(one) = self.scope.one() else {
+                    return true;
+                };
+                let labels = self.picture.labels(one).unwrap_or_default();
                 let rules = self.picture.rules.values();
                 let mut rules = rules.filter_map(|stored| stored.rule.as_ref().ok());
-                rules.any(|rule| {
-                    rule.sources.contains(source) && rule.matches(self.namespace, &labels)
-                })
+                rules.any(|rule| rule.sources.contains(source) && rule.matches(one, &labels))
             }
-            Question::Kind(_) | Question::Selected(..) | Question::Job(_) => true,
+            Question::Kind(_)
+            | Question::Selected(..)
+            | Question::Job(_)
+            | Question::Copies(..) => true,
         }
     }
 
@@ -407,22 +482,6 @@ impl<'a> Reading<'a> {
                 self.tell(|engine, now| {
                     engine.kind(&gvk, Known::Unreadable(Unreadable::Unavailable), now);
                 });
-            }
-            Read::Copies(watch, objects, Ok(version)) => {
-                let kind = watch.kind.clone();
-                self.tell(|engine, now| {
-                    engine.copies_listing(&watch, now);
-                    for meta in &objects {
-                        engine.copy_applied(&kind, meta, now);
-                    }
-                    engine.copies_known(&watch, Known::Listed(version), now);
-                });
-            }
-            Read::Copies(watch, _, Err(error)) => {
-                self.note(format!(
-                    "You can't list copies of kind {}: {error}. Their states are unknown.",
-                    watch.kind
-                ));
             }
             Read::Source(source, Ok(object)) => {
                 self.tell(|engine, now| engine.source(&source, object.map(Decoded::Whole), now));

@@ -20,7 +20,7 @@ use self::{
 use crate::{
     connect::Connected,
     output::{Format, age, print},
-    picture::{Picture, metadata},
+    picture::{Picture, Scope, metadata},
     read::{Part, Reader},
 };
 
@@ -53,8 +53,6 @@ struct Key<'a> {
     namespace: &'a str,
     name: &'a str,
     gvk: GroupVersionKind,
-    /// The namespace in which Mimeo is installed.
-    mimeo: &'a str,
 }
 
 pub(crate) async fn run(args: WhyArgs, connected: &Connected, format: Format) -> Result<u8> {
@@ -67,13 +65,13 @@ pub(crate) async fn run(args: WhyArgs, connected: &Connected, format: Format) ->
             args.object
         ),
     };
-    let picture = Picture::read(connected, namespace).await?;
+    let scope = Scope::One(namespace.to_owned());
+    let picture = Picture::read(connected, scope).await?;
     let gvk = kind_of(&picture, kind)?;
     let key = Key {
         namespace,
         name,
         gvk,
-        mimeo: &connected.mimeo,
     };
     let reader = Reader::new(connected.client.clone(), connected.timeout);
     let discovery = Discovery::new(connected.client.clone());

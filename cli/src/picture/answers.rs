@@ -1,11 +1,9 @@
 //! Answers single questions of the engine by requests to the API server.
 
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-use mimeo_engine::{Answer, CopyWatch, Job, Question, Request, Task};
+use mimeo_engine::{Answer, Job, Question, Request, Task};
 use mimeo_model::{
     kind::{GroupVersionKind, Resource},
     known::Decoded,
-    names,
     outcome::{Failure, FailureReason, Outcome},
     source::{SourceRef, SourceSelector},
 };
@@ -22,72 +20,70 @@ use crate::read::{Part, ReadError, Reader};
 /// An answer of the API server.
 pub(super) enum Read {
     Kind(GroupVersionKind, Result<Option<Resource>, String>),
-    Copies(CopyWatch, Vec<ObjectMeta>, Result<u64, ReadError>),
     Source(SourceRef, Result<Option<Value>, ReadError>),
     Selected(SourceSelector, Result<Vec<Value>, ReadError>),
     Job(Box<Job>, Answer),
     Object(Box<Request>, Result<Outcome, ReadError>),
 }
 
-/// Answers one question. Only copies in the namespace `only` matter.
-pub(super) async fn answer(
-    question: Question,
-    only: &str,
-    reader: &Reader,
-    writer: &Writer,
-    discovery: &Discovery,
-) -> Read {
-    match question {
-        Question::Copies(watch, resource) => {
-            let selector = format!("{}={}", names::MANAGED_BY, names::MANAGED_BY_VALUE);
-            let path = resource_path(&resource, Some(only), None);
-            let mut copies = Vec::new();
-            let keep = |object: Decoded<Value>| copies.extend(metadata(object.value()));
-            let read = reader
-                .list(&path, Some(&selector), Part::Metadata, keep)
-                .await;
-            Read::Copies(watch, copies, read)
-        }
-        Question::Kind(gvk) => {
-            let found = discovery.find(&gvk).await;
-            Read::Kind(gvk, found.map_err(|error| error.to_string()))
-        }
-        Question::Source(source, resource) => {
-            let path = resource_path(&resource, Some(&source.namespace), Some(&source.name));
-            let object = reader.get(&path, Part::Whole).await;
-            Read::Source(source, object)
-        }
-        Question::Selected(selector, resource) => {
-            let path = resource_path(&resource, Some(&selector.namespace), None);
-            let query = selector.selector.to_query();
-            let query = (!query.is_empty()).then_some(query);
-            let mut objects = Vec::new();
-            let keep = |object: Decoded<Value>| objects.push(object.value().clone());
-            let read = reader
-                .list(&path, query.as_deref(), Part::Whole, keep)
-                .await;
-            Read::Selected(selector, read.map(|_| objects))
-        }
-        Question::Job(job) => {
-            let answer = ask(&job.task, writer, discovery).await;
-            Read::Job(job, answer)
-        }
-        Question::Object(request) => {
-            let (namespace, name) = (&request.ticket.namespace, &request.ticket.name);
-            let path = resource_path(&request.resource, Some(namespace), Some(name));
-            let outcome = match reader.get(&path, Part::Metadata).await {
-                Ok(Some(object)) => Ok(metadata(&object).map_or(
-                    Outcome::Unavailable {
-                        retry_after: None,
-                        failure: undecodable(),
-                    },
-                    |meta| Outcome::Object(Box::new(meta)),
-                )),
-                Ok(None) => Ok(Outcome::Absent),
-                Err(error) => Err(error),
-            };
-            Read::Object(request, outcome)
-        }
+/// Everything that answers questions.
+pub(super) struct Asker {
+    pub(super) reader: Reader,
+    pub(super) writer: Writer,
+    pub(super) discovery: Discovery,
+}
+
+impl Asker {
+    /// Answers one question. Lists of copies are long: [`super`] reads them page by page.
+    pub(super) async fn answer(&self, question: Question) -> Option<Read> {
+        let Self {
+            reader,
+            writer,
+            discovery,
+        } = self;
+        Some(match question {
+            Question::Kind(gvk) => {
+                let found = discovery.find(&gvk).await;
+                Read::Kind(gvk, found.map_err(|error| error.to_string()))
+            }
+            Question::Source(source, resource) => {
+                let path = resource_path(&resource, Some(&source.namespace), Some(&source.name));
+                let object = reader.get(&path, Part::Whole).await;
+                Read::Source(source, object)
+            }
+            Question::Selected(selector, resource) => {
+                let path = resource_path(&resource, Some(&selector.namespace), None);
+                let query = selector.selector.to_query();
+                let query = (!query.is_empty()).then_some(query);
+                let mut objects = Vec::new();
+                let keep = |object: Decoded<Value>| objects.push(object.value().clone());
+                let read = reader
+                    .list(&path, query.as_deref(), Part::Whole, keep)
+                    .await;
+                Read::Selected(selector, read.map(|_| objects))
+            }
+            Question::Job(job) => {
+                let answer = ask(&job.task, writer, discovery).await;
+                Read::Job(job, answer)
+            }
+            Question::Object(request) => {
+                let (namespace, name) = (&request.ticket.namespace, &request.ticket.name);
+                let path = resource_path(&request.resource, Some(namespace), Some(name));
+                let outcome = match reader.get(&path, Part::Metadata).await {
+                    Ok(Some(object)) => Ok(metadata(&object).map_or(
+                        Outcome::Unavailable {
+                            retry_after: None,
+                            failure: undecodable(),
+                        },
+                        |meta| Outcome::Object(Box::new(meta)),
+                    )),
+                    Ok(None) => Ok(Outcome::Absent),
+                    Err(error) => Err(error),
+                };
+                Read::Object(request, outcome)
+            }
+            Question::Copies(..) => return None,
+        })
     }
 }
 

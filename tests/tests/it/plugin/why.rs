@@ -1,39 +1,22 @@
 //! `kubectl mimeo why`: for each reason why a copy is missing, the answer names the reason and the
-//! next step. The compiled program runs as a plugin of kubectl.
-
-use std::{env, path::PathBuf};
+//! next step.
 
 use anyhow::{Context as _, Result};
 use mimeo_tests::{
-    ControlPlane, User, create_secret, eventually, locate, planted,
+    ControlPlane, User, create_secret, eventually,
     scenario::{SOON, Scene, kubectl, merge, rule},
 };
 use serde_json::{Value, json};
 
+use super::run;
 use crate::{copies::told::exhaust, stages::PLAIN as STAGE};
 
 const REGISTRY: &str = "registry";
 
 /// The exit code and the JSON of `kubectl mimeo why`, as the admin or as another user.
 fn why(control_plane: &ControlPlane, user: Option<&User>, object: &str) -> Result<(i32, Value)> {
-    let program = locate("kubectl-mimeo")?;
-    let mut path: Vec<PathBuf> = program.parent().map(Into::into).into_iter().collect();
-    path.extend(env::split_paths(&env::var_os("PATH").unwrap_or_default()));
-    let mut command = control_plane.kubectl()?;
-    command
-        .env("PATH", env::join_paths(path)?)
-        .args(["mimeo", "why", object, "-o", "json"]);
-    if let Some(user) = user {
-        command.env("KUBECONFIG", user.kubeconfig());
-    }
-    let output = command.output()?;
-    let (stdout, stderr) = (
-        String::from_utf8_lossy(&output.stdout),
-        String::from_utf8_lossy(&output.stderr),
-    );
-    planted::look(format!("why {object}"), &format!("{stdout}{stderr}"));
-    let answer = serde_json::from_str(&stdout).with_context(|| format!("{stdout}{stderr}"))?;
-    Ok((output.status.code().unwrap_or(-1), answer))
+    let output = run(control_plane, user, &["why", object, "-o", "json"])?;
+    Ok((output.code, output.json()?))
 }
 
 /// Waits until the rule's answer has this state. Returns the answer.

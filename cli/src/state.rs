@@ -1,0 +1,153 @@
+//! The state of a copy in the words of statuses and documents, and the next step for a person.
+
+use mimeo_api::{ClusterReplicationStatus, CopyFailure};
+use mimeo_engine::{CopyView, State};
+use mimeo_model::{
+    id::{RuleId, RuleKind},
+    outcome::FailureReason,
+    rule::Rule,
+    source::SourceRef,
+};
+
+use crate::picture::Picture;
+
+/// One copy, or the place where it is missing.
+pub(crate) struct CopyKey<'a> {
+    pub(crate) namespace: &'a str,
+    pub(crate) kind: &'a str,
+    pub(crate) name: &'a str,
+}
+
+/// The state of a copy that the rule wants, and the reason in a sentence. `copy` is the engine's view
+/// of it.
+pub(crate) fn state(
+    picture: &Picture,
+    key: &CopyKey<'_>,
+    rule: &Rule,
+    source: &SourceRef,
+    copy: Option<&CopyView>,
+    status: Option<&ClusterReplicationStatus>,
+) -> (String, String) {
+    let known = |reason: &str, message: &str| (reason.to_owned(), message.to_owned());
+    if rule.suspend {
+        return known(
+            "Suspended",
+            "the rule is suspended: Mimeo writes and deletes nothing for it",
+        );
+    }
+    if let Some(copy) = copy {
+        match copy.state {
+            State::Failed => {
+                let reason = copy.reason.clone().unwrap_or_default();
+                return (reason, copy.message.clone().unwrap_or_default());
+            }
+            State::Synced => return known("Synced", "the copy is as the rule says"),
+            State::Held => return known("DeletionHeld", "the copy's deletion waits for a person"),
+            State::Pending | State::Suspended => {}
+        }
+    }
+    // The reconciler has tried, and the API server has refused. Only the status shows that.
+    if let Some(failure) = recorded(status, key) {
+        return (failure.reason.clone(), failure.message.clone());
+    }
+    let conditions = status.into_iter().flat_map(|status| &status.conditions);
+    for condition in conditions.filter(|condition| condition.status == "False") {
+        let causes = ["SourcesFound", "Authorized"];
+        if causes.contains(&&*condition.type_) && condition.reason != "Pending" {
+            return (condition.reason.clone(), condition.message.clone());
+        }
+    }
+    if picture.hidden.contains(source) {
+        return known(
+            "Unknown",
+            "you may not read the source, so the state of its copy is unknown",
+        );
+    }
+    match copy.and_then(|copy| copy.reason.as_deref()) {
+        Some("Create") => known("Pending", "Mimeo has to create the copy"),
+        Some("Update") => known("Pending", "Mimeo has to update the copy"),
+        Some("Delete") => known("Pending", "Mimeo has to delete the copy"),
+        _ => known("Pending", "Mimeo has not decided about the copy yet"),
+    }
+}
+
+/// The failure that the rule's status names for this copy.
+fn recorded<'a>(
+    status: Option<&'a ClusterReplicationStatus>,
+    key: &CopyKey<'_>,
+) -> Option<&'a CopyFailure> {
+    let failures = &status?.failures;
+    failures.iter().find(|failure| {
+        failure.kind == key.kind && failure.namespace == key.namespace && failure.name == key.name
+    })
+}
+
+/// The next step for a person in this state.
+pub(crate) fn fix(
+    picture: &Picture,
+    state: &str,
+    key: &CopyKey<'_>,
+    rule: &Rule,
+    source: &SourceRef,
+) -> Option<String> {
+    let CopyKey {
+        namespace,
+        kind,
+        name,
+    } = key;
+    let (kind, mimeo) = (kind.to_lowercase(), &picture.mimeo);
+    let rule = object(&rule.id);
+    Some(match state {
+        "Synced" | "Unknown" => return None,
+        "Suspended" => {
+            format!("kubectl patch {rule} --type=merge -p '{{\"spec\":{{\"suspend\":false}}}}'")
+        }
+        "SourceNotFound" | "InGracePeriod" => format!(
+            "create the source, or correct spec.sources; is it there?  kubectl -n {} get {} {}",
+            source.namespace,
+            source.gvk.kind.to_lowercase(),
+            source.name
+        ),
+        "KindNotServed" => format!(
+            "install the CRD of {}, or correct apiVersion and kind in spec.sources",
+            source.gvk
+        ),
+        "SourceRefused" => format!("kubectl edit {rule}   (spec.sources, or transform.type)"),
+        "ControllerForbidden" => {
+            "give Mimeo the permission that the message names, by a ClusterRole with the label mimeo.dev/aggregate-to-mimeo=true".into()
+        }
+        "DeletionHeld" => confirm(&rule),
+        "Conflict" => format!(
+            "kubectl -n {namespace} get {kind} {name} -o yaml --show-managed-fields   shows whose it is; then delete it, or set copyName or conflictPolicy in {rule}"
+        ),
+        "QuotaExceeded" => format!("kubectl -n {namespace} describe resourcequota"),
+        "VariableUnset" => format!(
+            "kubectl label namespace {namespace} KEY=VALUE   with the label that the message names"
+        ),
+        "Pending" => format!(
+            "kubectl -n {mimeo} get pods   shows whether the reconciler runs; if it does, wait some seconds"
+        ),
+        other => FailureReason::ALL
+            .iter()
+            .find(|reason| reason.as_str() == other)?
+            .advice()
+            .to_owned(),
+    })
+}
+
+/// The command that shows a held deletion, and how to confirm it.
+pub(crate) fn confirm(rule: &str) -> String {
+    format!(
+        "kubectl get {rule} -o jsonpath='{{.status.conditions[?(@.type==\"Stalled\")].message}}'   shows the annotation that confirms the deletion"
+    )
+}
+
+/// A rule as an argument of kubectl.
+pub(crate) fn object(id: &RuleId) -> String {
+    match (&id.kind, &id.namespace) {
+        (RuleKind::Replication, Some(namespace)) => {
+            format!("-n {namespace} replication/{}", id.name)
+        }
+        _ => format!("clusterreplication/{}", id.name),
+    }
+}

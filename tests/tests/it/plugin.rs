@@ -1,0 +1,56 @@
+//! `kubectl mimeo`: the compiled program runs as a plugin of kubectl, on the real API server.
+
+mod why;
+
+use std::{env, path::PathBuf, process::Command};
+
+use anyhow::{Context as _, Result};
+use mimeo_tests::{ControlPlane, User, locate, planted};
+use serde_json::Value;
+
+/// The exit code and both outputs of a command.
+struct Output {
+    code: i32,
+    stdout: String,
+    stderr: String,
+}
+
+impl Output {
+    /// The standard output as JSON.
+    fn json(&self) -> Result<Value> {
+        serde_json::from_str(&self.stdout)
+            .with_context(|| format!("{}{}", self.stdout, self.stderr))
+    }
+}
+
+/// `kubectl mimeo ARGS`, as the admin or as another user.
+fn command(control_plane: &ControlPlane, user: Option<&User>, args: &[&str]) -> Result<Command> {
+    let program = locate("kubectl-mimeo")?;
+    let mut path: Vec<PathBuf> = program.parent().map(Into::into).into_iter().collect();
+    path.extend(env::split_paths(&env::var_os("PATH").unwrap_or_default()));
+    let mut command = control_plane.kubectl()?;
+    command
+        .env("PATH", env::join_paths(path)?)
+        .arg("mimeo")
+        .args(args);
+    if let Some(user) = user {
+        command.env("KUBECONFIG", user.kubeconfig());
+    }
+    Ok(command)
+}
+
+/// Runs `kubectl mimeo ARGS` to its end. No planted value may be in its output.
+fn run(control_plane: &ControlPlane, user: Option<&User>, args: &[&str]) -> Result<Output> {
+    let output = command(control_plane, user, args)?.output()?;
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    let (stdout, stderr) = (text(&output.stdout), text(&output.stderr));
+    planted::look(
+        format!("kubectl mimeo {args:?}"),
+        &format!("{stdout}{stderr}"),
+    );
+    Ok(Output {
+        code: output.status.code().unwrap_or(-1),
+        stdout,
+        stderr,
+    })
+}
