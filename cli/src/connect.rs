@@ -72,6 +72,8 @@ pub(crate) struct Connected {
     pub(crate) client: Client,
     /// The namespace of the flag or of the context.
     pub(crate) namespace: String,
+    /// The namespace of the flag alone.
+    pub(crate) asked_namespace: Option<String>,
     /// The namespace in which Mimeo is installed.
     pub(crate) mimeo: String,
     /// The longest time for one request.
@@ -115,6 +117,7 @@ impl Connection {
         let namespace = self.namespace.clone();
         Ok(Connected {
             client: client(&config)?,
+            asked_namespace: namespace.clone(),
             namespace: namespace.unwrap_or(config.default_namespace),
             mimeo: self.mimeo_namespace.clone(),
             timeout: self.request_timeout,

@@ -5,10 +5,13 @@
 //! (`picture`).
 
 mod connect;
+mod installation;
+mod names;
 mod output;
 mod picture;
 mod read;
 mod state;
+mod status;
 mod why;
 
 use std::process::ExitCode;
@@ -37,6 +40,8 @@ struct Flags {
 
 #[derive(Debug, Subcommand)]
 enum Command {
+    /// Show the state of the rules, and every copy that is not synced. Exit code 0: all are synced
+    Status(status::StatusArgs),
     /// Explain why an object is a copy, or why a copy is missing. Exit code 0: it is a correct copy
     Why(why::WhyArgs),
     /// Print a completion script for a shell
@@ -72,6 +77,7 @@ async fn run(flags: Flags) -> anyhow::Result<u8> {
             output::write(&String::from_utf8_lossy(&script))?;
             Ok(0)
         }
+        Command::Status(args) => status::run(args, &connection.connect().await?, output).await,
         Command::Why(args) => why::run(args, &connection.connect().await?, output).await,
     }
 }

@@ -1,5 +1,7 @@
 //! The forms of output: text for people, JSON and YAML for programs.
 
+use std::io::IsTerminal as _;
+
 use anyhow::Result;
 use clap::ValueEnum;
 use jiff::Timestamp;
@@ -41,6 +43,88 @@ pub(crate) fn write(text: &str) -> Result<()> {
     }
 }
 
+/// A text in a table, and how it looks on a terminal.
+pub(crate) struct Cell {
+    text: String,
+    tone: Tone,
+}
+
+/// The colour of a text. Other outputs than terminals have none.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Tone {
+    /// The terminal's own colour.
+    Plain,
+    /// Nothing needs to be done.
+    Good,
+    /// Something is on its way, or worth a look.
+    Notice,
+    /// A person has to do something.
+    Bad,
+}
+
+impl Cell {
+    pub(crate) fn new(text: impl Into<String>, tone: Tone) -> Self {
+        let text = text.into();
+        Self { text, tone }
+    }
+}
+
+impl<T: Into<String>> From<T> for Cell {
+    fn from(text: T) -> Self {
+        Self::new(text, Tone::Plain)
+    }
+}
+
+/// Lays out rows in columns, as kubectl does. The last column is not padded.
+pub(crate) fn table(headers: &[&str], rows: Vec<Vec<Cell>>) -> String {
+    layout(headers, rows, coloured())
+}
+
+fn layout(headers: &[&str], rows: Vec<Vec<Cell>>, coloured: bool) -> String {
+    let headers = headers.iter().map(|header| Cell::from(*header)).collect();
+    let rows: Vec<Vec<Cell>> = std::iter::once(headers).chain(rows).collect();
+    let columns = rows.iter().map(Vec::len).max().unwrap_or_default();
+    let width = |column: usize| {
+        let cells = rows.iter().filter_map(|row| row.get(column));
+        cells
+            .map(|cell| cell.text.chars().count())
+            .max()
+            .unwrap_or_default()
+    };
+    let widths: Vec<usize> = (0..columns).map(width).collect();
+    let mut text = String::new();
+    for row in &rows {
+        let mut line = String::new();
+        for (cell, width) in row.iter().zip(&widths) {
+            let padding = width + 3 - cell.text.chars().count();
+            line += &paint(&cell.text, cell.tone, coloured);
+            line += &" ".repeat(padding);
+        }
+        text += line.trim_end();
+        text.push('\n');
+    }
+    text
+}
+
+fn paint(text: &str, tone: Tone, coloured: bool) -> String {
+    let code = match tone {
+        _ if !coloured => return text.to_owned(),
+        Tone::Plain => return text.to_owned(),
+        Tone::Good => 32,
+        Tone::Notice => 33,
+        Tone::Bad => 31,
+    };
+    format!("\x1b[{code}m{text}\x1b[0m")
+}
+
+/// True if standard output is a terminal whose user has not declined colours
+/// (<https://no-color.org>).
+fn coloured() -> bool {
+    let declined = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
+    let dumb = std::env::var_os("TERM").is_some_and(|term| term == "dumb");
+    std::io::stdout().is_terminal() && !declined && !dumb
+}
+
 /// How long ago a time was, as kubectl prints ages: `45s`, `5m`, `3h`, `2d`.
 pub(crate) fn age(since: Timestamp, now: Timestamp) -> String {
     let seconds = now.as_second().saturating_sub(since.as_second()).max(0);
@@ -55,6 +139,30 @@ pub(crate) fn age(since: Timestamp, now: Timestamp) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn columns_are_as_wide_as_their_longest_text_without_its_colour() {
+        let rows = || {
+            let state = |text: &str, tone| Cell::new(text, tone);
+            vec![
+                vec!["registry".into(), state("Synced", Tone::Good), "".into()],
+                vec!["ca".into(), state("Conflict", Tone::Bad), "ä b".into()],
+            ]
+        };
+        let headers = ["NAME", "STATE", "MESSAGE"];
+        let plain = "NAME       STATE      MESSAGE\n\
+                     registry   Synced\n\
+                     ca         Conflict   ä b\n";
+        assert_eq!(layout(&headers, rows(), false), plain);
+        let coloured = plain
+            .replace("Synced", "\x1b[32mSynced\x1b[0m")
+            .replace("Conflict", "\x1b[31mConflict\x1b[0m");
+        let trimmed: Vec<String> = layout(&headers, rows(), true)
+            .lines()
+            .map(|line| line.trim_end().to_owned())
+            .collect();
+        assert_eq!(trimmed.join("\n") + "\n", coloured);
+    }
 
     #[test]
     fn ages_are_printed_as_kubectl_prints_them() {

@@ -549,11 +549,26 @@ async fn reach(reader: &Reader, mimeo: &str) -> (Reach, Option<String>) {
         }
     };
     let container = &deployment["spec"]["template"]["spec"]["containers"][0];
+    let list = |field: &str| container[field].as_array().cloned().unwrap_or_default();
+    // The chart sets the limits as environment variables.
+    let variables = list("env").into_iter().filter_map(|variable| {
+        let name = text(&variable, "/name").strip_prefix("MIMEO_")?;
+        let flag = name.to_lowercase().replace('_', "-");
+        Some(format!("--{flag}={}", text(&variable, "/value")))
+    });
     let limits = ["--target-namespaces=", "--source-namespaces=", "--kinds="];
-    let args = container["args"].as_array().into_iter().flatten();
-    let args = args.filter_map(Value::as_str);
-    let args = args.filter(|arg| limits.iter().any(|limit| arg.starts_with(limit)));
-    let flags = Flags::try_parse_from(std::iter::once("mimeo").chain(args));
+    let is_limit = |arg: &String| limits.iter().any(|limit| arg.starts_with(limit));
+    let args = list("args");
+    let args = args
+        .iter()
+        .filter_map(|arg| arg.as_str().map(str::to_owned));
+    let args: Vec<String> = args.filter(is_limit).collect();
+    // An argument takes precedence over a variable.
+    let flag = |arg: &str| arg.split('=').next().map(str::to_owned);
+    let given: BTreeSet<Option<String>> = args.iter().map(|arg| flag(arg)).collect();
+    let variables = variables.filter(|arg| is_limit(arg) && !given.contains(&flag(arg)));
+    let args = variables.chain(args);
+    let flags = Flags::try_parse_from(std::iter::once("mimeo".to_owned()).chain(args));
     (
         flags.map(|flags| flags.reach.reach()).unwrap_or_default(),
         None,

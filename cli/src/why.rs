@@ -3,9 +3,9 @@
 mod marks;
 mod verdict;
 
-use std::{collections::BTreeSet, fmt::Write as _};
+use std::fmt::Write as _;
 
-use anyhow::{Result, bail};
+use anyhow::Result;
 use clap::Args;
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
@@ -19,6 +19,7 @@ use self::{
 };
 use crate::{
     connect::Connected,
+    names::{ObjectName, kind_of},
     output::{Format, age, print},
     picture::{Picture, Scope, metadata},
     read::{Part, Reader},
@@ -56,15 +57,11 @@ struct Key<'a> {
 }
 
 pub(crate) async fn run(args: WhyArgs, connected: &Connected, format: Format) -> Result<u8> {
-    let parts: Vec<&str> = args.object.split('/').collect();
-    let (namespace, kind, name) = match *parts {
-        [namespace, kind, name] => (namespace, kind, name),
-        [kind, name] => (connected.namespace.as_str(), kind, name),
-        _ => bail!(
-            "{} is no object: write NAMESPACE/KIND/NAME, for example team-blue/secret/registry",
-            args.object
-        ),
-    };
+    let ObjectName {
+        namespace,
+        kind,
+        name,
+    } = ObjectName::parse(&args.object, &connected.namespace)?;
     let scope = Scope::One(namespace.to_owned());
     let picture = Picture::read(connected, scope).await?;
     let gvk = kind_of(&picture, kind)?;
@@ -79,66 +76,6 @@ pub(crate) async fn run(args: WhyArgs, connected: &Connected, format: Format) ->
     let healthy = why.rules.iter().any(|rule| rule.state == "Synced");
     print(format, &why, text)?;
     Ok(u8::from(!healthy))
-}
-
-/// Finds the kind that a user means: its name, its plural, or one of both with the group.
-fn kind_of(picture: &Picture, text: &str) -> Result<GroupVersionKind> {
-    let rules = picture
-        .rules
-        .values()
-        .filter_map(|stored| stored.rule.as_ref().ok());
-    let mut known: Vec<&GroupVersionKind> = rules.flat_map(|rule| &rule.kinds).collect();
-    known.extend(picture.kinds.keys());
-    let wanted = text.to_lowercase();
-    let wanted = if wanted == "cm" {
-        "configmap".to_owned()
-    } else {
-        wanted
-    };
-    let means = |gvk: &GroupVersionKind| {
-        let kind = gvk.kind.to_lowercase();
-        let plural = picture.kinds.get(gvk).and_then(Option::as_ref);
-        let names = [
-            Some(kind.as_str()),
-            plural.map(|resource| &*resource.plural),
-        ];
-        names
-            .into_iter()
-            .flatten()
-            .any(|name| wanted == name || wanted == format!("{name}.{}", gvk.group))
-    };
-    let meant: Vec<&GroupVersionKind> = known.iter().copied().filter(|gvk| means(gvk)).collect();
-    let groups: BTreeSet<String> = meant
-        .iter()
-        .map(|gvk| gvk.group_kind().to_string())
-        .collect();
-    if groups.len() > 1 {
-        let groups: Vec<String> = groups.into_iter().collect();
-        bail!(
-            "{text:?} stands for several kinds; write one of {}",
-            groups.join(", ")
-        );
-    }
-    if let Some(gvk) = meant.first() {
-        return Ok((*gvk).clone());
-    }
-    for (kind, plural) in [("Secret", "secrets"), ("ConfigMap", "configmaps")] {
-        if wanted == kind.to_lowercase() || wanted == plural {
-            return GroupVersionKind::parse("v1", kind).map_err(anyhow::Error::msg);
-        }
-    }
-    let mut kinds: Vec<String> = known
-        .iter()
-        .map(|gvk| gvk.group_kind().to_string())
-        .collect();
-    kinds.sort();
-    kinds.dedup();
-    let kinds = if kinds.is_empty() {
-        "none".to_owned()
-    } else {
-        kinds.join(", ")
-    };
-    bail!("no rule copies objects of kind {text:?}; the kinds that rules copy: {kinds}")
 }
 
 async fn explain(picture: &Picture, key: &Key<'_>, reader: &Reader, discovery: &Discovery) -> Why {

@@ -1,0 +1,184 @@
+//! `kubectl mimeo status`: one line for each rule, and every copy that is not as its rule says.
+
+mod survey;
+
+use std::{
+    collections::BTreeMap,
+    time::{Duration, Instant},
+};
+
+use anyhow::Result;
+use clap::Args;
+use jiff::Timestamp;
+use mimeo_model::id::RuleId;
+use mimeo_runtime::duration;
+
+use self::survey::{CopyLine, RuleLine, Status, WaitingNamespace};
+use crate::{
+    connect::Connected,
+    names,
+    output::{Cell, Format, Tone, print, table, write},
+    picture::{Picture, Scope},
+};
+
+#[derive(Debug, Args)]
+pub(crate) struct StatusArgs {
+    /// Only this rule: NAME, or NAMESPACE/NAME for a Replication
+    #[arg(value_parser = names::rule)]
+    rule: Option<RuleId>,
+    /// Leave out rules whose copies are all synced
+    #[arg(long)]
+    failed: bool,
+    /// After the output, print the rules that change until interrupted
+    #[arg(long, short = 'w', conflicts_with = "wait")]
+    watch: bool,
+    /// Wait until all copies of these rules are synced
+    #[arg(long)]
+    wait: bool,
+    /// Longest time to wait (as in 90s or 5m)
+    #[arg(long, requires = "wait", value_name = "DURATION", default_value = "5m", value_parser = duration::parse)]
+    timeout: Duration,
+}
+
+/// The shortest pause between two readings of the cluster. A long reading is followed by a pause of
+/// its own length, so that no more than half of the time is spent on readings.
+const PAUSE: Duration = Duration::from_secs(2);
+
+pub(crate) async fn run(args: StatusArgs, connected: &Connected, format: Format) -> Result<u8> {
+    let scope = match &connected.asked_namespace {
+        Some(namespace) => Scope::One(namespace.clone()),
+        None => Scope::All,
+    };
+    let read = async || -> Result<(Status, Duration)> {
+        let began = Instant::now();
+        let picture = Picture::read(connected, scope.clone()).await?;
+        let status = Status::of(&picture, &scope, args.rule.as_ref(), connected).await?;
+        Ok((status, began.elapsed()))
+    };
+    let deadline = Instant::now() + args.timeout;
+    let (mut status, mut took) = read().await?;
+    while args.wait && !status.is_good() && Instant::now() < deadline {
+        let left = deadline.saturating_duration_since(Instant::now());
+        tokio::time::sleep(PAUSE.max(took).min(left)).await;
+        (status, took) = read().await?;
+    }
+    let shown = |status: &Status| {
+        let mut shown = status.clone();
+        if args.failed {
+            shown.rules.retain(|rule| !rule.is_good());
+        }
+        shown
+    };
+    print(format, &shown(&status), text)?;
+    if args.wait && !status.is_good() {
+        eprintln!("error: not all copies are synced after {:?}", args.timeout);
+    }
+    if !args.watch {
+        return Ok(u8::from(!status.is_good()));
+    }
+    loop {
+        tokio::time::sleep(PAUSE.max(took)).await;
+        let before = status;
+        (status, took) = read().await?;
+        show_changes(&before, &status, &shown(&status), format)?;
+    }
+}
+
+/// Prints the rules that have changed: lines for people, the whole status for programs.
+fn show_changes(before: &Status, now: &Status, shown: &Status, format: Format) -> Result<()> {
+    let known: BTreeMap<&str, &RuleLine> = before
+        .rules
+        .iter()
+        .map(|rule| (rule.rule.as_str(), rule))
+        .collect();
+    let changed = |rule: &&RuleLine| known.get(rule.rule.as_str()) != Some(rule);
+    match format {
+        Format::Table => {
+            let changed: Vec<&RuleLine> = shown.rules.iter().filter(changed).collect();
+            if changed.is_empty() {
+                return Ok(());
+            }
+            write(&rule_table(changed))
+        }
+        _ if before.same(now) => Ok(()),
+        _ => print(format, shown, text),
+    }
+}
+
+fn text(status: &Status) -> String {
+    let now = Timestamp::now();
+    let mimeo = status.mimeo.iter().flat_map(|mimeo| mimeo.lines(now));
+    let mut blocks = vec![lines(mimeo), rule_table(&status.rules)];
+    if !status.copies.is_empty() {
+        blocks.push(copy_table(&status.copies));
+    }
+    for WaitingNamespace {
+        namespace,
+        waits_for,
+    } in &status.waiting
+    {
+        let head = format!("The pods of namespace {namespace} wait for its copies.");
+        let copies = waits_for.iter().map(|copy| format!("  {copy}"));
+        blocks.push(lines(std::iter::once(head).chain(copies)));
+    }
+    let held: usize = status.rules.iter().map(|rule| rule.held).sum();
+    if held > 0 || status.held_of_deleted_rules > 0 {
+        blocks.push("Deletions wait for a person: kubectl mimeo held\n".into());
+    }
+    blocks.push(lines(status.notes.iter().cloned()));
+    blocks.retain(|block| !block.is_empty());
+    blocks.join("\n")
+}
+
+fn lines(lines: impl Iterator<Item = String>) -> String {
+    lines.map(|line| line + "\n").collect()
+}
+
+fn rule_table<'a>(rules: impl IntoIterator<Item = &'a RuleLine>) -> String {
+    let headers = [
+        "RULE", "READY", "SYNCED", "PENDING", "FAILED", "HELD", "MESSAGE",
+    ];
+    let count = |count: usize, tone: Tone| {
+        Cell::new(
+            count.to_string(),
+            if count == 0 { Tone::Plain } else { tone },
+        )
+    };
+    let row = |rule: &RuleLine| {
+        let ready = match rule.ready.as_str() {
+            "True" => Tone::Good,
+            "False" => Tone::Bad,
+            _ => Tone::Notice,
+        };
+        vec![
+            Cell::from(rule.rule.as_str()),
+            Cell::new(rule.ready.as_str(), ready),
+            format!("{}/{}", rule.synced, rule.copies).into(),
+            count(rule.pending, Tone::Notice),
+            count(rule.failed, Tone::Bad),
+            count(rule.held, Tone::Notice),
+            rule.message.as_str().into(),
+        ]
+    };
+    let rows: Vec<Vec<Cell>> = rules.into_iter().map(row).collect();
+    if rows.is_empty() {
+        return "No rules.\n".into();
+    }
+    table(&headers, rows)
+}
+
+fn copy_table(copies: &[CopyLine]) -> String {
+    let headers = ["NAMESPACE", "KIND", "NAME", "RULE", "STATE", "MESSAGE"];
+    let row = |copy: &CopyLine| {
+        let tone = if copy.waits { Tone::Notice } else { Tone::Bad };
+        vec![
+            Cell::from(copy.namespace.as_str()),
+            copy.kind.as_str().into(),
+            copy.name.as_str().into(),
+            copy.rule.as_str().into(),
+            Cell::new(copy.state.as_str(), tone),
+            copy.message.as_str().into(),
+        ]
+    };
+    table(&headers, copies.iter().map(row).collect())
+}

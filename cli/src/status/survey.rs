@@ -1,0 +1,312 @@
+//! The state of all rules and copies, as the engine decides it from one reading of the cluster.
+
+use std::collections::BTreeMap;
+
+use anyhow::{Result, bail};
+use jiff::Timestamp;
+use mimeo_engine::{CopyView, Cursor, PlaceView, State};
+use mimeo_model::{
+    id::RuleId, names::PENDING_LABEL, rule::Rule, source::SourceRef, template::Place,
+};
+use serde::Serialize;
+
+use crate::{
+    connect::Connected,
+    installation::Installation,
+    picture::{Picture, Scope, Stored, sources},
+    read::Reader,
+    state::{CopyKey, state},
+};
+
+/// The state of Mimeo and of the rules in the scope.
+#[derive(Clone, Debug, Default, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct Status {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) mimeo: Option<Installation>,
+    pub(super) rules: Vec<RuleLine>,
+    /// The copies that are not as their rules say.
+    pub(super) copies: Vec<CopyLine>,
+    /// The namespaces whose pods wait for copies.
+    pub(super) waiting: Vec<WaitingNamespace>,
+    /// Copies of deleted rules whose deletion waits for a person.
+    pub(super) held_of_deleted_rules: usize,
+    /// Facts that could not be read.
+    pub(super) notes: Vec<String>,
+}
+
+/// One rule, with the numbers of its copies in the scope.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct RuleLine {
+    pub(super) rule: String,
+    /// The status of the condition Ready. `Unknown` if it describes an older spec.
+    pub(super) ready: String,
+    /// The reason and the message of the condition, unless it is True.
+    pub(super) message: String,
+    pub(super) suspended: bool,
+    /// The copies that should exist.
+    pub(super) copies: usize,
+    pub(super) synced: usize,
+    pub(super) pending: usize,
+    pub(super) failed: usize,
+    pub(super) held: usize,
+}
+
+impl RuleLine {
+    pub(super) fn is_good(&self) -> bool {
+        self.suspended || (self.ready == "True" && self.pending + self.failed + self.held == 0)
+    }
+}
+
+/// One copy that is not as its rule says.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct CopyLine {
+    pub(super) namespace: String,
+    pub(super) kind: String,
+    pub(super) name: String,
+    pub(super) rule: String,
+    /// `Pending`, `DeletionHeld`, or the reason of the failure.
+    pub(super) state: String,
+    pub(super) message: String,
+    /// True if the copy is on its way, or its deletion waits for a person.
+    #[serde(skip)]
+    pub(super) waits: bool,
+}
+
+/// A namespace whose pods wait for copies.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct WaitingNamespace {
+    pub(super) namespace: String,
+    /// The copies, with their rules and how far they are.
+    pub(super) waits_for: Vec<String>,
+}
+
+impl Status {
+    /// The state of one rule, or of all of them.
+    pub(super) async fn of(
+        picture: &Picture,
+        scope: &Scope,
+        only: Option<&RuleId>,
+        connected: &Connected,
+    ) -> Result<Self> {
+        if let Some(id) = only
+            && !picture.rules.contains_key(id)
+        {
+            bail!("there is no {id}, or you may not read it");
+        }
+        let reader = Reader::new(connected.client.clone(), connected.timeout);
+        let (mimeo, unread) = Installation::read(&reader, &connected.mimeo).await;
+        let mut status = Self {
+            mimeo: Some(mimeo),
+            notes: picture.unread.iter().cloned().chain(unread).collect(),
+            ..Self::default()
+        };
+        let shown = |id: &RuleId| only.is_none_or(|only| only == id);
+        let rules = picture.rules.iter().filter(|(id, _)| shown(id));
+        let mut lines: BTreeMap<&RuleId, RuleLine> =
+            rules.map(|(id, stored)| (id, line(id, stored))).collect();
+        status.count(picture, scope, &mut lines);
+        status.rules = lines.into_values().collect();
+        status.waiting(picture, scope);
+        if only.is_none() {
+            let (engine, _) = picture.snapshot.decided();
+            status.held_of_deleted_rules = engine.held().map(|held| held.copies).sum();
+        }
+        if let Scope::One(namespace) = scope {
+            // Rules without a copy here are no news about the namespace.
+            let own = |rule: &RuleLine| rule.copies > 0 || rule.held > 0 || only.is_some();
+            status.rules.retain(own);
+            status
+                .notes
+                .push(format!("Only copies in namespace {namespace} are counted."));
+        }
+        Ok(status)
+    }
+
+    /// True if Mimeo runs and all copies are as their rules say.
+    pub(super) fn is_good(&self) -> bool {
+        self.mimeo.as_ref().is_none_or(Installation::runs)
+            && self.rules.iter().all(RuleLine::is_good)
+            && self.held_of_deleted_rules == 0
+    }
+
+    /// True if nothing that is printed has changed. Renewals of Leases are no change.
+    pub(super) fn same(&self, other: &Self) -> bool {
+        self.rules == other.rules && self.copies == other.copies && self.waiting == other.waiting
+    }
+
+    /// Counts the copies in the scope, and collects those that are not synced.
+    fn count(&mut self, picture: &Picture, scope: &Scope, lines: &mut BTreeMap<&RuleId, RuleLine>) {
+        let (engine, now) = picture.snapshot.decided();
+        let wall = Timestamp::now();
+        let mut cursor = Cursor::default();
+        loop {
+            let view = engine.view(&mut cursor, now, wall);
+            let namespaces = view.namespaces.iter();
+            for namespace in namespaces.filter(|namespace| scope.has(&namespace.name)) {
+                for place in &namespace.places {
+                    if let Some(line) = lines.get_mut(&*place.rule) {
+                        self.count_place(picture, &namespace.name, place, line, wall);
+                    }
+                }
+            }
+            if view.whole {
+                return;
+            }
+        }
+    }
+
+    fn count_place(
+        &mut self,
+        picture: &Picture,
+        name: &str,
+        place: &PlaceView,
+        line: &mut RuleLine,
+        wall: Timestamp,
+    ) {
+        line.synced += place.synced;
+        if place.synced == place.copies {
+            line.copies += place.copies;
+            return;
+        }
+        let Some(Stored {
+            rule: Ok(rule),
+            status,
+            ..
+        }) = picture.rules.get(&place.rule)
+        else {
+            return;
+        };
+        let (engine, now) = picture.snapshot.decided();
+        for copy in engine.copies(&place.rule, name, now, wall) {
+            let key = CopyKey {
+                namespace: name,
+                kind: &copy.kind,
+                name: &copy.name,
+            };
+            let source = source_of(picture, rule, &key);
+            let (state, message) = match &source {
+                Some(source) => state(picture, &key, rule, source, Some(&copy), status.as_ref()),
+                // The rule no longer wants the copy.
+                None => unwanted(&copy),
+            };
+            line.copies += usize::from(source.is_some());
+            match state.as_str() {
+                "Synced" | "Suspended" => continue,
+                "Pending" | "Unknown" => line.pending += 1,
+                "DeletionHeld" => line.held += 1,
+                _ => line.failed += 1,
+            }
+            self.copies.push(CopyLine {
+                namespace: name.to_owned(),
+                kind: copy.kind,
+                name: copy.name,
+                rule: line.rule.clone(),
+                waits: matches!(state.as_str(), "Pending" | "DeletionHeld" | "Unknown"),
+                state,
+                message,
+            });
+        }
+    }
+
+    fn waiting(&mut self, picture: &Picture, scope: &Scope) {
+        for (name, meta) in &picture.namespaces {
+            let labels = meta.labels.iter().flatten();
+            let waits = labels.into_iter().any(|(key, _)| key == PENDING_LABEL);
+            if waits && scope.has(name) {
+                let copies = self.copies.iter().filter(|copy| copy.namespace == *name);
+                let told = |copy: &CopyLine| {
+                    format!(
+                        "{} {} of {}: {}",
+                        copy.kind, copy.name, copy.rule, copy.message
+                    )
+                };
+                self.waiting.push(WaitingNamespace {
+                    namespace: name.clone(),
+                    waits_for: copies.map(told).collect(),
+                });
+            }
+        }
+    }
+}
+
+fn unwanted(copy: &CopyView) -> (String, String) {
+    match copy.state {
+        State::Held => (
+            "DeletionHeld".into(),
+            "the copy's deletion waits for a person".into(),
+        ),
+        _ => (
+            copy.reason
+                .clone()
+                .filter(|_| copy.state == State::Failed)
+                .unwrap_or_else(|| "Pending".into()),
+            copy.message
+                .clone()
+                .unwrap_or_else(|| "Mimeo has to delete the copy".into()),
+        ),
+    }
+}
+
+/// The line of a rule before its copies are counted.
+fn line(id: &RuleId, stored: &Stored) -> RuleLine {
+    let generation = stored.object["metadata"]["generation"].as_i64();
+    let status = stored.status.as_ref();
+    let current = status.is_some_and(|status| status.observed_generation == generation);
+    let conditions = status.into_iter().flat_map(|status| &status.conditions);
+    let ready = conditions
+        .into_iter()
+        .find(|condition| condition.type_ == "Ready" && current);
+    let (ready, message) = match (&stored.rule, ready) {
+        (_, Some(ready)) if ready.status == "True" => ("True".into(), String::new()),
+        (_, Some(ready)) => (
+            ready.status.clone(),
+            format!("{}: {}", ready.reason, ready.message),
+        ),
+        (Err(refused), None) => {
+            let refusals = refused.refusals.iter().map(ToString::to_string);
+            let refusals: Vec<String> = refusals.collect();
+            (
+                "False".into(),
+                format!("InvalidSpec: {}", refusals.join("; ")),
+            )
+        }
+        (Ok(_), None) => (
+            "Unknown".into(),
+            "the reconciler has not written a status for this spec yet".into(),
+        ),
+    };
+    RuleLine {
+        rule: id.to_string(),
+        ready,
+        message,
+        suspended: stored.rule.as_ref().is_ok_and(|rule| rule.suspend),
+        copies: 0,
+        synced: 0,
+        pending: 0,
+        failed: 0,
+        held: 0,
+    }
+}
+
+/// The source of a rule's copy. `None`: the rule doesn't want the copy.
+fn source_of(picture: &Picture, rule: &Rule, key: &CopyKey<'_>) -> Option<SourceRef> {
+    let labels = picture.labels(key.namespace)?;
+    let place = Place {
+        name: key.namespace,
+        labels: &labels,
+    };
+    let mut wanted = rule
+        .targets
+        .iter()
+        .filter(|target| target.selection.matches(key.namespace, &labels));
+    sources(picture, rule).into_iter().find(|source| {
+        let named = |target: &mimeo_model::rule::Target| {
+            target.copy_name(source).text_at(place) == key.name
+        };
+        *source.gvk.kind == *key.kind && wanted.by_ref().any(named)
+    })
+}

@@ -1,0 +1,217 @@
+//! `kubectl mimeo status`: every copy that is not synced is listed, and the exit code is right.
+
+use std::{
+    io::{BufRead as _, BufReader},
+    process::Stdio,
+    time::Duration,
+};
+
+use anyhow::{Context as _, Result, ensure};
+use mimeo_tests::{
+    Program, create_secret, eventually,
+    scenario::{SOON, Scene, delete, kubectl},
+};
+use serde_json::{Value, json};
+
+use super::{Output, command, run};
+use crate::stages::{IN_THE_WAY, LOAD, MANY, Many, PLAIN as STAGE, many};
+
+const REGISTRY: &str = "registry";
+
+fn status(scene: &Scene<'_>, args: &[&str]) -> Result<Output> {
+    let args: Vec<&str> = ["status", &scene.tag].iter().chain(args).copied().collect();
+    run(&scene.setting.control_plane, None, &args)
+}
+
+/// The one rule of the answer.
+fn line(answer: &Value) -> &Value {
+    &answer["rules"][0]
+}
+
+#[tokio::test]
+async fn every_copy_that_is_not_synced_is_listed() -> Result<()> {
+    let scene = STAGE.scene("status").await?;
+    let namespaces = scene.namespaces(24).await?;
+    for namespace in &namespaces[1..] {
+        create_secret(&scene.client, namespace, REGISTRY, &[("a", "b")]).await?;
+    }
+    scene.secret(REGISTRY, &[("token", "one")]).await?;
+    scene
+        .rule()
+        .secret(&scene.home, REGISTRY)
+        .create(&scene.client)
+        .await?;
+    let answer = eventually(SOON, "23 conflicts", || async {
+        let output = status(&scene, &["-o", "json"])?;
+        let answer = output.json()?;
+        ensure!(line(&answer)["failed"] == 23, "{answer:#}");
+        ensure!(line(&answer)["ready"] == "False", "{answer:#}");
+        ensure!(output.code == 1);
+        Ok(Some(answer))
+    })
+    .await?;
+    // The rule's own status names 20 of them.
+    assert_eq!(line(&answer)["copies"], 24);
+    assert_eq!(line(&answer)["synced"], 1);
+    let copies = answer["copies"].as_array().context("no copies")?;
+    assert_eq!(copies.len(), 23);
+    assert!(copies.iter().all(|copy| copy["state"] == "Conflict"));
+
+    let table = status(&scene, &[])?.stdout;
+    let rule = format!("ClusterReplication/{}", scene.tag);
+    let row = table.lines().find(|line| line.starts_with(&rule));
+    let row: Vec<&str> = row.context(table.clone())?.split_whitespace().collect();
+    assert_eq!(row[1..6], ["False", "1/24", "0", "23", "0"], "{table}");
+    assert!(table.contains("Reconciler: reconciler-"), "{table}");
+    assert!(table.contains("Webhook: "), "{table}");
+    assert!(!table.contains('\x1b'), "no colours, this is no terminal");
+
+    // One namespace alone.
+    let one = status(&scene, &["-n", &namespaces[1], "-o", "json"])?;
+    assert_eq!(one.code, 1);
+    assert_eq!(line(&one.json()?)["copies"], 1);
+    let good = status(&scene, &["-n", &namespaces[0], "-o", "json"])?.json()?;
+    assert_eq!(line(&good)["synced"], 1);
+
+    for namespace in &namespaces[1..] {
+        delete(&scene.secrets(namespace), REGISTRY).await?;
+    }
+    let waited = status(&scene, &["--wait", "-o", "json"])?;
+    assert_eq!(waited.code, 0, "{}", waited.stdout);
+    assert_eq!(line(&waited.json()?)["synced"], 24);
+    let failed = status(&scene, &["--failed"])?;
+    assert_eq!(failed.code, 0);
+    assert!(failed.stdout.contains("No rules"), "{}", failed.stdout);
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_wait_ends_with_its_timeout_and_pods_that_wait_are_named() -> Result<()> {
+    let scene = STAGE.scene("status-wait").await?;
+    scene
+        .rule()
+        .secret(&scene.home, REGISTRY)
+        .set("podGate", json!("Required"))
+        .create(&scene.client)
+        .await?;
+    let namespace = scene.namespace().await?;
+    let output = status(&scene, &["--wait", "--timeout", "1s"])?;
+    assert_eq!(output.code, 1);
+    assert!(
+        output.stderr.contains("not all copies are synced after 1s"),
+        "{}",
+        output.stderr
+    );
+    let (text, waits) = (
+        output.stdout,
+        format!("The pods of namespace {namespace} wait for its copies."),
+    );
+    assert!(text.contains(&waits), "{text}");
+    assert!(text.contains("SourceNotFound"), "{text}");
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_watch_prints_the_rules_that_change() -> Result<()> {
+    let scene = STAGE.scene("status-watch").await?;
+    let namespace = scene.namespace().await?;
+    create_secret(&scene.client, &namespace, REGISTRY, &[("a", "b")]).await?;
+    scene.secret(REGISTRY, &[("token", "one")]).await?;
+    scene
+        .rule()
+        .secret(&scene.home, REGISTRY)
+        .create(&scene.client)
+        .await?;
+    let control_plane = &scene.setting.control_plane;
+    let mut child = command(control_plane, None, &["status", &scene.tag, "-w"])?
+        .stdout(Stdio::piped())
+        .spawn()?;
+    let output = BufReader::new(child.stdout.take().context("no output")?);
+    let (sender, lines) = std::sync::mpsc::channel();
+    let reader = std::thread::spawn(move || {
+        for line in output.lines().map_while(Result::ok) {
+            if sender.send(line).is_err() {
+                break;
+            }
+        }
+    });
+    let wait = |words: &[&str]| -> Result<()> {
+        loop {
+            let line = lines.recv_timeout(SOON)?;
+            if words.iter().all(|word| line.contains(word)) {
+                return Ok(());
+            }
+        }
+    };
+    let rule = format!("ClusterReplication/{}", scene.tag);
+    wait(&[&rule, "0/1"])?;
+    delete(&scene.secrets(&namespace), REGISTRY).await?;
+    wait(&[&rule, "True", "1/1"])?;
+    child.kill()?;
+    child.wait()?;
+    reader
+        .join()
+        .map_err(|_| anyhow::anyhow!("the reader failed"))
+}
+
+#[tokio::test]
+async fn a_missing_rule_and_missing_permissions_are_told() -> Result<()> {
+    let scene = STAGE.scene("status-tenant").await?;
+    let namespace = scene.namespace().await?;
+    let control_plane = &scene.setting.control_plane;
+    let absent = run(control_plane, None, &["status", "no-such-rule"])?;
+    assert_eq!(absent.code, 2);
+    let told = "there is no ClusterReplication/no-such-rule";
+    assert!(absent.stderr.contains(told), "{}", absent.stderr);
+    let wrong = run(control_plane, None, &["status", "A/b/c"])?;
+    assert!(
+        wrong.stderr.contains("NAMESPACE/NAME for a Replication"),
+        "{}",
+        wrong.stderr
+    );
+    let user = control_plane.user(&scene.tag, &[])?;
+    let role = ["--clusterrole=edit", "--user", &scene.tag];
+    let binding = ["-n", &namespace, "create", "rolebinding", "edits"];
+    kubectl(control_plane, binding.iter().chain(&role))?;
+    let all = run(control_plane, Some(&user), &["status"])?;
+    assert_eq!(all.code, 2);
+    assert!(all.stderr.contains("-n NAMESPACE"), "{}", all.stderr);
+    let one = run(control_plane, Some(&user), &["status", "-n", &namespace])?;
+    assert!(
+        one.stdout.contains("You can't list ClusterReplications"),
+        "{}",
+        one.stdout
+    );
+    Ok(())
+}
+
+/// Ten thousand namespaces: all failures are listed, and the program stays small.
+#[tokio::test]
+async fn ten_thousand_namespaces_take_little_memory() -> Result<()> {
+    let _load = LOAD.lock().await;
+    let many = many().await?;
+    let scene = many.setting.scene("status-many").await?;
+    scene
+        .wait_counts(Many::RULE, [MANY, MANY - IN_THE_WAY, IN_THE_WAY])
+        .await?;
+    let program = Program::new("kubectl-mimeo");
+    let kubeconfig = many.setting.control_plane.kubeconfig();
+    let mut running = program
+        .env("KUBECONFIG", kubeconfig.display().to_string())
+        .args(["status", "-o", "json"])
+        .start()?;
+    let mut peak = 0;
+    while running.is_alive()? {
+        peak = running.peak_bytes().unwrap_or_default().max(peak);
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    let ended = running.wait(SOON).await?;
+    assert_eq!(ended.code(), Some(1));
+    let answer: Value = serde_json::from_str(&running.log()?)?;
+    assert_eq!(line(&answer)["copies"], MANY);
+    assert_eq!(line(&answer)["failed"], IN_THE_WAY);
+    assert_eq!(answer["copies"].as_array().map(Vec::len), Some(IN_THE_WAY));
+    let peak = peak >> 20;
+    assert!(peak < 100, "{peak} MiB");
+    Ok(())
+}
