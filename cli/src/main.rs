@@ -5,6 +5,8 @@
 //! (`picture`).
 
 mod connect;
+mod feeds;
+mod held;
 mod installation;
 mod names;
 mod output;
@@ -40,8 +42,14 @@ struct Flags {
 
 #[derive(Debug, Subcommand)]
 enum Command {
+    /// Confirm a held deletion: the copies that a rule has lost are deleted
+    Confirm(held::ConfirmArgs),
+    /// List the deletions that wait for a person, and their copies
+    Held(held::HeldArgs),
     /// Show the state of the rules, and every copy that is not synced. Exit code 0: all are synced
     Status(status::StatusArgs),
+    /// Show what a source feeds, and what its deletion would do. Exit code 1: no rule has it
+    Where(feeds::WhereArgs),
     /// Explain why an object is a copy, or why a copy is missing. Exit code 0: it is a correct copy
     Why(why::WhyArgs),
     /// Print a completion script for a shell
@@ -77,7 +85,10 @@ async fn run(flags: Flags) -> anyhow::Result<u8> {
             output::write(&String::from_utf8_lossy(&script))?;
             Ok(0)
         }
+        Command::Confirm(args) => held::confirm(args, &connection.connect().await?).await,
+        Command::Held(args) => held::run(args, &connection.connect().await?, output).await,
         Command::Status(args) => status::run(args, &connection.connect().await?, output).await,
+        Command::Where(args) => feeds::run(args, &connection.connect().await?, output).await,
         Command::Why(args) => why::run(args, &connection.connect().await?, output).await,
     }
 }

@@ -376,13 +376,23 @@ impl Reading {
             engine.kinds_since(created.or(Some(jiff::Timestamp::UNIX_EPOCH)), now);
             engine.confirmed(kinds.confirmed.as_deref(), now);
         });
-        // The rules were read just now from the CRDs that are served, so they are not lost.
         for kind in RuleKind::ALL {
-            let uid = kinds.crds.get(&kind).cloned();
-            self.tell(|engine, now| {
-                engine.crd(kind, uid.clone().or(Some("served".into())), uid, now);
-            });
+            let recorded = kinds.crds.get(&kind).cloned();
+            let current = self.crd(kind).await.or_else(|| recorded.clone());
+            let current = current.or(Some("served".into()));
+            let recorded = recorded.or_else(|| current.clone());
+            self.tell(|engine, now| engine.crd(kind, current, recorded, now));
         }
+    }
+
+    /// The uid of the CRD of these rules. A user who may not read CRDs sees none: then rules that no
+    /// longer exist count as deleted by a person.
+    async fn crd(&self, kind: RuleKind) -> Option<Box<str>> {
+        let group = API_VERSION.split('/').next()?;
+        let crds = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions";
+        let path = format!("{crds}/{}.{group}", kind.plural());
+        let crd = self.asker.reader.get(&path, Part::Metadata).await.ok()??;
+        Some(text(&crd, "/metadata/uid").into())
     }
 
     /// Answers the engine's questions until it has none.

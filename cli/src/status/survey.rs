@@ -113,7 +113,7 @@ impl Status {
         status.waiting(picture, scope);
         if only.is_none() {
             let (engine, _) = picture.snapshot.decided();
-            status.held_of_deleted_rules = engine.held().map(|held| held.copies).sum();
+            status.held_of_deleted_rules = engine.held().map(|held| held.copies.len()).sum();
         }
         if let Scope::One(namespace) = scope {
             // Rules without a copy here are no news about the namespace.

@@ -243,19 +243,12 @@ struct HeldTold<'a> {
 
 impl<'a> From<HeldDeletion<'a>> for HeldTold<'a> {
     fn from(held: HeldDeletion<'a>) -> Self {
-        let HeldDeletion {
-            rule,
-            copies,
-            why,
-            nonce,
-            ..
-        } = held;
         Self {
-            rule: rule.to_string(),
-            copies,
+            rule: held.rule.to_string(),
+            copies: held.copies.len(),
             places: held.places(),
-            why,
-            nonce,
+            why: held.why,
+            nonce: held.nonce,
         }
     }
 }

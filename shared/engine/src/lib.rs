@@ -52,7 +52,7 @@ pub use self::{
     jobs::{Answer, Job, Task},
     members::{Member, Members},
     numbers::{CopyNumbers, Durations, Inside, Numbers, Queued},
-    pending::HeldDeletion,
+    pending::{HeldCopy, HeldDeletion},
     pod_gate::{AwaitedCopy, Progress},
     preview::{Contest, Preview},
     request::{Request, Ticket, Verb},

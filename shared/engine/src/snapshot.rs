@@ -66,7 +66,9 @@ impl Snapshot {
         let settings = Settings {
             role: Role::Keeper,
             takeover: Duration::ZERO,
-            deletion_delay: Duration::ZERO,
+            // The guard judges the losses after this delay: once everything has been read, because
+            // the time of a snapshot passes only while there is no question.
+            deletion_delay: Duration::from_millis(1),
             // No read is repeated.
             backoff: NEVER,
             backoff_limit: NEVER,

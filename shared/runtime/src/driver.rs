@@ -353,7 +353,8 @@ pub async fn remind(handle: Handle) {
     while changes.changed().await.is_ok() {
         let held = handle.look(|engine, _| {
             let held = |held: HeldDeletion<'_>| {
-                (held.nonce.to_owned(), (held.rule.to_string(), held.copies))
+                let copies = held.copies.len();
+                (held.nonce.to_owned(), (held.rule.to_string(), copies))
             };
             engine.held().map(held).collect()
         });

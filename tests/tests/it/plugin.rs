@@ -1,5 +1,7 @@
 //! `kubectl mimeo`: the compiled program runs as a plugin of kubectl, on the real API server.
 
+mod feeds;
+mod held;
 mod status;
 mod why;
 

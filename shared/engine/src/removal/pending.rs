@@ -24,20 +24,31 @@ use crate::{
 pub struct HeldDeletion<'a> {
     /// The rule.
     pub rule: &'a RuleId,
-    /// The number of copies.
-    pub copies: usize,
+    /// The copies, by namespace.
+    pub copies: Vec<HeldCopy<'a>>,
     /// Why Mimeo does not delete them without a confirmation, as a clause.
     pub why: &'static str,
     /// The value that a user must repeat to confirm the deletion. It stands for exactly these
     /// copies.
     pub nonce: &'a str,
-    namespaces: Vec<Arc<str>>,
+}
+
+/// A copy whose deletion is held.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HeldCopy<'a> {
+    /// Its namespace.
+    pub namespace: Arc<str>,
+    /// Its kind.
+    pub kind: &'a str,
+    /// Its name.
+    pub name: Arc<str>,
 }
 
 impl HeldDeletion<'_> {
     /// Returns the number of namespaces with such copies, and the names of the first three.
     pub fn places(&self) -> String {
-        let mut namespaces: Vec<&Arc<str>> = self.namespaces.iter().collect();
+        let mut namespaces: Vec<&Arc<str>> =
+            self.copies.iter().map(|copy| &copy.namespace).collect();
         namespaces.dedup();
         places(&namespaces)
     }
@@ -96,17 +107,20 @@ impl PendingDeletions {
             let copies = self.held_copies(id, index);
             Some(HeldDeletion {
                 rule: id,
-                copies: copies.len(),
+                copies: copies
+                    .into_keys()
+                    .map(|(namespace, kind, name)| HeldCopy {
+                        namespace,
+                        kind: index.kind_of(kind),
+                        name,
+                    })
+                    .collect(),
                 why: if all_homeless(id, pending, index) {
                     "it was deleted with its namespace, and many copies were lost at once"
                 } else {
                     "Mimeo did not see its deletion: it may have been lost with its CRD"
                 },
                 nonce: &held.nonce,
-                namespaces: copies
-                    .into_keys()
-                    .map(|(namespace, ..)| namespace)
-                    .collect(),
             })
         })
     }
@@ -398,8 +412,9 @@ fn kept(id: &RuleId, pending: &PendingDeletion, index: &Index, effort: &mut Effo
 /// confirm more of them. A confirmation from before doesn't confirm the next loss of the same
 /// cells.
 fn nonce<'a>(id: &RuleId, copies: impl Iterator<Item = &'a Uid>) -> Box<str> {
-    let text: String = std::iter::once(id.to_string())
-        .chain(copies.map(Uid::to_string))
-        .collect();
+    // The numbers of kinds, by which the copies are sorted, differ between processes.
+    let mut uids: Vec<String> = copies.map(Uid::to_string).collect();
+    uids.sort_unstable();
+    let text = id.to_string() + &uids.concat();
     format!("{:08x}", Checksum::of(text.as_bytes()).short() >> 32).into()
 }

@@ -305,7 +305,7 @@ fn what_is_held_of_a_rule_that_is_gone_says_how_much_where_and_why() {
     let [held] = &held[..] else {
         panic!("{held:?}")
     };
-    assert_eq!((held.rule, held.copies), (&rule_id(0), 5));
+    assert_eq!((held.rule, held.copies.len()), (&rule_id(0), 5));
     assert_eq!(
         held.places(),
         "5 namespaces, first team-00000, team-00001, team-00002"

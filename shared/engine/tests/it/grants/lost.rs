@@ -454,7 +454,7 @@ fn much_that_went_with_its_namespace_is_held_and_that_is_said() {
     let told: Vec<_> = scene
         .engine
         .held()
-        .map(|held| (held.copies, held.why, held.places()))
+        .map(|held| (held.copies.len(), held.why, held.places()))
         .collect();
     let places = "20 namespaces, first place-00, place-01, place-02".to_owned();
     assert_eq!(

@@ -1,0 +1,272 @@
+//! `kubectl mimeo held` and `confirm RULE`: deletions that wait for a person, and their release.
+//!
+//! The status of a rule has the nonce that confirms its held deletion. A rule that no longer exists
+//! has no status: the engine computes the nonce from the same copies as the reconciler.
+
+use std::collections::BTreeMap;
+
+use anyhow::{Context as _, Result, bail};
+use clap::Args;
+use http::{Request, header::CONTENT_TYPE};
+use jiff::Timestamp;
+use mimeo_api::{ClusterReplicationStatus, names::API_VERSION};
+use mimeo_engine::Cursor;
+use mimeo_model::{id::RuleId, names::CONFIRM_DELETION};
+use mimeo_runtime::{call::encode, fault::Fault, writer::KINDS_CONFIG_MAP};
+use serde::Serialize;
+use serde_json::json;
+
+use crate::{
+    connect::Connected,
+    output::{Format, print, table, write},
+    picture::{Picture, Scope},
+};
+
+#[derive(Debug, Args)]
+pub(crate) struct HeldArgs {
+    /// Only this rule: NAME, or NAMESPACE/NAME for a Replication. It may be deleted already
+    #[arg(value_parser = crate::names::rule)]
+    rule: Option<RuleId>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ConfirmArgs {
+    /// The rule: NAME, or NAMESPACE/NAME for a Replication. It may be deleted already
+    #[arg(value_parser = crate::names::rule)]
+    rule: RuleId,
+    /// The number of copies that may be deleted, for scripts. Default: ask for it
+    #[arg(long, value_name = "NUMBER")]
+    copies: Option<usize>,
+}
+
+/// A deletion that waits for a person.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Held {
+    rule: String,
+    /// True if the rule no longer exists.
+    rule_deleted: bool,
+    why: String,
+    /// The value that confirms exactly this deletion.
+    nonce: String,
+    /// The copies that the rule no longer wants.
+    copies: Vec<HeldCopy>,
+    #[serde(skip)]
+    id: RuleId,
+}
+
+#[derive(Debug, Serialize)]
+struct HeldCopy {
+    namespace: String,
+    kind: String,
+    name: String,
+}
+
+pub(crate) async fn run(args: HeldArgs, connected: &Connected, format: Format) -> Result<u8> {
+    let picture = Picture::read(connected, Scope::All).await?;
+    let mut held = held(&picture);
+    if let Some(id) = &args.rule {
+        held.retain(|held| held.id == *id);
+    }
+    for note in &picture.unread {
+        eprintln!("{note}");
+    }
+    print(format, &held, |held: &Vec<Held>| text(held))?;
+    Ok(0)
+}
+
+/// All held deletions, by rule.
+fn held(picture: &Picture) -> Vec<Held> {
+    let mut lost = lost(picture);
+    let mut all = Vec::new();
+    for (id, stored) in &picture.rules {
+        if let Some((nonce, why)) = stored.status.as_ref().and_then(told) {
+            all.push(Held {
+                rule: id.to_string(),
+                rule_deleted: false,
+                why,
+                nonce,
+                copies: lost.remove(id).unwrap_or_default(),
+                id: id.clone(),
+            });
+        }
+    }
+    let (engine, _) = picture.snapshot.decided();
+    for held in engine.held() {
+        let copies = held.copies.iter().map(|copy| HeldCopy {
+            namespace: copy.namespace.to_string(),
+            kind: copy.kind.to_owned(),
+            name: copy.name.to_string(),
+        });
+        all.push(Held {
+            rule: held.rule.to_string(),
+            rule_deleted: true,
+            why: held.why.to_owned(),
+            nonce: held.nonce.to_owned(),
+            copies: copies.collect(),
+            id: held.rule.clone(),
+        });
+    }
+    all
+}
+
+/// The nonce and the sentence of a status with the condition `Stalled`, reason `DeletionHeld`.
+fn told(status: &ClusterReplicationStatus) -> Option<(String, String)> {
+    let held = |reason: &str| reason == "DeletionHeld";
+    let conditions = &status.conditions;
+    let condition = conditions
+        .iter()
+        .find(|one| one.type_ == "Stalled" && one.status == "True" && held(&one.reason))?;
+    let (_, nonce) = condition
+        .message
+        .split_once(&format!("{CONFIRM_DELETION}="))?;
+    let why = condition.message.split(". ").next().unwrap_or_default();
+    Some((nonce.trim().to_owned(), why.to_owned()))
+}
+
+/// The copies that rules no longer want, by rule.
+fn lost(picture: &Picture) -> BTreeMap<RuleId, Vec<HeldCopy>> {
+    let (engine, now) = picture.snapshot.decided();
+    let wall = Timestamp::now();
+    let mut lost: BTreeMap<RuleId, Vec<HeldCopy>> = BTreeMap::new();
+    let mut cursor = Cursor::default();
+    loop {
+        let view = engine.view(&mut cursor, now, wall);
+        for namespace in &view.namespaces {
+            let places = namespace.places.iter();
+            for place in places.filter(|place| place.synced < place.copies) {
+                let copies = engine.copies(&place.rule, &namespace.name, now, wall);
+                let copies = copies
+                    .into_iter()
+                    .filter(|copy| copy.reason.as_deref() == Some("Delete"));
+                let copies = copies.map(|copy| HeldCopy {
+                    namespace: namespace.name.to_string(),
+                    kind: copy.kind,
+                    name: copy.name,
+                });
+                lost.entry((*place.rule).clone())
+                    .or_default()
+                    .extend(copies);
+            }
+        }
+        if view.whole {
+            return lost;
+        }
+    }
+}
+
+pub(crate) async fn confirm(args: ConfirmArgs, connected: &Connected) -> Result<u8> {
+    let picture = Picture::read(connected, Scope::All).await?;
+    let all = held(&picture);
+    let Some(held) = all.iter().find(|held| held.id == args.rule) else {
+        for note in &picture.unread {
+            eprintln!("{note}");
+        }
+        bail!("no deletion of {} waits for a person", args.rule);
+    };
+    let number = held.copies.len();
+    let confirmed = if let Some(copies) = args.copies {
+        copies == number
+    } else {
+        write(&text(std::slice::from_ref(held)))?;
+        ask(number)?
+    };
+    if !confirmed {
+        bail!("nothing is confirmed: the deletion is of {number} copies");
+    }
+    annotate(connected, held).await?;
+    write(&format!(
+        "Confirmed. Mimeo deletes {number} copies of {}.\n",
+        held.rule
+    ))?;
+    Ok(0)
+}
+
+/// Asks for the number of copies. True if the answer is right.
+fn ask(number: usize) -> Result<bool> {
+    eprint!("To delete these copies, type their number: ");
+    let mut answer = String::new();
+    let read = std::io::stdin().read_line(&mut answer)?;
+    if read == 0 {
+        eprintln!();
+    }
+    Ok(answer.trim() == number.to_string())
+}
+
+/// Writes the nonce to the rule, or to the kinds `ConfigMap` if the rule no longer exists.
+async fn annotate(connected: &Connected, held: &Held) -> Result<()> {
+    let (path, object) = if held.rule_deleted {
+        let mimeo = encode(&connected.mimeo);
+        (
+            format!("/api/v1/namespaces/{mimeo}/configmaps/{KINDS_CONFIG_MAP}"),
+            format!("ConfigMap {}/{KINDS_CONFIG_MAP}", connected.mimeo),
+        )
+    } else {
+        let RuleId {
+            kind,
+            namespace,
+            name,
+        } = &held.id;
+        let within = namespace.as_ref().map_or_else(String::new, |namespace| {
+            format!("/namespaces/{}", encode(namespace))
+        });
+        let (plural, name) = (kind.plural(), encode(name));
+        (
+            format!("/apis/{API_VERSION}{within}/{plural}/{name}"),
+            held.rule.clone(),
+        )
+    };
+    let patch = json!({"metadata": {"annotations": {CONFIRM_DELETION: held.nonce}}});
+    let request = Request::patch(format!("{path}?fieldManager=kubectl-mimeo"))
+        .header(CONTENT_TYPE, "application/merge-patch+json")
+        .body(patch.to_string().into_bytes())?;
+    let sent = tokio::time::timeout(connected.timeout, connected.client.request_text(request));
+    let sent = sent.await.context("no answer within --request-timeout")?;
+    sent.map_err(|error| anyhow::anyhow!(Fault(&error).to_string()))
+        .with_context(|| format!("failed to annotate {object}"))?;
+    Ok(())
+}
+
+fn text(held: &[Held]) -> String {
+    if held.is_empty() {
+        return "No deletion waits for a person.\n".into();
+    }
+    let one = |held: &Held| {
+        let Held {
+            rule,
+            rule_deleted,
+            why,
+            copies,
+            id,
+            ..
+        } = held;
+        let rows = copies.iter().map(|copy| {
+            let HeldCopy {
+                namespace,
+                kind,
+                name,
+            } = copy;
+            vec![
+                format!("  {namespace}").into(),
+                kind.as_str().into(),
+                name.as_str().into(),
+            ]
+        });
+        let deleted = if *rule_deleted { " (deleted)" } else { "" };
+        let name = argument(id);
+        format!(
+            "{rule}{deleted}: {} copies\n  {why}\n\n{}\n  If it is an accident, undo it. If not: kubectl mimeo confirm {name}\n",
+            copies.len(),
+            table(&["  NAMESPACE", "KIND", "NAME"], rows.collect()),
+        )
+    };
+    held.iter().map(one).collect::<Vec<_>>().join("\n")
+}
+
+/// A rule as an argument of this program.
+fn argument(id: &RuleId) -> String {
+    match &id.namespace {
+        Some(namespace) => format!("{namespace}/{}", id.name),
+        None => id.name.to_string(),
+    }
+}
