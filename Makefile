@@ -3,7 +3,7 @@ SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 CARGO := cargo
 
-.PHONY: help build test e2e demo bench screenshots golden fmt lint docs deny sbom control-plane helm promtool
+.PHONY: help build test e2e demo dist bench screenshots golden fmt lint docs deny sbom control-plane helm promtool
 .DEFAULT_GOAL := help
 
 help: ## List the targets
@@ -50,6 +50,9 @@ demo: ## Show what Mimeo does on a control plane of its own; ONCE=1 ends after t
 	@tests/control-plane/build.sh >/dev/null
 	@$(CARGO) build --locked --workspace --bins
 	@"$${CARGO_TARGET_DIR:-target}/debug/mimeo-demo" $(if $(filter 1,$(ONCE)),--once)
+
+dist: ## Pack a release into target/dist/; IMAGE=, PLATFORMS= and DOWNLOADS= as .ci/dist describes
+	@.ci/dist
 
 screenshots: control-plane ## Draw docs/images/page-*.png anew, by a real browser
 	tests/browser.sh

@@ -2,13 +2,16 @@
 # Prints what the image has to carry: the licences of all that is linked into the programs. First Mimeo's own, then by crate the licence
 # that it is under, then each text that crates come with, once, under the names of those that do; last Rust's own library and the C libraries.
 #
-#   licenses.sh TARGET COMPILER    for programs of this target, linked by this C compiler
+#   licenses.sh TARGET COMPILER [PACKAGE...]    for programs of this target, linked by this C compiler; by default those of the image
 #
 # The Dockerfile runs it where they have just been built: what is linked is unpacked there. cargo fetches what it lists besides.
 set -euo pipefail
 export LC_ALL=C
 cd "$(dirname "${BASH_SOURCE[0]}")"
 target=$1 compiler=$2
+shift 2
+packages=("$@")
+(($# > 0)) || packages=(mimeo-webhook mimeo-reconciler)
 
 section() { printf '\n\n==== %s ====\n\n' "$*"; }
 
@@ -19,7 +22,7 @@ section Mimeo
 cat LICENSE
 
 section Crates
-cargo tree --locked --target "$target" --edges normal --prefix none --no-dedupe --format '{p}|{l}' -p mimeo-webhook -p mimeo-reconciler |
+cargo tree --locked --target "$target" --edges normal --prefix none --no-dedupe --format '{p}|{l}' "${packages[@]/#/--package=}" |
     sed -n '/(\//! s/^\([^ ]*\) v\([^ |]*\)[^|]*|/\1-\2 /p' | sort -u >"$work/crates"
 while read -r crate licence; do
     echo "$crate: $licence"

@@ -20,6 +20,7 @@ use crate::{
     connect::Connected,
     output::{Format, print, table, write},
     picture::{Picture, Scope},
+    state::argument,
 };
 
 #[derive(Debug, Args)]
@@ -261,12 +262,4 @@ fn text(held: &[Held]) -> String {
         )
     };
     held.iter().map(one).collect::<Vec<_>>().join("\n")
-}
-
-/// A rule as an argument of this program.
-fn argument(id: &RuleId) -> String {
-    match &id.namespace {
-        Some(namespace) => format!("{namespace}/{}", id.name),
-        None => id.name.to_string(),
-    }
 }

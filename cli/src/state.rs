@@ -96,7 +96,8 @@ pub(crate) fn fix(
         name,
     } = key;
     let (kind, mimeo) = (kind.to_lowercase(), &picture.mimeo);
-    let rule = object(&rule.id);
+    let id = &rule.id;
+    let rule = object(id);
     Some(match state {
         "Synced" | "Unknown" => return None,
         "Suspended" => {
@@ -116,7 +117,7 @@ pub(crate) fn fix(
         "ControllerForbidden" => {
             "give Mimeo the permission that the message names, by a ClusterRole with the label mimeo.dev/aggregate-to-mimeo=true".into()
         }
-        "DeletionHeld" => confirm(&rule),
+        "DeletionHeld" => confirm(id),
         "Conflict" => format!(
             "kubectl -n {namespace} get {kind} {name} -o yaml --show-managed-fields   shows whose it is; then delete it, or set copyName or conflictPolicy in {rule}"
         ),
@@ -135,11 +136,20 @@ pub(crate) fn fix(
     })
 }
 
-/// The command that shows a held deletion, and how to confirm it.
-pub(crate) fn confirm(rule: &str) -> String {
+/// The commands that show a held deletion, and confirm it.
+pub(crate) fn confirm(rule: &RuleId) -> String {
+    let name = argument(rule);
     format!(
-        "kubectl get {rule} -o jsonpath='{{.status.conditions[?(@.type==\"Stalled\")].message}}'   shows the annotation that confirms the deletion"
+        "kubectl mimeo held {name}   lists the copies; kubectl mimeo confirm {name}   deletes them"
     )
+}
+
+/// A rule as an argument of this program.
+pub(crate) fn argument(id: &RuleId) -> String {
+    match &id.namespace {
+        Some(namespace) => format!("{namespace}/{}", id.name),
+        None => id.name.to_string(),
+    }
 }
 
 /// A rule as an argument of kubectl.

@@ -92,6 +92,14 @@ struct KeepArgs {
     /// Time for which a deleted copy still counts among its rule's losses (as in 10m)
     #[arg(long, env = "MIMEO_DELETION_WINDOW", value_name = "DURATION", default_value = "10m", value_parser = duration::parse)]
     deletion_window: Duration,
+    /// Number of rules with a metric of their own, `mimeo_rule_copies`: the first by name
+    #[arg(
+        long,
+        env = "MIMEO_RULE_METRICS",
+        value_name = "RULES",
+        default_value_t = 0
+    )]
+    rule_metrics: usize,
     /// How long one request may take before it counts as failed (as in 10s)
     #[arg(long, env = "MIMEO_REQUEST_TIMEOUT", value_name = "DURATION", default_value = "10s", value_parser = duration::parse)]
     request_timeout: Duration,
@@ -166,6 +174,10 @@ async fn main() -> anyhow::Result<()> {
     metrics.of_engine(&handle);
     debug.of_engine(&handle);
     metrics.of_leader(&handle, leading.clone());
+    metrics.of_clients(&clients);
+    if flags.keep.rule_metrics > 0 {
+        metrics.of_rules(&handle, leading.clone(), flags.keep.rule_metrics);
+    }
     let leads = leading.clone();
     debug.add("leading", move || (*leads.borrow()).into());
     if let Some(page) = page {

@@ -172,6 +172,7 @@ async fn main() -> anyhow::Result<()> {
     metrics.of_watches(&clients.watcher.health);
     debug.of_watches(&clients.watcher.health);
     metrics.of_engine(&handle);
+    metrics.of_clients(&clients);
     debug.of_engine(&handle);
     metrics.of_certificate("hooks", material.clone());
     let callers = callers::start(flags.endpoint.client_ca_file.clone());

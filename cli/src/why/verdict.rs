@@ -150,15 +150,12 @@ pub(super) fn left_behind(picture: &Picture, key: &Key<'_>, copy: &Copy) -> Opti
         (None, _) => (
             "RuleDeleted",
             "the rule that wrote the copy no longer exists. Mimeo deletes the copy, unless the rule retained it or its deletion is held",
-            Some(format!(
-                "kubectl -n {} logs -l app.kubernetes.io/name=mimeo-reconciler --tail=-1   has \"deletion held\" with the next command, if it is held",
-                picture.mimeo
-            )),
+            Some(confirm(&id)),
         ),
         (Some(_), Some(State::Held)) => (
             "DeletionHeld",
             "the rule no longer wants the copy, and its deletion waits for a person",
-            Some(confirm(&object(&id))),
+            Some(confirm(&id)),
         ),
         (Some(_), Some(_)) => (
             "Unwanted",

@@ -220,6 +220,18 @@ pub enum Why {
     Overwritten,
 }
 
+impl Why {
+    /// The reasons of writes that undo a change by another client.
+    pub const REVERTS: [Self; 6] = [
+        Self::Vanished,
+        Self::Drifted,
+        Self::SilentlyChanged,
+        Self::Disowned,
+        Self::Shared,
+        Self::LabelRemoved,
+    ];
+}
+
 /// Why a cell needs no request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Leave {

@@ -10,7 +10,7 @@
 use std::{fmt, path::PathBuf, time::Duration};
 
 use clap::Args;
-use http::{HeaderValue, header::USER_AGENT};
+use http::{HeaderValue, Request, header::USER_AGENT};
 use hyper_timeout::TimeoutConnector;
 use hyper_util::{
     client::legacy::connect::HttpConnector,
@@ -21,7 +21,11 @@ use kube::{
     client::ConfigExt,
     config::{InClusterError, InferConfigError, KubeConfigOptions, Kubeconfig, KubeconfigError},
 };
-use tower::{BoxError, ServiceBuilder};
+use prometheus_client::{
+    encoding::EncodeLabelSet,
+    metrics::{counter::Counter, family::Family},
+};
+use tower::{BoxError, ServiceBuilder, service_fn};
 
 use crate::{
     body::{Outgoing, unpack},
@@ -51,6 +55,17 @@ pub struct ClientArgs {
     pub kubeconfig: Option<PathBuf>,
 }
 
+/// Counts requests to the API server. Cheap to clone.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct ApiRequests(pub(crate) Family<ApiRequest, Counter>);
+
+/// The labels of a request. The code is 0 if there was no answer.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub(crate) struct ApiRequest {
+    method: String,
+    code: u16,
+}
+
 /// The clients of one API server.
 #[derive(Clone)]
 pub struct Clients {
@@ -62,6 +77,7 @@ pub struct Clients {
     /// The client for watches together with the health of its watches. Watches that feed an engine
     /// use it.
     pub watcher: Watcher,
+    pub(crate) counts: ApiRequests,
 }
 
 impl fmt::Debug for Clients {
@@ -104,13 +120,17 @@ impl ClientArgs {
         }
         let agent = HeaderValue::from_str(&format!("{program}/{}", env!("CARGO_PKG_VERSION")))?;
         config.headers.push((USER_AGENT, agent));
-        let build =
-            |flavour| build(&config, flavour).map_err(|error| ClientError::Build(Box::new(error)));
+        let counts = ApiRequests::default();
+        let build = |flavour| {
+            let built = build(&config, flavour, counts.clone());
+            built.map_err(|error| ClientError::Build(Box::new(error)))
+        };
         let watches = build(Flavour::Watches)?;
         Ok(Clients {
             requests: build(Flavour::Requests)?,
             watcher: Watcher::from(watches.clone()),
             watches,
+            counts,
         })
     }
 
@@ -143,7 +163,8 @@ pub fn client(config: &Config) -> Result<Client, ClientError> {
     if config.proxy_url.is_some() {
         return Err(ClientError::Proxy);
     }
-    build(config, Flavour::Requests).map_err(|error| ClientError::Build(Box::new(error)))
+    build(config, Flavour::Requests, ApiRequests::default())
+        .map_err(|error| ClientError::Build(Box::new(error)))
 }
 
 #[derive(Clone, Copy)]
@@ -155,7 +176,7 @@ enum Flavour {
 /// Builds kube's own stack with three differences. It has no retries, which would hide
 /// back-pressure and would count as requests. It has no tracing layer, because each error is logged
 /// where it is handled. Its pool is bounded.
-fn build(config: &Config, flavour: Flavour) -> Result<Client, kube::Error> {
+fn build(config: &Config, flavour: Flavour, counts: ApiRequests) -> Result<Client, kube::Error> {
     let (silence, idle) = match flavour {
         Flavour::Requests => (None, IDLE_CONNECTIONS),
         Flavour::Watches => (Some(WATCH_SILENCE), 2),
@@ -175,6 +196,16 @@ fn build(config: &Config, flavour: Flavour) -> Result<Client, kube::Error> {
         .pool_idle_timeout(IDLE_TIMEOUT)
         .pool_max_idle_per_host(idle)
         .build::<_, Outgoing>(connector);
+    let http = service_fn(move |request: Request<Outgoing>| {
+        let (method, counts) = (request.method().to_string(), counts.clone());
+        let sent = http.request(request);
+        async move {
+            let answer = sent.await;
+            let code = answer.as_ref().map_or(0, |answer| answer.status().as_u16());
+            counts.0.get_or_create(&ApiRequest { method, code }).inc();
+            answer
+        }
+    });
     let service = ServiceBuilder::new()
         .layer(config.base_uri_layer())
         .option_layer(config.auth_layer()?)

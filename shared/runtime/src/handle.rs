@@ -6,7 +6,7 @@ use std::{
     time::Instant,
 };
 
-use mimeo_engine::{Engine, Request, Verb, clock::Tick};
+use mimeo_engine::{Engine, Request, Verb, cell::Why, clock::Tick};
 use mimeo_model::{known::Decoded, outcome::Outcome, source::SourceRef};
 use prometheus_client::{
     encoding::EncodeLabelSet,
@@ -44,7 +44,25 @@ struct Shared {
 
 /// Counts requests that create, change or delete copies. Cheap to clone.
 #[derive(Clone, Debug, Default)]
-pub struct CopyRequests(Family<Written, Counter>);
+pub struct CopyRequests {
+    all: Family<Written, Counter>,
+    /// Those that undid a change by another client.
+    reverts: Family<Reverted, Counter>,
+}
+
+/// The label of a write that undid a change by another client: the kind of the change.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Reverted {
+    cause: String,
+}
+
+impl Reverted {
+    fn by(why: Why) -> Self {
+        Self {
+            cause: format!("{why:?}"),
+        }
+    }
+}
 
 /// The labels of a write: its verb and its result.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -61,14 +79,19 @@ impl CopyRequests {
     pub fn new(registry: &mut Registry) -> Self {
         let this = Self::default();
         let help = "Requests that create, change or delete copies, by verb and result";
-        registry.register("copy_requests", help, this.0.clone());
+        registry.register("copy_requests", help, this.all.clone());
+        let help = "Copies that were written again because another client changed or deleted them, by cause";
+        registry.register("copies_reverted", help, this.reverts.clone());
         // Each series starts at zero. A series that first appears with its first event would hide
         // this event from a rate.
         for (verb, result) in VERBS
             .into_iter()
             .flat_map(|verb| RESULTS.map(|result| (verb, result)))
         {
-            let _ = this.0.get_or_create(&Written { verb, result });
+            let _ = this.all.get_or_create(&Written { verb, result });
+        }
+        for why in Why::REVERTS {
+            let _ = this.reverts.get_or_create(&Reverted::by(why));
         }
         this
     }
@@ -160,7 +183,12 @@ impl Handle {
         let Some(written) = Written::of(request.ticket.verb, outcome) else {
             return;
         };
-        self.shared.counts.0.get_or_create(&written).inc();
+        let counts = &self.shared.counts;
+        counts.all.get_or_create(&written).inc();
+        let reverted = request.ticket.why.filter(|why| Why::REVERTS.contains(why));
+        if let (Some(why), Outcome::Object(_)) = (reverted, outcome) {
+            counts.reverts.get_or_create(&Reverted::by(why)).inc();
+        }
         self.shared
             .traces
             .record("write", Parent::None, began, |span| {

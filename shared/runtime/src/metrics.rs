@@ -3,6 +3,8 @@
 //!
 //! Labels are few and bounded: kinds, verbs, reasons. No label names an object.
 
+mod process;
+
 use std::{
     borrow::Cow,
     fmt,
@@ -19,7 +21,7 @@ use prometheus_client::{
 };
 use tokio::sync::watch;
 
-use crate::{handle::Handle, tls::ServingMaterial, watch::Health};
+use crate::{client::Clients, handle::Handle, tls::ServingMaterial, watch::Health};
 
 /// The content type of [`Metrics::text`].
 pub const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
@@ -37,16 +39,14 @@ type Certificate = watch::Receiver<Option<Arc<ServingMaterial>>>;
 impl Metrics {
     /// Starts with `mimeo_build_info` and the expiry of certificates.
     pub fn new() -> Self {
-        let mut registry = Registry::with_prefix("mimeo");
-        registry.register(
-            "build",
-            "What is running",
-            Info::new([("version", env!("CARGO_PKG_VERSION"))]),
-        );
+        let mut registry = Registry::default();
+        registry.register_collector(Box::new(ReadOff(process::metrics)));
         let this = Self {
             registry: Arc::new(Mutex::new(registry)),
             certificates: Arc::default(),
         };
+        let version = Info::new([("version", env!("CARGO_PKG_VERSION"))]);
+        this.add(|registry| registry.register("build", "What is running", version));
         let certificates = this.certificates.clone();
         this.read_off(move |page| {
             let certificates = certificates.lock().unwrap_or_else(PoisonError::into_inner);
@@ -61,7 +61,8 @@ impl Metrics {
 
     /// Adds metrics that are counted as things happen.
     pub fn add<R>(&self, register: impl FnOnce(&mut Registry) -> R) -> R {
-        register(&mut self.registry.lock().unwrap_or_else(PoisonError::into_inner))
+        let mut registry = self.registry.lock().unwrap_or_else(PoisonError::into_inner);
+        register(registry.sub_registry_with_prefix("mimeo"))
     }
 
     /// Adds metrics that are read for each scrape.
@@ -75,7 +76,8 @@ impl Metrics {
     /// Only if the collector of a metric fails.
     pub fn text(&self) -> Result<String, fmt::Error> {
         let mut text = String::new();
-        self.add(|registry| encode(&mut text, registry))?;
+        let registry = self.registry.lock().unwrap_or_else(PoisonError::into_inner);
+        encode(&mut text, &registry)?;
         Ok(text)
     }
 
@@ -108,6 +110,40 @@ impl Metrics {
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
             .push((of, material));
+    }
+
+    /// Adds the requests of these clients.
+    pub fn of_clients(&self, clients: &Clients) {
+        let help =
+            "Requests to the API server, by method and status code; 0 if there was no answer";
+        let counts = clients.counts.0.clone();
+        self.add(|registry| registry.register("api_requests", help, counts));
+    }
+
+    /// Adds the copies of the first `most` `ClusterReplication`s, by name, while this replica leads.
+    pub fn of_rules(&self, handle: &Handle, leading: watch::Receiver<bool>, most: usize) {
+        let handle = handle.clone();
+        self.read_off(move |page| {
+            let leads = *leading.borrow();
+            let numbers = leads.then(|| handle.look(|engine, _| engine.rule_numbers(most)));
+            let rows = numbers.iter().flatten().flat_map(|(id, copies)| {
+                let failed = copies.failed.values().sum();
+                let pending = copies.desired.saturating_sub(copies.synced + failed);
+                let states = [
+                    ("Synced", copies.synced),
+                    ("Pending", pending),
+                    ("Failed", failed),
+                ];
+                states.map(|(state, count)| {
+                    (
+                        [("rule", id.name.to_string()), ("state", state.to_owned())],
+                        count,
+                    )
+                })
+            });
+            let help = "Copies of a ClusterReplication, by state";
+            page.gauges("rule_copies", help, rows)
+        });
     }
 
     /// Adds the engine's queues, and how long copies and namespaces waited.
@@ -190,6 +226,14 @@ impl Page<'_> {
                 .encode_counter::<NoLabelSet, _, u64>(&value, None)?;
         }
         Ok(())
+    }
+
+    /// Writes one counter of seconds. `_total` is added to its name.
+    fn count_seconds(&mut self, name: &str, help: &str, seconds: f64) -> fmt::Result {
+        let mut metric = self
+            .0
+            .encode_descriptor(name, help, None, MetricType::Counter)?;
+        metric.encode_counter::<NoLabelSet, _, u64>(&seconds, None)
     }
 
     /// Writes one histogram, with values for each set of labels.

@@ -7,8 +7,8 @@
 mod mimeo;
 mod node;
 
-pub use mimeo::{Mimeo, PROGRAMS, Program};
-pub use node::Node;
+pub use mimeo::{IMAGE, Mimeo, PROGRAMS, Program};
+pub use node::{Node, run};
 
 use std::path::PathBuf;
 

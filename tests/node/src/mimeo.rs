@@ -1,6 +1,11 @@
 //! An installation of Mimeo on the node.
 
-use std::{fs, io::Write, path::PathBuf, process::Command};
+use std::{
+    fs,
+    io::Write,
+    path::{Path, PathBuf},
+    process::Command,
+};
 
 use anyhow::{Context, Result, bail, ensure};
 use k8s_openapi::api::{apps::v1::Deployment, coordination::v1::Lease, core::v1::Pod};
@@ -19,7 +24,7 @@ use tempfile::{NamedTempFile, TempDir};
 use crate::{Node, node::run, workspace};
 
 /// The name of the built and imported images.
-const IMAGE: &str = "localhost/mimeo";
+pub const IMAGE: &str = "localhost/mimeo";
 /// The tag of the present image.
 const TODAY: &str = "e2e";
 /// The chart's release.
@@ -64,6 +69,8 @@ enum By {
     /// The chart in this folder, as the release `mimeo`, with the image of this tag and these
     /// values.
     Chart(PathBuf, &'static str, Value),
+    /// The file of a packed release.
+    File(PathBuf),
 }
 
 impl Mimeo {
@@ -97,6 +104,15 @@ impl Mimeo {
             values.clone(),
         ))
         .await
+    }
+
+    /// Installs the image and `install.yaml` of a folder that `make dist` has packed with the image's
+    /// name `localhost/mimeo`.
+    pub async fn packed(folder: &Path, version: &str) -> Result<Self> {
+        let node = Node::get().await?;
+        let archive = folder.join(format!("mimeo-{version}-linux-amd64.oci.tar"));
+        node.import(&archive, TODAY, version).await?;
+        Self::installed(By::File(folder.join("install.yaml"))).await
     }
 
     /// Removes any installation, by the chart or by the kustomization: the names are the same.
@@ -141,6 +157,17 @@ impl Mimeo {
                     .helm(&[&upgrade[..], &["--values", &values, "--set", &image]].concat())
                     .await?;
             }
+            By::File(file) => {
+                mimeo
+                    .node
+                    .kubectl([
+                        "apply".as_ref(),
+                        "--server-side".as_ref(),
+                        "-f".as_ref(),
+                        file.as_os_str(),
+                    ])
+                    .await?;
+            }
         }
         mimeo.ready().await?;
         Ok(mimeo)
@@ -167,6 +194,12 @@ impl Mimeo {
                 let folder = folder.path().display().to_string();
                 self.node
                     .kubectl([&delete[..], &["-k", &folder]].concat())
+                    .await?;
+            }
+            By::File(file) => {
+                let file = file.display().to_string();
+                self.node
+                    .kubectl([&delete[..], &["-f", &file]].concat())
                     .await?;
             }
             By::Chart(..) => {

@@ -1,6 +1,11 @@
 //! The machine that `machine.sh` runs, and ways to disturb it.
 
-use std::{ffi::OsString, path::PathBuf, process::Command, time::Duration};
+use std::{
+    ffi::OsString,
+    path::{Path, PathBuf},
+    process::Command,
+    time::Duration,
+};
 
 use anyhow::{Context, Result, bail, ensure};
 use k8s_openapi::api::core::v1 as core;
@@ -10,7 +15,7 @@ use kube::{
 };
 use mimeo_tests::{eventually, scenario::SOON};
 
-use crate::workspace;
+use crate::{mimeo::IMAGE, workspace};
 
 /// The folder of `machine.sh`.
 const STATE: &str = "/var/lib/mimeo-node";
@@ -71,6 +76,29 @@ impl Node {
     /// Returns the imported archive of Mimeo's image.
     pub fn image(&self) -> PathBuf {
         self.state.join("mimeo.tar")
+    }
+
+    /// Imports an archive of Mimeo's image, and gives the image with the first tag the second one,
+    /// too.
+    pub async fn import(&self, archive: &Path, tag: &str, other: &str) -> Result<()> {
+        let copied = self.state.join("packed.tar");
+        std::fs::copy(archive, &copied)?;
+        let containerd = "/run/mimeo-node/containerd.sock";
+        let ctr = [
+            "run",
+            "ctr",
+            "--address",
+            containerd,
+            "--namespace",
+            "k8s.io",
+            "images",
+        ];
+        let file = copied.display().to_string();
+        self.machine(&[&ctr[..], &["import", &file]].concat())
+            .await?;
+        let (name, alias) = (format!("{IMAGE}:{tag}"), format!("{IMAGE}:{other}"));
+        self.machine(&[&ctr[..], &["tag", "--force", &name, &alias]].concat())
+            .await
     }
 
     /// Returns the chart of the previous commit.
@@ -164,7 +192,7 @@ impl Node {
 }
 
 /// Runs a command off this task and returns its standard output.
-pub(crate) async fn run(mut command: Command) -> Result<String> {
+pub async fn run(mut command: Command) -> Result<String> {
     tokio::task::spawn_blocking(move || {
         let output = command
             .output()

@@ -24,7 +24,7 @@ use mimeo_tests::{
     Collector, Component, ControlPlane, Pair, Replica, Silent, create_namespace, create_secret,
     eventually,
     scenario::{
-        SOON, Setting, apply, condition, kubectl, label, put, relabel, rule, stranger, value,
+        SOON, Scene, Setting, apply, condition, kubectl, label, put, relabel, rule, stranger, value,
     },
     tenant::{Tenant, copying},
     traffic::{create_patiently, pod, retry_after},
@@ -247,7 +247,8 @@ async fn metrics(
 
 #[tokio::test]
 async fn numbers_are_exact() -> Result<()> {
-    let setting = Setting::start(ControlPlane::builder(), Pair::builder()).await?;
+    let pair = Pair::builder().reconciler_args(["--rule-metrics", "1"]);
+    let setting = Setting::start(ControlPlane::builder(), pair).await?;
     let scene = setting.scene("numbers").await?;
     let (webhook, reconciler) = (
         &setting.pair.webhooks[0],
@@ -296,6 +297,10 @@ async fn numbers_are_exact() -> Result<()> {
         "{text}"
     );
     assert_eq!(get(lagged), Some(0.0), "nothing has changed yet: {text}");
+    for (state, want) in [("Synced", 2.0), ("Pending", 0.0), ("Failed", 1.0)] {
+        let found = get(&rule_copies(&scene.tag, state));
+        assert_eq!(found, Some(want), "{state}: {text}");
+    }
 
     // The conflict is resolved and the source changes. Mimeo updates two copies and creates the
     // third.
@@ -330,6 +335,8 @@ async fn numbers_are_exact() -> Result<()> {
         Some(&1.0),
         "{text}"
     );
+
+    edits_one_rule_and_the_process(&scene, reconciler, &namespaces[0]).await?;
 
     // The program that removes the pending label of a new namespace counts the namespace once.
     scene
@@ -377,13 +384,89 @@ async fn numbers_are_exact() -> Result<()> {
             );
         }
         assert!(
-            ![&scene.tag, &scene.home]
-                .iter()
-                .any(|name| text.contains(&name[..])),
+            !text
+                .lines()
+                .filter(|line| !line.starts_with("mimeo_rule_copies"))
+                .any(|line| [&scene.tag, &scene.home]
+                    .iter()
+                    .any(|name| line.contains(&name[..]))),
             "an object is named: {text}"
         );
     }
     Ok(())
+}
+
+/// The metrics of reverted edits, of one rule, of the process and of its requests.
+async fn edits_one_rule_and_the_process(
+    scene: &Scene<'_>,
+    reconciler: &Replica,
+    namespace: &str,
+) -> Result<()> {
+    // Another client edits a copy, and deletes it.
+    let copies = scene.secrets(namespace);
+    put(&copies, "registry", &[("token", "mine")]).await?;
+    let reverted = |cause| format!("mimeo_copies_reverted_total{{cause=\"{cause}\"}}");
+    let is = |cause, count| {
+        let name = reverted(cause);
+        move |values: &BTreeMap<&str, f64>| values.get(&*name) == Some(&count)
+    };
+    metrics(reconciler, "one edit", is("Drifted", 1.0)).await?;
+    copies.delete("registry", &DeleteParams::default()).await?;
+    metrics(reconciler, "one deletion", is("Vanished", 1.0)).await?;
+
+    // Only the first rule by name has metrics of its own.
+    let second = format!("{}-2", scene.tag);
+    rule(&second)
+        .secret(&scene.home, "registry")
+        .to_label("scene", &scene.tag)
+        .set("suspend", json!(true))
+        .create(&scene.client)
+        .await?;
+    let suspended = |values: &BTreeMap<&str, f64>| {
+        let names = values
+            .keys()
+            .any(|name| name.contains("reason=\"Suspended\""));
+        names && values.contains_key(&*rule_copies(&scene.tag, "Synced"))
+    };
+    let text = metrics(reconciler, "a suspended rule", suspended).await?;
+    assert!(!text.contains(&second), "{text}");
+
+    // Every client library tells these of the process.
+    let process = |name: &str| {
+        let line = text
+            .lines()
+            .find(|line| line.starts_with(&format!("process_{name} ")));
+        line.and_then(|line| line.rsplit_once(' ')?.1.parse::<f64>().ok())
+    };
+    let resident = process("resident_memory_bytes").context(text.clone())?;
+    let peak = u32::try_from(reconciler.program.peak_bytes()? >> 20)?;
+    let most = f64::from(peak + 1) * 1_048_576.0;
+    assert!((1e6..most).contains(&resident), "{resident}");
+    for name in [
+        "cpu_seconds_total",
+        "open_fds",
+        "max_fds",
+        "threads",
+        "start_time_seconds",
+    ] {
+        assert!(
+            process(name).is_some_and(|value| value > 0.0),
+            "{name}: {text}"
+        );
+    }
+    let requests = "mimeo_api_requests_total{method=\"PATCH\",code=\"200\"}";
+    assert!(
+        values(&text)
+            .get(requests)
+            .is_some_and(|count| *count > 2.0),
+        "{text}"
+    );
+    Ok(())
+}
+
+/// The name of the metric of one rule's copies.
+fn rule_copies(rule: &str, state: &str) -> String {
+    format!("mimeo_rule_copies{{rule=\"{rule}\",state=\"{state}\"}}")
 }
 
 /// Returns the number of answers that the webhook has counted, by hook and verdict. Zeros are left
@@ -857,7 +940,8 @@ async fn the_reference_lists_every_metric_with_its_labels_and_no_other() -> Resu
 fn exposed(text: &str) -> BTreeSet<String> {
     let exposed = text
         .lines()
-        .filter_map(|line| line.strip_prefix("# TYPE ")?.split_once(' '));
+        .filter_map(|line| line.strip_prefix("# TYPE ")?.split_once(' '))
+        .filter(|(name, _)| name.starts_with("mimeo_"));
     exposed
         .map(|(name, kind)| match kind {
             "counter" => format!("{name}_total"),

@@ -1,9 +1,13 @@
 //! Numbers for metrics: the objects, the work in progress and the durations. None of them names an
 //! object, and none causes work while the cluster is idle.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
-use mimeo_model::{condition::ConditionReason, id::RuleKind, outcome::FailureReason};
+use mimeo_model::{
+    condition::ConditionReason,
+    id::{RuleId, RuleKind},
+    outcome::FailureReason,
+};
 
 use crate::{Effects, Index, PerKind, cell::Phase, losses::PendingDeletions};
 
@@ -191,6 +195,20 @@ impl Numbers {
             }
         }
         numbers
+    }
+}
+
+impl Numbers {
+    /// Returns the numbers of copies of the first `most` `ClusterReplication`s, by name, as their
+    /// last statuses count them. Tenants can create any number of Replications, so these are left
+    /// out.
+    pub(crate) fn by_rule(index: &Index, most: usize) -> Vec<(Arc<RuleId>, CopyNumbers)> {
+        let rules = index.rules.iter();
+        let rules = rules.filter(|(id, _)| id.kind == RuleKind::ClusterReplication);
+        rules
+            .take(most)
+            .map(|(id, state)| (id.clone(), state.status.told().copies.clone()))
+            .collect()
     }
 }
 

@@ -6,6 +6,7 @@
 
 mod certificates;
 mod chart;
+mod dist;
 mod doors;
 mod image;
 mod install;
