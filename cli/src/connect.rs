@@ -81,6 +81,11 @@ pub(crate) struct Connected {
 }
 
 impl Connection {
+    /// The namespace of the flag, for commands that need no cluster.
+    pub(crate) fn namespace(&self) -> Option<&str> {
+        self.namespace.as_deref()
+    }
+
     /// Builds the client. It sends nothing yet.
     pub(crate) async fn connect(&self) -> Result<Connected> {
         let mut config = self

@@ -6,12 +6,15 @@
 
 mod connect;
 mod feeds;
+mod files;
 mod held;
 mod installation;
+mod manifest;
 mod names;
 mod output;
 mod picture;
 mod read;
+mod render;
 mod state;
 mod status;
 mod why;
@@ -35,9 +38,9 @@ struct Flags {
     command: Command,
     #[command(flatten)]
     connection: Connection,
-    /// Form of the output
-    #[arg(long, short = 'o', global = true, value_enum, default_value_t)]
-    output: Format,
+    /// Form of the output. Default: table; of render: yaml
+    #[arg(long, short = 'o', global = true, value_enum)]
+    output: Option<Format>,
 }
 
 #[derive(Debug, Subcommand)]
@@ -46,6 +49,10 @@ enum Command {
     Confirm(held::ConfirmArgs),
     /// List the deletions that wait for a person, and their copies
     Held(held::HeldArgs),
+    /// Print the copies that Mimeo would create from the rules and sources of files, without a
+    /// cluster
+    #[command(after_help = render::HELP)]
+    Render(render::RenderArgs),
     /// Show the state of the rules, and every copy that is not synced. Exit code 0: all are synced
     Status(status::StatusArgs),
     /// Show what a source feeds, and what its deletion would do. Exit code 1: no rule has it
@@ -78,6 +85,7 @@ async fn run(flags: Flags) -> anyhow::Result<u8> {
         connection,
         output,
     } = flags;
+    let format = output.unwrap_or_default();
     match command {
         Command::Completion { shell } => {
             let mut script = Vec::new();
@@ -86,9 +94,13 @@ async fn run(flags: Flags) -> anyhow::Result<u8> {
             Ok(0)
         }
         Command::Confirm(args) => held::confirm(args, &connection.connect().await?).await,
-        Command::Held(args) => held::run(args, &connection.connect().await?, output).await,
-        Command::Status(args) => status::run(args, &connection.connect().await?, output).await,
-        Command::Where(args) => feeds::run(args, &connection.connect().await?, output).await,
-        Command::Why(args) => why::run(args, &connection.connect().await?, output).await,
+        Command::Held(args) => held::run(args, &connection.connect().await?, format).await,
+        Command::Render(args) => {
+            let format = output.unwrap_or(Format::Yaml);
+            render::run(&args, connection.namespace(), format)
+        }
+        Command::Status(args) => status::run(args, &connection.connect().await?, format).await,
+        Command::Where(args) => feeds::run(args, &connection.connect().await?, format).await,
+        Command::Why(args) => why::run(args, &connection.connect().await?, format).await,
     }
 }

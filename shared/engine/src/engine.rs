@@ -333,6 +333,13 @@ impl Engine {
         });
     }
 
+    /// Takes back a request that was never sent, if its cell now wants another one. Returns true in
+    /// that case.
+    pub(crate) fn withdraw_outdated(&mut self, ticket: &Ticket, now: Tick) -> bool {
+        self.index.at(now);
+        self.index.withdraw_outdated(ticket)
+    }
+
     /// Takes in the answer to a job. An answer that no longer counts changes nothing.
     pub fn answered(&mut self, job: &Job, answer: Answer, now: Tick) {
         self.take_in(now, |index, effects| index.answered(job, answer, effects));

@@ -57,6 +57,7 @@ pub struct Snapshot {
     sources: BTreeSet<SourceRef>,
     selectors: BTreeSet<SourceSelector>,
     recorded: BTreeSet<GroupVersionKind>,
+    changes: Vec<Request>,
 }
 
 impl Snapshot {
@@ -83,6 +84,7 @@ impl Snapshot {
             sources: BTreeSet::new(),
             selectors: BTreeSet::new(),
             recorded: BTreeSet::new(),
+            changes: Vec::new(),
         }
     }
 
@@ -107,15 +109,33 @@ impl Snapshot {
     pub fn questions(&mut self) -> Vec<Question> {
         loop {
             let questions = self.ask();
-            let due = self.engine.wake_at().filter(|due| *due <= END);
-            match due {
+            if !questions.is_empty() {
+                return questions;
+            }
+            if self.withdraw_outdated() {
+                continue;
+            }
+            match self.engine.wake_at().filter(|due| *due <= END) {
                 // A namespace with many copies rests between two plans.
-                Some(due) if questions.is_empty() => {
-                    self.now = due.max(self.now + Duration::from_millis(1));
-                }
-                _ => return questions,
+                Some(due) => self.now = due.max(self.now + Duration::from_millis(1)),
+                None => return questions,
             }
         }
+    }
+
+    /// The requests that would change the cluster now. They are complete after the last question.
+    pub fn changes(&self) -> &[Request] {
+        &self.changes
+    }
+
+    /// Removes the changes that later answers have made wrong. Returns true if there were any: their
+    /// copies are then decided again.
+    fn withdraw_outdated(&mut self) -> bool {
+        let before = self.changes.len();
+        let engine = &mut self.engine;
+        self.changes
+            .retain(|request| !engine.withdraw_outdated(&request.ticket, self.now));
+        self.changes.len() < before
     }
 
     fn ask(&mut self) -> Vec<Question> {
@@ -124,7 +144,7 @@ impl Snapshot {
             self.demanded(&mut questions);
             match self.engine.next(self.now) {
                 Some(Action::Job(job)) => self.take_job(job, &mut questions),
-                Some(Action::Request(request)) => Self::take_request(request, &mut questions),
+                Some(Action::Request(request)) => self.take_request(request, &mut questions),
                 None => break,
             }
         }
@@ -176,7 +196,7 @@ impl Snapshot {
 
     /// Asks about the object of a request. A request that would change the cluster stays without an
     /// answer, so its copy stays as it is decided now.
-    fn take_request(request: Box<Request>, questions: &mut Vec<Question>) {
+    fn take_request(&mut self, request: Box<Request>, questions: &mut Vec<Question>) {
         let asks = match request.ticket.verb {
             Verb::Create | Verb::Look | Verb::Compare(..) | Verb::Learn(_) => true,
             // The copy has the right checksum. A reconciler that has just begun applies it once
@@ -186,6 +206,9 @@ impl Snapshot {
         };
         if asks {
             questions.push(Question::Object(request));
+        } else if request.ticket.why != Some(Why::Resync) {
+            // A resync changes nothing, as far as is known.
+            self.changes.push(*request);
         }
     }
 
@@ -194,7 +217,11 @@ impl Snapshot {
     pub fn object(&mut self, request: &Request, outcome: Outcome) {
         let outcome = match (request.ticket.verb, outcome) {
             (Verb::Create, Outcome::Object(_)) => Outcome::Conflict,
-            // The reconciler would create the copy now.
+            (Verb::Create, Outcome::Absent) => {
+                self.changes.push(request.clone());
+                return;
+            }
+            // Without this answer it is unknown whether the copy would be created.
             (Verb::Create, _) => return,
             (_, outcome) => outcome,
         };

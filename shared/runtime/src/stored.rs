@@ -64,7 +64,7 @@ pub fn parse_grant(object: Decoded<Value>) -> Result<Grant, RefusedGrant> {
 
 /// A grant, and why it is refused, if it is. Of one that can't be decoded there are its metadata
 /// and its status alone.
-pub(crate) fn explain_grant(object: Decoded<Value>) -> (ReplicationGrant, Vec<Refusal>) {
+pub fn explain_grant(object: Decoded<Value>) -> (ReplicationGrant, Vec<Refusal>) {
     let uid = object.value().pointer("/metadata/uid");
     let metadata = ObjectMeta {
         uid: uid.and_then(Value::as_str).map(Into::into),

@@ -2,14 +2,22 @@
 
 mod feeds;
 mod held;
+mod render;
 mod status;
 mod why;
 
-use std::{env, path::PathBuf, process::Command};
+use std::{env, ffi::OsString, path::PathBuf, process::Command};
 
 use anyhow::{Context as _, Result};
-use mimeo_tests::{ControlPlane, User, locate, planted};
+use mimeo_tests::{ControlPlane, User, locate, planted, scenario::bare_kubectl};
 use serde_json::Value;
+
+/// `kubectl mimeo ARGS` without a cluster.
+async fn offline(args: &[&str]) -> Result<Output> {
+    let mut command = bare_kubectl().await?;
+    command.env("PATH", path()?).arg("mimeo").args(args);
+    finish(command)
+}
 
 /// The exit code and both outputs of a command.
 struct Output {
@@ -26,16 +34,18 @@ impl Output {
     }
 }
 
-/// `kubectl mimeo ARGS`, as the admin or as another user.
-fn command(control_plane: &ControlPlane, user: Option<&User>, args: &[&str]) -> Result<Command> {
+/// The PATH, on which kubectl finds the plugin.
+fn path() -> Result<OsString> {
     let program = locate("kubectl-mimeo")?;
     let mut path: Vec<PathBuf> = program.parent().map(Into::into).into_iter().collect();
     path.extend(env::split_paths(&env::var_os("PATH").unwrap_or_default()));
+    Ok(env::join_paths(path)?)
+}
+
+/// `kubectl mimeo ARGS`, as the admin or as another user.
+fn command(control_plane: &ControlPlane, user: Option<&User>, args: &[&str]) -> Result<Command> {
     let mut command = control_plane.kubectl()?;
-    command
-        .env("PATH", env::join_paths(path)?)
-        .arg("mimeo")
-        .args(args);
+    command.env("PATH", path()?).arg("mimeo").args(args);
     if let Some(user) = user {
         command.env("KUBECONFIG", user.kubeconfig());
     }
@@ -44,13 +54,14 @@ fn command(control_plane: &ControlPlane, user: Option<&User>, args: &[&str]) -> 
 
 /// Runs `kubectl mimeo ARGS` to its end. No planted value may be in its output.
 fn run(control_plane: &ControlPlane, user: Option<&User>, args: &[&str]) -> Result<Output> {
-    let output = command(control_plane, user, args)?.output()?;
+    finish(command(control_plane, user, args)?)
+}
+
+fn finish(mut command: Command) -> Result<Output> {
+    let output = command.output()?;
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     let (stdout, stderr) = (text(&output.stdout), text(&output.stderr));
-    planted::look(
-        format!("kubectl mimeo {args:?}"),
-        &format!("{stdout}{stderr}"),
-    );
+    planted::look(format!("{command:?}"), &format!("{stdout}{stderr}"));
     Ok(Output {
         code: output.status.code().unwrap_or(-1),
         stdout,

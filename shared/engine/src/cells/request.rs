@@ -22,7 +22,7 @@ use crate::{
 };
 
 /// One request about one cell.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Request {
     /// Ties the answer to this request.
     pub ticket: Ticket,
@@ -125,6 +125,31 @@ impl Index {
 }
 
 impl Index {
+    /// Takes back a request that was never sent, if its cell now wants another one. Returns true in
+    /// that case. The next plan then decides about the cell.
+    pub(crate) fn withdraw_outdated(&mut self, ticket: &Ticket) -> bool {
+        let Some(namespace) = self.namespaces.get_mut(&ticket.namespace) else {
+            return true;
+        };
+        let Ok(at) = namespace.position(ticket.kind, &ticket.name) else {
+            return true;
+        };
+        let cell = &mut namespace.cells[at];
+        let verb = cell.verb().map(|(verb, _)| verb);
+        let copies = self.slots.wanted(cell).map(|slot| &slot.rendering);
+        let copies = copies.and_then(|copies| copies.as_ref().ok());
+        let stands = cell.phase == Phase::InFlight(ticket.serial)
+            && cell.want == ticket.slot
+            && verb == Some(ticket.verb)
+            && copies.map(Copies::checksum) == ticket.copies;
+        if !stands {
+            cell.phase = Phase::Idle;
+            cell.repaired = 0;
+            self.dirty.insert(ticket.namespace.clone());
+        }
+        !stands
+    }
+
     /// Turns a queued cell into a request.
     pub(crate) fn request(
         &mut self,

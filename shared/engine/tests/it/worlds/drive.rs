@@ -272,7 +272,45 @@ impl Cluster {
             }
             told(&mut snapshot, &mut reader);
         }
-        self.unlike(&snapshot)
+        let mut faults = self.unlike(&snapshot);
+        faults.extend(self.changes_unlike_states(&snapshot));
+        faults
+    }
+
+    /// Returns the differences between the changes that a snapshot collected and the states of its
+    /// copies. A copy that waits for a change has exactly one, and no other copy of a rule has any.
+    fn changes_unlike_states(&self, snapshot: &Snapshot) -> Vec<String> {
+        let (engine, now) = snapshot.decided();
+        let mut changes: BTreeMap<(String, String, String, String), usize> = BTreeMap::new();
+        for change in snapshot.changes() {
+            let rule = change.rule.as_ref().map(ToString::to_string);
+            let key = (
+                rule.unwrap_or_default(),
+                change.ticket.namespace.to_string(),
+                change.resource.gvk.kind.to_string(),
+                change.ticket.name.to_string(),
+            );
+            *changes.entry(key).or_default() += 1;
+        }
+        let mut faults = Vec::new();
+        let rules = [Res::Rule, Res::Replication].map(|res| self.server.of(res));
+        for rule in rules.into_iter().flatten().map(|rule| rule.key.id()) {
+            for namespace in self.server.of(Res::Namespace) {
+                let name = &namespace.key.name;
+                for copy in engine.copies(&rule, name, now, Timestamp::UNIX_EPOCH) {
+                    let key = (rule.to_string(), name.clone(), copy.kind, copy.name);
+                    let found = changes.remove(&key).unwrap_or_default();
+                    let planned = copy.state == State::Pending && copy.reason.is_some();
+                    if found != usize::from(planned) {
+                        faults.push(format!(
+                            "{key:?} is {:?} {:?} and has {found} changes",
+                            copy.state, copy.reason
+                        ));
+                    }
+                }
+            }
+        }
+        faults
     }
 
     fn unlike(&self, snapshot: &Snapshot) -> Vec<String> {

@@ -1,0 +1,97 @@
+//! `kubectl mimeo render -f ...`: the copies that Mimeo would create, from files alone.
+//!
+//! No cluster is asked. The engine is the reconciler's own, and `offline` answers its questions
+//! from the files.
+
+pub(crate) mod offline;
+
+use anyhow::Result;
+use clap::Args;
+use serde_json::{Value, json};
+
+use self::offline::{Copy, Rendered};
+use crate::{
+    files::{FileArgs, Files},
+    manifest::mask,
+    output::{Cell, Format, table, write},
+};
+
+#[derive(Debug, Args)]
+pub(crate) struct RenderArgs {
+    #[command(flatten)]
+    files: FileArgs,
+    /// Print the length of each value in a Secret in place of the value
+    #[arg(long)]
+    mask: bool,
+}
+
+/// The explanation under `--help`.
+pub(crate) const HELP: &str = "\
+The files hold ClusterReplications, Replications, ReplicationGrants, the objects that these copy, and
+Namespaces with their labels. A namespace in which a file has an object exists, too. Each rule is
+checked and completed as the API server does it. Nothing exists yet besides the objects in the files.
+
+What only a cluster knows is left out: the annotations mimeo.dev/checksum and mimeo.dev/cluster,
+permissions, quotas, and the fields that the API server adds. If two rules want one copy, the rule
+that is first by name counts as older. Every kind counts as served and namespaced. Annotations and
+labels of the source are carried as they stand in the file.
+
+Exit code 0: each rule makes all its copies. 1: a rule fails. 2: a file can't be used.";
+
+pub(crate) fn run(args: &RenderArgs, namespace: Option<&str>, format: Format) -> Result<u8> {
+    let files = Files::read(&args.files, namespace)?;
+    let mut rendered = offline::render(&files);
+    if args.mask {
+        for copy in &mut rendered.copies {
+            mask(&mut copy.object);
+        }
+    }
+    print(&rendered.copies, format)?;
+    tell(&rendered);
+    Ok(u8::from(!rendered.problems.is_empty()))
+}
+
+/// Prints notes and problems to standard error.
+pub(crate) fn tell(rendered: &Rendered) {
+    for note in &rendered.notes {
+        eprintln!("note: {note}");
+    }
+    for problem in &rendered.problems {
+        eprintln!("error: {problem}");
+    }
+}
+
+fn print(copies: &[Copy], format: Format) -> Result<()> {
+    let objects = || copies.iter().map(|copy| &copy.object);
+    let output = match format {
+        Format::Table => text(copies),
+        Format::Json => {
+            let items: Vec<&Value> = objects().collect();
+            let list = json!({"apiVersion": "v1", "kind": "List", "items": items});
+            serde_json::to_string_pretty(&list)? + "\n"
+        }
+        Format::Yaml => yaml(objects())?,
+    };
+    write(&output)
+}
+
+/// Objects as the documents of one YAML text.
+pub(crate) fn yaml<'a>(objects: impl Iterator<Item = &'a Value>) -> Result<String> {
+    let mut documents = Vec::new();
+    for object in objects {
+        documents.push(serde_yaml::to_string(object)?);
+    }
+    Ok(documents.join("---\n"))
+}
+
+fn text(copies: &[Copy]) -> String {
+    let row = |copy: &Copy| {
+        let Copy {
+            key, rule, source, ..
+        } = copy;
+        let cells = [&key.namespace, &key.kind, &key.name, rule, source];
+        cells.into_iter().map(Cell::from).collect()
+    };
+    let headers = ["NAMESPACE", "KIND", "NAME", "RULE", "SOURCE"];
+    table(&headers, copies.iter().map(row).collect())
+}

@@ -1,0 +1,397 @@
+//! The engine on files alone: the files answer each question.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use mimeo_api::{ClusterReplicationStatus, names::REPLICATION_GRANT};
+use mimeo_engine::{
+    Answer, Job, Member, Members, Question, Request, Settings, Snapshot, State, Task, Verb,
+};
+use mimeo_model::{
+    id::{RuleId, RuleKind},
+    kind::{GroupVersionKind, Resource},
+    known::{Decoded, Known},
+    names,
+    outcome::Outcome,
+    refusal::Refusal,
+    role::Role,
+    source::SourceSelector,
+};
+use mimeo_runtime::stored::{explain_grant, parse_rule};
+use serde_json::{Value, json};
+
+use crate::{
+    files::{Files, InFile, Key, key},
+    manifest::manifest,
+    picture::{metadata, text},
+};
+
+/// The uid of each object in a file. No decision compares the uids of two objects.
+const UID: &str = "00000000-0000-4000-8000-000000000001";
+
+/// A copy that Mimeo would create.
+#[derive(Debug)]
+pub(crate) struct Copy {
+    pub(crate) key: Key,
+    pub(crate) rule: String,
+    pub(crate) source: String,
+    pub(crate) object: Value,
+}
+
+/// The copies that files make, by namespace, kind and name, and the failures of their rules.
+#[derive(Debug, Default)]
+pub(crate) struct Rendered {
+    pub(crate) copies: Vec<Copy>,
+    pub(crate) problems: Vec<String>,
+    pub(crate) notes: Vec<String>,
+}
+
+/// Renders the rules of the files.
+pub(crate) fn render(files: &Files) -> Rendered {
+    let mut offline = Offline {
+        files,
+        snapshot: Snapshot::new(Settings::new(Role::Keeper, UID)),
+        rules: BTreeMap::new(),
+        rendered: Rendered::default(),
+    };
+    offline.show_rules();
+    offline.show_namespaces();
+    offline.show_grants();
+    offline.answer_all();
+    offline.collect();
+    offline.rendered
+}
+
+struct Offline<'a> {
+    files: &'a Files,
+    snapshot: Snapshot,
+    /// The valid rules, and whether they are suspended.
+    rules: BTreeMap<RuleId, bool>,
+    rendered: Rendered,
+}
+
+impl Offline<'_> {
+    fn problem(&mut self, file: &str, object: impl std::fmt::Display, why: impl std::fmt::Display) {
+        self.rendered
+            .problems
+            .push(format!("{file}: {object}: {why}"));
+    }
+
+    fn show_rules(&mut self) {
+        for kind in RuleKind::ALL {
+            let mut listed = BTreeSet::new();
+            for (key, InFile { object, file }) in self.files.of_kind(&kind.to_string()) {
+                let id = RuleId {
+                    kind,
+                    namespace: (!key.namespace.is_empty()).then(|| key.namespace.as_str().into()),
+                    name: key.name.as_str().into(),
+                };
+                let (rule, _) = parse_rule(kind, Decoded::Whole(stored(object)));
+                match &rule {
+                    Ok(rule) => _ = self.rules.insert(id.clone(), rule.suspend),
+                    Err(refused) => self.problem(file, &id, told(&refused.refusals)),
+                }
+                let (engine, now) = self.snapshot.engine();
+                engine.rule_applied(id.clone(), rule, None, now);
+                listed.insert(id);
+            }
+            let (engine, now) = self.snapshot.engine();
+            engine.rules_known(kind, Known::Listed(&listed), now);
+            engine.crd(kind, Some("served".into()), Some("served".into()), now);
+        }
+        if self.rules.is_empty() && self.rendered.problems.is_empty() {
+            self.rendered
+                .problems
+                .push("the files have no ClusterReplication and no Replication".into());
+        }
+    }
+
+    /// Shows the namespaces of the files, and those in which the files have objects.
+    fn show_namespaces(&mut self) {
+        let mut found: BTreeMap<&str, Value> = BTreeMap::new();
+        for (key, _) in self.files.iter() {
+            if !key.namespace.is_empty() {
+                found.insert(&key.namespace, json!({"metadata": {"name": key.namespace}}));
+            }
+        }
+        for (key, namespace) in self.files.namespaces() {
+            found.insert(&key.name, namespace.object.clone());
+        }
+        let (engine, now) = self.snapshot.engine();
+        let mut listed = BTreeSet::new();
+        for (name, namespace) in found {
+            if let Some(mut meta) = metadata(&stored(&namespace)) {
+                // The API server sets this label on each namespace.
+                let labels = meta.labels.get_or_insert_default();
+                labels.insert("kubernetes.io/metadata.name".into(), name.into());
+                engine.namespace_applied(&meta, now);
+                listed.insert(name.into());
+            }
+        }
+        engine.namespaces_listed(&listed, now);
+    }
+
+    fn show_grants(&mut self) {
+        let mut listed = BTreeSet::new();
+        for (key, InFile { object, file }) in self.files.of_kind(REPLICATION_GRANT) {
+            let (grant, refusals) = explain_grant(Decoded::Whole(stored(object)));
+            if !refusals.is_empty() {
+                self.problem(file, key, told(&refusals));
+                continue;
+            }
+            let Ok(grant) = mimeo_model::grant::Grant::parse(&grant) else {
+                continue;
+            };
+            let (engine, now) = self.snapshot.engine();
+            engine.grant_applied(&key.namespace, &key.name, Ok(grant), now);
+            listed.insert((key.namespace.as_str().into(), key.name.as_str().into()));
+        }
+        let (engine, now) = self.snapshot.engine();
+        engine.grants_known(Known::Listed(&listed), now);
+        engine.kinds_since(Some(Timestamp::UNIX_EPOCH), now);
+        self.snapshot.kinds_recorded(BTreeSet::new());
+    }
+
+    fn answer_all(&mut self) {
+        loop {
+            let questions = self.snapshot.questions();
+            if questions.is_empty() {
+                return;
+            }
+            for question in questions {
+                self.answer(question);
+            }
+        }
+    }
+
+    fn answer(&mut self, question: Question) {
+        let files = self.files;
+        let (engine, now) = self.snapshot.engine();
+        match question {
+            Question::Kind(gvk) => {
+                let resource = assumed(&gvk);
+                engine.kind(&gvk, Known::Listed(resource), now);
+            }
+            Question::Copies(watch, _) => {
+                engine.copies_listing(&watch, now);
+                engine.copies_known(&watch, Known::Listed(1), now);
+            }
+            Question::Source(source, _) => {
+                let object = files.source(&source);
+                let object = object.map(|found| Decoded::Whole(stored(&found.object)));
+                engine.source(&source, object, now);
+            }
+            Question::Selected(selector, _) => {
+                let mut members = Members::default();
+                for object in selected(files, &selector) {
+                    members.extend(Member::of(&object));
+                    let source = selector.source(text(&object, "/metadata/name"));
+                    engine.source(&source, Some(Decoded::Whole(object)), now);
+                }
+                engine.selected(&selector, Known::Listed(&members), now);
+            }
+            Question::Job(job) => {
+                let answer = self.job(&job);
+                let (engine, now) = self.snapshot.engine();
+                engine.answered(&job, answer, now);
+            }
+            Question::Object(request) => self.look(&request),
+        }
+    }
+
+    /// Only a source can be asked for: there are no copies whose deletion needs a proof.
+    fn job(&self, job: &Job) -> Answer {
+        match &job.task {
+            Task::ReadSource(source) => {
+                let object = self.files.source(source);
+                Answer::Object(object.map(|found| Decoded::Whole(stored(&found.object))))
+            }
+            _ => Answer::Failed,
+        }
+    }
+
+    /// Another object of a file may have the name of the copy.
+    fn look(&mut self, request: &Request) {
+        let ticket = &request.ticket;
+        let found = self
+            .files
+            .object(&request.resource.gvk, &ticket.namespace, &ticket.name);
+        let outcome = match found.and_then(|found| metadata(&stored(&found.object))) {
+            // Only the API server can compare an object with a copy.
+            Some(_) if matches!(ticket.verb, Verb::Compare(..) | Verb::Learn(_)) => return,
+            Some(meta) => Outcome::Object(Box::new(meta)),
+            None => Outcome::Absent,
+        };
+        self.snapshot.object(request, outcome);
+    }
+
+    /// Collects the decisions.
+    fn collect(&mut self) {
+        let mut copies: Vec<Copy> = self
+            .snapshot
+            .changes()
+            .iter()
+            .filter_map(|request| {
+                let object = manifest(request)?;
+                Some(Copy {
+                    key: key(&object, None).ok()?,
+                    rule: request.rule.as_ref()?.to_string(),
+                    source: annotation(&object, names::SOURCE),
+                    object,
+                })
+            })
+            .collect();
+        copies.sort_by(|a, b| order(&a.key).cmp(&order(&b.key)));
+        self.rendered.copies = copies;
+        let statuses = self.statuses();
+        for (id, suspended) in self.rules.clone() {
+            let file = self.files.file_of(&id).unwrap_or_default().to_owned();
+            if suspended {
+                self.rendered
+                    .notes
+                    .push(format!("{file}: {id} is suspended and makes no copies"));
+                continue;
+            }
+            let problems = self.problems_of(&id, statuses.get(&id));
+            for problem in problems {
+                self.problem(&file, &id, problem);
+            }
+        }
+    }
+
+    /// The statuses that the reconciler would write.
+    fn statuses(&mut self) -> BTreeMap<RuleId, ClusterReplicationStatus> {
+        let wall = Timestamp::UNIX_EPOCH;
+        let mut statuses = BTreeMap::new();
+        let (engine, now) = self.snapshot.engine();
+        loop {
+            let some = engine.statuses(now, wall);
+            if some.is_empty() && !engine.counts() {
+                return statuses;
+            }
+            statuses.extend(some.into_iter().map(|update| (update.id, update.status)));
+        }
+    }
+
+    /// The reasons why a rule lacks copies, from its conditions and its single copies.
+    fn problems_of(
+        &mut self,
+        id: &RuleId,
+        status: Option<&ClusterReplicationStatus>,
+    ) -> Vec<String> {
+        let Some(status) = status else {
+            return vec!["its copies can't be decided from files".into()];
+        };
+        let mut problems: Vec<String> = causes(status)
+            .into_iter()
+            .map(|(reason, message)| format!("{reason}: {message}"))
+            .collect();
+        for (name, copy) in self.copies(id) {
+            let reason = copy.reason.unwrap_or_default();
+            // A condition names the missing grants already.
+            if copy.state == State::Failed && reason != "NotGranted" {
+                let message = copy.message.unwrap_or_default();
+                problems.push(format!(
+                    "{reason}: {} {name}/{}: {message}",
+                    copy.kind, copy.name
+                ));
+            }
+        }
+        let ready = status.conditions.iter().find(|condition| {
+            condition.type_ == "Ready" && condition.reason == "NoNamespaceMatches"
+        });
+        if ready.is_some() && problems.is_empty() {
+            let file = self.files.file_of(id).unwrap_or_default();
+            self.rendered
+                .notes
+                .push(format!("{file}: {id} selects no namespace of the files"));
+        }
+        problems
+    }
+
+    /// The engine's view of a rule's copies in all namespaces.
+    fn copies(&self, id: &RuleId) -> Vec<(String, mimeo_engine::CopyView)> {
+        let (engine, now) = self.snapshot.decided();
+        let names: BTreeSet<&str> = self
+            .files
+            .iter()
+            .map(|(key, _)| match &*key.kind {
+                "Namespace" => key.name.as_str(),
+                _ => key.namespace.as_str(),
+            })
+            .collect();
+        let mut all = Vec::new();
+        for name in names {
+            let copies = engine.copies(id, name, now, Timestamp::UNIX_EPOCH);
+            all.extend(copies.into_iter().map(|copy| (name.to_owned(), copy)));
+        }
+        all
+    }
+}
+
+/// The conditions of a status that say why a rule lacks copies. Two conditions may have one cause.
+pub(crate) fn causes(status: &ClusterReplicationStatus) -> Vec<(&str, &str)> {
+    let mut causes: Vec<(&str, &str)> = Vec::new();
+    for type_ in ["Authorized", "SourcesFound"] {
+        let conditions = status.conditions.iter();
+        for condition in conditions.filter(|one| one.type_ == type_ && one.status == "False") {
+            if !causes.iter().any(|(_, told)| *told == condition.message) {
+                causes.push((&condition.reason, &condition.message));
+            }
+        }
+    }
+    causes
+}
+
+fn order(key: &Key) -> (&str, &str, &str, &str) {
+    (&key.namespace, &key.kind, &key.name, &key.group)
+}
+
+fn annotation(object: &Value, key: &str) -> String {
+    let annotation = object["metadata"]["annotations"][key].as_str();
+    annotation.unwrap_or_default().to_owned()
+}
+
+/// The refusals of a spec, in one line.
+fn told(refusals: &[Refusal]) -> String {
+    let refusals: Vec<String> = refusals.iter().map(ToString::to_string).collect();
+    format!("InvalidSpec: {}", refusals.join("; "))
+}
+
+/// The objects that a selector finds in the files.
+fn selected(files: &Files, selector: &SourceSelector) -> Vec<Value> {
+    files
+        .candidates(selector)
+        .filter(|(_, selected)| *selected)
+        .map(|(found, _)| stored(&found.object))
+        .collect()
+}
+
+/// The object as if it were stored. Its metadata has only what a file can say.
+fn stored(object: &Value) -> Value {
+    let mut object = object.clone();
+    let given = metadata(&object).unwrap_or_default();
+    let meta = ObjectMeta {
+        name: given.name,
+        namespace: given.namespace,
+        labels: given.labels,
+        annotations: given.annotations,
+        finalizers: given.finalizers,
+        uid: Some(UID.into()),
+        resource_version: Some("1".into()),
+        generation: Some(1),
+        ..ObjectMeta::default()
+    };
+    object["metadata"] = serde_json::to_value(meta).unwrap_or_default();
+    object
+}
+
+/// A kind that no file describes. The plural is part of URLs only, and no request is sent.
+fn assumed(gvk: &GroupVersionKind) -> Resource {
+    Resource {
+        gvk: gvk.clone(),
+        plural: format!("{}s", gvk.kind.to_lowercase()).into(),
+        namespaced: true,
+    }
+}
