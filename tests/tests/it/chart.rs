@@ -2,6 +2,7 @@
 //! from it. With `MIMEO_UPDATE_GOLDEN=1` (`make golden`) the test rewrites these files instead of
 //! comparing them.
 
+mod image;
 mod platforms;
 mod rights;
 mod selectors;
