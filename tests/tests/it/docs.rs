@@ -6,6 +6,8 @@ mod explained;
 mod modules;
 mod rules;
 
+pub(crate) use rules::rules_of;
+
 use std::{
     collections::BTreeSet,
     fs,
