@@ -29,6 +29,30 @@ RUN set -eu; \
     printf '[build]\ntarget = "%s"\n[target.%s]\nlinker = "%s"\nrustflags = ["-Ctarget-feature=+crt-static", "-Clink-arg=-Wl,-z,pack-relative-relocs"]\n' \
         "$target" "$target" "$compiler" >/config.toml; \
     echo "$target $compiler" >/target
+# Compiles the dependencies in a layer of its own. The builder reuses this layer until a Cargo.toml or Cargo.lock changes. Cargo reads the
+# manifest of every member of the workspace, and wants the source file of each target. The last command removes what was compiled from these
+# empty files, because Cargo would take it for newer than the sources.
+COPY Cargo.toml Cargo.lock ./
+COPY shared/api/Cargo.toml shared/api/
+COPY shared/model/Cargo.toml shared/model/
+COPY shared/engine/Cargo.toml shared/engine/
+COPY shared/runtime/Cargo.toml shared/runtime/
+COPY webhook/Cargo.toml webhook/
+COPY reconciler/Cargo.toml reconciler/
+COPY cli/Cargo.toml cli/
+COPY certs-dev/Cargo.toml certs-dev/
+COPY tests/Cargo.toml tests/
+COPY tests/node/Cargo.toml tests/node/
+COPY bench/Cargo.toml bench/
+RUN set -eu; read -r target compiler </target; \
+    for member in shared/* webhook reconciler cli certs-dev tests tests/node bench; do \
+        mkdir "$member/src"; touch "$member/src/lib.rs"; echo 'fn main() {}' >"$member/src/main.rs"; \
+    done; \
+    mkdir tests/node/tests; touch tests/node/tests/e2e.rs; \
+    cargo build --config /config.toml --locked --release -p mimeo-webhook -p mimeo-reconciler; \
+    cargo clean --config /config.toml --locked --release --target "$target" -p mimeo-webhook -p mimeo-reconciler \
+        -p mimeo-api -p mimeo-model -p mimeo-engine -p mimeo-runtime; \
+    find . -path ./target -prune -o -name '*.rs' -exec rm {} +
 COPY . .
 RUN set -eu; read -r target compiler </target; \
     cargo build --config /config.toml --locked --release -p mimeo-webhook -p mimeo-reconciler; \
@@ -39,8 +63,25 @@ RUN set -eu; read -r target compiler </target; \
 
 # The image has no shell and no CA certificates. The programs call only the API server, and its CA comes with the service account.
 FROM scratch
+# The builder of a release says which version and revision the image has: --build-arg REVISION=$(git rev-parse HEAD), and so on. Without
+# a time of creation the same sources give the same image.
+ARG VERSION=0.1.0
+ARG REVISION=unknown
+ARG CREATED=1970-01-01T00:00:00Z
 LABEL org.opencontainers.image.title="Mimeo" \
       org.opencontainers.image.description="Keeps copies of Kubernetes objects where they are needed" \
-      org.opencontainers.image.licenses="Apache-2.0"
+      org.opencontainers.image.licenses="Apache-2.0" \
+      org.opencontainers.image.authors="Mimeo maintainers" \
+      org.opencontainers.image.vendor="Mimeo" \
+      org.opencontainers.image.url="https://mimeo.dev" \
+      org.opencontainers.image.source="https://mimeo.dev" \
+      org.opencontainers.image.documentation="https://mimeo.dev/docs/README.md" \
+      org.opencontainers.image.version="$VERSION" \
+      org.opencontainers.image.ref.name="$VERSION" \
+      org.opencontainers.image.revision="$REVISION" \
+      org.opencontainers.image.created="$CREATED" \
+      org.opencontainers.image.base.name="scratch"
 COPY --from=build /mimeo-webhook /mimeo-reconciler /licenses.txt.gz /
 USER 65532:65532
+# The chart names the program of each container itself. This one is for clients that name none.
+ENTRYPOINT ["/mimeo-webhook"]

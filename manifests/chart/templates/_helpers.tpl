@@ -2,21 +2,88 @@
 The names of objects are fixed, because a cluster has only one Mimeo and the documentation uses these names.
 */}}
 
-{{/* Labels of every object. With `more`, labels of this object, which override commonLabels. */}}
-{{- define "mimeo.labels" -}}
-app.kubernetes.io/part-of: mimeo
-app.kubernetes.io/instance: {{ .Release.Name }}
-app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
-app.kubernetes.io/managed-by: {{ .Release.Service }}
-helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version | replace "+" "_" }}
-{{- with merge (dict) (.more | default dict) .Values.commonLabels }}
-{{ toYaml . }}
+{{/*
+Labels and annotations of an object. `labels` and `annotations` are those of this object, which override commonLabels and
+commonAnnotations. `hook` makes the object a Helm hook, and `first` one that exists before the other objects of this hook.
+*/}}
+{{- define "mimeo.metadata" -}}
+labels:
+  app.kubernetes.io/part-of: mimeo
+  app.kubernetes.io/instance: {{ .root.Release.Name }}
+  app.kubernetes.io/version: {{ .root.Chart.AppVersion | quote }}
+  app.kubernetes.io/managed-by: {{ .root.Release.Service }}
+  helm.sh/chart: {{ .root.Chart.Name }}-{{ .root.Chart.Version | replace "+" "_" }}
+  {{- with merge (dict) (.labels | default dict) .root.Values.commonLabels }}
+  {{- toYaml . | nindent 2 }}
+  {{- end }}
+{{- $annotations := merge (dict) (.annotations | default dict) .root.Values.commonAnnotations }}
+{{- with .hook }}
+{{- $_ := set $annotations "helm.sh/hook" . }}
+{{- $_ := set $annotations "helm.sh/hook-delete-policy" "before-hook-creation,hook-succeeded" }}
+{{- end }}
+{{- if .first }}
+{{- $_ := set $annotations "helm.sh/hook-weight" "-1" }}
+{{- end }}
+{{- with $annotations }}
+annotations:
+  {{- toYaml . | nindent 2 }}
 {{- end }}
 {{- end }}
 
+{{/* The image. Its registry is that of all charts of a release, or of this chart, or the first part of the repository. */}}
 {{- define "mimeo.image" -}}
+{{- with .Values.global.imageRegistry | default .Values.image.registry }}{{ trimSuffix "/" . }}/{{ end }}
 {{- with .Values.image -}}
 {{ .repository }}:{{ .tag | default $.Chart.AppVersion }}{{ with .digest }}@{{ . }}{{ end }}
+{{- end }}
+{{- end }}
+
+{{/* Secrets for the registry. An entry of the global list may be a name, as in other charts. */}}
+{{- define "mimeo.pullSecrets" -}}
+{{- $secrets := .Values.image.pullSecrets }}
+{{- range .Values.global.imagePullSecrets }}
+{{- $secrets = append $secrets (kindIs "string" . | ternary (dict "name" .) .) }}
+{{- end }}
+{{- with $secrets | uniq }}
+imagePullSecrets:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end }}
+
+{{/* Volumes of a program, from the chart's own Secrets and from extraVolumes. Each of the own is mounted at the path of its name. */}}
+{{- define "mimeo.volumes" -}}
+{{- if or .secrets .values.extraVolumes }}
+volumes:
+{{- range $name, $secret := .secrets }}
+- name: {{ $name }}
+  secret:
+    {{- toYaml $secret | nindent 4 }}
+{{- end }}
+{{- with .values.extraVolumes }}
+{{ toYaml . }}
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{- define "mimeo.volumeMounts" -}}
+{{- if or .secrets .values.extraVolumeMounts }}
+volumeMounts:
+{{- range $name, $_ := .secrets }}
+- {name: {{ $name }}, mountPath: /{{ $name }}, readOnly: true}
+{{- end }}
+{{- with .values.extraVolumeMounts }}
+{{ toYaml . }}
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{/* IP families of a Service. */}}
+{{- define "mimeo.ipFamilies" -}}
+{{- with .Values.service.ipFamilyPolicy }}
+ipFamilyPolicy: {{ . }}
+{{- end }}
+{{- with .Values.service.ipFamilies }}
+ipFamilies: {{ toJson . }}
 {{- end }}
 {{- end }}
 
@@ -30,8 +97,7 @@ metadata:
   {{- with .namespace }}
   namespace: {{ . }}
   {{- end }}
-  labels:
-    {{- include "mimeo.labels" .root | nindent 4 }}
+  {{- include "mimeo.metadata" (dict "root" .root) | nindent 2 }}
 roleRef:
   apiGroup: rbac.authorization.k8s.io
   kind: ClusterRole
@@ -71,6 +137,10 @@ priorityClassName: {{ . }}
 hostNetwork: true
 dnsPolicy: ClusterFirstWithHostNet
 {{- end }}
+{{- with .values.dnsConfig }}
+dnsConfig:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
 {{- with .values.nodeSelector }}
 nodeSelector:
   {{- toYaml . | nindent 2 }}
@@ -99,9 +169,8 @@ cluster, too. Of the affinity only node affinity is kept: the rest, and spread c
 serviceAccountName: mimeo-{{ .name }}
 restartPolicy: Never
 enableServiceLinks: false
-{{- with .root.Values.image.pullSecrets }}
-imagePullSecrets:
-  {{- toYaml . | nindent 2 }}
+{{- with include "mimeo.pullSecrets" .root | trim }}
+{{ . }}
 {{- end }}
 securityContext:
   {{- toYaml .root.Values.podSecurityContext | nindent 2 }}
@@ -130,6 +199,9 @@ containers:
 - {name: MIMEO_POD_GATE_BUDGET, value: {{ .Values.podGate.budget | quote }}}
 {{- if .Values.debugEndpoints }}
 - {name: MIMEO_DEBUG_ENDPOINTS, value: "true"}
+{{- end }}
+{{- with .Values.tracing.otlpEndpoint }}
+- {name: MIMEO_OTLP_ENDPOINT, value: {{ . | quote }}}
 {{- end }}
 {{- if eq .Values.metrics.auth "Token" }}
 - {name: MIMEO_OPS_AUTH, value: token}
@@ -168,6 +240,32 @@ containers:
 {{- end }}
 {{- end }}
 
+{{/* Fails if the user's annotations include an annotation that changes how Helm treats an object, or that the chart sets itself. */}}
+{{- define "mimeo.checkAnnotations" -}}
+{{- range $key, $_ := . }}
+{{- if or (hasPrefix "helm.sh/" $key) (hasPrefix "meta.helm.sh/" $key) (hasPrefix "mimeo.dev/" $key) (hasPrefix "rbac.authorization.kubernetes.io/" $key) }}
+{{- fail (printf "commonAnnotations: %s is not for every object of the release" $key) }}
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{/* Fails if an extra volume has the name or the path of a volume of the chart. */}}
+{{- define "mimeo.checkVolumes" -}}
+{{- range $program := list "webhook" "reconciler" }}
+{{- $values := get $.Values $program }}
+{{- range $values.extraVolumes }}
+{{- if has .name (list "tls" "client-ca" "ops-tls") }}
+{{- fail (printf "%s.extraVolumes: %s is a volume of the chart" $program .name) }}
+{{- end }}
+{{- end }}
+{{- range $values.extraVolumeMounts }}
+{{- if has (trimSuffix "/" .mountPath) (list "/tls" "/client-ca" "/ops-tls") }}
+{{- fail (printf "%s.extraVolumeMounts: the chart itself mounts %s" $program .mountPath) }}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- end }}
+
 {{/* The seconds of a duration such as 1h30m. */}}
 {{- define "mimeo.seconds" -}}
 {{- $sum := 0 }}
@@ -197,6 +295,7 @@ would not match the program. Each entry has the flag, the environment variable a
   (list "--client-ca-file" "MIMEO_CLIENT_CA_FILE" "webhook.tls.clientCASecretName")
   (list "--ui" "MIMEO_UI" "reconciler.ui")
   (list "--debug-endpoints" "MIMEO_DEBUG_ENDPOINTS" "debugEndpoints")
+  (list "--otlp-endpoint" "MIMEO_OTLP_ENDPOINT" "tracing.otlpEndpoint")
   (list "--ops-auth" "MIMEO_OPS_AUTH" "metrics.auth")
   (list "--ops-cert-dir" "MIMEO_OPS_CERT_DIR" "metrics.tls.secretName")
   (list "--source-namespaces" "MIMEO_SOURCE_NAMESPACES" "rbac.sourceNamespaces")
@@ -222,6 +321,15 @@ would not match the program. Each entry has the flag, the environment variable a
 {{/* Checks that values.schema.json can't express, because they compare several values. */}}
 {{- define "mimeo.check" -}}
 {{- include "mimeo.checkLabels" (dict "of" "commonLabels" "labels" .Values.commonLabels) }}
+{{- include "mimeo.checkAnnotations" .Values.commonAnnotations }}
+{{- include "mimeo.checkVolumes" . }}
+{{- range $of := list "serviceMonitor" "podMonitor" }}
+{{- with get $.Values.metrics $of }}
+{{- if and .interval .scrapeTimeout (not (contains "ms" (print .interval .scrapeTimeout))) (gt (include "mimeo.seconds" .scrapeTimeout | int) (include "mimeo.seconds" .interval | int)) }}
+{{- fail (printf "metrics.%s.scrapeTimeout: %s is longer than the interval %s" $of .scrapeTimeout .interval) }}
+{{- end }}
+{{- end }}
+{{- end }}
 {{- range $of := list "serviceMonitor" "podMonitor" "prometheusRule" "dashboard" }}
 {{- include "mimeo.checkLabels" (dict "of" (printf "metrics.%s.labels" $of) "labels" (get $.Values.metrics $of).labels) }}
 {{- end }}

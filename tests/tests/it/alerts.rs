@@ -425,18 +425,23 @@ fn every_alert_has_its_section_of_the_runbook_and_every_section_its_alert() -> R
             ensure!(section.contains(part), "{alert} lacks {part}");
         }
         ensure!(section.contains("\n    "), "{alert} has no command");
-        // The runbook is not a URL, because only the installer knows where it can be read.
-        let place = format!("manifests/chart/RUNBOOK.md#{}", alert.to_lowercase());
-        assert_eq!(annotations.get("runbook"), Some(&place), "{alert}");
+        let place = format!(
+            "https://mimeo.dev/manifests/chart/RUNBOOK.md#{}",
+            alert.to_lowercase()
+        );
+        assert_eq!(annotations.get("runbook_url"), Some(&place), "{alert}");
         let said: BTreeSet<&str> = annotations.keys().map(String::as_str).collect();
         assert_eq!(
             said,
-            ["description", "runbook", "summary"].into(),
+            ["description", "runbook_url", "summary"].into(),
             "{alert}"
         );
-        let severity = labels.get("severity").map(String::as_str);
+        let word = |label: &str| labels.get(label).map(String::as_str);
         ensure!(
-            matches!(severity, Some("critical" | "warning")) && labels.len() == 1,
+            matches!(
+                (word("severity"), word("response")),
+                (Some("critical"), Some("page")) | (Some("warning"), Some("ticket"))
+            ) && labels.len() == 2,
             "{alert}: {labels:?}"
         );
         ensure!(

@@ -2,6 +2,8 @@
 //! from it. With `MIMEO_UPDATE_GOLDEN=1` (`make golden`) the test rewrites these files instead of
 //! comparing them.
 
+mod image;
+mod platforms;
 mod rights;
 mod selectors;
 mod values;
@@ -177,8 +179,6 @@ fn the_schema_says_of_every_value_what_its_comment_says() -> Result<()> {
     let documented = values::documented(&chart())?;
     let mut leaves = BTreeSet::new();
     values::leaves(&schema, "", &mut leaves)?;
-    // Helm sets this value for every subchart.
-    leaves.remove("global");
     assert_eq!(
         leaves,
         documented.iter().map(|value| value.path.clone()).collect()
@@ -236,6 +236,16 @@ fn lint_finds_nothing() -> Result<()> {
         let told = ask_helm(&["lint"], &["--strict", "--values", &values])?;
         ensure!(told.is_ok(), "{set}: {told:?}");
     }
+    Ok(())
+}
+
+/// Checks that the chart refuses these values, and says why.
+fn refused(values: &[&str], told: &str) -> Result<()> {
+    let refusal = ask_helm(&["template", "mimeo"], &["--set", &values.join(",")])?;
+    let refusal = refusal
+        .err()
+        .with_context(|| format!("{values:?} was taken"))?;
+    ensure!(refusal.contains(told), "{values:?}: {refusal}");
     Ok(())
 }
 
@@ -386,11 +396,7 @@ fn values_that_make_no_sense_are_refused() -> Result<()> {
             "metrics.dashboard.labels: helm.sh/chart is the chart's to set",
         ),
     ] {
-        let refusal = ask_helm(&["template", "mimeo"], &["--set", &values.join(",")])?;
-        let refusal = refusal
-            .err()
-            .with_context(|| format!("{values:?} was taken"))?;
-        ensure!(refusal.contains(told), "{values:?}: {refusal}");
+        refused(values, told)?;
     }
     Ok(())
 }
@@ -765,7 +771,7 @@ fn labels_of_one_object_win_over_those_of_all() -> Result<()> {
 async fn an_api_server_takes_every_set() -> Result<()> {
     let control_plane = ControlPlane::builder().start().await?;
     let client = control_plane.client().await?;
-    for name in [NAMESPACE, "platform", "team-a", "team-b"] {
+    for name in [NAMESPACE, "platform", "team-a", "team-b", "monitoring"] {
         create_namespace(&client, name, &[]).await?;
     }
     for file in scenario::definitions_of_others()? {

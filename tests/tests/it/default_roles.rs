@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 
 const GROUP: &str = "/apis/mimeo.dev/v1alpha1";
 
-/// Returns the roles of the chart with `rbac.aggregateToDefaultRoles`.
+/// Returns the roles of the chart with `rbac.aggregate`.
 fn roles() -> Result<Vec<Value>> {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/it/chart/everything.yaml");
     let manifests = fs::read_to_string(path)?;

@@ -6,6 +6,8 @@ mod explained;
 mod modules;
 mod rules;
 
+pub(crate) use rules::rules_of;
+
 use std::{
     collections::BTreeSet,
     fs,
@@ -13,6 +15,10 @@ use std::{
 };
 
 use anyhow::{Context, Result, ensure};
+
+/// Where the project's files can be read. Documents that are shown elsewhere have links that begin
+/// with it.
+const HOME: &str = "https://mimeo.dev/";
 
 fn workspace() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
@@ -52,7 +58,7 @@ fn links(prose: &str) -> impl Iterator<Item = &str> {
         .split("](")
         .skip(1)
         .filter_map(|rest| rest.split([')', ' ']).next());
-    targets.filter(|target| !target.contains("://"))
+    targets.filter(|target| target.starts_with(HOME) || !target.contains("://"))
 }
 
 /// Returns the anchor of a heading: the text after `#` in a link to it.
@@ -66,9 +72,10 @@ fn anchor(heading: &str) -> String {
 
 fn leads_somewhere(document: &Path, link: &str) -> Result<bool> {
     let (path, to) = link.split_once('#').unwrap_or((link, ""));
-    let target = match path {
-        "" => document.to_owned(),
-        path => document
+    let target = match (path, path.strip_prefix(HOME)) {
+        (_, Some(path)) => workspace().join(path),
+        ("", _) => document.to_owned(),
+        (path, _) => document
             .parent()
             .context("a file is in a folder")?
             .join(path),

@@ -19,6 +19,7 @@ mod docs;
 mod drift;
 mod events;
 mod exam;
+mod examples;
 mod flood;
 mod flow_control;
 mod forged;

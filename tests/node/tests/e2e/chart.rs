@@ -99,7 +99,7 @@ async fn with_its_switches_on_a_release_runs_where_only_restricted_pods_may() ->
         "log": {"format": "json"},
         "webhook": {"namespacesFailurePolicy": "Fail", "port": 10250, "opsPort": 8081},
         "reconciler": {"ui": true, "opsPort": 8082},
-        "rbac": {"aggregateToDefaultRoles": true},
+        "rbac": {"aggregate": {"edit": true, "admin": true}},
         "guardedLabels": {"enabled": true},
         "networkPolicy": {"enabled": true},
         "metrics": {"auth": "Token", "dashboard": {"enabled": true}},

@@ -9,7 +9,7 @@ use std::{
 
 use anyhow::{Context, Result, ensure};
 use mimeo_node_tests::{Node, PROGRAMS, workspace};
-use serde_json::Value;
+use serde_json::{Value, json};
 use tempfile::TempDir;
 
 /// The largest size on a node's disk, in bytes. The pulled image is compressed.
@@ -121,6 +121,12 @@ impl Image {
         let config: Value =
             serde_json::from_slice(&fs::read(self.blob(&self.manifest["config"])?)?)?;
         assert_eq!(config["config"]["User"], "65532:65532");
+        assert_eq!(config["config"]["Entrypoint"], json!(["/mimeo-webhook"]));
+        let labels = &config["config"]["Labels"];
+        assert_eq!(
+            labels["org.opencontainers.image.version"],
+            env!("CARGO_PKG_VERSION")
+        );
         assert_eq!(config["os"], "linux");
         assert_eq!(config["architecture"], architecture);
 

@@ -83,14 +83,16 @@ pub(super) fn table(chart: &Path) -> Result<String> {
 }
 
 /// Finds the paths in a schema that have a description. Checks that the objects above them permit
-/// no other keys.
+/// no other keys, except `global`.
 pub(super) fn leaves(schema: &Value, path: &str, found: &mut BTreeSet<String>) -> Result<()> {
     if schema["description"].is_string() {
         found.insert(path.to_owned());
         return Ok(());
     }
+    // Helm hands the values under `global` to each chart of a release, and other charts have more of
+    // them.
     ensure!(
-        schema["additionalProperties"] == Value::Bool(false),
+        path == "global" || schema["additionalProperties"] == Value::Bool(false),
         "{path:?} takes any key"
     );
     for (key, node) in schema["properties"]

@@ -32,6 +32,17 @@ fn manifests(text: &str) -> Vec<String> {
     found
 }
 
+/// Returns the objects in the code of a document.
+pub(crate) fn rules_of(text: &str) -> Result<Vec<Value>> {
+    let mut found = Vec::new();
+    for manifest in manifests(text) {
+        for object in serde_yaml::Deserializer::from_str(&manifest) {
+            found.push(Value::deserialize(object).with_context(|| manifest.clone())?);
+        }
+    }
+    Ok(found)
+}
+
 /// True if the second value has all fields of the first.
 fn has_all(given: &Value, read: &Value) -> bool {
     match (given, read) {
@@ -80,13 +91,10 @@ fn every_rule_in_a_document_has_only_fields_of_the_api_and_is_accepted() -> Resu
 
 fn check_all(document: &Path) -> Result<usize> {
     let mut count = 0;
-    for manifest in manifests(&fs::read_to_string(document)?) {
-        for object in serde_yaml::Deserializer::from_str(&manifest) {
-            let object = Value::deserialize(object).with_context(|| manifest.clone())?;
-            if object["apiVersion"] == "mimeo.dev/v1alpha1" {
-                check(&object).with_context(|| manifest.clone())?;
-                count += 1;
-            }
+    for object in rules_of(&fs::read_to_string(document)?)? {
+        if object["apiVersion"] == "mimeo.dev/v1alpha1" {
+            check(&object).with_context(|| object.to_string())?;
+            count += 1;
         }
     }
     Ok(count)
