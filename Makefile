@@ -30,6 +30,7 @@ e2e: ## Install Mimeo on a real node made for it, run the end-to-end tests, remo
 golden: ## Rewrite the generated and golden files that tests compare with
 	MIMEO_UPDATE_GOLDEN=1 $(CARGO) test --locked -p mimeo-tests --test it golden
 	MIMEO_UPDATE_GOLDEN=1 $(CARGO) test --locked -p mimeo-model --test golden
+	MIMEO_UPDATE_GOLDEN=1 $(CARGO) test --locked -p mimeo-cli reference
 
 fmt: ## Check the formatting
 	$(CARGO) fmt --all --check

@@ -14,6 +14,8 @@ mod names;
 mod output;
 mod picture;
 mod read;
+#[cfg(test)]
+mod reference;
 mod render;
 mod state;
 mod status;
