@@ -93,7 +93,10 @@ fn item(arg: &Arg, page: &mut String) {
     };
     let takes_value = arg.get_action().takes_values();
     let defaults = arg.get_default_values();
-    let defaults: Vec<_> = defaults.iter().map(|value| value.to_string_lossy()).collect();
+    let defaults: Vec<_> = defaults
+        .iter()
+        .map(|value| value.to_string_lossy())
+        .collect();
     let default = if takes_value && !defaults.is_empty() {
         format!(" (default: `{}`)", defaults.join(","))
     } else {

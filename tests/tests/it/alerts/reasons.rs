@@ -23,7 +23,8 @@ use super::{Alert, Asked, alerts, read};
 /// added here, and below.
 fn of_ready(reason: ConditionReason) -> Option<(bool, Option<&'static str>)> {
     match reason {
-        Synced | NoNamespaceMatches => Some((true, None)),
+        Synced => Some((true, None)),
+        NoNamespaceMatches => Some((true, Some("MimeoRulesMatchNothing"))),
         // These states are wanted, or they end by themselves.
         Suspended | Pending => Some((false, None)),
         CopiesFailed => Some((false, Some("MimeoCopiesFailing"))),
