@@ -5,6 +5,7 @@
 //! (`picture`).
 
 mod connect;
+mod diff;
 mod feeds;
 mod files;
 mod held;
@@ -49,6 +50,9 @@ struct Flags {
 enum Command {
     /// Confirm a held deletion: the copies that a rule has lost are deleted
     Confirm(held::ConfirmArgs),
+    /// Show the changes of copies that applying files would lead to. Exit code 0: none
+    #[command(after_help = diff::HELP)]
+    Diff(diff::DiffArgs),
     /// List the deletions that wait for a person, and their copies
     Held(held::HeldArgs),
     /// Print the copies that Mimeo would create from the rules and sources of files, without a
@@ -96,6 +100,7 @@ async fn run(flags: Flags) -> anyhow::Result<u8> {
             Ok(0)
         }
         Command::Confirm(args) => held::confirm(args, &connection.connect().await?).await,
+        Command::Diff(args) => diff::run(args, &connection.connect().await?, format).await,
         Command::Held(args) => held::run(args, &connection.connect().await?, format).await,
         Command::Render(args) => {
             let format = output.unwrap_or(Format::Yaml);

@@ -4,6 +4,7 @@
 //! with the rights of the user. A fact that the user may not read stays unknown, and is noted.
 
 mod answers;
+mod overlay;
 mod progress;
 
 use std::{
@@ -16,7 +17,10 @@ use anyhow::{Result, bail};
 use clap::Parser;
 use futures::{StreamExt as _, stream};
 use k8s_openapi::{api::core::v1::ConfigMap, apimachinery::pkg::apis::meta::v1::ObjectMeta};
-use mimeo_api::{ClusterReplicationStatus, names::API_VERSION};
+use mimeo_api::{
+    ClusterReplicationStatus,
+    names::{API_VERSION, REPLICATION_GRANT},
+};
 use mimeo_engine::{CopyWatch, Engine, Member, Members, Question, Settings, Snapshot, Verb};
 use mimeo_model::{
     id::{RuleId, RuleKind},
@@ -41,12 +45,14 @@ use mimeo_runtime::{
 };
 use serde_json::Value;
 
+pub(crate) use self::overlay::Overlay;
 use self::{
     answers::{Asker, Read},
     progress::Progress,
 };
 use crate::{
     connect::Connected,
+    files::Key,
     read::{Part, ReadError, Reader},
 };
 
@@ -100,18 +106,35 @@ pub(crate) struct Picture {
     pub(crate) hidden: BTreeSet<SourceRef>,
     /// One sentence for each fact that could not be read.
     pub(crate) unread: BTreeSet<String>,
+    /// The rules, grants and namespaces of files that differ from the stored ones.
+    pub(crate) changed: BTreeSet<Key>,
 }
 
 impl Picture {
     /// Reads the cluster as far as the copies in the scope depend on it.
     pub(crate) async fn read(connected: &Connected, scope: Scope) -> Result<Self> {
-        let mut reading = Reading::begin(connected, scope).await?;
+        Self::read_with(connected, scope, Overlay::default()).await
+    }
+
+    /// The same, with the objects of files in place of the stored ones.
+    pub(crate) async fn read_with(
+        connected: &Connected,
+        scope: Scope,
+        overlay: Overlay,
+    ) -> Result<Self> {
+        let mut reading = Reading::begin(connected, scope, overlay).await?;
         reading.rules().await?;
         reading.namespaces().await?;
         reading.grants().await;
         reading.kinds_recorded().await;
         reading.answer_all().await;
+        reading.picture.changed = reading.overlay.changed;
         Ok(reading.picture)
+    }
+
+    /// The statuses that the reconciler would write now, where they differ from the stored ones.
+    pub(crate) fn statuses(&mut self) -> BTreeMap<RuleId, ClusterReplicationStatus> {
+        statuses(&mut self.snapshot)
     }
 
     /// The labels of a namespace.
@@ -122,6 +145,19 @@ impl Picture {
                 .map(|(key, value)| (key.as_str().into(), value.as_str().into()))
                 .collect(),
         )
+    }
+}
+
+/// The statuses that a reconciler would write now.
+pub(crate) fn statuses(snapshot: &mut Snapshot) -> BTreeMap<RuleId, ClusterReplicationStatus> {
+    let mut statuses = BTreeMap::new();
+    let (engine, now) = snapshot.engine();
+    loop {
+        let some = engine.statuses(now, jiff::Timestamp::UNIX_EPOCH);
+        if some.is_empty() && !engine.counts() {
+            return statuses;
+        }
+        statuses.extend(some.into_iter().map(|update| (update.id, update.status)));
     }
 }
 
@@ -139,12 +175,13 @@ pub(crate) fn sources(picture: &Picture, rule: &Rule) -> Vec<SourceRef> {
 struct Reading {
     asker: Rc<Asker>,
     scope: Scope,
+    overlay: Overlay,
     picture: Picture,
     progress: Progress,
 }
 
 impl Reading {
-    async fn begin(connected: &Connected, scope: Scope) -> Result<Self> {
+    async fn begin(connected: &Connected, scope: Scope, overlay: Overlay) -> Result<Self> {
         let client = connected.client.clone();
         let reader = Reader::new(client.clone(), connected.timeout);
         let system = reader
@@ -179,6 +216,7 @@ impl Reading {
                 discovery: Discovery::new(client),
             }),
             scope,
+            overlay,
             picture: Picture {
                 mimeo: connected.mimeo.clone(),
                 snapshot: Snapshot::new(settings),
@@ -188,6 +226,7 @@ impl Reading {
                 kinds: BTreeMap::new(),
                 hidden: BTreeSet::new(),
                 unread,
+                changed: BTreeSet::new(),
             },
             progress: Progress::default(),
         })
@@ -241,6 +280,7 @@ impl Reading {
                 )),
                 Err(error) => bail!("can't list {kind}s: {error}"),
             }
+            self.overlay.put_specs(&kind.to_string(), &mut found);
             for object in found {
                 self.rule(kind, object);
             }
@@ -307,6 +347,7 @@ impl Reading {
             }
             (Err(error), _) => bail!("can't list namespaces: {error}"),
         }
+        self.overlay.put_namespaces(&mut found);
         let mut listed: BTreeSet<Box<str>> = BTreeSet::new();
         for meta in found {
             let Some(name) = meta.name.clone() else {
@@ -330,6 +371,7 @@ impl Reading {
             .await;
         match read {
             Ok(_) => {
+                self.overlay.put_specs(REPLICATION_GRANT, &mut found);
                 let mut listed = BTreeSet::new();
                 for object in found {
                     let namespace: Box<str> = text(object.value(), "/metadata/namespace").into();
@@ -417,6 +459,7 @@ impl Reading {
             while let Some(read) = answers.next().await {
                 self.progress.count();
                 if let Some(read) = read {
+                    let read = self.overlay.put(read);
                     self.take(read);
                 }
             }
@@ -500,7 +543,8 @@ impl Reading {
                 self.note(format!("You can't read the source {source}: {error}. Whether its copies are up to date is unknown."));
                 self.picture.hidden.insert(source);
             }
-            Read::Selected(selector, Ok(objects)) => {
+            Read::Selected(selector, Ok(mut objects)) => {
+                objects.retain(|object| !selector.passes_over(text(object, "/metadata/name")));
                 let mut members = Members::default();
                 members.extend(objects.iter().filter_map(Member::of));
                 let names = objects

@@ -24,7 +24,7 @@ use serde_json::{Value, json};
 use crate::{
     files::{Files, InFile, Key, key},
     manifest::manifest,
-    picture::{metadata, text},
+    picture::{metadata, statuses, text},
 };
 
 /// The uid of each object in a file. No decision compares the uids of two objects.
@@ -244,7 +244,7 @@ impl Offline<'_> {
             .collect();
         copies.sort_by(|a, b| order(&a.key).cmp(&order(&b.key)));
         self.rendered.copies = copies;
-        let statuses = self.statuses();
+        let statuses = statuses(&mut self.snapshot);
         for (id, suspended) in self.rules.clone() {
             let file = self.files.file_of(&id).unwrap_or_default().to_owned();
             if suspended {
@@ -257,20 +257,6 @@ impl Offline<'_> {
             for problem in problems {
                 self.problem(&file, &id, problem);
             }
-        }
-    }
-
-    /// The statuses that the reconciler would write.
-    fn statuses(&mut self) -> BTreeMap<RuleId, ClusterReplicationStatus> {
-        let wall = Timestamp::UNIX_EPOCH;
-        let mut statuses = BTreeMap::new();
-        let (engine, now) = self.snapshot.engine();
-        loop {
-            let some = engine.statuses(now, wall);
-            if some.is_empty() && !engine.counts() {
-                return statuses;
-            }
-            statuses.extend(some.into_iter().map(|update| (update.id, update.status)));
         }
     }
 

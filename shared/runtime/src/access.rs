@@ -1,7 +1,8 @@
 //! Asks the API server for a user's permissions, with a `SubjectAccessReview`.
 
 use k8s_openapi::api::authorization::v1::{
-    NonResourceAttributes, ResourceAttributes, SubjectAccessReview, SubjectAccessReviewSpec,
+    NonResourceAttributes, ResourceAttributes, SelfSubjectAccessReview,
+    SelfSubjectAccessReviewSpec, SubjectAccessReview, SubjectAccessReviewSpec,
     SubjectAccessReviewStatus,
 };
 use kube::{Api, Client, api::PostParams, core::Status};
@@ -31,6 +32,24 @@ pub async fn is_allowed(
         deadline,
     )
     .await
+}
+
+/// Whether the user of the client has the permission. Every user may ask this.
+///
+/// # Errors
+/// The API server gave no decision. An error does not mean that the permission is missing.
+pub async fn may_self(client: &Client, right: &Right, deadline: Instant) -> kube::Result<bool> {
+    let review = SelfSubjectAccessReview {
+        spec: SelfSubjectAccessReviewSpec {
+            resource_attributes: Some(attributes(right)),
+            ..SelfSubjectAccessReviewSpec::default()
+        },
+        ..SelfSubjectAccessReview::default()
+    };
+    let reviews: Api<SelfSubjectAccessReview> = Api::all(client.clone());
+    let left = deadline.saturating_duration_since(Instant::now());
+    let answer = within(left, reviews.create(&PostParams::default(), &review)).await?;
+    decision(answer.status)
 }
 
 /// Whether the user may use this verb on a path outside the resource API, such as `get` on
@@ -88,7 +107,11 @@ async fn ask(
     let reviews: Api<SubjectAccessReview> = Api::all(client.clone());
     let left = deadline.saturating_duration_since(Instant::now());
     let answer = within(left, reviews.create(&PostParams::default(), &review)).await?;
-    match answer.status {
+    decision(answer.status)
+}
+
+fn decision(status: Option<SubjectAccessReviewStatus>) -> kube::Result<bool> {
+    match status {
         Some(SubjectAccessReviewStatus { allowed: true, .. }) => Ok(true),
         // An authorizer failed, and this authorizer might have allowed the request. (A binding to a
         // role that does not exist is not such an error: RBAC reports it as the reason.)

@@ -1,0 +1,202 @@
+//! The changes that the engine would make, and the failures that it would report.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt,
+};
+
+use jiff::Timestamp;
+use mimeo_engine::{Request, State, Verb};
+use mimeo_model::id::RuleId;
+use serde::Serialize;
+
+use crate::{picture::Picture, render::offline::causes};
+
+/// One copy of a rule.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+pub(super) struct CopyKey {
+    pub(super) namespace: String,
+    pub(super) kind: String,
+    pub(super) name: String,
+    pub(super) rule: String,
+}
+
+/// A change of a copy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) enum Action {
+    /// The copy is created.
+    Create,
+    /// The copy is changed, or an object becomes the copy.
+    Update,
+    /// The copy is deleted.
+    Delete,
+    /// So many copies are lost that a person must confirm their deletion.
+    HeldDelete,
+}
+
+impl fmt::Display for Action {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Create => "create",
+            Self::Update => "update",
+            Self::Delete => "delete",
+            Self::HeldDelete => "held delete",
+        })
+    }
+}
+
+/// A change, with the request that makes it.
+pub(super) struct Effect {
+    pub(super) action: Action,
+    /// `None`: the change waits for others.
+    pub(super) request: Option<Request>,
+}
+
+impl Effect {
+    /// True if both changes have the same result.
+    pub(super) fn same(&self, other: &Self) -> bool {
+        let content = |effect: &Self| {
+            let rendering = effect.request.as_ref()?.rendering.as_ref()?;
+            Some(rendering.checksum)
+        };
+        self.action == other.action && content(self) == content(other)
+    }
+}
+
+/// A reason why a rule or one of its copies is not as the rule says.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+pub(super) struct Failure {
+    pub(super) rule: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) namespace: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) kind: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) name: Option<String>,
+    pub(super) reason: String,
+    pub(super) message: String,
+}
+
+impl Failure {
+    /// True if both are about the same copy and have the same reason.
+    pub(super) fn is_same(&self, other: &Self) -> bool {
+        let key = |failure: &Self| {
+            let Self {
+                rule,
+                namespace,
+                kind,
+                name,
+                reason,
+                message: _,
+            } = failure.clone();
+            (rule, namespace, kind, name, reason)
+        };
+        key(self) == key(other)
+    }
+}
+
+/// Everything that the engine would do and report about a picture.
+#[derive(Default)]
+pub(super) struct Effects {
+    pub(super) changes: BTreeMap<CopyKey, Effect>,
+    pub(super) failures: BTreeSet<Failure>,
+}
+
+/// Collects the decisions about all copies.
+pub(super) fn of(picture: &mut Picture) -> Effects {
+    let mut effects = Effects::default();
+    for request in picture.snapshot.changes() {
+        effects.add_request(request);
+    }
+    let statuses = picture.statuses();
+    let (engine, now) = picture.snapshot.decided();
+    for (id, stored) in &picture.rules {
+        let failure = |reason: &str, message: &str| Failure {
+            rule: id.to_string(),
+            namespace: None,
+            kind: None,
+            name: None,
+            reason: reason.to_owned(),
+            message: message.to_owned(),
+        };
+        match &stored.rule {
+            Err(refused) => {
+                let refusals = refused.refusals.iter();
+                let refusals = refusals.map(|refusal| failure("InvalidSpec", &refusal.to_string()));
+                effects.failures.extend(refusals);
+                continue;
+            }
+            Ok(rule) if rule.suspend => continue,
+            Ok(_) => {}
+        }
+        let status = statuses.get(id).or(stored.status.as_ref());
+        let causes = status.map(causes).unwrap_or_default();
+        let causes = causes.iter().filter(|(reason, _)| *reason != "Pending");
+        effects
+            .failures
+            .extend(causes.map(|(reason, message)| failure(reason, message)));
+        for namespace in picture.namespaces.keys() {
+            for copy in engine.copies(id, namespace, now, Timestamp::UNIX_EPOCH) {
+                effects.add_copy(id, namespace, copy);
+            }
+        }
+    }
+    effects
+}
+
+impl Effects {
+    fn add_request(&mut self, request: &Request) {
+        let ticket = &request.ticket;
+        let key = CopyKey {
+            namespace: ticket.namespace.to_string(),
+            kind: request.resource.gvk.kind.to_string(),
+            name: ticket.name.to_string(),
+            rule: request
+                .rule
+                .as_ref()
+                .map_or_else(String::new, ToString::to_string),
+        };
+        let action = match ticket.verb {
+            Verb::Create => Action::Create,
+            Verb::Delete(..) => Action::Delete,
+            _ => Action::Update,
+        };
+        let request = Some(request.clone());
+        self.changes.insert(key, Effect { action, request });
+    }
+
+    fn add_copy(&mut self, rule: &RuleId, namespace: &str, copy: mimeo_engine::CopyView) {
+        let reason = copy.reason.unwrap_or_default();
+        let action = match copy.state {
+            State::Failed => {
+                // A condition names the missing grants already.
+                if reason != "NotGranted" {
+                    self.failures.insert(Failure {
+                        rule: rule.to_string(),
+                        namespace: Some(namespace.to_owned()),
+                        kind: Some(copy.kind),
+                        name: Some(copy.name),
+                        reason,
+                        message: copy.message.unwrap_or_default(),
+                    });
+                }
+                return;
+            }
+            State::Held => Action::HeldDelete,
+            // The deletion follows the creation of other copies.
+            State::Pending if reason == "Delete" => Action::Delete,
+            State::Pending | State::Synced | State::Suspended => return,
+        };
+        let key = CopyKey {
+            namespace: namespace.to_owned(),
+            kind: copy.kind,
+            name: copy.name,
+            rule: rule.to_string(),
+        };
+        let request = None;
+        self.changes
+            .entry(key)
+            .or_insert(Effect { action, request });
+    }
+}
