@@ -26,7 +26,7 @@ const OF_PODS: [&str; 3] = ["logs", "port-forward", "top"];
 
 /// Documents whose commands one test types, in this order. Those that wait for the rule to be Ready
 /// come first.
-const TYPED: [&str; 16] = [
+const TYPED: [&str; 17] = [
     "docs/start/first-tenant-rule.md",
     "docs/how-to/coming-from.md",
     "manifests/chart/RUNBOOK.md",
@@ -41,6 +41,7 @@ const TYPED: [&str; 16] = [
     "docs/how-to/troubleshoot.md",
     "docs/how-to/held-deletions.md",
     "docs/how-to/strategies.md",
+    "docs/how-to/argo-cd.md",
     "docs/how-to/upgrade.md",
     "docs/how-to/uninstall.md",
 ];
@@ -212,6 +213,13 @@ fn filled_in(command: &str) -> String {
 async fn what_the_runbook_and_the_other_documents_have_one_type_kubectl_does() -> Result<()> {
     let (control_plane, _pair, _) = at_work().await?;
     with_a_rule_and_a_policy(&control_plane).await?;
+    // Argo CD has its settings in this ConfigMap.
+    for command in [
+        "kubectl create namespace argocd",
+        "kubectl --namespace argocd create configmap argocd-cm",
+    ] {
+        typed(&control_plane, command)?;
+    }
     let mut all = Vec::new();
     for document in TYPED {
         all.extend(

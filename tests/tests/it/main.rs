@@ -23,6 +23,7 @@ mod examples;
 mod flood;
 mod flow_control;
 mod forged;
+mod gitops;
 mod guarded_labels;
 mod guarded_writes;
 mod harm;
