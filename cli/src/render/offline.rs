@@ -330,7 +330,8 @@ pub(crate) fn causes(status: &ClusterReplicationStatus) -> Vec<(&str, &str)> {
     causes
 }
 
-fn order(key: &Key) -> (&str, &str, &str, &str) {
+/// The order of copies in the output.
+pub(crate) fn order(key: &Key) -> (&str, &str, &str, &str) {
     (&key.namespace, &key.kind, &key.name, &key.group)
 }
 

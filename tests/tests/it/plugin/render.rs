@@ -13,7 +13,7 @@ use super::offline;
 use crate::stages::PLAIN as STAGE;
 
 /// A namespace, a source, and a rule with a variable.
-const FILES: &str = r#"
+pub(super) const FILES: &str = r#"
 apiVersion: v1
 kind: Namespace
 metadata:
