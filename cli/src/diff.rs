@@ -12,7 +12,10 @@ use std::{collections::BTreeMap, fmt::Write as _};
 use anyhow::Result;
 use clap::Args;
 use futures::{StreamExt as _, stream};
+use mimeo_model::right::Right;
+use mimeo_runtime::access::may_self;
 use serde::Serialize;
+use tokio::time::Instant;
 
 use self::{
     effects::{Action, CopyKey, Effect, Effects, Failure},
@@ -42,7 +45,8 @@ pub(crate) struct DiffArgs {
 pub(crate) const HELP: &str = "\
 The files hold rules, grants, sources and namespaces. Nothing is sent to the API server but reads. A
 file counts as applied by kubectl apply; fields that the API server would add to a source of another
-kind than Secret and ConfigMap stay as they are stored. No value is printed, only its length.
+kind than Secret and ConfigMap stay as they are stored. No value is printed, only its length. If you may
+not list namespaces, the answer is about the namespace of -n alone.
 
 Exit code 0: the files change no copy. 1: they do, or a rule fails. 2: an error.";
 
@@ -77,16 +81,33 @@ struct Change {
 
 pub(crate) async fn run(args: DiffArgs, connected: &Connected, format: Format) -> Result<u8> {
     let files = Files::read(&args.files, Some(&connected.namespace))?;
-    let mut base = Picture::read(connected, Scope::All).await?;
+    let scope = scope(connected).await;
+    let mut base = Picture::read(connected, scope.clone()).await?;
     let before = effects::of(&mut base);
     drop(base);
     let overlay = Overlay::new(files.clone());
-    let mut picture = Picture::read_with(connected, Scope::All, overlay).await?;
+    let mut picture = Picture::read_with(connected, scope, overlay).await?;
     let after = effects::of(&mut picture);
     let permissions = permissions::missing(connected, &picture, &files).await;
     let diff = compare(connected, &picture, &before, after, permissions).await;
     print(format, &diff, text)?;
     Ok(u8::from(!diff.is_empty()))
+}
+
+/// All namespaces, or the one of -n for a user who may not list them.
+async fn scope(connected: &Connected) -> Scope {
+    let list = Right {
+        verb: "list",
+        group: "".into(),
+        resource: "namespaces".into(),
+        namespace: None,
+        name: None,
+    };
+    let deadline = Instant::now() + connected.timeout;
+    match may_self(&connected.client, &list, deadline).await {
+        Ok(false) => Scope::One(connected.namespace.clone()),
+        Ok(true) | Err(_) => Scope::All,
+    }
 }
 
 impl Diff {

@@ -10,6 +10,7 @@ mod feeds;
 mod files;
 mod held;
 mod installation;
+mod lines;
 mod manifest;
 mod names;
 mod output;
@@ -20,6 +21,7 @@ mod reference;
 mod render;
 mod state;
 mod status;
+mod test;
 mod why;
 
 use std::process::ExitCode;
@@ -61,6 +63,9 @@ enum Command {
     Render(render::RenderArgs),
     /// Show the state of the rules, and every copy that is not synced. Exit code 0: all are synced
     Status(status::StatusArgs),
+    /// Compare the copies that files make with the expected ones, without a cluster
+    #[command(after_help = test::HELP)]
+    Test(test::TestArgs),
     /// Show what a source feeds, and what its deletion would do. Exit code 1: no rule has it
     Where(feeds::WhereArgs),
     /// Explain why an object is a copy, or why a copy is missing. Exit code 0: it is a correct copy
@@ -107,6 +112,7 @@ async fn run(flags: Flags) -> anyhow::Result<u8> {
             render::run(&args, connection.namespace(), format)
         }
         Command::Status(args) => status::run(args, &connection.connect().await?, format).await,
+        Command::Test(args) => test::run(&args, connection.namespace(), format),
         Command::Where(args) => feeds::run(args, &connection.connect().await?, format).await,
         Command::Why(args) => why::run(args, &connection.connect().await?, format).await,
     }

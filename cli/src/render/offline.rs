@@ -16,6 +16,7 @@ use mimeo_model::{
     outcome::Outcome,
     refusal::Refusal,
     role::Role,
+    rule::Rule,
     source::SourceSelector,
 };
 use mimeo_runtime::stored::{explain_grant, parse_rule};
@@ -66,8 +67,8 @@ pub(crate) fn render(files: &Files) -> Rendered {
 struct Offline<'a> {
     files: &'a Files,
     snapshot: Snapshot,
-    /// The valid rules, and whether they are suspended.
-    rules: BTreeMap<RuleId, bool>,
+    /// The valid rules.
+    rules: BTreeMap<RuleId, Rule>,
     rendered: Rendered,
 }
 
@@ -89,7 +90,7 @@ impl Offline<'_> {
                 };
                 let (rule, _) = parse_rule(kind, Decoded::Whole(stored(object)));
                 match &rule {
-                    Ok(rule) => _ = self.rules.insert(id.clone(), rule.suspend),
+                    Ok(rule) => _ = self.rules.insert(id.clone(), rule.clone()),
                     Err(refused) => self.problem(file, &id, told(&refused.refusals)),
                 }
                 let (engine, now) = self.snapshot.engine();
@@ -245,13 +246,18 @@ impl Offline<'_> {
         copies.sort_by(|a, b| order(&a.key).cmp(&order(&b.key)));
         self.rendered.copies = copies;
         let statuses = statuses(&mut self.snapshot);
-        for (id, suspended) in self.rules.clone() {
+        for (id, rule) in std::mem::take(&mut self.rules) {
             let file = self.files.file_of(&id).unwrap_or_default().to_owned();
-            if suspended {
-                self.rendered
-                    .notes
-                    .push(format!("{file}: {id} is suspended and makes no copies"));
+            let mut note = |text: String| {
+                let note = format!("{file}: {id} {text}");
+                self.rendered.notes.push(note);
+            };
+            if rule.suspend {
+                note("is suspended and makes no copies".into());
                 continue;
+            }
+            for hint in absent(self.files, &rule) {
+                note(hint);
             }
             let problems = self.problems_of(&id, statuses.get(&id));
             for problem in problems {
@@ -316,6 +322,28 @@ impl Offline<'_> {
     }
 }
 
+/// What a rule names and no file has: a kind, or a namespace. It may be a typing error.
+fn absent(files: &Files, rule: &Rule) -> BTreeSet<String> {
+    let sources = rule.sources.iter().filter(|source| source.is_named());
+    let kinds = sources.map(|source| &source.gvk);
+    let kinds = kinds.chain(rule.selectors.iter().map(|selector| &selector.gvk));
+    let has = |gvk: &GroupVersionKind| {
+        let mut keys = files.iter().map(|(key, _)| key);
+        keys.any(|key| *key.group == *gvk.group && *key.kind == *gvk.kind)
+    };
+    let kinds = kinds.filter(|gvk| !has(gvk));
+    let kinds = kinds.map(|gvk| format!("copies objects of kind {gvk}, and no file has one"));
+    let names = rule.targets.iter();
+    let names = names.flat_map(|target| target.selection.exact_names().unwrap_or_default());
+    let there = |name: &str| {
+        let mut keys = files.iter().map(|(key, _)| key);
+        keys.any(|key| key.namespace == name || key.kind == "Namespace" && key.name == name)
+    };
+    let names = names.filter(|name| !there(name));
+    let names = names.map(|name| format!("names namespace {name}, and no file has it"));
+    kinds.chain(names).collect()
+}
+
 /// The conditions of a status that say why a rule lacks copies. Two conditions may have one cause.
 pub(crate) fn causes(status: &ClusterReplicationStatus) -> Vec<(&str, &str)> {
     let mut causes: Vec<(&str, &str)> = Vec::new();
@@ -330,7 +358,8 @@ pub(crate) fn causes(status: &ClusterReplicationStatus) -> Vec<(&str, &str)> {
     causes
 }
 
-fn order(key: &Key) -> (&str, &str, &str, &str) {
+/// The order of copies in the output.
+pub(crate) fn order(key: &Key) -> (&str, &str, &str, &str) {
     (&key.namespace, &key.kind, &key.name, &key.group)
 }
 

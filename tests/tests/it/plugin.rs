@@ -5,6 +5,7 @@ mod feeds;
 mod held;
 mod render;
 mod status;
+mod test;
 mod why;
 
 use std::{env, ffi::OsString, path::PathBuf, process::Command};

@@ -281,3 +281,41 @@ async fn missing_permissions_of_the_author_are_named() -> Result<()> {
     }
     Ok(())
 }
+
+/// The tenant may read one namespace, and write Replications there.
+#[tokio::test]
+async fn a_tenant_is_answered_about_the_own_namespace() -> Result<()> {
+    let scene = STAGE.scene("diff-tenant").await?;
+    let namespace = scene.namespace().await?;
+    create_secret(&scene.client, &namespace, REGISTRY, &[("token", "one")]).await?;
+    let control_plane = &scene.setting.control_plane;
+    let user = control_plane.user(&scene.tag, &[])?;
+    let create = ["-n", &namespace, "create"];
+    let run = |args: &[&str]| kubectl(control_plane, create.iter().chain(args).copied());
+    let resource = "--resource=secrets,configmaps,replications.mimeo.dev";
+    run(&["role", "all", "--verb=*", resource])?;
+    let name = format!("--user={}", scene.tag);
+    run(&["rolebinding", "all", "--role=all", &name])?;
+    let replication = json!({
+        "apiVersion": "mimeo.dev/v1alpha1", "kind": "Replication", "metadata": {"name": scene.tag},
+        "spec": {
+            "sources": [{"apiVersion": "v1", "kind": "Secret", "name": REGISTRY}],
+            "targets": [{"copyName": "second"}],
+        },
+    });
+    let args = ["-n", &namespace, "-o", "json"];
+    let answer = diff(&scene, Some(&user), &[replication], &args)?.json()?;
+    assert_eq!(
+        changes(&scene, &answer),
+        [action("create", &namespace, &["data.token", "type"])],
+        "{answer:#}"
+    );
+    assert_eq!(answer["permissions"]["author"], json!([]));
+    assert!(
+        answer["notes"]
+            .to_string()
+            .contains("You can't list namespaces"),
+        "{answer:#}"
+    );
+    Ok(())
+}

@@ -13,7 +13,7 @@ use super::offline;
 use crate::stages::PLAIN as STAGE;
 
 /// A namespace, a source, and a rule with a variable.
-const FILES: &str = r#"
+pub(super) const FILES: &str = r#"
 apiVersion: v1
 kind: Namespace
 metadata:
@@ -123,6 +123,11 @@ async fn each_failure_is_named_with_its_file_and_its_rule() -> Result<()> {
         rule("rival", "registry", &blue),
         rule("lost", "nowhere", &blue),
         rule("wrong", "registry", &named("a_b")),
+        rule(
+            "elsewhere",
+            "registry",
+            &json!({"namespaces": ["team-red"]}),
+        ),
         unset,
         json!({
             "apiVersion": "mimeo.dev/v1alpha1", "kind": "Replication",
@@ -144,7 +149,11 @@ async fn each_failure_is_named_with_its_file_and_its_rule() -> Result<()> {
         let line = format!("rules.json: {words}");
         assert!(output.stderr.contains(&line), "{line}\n{}", output.stderr);
     }
-    assert_eq!(output.stderr.lines().count(), 5, "{}", output.stderr);
+    let note =
+        "rules.json: ClusterReplication/elsewhere names namespace team-red, and no file has it";
+    assert!(output.stderr.contains(note), "{}", output.stderr);
+    let errors = output.stderr.matches("error: ").count();
+    assert_eq!(errors, 5, "{}", output.stderr);
     Ok(())
 }
 
