@@ -21,7 +21,9 @@ use mimeo_api::{
     ClusterReplicationStatus,
     names::{API_VERSION, REPLICATION_GRANT},
 };
-use mimeo_engine::{CopyWatch, Engine, Member, Members, Question, Settings, Snapshot, Verb};
+use mimeo_engine::{
+    CopyWatch, Engine, Member, Members, Progress as Waits, Question, Settings, Snapshot, Verb,
+};
 use mimeo_model::{
     id::{RuleId, RuleKind},
     kind::{GroupVersionKind, Resource},
@@ -104,6 +106,8 @@ pub(crate) struct Picture {
     pub(crate) kinds: BTreeMap<GroupVersionKind, Option<Resource>>,
     /// Sources that the user may not read.
     pub(crate) hidden: BTreeSet<SourceRef>,
+    /// The namespaces in the scope with the pending label, and the copies that hold their pods.
+    pub(crate) waiting: BTreeMap<String, Waits>,
     /// One sentence for each fact that could not be read.
     pub(crate) unread: BTreeSet<String>,
     /// The rules, grants and namespaces of files that differ from the stored ones.
@@ -128,6 +132,7 @@ impl Picture {
         reading.grants().await;
         reading.kinds_recorded().await;
         reading.answer_all().await;
+        reading.waiting();
         reading.picture.changed = reading.overlay.changed;
         Ok(reading.picture)
     }
@@ -225,6 +230,7 @@ impl Reading {
                 selected: BTreeMap::new(),
                 kinds: BTreeMap::new(),
                 hidden: BTreeSet::new(),
+                waiting: BTreeMap::new(),
                 unread,
                 changed: BTreeSet::new(),
             },
@@ -496,6 +502,23 @@ impl Reading {
                 "You can't list copies of kind {}: {error}. Their states are unknown.",
                 watch.kind
             )),
+        }
+    }
+
+    fn waiting(&mut self) {
+        let marked = |meta: &ObjectMeta| {
+            let mut labels = meta.labels.iter().flatten();
+            labels.any(|(key, _)| key == names::PENDING_LABEL)
+        };
+        let namespaces = self.picture.namespaces.iter();
+        let waiting: Vec<String> = namespaces
+            .filter(|(name, meta)| self.scope.has(name) && marked(meta))
+            .map(|(name, _)| name.clone())
+            .collect();
+        for name in waiting {
+            let (engine, now) = self.picture.snapshot.engine();
+            let waits = engine.progress(&name, now);
+            self.picture.waiting.insert(name, waits);
         }
     }
 

@@ -1,6 +1,7 @@
 //! `kubectl mimeo why NS/KIND/NAME`: why a copy exists, or why it is missing.
 
 mod marks;
+mod pods;
 mod verdict;
 
 use std::fmt::Write as _;
@@ -39,7 +40,9 @@ struct Why {
     kind: String,
     namespace: String,
     name: String,
-    exists: bool,
+    /// `None`: the command doesn't look.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    exists: Option<bool>,
     /// The rule that the object's marks name, if it is a copy.
     #[serde(skip_serializing_if = "Option::is_none")]
     copy: Option<Copy>,
@@ -64,6 +67,17 @@ pub(crate) async fn run(args: WhyArgs, connected: &Connected, format: Format) ->
     } = ObjectName::parse(&args.object, &connected.namespace)?;
     let scope = Scope::One(namespace.to_owned());
     let picture = Picture::read(connected, scope).await?;
+    if pods::means_pods(kind) {
+        let object = ObjectName {
+            namespace,
+            kind,
+            name,
+        };
+        let why = pods::explain(&picture, &object);
+        let healthy = why.rules.is_empty() && picture.namespaces.contains_key(namespace);
+        print(format, &why, text)?;
+        return Ok(u8::from(!healthy));
+    }
     let gvk = kind_of(&picture, kind)?;
     let key = Key {
         namespace,
@@ -128,7 +142,7 @@ async fn explain(picture: &Picture, key: &Key<'_>, reader: &Reader, discovery: &
         kind: key.gvk.kind.to_string(),
         namespace: key.namespace.to_owned(),
         name: key.name.to_owned(),
-        exists: object.is_some(),
+        exists: Some(object.is_some()),
         copy,
         rules,
         notes,
@@ -176,12 +190,13 @@ fn text(why: &Why) -> String {
     } = why;
     // Writing to a String never fails.
     _ = match (exists, copy) {
-        (false, _) => writeln!(text, "{kind} {namespace}/{name} does not exist."),
-        (true, None) => writeln!(
+        (None, _) => writeln!(text, "Pods of namespace {namespace}"),
+        (Some(false), _) => writeln!(text, "{kind} {namespace}/{name} does not exist."),
+        (Some(true), None) => writeln!(
             text,
             "{kind} {namespace}/{name} exists, and is no copy of Mimeo's."
         ),
-        (true, Some(copy)) => writeln!(
+        (Some(true), Some(copy)) => writeln!(
             text,
             "{kind} {namespace}/{name} is a copy of {}, for {}.",
             copy.source, copy.rule

@@ -5,9 +5,7 @@ use std::collections::BTreeMap;
 use anyhow::{Result, bail};
 use jiff::Timestamp;
 use mimeo_engine::{CopyView, Cursor, PlaceView, State};
-use mimeo_model::{
-    id::RuleId, names::PENDING_LABEL, rule::Rule, source::SourceRef, template::Place,
-};
+use mimeo_model::{id::RuleId, rule::Rule, source::SourceRef, template::Place};
 use serde::Serialize;
 
 use crate::{
@@ -110,7 +108,7 @@ impl Status {
             rules.map(|(id, stored)| (id, line(id, stored))).collect();
         status.count(picture, scope, &mut lines);
         status.rules = lines.into_values().collect();
-        status.waiting(picture, scope);
+        status.waiting(picture);
         if only.is_none() {
             let (engine, _) = picture.snapshot.decided();
             status.held_of_deleted_rules = engine.held().map(|held| held.copies.len()).sum();
@@ -212,23 +210,14 @@ impl Status {
         }
     }
 
-    fn waiting(&mut self, picture: &Picture, scope: &Scope) {
-        for (name, meta) in &picture.namespaces {
-            let labels = meta.labels.iter().flatten();
-            let waits = labels.into_iter().any(|(key, _)| key == PENDING_LABEL);
-            if waits && scope.has(name) {
-                let copies = self.copies.iter().filter(|copy| copy.namespace == *name);
-                let told = |copy: &CopyLine| {
-                    format!(
-                        "{} {} of {}: {}",
-                        copy.kind, copy.name, copy.rule, copy.message
-                    )
-                };
-                self.waiting.push(WaitingNamespace {
-                    namespace: name.clone(),
-                    waits_for: copies.map(told).collect(),
-                });
-            }
+    fn waiting(&mut self, picture: &Picture) {
+        for (name, waits) in &picture.waiting {
+            let copies = [&waits.denied, &waits.excused, &waits.waiting];
+            let copies = copies.into_iter().flatten();
+            self.waiting.push(WaitingNamespace {
+                namespace: name.clone(),
+                waits_for: copies.map(ToString::to_string).collect(),
+            });
         }
     }
 }
