@@ -285,6 +285,7 @@ would not match the program. Each entry has the flag, the environment variable a
   (list "--service" "MIMEO_SERVICE" "nothing else")
   (list "--replica-name" "POD_NAME" "nothing else")
   (list "--pod-uid" "POD_UID" "nothing else")
+  (list "" "MALLOC_MMAP_THRESHOLD_" "nothing else")
   (list "--log-level" "MIMEO_LOG" "log.level")
   (list "--log-format" "MIMEO_LOG_FORMAT" "log.format")
   (list "--pod-gate-budget" "MIMEO_POD_GATE_BUDGET" "podGate.budget")

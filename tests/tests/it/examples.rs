@@ -359,7 +359,7 @@ fn a_how_to_and_its_example_show_the_same_rules() -> Result<()> {
             }
         }
     }
-    ensure!(same > 8, "only {same} objects are on both");
+    ensure!(same > 4, "only {same} objects are on both");
     Ok(())
 }
 
