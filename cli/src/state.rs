@@ -50,11 +50,12 @@ pub(crate) fn state(
     if let Some(failure) = recorded(status, key) {
         return (failure.reason.clone(), failure.message.clone());
     }
-    let conditions = status.into_iter().flat_map(|status| &status.conditions);
-    for condition in conditions.filter(|condition| condition.status == "False") {
-        let causes = ["SourcesFound", "Authorized"];
-        if causes.contains(&&*condition.type_) && condition.reason != "Pending" {
-            return (condition.reason.clone(), condition.message.clone());
+    // A source may be unreadable because Mimeo lacks a permission, so Authorized comes first.
+    for cause in ["Authorized", "SourcesFound"] {
+        let mut conditions = status.into_iter().flat_map(|status| &status.conditions);
+        let failed = conditions.find(|one| one.type_ == cause && one.status == "False");
+        if let Some(one) = failed.filter(|one| one.reason != "Pending") {
+            return (one.reason.clone(), one.message.clone());
         }
     }
     if picture.hidden.contains(source) {

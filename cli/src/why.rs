@@ -124,12 +124,17 @@ async fn explain(picture: &Picture, key: &Key<'_>, reader: &Reader, discovery: &
     for (id, stored) in &picture.rules {
         rules.extend(answers(picture, key, id, stored));
     }
-    rules.sort_by_key(|answer| rank(&answer.state));
-    if let Some(copy) = &copy
-        && !rules.iter().any(|answer| answer.rule == copy.rule)
-    {
-        rules.extend(left_behind(picture, key, copy));
+    if let Some(copy) = &copy {
+        let own = |answer: &Answer| answer.rule == copy.rule;
+        let mut answers = rules.iter().filter(|answer| own(answer));
+        let unwanted = answers.clone().find(|answer| answer.state == "NotSelected");
+        if answers.all(|answer| answer.state == "NotSelected") {
+            let why = unwanted.map(|answer| answer.message.clone());
+            rules.retain(|answer| !own(answer));
+            rules.extend(left_behind(picture, key, copy, why));
+        }
     }
+    rules.sort_by_key(|answer| rank(&answer.state));
     if rules.is_empty() {
         notes.push(format!(
             "No rule makes a {} named {}.{}",

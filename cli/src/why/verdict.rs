@@ -4,6 +4,7 @@ use jiff::Timestamp;
 use mimeo_api::ClusterReplicationStatus;
 use mimeo_engine::{CopyView, State};
 use mimeo_model::{
+    condition::ConditionReason,
     id::RuleId,
     rule::Rule,
     selection::{Labels, Mismatch},
@@ -141,30 +142,32 @@ fn wanted(
     }
 }
 
-/// A copy that no rule wants, as its marks tell.
-pub(super) fn left_behind(picture: &Picture, key: &Key<'_>, copy: &Copy) -> Option<Answer> {
+/// A copy that no rule wants, as its marks tell. `why` says why its rule doesn't, if that is known.
+pub(super) fn left_behind(
+    picture: &Picture,
+    key: &Key<'_>,
+    copy: &Copy,
+    why: Option<String>,
+) -> Option<Answer> {
     let id: RuleId = copy.rule.parse().ok()?;
-    let rule = picture.rules.get(&id);
+    let stored = picture.rules.get(&id);
     let view = self::copy(picture, key, &id);
-    let (state, message, fix) = match (rule, view.map(|view| view.state)) {
+    let held = stored.is_some_and(|stored| stored.status.as_ref().is_some_and(holds_deletion));
+    let (state, what, fix) = match (stored, view.map(|view| view.state)) {
         (None, _) => (
             "RuleDeleted",
-            "the rule that wrote the copy no longer exists. Mimeo deletes the copy, unless the rule retained it or its deletion is held",
+            "Mimeo deletes the copy, unless the rule retained it or its deletion is held",
             Some(confirm(&id)),
         ),
-        (Some(_), Some(State::Held)) => (
+        (Some(_), Some(view)) if held || view == State::Held => (
             "DeletionHeld",
-            "the rule no longer wants the copy, and its deletion waits for a person",
+            "the deletion of the copy waits for a person",
             Some(confirm(&id)),
         ),
-        (Some(_), Some(_)) => (
-            "Unwanted",
-            "the rule no longer wants the copy. Mimeo deletes it",
-            None,
-        ),
+        (Some(_), Some(_)) => ("Unwanted", "Mimeo deletes the copy", None),
         (Some(_), None) => (
             "Retained",
-            "the rule no longer wants the copy, and its retentionPolicy leaves it behind",
+            "the rule's retentionPolicy leaves the copy behind",
             Some(format!(
                 "kubectl -n {} delete {} {}   if it isn't needed",
                 key.namespace,
@@ -173,13 +176,26 @@ pub(super) fn left_behind(picture: &Picture, key: &Key<'_>, copy: &Copy) -> Opti
             )),
         ),
     };
+    let why = why.unwrap_or_else(|| match stored {
+        None => "the rule that wrote the copy no longer exists".into(),
+        Some(_) => "the rule no longer wants the copy".into(),
+    });
     Some(Answer {
         rule: copy.rule.clone(),
         source: copy.source.clone(),
         state: state.into(),
-        message: message.into(),
+        message: format!("{why}; {what}"),
         fix,
     })
+}
+
+/// True if the status says that a deletion of the rule's copies is held.
+fn holds_deletion(status: &ClusterReplicationStatus) -> bool {
+    let conditions = &status.conditions;
+    let held = |reason: &str| reason == ConditionReason::DeletionHeld.as_str();
+    conditions
+        .iter()
+        .any(|one| one.type_ == "Stalled" && one.status == "True" && held(&one.reason))
 }
 
 /// The names that rules do make in the namespace, for a user who misspelt one.

@@ -4,6 +4,7 @@ mod diff;
 mod feeds;
 mod held;
 mod render;
+mod states;
 mod status;
 mod test;
 mod why;

@@ -61,6 +61,11 @@ async fn a_held_deletion_is_listed_and_confirmed_by_the_number_of_copies() -> Re
         assert!(text.contains(&words), "{words:?}: {text}");
     }
 
+    let lost = format!("{}/secret/{REGISTRY}", namespaces[24]);
+    let why = run(control_plane, None, &["why", &lost])?;
+    let fix = format!("kubectl mimeo confirm {}", scene.tag);
+    assert!(why.stdout.contains(&fix), "{}", why.stdout);
+
     let wrong = run(
         control_plane,
         None,

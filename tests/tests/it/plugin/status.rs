@@ -108,6 +108,21 @@ async fn a_wait_ends_with_its_timeout_and_pods_that_wait_are_named() -> Result<(
     );
     assert!(text.contains(&waits), "{text}");
     assert!(text.contains("SourceNotFound"), "{text}");
+    let pod = format!("{namespace}/pod/app");
+    let why = run(&scene.setting.control_plane, None, &["why", &pod])?;
+    assert_eq!(why.code, 1);
+    for words in [
+        "PodsRefused",
+        &format!("kubectl mimeo why {namespace}/secret/{REGISTRY}"),
+    ] {
+        assert!(why.stdout.contains(words), "{words:?}: {}", why.stdout);
+    }
+    let home = format!("{}/pods/app", scene.home);
+    let why = run(&scene.setting.control_plane, None, &["why", &home])?;
+    assert_eq!(
+        (why.code, why.stdout.contains("Mimeo holds no pod")),
+        (0, true)
+    );
     Ok(())
 }
 

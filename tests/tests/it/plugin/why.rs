@@ -274,7 +274,7 @@ async fn a_wrong_argument_is_refused_with_an_example() -> Result<()> {
     let answer = why(&scene.setting.control_plane, None, "a/b/c/d");
     let error = format!("{:#}", answer.err().context("it is accepted")?);
     assert!(error.contains("team-blue/secret/registry"), "{error}");
-    let answer = why(&scene.setting.control_plane, None, "a/pods/c");
+    let answer = why(&scene.setting.control_plane, None, "a/gizmos/c");
     let error = format!("{:#}", answer.err().context("it is accepted")?);
     assert!(error.contains("no rule copies objects of kind"), "{error}");
     Ok(())
