@@ -43,12 +43,14 @@ pub(crate) struct DiffArgs {
 
 /// The explanation under `--help`.
 pub(crate) const HELP: &str = "\
-The files hold rules, grants, sources and namespaces. Nothing is sent to the API server but reads. A
-file counts as applied by kubectl apply; fields that the API server would add to a source of another
-kind than Secret and ConfigMap stay as they are stored. No value is printed, only its length. If you may
-not list namespaces, the answer is about the namespace of -n alone.
+The files hold rules, grants, sources and namespaces. The command only reads from the API server. It
+treats the files as kubectl apply does; fields that the API server adds to a source of another kind than
+Secret and ConfigMap stay as they are stored. The output has the lengths of values, and no values.
 
-Exit code 0: the files change no copy. 1: they do, or a rule fails. 2: an error.";
+A user who may not list namespaces gets an answer about the namespace of -n alone. The cluster is read
+twice, so changes that Mimeo begins in between may appear in the output.
+
+Exit code 0: the files change no copy. 1: they change copies, or a rule fails. 2: an error.";
 
 /// The result.
 #[derive(Debug, Serialize)]

@@ -336,7 +336,7 @@ fn check_own_kind(object: &Value, key: &Key) -> Result<()> {
     Ok(())
 }
 
-/// Does to a Secret what the API server does: `stringData` becomes data, and the type is set.
+/// Completes a Secret as the API server does: `stringData` becomes data, and the type is set.
 fn complete_secret(secret: &mut Value) -> Result<()> {
     let Some(object) = secret.as_object_mut() else {
         return Ok(());

@@ -28,15 +28,15 @@ pub(crate) struct RenderArgs {
 /// The explanation under `--help`.
 pub(crate) const HELP: &str = "\
 The files hold ClusterReplications, Replications, ReplicationGrants, the objects that these copy, and
-Namespaces with their labels. A namespace in which a file has an object exists, too. Each rule is
-checked and completed as the API server does it. Nothing exists yet besides the objects in the files.
+Namespaces with their labels. A namespace counts as existing if any object of the files is in it. Each
+rule is checked and completed as the API server does it. No copies exist yet.
 
-What only a cluster knows is left out: the annotations mimeo.dev/checksum and mimeo.dev/cluster,
-permissions, quotas, and the fields that the API server adds. If two rules want one copy, the rule
-that is first by name counts as older. Every kind counts as served and namespaced. Annotations and
-labels of the source are carried as they stand in the file.
+The output leaves out all values that depend on a cluster: the annotations mimeo.dev/checksum and
+mimeo.dev/cluster, and the fields that the API server adds. Permissions and quotas are not checked. If
+two rules want the same copy, the rule whose name comes first counts as older. Every kind counts as
+served and namespaced.
 
-Exit code 0: each rule makes all its copies. 1: a rule fails. 2: a file can't be used.";
+Exit code 0: each rule makes all its copies. 1: a rule fails. 2: an error in a file.";
 
 pub(crate) fn run(args: &RenderArgs, namespace: Option<&str>, format: Format) -> Result<u8> {
     let files = Files::read(&args.files, namespace)?;

@@ -42,10 +42,11 @@ pub(crate) struct TestArgs {
 /// The explanation under `--help`.
 pub(crate) const HELP: &str = "\
 A case is a folder with the input of kubectl mimeo render and the file expected.yaml, which has the
-copies in any order. The output shows no values of Secrets. In expected.yaml, the value of a Secret may
-be its length, as render --mask prints it.
+copies in any order. The output has no values of Secrets. A value of a Secret in expected.yaml may be
+its length, as render --mask prints it.
 
-Exit code 0: every case renders what it expects. 1: a case does not, or has no expected.yaml. 2: an error.";
+Exit code 0: every case renders the expected copies. 1: a case does not, or it has no expected.yaml.
+2: an error.";
 
 /// The result of one case.
 #[derive(Debug, Serialize)]

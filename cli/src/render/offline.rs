@@ -322,7 +322,7 @@ impl Offline<'_> {
     }
 }
 
-/// What a rule names and no file has: a kind, or a namespace. It may be a typing error.
+/// The kinds and namespaces that a rule names and no file has. Such a name may be a typing error.
 fn absent(files: &Files, rule: &Rule) -> BTreeSet<String> {
     let sources = rule.sources.iter().filter(|source| source.is_named());
     let kinds = sources.map(|source| &source.gvk);

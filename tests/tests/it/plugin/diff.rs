@@ -1,16 +1,16 @@
 //! `kubectl mimeo diff`: the changes that files would lead to are those that Mimeo then makes.
 
-use std::io::Write as _;
+use std::{io::Write as _, time::Duration};
 
 use anyhow::{Context as _, Result, ensure};
 use mimeo_tests::{
-    User, create_secret, eventually, planted,
+    Program, User, create_secret, eventually, planted,
     scenario::{SOON, Scene, kubectl, rule, value, wait_gone},
 };
 use serde_json::{Value, json};
 
 use super::{Output, run};
-use crate::stages::PLAIN as STAGE;
+use crate::stages::{IN_THE_WAY, LOAD, MANY, Many, PLAIN as STAGE, many};
 
 const REGISTRY: &str = "registry";
 
@@ -317,5 +317,50 @@ async fn a_tenant_is_answered_about_the_own_namespace() -> Result<()> {
             .contains("You can't list namespaces"),
         "{answer:#}"
     );
+    Ok(())
+}
+
+/// Every copy of the rule gets another label, and the copies of a second rule are new.
+#[tokio::test]
+async fn changes_of_ten_thousand_namespaces_take_little_memory() -> Result<()> {
+    let _load = LOAD.lock().await;
+    let many = many().await?;
+    let scene = many.setting.scene("diff-many").await?;
+    scene
+        .wait_counts(Many::RULE, [MANY, MANY - IN_THE_WAY, IN_THE_WAY])
+        .await?;
+    let rule = |name: &str| {
+        rule(name)
+            .source("v1", "ConfigMap", "platform", Many::RULE)
+            .target(json!({"namespaces": ["team-*"]}))
+    };
+    let label = json!({"labels": {"set": {"a": "b"}}});
+    let changed = rule(Many::RULE).set("transform", label).object();
+    let new = rule("second").named("second").object();
+    let list = json!({"apiVersion": "v1", "kind": "List", "items": [changed, new]});
+    let mut file = tempfile::NamedTempFile::with_suffix(".json")?;
+    file.write_all(list.to_string().as_bytes())?;
+    let kubeconfig = many.setting.control_plane.kubeconfig();
+    let path = file.path().display().to_string();
+    let mut running = Program::new("kubectl-mimeo")
+        .env("KUBECONFIG", kubeconfig.display().to_string())
+        .args(["diff", "-f", &path])
+        .start()?;
+    let mut peak = 0;
+    while running.is_alive()? {
+        peak = running.peak_bytes().unwrap_or_default().max(peak);
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    let ended = running.wait(SOON).await?;
+    let log = running.log()?;
+    assert_eq!(ended.code(), Some(1), "{log}");
+    let rest = " namespaces: team-00000";
+    let created = format!("create ConfigMap second of ClusterReplication/second in {MANY}{rest}");
+    assert!(log.contains(&created), "{log}");
+    let updated = format!("in {} namespaces: team-00001", MANY - IN_THE_WAY);
+    assert!(log.contains(&updated), "{log}");
+    assert!(log.contains("  + metadata.labels.a (1 byte)\n"), "{log}");
+    let peak = peak >> 20;
+    assert!(peak < 150, "{peak} MiB");
     Ok(())
 }
