@@ -4,6 +4,7 @@
 //! changes nothing and prints no data of a Secret. Its answers come from the reconciler's own engine
 //! (`picture`).
 
+mod check;
 mod connect;
 mod installation;
 mod names;
@@ -13,6 +14,7 @@ mod read;
 mod state;
 mod status;
 mod why;
+mod write;
 
 use std::process::ExitCode;
 
@@ -40,6 +42,9 @@ struct Flags {
 
 #[derive(Debug, Subcommand)]
 enum Command {
+    /// Check whether Mimeo is installed and works. Exit code 0: no check failed, 1: one failed,
+    /// 2: nothing could be checked
+    Check(check::CheckArgs),
     /// Show the state of the rules, and every copy that is not synced. Exit code 0: all are synced
     Status(status::StatusArgs),
     /// Explain why an object is a copy, or why a copy is missing. Exit code 0: it is a correct copy
@@ -71,6 +76,7 @@ async fn run(flags: Flags) -> anyhow::Result<u8> {
         output,
     } = flags;
     match command {
+        Command::Check(args) => check::run(args, &connection.connect().await?, output).await,
         Command::Completion { shell } => {
             let mut script = Vec::new();
             clap_complete::generate(shell, &mut Flags::command(), "kubectl-mimeo", &mut script);

@@ -1,5 +1,6 @@
 //! `kubectl mimeo`: the compiled program runs as a plugin of kubectl, on the real API server.
 
+mod check;
 mod status;
 mod why;
 
