@@ -6,6 +6,7 @@
 
 mod check;
 mod connect;
+mod grant;
 mod installation;
 mod names;
 mod output;
@@ -45,6 +46,9 @@ enum Command {
     /// Check whether Mimeo is installed and works. Exit code 0: no check failed, 1: one failed,
     /// 2: nothing could be checked
     Check(check::CheckArgs),
+    /// Print the grants that a Replication lacks, for the owners of the other namespaces. Exit code
+    /// 0: they are printed, or none is missing
+    Grant(grant::GrantArgs),
     /// Show the state of the rules, and every copy that is not synced. Exit code 0: all are synced
     Status(status::StatusArgs),
     /// Explain why an object is a copy, or why a copy is missing. Exit code 0: it is a correct copy
@@ -83,6 +87,7 @@ async fn run(flags: Flags) -> anyhow::Result<u8> {
             output::write(&String::from_utf8_lossy(&script))?;
             Ok(0)
         }
+        Command::Grant(args) => grant::run(&args, &connection.connect().await?, output).await,
         Command::Status(args) => status::run(args, &connection.connect().await?, output).await,
         Command::Why(args) => why::run(args, &connection.connect().await?, output).await,
     }
