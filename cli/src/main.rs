@@ -6,8 +6,10 @@
 
 mod check;
 mod connect;
+mod copy;
 mod grant;
 mod installation;
+mod kinds;
 mod names;
 mod output;
 mod picture;
@@ -46,6 +48,9 @@ enum Command {
     /// Check whether Mimeo is installed and works. Exit code 0: no check failed, 1: one failed,
     /// 2: nothing could be checked
     Check(check::CheckArgs),
+    /// Copy an object once, by hand. No rule maintains the copies. Exit code 0: all are copied, 1:
+    /// one could not be copied
+    Copy(copy::CopyArgs),
     /// Print the grants that a Replication lacks, for the owners of the other namespaces. Exit code
     /// 0: they are printed, or none is missing
     Grant(grant::GrantArgs),
@@ -87,6 +92,7 @@ async fn run(flags: Flags) -> anyhow::Result<u8> {
             output::write(&String::from_utf8_lossy(&script))?;
             Ok(0)
         }
+        Command::Copy(args) => copy::run(&args, &connection.connect().await?, output).await,
         Command::Grant(args) => grant::run(&args, &connection.connect().await?, output).await,
         Command::Status(args) => status::run(args, &connection.connect().await?, output).await,
         Command::Why(args) => why::run(args, &connection.connect().await?, output).await,

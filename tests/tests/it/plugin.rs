@@ -1,6 +1,7 @@
 //! `kubectl mimeo`: the compiled program runs as a plugin of kubectl, on the real API server.
 
 mod check;
+mod copy;
 mod grant;
 mod status;
 mod why;
