@@ -16,6 +16,7 @@ mod picture;
 mod read;
 mod state;
 mod status;
+mod ui;
 mod why;
 mod write;
 
@@ -56,6 +57,8 @@ enum Command {
     Grant(grant::GrantArgs),
     /// Show the state of the rules, and every copy that is not synced. Exit code 0: all are synced
     Status(status::StatusArgs),
+    /// Forward a port to the leading reconciler and open its page. Exit code 1: the forwarding broke
+    Ui(ui::UiArgs),
     /// Explain why an object is a copy, or why a copy is missing. Exit code 0: it is a correct copy
     Why(why::WhyArgs),
     /// Print a completion script for a shell
@@ -95,6 +98,7 @@ async fn run(flags: Flags) -> anyhow::Result<u8> {
         Command::Copy(args) => copy::run(&args, &connection.connect().await?, output).await,
         Command::Grant(args) => grant::run(&args, &connection.connect().await?, output).await,
         Command::Status(args) => status::run(args, &connection.connect().await?, output).await,
+        Command::Ui(args) => ui::run(&args, &connection, &connection.connect().await?).await,
         Command::Why(args) => why::run(args, &connection.connect().await?, output).await,
     }
 }

@@ -4,6 +4,7 @@ mod check;
 mod copy;
 mod grant;
 mod status;
+mod ui;
 mod why;
 
 use std::{env, path::PathBuf, process::Command};
