@@ -129,6 +129,35 @@ impl Connection {
         })
     }
 
+    /// The same flags for kubectl. Without the namespace, and without the time for one request,
+    /// which would end a forwarded port.
+    pub(crate) fn kubectl_flags(&self) -> Vec<String> {
+        let path = |path: &Option<PathBuf>| path.as_ref().map(|path| path.display().to_string());
+        let values = [
+            ("--kubeconfig", path(&self.kubeconfig)),
+            ("--context", self.context.clone()),
+            ("--cluster", self.cluster.clone()),
+            ("--user", self.user.clone()),
+            ("--server", self.server.clone()),
+            ("--token", self.token.clone()),
+            ("--as", self.impersonate.clone()),
+            ("--certificate-authority", path(&self.certificate_authority)),
+            ("--tls-server-name", self.tls_server_name.clone()),
+        ];
+        let groups = self.impersonate_groups.iter();
+        let groups = groups.map(|group| ("--as-group", Some(group.clone())));
+        let mut flags = Vec::new();
+        for (flag, value) in values.into_iter().chain(groups) {
+            if let Some(value) = value {
+                flags.extend([flag.to_owned(), value]);
+            }
+        }
+        if self.insecure_skip_tls_verify {
+            flags.push("--insecure-skip-tls-verify".into());
+        }
+        flags
+    }
+
     async fn config(&self) -> Result<Config> {
         let options = KubeConfigOptions {
             context: self.context.clone(),

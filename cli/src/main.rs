@@ -4,12 +4,16 @@
 //! changes nothing and prints no data of a Secret. Its answers come from the reconciler's own engine
 //! (`picture`).
 
+mod check;
 mod connect;
+mod copy;
 mod diff;
 mod feeds;
 mod files;
+mod grant;
 mod held;
 mod installation;
+mod kinds;
 mod lines;
 mod manifest;
 mod names;
@@ -22,7 +26,9 @@ mod render;
 mod state;
 mod status;
 mod test;
+mod ui;
 mod why;
+mod write;
 
 use std::process::ExitCode;
 
@@ -50,11 +56,20 @@ struct Flags {
 
 #[derive(Debug, Subcommand)]
 enum Command {
+    /// Check whether Mimeo is installed and works. Exit code 0: no check failed, 1: one failed,
+    /// 2: nothing could be checked
+    Check(check::CheckArgs),
     /// Confirm a held deletion: the copies that a rule has lost are deleted
     Confirm(held::ConfirmArgs),
+    /// Copy an object once, by hand. No rule maintains the copies. Exit code 0: all are copied, 1:
+    /// one could not be copied
+    Copy(copy::CopyArgs),
     /// Show the changes of copies that applying files would lead to. Exit code 0: none
     #[command(after_help = diff::HELP)]
     Diff(diff::DiffArgs),
+    /// Print the grants that a Replication lacks, for the owners of the other namespaces. Exit code
+    /// 0: they are printed, or none is missing
+    Grant(grant::GrantArgs),
     /// List the deletions that wait for a person, and their copies
     Held(held::HeldArgs),
     /// Print the copies that Mimeo would create from the rules and sources of files, without a
@@ -66,6 +81,8 @@ enum Command {
     /// Compare the copies that files make with the expected ones, without a cluster
     #[command(after_help = test::HELP)]
     Test(test::TestArgs),
+    /// Forward a port to the leading reconciler and open its page. Exit code 1: the forwarding broke
+    Ui(ui::UiArgs),
     /// Show what a source feeds, and what its deletion would do. Exit code 1: no rule has it
     Where(feeds::WhereArgs),
     /// Explain why an object is a copy, or why a copy is missing. Exit code 0: it is a correct copy
@@ -98,6 +115,7 @@ async fn run(flags: Flags) -> anyhow::Result<u8> {
     } = flags;
     let format = output.unwrap_or_default();
     match command {
+        Command::Check(args) => check::run(args, &connection.connect().await?, format).await,
         Command::Completion { shell } => {
             let mut script = Vec::new();
             clap_complete::generate(shell, &mut Flags::command(), "kubectl-mimeo", &mut script);
@@ -105,7 +123,9 @@ async fn run(flags: Flags) -> anyhow::Result<u8> {
             Ok(0)
         }
         Command::Confirm(args) => held::confirm(args, &connection.connect().await?).await,
+        Command::Copy(args) => copy::run(&args, &connection.connect().await?, format).await,
         Command::Diff(args) => diff::run(args, &connection.connect().await?, format).await,
+        Command::Grant(args) => grant::run(&args, &connection.connect().await?, format).await,
         Command::Held(args) => held::run(args, &connection.connect().await?, format).await,
         Command::Render(args) => {
             let format = output.unwrap_or(Format::Yaml);
@@ -113,6 +133,7 @@ async fn run(flags: Flags) -> anyhow::Result<u8> {
         }
         Command::Status(args) => status::run(args, &connection.connect().await?, format).await,
         Command::Test(args) => test::run(&args, connection.namespace(), format),
+        Command::Ui(args) => ui::run(&args, &connection, &connection.connect().await?).await,
         Command::Where(args) => feeds::run(args, &connection.connect().await?, format).await,
         Command::Why(args) => why::run(args, &connection.connect().await?, format).await,
     }

@@ -142,6 +142,18 @@ impl Picture {
         statuses(&mut self.snapshot)
     }
 
+    /// Reads the rules, the namespaces and the grants, and nothing that the engine asks about them.
+    /// Returns also the limits of the installation.
+    pub(crate) async fn outline(connected: &Connected, scope: Scope) -> Result<(Self, Reach)> {
+        let mut reading = Reading::begin(connected, scope, Overlay::default()).await?;
+        reading.rules().await?;
+        reading.namespaces().await?;
+        reading.grants().await;
+        let (engine, _) = reading.picture.snapshot.decided();
+        let reach = engine.index().reach().clone();
+        Ok((reading.picture, reach))
+    }
+
     /// The labels of a namespace.
     pub(crate) fn labels(&self, namespace: &str) -> Option<Labels> {
         let labels = self.namespaces.get(namespace)?.labels.iter().flatten();
@@ -666,7 +678,7 @@ pub(crate) fn text<'a>(object: &'a Value, pointer: &str) -> &'a str {
 }
 
 /// A namespace that the user may not read.
-fn assumed(name: &str) -> ObjectMeta {
+pub(crate) fn assumed(name: &str) -> ObjectMeta {
     ObjectMeta {
         name: Some(name.to_owned()),
         uid: Some("00000000-0000-4000-8000-000000000000".into()),

@@ -51,6 +51,7 @@ pub use self::{
     issued::Awaited,
     jobs::{Answer, Job, Task},
     members::{Member, Members},
+    missing_grants::MissingGrant,
     numbers::{CopyNumbers, Durations, Inside, Numbers, Queued},
     pending::{HeldCopy, HeldDeletion},
     pod_gate::{AwaitedCopy, Progress},

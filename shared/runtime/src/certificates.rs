@@ -22,7 +22,7 @@ use tokio::sync::watch;
 
 pub use self::{
     bundle::{Bundle, Renewal},
-    credential::{Credential, PrivateKeyPem},
+    credential::{Credential, PrivateKeyPem, expiries},
 };
 use crate::{
     client::Clients,

@@ -1,12 +1,16 @@
 //! `kubectl mimeo`: the compiled program runs as a plugin of kubectl, on the real API server.
 
+mod check;
+mod copy;
 mod diff;
 mod feeds;
+mod grant;
 mod held;
 mod render;
 mod states;
 mod status;
 mod test;
+mod ui;
 mod why;
 
 use std::{env, ffi::OsString, path::PathBuf, process::Command};

@@ -9,6 +9,7 @@ use std::{
 use mimeo_api::Access;
 
 use mimeo_model::{
+    kind::GroupVersionKind,
     known::Known,
     rule::{Rule, Target},
     selection::Labels,
@@ -109,21 +110,7 @@ impl Index {
         if self.consent.known == Known::Unknown || !self.namespaces_listed {
             return (vec![], 0);
         }
-        let reads = rule
-            .sources
-            .iter()
-            .zip(&known.sources)
-            .filter(|(_, missing)| **missing);
-        let selects = rule
-            .selectors
-            .iter()
-            .zip(&known.selectors)
-            .filter(|(_, missing)| **missing);
-        let mut missing: BTreeSet<MissingGrant<'_>> = reads
-            .map(|(source, _)| MissingGrant::of_source(source))
-            .collect();
-        missing.extend(selects.map(|(selector, _)| MissingGrant::of_selector(selector)));
-        missing.extend(ungranted(rule, sources, known, None).into_values());
+        let missing = all_missing(rule, sources, known);
         if let Some(untold) = self.grants_untold().filter(|_| !missing.is_empty()) {
             return (vec![untold.message], 0);
         }
@@ -135,6 +122,17 @@ impl Index {
                 .collect(),
             missing.len().saturating_sub(most),
         )
+    }
+
+    /// Returns the grants that a Replication with these `sources` lacks, each once. A missing grant
+    /// to read a source hides the grant that its copies need: ask again once it is given. The
+    /// result means nothing until the grants and the rule's own namespace are known.
+    pub fn missing_grants<'a>(
+        &self,
+        rule: &'a Rule,
+        sources: &[SourceRef],
+    ) -> BTreeSet<MissingGrant<'a>> {
+        all_missing(rule, sources, &self.find_lacks(rule, sources))
     }
 
     /// Returns the copies that a rule may not have, in one namespace or in all, by namespace, kind
@@ -163,6 +161,30 @@ fn cells_of<'a>(
     })
 }
 
+/// Returns the missing grants of a rule, each once.
+fn all_missing<'a>(
+    rule: &'a Rule,
+    sources: &[SourceRef],
+    known: &MissingGrants,
+) -> BTreeSet<MissingGrant<'a>> {
+    let reads = rule
+        .sources
+        .iter()
+        .zip(&known.sources)
+        .filter(|(_, missing)| **missing);
+    let selects = rule
+        .selectors
+        .iter()
+        .zip(&known.selectors)
+        .filter(|(_, missing)| **missing);
+    let mut missing: BTreeSet<MissingGrant<'_>> = reads
+        .map(|(source, _)| MissingGrant::of_source(source))
+        .collect();
+    missing.extend(selects.map(|(selector, _)| MissingGrant::of_selector(selector)));
+    missing.extend(ungranted(rule, sources, known, None).into_values());
+    missing
+}
+
 /// Returns the copies without a grant, in one namespace or in all.
 fn ungranted<'a>(
     rule: &'a Rule,
@@ -184,7 +206,7 @@ fn ungranted<'a>(
             _ => MissingGrant {
                 access,
                 namespace,
-                kind: &gvk.kind,
+                gvk,
                 name: Some(name.clone()),
             },
         };
@@ -204,12 +226,15 @@ pub(crate) fn copy_name(target: &Target, source: &SourceRef, namespace: &str) ->
 
 /// A grant that a namespace would have to give.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct MissingGrant<'a> {
-    access: Access,
-    namespace: &'a str,
-    kind: &'a str,
-    /// `None`: objects of any name.
-    name: Option<String>,
+pub struct MissingGrant<'a> {
+    /// The access that it must give.
+    pub access: Access,
+    /// The namespace that must give it.
+    pub namespace: &'a str,
+    /// The kind of the objects.
+    pub gvk: &'a GroupVersionKind,
+    /// The name of the object. `None`: objects of any name.
+    pub name: Option<String>,
 }
 
 impl<'a> MissingGrant<'a> {
@@ -219,7 +244,7 @@ impl<'a> MissingGrant<'a> {
         Self {
             access: Access::Read,
             namespace,
-            kind: &gvk.kind,
+            gvk,
             name: Some(source.name.to_string()),
         }
     }
@@ -230,7 +255,7 @@ impl<'a> MissingGrant<'a> {
         Self {
             access: Access::Read,
             namespace,
-            kind: &gvk.kind,
+            gvk,
             name: None,
         }
     }
@@ -240,9 +265,10 @@ impl<'a> MissingGrant<'a> {
         let Self {
             access,
             namespace,
-            kind,
+            gvk,
             name,
         } = self;
+        let kind = &gvk.kind;
         let role = match access {
             Access::Read => "source",
             Access::Write => "copy",
@@ -266,6 +292,7 @@ mod tests {
     #[test]
     fn what_is_not_granted_is_told_whole_however_long_the_names_are() {
         let (home, namespace, kind) = ("h".repeat(63), "n".repeat(63), "K".repeat(63));
+        let gvk = GroupVersionKind::parse("v1", &kind).expect("a kind");
         for (access, name, advice) in [
             (
                 Access::Read,
@@ -286,7 +313,7 @@ mod tests {
             let lack = MissingGrant {
                 access,
                 namespace: &namespace,
-                kind: &kind,
+                gvk: &gvk,
                 name,
             };
             let warnings = vec![lack.message(&home)];

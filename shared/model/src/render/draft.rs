@@ -151,6 +151,23 @@ impl Draft {
         })
     }
 
+    /// The copies of a rule as one object without name, namespace and Mimeo's marks. It is for
+    /// copies that no rule maintains.
+    ///
+    /// # Errors
+    /// The reason why the object gives no copy.
+    pub fn without_marks(
+        rule: &Rule,
+        source: &SourceRef,
+        object: &Value,
+    ) -> Result<Value, SourceRefused> {
+        let object = object.as_object().ok_or(SourceRefused::NotAnObject)?;
+        let (mut metadata, mut body) = unmarked(rule, source, object, &Variable::to_string)?;
+        metadata.retain(|_, fields| *fields != json!({}));
+        body.insert("metadata".into(), metadata.into());
+        Ok(body.into())
+    }
+
     /// The copies for one target of the rule.
     ///
     /// # Errors
@@ -282,6 +299,23 @@ fn draft(
     cluster: &str,
     show: &dyn Fn(&Variable) -> String,
 ) -> Result<(Fields, Fields), SourceRefused> {
+    let (mut metadata, body) = unmarked(rule, source, object, show)?;
+    // The patch can't change the marks and the finalizers.
+    mark(rule, source, cluster, &mut metadata);
+    let finalizers = rule.transform.finalizers();
+    if !finalizers.is_empty() {
+        metadata.insert("finalizers".into(), finalizers.into());
+    }
+    Ok((metadata, body))
+}
+
+/// The same without Mimeo's marks and without finalizers.
+fn unmarked(
+    rule: &Rule,
+    source: &SourceRef,
+    object: &Fields,
+    show: &dyn Fn(&Variable) -> String,
+) -> Result<(Fields, Fields), SourceRefused> {
     let mut filled;
     let object = if source.is_inline() {
         filled = object.clone();
@@ -335,11 +369,6 @@ fn draft(
     // These fields are set after the patch, so the patch can't change them.
     body.insert("apiVersion".into(), source.gvk.api_version().into());
     body.insert("kind".into(), (*source.gvk.kind).into());
-    mark(rule, source, cluster, &mut metadata);
-    let finalizers = rule.transform.finalizers();
-    if !finalizers.is_empty() {
-        metadata.insert("finalizers".into(), finalizers.into());
-    }
     Ok((metadata, body))
 }
 

@@ -152,6 +152,16 @@ pub(super) fn not_after(pem: &str) -> Option<Timestamp> {
     Facts::parse(pem).map(|facts| timestamp(facts.not_after))
 }
 
+/// When each certificate in a text of PEM blocks expires. Leaves out other blocks.
+pub fn expiries(pem: &[u8]) -> Vec<Timestamp> {
+    let blocks = x509_parser::pem::Pem::iter_from_buffer(pem).filter_map(Result::ok);
+    let expiry = |block: x509_parser::pem::Pem| {
+        let certificate = block.parse_x509().ok()?;
+        Some(timestamp(certificate.validity().not_after.timestamp()))
+    };
+    blocks.filter_map(expiry).collect()
+}
+
 pub(super) fn issue_ca(
     lifetimes: &Lifetimes,
     now: Timestamp,

@@ -1,0 +1,199 @@
+//! `kubectl mimeo check`: whether Mimeo is installed and works.
+//!
+//! Each check reads, or asks the API server for a dry run. None of them changes anything.
+
+mod crds;
+mod permissions;
+mod programs;
+mod webhook;
+
+use anyhow::{Result, bail};
+use clap::Args;
+use mimeo_runtime::call::encode;
+use serde::Serialize;
+
+use crate::{
+    connect::Connected,
+    output::{Cell, Format, Tone, print, table},
+    read::{Part, ReadError, Reader},
+};
+
+#[derive(Debug, Args)]
+pub(crate) struct CheckArgs {}
+
+/// The result of one check.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+enum Verdict {
+    Ok,
+    /// It works, and a person should look at it.
+    Warning,
+    Failed,
+    /// The user lacks a permission, or the API server gave no answer.
+    Unknown,
+}
+
+impl Verdict {
+    fn cell(self) -> Cell {
+        let (text, tone) = match self {
+            Self::Ok => ("ok", Tone::Good),
+            Self::Warning => ("warning", Tone::Notice),
+            Self::Failed => ("failed", Tone::Bad),
+            Self::Unknown => ("unknown", Tone::Notice),
+        };
+        Cell::new(text, tone)
+    }
+}
+
+/// One check.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Item {
+    check: String,
+    result: Verdict,
+    message: String,
+    /// The next step for a person.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    fix: Option<String>,
+}
+
+impl Item {
+    fn new(check: impl Into<String>, result: Verdict, message: impl Into<String>) -> Self {
+        Self {
+            check: check.into(),
+            result,
+            message: message.into(),
+            fix: None,
+        }
+    }
+
+    /// The check failed, because the API server refused to answer or could not answer.
+    fn unread(check: impl Into<String>, what: &str, error: &ReadError) -> Self {
+        let message = format!("can't read {what}: {error}");
+        Self::new(check, Verdict::Unknown, message)
+    }
+
+    fn fix(mut self, fix: impl Into<String>) -> Self {
+        self.fix = Some(fix.into());
+        self
+    }
+}
+
+/// All checks.
+#[derive(Debug, Serialize)]
+struct Report {
+    checks: Vec<Item>,
+    /// Facts that could not be read.
+    notes: Vec<String>,
+}
+
+impl Report {
+    /// The exit code: 0 if no check failed, 1 if one failed, 2 if every result is unknown.
+    fn code(&self) -> u8 {
+        let has = |result| self.checks.iter().any(|item| item.result == result);
+        if has(Verdict::Failed) {
+            1
+        } else if has(Verdict::Ok) || has(Verdict::Warning) {
+            0
+        } else {
+            2
+        }
+    }
+}
+
+pub(crate) async fn run(_: CheckArgs, connected: &Connected, format: Format) -> Result<u8> {
+    let reader = Reader::new(connected.client.clone(), connected.timeout);
+    let namespace = namespace(&reader, &connected.mimeo).await?;
+    let (crds, served) = crds::check(connected, &reader).await;
+    let (programs, accounts) = programs::check(&reader, &connected.mimeo).await;
+    let mut report = Report {
+        checks: namespace.into_iter().chain(crds).collect(),
+        notes: Vec::new(),
+    };
+    report
+        .checks
+        .extend(webhook::check(connected, &reader).await);
+    report.checks.extend(programs);
+    // Without the CRDs there are no rules that need permissions.
+    if served {
+        permissions::check(connected, &reader, &accounts, &mut report).await;
+    }
+    print(format, &report, text)?;
+    Ok(report.code())
+}
+
+/// The item of Mimeo's namespace, if the namespace does not exist. Fails if the API server gives no
+/// answer.
+async fn namespace(reader: &Reader, mimeo: &str) -> Result<Option<Item>> {
+    let path = format!("/api/v1/namespaces/{}", encode(mimeo));
+    match reader.get(&path, Part::Metadata).await {
+        Err(ReadError::Failed(error)) => bail!("can't reach the cluster: {error}"),
+        Ok(None) => {
+            let check = format!("Namespace {mimeo}");
+            let message = "it does not exist, so Mimeo is not installed there";
+            let fix =
+                "helm install, or --mimeo-namespace NAMESPACE if Mimeo is in another namespace";
+            Ok(Some(Item::new(check, Verdict::Failed, message).fix(fix)))
+        }
+        _ => Ok(None),
+    }
+}
+
+fn text(report: &Report) -> String {
+    let row = |item: &Item| {
+        let message = match &item.fix {
+            Some(fix) => format!("{}. Fix: {fix}", item.message),
+            None => item.message.clone(),
+        };
+        vec![
+            Cell::from(item.check.as_str()),
+            item.result.cell(),
+            message.into(),
+        ]
+    };
+    let rows = report.checks.iter().map(row).collect();
+    let mut text = table(&["CHECK", "RESULT", "MESSAGE"], rows);
+    for note in &report.notes {
+        text.push('\n');
+        text += note;
+    }
+    if !report.notes.is_empty() {
+        text.push('\n');
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_exit_code_says_whether_a_check_failed() {
+        use Verdict::{Failed, Ok, Unknown, Warning};
+        let code = |results: &[Verdict]| {
+            let item = |result: &Verdict| Item::new("a", *result, "b");
+            let checks = results.iter().map(item).collect();
+            let notes = vec![];
+            Report { checks, notes }.code()
+        };
+        assert_eq!(code(&[Ok, Warning, Unknown]), 0);
+        assert_eq!(code(&[Ok, Failed, Unknown]), 1);
+        assert_eq!(code(&[Unknown, Unknown]), 2);
+        assert_eq!(code(&[]), 2);
+    }
+
+    #[test]
+    fn the_fix_follows_the_message() {
+        let item = Item::new("Leader", Verdict::Failed, "no replica leads");
+        let report = Report {
+            checks: vec![item.fix("kubectl get pods")],
+            notes: vec!["You can't list rules.".into()],
+        };
+        assert_eq!(
+            text(&report),
+            "CHECK    RESULT   MESSAGE\n\
+             Leader   failed   no replica leads. Fix: kubectl get pods\n\n\
+             You can't list rules.\n"
+        );
+    }
+}

@@ -1,0 +1,175 @@
+//! Mimeo's two programs: their replicas as Leases and Deployments show them.
+
+use jiff::Timestamp;
+use mimeo_runtime::call::encode;
+use serde_json::Value;
+
+use super::{Item, Verdict};
+use crate::{
+    installation::{Installation, Replica},
+    picture::text,
+    read::{Part, ReadError, Reader},
+};
+
+/// The names of the users that the programs have at the API server.
+pub(super) struct Accounts {
+    pub(super) webhook: String,
+    pub(super) reconciler: String,
+    /// True if a Deployment could not be read. Then its account is the one of the manifests.
+    pub(super) assumed: bool,
+}
+
+/// The items of both programs, and their accounts.
+pub(super) async fn check(reader: &Reader, mimeo: &str) -> (Vec<Item>, Accounts) {
+    let (installation, unread) = Installation::read(reader, mimeo).await;
+    // The first sentence is about the leader if its Lease could not be read.
+    let unread = [unread.first(), unread.last()].map(|one| one.cloned().unwrap_or_default());
+    let now = Timestamp::now();
+    let pods = format!("kubectl -n {mimeo} get pods   shows whether they run");
+    let leases = [
+        (
+            "Reconciler leader",
+            &installation.leader,
+            "no replica leads. Copies don't change until one does",
+        ),
+        (
+            "Webhook replicas",
+            &installation.webhooks,
+            "no replica is alive. New namespaces wait for the reconciler, and rules can't be created",
+        ),
+    ];
+    let mut items = Vec::new();
+    for ((check, replicas, none), unread) in leases.into_iter().zip(unread) {
+        items.push(match replicas {
+            Some(replicas) => alive(check, replicas, none, &pods, now),
+            None => Item::new(check, Verdict::Unknown, unread),
+        });
+    }
+    let mut accounts = Accounts {
+        webhook: "mimeo-webhook".into(),
+        reconciler: "mimeo-reconciler".into(),
+        assumed: false,
+    };
+    let Accounts {
+        webhook,
+        reconciler,
+        assumed,
+    } = &mut accounts;
+    for account in [webhook, reconciler] {
+        let program = account.clone();
+        let path = format!(
+            "/apis/apps/v1/namespaces/{}/deployments/{program}",
+            encode(mimeo)
+        );
+        let deployment = reader.get(&path, Part::Whole).await;
+        items.push(ready(&program, mimeo, &deployment));
+        match deployment {
+            Ok(Some(deployment)) => *account = account_of(&deployment),
+            _ => *assumed = true,
+        }
+        *account = format!("system:serviceaccount:{mimeo}:{account}");
+    }
+    (items, accounts)
+}
+
+/// The name of a Deployment's service account.
+fn account_of(deployment: &Value) -> String {
+    let account = text(deployment, "/spec/template/spec/serviceAccountName");
+    if account.is_empty() {
+        "default".into()
+    } else {
+        account.into()
+    }
+}
+
+/// The item of replicas with Leases.
+fn alive(check: &str, replicas: &[Replica], none: &str, pods: &str, now: Timestamp) -> Item {
+    let living = replicas.iter().filter(|replica| replica.alive);
+    let living: Vec<String> = living.map(|replica| replica.text(now)).collect();
+    if !living.is_empty() {
+        let message = format!("the last renewals: {}", living.join(", "));
+        return Item::new(check, Verdict::Ok, message);
+    }
+    let expired: Vec<String> = replicas.iter().map(|replica| replica.text(now)).collect();
+    let message = if expired.is_empty() {
+        none.to_owned()
+    } else {
+        format!("{none}. The last renewals: {}", expired.join(", "))
+    };
+    Item::new(check, Verdict::Failed, message).fix(pods)
+}
+
+/// The item of a Deployment.
+fn ready(program: &str, mimeo: &str, deployment: &Result<Option<Value>, ReadError>) -> Item {
+    let check = format!("Deployment {program}");
+    let deployment = match deployment {
+        Ok(Some(deployment)) => deployment,
+        Ok(None) => {
+            let message = format!(
+                "there is none in namespace {mimeo}. This is expected only if the program runs outside of the cluster"
+            );
+            return Item::new(check, Verdict::Warning, message);
+        }
+        Err(error) => return Item::unread(check, "the Deployment", error),
+    };
+    let count = |pointer: &str| deployment.pointer(pointer).and_then(Value::as_u64);
+    let wanted = count("/spec/replicas").unwrap_or(1);
+    let ready = count("/status/readyReplicas").unwrap_or(0);
+    let message = format!("{ready} of {wanted} replicas are ready");
+    let result = match (ready, wanted) {
+        (0, _) => Verdict::Failed,
+        (ready, wanted) if ready < wanted => Verdict::Warning,
+        _ => return Item::new(check, Verdict::Ok, message),
+    };
+    let fix = if wanted == 0 {
+        format!("kubectl -n {mimeo} scale deployment {program} --replicas=2")
+    } else {
+        format!(
+            "kubectl -n {mimeo} describe pods -l app.kubernetes.io/name={program}   shows the reason"
+        )
+    };
+    Item::new(check, result, message).fix(fix)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn a_deployment_needs_ready_replicas() {
+        let judged = |wanted: Value, status: Value| {
+            let deployment = json!({"spec": {"replicas": wanted}, "status": status});
+            ready("mimeo-webhook", "mimeo-system", &Ok(Some(deployment)))
+        };
+        let of = |ready: u32| json!({"readyReplicas": ready});
+        assert_eq!(judged(json!(2), of(2)).result, Verdict::Ok);
+        assert_eq!(judged(json!(2), of(1)).result, Verdict::Warning);
+        assert_eq!(judged(json!(2), json!({})).result, Verdict::Failed);
+        assert_eq!(
+            judged(Value::Null, of(1)).message,
+            "1 of 1 replicas are ready"
+        );
+        let none = judged(json!(0), json!({}));
+        let fix = none.fix.unwrap_or_default();
+        assert!(fix.contains("scale deployment mimeo-webhook"), "{fix}");
+    }
+
+    #[test]
+    fn expired_leases_are_named_with_their_age() {
+        let now = Timestamp::from_second(1_000).expect("a time");
+        let replica = |name: &str, alive| Replica {
+            name: name.into(),
+            renewed: Timestamp::from_second(900).ok(),
+            alive,
+        };
+        let item = alive("Leader", &[replica("a", false)], "none leads", "look", now);
+        assert_eq!(item.result, Verdict::Failed);
+        assert_eq!(item.message, "none leads. The last renewals: a (100s ago)");
+        let two = [replica("a", false), replica("b", true)];
+        let item = alive("Leader", &two, "none leads", "look", now);
+        assert_eq!(item.result, Verdict::Ok);
+        assert_eq!(item.message, "the last renewals: b (100s ago)");
+    }
+}

@@ -1,0 +1,347 @@
+//! `kubectl mimeo copy SOURCE NAMESPACE...`: copies an object once, by hand.
+//!
+//! The copies have the content that Mimeo would give them, and none of Mimeo's marks. So no rule
+//! updates or deletes them.
+
+use anyhow::{Context as _, Result, bail, ensure};
+use clap::{Args, ValueEnum};
+use http::Method;
+use mimeo_api::{ClusterReplication, names::API_VERSION};
+use mimeo_model::{
+    kind::Resource,
+    render::Draft,
+    rule::{Rule, refuse_kind},
+    source::{SourceRef, SourceRefused},
+};
+use mimeo_runtime::discovery::resource_path;
+use serde::Serialize;
+use serde_json::{Value, json};
+
+use crate::{
+    connect::Connected,
+    kinds,
+    names::ObjectName,
+    output::{Format, print},
+    read::{Part, Reader},
+    write::{Refusal, send},
+};
+
+/// The field manager of the copies.
+const MANAGER: &str = "kubectl-mimeo";
+
+#[derive(Debug, Args)]
+pub(crate) struct CopyArgs {
+    /// The source: NAMESPACE/KIND/NAME, or KIND/NAME in the namespace of -n
+    #[arg(value_name = "NAMESPACE/KIND/NAME")]
+    source: String,
+    /// The copies: NAMESPACE, or NAMESPACE/NAME for another name than the source's
+    #[arg(value_name = "NAMESPACE[/NAME]", required = true)]
+    to: Vec<String>,
+    /// Update copies that exist, by server-side apply
+    #[arg(long)]
+    overwrite: bool,
+    /// Write nothing: the API server only checks the copies
+    #[arg(
+        long,
+        value_enum,
+        value_name = "server",
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "server"
+    )]
+    dry_run: Option<DryRun>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum DryRun {
+    /// The API server checks the copies, and stores none.
+    Server,
+    /// The copies are written.
+    None,
+}
+
+/// A copy that is to be written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct To<'a> {
+    namespace: &'a str,
+    name: &'a str,
+}
+
+/// The result of one copy.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Outcome {
+    namespace: String,
+    name: String,
+    copied: bool,
+    /// The reason, if the object could not be copied.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    error: Option<String>,
+}
+
+/// The result of all copies.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Report {
+    /// The source as kubectl names it: `secret/registry`.
+    #[serde(skip)]
+    object: String,
+    source: String,
+    dry_run: bool,
+    copies: Vec<Outcome>,
+}
+
+pub(crate) async fn run(args: &CopyArgs, connected: &Connected, format: Format) -> Result<u8> {
+    let ObjectName {
+        namespace,
+        kind,
+        name,
+    } = ObjectName::parse(&args.source, &connected.namespace)?;
+    let targets: Vec<To<'_>> = args
+        .to
+        .iter()
+        .map(|text| target(text, name))
+        .collect::<Result<_>>()?;
+    let own = To { namespace, name };
+    ensure!(
+        !targets.contains(&own),
+        "{} is the source itself",
+        args.source
+    );
+    let reader = Reader::new(connected.client.clone(), connected.timeout);
+    let resource = kinds::find(&reader, kind).await?;
+    if let Some(refusal) = refuse_kind(&resource.gvk, &resource) {
+        bail!("{}", refusal.message);
+    }
+    let path = resource_path(&resource, Some(namespace), Some(name));
+    let what = format!("{} {namespace}/{name}", resource.gvk.kind);
+    let object = match reader.get(&path, Part::Whole).await {
+        Ok(Some(object)) => object,
+        Ok(None) => bail!("{what} does not exist"),
+        Err(error) => bail!("can't read {what}: {error}"),
+    };
+    let source = SourceRef::named(resource.gvk.clone(), namespace, name);
+    let body = body(&source, &object).with_context(|| format!("can't copy {what}"))?;
+    let dry_run = args.dry_run == Some(DryRun::Server);
+    let mut report = Report {
+        object: named(&resource, name),
+        source: source.to_string(),
+        dry_run,
+        copies: Vec::new(),
+    };
+    for to in targets {
+        let result = write(connected, &resource, &body, to, args.overwrite, dry_run).await;
+        report.copies.push(Outcome {
+            namespace: to.namespace.to_owned(),
+            name: to.name.to_owned(),
+            copied: result.is_ok(),
+            error: result.err(),
+        });
+    }
+    print(format, &report, text)?;
+    for copy in report.copies.iter().filter(|_| format == Format::Table) {
+        if let Some(error) = &copy.error {
+            eprintln!(
+                "error: {} not copied to {}: {error}",
+                report.object, copy.namespace
+            );
+        }
+    }
+    Ok(u8::from(report.copies.iter().any(|copy| !copy.copied)))
+}
+
+fn target<'a>(text: &'a str, name: &'a str) -> Result<To<'a>> {
+    let (namespace, name) = text.split_once('/').unwrap_or((text, name));
+    let wrong = namespace.is_empty() || name.is_empty() || name.contains('/');
+    ensure!(
+        !wrong,
+        "{text:?} is no target: write NAMESPACE or NAMESPACE/NAME"
+    );
+    Ok(To { namespace, name })
+}
+
+/// The source as kubectl names it.
+fn named(resource: &Resource, name: &str) -> String {
+    let kind = resource.gvk.group_kind().to_string().to_lowercase();
+    format!("{kind}/{name}")
+}
+
+/// The content of the copies, as a rule without any transform renders it.
+fn body(source: &SourceRef, object: &Value) -> Result<Value> {
+    let rule = json!({
+        "apiVersion": API_VERSION, "kind": "ClusterReplication", "metadata": {"name": MANAGER},
+        "spec": {
+            "sources": [{
+                "apiVersion": source.gvk.api_version(), "kind": source.gvk.kind,
+                "namespace": source.namespace, "name": source.name,
+            }],
+            "targets": [{"namespaceSelector": {}}],
+        },
+    });
+    let rule: ClusterReplication = serde_json::from_value(rule)?;
+    let rule = Rule::parse(&rule).map_err(|refusals| {
+        let messages: Vec<String> = refusals.into_iter().map(|one| one.message).collect();
+        anyhow::anyhow!("{}", messages.join("; "))
+    })?;
+    Draft::without_marks(&rule, source, object).map_err(|refused| match refused {
+        // The advice of these refusals is for authors of rules.
+        SourceRefused::ServiceAccountToken => anyhow::anyhow!(
+            "a service account token is never copied, since it belongs to its service account"
+        ),
+        SourceRefused::HelmRelease => anyhow::anyhow!(
+            "a Helm release is never copied, since Helm would use it as one of its own"
+        ),
+        refused => refused.into(),
+    })
+}
+
+/// Writes one copy. The error is a sentence without any data.
+async fn write(
+    connected: &Connected,
+    resource: &Resource,
+    body: &Value,
+    to: To<'_>,
+    overwrite: bool,
+    dry_run: bool,
+) -> Result<(), String> {
+    let mut body = body.clone();
+    body["metadata"]["namespace"] = to.namespace.into();
+    body["metadata"]["name"] = to.name.into();
+    if !overwrite {
+        // No object ever has this version. So the apply creates the object, or fails with 409. A
+        // copy that is created by an apply can be overwritten by an apply later.
+        body["metadata"]["resourceVersion"] = "1".into();
+    }
+    let path = resource_path(resource, Some(to.namespace), Some(to.name));
+    let dry_run = if dry_run { "&dryRun=All" } else { "" };
+    let path = format!("{path}?fieldManager={MANAGER}{dry_run}");
+    let sent = send(connected, Method::PATCH, &path, &body).await;
+    sent.map(drop)
+        .map_err(|refusal| explain(&refusal, resource, to, overwrite))
+}
+
+/// The reason why a copy could not be written, and what to do.
+fn explain(refusal: &Refusal, resource: &Resource, to: To<'_>, overwrite: bool) -> String {
+    let Refusal { code, message } = refusal;
+    let To { namespace, name } = to;
+    let object = named(resource, name);
+    let delete = format!("kubectl -n {namespace} delete {object}");
+    match code {
+        404 if message.starts_with("namespaces ") => {
+            format!("there is no namespace {namespace}. Fix: kubectl create namespace {namespace}")
+        }
+        409 if !overwrite => format!(
+            "{object} exists in namespace {namespace} already. Fix: add --overwrite, or first  {delete}"
+        ),
+        409 => format!(
+            "other clients have written fields of {object} in namespace {namespace} ({}). Fix: first  {delete}",
+            message.lines().collect::<Vec<_>>().join(" ")
+        ),
+        // The message of a refused write may quote the Secret.
+        _ if resource.gvk.is_secret() && !is_about_permissions(*code, message) => format!(
+            "the API server refused it ({code}). Its message is not shown, because it may quote the Secret"
+        ),
+        _ => message.clone(),
+    }
+}
+
+/// True for a refusal by RBAC. It names the user and the permission.
+fn is_about_permissions(code: u16, message: &str) -> bool {
+    code == 0 || code == 401 || code == 403 && message.contains("is forbidden: User ")
+}
+
+fn text(report: &Report) -> String {
+    let dry_run = if report.dry_run {
+        " (server dry run)"
+    } else {
+        ""
+    };
+    let copied = report.copies.iter().filter(|copy| copy.copied);
+    let line = |copy: &Outcome| {
+        let renamed = !report.object.ends_with(&format!("/{}", copy.name));
+        let name = if renamed {
+            format!("/{}", copy.name)
+        } else {
+            String::new()
+        };
+        let Outcome { namespace, .. } = copy;
+        format!("{} copied to {namespace}{name}{dry_run}\n", report.object)
+    };
+    copied.map(line).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use mimeo_model::kind::GroupVersionKind;
+
+    use super::*;
+
+    fn secrets() -> Resource {
+        Resource {
+            gvk: GroupVersionKind::parse("v1", "Secret").expect("a kind"),
+            plural: "secrets".into(),
+            namespaced: true,
+        }
+    }
+
+    fn source() -> SourceRef {
+        SourceRef::named(secrets().gvk, "platform", "registry")
+    }
+
+    #[test]
+    fn a_copy_has_the_content_alone() {
+        let object = json!({
+            "apiVersion": "v1", "kind": "Secret", "type": "Opaque", "data": {"a": "Yg=="},
+            "metadata": {
+                "namespace": "platform", "name": "registry", "uid": "u", "resourceVersion": "7",
+                "labels": {"team": "blue", "app.kubernetes.io/managed-by": "Helm", "mimeo.dev/drift": "deny"},
+                "annotations": {"kubectl.kubernetes.io/last-applied-configuration": "{}", "mimeo.dev/rule": "x"},
+                "ownerReferences": [{}], "finalizers": ["a/b"], "managedFields": [{}],
+            },
+        });
+        let expected = json!({
+            "apiVersion": "v1", "kind": "Secret", "type": "Opaque", "data": {"a": "Yg=="},
+            "metadata": {"labels": {"team": "blue"}},
+        });
+        assert_eq!(body(&source(), &object).expect("a copy"), expected);
+        let token = json!({"type": "kubernetes.io/service-account-token", "metadata": {}});
+        let refused = body(&source(), &token).expect_err("it is refused");
+        assert!(refused.to_string().contains("its service account"));
+    }
+
+    #[test]
+    fn a_target_is_a_namespace_with_or_without_a_name() {
+        let parsed = |text| target(text, "registry").ok();
+        let to = |namespace, name| Some(To { namespace, name });
+        assert_eq!(parsed("blue"), to("blue", "registry"));
+        assert_eq!(parsed("blue/pull"), to("blue", "pull"));
+        for text in ["", "/", "blue/", "/a", "a/b/c"] {
+            assert_eq!(parsed(text), None, "{text}");
+        }
+    }
+
+    #[test]
+    fn a_refusal_does_not_quote_a_secret() {
+        let to = To {
+            namespace: "blue",
+            name: "pull",
+        };
+        let told = |code, message: &str, overwrite| {
+            let message = message.to_owned();
+            explain(&Refusal { code, message }, &secrets(), to, overwrite)
+        };
+        let quoting = told(422, "data[a]: Invalid value: hunter2", false);
+        assert!(!quoting.contains("hunter2"), "{quoting}");
+        let by_a_webhook = told(403, "admission webhook denied: hunter2", false);
+        assert!(!by_a_webhook.contains("hunter2"), "{by_a_webhook}");
+        let forbidden = told(403, r#"secrets is forbidden: User "x" cannot patch"#, false);
+        assert!(forbidden.contains("cannot patch"), "{forbidden}");
+        let missing = told(404, r#"namespaces "blue" not found"#, false);
+        assert!(
+            missing.contains("kubectl create namespace blue"),
+            "{missing}"
+        );
+        assert!(told(409, "", false).contains("--overwrite"));
+        assert!(told(409, "conflict with \"mimeo\"", true).contains("with \"mimeo\""));
+    }
+}

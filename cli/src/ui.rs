@@ -1,0 +1,282 @@
+//! `kubectl mimeo ui`: forwards a port to the leading reconciler, and opens its page.
+//!
+//! `kubectl port-forward` does the forwarding, with the connection flags of this command.
+
+use std::{
+    io::{BufRead as _, BufReader},
+    process::{Child, Command, Stdio},
+    time::Duration,
+};
+
+use anyhow::{Context as _, Result, bail};
+use clap::Args;
+use mimeo_runtime::call::encode;
+use serde_json::Value;
+
+use crate::{
+    connect::{Connected, Connection},
+    installation::Installation,
+    output::write,
+    picture::text,
+    read::{Part, Reader},
+};
+
+/// The pause between two looks at whether kubectl has ended.
+const PAUSE: Duration = Duration::from_millis(200);
+/// The name of the operations port in the manifests.
+const PORT: &str = "ops";
+
+#[derive(Debug, Args)]
+pub(crate) struct UiArgs {
+    /// Only print the URL
+    #[arg(long)]
+    no_open: bool,
+    /// Port on this machine. 0 takes a free one
+    #[arg(long, default_value_t = 0)]
+    port: u16,
+}
+
+/// How the leader serves the page.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Page {
+    on: bool,
+    tls: bool,
+    /// True if the page asks for a token.
+    token: bool,
+}
+
+pub(crate) async fn run(
+    args: &UiArgs,
+    connection: &Connection,
+    connected: &Connected,
+) -> Result<u8> {
+    let reader = Reader::new(connected.client.clone(), connected.timeout);
+    let mimeo = &connected.mimeo;
+    let leader = leader(&reader, mimeo).await?;
+    let page = page(&reader, mimeo, &leader).await?;
+    if !page.on {
+        bail!(
+            "the page is off. Fix: helm upgrade with --set reconciler.ui=true, or kubectl -n {mimeo} set env deployment/mimeo-reconciler MIMEO_UI=true"
+        );
+    }
+    let program = std::env::var("KUBECTL").unwrap_or_else(|_| "kubectl".into());
+    let port = match args.port {
+        0 => format!(":{PORT}"),
+        port => format!("{port}:{PORT}"),
+    };
+    let mut kubectl = Command::new(&program);
+    kubectl
+        .args(connection.kubectl_flags())
+        .args(["--namespace", mimeo, "port-forward"])
+        .args([format!("pod/{leader}"), port])
+        .stdout(Stdio::piped());
+    let mut child = kubectl.spawn().with_context(|| {
+        format!("can't start {program}; put kubectl on the PATH, or name it in KUBECTL")
+    })?;
+    let Some(port) = listening(&mut child)? else {
+        let status = child.wait()?;
+        bail!("{program} port-forward ended before it listened ({status})");
+    };
+    let scheme = if page.tls { "https" } else { "http" };
+    let url = format!("{scheme}://localhost:{port}/ui/");
+    write(&format!("{url}\n"))?;
+    if page.token {
+        eprintln!("The page asks for a token of a user who may get /ui/stream and /ui/copies.");
+    }
+    if !args.no_open {
+        open(&url);
+    }
+    follow(child).await
+}
+
+/// The name of the leading replica.
+async fn leader(reader: &Reader, mimeo: &str) -> Result<String> {
+    let (installation, unread) = Installation::read(reader, mimeo).await;
+    let Some(leader) = installation.leader else {
+        bail!("{}", unread.join(" "));
+    };
+    match leader.into_iter().find(|replica| replica.alive) {
+        Some(leader) => Ok(leader.name),
+        None => bail!(
+            "no reconciler leads in namespace {mimeo}, and only the leader knows the state of the copies. Fix: kubectl -n {mimeo} get pods   shows whether the reconciler runs"
+        ),
+    }
+}
+
+/// How the leader's pod serves the page. The page counts as on if the user may not read the pod.
+async fn page(reader: &Reader, mimeo: &str, leader: &str) -> Result<Page> {
+    let path = format!(
+        "/api/v1/namespaces/{}/pods/{}",
+        encode(mimeo),
+        encode(leader)
+    );
+    match reader.get(&path, Part::Whole).await {
+        Ok(Some(pod)) => Ok(page_of(&pod)),
+        Ok(None) => bail!(
+            "the leader {leader} is no pod of namespace {mimeo}: it runs outside of the cluster. Its page is under /ui/ of its --ops-listen address"
+        ),
+        Err(error) => {
+            eprintln!("Can't read Pod {mimeo}/{leader}: {error}. The page may be off.");
+            Ok(Page {
+                on: true,
+                ..Page::default()
+            })
+        }
+    }
+}
+
+fn page_of(pod: &Value) -> Page {
+    let container = &pod["spec"]["containers"][0];
+    let list = |field: &str| container[field].as_array().cloned().unwrap_or_default();
+    let (args, env) = (list("args"), list("env"));
+    let args: Vec<&str> = args.iter().filter_map(Value::as_str).collect();
+    // A flag takes precedence over its variable.
+    let setting = |flag: &str, variable: &str| -> Option<String> {
+        let given = args.iter().enumerate().find_map(|(at, arg)| {
+            let rest = arg.strip_prefix(flag)?;
+            match rest.strip_prefix('=') {
+                Some(value) => Some(value.to_owned()),
+                None if rest.is_empty() => Some(args.get(at + 1).copied().unwrap_or("").to_owned()),
+                None => None,
+            }
+        });
+        let variable = env.iter().find(|one| text(one, "/name") == variable);
+        given.or_else(|| Some(text(variable?, "/value").to_owned()))
+    };
+    let on = args.contains(&"--ui") || setting("--ui", "MIMEO_UI").is_some_and(|on| on == "true");
+    let token = setting("--ops-auth", "MIMEO_OPS_AUTH").is_some_and(|auth| auth == "token");
+    let certificate = setting("--ops-cert-dir", "MIMEO_OPS_CERT_DIR");
+    Page {
+        on,
+        tls: token || certificate.is_some_and(|folder| !folder.is_empty()),
+        token,
+    }
+}
+
+/// Waits until kubectl listens. Returns the port, or `None` if kubectl ended before.
+fn listening(child: &mut Child) -> Result<Option<u16>> {
+    let output = child.stdout.take().context("kubectl has no output")?;
+    let mut lines = BufReader::new(output).lines();
+    let mut told = lines.by_ref().map_while(Result::ok);
+    let port = told.find_map(|line| port_of(&line));
+    // Kubectl prints a line for each connection, and must not wait for a reader.
+    std::thread::spawn(move || lines.map_while(Result::ok).for_each(drop));
+    Ok(port)
+}
+
+/// The port in `Forwarding from 127.0.0.1:41234 -> 8081`.
+fn port_of(line: &str) -> Option<u16> {
+    let (address, _) = line.strip_prefix("Forwarding from ")?.split_once(" -> ")?;
+    address.rsplit_once(':')?.1.parse().ok()
+}
+
+/// Opens the URL with the usual program, if there is a display.
+fn open(url: &str) {
+    let display = ["DISPLAY", "WAYLAND_DISPLAY"].iter().any(|name| {
+        let value = std::env::var_os(name);
+        value.is_some_and(|value| !value.is_empty())
+    });
+    let (program, args): (&str, &[&str]) = match std::env::consts::OS {
+        "macos" => ("open", &[]),
+        "windows" => ("explorer", &[]),
+        _ if display => ("xdg-open", &[]),
+        _ => return,
+    };
+    let mut opener = Command::new(program);
+    opener.args(args).arg(url);
+    let opener = opener.stdin(Stdio::null()).stdout(Stdio::null());
+    if let Err(error) = opener.stderr(Stdio::null()).spawn() {
+        eprintln!("Can't start {program}: {error}. Open the URL in a browser.");
+    }
+}
+
+/// Waits for the end of kubectl. An interrupt ends both.
+async fn follow(mut child: Child) -> Result<u8> {
+    let mut interrupted = std::pin::pin!(interrupted());
+    loop {
+        if let Some(status) = child.try_wait()? {
+            if status.success() {
+                return Ok(0);
+            }
+            eprintln!(
+                "error: kubectl port-forward ended ({status}). The leader may have changed; run this command again"
+            );
+            return Ok(1);
+        }
+        tokio::select! {
+            () = tokio::time::sleep(PAUSE) => {}
+            () = &mut interrupted => {
+                child.kill()?;
+                child.wait()?;
+                return Ok(0);
+            }
+        }
+    }
+}
+
+/// Returns when this program should end.
+async fn interrupted() {
+    #[cfg(unix)]
+    {
+        use tokio::signal::unix::{SignalKind, signal};
+        if let (Ok(mut interrupt), Ok(mut terminate)) = (
+            signal(SignalKind::interrupt()),
+            signal(SignalKind::terminate()),
+        ) {
+            tokio::select! {
+                _ = interrupt.recv() => {}
+                _ = terminate.recv() => {}
+            }
+        }
+    }
+    #[cfg(not(unix))]
+    if tokio::signal::ctrl_c().await.is_err() {
+        std::future::pending::<()>().await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn page(args: &Value, env: &Value) -> Page {
+        page_of(&json!({"spec": {"containers": [{"args": args, "env": env}]}}))
+    }
+
+    #[test]
+    fn the_pod_shows_how_the_page_is_served() {
+        let off = Page::default();
+        let on = Page { on: true, ..off };
+        let variable = |name: &str, value: &str| json!([{"name": name, "value": value}]);
+        assert_eq!(page(&json!([]), &json!(null)), off);
+        assert_eq!(page(&json!(["--ui"]), &json!([])), on);
+        assert_eq!(page(&json!(["--ui-other"]), &json!([])), off);
+        assert_eq!(page(&json!([]), &variable("MIMEO_UI", "true")), on);
+        assert_eq!(page(&json!([]), &variable("MIMEO_UI", "false")), off);
+        let tls = page(&json!(["--ui", "--ops-cert-dir=/tls"]), &json!([]));
+        assert_eq!(tls, Page { tls: true, ..on });
+        let token = Page {
+            tls: true,
+            token: true,
+            ..on
+        };
+        let args = json!(["--ops-auth", "token", "--ui"]);
+        assert_eq!(page(&args, &json!([])), token);
+        assert_eq!(
+            page(&json!(["--ui"]), &variable("MIMEO_OPS_AUTH", "token")),
+            token
+        );
+    }
+
+    #[test]
+    fn the_port_is_in_kubectls_output() {
+        assert_eq!(
+            port_of("Forwarding from 127.0.0.1:41234 -> 8081"),
+            Some(41234)
+        );
+        assert_eq!(port_of("Forwarding from [::1]:41234 -> 8081"), Some(41234));
+        assert_eq!(port_of("Handling connection for 41234"), None);
+    }
+}
