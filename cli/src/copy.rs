@@ -5,7 +5,6 @@
 
 use anyhow::{Context as _, Result, bail, ensure};
 use clap::{Args, ValueEnum};
-use http::Method;
 use mimeo_api::{ClusterReplication, names::API_VERSION};
 use mimeo_model::{
     kind::Resource,
@@ -23,7 +22,7 @@ use crate::{
     names::ObjectName,
     output::{Format, print},
     read::{Part, Reader},
-    write::{Refusal, send},
+    write::{Change, Refusal, send},
 };
 
 /// The field manager of the copies.
@@ -215,7 +214,7 @@ async fn write(
     let path = resource_path(resource, Some(to.namespace), Some(to.name));
     let dry_run = if dry_run { "&dryRun=All" } else { "" };
     let path = format!("{path}?fieldManager={MANAGER}{dry_run}");
-    let sent = send(connected, Method::PATCH, &path, &body).await;
+    let sent = send(connected, Change::Apply, &path, &body).await;
     sent.map(drop)
         .map_err(|refusal| explain(&refusal, resource, to, overwrite))
 }

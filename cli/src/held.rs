@@ -5,22 +5,22 @@
 
 use std::collections::BTreeMap;
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Result, bail};
 use clap::Args;
-use http::{Request, header::CONTENT_TYPE};
 use jiff::Timestamp;
 use mimeo_api::{ClusterReplicationStatus, names::API_VERSION};
 use mimeo_engine::Cursor;
 use mimeo_model::{id::RuleId, names::CONFIRM_DELETION};
-use mimeo_runtime::{call::encode, fault::Fault, writer::KINDS_CONFIG_MAP};
+use mimeo_runtime::{call::encode, writer::KINDS_CONFIG_MAP};
 use serde::Serialize;
 use serde_json::json;
 
 use crate::{
     connect::Connected,
-    output::{Format, print, table, write},
+    output::{self, Format, print, table},
     picture::{Picture, Scope},
     state::argument,
+    write::{Change, Refusal, send},
 };
 
 #[derive(Debug, Args)]
@@ -169,14 +169,14 @@ pub(crate) async fn confirm(args: ConfirmArgs, connected: &Connected) -> Result<
     let confirmed = if let Some(copies) = args.copies {
         copies == number
     } else {
-        write(&text(std::slice::from_ref(held)))?;
+        output::write(&text(std::slice::from_ref(held)))?;
         ask(number)?
     };
     if !confirmed {
         bail!("nothing is confirmed: the deletion is of {number} copies");
     }
     annotate(connected, held).await?;
-    write(&format!(
+    output::write(&format!(
         "Confirmed. Mimeo deletes {number} copies of {}.\n",
         held.rule
     ))?;
@@ -218,13 +218,11 @@ async fn annotate(connected: &Connected, held: &Held) -> Result<()> {
         )
     };
     let patch = json!({"metadata": {"annotations": {CONFIRM_DELETION: held.nonce}}});
-    let request = Request::patch(format!("{path}?fieldManager=kubectl-mimeo"))
-        .header(CONTENT_TYPE, "application/merge-patch+json")
-        .body(patch.to_string().into_bytes())?;
-    let sent = tokio::time::timeout(connected.timeout, connected.client.request_text(request));
-    let sent = sent.await.context("no answer within --request-timeout")?;
-    sent.map_err(|error| anyhow::anyhow!(Fault(&error).to_string()))
-        .with_context(|| format!("failed to annotate {object}"))?;
+    let path = format!("{path}?fieldManager=kubectl-mimeo");
+    let sent = send(connected, Change::Merge, &path, &patch).await;
+    if let Err(Refusal { message, .. }) = sent {
+        bail!("failed to annotate {object}: {message}");
+    }
     Ok(())
 }
 

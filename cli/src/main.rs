@@ -1,8 +1,8 @@
 //! `kubectl mimeo`: a person's view of Mimeo.
 //!
 //! The program has the permissions of its user, and names the objects that these don't cover. It
-//! changes nothing and prints no data of a Secret. Its answers come from the reconciler's own engine
-//! (`picture`).
+//! prints no data of a Secret of the cluster, and only `confirm` and `copy` change anything. Its
+//! answers come from the reconciler's own engine (`picture`).
 
 mod check;
 mod connect;
@@ -14,7 +14,6 @@ mod grant;
 mod held;
 mod installation;
 mod kinds;
-mod lines;
 mod manifest;
 mod names;
 mod output;

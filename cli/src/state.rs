@@ -85,7 +85,6 @@ fn recorded<'a>(
 
 /// The next step for a person in this state.
 pub(crate) fn fix(
-    picture: &Picture,
     state: &str,
     key: &CopyKey<'_>,
     rule: &Rule,
@@ -96,7 +95,7 @@ pub(crate) fn fix(
         kind,
         name,
     } = key;
-    let (kind, mimeo) = (kind.to_lowercase(), &picture.mimeo);
+    let kind = kind.to_lowercase();
     let id = &rule.id;
     let rule = object(id);
     Some(match state {
@@ -119,6 +118,10 @@ pub(crate) fn fix(
             "give Mimeo the permission that the message names, by a ClusterRole with the label mimeo.dev/aggregate-to-mimeo=true".into()
         }
         "DeletionHeld" => confirm(id),
+        "NotGranted" if id.kind == RuleKind::Replication => format!(
+            "kubectl mimeo grant {}   prints the ReplicationGrant for the owner of the other namespace",
+            argument(id)
+        ),
         "Conflict" => format!(
             "kubectl -n {namespace} get {kind} {name} -o yaml --show-managed-fields   shows whose it is; then delete it, or set copyName or conflictPolicy in {rule}"
         ),
@@ -126,9 +129,7 @@ pub(crate) fn fix(
         "VariableUnset" => format!(
             "kubectl label namespace {namespace} KEY=VALUE   with the label that the message names"
         ),
-        "Pending" => format!(
-            "kubectl -n {mimeo} get pods   shows whether the reconciler runs; if it does, wait some seconds"
-        ),
+        "Pending" => "kubectl mimeo check   shows whether Mimeo works; if it does, wait some seconds".into(),
         other => FailureReason::ALL
             .iter()
             .find(|reason| reason.as_str() == other)?

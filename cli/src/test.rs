@@ -10,10 +10,10 @@ use anyhow::{Context as _, Result, bail};
 use clap::Args;
 use serde::Serialize;
 use serde_json::{Value, json};
+use similar::TextDiff;
 
 use crate::{
     files::{Files, Key, documents, key, listed, unfolded},
-    lines::unified,
     manifest::mask,
     output::{Format, print},
     render::{offline, yaml},
@@ -213,10 +213,11 @@ fn differences(
             Some(_) => key.to_string(),
             None => "/dev/null".to_owned(),
         };
-        let hunks = unified(
+        let (old, new) = (
             before.as_deref().unwrap_or_default(),
             after.as_deref().unwrap_or_default(),
         );
+        let hunks = TextDiff::from_lines(old, new).unified_diff().to_string();
         if !hunks.is_empty() {
             let header = format!("--- {}\n+++ {}\n", name(&before), name(&after));
             differences.push(Difference {

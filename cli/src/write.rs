@@ -17,17 +17,28 @@ pub(crate) struct Refusal {
     pub(crate) message: String,
 }
 
-/// Sends an object: a PATCH is a server-side apply. Returns the API server's answer.
+/// What a request does with the object in its body.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Change {
+    /// Creates it.
+    Create,
+    /// Server-side apply: creates or changes it.
+    Apply,
+    /// JSON merge patch (RFC 7386): changes these fields of an object that exists.
+    Merge,
+}
+
+/// Sends a change. Returns the API server's answer.
 pub(crate) async fn send(
     connected: &Connected,
-    method: Method,
+    change: Change,
     path: &str,
     object: &Value,
 ) -> Result<Value, Refusal> {
-    let content = if method == Method::PATCH {
-        "application/apply-patch+yaml"
-    } else {
-        "application/json"
+    let (method, content) = match change {
+        Change::Create => (Method::POST, "application/json"),
+        Change::Apply => (Method::PATCH, "application/apply-patch+yaml"),
+        Change::Merge => (Method::PATCH, "application/merge-patch+json"),
     };
     let request = Request::builder()
         .method(method)

@@ -1,6 +1,5 @@
 //! The webhook: its registration, its certificates, and whether the API server reaches it.
 
-use http::Method;
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::admissionregistration::v1::{
     MutatingWebhookConfiguration, ValidatingWebhookConfiguration, WebhookClientConfig,
@@ -15,7 +14,7 @@ use super::{Item, Verdict};
 use crate::{
     connect::Connected,
     read::{Part, ReadError, Reader},
-    write::{Refusal, send},
+    write::{Change, Refusal, send},
 };
 
 const REGISTRATION: &str = "Webhook registration";
@@ -48,7 +47,7 @@ pub(super) async fn check(connected: &Connected, reader: &Reader) -> Vec<Item> {
             .map(|check| Item::unread(check, "the webhook configurations", &error))
             .into(),
     };
-    let answer = send(connected, Method::POST, &probe_path(), &probe()).await;
+    let answer = send(connected, Change::Create, &probe_path(), &probe()).await;
     items.push(reached(&answer, &connected.mimeo));
     items
 }

@@ -132,7 +132,7 @@ fn wanted(
         name: key.name,
     };
     let (state, message) = state(picture, &copy_key, rule, source, copy.as_ref(), status);
-    let fix = fix(picture, &state, &copy_key, rule, source);
+    let fix = fix(&state, &copy_key, rule, source);
     Answer {
         rule: rule.id.to_string(),
         source: source.to_string(),

@@ -166,7 +166,11 @@ async fn a_missing_grant_and_a_missing_permission_of_mimeo_are_told() -> Result<
     let id = format!("Replication/{}/db", tenant.home);
     let answer = wait_state(&scene, &object, &id, "NotGranted").await?;
     says(&answer, "message", &owner.home);
-    says(&answer, "fix", "ReplicationGrant");
+    says(
+        &answer,
+        "fix",
+        &format!("kubectl mimeo grant {}/db", tenant.home),
+    );
 
     let namespace = scene.namespace().await?;
     let name = format!("{}-templates", scene.tag);
