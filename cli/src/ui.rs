@@ -77,6 +77,7 @@ pub(crate) async fn run(
         let status = child.wait()?;
         bail!("{program} port-forward ended before it listened ({status})");
     };
+    let interrupt = interrupt()?;
     let scheme = if page.tls { "https" } else { "http" };
     let url = format!("{scheme}://localhost:{port}/ui/");
     write(&format!("{url}\n"))?;
@@ -86,7 +87,7 @@ pub(crate) async fn run(
     if !args.no_open {
         open(&url);
     }
-    follow(child).await
+    follow(child, interrupt).await
 }
 
 /// The name of the leading replica.
@@ -191,8 +192,8 @@ fn open(url: &str) {
 }
 
 /// Waits for the end of kubectl. An interrupt ends both.
-async fn follow(mut child: Child) -> Result<u8> {
-    let mut interrupted = std::pin::pin!(interrupted());
+async fn follow(mut child: Child, interrupt: impl Future<Output = ()>) -> Result<u8> {
+    let mut interrupt = std::pin::pin!(interrupt);
     loop {
         if let Some(status) = child.try_wait()? {
             if status.success() {
@@ -205,7 +206,7 @@ async fn follow(mut child: Child) -> Result<u8> {
         }
         tokio::select! {
             () = tokio::time::sleep(PAUSE) => {}
-            () = &mut interrupted => {
+            () = &mut interrupt => {
                 child.kill()?;
                 child.wait()?;
                 return Ok(0);
@@ -214,25 +215,27 @@ async fn follow(mut child: Child) -> Result<u8> {
     }
 }
 
-/// Returns when this program should end.
-async fn interrupted() {
-    #[cfg(unix)]
-    {
-        use tokio::signal::unix::{SignalKind, signal};
-        if let (Ok(mut interrupt), Ok(mut terminate)) = (
-            signal(SignalKind::interrupt()),
-            signal(SignalKind::terminate()),
-        ) {
-            tokio::select! {
-                _ = interrupt.recv() => {}
-                _ = terminate.recv() => {}
-            }
+/// The request to end this program. From now on it ends the program no longer by itself.
+#[cfg(unix)]
+fn interrupt() -> Result<impl Future<Output = ()>> {
+    use tokio::signal::unix::{SignalKind, signal};
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    let mut terminate = signal(SignalKind::terminate())?;
+    Ok(async move {
+        tokio::select! {
+            _ = interrupt.recv() => {}
+            _ = terminate.recv() => {}
         }
-    }
-    #[cfg(not(unix))]
-    if tokio::signal::ctrl_c().await.is_err() {
-        std::future::pending::<()>().await;
-    }
+    })
+}
+
+#[cfg(not(unix))]
+fn interrupt() -> Result<impl Future<Output = ()>> {
+    Ok(async {
+        if tokio::signal::ctrl_c().await.is_err() {
+            std::future::pending::<()>().await;
+        }
+    })
 }
 
 #[cfg(test)]

@@ -227,3 +227,17 @@ pub(super) fn seconds(duration: Duration) -> i64 {
 pub(super) fn timestamp(second: i64) -> Timestamp {
     Timestamp::from_second(second).unwrap_or(Timestamp::MAX)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_certificate_of_a_bundle_has_its_expiry() {
+        let ca = issue_ca(&Lifetimes::default(), Timestamp::now()).expect("a CA");
+        let pem = format!("{0}a comment\n{0}", ca.certificate());
+        assert_eq!(expiries(pem.as_bytes()), [ca.not_after(); 2]);
+        assert_eq!(expiries(ca.key().expose().as_bytes()), []);
+        assert_eq!(expiries(b"nothing"), []);
+    }
+}

@@ -7,7 +7,7 @@ use anyhow::{Context as _, Result, ensure};
 use k8s_openapi::api::core::v1::Pod;
 use kube::Api;
 use mimeo_tests::{
-    ControlPlane, eventually,
+    ControlPlane, Program, eventually,
     scenario::{SOON, apply, delete, wait_gone},
 };
 use serde_json::{Value, json};
@@ -133,6 +133,26 @@ async fn the_page_of_the_leader_is_forwarded_and_opened() -> Result<()> {
     let output = ui(control_plane, folder.path(), ":0", &["--no-open"])?;
     assert_eq!(output.code, 0);
     ensure!(read("url").is_err(), "it was opened");
+
+    // The end of this program ends kubectl.
+    let forward = format!(
+        "echo $$ > {}\necho 'Forwarding from 127.0.0.1:41234 -> 8081'\nexec sleep 600",
+        at("pid")
+    );
+    script(&folder.path().join("forward"), &forward)?;
+    let kubeconfig = control_plane.kubeconfig().display().to_string();
+    let mut running = Program::new("kubectl-mimeo")
+        .env("KUBECONFIG", kubeconfig)
+        .env("KUBECTL", at("forward"))
+        .args(["ui", "--no-open"])
+        .start()?;
+    eventually(SOON, "the URL", || async {
+        Ok(running.log()?.contains("localhost:41234").then_some(()))
+    })
+    .await?;
+    assert_eq!(running.stop(SOON).await?.code(), Some(0));
+    let process = Path::new("/proc").join(read("pid")?.trim());
+    ensure!(!process.exists(), "kubectl runs on");
 
     // Kubectl fails, or is not there.
     script(
