@@ -110,8 +110,8 @@ pub(crate) struct Picture {
     pub(crate) waiting: BTreeMap<String, Waits>,
     /// One sentence for each fact that could not be read.
     pub(crate) unread: BTreeSet<String>,
-    /// The rules, grants and namespaces of files that differ from the stored ones.
-    pub(crate) changed: BTreeSet<Key>,
+    /// The rules and grants of files that may do more than the stored ones.
+    pub(crate) widened: BTreeSet<Key>,
 }
 
 impl Picture {
@@ -133,7 +133,7 @@ impl Picture {
         reading.kinds_recorded().await;
         reading.answer_all().await;
         reading.waiting();
-        reading.picture.changed = reading.overlay.changed;
+        reading.picture.widened = reading.overlay.widened;
         Ok(reading.picture)
     }
 
@@ -244,7 +244,7 @@ impl Reading {
                 hidden: BTreeSet::new(),
                 waiting: BTreeMap::new(),
                 unread,
-                changed: BTreeSet::new(),
+                widened: BTreeSet::new(),
             },
             progress: Progress::default(),
         })

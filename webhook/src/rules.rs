@@ -342,35 +342,9 @@ async fn check_grant(app: &App, request: &Request, object: &Value, deadline: Ins
 }
 
 /// True if the request only takes something away from a rule or grant that is stored and valid.
-/// Such a request needs no permission besides the one to update the object. An invalid object does
-/// nothing so far, so any change to it may add something.
 fn takes_away(request: &Request, object: &Value) -> bool {
-    fn both<T: DeserializeOwned>(
-        old: &Value,
-        new: &Value,
-        valid: impl Fn(&T) -> bool,
-    ) -> Option<(T, T)> {
-        let old = T::deserialize(old).ok().filter(valid)?;
-        Some((old, T::deserialize(new).ok()?))
-    }
-    let Some(old) = &request.old_object else {
-        return false;
-    };
-    match &*request.kind.kind {
-        names::CLUSTER_REPLICATION => both(old, object, |old: &ClusterReplication| {
-            Rule::parse(old).is_ok()
-        })
-        .is_some_and(|(old, new)| narrowing::cluster_replication(&old.spec, &new.spec)),
-        names::REPLICATION => both(old, object, |old: &Replication| {
-            Rule::parse_replication(old).is_ok()
-        })
-        .is_some_and(|(old, new)| narrowing::replication(&old.spec, &new.spec)),
-        names::REPLICATION_GRANT => both(old, object, |old: &ReplicationGrant| {
-            Grant::parse(old).is_ok()
-        })
-        .is_some_and(|(old, new)| narrowing::grant(&old.spec, &new.spec)),
-        _ => false,
-    }
+    let old = request.old_object.as_ref();
+    old.is_some_and(|old| narrowing::takes_away(&request.kind.kind, old, object))
 }
 
 async fn check_policy(app: &App, request: &Request, object: &Value, deadline: Instant) -> Checked {

@@ -1,6 +1,8 @@
-//! The permissions that the author of changed rules and grants lacks, and those that Mimeo lacks.
+//! The permissions that the author of new and changed rules and grants lacks, and those that Mimeo
+//! lacks.
 //!
-//! The webhook asks the same when the objects are written. The author is the user of this command.
+//! The webhook asks the same when the objects are written. It does not ask about a change that only
+//! takes something away. The author is the user of this command.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -74,7 +76,7 @@ impl Permissions {
     }
 }
 
-/// Asks for the permissions that the changed rules and grants need.
+/// Asks for the permissions that the rules and grants of the files need.
 pub(super) async fn missing(
     connected: &Connected,
     picture: &Picture,
@@ -91,7 +93,7 @@ pub(super) async fn missing(
     let rules: Vec<&Rule> = picture
         .rules
         .iter()
-        .filter(|(id, _)| picture.changed.contains(&key(id)))
+        .filter(|(id, _)| picture.widened.contains(&key(id)))
         .filter_map(|(_, stored)| stored.rule.as_ref().ok())
         .collect();
     for rule in &rules {
@@ -100,7 +102,7 @@ pub(super) async fn missing(
         asking.author(&rule.id.to_string(), &needs).await;
     }
     let grants = files.of_kind(REPLICATION_GRANT);
-    for (key, found) in grants.filter(|(key, _)| picture.changed.contains(key)) {
+    for (key, found) in grants.filter(|(key, _)| picture.widened.contains(key)) {
         let (grant, _) = explain_grant(Decoded::Whole(found.object.clone()));
         if let Ok(grant) = Grant::parse(&grant) {
             asking

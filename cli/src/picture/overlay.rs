@@ -8,7 +8,9 @@ use std::collections::BTreeSet;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use mimeo_api::names::REPLICATION_GRANT;
 use mimeo_engine::{Answer, SourceRead, Task};
-use mimeo_model::{grant::Grant, known::Decoded, outcome::Outcome, source::SourceSelector};
+use mimeo_model::{
+    grant::Grant, known::Decoded, narrowing::takes_away, outcome::Outcome, source::SourceSelector,
+};
 use mimeo_runtime::stored::{explain_grant, parse_grant};
 use serde_json::{Map, Value, json};
 
@@ -20,18 +22,21 @@ const NEW: &str = "00000000-0000-4000-8000-000000000002";
 /// The annotation in which kubectl keeps the former file.
 const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
 
-/// Files, and which of their rules, grants and namespaces differ from the stored ones.
+/// Files, and how their rules and grants differ from the stored ones.
 #[derive(Debug, Default)]
 pub(crate) struct Overlay {
     files: Files,
-    pub(super) changed: BTreeSet<Key>,
+    /// The rules and grants with another spec.
+    changed: BTreeSet<Key>,
+    /// Those of them that may do more than before, so that their author needs permissions.
+    pub(super) widened: BTreeSet<Key>,
 }
 
 impl Overlay {
     pub(crate) fn new(files: Files) -> Self {
         Self {
             files,
-            changed: BTreeSet::new(),
+            ..Self::default()
         }
     }
 
@@ -49,13 +54,16 @@ impl Overlay {
             let (object, changed) = with_spec(stored, object);
             if changed {
                 self.changed.insert(key.clone());
+                if !stored.is_some_and(|stored| takes_away(kind, stored, &object)) {
+                    self.widened.insert(key.clone());
+                }
             }
             found.push(Decoded::Whole(object));
         }
     }
 
     /// Puts the labels and annotations of the files' namespaces on those of a list.
-    pub(super) fn put_namespaces(&mut self, found: &mut Vec<ObjectMeta>) {
+    pub(super) fn put_namespaces(&self, found: &mut Vec<ObjectMeta>) {
         for (key, InFile { object, .. }) in self.files.namespaces() {
             let at = found
                 .iter()
@@ -68,9 +76,6 @@ impl Overlay {
             let Some(meta) = metadata(&object) else {
                 continue;
             };
-            if stored.is_none_or(|stored| stored.labels != meta.labels) {
-                self.changed.insert(key.clone());
-            }
             found.push(meta);
         }
     }

@@ -6,11 +6,43 @@
 //! of a glob that matches it.
 
 use mimeo_api::{
-    ClusterReplicationSpec, GrantedObjects, NamespaceSelection, PodGate, ReplicationGrantSpec,
-    ReplicationSpec, ReplicationTarget, Target,
+    ClusterReplication, ClusterReplicationSpec, GrantedObjects, NamespaceSelection, PodGate,
+    Replication, ReplicationGrant, ReplicationGrantSpec, ReplicationSpec, ReplicationTarget,
+    Target,
 };
+use serde::de::DeserializeOwned;
+use serde_json::Value;
 
-use crate::names::SYSTEM_NAMESPACES;
+use crate::{grant::Grant, names::SYSTEM_NAMESPACES, rule::Rule};
+
+/// True if the change from `old` to `new` only takes something away from a rule or grant that is
+/// stored and valid. Such a change needs no permission besides the one to update the object. An
+/// invalid object does nothing so far, so any change to it may add something.
+pub fn takes_away(kind: &str, old: &Value, new: &Value) -> bool {
+    fn both<T: DeserializeOwned>(
+        old: &Value,
+        new: &Value,
+        valid: impl Fn(&T) -> bool,
+    ) -> Option<(T, T)> {
+        let old = T::deserialize(old).ok().filter(valid)?;
+        Some((old, T::deserialize(new).ok()?))
+    }
+    match kind {
+        mimeo_api::names::CLUSTER_REPLICATION => both(old, new, |old: &ClusterReplication| {
+            Rule::parse(old).is_ok()
+        })
+        .is_some_and(|(old, new)| cluster_replication(&old.spec, &new.spec)),
+        mimeo_api::names::REPLICATION => both(old, new, |old: &Replication| {
+            Rule::parse_replication(old).is_ok()
+        })
+        .is_some_and(|(old, new)| replication(&old.spec, &new.spec)),
+        mimeo_api::names::REPLICATION_GRANT => {
+            both(old, new, |old: &ReplicationGrant| Grant::parse(old).is_ok())
+                .is_some_and(|(old, new)| grant(&old.spec, &new.spec))
+        }
+        _ => false,
+    }
+}
 
 /// True if a `ClusterReplication` does no more with the spec `new` than with the spec `old`. The
 /// new spec may have fewer sources or targets, more exclusions or a weaker pod gate, or it may be

@@ -279,6 +279,12 @@ async fn missing_permissions_of_the_author_are_named() -> Result<()> {
     for words in [&*refused, "you may not create subjectaccessreviews"] {
         assert!(output.stdout.contains(words), "{words}: {}", output.stdout);
     }
+    // A change that takes something away needs no permissions.
+    rule.create(&scene.client).await?;
+    scene.wait_synced(tag).await?;
+    let suspended = rule.set("suspend", json!(true)).object();
+    let output = diff(&scene, Some(&user), &[suspended], &[])?;
+    assert!(!output.stdout.contains("refused: "), "{}", output.stdout);
     Ok(())
 }
 
