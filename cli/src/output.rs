@@ -33,8 +33,8 @@ pub(crate) fn print<T: Serialize>(
     write(&output)
 }
 
-/// The text without control characters, which could change what a terminal shows. Anybody who may
-/// write an object chooses some of the texts. Only line breaks and the colours of [`paint`] stay.
+/// The text without control characters, which could change the terminal. Users with
+/// the permission to write an object choose some of the texts. Only line breaks and the colours of [`paint`] stay.
 fn shown(text: &str) -> String {
     let mut shown = String::with_capacity(text.len());
     let mut rest = text;

@@ -89,7 +89,7 @@ fn paths(fields: &Value) -> Vec<String> {
     found
 }
 
-/// An annotation on one line. Anybody who may write the object chooses its text.
+/// An annotation on one line. Each writer of the object can choose its text.
 fn line(text: &str) -> String {
     text.chars().take_while(|char| !char.is_control()).collect()
 }
