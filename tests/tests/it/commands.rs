@@ -2,7 +2,8 @@
 //! running Mimeo.
 //!
 //! The cluster has no node. For a command that needs a pod the test only checks whether kubectl
-//! knows its subcommand and flags.
+//! knows its subcommand and flags. The same holds for commands of the plugin, whose exit codes depend
+//! on the cluster's state: `plugin` has their tests.
 
 use std::{
     fs,
@@ -26,7 +27,7 @@ const OF_PODS: [&str; 3] = ["logs", "port-forward", "top"];
 
 /// Documents whose commands one test types, in this order. Those that wait for the rule to be Ready
 /// come first.
-const TYPED: [&str; 17] = [
+const TYPED: [&str; 18] = [
     "docs/start/first-tenant-rule.md",
     "docs/how-to/coming-from.md",
     "manifests/chart/RUNBOOK.md",
@@ -34,6 +35,7 @@ const TYPED: [&str; 17] = [
     "docs/how-to/monitor.md",
     "docs/how-to/logs-and-traces.md",
     "docs/how-to/page.md",
+    "docs/how-to/plugin.md",
     "docs/how-to/least-privilege.md",
     "docs/how-to/authors.md",
     "docs/how-to/guarded-labels.md",
@@ -179,7 +181,10 @@ fn typed(control_plane: &ControlPlane, command: &str) -> Result<String> {
     let set = kubectl
         .get_envs()
         .filter_map(|(name, value)| Some((name, value?)));
-    let output = bash.envs(set).output()?;
+    let output = bash
+        .envs(set)
+        .env("PATH", crate::plugin::path()?)
+        .output()?;
     let said = format!(
         "{}{}",
         String::from_utf8_lossy(&output.stdout),
@@ -232,7 +237,8 @@ async fn what_the_runbook_and_the_other_documents_have_one_type_kubectl_does() -
     // The commands that remove Mimeo come last.
     all.sort_by_key(|(_, command)| command.contains(" manifests/"));
     for (document, mut command) in all {
-        if command.split(' ').any(|word| OF_PODS.contains(&word)) {
+        let of_plugin = command.starts_with("kubectl mimeo ");
+        if of_plugin || command.split(' ').any(|word| OF_PODS.contains(&word)) {
             command.push_str(" --help");
         }
         typed(&control_plane, &command).context(document)?;

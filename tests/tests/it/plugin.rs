@@ -42,7 +42,7 @@ impl Output {
 }
 
 /// The PATH, on which kubectl finds the plugin.
-fn path() -> Result<OsString> {
+pub(crate) fn path() -> Result<OsString> {
     let program = locate("kubectl-mimeo")?;
     let mut path: Vec<PathBuf> = program.parent().map(Into::into).into_iter().collect();
     path.extend(env::split_paths(&env::var_os("PATH").unwrap_or_default()));
