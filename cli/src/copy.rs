@@ -219,7 +219,7 @@ async fn write(
         .map_err(|refusal| explain(&refusal, resource, to, overwrite))
 }
 
-/// The reason why a copy could not be written, and what to do.
+/// The reason why a copy could not be written, and the next step.
 fn explain(refusal: &Refusal, resource: &Resource, to: To<'_>, overwrite: bool) -> String {
     let Refusal { code, message } = refusal;
     let To { namespace, name } = to;

@@ -193,11 +193,11 @@ fn text(diff: &Diff) -> String {
     } = diff;
     let mut text = String::new();
     write_changes(&mut text, changes);
-    write_failures(&mut text, failures);
-    permissions.write(&mut text);
-    if diff.is_empty() {
+    if changes.is_empty() {
         text.push_str("The files change no copy.\n");
     }
+    write_failures(&mut text, failures);
+    permissions.write(&mut text);
     if *no_longer_pending > 0 {
         _ = writeln!(
             text,

@@ -1,4 +1,4 @@
-//! `kubectl mimeo where KIND NAMESPACE/NAME`: what a source feeds, and what its deletion would do.
+//! `kubectl mimeo where KIND NAMESPACE/NAME`: the copies of a source, and the effect of its deletion.
 
 use anyhow::Result;
 use clap::Args;
@@ -41,7 +41,7 @@ struct Feeds {
 #[serde(rename_all = "camelCase")]
 struct Fed {
     rule: String,
-    /// What becomes of the copies if the source is deleted.
+    /// The fate of the copies if the source is deleted.
     when_deleted: String,
     copies: Vec<FedCopy>,
 }
@@ -161,7 +161,7 @@ fn copies(picture: &Picture, rule: &Rule, source: &SourceRef, stored: &Stored) -
     copies
 }
 
-/// What becomes of a rule's copies if their source is deleted.
+/// The fate of a rule's copies if their source is deleted, as a sentence.
 fn when_deleted(rule: &Rule) -> String {
     let grace = rule.retention.source_grace.as_secs();
     match rule.retention.when_source_deleted {

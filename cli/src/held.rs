@@ -169,7 +169,7 @@ pub(crate) async fn confirm(args: ConfirmArgs, connected: &Connected) -> Result<
     let confirmed = if let Some(copies) = args.copies {
         copies == number
     } else {
-        output::write(&text(std::slice::from_ref(held)))?;
+        print(Format::Table, held, |held| text(std::slice::from_ref(held)))?;
         ask(number)?
     };
     if !confirmed {

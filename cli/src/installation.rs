@@ -60,7 +60,7 @@ pub(crate) struct Installation {
 }
 
 impl Installation {
-    /// Reads the Leases, and the sentences about what could not be read.
+    /// Reads the Leases, and returns a sentence for each failed read.
     pub(crate) async fn read(reader: &Reader, mimeo: &str) -> (Self, Vec<String>) {
         let leases = format!(
             "/apis/coordination.k8s.io/v1/namespaces/{}/leases",

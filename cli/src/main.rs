@@ -82,7 +82,8 @@ enum Command {
     Test(test::TestArgs),
     /// Forward a port to the leading reconciler and open its page. Exit code 1: the forwarding broke
     Ui(ui::UiArgs),
-    /// Show what a source feeds, and what its deletion would do. Exit code 1: no rule has it
+    /// List the copies of a source, and say how its deletion would change them. Exit code 1: no rule
+    /// has it
     Where(feeds::WhereArgs),
     /// Explain why an object is a copy, or why a copy is missing. Exit code 0: it is a correct copy
     Why(why::WhyArgs),

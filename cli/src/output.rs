@@ -26,11 +26,38 @@ pub(crate) fn print<T: Serialize>(
     text: impl Fn(&T) -> String,
 ) -> Result<()> {
     let output = match format {
-        Format::Table => text(result),
+        Format::Table => shown(&text(result)),
         Format::Json => serde_json::to_string_pretty(result)? + "\n",
         Format::Yaml => serde_yaml::to_string(result)?,
     };
     write(&output)
+}
+
+/// The text without control characters, which could change the terminal. Users with
+/// the permission to write an object choose some of the texts. Only line breaks and the colours of [`paint`] stay.
+fn shown(text: &str) -> String {
+    let mut shown = String::with_capacity(text.len());
+    let mut rest = text;
+    while let Some(char) = rest.chars().next() {
+        let colour = COLOURS.iter().find(|colour| rest.starts_with(**colour));
+        let (kept, length) = match colour {
+            Some(colour) => (*colour, colour.len()),
+            None if char.is_control() && char != '\n' => ("\u{fffd}", char.len_utf8()),
+            None => (&rest[..char.len_utf8()], char.len_utf8()),
+        };
+        shown += kept;
+        rest = &rest[length..];
+    }
+    shown
+}
+
+/// A text as one word of a shell's command.
+pub(crate) fn quoted(word: &str) -> String {
+    let plain = |char: char| char.is_ascii_alphanumeric() || "-._/:=@,+".contains(char);
+    if !word.is_empty() && word.chars().all(plain) {
+        return word.to_owned();
+    }
+    format!("'{}'", word.replace('\'', "'\\''"))
 }
 
 /// Writes to standard output. A reader that has closed its end (`| head`) ends the program without
@@ -106,15 +133,19 @@ fn layout(headers: &[&str], rows: Vec<Vec<Cell>>, coloured: bool) -> String {
     text
 }
 
+/// Red, green, yellow, and the terminal's own colour.
+const COLOURS: [&str; 4] = ["\x1b[31m", "\x1b[32m", "\x1b[33m", "\x1b[0m"];
+
 fn paint(text: &str, tone: Tone, coloured: bool) -> String {
-    let code = match tone {
+    let [bad, good, notice, end] = COLOURS;
+    let colour = match tone {
         _ if !coloured => return text.to_owned(),
         Tone::Plain => return text.to_owned(),
-        Tone::Good => 32,
-        Tone::Notice => 33,
-        Tone::Bad => 31,
+        Tone::Good => good,
+        Tone::Notice => notice,
+        Tone::Bad => bad,
     };
-    format!("\x1b[{code}m{text}\x1b[0m")
+    format!("{colour}{text}{end}")
 }
 
 /// True if standard output is a terminal whose user has not declined colours
@@ -162,6 +193,25 @@ mod tests {
             .map(|line| line.trim_end().to_owned())
             .collect();
         assert_eq!(trimmed.join("\n") + "\n", coloured);
+    }
+
+    #[test]
+    fn control_characters_are_not_printed() {
+        let text = "a\x1b[2J\tb\n\x1b[31mred\x1b[0m";
+        assert_eq!(shown(text), "a\u{fffd}[2J\u{fffd}b\n\x1b[31mred\x1b[0m");
+    }
+
+    #[test]
+    fn a_word_with_other_characters_is_quoted() {
+        for (word, text) in [
+            ("team-blue/secret/registry", "team-blue/secret/registry"),
+            ("", "''"),
+            ("a b", "'a b'"),
+            ("$(id)", "'$(id)'"),
+            ("it's", "'it'\\''s'"),
+        ] {
+            assert_eq!(quoted(word), text);
+        }
     }
 
     #[test]

@@ -9,7 +9,7 @@ use mimeo_model::{
     source::SourceRef,
 };
 
-use crate::picture::Picture;
+use crate::{output::quoted, picture::Picture};
 
 /// One copy, or the place where it is missing.
 pub(crate) struct CopyKey<'a> {
@@ -96,6 +96,7 @@ pub(crate) fn fix(
         name,
     } = key;
     let kind = kind.to_lowercase();
+    let name = &quoted(name);
     let id = &rule.id;
     let rule = object(id);
     Some(match state {
@@ -107,7 +108,7 @@ pub(crate) fn fix(
             "create the source, or correct spec.sources; is it there?  kubectl -n {} get {} {}",
             source.namespace,
             source.gvk.kind.to_lowercase(),
-            source.name
+            quoted(&source.name)
         ),
         "KindNotServed" => format!(
             "install the CRD of {}, or correct apiVersion and kind in spec.sources",

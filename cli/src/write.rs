@@ -17,7 +17,7 @@ pub(crate) struct Refusal {
     pub(crate) message: String,
 }
 
-/// What a request does with the object in its body.
+/// The effect of a request.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Change {
     /// Creates it.

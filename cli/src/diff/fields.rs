@@ -113,7 +113,7 @@ fn changes(old: &Value, new: &Value, exclusive: bool) -> Vec<FieldChange> {
     changes
 }
 
-/// The values of an object by their paths, without what the API server assigns. A list is one value.
+/// The values of an object by their paths, without the fields that the API server assigns. A list is one value.
 fn leaves(object: &Value) -> BTreeMap<String, &Value> {
     fn walk<'a>(value: &'a Value, path: &str, found: &mut BTreeMap<String, &'a Value>) {
         match value {

@@ -154,7 +154,7 @@ impl Asking<'_> {
         }
     }
 
-    /// Asks whether the user has what an object needs.
+    /// Asks whether the user has the permissions that an object needs.
     async fn author(&mut self, object: &str, needs: &[Need]) {
         let client = &self.connected.client;
         loop {
@@ -199,7 +199,7 @@ impl Asking<'_> {
             .unwrap_or_else(|| "(you)".into())
     }
 
-    /// Asks whether Mimeo's programs have what the rules need.
+    /// Asks whether Mimeo's programs have the permissions that the rules need.
     async fn mimeo(&mut self, rules: &[&Rule]) {
         let mut needed = BTreeSet::new();
         for rule in rules {

@@ -1,6 +1,6 @@
 //! The objects of files in place of the stored ones, as if a user had just applied the files.
 //!
-//! An object keeps what a file does not say: its uid, its age, and the fields of other clients.
+//! An object keeps the fields that a file does not have: its uid, its age, and the fields of other clients.
 //! Nothing is sent to the API server for this.
 
 use std::collections::BTreeSet;

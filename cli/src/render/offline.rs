@@ -383,7 +383,7 @@ fn selected(files: &Files, selector: &SourceSelector) -> Vec<Value> {
         .collect()
 }
 
-/// The object as if it were stored. Its metadata has only what a file can say.
+/// The object as if it were stored. Its metadata has only fields that a file can have.
 fn stored(object: &Value) -> Value {
     let mut object = object.clone();
     let given = metadata(&object).unwrap_or_default();

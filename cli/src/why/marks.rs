@@ -32,7 +32,7 @@ pub(super) struct Change {
 /// The marks of a copy. `None`: the object has none.
 pub(super) fn copy_of(meta: &ObjectMeta) -> Option<Copy> {
     let annotation = |key| meta.annotations.as_ref().and_then(|all| all.get(key));
-    let rule = annotation(names::RULE)?.clone();
+    let rule = line(annotation(names::RULE)?);
     let managers = meta.managed_fields.iter().flatten();
     let own = |manager: &Option<String>| manager.as_deref() == Some(MANAGER);
     let mut written = None;
@@ -54,7 +54,9 @@ pub(super) fn copy_of(meta: &ObjectMeta) -> Option<Copy> {
     }
     Some(Copy {
         rule,
-        source: annotation(SOURCE).cloned().unwrap_or_default(),
+        source: annotation(SOURCE)
+            .map(|text| line(text))
+            .unwrap_or_default(),
         owned_by_mimeo,
         written,
         changed_by,
@@ -85,4 +87,9 @@ fn paths(fields: &Value) -> Vec<String> {
     let mut found = Vec::new();
     walk(fields, "", &mut found);
     found
+}
+
+/// An annotation on one line. Each writer of the object can choose its text.
+fn line(text: &str) -> String {
+    text.chars().take_while(|char| !char.is_control()).collect()
 }

@@ -4,7 +4,7 @@ use mimeo_engine::AwaitedCopy;
 use mimeo_model::names::PENDING_LABEL;
 
 use super::{Why, verdict::Answer};
-use crate::{names::ObjectName, picture::Picture};
+use crate::{names::ObjectName, output::quoted, picture::Picture};
 
 /// True if the user means pods. No rule can copy them to a good end, and users ask why one is
 /// refused.
@@ -62,10 +62,8 @@ fn answer(namespace: &str, state: &str, copy: &AwaitedCopy) -> Answer {
         .split_once(' ')
         .filter(|(_, name)| !name.contains(' '))
         .map(|(kind, name)| {
-            format!(
-                "kubectl mimeo why {namespace}/{}/{name}",
-                kind.to_lowercase()
-            )
+            let object = format!("{namespace}/{}/{name}", kind.to_lowercase());
+            format!("kubectl mimeo why {}", quoted(&object))
         });
     Answer {
         rule: rule.to_string(),

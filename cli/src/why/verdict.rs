@@ -15,6 +15,7 @@ use serde::Serialize;
 
 use super::{Key, marks::Copy};
 use crate::{
+    output::quoted,
     picture::{Picture, Stored, sources},
     state::{CopyKey, confirm, fix, object, state},
 };
@@ -172,7 +173,7 @@ pub(super) fn left_behind(
                 "kubectl -n {} delete {} {}   if it isn't needed",
                 key.namespace,
                 key.gvk.kind.to_lowercase(),
-                key.name
+                quoted(key.name)
             )),
         ),
     };

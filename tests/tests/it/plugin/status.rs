@@ -95,6 +95,9 @@ async fn a_wait_ends_with_its_timeout_and_pods_that_wait_are_named() -> Result<(
         .create(&scene.client)
         .await?;
     let namespace = scene.namespace().await?;
+    scene
+        .wait_condition(&scene.tag, "SourcesFound", "False", "SourceNotFound")
+        .await?;
     let output = status(&scene, &["--wait", "--timeout", "1s"])?;
     assert_eq!(output.code, 1);
     assert!(
