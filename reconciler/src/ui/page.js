@@ -59,34 +59,45 @@ function matches(rule, cell) {
     && (!wanted.reason || has(reasonOf(rule, cell), wanted.reason));
 }
 
-/** What is in the grid now, in its order. */
-const view = { columns: [], rows: [], columnOf: new Map(), rowOf: new Map(), picky: false };
+/** Most columns of the grid. With more, the filters lead to a rule sooner than the scroll bar. */
+const COLUMNS = 200;
 
+/** What is in the grid now, in its order. */
+const view = { columns: [], rows: [], columnOf: new Map(), rowOf: new Map(), picky: false, rules: 0 };
+
+/** Rows follow the filters, and columns follow the rows: a rule that no row in the grid has needs no column. */
 function select() {
-  view.columns = [...model.rules.values()]
-    .filter((rule) => !wanted.rule || has(title(rule), wanted.rule))
-    .sort((a, b) => a.kind.localeCompare(b.kind) || title(a).localeCompare(title(b)));
   view.picky = Boolean(wanted.states.size || wanted.reason);
+  const allowed = new Set([...model.rules.values()].filter((rule) => !wanted.rule || has(title(rule), wanted.rule)));
   const counts = STATES.map(() => 0);
+  /** The most urgent state of each rule in the rows. */
+  const worst = new Map();
   view.rows = [];
   for (const row of model.rows.values()) {
     if (wanted.namespace && !has(row.name, wanted.namespace)) continue;
-    let found = !view.picky;
-    for (const rule of view.columns) {
-      const cell = row.cells.get(rule.number);
-      if (!cell) continue;
-      counts[cell.state] += 1;
-      found ||= matches(rule, cell);
-    }
-    if (found) view.rows.push(row);
+    const cells = [...row.cells].map(([id, cell]) => [model.rules.get(id), cell]).filter(([rule]) => allowed.has(rule));
+    for (const [, cell] of cells) counts[cell.state] += 1;
+    if (view.picky && !cells.some(([rule, cell]) => matches(rule, cell))) continue;
+    view.rows.push(row);
+    for (const [rule, cell] of cells) worst.set(rule, Math.max(worst.get(rule) ?? SYNCED, cell.state));
   }
+  // A rule that selects nothing at all is worth a column, unless the filters are about namespaces or copies.
+  const narrow = view.picky || wanted.namespace;
+  const columns = [...allowed].filter((rule) => worst.has(rule) || !narrow);
+  view.rules = columns.length;
+  const byName = (a, b) => a.kind.localeCompare(b.kind) || title(a).localeCompare(title(b));
+  view.columns = columns
+    .sort((a, b) => (worst.get(b) ?? -1) - (worst.get(a) ?? -1) || byName(a, b))
+    .slice(0, COLUMNS)
+    .sort(byName);
   view.rows.sort((a, b) => (a.name < b.name ? -1 : 1));
   view.columnOf = new Map(view.columns.map((rule, index) => [rule.id, index]));
   view.rowOf = new Map(view.rows.map((row, index) => [row.name, index]));
   for (const [state, button] of stateButtons) button.lastChild.textContent = number(counts[state]);
   $('summary').textContent = `${count(model.rules.size, 'rule')}, ${count(model.rows.size, 'namespace')}`;
   const all = view.rows.length === model.rows.size && view.columns.length === model.rules.size;
-  $('matches').textContent = all ? '' : `${count(view.rows.length, 'namespace')}, ${count(view.columns.length, 'rule')}`;
+  const told = view.rules > COLUMNS ? `the ${COLUMNS} most urgent of ${number(view.rules)} rules` : count(view.rules, 'rule');
+  $('matches').textContent = all ? '' : `${count(view.rows.length, 'namespace')}, ${told}`;
   $('nothing').hidden = view.rows.length > 0;
   $('nothing').textContent = notice || (model.rows.size ? 'No namespace matches the filters' : '');
 }

@@ -660,6 +660,86 @@ async fn it_filters_by_rule_reason_and_state(browser: &Browser) -> Result<()> {
     matches("").await
 }
 
+/// The number of teams on the page of [`crowded`].
+const TEAMS: usize = 210;
+
+/// Each team has the rule that is for all, and a rule of its own. The last team's own copy fails:
+/// an object of the team has its name.
+async fn crowded() -> Result<(Setting, Browser)> {
+    let setting = setting().await?;
+    let client = setting.control_plane.client().await?;
+    create_namespace(&client, "platform", &[]).await?;
+    namespaces(&client, TEAMS).await?;
+    for name in ["defaults", "own"] {
+        source(&client, name).await?;
+    }
+    let own = json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "own", "namespace": "team-00209"}});
+    apply(&client, &own).await?;
+    for number in 0..TEAMS {
+        let rule = rule(&format!("own-{number:05}")).source("v1", "ConfigMap", "platform", "own");
+        rule.target(json!({"namespaces": [format!("team-{number:05}")]}))
+            .create(&client)
+            .await?;
+    }
+    let rule = rule("defaults").source("v1", "ConfigMap", "platform", "defaults");
+    rule.target(json!({"namespaces": ["team-*"]}))
+        .create(&client)
+        .await?;
+    let browser = Browser::start().await?;
+    browser.open(&reconciler(&setting.pair)?.url("/ui/"))?;
+    browser
+        .wait(&format!("{SYNCED_ONES} === 'Synced419'"))
+        .await?;
+    Ok((setting, browser))
+}
+
+/// The names of the columns that are in the document.
+const HEADS: &str = "[...document.querySelectorAll('#head .cell')].map((head) => head.getAttribute('aria-label').split(':')[0]).join()";
+
+#[tokio::test]
+async fn a_browser_leads_through_more_rules_than_fit() -> Result<()> {
+    let (_setting, browser) = crowded().await?;
+    columns_follow_the_filters(&browser).await?;
+    let complaints = browser.complaints()?;
+    ensure!(complaints.is_empty(), "{complaints:#?}");
+    Ok(())
+}
+
+async fn columns_follow_the_filters(browser: &Browser) -> Result<()> {
+    let columns = async |number: usize, told: &str| {
+        let width = format!(
+            "document.getElementById('canvas').style.width === '{}px'",
+            232 + number * 148
+        );
+        let told = format!("document.getElementById('matches').textContent.endsWith('{told}')");
+        browser.wait(&format!("{width} && {told}")).await
+    };
+    columns(200, "the 200 most urgent of 211 rules").await?;
+    // The rule that fails is among them, although its name is the last.
+    value(
+        browser,
+        "document.getElementById('grid').scrollLeft = 9_000_000",
+    )?;
+    browser
+        .wait(&format!("{HEADS}.endsWith('ClusterReplication own-00209')"))
+        .await?;
+    let few = "document.querySelectorAll('#head .cell').length < 30";
+    browser.wait(few).await?;
+    type_into(browser, "by-namespace", "team-00003")?;
+    columns(2, "1 namespace, 2 rules").await?;
+    let two = "Namespace,ClusterReplication defaults,ClusterReplication own-00003";
+    browser.wait(&format!("{HEADS} === '{two}'")).await?;
+    type_into(browser, "by-rule", "own")?;
+    columns(1, "1 namespace, 1 rule").await?;
+    for field in ["by-namespace", "by-rule"] {
+        type_into(browser, field, "")?;
+    }
+    type_into(browser, "by-reason", "conflict")?;
+    columns(2, "1 namespace, 2 rules").await?;
+    type_into(browser, "by-reason", "")?;
+    columns(200, "the 200 most urgent of 211 rules").await
+}
+
 #[tokio::test]
 async fn a_browser_scrolls_and_filters_ten_thousand_namespaces() -> Result<()> {
     let _turn = LOAD.lock().await;
