@@ -63,7 +63,7 @@ function matches(rule, cell) {
 const COLUMNS = 200;
 
 /** What is in the grid now, in its order. */
-const view = { columns: [], rows: [], columnOf: new Map(), rowOf: new Map(), picky: false, rules: 0 };
+const view = { columns: [], rows: [], columnOf: new Map(), rowOf: new Map(), picky: false, rules: 0, sums: new Map() };
 
 /** Rows follow the filters, and columns follow the rows: a rule that no row in the grid has needs no column. */
 function select() {
@@ -73,13 +73,18 @@ function select() {
   /** The most urgent state of each rule in the rows. */
   const worst = new Map();
   view.rows = [];
+  view.sums = new Map();
   for (const row of model.rows.values()) {
     if (wanted.namespace && !has(row.name, wanted.namespace)) continue;
     const cells = [...row.cells].map(([id, cell]) => [model.rules.get(id), cell]).filter(([rule]) => allowed.has(rule));
     for (const [, cell] of cells) counts[cell.state] += 1;
     if (view.picky && !cells.some(([rule, cell]) => matches(rule, cell))) continue;
     view.rows.push(row);
-    for (const [rule, cell] of cells) worst.set(rule, Math.max(worst.get(rule) ?? SYNCED, cell.state));
+    for (const [rule, cell] of cells) {
+      worst.set(rule, Math.max(worst.get(rule) ?? SYNCED, cell.state));
+      const sum = view.sums.get(rule.id) ?? { copies: 0, synced: 0 };
+      view.sums.set(rule.id, { copies: sum.copies + cell.copies, synced: sum.synced + cell.synced });
+    }
   }
   // A rule that selects nothing at all is worth a column, unless the filters are about namespaces or copies.
   const narrow = view.picky || wanted.namespace;
@@ -232,10 +237,11 @@ function describe(namespace, rule) {
     return { className: 'name', label, age: '', children: [text(namespace.name), small(note)] };
   }
   if (!namespace) {
-    const { copies } = rule;
+    // Of the rows in the grid, as the cells below say it. The rule's status is some seconds older.
+    const { copies, synced } = view.sums.get(rule.id) ?? { copies: 0, synced: 0 };
     const reason = ready(rule)?.reason ?? 'Pending';
-    const counts = copies ? `${number(copies.synced)} of ${number(copies.desired)}` : reason;
-    const short = copies?.synced === copies?.desired && copies ? number(copies.desired) : counts;
+    const counts = `${number(synced)} of ${number(copies)}`;
+    const short = !copies ? reason : synced === copies ? number(copies) : counts;
     const label = `${rule.kind} ${title(rule)}: ${reason}, ${counts} synced`;
     return { className: '', label, age: '', children: [text(title(rule)), small(sign(stateOf(rule)), short)] };
   }

@@ -700,9 +700,28 @@ const HEADS: &str = "[...document.querySelectorAll('#head .cell')].map((head) =>
 async fn a_browser_leads_through_more_rules_than_fit() -> Result<()> {
     let (_setting, browser) = crowded().await?;
     columns_follow_the_filters(&browser).await?;
+    heads_count_the_cells_below(&browser).await?;
     let complaints = browser.complaints()?;
     ensure!(complaints.is_empty(), "{complaints:#?}");
     Ok(())
+}
+
+async fn heads_count_the_cells_below(browser: &Browser) -> Result<()> {
+    let counts = async |rule: &str, counts: &str| {
+        let head = format!("ClusterReplication {rule}: ");
+        let ends = format!("one.getAttribute('aria-label').endsWith(', {counts} synced')");
+        let heads = format!("[...document.querySelectorAll('#head [aria-label^=\"{head}\"]')]");
+        browser
+            .wait(&format!("{heads}.some((one) => {ends})"))
+            .await
+    };
+    value(browser, "document.getElementById('grid').scrollLeft = 0")?;
+    counts("defaults", "210 of 210").await?;
+    type_into(browser, "by-namespace", "team-0020")?;
+    counts("defaults", "10 of 10").await?;
+    counts("own-00208", "1 of 1").await?;
+    counts("own-00209", "0 of 1").await?;
+    type_into(browser, "by-namespace", "")
 }
 
 async fn columns_follow_the_filters(browser: &Browser) -> Result<()> {
