@@ -114,20 +114,60 @@ const stateButtons = BY_URGENCY.map((state) => {
   button.addEventListener('click', () => {
     if (!wanted.states.delete(state)) wanted.states.add(state);
     button.setAttribute('aria-pressed', String(wanted.states.has(state)));
+    remember(true);
     show();
   });
   return [state, button];
 });
 $('states').append(...stateButtons.map(([, button]) => button));
 
-for (const field of ['namespace', 'rule', 'reason']) {
+const FIELDS = ['namespace', 'rule', 'reason'];
+/** The field whose text the newest entry of the browser's history has. */
+let typing = '';
+for (const field of FIELDS) {
   $(`by-${field}`).addEventListener('input', (event) => {
     wanted[field] = event.target.value.trim().toLowerCase();
     $('grid').scrollTop = 0;
+    // One step back undoes what was typed into a field, not its last letter.
+    remember(typing !== field);
+    typing = field;
     show();
   });
 }
 $('filters').addEventListener('submit', (event) => event.preventDefault());
+
+// ---- the address ----
+
+/** Writes the filters and what the details are about into the address: a link to it shows the same, and so does a step back. */
+function remember(step) {
+  typing = '';
+  const state = new URLSearchParams();
+  for (const field of FIELDS) if ($(`by-${field}`).value) state.set(field, $(`by-${field}`).value);
+  for (const index of BY_URGENCY) if (wanted.states.has(index)) state.append('state', STATES[index]);
+  if (chosen?.namespace) state.set('in', chosen.namespace);
+  if (chosen?.rule) state.set('of', chosen.rule);
+  const address = `${location.pathname}${location.search}${state.size ? `#${state}` : ''}`;
+  if (address === location.pathname + location.search + location.hash) return;
+  history[step ? 'pushState' : 'replaceState'](null, '', address);
+}
+
+/** Takes the filters and the chosen cell from the address. */
+function recall() {
+  typing = '';
+  const state = new URLSearchParams(location.hash.slice(1));
+  for (const field of FIELDS) {
+    const text = state.get(field) ?? '';
+    $(`by-${field}`).value = text;
+    wanted[field] = text.trim().toLowerCase();
+  }
+  wanted.states = new Set(state.getAll('state').map((name) => STATES.indexOf(name)).filter((index) => index >= 0));
+  for (const [index, button] of stateButtons) button.setAttribute('aria-pressed', String(wanted.states.has(index)));
+  const [namespace, rule] = [state.get('in'), state.get('of')];
+  chosen = namespace || rule ? { namespace, rule } : null;
+  unseen = chosen;
+  show();
+}
+addEventListener('popstate', recall);
 
 // ---- the grid ----
 
@@ -135,6 +175,8 @@ $('filters').addEventListener('submit', (event) => event.preventDefault());
 let active = { namespace: null, rule: null };
 /** What the details are about. */
 let chosen = null;
+/** The chosen cell while the grid is still to be scrolled to it. */
+let unseen = null;
 /** The rows that are in the document, the head among them, by namespace: an element and its cells by rule. */
 const drawn = new Map();
 
@@ -275,6 +317,13 @@ function move(down, right) {
 }
 
 function go(row, column) {
+  reveal(row, column);
+  draw();
+  focusActive();
+}
+
+/** Brings a place of the grid in sight and makes it the keyboard's. */
+function reveal(row, column) {
   const grid = $('grid');
   active = { namespace: view.rows[row]?.name ?? null, rule: view.columns[column]?.id ?? null };
   if (row >= 0) {
@@ -285,8 +334,6 @@ function go(row, column) {
     const left = column * size.column;
     grid.scrollLeft = Math.min(left, Math.max(grid.scrollLeft, left + size.column + size.names - grid.clientWidth));
   }
-  draw();
-  focusActive();
 }
 
 function focusActive() {
@@ -337,6 +384,8 @@ document.addEventListener('keydown', (event) => {
 
 function choose(place, enter) {
   chosen = place && (place.namespace !== null || place.rule !== null) ? { ...place } : null;
+  unseen = null;
+  remember(true);
   draw();
   detail();
   if (enter) $('details').focus();
@@ -583,6 +632,13 @@ function show() {
   if (active.rule !== null && !view.columnOf.has(active.rule)) active = { ...active, rule: null };
   const held = document.activeElement?.closest('#grid');
   draw();
+  const row = view.rowOf.get(unseen?.namespace);
+  const column = view.columnOf.get(unseen?.rule);
+  if (unseen && (row ?? column) !== undefined) {
+    unseen = null;
+    reveal(row ?? -1, column ?? -1);
+    draw();
+  }
   if (held) focusActive();
   detail();
 }
@@ -612,5 +668,5 @@ $('theme').addEventListener('click', () => {
 });
 paint(THEMES.includes(localStorage.getItem('theme')) ? localStorage.getItem('theme') : 'auto');
 
-show();
+recall();
 follow();

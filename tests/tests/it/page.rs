@@ -701,6 +701,7 @@ async fn a_browser_leads_through_more_rules_than_fit() -> Result<()> {
     let (_setting, browser) = crowded().await?;
     columns_follow_the_filters(&browser).await?;
     heads_count_the_cells_below(&browser).await?;
+    the_address_keeps_the_filters_and_the_cell(&browser).await?;
     let complaints = browser.complaints()?;
     ensure!(complaints.is_empty(), "{complaints:#?}");
     Ok(())
@@ -722,6 +723,64 @@ async fn heads_count_the_cells_below(browser: &Browser) -> Result<()> {
     counts("own-00208", "1 of 1").await?;
     counts("own-00209", "0 of 1").await?;
     type_into(browser, "by-namespace", "")
+}
+
+async fn the_address_keeps_the_filters_and_the_cell(browser: &Browser) -> Result<()> {
+    let shows = async |address: &str, matches: &str, title: &str| {
+        let title =
+            format!("(document.querySelector('#details h2')?.textContent ?? '') === '{title}'");
+        let told = format!("document.getElementById('matches').textContent === '{matches}'");
+        let address = format!("location.hash === '{address}'");
+        browser
+            .wait(&format!("{address} && {told} && {title}"))
+            .await
+            .with_context(|| format!("{:?}", value(browser, "location.hash")))
+    };
+    let all = value(browser, "document.getElementById('matches').textContent")?;
+    let all = all.as_str().context("no text")?;
+    value(browser, "history.replaceState(null, '', location.pathname)")?;
+    value(
+        browser,
+        "[...document.querySelectorAll('#states button')][0].click()",
+    )?;
+    let failed = ("#state=Failed", "1 namespace, 2 rules");
+    shows(failed.0, failed.1, "").await?;
+    // A letter more of the same text is no step of its own.
+    for text in ["O", "Own"] {
+        type_into(browser, "by-rule", text)?;
+    }
+    let own = ("#rule=Own&state=Failed", "1 namespace, 1 rule");
+    shows(own.0, own.1, "").await?;
+    value(browser, "document.querySelector('.cell.failed').click()")?;
+    let place = "&in=team-00209&of=ClusterReplication%2Fown-00209";
+    let (chosen, title) = (format!("{}{place}", own.0), "own-00209 in team-00209");
+    shows(&chosen, own.1, title).await?;
+
+    value(browser, "history.back()")?;
+    shows(own.0, own.1, "").await?;
+    value(browser, "history.back()")?;
+    shows(failed.0, failed.1, "").await?;
+    value(browser, "history.back()")?;
+    shows("", all, "").await?;
+    value(browser, "history.go(3)")?;
+    shows(&chosen, own.1, title).await?;
+
+    value(browser, "location.reload()")?;
+    shows(&chosen, own.1, title).await?;
+    let fields = "[document.getElementById('by-rule').value, document.querySelectorAll('#states [aria-pressed=true]').length]";
+    ensure!(
+        value(browser, fields)? == json!(["Own", 1]),
+        "other filters"
+    );
+    // A cell that is far away is in sight.
+    let far = place.trim_start_matches('&');
+    value(browser, &format!("location.hash = '{far}'"))?;
+    shows(&format!("#{far}"), all, title).await?;
+    browser
+        .wait("document.querySelector('.cell.chosen')")
+        .await?;
+    value(browser, "location.hash = ''")?;
+    shows("", all, "").await
 }
 
 async fn columns_follow_the_filters(browser: &Browser) -> Result<()> {
