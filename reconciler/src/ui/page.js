@@ -51,11 +51,26 @@ let notice = '';
 
 // ---- filters ----
 
-const wanted = { namespace: '', rule: '', reason: '', states: new Set() };
+const wanted = { namespace: '', rule: '', object: '', source: '', reason: '', states: new Set() };
 const has = (text, part) => text.toLowerCase().includes(part);
 
-function matches(rule, cell) {
+/** A source, as a status names it, by its parts: `Secret platform/registry`, or `Secret registry, inline`. */
+function partsOf(source) {
+  const [, kind, namespace, name] = /^(\S+) (?:([^/]+)\/)?(.+?)(?:, inline)?$/.exec(source) ?? ['', '', '', source];
+  return { kind, namespace, name };
+}
+
+/** Whether the text is of an object that the cell has copies of, or of a copy: `secret/registry` or `team/secret/registry`. */
+function concerns(row, rule) {
+  return rule.sources.map(partsOf).some(({ kind, namespace, name }) =>
+    has(`${row.name}/${kind}/${name}`, wanted.object) || (namespace && has(`${namespace}/${kind}/${name}`, wanted.object)))
+    // The copies that fail are known by name, others by their source's.
+    || rule.failures.some(({ namespace, kind, name }) => namespace === row.name && has(`${namespace}/${kind}/${name}`, wanted.object));
+}
+
+function matches(row, rule, cell) {
   return (!wanted.states.size || wanted.states.has(cell.state))
+    && (!wanted.object || concerns(row, rule))
     && (!wanted.reason || has(reasonOf(rule, cell), wanted.reason));
 }
 
@@ -67,8 +82,9 @@ const view = { columns: [], rows: [], columnOf: new Map(), rowOf: new Map(), pic
 
 /** Rows follow the filters, and columns follow the rows: a rule that no row in the grid has needs no column. */
 function select() {
-  view.picky = Boolean(wanted.states.size || wanted.reason);
-  const allowed = new Set([...model.rules.values()].filter((rule) => !wanted.rule || has(title(rule), wanted.rule)));
+  view.picky = Boolean(wanted.states.size || wanted.object || wanted.source || wanted.reason);
+  const allowed = new Set([...model.rules.values()].filter((rule) => (!wanted.rule || has(title(rule), wanted.rule))
+    && (!wanted.source || rule.sources.some((source) => has(source, wanted.source)))));
   const counts = STATES.map(() => 0);
   /** The most urgent state of each rule in the rows. */
   const worst = new Map();
@@ -76,9 +92,9 @@ function select() {
   view.sums = new Map();
   for (const row of model.rows.values()) {
     if (wanted.namespace && !has(row.name, wanted.namespace)) continue;
-    const cells = [...row.cells].map(([id, cell]) => [model.rules.get(id), cell]).filter(([rule]) => allowed.has(rule));
+    const cells = [...row.cells].map(([id, cell]) => [model.rules.get(id), cell]).filter(([rule]) => allowed.has(rule) && (!wanted.object || concerns(row, rule)));
     for (const [, cell] of cells) counts[cell.state] += 1;
-    if (view.picky && !cells.some(([rule, cell]) => matches(rule, cell))) continue;
+    if (view.picky && !cells.some(([rule, cell]) => matches(row, rule, cell))) continue;
     view.rows.push(row);
     for (const [rule, cell] of cells) {
       worst.set(rule, Math.max(worst.get(rule) ?? SYNCED, cell.state));
@@ -121,7 +137,7 @@ const stateButtons = BY_URGENCY.map((state) => {
 });
 $('states').append(...stateButtons.map(([, button]) => button));
 
-const FIELDS = ['namespace', 'rule', 'reason'];
+const FIELDS = ['namespace', 'rule', 'object', 'source', 'reason'];
 /** The field whose text the newest entry of the browser's history has. */
 let typing = '';
 for (const field of FIELDS) {
@@ -294,7 +310,7 @@ function describe(namespace, rule) {
   const [state, reason, time] = [STATES[cell.state], reasonOf(rule, cell), since(cell.since)];
   const parts = cell.copies > 1 ? `${cell.synced}/${cell.copies}` : '';
   const label = `${title(rule)} in ${namespace.name}: ${[state, reason, parts].filter(Boolean).join(' ')}`;
-  const dim = view.picky && !matches(rule, cell) ? ' dim' : '';
+  const dim = view.picky && !matches(namespace, rule, cell) ? ' dim' : '';
   const words = [reason, parts].filter(Boolean).join(' ');
   const children = [sign(cell.state), time && small(time), words && text(words)].filter(Boolean);
   return { className: state.toLowerCase() + dim, label, age: time, children };

@@ -573,11 +573,17 @@ async fn a_browser_is_asked_for_a_token_and_led_through_the_page_by_keyboard_alo
     let states = (0..states).map(|_| "states");
     let place = "document.activeElement.id || document.activeElement.closest('#states, #grid')?.id";
     let shown = "document.activeElement.matches(':focus-visible') && getComputedStyle(document.activeElement).outlineStyle === 'solid'";
-    let stops: Vec<&str> = ["by-namespace", "by-rule", "by-reason"]
-        .into_iter()
-        .chain(states)
-        .chain(["grid"])
-        .collect();
+    let stops: Vec<&str> = [
+        "by-namespace",
+        "by-rule",
+        "by-object",
+        "by-source",
+        "by-reason",
+    ]
+    .into_iter()
+    .chain(states)
+    .chain(["grid"])
+    .collect();
     for stop in &stops {
         browser.press(TAB)?;
         let found = value(&browser, &format!("[{place}, {shown}]"))?;
@@ -702,6 +708,7 @@ async fn a_browser_leads_through_more_rules_than_fit() -> Result<()> {
     columns_follow_the_filters(&browser).await?;
     heads_count_the_cells_below(&browser).await?;
     the_address_keeps_the_filters_and_the_cell(&browser).await?;
+    objects_and_sources_are_found(&browser).await?;
     let complaints = browser.complaints()?;
     ensure!(complaints.is_empty(), "{complaints:#?}");
     Ok(())
@@ -781,6 +788,36 @@ async fn the_address_keeps_the_filters_and_the_cell(browser: &Browser) -> Result
         .await?;
     value(browser, "location.hash = ''")?;
     shows("", all, "").await
+}
+
+async fn objects_and_sources_are_found(browser: &Browser) -> Result<()> {
+    let finds = async |field: &str, text: &str, found: &str| {
+        type_into(browser, field, text)?;
+        let told = "document.getElementById('matches').textContent";
+        browser.wait(&format!("{told} === '{found}'")).await?;
+        type_into(browser, field, "")
+    };
+    finds(
+        "by-object",
+        "team-00007/configmap/own",
+        "1 namespace, 1 rule",
+    )
+    .await?;
+    finds("by-object", "configmap/defaults", "210 namespaces, 1 rule").await?;
+    finds(
+        "by-object",
+        "platform/ConfigMap/own",
+        "210 namespaces, the 200 most urgent of 210 rules",
+    )
+    .await?;
+    finds("by-object", "secret/own", "0 namespaces, 0 rules").await?;
+    finds(
+        "by-source",
+        "ConfigMap platform/DEF",
+        "210 namespaces, 1 rule",
+    )
+    .await?;
+    finds("by-source", "team-", "0 namespaces, 0 rules").await
 }
 
 async fn columns_follow_the_filters(browser: &Browser) -> Result<()> {
