@@ -3,7 +3,7 @@
 // All that is shown of the cluster is other people's text, so it only ever becomes text: there is no HTML in here. Rows and
 // columns exist in the document while they are in sight, so ten thousand of them cost no more than a screenful.
 
-import { FAILED, HELD, PENDING, STATES, SUSPENDED, SYNCED, $, age, count, element, number, sign } from './elements.js';
+import { FAILED, HELD, PENDING, STATES, SUSPENDED, SYNCED, $, age, command, count, element, number, sign } from './elements.js';
 import { showHeld } from './held.js';
 
 /** In the order in which people want to see them. */
@@ -446,7 +446,7 @@ function lead(place, ...parts) {
   return [button];
 }
 $('details').addEventListener('click', (event) => {
-  const button = event.target.closest('button');
+  const button = event.target.closest('button:not([data-copy])');
   if (!button) return;
   const place = { namespace: button.dataset.namespace || null, rule: button.dataset.rule || null };
   choose(place, false);
@@ -478,13 +478,17 @@ function aboutRule(rule) {
   const conditions = rule.conditions.map((condition) => [
     line(condition.type === 'Ready' ? stateOf(rule) : toneOf(condition), `${condition.type}: ${condition.reason}`, since(condition.since)),
     message(condition.message),
+    condition === stalled(rule) && condition.reason === 'DeletionHeld' ? confirm(rule) : '',
   ]);
-  const failures = rule.failures.map((failure) => lead(
-    { namespace: failure.namespace, rule: rule.id },
-    line(FAILED, failure.namespace, failure.reason),
-    element('div', '', `${failure.kind} ${failure.name}`),
-    message(failure.message),
-  ));
+  const failures = rule.failures.map((failure) => [
+    ...lead(
+      { namespace: failure.namespace, rule: rule.id },
+      line(FAILED, failure.namespace, failure.reason),
+      element('div', '', `${failure.kind} ${failure.name}`),
+      message(failure.message),
+    ),
+    why(failure.namespace, failure),
+  ]);
   const more = (rule.copies?.failed ?? 0) - failures.length;
   tell(
     element('h2', '', title(rule)),
@@ -493,6 +497,11 @@ function aboutRule(rule) {
     section('Conditions', list(conditions)),
   );
 }
+
+/** The command that says why a copy is not there, or differs. */
+const why = (namespace, { kind, name }) => command('kubectl', 'mimeo', 'why', `${namespace}/${kind}/${name}`);
+/** The command that lets a rule's held deletion happen. */
+const confirm = (rule) => command('kubectl', 'mimeo', 'confirm', rule.id);
 
 /** Whether a condition is good news. Stalled and Reconciling are the other way round than the rest. */
 function toneOf({ type, status, reason }) {
@@ -537,6 +546,7 @@ async function aboutCell(rule, row) {
     line(copy.state, `${copy.kind} ${copy.name}`, since(copy.since)),
     element('div', '', [STATES[copy.state], copy.reason].filter(Boolean).join(', ')),
     message(copy.message),
+    copy.state === HELD ? confirm(rule) : [PENDING, FAILED].includes(copy.state) ? why(row.name, copy) : '',
   ]);
   const own = cell.state === PENDING && !cell.reason ? message(ready(rule)?.message) : undefined;
   const meaning = cell.state === FAILED ? 'Ages: since when it fails.' : 'Ages: since the copy was last written.';

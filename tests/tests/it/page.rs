@@ -709,6 +709,7 @@ async fn a_browser_leads_through_more_rules_than_fit() -> Result<()> {
     heads_count_the_cells_below(&browser).await?;
     the_address_keeps_the_filters_and_the_cell(&browser).await?;
     objects_and_sources_are_found(&browser).await?;
+    commands_are_copied(&browser).await?;
     let complaints = browser.complaints()?;
     ensure!(complaints.is_empty(), "{complaints:#?}");
     Ok(())
@@ -818,6 +819,47 @@ async fn objects_and_sources_are_found(browser: &Browser) -> Result<()> {
     )
     .await?;
     finds("by-source", "team-", "0 namespaces, 0 rules").await
+}
+
+async fn commands_are_copied(browser: &Browser) -> Result<()> {
+    let command = "kubectl mimeo why team-00209/ConfigMap/own";
+    value(
+        browser,
+        "location.hash = 'in=team-00209&of=ClusterReplication/own-00209'",
+    )?;
+    let button = format!("document.querySelector('#details [data-copy=\"{command}\"]')");
+    browser.wait(&button).await?;
+    value(browser, &format!("{button}.focus()"))?;
+    browser.press(ENTER)?;
+    let told = "document.getElementById('copied').textContent";
+    browser
+        .wait(&format!("{told} === 'Copied: {command}'"))
+        .await?;
+    // The rule's details have it too, at the failure.
+    value(browser, "location.hash = 'of=ClusterReplication/own-00209'")?;
+    browser
+        .wait("document.querySelector('#details dl')")
+        .await?;
+    browser.wait(&button).await?;
+    // What was copied can be pasted.
+    value(browser, "document.getElementById('by-object').focus()")?;
+    browser.press_with(CONTROL, 'v')?;
+    browser
+        .wait(&format!(
+            "document.getElementById('by-object').value === '{command}'"
+        ))
+        .await?;
+    // Without a clipboard, the command is selected.
+    type_into(browser, "by-object", "")?;
+    value(
+        browser,
+        "navigator.clipboard.writeText = () => Promise.reject()",
+    )?;
+    value(browser, &format!("{button}.click()"))?;
+    browser
+        .wait(&format!("getSelection().toString() === '{command}'"))
+        .await?;
+    value(browser, "location.hash = ''").map(drop)
 }
 
 async fn columns_follow_the_filters(browser: &Browser) -> Result<()> {
@@ -959,9 +1001,10 @@ async fn a_browser_shows_above_the_grid_what_is_held_of_a_rule_that_is_gone_and_
         .await?;
     let shown = value(
         &browser,
-        &format!("{notice}.querySelector('pre').textContent"),
+        &format!("[...{notice}.querySelectorAll('pre')].map((one) => one.textContent)"),
     )?;
-    ensure!(shown == command.as_str(), "another command");
+    let plugin = "kubectl mimeo confirm ClusterReplication/defaults";
+    ensure!(shown == json!([plugin, command]), "other commands: {shown}");
     kubectl(
         &setting.control_plane,
         command.split_off("kubectl ".len()).split(' '),
