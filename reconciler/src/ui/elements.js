@@ -26,3 +26,30 @@ export function element(tag, className, ...children) {
 }
 
 export const sign = (state) => element('i', `sign ${STATES[state].toLowerCase()}`);
+
+/** A word of a command line: the names in it are other people's text. */
+const word = (text) => (/^[\w./:][\w./:=-]*$/.test(text) ? text : `'${text.replaceAll("'", "'\\''")}'`);
+
+/** A command with a button that copies it. */
+export function command(...words) {
+  const text = words.map(word).join(' ');
+  const button = element('button', '', 'Copy');
+  button.type = 'button';
+  button.dataset.copy = text;
+  button.setAttribute('aria-label', `Copy ${text}`);
+  return element('div', 'command', element('pre', '', text), button);
+}
+
+document.addEventListener('click', async (event) => {
+  const button = event.target.closest('button[data-copy]');
+  if (!button) return;
+  try {
+    await navigator.clipboard.writeText(button.dataset.copy);
+    $('copied').textContent = `Copied: ${button.dataset.copy}`;
+  } catch {
+    // Browsers have a clipboard for https:// and localhost only.
+    getSelection().selectAllChildren(button.previousElementSibling);
+    $('copied').textContent = 'Selected: press Ctrl+C';
+  }
+  setTimeout(() => { $('copied').textContent = ''; }, 4000);
+});

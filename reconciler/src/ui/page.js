@@ -3,7 +3,7 @@
 // All that is shown of the cluster is other people's text, so it only ever becomes text: there is no HTML in here. Rows and
 // columns exist in the document while they are in sight, so ten thousand of them cost no more than a screenful.
 
-import { FAILED, HELD, PENDING, STATES, SUSPENDED, SYNCED, $, age, count, element, number, sign } from './elements.js';
+import { FAILED, HELD, PENDING, STATES, SUSPENDED, SYNCED, $, age, command, count, element, number, sign } from './elements.js';
 import { showHeld } from './held.js';
 
 /** In the order in which people want to see them. */
@@ -51,42 +51,74 @@ let notice = '';
 
 // ---- filters ----
 
-const wanted = { namespace: '', rule: '', reason: '', states: new Set() };
+const wanted = { namespace: '', rule: '', object: '', source: '', reason: '', states: new Set() };
 const has = (text, part) => text.toLowerCase().includes(part);
 
-function matches(rule, cell) {
+/** A source, as a status names it, by its parts: `Secret platform/registry`, or `Secret registry, inline`. */
+function partsOf(source) {
+  const [, kind, namespace, name] = /^(\S+) (?:([^/]+)\/)?(.+?)(?:, inline)?$/.exec(source) ?? ['', '', '', source];
+  return { kind, namespace, name };
+}
+
+/** Whether the text is of an object that the cell has copies of, or of a copy: `secret/registry` or `team/secret/registry`. */
+function concerns(row, rule) {
+  return rule.sources.map(partsOf).some(({ kind, namespace, name }) =>
+    has(`${row.name}/${kind}/${name}`, wanted.object) || (namespace && has(`${namespace}/${kind}/${name}`, wanted.object)))
+    // The copies that fail are known by name, others by their source's.
+    || rule.failures.some(({ namespace, kind, name }) => namespace === row.name && has(`${namespace}/${kind}/${name}`, wanted.object));
+}
+
+function matches(row, rule, cell) {
   return (!wanted.states.size || wanted.states.has(cell.state))
+    && (!wanted.object || concerns(row, rule))
     && (!wanted.reason || has(reasonOf(rule, cell), wanted.reason));
 }
 
-/** What is in the grid now, in its order. */
-const view = { columns: [], rows: [], columnOf: new Map(), rowOf: new Map(), picky: false };
+/** Most columns of the grid. With more, the filters lead to a rule sooner than the scroll bar. */
+const COLUMNS = 200;
 
+/** What is in the grid now, in its order. */
+const view = { columns: [], rows: [], columnOf: new Map(), rowOf: new Map(), picky: false, rules: 0, sums: new Map() };
+
+/** Rows follow the filters, and columns follow the rows: a rule that no row in the grid has needs no column. */
 function select() {
-  view.columns = [...model.rules.values()]
-    .filter((rule) => !wanted.rule || has(title(rule), wanted.rule))
-    .sort((a, b) => a.kind.localeCompare(b.kind) || title(a).localeCompare(title(b)));
-  view.picky = Boolean(wanted.states.size || wanted.reason);
+  view.picky = Boolean(wanted.states.size || wanted.object || wanted.source || wanted.reason);
+  const allowed = new Set([...model.rules.values()].filter((rule) => (!wanted.rule || has(title(rule), wanted.rule))
+    && (!wanted.source || rule.sources.some((source) => has(source, wanted.source)))));
   const counts = STATES.map(() => 0);
+  /** The most urgent state of each rule in the rows. */
+  const worst = new Map();
   view.rows = [];
+  view.sums = new Map();
   for (const row of model.rows.values()) {
     if (wanted.namespace && !has(row.name, wanted.namespace)) continue;
-    let found = !view.picky;
-    for (const rule of view.columns) {
-      const cell = row.cells.get(rule.number);
-      if (!cell) continue;
-      counts[cell.state] += 1;
-      found ||= matches(rule, cell);
+    const cells = [...row.cells].map(([id, cell]) => [model.rules.get(id), cell]).filter(([rule]) => allowed.has(rule) && (!wanted.object || concerns(row, rule)));
+    for (const [, cell] of cells) counts[cell.state] += 1;
+    if (view.picky && !cells.some(([rule, cell]) => matches(row, rule, cell))) continue;
+    view.rows.push(row);
+    for (const [rule, cell] of cells) {
+      worst.set(rule, Math.max(worst.get(rule) ?? SYNCED, cell.state));
+      const sum = view.sums.get(rule.id) ?? { copies: 0, synced: 0 };
+      view.sums.set(rule.id, { copies: sum.copies + cell.copies, synced: sum.synced + cell.synced });
     }
-    if (found) view.rows.push(row);
   }
+  // A rule that selects nothing at all is worth a column, unless the filters are about namespaces or copies.
+  const narrow = view.picky || wanted.namespace;
+  const columns = [...allowed].filter((rule) => worst.has(rule) || !narrow);
+  view.rules = columns.length;
+  const byName = (a, b) => a.kind.localeCompare(b.kind) || title(a).localeCompare(title(b));
+  view.columns = columns
+    .sort((a, b) => (worst.get(b) ?? -1) - (worst.get(a) ?? -1) || byName(a, b))
+    .slice(0, COLUMNS)
+    .sort(byName);
   view.rows.sort((a, b) => (a.name < b.name ? -1 : 1));
   view.columnOf = new Map(view.columns.map((rule, index) => [rule.id, index]));
   view.rowOf = new Map(view.rows.map((row, index) => [row.name, index]));
   for (const [state, button] of stateButtons) button.lastChild.textContent = number(counts[state]);
   $('summary').textContent = `${count(model.rules.size, 'rule')}, ${count(model.rows.size, 'namespace')}`;
   const all = view.rows.length === model.rows.size && view.columns.length === model.rules.size;
-  $('matches').textContent = all ? '' : `${count(view.rows.length, 'namespace')}, ${count(view.columns.length, 'rule')}`;
+  const told = view.rules > COLUMNS ? `the ${COLUMNS} most urgent of ${number(view.rules)} rules` : count(view.rules, 'rule');
+  $('matches').textContent = all ? '' : `${count(view.rows.length, 'namespace')}, ${told}`;
   $('nothing').hidden = view.rows.length > 0;
   $('nothing').textContent = notice || (model.rows.size ? 'No namespace matches the filters' : '');
 }
@@ -98,20 +130,60 @@ const stateButtons = BY_URGENCY.map((state) => {
   button.addEventListener('click', () => {
     if (!wanted.states.delete(state)) wanted.states.add(state);
     button.setAttribute('aria-pressed', String(wanted.states.has(state)));
+    remember(true);
     show();
   });
   return [state, button];
 });
 $('states').append(...stateButtons.map(([, button]) => button));
 
-for (const field of ['namespace', 'rule', 'reason']) {
+const FIELDS = ['namespace', 'rule', 'object', 'source', 'reason'];
+/** The field whose text the newest entry of the browser's history has. */
+let typing = '';
+for (const field of FIELDS) {
   $(`by-${field}`).addEventListener('input', (event) => {
     wanted[field] = event.target.value.trim().toLowerCase();
     $('grid').scrollTop = 0;
+    // One step back undoes what was typed into a field, not its last letter.
+    remember(typing !== field);
+    typing = field;
     show();
   });
 }
 $('filters').addEventListener('submit', (event) => event.preventDefault());
+
+// ---- the address ----
+
+/** Writes the filters and what the details are about into the address: a link to it shows the same, and so does a step back. */
+function remember(step) {
+  typing = '';
+  const state = new URLSearchParams();
+  for (const field of FIELDS) if ($(`by-${field}`).value) state.set(field, $(`by-${field}`).value);
+  for (const index of BY_URGENCY) if (wanted.states.has(index)) state.append('state', STATES[index]);
+  if (chosen?.namespace) state.set('in', chosen.namespace);
+  if (chosen?.rule) state.set('of', chosen.rule);
+  const address = `${location.pathname}${location.search}${state.size ? `#${state}` : ''}`;
+  if (address === location.pathname + location.search + location.hash) return;
+  history[step ? 'pushState' : 'replaceState'](null, '', address);
+}
+
+/** Takes the filters and the chosen cell from the address. */
+function recall() {
+  typing = '';
+  const state = new URLSearchParams(location.hash.slice(1));
+  for (const field of FIELDS) {
+    const text = state.get(field) ?? '';
+    $(`by-${field}`).value = text;
+    wanted[field] = text.trim().toLowerCase();
+  }
+  wanted.states = new Set(state.getAll('state').map((name) => STATES.indexOf(name)).filter((index) => index >= 0));
+  for (const [index, button] of stateButtons) button.setAttribute('aria-pressed', String(wanted.states.has(index)));
+  const [namespace, rule] = [state.get('in'), state.get('of')];
+  chosen = namespace || rule ? { namespace, rule } : null;
+  unseen = chosen;
+  show();
+}
+addEventListener('popstate', recall);
 
 // ---- the grid ----
 
@@ -119,6 +191,8 @@ $('filters').addEventListener('submit', (event) => event.preventDefault());
 let active = { namespace: null, rule: null };
 /** What the details are about. */
 let chosen = null;
+/** The chosen cell while the grid is still to be scrolled to it. */
+let unseen = null;
 /** The rows that are in the document, the head among them, by namespace: an element and its cells by rule. */
 const drawn = new Map();
 
@@ -221,10 +295,11 @@ function describe(namespace, rule) {
     return { className: 'name', label, age: '', children: [text(namespace.name), small(note)] };
   }
   if (!namespace) {
-    const { copies } = rule;
+    // Of the rows in the grid, as the cells below say it. The rule's status is some seconds older.
+    const { copies, synced } = view.sums.get(rule.id) ?? { copies: 0, synced: 0 };
     const reason = ready(rule)?.reason ?? 'Pending';
-    const counts = copies ? `${number(copies.synced)} of ${number(copies.desired)}` : reason;
-    const short = copies?.synced === copies?.desired && copies ? number(copies.desired) : counts;
+    const counts = `${number(synced)} of ${number(copies)}`;
+    const short = !copies ? reason : synced === copies ? number(copies) : counts;
     const label = `${rule.kind} ${title(rule)}: ${reason}, ${counts} synced`;
     return { className: '', label, age: '', children: [text(title(rule)), small(sign(stateOf(rule)), short)] };
   }
@@ -235,7 +310,7 @@ function describe(namespace, rule) {
   const [state, reason, time] = [STATES[cell.state], reasonOf(rule, cell), since(cell.since)];
   const parts = cell.copies > 1 ? `${cell.synced}/${cell.copies}` : '';
   const label = `${title(rule)} in ${namespace.name}: ${[state, reason, parts].filter(Boolean).join(' ')}`;
-  const dim = view.picky && !matches(rule, cell) ? ' dim' : '';
+  const dim = view.picky && !matches(namespace, rule, cell) ? ' dim' : '';
   const words = [reason, parts].filter(Boolean).join(' ');
   const children = [sign(cell.state), time && small(time), words && text(words)].filter(Boolean);
   return { className: state.toLowerCase() + dim, label, age: time, children };
@@ -258,6 +333,13 @@ function move(down, right) {
 }
 
 function go(row, column) {
+  reveal(row, column);
+  draw();
+  focusActive();
+}
+
+/** Brings a place of the grid in sight and makes it the keyboard's. */
+function reveal(row, column) {
   const grid = $('grid');
   active = { namespace: view.rows[row]?.name ?? null, rule: view.columns[column]?.id ?? null };
   if (row >= 0) {
@@ -268,8 +350,6 @@ function go(row, column) {
     const left = column * size.column;
     grid.scrollLeft = Math.min(left, Math.max(grid.scrollLeft, left + size.column + size.names - grid.clientWidth));
   }
-  draw();
-  focusActive();
 }
 
 function focusActive() {
@@ -320,6 +400,8 @@ document.addEventListener('keydown', (event) => {
 
 function choose(place, enter) {
   chosen = place && (place.namespace !== null || place.rule !== null) ? { ...place } : null;
+  unseen = null;
+  remember(true);
   draw();
   detail();
   if (enter) $('details').focus();
@@ -364,7 +446,7 @@ function lead(place, ...parts) {
   return [button];
 }
 $('details').addEventListener('click', (event) => {
-  const button = event.target.closest('button');
+  const button = event.target.closest('button:not([data-copy])');
   if (!button) return;
   const place = { namespace: button.dataset.namespace || null, rule: button.dataset.rule || null };
   choose(place, false);
@@ -396,13 +478,17 @@ function aboutRule(rule) {
   const conditions = rule.conditions.map((condition) => [
     line(condition.type === 'Ready' ? stateOf(rule) : toneOf(condition), `${condition.type}: ${condition.reason}`, since(condition.since)),
     message(condition.message),
+    condition === stalled(rule) && condition.reason === 'DeletionHeld' ? confirm(rule) : '',
   ]);
-  const failures = rule.failures.map((failure) => lead(
-    { namespace: failure.namespace, rule: rule.id },
-    line(FAILED, failure.namespace, failure.reason),
-    element('div', '', `${failure.kind} ${failure.name}`),
-    message(failure.message),
-  ));
+  const failures = rule.failures.map((failure) => [
+    ...lead(
+      { namespace: failure.namespace, rule: rule.id },
+      line(FAILED, failure.namespace, failure.reason),
+      element('div', '', `${failure.kind} ${failure.name}`),
+      message(failure.message),
+    ),
+    why(failure.namespace, failure),
+  ]);
   const more = (rule.copies?.failed ?? 0) - failures.length;
   tell(
     element('h2', '', title(rule)),
@@ -411,6 +497,11 @@ function aboutRule(rule) {
     section('Conditions', list(conditions)),
   );
 }
+
+/** The command that says why a copy is not there, or differs. */
+const why = (namespace, { kind, name }) => command('kubectl', 'mimeo', 'why', `${namespace}/${kind}/${name}`);
+/** The command that lets a rule's held deletion happen. */
+const confirm = (rule) => command('kubectl', 'mimeo', 'confirm', rule.id);
 
 /** Whether a condition is good news. Stalled and Reconciling are the other way round than the rest. */
 function toneOf({ type, status, reason }) {
@@ -455,6 +546,7 @@ async function aboutCell(rule, row) {
     line(copy.state, `${copy.kind} ${copy.name}`, since(copy.since)),
     element('div', '', [STATES[copy.state], copy.reason].filter(Boolean).join(', ')),
     message(copy.message),
+    copy.state === HELD ? confirm(rule) : [PENDING, FAILED].includes(copy.state) ? why(row.name, copy) : '',
   ]);
   const own = cell.state === PENDING && !cell.reason ? message(ready(rule)?.message) : undefined;
   const meaning = cell.state === FAILED ? 'Ages: since when it fails.' : 'Ages: since the copy was last written.';
@@ -566,6 +658,13 @@ function show() {
   if (active.rule !== null && !view.columnOf.has(active.rule)) active = { ...active, rule: null };
   const held = document.activeElement?.closest('#grid');
   draw();
+  const row = view.rowOf.get(unseen?.namespace);
+  const column = view.columnOf.get(unseen?.rule);
+  if (unseen && (row ?? column) !== undefined) {
+    unseen = null;
+    reveal(row ?? -1, column ?? -1);
+    draw();
+  }
   if (held) focusActive();
   detail();
 }
@@ -595,5 +694,5 @@ $('theme').addEventListener('click', () => {
 });
 paint(THEMES.includes(localStorage.getItem('theme')) ? localStorage.getItem('theme') : 'auto');
 
-show();
+recall();
 follow();

@@ -573,11 +573,17 @@ async fn a_browser_is_asked_for_a_token_and_led_through_the_page_by_keyboard_alo
     let states = (0..states).map(|_| "states");
     let place = "document.activeElement.id || document.activeElement.closest('#states, #grid')?.id";
     let shown = "document.activeElement.matches(':focus-visible') && getComputedStyle(document.activeElement).outlineStyle === 'solid'";
-    let stops: Vec<&str> = ["by-namespace", "by-rule", "by-reason"]
-        .into_iter()
-        .chain(states)
-        .chain(["grid"])
-        .collect();
+    let stops: Vec<&str> = [
+        "by-namespace",
+        "by-rule",
+        "by-object",
+        "by-source",
+        "by-reason",
+    ]
+    .into_iter()
+    .chain(states)
+    .chain(["grid"])
+    .collect();
     for stop in &stops {
         browser.press(TAB)?;
         let found = value(&browser, &format!("[{place}, {shown}]"))?;
@@ -658,6 +664,237 @@ async fn it_filters_by_rule_reason_and_state(browser: &Browser) -> Result<()> {
     matches("39 namespaces, 2 rules").await?;
     press("Synced")?;
     matches("").await
+}
+
+/// The number of teams on the page of [`crowded`].
+const TEAMS: usize = 210;
+
+/// Each team has the rule that is for all, and a rule of its own. The last team's own copy fails:
+/// an object of the team has its name.
+async fn crowded() -> Result<(Setting, Browser)> {
+    let setting = setting().await?;
+    let client = setting.control_plane.client().await?;
+    create_namespace(&client, "platform", &[]).await?;
+    namespaces(&client, TEAMS).await?;
+    for name in ["defaults", "own"] {
+        source(&client, name).await?;
+    }
+    let own = json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "own", "namespace": "team-00209"}});
+    apply(&client, &own).await?;
+    for number in 0..TEAMS {
+        let rule = rule(&format!("own-{number:05}")).source("v1", "ConfigMap", "platform", "own");
+        rule.target(json!({"namespaces": [format!("team-{number:05}")]}))
+            .create(&client)
+            .await?;
+    }
+    let rule = rule("defaults").source("v1", "ConfigMap", "platform", "defaults");
+    rule.target(json!({"namespaces": ["team-*"]}))
+        .create(&client)
+        .await?;
+    let browser = Browser::start().await?;
+    browser.open(&reconciler(&setting.pair)?.url("/ui/"))?;
+    browser
+        .wait(&format!("{SYNCED_ONES} === 'Synced419'"))
+        .await?;
+    Ok((setting, browser))
+}
+
+/// The names of the columns that are in the document.
+const HEADS: &str = "[...document.querySelectorAll('#head .cell')].map((head) => head.getAttribute('aria-label').split(':')[0]).join()";
+
+#[tokio::test]
+async fn a_browser_leads_through_more_rules_than_fit() -> Result<()> {
+    let (_setting, browser) = crowded().await?;
+    columns_follow_the_filters(&browser).await?;
+    heads_count_the_cells_below(&browser).await?;
+    the_address_keeps_the_filters_and_the_cell(&browser).await?;
+    objects_and_sources_are_found(&browser).await?;
+    commands_are_copied(&browser).await?;
+    let complaints = browser.complaints()?;
+    ensure!(complaints.is_empty(), "{complaints:#?}");
+    Ok(())
+}
+
+async fn heads_count_the_cells_below(browser: &Browser) -> Result<()> {
+    let counts = async |rule: &str, counts: &str| {
+        let head = format!("ClusterReplication {rule}: ");
+        let ends = format!("one.getAttribute('aria-label').endsWith(', {counts} synced')");
+        let heads = format!("[...document.querySelectorAll('#head [aria-label^=\"{head}\"]')]");
+        browser
+            .wait(&format!("{heads}.some((one) => {ends})"))
+            .await
+    };
+    value(browser, "document.getElementById('grid').scrollLeft = 0")?;
+    counts("defaults", "210 of 210").await?;
+    type_into(browser, "by-namespace", "team-0020")?;
+    counts("defaults", "10 of 10").await?;
+    counts("own-00208", "1 of 1").await?;
+    counts("own-00209", "0 of 1").await?;
+    type_into(browser, "by-namespace", "")
+}
+
+async fn the_address_keeps_the_filters_and_the_cell(browser: &Browser) -> Result<()> {
+    let shows = async |address: &str, matches: &str, title: &str| {
+        let title =
+            format!("(document.querySelector('#details h2')?.textContent ?? '') === '{title}'");
+        let told = format!("document.getElementById('matches').textContent === '{matches}'");
+        let address = format!("location.hash === '{address}'");
+        browser
+            .wait(&format!("{address} && {told} && {title}"))
+            .await
+            .with_context(|| format!("{:?}", value(browser, "location.hash")))
+    };
+    let all = value(browser, "document.getElementById('matches').textContent")?;
+    let all = all.as_str().context("no text")?;
+    value(browser, "history.replaceState(null, '', location.pathname)")?;
+    value(
+        browser,
+        "[...document.querySelectorAll('#states button')][0].click()",
+    )?;
+    let failed = ("#state=Failed", "1 namespace, 2 rules");
+    shows(failed.0, failed.1, "").await?;
+    // A letter more of the same text is no step of its own.
+    for text in ["O", "Own"] {
+        type_into(browser, "by-rule", text)?;
+    }
+    let own = ("#rule=Own&state=Failed", "1 namespace, 1 rule");
+    shows(own.0, own.1, "").await?;
+    value(browser, "document.querySelector('.cell.failed').click()")?;
+    let place = "&in=team-00209&of=ClusterReplication%2Fown-00209";
+    let (chosen, title) = (format!("{}{place}", own.0), "own-00209 in team-00209");
+    shows(&chosen, own.1, title).await?;
+
+    value(browser, "history.back()")?;
+    shows(own.0, own.1, "").await?;
+    value(browser, "history.back()")?;
+    shows(failed.0, failed.1, "").await?;
+    value(browser, "history.back()")?;
+    shows("", all, "").await?;
+    value(browser, "history.go(3)")?;
+    shows(&chosen, own.1, title).await?;
+
+    value(browser, "location.reload()")?;
+    shows(&chosen, own.1, title).await?;
+    let fields = "[document.getElementById('by-rule').value, document.querySelectorAll('#states [aria-pressed=true]').length]";
+    ensure!(
+        value(browser, fields)? == json!(["Own", 1]),
+        "other filters"
+    );
+    // A cell that is far away is in sight.
+    let far = place.trim_start_matches('&');
+    value(browser, &format!("location.hash = '{far}'"))?;
+    shows(&format!("#{far}"), all, title).await?;
+    browser
+        .wait("document.querySelector('.cell.chosen')")
+        .await?;
+    value(browser, "location.hash = ''")?;
+    shows("", all, "").await
+}
+
+async fn objects_and_sources_are_found(browser: &Browser) -> Result<()> {
+    let finds = async |field: &str, text: &str, found: &str| {
+        type_into(browser, field, text)?;
+        let told = "document.getElementById('matches').textContent";
+        browser.wait(&format!("{told} === '{found}'")).await?;
+        type_into(browser, field, "")
+    };
+    finds(
+        "by-object",
+        "team-00007/configmap/own",
+        "1 namespace, 1 rule",
+    )
+    .await?;
+    finds("by-object", "configmap/defaults", "210 namespaces, 1 rule").await?;
+    finds(
+        "by-object",
+        "platform/ConfigMap/own",
+        "210 namespaces, the 200 most urgent of 210 rules",
+    )
+    .await?;
+    finds("by-object", "secret/own", "0 namespaces, 0 rules").await?;
+    finds(
+        "by-source",
+        "ConfigMap platform/DEF",
+        "210 namespaces, 1 rule",
+    )
+    .await?;
+    finds("by-source", "team-", "0 namespaces, 0 rules").await
+}
+
+async fn commands_are_copied(browser: &Browser) -> Result<()> {
+    let command = "kubectl mimeo why team-00209/ConfigMap/own";
+    value(
+        browser,
+        "location.hash = 'in=team-00209&of=ClusterReplication/own-00209'",
+    )?;
+    let button = format!("document.querySelector('#details [data-copy=\"{command}\"]')");
+    browser.wait(&button).await?;
+    value(browser, &format!("{button}.focus()"))?;
+    browser.press(ENTER)?;
+    let told = "document.getElementById('copied').textContent";
+    browser
+        .wait(&format!("{told} === 'Copied: {command}'"))
+        .await?;
+    // The rule's details have it too, at the failure.
+    value(browser, "location.hash = 'of=ClusterReplication/own-00209'")?;
+    browser
+        .wait("document.querySelector('#details dl')")
+        .await?;
+    browser.wait(&button).await?;
+    // What was copied can be pasted.
+    value(browser, "document.getElementById('by-object').focus()")?;
+    browser.press_with(CONTROL, 'v')?;
+    browser
+        .wait(&format!(
+            "document.getElementById('by-object').value === '{command}'"
+        ))
+        .await?;
+    // Without a clipboard, the command is selected.
+    type_into(browser, "by-object", "")?;
+    value(
+        browser,
+        "navigator.clipboard.writeText = () => Promise.reject()",
+    )?;
+    value(browser, &format!("{button}.click()"))?;
+    browser
+        .wait(&format!("getSelection().toString() === '{command}'"))
+        .await?;
+    value(browser, "location.hash = ''").map(drop)
+}
+
+async fn columns_follow_the_filters(browser: &Browser) -> Result<()> {
+    let columns = async |number: usize, told: &str| {
+        let width = format!(
+            "document.getElementById('canvas').style.width === '{}px'",
+            232 + number * 148
+        );
+        let told = format!("document.getElementById('matches').textContent.endsWith('{told}')");
+        browser.wait(&format!("{width} && {told}")).await
+    };
+    columns(200, "the 200 most urgent of 211 rules").await?;
+    // The rule that fails is among them, although its name is the last.
+    value(
+        browser,
+        "document.getElementById('grid').scrollLeft = 9_000_000",
+    )?;
+    browser
+        .wait(&format!("{HEADS}.endsWith('ClusterReplication own-00209')"))
+        .await?;
+    let few = "document.querySelectorAll('#head .cell').length < 30";
+    browser.wait(few).await?;
+    type_into(browser, "by-namespace", "team-00003")?;
+    columns(2, "1 namespace, 2 rules").await?;
+    let two = "Namespace,ClusterReplication defaults,ClusterReplication own-00003";
+    browser.wait(&format!("{HEADS} === '{two}'")).await?;
+    type_into(browser, "by-rule", "own")?;
+    columns(1, "1 namespace, 1 rule").await?;
+    for field in ["by-namespace", "by-rule"] {
+        type_into(browser, field, "")?;
+    }
+    type_into(browser, "by-reason", "conflict")?;
+    columns(2, "1 namespace, 2 rules").await?;
+    type_into(browser, "by-reason", "")?;
+    columns(200, "the 200 most urgent of 211 rules").await
 }
 
 #[tokio::test]
@@ -764,9 +1001,10 @@ async fn a_browser_shows_above_the_grid_what_is_held_of_a_rule_that_is_gone_and_
         .await?;
     let shown = value(
         &browser,
-        &format!("{notice}.querySelector('pre').textContent"),
+        &format!("[...{notice}.querySelectorAll('pre')].map((one) => one.textContent)"),
     )?;
-    ensure!(shown == command.as_str(), "another command");
+    let plugin = "kubectl mimeo confirm ClusterReplication/defaults";
+    ensure!(shown == json!([plugin, command]), "other commands: {shown}");
     kubectl(
         &setting.control_plane,
         command.split_off("kubectl ".len()).split(' '),
