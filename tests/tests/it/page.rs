@@ -752,26 +752,26 @@ async fn the_address_keeps_the_filters_and_the_cell(browser: &Browser) -> Result
         browser,
         "[...document.querySelectorAll('#states button')][0].click()",
     )?;
-    const NONE: &str = "Attention";
+    let none = "Attention";
     let failed = ("#state=Failed", "1 namespace, 2 rules");
-    shows(failed.0, failed.1, NONE).await?;
+    shows(failed.0, failed.1, none).await?;
     // A letter more of the same text is no step of its own.
     for text in ["O", "Own"] {
         type_into(browser, "by-rule", text)?;
     }
     let own = ("#rule=Own&state=Failed", "1 namespace, 1 rule");
-    shows(own.0, own.1, NONE).await?;
+    shows(own.0, own.1, none).await?;
     value(browser, "document.querySelector('.cell.failed').click()")?;
     let place = "&in=team-00209&of=ClusterReplication%2Fown-00209";
     let (chosen, title) = (format!("{}{place}", own.0), "own-00209 in team-00209");
     shows(&chosen, own.1, title).await?;
 
     value(browser, "history.back()")?;
-    shows(own.0, own.1, NONE).await?;
+    shows(own.0, own.1, none).await?;
     value(browser, "history.back()")?;
-    shows(failed.0, failed.1, NONE).await?;
+    shows(failed.0, failed.1, none).await?;
     value(browser, "history.back()")?;
-    shows("", all, NONE).await?;
+    shows("", all, none).await?;
     value(browser, "history.go(3)")?;
     shows(&chosen, own.1, title).await?;
 
@@ -790,7 +790,7 @@ async fn the_address_keeps_the_filters_and_the_cell(browser: &Browser) -> Result
         .wait("document.querySelector('.cell.chosen')")
         .await?;
     value(browser, "location.hash = ''")?;
-    shows("", all, NONE).await
+    shows("", all, none).await
 }
 
 async fn objects_and_sources_are_found(browser: &Browser) -> Result<()> {
