@@ -28,7 +28,7 @@ export function element(tag, className, ...children) {
 export const sign = (state) => element('i', `sign ${STATES[state].toLowerCase()}`);
 
 /** A word of a command line: the names in it are other people's text. */
-const word = (text) => (/^[\w./:][\w./:=-]*$/.test(text) ? text : `'${text.replaceAll("'", "'\\''")}'`);
+const word = (text) => (/^[\w./:=-]+$/.test(text) ? text : `'${text.replaceAll("'", "'\\''")}'`);
 
 /** A command with a button that copies it. */
 export function command(...words) {

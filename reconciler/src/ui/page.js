@@ -118,7 +118,7 @@ function select() {
   $('summary').textContent = `${count(model.rules.size, 'rule')}, ${count(model.rows.size, 'namespace')}`;
   const all = view.rows.length === model.rows.size && view.columns.length === model.rules.size;
   const told = view.rules > COLUMNS ? `the ${COLUMNS} most urgent of ${number(view.rules)} rules` : count(view.rules, 'rule');
-  $('matches').textContent = all ? '' : `${count(view.rows.length, 'namespace')}, ${told}`;
+  $('found').textContent = all ? '' : `${count(view.rows.length, 'namespace')}, ${told}`;
   $('nothing').hidden = view.rows.length > 0;
   $('nothing').textContent = notice || (model.rows.size ? 'No namespace matches the filters' : '');
 }
@@ -454,10 +454,11 @@ $('details').addEventListener('click', (event) => {
 });
 
 function aboutAll() {
+  const attention = element('h2', '', 'Attention');
   const rules = [...model.rules.values()].filter((rule) => stateOf(rule) !== SYNCED);
   rules.sort((a, b) => stateOf(b) - stateOf(a) || title(a).localeCompare(title(b)));
   if (!rules.length) {
-    tell(section('Attention', element('p', 'quiet', model.rules.size ? 'Every rule is ready.' : 'There are no rules.')));
+    tell(attention, element('p', 'quiet', model.rules.size ? 'Every rule is ready.' : 'There are no rules.'));
     return;
   }
   const items = rules.slice(0, 50).map((rule) => {
@@ -465,7 +466,7 @@ function aboutAll() {
     return lead({ rule: rule.id }, line(stateOf(rule), title(rule), since(time)), element('div', '', reason), message(why));
   });
   const more = rules.length > items.length ? element('p', 'quiet', `and ${number(rules.length - items.length)} more`) : undefined;
-  tell(section('Attention', list(items), more));
+  tell(attention, list(items), more ?? '');
 }
 
 function aboutRule(rule) {
