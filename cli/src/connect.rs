@@ -1,13 +1,13 @@
 //! The flags that `kubectl` passes to every command, and the client that they describe.
 
-use std::{path::PathBuf, time::Duration};
+use std::{io::ErrorKind, path::PathBuf, time::Duration};
 
 use anyhow::{Context as _, Result};
 use clap::Args;
 use http::header::{HeaderValue, USER_AGENT};
 use kube::{
     Client, Config,
-    config::{KubeConfigOptions, Kubeconfig},
+    config::{KubeConfigOptions, Kubeconfig, KubeconfigError},
 };
 use mimeo_runtime::{client::client, duration};
 
@@ -168,8 +168,14 @@ impl Connection {
             Some(path) => Kubeconfig::read_from(path)?,
             None => match Kubeconfig::read() {
                 Ok(kubeconfig) => kubeconfig,
-                // As kubectl does inside of a Pod.
-                Err(error) => return Config::incluster().map_err(|_| error.into()),
+                // As kubectl does inside of a Pod, which has no such file.
+                Err(KubeconfigError::ReadConfig(error, path))
+                    if error.kind() == ErrorKind::NotFound =>
+                {
+                    let missing = || KubeconfigError::ReadConfig(error, path);
+                    return Config::incluster().map_err(|_| missing().into());
+                }
+                Err(error) => return Err(error.into()),
             },
         };
         Ok(Config::from_custom_kubeconfig(kubeconfig, &options).await?)

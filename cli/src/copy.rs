@@ -20,7 +20,7 @@ use crate::{
     connect::Connected,
     kinds,
     names::ObjectName,
-    output::{Format, print},
+    output::{Format, print, tell},
     read::{Part, Reader},
     write::{Change, Refusal, send},
 };
@@ -140,10 +140,10 @@ pub(crate) async fn run(args: &CopyArgs, connected: &Connected, format: Format) 
     print(format, &report, text)?;
     for copy in report.copies.iter().filter(|_| format == Format::Table) {
         if let Some(error) = &copy.error {
-            eprintln!(
+            tell(&format!(
                 "error: {} not copied to {}: {error}",
                 report.object, copy.namespace
-            );
+            ));
         }
     }
     Ok(u8::from(report.copies.iter().any(|copy| !copy.copied)))

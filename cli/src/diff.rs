@@ -9,7 +9,7 @@ mod permissions;
 
 use std::{collections::BTreeMap, fmt::Write as _};
 
-use anyhow::Result;
+use anyhow::{Result, bail};
 use clap::Args;
 use futures::{StreamExt as _, stream};
 use mimeo_model::right::Right;
@@ -93,6 +93,9 @@ pub(crate) async fn run(args: DiffArgs, connected: &Connected, format: Format) -
     let permissions = permissions::missing(connected, &picture, &files).await;
     let diff = compare(connected, &picture, &before, after, permissions).await;
     print(format, &diff, text)?;
+    if diff.is_empty() && !picture.uncounted.is_empty() {
+        bail!("some copies could not be read, so there may be differences");
+    }
     Ok(u8::from(!diff.is_empty()))
 }
 
@@ -194,7 +197,11 @@ fn text(diff: &Diff) -> String {
     let mut text = String::new();
     write_changes(&mut text, changes);
     if changes.is_empty() {
-        text.push_str("The files change no copy.\n");
+        text.push_str(if notes.is_empty() {
+            "The files change no copy.\n"
+        } else {
+            "The files change no copy, as far as the cluster could be read.\n"
+        });
     }
     write_failures(&mut text, failures);
     permissions.write(&mut text);

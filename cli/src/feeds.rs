@@ -62,7 +62,7 @@ pub(crate) async fn run(args: WhereArgs, connected: &Connected, format: Format) 
         whole => whole.concat(),
     };
     let object = ObjectName::parse(&text, &connected.namespace)?;
-    let picture = Picture::read(connected, Scope::All).await?;
+    let picture = Picture::read(connected, Scope::asked(connected)).await?;
     let gvk = kind_of(&picture, object.kind)?;
     let source = SourceRef::named(gvk, object.namespace, object.name);
     let feeds = feeds(&picture, &source, connected).await?;

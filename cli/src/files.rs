@@ -12,7 +12,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result, anyhow, bail};
 use clap::Args;
 use mimeo_api::names::{API_VERSION, GROUP};
 use mimeo_model::{
@@ -244,11 +244,13 @@ pub(crate) fn listed(path: &Path, recursive: bool, except: &[&str]) -> Result<Ve
     }
     let mut found = Vec::new();
     for entry in std::fs::read_dir(path).with_context(can_t_read)? {
-        let path = entry.with_context(can_t_read)?.path();
+        let entry = entry.with_context(can_t_read)?;
+        let path = entry.path();
         let extension = path.extension().and_then(|extension| extension.to_str());
         let name = path.file_name().and_then(|name| name.to_str());
         if path.is_dir() {
-            if recursive {
+            // A link to a folder could lead back to this one.
+            if recursive && entry.file_type().is_ok_and(|kind| kind.is_dir()) {
                 found.extend(listed(&path, recursive, except)?);
             }
         } else if matches!(extension, Some("yaml" | "yml" | "json"))
@@ -261,12 +263,27 @@ pub(crate) fn listed(path: &Path, recursive: bool, except: &[&str]) -> Result<Ve
     Ok(found)
 }
 
+/// The place of an error, without the values that its message may quote.
+fn unquoted(error: serde_yaml::Error) -> anyhow::Error {
+    let message = error.to_string();
+    match error.location() {
+        Some(place) if message.contains("invalid ") => {
+            anyhow!(
+                "line {}, column {}: the value doesn't fit its type",
+                place.line(),
+                place.column()
+            )
+        }
+        _ => error.into(),
+    }
+}
+
 /// The documents of a text, without empty ones. JSON is YAML, too.
 pub(crate) fn documents(text: &str) -> Result<Vec<Value>> {
     let mut documents = Vec::new();
     for document in serde_yaml::Deserializer::from_str(text) {
         // This type refuses a key that occurs twice. JSON values would keep the last one.
-        let mut document = serde_yaml::Value::deserialize(document)?;
+        let mut document = serde_yaml::Value::deserialize(document).map_err(unquoted)?;
         document.apply_merge()?;
         if !document.is_null() {
             documents.push(serde_json::to_value(document)?);

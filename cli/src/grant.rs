@@ -31,7 +31,7 @@ use serde_json::{Value, json};
 use crate::{
     connect::Connected,
     names,
-    output::{Format, write},
+    output::{Format, tell, write},
     picture::{assumed, metadata, text},
     read::{Part, ReadError, Reader},
 };
@@ -64,15 +64,17 @@ pub(crate) async fn run(args: &GrantArgs, connected: &Connected, format: Format)
     let existing = read_grants(&reader, &rule, &home, &mut snapshot, &mut notes).await;
     let (grants, enough) = plan(&rule, &home, &existing, &mut snapshot);
     for note in notes {
-        eprintln!("{note}");
+        tell(&note);
     }
     if !enough {
-        eprintln!(
-            "A namespace has so many ReplicationGrants that no more of them count. Its owner must shorten or delete some."
+        tell(
+            "A namespace has so many ReplicationGrants that no more of them count. Its owner must shorten or delete some.",
         );
     }
     if grants.is_empty() && enough {
-        eprintln!("Replication {home}/{name} lacks no ReplicationGrant.");
+        tell(&format!(
+            "Replication {home}/{name} lacks no ReplicationGrant."
+        ));
     }
     show(&grants, format)?;
     Ok(0)

@@ -17,7 +17,7 @@ use serde_json::json;
 
 use crate::{
     connect::Connected,
-    output::{self, Format, print, table},
+    output::{Format, print, print_text, table, tell},
     picture::{Picture, Scope},
     state::argument,
     write::{Change, Refusal, send},
@@ -48,9 +48,11 @@ struct Held {
     /// True if the rule no longer exists.
     rule_deleted: bool,
     why: String,
-    /// The value that confirms exactly this deletion.
-    nonce: String,
-    /// The copies that the rule no longer wants.
+    /// The value that confirms this deletion. It stands for exactly the copies that the reconciler
+    /// holds.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    nonce: Option<String>,
+    /// The copies that the rule no longer wants. Those that it lost since are among them.
     copies: Vec<HeldCopy>,
     #[serde(skip)]
     id: RuleId,
@@ -64,13 +66,13 @@ struct HeldCopy {
 }
 
 pub(crate) async fn run(args: HeldArgs, connected: &Connected, format: Format) -> Result<u8> {
-    let picture = Picture::read(connected, Scope::All).await?;
+    let picture = Picture::read(connected, Scope::asked(connected)).await?;
     let mut held = held(&picture);
     if let Some(id) = &args.rule {
         held.retain(|held| held.id == *id);
     }
     for note in &picture.unread {
-        eprintln!("{note}");
+        tell(note);
     }
     print(format, &held, |held: &Vec<Held>| text(held))?;
     Ok(0)
@@ -103,7 +105,7 @@ fn held(picture: &Picture) -> Vec<Held> {
             rule: held.rule.to_string(),
             rule_deleted: true,
             why: held.why.to_owned(),
-            nonce: held.nonce.to_owned(),
+            nonce: Some(held.nonce.to_owned()),
             copies: copies.collect(),
             id: held.rule.clone(),
         });
@@ -112,17 +114,18 @@ fn held(picture: &Picture) -> Vec<Held> {
 }
 
 /// The nonce and the sentence of a status with the condition `Stalled`, reason `DeletionHeld`.
-fn told(status: &ClusterReplicationStatus) -> Option<(String, String)> {
+fn told(status: &ClusterReplicationStatus) -> Option<(Option<String>, String)> {
     let held = |reason: &str| reason == "DeletionHeld";
     let conditions = &status.conditions;
     let condition = conditions
         .iter()
         .find(|one| one.type_ == "Stalled" && one.status == "True" && held(&one.reason))?;
-    let (_, nonce) = condition
+    let nonce = condition
         .message
-        .split_once(&format!("{CONFIRM_DELETION}="))?;
+        .split_once(&format!("{CONFIRM_DELETION}="));
+    let nonce = nonce.map(|(_, nonce)| nonce.trim().to_owned());
     let why = condition.message.split(". ").next().unwrap_or_default();
-    Some((nonce.trim().to_owned(), why.to_owned()))
+    Some((nonce, why.to_owned()))
 }
 
 /// The copies that rules no longer want, by rule.
@@ -161,9 +164,21 @@ pub(crate) async fn confirm(args: ConfirmArgs, connected: &Connected) -> Result<
     let all = held(&picture);
     let Some(held) = all.iter().find(|held| held.id == args.rule) else {
         for note in &picture.unread {
-            eprintln!("{note}");
+            tell(note);
         }
         bail!("no deletion of {} waits for a person", args.rule);
+    };
+    if !picture.uncounted.is_empty() {
+        bail!(
+            "nothing is confirmed, because the deletion may be larger than it looks: {}",
+            Vec::from_iter(picture.uncounted).join(" ")
+        );
+    }
+    let Some(nonce) = &held.nonce else {
+        bail!(
+            "the status of {} has no nonce: this kubectl mimeo is of another version than the reconciler",
+            held.rule
+        );
     };
     let number = held.copies.len();
     let confirmed = if let Some(copies) = args.copies {
@@ -175,9 +190,9 @@ pub(crate) async fn confirm(args: ConfirmArgs, connected: &Connected) -> Result<
     if !confirmed {
         bail!("nothing is confirmed: the deletion is of {number} copies");
     }
-    annotate(connected, held).await?;
-    output::write(&format!(
-        "Confirmed. Mimeo deletes {number} copies of {}.\n",
+    annotate(connected, held, nonce).await?;
+    print_text(&format!(
+        "Confirmed: Mimeo deletes {number} copies of {}.\n",
         held.rule
     ))?;
     Ok(0)
@@ -195,7 +210,7 @@ fn ask(number: usize) -> Result<bool> {
 }
 
 /// Writes the nonce to the rule, or to the kinds `ConfigMap` if the rule no longer exists.
-async fn annotate(connected: &Connected, held: &Held) -> Result<()> {
+async fn annotate(connected: &Connected, held: &Held, nonce: &str) -> Result<()> {
     let (path, object) = if held.rule_deleted {
         let mimeo = encode(&connected.mimeo);
         (
@@ -217,7 +232,7 @@ async fn annotate(connected: &Connected, held: &Held) -> Result<()> {
             held.rule.clone(),
         )
     };
-    let patch = json!({"metadata": {"annotations": {CONFIRM_DELETION: held.nonce}}});
+    let patch = json!({"metadata": {"annotations": {CONFIRM_DELETION: nonce}}});
     let path = format!("{path}?fieldManager=kubectl-mimeo");
     let sent = send(connected, Change::Merge, &path, &patch).await;
     if let Err(Refusal { message, .. }) = sent {

@@ -101,7 +101,7 @@ async fn main() -> ExitCode {
     match run(flags).await {
         Ok(code) => ExitCode::from(code),
         Err(error) => {
-            eprintln!("error: {error:#}");
+            output::tell(&format!("error: {error:#}"));
             ExitCode::from(2)
         }
     }

@@ -1,6 +1,6 @@
 //! The forms of output: text for people, JSON and YAML for programs.
 
-use std::io::IsTerminal as _;
+use std::{fmt::Write as _, io::IsTerminal as _};
 
 use anyhow::Result;
 use clap::ValueEnum;
@@ -27,14 +27,14 @@ pub(crate) fn print<T: Serialize>(
 ) -> Result<()> {
     let output = match format {
         Format::Table => shown(&text(result)),
-        Format::Json => serde_json::to_string_pretty(result)? + "\n",
+        Format::Json => escaped(&serde_json::to_string_pretty(result)?) + "\n",
         Format::Yaml => serde_yaml::to_string(result)?,
     };
     write(&output)
 }
 
-/// The text without control characters, which could change the terminal. Users with
-/// the permission to write an object choose some of the texts. Only line breaks and the colours of [`paint`] stay.
+/// The text without characters that could change the terminal. Users with the permission to write an
+/// object choose some of the texts. Only line breaks, tabs and the colours of [`paint`] stay.
 fn shown(text: &str) -> String {
     let mut shown = String::with_capacity(text.len());
     let mut rest = text;
@@ -42,13 +42,47 @@ fn shown(text: &str) -> String {
         let colour = COLOURS.iter().find(|colour| rest.starts_with(**colour));
         let (kept, length) = match colour {
             Some(colour) => (*colour, colour.len()),
-            None if char.is_control() && char != '\n' => ("\u{fffd}", char.len_utf8()),
+            None if is_control(char) && !"\n\t".contains(char) => ("\u{fffd}", char.len_utf8()),
             None => (&rest[..char.len_utf8()], char.len_utf8()),
         };
         shown += kept;
         rest = &rest[length..];
     }
     shown
+}
+
+/// True for control characters, and for those that change the direction of a text.
+fn is_control(char: char) -> bool {
+    char.is_control() || matches!(char, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
+}
+
+/// The text on one line: a message from the cluster must not look like further lines of the output.
+pub(crate) fn line(text: &str) -> String {
+    text.chars()
+        .map(|char| if is_control(char) { ' ' } else { char })
+        .collect()
+}
+
+/// JSON in which also the control characters above U+007E are escaped.
+fn escaped(json: &str) -> String {
+    let mut escaped = String::with_capacity(json.len());
+    for char in json.chars() {
+        if is_control(char) && char != '\n' {
+            // Writing to a String never fails.
+            _ = write!(escaped, "\\u{:04x}", u32::from(char));
+        } else {
+            escaped.push(char);
+        }
+    }
+    escaped
+}
+
+/// Prints lines for people to standard error.
+pub(crate) fn tell(text: &str) {
+    #[allow(clippy::print_stderr)] // The only place.
+    {
+        eprintln!("{}", shown(text));
+    }
 }
 
 /// A text as one word of a shell's command.
@@ -60,7 +94,12 @@ pub(crate) fn quoted(word: &str) -> String {
     format!("'{}'", word.replace('\'', "'\\''"))
 }
 
-/// Writes to standard output. A reader that has closed its end (`| head`) ends the program without
+/// Prints a text for people.
+pub(crate) fn print_text(text: &str) -> Result<()> {
+    write(&shown(text))
+}
+
+/// Writes to standard output as it is. A reader that has closed its end (`| head`) ends the program without
 /// an error.
 pub(crate) fn write(text: &str) -> Result<()> {
     use std::io::{ErrorKind, Write as _};
@@ -91,7 +130,7 @@ pub(crate) enum Tone {
 
 impl Cell {
     pub(crate) fn new(text: impl Into<String>, tone: Tone) -> Self {
-        let text = text.into();
+        let text = line(&text.into());
         Self { text, tone }
     }
 }

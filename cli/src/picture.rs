@@ -71,6 +71,12 @@ pub(crate) enum Scope {
 }
 
 impl Scope {
+    /// The namespace of the flag `-n`, or all namespaces.
+    pub(crate) fn asked(connected: &Connected) -> Self {
+        let namespace = connected.asked_namespace.clone();
+        namespace.map_or(Self::All, Self::One)
+    }
+
     pub(crate) fn has(&self, namespace: &str) -> bool {
         self.one().is_none_or(|one| one == namespace)
     }
@@ -87,7 +93,7 @@ impl Scope {
 pub(crate) struct Stored {
     /// The rule, or why it is refused.
     pub(crate) rule: Result<Rule, Refused>,
-    /// The status that the reconciler wrote last.
+    /// The status that the reconciler wrote for this spec.
     pub(crate) status: Option<ClusterReplicationStatus>,
     /// The object.
     pub(crate) object: Value,
@@ -106,6 +112,10 @@ pub(crate) struct Picture {
     pub(crate) kinds: BTreeMap<GroupVersionKind, Option<Resource>>,
     /// Sources that the user may not read.
     pub(crate) hidden: BTreeSet<SourceRef>,
+    /// The kinds of rules that could not be listed everywhere. Rules of these may be missing here.
+    pub(crate) partial: BTreeSet<RuleKind>,
+    /// One sentence for each list of copies that could not be read.
+    pub(crate) uncounted: BTreeSet<String>,
     /// The namespaces in the scope with the pending label, and the copies that hold their pods.
     pub(crate) waiting: BTreeMap<String, Waits>,
     /// One sentence for each fact that could not be read.
@@ -242,6 +252,8 @@ impl Reading {
                 selected: BTreeMap::new(),
                 kinds: BTreeMap::new(),
                 hidden: BTreeSet::new(),
+                partial: BTreeSet::new(),
+                uncounted: BTreeSet::new(),
                 waiting: BTreeMap::new(),
                 unread,
                 widened: BTreeSet::new(),
@@ -270,6 +282,7 @@ impl Reading {
             if let (Err(ReadError::Forbidden(_)), RuleKind::Replication, Scope::One(home)) =
                 (&read, kind, self.scope.clone())
             {
+                self.picture.partial.insert(kind);
                 self.note(format!(
                     "You can't list Replications in all namespaces. Only those of {home} are considered."
                 ));
@@ -293,9 +306,12 @@ impl Reading {
                     self.tell(|engine, now| engine.rules_known(kind, Known::Unserved, now));
                     continue;
                 }
-                Err(error @ ReadError::Forbidden(_)) => self.note(format!(
-                    "You can't list {kind}s: {error}. They are left out."
-                )),
+                Err(error @ ReadError::Forbidden(_)) => {
+                    self.picture.partial.insert(kind);
+                    self.note(format!(
+                        "You can't list {kind}s: {error}. They are left out."
+                    ));
+                }
                 Err(error) => bail!("can't list {kind}s: {error}"),
             }
             self.overlay.put_specs(&kind.to_string(), &mut found);
@@ -326,6 +342,9 @@ impl Reading {
         self.tell(|engine, now| {
             engine.rule_applied(id.clone(), rule.clone(), status.clone(), now);
         });
+        // A status of an older spec says nothing about this one.
+        let generation = value["metadata"]["generation"].as_i64();
+        let status = status.filter(|status| status.observed_generation == generation);
         let stored = Stored {
             rule,
             status,
@@ -346,7 +365,9 @@ impl Reading {
         match (all, self.scope.clone()) {
             (Ok(_), _) => {}
             (Err(error @ ReadError::Forbidden(_)), Scope::All) => {
-                bail!("can't list namespaces: {error}. Ask about one namespace, with -n NAMESPACE")
+                bail!(
+                    "can't list namespaces: {error}. Most commands answer about one namespace: -n NAMESPACE"
+                )
             }
             (Err(ReadError::Forbidden(_)), Scope::One(only)) => {
                 let path = format!("/api/v1/namespaces/{}", encode(&only));
@@ -510,10 +531,14 @@ impl Reading {
             .await;
         match read {
             Ok(version) => engine.copies_known(watch, Known::Listed(version), now),
-            Err(error) => self.note(format!(
-                "You can't list copies of kind {}: {error}. Their states are unknown.",
-                watch.kind
-            )),
+            Err(error) => {
+                let sentence = format!(
+                    "You can't list copies of kind {}: {error}. Their states are unknown.",
+                    watch.kind
+                );
+                self.picture.uncounted.insert(sentence.clone());
+                self.note(sentence);
+            }
         }
     }
 

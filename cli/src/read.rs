@@ -150,7 +150,8 @@ impl Reader {
         };
         let details = error.details.as_ref();
         Err(match error.code {
-            401 | 403 => ReadError::Forbidden(error.message.clone()),
+            401 => ReadError::Failed("the API server doesn't accept your credentials (401)".into()),
+            403 => ReadError::Forbidden(error.message.clone()),
             404 if details.is_some_and(|details| !details.name.is_empty()) => ReadError::Absent,
             404 => ReadError::NotServed,
             410 => ReadError::Expired,

@@ -13,7 +13,7 @@ use self::offline::{Copy, Rendered};
 use crate::{
     files::{FileArgs, Files},
     manifest::mask,
-    output::{Cell, Format, table, write},
+    output::{self, Cell, Format, table, write},
 };
 
 #[derive(Debug, Args)]
@@ -54,10 +54,10 @@ pub(crate) fn run(args: &RenderArgs, namespace: Option<&str>, format: Format) ->
 /// Prints notes and problems to standard error.
 pub(crate) fn tell(rendered: &Rendered) {
     for note in &rendered.notes {
-        eprintln!("note: {note}");
+        output::tell(&format!("note: {note}"));
     }
     for problem in &rendered.problems {
-        eprintln!("error: {problem}");
+        output::tell(&format!("error: {problem}"));
     }
 }
 

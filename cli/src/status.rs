@@ -17,7 +17,7 @@ use self::survey::{CopyLine, RuleLine, Status, WaitingNamespace};
 use crate::{
     connect::Connected,
     names,
-    output::{Cell, Format, Tone, print, table, write},
+    output::{Cell, Format, Tone, print, print_text, table, tell},
     picture::{Picture, Scope},
 };
 
@@ -45,10 +45,7 @@ pub(crate) struct StatusArgs {
 const PAUSE: Duration = Duration::from_secs(2);
 
 pub(crate) async fn run(args: StatusArgs, connected: &Connected, format: Format) -> Result<u8> {
-    let scope = match &connected.asked_namespace {
-        Some(namespace) => Scope::One(namespace.clone()),
-        None => Scope::All,
-    };
+    let scope = Scope::asked(connected);
     let read = async || -> Result<(Status, Duration)> {
         let began = Instant::now();
         let picture = Picture::read(connected, scope.clone()).await?;
@@ -60,7 +57,11 @@ pub(crate) async fn run(args: StatusArgs, connected: &Connected, format: Format)
     while args.wait && !status.is_good() && Instant::now() < deadline {
         let left = deadline.saturating_duration_since(Instant::now());
         tokio::time::sleep(PAUSE.max(took).min(left)).await;
-        (status, took) = read().await?;
+        // One failed reading is no reason to give up before the time is over.
+        match read().await {
+            Ok(read) => (status, took) = read,
+            Err(error) => tell(&format!("error: {error:#}")),
+        }
     }
     let shown = |status: &Status| {
         let mut shown = status.clone();
@@ -71,16 +72,23 @@ pub(crate) async fn run(args: StatusArgs, connected: &Connected, format: Format)
     };
     print(format, &shown(&status), text)?;
     if args.wait && !status.is_good() {
-        eprintln!("error: not all copies are synced after {:?}", args.timeout);
+        tell(&format!(
+            "error: not all copies are synced after {:?}",
+            args.timeout
+        ));
     }
     if !args.watch {
         return Ok(u8::from(!status.is_good()));
     }
     loop {
         tokio::time::sleep(PAUSE.max(took)).await;
-        let before = status;
-        (status, took) = read().await?;
-        show_changes(&before, &status, &shown(&status), format)?;
+        match read().await {
+            Ok((now, time)) => {
+                show_changes(&status, &now, &shown(&now), format)?;
+                (status, took) = (now, time);
+            }
+            Err(error) => tell(&format!("error: {error:#}")),
+        }
     }
 }
 
@@ -98,7 +106,7 @@ fn show_changes(before: &Status, now: &Status, shown: &Status, format: Format) -
             if changed.is_empty() {
                 return Ok(());
             }
-            write(&rule_table(changed))
+            print_text(&rule_table(changed))
         }
         _ if before.same(now) => Ok(()),
         _ => print(format, shown, text),

@@ -93,11 +93,14 @@ fn cases(folder: &Path) -> Result<Vec<PathBuf>> {
     }
     let mut below = Vec::new();
     for entry in std::fs::read_dir(folder).with_context(can_t_read)? {
-        let path = entry.with_context(can_t_read)?.path();
+        let entry = entry.with_context(can_t_read)?;
+        let path = entry.path();
         let name = path.file_name().map(|name| name.to_string_lossy());
         // Such as .git.
         let hidden = name.is_some_and(|name| name.starts_with('.'));
-        if path.is_dir() && !hidden {
+        // A link to a folder could lead back to this one.
+        let folder = entry.file_type().is_ok_and(|kind| kind.is_dir());
+        if folder && !hidden {
             below.push(path);
         }
     }
@@ -180,6 +183,12 @@ fn update(
     let text = yaml(copies.iter().map(|(_, copy)| copy))?;
     if former == Some(text.as_str()) {
         return Ok(false);
+    }
+    if path.is_symlink() {
+        bail!(
+            "{} is a symbolic link, which is not written",
+            path.display()
+        );
     }
     std::fs::write(path, text).with_context(|| format!("can't write {}", path.display()))?;
     Ok(true)

@@ -3,8 +3,8 @@
 //! `kubectl port-forward` does the forwarding, with the connection flags of this command.
 
 use std::{
-    io::{BufRead as _, BufReader},
-    process::{Child, Command, Stdio},
+    io::{BufRead as _, BufReader, Write as _},
+    process::{Child, ChildStdout, Command, ExitStatus, Stdio},
     time::Duration,
 };
 
@@ -16,7 +16,7 @@ use serde_json::Value;
 use crate::{
     connect::{Connected, Connection},
     installation::Installation,
-    output::write,
+    output::tell,
     picture::text,
     read::{Part, Reader},
 };
@@ -70,24 +70,44 @@ pub(crate) async fn run(
         .args(["--namespace", mimeo, "port-forward"])
         .args([format!("pod/{leader}"), port])
         .stdout(Stdio::piped());
-    let mut child = kubectl.spawn().with_context(|| {
+    let mut interrupt = std::pin::pin!(interrupt()?);
+    let mut child = kubectl.spawn().map(Kubectl).with_context(|| {
         format!("can't start {program}; put kubectl on the PATH, or name it in KUBECTL")
     })?;
-    let Some(port) = listening(&mut child)? else {
-        let status = child.wait()?;
+    let output = child.0.stdout.take().context("kubectl has no output")?;
+    let port = tokio::select! {
+        port = tokio::task::spawn_blocking(|| listening(output)) => port?,
+        () = &mut interrupt => return Ok(0),
+    };
+    let Some(port) = port else {
+        let status = child.0.wait()?;
         bail!("{program} port-forward ended before it listened ({status})");
     };
-    let interrupt = interrupt()?;
     let scheme = if page.tls { "https" } else { "http" };
     let url = format!("{scheme}://localhost:{port}/ui/");
-    write(&format!("{url}\n"))?;
+    // Also without a reader of this output the port stays open.
+    _ = writeln!(std::io::stdout(), "{url}");
     if page.token {
-        eprintln!("The page asks for a token of a user who may get /ui/stream and /ui/copies.");
+        tell("The page asks for a token of a user who may get /ui/stream and /ui/copies.");
     }
     if !args.no_open {
         open(&url);
     }
-    follow(child, interrupt).await
+    tokio::select! {
+        status = ended(&mut child.0) => Ok(exit_code(status?)),
+        () = &mut interrupt => Ok(0),
+    }
+}
+
+/// A running kubectl, which ends with this value.
+struct Kubectl(Child);
+
+impl Drop for Kubectl {
+    fn drop(&mut self) {
+        // It may have ended already.
+        _ = self.0.kill();
+        _ = self.0.wait();
+    }
 }
 
 /// The name of the leading replica.
@@ -117,7 +137,9 @@ async fn page(reader: &Reader, mimeo: &str, leader: &str) -> Result<Page> {
             "the leader {leader} is no pod of namespace {mimeo}: it runs outside of the cluster. Its page is under /ui/ of its --ops-listen address"
         ),
         Err(error) => {
-            eprintln!("Can't read Pod {mimeo}/{leader}: {error}. The page may be off.");
+            tell(&format!(
+                "Can't read Pod {mimeo}/{leader}: {error}. The page may be off."
+            ));
             Ok(Page {
                 on: true,
                 ..Page::default()
@@ -155,14 +177,13 @@ fn page_of(pod: &Value) -> Page {
 }
 
 /// Waits until kubectl listens. Returns the port, or `None` if kubectl ended before.
-fn listening(child: &mut Child) -> Result<Option<u16>> {
-    let output = child.stdout.take().context("kubectl has no output")?;
+fn listening(output: ChildStdout) -> Option<u16> {
     let mut lines = BufReader::new(output).lines();
-    let mut told = lines.by_ref().map_while(Result::ok);
-    let port = told.find_map(|line| port_of(&line));
+    let mut printed = lines.by_ref().map_while(Result::ok);
+    let port = printed.find_map(|line| port_of(&line));
     // Kubectl prints a line for each connection, and must not wait for a reader.
     std::thread::spawn(move || lines.map_while(Result::ok).for_each(drop));
-    Ok(port)
+    port
 }
 
 /// The port in `Forwarding from 127.0.0.1:41234 -> 8081`.
@@ -187,35 +208,33 @@ fn open(url: &str) {
     opener.args(args).arg(url);
     let opener = opener.stdin(Stdio::null()).stdout(Stdio::null());
     if let Err(error) = opener.stderr(Stdio::null()).spawn() {
-        eprintln!("Can't start {program}: {error}. Open the URL in a browser.");
+        tell(&format!(
+            "Can't start {program}: {error}. Open the URL in a browser."
+        ));
     }
 }
 
-/// Waits for the end of kubectl. An interrupt ends both.
-async fn follow(mut child: Child, interrupt: impl Future<Output = ()>) -> Result<u8> {
-    let mut interrupt = std::pin::pin!(interrupt);
+/// Waits for the end of kubectl.
+async fn ended(child: &mut Child) -> Result<ExitStatus> {
     loop {
         if let Some(status) = child.try_wait()? {
-            if status.success() {
-                return Ok(0);
-            }
-            eprintln!(
-                "error: kubectl port-forward ended ({status}). The leader may have changed; run this command again"
-            );
-            return Ok(1);
+            return Ok(status);
         }
-        tokio::select! {
-            () = tokio::time::sleep(PAUSE) => {}
-            () = &mut interrupt => {
-                child.kill()?;
-                child.wait()?;
-                return Ok(0);
-            }
-        }
+        tokio::time::sleep(PAUSE).await;
     }
 }
 
-/// The request to end this program. From now on it ends the program no longer by itself.
+fn exit_code(status: ExitStatus) -> u8 {
+    if status.success() {
+        return 0;
+    }
+    tell(&format!(
+        "error: kubectl port-forward ended ({status}). The leader may have changed; run this command again"
+    ));
+    1
+}
+
+/// Waits for the request to end this program. The request alone no longer ends it.
 #[cfg(unix)]
 fn interrupt() -> Result<impl Future<Output = ()>> {
     use tokio::signal::unix::{SignalKind, signal};

@@ -21,7 +21,7 @@ use self::{
 use crate::{
     connect::Connected,
     names::{ObjectName, kind_of},
-    output::{Format, age, print},
+    output::{Format, age, line, print},
     picture::{Picture, Scope, metadata},
     read::{Part, Reader},
 };
@@ -40,7 +40,7 @@ struct Why {
     kind: String,
     namespace: String,
     name: String,
-    /// `None`: the command doesn't look.
+    /// `None`: it could not be read. The command doesn't look at pods.
     #[serde(skip_serializing_if = "Option::is_none")]
     exists: Option<bool>,
     /// The rule that the object's marks name, if it is a copy.
@@ -99,16 +99,19 @@ async fn explain(picture: &Picture, key: &Key<'_>, reader: &Reader, discovery: &
         // The user may read no rule that uses the kind, and yet the object.
         None => discovery.find(&key.gvk).await.ok().flatten(),
     };
+    // `None`: it could not be read.
     let object = match &resource {
-        None => None,
+        None => Some(None),
         Some(resource) => match read(reader, resource, key).await {
-            Ok(object) => object,
+            Ok(object) => Some(object),
             Err(note) => {
                 notes.push(note);
                 None
             }
         },
     };
+    let exists = object.as_ref().map(Option::is_some);
+    let object = object.flatten();
     let copy = object.as_ref().and_then(copy_of);
     if let Some(namespace) = picture.namespaces.get(key.namespace) {
         if namespace.deletion_timestamp.is_some() {
@@ -147,7 +150,7 @@ async fn explain(picture: &Picture, key: &Key<'_>, reader: &Reader, discovery: &
         kind: key.gvk.kind.to_string(),
         namespace: key.namespace.to_owned(),
         name: key.name.to_owned(),
-        exists: Some(object.is_some()),
+        exists,
         copy,
         rules,
         notes,
@@ -195,7 +198,8 @@ fn text(why: &Why) -> String {
     } = why;
     // Writing to a String never fails.
     _ = match (exists, copy) {
-        (None, _) => writeln!(text, "Pods of namespace {namespace}"),
+        (None, _) if kind == "Pod" => writeln!(text, "Pods of namespace {namespace}"),
+        (None, _) => writeln!(text, "{kind} {namespace}/{name} can't be read."),
         (Some(false), _) => writeln!(text, "{kind} {namespace}/{name} does not exist."),
         (Some(true), None) => writeln!(
             text,
@@ -237,16 +241,16 @@ fn text(why: &Why) -> String {
     {
         _ = writeln!(text, "\n{rule}: {state}");
         _ = writeln!(text, "  source  {source}");
-        _ = writeln!(text, "  why     {message}");
+        _ = writeln!(text, "  why     {}", line(message));
         if let Some(fix) = fix {
-            _ = writeln!(text, "  fix     {fix}");
+            _ = writeln!(text, "  fix     {}", line(fix));
         }
     }
     if !notes.is_empty() {
         text.push('\n');
     }
     for note in notes {
-        _ = writeln!(text, "{note}");
+        _ = writeln!(text, "{}", line(note));
     }
     text
 }

@@ -7,6 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use futures::{StreamExt as _, stream};
 use mimeo_model::{
+    id::RuleKind,
     kind::{GroupVersionKind, Resource},
     own_rights::{self, Program, ProgramRight, RoleRef},
     reach::Reach,
@@ -142,7 +143,12 @@ fn needs(
         let homes = homes.filter(|home| reach.refuses_home(home.gvk, home.namespace).is_none());
         let places = engine.index().reached(rule);
         let look_up = |gvk: &GroupVersionKind| kinds.get(gvk).cloned().flatten();
-        needs.extend(own_rights::needed(homes, places.as_ref(), look_up));
+        let mut own = own_rights::needed(homes, places.as_ref(), look_up);
+        if rule.id.kind == RuleKind::Replication {
+            // Only the reconciler writes copies for a Replication.
+            own.retain(|need| need.program == Program::Reconciler);
+        }
+        needs.extend(own);
     }
     needs
 }

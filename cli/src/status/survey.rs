@@ -242,13 +242,11 @@ fn unwanted(copy: &CopyView) -> (String, String) {
 
 /// The line of a rule before its copies are counted.
 fn line(id: &RuleId, stored: &Stored) -> RuleLine {
-    let generation = stored.object["metadata"]["generation"].as_i64();
     let status = stored.status.as_ref();
-    let current = status.is_some_and(|status| status.observed_generation == generation);
     let conditions = status.into_iter().flat_map(|status| &status.conditions);
     let ready = conditions
         .into_iter()
-        .find(|condition| condition.type_ == "Ready" && current);
+        .find(|condition| condition.type_ == "Ready");
     let (ready, message) = match (&stored.rule, ready) {
         (_, Some(ready)) if ready.status == "True" => ("True".into(), String::new()),
         (_, Some(ready)) => (
@@ -288,14 +286,12 @@ fn source_of(picture: &Picture, rule: &Rule, key: &CopyKey<'_>) -> Option<Source
         name: key.namespace,
         labels: &labels,
     };
-    let mut wanted = rule
-        .targets
-        .iter()
-        .filter(|target| target.selection.matches(key.namespace, &labels));
     sources(picture, rule).into_iter().find(|source| {
-        let named = |target: &mimeo_model::rule::Target| {
-            target.copy_name(source).text_at(place) == key.name
-        };
-        *source.gvk.kind == *key.kind && wanted.by_ref().any(named)
+        let mut targets = rule.targets.iter();
+        *source.gvk.kind == *key.kind
+            && targets.any(|target| {
+                target.selection.matches(key.namespace, &labels)
+                    && target.copy_name(source).text_at(place) == key.name
+            })
     })
 }

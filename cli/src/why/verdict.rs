@@ -153,6 +153,15 @@ pub(super) fn left_behind(
     let id: RuleId = copy.rule.parse().ok()?;
     let stored = picture.rules.get(&id);
     let view = self::copy(picture, key, &id);
+    if stored.is_none() && picture.partial.contains(&id.kind) {
+        return Some(Answer {
+            rule: copy.rule.clone(),
+            source: copy.source.clone(),
+            state: "Unknown".into(),
+            message: "you may not read the rule that wrote the copy".into(),
+            fix: None,
+        });
+    }
     let held = stored.is_some_and(|stored| stored.status.as_ref().is_some_and(holds_deletion));
     let (state, what, fix) = match (stored, view.map(|view| view.state)) {
         (None, _) => (

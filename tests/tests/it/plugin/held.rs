@@ -9,7 +9,7 @@ use k8s_openapi::{
 use kube::{Api, ResourceExt as _};
 use mimeo_tests::{
     ControlPlane, Pair, create_namespace, create_secret, eventually, install_crd,
-    scenario::{SOON, Setting, delete, of, relabel, rule, wait_for, wait_gone},
+    scenario::{SOON, Setting, delete, kubectl, of, relabel, rule, wait_for, wait_gone},
 };
 use serde_json::Value;
 
@@ -77,6 +77,33 @@ async fn a_held_deletion_is_listed_and_confirmed_by_the_number_of_copies() -> Re
         "{}",
         wrong.stderr
     );
+    // Who can't list the copies doesn't know how many are deleted.
+    let user = control_plane.user(&scene.tag, &[])?;
+    let reads = "--resource=namespaces,clusterreplications.mimeo.dev,replications.mimeo.dev,replicationgrants.mimeo.dev";
+    let role = [
+        "create",
+        "clusterrole",
+        &scene.tag,
+        "--verb=get,list,patch",
+        reads,
+    ];
+    kubectl(control_plane, role)?;
+    let binding = [
+        "create",
+        "clusterrolebinding",
+        &scene.tag,
+        &format!("--clusterrole={}", scene.tag),
+        &format!("--user={}", scene.tag),
+    ];
+    kubectl(control_plane, binding)?;
+    for number in ["0", &copies.to_string()] {
+        let args = ["confirm", &scene.tag, "--copies", number];
+        let refused = run(control_plane, Some(&user), &args)?;
+        assert_eq!(refused.code, 2, "{}", refused.stdout);
+        let told = "You can't list copies of kind Secret";
+        assert!(refused.stderr.contains(told), "{}", refused.stderr);
+    }
+
     // On a slow machine copies are lost after the hold. They are held separately.
     eventually(SOON, "no copy", || async {
         let held = run(control_plane, None, &["held", &scene.tag, "-o", "json"])?.json()?;

@@ -9,7 +9,7 @@ use std::{
 use anyhow::{Context as _, Result, ensure};
 use mimeo_tests::{
     Program, create_secret, eventually,
-    scenario::{SOON, Scene, delete, kubectl},
+    scenario::{SOON, Scene, delete, kubectl, merge},
 };
 use serde_json::{Value, json};
 
@@ -82,6 +82,49 @@ async fn every_copy_that_is_not_synced_is_listed() -> Result<()> {
     let failed = status(&scene, &["--failed"])?;
     assert_eq!(failed.code, 0);
     assert!(failed.stdout.contains("No rules"), "{}", failed.stdout);
+    Ok(())
+}
+
+/// Each copy counts for its own source.
+#[tokio::test]
+async fn a_failing_copy_leaves_the_other_copies_of_its_rule_synced() -> Result<()> {
+    let scene = STAGE.scene("status-two").await?;
+    let namespace = scene.namespace().await?;
+    create_secret(&scene.client, &namespace, REGISTRY, &[("a", "b")]).await?;
+    for name in [REGISTRY, "ca"] {
+        scene.secret(name, &[("token", "one")]).await?;
+    }
+    scene
+        .rule()
+        .secret(&scene.home, REGISTRY)
+        .secret(&scene.home, "ca")
+        .create(&scene.client)
+        .await?;
+    scene.wait_counts(&scene.tag, [2, 1, 1]).await?;
+    let answer = status(&scene, &["-o", "json"])?.json()?;
+    let rule = line(&answer);
+    let counts = ["copies", "synced", "pending", "failed"].map(|field| rule[field].as_u64());
+    assert_eq!(counts, [Some(2), Some(1), Some(0), Some(1)], "{answer:#}");
+    assert_eq!(
+        answer["copies"].as_array().map(Vec::len),
+        Some(1),
+        "{answer:#}"
+    );
+    assert_eq!(answer["copies"][0]["name"], REGISTRY);
+
+    // A text from the cluster can't change the terminal, or add lines to the output.
+    let source = "\u{1b}[2J\n  fix     rm";
+    let marks = json!({"metadata": {"annotations": {"mimeo.dev/source": source}}});
+    merge(&scene.secrets(&namespace), REGISTRY, marks).await?;
+    let rule = json!({"metadata": {"annotations": {"mimeo.dev/rule": "Replication/x/\u{9b}y"}}});
+    merge(&scene.secrets(&namespace), REGISTRY, rule).await?;
+    let object = format!("{namespace}/secret/{REGISTRY}");
+    for args in [&["why", &object][..], &["why", &object, "-o", "json"]] {
+        let shown = run(&scene.setting.control_plane, None, args)?.stdout;
+        let control = |char: char| char.is_control() && char != '\n';
+        assert!(!shown.contains(control), "{shown:?}");
+        assert!(!shown.contains("\n  fix     rm"), "{shown}");
+    }
     Ok(())
 }
 

@@ -258,6 +258,7 @@ async fn a_user_without_permissions_is_told_which_facts_are_missing() -> Result<
         answer["copy"]["rule"],
         format!("ClusterReplication/{}", scene.tag)
     );
+    assert_eq!(answer["rules"][0]["state"], "Unknown", "{answer:#}");
     let notes = answer["notes"].to_string();
     for part in ["ClusterReplications", "namespaces", "ReplicationGrants"] {
         assert!(
