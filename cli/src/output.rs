@@ -237,7 +237,10 @@ mod tests {
     #[test]
     fn control_characters_are_not_printed() {
         let text = "a\x1b[2J\tb\n\x1b[31mred\x1b[0m";
-        assert_eq!(shown(text), "a\u{fffd}[2J\u{fffd}b\n\x1b[31mred\x1b[0m");
+        assert_eq!(shown(text), "a\u{fffd}[2J\tb\n\x1b[31mred\x1b[0m");
+        assert_eq!(shown("\u{202e}\u{9b}"), "\u{fffd}\u{fffd}");
+        assert_eq!(escaped("\"a\u{9b}\"\n"), "\"a\\u009b\"\n");
+        assert_eq!(line("a\n  fix: b"), "a   fix: b");
     }
 
     #[test]

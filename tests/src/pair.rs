@@ -45,8 +45,9 @@ const STARTING: Duration = Duration::from_mins(5);
 const PATIENT: [&str; 4] = ["--lease-duration", "300s", "--lease-renew-deadline", "240s"];
 
 /// A setting of the C library that the manifests give both programs, as an environment variable.
-/// Without it, the memory of a busy webhook depends on the order in which bodies of reviews arrive.
-pub const MALLOC: (&str, &str) = ("MALLOC_MMAP_THRESHOLD_", "131072");
+/// Without it, the memory of a busy webhook depends on the order in which bodies of reviews arrive. A
+/// smaller value would give each larger buffer its own mapping, which takes time.
+pub const MALLOC: (&str, &str) = ("MALLOC_MMAP_THRESHOLD_", "1048576");
 
 /// Permissions of the programs.
 #[derive(Debug, Clone)]

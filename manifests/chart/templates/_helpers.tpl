@@ -193,7 +193,7 @@ containers:
 {{/* Environment variables of both programs. */}}
 {{- define "mimeo.env" -}}
 # By default the C library raises this threshold with each large block that it frees. It then keeps freed bodies of reviews, in pieces.
-- {name: MALLOC_MMAP_THRESHOLD_, value: "131072"}
+- {name: MALLOC_MMAP_THRESHOLD_, value: "1048576"}
 - {name: MIMEO_LOG, value: {{ .Values.log.level | quote }}}
 - {name: MIMEO_LOG_FORMAT, value: {{ .Values.log.format | quote }}}
 - {name: MIMEO_POD_GATE_BUDGET, value: {{ .Values.podGate.budget | quote }}}
