@@ -102,7 +102,7 @@ impl Report {
 }
 
 pub(crate) async fn run(_: CheckArgs, connected: &Connected, format: Format) -> Result<u8> {
-    let reader = Reader::new(connected.client.clone(), connected.timeout);
+    let reader = connected.reader();
     let namespace = namespace(&reader, &connected.mimeo).await?;
     let (crds, served) = crds::check(connected, &reader).await;
     let (programs, accounts) = programs::check(&reader, &connected.mimeo).await;

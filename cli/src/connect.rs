@@ -11,6 +11,8 @@ use kube::{
 };
 use mimeo_runtime::{client::client, duration};
 
+use crate::read::Reader;
+
 /// Kubectl's own flags, with kubectl's meaning. `kubectl mimeo` receives only the flags after the
 /// command's name.
 #[derive(Debug, Clone, Args)]
@@ -78,6 +80,13 @@ pub(crate) struct Connected {
     pub(crate) mimeo: String,
     /// The longest time for one request.
     pub(crate) timeout: Duration,
+}
+
+impl Connected {
+    /// A reader with the rights of the user.
+    pub(crate) fn reader(&self) -> Reader {
+        Reader::new(self.client.clone(), self.timeout)
+    }
 }
 
 impl Connection {

@@ -21,7 +21,7 @@ use crate::{
     kinds,
     names::ObjectName,
     output::{Format, print, tell},
-    read::{Part, Reader},
+    read::Part,
     write::{Change, Refusal, send},
 };
 
@@ -107,7 +107,7 @@ pub(crate) async fn run(args: &CopyArgs, connected: &Connected, format: Format) 
         "{} is the source itself",
         args.source
     );
-    let reader = Reader::new(connected.client.clone(), connected.timeout);
+    let reader = connected.reader();
     let resource = kinds::find(&reader, kind).await?;
     if let Some(refusal) = refuse_kind(&resource.gvk, &resource) {
         bail!("{}", refusal.message);

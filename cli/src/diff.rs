@@ -27,11 +27,9 @@ use crate::{
     files::{FileArgs, Files},
     output::{Format, print},
     picture::{Overlay, Picture, Scope},
-    read::Reader,
+    read::{AT_ONCE, Reader},
 };
 
-/// Most reads of copies at once.
-const AT_ONCE: usize = 16;
 /// Most namespaces that a line of text names.
 const NAMED: usize = 5;
 
@@ -147,7 +145,7 @@ async fn compare(
         .into_iter()
         .partition(|(key, effect)| before.changes.get(key).is_some_and(|old| old.same(effect)));
     let mut notes = picture.unread.clone();
-    let reader = Reader::new(connected.client.clone(), connected.timeout);
+    let reader = connected.reader();
     let mut described = stream::iter(new)
         .map(|(copy, effect)| describe(&reader, copy, effect))
         .buffered(AT_ONCE);

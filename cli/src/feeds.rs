@@ -12,7 +12,7 @@ use crate::{
     names::{ObjectName, kind_of},
     output::{Cell, Format, Tone, print, table},
     picture::{Picture, Scope, Stored, sources},
-    read::{Part, Reader},
+    read::Part,
     state::{CopyKey, state},
 };
 
@@ -110,7 +110,7 @@ async fn exists(
             .ok()?,
     }?;
     let path = resource_path(&resource, Some(&source.namespace), Some(&source.name));
-    let reader = Reader::new(connected.client.clone(), connected.timeout);
+    let reader = connected.reader();
     match reader.get(&path, Part::Metadata).await {
         Ok(object) => Some(object.is_some()),
         Err(error) => {
@@ -131,11 +131,7 @@ fn copies(picture: &Picture, rule: &Rule, source: &SourceRef, stored: &Stored) -
             name: namespace,
             labels: &labels,
         };
-        let targets = rule.targets.iter();
-        let targets = targets.filter(|target| target.selection.matches(namespace, &labels));
-        let mut names: Vec<String> = targets
-            .map(|target| target.copy_name(source).text_at(place))
-            .collect();
+        let mut names: Vec<String> = rule.copy_names(source, place).collect();
         names.dedup();
         if names.is_empty() {
             continue;

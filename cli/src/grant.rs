@@ -56,7 +56,7 @@ type GrantNames = BTreeSet<(Box<str>, Box<str>)>;
 
 pub(crate) async fn run(args: &GrantArgs, connected: &Connected, format: Format) -> Result<u8> {
     let (home, name) = replication(&args.rule, &connected.namespace)?;
-    let reader = Reader::new(connected.client.clone(), connected.timeout);
+    let reader = connected.reader();
     let rule = read_rule(&reader, &home, &name).await?;
     let mut snapshot = Snapshot::new(Settings::new(Role::Keeper, ""));
     let mut notes = Vec::new();

@@ -19,7 +19,7 @@ use crate::{
     connect::Connected,
     output::{Format, print, print_text, table, tell},
     picture::{Picture, Scope},
-    state::argument,
+    state::{argument, held_deletion},
     write::{Change, Refusal, send},
 };
 
@@ -115,11 +115,7 @@ fn held(picture: &Picture) -> Vec<Held> {
 
 /// The nonce and the sentence of a status with the condition `Stalled`, reason `DeletionHeld`.
 fn told(status: &ClusterReplicationStatus) -> Option<(Option<String>, String)> {
-    let held = |reason: &str| reason == "DeletionHeld";
-    let conditions = &status.conditions;
-    let condition = conditions
-        .iter()
-        .find(|one| one.type_ == "Stalled" && one.status == "True" && held(&one.reason))?;
+    let condition = held_deletion(status)?;
     let nonce = condition
         .message
         .split_once(&format!("{CONFIRM_DELETION}="));

@@ -9,10 +9,7 @@ use mimeo_model::kind::{GroupVersionKind, Resource};
 use mimeo_runtime::call::encode;
 use serde::de::DeserializeOwned;
 
-use crate::read::{Part, ReadError, Reader};
-
-/// Most requests at once.
-const AT_ONCE: usize = 16;
+use crate::read::{AT_ONCE, Part, ReadError, Reader};
 
 /// Finds the kind that a user means: its name, its plural or its short name, with or without the
 /// group. Kinds of the core group come first.

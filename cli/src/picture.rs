@@ -55,11 +55,8 @@ use self::{
 use crate::{
     connect::Connected,
     files::Key,
-    read::{Part, ReadError, Reader},
+    read::{AT_ONCE, Part, ReadError, Reader},
 };
-
-/// Most requests at once.
-const AT_ONCE: usize = 16;
 
 /// The namespaces whose copies a command asks about.
 #[derive(Clone, Debug)]
@@ -210,7 +207,7 @@ struct Reading {
 impl Reading {
     async fn begin(connected: &Connected, scope: Scope, overlay: Overlay) -> Result<Self> {
         let client = connected.client.clone();
-        let reader = Reader::new(client.clone(), connected.timeout);
+        let reader = connected.reader();
         let system = reader
             .get("/api/v1/namespaces/kube-system", Part::Metadata)
             .await;

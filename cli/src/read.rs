@@ -17,6 +17,9 @@ use mimeo_runtime::{
 use serde::Deserialize;
 use serde_json::{Value, value::RawValue};
 
+/// Most requests at once.
+pub(crate) const AT_ONCE: usize = 16;
+
 /// Which part of an object is read.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Part {

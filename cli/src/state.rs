@@ -1,8 +1,10 @@
 //! The state of a copy in the words of statuses and documents, and the next step for a person.
 
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use mimeo_api::{ClusterReplicationStatus, CopyFailure};
 use mimeo_engine::{CopyView, State};
 use mimeo_model::{
+    condition::ConditionReason,
     id::{RuleId, RuleKind},
     outcome::FailureReason,
     rule::Rule,
@@ -52,9 +54,9 @@ pub(crate) fn state(
     }
     // A source may be unreadable because Mimeo lacks a permission, so Authorized comes first.
     for cause in ["Authorized", "SourcesFound"] {
-        let mut conditions = status.into_iter().flat_map(|status| &status.conditions);
-        let failed = conditions.find(|one| one.type_ == cause && one.status == "False");
-        if let Some(one) = failed.filter(|one| one.reason != "Pending") {
+        let found = status.and_then(|status| condition(status, cause));
+        let failed = |one: &&Condition| one.status == "False" && one.reason != "Pending";
+        if let Some(one) = found.filter(failed) {
             return (one.reason.clone(), one.message.clone());
         }
     }
@@ -70,6 +72,21 @@ pub(crate) fn state(
         Some("Delete") => known("Pending", "Mimeo has to delete the copy"),
         _ => known("Pending", "Mimeo has not decided about the copy yet"),
     }
+}
+
+/// The condition of this type.
+pub(crate) fn condition<'a>(
+    status: &'a ClusterReplicationStatus,
+    type_: &str,
+) -> Option<&'a Condition> {
+    let mut conditions = status.conditions.iter();
+    conditions.find(|condition| condition.type_ == type_)
+}
+
+/// The condition that a deletion of the rule's copies is held, if it is.
+pub(crate) fn held_deletion(status: &ClusterReplicationStatus) -> Option<&Condition> {
+    let held = ConditionReason::DeletionHeld.as_str();
+    condition(status, "Stalled").filter(|one| one.status == "True" && one.reason == held)
 }
 
 /// The failure that the rule's status names for this copy.

@@ -50,7 +50,7 @@ pub(crate) async fn run(
     connection: &Connection,
     connected: &Connected,
 ) -> Result<u8> {
-    let reader = Reader::new(connected.client.clone(), connected.timeout);
+    let reader = connected.reader();
     let mimeo = &connected.mimeo;
     let leader = leader(&reader, mimeo).await?;
     let page = page(&reader, mimeo, &leader).await?;

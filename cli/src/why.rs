@@ -84,7 +84,7 @@ pub(crate) async fn run(args: WhyArgs, connected: &Connected, format: Format) ->
         name,
         gvk,
     };
-    let reader = Reader::new(connected.client.clone(), connected.timeout);
+    let reader = connected.reader();
     let discovery = Discovery::new(connected.client.clone());
     let why = explain(&picture, &key, &reader, &discovery).await;
     let healthy = why.rules.iter().any(|rule| rule.state == "Synced");

@@ -23,7 +23,7 @@ use mimeo_model::{
     kind::{GroupVersionKind, Resource},
     meta::is_copy,
     narrowing,
-    own_rights::{self, Program, RoleRef},
+    own_rights::{self, RoleRef},
     policy::Policy,
     refusal::Refusal,
     review::{Request, User, Verdict},
@@ -215,7 +215,9 @@ async fn check_rule(app: &App, request: &Request, object: &Value, deadline: Inst
     if let (Some(places), Told::Named) = (&mut places, of_namespaces) {
         places.retain(|namespace| rule.names(namespace));
     }
-    let mut own = own_rights::needed(homes, places.as_ref(), |gvk| kinds.resource(gvk));
+    let own = own_rights::needed_by(rule.id.kind, homes, places.as_ref(), |gvk| {
+        kinds.resource(gvk)
+    });
     // Each selector costs a list. A tenant may write any number of rules, so the webhook checks
     // only the first few selectors of each.
     let most = if rule.id.kind == RuleKind::Replication {
@@ -264,8 +266,6 @@ async fn check_rule(app: &App, request: &Request, object: &Value, deadline: Inst
                 &sources,
                 before.as_ref(),
             ));
-            // Only the reconciler writes copies for a Replication.
-            own.retain(|need| need.program == Program::Reconciler);
         }
     }
     warnings.extend(warnings::untold_retention(&rule, before.as_ref()));

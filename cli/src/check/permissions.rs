@@ -7,7 +7,6 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use futures::{StreamExt as _, stream};
 use mimeo_model::{
-    id::RuleKind,
     kind::{GroupVersionKind, Resource},
     own_rights::{self, Program, ProgramRight, RoleRef},
     reach::Reach,
@@ -26,11 +25,9 @@ use super::{Item, Report, Verdict, programs::Accounts};
 use crate::{
     connect::Connected,
     picture::{Picture, Scope},
-    read::{Part, Reader},
+    read::{AT_ONCE, Part, Reader},
 };
 
-/// Most requests at once.
-const AT_ONCE: usize = 16;
 /// Most permissions that are checked. An installation that is limited to many namespaces needs each
 /// permission in each of them.
 const MOST: usize = 2000;
@@ -46,8 +43,7 @@ pub(super) async fn check(
     report: &mut Report,
 ) {
     // A user who may not list namespaces can name one with -n.
-    let scope = connected.asked_namespace.clone();
-    let scope = scope.map_or(Scope::All, Scope::One);
+    let scope = Scope::asked(connected);
     let (picture, reach) = match Picture::outline(connected, scope).await {
         Ok(read) => read,
         Err(error) => {
@@ -143,11 +139,7 @@ fn needs(
         let homes = homes.filter(|home| reach.refuses_home(home.gvk, home.namespace).is_none());
         let places = engine.index().reached(rule);
         let look_up = |gvk: &GroupVersionKind| kinds.get(gvk).cloned().flatten();
-        let mut own = own_rights::needed(homes, places.as_ref(), look_up);
-        if rule.id.kind == RuleKind::Replication {
-            // Only the reconciler writes copies for a Replication.
-            own.retain(|need| need.program == Program::Reconciler);
-        }
+        let own = own_rights::needed_by(rule.id.kind, homes, places.as_ref(), look_up);
         needs.extend(own);
     }
     needs

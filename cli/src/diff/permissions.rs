@@ -16,7 +16,7 @@ use mimeo_api::names::REPLICATION_GRANT;
 use mimeo_model::{
     authority::{Finding, Need, find, lacks, of_grant, of_rule},
     grant::Grant,
-    id::{RuleId, RuleKind},
+    id::RuleId,
     kind::{GroupVersionKind, Resource},
     known::Decoded,
     own_rights::{self, Program, ProgramRight, RoleRef},
@@ -33,12 +33,11 @@ use mimeo_runtime::{
 use serde::Serialize;
 use tokio::time::Instant;
 
-use super::AT_ONCE;
 use crate::{
     connect::Connected,
     files::{Files, Key},
     picture::Picture,
-    read::{Part, Reader},
+    read::{AT_ONCE, Part},
 };
 
 /// Missing permissions, each as a sentence.
@@ -244,12 +243,8 @@ impl Asking<'_> {
             .homes(|source| roles.get(source).cloned().flatten())
             .filter(|home| reach.refuses_home(home.gvk, home.namespace).is_none());
         let places = engine.index().reached(rule);
-        let mut needed = own_rights::needed(homes, places.as_ref(), |gvk| self.resource(gvk));
-        if rule.id.kind == RuleKind::Replication {
-            // Only the reconciler writes copies for a Replication.
-            needed.retain(|need| need.program == Program::Reconciler);
-        }
-        needed
+        let look_up = |gvk: &GroupVersionKind| self.resource(gvk);
+        own_rights::needed_by(rule.id.kind, homes, places.as_ref(), look_up)
     }
 
     /// The role that a RoleBinding in the files or in the cluster binds.
@@ -259,7 +254,7 @@ impl Asking<'_> {
         }
         let resource = self.resource(&source.gvk)?;
         let path = resource_path(&resource, Some(&source.namespace), Some(&source.name));
-        let reader = Reader::new(self.connected.client.clone(), self.connected.timeout);
+        let reader = self.connected.reader();
         RoleRef::of(&reader.get(&path, Part::Whole).await.ok()??)
     }
 }

@@ -12,8 +12,7 @@ use crate::{
     connect::Connected,
     installation::Installation,
     picture::{Picture, Scope, Stored, sources},
-    read::Reader,
-    state::{CopyKey, state},
+    state::{CopyKey, condition, state},
 };
 
 /// The state of Mimeo and of the rules in the scope.
@@ -95,7 +94,7 @@ impl Status {
         {
             bail!("there is no {id}, or you may not read it");
         }
-        let reader = Reader::new(connected.client.clone(), connected.timeout);
+        let reader = connected.reader();
         let (mimeo, unread) = Installation::read(&reader, &connected.mimeo).await;
         let mut status = Self {
             mimeo: Some(mimeo),
@@ -243,10 +242,7 @@ fn unwanted(copy: &CopyView) -> (String, String) {
 /// The line of a rule before its copies are counted.
 fn line(id: &RuleId, stored: &Stored) -> RuleLine {
     let status = stored.status.as_ref();
-    let conditions = status.into_iter().flat_map(|status| &status.conditions);
-    let ready = conditions
-        .into_iter()
-        .find(|condition| condition.type_ == "Ready");
+    let ready = status.and_then(|status| condition(status, "Ready"));
     let (ready, message) = match (&stored.rule, ready) {
         (_, Some(ready)) if ready.status == "True" => ("True".into(), String::new()),
         (_, Some(ready)) => (
@@ -287,11 +283,7 @@ fn source_of(picture: &Picture, rule: &Rule, key: &CopyKey<'_>) -> Option<Source
         labels: &labels,
     };
     sources(picture, rule).into_iter().find(|source| {
-        let mut targets = rule.targets.iter();
-        *source.gvk.kind == *key.kind
-            && targets.any(|target| {
-                target.selection.matches(key.namespace, &labels)
-                    && target.copy_name(source).text_at(place) == key.name
-            })
+        let mut names = rule.copy_names(source, place);
+        *source.gvk.kind == *key.kind && names.any(|name| name == key.name)
     })
 }

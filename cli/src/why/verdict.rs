@@ -4,12 +4,7 @@ use jiff::Timestamp;
 use mimeo_api::ClusterReplicationStatus;
 use mimeo_engine::{CopyView, State};
 use mimeo_model::{
-    condition::ConditionReason,
-    id::RuleId,
-    rule::Rule,
-    selection::{Labels, Mismatch},
-    source::SourceRef,
-    template::Place,
+    id::RuleId, rule::Rule, selection::Mismatch, source::SourceRef, template::Place,
 };
 use serde::Serialize;
 
@@ -17,7 +12,7 @@ use super::{Key, marks::Copy};
 use crate::{
     output::quoted,
     picture::{Picture, Stored, sources},
-    state::{CopyKey, confirm, fix, object, state},
+    state::{CopyKey, confirm, fix, held_deletion, object, state},
 };
 
 /// The decision of one rule about the object.
@@ -162,7 +157,12 @@ pub(super) fn left_behind(
             fix: None,
         });
     }
-    let held = stored.is_some_and(|stored| stored.status.as_ref().is_some_and(holds_deletion));
+    let held = stored.is_some_and(|stored| {
+        stored
+            .status
+            .as_ref()
+            .is_some_and(|status| held_deletion(status).is_some())
+    });
     let (state, what, fix) = match (stored, view.map(|view| view.state)) {
         (None, _) => (
             "RuleDeleted",
@@ -199,27 +199,20 @@ pub(super) fn left_behind(
     })
 }
 
-/// True if the status says that a deletion of the rule's copies is held.
-fn holds_deletion(status: &ClusterReplicationStatus) -> bool {
-    let conditions = &status.conditions;
-    let held = |reason: &str| reason == ConditionReason::DeletionHeld.as_str();
-    conditions
-        .iter()
-        .any(|one| one.type_ == "Stalled" && one.status == "True" && held(&one.reason))
-}
-
 /// The names that rules do make in the namespace, for a user who misspelt one.
 pub(super) fn others(picture: &Picture, key: &Key<'_>) -> String {
     let labels = picture.labels(key.namespace).unwrap_or_default();
+    let place = Place {
+        name: key.namespace,
+        labels: &labels,
+    };
     let mut found = Vec::new();
     for (id, stored) in &picture.rules {
         let Ok(rule) = &stored.rule else { continue };
         for source in sources(picture, rule) {
             if source.gvk.group_kind() == key.gvk.group_kind() {
-                found.extend(
-                    names_of(rule, &source, key.namespace, &labels)
-                        .map(|name| format!("{name} ({id})")),
-                );
+                let names = rule.copy_names(&source, place);
+                found.extend(names.map(|name| format!("{name} ({id})")));
             }
         }
     }
@@ -229,19 +222,4 @@ pub(super) fn others(picture: &Picture, key: &Key<'_>) -> String {
         return String::new();
     }
     format!(" In this namespace rules make: {}.", found.join(", "))
-}
-
-fn names_of<'a>(
-    rule: &'a Rule,
-    source: &'a SourceRef,
-    namespace: &'a str,
-    labels: &'a Labels,
-) -> impl Iterator<Item = String> + 'a {
-    let place = Place {
-        name: namespace,
-        labels,
-    };
-    let targets = rule.targets.iter();
-    let matching = targets.filter(move |target| target.selection.matches(namespace, labels));
-    matching.map(move |target| target.copy_name(source).text_at(place))
 }

@@ -9,6 +9,7 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use crate::{
+    id::RuleKind,
     kind::{GroupVersionKind, Resource},
     names, plural,
     reach::Reach,
@@ -76,6 +77,21 @@ const WRITE: [&str; 2] = ["create", "patch"];
 const DELETE: &str = "delete";
 /// Verbs that Mimeo uses on sources and copies themselves.
 const OF_COPIES: [&str; 6] = ["get", "list", "watch", "create", "patch", DELETE];
+
+/// The permissions that a rule of this kind needs, as [`needed`] says. Only the reconciler writes
+/// copies for a Replication.
+pub fn needed_by<'a>(
+    kind: RuleKind,
+    homes: impl Iterator<Item = Home<'a>>,
+    places: Option<&BTreeSet<Box<str>>>,
+    look_up: impl Fn(&GroupVersionKind) -> Option<Resource>,
+) -> BTreeSet<ProgramRight> {
+    let mut needs = needed(homes, places, look_up);
+    if kind == RuleKind::Replication {
+        needs.retain(|need| need.program == Program::Reconciler);
+    }
+    needs
+}
 
 /// The permissions needed for copies of these sources in these places. `None` means everywhere. A
 /// kind that `look_up` does not find needs no permission yet.
@@ -317,6 +333,19 @@ mod tests {
             )
         };
         needs.iter().map(told).collect()
+    }
+
+    #[test]
+    fn for_a_replication_the_webhook_writes_nothing() {
+        let by = |kind| {
+            let homes = [home(&policies().gvk, Some("home"))].into_iter();
+            needed_by(kind, homes, None, |_| Some(policies()))
+        };
+        assert_eq!(by(RuleKind::ClusterReplication), needs());
+        let mut own = needs();
+        own.retain(|need| need.program == Program::Reconciler);
+        assert!(own.len() < needs().len());
+        assert_eq!(by(RuleKind::Replication), own);
     }
 
     #[test]

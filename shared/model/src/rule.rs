@@ -274,6 +274,18 @@ impl Rule {
                 .any(|target| target.selection.matches(namespace, labels) && makes(target))
     }
 
+    /// The names of the copies that the rule makes of a source in a namespace: one for each target
+    /// that selects the namespace.
+    pub fn copy_names<'a>(
+        &'a self,
+        source: &'a SourceRef,
+        place: Place<'a>,
+    ) -> impl Iterator<Item = String> + 'a {
+        let matches = move |target: &&Target| target.selection.matches(place.name, place.labels);
+        let targets = self.targets.iter().filter(matches);
+        targets.map(move |target| target.copy_name(source).text_at(place))
+    }
+
     /// Most copies that a Replication may have: its sources times its target namespaces.
     pub fn most_copies(&self) -> usize {
         let sources = if self.selectors.is_empty() {

@@ -15,8 +15,11 @@ mod why;
 
 use std::{env, ffi::OsString, path::PathBuf, process::Command};
 
-use anyhow::{Context as _, Result};
-use mimeo_tests::{ControlPlane, User, locate, planted, scenario::bare_kubectl};
+use anyhow::{Context as _, Result, ensure};
+use mimeo_tests::{
+    ControlPlane, User, eventually, locate, planted,
+    scenario::{SOON, Scene, bare_kubectl},
+};
 use serde_json::Value;
 
 /// `kubectl mimeo ARGS` without a cluster.
@@ -74,4 +77,34 @@ fn finish(mut command: Command) -> Result<Output> {
         stdout,
         stderr,
     })
+}
+
+/// The exit code and the JSON of `kubectl mimeo why`, as the admin or as another user.
+fn why(control_plane: &ControlPlane, user: Option<&User>, object: &str) -> Result<(i32, Value)> {
+    let output = run(control_plane, user, &["why", object, "-o", "json"])?;
+    Ok((output.code, output.json()?))
+}
+
+/// Waits until `kubectl mimeo why` gives a rule's answer this state. Returns the answer.
+async fn wait_state(scene: &Scene<'_>, object: &str, rule: &str, state: &str) -> Result<Value> {
+    eventually(SOON, format!("{object}: {state}"), || async {
+        let (code, answer) = why(&scene.setting.control_plane, None, object)?;
+        let rules = answer["rules"].as_array().cloned().unwrap_or_default();
+        let correct = rules.iter().any(|one| one["state"] == "Synced");
+        let own = rules.into_iter().find(|one| one["rule"] == rule);
+        let own = own.with_context(|| format!("{answer:#}"))?;
+        ensure!(own["state"] == state, "{answer:#}");
+        ensure!((code == 0) == correct, "exit code {code}: {answer:#}");
+        Ok(Some(own))
+    })
+    .await
+}
+
+#[track_caller]
+fn says(answer: &Value, field: &str, words: &str) {
+    let text = answer[field].as_str().unwrap_or_default();
+    assert!(
+        text.contains(words),
+        "{words:?} is not in {field} of {answer:#}"
+    );
 }

@@ -1,43 +1,19 @@
 //! `kubectl mimeo why` in the states that other tests of the plugin don't reach: each is named with
 //! the next step.
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::Result;
 use k8s_openapi::api::core::v1::Secret;
 use mimeo_tests::{
     eventually,
     scenario::{SOON, Scene, apply, create, delete, of, relabel, rule, wait_for},
     tenant::{Tenant, copying},
 };
-use serde_json::{Value, json};
+use serde_json::json;
 
-use super::run;
+use super::{says, wait_state};
 use crate::stages::{PLAIN as STAGE, SHIPPED};
 
 const REGISTRY: &str = "registry";
-
-/// Waits until the answer of the rule has this state. Returns the answer.
-async fn wait_state(scene: &Scene<'_>, object: &str, rule: &str, state: &str) -> Result<Value> {
-    eventually(SOON, format!("{object}: {state}"), || async {
-        let control_plane = &scene.setting.control_plane;
-        let output = run(control_plane, None, &["why", object, "-o", "json"])?;
-        let answer = output.json()?;
-        let rules = answer["rules"].as_array().context("no rules")?;
-        let own = rules.iter().find(|one| one["rule"] == rule);
-        let own = own.with_context(|| format!("{answer:#}"))?;
-        ensure!(own["state"] == state, "{answer:#}");
-        Ok(Some(own.clone()))
-    })
-    .await
-}
-
-#[track_caller]
-fn says(answer: &Value, field: &str, words: &str) {
-    let text = answer[field].as_str().unwrap_or_default();
-    assert!(
-        text.contains(words),
-        "{words:?} is not in {field}: {answer:#}"
-    );
-}
 
 /// A policy of the cluster that denies Secrets of this name.
 async fn deny(scene: &Scene<'_>, name: &str) -> Result<()> {

@@ -3,45 +3,20 @@
 
 use anyhow::{Context as _, Result};
 use mimeo_tests::{
-    ControlPlane, User, create_secret, eventually,
-    scenario::{SOON, Scene, kubectl, merge, rule},
+    create_secret,
+    scenario::{Scene, kubectl, merge, rule},
 };
 use serde_json::{Value, json};
 
-use super::run;
+use super::{says, why};
 use crate::{copies::told::exhaust, stages::PLAIN as STAGE};
 
 const REGISTRY: &str = "registry";
 
-/// The exit code and the JSON of `kubectl mimeo why`, as the admin or as another user.
-fn why(control_plane: &ControlPlane, user: Option<&User>, object: &str) -> Result<(i32, Value)> {
-    let output = run(control_plane, user, &["why", object, "-o", "json"])?;
-    Ok((output.code, output.json()?))
-}
-
-/// Waits until the rule's answer has this state. Returns the answer.
+/// Waits until the answer of a `ClusterReplication` has this state. Returns the answer.
 async fn wait_state(scene: &Scene<'_>, object: &str, rule: &str, state: &str) -> Result<Value> {
     let id = format!("ClusterReplication/{rule}");
-    eventually(SOON, format!("{object}: {state}"), || async {
-        let (code, answer) = why(&scene.setting.control_plane, None, object)?;
-        let rules = answer["rules"].as_array().cloned().unwrap_or_default();
-        let correct = rules.iter().any(|one| one["state"] == "Synced");
-        let own = rules.into_iter().find(|one| one["rule"] == *id);
-        let own = own.with_context(|| format!("{answer:#}"))?;
-        anyhow::ensure!(own["state"] == state, "{answer:#}");
-        anyhow::ensure!((code == 0) == correct, "exit code {code}: {answer:#}");
-        Ok(Some(own))
-    })
-    .await
-}
-
-#[track_caller]
-fn says(answer: &Value, field: &str, words: &str) {
-    let text = answer[field].as_str().unwrap_or_default();
-    assert!(
-        text.contains(words),
-        "{words:?} is not in {field} of {answer:#}"
-    );
+    super::wait_state(scene, object, &id, state).await
 }
 
 #[tokio::test]
