@@ -137,6 +137,10 @@ async fn a_wait_ends_with_its_timeout_and_pods_that_wait_are_named() -> Result<(
         .set("podGate", json!("Required"))
         .create(&scene.client)
         .await?;
+    // Only then does the webhook set the pending label.
+    scene
+        .wait_condition(&scene.tag, "PodGateActive", "True", "Active")
+        .await?;
     let namespace = scene.namespace().await?;
     scene
         .wait_condition(&scene.tag, "SourcesFound", "False", "SourceNotFound")
