@@ -338,7 +338,8 @@ mod tests {
     #[test]
     fn for_a_replication_the_webhook_writes_nothing() {
         let by = |kind| {
-            let homes = [home(&policies().gvk, Some("home"))].into_iter();
+            let Resource { gvk, .. } = policies();
+            let homes = [home(&gvk, Some("home"))].into_iter();
             needed_by(kind, homes, None, |_| Some(policies()))
         };
         assert_eq!(by(RuleKind::ClusterReplication), needs());
