@@ -69,7 +69,7 @@ use self::{
     cells::{blocked, request, verdict, wants, work},
     effects::Effects,
     pod_gate::issued,
-    removal::{absent, collect, fate, losses, pending, withdrawn},
+    removal::{absent, fate, losses, may_go, pending, withdrawn},
     report::{announce, census, conditions, numbers, preview, status, tally, trouble, view},
     rights::{authorized, consent, grants, missing_grants, usage},
     sources::{follow, members, select},

@@ -1,5 +1,5 @@
-//! Decides the next step for one cell. Each step for a copy is decided here, or in `collect` if no
-//! rule wants the copy.
+//! Decides the next step for one cell. Each step for a copy is decided here. `may_go` says whether
+//! the step may be a deletion.
 
 use std::sync::Arc;
 
@@ -18,6 +18,7 @@ use crate::{
     absent::HowGone,
     cell::{Cell, Leave, Observation, Spared, Step, Why},
     fate::Fate,
+    may_go::MayGo,
     slot::{NoRendering, Slot},
     verdict::{Need, Needs, Outlook, Verdict},
     wants::taken,
@@ -106,7 +107,10 @@ impl Index {
             {
                 Step::Leave(Leave::NoSource)
             }
-            Step::Leave(Leave::NoSource) => self.decide_fate(fate, &slot.rule, place, cell, needs),
+            Step::Leave(Leave::NoSource) => {
+                let may_go = self.may_go(fate, &slot.rule, place, cell, needs);
+                step_if(may_go, &slot.rule, cell, needs)
+            }
             step @ Step::Leave(_) => step,
             _ if let Some(winner) = reserved => {
                 needs.push(Need::Failure(Failure {
@@ -118,6 +122,34 @@ impl Index {
             step if self.in_charge(place.1) && self.left_by_the_platform(id, cell, needs) => step,
             _ => Step::Leave(Leave::Undecided),
         };
+        Verdict { step, outlook }
+    }
+
+    /// Returns the verdict about a cell that no rule wants (any more).
+    fn decide_unwanted(
+        &self,
+        name: &Arc<str>,
+        namespace: &Namespace,
+        cell: &Cell,
+        needs: &mut Needs,
+    ) -> Verdict {
+        if matches!(cell.observed, Observation::Taken(_)) && self.settings.role == Role::Keeper {
+            return Verdict {
+                step: Step::Look,
+                ..Verdict::default()
+            };
+        }
+        let Some(id) = cell.ours().and_then(|seen| seen.rule.as_ref()) else {
+            return Verdict::default();
+        };
+        let fate = self.fate(name, namespace, cell);
+        let outlook = if fate.goes() {
+            Outlook::Delete
+        } else {
+            Outlook::Open
+        };
+        let may_go = self.may_go(fate, id, (name, namespace), cell, needs);
+        let step = step_if(may_go, id, cell, needs);
         Verdict { step, outlook }
     }
 
@@ -335,5 +367,20 @@ impl Index {
             .get(&id)
             .and_then(|slot| self.rules.get(&slot.rule));
         state.map_or(PodGate::None, RuleState::pod_gate)
+    }
+}
+
+/// Returns the step for a copy of this rule that may or may not be deleted. A copy with an
+/// unconfirmed loss is deleted only after the rule's collected losses were approved.
+fn step_if(may_go: MayGo, rule: &Arc<RuleId>, cell: &Cell, needs: &mut Needs) -> Step {
+    match may_go {
+        MayGo::Yes(why) => Step::Delete(why),
+        MayGo::Collect(why) if cell.approved == Some(why) => Step::Delete(why),
+        MayGo::Collect(why) => {
+            needs.push(Need::Loss(rule.clone(), why));
+            Step::Leave(Leave::Undecided)
+        }
+        MayGo::Unknown => Step::Leave(Leave::Undecided),
+        MayGo::No(why) => Step::Leave(why),
     }
 }

@@ -23,11 +23,11 @@ use mimeo_model::{
 use crate::{
     Effects, Index, Namespace,
     absent::{Absence, Became, Home, HowGone},
-    cell::{Cell, Leave, Step, Why},
-    collect::collect,
+    cell::{Cell, Leave, Why},
     consent::Consent,
     grants::Grants,
     jobs::JobKey,
+    may_go::MayGo,
     verdict::{Need, Needs},
 };
 
@@ -79,26 +79,23 @@ impl Index {
             .is_some_and(|withdrawal| withdrawal.absence.is_asked())
     }
 
-    /// Returns the step for a copy that its rule no longer wants in this namespace, or may no
-    /// longer have there.
-    pub(crate) fn decide_unmatched(
+    /// Returns whether a copy may be deleted that its rule no longer wants in this namespace, or may
+    /// no longer have there.
+    pub(crate) fn may_go_unmatched(
         &self,
         id: &Arc<RuleId>,
-        (name, namespace): (&Arc<str>, &Namespace),
+        place: (&Arc<str>, &Namespace),
         cell: &Cell,
         needs: &mut Needs,
-    ) -> Step {
-        if cell.ours().is_none() {
-            return Step::Leave(Leave::Nothing);
-        }
-        let Some(giver) = self.withdrawn_by(id, (name, namespace), cell) else {
-            return collect(id, cell, Why::Unmatched, needs);
+    ) -> MayGo {
+        let Some(giver) = self.withdrawn_by(id, place, cell) else {
+            return MayGo::Collect(Why::Unmatched);
         };
         match self.how_consent_went(giver, cell, needs) {
-            None => Step::Leave(Leave::Undecided),
-            Some(HowGone::Deleted) => Step::Delete(Why::Unmatched),
-            Some(HowGone::WithNamespace) => collect(id, cell, Why::Unmatched, needs),
-            Some(HowGone::Unexplained) => Step::Leave(Leave::Retained),
+            None => MayGo::Unknown,
+            Some(HowGone::Deleted) => MayGo::Yes(Why::Unmatched),
+            Some(HowGone::WithNamespace) => MayGo::Collect(Why::Unmatched),
+            Some(HowGone::Unexplained) => MayGo::No(Leave::Retained),
         }
     }
 
