@@ -11,9 +11,9 @@ use mimeo_model::{id::RuleId, meta::Seen, role::Role, source::SourceRef};
 use crate::{
     Index, Namespace, RuleState, SourceState,
     absent::HowGone,
-    cell::{Cell, Leave, Why},
+    copy::{CopyState, Leave, Why},
     fate::{Fate, is_replacement},
-    slot::{NoRendering, Slot},
+    projection::{NoRendering, Projection},
     verdict::{Need, Needs},
 };
 
@@ -39,10 +39,10 @@ impl Index {
         fate: Fate,
         id: &Arc<RuleId>,
         (name, namespace): (&Arc<str>, &Namespace),
-        cell: &Cell,
+        copy: &CopyState,
         needs: &mut Needs,
     ) -> MayGo {
-        let Some(seen) = cell.ours() else {
+        let Some(seen) = copy.ours() else {
             return MayGo::No(Leave::Nothing);
         };
         match fate {
@@ -56,16 +56,16 @@ impl Index {
             {
                 MayGo::No(Leave::Suspended)
             }
-            Fate::RuleGone => lost(self.how_rule_went(id, cell, needs), Why::RuleDeleted),
+            Fate::RuleGone => lost(self.how_rule_went(id, copy, needs), Why::RuleDeleted),
             // The source's grace period has not ended.
             Fate::SourceGone(sources) if self.is_new_loss(id, &sources, needs) => {
                 MayGo::No(Leave::NoSource)
             }
             Fate::SourceGone(sources) => lost(
-                self.how_sources_went(&sources, cell, needs),
+                self.how_sources_went(&sources, copy, needs),
                 Why::SourceDeleted,
             ),
-            Fate::Unmatched => self.may_go_unmatched(id, (name, namespace), cell, needs),
+            Fate::Unmatched => self.may_go_unmatched(id, (name, namespace), copy, needs),
             // The new copies must exist before the old one is deleted.
             Fate::Superseded if self.awaits_successors(id, namespace, seen) => MayGo::Unknown,
             Fate::Superseded => MayGo::Yes(Why::Superseded),
@@ -103,7 +103,7 @@ impl Index {
     fn how_sources_went(
         &self,
         sources: &[SourceRef],
-        cell: &Cell,
+        copy: &CopyState,
         needs: &mut Needs,
     ) -> Option<HowGone> {
         let mut all = HowGone::Deleted;
@@ -112,7 +112,7 @@ impl Index {
                 // The object still exists, but it has become a copy. No client has deleted it.
                 Some(SourceState::Found { .. } | SourceState::NotRead) => HowGone::Unexplained,
                 Some(SourceState::Missing { .. }) | None => {
-                    self.how_source_went(source, cell, needs)?
+                    self.how_source_went(source, copy, needs)?
                 }
             };
             if how != HowGone::Deleted {
@@ -128,14 +128,15 @@ impl Index {
     /// True if the rule's other copies must be written first. A copy that cannot be written is not
     /// waited for.
     fn awaits_successors(&self, id: &RuleId, namespace: &Namespace, seen: &Seen) -> bool {
-        let comes = |other: &Cell, slot: &Slot| match &slot.rendering {
+        let comes = |other: &CopyState, projection: &Projection| match &projection.rendering {
             Err(NoRendering::NotRead) => true,
             Ok(_) => other.failure.is_none(),
             Err(_) => false,
         };
         // The replacement of this copy, from the same source, is waited for in any case.
-        let due = |(other, slot)| {
-            is_replacement(slot, seen) || self.blocked(slot).is_none() && comes(other, slot)
+        let due = |(other, projection)| {
+            is_replacement(projection, seen)
+                || self.blocked(projection).is_none() && comes(other, projection)
         };
         self.successors(id, namespace).any(due)
     }

@@ -259,8 +259,9 @@ impl Index {
         }
     }
 
-    /// Records the state of a watch of copies. A list has a resourceVersion. Copies that the listing
-    /// didn't show were absent then. Copies seen so far stay known while they can't be watched.
+    /// Records the state of a watch of copies. A list has a resourceVersion. Copies that the
+    /// listing didn't show were absent then. Copies seen so far stay known while they can't be
+    /// watched.
     pub(crate) fn copies_known(&mut self, watch: &CopyWatch, known: Known<u64>) {
         let Some(id) = self.kind_id(&watch.kind) else {
             return;
@@ -271,7 +272,7 @@ impl Index {
         let unreadable = survey.watch.unreadable();
         survey.watch.becomes(known);
         if survey.watch.unreadable() != unreadable {
-            self.mark_statuses_due_of_slots(|slot| slot.kind == id);
+            self.mark_statuses_due_of_projections(|projection| projection.kind == id);
         }
         if let Known::Listed(at) = known {
             self.copies_listed(watch, id, at);
@@ -287,15 +288,15 @@ impl Index {
         let shown = |name: &str| watch.namespace.as_deref().is_none_or(|only| only == name);
         let mut owners = BTreeSet::new();
         for (_, entry) in self.namespaces.iter_mut().filter(|(name, _)| shown(name)) {
-            for cell in entry
-                .cells
+            for copy in entry
+                .copies
                 .iter_mut()
-                .filter(|cell| cell.kind == id && cell.listing != listing)
+                .filter(|copy| copy.kind == id && copy.listing != listing)
             {
                 // A write by Mimeo may be newer than the listing.
-                let owner = self.slots.owner(cell).cloned();
-                if cell.vanish(None, at) {
-                    cell.retry_now();
+                let owner = self.projections.owner(copy).cloned();
+                if copy.vanish(None, at) {
+                    copy.retry_now();
                     owners.extend(owner);
                 }
             }

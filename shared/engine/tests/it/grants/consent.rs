@@ -322,13 +322,13 @@ fn the_amounts_of_another_namespaces_quota_are_told_in_no_status_and_no_event() 
                     .outcome(&request.ticket, Outcome::Refused(failure), scene.now);
             }
         }
-        notes.extend(scene.engine.announcements(scene.now));
+        notes.extend(scene.engine.event_updates(scene.now));
         scene.now += Duration::from_secs(1);
     }
     let failures = scene.status(&id).failures;
     let told: Vec<&str> = notes
         .iter()
-        .map(|announcement| &*announcement.note)
+        .map(|event_update| &*event_update.note)
         .chain(failures.iter().map(|failure| &*failure.message))
         .collect();
     assert!(told.len() > 1, "{told:?}");

@@ -197,7 +197,7 @@ fn a_removed_label_costs_two_requests_and_no_wait() {
 /// The copy's checksum is unchanged. Only the field set of a dry run shows that another client took
 /// a field from Mimeo.
 #[test]
-fn an_edit_made_while_nothing_ran_is_found_by_one_dry_run_per_slot() {
+fn an_edit_made_while_nothing_ran_is_found_by_one_dry_run_per_projection() {
     let mut world = world(&[Role::Keeper]);
     run(
         &mut world,
@@ -288,7 +288,7 @@ fn a_forged_label_that_goes_gives_nothing_away() {
     settle(&mut world);
 }
 
-/// The cell of the dry run disappears with its namespace. The other cells must not wait for its
+/// The copy of the dry run disappears with its namespace. The other copies must not wait for its
 /// answer forever.
 #[test]
 fn a_dry_run_in_a_namespace_that_goes_holds_nobody_up() {
@@ -692,7 +692,7 @@ fn a_grace_set_after_the_loss_ends_too() {
     );
 }
 
-/// Two targets of one rule select the namespace. Both lose the same cell.
+/// Two targets of one rule select the namespace. Both lose the same copy.
 #[test]
 fn a_cell_lost_by_two_targets_is_counted_once() {
     let mut world = world(&[Role::Keeper]);
