@@ -12,6 +12,7 @@ use mimeo_model::{
     id::{KindId, ProjectionId},
     meta::{Checksum, Seen, Uid},
     outcome::Failure,
+    words,
 };
 
 use crate::{clock::Tick, verdict::Verdict};
@@ -180,45 +181,46 @@ pub(crate) enum Step {
     Delete(Why),
 }
 
-/// The reason for a write or a deletion. Logs and tests see this word.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Why {
-    /// No object existed.
-    Missing,
-    /// The copy disappeared, or lost the label that the watch selects by.
-    Vanished,
-    /// The rendering changed, because the source or the rule changed.
-    Changed,
-    /// Another client changed fields that Mimeo owns.
-    Drifted,
-    /// The object changed, but `managedFields` names no client that changed it.
-    SilentlyChanged,
-    /// The rule's resync period has passed. If the copy is correct, the request changes nothing.
-    Resync,
-    /// The object changed, and Mimeo cannot tell whether one of its own fields did.
-    Unproven,
-    /// Another client removed Mimeo's entry from `managedFields`.
-    Disowned,
-    /// Other managers own fields that Mimeo must own alone, or must remove.
-    Shared,
-    /// Another client removed the label that the watch of copies selects by.
-    LabelRemoved,
-    /// The rule was deleted.
-    RuleDeleted,
-    /// The source was deleted.
-    SourceDeleted,
-    /// The rule now wants another copy here.
-    Superseded,
-    /// The rule no longer matches the namespace.
-    Unmatched,
-    /// The API server does not allow the change in place, so Mimeo deletes the object and creates
-    /// it again.
-    Replaced,
-    /// Mimeo does not own the object, but the object was a copy already. The rule says to adopt
-    /// such objects.
-    Adopted,
-    /// Mimeo does not own the object, and the rule says to overwrite it.
-    Overwritten,
+words! {
+    /// The reason for a write or a deletion. Logs, users and tests see this word.
+    Why {
+        /// No object existed.
+        Missing,
+        /// The copy disappeared, or lost the label that the watch selects by.
+        Vanished,
+        /// The rendering changed, because the source or the rule changed.
+        Changed,
+        /// Another client changed fields that Mimeo owns.
+        Drifted,
+        /// The object changed, but `managedFields` names no client that changed it.
+        SilentlyChanged,
+        /// The rule's resync period has passed. If the copy is correct, the request changes nothing.
+        Resync,
+        /// The object changed, and Mimeo cannot tell whether one of its own fields did.
+        Unproven,
+        /// Another client removed Mimeo's entry from `managedFields`.
+        Disowned,
+        /// Other managers own fields that Mimeo must own alone, or must remove.
+        Shared,
+        /// Another client removed the label that the watch of copies selects by.
+        LabelRemoved,
+        /// The rule was deleted.
+        RuleDeleted,
+        /// The source was deleted.
+        SourceDeleted,
+        /// The rule now wants another copy here.
+        Superseded,
+        /// The rule no longer matches the namespace.
+        Unmatched,
+        /// The API server does not allow the change in place, so Mimeo deletes the object and creates
+        /// it again.
+        Replaced,
+        /// Mimeo does not own the object, but the object was a copy already. The rule says to adopt
+        /// such objects.
+        Adopted,
+        /// Mimeo does not own the object, and the rule says to overwrite it.
+        Overwritten,
+    }
 }
 
 impl Why {
