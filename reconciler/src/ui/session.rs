@@ -380,7 +380,7 @@ impl From<CopyView> for CopyTold {
             kind,
             name,
             state: number(state),
-            reason,
+            reason: reason.map(|reason| reason.to_string()),
             message,
             since: since.map(Timestamp::as_second),
         }

@@ -61,7 +61,8 @@ pub use self::{
     status::{Observed, StatusUpdate, Webhooks},
     survey::CopyWatch,
     usage::GrantUpdate,
-    view::{CopyView, Cursor, Ended, NamespaceView, PlaceView, RuleView, State, View},
+    verdict::Outlook,
+    view::{CopyView, Cursor, Ended, NamespaceView, PlaceView, Reason, RuleView, State, View},
     withdrawn::GrantsRead,
     work::{Action, Notice},
 };

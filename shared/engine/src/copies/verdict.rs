@@ -35,7 +35,7 @@ pub(crate) struct Verdict {
 /// The change of a copy that the rules want. A suspended rule has an outlook, too: its status shows
 /// what the rule would do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Outlook {
+pub enum Outlook {
     /// The copy exists and is right, as far as is known. A copy that is compared in detail or only
     /// due for its resync counts as right until the answer shows a difference.
     Right,

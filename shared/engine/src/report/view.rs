@@ -138,7 +138,7 @@ pub struct CopyView {
     /// Its state.
     pub state: State,
     /// As in [`PlaceView`].
-    pub reason: Option<String>,
+    pub reason: Option<Reason>,
     /// The meaning of the reason in this case.
     pub message: Option<String>,
     /// As in [`PlaceView`].
@@ -189,22 +189,31 @@ struct Shown<'a> {
     kind: &'a str,
     name: Cow<'a, str>,
     state: State,
-    reason: Option<Word>,
+    reason: Option<Reason>,
     message: Option<Cow<'a, str>>,
     since: Option<Timestamp>,
 }
 
-#[derive(Clone, Copy)]
-enum Word {
+/// The reason for the state of a copy. Its `Display` is the stable word.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reason {
+    /// The copy could not be written or deleted.
     Failed(FailureReason),
-    Planned(&'static str),
+    /// The planned change.
+    Planned(Outlook),
 }
 
-impl std::fmt::Display for Word {
+impl Reason {
+    fn planned(outlook: Outlook) -> Option<Self> {
+        outlook.planned().map(|_| Self::Planned(outlook))
+    }
+}
+
+impl std::fmt::Display for Reason {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::Failed(reason) => reason.fmt(f),
-            Self::Planned(action) => f.write_str(action),
+            Self::Planned(outlook) => f.write_str(outlook.planned().unwrap_or_default()),
         }
     }
 }
@@ -364,7 +373,7 @@ impl<'a> Page<'a> {
             kind: shown.kind.to_owned(),
             name: shown.name.into_owned(),
             state: shown.state,
-            reason: shown.reason.map(|word| word.to_string()),
+            reason: shown.reason,
             message: shown.message.map(Cow::into_owned),
             since: shown.since,
         };
@@ -402,7 +411,7 @@ impl<'a> Page<'a> {
                     kind,
                     name,
                     state: State::Failed,
-                    reason: Some(Word::Failed(reason)),
+                    reason: Some(Reason::Failed(reason)),
                     message: message.map(Into::into),
                     since: None,
                 };
@@ -466,12 +475,11 @@ impl<'a> Page<'a> {
             outlook,
             failure,
         } = self.index.standing(rule, (name, namespace), copy)?;
-        let planned = outlook.planned();
-        shown.reason = planned.map(Word::Planned);
+        shown.reason = Reason::planned(outlook);
         match failure {
             Some((reason, message)) => {
                 shown.state = State::Failed;
-                shown.reason = Some(Word::Failed(reason));
+                shown.reason = Some(Reason::Failed(reason));
                 shown.message = Some(message);
                 shown.since = copy
                     .failure
@@ -479,7 +487,7 @@ impl<'a> Page<'a> {
                     .and_then(|failing| self.time(failing.since));
             }
             // The rule leaves this copy behind.
-            None if !wanted && planned.is_none() => return None,
+            None if !wanted && shown.reason.is_none() => return None,
             None if parsed.suspend => shown.state = State::Suspended,
             None if outlook == Outlook::Right => shown.state = State::Synced,
             None if self.deletion.holds(rule, name, copy) => shown.state = State::Held,

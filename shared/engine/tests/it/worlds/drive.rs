@@ -318,6 +318,7 @@ impl Cluster {
         let states =
             |copies: Vec<CopyView>| -> BTreeMap<(String, String), (State, Option<String>)> {
                 let state = |copy: CopyView| {
+                    let reason = copy.reason.map(|reason| reason.to_string());
                     // Only a write shows that the API server refuses it.
                     let refused = |message: String| message.starts_with("the API server answered");
                     let (state, reason) = match copy.state {
@@ -326,10 +327,10 @@ impl Cluster {
                         }
                         State::Pending => (State::Pending, None),
                         // Which of two conflicts is told first depends on what was read before.
-                        State::Failed if copy.reason.as_deref() == Some("RuleConflict") => {
+                        State::Failed if reason.as_deref() == Some("RuleConflict") => {
                             (State::Failed, Some("Conflict".into()))
                         }
-                        state => (state, copy.reason),
+                        state => (state, reason),
                     };
                     ((copy.kind, copy.name), (state, reason))
                 };
