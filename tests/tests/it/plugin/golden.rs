@@ -5,6 +5,7 @@
 use std::{env, fmt::Write as _, fs, path::Path};
 
 use anyhow::{Context as _, Result, ensure};
+use jiff::Timestamp;
 use mimeo_tests::{
     ControlPlane, Pair, create_namespace, create_secret,
     scenario::{Scene, Setting, create, rule},
@@ -104,7 +105,7 @@ fn page(line: &str, output: &Output) -> String {
     page + &format!("--- exit code {code}\n\n")
 }
 
-/// Ages, dates and names of replicas as words in capitals.
+/// Ages, times and names of replicas as words in capitals.
 fn normal(text: &str) -> String {
     let word = |word: &str| {
         let digits = word.trim_start_matches('(');
@@ -119,6 +120,8 @@ fn normal(text: &str) -> String {
             format!("{program}REPLICA")
         } else if age != digits && number(age) {
             word.replace(digits, "AGE")
+        } else if word.ends_with('Z') && word.parse::<Timestamp>().is_ok() {
+            "TIMESTAMP".to_owned()
         } else if word.len() == 10 && word.split('-').map(str::len).eq([4, 2, 2]) {
             "DATE".to_owned()
         } else if word.len() == 5 && word.split(':').all(number) && word.contains(':') {
