@@ -43,6 +43,7 @@ use std::time::Duration;
 
 pub use self::{
     absent::{Home, RuleRead, SourceRead},
+    copy_watches::CopyWatch,
     demand::Demand,
     effects::Effort,
     engine::Engine,
@@ -59,7 +60,6 @@ pub use self::{
     request::{Request, Ticket, Verb},
     snapshot::{Question, Snapshot},
     status::{Observed, StatusUpdate, Webhooks},
-    survey::CopyWatch,
     usage::GrantUpdate,
     verdict::Outlook,
     view::{CopyView, Cursor, Ended, NamespaceView, PlaceView, Reason, RuleView, State, View},
@@ -74,7 +74,7 @@ use self::{
     report::{census, conditions, events, numbers, preview, status, tally, trouble, view},
     rights::{authorized, consent, grants, missing_grants, usage},
     sources::{follow, members, select},
-    world::{demand, kinds, namespaces, record, rules, survey},
+    world::{copy_watches, demand, kinds, namespaces, record, rules},
 };
 use self::{kinds::KindState, namespaces::Namespace, rules::RuleState, sources::SourceState};
 use mimeo_model::{id::RuleKind, reach::Reach, role::Role};

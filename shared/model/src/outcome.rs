@@ -105,6 +105,11 @@ impl Unreadable {
 }
 
 impl FailureReason {
+    /// True if the API server gave no answer. Any later answer ends such a failure.
+    pub fn is_silence(self) -> bool {
+        matches!(self, Self::Timeout | Self::ClusterUnreachable)
+    }
+
     /// Advice for people, in a few words.
     pub fn advice(self) -> &'static str {
         match self {

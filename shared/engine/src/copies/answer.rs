@@ -20,7 +20,7 @@ use mimeo_model::{
 use crate::{
     Effects, Index,
     clock::Tick,
-    copy::{Baseline, Content, CopyState, Observation, Phase, Reference, Repair, Why},
+    copy::{Baseline, Content, CopyState, Failing, Observation, Phase, Reference, Repair, Why},
     events::{EventCause, EventQueue},
     request::{Ticket, Verb},
     work::{Timer, delay},
@@ -477,6 +477,11 @@ impl Index {
                 copy.show(seen);
             }
             Verb::Look => {
+                // No write may follow, so this answer is the one that ends an outage.
+                let ended = |failing: &Failing| failing.failure.reason.is_silence();
+                if copy.failure.as_deref().is_some_and(ended) {
+                    copy.failure = None;
+                }
                 // The read found an object, but the watch lost it before the answer arrived. The
                 // next request will show the present object.
                 if !copy.show(seen) && copy.seen().is_none() {

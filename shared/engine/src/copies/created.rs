@@ -39,7 +39,7 @@ impl Index {
     /// later listing still shows it. Returns false for a copy that this process may have deleted
     /// itself.
     pub(crate) fn is_of_now(&self, name: &str, namespace: &Namespace, copy: &CopyState) -> bool {
-        let listed = self.kinds[copy.kind].surveys.of(name).listed_at;
+        let listed = self.kinds[copy.kind].watches.of(name).listed_at;
         let newer = || copy.seen().is_none_or(|seen| seen.version > namespace.born);
         !copy.leaving && (copy.proven || listed >= namespace.born || newer())
     }

@@ -317,15 +317,11 @@ impl Index {
             // namespace may arrive later than the namespace, and a pod in that namespace may be the
             // one to create it. So a missing permission holds no pods here.
             Some(FailureReason::Forbidden) if self.settings.reach.targets.is_some() => Hold::None,
-            None | Some(FailureReason::Timeout | FailureReason::ClusterUnreachable)
-                if copy.verdict.outlook == Outlook::Conflict =>
-            {
+            Some(reason) if !reason.is_silence() => Hold::Cannot(Blocked::Failure(reason)),
+            _ if copy.verdict.outlook == Outlook::Conflict => {
                 Hold::Cannot(Blocked::Failure(FailureReason::Conflict))
             }
-            None | Some(FailureReason::Timeout | FailureReason::ClusterUnreachable) => {
-                Hold::Writing
-            }
-            Some(reason) => Hold::Cannot(Blocked::Failure(reason)),
+            _ => Hold::Writing,
         }
     }
 }

@@ -546,6 +546,9 @@ impl Index {
             self.consent.forget_missing_grants(&rule);
             if projection.granted != granted {
                 changed.push(id);
+            }
+            // Why a grant is missing decides whether copies go.
+            if projection.granted != granted || !granted {
                 self.replan_rule(&rule);
             }
             if let Some(projection) = self.projections.get_mut(&id) {

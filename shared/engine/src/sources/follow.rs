@@ -216,6 +216,10 @@ impl Index {
         self.consent.forget_missing_grants(id);
         self.mark_status_due(id);
         if self.consent.follows.known.get(id) == Some(&known) {
+            // Why a grant is missing decides whether copies go.
+            if known.granted.contains(&false) {
+                self.replan_rule(id);
+            }
             return;
         }
         self.consent.follows.known.insert(id.clone(), known);

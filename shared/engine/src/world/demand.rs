@@ -10,8 +10,8 @@ use mimeo_model::{
 };
 
 use crate::{
-    Effects, Index, RuleState, SourceState, jobs::JobKey, kinds::namespaced,
-    projection::Projection, select, survey::CopyWatch,
+    Effects, Index, RuleState, SourceState, copy_watches::CopyWatch, jobs::JobKey,
+    kinds::namespaced, projection::Projection, select,
 };
 
 /// The watches that are needed now. The driver compares them with the open watches.
@@ -127,7 +127,7 @@ impl Index {
     }
 
     fn forget_unwatched(&mut self, demand: &Demand, effects: &mut Effects) {
-        self.forget_surveys(&demand.copies);
+        self.forget_watches(&demand.copies);
         self.forget_kinds(&demand.kinds);
         let used: BTreeSet<&SourceRef> = self
             .projections

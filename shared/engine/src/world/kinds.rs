@@ -20,9 +20,9 @@ use mimeo_model::{
 use crate::{
     Effects, Index, RuleState,
     copy::{CopyState, Phase},
+    copy_watches::CopyWatches,
     jobs::JobKey,
     projection::Projection,
-    survey::Surveys,
 };
 
 /// The kinds that rules name or that copies have.
@@ -124,7 +124,7 @@ impl ops::IndexMut<KindId> for Kinds {
 pub(crate) struct KindState {
     pub(crate) group_kind: GroupKind,
     pub(crate) note: Note,
-    pub(crate) surveys: Surveys,
+    pub(crate) watches: CopyWatches,
     /// True if a copy of the kind was lost. A pending deletion may name the kind by its number.
     pub(crate) lost: bool,
 }
@@ -148,7 +148,7 @@ impl KindState {
         Self {
             group_kind,
             note: Note::Absent,
-            surveys: Surveys::new(reach),
+            watches: CopyWatches::new(reach),
             lost: false,
         }
     }
@@ -164,7 +164,7 @@ impl KindState {
 
     /// True if every copy in the namespace has been listed.
     pub(crate) fn copies_known_in(&self, namespace: &str) -> bool {
-        self.surveys.of(namespace).watch.is_listed() || self.note == (Note::Present { fresh: true })
+        self.watches.of(namespace).watch.is_listed() || self.note == (Note::Present { fresh: true })
     }
 }
 

@@ -6,15 +6,15 @@
 //! - `record`: the records that are written before a kind's first copy
 //! - `namespaces`: namespaces, and the copies in them
 //! - `copies`: copies as their watch shows them
-//! - `survey`: which copies the watches have listed, and where
+//! - `copy_watches`: which copies the watches have listed, and where
 //! - `demand`: the watches that are needed
 //! - `tidy`: removes state that is no longer needed
 
 pub(crate) mod copies;
+pub(crate) mod copy_watches;
 pub(crate) mod demand;
 pub(crate) mod kinds;
 pub(crate) mod namespaces;
 pub(crate) mod record;
 pub(crate) mod rules;
-pub(crate) mod survey;
 pub(crate) mod tidy;

@@ -9,7 +9,7 @@ use mimeo_model::{names, role::Role};
 use super::{
     process::{Flight, Topic, What},
     server::{Key, Res},
-    spec::{Hold, Keep, RuleSpec, Select},
+    spec::{Hold, Keep, RuleSpec, Select, TEAMS},
     world::{Act, Fate, Move, World, count_writes},
 };
 
@@ -1228,4 +1228,32 @@ fn a_copy_stays_its_rules_while_that_comes_to_select_what_it_named() {
         "{}",
         world.report("taken")
     );
+}
+
+/// A copy that lost its label is read. The first read gets no answer. No write follows the second
+/// one, because the rule waits for another copy first, so the read itself ends the failure.
+#[test]
+fn a_read_that_is_answered_ends_the_failure_of_one_that_was_not() {
+    let mut world = World::new(&[Role::Keeper], 1);
+    let mut renamed = RuleSpec {
+        tier: Some(TEAMS),
+        ..RuleSpec::of(0, Select::All)
+    };
+    renamed.targets[0].renamed = true;
+    moves(
+        &mut world,
+        &[
+            Move::Act(Act::PutSource(0, "v1")),
+            Move::Act(put(0, RuleSpec::of(0, Select::All))),
+            Move::Calm(4),
+            Move::Answer(0, 0, Fate::Good),
+            Move::Act(Act::Unlabel(0)),
+            Move::Act(put(0, renamed)),
+            Move::Deliver(0, 7, 1),
+            Move::Deliver(0, 44, 2),
+            Move::Answer(0, 0, Fate::Refused),
+        ],
+    );
+    settle(&mut world);
+    world.check_rest().unwrap_or_else(|why| panic!("{why}"));
 }
