@@ -45,7 +45,7 @@ use tracing::{debug, info};
 use crate::{
     app::App,
     permissions::{self, Questions},
-    warnings::{self, Told},
+    warnings::{self, Detail},
 };
 
 /// Most objects of a selector that are counted. This is more than a rule may have as sources.
@@ -342,22 +342,22 @@ impl Draft<'_> {
     }
 
     /// How much the warnings may say about namespaces.
-    async fn of_namespaces(&self) -> Told {
+    async fn of_namespaces(&self) -> Detail {
         let Check {
             request, object, ..
         } = self.check;
         // A tenant's rule names all its namespaces.
         if self.rule.id.kind == RuleKind::Replication || !self.lists_namespaces().await {
-            return Told::Named;
+            return Detail::Named;
         }
         let targets =
             |object: &Value| ["targets", "exclude"].map(|field| object["spec"][field].clone());
         let old = request.old_object.as_ref();
         let same = old.is_some_and(|old| targets(old) == targets(object));
         if same && !request.dry_run {
-            Told::Odd
+            Detail::Odd
         } else {
-            Told::Counts
+            Detail::Counts
         }
     }
 
@@ -383,7 +383,7 @@ impl Draft<'_> {
     }
 
     /// The permissions that Mimeo's programs need for the rule.
-    async fn rights(&self, sources: &[&SourceRef], told: Told) -> BTreeSet<ProgramRight> {
+    async fn rights(&self, sources: &[&SourceRef], told: Detail) -> BTreeSet<ProgramRight> {
         let Check { app, deadline, .. } = self.check;
         let bound = bound(&app.client, &app.questions, sources, *deadline).await;
         let homes = self.rule.homes(|source| bound.get(source).cloned());
@@ -394,7 +394,7 @@ impl Draft<'_> {
         let mut places = app
             .handle
             .look(|engine, _| engine.index().reached(self.rule));
-        if let (Some(places), Told::Named) = (&mut places, told) {
+        if let (Some(places), Detail::Named) = (&mut places, told) {
             places.retain(|namespace| self.rule.names(namespace));
         }
         own_rights::needed_by(self.rule.id.kind, homes, places.as_ref(), |gvk| {

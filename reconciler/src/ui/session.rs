@@ -138,11 +138,11 @@ impl Session {
         Some(event("view", &self.tell(&view)))
     }
 
-    fn tell<'a>(&mut self, view: &'a View) -> Told<'a> {
-        let mut told = Told {
+    fn tell<'a>(&mut self, view: &'a View) -> Part<'a> {
+        let mut told = Part {
             anew: view.anew,
             whole: view.whole,
-            ..Told::default()
+            ..Part::default()
         };
         for ended in &view.ended {
             match ended {
@@ -228,7 +228,7 @@ fn tell_held(held: &HeldDeletion<'_>) -> Value {
 
 /// A part of the view. Data that it leaves out has not changed.
 #[derive(Default, Serialize)]
-struct Told<'a> {
+struct Part<'a> {
     anew: bool,
     ended: EndedTold<'a>,
     rules: Vec<Value>,

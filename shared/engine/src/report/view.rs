@@ -18,7 +18,7 @@ use mimeo_api::ClusterReplicationStatus;
 use mimeo_model::{id::RuleId, outcome::FailureReason};
 
 use crate::{
-    Index, Namespace, cell::Cell, clock::Tick, losses::PendingDeletions, tally::Standing,
+    Index, Namespace, clock::Tick, copy::CopyState, losses::PendingDeletions, tally::Standing,
     verdict::Outlook,
 };
 
@@ -183,7 +183,7 @@ impl Changes {
     }
 }
 
-/// A copy, or a cell for one, before its description is made.
+/// A copy, before its description is made.
 struct Shown<'a> {
     rule: &'a Arc<RuleId>,
     kind: &'a str,
@@ -382,12 +382,14 @@ impl<'a> Page<'a> {
         only: Option<&RuleId>,
     ) -> Vec<Shown<'a>> {
         let asked = |id: &RuleId| only.is_none_or(|only| id == only);
-        let cells = namespace
-            .cells
-            .iter()
-            .filter(|cell| self.index.slots.owner(cell).is_some_and(|id| asked(id)));
-        let mut all: Vec<Shown<'a>> = cells
-            .filter_map(|cell| self.show_cell((name, namespace), cell))
+        let copies = namespace.copies.iter().filter(|copy| {
+            self.index
+                .projections
+                .owner(copy)
+                .is_some_and(|id| asked(id))
+        });
+        let mut all: Vec<Shown<'a>> = copies
+            .filter_map(|copy| self.show_copy((name, namespace), copy))
             .collect();
         let rules = self.index.rules_for(name);
         for id in rules.iter().filter(|id| asked(id)) {
@@ -404,13 +406,13 @@ impl<'a> Page<'a> {
                     message: message.map(Into::into),
                     since: None,
                 };
-            let lost = state.unmet.get(name).into_iter().flatten();
-            all.extend(lost.map(|cell| {
-                let message = only.map(|_| cell.message(id, name));
+            let lost = state.blocked.get(name).into_iter().flatten();
+            all.extend(lost.map(|copy| {
+                let message = only.map(|_| copy.message(id, name));
                 failed(
-                    self.index.kind_of(cell.kind),
-                    Cow::Borrowed(&cell.name),
-                    cell.reason(),
+                    self.index.kind_of(copy.kind),
+                    Cow::Borrowed(&copy.name),
+                    copy.reason(),
                     message,
                 )
             }));
@@ -421,15 +423,15 @@ impl<'a> Page<'a> {
             else {
                 continue;
             };
-            for ((_, kind, copy), lack) in state
+            for ((_, kind, copy_name), lack) in state
                 .rule
                 .iter()
-                .flat_map(|rule| self.index.ungranted_cells(rule, Some(name)))
+                .flat_map(|rule| self.index.ungranted_copies(rule, Some(name)))
             {
                 let message = only.map(|_| lack.message(home));
                 all.push(failed(
                     kind,
-                    copy.into(),
+                    copy_name.into(),
                     FailureReason::NotGranted,
                     message,
                 ));
@@ -438,22 +440,22 @@ impl<'a> Page<'a> {
         all
     }
 
-    fn show_cell(
+    fn show_copy(
         self,
         (name, namespace): (&Arc<str>, &Namespace),
-        cell: &'a Cell,
+        copy: &'a CopyState,
     ) -> Option<Shown<'a>> {
-        let rule = self.index.slots.owner(cell)?;
+        let rule = self.index.projections.owner(copy)?;
         let (rule, state) = self.index.rules.get_key_value(rule)?;
         let parsed = state.valid()?;
-        let written = cell
+        let written = copy
             .ours()
             .map(|seen| i64::from(seen.written))
             .filter(|seconds| *seconds > 0);
         let mut shown = Shown {
             rule,
-            kind: self.index.kind_of(cell.kind),
-            name: Cow::Borrowed(&cell.name),
+            kind: self.index.kind_of(copy.kind),
+            name: Cow::Borrowed(&copy.name),
             state: State::Pending,
             reason: None,
             message: None,
@@ -463,7 +465,7 @@ impl<'a> Page<'a> {
             wanted,
             outlook,
             failure,
-        } = self.index.standing(rule, (name, namespace), cell)?;
+        } = self.index.standing(rule, (name, namespace), copy)?;
         let planned = outlook.planned();
         shown.reason = planned.map(Word::Planned);
         match failure {
@@ -471,7 +473,7 @@ impl<'a> Page<'a> {
                 shown.state = State::Failed;
                 shown.reason = Some(Word::Failed(reason));
                 shown.message = Some(message);
-                shown.since = cell
+                shown.since = copy
                     .failure
                     .as_ref()
                     .and_then(|failing| self.time(failing.since));
@@ -480,7 +482,7 @@ impl<'a> Page<'a> {
             None if !wanted && planned.is_none() => return None,
             None if parsed.suspend => shown.state = State::Suspended,
             None if outlook == Outlook::Right => shown.state = State::Synced,
-            None if self.deletion.holds(rule, name, cell) => shown.state = State::Held,
+            None if self.deletion.holds(rule, name, copy) => shown.state = State::Held,
             None => {}
         }
         Some(shown)

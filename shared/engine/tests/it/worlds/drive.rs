@@ -19,7 +19,7 @@ use serde_json::{Value, json};
 
 use super::{
     carry::carry,
-    model::{Deed, Model, Plan, Told, agrees},
+    model::{Deed, Model, Plan, ReportedCopy, agrees},
     process::{Answer, CLUSTER, Flight, Process, Topic, What},
     server::{Entry, Key, Object, Res, Server, Write},
     spec::KINDS,
@@ -364,7 +364,7 @@ impl Cluster {
     }
 
     /// Returns the differences between the cluster and the model.
-    pub fn compare(&self, model: &Model, told: &BTreeMap<Key, Told>) -> Vec<String> {
+    pub fn compare(&self, model: &Model, told: &BTreeMap<Key, ReportedCopy>) -> Vec<String> {
         // The simulation's server has no objects that change their owner. Here the comparison shows
         // harm to them.
         let violations = self
@@ -701,7 +701,7 @@ fn misplanned(plan: &Plan, status: &ClusterReplicationStatus) -> Vec<String> {
 }
 
 /// Returns the statements in the status that differ from the model.
-fn misstatements(told: &Told, status: &ClusterReplicationStatus) -> Vec<String> {
+fn misstatements(told: &ReportedCopy, status: &ClusterReplicationStatus) -> Vec<String> {
     let mut faults = Vec::new();
     let mut reasons = Vec::new();
     if told.refused {
