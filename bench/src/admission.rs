@@ -11,8 +11,8 @@ use kube::{Client, Config, client::Body};
 use mimeo_runtime::{
     certificates::{Bundle, Lifetimes, ServingNames},
     https::{self, DrainArgs},
-    shutdown::Shutdown,
-    tls,
+    shutdown::CancellationToken,
+    tls::Tls,
 };
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
@@ -84,7 +84,11 @@ async fn noop() -> Result<String> {
     let answer = json!({"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "response": {"uid": "u", "allowed": true}});
     let answer = Bytes::from(answer.to_string());
     let router = Router::new().fallback(post(move |_: Bytes| async move { answer }));
-    let config = tls::server_config(material)?;
+    let tls = Tls {
+        material,
+        callers: None,
+        http2: true,
+    };
     let drain = DrainArgs {
         shutdown_delay: Duration::ZERO,
         drain_timeout: Duration::ZERO,
@@ -92,9 +96,9 @@ async fn noop() -> Result<String> {
     tokio::spawn(https::serve(
         listener,
         router,
-        config,
+        tls,
         drain,
-        Shutdown::new(),
+        CancellationToken::new(),
     ));
     Ok(url)
 }

@@ -4,38 +4,28 @@
 
 mod ui;
 
-use std::{sync::Arc, time::Duration};
+use std::time::Duration;
 
-use anyhow::Context;
 use clap::Parser;
 use mimeo_engine::{Engine, Settings};
-use mimeo_model::{id::RuleKind, role::Role};
+use mimeo_model::role::Role;
 use mimeo_runtime::{
     client::{ClientArgs, Clients},
-    debug::DebugPages,
     definitions,
-    discovery::Discovery,
     driver::{Tools, announce, drive, remind, report},
     duration,
     handle::{CopyRequests, Handle},
-    identity::IdentityArgs,
+    identity::{Identity, IdentityArgs},
     lease::{Election, LeaseArgs},
-    limiter::Limiter,
-    metrics::Metrics,
     observer::Observer,
-    operations::{OpsArgs, serve},
+    operations::OpsArgs,
+    program::Program,
     reach::ReachArgs,
     readiness::{Check, Readiness},
-    shutdown::Shutdown,
     telemetry::TelemetryArgs,
-    tls::install_provider,
     trace::TraceArgs,
-    writer::Writer,
 };
-use tokio::{
-    sync::{Notify, watch},
-    time::sleep,
-};
+use tokio::{sync::watch, task::JoinHandle, time::sleep};
 use tracing::info;
 
 use crate::ui::{Known, UiArgs};
@@ -113,145 +103,123 @@ struct KeepArgs {
     concurrency: usize,
 }
 
+/// The program's name in the API server's audit log and in traces.
+const PROGRAM: &str = "mimeo-reconciler";
 /// Name of the Lease that elects the leading replica.
 const LEASE: &str = "mimeo-reconciler";
 
 #[tokio::main(worker_threads = 2)]
 async fn main() -> anyhow::Result<()> {
     let flags = Flags::parse();
-    let debug = DebugPages::new(flags.telemetry.init()?);
-    install_provider();
-    let shutdown = Shutdown::on_signals()?;
-    let readiness = Readiness::new(shutdown.clone());
-    let checks = Checks::new(&readiness);
-    let metrics = Metrics::new();
-    let counts = metrics.add(CopyRequests::new);
-    let clients = flags.client.clients("mimeo-reconciler").await?;
-    let guard = flags.ops.guard(&clients.requests);
+    let program = Program::start(PROGRAM, &flags.telemetry, &flags.client).await?;
+    let checks = Checks::new(&program.readiness);
     let page = flags.ui.page();
-    let routes = page
-        .as_ref()
-        .map(|page| page.routes(&guard))
-        .unwrap_or_default();
-    serve(
-        &flags.ops,
-        &guard,
-        readiness,
-        metrics.clone(),
-        &debug,
-        routes,
-    )
-    .context("operations server")?;
-    let identity = tokio::select! {
-        found = flags.identity.resolve(&clients.requests) => found,
-        () = shutdown.triggered() => return Ok(()),
+    program.operate(&flags.ops, |guard| {
+        let routes = page.as_ref().map(|page| page.routes(guard));
+        routes.unwrap_or_default()
+    })?;
+    let Program {
+        clients,
+        metrics,
+        shutdown,
+        ..
+    } = &program;
+    let identity = flags.identity.resolve(&clients.requests);
+    let Some(identity) = shutdown.run_until_cancelled(identity).await else {
+        return Ok(());
     };
-    let namespace = &identity.namespace;
-    let settings = Settings {
-        takeover: flags.keep.takeover_delay,
-        budget: flags.keep.pod_gate_budget,
-        deletion_delay: flags.keep.deletion_delay,
-        deletion_limit: flags.keep.deletion_limit,
-        deletion_window: flags.keep.deletion_window,
-        reach: flags.reach.reach(),
-        ..Settings::new(Role::Keeper, identity.cluster)
-    };
-    let traces = flags.trace.start("mimeo-reconciler", &identity.replica);
-    let handle = Handle::new(Engine::new(settings), counts, traces);
-    let limiter = Limiter::new(4.min(flags.keep.concurrency), flags.keep.concurrency);
-    let writer = Writer::new(
-        clients.requests.clone(),
-        limiter.clone(),
-        flags.keep.request_timeout,
-        namespace,
-    );
-    let discovery = Arc::new(Discovery::new(clients.requests.clone()));
+    let (namespace, replica) = (&identity.namespace, &identity.replica);
+    let traces = flags.trace.start(PROGRAM, replica);
+    let counts = metrics.add(CopyRequests::new);
+    let engine = Engine::new(settings(&flags, &identity.cluster));
+    let handle = Handle::new(engine, counts, traces);
+    program.show(&handle);
 
-    let election = Election::start(&clients, namespace, LEASE, &identity.replica, &flags.lease)?;
+    let election = Election::start(clients, namespace, LEASE, replica, &flags.lease)?;
     let leading = election.leading();
-    metrics.of_watches(&clients.watcher.health);
-    debug.of_watches(&clients.watcher.health);
-    metrics.of_engine(&handle);
-    debug.of_engine(&handle);
     metrics.of_leader(&handle, leading.clone());
-    metrics.of_clients(&clients);
     if flags.keep.rule_metrics > 0 {
         metrics.of_rules(&handle, leading.clone(), flags.keep.rule_metrics);
     }
     let leads = leading.clone();
-    debug.add("leading", move || (*leads.borrow()).into());
+    program
+        .debug
+        .add("leading", move || (*leads.borrow()).into());
     if let Some(page) = page {
         page.open(Known {
             handle: handle.clone(),
             leading: leading.clone(),
             leader: election.holder(),
-            replica: identity.replica.clone(),
+            replica: replica.clone(),
             namespace: namespace.clone(),
         });
     }
-    observe(&clients, &handle, &writer, &discovery, namespace);
-    tokio::spawn(definitions::follow(
-        clients.watcher.clone(),
-        checks.current.clone(),
-    ));
-    tokio::spawn(ready(handle.clone(), checks));
-    let tools = Tools {
-        writer: writer.clone(),
-        limiter,
-        discovery,
-    };
-    let driving = tokio::spawn(drive(handle.clone(), tools, leading.clone()));
-    tokio::spawn(report(handle.clone(), writer.clone(), leading.clone()));
-    tokio::spawn(announce(
-        handle.clone(),
-        writer,
-        identity.replica.clone(),
-        leading.clone(),
-    ));
-    tokio::spawn(remind(handle));
+    let driving = keep(&flags.keep, clients, &handle, &identity, leading);
+    let current = checks.current.clone();
+    tokio::spawn(definitions::check(clients.watcher.clone(), current));
+    tokio::spawn(ready(handle, checks));
 
     let lost = async {
         election.acquired().await;
         info!("leading");
         election.lost().await;
     };
-    tokio::select! {
-        () = shutdown.triggered() => info!("shutting down"),
-        // This process does not know the writes of another leader since then. Starting over is the
-        // simplest way to learn them.
-        () = lost => anyhow::bail!("leadership lost"),
+    // This process does not know the writes of another leader since then. Starting over is the
+    // simplest way to learn them.
+    if shutdown.run_until_cancelled(lost).await.is_some() {
+        anyhow::bail!("leadership lost");
     }
     driving.abort();
     election.release().await;
     Ok(())
 }
 
-fn observe(
+fn settings(flags: &Flags, cluster: &str) -> Settings {
+    let KeepArgs {
+        takeover_delay,
+        pod_gate_budget,
+        deletion_delay,
+        deletion_limit,
+        deletion_window,
+        ..
+    } = flags.keep;
+    Settings {
+        takeover: takeover_delay,
+        budget: pod_gate_budget,
+        deletion_delay,
+        deletion_limit,
+        deletion_window,
+        reach: flags.reach.reach(),
+        ..Settings::new(Role::Keeper, cluster)
+    }
+}
+
+/// Starts the watches, and the tasks that carry out and report the engine's decisions while this
+/// replica leads. Returns the task that writes copies.
+fn keep(
+    args: &KeepArgs,
     clients: &Clients,
     handle: &Handle,
-    writer: &Writer,
-    discovery: &Arc<Discovery>,
-    namespace: &str,
-) {
-    let observer = Observer {
-        handle: handle.clone(),
-        watcher: clients.watcher.clone(),
-        writer: writer.clone(),
-        discovery: discovery.clone(),
-        namespace: namespace.to_owned(),
-        crds: Arc::default(),
-        noted: Arc::default(),
-    };
-    let wake = Arc::new(Notify::new());
-    for kind in RuleKind::ALL {
-        tokio::spawn(observer.clone().rules(kind, |_| {}));
-    }
-    tokio::spawn(observer.clone().grants());
-    tokio::spawn(observer.clone().namespaces());
-    tokio::spawn(observer.clone().kinds());
-    tokio::spawn(observer.clone().webhooks());
-    tokio::spawn(observer.clone().crds(wake.clone()));
-    tokio::spawn(observer.demand(wake));
+    identity: &Identity,
+    leading: watch::Receiver<bool>,
+) -> JoinHandle<()> {
+    let (deadline, most) = (args.request_timeout, args.concurrency);
+    let concurrency = (4.min(most), most);
+    let tools = Tools::new(
+        &clients.requests,
+        concurrency,
+        deadline,
+        &identity.namespace,
+    );
+    let observer = Observer::new(handle, &clients.watcher, &tools);
+    observer.start(|_| {}, || {});
+    tokio::spawn(observer.webhooks());
+    let (handle, writer) = (handle.clone(), tools.writer.clone());
+    tokio::spawn(report(handle.clone(), writer.clone(), leading.clone()));
+    let reporter = identity.replica.clone();
+    tokio::spawn(announce(handle.clone(), writer, reporter, leading.clone()));
+    tokio::spawn(remind(handle.clone()));
+    tokio::spawn(drive(handle, tools, leading))
 }
 
 /// Conditions that must hold before this replica is ready. A standby replica is ready too.
@@ -279,15 +247,13 @@ async fn ready(
         listed, readable, ..
     }: Checks,
 ) {
-    let mut changes: watch::Receiver<u64> = handle.changes();
+    let mut changes = handle.changes();
     loop {
         let (primed, follows) =
             handle.look(|engine, _| (engine.index().primed(), engine.index().follows_rules()));
         listed.set(primed);
         readable.set(follows);
-        if changes.changed().await.is_err() {
-            return;
-        }
+        changes.next().await;
         // Thousands of changes arrive while copies are written. The pause combines them.
         sleep(Duration::from_millis(100)).await;
     }

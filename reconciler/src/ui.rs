@@ -28,9 +28,10 @@ use jiff::Timestamp;
 use mimeo_model::id::RuleId;
 use mimeo_runtime::{guard::Guard, handle::Handle};
 use serde::Deserialize;
+use serde_json::Value;
 use tokio::sync::{Semaphore, watch};
 
-use self::session::{CopyTold, Session};
+use self::session::{Session, tell_copy};
 
 /// Flags of the page.
 #[derive(Debug, clap::Args)]
@@ -194,5 +195,5 @@ async fn copies(
         .map_err(|_| (StatusCode::BAD_REQUEST, "that is no rule\n"))?;
     let copies =
         handle.look(|engine, now| engine.copies(&rule, &place.namespace, now, Timestamp::now()));
-    Ok(Json(copies.into_iter().map(CopyTold::from).collect::<Vec<_>>()).into_response())
+    Ok(Json(copies.iter().map(tell_copy).collect::<Value>()).into_response())
 }

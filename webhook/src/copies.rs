@@ -10,7 +10,7 @@ use mimeo_model::{
     review::{Request, Verdict},
 };
 use mimeo_runtime::{
-    fault::{Fault, within},
+    fault::{Fault, until},
     named,
 };
 use tokio::time::Instant;
@@ -26,12 +26,7 @@ pub(crate) async fn decide(app: &App, request: &Request, deadline: Instant) -> V
         return Verdict::ALLOW;
     };
     let api: Api<Namespace> = Api::all(app.client.clone());
-    match within(
-        deadline.saturating_duration_since(Instant::now()),
-        named::read_metadata(&api, namespace),
-    )
-    .await
-    {
+    match until(deadline, named::read_metadata(&api, namespace)).await {
         Ok(Some(live)) if live.deletion_timestamp.is_none() => drift::refusal(request, &rule),
         Ok(_) => Verdict::ALLOW,
         Err(error) => {

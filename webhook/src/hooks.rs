@@ -6,8 +6,8 @@ use std::{sync::Arc, time::Duration};
 use axum::{
     Router,
     body::Body,
-    extract::{FromRequestParts, Path, Query, State, rejection::QueryRejection},
-    http::{StatusCode, header::CONTENT_TYPE, request::Parts},
+    extract::{Path, Query, State},
+    http::{HeaderMap, StatusCode, header::CONTENT_TYPE},
     response::{IntoResponse, Response},
     routing::post,
 };
@@ -23,17 +23,13 @@ use mimeo_runtime::{
     trace::{Began, Parent},
 };
 use serde::Deserialize;
-use tokio::{
-    sync::SemaphorePermit,
-    time::{Instant, timeout_at},
-};
+use tokio::time::{Instant, timeout_at};
 use tracing::warn;
 
 use crate::{
     app::App,
     body::{Why, receive},
     copies,
-    limits::Room,
     metrics::{Hook, Word},
     namespaces, objects, pod_gate, rules,
 };
@@ -43,44 +39,38 @@ const LONGEST: Duration = TIMEOUT;
 
 /// The router, with one path for each hook.
 pub(crate) fn router(app: Arc<App>) -> Router {
+    let hook = |hook| {
+        post(
+            async move |State(app): State<Arc<App>>,
+                        policy: Option<Path<String>>,
+                        Query(added): Query<Added>,
+                        headers: HeaderMap,
+                        body: Body| {
+                let policy = policy.map(|Path(policy)| policy).unwrap_or_default();
+                let (deadline, parent) = (added.deadline(Instant::now()), Parent::of(&headers));
+                drop(headers);
+                answer(&app, hook, &policy, deadline, parent, body).await
+            },
+        )
+    };
     Router::new()
-        .route(NAMESPACES_PATH, post(namespaces_hook))
-        .route(PODS_PATH, post(pod_gate_hook))
-        .route(&format!("{OBJECTS_PATH}{{policy}}"), post(objects_hook))
-        .route(AUTHORS_PATH, post(authors_hook))
-        .route(RULES_PATH, post(rules_hook))
-        .route(COPIES_PATH, post(copies_hook))
+        .route(NAMESPACES_PATH, hook(Hook::Namespaces))
+        .route(PODS_PATH, hook(Hook::Pods))
+        .route(&format!("{OBJECTS_PATH}{{policy}}"), hook(Hook::Objects))
+        .route(AUTHORS_PATH, hook(Hook::Authors))
+        .route(RULES_PATH, hook(Hook::Rules))
+        .route(COPIES_PATH, hook(Hook::Copies))
         .with_state(app)
-}
-
-/// Parts of the HTTP request besides the review.
-#[derive(Debug)]
-struct Asked {
-    /// The API server's timeout, such as `5s`.
-    timeout: Option<String>,
-    /// The API server's trace context, if it traces this request.
-    parent: Parent,
 }
 
 /// Query parameters that the API server adds to the URL.
 #[derive(Debug, Deserialize)]
 struct Added {
+    /// The API server's timeout, such as `5s`.
     timeout: Option<String>,
 }
 
-impl<S: Sync> FromRequestParts<S> for Asked {
-    type Rejection = QueryRejection;
-
-    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Self::Rejection> {
-        let Query(Added { timeout }) = Query::try_from_uri(&parts.uri)?;
-        Ok(Self {
-            timeout,
-            parent: Parent::of(&parts.headers),
-        })
-    }
-}
-
-impl Asked {
+impl Added {
     /// Time by which the webhook must send the response. It leaves a margin before the API server's
     /// timeout.
     fn deadline(&self, arrived: Instant) -> Instant {
@@ -94,174 +84,84 @@ impl Asked {
     }
 }
 
-type Shared = State<Arc<App>>;
-
-async fn namespaces_hook(State(app): Shared, asked: Asked, body: Body) -> Response {
-    match Review::open(&app, Hook::Namespaces, &asked, body).await {
-        Ok(review) => {
-            review
-                .answer(namespaces::decide(&app, &review.request, review.deadline))
-                .await
-        }
-        Err(answer) => answer,
-    }
-}
-
-async fn pod_gate_hook(State(app): Shared, asked: Asked, body: Body) -> Response {
-    match Review::open(&app, Hook::Pods, &asked, body).await {
-        Ok(review) => {
-            review
-                .answer(pod_gate::decide(&app, &review.request, review.deadline))
-                .await
-        }
-        Err(answer) => answer,
-    }
-}
-
-async fn objects_hook(
-    State(app): Shared,
-    Path(policy): Path<String>,
-    asked: Asked,
+/// Reads a review, decides on it, and makes the response, all before the deadline. `policy` is the
+/// name in the path of the hook of objects. `parent` is the API server's span, if it traces the
+/// request.
+async fn answer(
+    app: &App,
+    hook: Hook,
+    policy: &str,
+    deadline: Instant,
+    parent: Parent,
     body: Body,
 ) -> Response {
-    match Review::open(&app, Hook::Objects, &asked, body).await {
-        Ok(review) => {
-            review
-                .answer(objects::decide(&app, &policy, &review.request))
-                .await
+    let (arrived, began) = (Instant::now(), Began::now());
+    // Without room the body is not read, so the review's uid is unknown. The response can only be
+    // an HTTP error.
+    let Some(mut room) = app.limits.room() else {
+        unread(app, hook, &Why::NoRoom, arrived);
+        return StatusCode::TOO_MANY_REQUESTS.into_response();
+    };
+    // The room for the body and the permit to decide are kept until the response is made.
+    let (request, _permit) = match receive(body, hook, &app.limits, &mut room, deadline).await {
+        Ok(received) => received,
+        Err(review) => {
+            unread(app, hook, &review.why, arrived);
+            return review
+                .answer(hook)
+                .map_or_else(|| failed(&review.why), json);
         }
-        Err(answer) => answer,
-    }
+    };
+    // In a box, so that the thousands of requests that may wait for a permit stay small.
+    let decision = Box::pin(decide(app, hook, policy, &request, deadline));
+    let verdict = timeout_at(deadline, decision)
+        .await
+        .unwrap_or_else(|_| come_again("the webhook did not answer in time. Retry in 1 s".into()));
+    let word = Word::of(&verdict);
+    app.metrics.answered(hook, word, arrived.elapsed());
+    app.traces.record("review", parent, began, |span| {
+        span.set("hook", format_args!("{hook:?}"));
+        span.set("verdict", format_args!("{word:?}"));
+        span.set("uid", &request.uid);
+        span.set("operation", format_args!("{:?}", request.operation));
+        span.set("kind", &request.kind.kind);
+        span.set(
+            "namespace",
+            request.namespace.as_deref().unwrap_or_default(),
+        );
+        span.set("name", request.name.as_deref().unwrap_or_default());
+    });
+    json(encode(&request.uid, &verdict))
 }
 
-async fn authors_hook(State(app): Shared, asked: Asked, body: Body) -> Response {
-    match Review::open(&app, Hook::Authors, &asked, body).await {
-        Ok(review) => {
-            review
-                .answer(async { rules::note_author(&review.request) })
-                .await
-        }
-        Err(answer) => answer,
-    }
-}
-
-async fn rules_hook(State(app): Shared, asked: Asked, body: Body) -> Response {
-    match Review::open(&app, Hook::Rules, &asked, body).await {
-        Ok(review) => {
-            review
-                .answer(rules::decide(&app, &review.request, review.deadline))
-                .await
-        }
-        Err(answer) => answer,
-    }
-}
-
-async fn copies_hook(State(app): Shared, asked: Asked, body: Body) -> Response {
-    match Review::open(&app, Hook::Copies, &asked, body).await {
-        Ok(review) => {
-            review
-                .answer(copies::decide(&app, &review.request, review.deadline))
-                .await
-        }
-        Err(answer) => answer,
-    }
-}
-
-/// A review that is being answered.
-struct Review<'a> {
-    app: &'a App,
+async fn decide(
+    app: &App,
     hook: Hook,
-    arrived: Instant,
-    began: Began,
-    parent: Parent,
+    policy: &str,
+    request: &Request,
     deadline: Instant,
-    request: Request,
-    /// The body's share of the room for all reviews, and the permit to decide. Both are kept until
-    /// the response is made.
-    _limits: (Room<'a>, Option<SemaphorePermit<'a>>),
+) -> Verdict {
+    match hook {
+        Hook::Namespaces => namespaces::decide(app, request, deadline).await,
+        Hook::Pods => pod_gate::decide(app, request, deadline).await,
+        Hook::Objects => objects::decide(app, policy, request).await,
+        Hook::Authors => rules::note_author(request),
+        Hook::Rules => rules::decide(app, request, deadline).await,
+        Hook::Copies => copies::decide(app, request, deadline).await,
+    }
 }
 
-impl<'a> Review<'a> {
-    /// Reads the review, within the deadline of the whole request.
-    ///
-    /// # Errors
-    /// The response for a review that cannot be read.
-    async fn open(app: &'a App, hook: Hook, asked: &Asked, body: Body) -> Result<Self, Response> {
-        let (arrived, began, parent) = (Instant::now(), Began::now(), asked.parent);
-        let deadline = asked.deadline(arrived);
-        // Without room the body is not read, so the review's uid is unknown. The response can only
-        // be an HTTP error.
-        let Some(mut room) = app.limits.room() else {
-            Self::unread(app, hook, arrived, &Why::NoRoom);
-            return Err(StatusCode::TOO_MANY_REQUESTS.into_response());
-        };
-        match receive(body, hook, &app.limits, &mut room, deadline).await {
-            Ok((request, permit)) => Ok(Self {
-                app,
-                hook,
-                arrived,
-                began,
-                parent,
-                deadline,
-                request,
-                _limits: (room, permit),
-            }),
-            Err(unread) => {
-                Self::unread(app, hook, arrived, &unread.why);
-                Err(unread
-                    .answer(hook)
-                    .map_or_else(|| failed(&unread.why), json))
-            }
-        }
+/// Logs and counts a review that could not be read.
+fn unread(app: &App, hook: Hook, why: &Why, arrived: Instant) {
+    let told = if *why == Why::NoRoom {
+        &app.no_room
+    } else {
+        &app.no_review
+    };
+    if told.is_news() {
+        warn!(?hook, error = %why, "no review");
     }
-
-    /// Logs and counts a review that could not be read.
-    fn unread(app: &App, hook: Hook, arrived: Instant, why: &Why) {
-        let told = if *why == Why::NoRoom {
-            &app.no_room
-        } else {
-            &app.no_review
-        };
-        if told.is_news() {
-            warn!(?hook, error = %why, "no review");
-        }
-        app.metrics.answered(hook, why.word(), arrived.elapsed());
-    }
-
-    /// Answers with the decision, or with 429 if the decision misses the deadline.
-    async fn answer(&self, decision: impl Future<Output = Verdict>) -> Response {
-        let late = || come_again("the webhook did not answer in time. Retry in 1 s".into());
-        let verdict = timeout_at(self.deadline, decision)
-            .await
-            .unwrap_or_else(|_| late());
-        self.app
-            .metrics
-            .answered(self.hook, Word::of(&verdict), self.arrived.elapsed());
-        self.trace(&verdict);
-        json(encode(&self.request.uid, &verdict))
-    }
-
-    fn trace(&self, verdict: &Verdict) {
-        let Request {
-            uid,
-            kind,
-            namespace,
-            name,
-            operation,
-            ..
-        } = &self.request;
-        self.app
-            .traces
-            .record("review", self.parent, self.began, |span| {
-                span.set("hook", format_args!("{:?}", self.hook));
-                span.set("verdict", format_args!("{:?}", Word::of(verdict)));
-                span.set("uid", uid);
-                span.set("operation", format_args!("{operation:?}"));
-                span.set("kind", &kind.kind);
-                span.set("namespace", namespace.as_deref().unwrap_or_default());
-                span.set("name", name.as_deref().unwrap_or_default());
-            });
-    }
+    app.metrics.answered(hook, why.word(), arrived.elapsed());
 }
 
 /// Makes an HTTP error, which the API server treats as a failed call to the webhook. The API server
@@ -284,26 +184,15 @@ fn json(body: Vec<u8>) -> Response {
 mod tests {
     use super::*;
 
-    #[tokio::test]
-    async fn the_api_server_tells_how_long_it_waits_and_which_trace_it_follows() {
-        let header = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
-        let asked = async |request: axum::http::request::Builder| {
-            let (mut parts, ()) = request.body(()).expect("a request").into_parts();
-            Asked::from_request_parts(&mut parts, &())
-                .await
-                .expect("nothing wrong with it")
-        };
-        let request = || axum::http::Request::post("/mutate/namespaces?timeout=5s");
-        let bare = asked(request()).await;
+    #[test]
+    fn the_api_server_tells_how_long_it_waits() {
+        let added = |uri: &str| Query::<Added>::try_from_uri(&uri.parse().expect("a URI"));
+        let timeout = |uri| added(uri).expect("nothing wrong with it").timeout.clone();
         assert_eq!(
-            (bare.timeout.as_deref(), bare.parent),
-            (Some("5s"), Parent::None)
+            timeout("/mutate/namespaces?timeout=5s").as_deref(),
+            Some("5s")
         );
-        let traced = asked(request().header("traceparent", header)).await;
-        assert!(
-            matches!(traced.parent, Parent::Sampled { .. }),
-            "{traced:?}"
-        );
+        assert_eq!(timeout("/mutate/namespaces"), None);
     }
 
     #[test]
@@ -317,12 +206,11 @@ mod tests {
             (Some("x"), 4_500),
             (Some("1h"), 4_500),
         ] {
-            let asked = Asked {
+            let added = Added {
                 timeout: timeout.map(Into::into),
-                parent: Parent::None,
             };
             assert_eq!(
-                asked.deadline(now) - now,
+                added.deadline(now) - now,
                 Duration::from_millis(want),
                 "{timeout:?}"
             );

@@ -1,4 +1,5 @@
-//! Limits that all reviews share.
+//! Limits that all reviews share. Axum limits the size of one body, and tower the number of
+//! requests. Neither limits the bytes of all bodies together, which decide on the memory.
 //!
 //! They treat all callers alike, because the webhook cannot tell the API server from other callers.
 //! Any client that reaches the port can use the limits up.

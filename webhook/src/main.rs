@@ -28,7 +28,6 @@ use clap::Parser;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use mimeo_engine::{Engine, Settings};
 use mimeo_model::{
-    id::RuleKind,
     names,
     registration::{NAME, Registration},
     role::Role,
@@ -36,25 +35,21 @@ use mimeo_model::{
 use mimeo_runtime::{
     certificates::callers,
     client::Clients,
-    debug::DebugPages,
-    discovery::Discovery,
     driver::{Tools, drive},
     handle::{CopyRequests, Handle},
     https,
     identity::{Identity, username},
     lease::{Heartbeat, HeartbeatSpec},
-    limiter::Limiter,
     listen::listen,
     metrics::Metrics,
     observer::Observer,
-    operations,
+    program::Program,
     readiness::{Check, Readiness},
-    shutdown::Shutdown,
-    tls::{self, ServingMaterial},
-    writer::Writer,
+    shutdown::CancellationToken,
+    tls::{ServingMaterial, Tls},
 };
 use tokio::{
-    sync::{Notify, Semaphore, watch},
+    sync::{Semaphore, watch},
     time::{Instant, sleep_until},
 };
 use tracing::info;
@@ -71,6 +66,8 @@ use crate::{
     register::{Kept, MANAGER, Wanted},
 };
 
+/// The program's name in the API server's audit log and in traces.
+const PROGRAM: &str = "mimeo-webhook";
 /// Timeout of one request to the API server.
 const DEADLINE: Duration = Duration::from_secs(10);
 /// Minimum and maximum number of concurrent requests. A webhook replica fills single namespaces;
@@ -83,73 +80,98 @@ const HEARTBEAT: Duration = Duration::from_secs(5);
 #[tokio::main(worker_threads = 2)]
 async fn main() -> anyhow::Result<()> {
     let flags = Flags::parse();
-    let debug = DebugPages::new(flags.telemetry.init()?);
-    tls::install_provider();
-    let shutdown = Shutdown::on_signals()?;
-    if let Some(job) = flags.job {
-        let clients = flags.client.clients("mimeo-webhook").await?;
-        let namespace = flags.identity.namespace();
-        return tokio::select! {
-            done = job.run(&clients.requests, &namespace) => done,
-            () = shutdown.triggered() => anyhow::bail!("interrupted"),
-        };
-    }
+    let program = Program::start(PROGRAM, &flags.telemetry, &flags.client).await?;
+    let Some(job) = flags.job else {
+        return serve(flags, program).await;
+    };
+    let namespace = flags.identity.namespace();
+    let job = job.run(&program.clients.requests, &namespace);
+    let done = program.shutdown.run_until_cancelled(job).await;
+    done.context("interrupted")?
+}
+
+/// Answers reviews until the shutdown.
+async fn serve(flags: Flags, program: Program) -> anyhow::Result<()> {
     // Invalid flags end the program before it sends or answers any request.
     let (endpoint, serving_names) = flags.endpoint.resolve(&flags.identity.namespace())?;
     let pod_gate_resources = flags.hooks.pod_gate_resources()?;
-    let readiness = Readiness::new(shutdown.clone());
-    let checks = Checks::new(&readiness);
-    let metrics = Metrics::new();
-    let (answers, counts) = (metrics.add(Answers::new), metrics.add(CopyRequests::new));
-    let clients = flags.client.clients("mimeo-webhook").await?;
-    let guard = flags.ops.guard(&clients.requests);
-    operations::serve(
-        &flags.ops,
-        &guard,
-        readiness.clone(),
-        metrics.clone(),
-        &debug,
-        axum::Router::new(),
-    )
-    .context("operations server")?;
+    let checks = Checks::new(&program.readiness);
+    program.operate(&flags.ops, |_| axum::Router::new())?;
     let listener = listen(flags.endpoint.listen)?;
     info!(address = %listener.local_addr()?, "listening");
+    let Program {
+        clients, shutdown, ..
+    } = &program;
     let asked = async {
-        (
-            flags.identity.resolve(&clients.requests).await,
-            username(&clients.requests).await,
-        )
+        let identity = flags.identity.resolve(&clients.requests).await;
+        (identity, username(&clients.requests).await)
     };
-    let (identity, username) = tokio::select! {
-        found = asked => found,
-        () = shutdown.triggered() => return Ok(()),
+    let Some((identity, username)) = shutdown.run_until_cancelled(asked).await else {
+        return Ok(());
     };
+    let (app, tools) = app(&flags, clients, &identity, username, &program.metrics);
+    program.show(&app.handle);
+    let seen = observe(clients, tools, &app, &checks);
+
+    let namespace = &identity.namespace;
+    let certificate = &flags.certificate;
+    let material = certificate.start(clients, namespace, serving_names, shutdown.clone());
+    program.metrics.of_certificate("hooks", material.clone());
+    let tls = Tls {
+        material: material.clone(),
+        callers: flags.endpoint.client_ca_file.clone().map(callers::start),
+        http2: true,
+    };
+    let (hooks, drain) = (router(app.clone()), flags.drain.clone());
+    let serving = tokio::spawn(https::serve(listener, hooks, tls, drain, shutdown.clone()));
+    let registration = Registration {
+        endpoint,
+        ca_bundle: None,
+        own_namespace: namespace.clone(),
+        namespaces_failure_policy: flags.hooks.namespaces_failure_policy(),
+        pod_gate_resources,
+        mimeo_users: app.mimeo_users.clone(),
+        owner: None,
+    };
+    // A replica that is not ready receives no requests and so holds no pods. Its Lease, which says
+    // that it does, therefore starts only once it is ready.
+    let ready = async {
+        let overlap = certificate.ca_overlap;
+        let contested = register(clients, &app, registration, material, overlap, &checks).await;
+        program.readiness.complete().await;
+        contested
+    };
+    if let Some(contested) = shutdown.run_until_cancelled(ready).await {
+        let owner = flags.pod.owner(&flags.identity);
+        beat(clients, &identity, owner, (seen, contested), shutdown).await;
+    }
+    serving.await.context("server")
+}
+
+/// The state that the hooks share, with the means to carry out the decisions of its engine.
+fn app(
+    flags: &Flags,
+    clients: &Clients,
+    identity: &Identity,
+    username: String,
+    metrics: &Metrics,
+) -> (Arc<App>, Tools) {
     let settings = Settings {
         budget: flags.hooks.pod_gate_budget,
         reach: flags.reach.reach(),
         ..Settings::new(Role::Injector, &*identity.cluster)
     };
-    let traces = flags.trace.start("mimeo-webhook", &identity.replica);
-    let handle = Handle::new(Engine::new(settings), counts, traces.clone());
-    let mimeo_users = flags
-        .hooks
-        .mimeo_users(&identity.namespace, username.clone());
-    let registration = Registration {
-        endpoint,
-        ca_bundle: None,
-        own_namespace: identity.namespace.clone(),
-        namespaces_failure_policy: flags.hooks.namespaces_failure_policy(),
-        pod_gate_resources,
-        mimeo_users: mimeo_users.clone(),
-        owner: None,
-    };
-    let app = Arc::new(App {
-        handle: handle.clone(),
+    let traces = flags.trace.start(PROGRAM, &identity.replica);
+    let counts = metrics.add(CopyRequests::new);
+    let own_namespace = identity.namespace.clone();
+    let tools = Tools::new(&clients.requests, CONCURRENCY, DEADLINE, &own_namespace);
+    let app = App {
+        handle: Handle::new(Engine::new(settings), counts, traces.clone()),
         client: clients.requests.clone(),
-        discovery: Arc::new(Discovery::new(clients.requests.clone())),
+        discovery: tools.discovery.clone(),
         policies: Arc::default(),
         traces,
-        metrics: answers,
+        metrics: metrics.add(Answers::new),
         pod_gate_wait: flags.hooks.pod_gate_wait,
         held: Semaphore::new(flags.hooks.pod_gate_max_held),
         reads: Semaphore::new(pod_gate::READS),
@@ -157,50 +179,11 @@ async fn main() -> anyhow::Result<()> {
         limits: Limits::default(),
         no_room: Paced::default(),
         no_review: Paced::default(),
-        own_namespace: identity.namespace.clone(),
-        mimeo_users,
+        mimeo_users: flags.hooks.mimeo_users(&own_namespace, username.clone()),
+        own_namespace,
         username,
-    });
-    let seen = observe(&clients, &identity, &app, &checks);
-
-    let material = flags.certificate.start(
-        &clients,
-        &identity.namespace,
-        serving_names,
-        shutdown.clone(),
-    );
-    metrics.of_watches(&clients.watcher.health);
-    debug.of_watches(&clients.watcher.health);
-    metrics.of_engine(&handle);
-    metrics.of_clients(&clients);
-    debug.of_engine(&handle);
-    metrics.of_certificate("hooks", material.clone());
-    let callers = callers::start(flags.endpoint.client_ca_file.clone());
-    let config = tls::server_config_for(callers, material.clone())?;
-    let serving = tokio::spawn(https::serve(
-        listener,
-        router(app.clone()),
-        config,
-        flags.drain,
-        shutdown.clone(),
-    ));
-    // A replica that is not ready receives no requests and so holds no pods. Its Lease, which says
-    // that it does, therefore starts only once it is ready.
-    let ready = async {
-        let overlap = flags.certificate.ca_overlap;
-        let contested = register(&clients, &app, registration, material, overlap, &checks).await;
-        readiness.complete().await;
-        contested
     };
-    let ready = tokio::select! {
-        contested = ready => Some(contested),
-        () = shutdown.triggered() => None,
-    };
-    if let Some(contested) = ready {
-        let owner = flags.pod.owner(&flags.identity);
-        beat(&clients, &identity, owner, (seen, contested), &shutdown).await;
-    }
-    serving.await.context("server")
+    (Arc::new(app), tools)
 }
 
 /// Conditions that must hold before this replica is ready.
@@ -235,26 +218,10 @@ struct Seen {
 /// Starts the watches and the driver, which carries out the engine's decisions.
 fn observe(
     clients: &Clients,
-    identity: &Identity,
+    tools: Tools,
     app: &Arc<App>,
     checks: &Checks,
 ) -> watch::Receiver<Seen> {
-    let limiter = Limiter::new(CONCURRENCY.0, CONCURRENCY.1);
-    let writer = Writer::new(
-        clients.requests.clone(),
-        limiter.clone(),
-        DEADLINE,
-        &identity.namespace,
-    );
-    let observer = Observer {
-        handle: app.handle.clone(),
-        watcher: clients.watcher.clone(),
-        writer: writer.clone(),
-        discovery: app.discovery.clone(),
-        namespace: identity.namespace.clone(),
-        crds: Arc::default(),
-        noted: Arc::default(),
-    };
     let (publish, seen) = watch::channel(Seen::default());
     let handle = app.handle.clone();
     let taken_in = move |version: u64| {
@@ -266,35 +233,17 @@ fn observe(
             }
         });
     };
-    let (kinds, copies) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
-    tokio::spawn(
-        observer
-            .clone()
-            .rules(RuleKind::ClusterReplication, taken_in),
-    );
-    tokio::spawn(observer.clone().rules(RuleKind::Replication, |_| {}));
-    tokio::spawn(observer.clone().grants());
-    tokio::spawn(observer.clone().namespaces());
-    tokio::spawn(observer.clone().kinds());
-    tokio::spawn(observer.clone().crds(kinds.clone()));
-    tokio::spawn(observer.demand(copies.clone()));
     let policies = app.policies.clone();
-    tokio::spawn(async move {
-        loop {
-            kinds.notified().await;
-            copies.notify_one();
-            policies.kinds_changed();
-        }
-    });
+    Observer::new(&app.handle, &clients.watcher, &tools)
+        .start(taken_in, move || policies.kinds_changed());
     let listed = checks.policies.clone();
     let (policies, watcher) = (app.policies.clone(), clients.watcher.clone());
     tokio::spawn(async move { policies.follow(watcher, || listed.set(true)).await });
-    tokio::spawn(informed(app.handle.clone(), checks.informed.clone()));
-    let tools = Tools {
-        writer,
-        limiter,
-        discovery: app.discovery.clone(),
-    };
+    let (handle, informed) = (app.handle.clone(), checks.informed.clone());
+    tokio::spawn(async move {
+        handle.until(|engine| engine.index().informed()).await;
+        informed.set(true);
+    });
     let handle = app.handle.clone();
     tokio::spawn(async move {
         // Several replicas may fill namespaces at the same time. The webhook therefore needs no
@@ -303,17 +252,6 @@ fn observe(
         drive(handle, tools, active).await;
     });
     seen
-}
-
-/// Sets the check once the engine has read everything that a namespace's copies depend on.
-async fn informed(handle: Handle, check: Check) {
-    let mut changes = handle.changes();
-    while !handle.look(|engine, _| engine.index().informed()) {
-        if changes.changed().await.is_err() {
-            return;
-        }
-    }
-    check.set(true);
 }
 
 /// Registers the hooks and keeps them registered. Returns once the API server has them.
@@ -382,7 +320,7 @@ async fn beat(
     identity: &Identity,
     owner: Option<OwnerReference>,
     (mut seen, mut contested): (watch::Receiver<Seen>, watch::Receiver<Option<String>>),
-    shutdown: &Shutdown,
+    shutdown: &CancellationToken,
 ) {
     let heartbeat = Heartbeat::start(
         clients,
@@ -407,7 +345,7 @@ async fn beat(
         told = Some(now);
         heartbeat.annotate(names::CONTESTED, contested.borrow_and_update().as_deref());
         tokio::select! {
-            () = shutdown.triggered() => break,
+            () = shutdown.cancelled() => break,
             changed = seen.changed() => if changed.is_err() { break },
             changed = contested.changed() => if changed.is_err() { break },
         }

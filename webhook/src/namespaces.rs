@@ -22,8 +22,7 @@ use mimeo_model::{
     review::{Request, Verdict, bad_request},
 };
 use mimeo_runtime::{
-    fault::{Fault, status, within},
-    handle::Handle,
+    fault::{Fault, status, until},
     named,
 };
 use serde_json::json;
@@ -57,7 +56,9 @@ pub(crate) async fn decide(app: &App, request: &Request, deadline: Instant) -> V
     };
     let (primed, mut decision) = look();
     if !primed && (decision.label == LabelChange::Set || decision.label_first) {
-        primed_by(&app.handle, until).await;
+        // After a timeout the rules stay unknown, and the decision covers that case.
+        let primed = app.handle.until(|engine| engine.index().primed());
+        let _ = timeout_at(until, primed).await;
         (_, decision) = look();
     }
     if decision.label_first
@@ -74,20 +75,6 @@ pub(crate) async fn decide(app: &App, request: &Request, deadline: Instant) -> V
         patch: decision.patch,
         warnings: vec![],
     }
-}
-
-/// Waits until the rules are known, at most until the deadline.
-async fn primed_by(handle: &Handle, until: Instant) {
-    let mut changes = handle.changes();
-    let primed = async {
-        while !handle.look(|engine, _| engine.index().primed()) {
-            if changes.changed().await.is_err() {
-                return;
-            }
-        }
-    };
-    // After a timeout the rules stay unknown, and the decision covers that case.
-    let _ = timeout_at(until, primed).await;
 }
 
 fn note(request: &Request, change: LabelChange) {
@@ -141,13 +128,8 @@ async fn label_first(
     };
     app.handle
         .with(|engine, now| engine.issue(nonce, Awaited::Labels, now));
-    let left = deadline.saturating_duration_since(Instant::now());
-    match within(
-        left,
-        named::patch(&api, name, &params, &Patch::Merge(patch)),
-    )
-    .await
-    {
+    let patch = Patch::Merge(patch);
+    match until(deadline, named::patch(&api, name, &params, &patch)).await {
         Ok(_) => {
             info!(
                 namespace = name,

@@ -1,11 +1,9 @@
 //! Limits how often one message is logged. Any client that reaches the port can cause some messages
 //! thousands of times.
 
-use std::{
-    sync::{Mutex, PoisonError},
-    time::Duration,
-};
+use std::time::Duration;
 
+use parking_lot::Mutex;
 use tokio::time::Instant;
 
 const EVERY: Duration = Duration::from_secs(10);
@@ -17,7 +15,7 @@ pub(crate) struct Paced(Mutex<Option<Instant>>);
 impl Paced {
     /// True if the message is due. It then counts as logged.
     pub(crate) fn is_news(&self) -> bool {
-        let mut told = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut told = self.0.lock();
         let news = told.is_none_or(|told| told.elapsed() >= EVERY);
         if news {
             *told = Some(Instant::now());

@@ -2,7 +2,7 @@
 //!
 //! It fails closed: a permission that the API server cannot confirm counts as missing.
 
-use std::{collections::BTreeMap, io};
+use std::collections::BTreeMap;
 
 use futures::future::try_join_all;
 use kube::Client;
@@ -14,7 +14,7 @@ use mimeo_model::{
 };
 use mimeo_runtime::{
     access::is_allowed,
-    fault::{Fault, status},
+    fault::{Fault, late, status},
 };
 use tokio::{
     sync::Semaphore,
@@ -64,13 +64,9 @@ impl Questions {
         right: &Right,
         deadline: Instant,
     ) -> kube::Result<bool> {
-        let late = || {
-            Err(kube::Error::Service(
-                io::Error::from(io::ErrorKind::TimedOut).into(),
-            ))
-        };
         let question = Box::pin(is_allowed(client, user, right, deadline));
-        self.ask(question, deadline).await.unwrap_or_else(late)
+        let answer = self.ask(question, deadline).await;
+        answer.unwrap_or_else(|| Err(late()))
     }
 }
 

@@ -20,7 +20,7 @@ use mimeo_model::{
     review::{Request, Verdict},
 };
 use mimeo_runtime::{
-    fault::{Fault, within},
+    fault::{self, Fault},
     named,
 };
 use tokio::{
@@ -77,7 +77,7 @@ async fn wait(app: &App, request: &Request, namespace: &str, deadline: Instant) 
     let (mut held, mut confirmed) = (None, None);
     let mut changes = app.handle.changes();
     loop {
-        changes.mark_unchanged();
+        changes.skip();
         let progress = app
             .handle
             .look(|engine, now| engine.progress(namespace, now));
@@ -110,25 +110,16 @@ async fn wait(app: &App, request: &Request, namespace: &str, deadline: Instant) 
             return if waits {
                 decision
             } else {
-                elsewhere(namespace)
+                // This process knows only another namespace of the same name.
+                GateDecision::ComeAgain(admission::still_reading(namespace))
             };
         }
         let wake = help_at.unwrap_or(until).min(until);
         tokio::select! {
-            changed = changes.changed() => {
-                if changed.is_err() {
-                    return elsewhere(namespace);
-                }
-                sleep(PACE).await;
-            }
+            () = changes.next() => sleep(PACE).await,
             () = sleep_until(wake) => {}
         }
     }
-}
-
-/// The decision for a pod where this process knows only another namespace of the same name.
-fn elsewhere(namespace: &str) -> GateDecision {
-    GateDecision::ComeAgain(admission::still_reading(namespace))
 }
 
 /// Reads a namespace, and passes its state to the engine.
@@ -137,8 +128,8 @@ async fn read(app: &App, namespace: &str, until: Instant) -> Live {
         return Live::Unknown;
     };
     let api: Api<Namespace> = Api::all(app.client.clone());
-    let left = until.saturating_duration_since(Instant::now());
-    let meta = match within(left, named::read_metadata(&api, namespace)).await {
+    let read = named::read_metadata(&api, namespace);
+    let meta = match fault::until(until, read).await {
         Ok(None) => return Live::Unmarked,
         Ok(Some(meta)) => meta,
         Err(error) => {

@@ -6,15 +6,12 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
-    },
+    sync::Arc,
     time::Duration,
 };
 
-use arc_swap::ArcSwap;
 use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::{
     Api, Client,
     api::{Patch, PatchParams},
@@ -37,7 +34,7 @@ use mimeo_runtime::{
 };
 use serde_json::json;
 use tokio::{
-    sync::{Notify, watch as channel},
+    sync::watch as channel,
     time::{sleep, timeout},
 };
 use tracing::{info, warn};
@@ -80,6 +77,12 @@ impl Known {
         self.object.metadata.name.as_deref().unwrap_or_default()
     }
 
+    /// Older policies come first.
+    fn age(&self) -> (Option<&Time>, &str) {
+        let created = self.object.metadata.creation_timestamp.as_ref();
+        (created, self.name())
+    }
+
     /// The message of the status, if it says that another client keeps changing the configuration.
     fn contested(&self) -> Option<&str> {
         let status = self.object.status.as_ref()?;
@@ -89,41 +92,33 @@ impl Known {
     }
 }
 
-/// All policies in the cluster.
+/// All policies in the cluster. Changes of them, and of the kinds that the cluster serves, are
+/// signalled, because the registration may then have to change too.
 #[derive(Debug, Default)]
-pub(crate) struct Policies {
-    known: ArcSwap<BTreeMap<Box<str>, Arc<Known>>>,
-    listed: AtomicBool,
-    /// Signals that a policy or a kind has changed, so that the registration may have to change
-    /// too.
-    changed: Notify,
+pub(crate) struct Policies(channel::Sender<All>);
+
+#[derive(Debug, Default)]
+struct All {
+    known: BTreeMap<Box<str>, Arc<Known>>,
+    /// True once all policies have been listed.
+    listed: bool,
 }
 
 impl Policies {
     /// The policy of that name.
     pub(crate) fn find(&self, name: &str) -> Option<Arc<Known>> {
-        self.known.load().get(name).cloned()
-    }
-
-    /// True once all policies have been listed.
-    pub(crate) fn listed(&self) -> bool {
-        self.listed.load(Ordering::Acquire)
+        self.0.borrow().known.get(name).cloned()
     }
 
     /// Signals that the cluster may serve other kinds now.
     pub(crate) fn kinds_changed(&self) {
-        self.changed.notify_one();
+        self.0.send_modify(|_| {});
     }
 
     /// Watches the policies until dropped. Calls `listed` after each complete list.
     pub(crate) async fn follow(&self, watcher: Watcher, listed: impl Fn() + Send + Sync) {
-        let spec = WatchSpec {
-            path: "/apis/mimeo.dev/v1alpha1/transformpolicies".into(),
-            metadata_only: false,
-            label_selector: None,
-            name: None,
-            what: "policies".into(),
-        };
+        let path = "/apis/mimeo.dev/v1alpha1/transformpolicies";
+        let spec = WatchSpec::objects(path, "policies");
         let mut shown = BTreeSet::new();
         watch::<TransformPolicy>(watcher, spec, |event| match event {
             Event::Listing => shown.clear(),
@@ -155,20 +150,20 @@ impl Policies {
         .await;
     }
 
-    /// Only the watch calls this, so no change is lost between reading and storing.
     fn change<T>(&self, change: impl FnOnce(&mut BTreeMap<Box<str>, Arc<Known>>) -> T) {
-        let mut all = BTreeMap::clone(&self.known.load());
-        change(&mut all);
-        self.known.store(Arc::new(all));
-        self.changed.notify_one();
+        self.0.send_modify(|all| drop(change(&mut all.known)));
     }
 
     fn complete(&self, shown: &BTreeSet<Box<str>>) {
-        self.change(|all| all.retain(|name, _| shown.contains(name)));
-        self.listed.store(true, Ordering::Release);
-        self.changed.notify_one();
+        self.0.send_modify(|all| {
+            all.known.retain(|name, _| shown.contains(name));
+            all.listed = true;
+        });
     }
 }
+
+/// The policies, each with its finding.
+type Findings = Vec<(Arc<Known>, Finding)>;
 
 /// Keeps the policies' webhook configuration and their statuses.
 pub(crate) struct Registrar {
@@ -207,11 +202,16 @@ impl Finding {
         }
     }
 
-    fn active(message: String) -> Self {
+    /// For a policy that is registered. `missing` are its kinds that are not served.
+    fn active(missing: &str) -> Self {
+        let also = match missing {
+            "" => String::new(),
+            missing => format!("; the cluster does not serve {missing}"),
+        };
         Self {
             ready: true,
             reason: ConditionReason::Active,
-            message,
+            message: format!("matching objects are rewritten as they are written{also}"),
             passing: false,
         }
     }
@@ -257,19 +257,20 @@ impl Registrar {
     /// Runs until dropped. Registers no policy before it receives a registration.
     pub(crate) async fn run(mut self, mut registration: channel::Receiver<Option<Registration>>) {
         let mut contested = self.kept.contested();
+        let mut policies = self.policies.0.subscribe();
         loop {
             let current = registration.borrow_and_update().clone();
             contested.mark_unchanged();
-            let pause = match current.filter(|_| self.policies.listed()) {
+            let listed = policies.borrow_and_update().listed;
+            let pause = match current.filter(|_| listed) {
                 None => LOOK_AGAIN,
                 Some(registration) => self.register(&registration).await.unwrap_or_else(|error| {
                     warn!(error = %format!("{error:#}"), "failed to register the policies");
                     RETRY
                 }),
             };
-            let policies = self.policies.clone();
             tokio::select! {
-                () = policies.changed.notified() => {}
+                changed = policies.changed() => if changed.is_err() { return },
                 changed = registration.changed() => if changed.is_err() { return },
                 changed = contested.changed() => if changed.is_err() { return },
                 () = sleep(pause) => {}
@@ -279,49 +280,19 @@ impl Registrar {
 
     /// Registers all policies once. Returns the time until the next round if nothing else happens.
     async fn register(&mut self, registration: &Registration) -> anyhow::Result<Duration> {
-        let known: Vec<Arc<Known>> = self.policies.known.load().values().cloned().collect();
+        let mut known: Vec<Arc<Known>> = self.policies.0.borrow().known.values().cloned().collect();
+        known.sort_by(|a, b| a.age().cmp(&b.age()));
         let all_served = self.look_kinds_up(&known).await;
-        let mut accepted = Vec::new();
-        let mut findings = Vec::new();
-        let mut by_age: Vec<&Arc<Known>> = known.iter().collect();
-        by_age.sort_by_key(|known| {
-            (
-                known.object.metadata.creation_timestamp.clone(),
-                known.name(),
-            )
-        });
-        let mut keys = BTreeSet::new();
-        for known in by_age {
-            let finding = self
-                .judge(registration, known, accepted.len(), &mut keys)
-                .await?;
-            if let (true, Ok(policy)) = (finding.ready, &known.policy) {
-                accepted.push(policy.clone());
-            }
-            findings.push((known.clone(), finding));
-        }
+        let (mut accepted, mut findings) = self.judge_all(registration, known).await?;
         let contested = self.kept.contested().borrow().clone();
         let disturbed = self.kept.disturbed();
         for (known, finding) in &mut findings {
             finding.contest(known, contested.as_deref(), disturbed);
         }
-        self.metrics.policies(
-            findings
-                .iter()
-                .map(|(_, finding)| (finding.ready, finding.reason)),
-        );
-        self.tried.retain(|key, _| keys.contains(key));
-        let registered = accepted.iter().map(|policy| policy.name.clone()).collect();
-        let former = std::mem::replace(&mut self.registered, registered);
-        self.registered
-            .iter()
-            .for_each(|policy| self.metrics.rewrites_by(policy));
-        former
-            .difference(&self.registered)
-            .for_each(|policy| self.metrics.rewrites_no_more(policy));
+        self.count(&accepted, &findings);
         accepted.sort_by(|a, b| a.name.cmp(&b.name));
         let configuration = self.wanted(registration, accepted);
-        let wanted = Checksum::of(configuration.render().to_string().as_bytes());
+        let wanted = configuration.checksum();
         self.kept.want(configuration);
         if contested.is_none() {
             if timeout(DEADLINE, self.kept.holds()).await.is_err() {
@@ -344,6 +315,46 @@ impl Registrar {
         })
     }
 
+    /// Decides on each policy. Also returns the policies that can be registered.
+    async fn judge_all(
+        &mut self,
+        registration: &Registration,
+        known: Vec<Arc<Known>>,
+    ) -> anyhow::Result<(Vec<Policy>, Findings)> {
+        let (mut accepted, mut findings) = (Vec::new(), Findings::new());
+        let mut keys = BTreeSet::new();
+        for known in known {
+            let finding = match self.check(&known, accepted.len()) {
+                Err(finding) => finding,
+                Ok((policy, missing)) => {
+                    let wanted = self.wanted(registration, vec![policy.clone()]);
+                    keys.insert(wanted.checksum());
+                    let finding = self.try_out(&wanted, &missing).await?;
+                    accepted.extend(finding.ready.then(|| policy.clone()));
+                    finding
+                }
+            };
+            findings.push((known, finding));
+        }
+        self.tried.retain(|key, _| keys.contains(key));
+        Ok((accepted, findings))
+    }
+
+    /// Brings the metrics up to date.
+    fn count(&mut self, accepted: &[Policy], findings: &Findings) {
+        let findings = findings.iter();
+        self.metrics
+            .policies(findings.map(|(_, finding)| (finding.ready, finding.reason)));
+        let registered = accepted.iter().map(|policy| policy.name.clone()).collect();
+        let former = std::mem::replace(&mut self.registered, registered);
+        self.registered
+            .iter()
+            .for_each(|policy| self.metrics.rewrites_by(policy));
+        former
+            .difference(&self.registered)
+            .for_each(|policy| self.metrics.rewrites_no_more(policy));
+    }
+
     fn wanted(&self, registration: &Registration, policies: Vec<Policy>) -> Wanted {
         let kinds: BTreeSet<&GroupVersionKind> =
             policies.iter().flat_map(|policy| &policy.kinds).collect();
@@ -362,54 +373,44 @@ impl Registrar {
         }
     }
 
-    /// Decides whether this policy's entry can be registered.
-    async fn judge(
-        &mut self,
-        registration: &Registration,
-        known: &Known,
-        before: usize,
-        keys: &mut BTreeSet<Checksum>,
-    ) -> anyhow::Result<Finding> {
-        let list = |refusals: &[Refusal]| {
-            refusals
-                .iter()
-                .map(ToString::to_string)
-                .collect::<Vec<_>>()
-                .join("; ")
+    /// Checks a policy beside `before` others that are registered already. Returns the policy, and
+    /// those of its kinds that are not served.
+    fn check<'k>(&self, known: &'k Known, before: usize) -> Result<(&'k Policy, String), Finding> {
+        let invalid = |refusals: &[Refusal]| {
+            let refusals: Vec<String> = refusals.iter().map(ToString::to_string).collect();
+            Finding::not(ConditionReason::InvalidSpec, refusals.join("; "))
         };
-        let policy = match &known.policy {
-            Ok(policy) => policy,
-            Err(refusals) => return Ok(Finding::not(ConditionReason::InvalidSpec, list(refusals))),
-        };
+        let policy = known.policy.as_ref();
+        let policy = policy.map_err(|refusals| invalid(refusals))?;
         let refusals = policy.refuse_kinds(|gvk| self.served.get(gvk).cloned());
         if !refusals.is_empty() {
-            return Ok(Finding::not(ConditionReason::InvalidSpec, list(&refusals)));
+            return Err(invalid(&refusals));
         }
-        let missing: Vec<String> = policy
-            .kinds
-            .iter()
+        let kinds = policy.kinds.iter();
+        let missing: Vec<String> = kinds
             .filter(|gvk| !self.served.contains_key(gvk))
             .map(|gvk| self.name_missing(gvk))
             .collect();
+        let names = missing.join(", ");
         if missing.len() == policy.kinds.len() {
-            return Ok(Finding::not(
-                ConditionReason::KindNotServed,
-                format!("the cluster does not serve {}", missing.join(", ")),
-            ));
+            let message = format!("the cluster does not serve {names}");
+            return Err(Finding::not(ConditionReason::KindNotServed, message));
         }
         if before >= MOST {
-            return Ok(Finding::not(
-                ConditionReason::Rejected,
-                format!("{MOST} older policies are registered, and no more can be"),
-            ));
+            let message = format!("{MOST} older policies are registered, and no more can be");
+            return Err(Finding::not(ConditionReason::Rejected, message));
         }
-        let wanted = self.wanted(registration, vec![policy.clone()]);
-        let key = Checksum::of(wanted.render().to_string().as_bytes());
-        keys.insert(key);
+        Ok((policy, names))
+    }
+
+    /// Decides by a dry run whether the API server accepts the entry of a policy. `missing` are its
+    /// kinds that are not served.
+    async fn try_out(&mut self, wanted: &Wanted, missing: &str) -> anyhow::Result<Finding> {
+        let key = wanted.checksum();
         let verdict = if let Some(verdict) = self.tried.get(&key) {
             verdict.clone()
         } else {
-            let verdict = match try_out(&self.client, &wanted).await? {
+            let verdict = match try_out(&self.client, wanted).await? {
                 // The result is not remembered, because permissions and the cluster's own policies
                 // change.
                 Err(Refused {
@@ -421,15 +422,14 @@ impl Registrar {
                         ..Finding::not(ConditionReason::Rejected, message)
                     });
                 }
-                Err(refused) => Err(refused.message),
-                Ok(()) => Ok(()),
+                tried => tried.map_err(|refused| refused.message),
             };
             self.tried.insert(key, verdict.clone());
             verdict
         };
         Ok(match verdict {
             Err(message) => Finding::not(ConditionReason::Rejected, message),
-            Ok(()) => Finding::active(active(&missing)),
+            Ok(()) => Finding::active(missing),
         })
     }
 
@@ -488,18 +488,6 @@ impl Registrar {
     }
 }
 
-fn active(missing: &[String]) -> String {
-    let message = "matching objects are rewritten as they are written".to_owned();
-    if missing.is_empty() {
-        message
-    } else {
-        format!(
-            "{message}; the cluster does not serve {}",
-            missing.join(", ")
-        )
-    }
-}
-
 /// The status for a finding. All replicas make the same one.
 fn compose(
     known: &Known,
@@ -535,7 +523,7 @@ mod tests {
     #[test]
     fn a_status_that_says_the_same_is_the_same() {
         let at = |second| Timestamp::from_second(second).unwrap();
-        let yes = || Finding::active(active(&[]));
+        let yes = || Finding::active("");
         let first = compose(&known(None), yes(), None, at(10));
         let later = compose(&known(None), yes(), Some(&first), at(20));
         assert_eq!(first, later);
@@ -559,7 +547,7 @@ mod tests {
     fn while_another_client_changes_the_configuration_all_replicas_say_the_same() {
         let ready = |contested, status, disturbed| {
             let known = known(status);
-            let mut finding = Finding::active(active(&[]));
+            let mut finding = Finding::active("");
             finding.contest(&known, contested, disturbed);
             let old = known.object.status.as_ref();
             compose(&known, finding, old, Timestamp::UNIX_EPOCH)
@@ -594,8 +582,12 @@ mod tests {
         for name in ["a", "b"] {
             policies.change(|all| all.insert(name.into(), Arc::new(known(None))));
         }
-        assert!(!policies.listed());
+        assert!(!policies.0.borrow().listed);
         policies.complete(&[Box::from("a")].into());
-        assert!(policies.listed() && policies.find("a").is_some() && policies.find("b").is_none());
+        assert!(
+            policies.0.borrow().listed
+                && policies.find("a").is_some()
+                && policies.find("b").is_none()
+        );
     }
 }

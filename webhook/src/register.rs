@@ -18,6 +18,7 @@ use kube::{
 };
 use mimeo_model::{
     kind::{GroupVersionKind, Resource as Served},
+    meta::Checksum,
     policy::Policy,
     registration::{NAME, POLICIES_NAME, Registration},
 };
@@ -87,6 +88,11 @@ impl Wanted {
                 registration.policies(policies, &look_up)
             }
         }
+    }
+
+    /// Differs for configurations with different contents.
+    pub(crate) fn checksum(&self) -> Checksum {
+        Checksum::of(self.render().to_string().as_bytes())
     }
 
     fn owned_by(self, owner: Option<Value>) -> Self {
@@ -237,62 +243,15 @@ where
         let mut live = value(follower.next().await);
         let mut not_before = Instant::now();
         loop {
-            self.owned |= live["metadata"]["ownerReferences"]
-                .as_array()
-                .is_some_and(|owners| !owners.is_empty());
             let want = wanted.borrow_and_update().clone();
-            let due = want.clone().filter(|want| !self.holds(&live, want));
-            if due.is_some() {
-                self.disturbed.send_replace(Instant::now());
-            }
-            if want.is_some() {
-                self.metrics
-                    .registered(&K::kind(&()), self.name, due.is_none());
-            }
-            if self
-                .repairs
-                .fight_ends()
-                .is_some_and(|end| Instant::now() >= end)
-            {
-                self.contested
-                    .send_if_modified(|told| told.take().is_some());
-            }
-            match due {
-                None => {
-                    self.applied.clone_from(&want);
-                    self.held.send_if_modified(|held| {
-                        let changed = *held != want;
-                        held.clone_from(&want);
-                        changed
-                    });
+            let due = self.look(&live, want.as_ref());
+            if let Some(want) = due.filter(|_| Instant::now() >= not_before) {
+                let pause = self.pause(&want);
+                not_before = Instant::now() + pause;
+                if let Some(written) = self.restore(want, &live, pause).await {
+                    live = written;
                 }
-                Some(want) if Instant::now() >= not_before => {
-                    let pause = self.pause(&want);
-                    not_before = Instant::now() + pause;
-                    if let Some(before) = self.put_back.take()
-                        && self.applied.as_ref() == Some(&want)
-                    {
-                        self.tell(&live, &before, pause);
-                    }
-                    let outcome = self.write(&want).await;
-                    match outcome {
-                        Ok(Some(written)) => {
-                            live = written;
-                            self.put_back = Some(live["metadata"]["managedFields"].clone());
-                            self.applied = Some(want);
-                        }
-                        Ok(None) => {}
-                        Err(error) => {
-                            let error = format!("{error:#}");
-                            warn!(
-                                name = self.name,
-                                error, "failed to write a webhook configuration"
-                            );
-                        }
-                    }
-                    continue;
-                }
-                Some(_) => {}
+                continue;
             }
             let retry = want.is_some_and(|want| !self.holds(&live, &want));
             let fight_ends = self
@@ -306,6 +265,54 @@ where
                 () = sleep_until(fight_ends.unwrap_or(not_before)), if fight_ends.is_some() => {}
             }
         }
+    }
+
+    /// Compares the configuration with the wanted contents, and tells the result. Returns the
+    /// contents if they must be written.
+    fn look(&mut self, live: &Value, want: Option<&Arc<Wanted>>) -> Option<Arc<Wanted>> {
+        let owners = live["metadata"]["ownerReferences"].as_array();
+        self.owned |= owners.is_some_and(|owners| !owners.is_empty());
+        let due = want.filter(|want| !self.holds(live, want)).cloned();
+        if want.is_some() {
+            let kind = K::kind(&());
+            self.metrics.registered(&kind, self.name, due.is_none());
+        }
+        let fight_ends = self.repairs.fight_ends();
+        if fight_ends.is_some_and(|end| Instant::now() >= end) {
+            self.contested
+                .send_if_modified(|told| told.take().is_some());
+        }
+        if due.is_some() {
+            self.disturbed.send_replace(Instant::now());
+        } else {
+            self.applied = want.cloned();
+            self.held.send_if_modified(|held| {
+                let changed = held.as_ref() != want;
+                *held = want.cloned();
+                changed
+            });
+        }
+        due
+    }
+
+    /// Writes the contents once. Returns the configuration that the API server has stored.
+    async fn restore(&mut self, want: Arc<Wanted>, live: &Value, pause: Duration) -> Option<Value> {
+        if let Some(before) = self.put_back.take()
+            && self.applied.as_ref() == Some(&want)
+        {
+            self.tell(live, &before, pause);
+        }
+        let written = self.write(&want).await.unwrap_or_else(|error| {
+            let error = format!("{error:#}");
+            warn!(
+                name = self.name,
+                error, "failed to write a webhook configuration"
+            );
+            None
+        })?;
+        self.put_back = Some(written["metadata"]["managedFields"].clone());
+        self.applied = Some(want);
+        Some(written)
     }
 
     /// Logs and reports the other client that keeps changing the configuration after Mimeo has

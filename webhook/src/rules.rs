@@ -6,7 +6,10 @@
 //! author is checked when the object is created or its spec changes, and never again. A later write
 //! of labels, annotations or finalizers does not make its user the author.
 
-use std::collections::BTreeMap;
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt::Display,
+};
 
 use futures::future::join_all;
 use k8s_openapi::{api::rbac::v1::RoleBinding, apimachinery::pkg::apis::meta::v1::ObjectMeta};
@@ -23,10 +26,11 @@ use mimeo_model::{
     kind::{GroupVersionKind, Resource},
     meta::is_copy,
     narrowing,
-    own_rights::{self, RoleRef},
+    own_rights::{self, ProgramRight, RoleRef},
     policy::Policy,
+    reach::{OutOfReach, Reach},
     refusal::Refusal,
-    review::{Request, User, Verdict},
+    review::{Request, Verdict},
     right::Right,
     rule::Rule,
     source::{SourceRef, SourceSelector},
@@ -41,7 +45,7 @@ use tracing::{debug, info};
 use crate::{
     app::App,
     permissions::{self, Questions},
-    warnings::{self, ReportedCopy},
+    warnings::{self, Detail},
 };
 
 /// Most objects of a selector that are counted. This is more than a rule may have as sources.
@@ -65,19 +69,20 @@ pub(crate) async fn decide(app: &App, request: &Request, deadline: Instant) -> V
     };
     // The spec has passed this hook before. If it would be refused by now, the rest of the object
     // must still be editable, and the object must be removable.
-    if request
-        .old_object
-        .as_ref()
-        .is_some_and(|old| old["spec"] == object["spec"])
-    {
+    let old = request.old_object.as_ref();
+    if old.is_some_and(|old| old["spec"] == object["spec"]) {
         return Verdict::ALLOW;
     }
+    let check = Check {
+        app,
+        request,
+        object,
+        deadline,
+    };
     let checked = match &*request.kind.kind {
-        names::CLUSTER_REPLICATION | names::REPLICATION => {
-            check_rule(app, request, object, deadline).await
-        }
-        names::REPLICATION_GRANT => check_grant(app, request, object, deadline).await,
-        names::TRANSFORM_POLICY => check_policy(app, request, object, deadline).await,
+        names::CLUSTER_REPLICATION | names::REPLICATION => check.rule().await,
+        names::REPLICATION_GRANT => check.grant().await,
+        names::TRANSFORM_POLICY => check.policy().await,
         _ => Ok(vec![]),
     };
     match checked {
@@ -90,15 +95,11 @@ pub(crate) async fn decide(app: &App, request: &Request, deadline: Instant) -> V
 type Checked = Result<Vec<String>, Verdict>;
 
 fn invalid(refusals: &[Refusal]) -> Verdict {
-    let message = refusals
-        .iter()
-        .map(ToString::to_string)
-        .collect::<Vec<_>>()
-        .join("; ");
+    let refusals: Vec<String> = refusals.iter().map(ToString::to_string).collect();
     Verdict::Deny {
         code: 422,
         reason: "Invalid",
-        message,
+        message: refusals.join("; "),
         retry_after_seconds: None,
     }
 }
@@ -115,304 +116,367 @@ fn parse<T: DeserializeOwned, P>(
     object: &Value,
     parse: fn(&T) -> Result<P, Vec<Refusal>>,
 ) -> Result<P, Verdict> {
-    let read = |error: serde_json::Error| {
+    let undecodable = |error: serde_json::Error| {
         vec![Refusal {
             field: "spec".into(),
             message: error.to_string(),
         }]
     };
-    T::deserialize(object)
-        .map_err(read)
+    let object = T::deserialize(object).map_err(undecodable);
+    object
         .and_then(|object| parse(&object))
         .map_err(|refusals| invalid(&refusals))
 }
 
-/// Parses the rule that the request is about.
-fn parse_rule(request: &Request, object: &Value) -> Result<Rule, Verdict> {
-    match &*request.kind.kind {
-        names::REPLICATION => parse::<Replication, _>(object, Rule::parse_replication),
-        _ => parse::<ClusterReplication, _>(object, Rule::parse),
-    }
-}
-
-/// Checks a rule. The author's permissions come first: every later check reveals something about
-/// the cluster's objects, which only an author with the permissions may know.
-async fn check_rule(app: &App, request: &Request, object: &Value, deadline: Instant) -> Checked {
-    let reach = app.handle.look(|engine, _| engine.index().reach().clone());
-    let rule = parse_rule(request, object)?.within(&reach);
-    let kinds = Kinds::find(app, rule.kinds.iter(), deadline).await;
-    refuse(&rule.refuse_kinds(|gvk| kinds.resource(gvk)))?;
-    let needs = of_rule(&rule, |gvk| kinds.resource(gvk));
-    if let Err(refusal) = authorize(app, request, &needs, deadline).await {
-        // A user who may delete or suspend the rule is allowed to do so, and learns nothing more
-        // about the cluster.
-        return if takes_away(request, object) {
-            Ok(vec![])
-        } else {
-            Err(kinds.explain(app, refusal))
-        };
-    }
-    refuse(
-        &app.handle
-            .look(|engine, _| engine.index().refuses_selectors(&rule))
-            .into_iter()
-            .collect::<Vec<_>>(),
-    )?;
-    let mut warnings = kinds.warnings(app);
-    warnings.extend(warnings::near_misses(object, VARIABLES));
-    // Naming another namespace must not reveal its objects, nor Mimeo's permissions there.
-    let told =
-        |home: Option<&str>| rule.id.namespace.is_none() || rule.id.namespace.as_deref() == home;
-    let (sources, refused): (Vec<_>, Vec<_>) = rule
-        .sources
-        .iter()
-        .filter(|source| told(source.home()))
-        .partition(|source| reach.refuses(source).is_none());
-    let refused = refused
-        .into_iter()
-        .filter_map(|source| Some((source, reach.refuses(source)?)));
-    warnings.extend(
-        refused.map(|(source, why)| warnings::out_of_reach(&format!("source {source}"), why)),
-    );
-    let refuses =
-        |selector: &SourceSelector| reach.refuses_home(&selector.gvk, Some(&selector.namespace));
-    let (selectors, refused): (Vec<_>, Vec<_>) = rule
-        .selectors
-        .iter()
-        .filter(|selector| told(Some(&selector.namespace)))
-        .partition(|selector| refuses(selector).is_none());
-    let refused = refused
-        .into_iter()
-        .filter_map(|selector| Some((selector, refuses(selector)?)));
-    warnings.extend(
-        refused.map(|(selector, why)| warnings::out_of_reach(&format!("sources {selector}"), why)),
-    );
-    warnings.extend(rule.leaves_out(&reach));
-    warnings.extend(missing_sources(app, &sources, &kinds, deadline).await);
-    let before = request
-        .old_object
-        .as_ref()
-        .and_then(|old| parse_rule(request, old).ok());
-    let before = before.map(|rule| rule.within(&reach));
-    // A rule that makes no more copies than before stays editable and removable, wherever it is.
-    if before
-        .as_ref()
-        .is_none_or(|before| before.most_copies() < rule.most_copies())
-    {
-        refuse(
-            app.handle
-                .look(|engine, _| engine.index().refuses_rule(&rule))
-                .as_slice(),
-        )?;
-    }
-    let bound = bound(&app.client, &app.questions, &sources, deadline).await;
-    let homes = rule.homes(|source| bound.get(source).cloned());
-    let homes = homes.filter(|home| {
-        told(home.namespace) && reach.refuses_home(home.gvk, home.namespace).is_none()
-    });
-    let of_namespaces = ReportedCopy::of(app, request, &rule, object, deadline).await;
-    let mut places = app.handle.look(|engine, _| engine.index().reached(&rule));
-    if let (Some(places), ReportedCopy::Named) = (&mut places, of_namespaces) {
-        places.retain(|namespace| rule.names(namespace));
-    }
-    let own = own_rights::needed_by(rule.id.kind, homes, places.as_ref(), |gvk| {
-        kinds.resource(gvk)
-    });
-    // Each selector costs a list. A tenant may write any number of rules, so the webhook checks
-    // only the first few selectors of each.
-    let most = if rule.id.kind == RuleKind::Replication {
-        TENANTS_LISTS
-    } else {
-        selectors.len()
-    };
-    let selected = select(
-        app,
-        &selectors[..most.min(selectors.len())],
-        &kinds,
-        deadline,
-    )
-    .await;
-    warnings.extend(
-        selected
-            .iter()
-            .filter_map(|selected| selected.warning(rule.most_sources)),
-    );
-    let found = selected
-        .iter()
-        .flat_map(|selected| &selected.sources)
-        .cloned();
-    let sources: Vec<SourceRef> = rule
-        .sources
-        .iter()
-        .cloned()
-        .chain(found)
-        .take(rule.most_sources)
-        .collect();
-    match rule.id.kind {
-        RuleKind::ClusterReplication => {
-            warnings.extend(warnings::foresee(
-                app,
-                &rule,
-                &sources,
-                before.as_ref(),
-                of_namespaces,
-            ));
-        }
-        RuleKind::Replication => {
-            warnings.extend(warnings::not_granted(app, &rule, &sources));
-            warnings.extend(warnings::foresee_at_home(
-                app,
-                &rule,
-                &sources,
-                before.as_ref(),
-            ));
-        }
-    }
-    warnings.extend(warnings::untold_retention(&rule, before.as_ref()));
-    warnings.extend(warnings::missing_rights(app, own, &reach, deadline).await);
-    Ok(warnings)
-}
-
-impl ReportedCopy {
-    async fn of(
-        app: &App,
-        request: &Request,
-        rule: &Rule,
-        object: &Value,
-        deadline: Instant,
-    ) -> Self {
-        // A tenant's rule names all its namespaces.
-        if rule.id.kind == RuleKind::Replication
-            || !lists_namespaces(app, &request.user, deadline).await
-        {
-            return Self::Named;
-        }
-        let targets =
-            |object: &Value| ["targets", "exclude"].map(|field| object["spec"][field].clone());
-        let same = request
-            .old_object
-            .as_ref()
-            .is_some_and(|old| targets(old) == targets(object));
-        if same && !request.dry_run {
-            Self::Odd
-        } else {
-            Self::Counts
-        }
-    }
-}
-
-/// Returns false if the check has no answer.
-async fn lists_namespaces(app: &App, user: &User, deadline: Instant) -> bool {
-    let namespaces = Right {
-        verb: "list",
-        group: "".into(),
-        resource: "namespaces".into(),
-        namespace: None,
-        name: None,
-    };
-    app.questions
-        .may(&app.client, user, &namespaces, deadline)
-        .await
-        .unwrap_or(false)
-}
-
-async fn check_grant(app: &App, request: &Request, object: &Value, deadline: Instant) -> Checked {
-    let grant = parse::<ReplicationGrant, _>(object, Grant::parse)?;
-    let kinds = Kinds::find(
-        app,
-        grant.objects.iter().map(|objects| &objects.gvk),
-        deadline,
-    )
-    .await;
-    let home = request.namespace.as_deref().unwrap_or_default();
-    if !takes_away(request, object) {
-        let needs = of_grant(&grant, home, |gvk| kinds.resource(gvk));
-        authorize(app, request, &needs, deadline)
-            .await
-            .map_err(|refusal| kinds.explain(app, refusal))?;
-    }
-    let name = request.name.as_deref().unwrap_or_default();
-    refuse(
-        &app.handle
-            .look(|engine, _| engine.index().refuses_grant(home, name, &grant))
-            .into_iter()
-            .collect::<Vec<_>>(),
-    )?;
-    Ok(kinds.warnings(app))
-}
-
-/// True if the request only takes something away from a rule or grant that is stored and valid.
-fn takes_away(request: &Request, object: &Value) -> bool {
-    let old = request.old_object.as_ref();
-    old.is_some_and(|old| narrowing::takes_away(&request.kind.kind, old, object))
-}
-
-async fn check_policy(app: &App, request: &Request, object: &Value, deadline: Instant) -> Checked {
-    let policy = parse::<TransformPolicy, _>(object, Policy::parse)?;
-    let kinds = Kinds::find(app, policy.kinds.iter(), deadline).await;
-    refuse(&policy.refuse_kinds(|gvk| kinds.resource(gvk)))?;
-    let needs = of_policy(&policy, |gvk| kinds.resource(gvk));
-    authorize(app, request, &needs, deadline)
-        .await
-        .map_err(|refusal| kinds.explain(app, refusal))?;
-    let mut warnings = kinds.warnings(app);
-    warnings.extend(warnings::near_misses(object, &Variable::Name.to_string()));
-    Ok(warnings)
-}
-
-async fn authorize(
-    app: &App,
-    request: &Request,
-    needs: &[Need],
+/// An object that a user wants to write, and the time for all questions about it.
+#[derive(Clone, Copy)]
+struct Check<'a> {
+    app: &'a App,
+    request: &'a Request,
+    object: &'a Value,
     deadline: Instant,
-) -> Result<(), Verdict> {
-    let kind = &request.kind.kind;
-    let name = request
-        .name
-        .as_deref()
-        .or_else(|| request.generate_name())
-        .unwrap_or_default();
-    let object = format!("{kind} {name}");
-    let checked = permissions::check(
-        &app.client,
-        &app.questions,
-        &request.user,
-        &object,
-        needs,
-        deadline,
-    )
-    .await;
-    if let Err(Verdict::Deny { message, .. }) = &checked {
-        info!(%kind, name, message, "author refused");
-    }
-    checked
 }
 
-/// Discovery's answers about some kinds. A kind without an answer before the deadline is missing.
-struct Kinds(BTreeMap<GroupVersionKind, Option<Resource>>);
+impl Check<'_> {
+    /// Checks a rule. The author's permissions come first: every later check reveals something
+    /// about the cluster's objects, which only an author with the permissions may know.
+    async fn rule(&self) -> Checked {
+        let handle = &self.app.handle;
+        let reach = handle.look(|engine, _| engine.index().reach().clone());
+        let rule = self.parse_rule(self.object)?.within(&reach);
+        let kinds = self.kinds(rule.kinds.iter().collect()).await;
+        refuse(&rule.refuse_kinds(|gvk| kinds.resource(gvk)))?;
+        let needs = of_rule(&rule, |gvk| kinds.resource(gvk));
+        if let Err(refusal) = self.authorize(&needs).await {
+            // A user who may delete or suspend the rule is allowed to do so, and learns nothing
+            // more about the cluster.
+            return if self.takes_away() {
+                Ok(vec![])
+            } else {
+                Err(kinds.explain(self.app, refusal))
+            };
+        }
+        let refused = handle.look(|engine, _| engine.index().refuses_selectors(&rule));
+        refuse(refused.as_slice())?;
+        let before = self.request.old_object.as_ref();
+        let before = before.and_then(|old| Some(self.parse_rule(old).ok()?.within(&reach)));
+        // A rule that makes no more copies than before stays editable and removable, wherever it
+        // is.
+        let copies = before.as_ref().map(Rule::most_copies);
+        if copies.is_none_or(|before| before < rule.most_copies()) {
+            let refused = handle.look(|engine, _| engine.index().refuses_rule(&rule));
+            refuse(refused.as_slice())?;
+        }
+        let draft = Draft {
+            check: self,
+            rule: &rule,
+            before: before.as_ref(),
+            reach: &reach,
+            kinds: &kinds,
+        };
+        Ok(draft.warnings().await)
+    }
 
-impl Kinds {
-    async fn find(
-        app: &App,
-        kinds: impl Iterator<Item = &GroupVersionKind>,
-        deadline: Instant,
-    ) -> Self {
+    async fn grant(&self) -> Checked {
+        let grant = parse::<ReplicationGrant, _>(self.object, Grant::parse)?;
+        let kinds = grant.objects.iter().map(|objects| &objects.gvk).collect();
+        let kinds = self.kinds(kinds).await;
+        let home = self.request.namespace.as_deref().unwrap_or_default();
+        if !self.takes_away() {
+            let needs = of_grant(&grant, home, |gvk| kinds.resource(gvk));
+            self.authorize(&needs)
+                .await
+                .map_err(|refusal| kinds.explain(self.app, refusal))?;
+        }
+        let name = self.request.name.as_deref().unwrap_or_default();
+        let refused = self
+            .app
+            .handle
+            .look(|engine, _| engine.index().refuses_grant(home, name, &grant));
+        refuse(refused.as_slice())?;
+        Ok(kinds.warnings(self.app))
+    }
+
+    async fn policy(&self) -> Checked {
+        let policy = parse::<TransformPolicy, _>(self.object, Policy::parse)?;
+        let kinds = self.kinds(policy.kinds.iter().collect()).await;
+        refuse(&policy.refuse_kinds(|gvk| kinds.resource(gvk)))?;
+        let needs = of_policy(&policy, |gvk| kinds.resource(gvk));
+        self.authorize(&needs)
+            .await
+            .map_err(|refusal| kinds.explain(self.app, refusal))?;
+        let mut warnings = kinds.warnings(self.app);
+        let variables = Variable::Name.to_string();
+        warnings.extend(warnings::near_misses(self.object, &variables));
+        Ok(warnings)
+    }
+
+    fn parse_rule(&self, object: &Value) -> Result<Rule, Verdict> {
+        match &*self.request.kind.kind {
+            names::REPLICATION => parse::<Replication, _>(object, Rule::parse_replication),
+            _ => parse::<ClusterReplication, _>(object, Rule::parse),
+        }
+    }
+
+    /// True if the request only takes something away from a rule or grant that is stored and valid.
+    fn takes_away(&self) -> bool {
+        let old = self.request.old_object.as_ref();
+        old.is_some_and(|old| narrowing::takes_away(&self.request.kind.kind, old, self.object))
+    }
+
+    async fn authorize(&self, needs: &[Need]) -> Result<(), Verdict> {
+        let (Self { app, request, .. }, kind) = (self, &self.request.kind.kind);
+        let name = request.name.as_deref().or_else(|| request.generate_name());
+        let object = format!("{kind} {}", name.unwrap_or_default());
+        let (client, questions) = (&app.client, &app.questions);
+        let user = &request.user;
+        let checked =
+            permissions::check(client, questions, user, &object, needs, self.deadline).await;
+        if let Err(Verdict::Deny { message, .. }) = &checked {
+            info!(%kind, name, message, "author refused");
+        }
+        checked
+    }
+
+    /// The answer to one question, if it comes before the deadline.
+    async fn ask<T>(&self, question: impl Future<Output = T>) -> Option<T> {
+        self.app.questions.ask(question, self.deadline).await
+    }
+
+    /// Looks kinds up. A kind without an answer before the deadline is missing.
+    async fn kinds(&self, kinds: BTreeSet<&GroupVersionKind>) -> Kinds {
         let mut found = BTreeMap::new();
         for gvk in kinds {
-            if found.contains_key(gvk) {
-                continue;
-            }
-            match app.questions.ask(app.discovery.find(gvk), deadline).await {
-                Some(Ok(resource)) => {
-                    found.insert(gvk.clone(), resource);
-                }
+            match self.ask(self.app.discovery.find(gvk)).await {
+                Some(Ok(resource)) => _ = found.insert(gvk.clone(), resource),
                 Some(Err(error)) => debug!(%gvk, %error, "cannot look a kind up"),
                 None => break,
             }
         }
-        Self(found)
+        Kinds(found)
     }
 
+    fn api(&self, namespace: &str, resource: &Resource) -> Api<DynamicObject> {
+        let Resource { gvk, plural, .. } = resource;
+        let kind = ApiResource {
+            group: gvk.group.to_string(),
+            version: gvk.version.to_string(),
+            api_version: gvk.api_version(),
+            kind: gvk.kind.to_string(),
+            plural: plural.to_string(),
+        };
+        Api::namespaced_with(self.app.client.clone(), namespace, &kind)
+    }
+}
+
+/// A rule that nothing forbids, and all that its warnings depend on.
+struct Draft<'a> {
+    check: &'a Check<'a>,
+    rule: &'a Rule,
+    /// The stored rule that it replaces.
+    before: Option<&'a Rule>,
+    reach: &'a Reach,
+    kinds: &'a Kinds,
+}
+
+impl Draft<'_> {
+    async fn warnings(&self) -> Vec<String> {
+        let Self {
+            check,
+            rule,
+            before,
+            reach,
+            kinds,
+        } = *self;
+        let app = check.app;
+        let mut warnings = kinds.warnings(app);
+        warnings.extend(warnings::near_misses(check.object, VARIABLES));
+        let sources = rule.sources.iter();
+        let sources = reachable(
+            sources.filter(|source| self.tells(source.home())),
+            |source| reach.refuses(source),
+            "source",
+            &mut warnings,
+        );
+        let selectors = rule.selectors.iter();
+        let selectors = reachable(
+            selectors.filter(|selector| self.tells(Some(&selector.namespace))),
+            |selector| reach.refuses_home(&selector.gvk, Some(&selector.namespace)),
+            "sources",
+            &mut warnings,
+        );
+        warnings.extend(rule.leaves_out(reach));
+        warnings.extend(self.missing_sources(&sources).await);
+        let of_namespaces = self.of_namespaces().await;
+        let rights = self.rights(&sources, of_namespaces).await;
+        let selected = self.selected(selectors).await;
+        let most = rule.most_sources;
+        warnings.extend(
+            selected
+                .iter()
+                .filter_map(|selected| selected.warning(most)),
+        );
+        let found = selected.into_iter().flat_map(|selected| selected.sources);
+        let sources = rule.sources.iter().cloned().chain(found);
+        let sources: Vec<SourceRef> = sources.take(most).collect();
+        match rule.id.kind {
+            RuleKind::ClusterReplication => {
+                let told = of_namespaces;
+                warnings.extend(warnings::foresee(app, rule, &sources, before, told));
+            }
+            RuleKind::Replication => {
+                warnings.extend(warnings::not_granted(app, rule, &sources));
+                warnings.extend(warnings::foresee_at_home(app, rule, &sources, before));
+            }
+        }
+        warnings.extend(warnings::untold_retention(rule, before));
+        warnings.extend(warnings::missing_rights(app, rights, reach, check.deadline).await);
+        warnings
+    }
+
+    /// False for another namespace than a tenant's own: naming it must not reveal its objects, nor
+    /// Mimeo's permissions there.
+    fn tells(&self, home: Option<&str>) -> bool {
+        let own = self.rule.id.namespace.as_deref();
+        own.is_none() || own == home
+    }
+
+    /// How much the warnings may say about namespaces.
+    async fn of_namespaces(&self) -> Detail {
+        let Check {
+            request, object, ..
+        } = self.check;
+        // A tenant's rule names all its namespaces.
+        if self.rule.id.kind == RuleKind::Replication || !self.lists_namespaces().await {
+            return Detail::Named;
+        }
+        let targets =
+            |object: &Value| ["targets", "exclude"].map(|field| object["spec"][field].clone());
+        let old = request.old_object.as_ref();
+        let same = old.is_some_and(|old| targets(old) == targets(object));
+        if same && !request.dry_run {
+            Detail::Odd
+        } else {
+            Detail::Counts
+        }
+    }
+
+    /// True if the author may list namespaces. Returns false if the check has no answer.
+    async fn lists_namespaces(&self) -> bool {
+        let namespaces = Right {
+            verb: "list",
+            group: "".into(),
+            resource: "namespaces".into(),
+            namespace: None,
+            name: None,
+        };
+        let Check {
+            app,
+            request,
+            deadline,
+            ..
+        } = self.check;
+        let may = app
+            .questions
+            .may(&app.client, &request.user, &namespaces, *deadline);
+        may.await.unwrap_or(false)
+    }
+
+    /// The permissions that Mimeo's programs need for the rule.
+    async fn rights(&self, sources: &[&SourceRef], told: Detail) -> BTreeSet<ProgramRight> {
+        let Check { app, deadline, .. } = self.check;
+        let bound = bound(&app.client, &app.questions, sources, *deadline).await;
+        let homes = self.rule.homes(|source| bound.get(source).cloned());
+        let homes = homes.filter(|home| {
+            let refused = self.reach.refuses_home(home.gvk, home.namespace);
+            self.tells(home.namespace) && refused.is_none()
+        });
+        let mut places = app
+            .handle
+            .look(|engine, _| engine.index().reached(self.rule));
+        if let (Some(places), Detail::Named) = (&mut places, told) {
+            places.retain(|namespace| self.rule.names(namespace));
+        }
+        own_rights::needed_by(self.rule.id.kind, homes, places.as_ref(), |gvk| {
+            self.kinds.resource(gvk)
+        })
+    }
+
+    /// Returns one warning for each source that the API server answers with 404.
+    async fn missing_sources(&self, sources: &[&SourceRef]) -> Vec<String> {
+        let read = async |source: &&SourceRef| {
+            let resource = self.kinds.resource(&source.gvk)?;
+            let api = self.check.api(source.home()?, &resource);
+            let read = named::read_metadata(&api, &source.name);
+            let found = self.check.ask(read).await?.ok()?;
+            found.is_none().then(|| warnings::missing_source(source))
+        };
+        let missing = join_all(sources.iter().map(read)).await;
+        missing.into_iter().flatten().collect()
+    }
+
+    /// The objects that the selectors find, as far as they can be listed.
+    async fn selected<'s>(&self, mut selectors: Vec<&'s SourceSelector>) -> Vec<Selected<'s>> {
+        // Each selector costs a list. A tenant may write any number of rules, so the webhook checks
+        // only the first few selectors of each.
+        if self.rule.id.kind == RuleKind::Replication {
+            selectors.truncate(TENANTS_LISTS);
+        }
+        let lists = selectors.into_iter().map(|selector| self.select(selector));
+        join_all(lists).await.into_iter().flatten().collect()
+    }
+
+    /// Lists the objects that a selector finds. Returns `None` without an answer before the
+    /// deadline.
+    async fn select<'s>(&self, selector: &'s SourceSelector) -> Option<Selected<'s>> {
+        let resource = self.kinds.resource(&selector.gvk)?;
+        let api = self.check.api(&selector.namespace, &resource);
+        let labels = selector.selector.to_query();
+        let list = ListParams::default().labels(&labels).limit(LISTED);
+        let found = self.check.ask(api.list_metadata(&list)).await?.ok()?;
+        let original = |metadata: &&ObjectMeta| {
+            serde_json::to_value(metadata).is_ok_and(|metadata| !is_copy(&metadata))
+        };
+        let objects = found.items.iter().map(|object| &object.metadata);
+        let names = objects
+            .filter(original)
+            .filter_map(|metadata| metadata.name.as_deref());
+        let sources = names
+            .filter(|name| !selector.passes_over(name))
+            .map(|name| selector.source(name))
+            .collect();
+        let next = found.metadata.continue_;
+        Some(Selected {
+            selector,
+            sources,
+            more: next.is_some_and(|next| !next.is_empty()),
+        })
+    }
+}
+
+/// The items that no limit of the installation refuses. Each other item adds a warning.
+fn reachable<'a, T: Display>(
+    items: impl Iterator<Item = &'a T>,
+    refuses: impl Fn(&T) -> Option<OutOfReach>,
+    what: &str,
+    told: &mut Vec<String>,
+) -> Vec<&'a T> {
+    let mut reachable = Vec::new();
+    for item in items {
+        match refuses(item) {
+            None => reachable.push(item),
+            Some(why) => {
+                told.push(warnings::out_of_reach(&format!("{what} {item}"), why));
+            }
+        }
+    }
+    reachable
+}
+
+/// Discovery's answers about some kinds.
+struct Kinds(BTreeMap<GroupVersionKind, Option<Resource>>);
+
+impl Kinds {
     fn resource(&self, gvk: &GroupVersionKind) -> Option<Resource> {
         self.0.get(gvk).cloned().flatten()
     }
@@ -432,51 +496,15 @@ impl Kinds {
 
     /// Adds to a refusal the kind that the author may have meant. If a kind is misspelt, its
     /// resource is unknown and the author would need the permissions on all resources of its group.
-    fn explain(&self, app: &App, refusal: Verdict) -> Verdict {
+    fn explain(&self, app: &App, mut refusal: Verdict) -> Verdict {
         let meant = self
             .missing()
             .find_map(|gvk| Some(warnings::unserved(gvk, Some(&app.discovery.meant(gvk)?))));
-        match (refusal, meant) {
-            (
-                Verdict::Deny {
-                    code,
-                    reason,
-                    message,
-                    retry_after_seconds,
-                },
-                Some(meant),
-            ) => Verdict::Deny {
-                code,
-                reason,
-                message: format!("{message}; {meant}"),
-                retry_after_seconds,
-            },
-            (refusal, _) => refusal,
+        if let (Verdict::Deny { message, .. }, Some(meant)) = (&mut refusal, meant) {
+            *message = format!("{message}; {meant}");
         }
+        refusal
     }
-}
-
-/// Returns one warning for each source that the API server answers with 404.
-async fn missing_sources(
-    app: &App,
-    sources: &[&SourceRef],
-    kinds: &Kinds,
-    deadline: Instant,
-) -> Vec<String> {
-    let read = async |source: &&SourceRef| {
-        let api = api_of(app, source.home()?, &kinds.resource(&source.gvk)?);
-        let answer = app
-            .questions
-            .ask(named::read_metadata(&api, &source.name), deadline)
-            .await?
-            .ok()?;
-        answer.is_none().then(|| warnings::missing_source(source))
-    };
-    join_all(sources.iter().map(read))
-        .await
-        .into_iter()
-        .flatten()
-        .collect()
 }
 
 /// The role of a RoleBinding. The subjects are left out: there may be thousands, and they do not
@@ -499,19 +527,14 @@ async fn bound(
     deadline: Instant,
 ) -> BTreeMap<SourceRef, RoleRef> {
     let mut bound = BTreeMap::new();
-    for source in sources
-        .iter()
-        .filter(|source| own_rights::binds(&source.gvk))
-    {
-        let Some(home) = source.home() else { continue };
+    for &source in sources {
+        let Some(home) = source.home().filter(|_| own_rights::binds(&source.gvk)) else {
+            continue;
+        };
         let api: Api<Binding> = Api::namespaced(client.clone(), home);
-        match questions
-            .ask(named::read(&api, &source.name), deadline)
-            .await
-        {
-            Some(Ok(Some(Binding { role_ref, .. }))) => {
-                _ = bound.insert((*source).clone(), role_ref);
-            }
+        let read = named::read(&api, &source.name);
+        match questions.ask(read, deadline).await {
+            Some(Ok(Some(binding))) => _ = bound.insert(source.clone(), binding.role_ref),
             Some(Ok(None) | Err(_)) => {}
             None => break,
         }
@@ -532,64 +555,6 @@ impl Selected<'_> {
     fn warning(&self, most: usize) -> Option<String> {
         warnings::selected(self.selector, self.sources.len(), self.more, most)
     }
-}
-
-/// Lists the objects that these selectors find. A selector without an answer before the deadline is
-/// left out.
-async fn select<'a>(
-    app: &App,
-    selectors: &[&'a SourceSelector],
-    kinds: &Kinds,
-    deadline: Instant,
-) -> Vec<Selected<'a>> {
-    let list = async |selector: &'a SourceSelector| {
-        let api = api_of(app, &selector.namespace, &kinds.resource(&selector.gvk)?);
-        let labels = selector.selector.to_query();
-        let list = ListParams::default().labels(&labels).limit(LISTED);
-        let found = app
-            .questions
-            .ask(api.list_metadata(&list), deadline)
-            .await?
-            .ok()?;
-        let original = |metadata: &&ObjectMeta| {
-            serde_json::to_value(metadata).is_ok_and(|metadata| !is_copy(&metadata))
-        };
-        let originals = found
-            .items
-            .iter()
-            .map(|object| &object.metadata)
-            .filter(original);
-        let names = originals.filter_map(|metadata| metadata.name.as_deref());
-        let sources = names
-            .filter(|name| !selector.passes_over(name))
-            .map(|name| selector.source(name))
-            .collect();
-        Some(Selected {
-            selector,
-            sources,
-            more: found
-                .metadata
-                .continue_
-                .is_some_and(|more| !more.is_empty()),
-        })
-    };
-    join_all(selectors.iter().copied().map(list))
-        .await
-        .into_iter()
-        .flatten()
-        .collect()
-}
-
-fn api_of(app: &App, namespace: &str, resource: &Resource) -> Api<DynamicObject> {
-    let Resource { gvk, plural, .. } = resource;
-    let kind = ApiResource {
-        group: gvk.group.to_string(),
-        version: gvk.version.to_string(),
-        api_version: gvk.api_version(),
-        kind: gvk.kind.to_string(),
-        plural: plural.to_string(),
-    };
-    Api::namespaced_with(app.client.clone(), namespace, &kind)
 }
 
 #[cfg(test)]

@@ -4,12 +4,13 @@ use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
-use mimeo_api::{ClusterReplicationStatus, CopyCounts, CopyFailure, SourceStatus};
+use mimeo_api::{ClusterReplicationStatus, SourceStatus};
 use mimeo_engine::{
     CopyView, Cursor, Ended, HeldDeletion, NamespaceView, PlaceView, RuleView, State, View,
 };
 use mimeo_model::id::RuleId;
 use serde::Serialize;
+use serde_json::{Value, json};
 use tokio::time::{Instant, sleep};
 
 use super::Known;
@@ -86,15 +87,9 @@ impl Session {
             return None;
         }
         let (leads, leader) = &standing;
-        let event = event(
-            "replica",
-            &Replica {
-                name: replica,
-                namespace,
-                leads: *leads,
-                leader: leader.as_deref(),
-            },
-        );
+        let replica =
+            json!({"name": replica, "namespace": namespace, "leads": leads, "leader": leader});
+        let event = event("replica", &replica);
         self.told = Some(standing);
         Some(event)
     }
@@ -115,9 +110,16 @@ impl Session {
                 return None;
             }
             self.held = Some(nonces().map(Into::into).collect());
-            let deletions = engine.held().take(HELD).map(HeldTold::from).collect();
+            let deletions: Vec<Value> = engine
+                .held()
+                .take(HELD)
+                .map(|held| tell_held(&held))
+                .collect();
             let more = nonces().count().saturating_sub(HELD);
-            Some(event("held", &AllHeld { deletions, more }))
+            Some(event(
+                "held",
+                &json!({"deletions": deletions, "more": more}),
+            ))
         })
     }
 
@@ -136,11 +138,11 @@ impl Session {
         Some(event("view", &self.tell(&view)))
     }
 
-    fn tell<'a>(&mut self, view: &'a View) -> ReportedCopy<'a> {
-        let mut told = ReportedCopy {
+    fn tell<'a>(&mut self, view: &'a View) -> Part<'a> {
+        let mut told = Part {
             anew: view.anew,
             whole: view.whole,
-            ..ReportedCopy::default()
+            ..Part::default()
         };
         for ended in &view.ended {
             match ended {
@@ -151,7 +153,7 @@ impl Session {
         told.rules = view
             .rules
             .iter()
-            .map(|rule| RuleTold::new(self.number(&rule.id), rule))
+            .map(|rule| tell_rule(self.number(&rule.id), rule))
             .collect();
         let namespace = |NamespaceView {
                              name,
@@ -216,49 +218,20 @@ fn number(state: State) -> u8 {
     }
 }
 
-#[derive(Serialize)]
-struct Replica<'a> {
-    name: &'a str,
-    namespace: &'a str,
-    leads: bool,
-    leader: Option<&'a str>,
-}
-
-/// All held deletions of rules that no longer exist.
-#[derive(Serialize)]
-struct AllHeld<'a> {
-    deletions: Vec<HeldTold<'a>>,
-    /// Number of held deletions that are not listed.
-    more: usize,
-}
-
-#[derive(Serialize)]
-struct HeldTold<'a> {
-    rule: String,
-    copies: usize,
-    places: String,
-    why: &'a str,
-    nonce: &'a str,
-}
-
-impl<'a> From<HeldDeletion<'a>> for HeldTold<'a> {
-    fn from(held: HeldDeletion<'a>) -> Self {
-        Self {
-            rule: held.rule.to_string(),
-            copies: held.copies.len(),
-            places: held.places(),
-            why: held.why,
-            nonce: held.nonce,
-        }
-    }
+/// A held deletion of a rule that no longer exists.
+fn tell_held(held: &HeldDeletion<'_>) -> Value {
+    json!({
+        "rule": held.rule.to_string(), "copies": held.copies.len(), "places": held.places(),
+        "why": held.why, "nonce": held.nonce,
+    })
 }
 
 /// A part of the view. Data that it leaves out has not changed.
 #[derive(Default, Serialize)]
-struct ReportedCopy<'a> {
+struct Part<'a> {
     anew: bool,
     ended: EndedTold<'a>,
-    rules: Vec<RuleTold<'a>>,
+    rules: Vec<Value>,
     namespaces: Vec<(&'a str, bool, Vec<PlaceTold<'a>>)>,
     whole: bool,
 }
@@ -276,51 +249,30 @@ type PlaceTold<'a> = (u32, u8, i64, usize, usize, Option<&'a str>);
 
 /// A rule with its status. The resourceVersions in the status are left out, because they do not
 /// help people.
-#[derive(Serialize)]
-#[serde(rename_all = "camelCase")]
-struct RuleTold<'a> {
-    number: u32,
-    id: String,
-    kind: String,
-    namespace: Option<&'a str>,
-    name: &'a str,
-    suspended: bool,
-    copies: Option<CopyCounts>,
-    conditions: Vec<ConditionTold<'a>>,
-    sources: Vec<String>,
-    failures: &'a [CopyFailure],
-    last_sync: Option<i64>,
+fn tell_rule(number: u32, rule: &RuleView) -> Value {
+    let RuleView {
+        id,
+        suspended,
+        status,
+    } = rule;
+    let none = ClusterReplicationStatus::default();
+    let status = status.as_ref().unwrap_or(&none);
+    let conditions: Vec<Value> = status.conditions.iter().map(tell_condition).collect();
+    let sources: Vec<String> = status.sources.iter().map(known_as).collect();
+    let last_sync = status.last_sync_time.as_ref();
+    json!({
+        "number": number, "id": id.to_string(), "kind": id.kind.to_string(),
+        "namespace": id.namespace, "name": id.name, "suspended": suspended,
+        "copies": status.copies, "conditions": conditions, "sources": sources,
+        "failures": status.failures, "lastSync": last_sync.map(|time| time.0.as_second()),
+    })
 }
 
-impl<'a> RuleTold<'a> {
-    fn new(
-        number: u32,
-        RuleView {
-            id,
-            suspended,
-            status,
-        }: &'a RuleView,
-    ) -> Self {
-        let status = status.as_ref();
-        let conditions =
-            status.map(|status| status.conditions.iter().map(ConditionTold::new).collect());
-        let sources = status.into_iter().flat_map(|status| &status.sources);
-        Self {
-            number,
-            id: id.to_string(),
-            kind: id.kind.to_string(),
-            namespace: id.namespace.as_deref(),
-            name: &id.name,
-            suspended: *suspended,
-            copies: status.and_then(|status| status.copies),
-            conditions: conditions.unwrap_or_default(),
-            sources: sources.map(known_as).collect(),
-            failures: status.map_or(&[], |status: &ClusterReplicationStatus| &status.failures),
-            last_sync: status
-                .and_then(|status| status.last_sync_time.as_ref())
-                .map(|time| time.0.as_second()),
-        }
-    }
+fn tell_condition(condition: &Condition) -> Value {
+    json!({
+        "type": condition.type_, "status": condition.status, "reason": condition.reason,
+        "message": condition.message, "since": condition.last_transition_time.0.as_second(),
+    })
 }
 
 /// The source as people write it.
@@ -332,57 +284,10 @@ fn known_as(source: &SourceStatus) -> String {
     }
 }
 
-#[derive(Serialize)]
-struct ConditionTold<'a> {
-    #[serde(rename = "type")]
-    type_: &'a str,
-    status: &'a str,
-    reason: &'a str,
-    message: &'a str,
-    since: i64,
-}
-
-impl<'a> ConditionTold<'a> {
-    fn new(condition: &'a Condition) -> Self {
-        Self {
-            type_: &condition.type_,
-            status: &condition.status,
-            reason: &condition.reason,
-            message: &condition.message,
-            since: condition.last_transition_time.0.as_second(),
-        }
-    }
-}
-
 /// A copy, as the page requests it for one rule and namespace.
-#[derive(Serialize)]
-pub(super) struct CopyTold {
-    kind: String,
-    name: String,
-    state: u8,
-    reason: Option<String>,
-    message: Option<String>,
-    since: Option<i64>,
-}
-
-impl From<CopyView> for CopyTold {
-    fn from(
-        CopyView {
-            kind,
-            name,
-            state,
-            reason,
-            message,
-            since,
-        }: CopyView,
-    ) -> Self {
-        Self {
-            kind,
-            name,
-            state: number(state),
-            reason: reason.map(|reason| reason.to_string()),
-            message,
-            since: since.map(Timestamp::as_second),
-        }
-    }
+pub(super) fn tell_copy(copy: &CopyView) -> Value {
+    json!({
+        "kind": copy.kind, "name": copy.name, "state": number(copy.state), "reason": copy.reason.map(|reason| reason.to_string()),
+        "message": copy.message, "since": copy.since.map(Timestamp::as_second),
+    })
 }

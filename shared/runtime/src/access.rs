@@ -1,15 +1,18 @@
 //! Asks the API server for a user's permissions, with a `SubjectAccessReview`.
 
+use std::fmt::Debug;
+
 use k8s_openapi::api::authorization::v1::{
     NonResourceAttributes, ResourceAttributes, SelfSubjectAccessReview,
     SelfSubjectAccessReviewSpec, SubjectAccessReview, SubjectAccessReviewSpec,
     SubjectAccessReviewStatus,
 };
-use kube::{Api, Client, api::PostParams, core::Status};
+use kube::{Api, Client, Resource, api::PostParams, core::Status};
 use mimeo_model::{review::User, right::Right};
+use serde::{Serialize, de::DeserializeOwned};
 use tokio::time::Instant;
 
-use crate::fault::within;
+use crate::fault::until;
 
 /// Whether the user has the permission.
 ///
@@ -21,42 +24,18 @@ pub async fn is_allowed(
     right: &Right,
     deadline: Instant,
 ) -> kube::Result<bool> {
-    let resource_attributes = Some(attributes(right));
-    ask(
-        client,
-        user,
-        SubjectAccessReviewSpec {
-            resource_attributes,
-            ..SubjectAccessReviewSpec::default()
-        },
-        deadline,
-    )
-    .await
-}
-
-/// Whether the user of the client has the permission. Every user may ask this.
-///
-/// # Errors
-/// The API server gave no decision. An error does not mean that the permission is missing.
-pub async fn may_self(client: &Client, right: &Right, deadline: Instant) -> kube::Result<bool> {
-    let review = SelfSubjectAccessReview {
-        spec: SelfSubjectAccessReviewSpec {
-            resource_attributes: Some(attributes(right)),
-            ..SelfSubjectAccessReviewSpec::default()
-        },
-        ..SelfSubjectAccessReview::default()
+    let spec = SubjectAccessReviewSpec {
+        resource_attributes: Some(attributes(right)),
+        ..about(user)
     };
-    let reviews: Api<SelfSubjectAccessReview> = Api::all(client.clone());
-    let left = deadline.saturating_duration_since(Instant::now());
-    let answer = within(left, reviews.create(&PostParams::default(), &review)).await?;
-    decision(answer.status)
+    ask(client, spec, deadline).await
 }
 
 /// Whether the user may use this verb on a path outside the resource API, such as `get` on
 /// `/metrics`.
 ///
 /// # Errors
-/// The API server gave no decision. An error does not mean that the permission is missing.
+/// As for [`is_allowed`].
 pub async fn may_visit(
     client: &Client,
     user: &User,
@@ -68,46 +47,64 @@ pub async fn may_visit(
         verb: Some(verb.to_owned()),
         path: Some(path.to_owned()),
     };
-    let non_resource_attributes = Some(attributes);
-    ask(
-        client,
-        user,
-        SubjectAccessReviewSpec {
-            non_resource_attributes,
-            ..SubjectAccessReviewSpec::default()
-        },
-        deadline,
-    )
-    .await
+    let spec = SubjectAccessReviewSpec {
+        non_resource_attributes: Some(attributes),
+        ..about(user)
+    };
+    ask(client, spec, deadline).await
+}
+
+/// Whether the user of the client has the permission. Every user may ask this.
+///
+/// # Errors
+/// As for [`is_allowed`].
+pub async fn may_self(client: &Client, right: &Right, deadline: Instant) -> kube::Result<bool> {
+    let spec = SelfSubjectAccessReviewSpec {
+        resource_attributes: Some(attributes(right)),
+        ..SelfSubjectAccessReviewSpec::default()
+    };
+    let review = SelfSubjectAccessReview {
+        spec,
+        ..SelfSubjectAccessReview::default()
+    };
+    decision(review_of(client, &review, deadline).await?.status)
 }
 
 async fn ask(
     client: &Client,
-    user: &User,
     spec: SubjectAccessReviewSpec,
     deadline: Instant,
 ) -> kube::Result<bool> {
+    let review = SubjectAccessReview {
+        spec,
+        ..SubjectAccessReview::default()
+    };
+    decision(review_of(client, &review, deadline).await?.status)
+}
+
+/// Creates a review, which the API server answers and does not store.
+pub(crate) async fn review_of<K>(client: &Client, review: &K, deadline: Instant) -> kube::Result<K>
+where
+    K: Resource<DynamicType = ()> + Clone + Debug + Serialize + DeserializeOwned,
+{
+    let reviews: Api<K> = Api::all(client.clone());
+    until(deadline, reviews.create(&PostParams::default(), review)).await
+}
+
+fn about(user: &User) -> SubjectAccessReviewSpec {
     let User {
         name,
         uid,
         groups,
         extra,
-    } = user;
-    let spec = SubjectAccessReviewSpec {
-        user: Some(name.clone()),
-        uid: Some(uid.clone()).filter(|uid| !uid.is_empty()),
-        groups: Some(groups.clone()),
-        extra: Some(extra.clone()),
-        ..spec
-    };
-    let review = SubjectAccessReview {
-        spec,
-        ..SubjectAccessReview::default()
-    };
-    let reviews: Api<SubjectAccessReview> = Api::all(client.clone());
-    let left = deadline.saturating_duration_since(Instant::now());
-    let answer = within(left, reviews.create(&PostParams::default(), &review)).await?;
-    decision(answer.status)
+    } = user.clone();
+    SubjectAccessReviewSpec {
+        user: Some(name),
+        uid: Some(uid).filter(|uid| !uid.is_empty()),
+        groups: Some(groups),
+        extra: Some(extra),
+        ..SubjectAccessReviewSpec::default()
+    }
 }
 
 fn decision(status: Option<SubjectAccessReviewStatus>) -> kube::Result<bool> {

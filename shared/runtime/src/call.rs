@@ -4,7 +4,7 @@
 //! The caller interprets the answer. An answer may hold a Secret, so this file never logs or prints
 //! one.
 
-use std::{fmt, time::Duration};
+use std::time::Duration;
 
 use bytes::Bytes;
 use http::{
@@ -34,22 +34,57 @@ pub const JSON: &str = "application/json";
 const LARGEST_ANSWER: usize = 4 << 20;
 
 /// Why there is no answer. It is unknown whether the server carried out the request.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum Silence {
     /// The deadline passed.
+    #[error("no answer within the deadline")]
     Late,
     /// There was no connection, or the connection broke.
+    #[error("{0}")]
     Broken(Box<str>),
 }
 
-impl fmt::Display for Silence {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Late => f.write_str("no answer within the deadline"),
-            Self::Broken(why) => f.write_str(why),
-        }
+/// Why a request failed. It holds no content of any object.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum CallError {
+    /// 404.
+    #[error("not found")]
+    NotFound,
+    /// 409: the object isn't as the request assumed.
+    #[error("it was changed in the meantime")]
+    Conflict,
+    /// 422: the API server does not accept the new object. For a patch with a `test` operation, it
+    /// can also mean that the object isn't as the request assumed.
+    #[error("the API server doesn't accept it (422)")]
+    Invalid,
+    /// 401 or 403.
+    #[error("not allowed ({code})")]
+    Denied {
+        /// The HTTP status.
+        code: u16,
+    },
+    /// Any other error answer.
+    #[error("the API server answered {code} {reason}")]
+    Unavailable {
+        /// The HTTP status.
+        code: u16,
+        /// The reason that the API server gave, or an empty string.
+        reason: String,
+    },
+    /// There was no answer, or none that can be parsed. It is unknown if the API server carried the
+    /// request out.
+    #[error("{0}")]
+    Silent(String),
+}
+
+impl From<Silence> for CallError {
+    fn from(silence: Silence) -> Self {
+        Self::Silent(silence.to_string())
     }
 }
+
+/// The result of a request.
+pub type CallResult<T> = Result<T, CallError>;
 
 /// A complete answer.
 pub(crate) struct Answer {
@@ -75,6 +110,21 @@ impl Answer {
         object::decode(&self.body)
     }
 
+    /// Returns a 2xx answer, or the error that another status stands for.
+    pub(crate) fn accept(self) -> CallResult<Self> {
+        match self.code.as_u16() {
+            200..=299 => Ok(self),
+            404 => Err(CallError::NotFound),
+            409 => Err(CallError::Conflict),
+            422 => Err(CallError::Invalid),
+            code @ (401 | 403) => Err(CallError::Denied { code }),
+            code => Err(CallError::Unavailable {
+                code,
+                reason: self.status().reason.unwrap_or_default(),
+            }),
+        }
+    }
+
     /// The server's description of an error. It is empty if a proxy answers, or with a plain HTTP
     /// error page.
     pub(crate) fn status(&self) -> Status {
@@ -88,14 +138,10 @@ impl Answer {
     }
 }
 
-/// A request without a body.
-pub(crate) fn read(method: Method, uri: &str, accept: &str) -> Result<Request<Body>, Silence> {
-    let request = Request::builder()
-        .method(method)
-        .uri(uri)
-        .header(ACCEPT, accept)
-        .body(Body::empty());
-    request.map_err(|error| invalid(&error))
+/// A GET.
+pub(crate) fn read(uri: &str, accept: &str) -> Result<Request<Body>, Silence> {
+    let request = Request::get(uri).header(ACCEPT, accept);
+    request.body(Body::empty()).map_err(|error| invalid(&error))
 }
 
 /// A request with a JSON body, which asks for the metadata of the answer alone.
@@ -156,7 +202,7 @@ pub(crate) fn retry_after(headers: &HeaderMap) -> Option<Duration> {
 /// Encodes a path segment or a query value: every character that may have a meaning in a URL.
 /// Object names stay as they are; selectors do not.
 pub fn encode(text: &str) -> String {
-    use fmt::Write as _;
+    use std::fmt::Write as _;
     let mut encoded = String::with_capacity(text.len());
     for byte in text.bytes() {
         match byte {

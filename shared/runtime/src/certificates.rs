@@ -27,7 +27,7 @@ pub use self::{
 use crate::{
     client::Clients,
     duration,
-    shutdown::Shutdown,
+    shutdown::CancellationToken,
     tls::{ServingMaterial, TlsError},
 };
 
@@ -70,7 +70,7 @@ impl CertificateArgs {
         clients: &Clients,
         namespace: &str,
         names: ServingNames,
-        shutdown: Shutdown,
+        shutdown: CancellationToken,
     ) -> watch::Receiver<Option<Arc<ServingMaterial>>> {
         match &self.cert_dir {
             Some(folder) => mounted::start(folder.clone(), self.ca_overlap),
@@ -169,6 +169,17 @@ pub enum CertificateError {
     /// A certificate and its key cannot be used.
     #[error("{0} and its key can't be used")]
     Unusable(&'static str, #[source] TlsError),
+}
+
+/// Files that are read again and again. The last result is kept, usable or not.
+struct Polled<T>(Option<T>);
+
+impl<T: PartialEq> Polled<T> {
+    /// The result of a read, if it differs from the last one.
+    fn changed(&mut self, read: T) -> Option<&T> {
+        let news = self.0.as_ref() != Some(&read);
+        news.then(|| &*self.0.insert(read))
+    }
 }
 
 /// Publishes the material, unless it equals the last one.

@@ -7,7 +7,7 @@
 //! pace and back-off by it. The HTTP stack is therefore built here, from kube's own layers without
 //! kube's retries.
 
-use std::{fmt, path::PathBuf, time::Duration};
+use std::{path::PathBuf, time::Duration};
 
 use clap::Args;
 use http::{HeaderValue, Request, header::USER_AGENT};
@@ -28,7 +28,7 @@ use prometheus_client::{
 use tower::{BoxError, ServiceBuilder, service_fn};
 
 use crate::{
-    body::{Outgoing, unpack},
+    pieces::{Outgoing, unpack},
     tls,
     watch::Watcher,
 };
@@ -78,12 +78,6 @@ pub struct Clients {
     /// use it.
     pub watcher: Watcher,
     pub(crate) counts: ApiRequests,
-}
-
-impl fmt::Debug for Clients {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Clients").finish_non_exhaustive()
-    }
 }
 
 /// Why the clients could not be built.

@@ -1,5 +1,5 @@
-//! The connections of a server: at most a fixed number at a time. Further clients wait in the
-//! listener's backlog until a connection ends.
+//! The connections of a server: at most a fixed number at a time, which hyper leaves to its caller.
+//! Further clients wait in the listener's backlog until a connection ends.
 //!
 //! Each server limits how long a connection may last. All clients have the same limits.
 

@@ -5,12 +5,7 @@
 //! These pages name no object and show no content of an object. [`Guard`](crate::guard::Guard)
 //! decides on the access to them.
 
-use std::{
-    collections::BTreeMap,
-    fmt,
-    sync::{Arc, Mutex, PoisonError},
-    time::Instant,
-};
+use std::{collections::BTreeMap, sync::Arc, time::Instant};
 
 use axum::{
     Json, Router,
@@ -20,6 +15,7 @@ use axum::{
     routing::get,
 };
 use mimeo_engine::{Inside, Numbers};
+use parking_lot::Mutex;
 use serde_json::{Map, Value, json};
 use tracing::info;
 
@@ -38,12 +34,6 @@ pub struct DebugPages {
     parts: Arc<Mutex<BTreeMap<&'static str, Part>>>,
 }
 
-impl fmt::Debug for DebugPages {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("DebugPages").finish_non_exhaustive()
-    }
-}
-
 impl DebugPages {
     /// Pages of a program that starts now and logs by `filter`.
     pub fn new(filter: LogFilter) -> Self {
@@ -56,10 +46,7 @@ impl DebugPages {
 
     /// Adds a part of the state. Each request for the page reads it again.
     pub fn add(&self, name: &'static str, read: impl Fn() -> Value + Send + Sync + 'static) {
-        self.parts
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .insert(name, Box::new(read));
+        self.parts.lock().insert(name, Box::new(read));
     }
 
     /// Adds the engine's facts, queues and work in progress.
@@ -114,7 +101,7 @@ impl DebugPages {
 
     fn state(&self) -> Value {
         let tokio = tokio::runtime::Handle::current().metrics();
-        let parts = self.parts.lock().unwrap_or_else(PoisonError::into_inner);
+        let parts = self.parts.lock();
         let mut state: Map<String, Value> = parts
             .iter()
             .map(|(name, read)| ((*name).to_owned(), read()))

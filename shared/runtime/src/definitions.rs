@@ -2,10 +2,7 @@
 //! is a readiness check. A rollout without new CRDs therefore stops, and the former program keeps
 //! running.
 
-use std::{
-    collections::BTreeMap,
-    sync::{Mutex, PoisonError},
-};
+use std::collections::BTreeMap;
 
 use futures::future::join_all;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
@@ -14,29 +11,26 @@ use mimeo_model::{
     definition::lacks,
     known::{Decoded, Known},
 };
+use parking_lot::Mutex;
 use tracing::{error, info};
 
-use crate::{
-    readiness::Check,
-    watch::{Event, WatchSpec, Watcher, watch},
-};
+use crate::{follow::follow, readiness::Check, watch::Watcher};
 
 /// Watches Mimeo's CRDs until dropped. The check holds while no CRD lacks a field. A CRD that is
 /// missing altogether passes: its absence is reported by the code that needs the kind.
-pub async fn follow(watcher: Watcher, check: Check) {
+pub async fn check(watcher: Watcher, check: Check) {
     let names: Vec<String> = crds()
         .into_iter()
         .filter_map(|crd| crd.metadata.name)
         .collect();
-    let lacking: Mutex<BTreeMap<&str, Vec<String>>> = Mutex::default();
-    let tell = |name, found: Option<Vec<String>>| {
-        let mut lacking = lacking.lock().unwrap_or_else(PoisonError::into_inner);
-        let known = lacking.get(name).map(|known| known.join(", "));
-        let now = found.or_else(|| lacking.remove(name)).unwrap_or_default();
-        let fields = now.join(", ");
-        lacking.insert(name, now);
-        match known {
-            Some(known) if known == fields => {}
+    // The fields that each CRD lacks.
+    let lacking: Mutex<BTreeMap<&str, String>> = Mutex::default();
+    let tell = |name, found: Option<String>| {
+        let mut lacking = lacking.lock();
+        let before = lacking.get(name).cloned();
+        let fields = found.or_else(|| before.clone()).unwrap_or_default();
+        match &before {
+            Some(before) if *before == fields => {}
             _ if !fields.is_empty() => error!(
                 definition = name,
                 lacks = fields,
@@ -48,29 +42,20 @@ pub async fn follow(watcher: Watcher, check: Check) {
             ),
             None => {}
         }
-        check.set(lacking.len() == names.len() && lacking.values().all(Vec::is_empty));
+        lacking.insert(name, fields);
+        check.set(lacking.len() == names.len() && lacking.values().all(String::is_empty));
     };
     let watches = names.iter().map(|name| {
-        let spec = WatchSpec {
-            path: "/apis/apiextensions.k8s.io/v1/customresourcedefinitions".into(),
-            metadata_only: false,
-            label_selector: None,
-            name: Some(name.clone()),
-            what: format!("definition {name}"),
-        };
-        let mut seen = false;
-        watch::<CustomResourceDefinition>(watcher.clone(), spec, move |event| match event {
-            Event::Listing => seen = false,
-            Event::Shown(Decoded::Whole(crd)) => {
-                seen = true;
-                tell(name, Some(lacks(&crd)));
-            }
-            Event::Known(Known::Listed(_)) if seen => {}
-            // An unreadable CRD must not block readiness either; its watch reports the reason. The
-            // last result stays valid until there is a new one.
-            Event::Shown(Decoded::Part(_)) | Event::Deleted(_) | Event::Known(_) => {
-                tell(name, None);
-            }
+        let path = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions";
+        let what = format!("definition {name}");
+        follow::<CustomResourceDefinition>(watcher.clone(), path, name, what, move |state| {
+            let lacks = match state {
+                Known::Listed(Some(Decoded::Whole(crd))) => Some(lacks(&crd).join(", ")),
+                // An unreadable CRD must not block readiness either; its watch reports the reason.
+                // The last result stays valid until there is a new one.
+                _ => None,
+            };
+            tell(name, lacks);
         })
     });
     join_all(watches).await;

@@ -1,24 +1,23 @@
 //! The kinds that the API server serves, and their paths.
 //!
+//! This is not kube's `pinned_kind`, which answers for one kind alone. Here the other kinds of the
+//! version are kept, for the next questions and for a suggestion when a kind is misspelt. Names
+//! from rules are encoded in paths, and a failure is never taken for an absence.
+//!
 //! Discovery asks only about kinds that a caller names, and never about the rest of the API. The
 //! caller notices when a kind may have appeared or disappeared, and then has the cached answer
 //! forgotten.
 
-use std::{
-    collections::BTreeMap,
-    fmt,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-    time::Duration,
-};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
-use http::{Method, StatusCode};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{APIGroup, APIResource, APIResourceList};
 use kube::Client;
 use mimeo_model::kind::{GroupVersionKind, Resource};
+use parking_lot::Mutex;
 use serde::de::DeserializeOwned;
 use tracing::debug;
 
-use crate::call::{self, encode};
+use crate::call::{self, CallError, encode};
 
 /// The verbs that Mimeo uses on the objects of a kind. Mimeo cannot handle a kind that lacks one of
 /// them.
@@ -33,39 +32,19 @@ pub struct Discovery {
     known: Mutex<Known>,
 }
 
-impl fmt::Debug for Discovery {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Discovery").finish_non_exhaustive()
-    }
+/// It is unknown whether a kind is served. Never treat this error as "not served".
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("failed to discover {group_version}: {cause}")]
+pub struct DiscoveryError {
+    group_version: String,
+    /// The cause. The API server may be down, or the aggregated server behind it.
+    pub cause: CallError,
 }
 
-/// Why it is unknown whether a kind is served. Never treat this error as "not served".
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum DiscoveryError {
-    /// Mimeo has no permission to ask.
-    #[error("not allowed to discover {group_version} ({code})")]
-    Denied {
-        /// The group and version.
-        group_version: String,
-        /// 401 or 403.
-        code: u16,
-    },
-    /// The API server cannot answer now, or the aggregated server behind it that serves this group.
-    #[error("failed to discover {group_version}: the API server answered {code}")]
-    Unavailable {
-        /// The group and version.
-        group_version: String,
-        /// The HTTP status.
-        code: u16,
-    },
-    /// There was no answer, or it could not be decoded.
-    #[error("failed to discover {group_version}: {why}")]
-    Silent {
-        /// The group and version.
-        group_version: String,
-        /// The cause.
-        why: String,
-    },
+impl From<DiscoveryError> for CallError {
+    fn from(error: DiscoveryError) -> Self {
+        Self::Silent(error.to_string())
+    }
 }
 
 /// The served kinds, by group and version.
@@ -143,7 +122,7 @@ impl Discovery {
     /// namespaced kind of the same group and version. Its name has other letter cases or is in the
     /// plural, as in `secret`, `secrets` or `Secrets`.
     pub fn meant(&self, gvk: &GroupVersionKind) -> Option<Box<str>> {
-        let known = self.known();
+        let known = self.known.lock();
         let served = known.get(&(gvk.group.clone(), gvk.version.clone()))?;
         let alike = |one: &&Served| {
             let written = [&one.kind, &one.plural]
@@ -156,17 +135,12 @@ impl Discovery {
 
     /// Forgets everything, so that the next question goes to the server.
     pub fn forget(&self) {
-        self.known().clear();
+        self.known.lock().clear();
     }
 
     /// Forgets one group, for example because a CRD was created, changed or deleted.
     pub fn forget_group(&self, group: &str) {
-        self.known().retain(|(known, _), _| **known != *group);
-    }
-
-    fn known(&self) -> MutexGuard<'_, Known> {
-        // Each entry is added or removed as a whole, so the map behind a poisoned lock is valid.
-        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+        self.known.lock().retain(|(known, _), _| **known != *group);
     }
 
     /// The kinds of this group and version; none if the server does not serve it. Only such an
@@ -176,19 +150,16 @@ impl Discovery {
         gvk: &GroupVersionKind,
     ) -> Result<Option<Arc<[Served]>>, DiscoveryError> {
         let key = (gvk.group.clone(), gvk.version.clone());
-        if let Some(known) = self.known().get(&key) {
+        if let Some(known) = self.known.lock().get(&key) {
             return Ok(Some(known.clone()));
         }
-        let Some(list) = self.ask(gvk).await? else {
+        let list: Option<APIResourceList> = self.get(&group_path(gvk), gvk).await?;
+        let Some(list) = list else {
             return Ok(None);
         };
         let served: Arc<[Served]> = list.resources.into_iter().filter_map(reduce).collect();
-        self.known().insert(key, served.clone());
+        self.known.lock().insert(key, served.clone());
         Ok(Some(served))
-    }
-
-    async fn ask(&self, gvk: &GroupVersionKind) -> Result<Option<APIResourceList>, DiscoveryError> {
-        self.get(&group_path(gvk), gvk).await
     }
 
     /// The versions of the kind's group, in the server's order. The core group has only one, so
@@ -210,32 +181,20 @@ impl Discovery {
         path: &str,
         gvk: &GroupVersionKind,
     ) -> Result<Option<T>, DiscoveryError> {
-        let group_version = || gvk.api_version();
-        let silent = |why: String| DiscoveryError::Silent {
-            group_version: group_version(),
-            why,
+        let read = async {
+            let answer = call::call(&self.client, call::read(path, call::JSON)?, DEADLINE).await?;
+            match answer.accept() {
+                Err(CallError::NotFound) => Ok(None),
+                answer => answer?
+                    .parse()
+                    .map(Some)
+                    .ok_or_else(|| CallError::Silent("undecodable answer".into())),
+            }
         };
-        let request =
-            call::read(Method::GET, path, call::JSON).map_err(|why| silent(why.to_string()))?;
-        let answer = call::call(&self.client, request, DEADLINE)
-            .await
-            .map_err(|why| silent(why.to_string()))?;
-        let code = answer.code.as_u16();
-        match answer.code {
-            StatusCode::NOT_FOUND => Ok(None),
-            StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => Err(DiscoveryError::Denied {
-                group_version: group_version(),
-                code,
-            }),
-            StatusCode::OK => answer
-                .parse()
-                .map(Some)
-                .ok_or_else(|| silent("undecodable answer".into())),
-            _ => Err(DiscoveryError::Unavailable {
-                group_version: group_version(),
-                code,
-            }),
-        }
+        read.await.map_err(|cause| DiscoveryError {
+            group_version: gvk.api_version(),
+            cause,
+        })
     }
 }
 
@@ -425,15 +384,24 @@ mod tests {
         assert_eq!(discovery.find(&secret).await, Ok(None));
         assert!(matches!(
             discovery.find(&secret).await,
-            Err(DiscoveryError::Unavailable { code: 503, .. })
+            Err(DiscoveryError {
+                cause: CallError::Unavailable { code: 503, .. },
+                ..
+            })
         ));
         assert!(matches!(
             discovery.find(&secret).await,
-            Err(DiscoveryError::Denied { code: 403, .. })
+            Err(DiscoveryError {
+                cause: CallError::Denied { code: 403 },
+                ..
+            })
         ));
         assert!(matches!(
             discovery.find(&secret).await,
-            Err(DiscoveryError::Silent { .. })
+            Err(DiscoveryError {
+                cause: CallError::Silent(_),
+                ..
+            })
         ));
         assert_eq!(server.requests(), ["GET /api/v1"; 4]);
     }

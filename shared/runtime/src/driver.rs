@@ -4,6 +4,7 @@
 use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
 use jiff::Timestamp;
+use kube::Client;
 use mimeo_engine::{
     Action, Answer, Engine, GrantUpdate, HeldDeletion, Job, Notice, Request, Task, Verb, copy::Why,
 };
@@ -16,12 +17,13 @@ use tokio::sync::{SemaphorePermit, watch};
 use tracing::{debug, info, warn};
 
 use crate::{
+    call::{CallError, CallResult},
     discovery::Discovery,
     handle::{Handle, admits},
     limiter::Limiter,
     stored,
     trace::Began,
-    writer::{CallError, CallResult, KINDS_CONFIG_MAP, Writer},
+    writer::{KINDS_CONFIG_MAP, Writer},
 };
 
 /// The means to carry out an engine's actions.
@@ -29,10 +31,25 @@ use crate::{
 pub struct Tools {
     /// Carries out requests and jobs.
     pub writer: Writer,
-    /// Limits the number of concurrent requests.
-    pub limiter: Limiter,
     /// Finds the resource of a source's kind.
     pub discovery: Arc<Discovery>,
+}
+
+impl Tools {
+    /// Sends requests by this client. Each ends after `deadline`. The number of concurrent requests
+    /// adapts to the API server, between `least` and `most`. `namespace` is Mimeo's own namespace.
+    pub fn new(
+        client: &Client,
+        (least, most): (usize, usize),
+        deadline: Duration,
+        namespace: &str,
+    ) -> Self {
+        let limiter = Limiter::new(least, most);
+        Self {
+            writer: Writer::new(client.clone(), limiter, deadline, namespace),
+            discovery: Arc::new(Discovery::new(client.clone())),
+        }
+    }
 }
 
 /// How often the engine of a standby forgets state that has ended.
@@ -51,7 +68,7 @@ pub async fn drive(handle: Handle, tools: Tools, mut active: watch::Receiver<boo
             }
         }
         let woken = handle.woken();
-        let permit = tools.limiter.acquire().await;
+        let permit = tools.writer.permit().await;
         if !*active.borrow() {
             continue;
         }
@@ -106,30 +123,25 @@ fn next_action(handle: &Handle) -> (Option<Action>, Option<Duration>) {
 
 /// Logs one line for each change. Reads and dry runs change nothing.
 fn note(request: &Request, outcome: &Outcome) {
-    let (Some(why), ticket) = (request.ticket.why, &request.ticket) else {
+    let ticket = &request.ticket;
+    let Some(why) = ticket.why else {
         return;
     };
+    let (kind, namespace, name) = (&request.resource.gvk.kind, &ticket.namespace, &ticket.name);
     let message = match (ticket.verb, outcome) {
         (Verb::Apply(_), Outcome::Object(_)) if why == Why::Resync => {
-            debug!(kind = %request.resource.gvk.kind, namespace = %ticket.namespace, name = %ticket.name, "copy verified");
-            return;
+            return debug!(%kind, %namespace, %name, "copy verified");
         }
         (Verb::Create | Verb::Apply(_) | Verb::Take(..), Outcome::Object(_)) => "copy written",
         (Verb::Claim(..), Outcome::Object(_)) => "copy claimed",
         (Verb::Delete(..), Outcome::Object(_) | Outcome::Absent) => "copy deleted",
-        _ => {
-            let (kind, namespace, name) =
-                (&request.resource.gvk.kind, &ticket.namespace, &ticket.name);
-            debug!(%kind, %namespace, %name, verb = ?ticket.verb, ?outcome, "request not carried out");
-            return;
+        (verb, _) => {
+            return debug!(%kind, %namespace, %name, ?verb, ?outcome, "request not carried out");
         }
     };
-    let rule = request
-        .rule
-        .as_ref()
-        .map(ToString::to_string)
-        .unwrap_or_default();
-    info!(rule, kind = %request.resource.gvk.kind, namespace = %ticket.namespace, name = %ticket.name, reason = ?why, "{message}");
+    let rule = request.rule.as_ref().map(ToString::to_string);
+    let rule = rule.unwrap_or_default();
+    info!(rule, %kind, %namespace, %name, reason = ?why, "{message}");
 }
 
 fn tell(notices: &[Notice]) {
@@ -227,10 +239,8 @@ async fn carry_out<'a>(
 /// Returns the resource of a kind. [`CallError::NotFound`] means that the kind isn't served. Then
 /// the read proves nothing about its objects.
 async fn resource(tools: &Tools, gvk: &GroupVersionKind) -> CallResult<Resource> {
-    let found = tools.discovery.find(gvk).await;
-    found
-        .map_err(|error| CallError::Silent(error.to_string()))?
-        .ok_or(CallError::NotFound)
+    let found = tools.discovery.find(gvk).await?;
+    found.ok_or(CallError::NotFound)
 }
 
 /// Writes statuses when they are due, at most one at a time for each rule. Only the reconciler's
@@ -241,7 +251,7 @@ pub async fn report(handle: Handle, writer: Writer, mut active: watch::Receiver<
         if active.wait_for(|active| *active).await.is_err() {
             return;
         }
-        changes.mark_unchanged();
+        changes.skip();
         let (updates, counts) =
             handle.look(|engine, now| (engine.statuses(now, Timestamp::now()), engine.counts()));
         if counts {
@@ -274,22 +284,13 @@ pub async fn report(handle: Handle, writer: Writer, mut active: watch::Receiver<
                 .min();
             due.map(|due| due.saturating_sub(now))
         });
-        // While copies are written there are thousands of changes. The loop checks the statuses
-        // only once in a while.
-        let pause = due
-            .unwrap_or(Duration::from_hours(1))
-            .max(Duration::from_millis(100));
-        tokio::select! {
-            () = tokio::time::sleep(pause) => {}
-            changed = changes.changed() => {
-                if changed.is_err() {
-                    return;
-                }
-                tokio::time::sleep(Duration::from_millis(100)).await;
-            }
-        }
+        let pause = due.unwrap_or(Duration::from_hours(1)).max(PACE);
+        changes.next_within(pause, PACE).await;
     }
 }
+
+/// The shortest time between two rounds of statuses.
+const PACE: Duration = Duration::from_millis(100);
 
 /// Writes Events when they are due, under this replica's name. Each is tried only once. Events are
 /// not Mimeo's purpose, so a failed one is not worth another request to the API server. Only the
@@ -306,7 +307,7 @@ pub async fn announce(
         if active.wait_for(|active| *active).await.is_err() {
             return;
         }
-        changes.mark_unchanged();
+        changes.skip();
         let (event_updates, due) = handle.look(|engine, now| {
             let event_updates = engine.event_updates(now);
             (
@@ -328,17 +329,10 @@ pub async fn announce(
             }
             trouble = failed;
         }
+        // No Event is due at once.
         let pause = due.unwrap_or(Duration::from_hours(1));
-        tokio::select! {
-            () = tokio::time::sleep(pause) => {}
-            // While copies are written there are thousands of changes, and no Event is due at once.
-            changed = changes.changed() => {
-                if changed.is_err() {
-                    return;
-                }
-                tokio::time::sleep(pause.min(Duration::from_secs(1))).await;
-            }
-        }
+        let pace = pause.min(Duration::from_secs(1));
+        changes.next_within(pause, pace).await;
     }
 }
 
@@ -346,9 +340,13 @@ pub async fn announce(
 /// show them. Each is logged once, and only a few at a time. Any user can write labels and
 /// annotations that name rules which never existed. Runs until dropped.
 pub async fn remind(handle: Handle) {
-    let mut told = ReportedCopy::default();
+    let (mut told, mut more) = (Logged::default(), 0);
     let mut changes = handle.changes();
-    while changes.changed().await.is_ok() {
+    loop {
+        // Without a change the remaining ones are logged next.
+        if more == 0 {
+            changes.next().await;
+        }
         let held = handle.look(|engine, _| {
             let held = |held: HeldDeletion<'_>| {
                 let copies = held.copies.len();
@@ -356,7 +354,8 @@ pub async fn remind(handle: Handle) {
             };
             engine.held().map(held).collect()
         });
-        let (news, more) = told.news(held);
+        let news;
+        (news, more) = told.news(held);
         for (nonce, (rule, copies)) in news {
             warn!(
                 rule,
@@ -366,19 +365,12 @@ pub async fn remind(handle: Handle) {
                 names::CONFIRM_DELETION,
             );
         }
+        let mut pause = Duration::from_secs(1);
         if more > 0 {
             warn!(more, "deletions held of more rules that are gone");
+            pause = Duration::from_mins(1);
         }
-        if more > 0 {
-            // The remaining ones are logged next, even if nothing else changes.
-            changes.mark_changed();
-        }
-        tokio::time::sleep(if more > 0 {
-            Duration::from_mins(1)
-        } else {
-            Duration::from_secs(1)
-        })
-        .await;
+        tokio::time::sleep(pause).await;
     }
 }
 
@@ -387,9 +379,9 @@ const AT_ONCE: usize = 20;
 
 /// The nonces of the held deletions that were logged and are still held.
 #[derive(Debug, Default)]
-struct ReportedCopy(BTreeSet<String>);
+struct Logged(BTreeSet<String>);
 
-impl ReportedCopy {
+impl Logged {
     /// Returns the held deletions that must be logged now, and the number of those that must wait.
     fn news<T>(&mut self, held: Vec<(String, T)>) -> (Vec<(String, T)>, usize) {
         let nonces: BTreeSet<&String> = held.iter().map(|(nonce, _)| nonce).collect();
@@ -407,7 +399,7 @@ impl ReportedCopy {
 
 #[cfg(test)]
 mod tests {
-    use super::ReportedCopy;
+    use super::Logged;
 
     #[test]
     fn what_is_held_is_told_once_few_at_a_time_and_forgotten_when_it_is_not() {
@@ -416,7 +408,7 @@ mod tests {
                 .map(|number| (format!("{number:08x}"), ()))
                 .collect()
         };
-        let mut told = ReportedCopy::default();
+        let mut told = Logged::default();
         assert_eq!(told.news::<()>(held(0..50)), (held(0..20), 30));
         assert_eq!(told.news(held(0..50)), (held(20..40), 10));
         assert_eq!(told.news(held(0..50)), (held(40..50), 0));

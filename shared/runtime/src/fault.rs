@@ -2,6 +2,8 @@
 
 use std::{fmt, io, time::Duration};
 
+use tokio::time::{Instant, timeout_at};
+
 /// Runs one request with a total deadline.
 ///
 /// # Errors
@@ -11,12 +13,24 @@ pub async fn within<T>(
     deadline: Duration,
     request: impl Future<Output = Result<T, kube::Error>>,
 ) -> Result<T, kube::Error> {
-    match tokio::time::timeout(deadline, request).await {
-        Ok(result) => result,
-        Err(_) => Err(kube::Error::Service(Box::new(io::Error::from(
-            io::ErrorKind::TimedOut,
-        )))),
-    }
+    until(Instant::now() + deadline, request).await
+}
+
+/// As [`within`], with the time at which the request fails.
+///
+/// # Errors
+/// As for [`within`].
+pub async fn until<T>(
+    deadline: Instant,
+    request: impl Future<Output = Result<T, kube::Error>>,
+) -> Result<T, kube::Error> {
+    let result = timeout_at(deadline, request).await;
+    result.unwrap_or_else(|_| Err(late()))
+}
+
+/// The error of a request that has no answer before its deadline.
+pub fn late() -> kube::Error {
+    kube::Error::Service(io::Error::from(io::ErrorKind::TimedOut).into())
 }
 
 /// The HTTP status if the API server refused the request.

@@ -1,16 +1,16 @@
 //! Guards the pages of the operations server. A request passes if its bearer token belongs to a
 //! user with the permission for its path.
 //!
-//! The guard asks as Kubernetes' own components do. A `TokenReview` names the token's user. A
-//! `SubjectAccessReview` says whether the user may use the method, in lower case (such as `get`),
-//! on this path. RBAC grants that permission by `nonResourceURLs`. Without an answer of the API
-//! server the guard refuses the request.
+//! The guard asks as Kubernetes' own components do, which have a library for it in Go. A
+//! `TokenReview` names the token's user. A `SubjectAccessReview` says whether the user may use the
+//! method, in lower case (such as `get`), on this path. RBAC grants that permission by
+//! `nonResourceURLs`. Without an answer of the API server the guard refuses the request.
 
 use std::{
     collections::HashMap,
     net::{Ipv4Addr, Ipv6Addr, SocketAddr},
     sync::{
-        Arc, Mutex, PoisonError,
+        Arc,
         atomic::{AtomicBool, Ordering},
     },
     time::Duration,
@@ -28,15 +28,16 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use k8s_openapi::api::authentication::v1::{TokenReview, TokenReviewSpec, UserInfo};
-use kube::{Api, Client, api::PostParams};
+use kube::Client;
 use mimeo_model::review::User;
+use parking_lot::Mutex;
 use sha2::{Digest, Sha256};
 use tokio::{sync::Semaphore, time::Instant};
 use tracing::{debug, warn};
 
 use crate::{
-    access::may_visit,
-    fault::{Fault, within},
+    access::{may_visit, review_of},
+    fault::Fault,
 };
 
 /// How long an allowed visit is remembered, so that scrapes cost next to nothing. A refusal is not
@@ -239,9 +240,7 @@ impl Reviewer {
             spec,
             ..TokenReview::default()
         };
-        let reviews: Api<TokenReview> = Api::all(self.client.clone());
-        let left = deadline.saturating_duration_since(Instant::now());
-        let answer = within(left, reviews.create(&PostParams::default(), &review)).await?;
+        let answer = review_of(&self.client, &review, deadline).await?;
         let status = answer
             .status
             .filter(|status| status.authenticated == Some(true));
@@ -260,7 +259,7 @@ impl Reviewer {
     }
 
     fn remembers(&self, visit: &Visit) -> bool {
-        let allowed = self.allowed.lock().unwrap_or_else(PoisonError::into_inner);
+        let allowed = self.allowed.lock();
         allowed
             .get(visit)
             .is_some_and(|until| Instant::now() < *until)
@@ -268,7 +267,7 @@ impl Reviewer {
 
     fn remember(&self, visit: Visit) {
         let now = Instant::now();
-        let mut allowed = self.allowed.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut allowed = self.allowed.lock();
         if allowed.len() >= MEMORY {
             allowed.retain(|_, until| now < *until);
         }

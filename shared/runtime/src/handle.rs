@@ -2,19 +2,23 @@
 //! and never across an await.
 
 use std::{
-    sync::{Arc, Mutex, PoisonError},
-    time::Instant,
+    sync::Arc,
+    time::{Duration, Instant},
 };
 
 use mimeo_engine::{Engine, Request, Verb, clock::Tick, copy::Why};
 use mimeo_model::{known::Decoded, outcome::Outcome, source::SourceRef};
+use parking_lot::Mutex;
 use prometheus_client::{
     encoding::EncodeLabelSet,
     metrics::{counter::Counter, family::Family},
     registry::Registry,
 };
 use serde_json::Value;
-use tokio::sync::{Notify, Semaphore, SemaphorePermit, futures::Notified, watch};
+use tokio::{
+    sync::{Notify, Semaphore, SemaphorePermit, futures::Notified, watch},
+    time::{sleep, timeout},
+};
 
 use crate::trace::{Began, Parent, Traces};
 
@@ -151,13 +155,7 @@ impl Handle {
 
     /// As [`Handle::with`], for questions: it wakes no task.
     pub fn look<R>(&self, f: impl FnOnce(&mut Engine, Tick) -> R) -> R {
-        // A panic in the engine would be a bug that a restart fixes. Between calls the engine's
-        // state is consistent.
-        let mut engine = self
-            .shared
-            .engine
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
+        let mut engine = self.shared.engine.lock();
         f(&mut engine, self.shared.started.elapsed())
     }
 
@@ -215,9 +213,48 @@ impl Handle {
         self.with(|engine, now| engine.source(source, object, now));
     }
 
-    /// A receiver that is notified of every change from now on.
-    pub fn changes(&self) -> watch::Receiver<u64> {
-        self.shared.changes.subscribe()
+    /// The changes from now on.
+    pub fn changes(&self) -> Changes {
+        Changes {
+            count: self.shared.changes.subscribe(),
+            _handle: self.clone(),
+        }
+    }
+
+    /// Returns as soon as `holds` returns true for the engine. Cancel safe.
+    pub async fn until(&self, holds: impl Fn(&Engine) -> bool) {
+        let mut changes = self.changes();
+        while !self.look(|engine, _| holds(engine)) {
+            changes.next().await;
+        }
+    }
+}
+
+/// Tells of changes of the engine.
+pub struct Changes {
+    count: watch::Receiver<u64>,
+    /// Holds the sender, so there is always a next change to wait for.
+    _handle: Handle,
+}
+
+impl Changes {
+    /// Returns as soon as there is a change since the last call of this method or of
+    /// [`Changes::skip`]. Cancel safe.
+    pub async fn next(&mut self) {
+        let _ = self.count.changed().await;
+    }
+
+    /// Ignores the changes so far.
+    pub fn skip(&mut self) {
+        self.count.mark_unchanged();
+    }
+
+    /// Returns after `pause` or, if there is a change before, after `pace` more. While copies are
+    /// written there are thousands of changes, and `pace` combines them.
+    pub(crate) async fn next_within(&mut self, pause: Duration, pace: Duration) {
+        if timeout(pause, self.next()).await.is_ok() {
+            sleep(pace).await;
+        }
     }
 }
 

@@ -2,7 +2,7 @@
 //!
 //! The router handles bodies from their first byte on: it limits their size and their time.
 
-use std::{io, pin::pin, sync::Arc, time::Duration};
+use std::{io, pin::pin, time::Duration};
 
 use axum::{Router, extract::State, middleware, response::Response};
 use clap::Args;
@@ -12,20 +12,20 @@ use hyper_util::{
     server::conn::auto,
     service::TowerToHyperService,
 };
-use rustls::ServerConfig;
 use tokio::{
     io::AsyncBufReadExt,
     net::{TcpListener, TcpStream},
     time::{Instant, sleep, sleep_until, timeout},
 };
-use tokio_rustls::{TlsAcceptor, server::TlsStream};
+use tokio_rustls::server::TlsStream;
 use tracing::{debug, info, warn};
 
 use crate::{
     connections::Connections,
     duration,
     linger::{self, Lent},
-    shutdown::Shutdown,
+    shutdown::CancellationToken,
+    tls::Tls,
 };
 
 /// From the accepted connection to the first byte of the first request.
@@ -78,21 +78,20 @@ pub struct DrainArgs {
 pub async fn serve(
     listener: TcpListener,
     router: Router,
-    config: ServerConfig,
+    tls: Tls,
     drain: DrainArgs,
-    shutdown: Shutdown,
+    shutdown: CancellationToken,
 ) {
-    let draining = Shutdown::new();
-    let acceptor = TlsAcceptor::from(Arc::new(config));
+    let draining = CancellationToken::new();
     let server = Server {
-        acceptor,
+        tls,
         router,
         leaving: shutdown.clone(),
         draining: draining.clone(),
     };
     let mut connections = Connections::new(CONNECTIONS);
     let accepting = async {
-        shutdown.triggered().await;
+        shutdown.cancelled().await;
         sleep(drain.shutdown_delay).await;
     };
     let mut accepting = pin!(accepting);
@@ -107,7 +106,7 @@ pub async fn serve(
     for stream in waiting(listener).take(CONNECTIONS) {
         connections.serve(server.clone().connection(stream));
     }
-    draining.trigger();
+    draining.cancel();
     info!(connections = connections.count(), "draining");
     if timeout(drain.drain_timeout, connections.end())
         .await
@@ -131,19 +130,19 @@ fn waiting(listener: TcpListener) -> impl Iterator<Item = TcpStream> {
 
 #[derive(Clone)]
 struct Server {
-    acceptor: TlsAcceptor,
+    tls: Tls,
     router: Router,
-    leaving: Shutdown,
-    draining: Shutdown,
+    leaving: CancellationToken,
+    draining: CancellationToken,
 }
 
 impl Server {
     async fn connection(self, stream: TcpStream) {
         let too_late = async {
-            self.draining.triggered().await;
+            self.draining.cancelled().await;
             sleep(LATE).await;
         };
-        let handshake = timeout(HANDSHAKE_TIMEOUT, handshake(&self.acceptor, stream));
+        let handshake = timeout(HANDSHAKE_TIMEOUT, handshake(&self.tls, stream));
         let stream = tokio::select! {
             () = too_late => return,
             result = handshake => match result {
@@ -200,7 +199,7 @@ impl Server {
         tokio::select! {
             // If a connection is asked to end before its first request was read, it may end without
             // an answer.
-            () = self.draining.triggered() => sleep_until(begun + LATE).await,
+            () = self.draining.cancelled() => sleep_until(begun + LATE).await,
             () = sleep_until(begun + LIFETIME), if http2 => {}
         }
     }
@@ -209,7 +208,7 @@ impl Server {
 /// When HTTP/1.1 clients are asked to connect again.
 #[derive(Clone)]
 struct Parting {
-    leaving: Shutdown,
+    leaving: CancellationToken,
     at: Instant,
 }
 
@@ -221,7 +220,7 @@ struct Parting {
 /// whether the request was carried out (RFC 9112, section 9.5). An API server speaks HTTP/1.1 with
 /// Services and treats such a request as a failed call.
 async fn part(State(parting): State<Parting>, mut response: Response) -> Response {
-    if parting.leaving.is_triggered() || parting.at <= Instant::now() {
+    if parting.leaving.is_cancelled() || parting.at <= Instant::now() {
         response
             .headers_mut()
             .insert(CONNECTION, HeaderValue::from_static("close"));
@@ -231,9 +230,9 @@ async fn part(State(parting): State<Parting>, mut response: Response) -> Respons
 
 /// Completes when the client has sent its first byte. A client that never does is dropped after
 /// [`HANDSHAKE_TIMEOUT`].
-async fn handshake(acceptor: &TlsAcceptor, stream: TcpStream) -> io::Result<TlsStream<TcpStream>> {
+async fn handshake(tls: &Tls, stream: TcpStream) -> io::Result<TlsStream<TcpStream>> {
     stream.set_nodelay(true)?;
-    let mut stream = acceptor.accept(stream).await?;
+    let mut stream = tls.accept(stream).await?;
     stream.fill_buf().await?;
     Ok(stream)
 }

@@ -5,7 +5,6 @@
 
 pub mod access;
 pub mod backoff;
-pub mod body;
 pub mod call;
 pub mod certificates;
 pub mod client;
@@ -30,6 +29,8 @@ pub mod named;
 pub mod object;
 pub mod observer;
 pub mod operations;
+mod pieces;
+pub mod program;
 pub mod reach;
 pub mod readiness;
 pub mod shutdown;
@@ -39,5 +40,6 @@ pub mod telemetry;
 mod testing;
 pub mod tls;
 pub mod trace;
+mod versioned;
 pub mod watch;
 pub mod writer;

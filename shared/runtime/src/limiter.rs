@@ -1,16 +1,14 @@
-//! Limits how many requests are in flight, and adapts this limit to the API server. A fixed limit
-//! would be a guess.
+//! Limits how many requests are in flight, and adapts this limit to the API server. A fixed limit,
+//! as tower has it, would be a guess.
 //!
 //! A task takes a [`Permit`] before it sends a request, and reports the result with
 //! [`Permit::done`]. While answers are quick the limit grows by about one per round of requests.
 //! When the server is overloaded the limit is halved. `Pace` decides this and has no clock of its
 //! own.
 
-use std::{
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-    time::Duration,
-};
+use std::{sync::Arc, time::Duration};
 
+use parking_lot::Mutex;
 use tokio::{
     sync::Notify,
     time::{Instant, sleep_until},
@@ -89,18 +87,13 @@ impl Limiter {
 
     /// The current limit.
     pub fn limit(&self) -> usize {
-        self.0.pace().whole_limit()
+        self.0.pace.lock().whole_limit()
     }
 }
 
 impl Shared {
-    fn pace(&self) -> MutexGuard<'_, Pace> {
-        // The numbers are never left half changed, so those behind a poisoned lock are valid.
-        self.pace.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn take(&self) -> Room {
-        let mut pace = self.pace();
+        let mut pace = self.pace.lock();
         let room = pace.take(Instant::now());
         if room == Room::Taken && pace.in_flight < pace.whole_limit() {
             // The limit may have grown by more than the one place that woke this waiter.
@@ -113,13 +106,13 @@ impl Shared {
 impl Permit {
     /// Returns the permit and reports the request's result.
     pub fn done(self, verdict: Verdict) {
-        self.0.pace().learn(verdict, Instant::now());
+        self.0.pace.lock().learn(verdict, Instant::now());
     }
 }
 
 impl Drop for Permit {
     fn drop(&mut self) {
-        self.0.pace().in_flight -= 1;
+        self.0.pace.lock().in_flight -= 1;
         self.0.room.notify_one();
     }
 }

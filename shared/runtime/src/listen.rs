@@ -1,4 +1,5 @@
-//! Listens at an address, or at all addresses of a machine, with IPv4 and IPv6.
+//! Listens at an address, or at all addresses of a machine, with IPv4 and IPv6. Tokio's own sockets
+//! leave it to the system's settings whether `[::]` includes IPv4.
 
 use std::{
     io,

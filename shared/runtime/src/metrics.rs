@@ -5,17 +5,16 @@
 
 mod process;
 
-use std::{
-    borrow::Cow,
-    fmt,
-    sync::{Arc, Mutex, PoisonError},
-    time::Duration,
-};
+use std::{fmt, sync::Arc, time::Duration};
 
 use mimeo_engine::{Durations, Numbers};
+use parking_lot::Mutex;
 use prometheus_client::{
     collector::Collector,
-    encoding::{DescriptorEncoder, EncodeGaugeValue, EncodeLabelValue, NoLabelSet, text::encode},
+    encoding::{
+        DescriptorEncoder, EncodeCounterValue, EncodeGaugeValue, EncodeLabelValue, MetricEncoder,
+        NoLabelSet, text::encode,
+    },
     metrics::{MetricType, info::Info},
     registry::Registry,
 };
@@ -49,19 +48,19 @@ impl Metrics {
         this.add(|registry| registry.register("build", "What is running", version));
         let certificates = this.certificates.clone();
         this.read_off(move |page| {
-            let certificates = certificates.lock().unwrap_or_else(PoisonError::into_inner);
+            let certificates = certificates.lock();
             let expiry = certificates.iter().filter_map(|(of, material)| {
-                Some(([("certificate", *of)], material.borrow().as_ref()?.not_after.as_second()))
+                Some(([*of], material.borrow().as_ref()?.not_after.as_second()))
             });
             let help = "When a certificate expires, in seconds of the Unix epoch: that of the hooks, or of the operations port";
-            page.gauges("certificate_expiry_timestamp_seconds", help, expiry)
+            page.gauges("certificate_expiry_timestamp_seconds", help, ["certificate"], expiry)
         });
         this
     }
 
     /// Adds metrics that are counted as things happen.
     pub fn add<R>(&self, register: impl FnOnce(&mut Registry) -> R) -> R {
-        let mut registry = self.registry.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut registry = self.registry.lock();
         register(registry.sub_registry_with_prefix("mimeo"))
     }
 
@@ -76,7 +75,7 @@ impl Metrics {
     /// Only if the collector of a metric fails.
     pub fn text(&self) -> Result<String, fmt::Error> {
         let mut text = String::new();
-        let registry = self.registry.lock().unwrap_or_else(PoisonError::into_inner);
+        let registry = self.registry.lock();
         encode(&mut text, &registry)?;
         Ok(text)
     }
@@ -86,17 +85,13 @@ impl Metrics {
         let health = health.clone();
         self.read_off(move |page| {
             let help = "Time since the last word of the API server, the longest of all watches of a resource";
-            let silence =
-                health.silence().into_iter().map(|(resource, time)| ([("resource", resource)], time.as_secs_f64()));
-            page.gauges("watch_staleness_seconds", help, silence)?;
-            let failures = health.failures().into_iter().map(|((resource, reason), count)| {
-                ([("resource", resource), ("reason", Cow::Borrowed(reason))], count)
-            });
-            page.counters(
-                "watch_failures",
-                "Watches that failed and were tried again, by resource and reason",
-                failures,
-            )
+            let silence = health.silence().into_iter();
+            let silence = silence.map(|(resource, time)| ([resource], time.as_secs_f64()));
+            page.gauges("watch_staleness_seconds", help, ["resource"], silence)?;
+            let help = "Watches that failed and were tried again, by resource and reason";
+            let failures = health.failures().into_iter();
+            let failures = failures.map(|((resource, why), count)| ([resource, why.into()], count));
+            page.counters("watch_failures", help, ["resource", "reason"], failures)
         });
     }
 
@@ -106,10 +101,7 @@ impl Metrics {
         of: &'static str,
         material: watch::Receiver<Option<Arc<ServingMaterial>>>,
     ) {
-        self.certificates
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .push((of, material));
+        self.certificates.lock().push((of, material));
     }
 
     /// Adds the requests of these clients.
@@ -134,15 +126,10 @@ impl Metrics {
                     ("Pending", pending),
                     ("Failed", failed),
                 ];
-                states.map(|(state, count)| {
-                    (
-                        [("rule", id.name.to_string()), ("state", state.to_owned())],
-                        count,
-                    )
-                })
+                states.map(|(state, count)| ([&*id.name, state], count))
             });
             let help = "Copies of a ClusterReplication, by state";
-            page.gauges("rule_copies", help, rows)
+            page.gauges("rule_copies", help, ["rule", "state"], rows)
         });
     }
 
@@ -151,14 +138,18 @@ impl Metrics {
         let handle = handle.clone();
         self.read_off(move |page| {
             let Numbers { queued, copy_lag, namespace_lag, .. } = handle.look(|engine, _| engine.numbers());
-            let queues = [("Namespaces", queued.urgent), ("Rules", queued.normal), ("Tenants", queued.tenants)];
-            let queues = queues.into_iter().map(|(queue, depth)| ([("queue", queue)], depth));
-            page.gauges("queue_depth", "Copies that wait for their turn, by queue", queues)?;
+            let queues = [
+                (["Namespaces"], queued.urgent),
+                (["Rules"], queued.normal),
+                (["Tenants"], queued.tenants),
+            ];
+            let help = "Copies that wait for their turn, by queue";
+            page.gauges("queue_depth", help, ["queue"], queues)?;
             let help = "Time from the change of a source to the copy that has it, by the kind of its rule, in seconds";
-            let lags = copy_lag.iter().map(|(kind, lag)| ([("rule_kind", kind.to_string())], lag));
-            page.histograms("copy_lag_seconds", help, lags)?;
+            let lags = copy_lag.iter().map(|(kind, lag)| ([kind.to_string()], lag));
+            page.histograms("copy_lag_seconds", help, ["rule_kind"], lags)?;
             let help = "Time that a namespace waited for its first copies, in seconds";
-            page.histograms("namespace_lag_seconds", help, [(NO_LABELS, &namespace_lag)])
+            page.histograms("namespace_lag_seconds", help, [], [(NO_LABELS, &namespace_lag)])
         });
     }
 
@@ -167,11 +158,8 @@ impl Metrics {
         let handle = handle.clone();
         self.read_off(move |page| {
             let leads = *leading.borrow();
-            page.gauges(
-                "leader",
-                "Whether this replica leads: 1 or 0",
-                [(NO_LABELS, i64::from(leads))],
-            )?;
+            let help = "Whether this replica leads: 1 or 0";
+            page.gauge("leader", help, i64::from(leads))?;
             let numbers = leads.then(|| handle.look(|engine, _| engine.numbers()));
             page.rules(numbers.as_ref())
         });
@@ -184,56 +172,64 @@ impl Default for Metrics {
     }
 }
 
-const NO_LABELS: [(&str, &str); 0] = [];
+const NO_LABELS: [&str; 0] = [];
 
 /// The output for metrics that are read for each scrape.
 #[derive(Debug)]
 pub struct Page<'a>(DescriptorEncoder<'a>);
 
 impl Page<'_> {
-    /// Writes one gauge, with a value for each set of labels.
-    fn gauges<const N: usize, V: EncodeLabelValue>(
+    /// Writes a metric with a value for each set of labels. Each row has the values of the labels.
+    fn write<const N: usize, V: EncodeLabelValue, T>(
         &mut self,
-        name: &str,
-        help: &str,
-        rows: impl IntoIterator<Item = ([(&'static str, V); N], impl EncodeGaugeValue)>,
+        (kind, name, help): (MetricType, &str, &str),
+        labels: [&'static str; N],
+        rows: impl IntoIterator<Item = ([V; N], T)>,
+        encode: impl Fn(&mut MetricEncoder<'_>, T) -> fmt::Result,
     ) -> fmt::Result {
-        let mut metric = self
-            .0
-            .encode_descriptor(name, help, None, MetricType::Gauge)?;
-        for (labels, value) in rows {
-            match N {
-                0 => metric.encode_gauge(&value)?,
-                _ => metric.encode_family(&labels)?.encode_gauge(&value)?,
+        let mut metric = self.0.encode_descriptor(name, help, None, kind)?;
+        for (values, value) in rows {
+            let labels: Vec<_> = labels.into_iter().zip(values).collect();
+            if labels.is_empty() {
+                encode(&mut metric, value)?;
+            } else {
+                encode(&mut metric.encode_family(&labels)?, value)?;
             }
         }
         Ok(())
     }
 
-    /// Writes one counter, with a value for each set of labels. `_total` is added to its name.
-    fn counters<const N: usize, V: EncodeLabelValue>(
+    /// Writes one gauge, with a value for each set of labels.
+    fn gauges<const N: usize, V: EncodeLabelValue, T: EncodeGaugeValue>(
         &mut self,
         name: &str,
         help: &str,
-        rows: impl IntoIterator<Item = ([(&'static str, V); N], u64)>,
+        labels: [&'static str; N],
+        rows: impl IntoIterator<Item = ([V; N], T)>,
     ) -> fmt::Result {
-        let mut metric = self
-            .0
-            .encode_descriptor(name, help, None, MetricType::Counter)?;
-        for (labels, value) in rows {
-            metric
-                .encode_family(&labels)?
-                .encode_counter::<NoLabelSet, _, u64>(&value, None)?;
-        }
-        Ok(())
+        let gauge = |metric: &mut MetricEncoder<'_>, value| metric.encode_gauge(&value);
+        self.write((MetricType::Gauge, name, help), labels, rows, gauge)
     }
 
-    /// Writes one counter of seconds. `_total` is added to its name.
-    fn count_seconds(&mut self, name: &str, help: &str, seconds: f64) -> fmt::Result {
-        let mut metric = self
-            .0
-            .encode_descriptor(name, help, None, MetricType::Counter)?;
-        metric.encode_counter::<NoLabelSet, _, u64>(&seconds, None)
+    /// Writes one gauge without labels.
+    fn gauge(&mut self, name: &str, help: &str, value: impl EncodeGaugeValue) -> fmt::Result {
+        self.gauges(name, help, [], [(NO_LABELS, value)])
+    }
+
+    /// Writes one counter, with a value for each set of labels. `_total` is added to its name.
+    fn counters<const N: usize, V: EncodeLabelValue, T: EncodeCounterValue>(
+        &mut self,
+        name: &str,
+        help: &str,
+        labels: [&'static str; N],
+        rows: impl IntoIterator<Item = ([V; N], T)>,
+    ) -> fmt::Result {
+        self.write(
+            (MetricType::Counter, name, help),
+            labels,
+            rows,
+            |metric, value| metric.encode_counter::<NoLabelSet, _, u64>(&value, None),
+        )
     }
 
     /// Writes one histogram, with values for each set of labels.
@@ -241,104 +237,71 @@ impl Page<'_> {
         &mut self,
         name: &str,
         help: &str,
-        rows: impl IntoIterator<Item = ([(&'static str, V); N], &'d Durations)>,
+        labels: [&'static str; N],
+        rows: impl IntoIterator<Item = ([V; N], &'d Durations)>,
     ) -> fmt::Result {
-        let mut metric = self
-            .0
-            .encode_descriptor(name, help, None, MetricType::Histogram)?;
         let bound =
             |bound: Option<Duration>| bound.map_or(f64::INFINITY, |bound| bound.as_secs_f64());
-        for (labels, durations) in rows {
-            let buckets: Vec<(f64, u64)> = durations
-                .buckets()
-                .map(|(most, count)| (bound(most), count))
-                .collect();
-            let (sum, count) = (durations.sum().as_secs_f64(), durations.count());
-            match N {
-                0 => metric.encode_histogram::<NoLabelSet>(sum, count, &buckets, None)?,
-                _ => metric
-                    .encode_family(&labels)?
-                    .encode_histogram::<NoLabelSet>(sum, count, &buckets, None)?,
-            }
-        }
-        Ok(())
+        self.write(
+            (MetricType::Histogram, name, help),
+            labels,
+            rows,
+            |metric, durations| {
+                let buckets = durations.buckets();
+                let buckets: Vec<(f64, u64)> =
+                    buckets.map(|(most, count)| (bound(most), count)).collect();
+                let (sum, count) = (durations.sum().as_secs_f64(), durations.count());
+                metric.encode_histogram::<NoLabelSet>(sum, count, &buckets, None)
+            },
+        )
     }
 
     fn rules(&mut self, numbers: Option<&Numbers>) -> fmt::Result {
-        let rules = numbers.iter().flat_map(|numbers| &numbers.rules).map(
-            |((kind, ready, reason), count)| {
-                let ready = ready.map_or("Unknown", |ready| if ready { "True" } else { "False" });
-                (
-                    [
-                        ("kind", kind.to_string()),
-                        ("ready", ready.to_owned()),
-                        ("reason", (*reason).to_owned()),
-                    ],
-                    *count,
-                )
-            },
-        );
-        self.gauges(
-            "rules",
-            "Rules, by kind and by status and reason of their condition Ready",
-            rules,
-        )?;
-        let stalled =
-            numbers
-                .iter()
-                .flat_map(|numbers| &numbers.stalled)
-                .map(|((kind, reason), count)| {
-                    (
-                        [("kind", kind.to_string()), ("reason", (*reason).to_owned())],
-                        *count,
-                    )
-                });
-        self.gauges(
-            "rules_stalled",
-            "Rules that wait for a person, by kind and reason",
-            stalled,
-        )?;
-        let copies = || numbers.iter().flat_map(|numbers| &numbers.copies);
-        let desired =
-            copies().map(|(kind, copies)| ([("rule_kind", kind.to_string())], copies.desired));
-        self.gauges(
-            "copies_desired",
-            "Copies that should exist, by the kind of their rule",
-            desired,
-        )?;
-        let synced =
-            copies().map(|(kind, copies)| ([("rule_kind", kind.to_string())], copies.synced));
-        self.gauges(
-            "copies_synced",
-            "Copies that are as they should be, by the kind of their rule",
-            synced,
-        )?;
-        let failed = copies().flat_map(|(kind, copies)| {
-            copies.failed.iter().map(|(reason, count)| {
-                (
-                    [
-                        ("rule_kind", kind.to_string()),
-                        ("reason", reason.to_string()),
-                    ],
-                    *count,
-                )
-            })
+        let each = || numbers.into_iter();
+        let rules = each().flat_map(|numbers| &numbers.rules);
+        let rules = rules.map(|((kind, ready, reason), count)| {
+            let ready = ready.map_or("Unknown", |ready| if ready { "True" } else { "False" });
+            (
+                [kind.to_string(), ready.to_owned(), (*reason).to_owned()],
+                *count,
+            )
         });
-        self.gauges(
-            "copies_failed",
-            "Copies that cannot be written or deleted, by the kind of their rule and reason",
-            failed,
-        )?;
-        let one = |count: fn(&Numbers) -> usize| numbers.map(|numbers| (NO_LABELS, count(numbers)));
-        let held = numbers.iter().flat_map(|numbers| &numbers.held);
-        let held = held.map(|(kind, count)| ([("rule_kind", kind.to_string())], *count));
+        let help = "Rules, by kind and by status and reason of their condition Ready";
+        self.gauges("rules", help, ["kind", "ready", "reason"], rules)?;
+        let stalled = each().flat_map(|numbers| &numbers.stalled);
+        let stalled = stalled
+            .map(|((kind, reason), count)| ([kind.to_string(), (*reason).to_owned()], *count));
+        let help = "Rules that wait for a person, by kind and reason";
+        self.gauges("rules_stalled", help, ["kind", "reason"], stalled)?;
+        let copies = || each().flat_map(|numbers| &numbers.copies);
+        let by_kind = ["rule_kind"];
+        let desired = copies().map(|(kind, copies)| ([kind.to_string()], copies.desired));
+        let help = "Copies that should exist, by the kind of their rule";
+        self.gauges("copies_desired", help, by_kind, desired)?;
+        let synced = copies().map(|(kind, copies)| ([kind.to_string()], copies.synced));
+        let help = "Copies that are as they should be, by the kind of their rule";
+        self.gauges("copies_synced", help, by_kind, synced)?;
+        let failed = copies().flat_map(|(kind, copies)| {
+            let failed = copies.failed.iter();
+            failed.map(|(reason, count)| ([kind.to_string(), reason.to_string()], *count))
+        });
+        let help = "Copies that cannot be written or deleted, by the kind of their rule and reason";
+        self.gauges("copies_failed", help, ["rule_kind", "reason"], failed)?;
+        let held = each().flat_map(|numbers| &numbers.held);
+        let held = held.map(|(kind, count)| ([kind.to_string()], *count));
         let help =
             "Copies whose deletion is held until a person confirms it, by the kind of their rule";
-        self.gauges("deletions_held", help, held)?;
+        self.gauges("deletions_held", help, by_kind, held)?;
+        let waiting = numbers.map(|numbers| (NO_LABELS, numbers.waiting));
         let help = "Namespaces that wait for their first copies";
-        self.gauges("namespaces_waiting", help, one(|numbers| numbers.waiting))?;
-        let help = "Live replicas of the webhook";
-        self.gauges("webhook_replicas", help, one(|numbers| numbers.webhooks))
+        self.gauges("namespaces_waiting", help, [], waiting)?;
+        let webhooks = numbers.map(|numbers| (NO_LABELS, numbers.webhooks));
+        self.gauges(
+            "webhook_replicas",
+            "Live replicas of the webhook",
+            [],
+            webhooks,
+        )
     }
 }
 

@@ -3,7 +3,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    sync::{Arc, Mutex, PoisonError},
+    sync::Arc,
     time::Duration,
 };
 
@@ -18,17 +18,20 @@ use mimeo_model::{
     names,
     outcome::Unreadable,
 };
+use parking_lot::Mutex;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 use tokio::{sync::Notify, time::Instant};
 
 use crate::{
     backoff::Backoff,
-    discovery::{Discovery, resource_path},
+    discovery::resource_path,
+    driver::Tools,
+    follow::follow,
     handle::Handle,
     stored::{parse_grant, parse_rule},
     watch::{Event, LASTING, Meta, WatchSpec, Watcher, watch},
-    writer::{KINDS_CONFIG_MAP, Kinds, Writer, parse_kinds},
+    writer::{KINDS_CONFIG_MAP, Kinds, parse_kinds},
 };
 
 mod demand;
@@ -38,26 +41,20 @@ mod sources;
 /// Keeps an engine informed.
 #[derive(Clone)]
 pub struct Observer {
-    /// The engine.
-    pub handle: Handle,
-    /// Opens watches.
-    pub watcher: Watcher,
-    /// Reads single sources when the watch of a kind shows a change.
-    pub writer: Writer,
-    /// Finds kinds.
-    pub discovery: Arc<Discovery>,
-    /// Mimeo's own namespace.
-    pub namespace: String,
+    handle: Handle,
+    watcher: Watcher,
+    /// Finds kinds, and reads single sources when the watch of a kind shows a change.
+    tools: Tools,
     /// The last state of each CRD of rules: its uid as served, and its uid as recorded.
-    pub crds: Arc<Mutex<BTreeMap<RuleKind, Crd>>>,
+    crds: Arc<Mutex<BTreeMap<RuleKind, Crd>>>,
     /// The kinds that may have copies, as last recorded.
-    pub noted: Arc<Mutex<BTreeSet<GroupVersionKind>>>,
+    noted: Arc<Mutex<BTreeSet<GroupVersionKind>>>,
 }
 
 /// The uids of one CRD. Both must be known before the engine is told: one alone would look like a
 /// CRD that was installed again.
 #[derive(Debug, Default)]
-pub struct Crd {
+struct Crd {
     served: Sight,
     recorded: Sight,
 }
@@ -71,6 +68,38 @@ enum Sight {
 }
 
 impl Observer {
+    /// An observer that opens no watch yet.
+    pub fn new(handle: &Handle, watcher: &Watcher, tools: &Tools) -> Self {
+        Self {
+            handle: handle.clone(),
+            watcher: watcher.clone(),
+            tools: tools.clone(),
+            crds: Arc::default(),
+            noted: Arc::default(),
+        }
+    }
+
+    /// Opens the watches that every engine needs, each in a task of its own. `seen` gets the
+    /// resourceVersion of each `ClusterReplication` that the engine was told about. `kinds_changed`
+    /// is called when the cluster may serve other kinds.
+    pub fn start(
+        &self,
+        seen: impl Fn(u64) + Send + Sync + 'static,
+        kinds_changed: impl Fn() + Send + Sync + 'static,
+    ) {
+        let wake = Arc::new(Notify::new());
+        tokio::spawn(self.clone().rules(RuleKind::ClusterReplication, seen));
+        tokio::spawn(self.clone().rules(RuleKind::Replication, |_| {}));
+        tokio::spawn(self.clone().grants());
+        tokio::spawn(self.clone().namespaces());
+        tokio::spawn(self.clone().kinds());
+        tokio::spawn(self.clone().demand(wake.clone()));
+        tokio::spawn(self.clone().crds(move || {
+            wake.notify_one();
+            kinds_changed();
+        }));
+    }
+
     /// Watches objects of one of the kinds that the engine must know completely. `shown` and `gone`
     /// tell the engine about one object, and return its identity. `known` gets the identities of all
     /// objects in a list.
@@ -105,10 +134,10 @@ impl Observer {
 
     /// Watches the rules of a kind. `also` gets the resourceVersion of each rule that the engine
     /// was told about.
-    pub async fn rules(self, kind: RuleKind, also: impl Fn(u64) + Send + Sync) {
+    async fn rules(self, kind: RuleKind, also: impl Fn(u64) + Send + Sync) {
         let path = format!("/apis/{API_VERSION}/{}", kind.plural());
         self.feed(
-            cluster_wide(&path, false, None, "rules"),
+            WatchSpec::objects(path, "rules"),
             |object| self.rule(kind, object, &also),
             |meta| {
                 let id = rule_id(kind, meta.namespace.as_deref(), meta.name.as_deref())?;
@@ -142,10 +171,10 @@ impl Observer {
     }
 
     /// Watches the `ReplicationGrant`s of all namespaces.
-    pub async fn grants(self) {
+    async fn grants(self) {
         let path = format!("/apis/{API_VERSION}/replicationgrants");
         self.feed(
-            cluster_wide(&path, false, None, "grants"),
+            WatchSpec::objects(path, "grants"),
             |object| self.grant(object),
             |meta| {
                 let (namespace, name) = meta.namespace.as_deref().zip(meta.name.as_deref())?;
@@ -178,10 +207,10 @@ impl Observer {
     }
 
     /// Watches the metadata of namespaces.
-    pub async fn namespaces(self) {
+    async fn namespaces(self) {
         let name = |meta: &ObjectMeta| Some(meta.name.as_deref()?.into());
         self.feed(
-            cluster_wide("/api/v1/namespaces", true, None, "namespaces"),
+            WatchSpec::metadata("/api/v1/namespaces", "namespaces"),
             // An object that is watched by its metadata alone is decoded or passed over, never
             // shown in part.
             |object: Decoded<Meta>| {
@@ -209,27 +238,19 @@ impl Observer {
 
     /// Watches the kinds `ConfigMap`. It records the kinds that may have copies, the uids of the
     /// CRDs of rules, and the last confirmation by a person.
-    pub async fn kinds(self) {
-        let path = format!("/api/v1/namespaces/{}/configmaps", self.namespace);
-        let spec = WatchSpec {
-            path,
-            metadata_only: false,
-            label_selector: None,
-            name: Some(KINDS_CONFIG_MAP.to_owned()),
-            what: "kinds".into(),
-        };
-        let mut seen = false;
-        watch::<ConfigMap>(self.watcher.clone(), spec, |event| match event {
-            Event::Shown(Decoded::Whole(map)) => {
-                seen = true;
-                self.kinds_are(Some(&map));
+    async fn kinds(self) {
+        let path = format!(
+            "/api/v1/namespaces/{}/configmaps",
+            self.tools.writer.namespace()
+        );
+        let watcher = self.watcher.clone();
+        follow::<ConfigMap>(watcher, path, KINDS_CONFIG_MAP, "kinds", |state| {
+            match state {
+                Known::Listed(Some(Decoded::Whole(map))) => self.kinds_are(Some(&map)),
+                Known::Listed(None) => self.kinds_are(None),
+                // The former content stays valid.
+                _ => {}
             }
-            // The former content stays valid.
-            Event::Shown(Decoded::Part(_)) => seen = true,
-            Event::Deleted(_) => self.kinds_are(None),
-            Event::Listing => seen = false,
-            Event::Known(Known::Listed(_)) if !seen => self.kinds_are(None),
-            Event::Known(_) => {}
         })
         .await;
     }
@@ -243,10 +264,7 @@ impl Observer {
         let created = map
             .and_then(|map| map.metadata.creation_timestamp.as_ref())
             .map(|time| time.0);
-        self.noted
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .clone_from(&kinds);
+        self.noted.lock().clone_from(&kinds);
         self.handle.with(|engine, now| {
             engine.kinds_since(created, now);
             engine.kinds_recorded(&kinds, now);
@@ -259,7 +277,7 @@ impl Observer {
     }
 
     fn crd_is(&self, kind: RuleKind, change: impl FnOnce(&mut Crd)) {
-        let mut crds = self.crds.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut crds = self.crds.lock();
         let state = crds.entry(kind).or_default();
         change(state);
         if let Crd {
@@ -272,60 +290,51 @@ impl Observer {
         }
     }
 
-    /// Watches the metadata of CRDs, because kinds appear and disappear with them.
-    pub async fn crds(self, wake: Arc<Notify>) {
+    /// Watches the metadata of CRDs, because kinds appear and disappear with them. Calls `changed`
+    /// after each change.
+    async fn crds(self, changed: impl Fn() + Send + Sync) {
         let path = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions";
-        let spec = cluster_wide(path, true, None, "CRDs");
+        let spec = WatchSpec::metadata(path, "CRDs");
         let mut served: BTreeMap<RuleKind, Box<str>> = BTreeMap::new();
         let (mut listing, mut listed) = (true, false);
         watch::<Meta>(self.watcher.clone(), spec, |event| {
-            let (Event::Shown(Decoded::Whole(object)) | Event::Deleted(object)) = &event else {
-                match event {
-                    Event::Listing => {
-                        listing = true;
-                        served.clear();
-                    }
-                    Event::Known(Known::Listed(_)) => {
-                        // Answers from before the first listing need not be forgotten: they are no
-                        // older than the listing.
-                        if listed {
-                            self.discovery.forget();
-                        }
-                        (listing, listed) = (false, true);
-                        self.crds_served(&served);
-                        wake.notify_one();
-                    }
-                    _ => {}
+            let (Meta { metadata }, exists) = match event {
+                Event::Shown(Decoded::Whole(object)) => (object, true),
+                Event::Deleted(object) => (object, false),
+                Event::Listing => {
+                    listing = true;
+                    return served.clear();
                 }
-                return;
+                Event::Known(Known::Listed(_)) => {
+                    // Answers from before the first listing need not be forgotten: they are no
+                    // older than the listing.
+                    if listed {
+                        self.tools.discovery.forget();
+                    }
+                    (listing, listed) = (false, true);
+                    self.crds_served(&served);
+                    return changed();
+                }
+                Event::Shown(Decoded::Part(_)) | Event::Known(_) => return,
             };
-            let name = object.metadata.name.as_deref().unwrap_or_default();
-            if let Some(kind) = RuleKind::ALL
-                .into_iter()
-                .find(|kind| kind.crd_name() == name)
-            {
+            let name = metadata.name.unwrap_or_default();
+            let mut kinds = RuleKind::ALL.into_iter();
+            if let Some(kind) = kinds.find(|kind| kind.crd_name() == name) {
                 // A CRD that is being deleted takes its objects with it, so it counts as not
                 // served.
-                let stays = matches!(event, Event::Shown(_))
-                    && object.metadata.deletion_timestamp.is_none();
+                let stays = exists && metadata.deletion_timestamp.is_none();
                 served.remove(&kind);
-                served.extend(
-                    object
-                        .metadata
-                        .uid
-                        .as_deref()
-                        .filter(|_| stays)
-                        .map(|uid| (kind, uid.into())),
-                );
+                let uid = metadata.uid.filter(|_| stays);
+                served.extend(uid.map(|uid| (kind, uid.into())));
             }
             if !listing {
                 // A CRD's name consists of its plural and its group.
                 let (plural, group) = name.split_once('.').unwrap_or_default();
-                self.discovery.forget_group(group);
+                self.tools.discovery.forget_group(group);
                 self.handle
                     .with(|engine, now| engine.defined(group, plural, now));
                 self.crds_served(&served);
-                wake.notify_one();
+                changed();
             }
         })
         .await;
@@ -343,31 +352,31 @@ impl Observer {
         let selector = format!("{}={}", names::MANAGED_BY, names::MANAGED_BY_VALUE);
         let path = resource_path(&resource, copies.namespace.as_deref(), None);
         let kind = &copies.kind;
-        watch::<Meta>(
-            self.watcher.clone(),
-            cluster_wide(&path, true, Some(selector), "copies"),
-            |event| match event {
-                Event::Shown(Decoded::Part(_)) => {}
-                Event::Listing => self
-                    .handle
-                    .with(|engine, now| engine.copies_listing(&copies, now)),
-                Event::Shown(Decoded::Whole(object)) => self
-                    .handle
-                    .with(|engine, now| engine.copy_applied(kind, &object.metadata, now)),
-                Event::Deleted(object) => self
-                    .handle
-                    .with(|engine, now| engine.copy_gone(kind, &object.metadata, now)),
-                Event::Known(Known::Unserved) => self.gone(&resource),
-                Event::Known(known) => self
-                    .handle
-                    .with(|engine, now| engine.copies_known(&copies, known, now)),
-            },
-        )
+        let spec = WatchSpec {
+            label_selector: Some(selector),
+            ..WatchSpec::metadata(path, "copies")
+        };
+        watch::<Meta>(self.watcher.clone(), spec, |event| match event {
+            Event::Shown(Decoded::Part(_)) => {}
+            Event::Listing => self
+                .handle
+                .with(|engine, now| engine.copies_listing(&copies, now)),
+            Event::Shown(Decoded::Whole(object)) => self
+                .handle
+                .with(|engine, now| engine.copy_applied(kind, &object.metadata, now)),
+            Event::Deleted(object) => self
+                .handle
+                .with(|engine, now| engine.copy_gone(kind, &object.metadata, now)),
+            Event::Known(Known::Unserved) => self.gone(&resource),
+            Event::Known(known) => self
+                .handle
+                .with(|engine, now| engine.copies_known(&copies, known, now)),
+        })
         .await;
     }
 
     fn gone(&self, resource: &Resource) {
-        self.discovery.forget();
+        self.tools.discovery.forget();
         self.handle
             .with(|engine, now| engine.kind(&resource.gvk, Known::Unserved, now));
     }
@@ -403,21 +412,6 @@ impl Failing {
         };
         let lasts = denied || self.since.elapsed() >= LASTING;
         lasts.then(|| (why, !std::mem::replace(&mut self.told, true)))
-    }
-}
-
-fn cluster_wide(
-    path: &str,
-    metadata_only: bool,
-    label_selector: Option<String>,
-    what: &str,
-) -> WatchSpec {
-    WatchSpec {
-        path: path.into(),
-        metadata_only,
-        label_selector,
-        name: None,
-        what: what.into(),
     }
 }
 

@@ -9,7 +9,7 @@
 //! limit. A client that keeps opening connections can keep probes out; a `NetworkPolicy` prevents
 //! that.
 
-use std::{io, net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
+use std::{io, net::SocketAddr, path::PathBuf, time::Duration};
 
 use axum::{
     Extension, Router,
@@ -31,7 +31,6 @@ use tokio::{
     net::{TcpListener, TcpStream},
     time::timeout,
 };
-use tokio_rustls::TlsAcceptor;
 use tracing::{debug, error, info};
 
 use crate::{
@@ -42,7 +41,7 @@ use crate::{
     listen::listen,
     metrics::{CONTENT_TYPE as METRICS_CONTENT_TYPE, Metrics},
     readiness::Readiness,
-    tls::{self, TlsError},
+    tls::Tls,
 };
 
 /// For the TLS handshake, for the head of the request, and for the rest of the request until the
@@ -110,9 +109,6 @@ pub enum OpsError {
     /// No certificate could be made.
     #[error("failed to make a certificate")]
     Certificate(#[from] CertificateError),
-    /// The TLS library refuses its defaults.
-    #[error("failed to set up TLS")]
-    Tls(#[from] TlsError),
 }
 
 impl OpsArgs {
@@ -125,7 +121,7 @@ impl OpsArgs {
     }
 
     /// None means plain HTTP.
-    fn acceptor(&self, metrics: &Metrics) -> Result<Option<TlsAcceptor>, OpsError> {
+    fn tls(&self, metrics: &Metrics) -> Result<Option<Tls>, CertificateError> {
         let (material, own) = match (&self.ops_cert_dir, self.ops_auth) {
             (Some(folder), _) => {
                 let mounted = mounted::start(folder.clone(), Duration::ZERO);
@@ -139,9 +135,11 @@ impl OpsArgs {
             (None, OpsAuth::None) => return Ok(None),
         };
         metrics.of_certificate("operations", own);
-        let mut config = tls::server_config(material)?;
-        config.alpn_protocols = vec![b"http/1.1".to_vec()];
-        Ok(Some(TlsAcceptor::from(Arc::new(config))))
+        Ok(Some(Tls {
+            material,
+            callers: None,
+            http2: false,
+        }))
     }
 }
 
@@ -157,24 +155,24 @@ pub fn serve(
     debug: &DebugPages,
     more: Router,
 ) -> Result<SocketAddr, OpsError> {
-    let acceptor = args.acceptor(&metrics)?;
+    let tls = args.tls(&metrics)?;
     let listener = listen(args.ops_listen)?;
     let address = listener.local_addr()?;
-    info!(%address, tls = acceptor.is_some(), "operations server listening");
+    info!(%address, tls = tls.is_some(), "operations server listening");
     let router = router(guard, readiness.clone(), metrics).merge(more);
     let router = router.merge(guard.confine(debug.router(args.debug_endpoints)));
     tokio::spawn(readiness.tell());
-    tokio::spawn(accept(listener, acceptor, router));
+    tokio::spawn(accept(listener, tls, router));
     Ok(address)
 }
 
-async fn accept(listener: TcpListener, acceptor: Option<TlsAcceptor>, router: Router) {
+async fn accept(listener: TcpListener, tls: Option<Tls>, router: Router) {
     let router = router.layer(from_fn(in_time));
     let mut connections = Connections::new(CONNECTIONS);
     loop {
         let (stream, peer) = connections.accept(&listener).await;
         let router = router.clone().layer(Extension(Peer(peer)));
-        let connection = connection(stream, acceptor.clone(), router);
+        let connection = connection(stream, tls.clone(), router);
         connections.serve(async move {
             if timeout(LIFETIME, connection).await.is_err() {
                 debug!("connection dropped at the end of its time");
@@ -189,11 +187,11 @@ async fn in_time(request: Request, next: Next) -> Response {
         .unwrap_or_else(|_| StatusCode::REQUEST_TIMEOUT.into_response())
 }
 
-async fn connection(stream: TcpStream, acceptor: Option<TlsAcceptor>, router: Router) {
-    let Some(acceptor) = acceptor else {
+async fn connection(stream: TcpStream, tls: Option<Tls>, router: Router) {
+    let Some(tls) = tls else {
         return answer(stream, router).await;
     };
-    match timeout(PATIENCE, acceptor.accept(stream)).await {
+    match timeout(PATIENCE, tls.accept(stream)).await {
         Ok(Ok(stream)) => answer(stream, router).await,
         Ok(Err(error)) => debug!(%error, "TLS handshake failed"),
         Err(_) => debug!("TLS handshake timed out"),

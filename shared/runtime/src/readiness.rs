@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, future::pending, sync::Arc, time::Duration};
 use tokio::{sync::watch, time::sleep};
 use tracing::{info, warn};
 
-use crate::shutdown::Shutdown;
+use crate::shutdown::CancellationToken;
 
 /// How long a check must fail before this is logged: about as long as the kubelet takes to notice.
 const UNREADY: Duration = Duration::from_secs(5);
@@ -14,12 +14,12 @@ const UNREADY: Duration = Duration::from_secs(5);
 #[derive(Debug, Clone)]
 pub struct Readiness {
     checks: Arc<watch::Sender<BTreeMap<&'static str, bool>>>,
-    shutdown: Shutdown,
+    shutdown: CancellationToken,
 }
 
 impl Readiness {
     /// Ready until a check is added.
-    pub fn new(shutdown: Shutdown) -> Self {
+    pub fn new(shutdown: CancellationToken) -> Self {
         Self {
             checks: Arc::default(),
             shutdown,
@@ -39,7 +39,7 @@ impl Readiness {
     /// The names of the failing checks, sorted. Empty means ready.
     pub fn missing(&self) -> Vec<&'static str> {
         let checks = self.checks.borrow();
-        let shutdown = self.shutdown.is_triggered().then_some("not shutting down");
+        let shutdown = self.shutdown.is_cancelled().then_some("not shutting down");
         checks
             .iter()
             .filter(|(_, holds)| !**holds)
@@ -68,7 +68,7 @@ impl Readiness {
                 () = news => {}
                 // An error would mean that the sender was dropped, but `self` holds it.
                 _ = changes.changed() => continue,
-                () = self.shutdown.triggered() => return,
+                () = self.shutdown.cancelled() => return,
             }
             if missing.is_empty() {
                 info!("ready");
@@ -142,7 +142,7 @@ mod tests {
             .without_time()
             .finish();
         let _log = tracing::subscriber::set_default(subscriber);
-        let shutdown = Shutdown::new();
+        let shutdown = CancellationToken::new();
         let readiness = Readiness::new(shutdown.clone());
         let (caches, certificate) = (readiness.check("caches"), readiness.check("certificate"));
         let telling = tokio::spawn(readiness.clone().tell());
@@ -161,7 +161,7 @@ mod tests {
         }
         certificate.set(false);
         wait(60).await;
-        shutdown.trigger();
+        shutdown.cancel();
         telling.await.expect("it ends");
         let log = String::from_utf8(log.0.lock().expect("nobody panics").clone()).expect("text");
         let lines: Vec<&str> = log

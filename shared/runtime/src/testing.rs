@@ -31,8 +31,8 @@ use tower::{BoxError, ServiceBuilder};
 use tracing_subscriber::{EnvFilter, reload};
 
 use crate::{
-    body::{Outgoing, unpack},
     debug::DebugPages,
+    pieces::{Outgoing, unpack},
     telemetry::LogFilter,
     tls::ServingMaterial,
 };

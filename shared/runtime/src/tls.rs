@@ -2,20 +2,24 @@
 //!
 //! Certificates come from [`crate::certificates`].
 
-use std::{fmt, sync::Arc};
+use std::{fmt, io, sync::Arc};
 
 use jiff::Timestamp;
 use rustls::{
     ServerConfig,
-    crypto::{CryptoProvider, ring},
+    crypto::ring,
     pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject},
-    server::{
-        ClientHello, NoServerSessionStorage, ResolvesServerCert, WebPkiClientVerifier,
-        danger::ClientCertVerifier,
-    },
-    sign::CertifiedKey,
+    server::{NoServerSessionStorage, WebPkiClientVerifier, danger::ClientCertVerifier},
+    sign::{CertifiedKey, SingleCertAndKey},
 };
-use tokio::sync::watch;
+use tokio::{
+    io::{AsyncRead, AsyncWrite},
+    sync::watch,
+};
+use tokio_rustls::{TlsAcceptor, server::TlsStream};
+
+/// Verifies client certificates by CAs that may change. Without a CA no client is accepted.
+pub type Callers = watch::Receiver<Option<Arc<dyn ClientCertVerifier>>>;
 
 /// Why a certificate and a key cannot be served.
 #[derive(Debug, thiserror::Error)]
@@ -29,9 +33,6 @@ pub enum TlsError {
     /// The certificate and the key do not belong together, or the key's kind is unknown.
     #[error("the certificate and its private key can't be used")]
     Pair(#[source] rustls::Error),
-    /// The TLS library refuses its own defaults.
-    #[error("TLS can't be configured")]
-    Config(#[source] rustls::Error),
 }
 
 /// Makes ring the process's TLS cryptography, unless another provider was chosen. Some libraries
@@ -81,46 +82,52 @@ impl fmt::Debug for ServingMaterial {
     }
 }
 
-/// A TLS server's configuration for HTTP/2 and HTTP/1.1, which always serves the current
-/// certificate. Handshakes fail while there is none.
-pub fn server_config(
-    material: watch::Receiver<Option<Arc<ServingMaterial>>>,
-) -> Result<ServerConfig, TlsError> {
-    server_config_for(WebPkiClientVerifier::no_client_auth(), material)
+/// The certificate that a TLS server presents, and the clients that it accepts. Both may change
+/// while the server runs. Cheap to clone.
+#[derive(Clone, Debug)]
+pub struct Tls {
+    /// The certificate. Handshakes fail while there is none.
+    pub material: watch::Receiver<Option<Arc<ServingMaterial>>>,
+    /// The CAs of client certificates; `None` accepts every client.
+    pub callers: Option<Callers>,
+    /// True for HTTP/2 and HTTP/1.1, false for HTTP/1.1 alone.
+    pub http2: bool,
 }
 
-/// As [`server_config`], but accepts only clients with a certificate that `callers` verifies.
-pub fn server_config_for(
-    callers: Arc<dyn ClientCertVerifier>,
-    material: watch::Receiver<Option<Arc<ServingMaterial>>>,
-) -> Result<ServerConfig, TlsError> {
-    let provider: Arc<CryptoProvider> = Arc::new(ring::default_provider());
-    let mut config = ServerConfig::builder_with_provider(provider)
-        .with_safe_default_protocol_versions()
-        .map_err(TlsError::Config)?
-        .with_client_cert_verifier(callers)
-        .with_cert_resolver(Arc::new(Current(material)));
-    config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
-    // API servers do not resume sessions, so the server keeps no sessions.
-    config.session_storage = Arc::new(NoServerSessionStorage {});
-    config.send_tls13_tickets = 0;
-    Ok(config)
-}
-
-struct Current(watch::Receiver<Option<Arc<ServingMaterial>>>);
-
-impl ResolvesServerCert for Current {
-    fn resolve(&self, _: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
-        self.0
-            .borrow()
-            .as_ref()
-            .map(|material| Arc::clone(&material.certified_key))
+impl Tls {
+    /// Accepts a connection with the certificate and the CAs of this moment.
+    pub(crate) async fn accept<S>(&self, stream: S) -> io::Result<TlsStream<S>>
+    where
+        S: AsyncRead + AsyncWrite + Unpin,
+    {
+        let acceptor = TlsAcceptor::from(Arc::new(self.config().map_err(io::Error::other)?));
+        acceptor.accept(stream).await
     }
-}
 
-impl fmt::Debug for Current {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Current")
+    fn config(&self) -> Result<ServerConfig, &'static str> {
+        let material = self.material.borrow().clone();
+        let material = material.ok_or("there is no certificate yet")?;
+        let key = CertifiedKey::clone(&material.certified_key);
+        let callers = match &self.callers {
+            None => WebPkiClientVerifier::no_client_auth(),
+            Some(callers) => callers
+                .borrow()
+                .clone()
+                .ok_or("there is no CA of clients yet")?,
+        };
+        let mut config = ServerConfig::builder_with_provider(Arc::new(ring::default_provider()))
+            .with_safe_default_protocol_versions()
+            .map_err(|_| "the provider lacks cipher suites")?
+            .with_client_cert_verifier(callers)
+            .with_cert_resolver(Arc::new(SingleCertAndKey::from(key)));
+        config.alpn_protocols = vec![b"http/1.1".to_vec()];
+        if self.http2 {
+            config.alpn_protocols.insert(0, b"h2".to_vec());
+        }
+        // API servers do not resume sessions, so the server keeps no sessions.
+        config.session_storage = Arc::new(NoServerSessionStorage {});
+        config.send_tls13_tickets = 0;
+        Ok(config)
     }
 }
 

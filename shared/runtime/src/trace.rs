@@ -1,16 +1,15 @@
 //! Traces for users with a collector: a span for each answered review and for each write of a copy,
 //! sent by OTLP over HTTP.
 //!
-//! The protocol's JSON takes a few lines here. The usual libraries for it would weigh as much as
-//! the rest of a program.
+//! This is not `opentelemetry-otlp`. That library sends batches from a thread of its own, which
+//! takes a blocking HTTP client; its sender for a Tokio runtime is experimental. It also adds 16
+//! crates to each program, Protobuf and another random number generator among them, even if only
+//! JSON is sent. The protocol's JSON takes a few lines here.
 //!
 //! Spans are best effort. A span that the collector cannot take is dropped and delays nothing.
 //! Spans name objects, because that is their purpose, and hold no content of objects.
 
-use std::{
-    fmt::{self, Write},
-    time::Duration,
-};
+use std::{fmt, time::Duration};
 
 use bytes::Bytes;
 use clap::Args;
@@ -109,7 +108,7 @@ impl Traces {
             Parent::None | Parent::Unsampled => None,
         };
         let trace = parent.map(|(trace, _)| trace).or_else(random);
-        let (Some(trace), Some(id)) = (trace, random()) else {
+        let (Some(trace), Some(id)) = (trace, random().map(low)) else {
             return;
         };
         let took = began.clock.elapsed();
@@ -158,9 +157,9 @@ pub enum Parent {
     /// A trace that is being recorded.
     Sampled {
         /// The trace.
-        trace: [u8; 16],
+        trace: u128,
         /// The parent span in this trace.
-        span: [u8; 8],
+        span: u64,
     },
     /// A trace that is not being recorded.
     Unsampled,
@@ -178,12 +177,12 @@ impl Parent {
 
     fn parse(header: &str) -> Option<Self> {
         let mut parts = header.trim().split('-');
-        let [version] = bytes(parts.next()?)?;
-        let (trace, span) = (bytes(parts.next()?)?, bytes(parts.next()?)?);
-        let [flags] = bytes(parts.next()?)?;
+        let version = number(parts.next()?, 2)?;
+        let (trace, span) = (number(parts.next()?, 32)?, low(number(parts.next()?, 16)?));
+        let flags = number(parts.next()?, 2)?;
         // Later versions may have more parts. Version 00 has exactly four.
         let known = version != 0xff && (version != 0 || parts.next().is_none());
-        let real = trace != [0; 16] && span != [0; 8];
+        let real = trace != 0 && span != 0;
         (known && real).then_some(if flags & 1 == 1 {
             Self::Sampled { trace, span }
         } else {
@@ -192,33 +191,31 @@ impl Parent {
     }
 }
 
-/// Parses lower-case hexadecimal digits as bytes.
-fn bytes<const N: usize>(hex: &str) -> Option<[u8; N]> {
-    let digits = hex
-        .bytes()
-        .all(|digit| matches!(digit, b'0'..=b'9' | b'a'..=b'f'));
-    if !digits || hex.len() != 2 * N {
-        return None;
-    }
-    let mut bytes = [0; N];
-    for (byte, at) in bytes.iter_mut().zip((0..).step_by(2)) {
-        *byte = u8::from_str_radix(hex.get(at..at + 2)?, 16).ok()?;
-    }
-    Some(bytes)
+/// Parses exactly this many lower-case hexadecimal digits.
+fn number(hex: &str, digits: usize) -> Option<u128> {
+    let valid = |digit| matches!(digit, b'0'..=b'9' | b'a'..=b'f');
+    let valid = hex.len() == digits && hex.bytes().all(valid);
+    valid.then(|| u128::from_str_radix(hex, 16).ok()).flatten()
 }
 
-fn random<const N: usize>() -> Option<[u8; N]> {
-    let mut bytes = [0; N];
-    SystemRandom::new().fill(&mut bytes).ok().map(|()| bytes)
+fn random() -> Option<u128> {
+    let mut bytes = [0; 16];
+    let filled = SystemRandom::new().fill(&mut bytes);
+    filled.ok().map(|()| u128::from_ne_bytes(bytes))
+}
+
+#[allow(clippy::cast_possible_truncation)] // On purpose.
+fn low(number: u128) -> u64 {
+    number as u64
 }
 
 /// A span: an operation with its duration.
 #[derive(Debug)]
 pub struct Span {
     name: &'static str,
-    trace: [u8; 16],
-    id: [u8; 8],
-    parent: Option<[u8; 8]>,
+    trace: u128,
+    id: u64,
+    parent: Option<u64>,
     began: Timestamp,
     took: Duration,
     attributes: Vec<(&'static str, String)>,
@@ -242,7 +239,8 @@ impl Span {
             .as_nanosecond()
             .saturating_add_unsigned(self.took.as_nanos());
         json!({
-            "traceId": hex(&self.trace), "spanId": hex(&self.id), "parentSpanId": self.parent.map(|id| hex(&id)).unwrap_or_default(),
+            "traceId": format!("{:032x}", self.trace), "spanId": hex(self.id),
+            "parentSpanId": self.parent.map(hex).unwrap_or_default(),
             "name": self.name, "kind": if self.parent.is_some() { SERVER } else { INTERNAL },
             "startTimeUnixNano": self.began.as_nanosecond().to_string(), "endTimeUnixNano": end.to_string(),
             "attributes": attributes(&self.attributes), "status": {"code": if self.failed { ERROR } else { UNSET }},
@@ -256,14 +254,8 @@ const SERVER: u8 = 2;
 const UNSET: u8 = 0;
 const ERROR: u8 = 2;
 
-fn hex(bytes: &[u8]) -> String {
-    bytes
-        .iter()
-        .fold(String::with_capacity(2 * bytes.len()), |mut hex, byte| {
-            // Writing to a String can't fail.
-            let _ = write!(hex, "{byte:02x}");
-            hex
-        })
+fn hex(id: u64) -> String {
+    format!("{id:016x}")
 }
 
 fn attributes(attributes: &[(&'static str, String)]) -> Value {
@@ -363,7 +355,7 @@ mod tests {
             panic!("{:?}", of(HEADER))
         };
         assert_eq!(
-            (hex(&trace), hex(&span)),
+            (format!("{trace:032x}"), hex(span)),
             (HEADER[3..35].to_owned(), HEADER[36..52].to_owned())
         );
         assert_eq!(of(&HEADER.replace("-01", "-00")), Parent::Unsampled);

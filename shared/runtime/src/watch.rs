@@ -12,9 +12,9 @@
 mod health;
 mod wire;
 
-use std::{fmt, sync::Arc, time::Duration};
+use std::{marker::PhantomData, sync::Arc, time::Duration};
 
-use http::{Method, Response, StatusCode};
+use http::{Response, StatusCode};
 use http_body_util::{BodyExt, Limited};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::{Client, client::Body};
@@ -76,12 +76,6 @@ impl From<Client> for Watcher {
     }
 }
 
-impl fmt::Debug for Watcher {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Watcher").finish_non_exhaustive()
-    }
-}
-
 /// The collection or the object to watch.
 #[derive(Debug, Clone)]
 pub struct WatchSpec {
@@ -98,6 +92,27 @@ pub struct WatchSpec {
     pub name: Option<String>,
     /// The watch's name in logs.
     pub what: String,
+}
+
+impl WatchSpec {
+    /// Whole objects of the collection at this path.
+    pub fn objects(path: impl Into<String>, what: impl Into<String>) -> Self {
+        Self {
+            path: path.into(),
+            metadata_only: false,
+            label_selector: None,
+            name: None,
+            what: what.into(),
+        }
+    }
+
+    /// The metadata of the objects of the collection at this path.
+    pub fn metadata(path: impl Into<String>, what: impl Into<String>) -> Self {
+        Self {
+            metadata_only: true,
+            ..Self::objects(path, what)
+        }
+    }
 }
 
 /// The events of a watch, in order.
@@ -182,6 +197,7 @@ async fn watch_within<T: DeserializeOwned>(
 ) {
     let pulse = watcher.health.begin(&spec.path);
     let mut watch = Watch {
+        objects: PhantomData,
         client: watcher.client,
         pulse,
         spec,
@@ -193,16 +209,17 @@ async fn watch_within<T: DeserializeOwned>(
         failing: None,
         said: Said::Nothing,
     };
-    watch.read::<T>().await;
+    watch.read().await;
     loop {
         let started = Instant::now();
-        let end = watch.run::<T>().await;
-        let delay = watch.end::<T>(end, started);
+        let end = watch.run().await;
+        let delay = watch.end(&end, started);
         sleep(delay).await;
     }
 }
 
-struct Watch<S> {
+struct Watch<T, S> {
+    objects: PhantomData<fn() -> T>,
     client: Client,
     pulse: Arc<Pulse>,
     spec: WatchSpec,
@@ -227,47 +244,50 @@ enum Said {
 }
 
 /// Why a watch ended.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
 enum End {
     /// The stream ended or broke. The known state stays valid.
+    #[error("{0}")]
     Closed(String),
-    /// The server sent nothing for too long.
+    #[error("the server sent nothing for too long")]
     Silent,
     /// As [`End::Silent`], but nothing was received since the watch began. A server that was
     /// restored from a backup may not have reached the version yet, and sends no events until then.
+    #[error("the server sent nothing at all")]
     Mute,
-    /// The server no longer knows the version.
+    #[error("the server no longer knows the version")]
     Expired,
-    /// The server can't stream lists.
+    #[error("the server does not stream lists")]
     NoStreams,
+    #[error("the kind is not served")]
     NotServed,
+    #[error("not allowed ({0})")]
     Denied(StatusCode),
-    /// The server is busy, and may say how long to wait.
+    /// The server may say how long to wait.
+    #[error("the server is busy ({0})")]
     Busy(StatusCode, Option<Duration>),
     /// Any other refusal.
+    #[error("refused ({0})")]
     Refused(StatusCode),
-    /// The answer could not be decoded.
+    #[error("{0} can't be decoded")]
     Undecodable(&'static str),
 }
 
-impl<S> Watch<S> {
+impl<T, S> Watch<T, S>
+where
+    T: DeserializeOwned,
+    S: FnMut(Event<T>) + Send,
+{
     /// Shows the named object before its listing, if it exists. The listing tells the rest.
-    async fn read<T>(&mut self)
-    where
-        T: DeserializeOwned,
-        S: FnMut(Event<T>) + Send,
-    {
+    async fn read(&mut self) {
         let Some(name) = &self.spec.name else { return };
         let accept = if self.spec.metadata_only {
             call::METADATA
         } else {
             call::JSON
         };
-        let Ok(request) = call::read(
-            Method::GET,
-            &format!("{}/{}", self.spec.path, encode(name)),
-            accept,
-        ) else {
+        let Ok(request) = call::read(&format!("{}/{}", self.spec.path, encode(name)), accept)
+        else {
             return;
         };
         let Ok(answer) = call::call(&self.client, request, READ).await else {
@@ -279,29 +299,21 @@ impl<S> Watch<S> {
     }
 
     /// Lists if necessary, and watches until the watch ends.
-    async fn run<T>(&mut self) -> End
-    where
-        T: DeserializeOwned,
-        S: FnMut(Event<T>) + Send,
-    {
+    async fn run(&mut self) -> End {
         if self.version.is_none()
             && !self.streams
-            && let Err(end) = self.list::<T>().await
+            && let Err(end) = self.list().await
         {
             return end;
         }
-        match self.listen::<T>().await {
+        match self.listen().await {
             Ok(never) => match never {},
             Err(end) => end,
         }
     }
 
     /// Resumes the watch from the version. Without a version it lists by streaming first.
-    async fn listen<T>(&mut self) -> Result<std::convert::Infallible, End>
-    where
-        T: DeserializeOwned,
-        S: FnMut(Event<T>) + Send,
-    {
+    async fn listen(&mut self) -> Result<std::convert::Infallible, End> {
         let response = self.open(&self.watch_query(), call::METADATA).await?;
         if self.version.is_none() {
             (self.sink)(Event::Listing);
@@ -323,7 +335,7 @@ impl<S> Watch<S> {
                 Line::Deleted(Some(object)) => (self.sink)(Event::Deleted(object)),
                 Line::Deleted(None) => warn!(what = self.spec.what, "{NOT_EVEN_METADATA}"),
                 Line::Bookmark(bookmark) => {
-                    self.mark::<T>(bookmark.metadata)?;
+                    self.mark(bookmark.metadata)?;
                     self.thrive();
                     continue;
                 }
@@ -343,10 +355,7 @@ impl<S> Watch<S> {
 
     /// Passes an object to the sink. That an object cannot be decoded may be logged. The decoder's
     /// message must not be: it quotes the object.
-    fn show<T>(&mut self, object: Option<Decoded<T>>)
-    where
-        S: FnMut(Event<T>) + Send,
-    {
+    fn show(&mut self, object: Option<Decoded<T>>) {
         let what = &*self.spec.what;
         let Some(object) = object else {
             warn!(what, "{NOT_EVEN_METADATA}");
@@ -372,10 +381,7 @@ impl<S> Watch<S> {
         self.said = Said::Nothing;
     }
 
-    fn mark<T>(&mut self, bookmark: BookmarkMeta) -> Result<(), End>
-    where
-        S: FnMut(Event<T>) + Send,
-    {
+    fn mark(&mut self, bookmark: BookmarkMeta) -> Result<(), End> {
         if self.version.is_none() {
             if !bookmark.ends_list() {
                 // Servers that do not know streamed lists ignore the parameters for them.
@@ -390,11 +396,7 @@ impl<S> Watch<S> {
     }
 
     /// Lists in pages.
-    async fn list<T>(&mut self) -> Result<(), End>
-    where
-        T: DeserializeOwned,
-        S: FnMut(Event<T>) + Send,
-    {
+    async fn list(&mut self) -> Result<(), End> {
         let mut next = String::new();
         let mut first = true;
         loop {
@@ -432,7 +434,7 @@ impl<S> Watch<S> {
         } else {
             call::JSON
         };
-        let request = call::read(Method::GET, &format!("{}?{query}", self.spec.path), accept)
+        let request = call::read(&format!("{}?{query}", self.spec.path), accept)
             .map_err(|error| End::Closed(error.to_string()))?;
         let response = timeout(self.patience.silence, self.client.send(request)).await;
         let response = response
@@ -500,14 +502,11 @@ impl<S> Watch<S> {
     }
 
     /// Handles the end of a watch that began at `started`. Returns how long to wait.
-    fn end<T>(&mut self, end: End, started: Instant) -> Duration
-    where
-        S: FnMut(Event<T>) + Send,
-    {
-        self.despair::<T>(&end, started);
+    fn end(&mut self, end: &End, started: Instant) -> Duration {
+        self.despair(end, started);
         let what = &*self.spec.what;
         let settled = started.elapsed() >= SETTLED;
-        self.pulse.end(&end, settled);
+        self.pulse.end(end, settled);
         if !matches!(
             end,
             End::Closed(_) | End::Silent | End::Busy(..) | End::Refused(_)
@@ -515,73 +514,30 @@ impl<S> Watch<S> {
             self.version = None;
         }
         match end {
-            End::Closed(why) => {
-                debug!(what, why, "watch ended, going on");
-                if settled {
-                    Duration::ZERO
-                } else {
-                    self.backoff.pause()
-                }
-            }
-            End::Silent | End::Mute => {
-                debug!(what, "watch was silent for too long, going on");
-                if settled {
-                    Duration::ZERO
-                } else {
-                    self.backoff.pause()
-                }
-            }
-            End::Expired => {
-                debug!(what, "watch is too old for the server, listing again");
-                if settled {
-                    Duration::ZERO
-                } else {
-                    self.backoff.pause()
-                }
-            }
             End::NoStreams => {
                 info!(what, "the server does not stream lists, listing in pages");
                 self.streams = false;
-                Duration::ZERO
+                return Duration::ZERO;
             }
             End::NotServed => {
                 if std::mem::replace(&mut self.said, Said::NotServed) != Said::NotServed {
                     debug!(what, "kind is not served");
                     (self.sink)(Event::Known(Known::Unserved));
                 }
-                self.backoff.pause().max(NOT_SERVED_BACKOFF)
+                return self.backoff.pause().max(NOT_SERVED_BACKOFF);
             }
-            End::Denied(code) => {
-                debug!(what, code = code.as_u16(), "not allowed to watch");
-                self.backoff.pause()
-            }
-            End::Busy(code, retry_after) => {
-                debug!(
-                    what,
-                    code = code.as_u16(),
-                    "the server can't be watched now"
-                );
-                self.backoff.pause().max(retry_after.unwrap_or_default())
-            }
-            End::Refused(code) => {
-                debug!(what, code = code.as_u16(), "watch refused, trying again");
-                self.backoff.pause()
-            }
-            End::Undecodable(part) => {
-                warn!(
-                    what,
-                    part, "watch brought what can't be decoded, listing again"
-                );
-                self.backoff.pause()
-            }
+            End::Undecodable(_) => warn!(what, %end, "watch ended, listing again"),
+            _ => debug!(what, %end, "watch ended, going on"),
+        }
+        match end {
+            End::Closed(_) | End::Silent | End::Mute | End::Expired if settled => Duration::ZERO,
+            End::Busy(_, Some(retry_after)) => self.backoff.pause().max(*retry_after),
+            _ => self.backoff.pause(),
         }
     }
 
     /// Reports the watch as unreadable, once a failure is not temporary.
-    fn despair<T>(&mut self, end: &End, started: Instant)
-    where
-        S: FnMut(Event<T>) + Send,
-    {
+    fn despair(&mut self, end: &End, started: Instant) {
         let why = match end {
             // A listing in pages uses another verb than a watch.
             End::Denied(_) if !self.streams && self.version.is_none() => {
@@ -608,7 +564,7 @@ impl<S> Watch<S> {
         };
         self.version = None;
         if std::mem::replace(&mut self.said, Said::Unreadable(why)) != Said::Unreadable(why) {
-            warn!(what = self.spec.what, ?why, cause = ?end, "cannot be watched; nothing more is known until that changes");
+            warn!(what = self.spec.what, ?why, cause = %end, "cannot be watched; nothing more is known until that changes");
             (self.sink)(Event::Known(Known::Unreadable(why)));
         }
     }

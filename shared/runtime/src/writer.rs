@@ -4,7 +4,7 @@
 //! This file makes no decisions and retries nothing. Requests contain Secrets, and answers may.
 //! Only the metadata of an answer is read, and of an error only the parts that `mimeo-model` keeps.
 
-use std::{fmt, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
 use http::{Method, Request};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
@@ -22,15 +22,15 @@ use serde_json::json;
 use tokio::time::Instant;
 
 use crate::{
-    body::Pieces,
     call::{self, METADATA, Silence},
     discovery::resource_path,
     limiter::{Limiter, Permit, Verdict},
+    pieces::Pieces,
 };
 
 mod jobs;
 
-pub use jobs::{CallError, CallResult, KINDS_CONFIG_MAP, Kinds, parse_kinds};
+pub use jobs::{KINDS_CONFIG_MAP, Kinds, parse_kinds};
 
 /// Sends requests to one API server. Cheap to clone.
 #[derive(Clone)]
@@ -39,12 +39,6 @@ pub struct Writer {
     limiter: Limiter,
     deadline: Duration,
     namespace: Arc<str>,
-}
-
-impl fmt::Debug for Writer {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Writer").finish_non_exhaustive()
-    }
 }
 
 /// The part of an answer that is read.
@@ -57,7 +51,7 @@ struct Written {
 }
 
 impl Writer {
-    /// The innermost layer of `client` must be [`unpack`](crate::body::unpack): without it copies
+    /// The innermost layer of `client` must be [`unpack`](crate::pieces::unpack): without it copies
     /// would be sent empty, and refused. Each request ends after `deadline`. `namespace` is Mimeo's
     /// own namespace.
     pub fn new(client: Client, limiter: Limiter, deadline: Duration, namespace: &str) -> Self {
@@ -67,6 +61,16 @@ impl Writer {
             deadline,
             namespace: namespace.into(),
         }
+    }
+
+    /// Mimeo's own namespace.
+    pub(crate) fn namespace(&self) -> &str {
+        &self.namespace
+    }
+
+    /// Waits until another request may be sent.
+    pub(crate) async fn permit(&self) -> Permit {
+        self.limiter.acquire().await
     }
 
     /// Carries out one request of the engine. The permit's limiter learns the result.
@@ -179,7 +183,7 @@ fn message(request: &mimeo_engine::Request) -> Option<Message> {
         }),
         // A read without a resourceVersion is answered from storage and not from a cache. A claim's
         // entries of `managedFields` may be large. They are read only now, and are not kept.
-        Verb::Look | Verb::Claim(..) => Some(call::read(Method::GET, &path, METADATA)),
+        Verb::Look | Verb::Claim(..) => Some(call::read(&path, METADATA)),
         Verb::Delete(uid, version) => Some(call::write(
             Method::DELETE,
             &path,

@@ -3,67 +3,44 @@
 //!
 //! The file is read periodically, as the mounted certificate is, and for the same reason.
 
-use std::{fmt, io, path::PathBuf, sync::Arc, time::Duration};
+use std::{io, path::PathBuf, sync::Arc, time::Duration};
 
 use rustls::{
-    CertificateError, DigitallySignedStruct, DistinguishedName, Error, RootCertStore,
-    SignatureScheme,
-    client::danger::HandshakeSignatureValid,
-    crypto::{CryptoProvider, ring, verify_tls12_signature, verify_tls13_signature},
-    pki_types::{CertificateDer, UnixTime, pem::PemObject},
-    server::{
-        WebPkiClientVerifier,
-        danger::{ClientCertVerified, ClientCertVerifier},
-    },
+    RootCertStore,
+    crypto::ring,
+    pki_types::{CertificateDer, pem::PemObject},
+    server::{WebPkiClientVerifier, danger::ClientCertVerifier},
 };
 use tokio::{sync::watch, time::sleep};
 use tracing::{info, warn};
 
+use super::Polled;
+use crate::tls::Callers;
+
 const PERIOD: Duration = Duration::from_secs(2);
 
-/// Accepts every caller if there is no file. Otherwise the file is read until the verifier is
-/// dropped. A file that cannot be used changes nothing, and one warning is logged.
-pub fn start(file: Option<PathBuf>) -> Arc<dyn ClientCertVerifier> {
-    match file {
-        Some(file) => Arc::new(Callers::start(file)),
-        None => WebPkiClientVerifier::no_client_auth(),
-    }
-}
-
-/// Requires a certificate from every caller. While there is no CA to verify it with, every caller
-/// is refused.
-struct Callers {
-    cas: watch::Receiver<Option<Arc<dyn ClientCertVerifier>>>,
-    provider: CryptoProvider,
-}
-
-impl Callers {
-    fn start(file: PathBuf) -> Self {
-        let (publish, cas) = watch::channel(None);
-        tokio::spawn(async move {
-            let mut last = None;
-            while !publish.is_closed() {
-                let read = tokio::fs::read(&file).await.map_err(|error| error.kind());
-                if last.as_ref() != Some(&read) {
-                    match verifier(&read) {
-                        Ok(verifier) => {
-                            info!(file = %file.display(), "CA of API servers loaded");
-                            publish.send_replace(Some(verifier));
-                        }
-                        Err(why) => {
-                            warn!(file = %file.display(), why, "CA of API servers can't be used, keeping the last one");
-                        }
-                    }
-                    last = Some(read);
+/// Reads the file until the receiver is dropped. A file that cannot be used changes nothing, and
+/// one warning is logged.
+pub fn start(file: PathBuf) -> Callers {
+    let (publish, cas) = watch::channel(None);
+    tokio::spawn(async move {
+        let mut files = Polled(None);
+        while !publish.is_closed() {
+            let read = tokio::fs::read(&file).await.map_err(|error| error.kind());
+            match files.changed(read).map(verifier) {
+                None => {}
+                Some(Ok(verifier)) => {
+                    info!(file = %file.display(), "CA of API servers loaded");
+                    publish.send_replace(Some(verifier));
                 }
-                sleep(PERIOD).await;
+                Some(Err(why)) => {
+                    warn!(file = %file.display(), why, "CA of API servers can't be used, keeping the last one");
+                }
             }
-        });
-        Self {
-            cas,
-            provider: ring::default_provider(),
+            sleep(PERIOD).await;
         }
-    }
+    });
+    cas
 }
 
 fn verifier(pem: &Result<Vec<u8>, io::ErrorKind>) -> Result<Arc<dyn ClientCertVerifier>, String> {
@@ -74,68 +51,12 @@ fn verifier(pem: &Result<Vec<u8>, io::ErrorKind>) -> Result<Arc<dyn ClientCertVe
         roots.add(certificate).map_err(|error| error.to_string())?;
     }
     let provider = Arc::new(ring::default_provider());
-    let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider).build();
-    verifier.map_err(|error| error.to_string())
-}
-
-impl ClientCertVerifier for Callers {
-    /// Clients choose their certificate by this list. It is empty: a client with several
-    /// certificates knows which one is for this webhook.
-    fn root_hint_subjects(&self) -> &[DistinguishedName] {
-        &[]
-    }
-
-    fn verify_client_cert(
-        &self,
-        certificate: &CertificateDer<'_>,
-        intermediates: &[CertificateDer<'_>],
-        now: UnixTime,
-    ) -> Result<ClientCertVerified, Error> {
-        let verifier = self.cas.borrow().clone();
-        let verifier =
-            verifier.ok_or(Error::InvalidCertificate(CertificateError::UnknownIssuer))?;
-        verifier.verify_client_cert(certificate, intermediates, now)
-    }
-
-    fn verify_tls12_signature(
-        &self,
-        message: &[u8],
-        certificate: &CertificateDer<'_>,
-        signature: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, Error> {
-        verify_tls12_signature(
-            message,
-            certificate,
-            signature,
-            &self.provider.signature_verification_algorithms,
-        )
-    }
-
-    fn verify_tls13_signature(
-        &self,
-        message: &[u8],
-        certificate: &CertificateDer<'_>,
-        signature: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, Error> {
-        verify_tls13_signature(
-            message,
-            certificate,
-            signature,
-            &self.provider.signature_verification_algorithms,
-        )
-    }
-
-    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        self.provider
-            .signature_verification_algorithms
-            .supported_schemes()
-    }
-}
-
-impl fmt::Debug for Callers {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Callers")
-    }
+    WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider)
+        // Clients choose their certificate by this list. It is empty: a client with several
+        // certificates knows which one is for this webhook.
+        .clear_root_hint_subjects()
+        .build()
+        .map_err(|error| error.to_string())
 }
 
 #[cfg(test)]
@@ -145,6 +66,7 @@ mod tests {
         BasicConstraints, CertificateParams, CertifiedIssuer, ExtendedKeyUsagePurpose, IsCa,
         KeyPair,
     };
+    use rustls::pki_types::UnixTime;
 
     use super::*;
 
@@ -171,14 +93,15 @@ mod tests {
         let (one, two) = (ca(), ca());
         let client = |ca| of(ca, ExtendedKeyUsagePurpose::ClientAuth);
         let file = tempfile::NamedTempFile::new().unwrap();
-        let callers = Callers::start(file.path().to_owned());
+        let mut cas = start(file.path().to_owned());
+        let seen = cas.clone();
         let lets_in = |certificate: &CertificateDer<'_>| {
-            callers
-                .verify_client_cert(certificate, &[], UnixTime::now())
-                .is_ok()
+            let verifier = seen.borrow().clone();
+            verifier.is_some_and(|verifier| {
+                let verified = verifier.verify_client_cert(certificate, &[], UnixTime::now());
+                verifier.client_auth_mandatory() && verified.is_ok()
+            })
         };
-        assert!(callers.client_auth_mandatory());
-        let mut cas = callers.cas.clone();
         assert!(!lets_in(&client(&one)), "there is no CA yet");
         std::fs::write(file.path(), one.pem()).unwrap();
         cas.changed().await.unwrap();

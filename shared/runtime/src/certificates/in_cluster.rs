@@ -1,4 +1,5 @@
-//! The certificate in a Secret of the cluster, which all replicas share.
+//! The certificate in a Secret of the cluster, which all replicas share. Mimeo issues it itself, so
+//! that an installation needs no other component.
 //!
 //! The first replica creates the Secret. Every later write carries the resourceVersion that it was
 //! decided on, so of two writers one fails and reads the result of the other. Replicas learn of a
@@ -15,10 +16,7 @@ use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::{ByteString, api::core::v1::Secret};
-use kube::{
-    Api, ResourceExt,
-    api::{ObjectMeta, PostParams},
-};
+use kube::{Api, ResourceExt, api::ObjectMeta};
 use tokio::{sync::watch, time::sleep};
 use tracing::{error, info};
 
@@ -26,10 +24,11 @@ use super::{Bundle, CertificateError, Lifetimes, Renewal, ServingMaterial, Servi
 use crate::{
     backoff::Backoff,
     client::Clients,
-    fault::{Fault, status, within},
+    fault::{Fault, within},
     follow::Follower,
-    shutdown::Shutdown,
+    shutdown::CancellationToken,
     tls::TlsError,
+    versioned::{Failure, put},
 };
 
 /// This value differs from the one on copies: a list of copies by their label must not contain this
@@ -49,7 +48,7 @@ pub fn start(
     name: &str,
     names: ServingNames,
     lifetimes: Lifetimes,
-    shutdown: Shutdown,
+    shutdown: CancellationToken,
 ) -> watch::Receiver<Option<Arc<ServingMaterial>>> {
     let (publish, receiver) = watch::channel(None);
     let follower = Follower::new(Api::namespaced(clients.watches.clone(), namespace), name);
@@ -65,7 +64,7 @@ pub fn start(
             () = publish.closed() => {}
             () = keeper.keep(follower, &publish) => {}
             // Connections that still arrive are served the last certificate.
-            () = shutdown.triggered() => publish.closed().await,
+            () = shutdown.cancelled() => publish.closed().await,
         }
     });
     receiver
@@ -165,21 +164,19 @@ impl Keeper {
             },
         };
         let Some(bundle) = read else {
-            return match &self.known {
-                Some(known) => Ok(Plan::Write(known.clone(), Renewal::Reissue)),
-                None => Ok(Plan::Write(
-                    Bundle::issue(&self.names, &self.lifetimes, now).map_err(KeepError::Renew)?,
-                    Renewal::Reissue,
-                )),
+            let bundle = match &self.known {
+                Some(known) => known.clone(),
+                None => {
+                    Bundle::issue(&self.names, &self.lifetimes, now).map_err(KeepError::Renew)?
+                }
             };
+            return Ok(Plan::Write(bundle, Renewal::Reissue));
         };
         match bundle.renewal(&self.names, &self.lifetimes, now) {
             Renewal::Keep { until } => Ok(Plan::Keep(bundle, until)),
             step => {
-                let next = bundle
-                    .renewed(step, &self.names, &self.lifetimes, now)
-                    .map_err(KeepError::Renew)?;
-                Ok(Plan::Write(next, step))
+                let next = bundle.renewed(step, &self.names, &self.lifetimes, now);
+                Ok(Plan::Write(next.map_err(KeepError::Renew)?, step))
             }
         }
     }
@@ -191,30 +188,17 @@ impl Keeper {
         bundle: &Bundle,
         step: Renewal,
     ) -> Result<Option<Secret>, KeepError> {
-        let new = secret.is_none();
         let body = with_bundle(secret.unwrap_or_else(|| self.empty()), bundle);
-        let params = PostParams::default();
-        let written = if new {
-            within(REQUEST_DEADLINE, self.api.create(&params, &body)).await
-        } else {
-            within(
-                REQUEST_DEADLINE,
-                self.api.replace(&self.name, &params, &body),
-            )
-            .await
-        };
-        match written {
+        match put(&self.api, &body, REQUEST_DEADLINE).await {
             Ok(secret) => {
                 info!(secret = self.name, ?step, not_after = %bundle.serving().not_after(), "serving certificate written");
                 Ok(Some(secret))
             }
-            // The Secret exists already, has changed, or was deleted. (To a create, a 404 means
-            // that the namespace is missing.)
-            Err(error) if status(&error) == Some(409) || (!new && status(&error) == Some(404)) => {
+            Err(Failure::Conflict) => {
                 let read = within(REQUEST_DEADLINE, self.api.get_opt(&self.name)).await;
                 read.map_err(|error| KeepError::Read(Box::new(error)))
             }
-            Err(error) => Err(KeepError::Write(Box::new(error))),
+            Err(Failure::Request(error)) => Err(KeepError::Write(Box::new(error))),
         }
     }
 

@@ -22,7 +22,7 @@ use tokio::{
 };
 use tracing::{info, warn};
 
-use super::{ServingMaterial, credential::not_after, offer};
+use super::{Polled, ServingMaterial, credential::not_after, offer};
 use crate::tls::{self, TlsError};
 
 const PERIOD: Duration = Duration::from_secs(2);
@@ -33,26 +33,22 @@ const PERIOD: Duration = Duration::from_secs(2);
 pub fn start(folder: PathBuf, overlap: Duration) -> watch::Receiver<Option<Arc<ServingMaterial>>> {
     let (publish, receiver) = watch::channel(None);
     tokio::spawn(async move {
-        let mut folder = Folder {
-            path: folder,
-            last: None,
-        };
         let mut trusted = Trusted {
             overlap,
             present: Vec::new(),
             former: Vec::new(),
         };
-        let mut current = None;
+        let (mut files, mut current) = (Polled(None), None);
         while !publish.is_closed() {
-            match folder.changed().await {
-                Ok(None) => {}
-                Ok(Some(material)) => {
-                    info!(folder = %folder.path.display(), not_after = %material.not_after, "certificate loaded");
+            match files.changed(Contents::read(&folder).await).map(material) {
+                None => {}
+                Some(Ok(material)) => {
+                    info!(folder = %folder.display(), not_after = %material.not_after, "certificate loaded");
                     current = Some(material);
                 }
-                Err(error) => {
+                Some(Err(error)) => {
                     let cause = std::error::Error::source(&error).map(ToString::to_string);
-                    warn!(folder = %folder.path.display(), %error, cause, "certificate can't be used, keeping the last one");
+                    warn!(folder = %folder.display(), %error, cause, "certificate can't be used, keeping the last one");
                 }
             }
             if let Some(material) = current.clone() {
@@ -108,8 +104,8 @@ const END: &str = "-----END CERTIFICATE-----";
 
 #[derive(Debug, thiserror::Error)]
 enum MountedError {
-    #[error("failed to read {0}")]
-    Read(&'static str, #[source] io::Error),
+    #[error("failed to read {0}: {1}")]
+    Read(&'static str, io::ErrorKind),
     #[error("the files can't be used")]
     Unusable(#[from] TlsError),
     #[error("{0} is no certificate in PEM")]
@@ -124,82 +120,56 @@ struct Contents {
     ca: Option<Vec<u8>>,
 }
 
-struct Folder {
-    path: PathBuf,
-    /// The last result of reading, usable or not: the contents, or the file that could not be read
-    /// with its error.
-    last: Option<Result<Contents, (&'static str, io::ErrorKind)>>,
-}
-
-impl Folder {
-    /// The present material, if the files changed since the last call.
-    async fn changed(&mut self) -> Result<Option<ServingMaterial>, MountedError> {
-        let seen = read(&self.path).await;
-        let (last, outcome) = match seen {
-            Ok(contents) => (Ok(contents), None),
-            Err((name, error)) => (
-                Err((name, error.kind())),
-                Some(MountedError::Read(name, error)),
-            ),
-        };
-        if self.last.as_ref() == Some(&last) {
-            return Ok(None);
-        }
-        let last = self.last.insert(last);
-        match (last, outcome) {
-            (Ok(contents), _) => contents.material().map(Some),
-            (Err(_), Some(error)) => Err(error),
-            (Err(_), None) => Ok(None),
-        }
-    }
-}
+/// A file that cannot be read, and why.
+type Unread = (&'static str, io::ErrorKind);
 
 impl Contents {
+    async fn read(folder: &Path) -> Result<Self, Unread> {
+        let file = async |name: &'static str| {
+            let read = tokio::fs::read(folder.join(name)).await;
+            read.map_err(|error| (name, error.kind()))
+        };
+        let ca = match file("ca.crt").await {
+            // cert-manager leaves the file empty if the issuer does not provide its CA.
+            Ok(ca) => Some(ca).filter(|ca| !ca.is_empty()),
+            Err((_, io::ErrorKind::NotFound)) => None,
+            Err(error) => return Err(error),
+        };
+        Ok(Self {
+            certificate: file("tls.crt").await?,
+            key: file("tls.key").await?,
+            ca,
+        })
+    }
+
     fn material(&self) -> Result<ServingMaterial, MountedError> {
         let certified_key = Arc::new(tls::certified_key(&self.certificate, &self.key)?);
-        let ca_bundle = self
-            .ca
-            .as_deref()
-            .map(|ca| certificates(ca, "ca.crt"))
-            .transpose()?;
+        let (_, not_after) = certificates(&self.certificate, "tls.crt")?;
+        let ca = self.ca.as_deref().map(|ca| certificates(ca, "ca.crt"));
+        let ca_bundle = ca.transpose()?.map(|(text, _)| text.to_owned());
         Ok(ServingMaterial {
             certified_key,
             ca_bundle,
-            not_after: expiry(&self.certificate)?,
+            not_after,
         })
     }
 }
 
-fn certificates(pem: &[u8], name: &'static str) -> Result<String, MountedError> {
-    let text = str::from_utf8(pem).map_err(|_| MountedError::Unreadable(name))?;
-    not_after(text).ok_or(MountedError::Unreadable(name))?;
-    Ok(text.to_owned())
+fn material(read: &Result<Contents, Unread>) -> Result<ServingMaterial, MountedError> {
+    match read {
+        Ok(contents) => contents.material(),
+        Err((name, why)) => Err(MountedError::Read(name, *why)),
+    }
 }
 
-fn expiry(pem: &[u8]) -> Result<Timestamp, MountedError> {
-    str::from_utf8(pem)
-        .ok()
-        .and_then(not_after)
-        .ok_or(MountedError::Unreadable("tls.crt"))
-}
-
-async fn read(folder: &Path) -> Result<Contents, (&'static str, io::Error)> {
-    let file = async |name: &'static str| {
-        tokio::fs::read(folder.join(name))
-            .await
-            .map_err(|error| (name, error))
-    };
-    let ca = match file("ca.crt").await {
-        // cert-manager leaves the file empty if the issuer does not provide its CA.
-        Ok(ca) => Some(ca).filter(|ca| !ca.is_empty()),
-        Err((_, error)) if error.kind() == io::ErrorKind::NotFound => None,
-        Err(error) => return Err(error),
-    };
-    Ok(Contents {
-        certificate: file("tls.crt").await?,
-        key: file("tls.key").await?,
-        ca,
-    })
+/// The text of a file, and when its first certificate expires.
+fn certificates<'a>(
+    pem: &'a [u8],
+    name: &'static str,
+) -> Result<(&'a str, Timestamp), MountedError> {
+    let text = str::from_utf8(pem).ok();
+    text.and_then(|text| Some((text, not_after(text)?)))
+        .ok_or(MountedError::Unreadable(name))
 }
 
 #[cfg(test)]
@@ -232,17 +202,15 @@ mod tests {
         write(&root.path().join("1"), &one);
         write(&root.path().join("2"), &two);
         symlink("1", root.path().join("data")).expect("a link");
-        let mut folder = Folder {
-            path: root.path().join("data"),
-            last: None,
-        };
-        let first = folder.changed().await.expect("usable").expect("new");
+        let (mut files, data) = (Polled(None), root.path().join("data"));
+        let mut changed = async || files.changed(Contents::read(&data).await).map(material);
+        let first = changed().await.expect("new").expect("usable");
         assert_eq!(first.ca_bundle, Some(one.ca_bundle()));
-        assert!(folder.changed().await.expect("usable").is_none());
+        assert!(changed().await.is_none());
 
         symlink("2", root.path().join("swap")).expect("a link");
         fs::rename(root.path().join("swap"), root.path().join("data")).expect("swapped");
-        let second = folder.changed().await.expect("usable").expect("new");
+        let second = changed().await.expect("new").expect("usable");
         assert!(!second.is_same(&first));
         assert!(second.is_same(&two.material().expect("material")));
     }
@@ -286,29 +254,31 @@ mod tests {
     async fn a_half_written_pair_is_told_once_and_taken_when_whole() {
         let root = tempfile::tempdir().expect("a temporary folder");
         let (one, two) = (bundle(), bundle());
-        let mut folder = Folder {
-            path: root.path().to_owned(),
-            last: None,
+        let mut files = Polled(None);
+        let mut changed = async || {
+            files
+                .changed(Contents::read(root.path()).await)
+                .map(material)
         };
         assert!(matches!(
-            folder.changed().await,
-            Err(MountedError::Read("tls.crt", _))
+            changed().await,
+            Some(Err(MountedError::Read("tls.crt", _)))
         ));
-        assert!(folder.changed().await.expect("told before").is_none());
+        assert!(changed().await.is_none(), "told before");
         write(root.path(), &one);
-        folder.changed().await.expect("usable").expect("new");
+        changed().await.expect("new").expect("usable");
 
         fs::write(root.path().join("tls.crt"), two.serving().certificate()).expect("written");
         assert!(matches!(
-            folder.changed().await,
-            Err(MountedError::Unusable(_))
+            changed().await,
+            Some(Err(MountedError::Unusable(_)))
         ));
-        assert!(folder.changed().await.expect("told before").is_none());
+        assert!(changed().await.is_none(), "told before");
         write(root.path(), &two);
-        folder.changed().await.expect("usable").expect("new");
+        changed().await.expect("new").expect("usable");
 
         fs::remove_file(root.path().join("ca.crt")).expect("removed");
-        let without = folder.changed().await.expect("usable").expect("new");
+        let without = changed().await.expect("new").expect("usable");
         assert_eq!(without.ca_bundle, None);
     }
 }

@@ -1,6 +1,6 @@
 //! Certificates that change under connections, stalling clients, and the shutdown.
 
-use std::net::SocketAddr;
+use std::{net::SocketAddr, sync::Arc};
 
 use axum::{body::Body, http::Request, routing::get};
 use http_body_util::BodyExt;
@@ -15,7 +15,7 @@ use super::*;
 use crate::{
     certificates::{Bundle, Lifetimes, ServingNames},
     testing::{hurry, skip, tls_client as client, tls_connect as connect, tls_upgrade as upgrade},
-    tls::{ServingMaterial, server_config},
+    tls::{ServingMaterial, Tls},
 };
 
 const DRAIN: DrainArgs = DrainArgs {
@@ -33,7 +33,7 @@ fn material() -> Arc<ServingMaterial> {
 struct Running {
     address: SocketAddr,
     publish: watch::Sender<Option<Arc<ServingMaterial>>>,
-    shutdown: Shutdown,
+    shutdown: CancellationToken,
     task: JoinHandle<()>,
 }
 
@@ -48,9 +48,13 @@ async fn run(drain: DrainArgs) -> Running {
     let router = Router::new()
         .route("/fast", get(async || "fast"))
         .route("/slow", get(slow));
-    let shutdown = Shutdown::new();
-    let config = server_config(material).expect("a configuration");
-    let task = tokio::spawn(serve(listener, router, config, drain, shutdown.clone()));
+    let shutdown = CancellationToken::new();
+    let tls = Tls {
+        material,
+        callers: None,
+        http2: true,
+    };
+    let task = tokio::spawn(serve(listener, router, tls, drain, shutdown.clone()));
     Running {
         address,
         publish,
@@ -143,7 +147,7 @@ async fn shutdown_accepts_for_a_while_then_ends_requests_in_flight() {
     tokio::spawn(connection);
     let first = tokio::spawn(multiplexed.send_request(request("/slow")));
     sleep(Duration::from_millis(50)).await;
-    server.shutdown.trigger();
+    server.shutdown.cancel();
 
     let http1 = connect(server.address, client(&trusted, b"http/1.1"))
         .await
@@ -214,7 +218,7 @@ async fn whoever_goes_on_asking_by_http1_is_sent_elsewhere_before_the_drain() {
     assert!(!parting, "the connection is kept");
     let (sender, parting) = ask(Some(sender)).await;
     assert!(!parting, "the connection is kept");
-    server.shutdown.trigger();
+    server.shutdown.cancel();
     for known in [Some(sender), None] {
         let (mut sender, parting) = ask(known).await;
         assert!(parting, "it is told to go elsewhere");
@@ -238,7 +242,7 @@ async fn who_had_connected_before_the_drain_is_answered() {
         // Connected without waiting: the server runs on the same thread and has not accepted this
         // connection yet.
         let early = std::net::TcpStream::connect(server.address).expect("it listens");
-        server.shutdown.trigger();
+        server.shutdown.cancel();
         while TcpStream::connect(server.address).await.is_ok() {}
         early.set_nonblocking(true).expect("possible");
         let early = TcpStream::from_std(early).expect("a stream");
@@ -285,7 +289,7 @@ async fn who_asks_while_it_is_told_to_go_elsewhere_is_not_cut_off() {
         .write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0")
         .await
         .expect("it reads");
-    server.shutdown.trigger();
+    server.shutdown.cancel();
     let mut told = Vec::new();
     while stream.read_buf(&mut told).await.expect("in order") > 0 {
         let ping = told.windows(5).position(|head| head == [0, 0, 8, 6, 0]);
@@ -328,7 +332,7 @@ async fn a_drain_is_bounded() {
     tokio::spawn(connection);
     let running = tokio::spawn(async move { sender.send_request(request("/slow")).await });
     sleep(Duration::from_millis(50)).await;
-    server.shutdown.trigger();
+    server.shutdown.cancel();
     timeout(Duration::from_millis(400), server.task)
         .await
         .expect("it gives up")

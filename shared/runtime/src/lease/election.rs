@@ -15,10 +15,7 @@ use k8s_openapi::{
     api::coordination::v1::{Lease, LeaseSpec},
     apimachinery::pkg::apis::meta::v1::MicroTime,
 };
-use kube::{
-    Api,
-    api::{ObjectMeta, PostParams},
-};
+use kube::{Api, api::ObjectMeta};
 use tokio::{
     sync::{oneshot, watch},
     task::JoinHandle,
@@ -31,8 +28,9 @@ use crate::{
     backoff::Backoff,
     client::Clients,
     duration,
-    fault::{Fault, status, within},
+    fault::{Fault, within},
     follow::Follower,
+    versioned::{Failure, put},
 };
 
 /// Flags of leader election.
@@ -170,13 +168,6 @@ struct Candidate {
     retry_period: Duration,
 }
 
-/// Why a write of the Lease failed.
-enum Failure {
-    /// Another write came first.
-    Conflict,
-    Request(kube::Error),
-}
-
 enum End {
     Lost,
     Stopped { release: bool },
@@ -304,35 +295,19 @@ impl Candidate {
     async fn hold(&self, lease: Option<&Lease>) -> Result<Lease, Failure> {
         let before = lease.and_then(|lease| lease.spec.as_ref());
         let spec = Some(held(before, &self.me, self.duration, Timestamp::now()));
-        let params = PostParams::default();
-        let written = if let Some(lease) = lease {
-            let body = Lease {
-                spec,
-                ..lease.clone()
-            };
-            within(
-                self.request_deadline(),
-                self.api.replace(&self.name, &params, &body),
-            )
-            .await
-        } else {
-            let metadata = ObjectMeta {
+        let metadata = match lease {
+            Some(lease) => lease.metadata.clone(),
+            None => ObjectMeta {
                 name: Some(self.name.clone()),
                 ..ObjectMeta::default()
-            };
-            within(
-                self.request_deadline(),
-                self.api.create(&params, &Lease { metadata, spec }),
-            )
-            .await
+            },
         };
-        written.map_err(|error| match status(&error) {
-            Some(409) => Failure::Conflict,
-            // A 404 to a create means that the namespace is missing. That is no conflict with
-            // another write.
-            Some(404) if lease.is_some() => Failure::Conflict,
-            _ => Failure::Request(error),
-        })
+        put(
+            &self.api,
+            &Lease { metadata, spec },
+            self.request_deadline(),
+        )
+        .await
     }
 
     async fn read(&self) -> Result<Option<Lease>, Failure> {
@@ -347,14 +322,15 @@ impl Candidate {
             .as_ref()
             .map(|spec| released(spec, Timestamp::now()));
         let body = Lease { spec, ..lease };
-        match within(
-            self.request_deadline(),
-            self.api.replace(&self.name, &PostParams::default(), &body),
-        )
-        .await
-        {
+        match put(&self.api, &body, self.request_deadline()).await {
             Ok(_) => info!(lease = self.name, "Lease released"),
-            Err(error) => {
+            Err(Failure::Conflict) => {
+                warn!(
+                    lease = self.name,
+                    "another client has changed the Lease, it is not released"
+                );
+            }
+            Err(Failure::Request(error)) => {
                 warn!(lease = self.name, error = %Fault(&error), "failed to release the Lease, it will expire");
             }
         }

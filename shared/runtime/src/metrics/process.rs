@@ -3,12 +3,14 @@
 
 use std::fmt;
 
-use super::{NO_LABELS, Page};
+use super::Page;
 
 /// Writes the metrics. Without a readable `/proc` it writes none.
 #[cfg(target_os = "linux")]
 pub(super) fn metrics(page: &mut Page<'_>) -> fmt::Result {
     use procfs::{WithCurrentSystemInfo as _, process::Process};
+
+    use super::NO_LABELS;
 
     let Ok(process) = Process::myself() else {
         return Ok(());
@@ -19,42 +21,33 @@ pub(super) fn metrics(page: &mut Page<'_>) -> fmt::Result {
     #[allow(clippy::cast_precision_loss)] // 52 bits hold the ticks of a million years.
     let seconds = |ticks: u64| ticks as f64 / procfs::ticks_per_second() as f64;
     let help = "Processor time of the process, in seconds";
-    page.count_seconds(
-        "process_cpu_seconds",
-        help,
-        seconds(stat.utime + stat.stime),
-    )?;
+    let time = seconds(stat.utime + stat.stime);
+    page.counters("process_cpu_seconds", help, [], [(NO_LABELS, time)])?;
     let help = "Memory of the process that is in the machine's memory, in bytes";
     let resident = stat.rss_bytes().get();
-    page.gauges("process_resident_memory_bytes", help, one(resident))?;
+    page.gauge("process_resident_memory_bytes", help, resident)?;
     let help = "Address space of the process, in bytes";
-    page.gauges("process_virtual_memory_bytes", help, one(stat.vsize))?;
+    page.gauge("process_virtual_memory_bytes", help, stat.vsize)?;
     let help = "Threads of the process";
-    page.gauges("process_threads", help, one(stat.num_threads))?;
+    page.gauge("process_threads", help, stat.num_threads)?;
     if let Ok(open) = process.fd_count() {
-        page.gauges("process_open_fds", "Open files and sockets", one(open))?;
+        page.gauge("process_open_fds", "Open files and sockets", open)?;
     }
     if let Ok(limits) = process.limits()
         && let procfs::process::LimitValue::Value(most) = limits.max_open_files.soft_limit
     {
-        page.gauges("process_max_fds", "Most open files and sockets", one(most))?;
+        page.gauge("process_max_fds", "Most open files and sockets", most)?;
     }
     let Ok(boot) = procfs::boot_time_secs() else {
         return Ok(());
     };
     let help = "When the process started, in seconds of the Unix epoch";
     let start = boot + stat.starttime / procfs::ticks_per_second();
-    page.gauges("process_start_time_seconds", help, one(start))
+    page.gauge("process_start_time_seconds", help, start)
 }
 
 /// Only Linux has `/proc`.
 #[cfg(not(target_os = "linux"))]
 pub(super) fn metrics(_: &mut Page<'_>) -> fmt::Result {
     Ok(())
-}
-
-/// A metric's only value.
-#[cfg(target_os = "linux")]
-fn one<V>(value: V) -> [([(&'static str, &'static str); 0], V); 1] {
-    [(NO_LABELS, value)]
 }

@@ -2,7 +2,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    sync::{Arc, PoisonError},
+    sync::Arc,
     time::Duration,
 };
 
@@ -17,12 +17,12 @@ use tokio::{sync::Notify, task::AbortHandle, time::Instant};
 use tracing::{debug, warn};
 
 use super::{Failing, Observer, sources::Members};
-use crate::discovery::DiscoveryError;
+use crate::{call::CallError, discovery::DiscoveryError};
 
 impl Observer {
     /// Keeps everything open that the engine's demand names, and follows its changes. `wake`
     /// triggers another look-up of the kinds.
-    pub async fn demand(self, wake: Arc<Notify>) {
+    pub(super) async fn demand(self, wake: Arc<Notify>) {
         let mut changes = self.handle.changes();
         let mut open = Open::default();
         let mut failing: BTreeMap<GroupVersionKind, Failing> = BTreeMap::new();
@@ -68,9 +68,7 @@ impl Observer {
             }
             let changed = async {
                 loop {
-                    if changes.changed().await.is_err() {
-                        std::future::pending::<()>().await;
-                    }
+                    changes.next().await;
                     if moved() {
                         return;
                     }
@@ -122,7 +120,7 @@ impl Observer {
             pause = pause.min(Duration::from_secs(5));
             let streak = failing.entry((*gvk).clone()).or_default();
             if let Some((why, news)) =
-                streak.despair(matches!(error, DiscoveryError::Denied { .. }))
+                streak.despair(matches!(error.cause, CallError::Denied { .. }))
             {
                 if news {
                     warn!(kind = %gvk.kind, group = %gvk.group, %error, "cannot look a kind up");
@@ -133,22 +131,17 @@ impl Observer {
         }
         missing
             .into_iter()
-            .for_each(|group| self.discovery.forget_group(group));
+            .for_each(|group| self.tools.discovery.forget_group(group));
         pause
     }
 
     /// How a kind is served. A kind that may have copies is looked up in any version: the version
     /// of the copies may no longer be served.
     async fn look_up(&self, gvk: &GroupVersionKind) -> Result<Option<Resource>, DiscoveryError> {
-        let noted = self
-            .noted
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .contains(gvk);
-        if noted {
-            self.discovery.find_in_any_version(gvk).await
+        if self.noted.lock().contains(gvk) {
+            self.tools.discovery.find_in_any_version(gvk).await
         } else {
-            self.discovery.find(gvk).await
+            self.tools.discovery.find(gvk).await
         }
     }
 
@@ -160,101 +153,60 @@ impl Observer {
         for (watch, resource) in &demand.copies {
             open.copies.entry(watch.clone()).or_insert_with(|| {
                 debug!(kind = %watch.kind, namespace = watch.namespace, "watching copies");
-                Task::start(
-                    resource,
-                    self.clone().copies(watch.clone(), resource.clone()),
-                )
+                let copies = self.clone().copies(watch.clone(), resource.clone());
+                Task::start(resource, copies)
             });
         }
         let wanted = watches(&demand.sources, &demand.selectors, demand.confined);
-        let now = Instant::now();
-        let mut again: Option<Instant> = None;
-        let pauses = &mut open.pauses;
-        open.sources.retain(|watch, task| {
-            if !wanted.contains(watch) {
-                return task.stop();
-            }
-            // A watch of all objects of a kind would not show the objects of a new selector before
-            // its next listing. So it is reopened for other selectors.
-            if task.selectors == watch.looks_for(demand.selectors.keys()) {
-                return true;
-            }
-            let pause = pauses.get(watch).copied().unwrap_or(FIRST_PAUSE);
-            let due = task.began + pause;
-            if due > now {
-                again = Some(again.map_or(due, |again| again.min(due)));
-                return true;
-            }
-            let calm = now.duration_since(task.began) > LONGEST_PAUSE * 6;
-            pauses.insert(
-                watch.clone(),
-                if calm {
-                    FIRST_PAUSE
-                } else {
-                    (pause * 2).min(LONGEST_PAUSE)
-                },
-            );
-            task.stop()
-        });
-        open.members.retain(|watch, _| wanted.contains(watch));
-        open.pauses.retain(|watch, _| wanted.contains(watch));
+        let again = open.close(&wanted, demand);
         for watch in wanted {
-            let members = match &watch {
-                SourceWatch::Named(_) | SourceWatch::Selected(_) => Arc::default(),
-                wide => open.members.entry(wide.clone()).or_default().clone(),
-            };
-            let running = open.sources.contains_key(&watch);
-            members.set(
-                demand.sources.keys().filter(|source| watch.shows(source)),
-                running,
-            );
-            let selectors = watch.looks_for(demand.selectors.keys());
-            open.sources
-                .entry(watch.clone())
-                .or_insert_with(|| match watch {
-                    SourceWatch::Named(source) => {
-                        let resource = demand
-                            .sources
-                            .get(&source)
-                            .cloned()
-                            .unwrap_or_else(|| unknown(&source.gvk));
-                        Task::start(&resource, self.clone().source(source, resource.clone()))
-                    }
-                    SourceWatch::Selected(selector) => {
-                        let resource = demand
-                            .selectors
-                            .get(&selector)
-                            .cloned()
-                            .unwrap_or_else(|| unknown(&selector.gvk));
-                        Task::start(&resource, self.clone().selected(selector, resource.clone()))
-                    }
-                    SourceWatch::Namespace {
-                        resource,
-                        namespace,
-                    } => {
-                        let many = self.clone().many(
-                            resource.clone(),
-                            Some(namespace),
-                            members,
-                            selectors.clone(),
-                        );
-                        Task {
-                            selectors,
-                            ..Task::start(&resource, many)
-                        }
-                    }
-                    SourceWatch::Cluster { resource } => {
-                        let many =
-                            self.clone()
-                                .many(resource.clone(), None, members, selectors.clone());
-                        Task {
-                            selectors,
-                            ..Task::start(&resource, many)
-                        }
-                    }
-                });
+            self.open(watch, demand, open);
         }
         again
+    }
+
+    /// Opens a watch of sources, unless it is open, and gives it the sources that it serves.
+    fn open(&self, watch: SourceWatch, demand: &Demand, open: &mut Open) {
+        let members = match &watch {
+            SourceWatch::Named(_) | SourceWatch::Selected(_) => Arc::default(),
+            wide => open.members.entry(wide.clone()).or_default().clone(),
+        };
+        let sources = demand.sources.keys().filter(|source| watch.shows(source));
+        members.set(sources, open.sources.contains_key(&watch));
+        open.sources.entry(watch.clone()).or_insert_with(|| {
+            let selectors = watch.looks_for(demand.selectors.keys());
+            let task = match watch {
+                SourceWatch::Named(source) => {
+                    let resource = known(demand.sources.get(&source), &source.gvk);
+                    Task::start(&resource, self.clone().source(source, resource.clone()))
+                }
+                SourceWatch::Selected(selector) => {
+                    let resource = known(demand.selectors.get(&selector), &selector.gvk);
+                    Task::start(&resource, self.clone().selected(selector, resource.clone()))
+                }
+                SourceWatch::Namespace {
+                    resource,
+                    namespace,
+                } => self.start_many(&resource, Some(namespace), members, &selectors),
+                SourceWatch::Cluster { resource } => {
+                    self.start_many(&resource, None, members, &selectors)
+                }
+            };
+            Task { selectors, ..task }
+        });
+    }
+
+    fn start_many(
+        &self,
+        resource: &Resource,
+        namespace: Option<Box<str>>,
+        members: Arc<Members>,
+        selectors: &BTreeSet<SourceSelector>,
+    ) -> Task {
+        let many = self
+            .clone()
+            .many(resource.clone(), namespace, members, selectors.clone());
+        Task::start(resource, many)
     }
 }
 
@@ -273,6 +225,44 @@ struct Open {
     members: BTreeMap<SourceWatch, Arc<Members>>,
     /// The pauses of watches that were reopened for other selectors.
     pauses: BTreeMap<SourceWatch, Duration>,
+}
+
+impl Open {
+    /// Closes the watches of sources that are no longer wanted, and those that must be reopened for
+    /// other selectors. Returns when to try again with those that were opened too recently.
+    fn close(&mut self, wanted: &BTreeSet<SourceWatch>, demand: &Demand) -> Option<Instant> {
+        let Self {
+            sources,
+            members,
+            pauses,
+            ..
+        } = self;
+        members.retain(|watch, _| wanted.contains(watch));
+        pauses.retain(|watch, _| wanted.contains(watch));
+        let now = Instant::now();
+        let mut again: Option<Instant> = None;
+        sources.retain(|watch, task| {
+            if !wanted.contains(watch) {
+                return task.stop();
+            }
+            // A watch of all objects of a kind would not show the objects of a new selector before
+            // its next listing. So it is reopened for other selectors.
+            if task.selectors == watch.looks_for(demand.selectors.keys()) {
+                return true;
+            }
+            let pause = pauses.entry(watch.clone()).or_insert(FIRST_PAUSE);
+            let due = task.began + *pause;
+            if due > now {
+                again = Some(again.map_or(due, |again| again.min(due)));
+                return true;
+            }
+            let calm = now.duration_since(task.began) > LONGEST_PAUSE * 6;
+            let next = if calm { FIRST_PAUSE } else { *pause * 2 };
+            *pause = next.min(LONGEST_PAUSE);
+            task.stop()
+        });
+        again
+    }
 }
 
 struct Task {
@@ -301,10 +291,11 @@ impl Task {
     }
 }
 
-fn unknown(gvk: &GroupVersionKind) -> Resource {
-    Resource {
+/// The resource of a kind in the demand. One without a plural stands for a kind that is not there.
+fn known(resource: Option<&Resource>, gvk: &GroupVersionKind) -> Resource {
+    resource.cloned().unwrap_or_else(|| Resource {
         gvk: gvk.clone(),
         plural: "".into(),
         namespaced: true,
-    }
+    })
 }

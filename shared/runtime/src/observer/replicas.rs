@@ -2,7 +2,6 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    sync::{Mutex, PoisonError},
     time::Duration,
 };
 
@@ -13,6 +12,7 @@ use mimeo_model::{
     meta::version,
     names,
 };
+use parking_lot::Mutex;
 use tokio::time::Instant;
 
 use super::Observer;
@@ -27,18 +27,15 @@ impl Observer {
     pub async fn webhooks(self) {
         let path = format!(
             "/apis/coordination.k8s.io/v1/namespaces/{}/leases",
-            self.namespace
+            self.tools.writer.namespace()
         );
         let selector = format!("{}={}", names::REPLICA, names::REPLICA_WEBHOOK);
         let spec = WatchSpec {
-            path,
-            metadata_only: false,
             label_selector: Some(selector),
-            name: None,
-            what: "webhook replicas".into(),
+            ..WatchSpec::objects(path, "webhook replicas")
         };
         let replicas: Mutex<Replicas> = Mutex::default();
-        let lock = || replicas.lock().unwrap_or_else(PoisonError::into_inner);
+        let lock = || replicas.lock();
         let tell = || {
             let webhooks = lock().alive(Instant::now());
             self.handle

@@ -3,7 +3,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::Arc,
 };
 
 use mimeo_engine::{Member, Members as Found};
@@ -13,16 +13,18 @@ use mimeo_model::{
     meta,
     source::{SourceRef, SourceSelector},
 };
+use parking_lot::Mutex;
 use serde_json::{Value, json};
 use tokio::{sync::Notify, time::Instant};
 use tracing::warn;
 
-use super::{Failing, Observer, cluster_wide};
+use super::{Failing, Observer};
 use crate::{
+    call::CallError,
     discovery::resource_path,
+    follow::follow,
     handle::admits,
     watch::{Event, Meta, WatchSpec, watch},
-    writer::CallError,
 };
 
 #[cfg(test)]
@@ -30,46 +32,32 @@ mod tests;
 
 impl Observer {
     pub(super) async fn source(self, source: SourceRef, resource: Resource) {
-        let spec = WatchSpec {
-            path: resource_path(&resource, Some(&source.namespace), None),
-            metadata_only: false,
-            label_selector: None,
-            name: Some(source.name.to_string()),
-            what: format!("source {source}"),
-        };
-        let mut seen = false;
+        let path = resource_path(&resource, Some(&source.namespace), None);
+        let (watcher, what) = (self.watcher.clone(), format!("source {source}"));
         let tell = |object| self.handle.source(&source, object);
         let newest = Newest::default();
-        let watching = watch::<Value>(self.watcher.clone(), spec, |event| match event {
-            Event::Listing => seen = false,
-            Event::Shown(object) => {
-                seen = true;
-                newest.put(Some(object));
-            }
-            Event::Deleted(_) => newest.put(None),
-            Event::Known(Known::Listed(_)) if !seen => newest.put(None),
-            Event::Known(Known::Unserved) => {
+        let following = follow(watcher, path, &source.name, what, |state| match state {
+            Known::Listed(object) => newest.put(object),
+            Known::Unserved => {
                 newest.take();
                 self.gone(&resource);
             }
-            Event::Known(Known::Unreadable(why)) => {
+            Known::Unreadable(why) => {
                 newest.take().into_iter().for_each(tell);
                 self.handle
                     .with(|engine, now| engine.source_unreadable(&source, why, now));
             }
-            Event::Known(_) => {}
+            Known::Unknown => {}
         });
-        tokio::join!(watching, newest.hand_over(tell));
+        tokio::join!(following, newest.hand_over(tell));
     }
 
     /// Watches the sources that a selector finds.
     pub(super) async fn selected(self, selector: SourceSelector, resource: Resource) {
+        let path = resource_path(&resource, Some(&selector.namespace), None);
         let spec = WatchSpec {
-            path: resource_path(&resource, Some(&selector.namespace), None),
-            metadata_only: false,
             label_selector: (!selector.selector.is_empty()).then(|| selector.selector.to_query()),
-            name: None,
-            what: format!("sources {selector}"),
+            ..WatchSpec::objects(path, format!("sources {selector}"))
         };
         // The sources in the listing that is in progress; none outside of a listing.
         let mut found = Some(Found::default());
@@ -116,81 +104,27 @@ impl Observer {
         selectors: BTreeSet<SourceSelector>,
     ) {
         let path = resource_path(&resource, namespace.as_deref(), None);
-        let spec = cluster_wide(&path, true, None, "sources");
-        // Grouped by namespace, so that each object is compared only with the selectors for its
-        // namespace.
-        let mut selected: BTreeMap<Box<str>, Vec<Selected>> = BTreeMap::new();
-        for selector in selectors {
-            selected
-                .entry(selector.namespace.clone())
-                .or_default()
-                .push(Selected::new(selector));
-        }
-        let find = |meta: &Meta| {
-            let (namespace, name) = (
-                meta.metadata.namespace.as_deref()?,
-                meta.metadata.name.as_deref()?,
-            );
-            members
-                .wanted()
-                .get(&SourceRef::named(resource.gvk.clone(), namespace, name))
-                .cloned()
+        let spec = WatchSpec::metadata(path, "sources");
+        let mut many = Many {
+            observer: &self,
+            resource: &resource,
+            members: &members,
+            selected: BTreeMap::new(),
+            missing: BTreeSet::new(),
         };
-        let reads = &members.reads;
-        let mut missing = BTreeSet::new();
+        for selector in selectors {
+            let here = many.selected.entry(selector.namespace.clone());
+            here.or_default().push(Selected::new(selector));
+        }
         let watching = watch::<Meta>(self.watcher.clone(), spec, |event| match event {
-            Event::Listing => {
-                missing.clone_from(&members.wanted());
-                selected
-                    .values_mut()
-                    .flatten()
-                    .for_each(|selected| selected.found = Found::default());
-            }
-            // A read tells the present state. The order of events therefore does not matter.
-            Event::Shown(Decoded::Whole(ref object)) | Event::Deleted(ref object) => {
-                let there = matches!(event, Event::Shown(_));
-                if let Some(source) = find(object) {
-                    missing.remove(&source);
-                    reads.want(source);
-                }
-                let home = object.metadata.namespace.as_deref().unwrap_or_default();
-                let Some(here) = selected.get_mut(home) else {
-                    return;
-                };
-                let member = Member::of(&json!({"metadata": object.metadata})).filter(|_| there);
-                let shown = here
-                    .iter_mut()
-                    .filter_map(|selected| selected.show(object, member.as_ref()));
-                let version = meta::version(object.metadata.resource_version.as_deref());
-                // A new listing shows mostly known versions. These are not read again.
-                let news = |source: &SourceRef| {
-                    !there
-                        || !self
-                            .handle
-                            .look(|engine, _| engine.index().knows(source, version))
-                };
-                shown.filter(news).for_each(|source| reads.want(source));
-            }
+            Event::Listing => many.list(),
+            Event::Shown(Decoded::Whole(object)) => many.show(&object, true),
+            Event::Deleted(object) => many.show(&object, false),
             Event::Shown(Decoded::Part(_)) => {}
             Event::Known(Known::Unserved) => self.gone(&resource),
-            Event::Known(known) => {
-                if known.is_listed() {
-                    let missing = std::mem::take(&mut missing);
-                    missing.into_iter().for_each(|source| reads.want(source));
-                }
-                self.handle.with(|engine, now| {
-                    if let Known::Unreadable(why) = known {
-                        for source in members.wanted().iter() {
-                            engine.source_unreadable(source, why, now);
-                        }
-                    }
-                    for Selected { selector, found } in selected.values().flatten() {
-                        engine.selected(selector, known.map(|_| found), now);
-                    }
-                });
-            }
+            Event::Known(known) => many.know(known),
         });
-        tokio::join!(watching, self.read(reads, &resource));
+        tokio::join!(watching, self.read(&members.reads, &resource));
     }
 
     /// Reads the due sources, one at a time.
@@ -208,6 +142,7 @@ impl Observer {
                 continue;
             }
             let error = match self
+                .tools
                 .writer
                 .read(resource, &source.namespace, &source.name)
                 .await
@@ -258,15 +193,12 @@ impl<T> Default for Newest<T> {
 
 impl<T> Newest<T> {
     fn put(&self, value: T) {
-        *self.value.lock().unwrap_or_else(PoisonError::into_inner) = Some(value);
+        *self.value.lock() = Some(value);
         self.more.notify_one();
     }
 
     fn take(&self) -> Option<T> {
-        self.value
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .take()
+        self.value.lock().take()
     }
 
     /// Hands over until dropped.
@@ -290,21 +222,85 @@ pub(super) struct Members {
 }
 
 impl Members {
-    fn wanted(&self) -> MutexGuard<'_, BTreeSet<SourceRef>> {
-        // The set is always replaced as a whole, so the set behind a poisoned lock is valid.
-        self.wanted.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Replaces the sources. New ones are read if the watch is running. Otherwise its first listing
     /// shows them.
     pub(super) fn set<'a>(&self, sources: impl Iterator<Item = &'a SourceRef>, running: bool) {
         let sources: BTreeSet<SourceRef> = sources.cloned().collect();
-        let former = std::mem::replace(&mut *self.wanted(), sources.clone());
+        let former = std::mem::replace(&mut *self.wanted.lock(), sources.clone());
         if running {
             sources
                 .difference(&former)
                 .for_each(|source| self.reads.want(source.clone()));
         }
+    }
+}
+
+/// The state of a watch of many sources.
+struct Many<'a> {
+    observer: &'a Observer,
+    resource: &'a Resource,
+    members: &'a Members,
+    /// Grouped by namespace, so that each object is compared only with the selectors for its
+    /// namespace.
+    selected: BTreeMap<Box<str>, Vec<Selected>>,
+    /// The sources that the listing in progress has not shown yet.
+    missing: BTreeSet<SourceRef>,
+}
+
+impl Many<'_> {
+    fn list(&mut self) {
+        self.missing.clone_from(&self.members.wanted.lock());
+        self.selected
+            .values_mut()
+            .flatten()
+            .for_each(|selected| selected.found = Found::default());
+    }
+
+    /// Queues the sources to read that this object is, or was until now. A read tells the present
+    /// state. The order of events therefore does not matter. `there`: the object exists.
+    fn show(&mut self, object: &Meta, there: bool) {
+        let reads = &self.members.reads;
+        let metadata = &object.metadata;
+        let home = metadata.namespace.as_deref().unwrap_or_default();
+        let name = metadata.name.as_deref().unwrap_or_default();
+        let named = SourceRef::named(self.resource.gvk.clone(), home, name);
+        if let Some(source) = self.members.wanted.lock().get(&named) {
+            self.missing.remove(source);
+            reads.want(source.clone());
+        }
+        let Some(here) = self.selected.get_mut(home) else {
+            return;
+        };
+        let member = Member::of(&json!({"metadata": metadata})).filter(|_| there);
+        let shown = here
+            .iter_mut()
+            .filter_map(|selected| selected.show(object, member.as_ref()));
+        let version = meta::version(metadata.resource_version.as_deref());
+        let handle = &self.observer.handle;
+        // A new listing shows mostly known versions. These are not read again.
+        let news = |source: &SourceRef| {
+            !there || !handle.look(|engine, _| engine.index().knows(source, version))
+        };
+        shown.filter(news).for_each(|source| reads.want(source));
+    }
+
+    fn know(&mut self, known: Known<u64>) {
+        if known.is_listed() {
+            let missing = std::mem::take(&mut self.missing);
+            missing
+                .into_iter()
+                .for_each(|source| self.members.reads.want(source));
+        }
+        self.observer.handle.with(|engine, now| {
+            if let Known::Unreadable(why) = known {
+                for source in self.members.wanted.lock().iter() {
+                    engine.source_unreadable(source, why, now);
+                }
+            }
+            for Selected { selector, found } in self.selected.values().flatten() {
+                engine.selected(selector, known.map(|_| found), now);
+            }
+        });
     }
 }
 
@@ -346,20 +342,15 @@ struct Reads {
 }
 
 impl Reads {
-    fn due(&self) -> MutexGuard<'_, BTreeMap<SourceRef, Instant>> {
-        // Each entry is added or removed as a whole, so the map behind a poisoned lock is valid.
-        self.due.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Queues a source that changed or may have changed.
     fn want(&self, source: SourceRef) {
-        self.due().insert(source, Instant::now());
+        self.due.lock().insert(source, Instant::now());
         self.more.notify_one();
     }
 
     /// Queues a source for a later time, unless it is queued already.
     fn want_at(&self, source: SourceRef, at: Instant) {
-        self.due().entry(source).or_insert(at);
+        self.due.lock().entry(source).or_insert(at);
     }
 
     /// Returns the source that has been due for longest, as soon as one is due. A change from here
@@ -367,13 +358,14 @@ impl Reads {
     async fn next(&self) -> SourceRef {
         loop {
             let first = self
-                .due()
+                .due
+                .lock()
                 .iter()
                 .min_by_key(|(_, due)| **due)
                 .map(|(source, due)| (source.clone(), *due));
             match first {
                 Some((source, due)) if due <= Instant::now() => {
-                    self.due().remove(&source);
+                    self.due.lock().remove(&source);
                     return source;
                 }
                 Some((_, due)) => tokio::select! {

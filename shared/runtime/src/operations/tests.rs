@@ -10,7 +10,7 @@ use tokio::{
 use super::*;
 use crate::{
     certificates::{Bundle, Lifetimes, ServingNames},
-    shutdown::Shutdown,
+    shutdown::CancellationToken,
     testing::{Server, debug_pages, hurry, tls_client, tls_connect},
 };
 
@@ -57,7 +57,7 @@ async fn ask(mut stream: impl AsyncRead + AsyncWrite + Unpin, path: &str) -> Str
 
 #[tokio::test]
 async fn a_port_that_is_taken_is_named_once() {
-    let readiness = Readiness::new(Shutdown::new());
+    let readiness = Readiness::new(CancellationToken::new());
     let address = start(&plain(), &Guard::open(), &readiness);
     let args = OpsArgs {
         ops_listen: address,
@@ -85,7 +85,7 @@ async fn a_port_that_is_taken_is_named_once() {
 
 #[tokio::test]
 async fn a_connection_that_asks_nothing_is_closed() {
-    let readiness = Readiness::new(Shutdown::new());
+    let readiness = Readiness::new(CancellationToken::new());
     let address = start(&plain(), &Guard::open(), &readiness);
     let mut silent = TcpStream::connect(address).await.expect("it listens");
     silent
@@ -105,7 +105,7 @@ async fn an_answer_by_pieces_that_nobody_takes_is_cut_off() {
             futures::stream::repeat_with(|| Ok::<_, std::convert::Infallible>("x".repeat(1 << 16)));
         Body::from_stream(pieces)
     };
-    let readiness = Readiness::new(Shutdown::new());
+    let readiness = Readiness::new(CancellationToken::new());
     let more = Router::new().route("/endless", axum::routing::get(endless));
     let served = serve(
         &plain(),
@@ -127,7 +127,7 @@ async fn an_answer_by_pieces_that_nobody_takes_is_cut_off() {
 
 #[tokio::test]
 async fn a_probe_beyond_the_limit_is_answered_once_silent_clients_are_closed() {
-    let readiness = Readiness::new(Shutdown::new());
+    let readiness = Readiness::new(CancellationToken::new());
     let address = start(&plain(), &Guard::open(), &readiness);
     let mut silent = Vec::new();
     for _ in 0..CONNECTIONS {
@@ -153,7 +153,7 @@ async fn an_answer_by_pieces_may_pause_and_an_answer_that_never_begins_is_given_
     let address = serve(
         &plain(),
         &Guard::open(),
-        Readiness::new(Shutdown::new()),
+        Readiness::new(CancellationToken::new()),
         Metrics::new(),
         &debug_pages(),
         more,
@@ -170,7 +170,7 @@ async fn an_answer_by_pieces_may_pause_and_an_answer_that_never_begins_is_given_
 
 #[tokio::test]
 async fn ready_while_all_checks_hold_and_no_shutdown_began() {
-    let shutdown = Shutdown::new();
+    let shutdown = CancellationToken::new();
     let readiness = Readiness::new(shutdown.clone());
     let (caches, certificate) = (readiness.check("caches"), readiness.check("certificate"));
     let address = start(&plain(), &Guard::open(), &readiness);
@@ -187,7 +187,7 @@ async fn ready_while_all_checks_hold_and_no_shutdown_began() {
     caches.set(true);
     readiness.complete().await;
     assert!(get(address, "/readyz").await.starts_with("HTTP/1.1 200"));
-    shutdown.trigger();
+    shutdown.cancel();
     let answer = get(address, "/readyz").await;
     assert!(
         answer.starts_with("HTTP/1.1 503") && answer.ends_with("missing: not shutting down\n"),
@@ -215,7 +215,7 @@ async fn behind_a_guard_probes_are_open_and_all_is_said_in_tls() {
     )
     .expect("written");
     let api_server = Server::start([]).await;
-    let readiness = Readiness::new(Shutdown::new());
+    let readiness = Readiness::new(CancellationToken::new());
     let args = OpsArgs {
         ops_auth: OpsAuth::Token,
         ops_cert_dir: Some(folder.path().to_owned()),

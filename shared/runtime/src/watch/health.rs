@@ -3,10 +3,11 @@
 use std::{
     borrow::Cow,
     collections::BTreeMap,
-    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
+    sync::{Arc, Weak},
     time::Duration,
 };
 
+use parking_lot::Mutex;
 use tokio::time::Instant;
 
 use super::End;
@@ -35,18 +36,18 @@ impl Health {
     /// counts as data.
     pub fn silence(&self) -> BTreeMap<Cow<'static, str>, Duration> {
         let mut silence = BTreeMap::new();
-        for pulse in self.known().watches.iter().filter_map(Weak::upgrade) {
+        for pulse in self.0.lock().watches.iter().filter_map(Weak::upgrade) {
             let longest: &mut Duration = silence
                 .entry(Cow::Owned(pulse.resource.to_string()))
                 .or_default();
-            *longest = pulse.heard().elapsed().max(*longest);
+            *longest = pulse.heard.lock().elapsed().max(*longest);
         }
         silence
     }
 
     /// How often watches failed, for each resource and reason.
     pub fn failures(&self) -> BTreeMap<(Cow<'static, str>, &'static str), u64> {
-        let known = self.known();
+        let known = self.0.lock();
         let failures = known.failures.iter();
         failures
             .map(|((resource, why), count)| ((Cow::Owned(resource.to_string()), *why), *count))
@@ -61,21 +62,17 @@ impl Health {
             health: self.clone(),
         };
         let pulse = Arc::new(pulse);
-        let mut known = self.known();
+        let mut known = self.0.lock();
         known.watches.retain(|watch| watch.strong_count() > 0);
         known.watches.push(Arc::downgrade(&pulse));
         pulse
-    }
-
-    fn known(&self) -> MutexGuard<'_, Known> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Pulse {
     /// Records that the API server sent data.
     pub(super) fn beat(&self) {
-        *self.heard() = Instant::now();
+        *self.heard.lock() = Instant::now();
     }
 
     /// Records the end of a watch. `settled`: the watch had lasted for a while.
@@ -100,14 +97,11 @@ impl Pulse {
         };
         *self
             .health
-            .known()
+            .0
+            .lock()
             .failures
             .entry((self.resource.clone(), why))
             .or_default() += 1;
-    }
-
-    fn heard(&self) -> MutexGuard<'_, Instant> {
-        self.heard.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -80,13 +80,7 @@ impl Heard {
 }
 
 fn spec() -> WatchSpec {
-    WatchSpec {
-        path: "/api/v1/secrets".into(),
-        metadata_only: true,
-        label_selector: None,
-        name: None,
-        what: "secrets".into(),
-    }
+    WatchSpec::metadata("/api/v1/secrets", "secrets")
 }
 
 fn object(name: &str, version: u64) -> Value {

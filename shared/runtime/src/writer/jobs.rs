@@ -33,7 +33,7 @@ use tracing::warn;
 
 use super::{Writer, Written};
 use crate::{
-    call::{self, METADATA, METADATA_LIST, Silence, encode},
+    call::{self, CallError, CallResult, METADATA, METADATA_LIST, Silence, encode},
     discovery::{Discovery, resource_path},
     object,
     stored::{explain_grant, parse_grant},
@@ -41,42 +41,6 @@ use crate::{
 
 /// The `ConfigMap` in Mimeo's namespace that outlives every rule.
 pub const KINDS_CONFIG_MAP: &str = "mimeo-kinds";
-
-/// Why a request of a job or a report failed. It holds no content of any object.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum CallError {
-    /// 404.
-    #[error("not found")]
-    NotFound,
-    /// 409: the object isn't as the request assumed.
-    #[error("it was changed in the meantime")]
-    Conflict,
-    /// 422: the API server does not accept the new object. For a patch with a `test` operation, it
-    /// can also mean that the object isn't as the request assumed.
-    #[error("the API server doesn't accept it (422)")]
-    Invalid,
-    /// 401 or 403.
-    #[error("not allowed ({code})")]
-    Denied {
-        /// The HTTP status.
-        code: u16,
-    },
-    /// Any other error answer.
-    #[error("the API server answered {code} {reason}")]
-    Unavailable {
-        /// The HTTP status.
-        code: u16,
-        /// The reason that the API server gave, or an empty string.
-        reason: String,
-    },
-    /// There was no answer, or none that can be parsed. It is unknown if the API server carried the
-    /// request out.
-    #[error("{0}")]
-    Silent(String),
-}
-
-/// The result of such a request.
-pub type CallResult<T> = Result<T, CallError>;
 
 /// The content of the kinds `ConfigMap`.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -169,12 +133,9 @@ impl Writer {
             {"op": "test", "path": "/metadata/resourceVersion", "value": version.to_string()},
             {"op": "remove", "path": label},
         ]);
+        let path = namespace_path(namespace);
         match self
-            .patch(
-                &namespace_path(namespace),
-                "application/json-patch+json",
-                &patch,
-            )
+            .patch(&path, "application/json-patch+json", &patch)
             .await
         {
             Ok(()) | Err(CallError::NotFound) => Ok(true),
@@ -198,14 +159,7 @@ impl Writer {
     ) -> CallResult<bool> {
         let text = (!created.is_empty()).then(|| created.to_string());
         let patch = json!({"metadata": {"resourceVersion": version.to_string(), "annotations": {names::CREATED_ONCE: text}}});
-        match self
-            .patch(
-                &namespace_path(namespace),
-                "application/merge-patch+json",
-                &patch,
-            )
-            .await
-        {
+        match self.merge(&namespace_path(namespace), &patch).await {
             Ok(()) | Err(CallError::NotFound) => Ok(true),
             Err(CallError::Conflict) => Ok(false),
             Err(error) => Err(error),
@@ -220,45 +174,17 @@ impl Writer {
     /// proves nothing about the rule.
     pub async fn read_rule(&self, id: &RuleId) -> CallResult<RuleRead> {
         let rule = self.look(&rule_path(id)).await?;
-        let crd = self
-            .look(&format!(
-                "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{}",
-                id.kind.crd_name()
-            ))
-            .await?;
-        let crd = match crd {
-            Look::Found(crd) if crd.metadata.deletion_timestamp.is_none() => {
-                crd.metadata.uid.map(Into::into)
-            }
-            Look::Found(_) | Look::Absent => None,
-            Look::NotServed => return Err(CallError::NotFound),
-        };
-        match rule {
-            Look::Found(_) => Ok(RuleRead {
-                found: true,
-                home: None,
-                crd,
-            }),
-            Look::Absent => {
-                let home = match &id.namespace {
-                    None => None,
-                    Some(home) => self.look_home(home).await?,
-                };
-                Ok(RuleRead {
-                    found: false,
-                    home,
-                    crd,
-                })
-            }
-            Look::NotServed if crd.is_none() => Ok(RuleRead {
-                found: false,
-                home: None,
-                crd,
-            }),
+        let crd = self.look_crd(&id.kind.crd_name()).await?;
+        let crd = crd.and_then(|crd| crd.uid.map(Into::into));
+        let home = match (&rule, &id.namespace) {
+            (Look::Absent, Some(home)) => self.look_home(home).await?,
             // The CRD exists, but the server that answered does not serve it (yet). The answer
             // proves nothing about the rule.
-            Look::NotServed => Err(CallError::NotFound),
-        }
+            (Look::NotServed, _) if crd.is_some() => return Err(CallError::NotFound),
+            _ => None,
+        };
+        let found = matches!(rule, Look::Found(_));
+        Ok(RuleRead { found, home, crd })
     }
 
     /// Reads a source. If it does not exist, reads its namespace as well.
@@ -298,9 +224,23 @@ impl Writer {
 
     /// Reads a namespace. `None`: it does not exist or is being deleted.
     async fn look_home(&self, name: &str) -> CallResult<Option<Home>> {
-        match self.look(&namespace_path(name)).await? {
-            Look::Found(home) if home.metadata.deletion_timestamp.is_some() => Ok(None),
-            Look::Found(home) => Home::of(&home.metadata).map(Some).ok_or_else(undecodable),
+        let home = self.look_lasting(&namespace_path(name)).await?;
+        home.map(|home| Home::of(&home).ok_or_else(undecodable))
+            .transpose()
+    }
+
+    /// Reads a CRD. `None`: it does not exist or is being deleted.
+    async fn look_crd(&self, name: &str) -> CallResult<Option<ObjectMeta>> {
+        let crds = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions";
+        self.look_lasting(&format!("{crds}/{name}")).await
+    }
+
+    /// Reads an object's metadata. `None`: it does not exist or is being deleted.
+    async fn look_lasting(&self, path: &str) -> CallResult<Option<ObjectMeta>> {
+        match self.look(path).await? {
+            Look::Found(Written { metadata, .. }) => {
+                Ok(Some(metadata).filter(|meta| meta.deletion_timestamp.is_none()))
+            }
             Look::Absent => Ok(None),
             Look::NotServed => Err(CallError::NotFound),
         }
@@ -356,15 +296,8 @@ impl Writer {
             Some((name, parse_grant(grant).ok()?.edition))
         });
         let grants = grants.collect();
-        let crd =
-            "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/replicationgrants.mimeo.dev";
-        let defined = match self.look(crd).await? {
-            Look::Found(crd) if crd.metadata.deletion_timestamp.is_none() => {
-                crd.metadata.creation_timestamp.as_ref().map(meta::seconds)
-            }
-            Look::Found(_) | Look::Absent => None,
-            Look::NotServed => return Err(CallError::NotFound),
-        };
+        let crd = self.look_crd("replicationgrants.mimeo.dev").await?;
+        let defined = crd.and_then(|crd| crd.creation_timestamp.as_ref().map(meta::seconds));
         Ok(GrantsRead {
             grants,
             home: self.look_home(namespace).await?,
@@ -378,10 +311,7 @@ impl Writer {
         namespace: &str,
         query: &str,
     ) -> CallResult<Vec<Option<Decoded<Value>>>> {
-        let path = format!(
-            "/apis/{GROUP}/{VERSION}/namespaces/{}/replicationgrants{query}",
-            encode(namespace)
-        );
+        let path = format!("{}{query}", grants_path(namespace));
         let list: Grants = self.read_at(&path).await?.ok_or(CallError::NotFound)?;
         Ok(list
             .items
@@ -404,21 +334,16 @@ impl Writer {
         kind: &GroupKind,
         places: &[Option<Box<str>>],
     ) -> CallResult<bool> {
-        let key = kind.to_string();
-        let Some(map) = self.read_at::<ConfigMap>(&self.kinds_path()).await? else {
+        let (path, key) = (self.kinds_path(), kind.to_string());
+        let Some(map) = self.read_at::<ConfigMap>(&path).await? else {
             return Ok(true);
         };
-        let Some(gvk) = parse_kinds(&map)
-            .kinds
-            .into_iter()
-            .find(|gvk| gvk.group_kind() == *kind)
-        else {
+        let mut kinds = parse_kinds(&map).kinds.into_iter();
+        let Some(gvk) = kinds.find(|gvk| gvk.group_kind() == *kind) else {
             return Ok(true);
         };
-        let found = Discovery::new(self.client.clone())
-            .find_in_any_version(&gvk)
-            .await;
-        let Some(resource) = found.map_err(|error| CallError::Silent(error.to_string()))? else {
+        let discovery = Discovery::new(self.client.clone());
+        let Some(resource) = discovery.find_in_any_version(&gvk).await? else {
             return Ok(false);
         };
         for place in places {
@@ -429,9 +354,8 @@ impl Writer {
         // The patch names the resourceVersion that was read. So a record that was written since
         // then stays.
         let version = map.metadata.resource_version;
-        self.patch_kinds(&json!({"metadata": {"resourceVersion": version}, "data": {key: null}}))
-            .await
-            .map(|()| true)
+        let patch = json!({"metadata": {"resourceVersion": version}, "data": {key: null}});
+        self.merge(&path, &patch).await.map(|()| true)
     }
 
     /// Records the uid of the CRD of these rules.
@@ -487,11 +411,7 @@ impl Writer {
         {
             return Ok(());
         }
-        let namespace = encode(namespace);
-        let path = format!(
-            "/apis/{GROUP}/{VERSION}/namespaces/{namespace}/replicationgrants/{}",
-            encode(name)
-        );
+        let path = format!("{}/{}", grants_path(namespace), encode(name));
         let object = json!({
             "apiVersion": API_VERSION,
             "kind": "ReplicationGrant",
@@ -533,19 +453,10 @@ impl Writer {
                 count,
                 last_observed_time: MicroTime(at),
             };
-            return self
-                .patch(
-                    &one,
-                    "application/merge-patch+json",
-                    &json!({"series": series}),
-                )
-                .await;
+            return self.merge(&one, &json!({"series": series})).await;
         }
         let event = event(event_update, reporter, at);
-        let body = Body::from(event.to_string().into_bytes());
-        self.send(call::write(Method::POST, &path, call::JSON, body))
-            .await
-            .map(drop)
+        self.write(Method::POST, &path, call::JSON, &event).await
     }
 
     fn kinds_path(&self) -> String {
@@ -559,7 +470,8 @@ impl Writer {
     /// Patches the kinds `ConfigMap`. If it does not exist, creates it with the content of the
     /// patch.
     async fn write_kinds(&self, patch: &Value) -> CallResult<()> {
-        let merge = || self.patch_kinds(patch);
+        let kinds = self.kinds_path();
+        let merge = || self.merge(&kinds, patch);
         match merge().await {
             Err(CallError::NotFound) => {}
             noted => return noted,
@@ -569,26 +481,31 @@ impl Writer {
         object["kind"] = "ConfigMap".into();
         object["metadata"]["name"] = KINDS_CONFIG_MAP.into();
         let path = format!("{}/configmaps", namespace_path(&self.namespace));
-        let body = Body::from(object.to_string().into_bytes());
-        match self
-            .send(call::write(Method::POST, &path, call::JSON, body))
-            .await
-        {
-            Ok(_) => Ok(()),
+        match self.write(Method::POST, &path, call::JSON, &object).await {
             // Another client has created it meanwhile.
             Err(CallError::Conflict) => merge().await,
-            Err(error) => Err(error),
+            created => created,
         }
     }
 
-    async fn patch_kinds(&self, patch: &Value) -> CallResult<()> {
-        self.patch(&self.kinds_path(), "application/merge-patch+json", patch)
+    async fn merge(&self, path: &str, patch: &Value) -> CallResult<()> {
+        self.patch(path, "application/merge-patch+json", patch)
             .await
     }
 
     async fn patch(&self, path: &str, content_type: &str, patch: &Value) -> CallResult<()> {
-        let body = Body::from(patch.to_string().into_bytes());
-        self.send(call::write(Method::PATCH, path, content_type, body))
+        self.write(Method::PATCH, path, content_type, patch).await
+    }
+
+    async fn write(
+        &self,
+        method: Method,
+        path: &str,
+        content_type: &str,
+        body: &Value,
+    ) -> CallResult<()> {
+        let body = Body::from(body.to_string().into_bytes());
+        self.send(call::write(method, path, content_type, body))
             .await
             .map(drop)
     }
@@ -604,9 +521,7 @@ impl Writer {
             "{}?limit=1&labelSelector={selector}",
             resource_path(resource, namespace, None)
         );
-        let answer = self
-            .send(call::read(Method::GET, &path, METADATA_LIST))
-            .await?;
+        let answer = self.send(call::read(&path, METADATA_LIST)).await?;
         let Page { metadata, items } = answer
             .parse()
             .ok_or_else(|| CallError::Silent("the list can't be decoded".into()))?;
@@ -624,18 +539,16 @@ impl Writer {
 
     /// Reads a whole object from the storage, as far as it can be decoded.
     async fn object_at<T: DeserializeOwned>(&self, path: &str) -> CallResult<Option<Decoded<T>>> {
-        let answer = self
-            .answer(call::read(Method::GET, path, call::JSON))
-            .await?;
+        let answer = self.answer(call::read(path, call::JSON)).await?;
         if answer.is_absence() {
             return Ok(None);
         }
-        accept(answer)?.object().map(Some).ok_or_else(undecodable)
+        answer.accept()?.object().map(Some).ok_or_else(undecodable)
     }
 
     /// Reads an object's metadata from the storage.
     async fn look(&self, path: &str) -> CallResult<Look> {
-        let answer = self.answer(call::read(Method::GET, path, METADATA)).await?;
+        let answer = self.answer(call::read(path, METADATA)).await?;
         if answer.code == StatusCode::NOT_FOUND {
             return Ok(if answer.is_absence() {
                 Look::Absent
@@ -643,23 +556,22 @@ impl Writer {
                 Look::NotServed
             });
         }
-        accept(answer)?
+        answer
+            .accept()?
             .parse()
-            .map(Box::new)
             .map(Look::Found)
             .ok_or_else(undecodable)
     }
 
     async fn send(&self, request: Result<Request<Body>, Silence>) -> CallResult<call::Answer> {
-        self.answer(request).await.and_then(accept)
+        self.answer(request).await?.accept()
     }
 
     /// Returns any answer, even an error. The request needs a permit like every other request.
     async fn answer(&self, request: Result<Request<Body>, Silence>) -> CallResult<call::Answer> {
-        let silent = |silence: Silence| CallError::Silent(silence.to_string());
-        let request = request.map_err(silent)?;
-        let permit = self.limiter.acquire().await;
-        self.call(request, permit).await.map_err(silent)
+        let request = request?;
+        let permit = self.permit().await;
+        Ok(self.call(request, permit).await?)
     }
 }
 
@@ -668,27 +580,13 @@ fn undecodable() -> CallError {
 }
 
 /// The result of a read.
+#[allow(clippy::large_enum_variant)] // There is one at a time.
 enum Look {
-    Found(Box<Written>),
+    Found(Written),
     /// 404 for the object itself.
     Absent,
     /// 404 for its kind, or from a server that isn't the API server.
     NotServed,
-}
-
-/// Returns a 2xx answer, or the error that another status stands for.
-fn accept(answer: call::Answer) -> CallResult<call::Answer> {
-    match answer.code.as_u16() {
-        200..=299 => Ok(answer),
-        404 => Err(CallError::NotFound),
-        409 => Err(CallError::Conflict),
-        422 => Err(CallError::Invalid),
-        code @ (401 | 403) => Err(CallError::Denied { code }),
-        code => Err(CallError::Unavailable {
-            code,
-            reason: answer.status().reason.unwrap_or_default(),
-        }),
-    }
 }
 
 /// Events about objects without a namespace are written to this namespace.
@@ -734,6 +632,11 @@ fn event(event_update: EventUpdate, reporter: &str, at: Timestamp) -> Value {
         ..Event::default()
     };
     json!(event)
+}
+
+fn grants_path(namespace: &str) -> String {
+    let namespace = encode(namespace);
+    format!("/apis/{GROUP}/{VERSION}/namespaces/{namespace}/replicationgrants")
 }
 
 fn namespace_path(namespace: &str) -> String {

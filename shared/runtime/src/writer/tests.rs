@@ -20,6 +20,7 @@ use serde_json::{Value, from_value, json};
 
 use super::*;
 use crate::{
+    call::{CallError, CallResult},
     limiter::Limiter,
     object::tests::{nested, object as text_of, undecodable},
     stored::parse_grant,

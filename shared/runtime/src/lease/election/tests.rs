@@ -19,22 +19,14 @@ async fn a_standby_that_was_told_of_a_conflict_reads_the_lease() {
         })
         .expect("JSON")
     };
-    let list = serde_json::json!({"metadata": {"resourceVersion": "20"}, "items": [at("20")]});
     let conflict = Script::json(409, &serde_json::json!({"kind": "Status", "code": 409}));
     let read = Script::json(200, &at("7"));
-    let silent = Script::lines([]).hold();
-    let server = Server::start([
-        Script::json(200, &list),
-        conflict,
-        read,
-        silent,
-        Script::json(200, &at("8")),
-    ])
-    .await;
+    let server = Server::start([conflict, read, Script::json(200, &at("8"))]).await;
+    let stale = Server::start([Script::json(200, &at("20")), Script::lines([]).hold()]).await;
     let candidate = Candidate {
         holder: watch::Sender::new(None),
         api: Api::default_namespaced(server.client()),
-        watched: Api::default_namespaced(server.client()),
+        watched: Api::default_namespaced(stale.client()),
         name: "l".into(),
         me: ME.into(),
         duration: Duration::from_secs(15),

@@ -8,13 +8,11 @@ use serde_json::json;
 
 use super::*;
 use crate::{
-    discovery::Discovery,
+    driver::Tools,
     handle::{CopyRequests, Handle},
-    limiter::Limiter,
     object::tests::{nested, object as text_of, undecodable},
     testing::{Script, Server},
     trace::Traces,
-    writer::Writer,
 };
 
 const UID: &str = "0f3e4d5c-1a2b-3c4d-5e6f-708192a3b4c5";
@@ -67,20 +65,9 @@ fn observer(server: &Server, names: &[&str]) -> Observer {
     engine.kinds_recorded(&BTreeSet::new(), SECOND);
     engine.kind(&secrets().gvk, Known::Listed(secrets()), SECOND);
     let client = server.client();
-    Observer {
-        handle: Handle::new(engine, CopyRequests::default(), Traces::off()),
-        watcher: client.clone().into(),
-        writer: Writer::new(
-            client.clone(),
-            Limiter::new(1, 1),
-            Duration::from_secs(5),
-            "mimeo",
-        ),
-        discovery: Arc::new(Discovery::new(client)),
-        namespace: "mimeo".into(),
-        crds: Arc::default(),
-        noted: Arc::default(),
-    }
+    let handle = Handle::new(engine, CopyRequests::default(), Traces::off());
+    let tools = Tools::new(&client, (1, 1), Duration::from_secs(5), "mimeo");
+    Observer::new(&handle, &client.clone().into(), &tools)
 }
 
 /// Runs `work` until `holds` returns true for the engine.
@@ -94,7 +81,7 @@ fn until(
     async move {
         let waiting = async {
             while !handle.look(&mut holds) {
-                changes.changed().await.expect("the handle lives");
+                changes.next().await;
             }
         };
         tokio::select! {
@@ -288,7 +275,7 @@ async fn a_source_waits_its_turn_once() {
     assert_eq!(reads.next().await, source("b"));
     reads.want(source("a"));
     assert_eq!(reads.next().await, source("a"));
-    assert!(reads.due().is_empty());
+    assert!(reads.due.lock().is_empty());
 }
 
 #[tokio::test]

@@ -20,7 +20,7 @@ use kube::client::Body;
 pub(crate) struct Pieces(pub(crate) Vec<Bytes>);
 
 /// The body as the connection sends it.
-pub struct Outgoing(Kind);
+pub(crate) struct Outgoing(Kind);
 
 enum Kind {
     Whole(Body),
@@ -36,7 +36,7 @@ impl std::fmt::Debug for Outgoing {
 }
 
 /// Gives a request the body that the connection sends: its pieces if it has any, else its own body.
-pub fn unpack(request: Request<Body>) -> Request<Outgoing> {
+pub(crate) fn unpack(request: Request<Body>) -> Request<Outgoing> {
     let (mut head, body) = request.into_parts();
     let kind = match head.extensions.remove::<Pieces>() {
         Some(Pieces(pieces)) => Kind::Pieces(pieces, 0),
