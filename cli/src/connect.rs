@@ -83,7 +83,7 @@ pub(crate) struct Connected {
 }
 
 impl Connected {
-    /// A reader with the rights of the user.
+    /// A reader with the permissions of the user.
     pub(crate) fn reader(&self) -> Reader {
         Reader::new(self.client.clone(), self.timeout)
     }

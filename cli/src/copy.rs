@@ -3,11 +3,12 @@
 //! The copies have the content that Mimeo would give them, and none of Mimeo's marks. So no rule
 //! updates or deletes them.
 
-use anyhow::{Context as _, Result, bail, ensure};
+use anyhow::{Context as _, Result, anyhow, bail, ensure};
 use clap::{Args, ValueEnum};
 use mimeo_api::{ClusterReplication, names::API_VERSION};
 use mimeo_model::{
     kind::Resource,
+    outcome::Outcome,
     render::Draft,
     rule::{Rule, refuse_kind},
     source::{SourceRef, SourceRefused},
@@ -17,12 +18,13 @@ use serde::Serialize;
 use serde_json::{Value, json};
 
 use crate::{
+    call::Refusal,
     connect::Connected,
-    kinds,
-    names::ObjectName,
-    output::{Format, print, tell},
+    kinds::{self, argument},
+    names::{ObjectName, refusals},
+    output::{Format, line, print, tell},
     read::Part,
-    write::{Change, Refusal, send},
+    write::{Change, send},
 };
 
 /// The field manager of the copies.
@@ -69,7 +71,7 @@ struct To<'a> {
 /// The result of one copy.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-struct Outcome {
+struct Made {
     namespace: String,
     name: String,
     copied: bool,
@@ -87,7 +89,7 @@ struct Report {
     object: String,
     source: String,
     dry_run: bool,
-    copies: Vec<Outcome>,
+    copies: Vec<Made>,
 }
 
 pub(crate) async fn run(args: &CopyArgs, connected: &Connected, format: Format) -> Result<u8> {
@@ -108,7 +110,7 @@ pub(crate) async fn run(args: &CopyArgs, connected: &Connected, format: Format) 
         args.source
     );
     let reader = connected.reader();
-    let resource = kinds::find(&reader, kind).await?;
+    let resource = kinds::served(&reader, kind).await?;
     if let Some(refusal) = refuse_kind(&resource.gvk, &resource) {
         bail!("{}", refusal.message);
     }
@@ -123,14 +125,14 @@ pub(crate) async fn run(args: &CopyArgs, connected: &Connected, format: Format) 
     let body = body(&source, &object).with_context(|| format!("can't copy {what}"))?;
     let dry_run = args.dry_run == Some(DryRun::Server);
     let mut report = Report {
-        object: named(&resource, name),
+        object: argument(&resource.gvk, name),
         source: source.to_string(),
         dry_run,
         copies: Vec::new(),
     };
     for to in targets {
         let result = write(connected, &resource, &body, to, args.overwrite, dry_run).await;
-        report.copies.push(Outcome {
+        report.copies.push(Made {
             namespace: to.namespace.to_owned(),
             name: to.name.to_owned(),
             copied: result.is_ok(),
@@ -159,12 +161,6 @@ fn target<'a>(text: &'a str, name: &'a str) -> Result<To<'a>> {
     Ok(To { namespace, name })
 }
 
-/// The source as kubectl names it.
-fn named(resource: &Resource, name: &str) -> String {
-    let kind = resource.gvk.group_kind().to_string().to_lowercase();
-    format!("{kind}/{name}")
-}
-
 /// The content of the copies, as a rule without any transform renders it.
 fn body(source: &SourceRef, object: &Value) -> Result<Value> {
     let rule = json!({
@@ -178,18 +174,15 @@ fn body(source: &SourceRef, object: &Value) -> Result<Value> {
         },
     });
     let rule: ClusterReplication = serde_json::from_value(rule)?;
-    let rule = Rule::parse(&rule).map_err(|refusals| {
-        let messages: Vec<String> = refusals.into_iter().map(|one| one.message).collect();
-        anyhow::anyhow!("{}", messages.join("; "))
-    })?;
+    let rule = Rule::parse(&rule).map_err(|refused| anyhow!(refusals(&refused)))?;
     Draft::without_marks(&rule, source, object).map_err(|refused| match refused {
         // The advice of these refusals is for authors of rules.
-        SourceRefused::ServiceAccountToken => anyhow::anyhow!(
+        SourceRefused::ServiceAccountToken => anyhow!(
             "a service account token is never copied, since it belongs to its service account"
         ),
-        SourceRefused::HelmRelease => anyhow::anyhow!(
-            "a Helm release is never copied, since Helm would use it as one of its own"
-        ),
+        SourceRefused::HelmRelease => {
+            anyhow!("a Helm release is never copied, since Helm would use it as one of its own")
+        }
         refused => refused.into(),
     })
 }
@@ -221,32 +214,36 @@ async fn write(
 
 /// The reason why a copy could not be written, and the next step.
 fn explain(refusal: &Refusal, resource: &Resource, to: To<'_>, overwrite: bool) -> String {
-    let Refusal { code, message } = refusal;
     let To { namespace, name } = to;
-    let object = named(resource, name);
+    let object = argument(&resource.gvk, name);
     let delete = format!("kubectl -n {namespace} delete {object}");
-    match code {
-        404 if message.starts_with("namespaces ") => {
+    let (code, message) = (refusal.code, refusal.message());
+    // These messages quote nothing of the object. The others may quote a Secret.
+    if matches!(code, 0 | 401) || code == 403 && message.contains("is forbidden: User ") {
+        return message.to_owned();
+    }
+    match Outcome::of_error(code, &refusal.status, refusal.retry_after, resource, name) {
+        Outcome::NamespaceGone if code == 404 => {
             format!("there is no namespace {namespace}. Fix: kubectl create namespace {namespace}")
         }
-        409 if !overwrite => format!(
+        Outcome::NamespaceGone => format!("namespace {namespace} is being deleted"),
+        Outcome::Conflict | Outcome::Differs if !overwrite => format!(
             "{object} exists in namespace {namespace} already. Fix: add --overwrite, or first  {delete}"
         ),
-        409 => format!(
+        Outcome::Conflict => format!(
+            "another client wrote {object} in namespace {namespace} at the same time. Fix: run the command again"
+        ),
+        Outcome::Differs => format!(
             "other clients have written fields of {object} in namespace {namespace} ({}). Fix: first  {delete}",
-            message.lines().collect::<Vec<_>>().join(" ")
+            line(message)
         ),
-        // The message of a refused write may quote the Secret.
-        _ if resource.gvk.is_secret() && !is_about_permissions(*code, message) => format!(
-            "the API server refused it ({code}). Its message is not shown, because it may quote the Secret"
-        ),
-        _ => message.clone(),
+        Outcome::Refused(failure)
+        | Outcome::Immutable(failure)
+        | Outcome::Unavailable { failure, .. } => failure.message.into(),
+        Outcome::NotServed | Outcome::Absent | Outcome::Object(_) => {
+            format!("the API server answered {code}")
+        }
     }
-}
-
-/// True for a refusal by RBAC. It names the user and the permission.
-fn is_about_permissions(code: u16, message: &str) -> bool {
-    code == 0 || code == 401 || code == 403 && message.contains("is forbidden: User ")
 }
 
 fn text(report: &Report) -> String {
@@ -256,14 +253,14 @@ fn text(report: &Report) -> String {
         ""
     };
     let copied = report.copies.iter().filter(|copy| copy.copied);
-    let line = |copy: &Outcome| {
+    let line = |copy: &Made| {
         let renamed = !report.object.ends_with(&format!("/{}", copy.name));
         let name = if renamed {
             format!("/{}", copy.name)
         } else {
             String::new()
         };
-        let Outcome { namespace, .. } = copy;
+        let Made { namespace, .. } = copy;
         format!("{} copied to {namespace}{name}{dry_run}\n", report.object)
     };
     copied.map(line).collect()
@@ -325,22 +322,37 @@ mod tests {
             namespace: "blue",
             name: "pull",
         };
-        let told = |code, message: &str, overwrite| {
-            let message = message.to_owned();
-            explain(&Refusal { code, message }, &secrets(), to, overwrite)
+        let refused = |code, status: Value, overwrite| {
+            let refusal = Refusal {
+                code,
+                status: serde_json::from_value(status).expect("a Status"),
+                retry_after: None,
+            };
+            explain(&refusal, &secrets(), to, overwrite)
         };
-        let quoting = told(422, "data[a]: Invalid value: hunter2", false);
-        assert!(!quoting.contains("hunter2"), "{quoting}");
-        let by_a_webhook = told(403, "admission webhook denied: hunter2", false);
-        assert!(!by_a_webhook.contains("hunter2"), "{by_a_webhook}");
-        let forbidden = told(403, r#"secrets is forbidden: User "x" cannot patch"#, false);
+        let message = |code, message: &str| refused(code, json!({ "message": message }), false);
+        for text in [
+            message(422, "data[a]: Invalid value: hunter2"),
+            message(403, "admission webhook \"a\" denied the request: hunter2"),
+            message(500, "hunter2"),
+        ] {
+            assert!(!text.contains("hunter2"), "{text}");
+        }
+        let forbidden = message(403, r#"secrets is forbidden: User "x" cannot patch"#);
         assert!(forbidden.contains("cannot patch"), "{forbidden}");
-        let missing = told(404, r#"namespaces "blue" not found"#, false);
+        let namespace = json!({"details": {"name": "blue", "kind": "namespaces"}});
+        let missing = refused(404, namespace, false);
         assert!(
             missing.contains("kubectl create namespace blue"),
             "{missing}"
         );
-        assert!(told(409, "", false).contains("--overwrite"));
-        assert!(told(409, "conflict with \"mimeo\"", true).contains("with \"mimeo\""));
+        assert!(refused(409, json!({}), false).contains("--overwrite"));
+        assert!(refused(409, json!({}), true).contains("run the command again"));
+        let quota = json!({"details": {"name": "all", "kind": "resourcequotas"}});
+        let quota = refused(409, quota, false);
+        assert!(!quota.contains("exists"), "{quota}");
+        let cause = json!([{"reason": "FieldManagerConflict"}]);
+        let owned = json!({"message": "conflict with \"mimeo\"", "details": {"causes": cause}});
+        assert!(refused(409, owned, true).contains("with \"mimeo\""));
     }
 }

@@ -1,7 +1,7 @@
 //! `kubectl mimeo diff -f ...`: the changes of copies that applying files would lead to.
 //!
-//! The cluster is read twice: as it is, and with the objects of the files in place of the stored
-//! ones. The engine decides about both. The difference is the work of the files.
+//! The engine decides about the cluster as it is, and with the objects of the files in place of the
+//! stored ones. The difference is the work of the files.
 
 mod effects;
 mod fields;
@@ -42,11 +42,11 @@ pub(crate) struct DiffArgs {
 /// The explanation under `--help`.
 pub(crate) const HELP: &str = "\
 The files hold rules, grants, sources and namespaces. The command only reads from the API server. It
-treats the files as kubectl apply does; fields that the API server adds to a source of another kind than
-Secret and ConfigMap stay as they are stored. The output has the lengths of values, and no values.
+treats the files as kubectl apply does; fields that the API server adds to a source of another kind
+than Secret and ConfigMap stay as they are stored. The output has the lengths of values, and no
+values.
 
-A user who may not list namespaces gets an answer about the namespace of -n alone. The cluster is read
-twice, so changes that Mimeo begins in between may appear in the output.
+A user who may not list namespaces gets an answer about the namespace of -n alone.
 
 Exit code 0: the files change no copy. 1: they change copies, or a rule fails. 2: an error.";
 
@@ -82,11 +82,12 @@ struct Change {
 pub(crate) async fn run(args: DiffArgs, connected: &Connected, format: Format) -> Result<u8> {
     let files = Files::read(&args.files, Some(&connected.namespace))?;
     let scope = scope(connected).await;
-    let mut base = Picture::read(connected, scope.clone()).await?;
-    let before = effects::of(&mut base);
-    drop(base);
-    let overlay = Overlay::new(files.clone());
-    let mut picture = Picture::read_with(connected, scope, overlay).await?;
+    // Both pictures see the same answers.
+    let reader = connected.reader().keeping();
+    let read =
+        async |overlay| Picture::read_with(connected, reader.clone(), scope.clone(), overlay).await;
+    let before = effects::of(&mut read(Overlay::default()).await?);
+    let mut picture = read(Overlay::new(files.clone())).await?;
     let after = effects::of(&mut picture);
     let permissions = permissions::missing(connected, &picture, &files).await;
     let diff = compare(connected, &picture, &before, after, permissions).await;
@@ -155,10 +156,10 @@ async fn compare(
         notes.extend(note);
     }
     drop(described);
-    let told = |failure: &Failure| !before.failures.iter().any(|old| old.is_same(failure));
+    let new = |failure: &Failure| !before.failures.iter().any(|old| old.is_same(failure));
     Diff {
         changes,
-        failures: after.failures.into_iter().filter(told).collect(),
+        failures: after.failures.into_iter().filter(new).collect(),
         permissions,
         pending_anyway: anyway.len(),
         no_longer_pending,
@@ -173,7 +174,7 @@ async fn describe(reader: &Reader, copy: CopyKey, effect: Effect) -> (Change, Op
     };
     let why = effect
         .request
-        .and_then(|request| Some(format!("{:?}", request.ticket.why?)));
+        .and_then(|request| Some(request.ticket.why?.to_string()));
     let change = Change {
         copy,
         action: effect.action,

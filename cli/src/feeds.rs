@@ -2,18 +2,18 @@
 
 use anyhow::Result;
 use clap::Args;
-use jiff::Timestamp;
 use mimeo_model::{choices::Retain, rule::Rule, source::SourceRef, template::Place};
-use mimeo_runtime::discovery::{Discovery, resource_path};
+use mimeo_runtime::discovery::resource_path;
 use serde::Serialize;
 
 use crate::{
     connect::Connected,
-    names::{ObjectName, kind_of},
-    output::{Cell, Format, Tone, print, table},
-    picture::{Picture, Scope, Stored, sources},
+    kinds,
+    names::ObjectName,
+    output::{Cell, Format, print, table},
+    picture::{Picture, Scope, copies, sources},
     read::Part,
-    state::{CopyKey, state},
+    state::{State, state},
 };
 
 #[derive(Debug, Args)]
@@ -50,32 +50,48 @@ struct Fed {
 struct FedCopy {
     namespace: String,
     name: String,
-    state: String,
+    state: State,
 }
 
 pub(crate) async fn run(args: WhereArgs, connected: &Connected, format: Format) -> Result<u8> {
-    let text = match &args.source[..] {
+    let named = match &args.source[..] {
         [kind, name] => match name.split_once('/') {
             Some((namespace, name)) => format!("{namespace}/{kind}/{name}"),
             None => format!("{kind}/{name}"),
         },
         whole => whole.concat(),
     };
-    let object = ObjectName::parse(&text, &connected.namespace)?;
+    let object = ObjectName::parse(&named, &connected.namespace)?;
     let picture = Picture::read(connected, Scope::asked(connected)).await?;
-    let gvk = kind_of(&picture, object.kind)?;
+    let reader = connected.reader();
+    let (gvk, resource) = kinds::find(&reader, &picture, object.kind).await?;
     let source = SourceRef::named(gvk, object.namespace, object.name);
-    let feeds = feeds(&picture, &source, connected).await?;
-    let none = feeds.rules.is_empty();
-    print(format, &feeds, told)?;
-    Ok(u8::from(none))
+    let mut notes: Vec<String> = picture.unread.iter().cloned().collect();
+    let exists = match resource {
+        None => Some(false),
+        Some(resource) => {
+            let path = resource_path(&resource, Some(&source.namespace), Some(&source.name));
+            let object = reader.get(&path, Part::Metadata).await;
+            if let Err(error) = &object {
+                notes.push(format!("Can't read {source}: {error}."));
+            }
+            object.ok().map(|object| object.is_some())
+        }
+    };
+    let feeds = Feeds {
+        source: source.to_string(),
+        exists,
+        rules: fed(&picture, &source),
+        notes,
+    };
+    print(format, &feeds, text)?;
+    Ok(u8::from(feeds.rules.is_empty()))
 }
 
-async fn feeds(picture: &Picture, source: &SourceRef, connected: &Connected) -> Result<Feeds> {
-    let mut notes: Vec<String> = picture.unread.iter().cloned().collect();
+/// The rules that have the source, and their copies of it.
+fn fed(picture: &Picture, source: &SourceRef) -> Vec<Fed> {
     let mut rules = Vec::new();
-    for stored in picture.rules.values() {
-        let Ok(rule) = &stored.rule else { continue };
+    for rule in picture.valid_rules() {
         let found = sources(picture, rule).into_iter().find(|one| {
             one.gvk.group_kind() == source.gvk.group_kind()
                 && (&one.namespace, &one.name) == (&source.namespace, &source.name)
@@ -84,47 +100,17 @@ async fn feeds(picture: &Picture, source: &SourceRef, connected: &Connected) -> 
             rules.push(Fed {
                 rule: rule.id.to_string(),
                 when_deleted: when_deleted(rule),
-                copies: copies(picture, rule, &found, stored),
+                copies: fed_copies(picture, rule, &found),
             });
         }
     }
-    Ok(Feeds {
-        source: source.to_string(),
-        exists: exists(picture, source, connected, &mut notes).await,
-        rules,
-        notes,
-    })
-}
-
-async fn exists(
-    picture: &Picture,
-    source: &SourceRef,
-    connected: &Connected,
-    notes: &mut Vec<String>,
-) -> Option<bool> {
-    let resource = match picture.kinds.get(&source.gvk) {
-        Some(resource) => resource.clone(),
-        None => Discovery::new(connected.client.clone())
-            .find(&source.gvk)
-            .await
-            .ok()?,
-    }?;
-    let path = resource_path(&resource, Some(&source.namespace), Some(&source.name));
-    let reader = connected.reader();
-    match reader.get(&path, Part::Metadata).await {
-        Ok(object) => Some(object.is_some()),
-        Err(error) => {
-            notes.push(format!("Can't read {source}: {error}."));
-            None
-        }
-    }
+    rules
 }
 
 /// The copies of one source, by namespace.
-fn copies(picture: &Picture, rule: &Rule, source: &SourceRef, stored: &Stored) -> Vec<FedCopy> {
-    let (engine, now) = picture.snapshot.decided();
-    let wall = Timestamp::now();
-    let mut copies = Vec::new();
+fn fed_copies(picture: &Picture, rule: &Rule, source: &SourceRef) -> Vec<FedCopy> {
+    let kind = &*source.gvk.kind;
+    let mut fed = Vec::new();
     for namespace in picture.namespaces.keys() {
         let labels = picture.labels(namespace).unwrap_or_default();
         let place = Place {
@@ -136,25 +122,24 @@ fn copies(picture: &Picture, rule: &Rule, source: &SourceRef, stored: &Stored) -
         if names.is_empty() {
             continue;
         }
-        let views = engine.copies(&rule.id, namespace, now, wall);
+        let views = copies(&picture.snapshot, &rule.id, namespace);
         for name in names {
-            let key = CopyKey {
+            let key = ObjectName {
                 namespace,
-                kind: &source.gvk.kind,
+                kind,
                 name: &name,
             };
-            let view = views
-                .iter()
-                .find(|view| view.kind == *source.gvk.kind && view.name == name);
-            let (state, _) = state(picture, &key, rule, source, view, stored.status.as_ref());
-            copies.push(FedCopy {
+            let mut views = views.iter();
+            let view = views.find(|view| view.kind == kind && view.name == name);
+            let (state, _) = state(picture, &key, &rule.id, Some(source), view);
+            fed.push(FedCopy {
                 namespace: namespace.clone(),
                 name,
                 state,
             });
         }
     }
-    copies
+    fed
 }
 
 /// The fate of a rule's copies if their source is deleted, as a sentence.
@@ -171,7 +156,7 @@ fn when_deleted(rule: &Rule) -> String {
     }
 }
 
-fn told(feeds: &Feeds) -> String {
+fn text(feeds: &Feeds) -> String {
     let Feeds {
         source,
         exists,
@@ -194,15 +179,10 @@ fn told(feeds: &Feeds) -> String {
     } in rules
     {
         let row = |copy: &FedCopy| {
-            let tone = match copy.state.as_str() {
-                "Synced" => Tone::Good,
-                "Pending" | "Suspended" | "Unknown" | "InGracePeriod" => Tone::Notice,
-                _ => Tone::Bad,
-            };
             vec![
                 Cell::from(format!("  {}", copy.namespace)),
                 copy.name.as_str().into(),
-                Cell::new(copy.state.as_str(), tone),
+                Cell::new(copy.state.to_string(), copy.state.tone()),
             ]
         };
         let rows: Vec<Vec<Cell>> = copies.iter().map(row).collect();

@@ -1,4 +1,4 @@
-//! `kubectl mimeo grant RULE`: the grants that a Replication lacks.
+//! `kubectl mimeo grant RULE`: the missing grants of a Replication.
 //!
 //! The engine decides which grants are missing. This file gives the engine the new grants, and asks
 //! again: so the printed grants are enough.
@@ -16,24 +16,21 @@ use mimeo_model::{
     grant::Grant,
     id::{RuleId, RuleKind},
     kind::GroupVersionKind,
-    known::{Decoded, Known},
+    known::Decoded,
     role::Role,
     rule::Rule,
     selection::Glob,
     source::SourceRef,
 };
-use mimeo_runtime::{
-    call::encode,
-    stored::{parse_grant, parse_rule},
-};
+use mimeo_runtime::{call::encode, stored::parse_rule};
 use serde_json::{Value, json};
 
 use crate::{
     connect::Connected,
     names,
-    output::{Format, tell, write},
-    picture::{assumed, metadata, text},
-    read::{Part, ReadError, Reader},
+    output::{Format, manifests, tell, write},
+    picture::{GrantNames, assumed, show_grants, show_namespaces},
+    read::{Part, ReadError, Reader, metadata, own_path},
 };
 
 /// Most items of a grant, and most names of one item, as the CRD allows.
@@ -51,8 +48,6 @@ pub(crate) struct GrantArgs {
 type Objects = BTreeMap<GroupVersionKind, Option<BTreeSet<String>>>;
 /// All of them, by the namespace that must consent and the access.
 type Wanted = BTreeMap<(String, Access), Objects>;
-/// Namespaces and names of grants.
-type GrantNames = BTreeSet<(Box<str>, Box<str>)>;
 
 pub(crate) async fn run(args: &GrantArgs, connected: &Connected, format: Format) -> Result<u8> {
     let (home, name) = replication(&args.rule, &connected.namespace)?;
@@ -73,7 +68,7 @@ pub(crate) async fn run(args: &GrantArgs, connected: &Connected, format: Format)
     }
     if grants.is_empty() && enough {
         tell(&format!(
-            "Replication {home}/{name} lacks no ReplicationGrant."
+            "No ReplicationGrant is missing for Replication {home}/{name}."
         ));
     }
     show(&grants, format)?;
@@ -101,7 +96,8 @@ fn replication(text: &str, namespace: &str) -> Result<(String, String)> {
 }
 
 async fn read_rule(reader: &Reader, home: &str, name: &str) -> Result<Rule> {
-    let path = path(home, RuleKind::Replication.plural(), Some(name));
+    let plural = RuleKind::Replication.plural();
+    let path = own_path(Some(home), plural, Some(name));
     let object = match reader.get(&path, Part::Whole).await {
         Ok(Some(object)) => object,
         Ok(None) => bail!(
@@ -114,11 +110,8 @@ async fn read_rule(reader: &Reader, home: &str, name: &str) -> Result<Rule> {
     };
     let (rule, _) = parse_rule(RuleKind::Replication, Decoded::Whole(object));
     rule.map_err(|refused| {
-        let refusals: Vec<String> = refused.refusals.iter().map(ToString::to_string).collect();
-        anyhow::anyhow!(
-            "Replication {home}/{name} is invalid: {}",
-            refusals.join("; ")
-        )
+        let refusals = names::refusals(&refused.refusals);
+        anyhow::anyhow!("Replication {home}/{name} is invalid: {refusals}")
     })
 }
 
@@ -137,9 +130,7 @@ async fn read_home(reader: &Reader, home: &str, snapshot: &mut Snapshot, notes: 
             assumed(home)
         }
     };
-    let (engine, now) = snapshot.engine();
-    engine.namespace_applied(&meta, now);
-    engine.namespaces_listed(&[home.into()].into(), now);
+    show_namespaces(snapshot, [&meta]);
 }
 
 /// Shows the engine the grants that exist. Returns their names.
@@ -152,12 +143,12 @@ async fn read_grants(
 ) -> GrantNames {
     const PLURAL: &str = "replicationgrants";
     let mut found = Vec::new();
-    let all = format!("/apis/{API_VERSION}/{PLURAL}");
+    let all = own_path(None, PLURAL, None);
     let keep = |object| found.push(object);
     if reader.list(&all, None, Part::Whole, keep).await.is_err() {
         found.clear();
         for namespace in others(rule, home) {
-            let path = path(namespace, PLURAL, None);
+            let path = own_path(Some(namespace), PLURAL, None);
             let keep = |object| found.push(object);
             if let Err(error) = reader.list(&path, None, Part::Whole, keep).await {
                 notes.push(format!(
@@ -166,16 +157,7 @@ async fn read_grants(
             }
         }
     }
-    let (engine, now) = snapshot.engine();
-    let mut names = GrantNames::new();
-    for object in found {
-        let namespace: Box<str> = text(object.value(), "/metadata/namespace").into();
-        let name: Box<str> = text(object.value(), "/metadata/name").into();
-        engine.grant_applied(&namespace, &name, parse_grant(object), now);
-        names.insert((namespace, name));
-    }
-    engine.grants_known(Known::Listed(&names), now);
-    names
+    show_grants(snapshot, found)
 }
 
 /// The other namespaces that the Replication names.
@@ -304,18 +286,7 @@ fn show(grants: &[ReplicationGrant], format: Format) -> Result<()> {
             })
         })
         .collect();
-    if format == Format::Json {
-        let list = json!({"apiVersion": "v1", "kind": "List", "items": items});
-        return write(&(serde_json::to_string_pretty(&list)? + "\n"));
-    }
-    let documents: Result<Vec<String>, _> = items.iter().map(serde_yaml::to_string).collect();
-    write(&documents?.join("---\n"))
-}
-
-fn path(namespace: &str, plural: &str, name: Option<&str>) -> String {
-    let name = name.map_or_else(String::new, |name| format!("/{}", encode(name)));
-    let namespace = encode(namespace);
-    format!("/apis/{API_VERSION}/namespaces/{namespace}/{plural}{name}")
+    write(&manifests(items.iter(), format)?)
 }
 
 #[cfg(test)]
@@ -332,19 +303,17 @@ mod tests {
         Rule::parse_replication(&object).expect("a valid rule")
     }
 
-    /// The grants that the rule lacks while no grant exists: their namespaces and names, accesses
+    /// The missing grants of the rule while no grant exists: their namespaces and names, accesses
     /// and objects.
-    fn lacks(spec: &Value) -> Vec<String> {
+    fn missing(spec: &Value) -> Vec<String> {
         let rule = rule(spec);
         let mut snapshot = Snapshot::new(Settings::new(Role::Keeper, ""));
-        let (engine, now) = snapshot.engine();
-        engine.namespace_applied(&assumed("blue"), now);
-        engine.namespaces_listed(&["blue".into()].into(), now);
-        engine.grants_known(Known::Listed(&GrantNames::new()), now);
+        show_namespaces(&mut snapshot, [&assumed("blue")]);
+        show_grants(&mut snapshot, Vec::new());
         let taken = GrantNames::from([("shop".into(), "blue-db-read".into())]);
         let (grants, enough) = plan(&rule, "blue", &taken, &mut snapshot);
         assert!(enough);
-        let told = |grant: &ReplicationGrant| {
+        let line = |grant: &ReplicationGrant| {
             let objects = grant.spec.objects.iter();
             let objects: Vec<String> = objects
                 .map(|one| format!("{} {}", one.kind, one.names.join(",")))
@@ -356,7 +325,7 @@ mod tests {
                 objects.join("; ")
             )
         };
-        grants.iter().map(told).collect()
+        grants.iter().map(line).collect()
     }
 
     fn source(namespace: &str, name: &str) -> Value {
@@ -366,15 +335,15 @@ mod tests {
     #[test]
     fn each_other_namespace_gets_one_grant_for_each_access() {
         let own = json!({"sources": [source("blue", "a")], "targets": [{"copyName": "b"}]});
-        assert_eq!(lacks(&own), [""; 0]);
+        assert_eq!(missing(&own), [""; 0]);
         let pull = json!({"sources": [source("shop", "b"), source("shop", "a")]});
-        assert_eq!(lacks(&pull), ["shop/blue-db-read-2 Secret a,b"]);
+        assert_eq!(missing(&pull), ["shop/blue-db-read-2 Secret a,b"]);
         let both = json!({
             "sources": [source("shop", "a")],
             "targets": [{"namespaces": ["red", "shop"], "copyName": "c"}],
         });
         assert_eq!(
-            lacks(&both),
+            missing(&both),
             [
                 "red/blue-db-write Secret c",
                 "shop/blue-db-read-2 Secret a",
@@ -388,7 +357,7 @@ mod tests {
         let selecting = |target: Value| {
             let source =
                 json!({"apiVersion": "v1", "kind": "Secret", "namespace": "blue", "selector": {}});
-            lacks(&json!({"sources": [source], "targets": [target]}))
+            missing(&json!({"sources": [source], "targets": [target]}))
         };
         assert_eq!(
             selecting(json!({"namespaces": ["red"]})),
@@ -399,7 +368,7 @@ mod tests {
         let abroad =
             json!({"apiVersion": "v1", "kind": "Secret", "namespace": "shop", "selector": {}});
         assert_eq!(
-            lacks(&json!({"sources": [abroad]})),
+            missing(&json!({"sources": [abroad]})),
             ["shop/blue-db-read-2 Secret "]
         );
     }

@@ -7,9 +7,7 @@ use std::collections::BTreeMap;
 
 use anyhow::{Result, bail};
 use clap::Args;
-use jiff::Timestamp;
-use mimeo_api::{ClusterReplicationStatus, names::API_VERSION};
-use mimeo_engine::Cursor;
+use mimeo_api::ClusterReplicationStatus;
 use mimeo_model::{id::RuleId, names::CONFIRM_DELETION};
 use mimeo_runtime::{call::encode, writer::KINDS_CONFIG_MAP};
 use serde::Serialize;
@@ -17,10 +15,12 @@ use serde_json::json;
 
 use crate::{
     connect::Connected,
-    output::{Format, print, print_text, table, tell},
-    picture::{Picture, Scope},
-    state::{argument, held_deletion},
-    write::{Change, Refusal, send},
+    names::argument,
+    output::{Cell, Format, print, print_text, table, tell},
+    picture::{Picture, Scope, unsynced},
+    read::own_path,
+    state::{held_deletion, is_lost},
+    write::{Change, send},
 };
 
 #[derive(Debug, Args)]
@@ -83,7 +83,7 @@ fn held(picture: &Picture) -> Vec<Held> {
     let mut lost = lost(picture);
     let mut all = Vec::new();
     for (id, stored) in &picture.rules {
-        if let Some((nonce, why)) = stored.status.as_ref().and_then(told) {
+        if let Some((nonce, why)) = stored.status.as_ref().and_then(self::nonce) {
             all.push(Held {
                 rule: id.to_string(),
                 rule_deleted: false,
@@ -114,45 +114,27 @@ fn held(picture: &Picture) -> Vec<Held> {
 }
 
 /// The nonce and the sentence of a status with the condition `Stalled`, reason `DeletionHeld`.
-fn told(status: &ClusterReplicationStatus) -> Option<(Option<String>, String)> {
-    let condition = held_deletion(status)?;
-    let nonce = condition
-        .message
-        .split_once(&format!("{CONFIRM_DELETION}="));
+fn nonce(status: &ClusterReplicationStatus) -> Option<(Option<String>, String)> {
+    let message = &held_deletion(status)?.message;
+    let nonce = message.split_once(&format!("{CONFIRM_DELETION}="));
     let nonce = nonce.map(|(_, nonce)| nonce.trim().to_owned());
-    let why = condition.message.split(". ").next().unwrap_or_default();
+    let why = message.split(". ").next().unwrap_or_default();
     Some((nonce, why.to_owned()))
 }
 
 /// The copies that rules no longer want, by rule.
 fn lost(picture: &Picture) -> BTreeMap<RuleId, Vec<HeldCopy>> {
-    let (engine, now) = picture.snapshot.decided();
-    let wall = Timestamp::now();
     let mut lost: BTreeMap<RuleId, Vec<HeldCopy>> = BTreeMap::new();
-    let mut cursor = Cursor::default();
-    loop {
-        let view = engine.view(&mut cursor, now, wall);
-        for namespace in &view.namespaces {
-            let places = namespace.places.iter();
-            for place in places.filter(|place| place.synced < place.copies) {
-                let copies = engine.copies(&place.rule, &namespace.name, now, wall);
-                let copies = copies
-                    .into_iter()
-                    .filter(|copy| copy.reason.as_deref() == Some("Delete"));
-                let copies = copies.map(|copy| HeldCopy {
-                    namespace: namespace.name.to_string(),
-                    kind: copy.kind,
-                    name: copy.name,
-                });
-                lost.entry((*place.rule).clone())
-                    .or_default()
-                    .extend(copies);
-            }
+    unsynced(&picture.snapshot, |rule, namespace, copy| {
+        if is_lost(&copy) {
+            lost.entry(rule.clone()).or_default().push(HeldCopy {
+                namespace: namespace.to_owned(),
+                kind: copy.kind,
+                name: copy.name,
+            });
         }
-        if view.whole {
-            return lost;
-        }
-    }
+    });
+    lost
 }
 
 pub(crate) async fn confirm(args: ConfirmArgs, connected: &Connected) -> Result<u8> {
@@ -214,25 +196,15 @@ async fn annotate(connected: &Connected, held: &Held, nonce: &str) -> Result<()>
             format!("ConfigMap {}/{KINDS_CONFIG_MAP}", connected.mimeo),
         )
     } else {
-        let RuleId {
-            kind,
-            namespace,
-            name,
-        } = &held.id;
-        let within = namespace.as_ref().map_or_else(String::new, |namespace| {
-            format!("/namespaces/{}", encode(namespace))
-        });
-        let (plural, name) = (kind.plural(), encode(name));
-        (
-            format!("/apis/{API_VERSION}{within}/{plural}/{name}"),
-            held.rule.clone(),
-        )
+        let id = &held.id;
+        let path = own_path(id.namespace.as_deref(), id.kind.plural(), Some(&id.name));
+        (path, held.rule.clone())
     };
     let patch = json!({"metadata": {"annotations": {CONFIRM_DELETION: nonce}}});
     let path = format!("{path}?fieldManager=kubectl-mimeo");
     let sent = send(connected, Change::Merge, &path, &patch).await;
-    if let Err(Refusal { message, .. }) = sent {
-        bail!("failed to annotate {object}: {message}");
+    if let Err(refusal) = sent {
+        bail!("failed to annotate {object}: {}", refusal.message());
     }
     Ok(())
 }
@@ -250,24 +222,19 @@ fn text(held: &[Held]) -> String {
             id,
             ..
         } = held;
-        let rows = copies.iter().map(|copy| {
-            let HeldCopy {
-                namespace,
-                kind,
-                name,
-            } = copy;
-            vec![
-                format!("  {namespace}").into(),
-                kind.as_str().into(),
-                name.as_str().into(),
-            ]
-        });
+        let row = |copy: &HeldCopy| {
+            let namespace = format!("  {}", copy.namespace);
+            [&namespace, &copy.kind, &copy.name].map(Cell::from).into()
+        };
         let deleted = if *rule_deleted { " (deleted)" } else { "" };
         let name = argument(id);
         format!(
             "{rule}{deleted}: {} copies\n  {why}\n\n{}\n  If it is an accident, undo it. If not: kubectl mimeo confirm {name}\n",
             copies.len(),
-            table(&["  NAMESPACE", "KIND", "NAME"], rows.collect()),
+            table(
+                &["  NAMESPACE", "KIND", "NAME"],
+                copies.iter().map(row).collect()
+            ),
         )
     };
     held.iter().map(one).collect::<Vec<_>>().join("\n")

@@ -1,132 +1,148 @@
-//! Finds any kind that the API server serves, by the names that kubectl accepts.
+//! Finds kinds by the names that kubectl accepts, and names them as kubectl accepts them.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 
-use anyhow::{Result, bail};
-use futures::{StreamExt as _, TryStreamExt as _, stream};
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::{APIGroupList, APIResource, APIResourceList};
+use anyhow::{Result, anyhow, bail};
 use mimeo_model::kind::{GroupVersionKind, Resource};
-use mimeo_runtime::call::encode;
-use serde::de::DeserializeOwned;
+use serde_json::Value;
 
-use crate::read::{AT_ONCE, Part, ReadError, Reader};
+use crate::{
+    output::quoted,
+    picture::Picture,
+    read::{Part, Reader, text},
+};
 
-/// Finds the kind that a user means: its name, its plural or its short name, with or without the
-/// group. Kinds of the core group come first.
-pub(crate) async fn find(reader: &Reader, text: &str) -> Result<Resource> {
-    let wanted = text.to_lowercase();
-    let (name, group) = match wanted.split_once('.') {
-        Some((name, group)) => (name, Some(group)),
-        None => (wanted.as_str(), None),
-    };
-    if group.is_none()
-        && let Some(found) = of_version(reader, "", "v1", name).await?
-    {
-        return Ok(found);
+/// Finds the kind that a user means, by its name, its plural or its short name, with or without the
+/// group. No resource: rules name the kind, and the API server doesn't serve it.
+pub(crate) async fn find(
+    reader: &Reader,
+    picture: &Picture,
+    text: &str,
+) -> Result<(GroupVersionKind, Option<Resource>)> {
+    let mut used: BTreeSet<&GroupVersionKind> = picture.kinds.keys().collect();
+    used.extend(picture.valid_rules().flat_map(|rule| &rule.kinds));
+    let found = candidates(reader, text).await?;
+    let name = text.to_lowercase();
+    let named =
+        |gvk: &&&GroupVersionKind| gvk.kind.to_lowercase() == name || argument_kind(gvk) == name;
+    if let (true, Some(gvk)) = (found.is_empty(), used.iter().find(named)) {
+        return Ok(((*gvk).clone(), None));
     }
-    let groups: APIGroupList = read(reader, "/apis").await?;
-    let versions = groups.groups.into_iter().filter_map(|one| {
-        let version = one.preferred_version?.version;
-        let asked = group.is_none_or(|group| group == one.name);
-        asked.then_some((one.name, version))
-    });
-    let answers: Vec<Option<Resource>> = stream::iter(versions)
-        .map(|(group, version)| async move { of_version(reader, &group, &version, name).await })
-        .buffer_unordered(AT_ONCE)
-        .try_collect()
-        .await?;
-    let found = answers.into_iter().flatten();
-    let found: BTreeMap<String, Resource> = found
-        .map(|resource| (resource.to_string(), resource))
-        .collect();
-    let names: BTreeSet<&str> = found.keys().map(String::as_str).collect();
-    if names.len() > 1 {
-        let names: Vec<&str> = names.into_iter().collect();
+    let is_used = |one: &&Resource| {
+        let kind = one.gvk.group_kind();
+        used.iter().any(|gvk| gvk.group_kind() == kind)
+    };
+    let resource = match found.iter().find(is_used) {
+        Some(used) => used.clone(),
+        None => one(found, text)?,
+    };
+    Ok((resource.gvk.clone(), Some(resource)))
+}
+
+/// Finds a kind that the API server serves.
+pub(crate) async fn served(reader: &Reader, text: &str) -> Result<Resource> {
+    one(candidates(reader, text).await?, text)
+}
+
+/// A kind as an argument of kubectl, with its group: `networkpolicy.networking.k8s.io`.
+pub(crate) fn argument_kind(gvk: &GroupVersionKind) -> String {
+    gvk.group_kind().to_string().to_lowercase()
+}
+
+/// An object as an argument of kubectl.
+pub(crate) fn argument(gvk: &GroupVersionKind, name: &str) -> String {
+    quoted(&format!("{}/{name}", argument_kind(gvk)))
+}
+
+fn one(mut found: Vec<Resource>, text: &str) -> Result<Resource> {
+    if found.len() > 1 {
+        let names: Vec<String> = found.iter().map(ToString::to_string).collect();
         bail!(
             "{text:?} stands for several kinds; write one of {}",
             names.join(", ")
         );
     }
-    match found.into_values().next() {
-        Some(resource) => Ok(resource),
-        None => bail!(
+    found.pop().ok_or_else(|| {
+        anyhow!(
             "the API server serves no kind {text:?}; kubectl api-resources --namespaced=true   lists all kinds"
-        ),
-    }
-}
-
-async fn of_version(
-    reader: &Reader,
-    group: &str,
-    version: &str,
-    name: &str,
-) -> Result<Option<Resource>> {
-    let path = if group.is_empty() {
-        format!("/api/{}", encode(version))
-    } else {
-        format!("/apis/{}/{}", encode(group), encode(version))
-    };
-    let list: APIResourceList = match read(reader, &path).await {
-        Ok(list) => list,
-        // A group whose own server is down must not hide the other groups.
-        Err(_) if !group.is_empty() => return Ok(None),
-        Err(error) => return Err(error),
-    };
-    Ok(choose(&list.resources, group, version, name))
-}
-
-/// Finds the name among the kinds of one group and version.
-fn choose(served: &[APIResource], group: &str, version: &str, name: &str) -> Option<Resource> {
-    let means = |one: &&APIResource| {
-        let short = one.short_names.iter().flatten();
-        let mut names = short.chain([&one.name, &one.singular_name]);
-        // A name with a slash is a subresource.
-        !one.name.contains('/') && (names.any(|one| one == name) || one.kind.to_lowercase() == name)
-    };
-    let found = served.iter().find(means)?;
-    Some(Resource {
-        gvk: GroupVersionKind {
-            group: group.into(),
-            version: version.into(),
-            kind: found.kind.as_str().into(),
-        },
-        plural: found.name.as_str().into(),
-        namespaced: found.namespaced,
+        )
     })
 }
 
-async fn read<T: DeserializeOwned>(reader: &Reader, path: &str) -> Result<T> {
-    let answer = match reader.get(path, Part::Whole).await {
-        Ok(Some(answer)) => serde_json::from_value(answer).ok(),
-        Ok(None) | Err(ReadError::NotServed) => None,
-        Err(error) => bail!("can't find out which kinds the API server serves: {error}"),
-    };
-    match answer {
-        Some(answer) => Ok(answer),
-        None => bail!("can't find out which kinds the API server serves: no list at {path}"),
+/// The kinds that a text can mean. A kind of the core group is the only one.
+async fn candidates(reader: &Reader, text: &str) -> Result<Vec<Resource>> {
+    let wanted = text.to_lowercase();
+    let mut found = Vec::new();
+    for path in ["/api", "/apis"] {
+        let groups = match reader.get(path, Part::Discovery).await {
+            Ok(groups) => groups.unwrap_or_default(),
+            Err(error) => bail!("can't find out which kinds the API server serves: {error}"),
+        };
+        found.extend(array(&groups["items"]).filter_map(|group| choose(group, &wanted)));
+        if !found.is_empty() {
+            break;
+        }
     }
+    Ok(found)
+}
+
+/// Finds a kind in one group: in the first version that has it, which the API server prefers.
+fn choose(group: &Value, wanted: &str) -> Option<Resource> {
+    let name = text(group, "/metadata/name");
+    let wanted = match wanted.split_once('.') {
+        Some((wanted, asked)) if asked == name => wanted,
+        Some(_) => return None,
+        None => wanted,
+    };
+    let means = |one: &&Value| {
+        text(one, "/resource") == wanted
+            || text(one, "/singularResource") == wanted
+            || text(one, "/responseKind/kind").eq_ignore_ascii_case(wanted)
+            || array(&one["shortNames"]).any(|short| short == wanted)
+    };
+    array(&group["versions"]).find_map(|version| {
+        let found = array(&version["resources"]).find(means)?;
+        Some(Resource {
+            gvk: GroupVersionKind {
+                group: name.into(),
+                version: text(version, "/version").into(),
+                kind: text(found, "/responseKind/kind").into(),
+            },
+            plural: text(found, "/resource").into(),
+            namespaced: text(found, "/scope") == "Namespaced",
+        })
+    })
+}
+
+fn array(list: &Value) -> impl Iterator<Item = &Value> {
+    list.as_array().into_iter().flatten()
 }
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
 
     #[test]
     fn a_kind_has_the_names_that_kubectl_accepts() {
-        let kind = |name: &str| APIResource {
-            name: name.into(),
-            singular_name: "configmap".into(),
-            kind: "ConfigMap".into(),
-            namespaced: true,
-            short_names: Some(vec!["cm".into()]),
-            ..APIResource::default()
-        };
-        let served = [kind("configmaps/status"), kind("configmaps")];
-        for name in ["configmap", "configmaps", "cm"] {
-            let found = choose(&served, "", "v1", name).map(|one| one.to_string());
-            assert_eq!(found.as_deref(), Some("configmaps"), "{name}");
+        let kind = json!({
+            "resource": "networkpolicies", "singularResource": "networkpolicy", "scope": "Namespaced",
+            "responseKind": {"kind": "NetworkPolicy"}, "shortNames": ["netpol"],
+        });
+        let versions = json!([{"version": "v2"}, {"version": "v1", "resources": [kind]}]);
+        let group = json!({"metadata": {"name": "networking.k8s.io"}, "versions": versions});
+        for name in [
+            "networkpolicy",
+            "networkpolicies",
+            "netpol",
+            "netpol.networking.k8s.io",
+        ] {
+            let found = choose(&group, name).expect(name);
+            assert_eq!(found.to_string(), "networkpolicies.networking.k8s.io");
+            assert_eq!(&*found.gvk.version, "v1");
         }
-        assert_eq!(choose(&served, "", "v1", "secret"), None);
-        assert_eq!(choose(&served[..1], "", "v1", "configmaps/status"), None);
+        assert_eq!(choose(&group, "secret"), None);
+        assert_eq!(choose(&group, "netpol.example.com"), None);
     }
 }

@@ -4,6 +4,7 @@
 //! prints no data of a Secret of the cluster, and only `confirm` and `copy` change anything. Its
 //! answers come from the reconciler's own engine (`picture`).
 
+mod call;
 mod check;
 mod connect;
 mod copy;
@@ -17,6 +18,7 @@ mod kinds;
 mod manifest;
 mod names;
 mod output;
+mod permissions;
 mod picture;
 mod read;
 #[cfg(test)]
@@ -66,7 +68,7 @@ enum Command {
     /// Show the changes of copies that applying files would lead to. Exit code 0: none
     #[command(after_help = diff::HELP)]
     Diff(diff::DiffArgs),
-    /// Print the grants that a Replication lacks, for the owners of the other namespaces. Exit code
+    /// Print the missing grants of a Replication, for the owners of the other namespaces. Exit code
     /// 0: they are printed, or none is missing
     Grant(grant::GrantArgs),
     /// List the deletions that wait for a person, and their copies
@@ -114,27 +116,28 @@ async fn run(flags: Flags) -> anyhow::Result<u8> {
         output,
     } = flags;
     let format = output.unwrap_or_default();
+    let cluster = connection.connect();
     match command {
-        Command::Check(args) => check::run(args, &connection.connect().await?, format).await,
+        Command::Check(args) => check::run(args, &cluster.await?, format).await,
         Command::Completion { shell } => {
             let mut script = Vec::new();
             clap_complete::generate(shell, &mut Flags::command(), "kubectl-mimeo", &mut script);
             output::write(&String::from_utf8_lossy(&script))?;
             Ok(0)
         }
-        Command::Confirm(args) => held::confirm(args, &connection.connect().await?).await,
-        Command::Copy(args) => copy::run(&args, &connection.connect().await?, format).await,
-        Command::Diff(args) => diff::run(args, &connection.connect().await?, format).await,
-        Command::Grant(args) => grant::run(&args, &connection.connect().await?, format).await,
-        Command::Held(args) => held::run(args, &connection.connect().await?, format).await,
+        Command::Confirm(args) => held::confirm(args, &cluster.await?).await,
+        Command::Copy(args) => copy::run(&args, &cluster.await?, format).await,
+        Command::Diff(args) => diff::run(args, &cluster.await?, format).await,
+        Command::Grant(args) => grant::run(&args, &cluster.await?, format).await,
+        Command::Held(args) => held::run(args, &cluster.await?, format).await,
         Command::Render(args) => {
             let format = output.unwrap_or(Format::Yaml);
             render::run(&args, connection.namespace(), format)
         }
-        Command::Status(args) => status::run(args, &connection.connect().await?, format).await,
+        Command::Status(args) => status::run(args, &cluster.await?, format).await,
         Command::Test(args) => test::run(&args, connection.namespace(), format),
-        Command::Ui(args) => ui::run(&args, &connection, &connection.connect().await?).await,
-        Command::Where(args) => feeds::run(args, &connection.connect().await?, format).await,
-        Command::Why(args) => why::run(args, &connection.connect().await?, format).await,
+        Command::Ui(args) => ui::run(&args, &connection, &cluster.await?).await,
+        Command::Where(args) => feeds::run(args, &cluster.await?, format).await,
+        Command::Why(args) => why::run(args, &cluster.await?, format).await,
     }
 }

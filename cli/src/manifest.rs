@@ -1,4 +1,6 @@
-//! The copy of a request as an object, and values that are not shown.
+//! The copy of a request as an object, its fields, and values that are not shown.
+
+use std::collections::BTreeSet;
 
 use k8s_openapi::ByteString;
 use mimeo_engine::Request;
@@ -43,6 +45,36 @@ pub(crate) fn length(value: &Value, base64: bool) -> usize {
             Value::String(text) => text.len(),
             other => other.to_string().len(),
         },
+    }
+}
+
+/// The paths of the fields in an entry of `managedFields`. It has keys of data, and no values.
+pub(crate) fn owned(fields: &Value) -> BTreeSet<String> {
+    fn walk(fields: &Value, path: &str, found: &mut BTreeSet<String>) {
+        let mut leaf = !path.is_empty();
+        for (key, fields) in fields.as_object().into_iter().flatten() {
+            if let Some(key) = key.strip_prefix("f:") {
+                leaf = false;
+                walk(fields, &below(path, key), found);
+            }
+        }
+        if leaf {
+            found.insert(path.to_owned());
+        }
+    }
+    let mut found = BTreeSet::new();
+    walk(fields, "", &mut found);
+    found
+}
+
+/// The path of a field in the object at a path.
+pub(crate) fn below(path: &str, key: &str) -> String {
+    if path.is_empty() {
+        key.to_owned()
+    } else if key.contains(['.', '/']) {
+        format!("{path}[{key}]")
+    } else {
+        format!("{path}.{key}")
     }
 }
 

@@ -1,14 +1,10 @@
-//! The names that users give: of rules, and of objects.
-
-use std::collections::BTreeSet;
+//! The names of rules and objects, as users give them and as commands take them.
 
 use anyhow::{Result, bail};
 use mimeo_model::{
     id::{RuleId, RuleKind},
-    kind::GroupVersionKind,
+    refusal::Refusal,
 };
-
-use crate::picture::Picture;
 
 /// Parses the name of a rule: as statuses print it, or without its kind.
 pub(crate) fn rule(text: &str) -> Result<RuleId, String> {
@@ -27,7 +23,8 @@ pub(crate) fn rule(text: &str) -> Result<RuleId, String> {
     })
 }
 
-/// An object as a user names it: `NAMESPACE/KIND/NAME`, or `KIND/NAME` in the namespace of `-n`.
+/// An object, or the place where a copy is missing. Users write `NAMESPACE/KIND/NAME`, or
+/// `KIND/NAME` in the namespace of `-n`.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct ObjectName<'a> {
     pub(crate) namespace: &'a str,
@@ -53,64 +50,28 @@ impl<'a> ObjectName<'a> {
     }
 }
 
-/// Finds the kind that a user means: its name, its plural, or one of both with the group.
-pub(crate) fn kind_of(picture: &Picture, text: &str) -> Result<GroupVersionKind> {
-    let rules = picture
-        .rules
-        .values()
-        .filter_map(|stored| stored.rule.as_ref().ok());
-    let mut known: Vec<&GroupVersionKind> = rules.flat_map(|rule| &rule.kinds).collect();
-    known.extend(picture.kinds.keys());
-    let wanted = text.to_lowercase();
-    let wanted = if wanted == "cm" {
-        "configmap".to_owned()
-    } else {
-        wanted
-    };
-    let means = |gvk: &GroupVersionKind| {
-        let kind = gvk.kind.to_lowercase();
-        let plural = picture.kinds.get(gvk).and_then(Option::as_ref);
-        let names = [
-            Some(kind.as_str()),
-            plural.map(|resource| &*resource.plural),
-        ];
-        names
-            .into_iter()
-            .flatten()
-            .any(|name| wanted == name || wanted == format!("{name}.{}", gvk.group))
-    };
-    let meant: Vec<&GroupVersionKind> = known.iter().copied().filter(|gvk| means(gvk)).collect();
-    let groups: BTreeSet<String> = meant
-        .iter()
-        .map(|gvk| gvk.group_kind().to_string())
-        .collect();
-    if groups.len() > 1 {
-        let groups: Vec<String> = groups.into_iter().collect();
-        bail!(
-            "{text:?} stands for several kinds; write one of {}",
-            groups.join(", ")
-        );
+/// A rule as an argument of this program.
+pub(crate) fn argument(id: &RuleId) -> String {
+    match &id.namespace {
+        Some(namespace) => format!("{namespace}/{}", id.name),
+        None => id.name.to_string(),
     }
-    if let Some(gvk) = meant.first() {
-        return Ok((*gvk).clone());
-    }
-    for (kind, plural) in [("Secret", "secrets"), ("ConfigMap", "configmaps")] {
-        if wanted == kind.to_lowercase() || wanted == plural {
-            return GroupVersionKind::parse("v1", kind).map_err(anyhow::Error::msg);
+}
+
+/// A rule as an argument of kubectl.
+pub(crate) fn object(id: &RuleId) -> String {
+    match (&id.kind, &id.namespace) {
+        (RuleKind::Replication, Some(namespace)) => {
+            format!("-n {namespace} replication/{}", id.name)
         }
+        _ => format!("clusterreplication/{}", id.name),
     }
-    let mut kinds: Vec<String> = known
-        .iter()
-        .map(|gvk| gvk.group_kind().to_string())
-        .collect();
-    kinds.sort();
-    kinds.dedup();
-    let kinds = if kinds.is_empty() {
-        "none".to_owned()
-    } else {
-        kinds.join(", ")
-    };
-    bail!("no rule copies objects of kind {text:?}; the kinds that rules copy: {kinds}")
+}
+
+/// The refusals of a spec, on one line.
+pub(crate) fn refusals(refusals: &[Refusal]) -> String {
+    let refusals: Vec<String> = refusals.iter().map(ToString::to_string).collect();
+    refusals.join("; ")
 }
 
 #[cfg(test)]

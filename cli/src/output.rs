@@ -6,6 +6,7 @@ use anyhow::Result;
 use clap::ValueEnum;
 use jiff::Timestamp;
 use serde::Serialize;
+use serde_json::{Value, json};
 
 /// The form of a command's output.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
@@ -31,6 +32,20 @@ pub(crate) fn print<T: Serialize>(
         Format::Yaml => serde_yaml::to_string(result)?,
     };
     write(&output)
+}
+
+/// Objects as kubectl takes them: a list in JSON, or the documents of one YAML text.
+pub(crate) fn manifests<'a>(
+    objects: impl Iterator<Item = &'a Value>,
+    format: Format,
+) -> Result<String> {
+    if format == Format::Json {
+        let items: Vec<&Value> = objects.collect();
+        let list = json!({"apiVersion": "v1", "kind": "List", "items": items});
+        return Ok(serde_json::to_string_pretty(&list)? + "\n");
+    }
+    let documents: Result<Vec<String>, _> = objects.map(serde_yaml::to_string).collect();
+    Ok(documents?.join("---\n"))
 }
 
 /// The text without characters that could change the terminal. Users with the permission to write an

@@ -3,22 +3,42 @@
 //! An answer may hold a Secret. This file prints none, and an error says the status and nothing of
 //! the content.
 
-use std::{fmt, time::Duration};
+use std::{
+    cell::{Cell, RefCell},
+    collections::HashMap,
+    fmt,
+    rc::Rc,
+    time::Duration,
+};
 
-use http::{Request, header::ACCEPT};
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::ListMeta;
-use kube::Client;
+use http::{
+    Request,
+    header::{ACCEPT, DATE},
+};
+use jiff::{SignedDuration, Timestamp, fmt::rfc2822};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ListMeta, ObjectMeta, Status};
+use kube::{Client, client::Body};
+use mimeo_api::names::API_VERSION;
 use mimeo_model::{known::Decoded, meta::version};
 use mimeo_runtime::{
     call::{JSON, METADATA, METADATA_LIST, encode},
-    fault::Fault,
     object::decode,
 };
 use serde::Deserialize;
 use serde_json::{Value, value::RawValue};
+use tokio::time::Instant;
 
+use crate::call::{Refusal, call, header};
+
+/// Accept header for the list of kinds.
+const DISCOVERY: &str =
+    "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList,application/json";
 /// Most requests at once.
 pub(crate) const AT_ONCE: usize = 16;
+/// Most attempts of one request that the API server can't answer now.
+const ATTEMPTS: u32 = 5;
+/// The pause after the first of them, if the API server names none. It doubles each time.
+const PAUSE: Duration = Duration::from_millis(100);
 
 /// Which part of an object is read.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -27,6 +47,8 @@ pub(crate) enum Part {
     Metadata,
     /// The whole object.
     Whole,
+    /// All kinds of `/api` or `/apis`.
+    Discovery,
 }
 
 /// The reason for a failed read. The text completes "can't read X: ".
@@ -49,12 +71,19 @@ pub(crate) enum ReadError {
     Failed(String),
 }
 
-/// Sends requests, each with a deadline.
+/// Reads from the API server, and repeats what it can't answer now.
 #[derive(Clone)]
 pub(crate) struct Reader {
     client: Client,
+    /// The longest time for one request.
     timeout: Duration,
+    /// How far the clock of the API server is ahead of this machine's.
+    ahead: Rc<Cell<SignedDuration>>,
+    /// The answers so far, by path and form, if a second reading must see the same.
+    kept: Option<Rc<Kept>>,
 }
+
+type Kept = RefCell<HashMap<(String, String), Result<Rc<[u8]>, ReadError>>>;
 
 impl fmt::Debug for Reader {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -71,7 +100,25 @@ struct Page {
 
 impl Reader {
     pub(crate) fn new(client: Client, timeout: Duration) -> Self {
-        Self { client, timeout }
+        Self {
+            client,
+            timeout,
+            ahead: Rc::default(),
+            kept: None,
+        }
+    }
+
+    /// A reader that sends each request once, and then has the same answer for it. Its memory grows
+    /// with the answers.
+    pub(crate) fn keeping(self) -> Self {
+        let kept = Some(Rc::default());
+        Self { kept, ..self }
+    }
+
+    /// The present time by the clock of the API server, as its last answer showed it.
+    pub(crate) fn now(&self) -> Timestamp {
+        let now = Timestamp::now();
+        now.checked_add(self.ahead.get()).unwrap_or(now)
     }
 
     /// Reads the object at a path. `None`: it does not exist.
@@ -79,9 +126,10 @@ impl Reader {
         let accept = match part {
             Part::Metadata => METADATA,
             Part::Whole => JSON,
+            Part::Discovery => DISCOVERY,
         };
-        match self.text(path, accept).await {
-            Ok(text) => match decode::<Value>(text.as_bytes()) {
+        match self.answer(path, accept).await {
+            Ok(answer) => match decode::<Value>(&answer) {
                 Some(Decoded::Whole(object) | Decoded::Part(object)) => Ok(Some(object)),
                 None => Err(undecodable()),
             },
@@ -102,7 +150,7 @@ impl Reader {
         // A list of any length needs no more memory than one page. A single object may have 1 MiB.
         let (accept, limit) = match part {
             Part::Metadata => (METADATA_LIST, 500),
-            Part::Whole => (JSON, 50),
+            Part::Whole | Part::Discovery => (JSON, 50),
         };
         let selector = selector.map_or_else(String::new, |selector| {
             format!("&labelSelector={}", encode(selector))
@@ -114,11 +162,9 @@ impl Reader {
             } else {
                 format!("&continue={}", encode(&next))
             };
-            let text = match self
-                .text(&format!("{path}?limit={limit}{selector}{resume}"), accept)
-                .await
-            {
-                Ok(text) => text,
+            let page = format!("{path}?limit={limit}{selector}{resume}");
+            let answer = match self.answer(&page, accept).await {
+                Ok(answer) => answer,
                 // The position is too old. One more attempt from the beginning.
                 Err(ReadError::Expired) if again => {
                     (next, again) = (String::new(), false);
@@ -126,7 +172,7 @@ impl Reader {
                 }
                 Err(error) => return Err(error),
             };
-            let page: Page = serde_json::from_str(&text).map_err(|_| undecodable())?;
+            let page: Page = serde_json::from_slice(&answer).map_err(|_| undecodable())?;
             for item in page.items.iter().flatten() {
                 if let Some(object) = decode(item.get().as_bytes()) {
                     each(object);
@@ -139,30 +185,139 @@ impl Reader {
         }
     }
 
-    async fn text(&self, path: &str, accept: &str) -> Result<String, ReadError> {
-        let request = Request::get(path)
-            .header(ACCEPT, accept)
-            .body(Vec::new())
-            .map_err(|error| ReadError::Failed(error.to_string()))?;
-        let answer = tokio::time::timeout(self.timeout, self.client.request_text(request)).await;
-        let late = || ReadError::Failed("no answer within --request-timeout".into());
-        let error = match answer.map_err(|_| late())? {
-            Ok(text) => return Ok(text),
-            Err(kube::Error::Api(status)) => status,
-            Err(error) => return Err(ReadError::Failed(Fault(&error).to_string())),
+    async fn answer(&self, path: &str, accept: &str) -> Result<Rc<[u8]>, ReadError> {
+        let Some(kept) = &self.kept else {
+            return self.attempts(path, accept).await.map(Into::into);
         };
-        let details = error.details.as_ref();
-        Err(match error.code {
-            401 => ReadError::Failed("the API server doesn't accept your credentials (401)".into()),
-            403 => ReadError::Forbidden(error.message.clone()),
-            404 if details.is_some_and(|details| !details.name.is_empty()) => ReadError::Absent,
-            404 => ReadError::NotServed,
-            410 => ReadError::Expired,
-            code => ReadError::Failed(format!("the API server answered {code} {}", error.reason)),
-        })
+        let key = (path.to_owned(), accept.to_owned());
+        if let Some(answer) = kept.borrow().get(&key) {
+            return answer.clone();
+        }
+        let answer: Result<Rc<[u8]>, ReadError> = self.attempts(path, accept).await.map(Into::into);
+        kept.borrow_mut().insert(key, answer.clone());
+        answer
+    }
+
+    /// Sends the request until the API server can answer it, for no longer than one request may
+    /// take.
+    async fn attempts(&self, path: &str, accept: &str) -> Result<Vec<u8>, ReadError> {
+        let deadline = Instant::now() + self.timeout;
+        let mut attempt = 0;
+        loop {
+            let request = Request::get(path)
+                .header(ACCEPT, accept)
+                .body(Body::empty());
+            let refusal = match call(&self.client, self.timeout, request).await {
+                Ok((headers, answer)) => {
+                    let date = header(&headers, &DATE).and_then(|date| rfc2822::parse(date).ok());
+                    if let Some(date) = date {
+                        let ahead = date.timestamp().duration_since(Timestamp::now());
+                        self.ahead.set(ahead);
+                    }
+                    return Ok(answer);
+                }
+                Err(refusal) => refusal,
+            };
+            let pause = refusal.retry_after.unwrap_or(PAUSE * 2_u32.pow(attempt));
+            attempt += 1;
+            let again = matches!(refusal.code, 429 | 500..) && attempt < ATTEMPTS;
+            if !again || Instant::now() + pause >= deadline {
+                return Err(refusal.into());
+            }
+            tokio::time::sleep(pause).await;
+        }
     }
 }
 
-fn undecodable() -> ReadError {
+impl From<Refusal> for ReadError {
+    fn from(refusal: Refusal) -> Self {
+        let Status {
+            details, reason, ..
+        } = &*refusal.status;
+        let name = details.as_ref().and_then(|details| details.name.as_deref());
+        match refusal.code {
+            0 => Self::Failed(refusal.message().into()),
+            401 => Self::Failed("the API server doesn't accept your credentials (401)".into()),
+            403 => Self::Forbidden(refusal.message().into()),
+            404 if name.is_some_and(|name| !name.is_empty()) => Self::Absent,
+            404 => Self::NotServed,
+            410 => Self::Expired,
+            code => {
+                let reason = reason.as_deref().unwrap_or_default();
+                Self::Failed(format!("the API server answered {code} {reason}"))
+            }
+        }
+    }
+}
+
+/// The path of objects of one of Mimeo's kinds.
+pub(crate) fn own_path(namespace: Option<&str>, plural: &str, name: Option<&str>) -> String {
+    let part = |before: &str, part: Option<&str>| {
+        part.map_or_else(String::new, |part| format!("{before}{}", encode(part)))
+    };
+    let (namespace, name) = (part("/namespaces/", namespace), part("/", name));
+    format!("/apis/{API_VERSION}{namespace}/{plural}{name}")
+}
+
+/// The metadata of an object.
+pub(crate) fn metadata(object: &Value) -> Option<ObjectMeta> {
+    serde_json::from_value(object["metadata"].clone()).ok()
+}
+
+/// The text at a JSON pointer, or nothing.
+pub(crate) fn text<'a>(object: &'a Value, pointer: &str) -> &'a str {
+    object
+        .pointer(pointer)
+        .and_then(Value::as_str)
+        .unwrap_or_default()
+}
+
+pub(crate) fn undecodable() -> ReadError {
     ReadError::Failed("the answer can't be decoded".into())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        io::{Read as _, Write as _},
+        net::TcpListener,
+    };
+
+    use kube::Config;
+    use mimeo_runtime::client::client;
+
+    use super::*;
+
+    /// A server that gives these answers, one for each connection.
+    fn reader(answers: &'static [&'static str]) -> Reader {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let address = listener.local_addr().expect("an address");
+        std::thread::spawn(move || {
+            for answer in answers {
+                let (mut stream, _) = listener.accept().expect("a connection");
+                let _read = stream.read(&mut [0; 4096]);
+                _ = write!(stream, "HTTP/1.1 {answer}");
+            }
+        });
+        let config = Config::new(format!("http://{address}").parse().expect("a URL"));
+        let client = client(&config).expect("a client");
+        Reader::new(client, Duration::from_secs(20))
+    }
+
+    const BUSY: &str =
+        "429 Busy\r\nRetry-After: 0\r\nContent-Length: 0\r\nConnection: close\r\n\r\n";
+    const FOUND: &str = "200 OK\r\nDate: Tue, 01 Jan 2030 00:00:00 GMT\r\nContent-Length: 2\r\nConnection: close\r\n\r\n{}";
+
+    #[tokio::test]
+    async fn a_busy_api_server_is_asked_again_and_no_more_than_five_times() {
+        let reader = reader(&[BUSY, BUSY, FOUND]).keeping();
+        let found = reader.get("/a", Part::Whole).await;
+        assert_eq!(found, Ok(Some(serde_json::json!({}))));
+        // The server is gone by now.
+        assert_eq!(reader.get("/a", Part::Whole).await, found);
+        assert_eq!(reader.now().strftime("%Y").to_string(), "2030");
+        let busy = self::reader(&[BUSY, BUSY, BUSY, BUSY, BUSY, FOUND]);
+        let error = busy.get("/a", Part::Whole).await.expect_err("it is busy");
+        assert!(error.to_string().contains("429"), "{error}");
+    }
 }

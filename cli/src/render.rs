@@ -7,13 +7,12 @@ pub(crate) mod offline;
 
 use anyhow::Result;
 use clap::Args;
-use serde_json::{Value, json};
 
 use self::offline::{Copy, Rendered};
 use crate::{
     files::{FileArgs, Files},
     manifest::mask,
-    output::{self, Cell, Format, table, write},
+    output::{self, Cell, Format, manifests, table, write},
 };
 
 #[derive(Debug, Args)]
@@ -27,14 +26,14 @@ pub(crate) struct RenderArgs {
 
 /// The explanation under `--help`.
 pub(crate) const HELP: &str = "\
-The files hold ClusterReplications, Replications, ReplicationGrants, the objects that these copy, and
-Namespaces with their labels. A namespace counts as existing if any object of the files is in it. Each
-rule is checked and completed as the API server does it. No copies exist yet.
+The files hold ClusterReplications, Replications, ReplicationGrants, the objects that these copy,
+and Namespaces with their labels. A namespace counts as existing if any object of the files is in
+it. Each rule is checked and completed as the API server does it. No copies exist yet.
 
 The output leaves out all values that depend on a cluster: the annotations mimeo.dev/checksum and
-mimeo.dev/cluster, and the fields that the API server adds. Permissions and quotas are not checked. If
-two rules want the same copy, the rule whose name comes first counts as older. Every kind counts as
-served and namespaced.
+mimeo.dev/cluster, and the fields that the API server adds. Permissions and quotas are not
+checked. If two rules want the same copy, the rule whose name comes first counts as older. Every
+kind counts as served and namespaced.
 
 Exit code 0: each rule makes all its copies. 1: a rule fails. 2: an error in a file.";
 
@@ -62,26 +61,11 @@ pub(crate) fn tell(rendered: &Rendered) {
 }
 
 fn print(copies: &[Copy], format: Format) -> Result<()> {
-    let objects = || copies.iter().map(|copy| &copy.object);
-    let output = match format {
+    let objects = copies.iter().map(|copy| &copy.object);
+    write(&match format {
         Format::Table => text(copies),
-        Format::Json => {
-            let items: Vec<&Value> = objects().collect();
-            let list = json!({"apiVersion": "v1", "kind": "List", "items": items});
-            serde_json::to_string_pretty(&list)? + "\n"
-        }
-        Format::Yaml => yaml(objects())?,
-    };
-    write(&output)
-}
-
-/// Objects as the documents of one YAML text.
-pub(crate) fn yaml<'a>(objects: impl Iterator<Item = &'a Value>) -> Result<String> {
-    let mut documents = Vec::new();
-    for object in objects {
-        documents.push(serde_yaml::to_string(object)?);
-    }
-    Ok(documents.join("---\n"))
+        Format::Json | Format::Yaml => manifests(objects, format)?,
+    })
 }
 
 fn text(copies: &[Copy]) -> String {

@@ -1,76 +1,172 @@
-//! The state of a copy in the words of statuses and documents, and the next step for a person.
+//! The state of a copy in the words of statuses and documents, and the next step for a person. Every
+//! command reads it here.
+
+use std::fmt;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
-use mimeo_api::{ClusterReplicationStatus, CopyFailure};
-use mimeo_engine::{CopyView, State};
+use mimeo_api::ClusterReplicationStatus;
+use mimeo_engine::{CopyView, Outlook, Reason, State as Decided};
 use mimeo_model::{
     condition::ConditionReason,
     id::{RuleId, RuleKind},
+    kind::GroupVersionKind,
     outcome::FailureReason,
-    rule::Rule,
     source::SourceRef,
 };
+use serde::Serialize;
 
-use crate::{output::quoted, picture::Picture};
+use crate::{
+    kinds,
+    names::{ObjectName, argument, object},
+    output::Tone,
+    picture::Picture,
+};
 
-/// One copy, or the place where it is missing.
-pub(crate) struct CopyKey<'a> {
-    pub(crate) namespace: &'a str,
-    pub(crate) kind: &'a str,
-    pub(crate) name: &'a str,
+/// The state of a copy.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub(crate) enum State {
+    Synced,
+    Suspended,
+    Pending,
+    /// The user may not read a fact that decides about it.
+    Unknown,
+    /// Its deletion waits for a person.
+    DeletionHeld,
+    /// Mimeo deletes it.
+    Unwanted,
+    /// The rule leaves it behind.
+    Retained,
+    /// The rule that wrote it no longer exists.
+    RuleDeleted,
+    NotSelected,
+    InvalidSpec,
+    /// The pods of its namespace wait for it.
+    PodsWait,
+    /// The pods of its namespace are admitted with a warning.
+    PodsWarned,
+    PodsRefused,
+    /// There is no correct copy, for this reason of a failure or a condition.
+    #[serde(untagged)]
+    Failed(String),
 }
 
-/// The state of a copy that the rule wants, and the reason in a sentence. `copy` is the engine's view
-/// of it.
-pub(crate) fn state(
-    picture: &Picture,
-    key: &CopyKey<'_>,
-    rule: &Rule,
-    source: &SourceRef,
-    copy: Option<&CopyView>,
-    status: Option<&ClusterReplicationStatus>,
-) -> (String, String) {
-    let known = |reason: &str, message: &str| (reason.to_owned(), message.to_owned());
-    if rule.suspend {
-        return known(
-            "Suspended",
-            "the rule is suspended: Mimeo writes and deletes nothing for it",
-        );
+/// Prints the word that JSON has, too.
+impl fmt::Display for State {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.serialize(f)
     }
-    if let Some(copy) = copy {
-        match copy.state {
-            State::Failed => {
-                let reason = copy.reason.clone().unwrap_or_default();
-                return (reason, copy.message.clone().unwrap_or_default());
+}
+
+impl State {
+    /// Good: the copy is correct. Bad: a person has to do something.
+    pub(crate) fn tone(&self) -> Tone {
+        match self {
+            Self::Synced => Tone::Good,
+            Self::Failed(reason) if reason == ConditionReason::InGracePeriod.as_str() => {
+                Tone::Notice
             }
-            State::Synced => return known("Synced", "the copy is as the rule says"),
-            State::Held => return known("DeletionHeld", "the copy's deletion waits for a person"),
-            State::Pending | State::Suspended => {}
+            Self::Failed(_) | Self::InvalidSpec | Self::PodsRefused => Tone::Bad,
+            _ => Tone::Notice,
         }
     }
+}
+
+/// A state, and the reason in a sentence.
+pub(crate) type Explained = (State, String);
+
+/// The state of a copy of a rule. `source` is none if the rule does not want the copy, or no longer
+/// exists. `copy` is the engine's view of the copy.
+pub(crate) fn state(
+    picture: &Picture,
+    key: &ObjectName<'_>,
+    id: &RuleId,
+    source: Option<&SourceRef>,
+    copy: Option<&CopyView>,
+) -> Explained {
+    let known = |state, message: &str| (state, message.to_owned());
+    let Some(stored) = picture.rules.get(id) else {
+        return if picture.partial.contains(&id.kind) {
+            let message = "you may not read the rule that wrote the copy";
+            known(State::Unknown, message)
+        } else {
+            let message =
+                "Mimeo deletes the copy, unless the rule retained it or its deletion is held";
+            known(State::RuleDeleted, message)
+        };
+    };
+    if stored.rule.as_ref().is_ok_and(|rule| rule.suspend) {
+        let message = "the rule is suspended: Mimeo writes and deletes nothing for it";
+        return known(State::Suspended, message);
+    }
+    let status = stored.status.as_ref();
+    if let Some(copy) = copy {
+        let held = || is_lost(copy) && status.and_then(held_deletion).is_some();
+        match copy.state {
+            Decided::Failed => {
+                let reason = copy.reason.map(|reason| reason.to_string());
+                let message = copy.message.clone().unwrap_or_default();
+                return (State::Failed(reason.unwrap_or_default()), message);
+            }
+            Decided::Synced => return known(State::Synced, "the copy is as the rule says"),
+            state if state == Decided::Held || held() => {
+                let message = "the deletion of the copy waits for a person";
+                return known(State::DeletionHeld, message);
+            }
+            _ => {}
+        }
+    }
+    match (source, copy) {
+        (Some(source), copy) => missing(picture, key, source, status, copy),
+        (None, Some(_)) => known(State::Unwanted, "Mimeo deletes the copy"),
+        (None, None) if !picture.uncounted.is_empty() => {
+            known(State::Unknown, "you may not list copies of its kind")
+        }
+        (None, None) => {
+            let message = "the rule's retentionPolicy leaves the copy behind";
+            known(State::Retained, message)
+        }
+    }
+}
+
+/// True if Mimeo has to delete the copy.
+pub(crate) fn is_lost(copy: &CopyView) -> bool {
+    copy.reason == Some(Reason::Planned(Outlook::Delete))
+}
+
+/// The state of a copy that the rule wants, and that is not correct.
+fn missing(
+    picture: &Picture,
+    key: &ObjectName<'_>,
+    source: &SourceRef,
+    status: Option<&ClusterReplicationStatus>,
+    copy: Option<&CopyView>,
+) -> Explained {
     // The reconciler has tried, and the API server has refused. Only the status shows that.
-    if let Some(failure) = recorded(status, key) {
-        return (failure.reason.clone(), failure.message.clone());
+    if let Some(failure) = status.and_then(|status| recorded(status, key)) {
+        return failure;
     }
     // A source may be unreadable because Mimeo lacks a permission, so Authorized comes first.
     for cause in ["Authorized", "SourcesFound"] {
         let found = status.and_then(|status| condition(status, cause));
         let failed = |one: &&Condition| one.status == "False" && one.reason != "Pending";
         if let Some(one) = found.filter(failed) {
-            return (one.reason.clone(), one.message.clone());
+            return (State::Failed(one.reason.clone()), one.message.clone());
         }
     }
     if picture.hidden.contains(source) {
-        return known(
-            "Unknown",
-            "you may not read the source, so the state of its copy is unknown",
-        );
+        let message = "you may not read the source, so the state of its copy is unknown";
+        return (State::Unknown, message.into());
     }
-    match copy.and_then(|copy| copy.reason.as_deref()) {
-        Some("Create") => known("Pending", "Mimeo has to create the copy"),
-        Some("Update") => known("Pending", "Mimeo has to update the copy"),
-        Some("Delete") => known("Pending", "Mimeo has to delete the copy"),
-        _ => known("Pending", "Mimeo has not decided about the copy yet"),
+    let planned = match copy.and_then(|copy| copy.reason) {
+        Some(Reason::Planned(Outlook::Create)) => "Mimeo has to create the copy",
+        Some(Reason::Planned(Outlook::Update)) => "Mimeo has to update the copy",
+        Some(Reason::Planned(Outlook::Delete)) => "Mimeo has to delete the copy",
+        _ => "Mimeo has not decided about the copy yet",
+    };
+    match status.and_then(unnamed) {
+        Some((true, message)) => (State::Failed("Failed".into()), message),
+        Some((false, message)) => (State::Pending, format!("{planned}. {message}")),
+        None => (State::Pending, planned.into()),
     }
 }
 
@@ -90,94 +186,111 @@ pub(crate) fn held_deletion(status: &ClusterReplicationStatus) -> Option<&Condit
 }
 
 /// The failure that the rule's status names for this copy.
-fn recorded<'a>(
-    status: Option<&'a ClusterReplicationStatus>,
-    key: &CopyKey<'_>,
-) -> Option<&'a CopyFailure> {
-    let failures = &status?.failures;
-    failures.iter().find(|failure| {
+fn recorded(status: &ClusterReplicationStatus, key: &ObjectName<'_>) -> Option<Explained> {
+    let failure = status.failures.iter().find(|failure| {
         failure.kind == key.kind && failure.namespace == key.namespace && failure.name == key.name
-    })
+    })?;
+    let state = State::Failed(failure.reason.clone());
+    Some((state, failure.message.clone()))
 }
 
-/// The next step for a person in this state.
+/// A status names the first 20 failures. If it counts more, a copy that it does not name may have
+/// failed, too. True: it has failed, because each copy of the rule is either correct or failed.
+fn unnamed(status: &ClusterReplicationStatus) -> Option<(bool, String)> {
+    let counts = status.copies?;
+    let named = status.failures.len();
+    let failed = usize::try_from(counts.failed).unwrap_or_default();
+    let rest = failed.checked_sub(named).filter(|rest| *rest > 0)?;
+    let certain = counts.desired == counts.synced + counts.failed;
+    let mut reasons: Vec<&str> = status.failures.iter().map(|one| &*one.reason).collect();
+    reasons.sort_unstable();
+    reasons.dedup();
+    let reasons = reasons.join(", ");
+    let message = if certain {
+        format!(
+            "Mimeo could not write the copy. The rule's status names {named} of {failed} failures, and not this one. Their reasons: {reasons}"
+        )
+    } else {
+        format!("Or it has failed: the rule's status counts {rest} failures that it does not name")
+    };
+    Some((certain, message))
+}
+
+/// The next step for a person, if the copy with this namespace, kind and name is in this state.
 pub(crate) fn fix(
-    state: &str,
-    key: &CopyKey<'_>,
-    rule: &Rule,
-    source: &SourceRef,
+    picture: &Picture,
+    state: &State,
+    (namespace, gvk, name): (&str, &GroupVersionKind, &str),
+    id: &RuleId,
+    source: Option<&SourceRef>,
 ) -> Option<String> {
-    let CopyKey {
-        namespace,
-        kind,
-        name,
-    } = key;
-    let kind = kind.to_lowercase();
-    let name = &quoted(name);
-    let id = &rule.id;
+    let mimeo = &picture.mimeo;
+    let copy = kinds::argument(gvk, name);
     let rule = object(id);
-    Some(match state {
-        "Synced" | "Unknown" => return None,
-        "Suspended" => {
+    let reason = match state {
+        State::Failed(reason) => reason.as_str(),
+        _ => "",
+    };
+    let cause = ConditionReason::ALL.iter();
+    let cause = cause.copied().find(|one| one.as_str() == reason);
+    let failure = FailureReason::ALL.iter();
+    let failure = failure.copied().find(|one| one.as_str() == reason);
+    Some(match (state, cause, failure) {
+        (State::Suspended, ..) => {
             format!("kubectl patch {rule} --type=merge -p '{{\"spec\":{{\"suspend\":false}}}}'")
         }
-        "SourceNotFound" | "InGracePeriod" => format!(
-            "create the source, or correct spec.sources; is it there?  kubectl -n {} get {} {}",
-            source.namespace,
-            source.gvk.kind.to_lowercase(),
-            quoted(&source.name)
-        ),
-        "KindNotServed" => format!(
-            "install the CRD of {}, or correct apiVersion and kind in spec.sources",
-            source.gvk
-        ),
-        "SourceRefused" => format!("kubectl edit {rule}   (spec.sources, or transform.type)"),
-        "ControllerForbidden" => {
+        (State::DeletionHeld | State::RuleDeleted, ..) => {
+            let name = argument(id);
+            format!(
+                "kubectl mimeo held {name}   lists the copies; kubectl mimeo confirm {name}   deletes them"
+            )
+        }
+        (State::Retained, ..) => {
+            format!("kubectl -n {namespace} delete {copy}   if it isn't needed")
+        }
+        (State::Pending, ..) => {
+            "kubectl mimeo check   shows whether Mimeo works; if it does, wait some seconds".into()
+        }
+        (State::InvalidSpec, ..) => format!("kubectl edit {rule}"),
+        (_, Some(ConditionReason::SourceNotFound | ConditionReason::InGracePeriod), _) => {
+            let SourceRef {
+                gvk,
+                namespace,
+                name,
+                ..
+            } = source?;
+            let source = kinds::argument(gvk, name);
+            format!(
+                "create the source, or correct spec.sources; is it there?  kubectl -n {namespace} get {source}"
+            )
+        }
+        (_, Some(ConditionReason::KindNotServed), _) => {
+            format!("install the CRD of {gvk}, or correct apiVersion and kind in spec.sources")
+        }
+        (_, Some(ConditionReason::SourceRefused), _) => {
+            format!("kubectl edit {rule}   (spec.sources, or transform.type)")
+        }
+        (_, Some(ConditionReason::ControllerForbidden), _) => {
             "give Mimeo the permission that the message names, by a ClusterRole with the label mimeo.dev/aggregate-to-mimeo=true".into()
         }
-        "DeletionHeld" => confirm(id),
-        "NotGranted" if id.kind == RuleKind::Replication => format!(
+        (_, Some(ConditionReason::NotGranted), _) if id.kind == RuleKind::Replication => format!(
             "kubectl mimeo grant {}   prints the ReplicationGrant for the owner of the other namespace",
             argument(id)
         ),
-        "Conflict" => format!(
-            "kubectl -n {namespace} get {kind} {name} -o yaml --show-managed-fields   shows whose it is; then delete it, or set copyName or conflictPolicy in {rule}"
+        (.., Some(FailureReason::Conflict)) => format!(
+            "kubectl -n {namespace} get {copy} -o yaml --show-managed-fields   shows whose it is; then delete it, or set copyName or conflictPolicy in {rule}"
         ),
-        "QuotaExceeded" => format!("kubectl -n {namespace} describe resourcequota"),
-        "VariableUnset" => format!(
+        (.., Some(FailureReason::QuotaExceeded)) => {
+            format!("kubectl -n {namespace} describe resourcequota")
+        }
+        (.., Some(FailureReason::VariableUnset)) => format!(
             "kubectl label namespace {namespace} KEY=VALUE   with the label that the message names"
         ),
-        "Pending" => "kubectl mimeo check   shows whether Mimeo works; if it does, wait some seconds".into(),
-        other => FailureReason::ALL
-            .iter()
-            .find(|reason| reason.as_str() == other)?
-            .advice()
-            .to_owned(),
+        (.., Some(failure)) => failure.advice().into(),
+        // The reason of a failure that no status names.
+        (State::Failed(_), None, None) => format!(
+            "kubectl -n {mimeo} logs deployment/mimeo-reconciler | grep 'copy not written'   shows the reason for each copy"
+        ),
+        _ => return None,
     })
-}
-
-/// The commands that show a held deletion, and confirm it.
-pub(crate) fn confirm(rule: &RuleId) -> String {
-    let name = argument(rule);
-    format!(
-        "kubectl mimeo held {name}   lists the copies; kubectl mimeo confirm {name}   deletes them"
-    )
-}
-
-/// A rule as an argument of this program.
-pub(crate) fn argument(id: &RuleId) -> String {
-    match &id.namespace {
-        Some(namespace) => format!("{namespace}/{}", id.name),
-        None => id.name.to_string(),
-    }
-}
-
-/// A rule as an argument of kubectl.
-pub(crate) fn object(id: &RuleId) -> String {
-    match (&id.kind, &id.namespace) {
-        (RuleKind::Replication, Some(namespace)) => {
-            format!("-n {namespace} replication/{}", id.name)
-        }
-        _ => format!("clusterreplication/{}", id.name),
-    }
 }

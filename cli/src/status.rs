@@ -9,13 +9,13 @@ use std::{
 
 use anyhow::Result;
 use clap::Args;
-use jiff::Timestamp;
 use mimeo_model::id::RuleId;
 use mimeo_runtime::duration;
 
 use self::survey::{CopyLine, RuleLine, Status, WaitingNamespace};
 use crate::{
     connect::Connected,
+    installation::Installation,
     names,
     output::{Cell, Format, Tone, print, print_text, table, tell},
     picture::{Picture, Scope},
@@ -114,8 +114,7 @@ fn show_changes(before: &Status, now: &Status, shown: &Status, format: Format) -
 }
 
 fn text(status: &Status) -> String {
-    let now = Timestamp::now();
-    let mimeo = status.mimeo.iter().flat_map(|mimeo| mimeo.lines(now));
+    let mimeo = status.mimeo.iter().flat_map(Installation::lines);
     let mut blocks = vec![lines(mimeo), rule_table(&status.rules)];
     if !status.copies.is_empty() {
         blocks.push(copy_table(&status.copies));
@@ -178,13 +177,12 @@ fn rule_table<'a>(rules: impl IntoIterator<Item = &'a RuleLine>) -> String {
 fn copy_table(copies: &[CopyLine]) -> String {
     let headers = ["NAMESPACE", "KIND", "NAME", "RULE", "STATE", "MESSAGE"];
     let row = |copy: &CopyLine| {
-        let tone = if copy.waits { Tone::Notice } else { Tone::Bad };
         vec![
             Cell::from(copy.namespace.as_str()),
             copy.kind.as_str().into(),
             copy.name.as_str().into(),
             copy.rule.as_str().into(),
-            Cell::new(copy.state.as_str(), tone),
+            Cell::new(copy.state.to_string(), copy.state.tone()),
             copy.message.as_str().into(),
         ]
     };

@@ -15,8 +15,8 @@ use similar::TextDiff;
 use crate::{
     files::{Files, Key, documents, key, listed, unfolded},
     manifest::mask,
-    output::{Format, print},
-    render::{offline, yaml},
+    output::{Format, manifests, print},
+    render::offline,
 };
 
 /// The file with the expected copies.
@@ -41,12 +41,12 @@ pub(crate) struct TestArgs {
 
 /// The explanation under `--help`.
 pub(crate) const HELP: &str = "\
-A case is a folder with the input of kubectl mimeo render and the file expected.yaml, which has the
-copies in any order. The output has no values of Secrets. A value of a Secret in expected.yaml may be
-its length, as render --mask prints it.
+A case is a folder with the input of kubectl mimeo render and the file expected.yaml, which has
+the copies in any order. The output has no values of Secrets. A value of a Secret in expected.yaml
+may be its length, as render --mask prints it.
 
-Exit code 0: every case renders the expected copies. 1: a case does not, or it has no expected.yaml.
-2: an error.";
+Exit code 0: every case renders the expected copies. 1: a case does not, or it has no
+expected.yaml. 2: an error.";
 
 /// The result of one case.
 #[derive(Debug, Serialize)]
@@ -180,7 +180,7 @@ fn update(
     // In the order of kubectl mimeo render.
     let mut copies: Vec<(Key, Value)> = copies.into_iter().collect();
     copies.sort_by(|(a, _), (b, _)| offline::order(a).cmp(&offline::order(b)));
-    let text = yaml(copies.iter().map(|(_, copy)| copy))?;
+    let text = manifests(copies.iter().map(|(_, copy)| copy), Format::Yaml)?;
     if former == Some(text.as_str()) {
         return Ok(false);
     }

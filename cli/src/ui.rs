@@ -15,9 +15,8 @@ use serde_json::Value;
 
 use crate::{
     connect::{Connected, Connection},
-    installation::Installation,
+    installation::{Flags, Installation},
     output::tell,
-    picture::text,
     read::{Part, Reader},
 };
 
@@ -149,28 +148,11 @@ async fn page(reader: &Reader, mimeo: &str, leader: &str) -> Result<Page> {
 }
 
 fn page_of(pod: &Value) -> Page {
-    let container = &pod["spec"]["containers"][0];
-    let list = |field: &str| container[field].as_array().cloned().unwrap_or_default();
-    let (args, env) = (list("args"), list("env"));
-    let args: Vec<&str> = args.iter().filter_map(Value::as_str).collect();
-    // A flag takes precedence over its variable.
-    let setting = |flag: &str, variable: &str| -> Option<String> {
-        let given = args.iter().enumerate().find_map(|(at, arg)| {
-            let rest = arg.strip_prefix(flag)?;
-            match rest.strip_prefix('=') {
-                Some(value) => Some(value.to_owned()),
-                None if rest.is_empty() => Some(args.get(at + 1).copied().unwrap_or("").to_owned()),
-                None => None,
-            }
-        });
-        let variable = env.iter().find(|one| text(one, "/name") == variable);
-        given.or_else(|| Some(text(variable?, "/value").to_owned()))
-    };
-    let on = args.contains(&"--ui") || setting("--ui", "MIMEO_UI").is_some_and(|on| on == "true");
-    let token = setting("--ops-auth", "MIMEO_OPS_AUTH").is_some_and(|auth| auth == "token");
-    let certificate = setting("--ops-cert-dir", "MIMEO_OPS_CERT_DIR");
+    let flags = Flags::of(&pod["spec"], "reconciler");
+    let token = flags.get("ops-auth") == Some("token");
+    let certificate = flags.get("ops-cert-dir");
     Page {
-        on,
+        on: flags.get("ui") == Some("true"),
         tls: token || certificate.is_some_and(|folder| !folder.is_empty()),
         token,
     }

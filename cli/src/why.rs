@@ -11,7 +11,7 @@ use clap::Args;
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use mimeo_model::kind::{GroupVersionKind, Resource};
-use mimeo_runtime::discovery::{Discovery, resource_path};
+use mimeo_runtime::discovery::resource_path;
 use serde::Serialize;
 
 use self::{
@@ -20,10 +20,12 @@ use self::{
 };
 use crate::{
     connect::Connected,
-    names::{ObjectName, kind_of},
+    kinds,
+    names::ObjectName,
     output::{Format, age, line, print},
-    picture::{Picture, Scope, metadata},
-    read::{Part, Reader},
+    picture::{Picture, Scope},
+    read::{Part, Reader, metadata},
+    state::State,
 };
 
 #[derive(Debug, Args)]
@@ -60,79 +62,70 @@ struct Key<'a> {
 }
 
 pub(crate) async fn run(args: WhyArgs, connected: &Connected, format: Format) -> Result<u8> {
+    let object = ObjectName::parse(&args.object, &connected.namespace)?;
     let ObjectName {
         namespace,
         kind,
         name,
-    } = ObjectName::parse(&args.object, &connected.namespace)?;
+    } = object;
     let scope = Scope::One(namespace.to_owned());
     let picture = Picture::read(connected, scope).await?;
     if pods::means_pods(kind) {
-        let object = ObjectName {
-            namespace,
-            kind,
-            name,
-        };
         let why = pods::explain(&picture, &object);
         let healthy = why.rules.is_empty() && picture.namespaces.contains_key(namespace);
         print(format, &why, text)?;
         return Ok(u8::from(!healthy));
     }
-    let gvk = kind_of(&picture, kind)?;
+    let reader = connected.reader();
+    let (gvk, resource) = kinds::find(&reader, &picture, kind).await?;
     let key = Key {
         namespace,
         name,
         gvk,
     };
-    let reader = connected.reader();
-    let discovery = Discovery::new(connected.client.clone());
-    let why = explain(&picture, &key, &reader, &discovery).await;
-    let healthy = why.rules.iter().any(|rule| rule.state == "Synced");
+    let mut notes: Vec<String> = picture.unread.iter().cloned().collect();
+    let (exists, meta) = match &resource {
+        None => (Some(false), None),
+        Some(resource) => match read(&reader, resource, &key).await {
+            Ok(meta) => (Some(meta.is_some()), meta),
+            Err(note) => {
+                notes.push(note);
+                (None, None)
+            }
+        },
+    };
+    let copy = meta.as_ref().and_then(copy_of);
+    let why = explain(&picture, &key, exists, copy, notes);
+    let healthy = why.rules.iter().any(|rule| rule.state == State::Synced);
     print(format, &why, text)?;
     Ok(u8::from(!healthy))
 }
 
-async fn explain(picture: &Picture, key: &Key<'_>, reader: &Reader, discovery: &Discovery) -> Why {
-    let mut notes: Vec<String> = picture.unread.iter().cloned().collect();
-    let resource = match picture.kinds.get(&key.gvk) {
-        Some(resource) => resource.clone(),
-        // The user may read no rule that uses the kind, and yet the object.
-        None => discovery.find(&key.gvk).await.ok().flatten(),
-    };
-    // `None`: it could not be read.
-    let object = match &resource {
-        None => Some(None),
-        Some(resource) => match read(reader, resource, key).await {
-            Ok(object) => Some(object),
-            Err(note) => {
-                notes.push(note);
-                None
-            }
-        },
-    };
-    let exists = object.as_ref().map(Option::is_some);
-    let object = object.flatten();
-    let copy = object.as_ref().and_then(copy_of);
-    if let Some(namespace) = picture.namespaces.get(key.namespace) {
-        if namespace.deletion_timestamp.is_some() {
-            notes.push(format!(
-                "Namespace {} is being deleted. Mimeo writes nothing there.",
-                key.namespace
-            ));
-        }
-    } else {
-        notes.push(format!("There is no namespace {}.", key.namespace));
+fn explain(
+    picture: &Picture,
+    key: &Key<'_>,
+    exists: Option<bool>,
+    copy: Option<Copy>,
+    mut notes: Vec<String>,
+) -> Why {
+    match picture.namespaces.get(key.namespace) {
+        Some(namespace) if namespace.deletion_timestamp.is_some() => notes.push(format!(
+            "Namespace {} is being deleted. Mimeo writes nothing there.",
+            key.namespace
+        )),
+        Some(_) => {}
+        None => notes.push(format!("There is no namespace {}.", key.namespace)),
     }
-    let mut rules = Vec::new();
-    for (id, stored) in &picture.rules {
-        rules.extend(answers(picture, key, id, stored));
-    }
+    let rules = picture.rules.iter();
+    let mut rules: Vec<Answer> = rules
+        .flat_map(|(id, stored)| answers(picture, key, id, stored))
+        .collect();
     if let Some(copy) = &copy {
         let own = |answer: &Answer| answer.rule == copy.rule;
-        let mut answers = rules.iter().filter(|answer| own(answer));
-        let unwanted = answers.clone().find(|answer| answer.state == "NotSelected");
-        if answers.all(|answer| answer.state == "NotSelected") {
-            let why = unwanted.map(|answer| answer.message.clone());
+        let wanted = |answer: &Answer| own(answer) && answer.state != State::NotSelected;
+        if !rules.iter().any(wanted) {
+            let why = rules.iter().find(|answer| own(answer));
+            let why = why.map(|answer| answer.message.clone());
             rules.retain(|answer| !own(answer));
             rules.extend(left_behind(picture, key, copy, why));
         }
@@ -175,18 +168,16 @@ async fn read(
 
 /// The order of the answers: correct copies, then failing ones, then rules that don't select the
 /// namespace.
-fn rank(state: &str) -> u8 {
+fn rank(state: &State) -> u8 {
     match state {
-        "Synced" => 0,
-        "NotSelected" => 2,
-        "InvalidSpec" => 3,
+        State::Synced => 0,
+        State::NotSelected => 2,
+        State::InvalidSpec => 3,
         _ => 1,
     }
 }
 
 fn text(why: &Why) -> String {
-    let now = Timestamp::now();
-    let mut text = String::new();
     let Why {
         kind,
         namespace,
@@ -196,40 +187,20 @@ fn text(why: &Why) -> String {
         rules,
         notes,
     } = why;
-    // Writing to a String never fails.
-    _ = match (exists, copy) {
-        (None, _) if kind == "Pod" => writeln!(text, "Pods of namespace {namespace}"),
-        (None, _) => writeln!(text, "{kind} {namespace}/{name} can't be read."),
-        (Some(false), _) => writeln!(text, "{kind} {namespace}/{name} does not exist."),
-        (Some(true), None) => writeln!(
-            text,
-            "{kind} {namespace}/{name} exists, and is no copy of Mimeo's."
-        ),
-        (Some(true), Some(copy)) => writeln!(
-            text,
-            "{kind} {namespace}/{name} is a copy of {}, for {}.",
+    let mut text = match (exists, copy) {
+        (None, _) if kind == "Pod" => format!("Pods of namespace {namespace}\n"),
+        (None, _) => format!("{kind} {namespace}/{name} can't be read.\n"),
+        (Some(false), _) => format!("{kind} {namespace}/{name} does not exist.\n"),
+        (Some(true), None) => {
+            format!("{kind} {namespace}/{name} exists, and is no copy of Mimeo's.\n")
+        }
+        (Some(true), Some(copy)) => format!(
+            "{kind} {namespace}/{name} is a copy of {}, for {}.\n",
             copy.source, copy.rule
         ),
     };
     if let Some(copy) = copy {
-        if !copy.owned_by_mimeo {
-            _ = writeln!(
-                text,
-                "  Mimeo owns no field of it: its labels and annotations are not Mimeo's work, or managedFields was cleared."
-            );
-        }
-        if let Some(written) = copy.written {
-            _ = writeln!(text, "  Last written by Mimeo {} ago.", age(written, now));
-        }
-        for Change {
-            manager,
-            time,
-            fields,
-        } in &copy.changed_by
-        {
-            let ago = time.map_or_else(String::new, |time| format!(" {} ago", age(time, now)));
-            _ = writeln!(text, "  Changed by {manager:?}{ago}: {}", fields.join(", "));
-        }
+        write_marks(&mut text, copy);
     }
     for Answer {
         rule,
@@ -239,6 +210,7 @@ fn text(why: &Why) -> String {
         fix,
     } in rules
     {
+        // Writing to a String never fails.
         _ = writeln!(text, "\n{rule}: {state}");
         _ = writeln!(text, "  source  {source}");
         _ = writeln!(text, "  why     {}", line(message));
@@ -253,4 +225,24 @@ fn text(why: &Why) -> String {
         _ = writeln!(text, "{}", line(note));
     }
     text
+}
+
+/// Who wrote the copy, and when.
+fn write_marks(text: &mut String, copy: &Copy) {
+    let now = Timestamp::now();
+    if !copy.owned_by_mimeo {
+        *text += "  Mimeo owns no field of it: its labels and annotations are not Mimeo's work, or managedFields was cleared.\n";
+    }
+    if let Some(written) = copy.written {
+        _ = writeln!(text, "  Last written by Mimeo {} ago.", age(written, now));
+    }
+    for Change {
+        manager,
+        time,
+        fields,
+    } in &copy.changed_by
+    {
+        let ago = time.map_or_else(String::new, |time| format!(" {} ago", age(time, now)));
+        _ = writeln!(text, "  Changed by {manager:?}{ago}: {}", fields.join(", "));
+    }
 }

@@ -3,19 +3,12 @@
 //! The body and the answer may hold a Secret. This file prints neither.
 
 use http::{Method, Request, header::CONTENT_TYPE};
-use mimeo_runtime::fault::{Fault, within};
 use serde_json::Value;
 
-use crate::connect::Connected;
-
-/// The reason for a failed request.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Refusal {
-    /// The HTTP status. 0 if there was no answer.
-    pub(crate) code: u16,
-    /// The API server's message. For a Secret it may quote a part of the request.
-    pub(crate) message: String,
-}
+use crate::{
+    call::{Refusal, call},
+    connect::Connected,
+};
 
 /// The effect of a request.
 #[derive(Clone, Copy, Debug)]
@@ -28,7 +21,7 @@ pub(crate) enum Change {
     Merge,
 }
 
-/// Sends a change. Returns the API server's answer.
+/// Sends a change. Returns the API server's answer. A write is never repeated.
 pub(crate) async fn send(
     connected: &Connected,
     change: Change,
@@ -44,16 +37,7 @@ pub(crate) async fn send(
         .method(method)
         .uri(path)
         .header(CONTENT_TYPE, content)
-        .body(object.to_string().into_bytes());
-    let failed = |message: String| Refusal { code: 0, message };
-    let request = request.map_err(|error| failed(error.to_string()))?;
-    let answer = connected.client.request::<Value>(request);
-    match within(connected.timeout, answer).await {
-        Ok(answer) => Ok(answer),
-        Err(kube::Error::Api(status)) => Err(Refusal {
-            code: status.code,
-            message: status.message.clone(),
-        }),
-        Err(error) => Err(failed(Fault(&error).to_string())),
-    }
+        .body(object.to_string().into_bytes().into());
+    let (_, answer) = call(&connected.client, connected.timeout, request).await?;
+    Ok(serde_json::from_slice(&answer).unwrap_or_default())
 }

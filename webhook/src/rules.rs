@@ -41,7 +41,7 @@ use tracing::{debug, info};
 use crate::{
     app::App,
     permissions::{self, Questions},
-    warnings::{self, Told},
+    warnings::{self, ReportedCopy},
 };
 
 /// Most objects of a selector that are counted. This is more than a rule may have as sources.
@@ -210,9 +210,9 @@ async fn check_rule(app: &App, request: &Request, object: &Value, deadline: Inst
     let homes = homes.filter(|home| {
         told(home.namespace) && reach.refuses_home(home.gvk, home.namespace).is_none()
     });
-    let of_namespaces = Told::of(app, request, &rule, object, deadline).await;
+    let of_namespaces = ReportedCopy::of(app, request, &rule, object, deadline).await;
     let mut places = app.handle.look(|engine, _| engine.index().reached(&rule));
-    if let (Some(places), Told::Named) = (&mut places, of_namespaces) {
+    if let (Some(places), ReportedCopy::Named) = (&mut places, of_namespaces) {
         places.retain(|namespace| rule.names(namespace));
     }
     let own = own_rights::needed_by(rule.id.kind, homes, places.as_ref(), |gvk| {
@@ -273,7 +273,7 @@ async fn check_rule(app: &App, request: &Request, object: &Value, deadline: Inst
     Ok(warnings)
 }
 
-impl Told {
+impl ReportedCopy {
     async fn of(
         app: &App,
         request: &Request,

@@ -41,7 +41,7 @@ const AT_ONCE: usize = 16;
 
 /// How much the warnings may say about namespaces.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Told {
+pub(crate) enum ReportedCopy {
     /// Only about namespaces that the rule names. An author who may not list namespaces must not
     /// learn their number, nor the matches of a glob.
     Named,
@@ -58,7 +58,7 @@ pub(crate) fn foresee(
     rule: &Rule,
     sources: &[SourceRef],
     before: Option<&Rule>,
-    told: Told,
+    told: ReportedCopy,
 ) -> Vec<String> {
     let preview = app.handle.look(|engine, _| {
         engine
@@ -69,14 +69,14 @@ pub(crate) fn foresee(
     let Some(mut preview) = preview else {
         return vec![];
     };
-    if told == Told::Named {
+    if told == ReportedCopy::Named {
         preview.contests.retain_mut(|contest| {
             contest.namespaces.retain(|namespace| rule.names(namespace));
             !contest.namespaces.is_empty()
         });
         return contested(&preview.contests);
     }
-    let mut warnings: Vec<String> = selection(rule, &preview, told == Told::Counts)
+    let mut warnings: Vec<String> = selection(rule, &preview, told == ReportedCopy::Counts)
         .into_iter()
         .collect();
     warnings.extend(short_patterns(&preview));

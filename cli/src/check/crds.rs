@@ -75,18 +75,18 @@ fn judge(check: String, served: &CustomResourceDefinition) -> Item {
         let fix = format!("kubectl describe crd {name}   shows its conditions");
         return Item::new(check, Verdict::Failed, message).fix(fix);
     }
-    let lacks = definition::lacks(served);
-    if lacks.is_empty() {
+    let missing = definition::lacks(served);
+    if missing.is_empty() {
         return Item::new(check, Verdict::Ok, format!("{VERSION} is served"));
     }
-    let more = lacks.len().saturating_sub(NAMED);
-    let named: Vec<String> = lacks.into_iter().take(NAMED).collect();
+    let more = missing.len().saturating_sub(NAMED);
+    let named: Vec<String> = missing.into_iter().take(NAMED).collect();
     let more = match more {
         0 => String::new(),
         more => format!(" and {more} more"),
     };
     let message = format!(
-        "the CRD is older than this program: it lacks {}{more}",
+        "the CRD is older than this program: these fields are missing: {}{more}",
         named.join(", ")
     );
     Item::new(check, Verdict::Failed, message).fix(INSTALL)
@@ -118,7 +118,7 @@ mod tests {
                 json!({"type": "object"});
         });
         assert_eq!(old.result, Verdict::Failed);
-        assert!(old.message.contains("it lacks spec."), "{}", old.message);
+        assert!(old.message.contains("missing: spec."), "{}", old.message);
         assert!(old.message.ends_with("more"), "{}", old.message);
     }
 }

@@ -1,30 +1,20 @@
 //! Mimeo's two programs: their replicas as Leases and Deployments show them.
 
 use jiff::Timestamp;
-use mimeo_runtime::call::encode;
 use serde_json::Value;
 
 use super::{Item, Verdict};
 use crate::{
-    installation::{Installation, Replica},
-    picture::text,
+    installation::{Accounts, Installation, Replica, deployment_path},
     read::{Part, ReadError, Reader},
 };
-
-/// The names of the users that the programs have at the API server.
-pub(super) struct Accounts {
-    pub(super) webhook: String,
-    pub(super) reconciler: String,
-    /// True if a Deployment could not be read. Then its account is the one of the manifests.
-    pub(super) assumed: bool,
-}
 
 /// The items of both programs, and their accounts.
 pub(super) async fn check(reader: &Reader, mimeo: &str) -> (Vec<Item>, Accounts) {
     let (installation, unread) = Installation::read(reader, mimeo).await;
     // The first sentence is about the leader if its Lease could not be read.
     let unread = [unread.first(), unread.last()].map(|one| one.cloned().unwrap_or_default());
-    let now = Timestamp::now();
+    let now = installation.now;
     let pods = format!("kubectl -n {mimeo} get pods   shows whether they run");
     let leases = [
         (
@@ -45,41 +35,17 @@ pub(super) async fn check(reader: &Reader, mimeo: &str) -> (Vec<Item>, Accounts)
             None => Item::new(check, Verdict::Unknown, unread),
         });
     }
-    let mut accounts = Accounts {
-        webhook: "mimeo-webhook".into(),
-        reconciler: "mimeo-reconciler".into(),
-        assumed: false,
+    let read = async |program: &str| {
+        let path = deployment_path(mimeo, program);
+        reader.get(&path, Part::Whole).await
     };
-    let Accounts {
-        webhook,
-        reconciler,
-        assumed,
-    } = &mut accounts;
-    for account in [webhook, reconciler] {
-        let program = account.clone();
-        let path = format!(
-            "/apis/apps/v1/namespaces/{}/deployments/{program}",
-            encode(mimeo)
-        );
-        let deployment = reader.get(&path, Part::Whole).await;
-        items.push(ready(&program, mimeo, &deployment));
-        match deployment {
-            Ok(Some(deployment)) => *account = account_of(&deployment),
-            _ => *assumed = true,
-        }
-        *account = format!("system:serviceaccount:{mimeo}:{account}");
-    }
+    let webhook = read("mimeo-webhook").await;
+    let reconciler = read("mimeo-reconciler").await;
+    items.push(ready("mimeo-webhook", mimeo, &webhook));
+    items.push(ready("mimeo-reconciler", mimeo, &reconciler));
+    let [webhook, reconciler] = [webhook, reconciler].map(|read| read.ok().flatten());
+    let accounts = Accounts::of(mimeo, webhook.as_ref(), reconciler.as_ref());
     (items, accounts)
-}
-
-/// The name of a Deployment's service account.
-fn account_of(deployment: &Value) -> String {
-    let account = text(deployment, "/spec/template/spec/serviceAccountName");
-    if account.is_empty() {
-        "default".into()
-    } else {
-        account.into()
-    }
 }
 
 /// The item of replicas with Leases.

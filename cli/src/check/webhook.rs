@@ -1,20 +1,19 @@
 //! The webhook: its registration, its certificates, and whether the API server reaches it.
 
 use jiff::{SignedDuration, Timestamp};
-use k8s_openapi::api::admissionregistration::v1::{
-    MutatingWebhookConfiguration, ValidatingWebhookConfiguration, WebhookClientConfig,
-};
+use k8s_openapi::api::admissionregistration::v1::WebhookClientConfig;
 use mimeo_api::names::API_VERSION;
 use mimeo_model::{names::AUTHOR, registration};
 use mimeo_runtime::certificates::expiries;
-use serde::de::DeserializeOwned;
+use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::{Item, Verdict};
 use crate::{
+    call::Refusal,
     connect::Connected,
-    read::{Part, ReadError, Reader},
-    write::{Change, Refusal, send},
+    read::{Part, ReadError, Reader, own_path, undecodable},
+    write::{Change, send},
 };
 
 const REGISTRATION: &str = "Webhook registration";
@@ -25,10 +24,12 @@ const REACHED: &str = "Webhook reached";
 const SOON: SignedDuration = SignedDuration::from_hours(7 * 24);
 
 /// One hook of a configuration.
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
 struct Hook {
     name: String,
     failure_policy: Option<String>,
-    client: WebhookClientConfig,
+    client_config: WebhookClientConfig,
 }
 
 /// The items of the webhook.
@@ -47,37 +48,26 @@ pub(super) async fn check(connected: &Connected, reader: &Reader) -> Vec<Item> {
             .map(|check| Item::unread(check, "the webhook configurations", &error))
             .into(),
     };
-    let answer = send(connected, Change::Create, &probe_path(), &probe()).await;
+    let path = own_path(None, "clusterreplications", None) + "?dryRun=All";
+    let answer = send(connected, Change::Create, &path, &probe()).await;
     items.push(reached(&answer, &connected.mimeo));
     items
 }
 
 async fn hooks(reader: &Reader) -> Result<Vec<Hook>, ReadError> {
-    let name = registration::NAME;
-    let mutating: Option<MutatingWebhookConfiguration> =
-        read(reader, &format!("mutatingwebhookconfigurations/{name}")).await?;
-    let validating: Option<ValidatingWebhookConfiguration> =
-        read(reader, &format!("validatingwebhookconfigurations/{name}")).await?;
-    let mutating = mutating.and_then(|configuration| configuration.webhooks);
-    let validating = validating.and_then(|configuration| configuration.webhooks);
-    let mutating = mutating.into_iter().flatten().map(|hook| Hook {
-        name: hook.name,
-        failure_policy: hook.failure_policy,
-        client: hook.client_config,
-    });
-    let validating = validating.into_iter().flatten().map(|hook| Hook {
-        name: hook.name,
-        failure_policy: hook.failure_policy,
-        client: hook.client_config,
-    });
-    Ok(mutating.chain(validating).collect())
-}
-
-async fn read<T: DeserializeOwned>(reader: &Reader, path: &str) -> Result<Option<T>, ReadError> {
-    let path = format!("/apis/admissionregistration.k8s.io/v1/{path}");
-    let object = reader.get(&path, Part::Whole).await?;
-    let decoded = object.map(serde_json::from_value).transpose();
-    decoded.map_err(|_| ReadError::Failed("the answer can't be decoded".into()))
+    let mut hooks = Vec::new();
+    for kind in [
+        "mutatingwebhookconfigurations",
+        "validatingwebhookconfigurations",
+    ] {
+        let name = registration::NAME;
+        let path = format!("/apis/admissionregistration.k8s.io/v1/{kind}/{name}");
+        let configuration = reader.get(&path, Part::Whole).await?.unwrap_or_default();
+        let own: Option<Vec<Hook>> =
+            serde_json::from_value(configuration["webhooks"].clone()).map_err(|_| undecodable())?;
+        hooks.extend(own.into_iter().flatten());
+    }
+    Ok(hooks)
 }
 
 fn registered(hooks: &[Hook], mimeo: &str) -> Item {
@@ -119,7 +109,7 @@ fn certificate(hooks: &[Hook], mimeo: &str, now: Timestamp) -> Item {
     let mut last = Timestamp::MAX;
     let mut own = false;
     for hook in hooks {
-        let Some(bundle) = &hook.client.ca_bundle else {
+        let Some(bundle) = &hook.client_config.ca_bundle else {
             continue;
         };
         own = true;
@@ -171,10 +161,6 @@ fn strict(hooks: &[Hook]) -> Item {
     Item::new(STRICT, Verdict::Ok, message)
 }
 
-fn probe_path() -> String {
-    format!("/apis/{API_VERSION}/clusterreplications?dryRun=All")
-}
-
 /// A rule for a dry run. The webhook writes the author's name into it, or refuses it because the
 /// user may not write ConfigMaps. Both prove that the API server reaches the webhook.
 fn probe() -> Value {
@@ -199,7 +185,7 @@ fn reached(answer: &Result<Value, Refusal>, mimeo: &str) -> Item {
     );
     let item = |result, message: &str| Item::new(REACHED, result, message);
     let yes = "the API server asked it in a dry run";
-    let Refusal { code, message } = match answer {
+    let refusal = match answer {
         Ok(rule) if rule["metadata"]["annotations"][AUTHOR].is_string() => {
             return item(Verdict::Ok, yes);
         }
@@ -209,8 +195,9 @@ fn reached(answer: &Result<Value, Refusal>, mimeo: &str) -> Item {
         }
         Err(refusal) => refusal,
     };
+    let message = refusal.message();
     let own = message.contains("rules.mimeo.dev");
-    match code {
+    match refusal.code {
         _ if own && message.contains("denied the request") => item(Verdict::Ok, yes),
         _ if own && message.contains("failed calling webhook") => {
             item(Verdict::Failed, message).fix(pods)
@@ -241,7 +228,7 @@ mod tests {
         Hook {
             name: name.into(),
             failure_policy: Some("Fail".into()),
-            client: WebhookClientConfig {
+            client_config: WebhookClientConfig {
                 ca_bundle: bundle.map(|pem| ByteString(pem.into())),
                 ..WebhookClientConfig::default()
             },
@@ -269,8 +256,10 @@ mod tests {
     #[test]
     fn the_answer_of_the_dry_run_proves_that_the_webhook_is_reached() {
         let refusal = |code, message: &str| {
-            let message = message.to_owned();
-            Err(Refusal { code, message })
+            Err(Refusal {
+                code,
+                ..Refusal::silence(&message)
+            })
         };
         let noted = json!({"metadata": {"annotations": {AUTHOR: "ann"}}});
         let cases = [

@@ -5,12 +5,15 @@ use std::{
     fmt,
 };
 
-use jiff::Timestamp;
-use mimeo_engine::{Request, State, Verb};
-use mimeo_model::id::RuleId;
+use mimeo_engine::{CopyView, Reason, Request, State, Verb};
+use mimeo_model::{id::RuleId, outcome::FailureReason};
 use serde::Serialize;
 
-use crate::{picture::Picture, render::offline::causes};
+use crate::{
+    picture::{Picture, unsynced},
+    render::offline::causes,
+    state::is_lost,
+};
 
 /// One copy of a rule.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
@@ -81,16 +84,9 @@ pub(super) struct Failure {
 impl Failure {
     /// True if both are about the same copy and have the same reason.
     pub(super) fn is_same(&self, other: &Self) -> bool {
-        let key = |failure: &Self| {
-            let Self {
-                rule,
-                namespace,
-                kind,
-                name,
-                reason,
-                message: _,
-            } = failure.clone();
-            (rule, namespace, kind, name, reason)
+        let key = |failure: &Self| Self {
+            message: String::new(),
+            ..failure.clone()
         };
         key(self) == key(other)
     }
@@ -110,7 +106,6 @@ pub(super) fn of(picture: &mut Picture) -> Effects {
         effects.add_request(request);
     }
     let statuses = picture.statuses();
-    let (engine, now) = picture.snapshot.decided();
     for (id, stored) in &picture.rules {
         let failure = |reason: &str, message: &str| Failure {
             rule: id.to_string(),
@@ -136,12 +131,10 @@ pub(super) fn of(picture: &mut Picture) -> Effects {
         effects
             .failures
             .extend(causes.map(|(reason, message)| failure(reason, message)));
-        for namespace in picture.namespaces.keys() {
-            for copy in engine.copies(id, namespace, now, Timestamp::UNIX_EPOCH) {
-                effects.add_copy(id, namespace, copy);
-            }
-        }
     }
+    unsynced(&picture.snapshot, |rule, namespace, copy| {
+        effects.add_copy(rule, namespace, copy);
+    });
     effects
 }
 
@@ -166,18 +159,18 @@ impl Effects {
         self.changes.insert(key, Effect { action, request });
     }
 
-    fn add_copy(&mut self, rule: &RuleId, namespace: &str, copy: mimeo_engine::CopyView) {
-        let reason = copy.reason.unwrap_or_default();
+    fn add_copy(&mut self, rule: &RuleId, namespace: &str, copy: CopyView) {
         let action = match copy.state {
             State::Failed => {
                 // A condition names the missing grants already.
-                if reason != "NotGranted" {
+                let not_granted = Reason::Failed(FailureReason::NotGranted);
+                if let Some(reason) = copy.reason.filter(|reason| *reason != not_granted) {
                     self.failures.insert(Failure {
                         rule: rule.to_string(),
                         namespace: Some(namespace.to_owned()),
                         kind: Some(copy.kind),
                         name: Some(copy.name),
-                        reason,
+                        reason: reason.to_string(),
                         message: copy.message.unwrap_or_default(),
                     });
                 }
@@ -185,7 +178,7 @@ impl Effects {
             }
             State::Held => Action::HeldDelete,
             // The deletion follows the creation of other copies.
-            State::Pending if reason == "Delete" => Action::Delete,
+            State::Pending if is_lost(&copy) => Action::Delete,
             State::Pending | State::Synced | State::Suspended => return,
         };
         let key = CopyKey {

@@ -12,7 +12,7 @@ use serde::Serialize;
 use serde_json::Value;
 
 use crate::{
-    manifest::{bytes, length, manifest},
+    manifest::{self, below, bytes, length, manifest},
     read::{Part, Reader},
 };
 
@@ -146,37 +146,11 @@ fn leaves(object: &Value) -> BTreeMap<String, &Value> {
 
 /// The paths of the fields that Mimeo's manager owns, or all managers.
 fn owned(object: &Value, all: bool) -> BTreeSet<String> {
-    fn walk(fields: &Value, path: &str, found: &mut BTreeSet<String>) {
-        let below_path = fields.as_object().into_iter().flatten();
-        let mut leaf = true;
-        for (key, fields) in below_path {
-            if let Some(key) = key.strip_prefix("f:") {
-                leaf = false;
-                walk(fields, &below(path, key), found);
-            }
-        }
-        if leaf {
-            found.insert(path.to_owned());
-        }
-    }
-    let mut found = BTreeSet::new();
     let entries = object["metadata"]["managedFields"].as_array();
-    for entry in entries.into_iter().flatten() {
-        if all || entry["manager"] == names::MANAGER {
-            walk(&entry["fieldsV1"], "", &mut found);
-        }
-    }
-    found
-}
-
-fn below(path: &str, key: &str) -> String {
-    if path.is_empty() {
-        key.to_owned()
-    } else if key.contains(['.', '/']) {
-        format!("{path}[{key}]")
-    } else {
-        format!("{path}.{key}")
-    }
+    let entries = entries.into_iter().flatten();
+    let own = entries.filter(|entry| all || entry["manager"] == names::MANAGER);
+    own.flat_map(|entry| manifest::owned(&entry["fieldsV1"]))
+        .collect()
 }
 
 #[cfg(test)]
@@ -186,7 +160,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn fields_are_told_by_path_and_length_without_values() {
+    fn fields_are_named_by_path_and_length_without_values() {
         let old = json!({
             "apiVersion": "v1", "kind": "Secret",
             "metadata": {
@@ -200,7 +174,7 @@ mod tests {
             "metadata": {"name": "a", "annotations": {"mimeo.dev/checksum": "b"}},
             "data": {"same": "c2FtZQ==", "tls.crt": "dGhyZWU=", "new": ""},
         });
-        let told = |exclusive| -> Vec<String> {
+        let changes_of = |exclusive| -> Vec<String> {
             let changes = changes(&old, &new, exclusive);
             changes.iter().map(ToString::to_string).collect()
         };
@@ -209,6 +183,6 @@ mod tests {
             "+ data.new (0 bytes)",
             "~ data[tls.crt] (changed, 3 to 5 bytes)",
         ];
-        assert_eq!(told(false), expected);
+        assert_eq!(changes_of(false), expected);
     }
 }

@@ -1,43 +1,35 @@
-//! The permissions that the author of new and changed rules and grants lacks, and those that Mimeo
-//! lacks.
+//! The missing permissions of the author of new and changed rules and grants, and of Mimeo.
 //!
 //! The webhook asks the same when the objects are written. It does not ask about a change that only
 //! takes something away. The author is the user of this command.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    fmt::Write as _,
-};
+use std::{collections::BTreeMap, fmt::Write as _};
 
 use futures::{StreamExt as _, stream};
 use k8s_openapi::api::authentication::v1::SelfSubjectReview;
 use kube::{Api, api::PostParams};
 use mimeo_api::names::REPLICATION_GRANT;
 use mimeo_model::{
-    authority::{Finding, Need, find, lacks, of_grant, of_rule},
+    authority::{self, Finding, Need, find, of_grant, of_rule},
     grant::Grant,
     id::RuleId,
     kind::{GroupVersionKind, Resource},
     known::Decoded,
-    own_rights::{self, Program, ProgramRight, RoleRef},
-    review::User,
+    own_rights,
     right::Right,
     rule::Rule,
-    source::SourceRef,
 };
-use mimeo_runtime::{
-    access::{is_allowed, may_self},
-    discovery::{Discovery, resource_path},
-    stored::explain_grant,
-};
+use mimeo_runtime::{access::may_self, discovery::Discovery, stored::explain_grant};
 use serde::Serialize;
 use tokio::time::Instant;
 
 use crate::{
     connect::Connected,
     files::{Files, Key},
+    installation::Accounts,
+    permissions::{Kinds, ask},
     picture::Picture,
-    read::{AT_ONCE, Part},
+    read::AT_ONCE,
 };
 
 /// Missing permissions, each as a sentence.
@@ -128,17 +120,13 @@ struct Asking<'a> {
     connected: &'a Connected,
     picture: &'a Picture,
     files: &'a Files,
-    kinds: BTreeMap<GroupVersionKind, Option<Resource>>,
+    kinds: Kinds,
     /// The answers about the user.
     held: BTreeMap<Right, bool>,
     missing: Permissions,
 }
 
 impl Asking<'_> {
-    fn deadline(&self) -> Instant {
-        Instant::now() + self.connected.timeout
-    }
-
     fn resource(&self, gvk: &GroupVersionKind) -> Option<Resource> {
         self.kinds.get(gvk).cloned().flatten()
     }
@@ -161,13 +149,13 @@ impl Asking<'_> {
                 Finding::Held => return,
                 Finding::Lacks(missing) => {
                     let user = self.user().await;
-                    let lacks = lacks(&user, &missing);
-                    self.missing.author.push(format!("{object}: {lacks}"));
+                    let sentence = authority::lacks(&user, &missing);
+                    self.missing.author.push(format!("{object}: {sentence}"));
                     return;
                 }
                 Finding::Ask(open) => open,
             };
-            let deadline = self.deadline();
+            let deadline = Instant::now() + self.connected.timeout;
             let asked = open.into_iter().map(async |right: &Right| {
                 let held = may_self(client, right, deadline).await;
                 (right.clone(), held)
@@ -200,79 +188,23 @@ impl Asking<'_> {
 
     /// Asks whether Mimeo's programs have the permissions that the rules need.
     async fn mimeo(&mut self, rules: &[&Rule]) {
-        let mut needed = BTreeSet::new();
-        for rule in rules {
-            needed.extend(self.needed(rule).await);
+        let accounts = Accounts::read(&self.connected.reader(), &self.picture.mimeo).await;
+        let answers = ask(
+            self.connected,
+            self.picture,
+            rules,
+            &self.kinds,
+            self.files,
+            &accounts,
+        )
+        .await;
+        if let Some(why) = answers.unknown.values().next() {
+            self.missing.unknown.push(format!(
+                "Whether Mimeo has the permissions that the rules need is unknown: {why}."
+            ));
         }
-        let (client, deadline) = (&self.connected.client, self.deadline());
-        let mimeo = &self.picture.mimeo;
-        let asked = needed.into_iter().map(async |need: ProgramRight| {
-            let held =
-                is_allowed(client, &program(mimeo, need.program), &need.right, deadline).await;
-            (need, held)
-        });
-        let mut answers = stream::iter(asked).buffer_unordered(AT_ONCE);
-        let mut missing = BTreeSet::new();
-        while let Some((need, held)) = answers.next().await {
-            match held {
-                Ok(true) => {}
-                Ok(false) => _ = missing.insert(need),
-                Err(_) => {
-                    self.missing.unknown.push(
-                        "Whether Mimeo has the permissions that the rules need is unknown: you may not create subjectaccessreviews, or the API server gives no answer.".into(),
-                    );
-                    return;
-                }
-            }
-        }
-        drop(answers);
+        self.missing.unknown.extend(answers.note);
         let (engine, _) = self.picture.snapshot.decided();
-        self.missing.mimeo = own_rights::explain(&missing, engine.index().reach());
-    }
-
-    async fn needed(&self, rule: &Rule) -> BTreeSet<ProgramRight> {
-        let (engine, _) = self.picture.snapshot.decided();
-        let reach = engine.index().reach();
-        let mut roles = BTreeMap::new();
-        for source in &rule.sources {
-            if own_rights::binds(&source.gvk) {
-                roles.insert(source, self.role(source).await);
-            }
-        }
-        let homes = rule
-            .homes(|source| roles.get(source).cloned().flatten())
-            .filter(|home| reach.refuses_home(home.gvk, home.namespace).is_none());
-        let places = engine.index().reached(rule);
-        let look_up = |gvk: &GroupVersionKind| self.resource(gvk);
-        own_rights::needed_by(rule.id.kind, homes, places.as_ref(), look_up)
-    }
-
-    /// The role that a RoleBinding in the files or in the cluster binds.
-    async fn role(&self, source: &SourceRef) -> Option<RoleRef> {
-        if let Some(found) = self.files.source(source) {
-            return RoleRef::of(&found.object);
-        }
-        let resource = self.resource(&source.gvk)?;
-        let path = resource_path(&resource, Some(&source.namespace), Some(&source.name));
-        let reader = self.connected.reader();
-        RoleRef::of(&reader.get(&path, Part::Whole).await.ok()??)
-    }
-}
-
-/// The service account of one of Mimeo's programs.
-fn program(namespace: &str, program: Program) -> User {
-    let name = match program {
-        Program::Webhook => "mimeo-webhook",
-        Program::Reconciler => "mimeo-reconciler",
-    };
-    User {
-        name: format!("system:serviceaccount:{namespace}:{name}"),
-        uid: String::new(),
-        groups: vec![
-            "system:serviceaccounts".into(),
-            format!("system:serviceaccounts:{namespace}"),
-            "system:authenticated".into(),
-        ],
-        extra: BTreeMap::new(),
+        self.missing.mimeo = own_rights::explain(&answers.missing, engine.index().reach());
     }
 }

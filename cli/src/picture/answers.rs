@@ -4,7 +4,7 @@ use mimeo_engine::{Answer, Job, Question, Request, Task};
 use mimeo_model::{
     kind::{GroupVersionKind, Resource},
     known::Decoded,
-    outcome::{Failure, FailureReason, Outcome},
+    outcome::Outcome,
     source::{SourceRef, SourceSelector},
 };
 use mimeo_runtime::{
@@ -14,15 +14,15 @@ use mimeo_runtime::{
 };
 use serde_json::Value;
 
-use super::metadata;
-use crate::read::{Part, ReadError, Reader};
+use crate::read::{Part, ReadError, Reader, metadata, undecodable};
 
 /// An answer of the API server.
 pub(super) enum Read {
     Kind(GroupVersionKind, Result<Option<Resource>, String>),
     Source(SourceRef, Result<Option<Value>, ReadError>),
     Selected(SourceSelector, Result<Vec<Value>, ReadError>),
-    Job(Box<Job>, Answer),
+    /// With a sentence if it could not be read.
+    Job(Box<Job>, Answer, Option<String>),
     Object(Box<Request>, Result<Outcome, ReadError>),
 }
 
@@ -63,20 +63,18 @@ impl Asker {
                 Read::Selected(selector, read.map(|_| objects))
             }
             Question::Job(job) => {
-                let answer = ask(&job.task, writer, discovery).await;
-                Read::Job(job, answer)
+                let note = |error| format!("Could not {}: {error}.", job.task);
+                let answer = ask(&job.task, writer, discovery).await.map_err(note);
+                let note = answer.as_ref().err().cloned();
+                Read::Job(job, answer.unwrap_or(Answer::Failed), note)
             }
             Question::Object(request) => {
                 let (namespace, name) = (&request.ticket.namespace, &request.ticket.name);
                 let path = resource_path(&request.resource, Some(namespace), Some(name));
                 let outcome = match reader.get(&path, Part::Metadata).await {
-                    Ok(Some(object)) => Ok(metadata(&object).map_or(
-                        Outcome::Unavailable {
-                            retry_after: None,
-                            failure: undecodable(),
-                        },
-                        |meta| Outcome::Object(Box::new(meta)),
-                    )),
+                    Ok(Some(object)) => metadata(&object)
+                        .map(|meta| Outcome::Object(Box::new(meta)))
+                        .ok_or_else(undecodable),
                     Ok(None) => Ok(Outcome::Absent),
                     Err(error) => Err(error),
                 };
@@ -87,44 +85,32 @@ impl Asker {
     }
 }
 
-fn undecodable() -> Failure {
-    Failure {
-        reason: FailureReason::ClusterUnreachable,
-        message: "the object's metadata can't be decoded".into(),
-    }
-}
-
 /// Carries out a job that only reads.
-async fn ask(task: &Task, writer: &Writer, discovery: &Discovery) -> Answer {
-    let resource = async |gvk: &GroupVersionKind| discovery.find(gvk).await.ok().flatten();
+async fn ask(task: &Task, writer: &Writer, discovery: &Discovery) -> Result<Answer, String> {
+    let resource = async |gvk: &GroupVersionKind| match discovery.find(gvk).await {
+        Ok(Some(resource)) => Ok(resource),
+        Ok(None) => Err(format!("the API server doesn't serve {gvk}")),
+        Err(error) => Err(error.to_string()),
+    };
     let answer = match task {
-        Task::ConfirmRule(id) => writer.read_rule(id).await.ok().map(Answer::Rule),
-        Task::ConfirmGrants(namespace) => {
-            writer.read_grants(namespace).await.ok().map(Answer::Grants)
+        Task::ConfirmRule(id) => writer.read_rule(id).await.map(Answer::Rule),
+        Task::ConfirmGrants(namespace) => writer.read_grants(namespace).await.map(Answer::Grants),
+        Task::ConfirmSource(source) => {
+            let resource = resource(&source.gvk).await?;
+            let read = writer.read_source(source, &resource).await;
+            read.map(Answer::Source)
         }
-        Task::ConfirmSource(source) => match resource(&source.gvk).await {
-            Some(resource) => {
-                let read = writer.read_source(source, &resource).await;
-                read.ok().map(Answer::Source)
-            }
-            None => None,
-        },
-        Task::ReadSource(source) => match resource(&source.gvk).await {
-            Some(resource) => {
-                let read = writer
-                    .read(&resource, &source.namespace, &source.name)
-                    .await;
-                read.ok().map(Answer::Object)
-            }
-            None => None,
-        },
+        Task::ReadSource(source) => {
+            let resource = resource(&source.gvk).await?;
+            let (namespace, name) = (&source.namespace, &source.name);
+            let read = writer.read(&resource, namespace, name).await;
+            read.map(Answer::Object)
+        }
         Task::ReadGrant { namespace, name } => {
             let grant = writer.read_grant(namespace, name).await;
-            grant
-                .ok()
-                .map(|grant| Answer::Grant(grant.map(parse_grant)))
+            grant.map(|grant| Answer::Grant(grant.map(parse_grant)))
         }
-        _ => None,
+        _ => return Ok(Answer::Failed),
     };
-    answer.unwrap_or(Answer::Failed)
+    answer.map_err(|error| error.to_string())
 }

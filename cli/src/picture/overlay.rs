@@ -14,8 +14,11 @@ use mimeo_model::{
 use mimeo_runtime::stored::{explain_grant, parse_grant};
 use serde_json::{Map, Value, json};
 
-use super::{answers::Read, metadata, text};
-use crate::files::{Files, InFile, Key};
+use super::answers::Read;
+use crate::{
+    files::{Files, InFile, Key},
+    read::{metadata, text},
+};
 
 /// The uid of an object that is not stored yet.
 const NEW: &str = "00000000-0000-4000-8000-000000000002";
@@ -95,9 +98,9 @@ impl Overlay {
                 let objects = self.select(&selector, objects);
                 Read::Selected(selector, Ok(objects))
             }
-            Read::Job(job, answer) => {
+            Read::Job(job, answer, note) => {
                 let answer = self.answer(&job.task, answer);
-                Read::Job(job, answer)
+                Read::Job(job, answer, note)
             }
             // An object that the files create may take the name of a copy.
             Read::Object(request, Ok(Outcome::Absent)) => {

@@ -9,7 +9,7 @@ use std::{
 #[derive(Default)]
 pub(super) struct Progress {
     began: Option<Instant>,
-    told: Option<Instant>,
+    shown: Option<Instant>,
     answers: usize,
 }
 
@@ -18,9 +18,9 @@ impl Progress {
         self.answers += 1;
         let now = Instant::now();
         let began = *self.began.get_or_insert(now);
-        let due = self.told.unwrap_or(began) + Duration::from_secs(1);
+        let due = self.shown.unwrap_or(began) + Duration::from_secs(1);
         if now >= due && std::io::stderr().is_terminal() {
-            self.told = Some(now);
+            self.shown = Some(now);
             let mut terminal = std::io::stderr();
             // A terminal that can't be written to is no reason to stop.
             _ = write!(terminal, "\rreading the cluster: {} answers", self.answers);
@@ -29,7 +29,7 @@ impl Progress {
     }
 
     pub(super) fn end(&mut self) {
-        if self.told.is_some() {
+        if self.shown.is_some() {
             _ = write!(std::io::stderr(), "\r\x1b[K");
         }
     }

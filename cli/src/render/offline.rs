@@ -6,14 +6,14 @@ use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use mimeo_api::{ClusterReplicationStatus, names::REPLICATION_GRANT};
 use mimeo_engine::{
-    Answer, Job, Member, Members, Question, Request, Settings, Snapshot, State, Task, Verb,
+    Answer, Job, Member, Members, Question, Reason, Request, Settings, Snapshot, State, Task, Verb,
 };
 use mimeo_model::{
     id::{RuleId, RuleKind},
     kind::{GroupVersionKind, Resource},
     known::{Decoded, Known},
     names,
-    outcome::Outcome,
+    outcome::{FailureReason, Outcome},
     refusal::Refusal,
     role::Role,
     rule::Rule,
@@ -25,7 +25,9 @@ use serde_json::{Value, json};
 use crate::{
     files::{Files, InFile, Key, key},
     manifest::manifest,
-    picture::{metadata, statuses, text},
+    names::refusals,
+    picture::{show_grants, show_namespaces, statuses, unsynced},
+    read::{metadata, text},
 };
 
 /// The uid of each object in a file. No decision compares the uids of two objects.
@@ -91,7 +93,7 @@ impl Offline<'_> {
                 let (rule, _) = parse_rule(kind, Decoded::Whole(stored(object)));
                 match &rule {
                     Ok(rule) => _ = self.rules.insert(id.clone(), rule.clone()),
-                    Err(refused) => self.problem(file, &id, told(&refused.refusals)),
+                    Err(refused) => self.problem(file, &id, invalid(&refused.refusals)),
                 }
                 let (engine, now) = self.snapshot.engine();
                 engine.rule_applied(id.clone(), rule, None, now);
@@ -119,37 +121,29 @@ impl Offline<'_> {
         for (key, namespace) in self.files.namespaces() {
             found.insert(&key.name, namespace.object.clone());
         }
-        let (engine, now) = self.snapshot.engine();
-        let mut listed = BTreeSet::new();
-        for (name, namespace) in found {
-            if let Some(mut meta) = metadata(&stored(&namespace)) {
-                // The API server sets this label on each namespace.
-                let labels = meta.labels.get_or_insert_default();
-                labels.insert("kubernetes.io/metadata.name".into(), name.into());
-                engine.namespace_applied(&meta, now);
-                listed.insert(name.into());
-            }
-        }
-        engine.namespaces_listed(&listed, now);
+        let named = found.into_iter().filter_map(|(name, namespace)| {
+            let mut meta = metadata(&stored(&namespace))?;
+            // The API server sets this label on each namespace.
+            let labels = meta.labels.get_or_insert_default();
+            labels.insert("kubernetes.io/metadata.name".into(), name.into());
+            Some(meta)
+        });
+        show_namespaces(&mut self.snapshot, &named.collect::<Vec<_>>());
     }
 
     fn show_grants(&mut self) {
-        let mut listed = BTreeSet::new();
+        let mut valid = Vec::new();
         for (key, InFile { object, file }) in self.files.of_kind(REPLICATION_GRANT) {
-            let (grant, refusals) = explain_grant(Decoded::Whole(stored(object)));
-            if !refusals.is_empty() {
-                self.problem(file, key, told(&refusals));
-                continue;
+            let object = stored(object);
+            let (_, refusals) = explain_grant(Decoded::Whole(object.clone()));
+            if refusals.is_empty() {
+                valid.push(Decoded::Whole(object));
+            } else {
+                self.problem(file, key, invalid(&refusals));
             }
-            let Ok(grant) = mimeo_model::grant::Grant::parse(&grant) else {
-                continue;
-            };
-            let (engine, now) = self.snapshot.engine();
-            engine.grant_applied(&key.namespace, &key.name, Ok(grant), now);
-            listed.insert((key.namespace.as_str().into(), key.name.as_str().into()));
         }
+        show_grants(&mut self.snapshot, valid);
         let (engine, now) = self.snapshot.engine();
-        engine.grants_known(Known::Listed(&listed), now);
         engine.kinds_since(Some(Timestamp::UNIX_EPOCH), now);
         self.snapshot.kinds_recorded(BTreeSet::new());
     }
@@ -246,6 +240,7 @@ impl Offline<'_> {
         copies.sort_by(|a, b| order(&a.key).cmp(&order(&b.key)));
         self.rendered.copies = copies;
         let statuses = statuses(&mut self.snapshot);
+        let mut failed = self.failed();
         for (id, rule) in std::mem::take(&mut self.rules) {
             let file = self.files.file_of(&id).unwrap_or_default().to_owned();
             let mut note = |text: String| {
@@ -259,18 +254,21 @@ impl Offline<'_> {
             for hint in absent(self.files, &rule) {
                 note(hint);
             }
-            let problems = self.problems_of(&id, statuses.get(&id));
+            let failed = failed.remove(&id).unwrap_or_default();
+            let problems = self.problems_of(&id, statuses.get(&id), failed);
             for problem in problems {
                 self.problem(&file, &id, problem);
             }
         }
     }
 
-    /// The reasons why a rule lacks copies, from its conditions and its single copies.
+    /// The reasons why copies of a rule are missing: its conditions, and the failures of single
+    /// copies.
     fn problems_of(
         &mut self,
         id: &RuleId,
         status: Option<&ClusterReplicationStatus>,
+        failed: Vec<String>,
     ) -> Vec<String> {
         let Some(status) = status else {
             return vec!["its copies can't be decided from files".into()];
@@ -279,17 +277,7 @@ impl Offline<'_> {
             .into_iter()
             .map(|(reason, message)| format!("{reason}: {message}"))
             .collect();
-        for (name, copy) in self.copies(id) {
-            let reason = copy.reason.unwrap_or_default();
-            // A condition names the missing grants already.
-            if copy.state == State::Failed && reason != "NotGranted" {
-                let message = copy.message.unwrap_or_default();
-                problems.push(format!(
-                    "{reason}: {} {name}/{}: {message}",
-                    copy.kind, copy.name
-                ));
-            }
-        }
+        problems.extend(failed);
         let ready = status.conditions.iter().find(|condition| {
             condition.type_ == "Ready" && condition.reason == "NoNamespaceMatches"
         });
@@ -302,23 +290,21 @@ impl Offline<'_> {
         problems
     }
 
-    /// The engine's view of a rule's copies in all namespaces.
-    fn copies(&self, id: &RuleId) -> Vec<(String, mimeo_engine::CopyView)> {
-        let (engine, now) = self.snapshot.decided();
-        let names: BTreeSet<&str> = self
-            .files
-            .iter()
-            .map(|(key, _)| match &*key.kind {
-                "Namespace" => key.name.as_str(),
-                _ => key.namespace.as_str(),
-            })
-            .collect();
-        let mut all = Vec::new();
-        for name in names {
-            let copies = engine.copies(id, name, now, Timestamp::UNIX_EPOCH);
-            all.extend(copies.into_iter().map(|copy| (name.to_owned(), copy)));
-        }
-        all
+    /// The failures of single copies, by rule.
+    fn failed(&self) -> BTreeMap<RuleId, Vec<String>> {
+        let mut failed: BTreeMap<RuleId, Vec<String>> = BTreeMap::new();
+        // A condition names the missing grants already.
+        let not_granted = Reason::Failed(FailureReason::NotGranted);
+        unsynced(&self.snapshot, |rule, namespace, copy| {
+            let reason = copy.reason.filter(|reason| *reason != not_granted);
+            if let (State::Failed, Some(reason)) = (copy.state, reason) {
+                let message = copy.message.unwrap_or_default();
+                let place = format!("{} {namespace}/{}", copy.kind, copy.name);
+                let failed = failed.entry(rule.clone()).or_default();
+                failed.push(format!("{reason}: {place}: {message}"));
+            }
+        });
+        failed
     }
 }
 
@@ -344,13 +330,16 @@ fn absent(files: &Files, rule: &Rule) -> BTreeSet<String> {
     kinds.chain(names).collect()
 }
 
-/// The conditions of a status that say why a rule lacks copies. Two conditions may have one cause.
+/// The conditions of a status that say why copies are missing. Two conditions may have one cause.
 pub(crate) fn causes(status: &ClusterReplicationStatus) -> Vec<(&str, &str)> {
     let mut causes: Vec<(&str, &str)> = Vec::new();
     for type_ in ["Authorized", "SourcesFound"] {
         let conditions = status.conditions.iter();
         for condition in conditions.filter(|one| one.type_ == type_ && one.status == "False") {
-            if !causes.iter().any(|(_, told)| *told == condition.message) {
+            if !causes
+                .iter()
+                .any(|(_, message)| *message == condition.message)
+            {
                 causes.push((&condition.reason, &condition.message));
             }
         }
@@ -368,10 +357,8 @@ fn annotation(object: &Value, key: &str) -> String {
     annotation.unwrap_or_default().to_owned()
 }
 
-/// The refusals of a spec, in one line.
-fn told(refusals: &[Refusal]) -> String {
-    let refusals: Vec<String> = refusals.iter().map(ToString::to_string).collect();
-    format!("InvalidSpec: {}", refusals.join("; "))
+fn invalid(refused: &[Refusal]) -> String {
+    format!("InvalidSpec: {}", refusals(refused))
 }
 
 /// The objects that a selector finds in the files.

@@ -3,16 +3,17 @@
 use std::collections::BTreeMap;
 
 use anyhow::{Result, bail};
-use jiff::Timestamp;
-use mimeo_engine::{CopyView, Cursor, PlaceView, State};
-use mimeo_model::{id::RuleId, rule::Rule, source::SourceRef, template::Place};
+use mimeo_engine::{CopyView, PlaceView};
+use mimeo_model::{id::RuleId, source::SourceRef, template::Place};
 use serde::Serialize;
 
 use crate::{
     connect::Connected,
     installation::Installation,
-    picture::{Picture, Scope, Stored, sources},
-    state::{CopyKey, condition, state},
+    names::{ObjectName, refusals},
+    output::Tone,
+    picture::{Picture, Scope, Stored, copies, places, sources},
+    state::{State, condition, state},
 };
 
 /// The state of Mimeo and of the rules in the scope.
@@ -64,12 +65,8 @@ pub(super) struct CopyLine {
     pub(super) kind: String,
     pub(super) name: String,
     pub(super) rule: String,
-    /// `Pending`, `DeletionHeld`, or the reason of the failure.
-    pub(super) state: String,
+    pub(super) state: State,
     pub(super) message: String,
-    /// True if the copy is on its way, or its deletion waits for a person.
-    #[serde(skip)]
-    pub(super) waits: bool,
 }
 
 /// A namespace whose pods wait for copies.
@@ -137,76 +134,26 @@ impl Status {
 
     /// Counts the copies in the scope, and collects those that are not synced.
     fn count(&mut self, picture: &Picture, scope: &Scope, lines: &mut BTreeMap<&RuleId, RuleLine>) {
-        let (engine, now) = picture.snapshot.decided();
-        let wall = Timestamp::now();
-        let mut cursor = Cursor::default();
-        loop {
-            let view = engine.view(&mut cursor, now, wall);
-            let namespaces = view.namespaces.iter();
-            for namespace in namespaces.filter(|namespace| scope.has(&namespace.name)) {
-                for place in &namespace.places {
-                    if let Some(line) = lines.get_mut(&*place.rule) {
-                        self.count_place(picture, &namespace.name, place, line, wall);
-                    }
-                }
-            }
-            if view.whole {
+        places(&picture.snapshot, |namespace, place| {
+            let PlaceView {
+                rule,
+                copies: all,
+                synced,
+                ..
+            } = place;
+            let Some(line) = lines.get_mut(&**rule).filter(|_| scope.has(namespace)) else {
+                return;
+            };
+            line.synced += synced;
+            if synced == all {
+                line.copies += all;
                 return;
             }
-        }
-    }
-
-    fn count_place(
-        &mut self,
-        picture: &Picture,
-        name: &str,
-        place: &PlaceView,
-        line: &mut RuleLine,
-        wall: Timestamp,
-    ) {
-        line.synced += place.synced;
-        if place.synced == place.copies {
-            line.copies += place.copies;
-            return;
-        }
-        let Some(Stored {
-            rule: Ok(rule),
-            status,
-            ..
-        }) = picture.rules.get(&place.rule)
-        else {
-            return;
-        };
-        let (engine, now) = picture.snapshot.decided();
-        for copy in engine.copies(&place.rule, name, now, wall) {
-            let key = CopyKey {
-                namespace: name,
-                kind: &copy.kind,
-                name: &copy.name,
-            };
-            let source = source_of(picture, rule, &key);
-            let (state, message) = match &source {
-                Some(source) => state(picture, &key, rule, source, Some(&copy), status.as_ref()),
-                // The rule no longer wants the copy.
-                None => unwanted(&copy),
-            };
-            line.copies += usize::from(source.is_some());
-            match state.as_str() {
-                "Synced" | "Suspended" => continue,
-                "Pending" | "Unknown" => line.pending += 1,
-                "DeletionHeld" => line.held += 1,
-                _ => line.failed += 1,
+            for copy in copies(&picture.snapshot, rule, namespace) {
+                self.copies
+                    .extend(count(picture, namespace, rule, copy, line));
             }
-            self.copies.push(CopyLine {
-                namespace: name.to_owned(),
-                kind: copy.kind,
-                name: copy.name,
-                rule: line.rule.clone(),
-                waits: matches!(state.as_str(), "Pending" | "DeletionHeld" | "Unknown"),
-                state,
-                message,
-            });
-        }
+        });
     }
 
     fn waiting(&mut self, picture: &Picture) {
@@ -221,22 +168,36 @@ impl Status {
     }
 }
 
-fn unwanted(copy: &CopyView) -> (String, String) {
-    match copy.state {
-        State::Held => (
-            "DeletionHeld".into(),
-            "the copy's deletion waits for a person".into(),
-        ),
-        _ => (
-            copy.reason
-                .clone()
-                .filter(|_| copy.state == State::Failed)
-                .unwrap_or_else(|| "Pending".into()),
-            copy.message
-                .clone()
-                .unwrap_or_else(|| "Mimeo has to delete the copy".into()),
-        ),
+/// Counts a copy, unless it is synced. Returns its line if it is not as its rule says.
+fn count(
+    picture: &Picture,
+    namespace: &str,
+    rule: &RuleId,
+    copy: CopyView,
+    line: &mut RuleLine,
+) -> Option<CopyLine> {
+    let key = ObjectName {
+        namespace,
+        kind: &copy.kind,
+        name: &copy.name,
+    };
+    let source = source_of(picture, rule, &key);
+    line.copies += usize::from(source.is_some());
+    let (state, message) = state(picture, &key, rule, source.as_ref(), Some(&copy));
+    match (&state, state.tone()) {
+        (State::Synced | State::Suspended, _) => return None,
+        (State::DeletionHeld, _) => line.held += 1,
+        (_, Tone::Bad) => line.failed += 1,
+        _ => line.pending += 1,
     }
+    Some(CopyLine {
+        namespace: namespace.to_owned(),
+        kind: copy.kind,
+        name: copy.name,
+        rule: line.rule.clone(),
+        state,
+        message,
+    })
 }
 
 /// The line of a rule before its copies are counted.
@@ -249,14 +210,10 @@ fn line(id: &RuleId, stored: &Stored) -> RuleLine {
             ready.status.clone(),
             format!("{}: {}", ready.reason, ready.message),
         ),
-        (Err(refused), None) => {
-            let refusals = refused.refusals.iter().map(ToString::to_string);
-            let refusals: Vec<String> = refusals.collect();
-            (
-                "False".into(),
-                format!("InvalidSpec: {}", refusals.join("; ")),
-            )
-        }
+        (Err(refused), None) => (
+            "False".into(),
+            format!("InvalidSpec: {}", refusals(&refused.refusals)),
+        ),
         (Ok(_), None) => (
             "Unknown".into(),
             "the reconciler has not written a status for this spec yet".into(),
@@ -276,7 +233,8 @@ fn line(id: &RuleId, stored: &Stored) -> RuleLine {
 }
 
 /// The source of a rule's copy. `None`: the rule doesn't want the copy.
-fn source_of(picture: &Picture, rule: &Rule, key: &CopyKey<'_>) -> Option<SourceRef> {
+fn source_of(picture: &Picture, rule: &RuleId, key: &ObjectName<'_>) -> Option<SourceRef> {
+    let rule = picture.rules.get(rule)?.rule.as_ref().ok()?;
     let labels = picture.labels(key.namespace)?;
     let place = Place {
         name: key.namespace,

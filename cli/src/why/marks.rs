@@ -4,7 +4,11 @@ use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use mimeo_model::names::{self, MANAGER, SOURCE};
 use serde::Serialize;
-use serde_json::Value;
+
+use crate::manifest::owned;
+
+/// Most fields that are named of one client.
+const FIELDS: usize = 10;
 
 /// An existing copy.
 #[derive(Debug, Serialize)]
@@ -45,11 +49,11 @@ pub(super) fn copy_of(meta: &ObjectMeta) -> Option<Copy> {
             written = written.max(time);
             continue;
         }
-        let fields = entry.fields_v1.as_ref().map(|fields| paths(&fields.0));
+        let fields = entry.fields_v1.as_ref().map(|fields| owned(&fields.0));
         changed_by.push(Change {
             manager: entry.manager.clone().unwrap_or_default(),
             time,
-            fields: fields.unwrap_or_default(),
+            fields: fields.into_iter().flatten().take(FIELDS).collect(),
         });
     }
     Some(Copy {
@@ -61,32 +65,6 @@ pub(super) fn copy_of(meta: &ObjectMeta) -> Option<Copy> {
         written,
         changed_by,
     })
-}
-
-/// The first fields of a field set, by path. Keys of data are shown, values are in no field set.
-fn paths(fields: &Value) -> Vec<String> {
-    fn walk(fields: &Value, path: &str, found: &mut Vec<String>) {
-        let children: Vec<_> = fields.as_object().into_iter().flatten().collect();
-        let named = children
-            .iter()
-            .filter_map(|(key, below)| Some((key.strip_prefix("f:")?, below)));
-        let mut leaf = true;
-        for (key, below) in named {
-            leaf = false;
-            let path = if path.is_empty() {
-                key.to_owned()
-            } else {
-                format!("{path}.{key}")
-            };
-            walk(below, &path, found);
-        }
-        if leaf && !path.is_empty() && found.len() < 10 {
-            found.push(path.to_owned());
-        }
-    }
-    let mut found = Vec::new();
-    walk(fields, "", &mut found);
-    found
 }
 
 /// An annotation on one line. Each writer of the object can choose its text.

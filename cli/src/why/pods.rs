@@ -4,7 +4,7 @@ use mimeo_engine::AwaitedCopy;
 use mimeo_model::names::PENDING_LABEL;
 
 use super::{Why, verdict::Answer};
-use crate::{names::ObjectName, output::quoted, picture::Picture};
+use crate::{names::ObjectName, output::quoted, picture::Picture, state::State};
 
 /// True if the user means pods. No rule can copy them to a good end, and users ask why one is
 /// refused.
@@ -26,12 +26,12 @@ pub(super) fn explain(picture: &Picture, object: &ObjectName<'_>) -> Why {
         )),
         Some(progress) => {
             let states = [
-                ("PodsRefused", &progress.denied),
-                ("PodsWarned", &progress.excused),
-                ("PodsWait", &progress.waiting),
+                (State::PodsRefused, &progress.denied),
+                (State::PodsWarned, &progress.excused),
+                (State::PodsWait, &progress.waiting),
             ];
             for (state, copies) in states {
-                rules.extend(copies.iter().map(|copy| answer(namespace, state, copy)));
+                rules.extend(copies.iter().map(|copy| answer(namespace, &state, copy)));
             }
             if rules.is_empty() {
                 notes.push(format!(
@@ -51,7 +51,7 @@ pub(super) fn explain(picture: &Picture, object: &ObjectName<'_>) -> Why {
     }
 }
 
-fn answer(namespace: &str, state: &str, copy: &AwaitedCopy) -> Answer {
+fn answer(namespace: &str, state: &State, copy: &AwaitedCopy) -> Answer {
     let AwaitedCopy {
         copy,
         rule,
@@ -68,8 +68,8 @@ fn answer(namespace: &str, state: &str, copy: &AwaitedCopy) -> Answer {
     Answer {
         rule: rule.to_string(),
         source: copy.clone(),
-        state: state.into(),
-        message: format!("the copy is missing (podGate: {pod_gate:?}): {why}"),
+        state: state.clone(),
+        message: format!("the copy is missing (podGate: {pod_gate}): {why}"),
         fix,
     }
 }

@@ -136,11 +136,11 @@ impl Session {
         Some(event("view", &self.tell(&view)))
     }
 
-    fn tell<'a>(&mut self, view: &'a View) -> Told<'a> {
-        let mut told = Told {
+    fn tell<'a>(&mut self, view: &'a View) -> ReportedCopy<'a> {
+        let mut told = ReportedCopy {
             anew: view.anew,
             whole: view.whole,
-            ..Told::default()
+            ..ReportedCopy::default()
         };
         for ended in &view.ended {
             match ended {
@@ -255,7 +255,7 @@ impl<'a> From<HeldDeletion<'a>> for HeldTold<'a> {
 
 /// A part of the view. Data that it leaves out has not changed.
 #[derive(Default, Serialize)]
-struct Told<'a> {
+struct ReportedCopy<'a> {
     anew: bool,
     ended: EndedTold<'a>,
     rules: Vec<RuleTold<'a>>,
@@ -380,7 +380,7 @@ impl From<CopyView> for CopyTold {
             kind,
             name,
             state: number(state),
-            reason,
+            reason: reason.map(|reason| reason.to_string()),
             message,
             since: since.map(Timestamp::as_second),
         }

@@ -4,8 +4,8 @@
 //! change facts alone, and decisions change nothing.
 
 use crate::{
-    Notice, Settings, announce::News, jobs::Jobs, losses::LossEvent, numbers::Lags, view::Changes,
-    work::Work,
+    Notice, Settings, events::EventQueue, jobs::Jobs, losses::LossEvent, numbers::Lags,
+    view::Changes, work::Work,
 };
 
 /// The effects of events and decisions.
@@ -18,7 +18,7 @@ pub(crate) struct Effects {
     /// Losses of copies that the pending deletions have not taken in yet.
     pub(crate) losses: Vec<LossEvent>,
     /// Events about rules and copies.
-    pub(crate) news: News,
+    pub(crate) events: EventQueue,
     /// Failures for the log.
     pub(crate) notices: Vec<Notice>,
     /// Changes for the page.
@@ -32,17 +32,17 @@ pub(crate) struct Effects {
 pub struct Effort {
     /// The number of plans made for namespaces.
     pub planned: u64,
-    /// The number of decisions made about single cells.
+    /// The number of decisions made about single copies.
     pub decided: u64,
-    /// The number of cells looked at for statuses.
+    /// The number of copies looked at for statuses.
     pub counted: u64,
-    /// The number of cells looked at in decisions about losses.
+    /// The number of copies looked at in decisions about losses.
     pub reviewed: u64,
 }
 
 impl Effort {
-    pub(crate) fn review(&mut self, cells: usize) {
-        self.reviewed += u64::try_from(cells).unwrap_or_default();
+    pub(crate) fn review(&mut self, copies: usize) {
+        self.reviewed += u64::try_from(copies).unwrap_or_default();
     }
 }
 
@@ -52,7 +52,7 @@ impl Effects {
             work: Work::default(),
             jobs: Jobs::default(),
             losses: Vec::new(),
-            news: News::new(settings.role),
+            events: EventQueue::new(settings.role),
             notices: Vec::new(),
             changes: Changes::default(),
             lags: Lags::default(),

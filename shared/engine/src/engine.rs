@@ -21,9 +21,9 @@ use mimeo_model::{
 use serde_json::Value;
 
 use crate::{
-    Action, Announcement, Answer, Awaited, CopyNumbers, CopyView, CopyWatch, Cursor, Demand,
-    Effects, Effort, GrantUpdate, HeldDeletion, Index, Inside, Job, Members, Notice, Numbers,
-    Observed, Progress, Settings, StatusUpdate, Ticket, Verb, View, Webhooks, admission::Rules,
+    Action, Answer, Awaited, CopyNumbers, CopyView, CopyWatch, Cursor, Demand, Effects, Effort,
+    EventUpdate, GrantUpdate, HeldDeletion, Index, Inside, Job, Members, Notice, Numbers, Observed,
+    Progress, Settings, StatusUpdate, Ticket, Verb, View, Webhooks, admission::Rules,
     census::Census, clock::Tick, losses::PendingDeletions, pod_gate::Gate, view::Page, work::Timer,
 };
 
@@ -201,8 +201,8 @@ impl Engine {
         self.take_in(now, |index, _| index.copies_listing(watch));
     }
 
-    /// Records the state of a watch of copies. A list has its resourceVersion. Copies that it didn't
-    /// show were absent then.
+    /// Records the state of a watch of copies. A list has its resourceVersion. Copies that it
+    /// didn't show were absent then.
     pub fn copies_known(&mut self, watch: &CopyWatch, known: Known<u64>, now: Tick) {
         self.take_in(now, |index, _| index.copies_known(watch, known));
     }
@@ -278,8 +278,8 @@ impl Engine {
         if let Some(job) = self.next_job() {
             return Some(Action::Job(Box::new(job)));
         }
-        while let Some(cell) = self.effects.work.pop() {
-            if let Some(request) = self.index.request(&cell, &mut self.effects) {
+        while let Some(copy) = self.effects.work.pop() {
+            if let Some(request) = self.index.request(&copy, &mut self.effects) {
                 return Some(Action::Request(Box::new(request)));
             }
         }
@@ -333,7 +333,7 @@ impl Engine {
         });
     }
 
-    /// Takes back a request that was never sent, if its cell now wants another one. Returns true in
+    /// Takes back a request that was never sent, if its copy now wants another one. Returns true in
     /// that case.
     pub(crate) fn withdraw_outdated(&mut self, ticket: &Ticket, now: Tick) -> bool {
         self.index.at(now);
@@ -349,7 +349,7 @@ impl Engine {
     /// plans nothing, because the plan would be out of date by the time the standby may act.
     pub fn rest(&mut self, now: Tick) {
         self.fire(now);
-        self.effects.news.forget();
+        self.effects.events.forget();
         self.effects.changes.forget();
         self.index.rest();
     }
@@ -406,17 +406,19 @@ impl Engine {
     }
 
     /// Returns the Events to write now.
-    pub fn announcements(&mut self, now: Tick) -> Vec<Announcement> {
+    pub fn event_updates(&mut self, now: Tick) -> Vec<EventUpdate> {
         self.index.at(now);
-        self.effects.news.announcements(&self.index, &self.deletion)
+        self.effects
+            .events
+            .event_updates(&self.index, &self.deletion)
     }
 
-    /// When [`Engine::announcements`] has Events to write.
-    pub fn announcements_due(&self) -> Option<Tick> {
-        self.effects.news.next_due()
+    /// When [`Engine::event_updates`] has Events to write.
+    pub fn events_due(&self) -> Option<Tick> {
+        self.effects.events.next_due()
     }
 
-    /// Returns the failures since the last call, for the log. A cell reports the same reason only
+    /// Returns the failures since the last call, for the log. A copy reports the same reason only
     /// once.
     pub fn notices(&mut self) -> Vec<Notice> {
         std::mem::take(&mut self.effects.notices)
@@ -473,8 +475,8 @@ impl Engine {
         }
     }
 
-    /// Decides about every cell again. Returns the cells whose stored verdict is out of date. While
-    /// a timer is due, all may be. For tests.
+    /// Decides about every copy again. Returns the copies whose stored verdict is out of date.
+    /// While a timer is due, all may be. For tests.
     pub fn outdated_verdicts(&self) -> Vec<String> {
         if self.wake_at().is_some_and(|due| due <= self.index.now) {
             return Vec::new();

@@ -1,7 +1,8 @@
 //! Everything that was observed of the cluster, with the verdicts about its copies.
 //!
 //! All decisions are methods of [`Index`] with `&self`: they see facts and nothing else. They have
-//! no access to the queue, to jobs, to timers or to reports, so they cannot have effects on these. [`Engine`](crate::Engine) takes events in, and has all effects.
+//! no access to the queue, to jobs, to timers or to reports, so they cannot have effects on these.
+//! [`Engine`](crate::Engine) takes events in, and has all effects.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -16,8 +17,8 @@ use mimeo_model::{
 };
 
 use crate::{
-    PerKind, Settings, Webhooks, absent, clock::Tick, consent, kinds, namespaces::Namespace, quota,
-    rules, rules::RuleState, select, slot::Slots, sources::SourceState,
+    PerKind, Settings, Webhooks, absent, clock::Tick, consent, kinds, namespaces::Namespace,
+    projection::Projections, quota, rules, rules::RuleState, select, sources::SourceState,
 };
 
 /// The observed state of the cluster.
@@ -38,7 +39,7 @@ pub struct Index {
     /// The sources that rules name, and those that their selectors find. A source that a selector
     /// no longer finds stays here as long as copies of it exist.
     pub(crate) sources: BTreeMap<SourceRef, SourceState>,
-    pub(crate) selectors: BTreeMap<SourceSelector, select::Findings>,
+    pub(crate) selectors: BTreeMap<SourceSelector, select::SelectorState>,
     /// Selectors that must be listed again.
     pub(crate) relist: BTreeSet<SourceSelector>,
     /// The sources that copies name in their annotations, by the hash of the reference.
@@ -47,7 +48,7 @@ pub struct Index {
     /// meanwhile.
     pub(crate) unreadable: BTreeMap<SourceRef, Unreadable>,
     pub(crate) kinds: kinds::Kinds,
-    pub(crate) slots: Slots,
+    pub(crate) projections: Projections,
     /// The number of observations of copies so far.
     pub(crate) shown: u64,
     /// Namespaces with changed facts, which must be planned again.
@@ -82,7 +83,7 @@ impl Index {
             origins: BTreeMap::new(),
             unreadable: BTreeMap::new(),
             kinds: kinds::Kinds::default(),
-            slots: Slots::default(),
+            projections: Projections::default(),
             shown: 0,
             dirty: BTreeSet::new(),
             webhooks: Webhooks::default(),

@@ -3,7 +3,7 @@
 //! It never waits and never reads a clock. Each event and each answer arrives with its time, and
 //! requests leave as values. The reconciler runs the engine as [`Role::Keeper`] over every
 //! namespace. The webhook runs it as [`Role::Injector`] over the few namespaces that wait for their
-//! first copies. Both programs use the same decisions about cells, so they cannot disagree.
+//! first copies. Both programs use the same decisions about copies, so they cannot disagree.
 //!
 //! Decisions are methods of [`Index`] with `&self`. A method with effects takes `&mut Effects`.
 //! [`Engine`] is the surface for the programs.
@@ -12,7 +12,7 @@
 //! - `world`: the observed rules, kinds, namespaces and copies, and the watches that they need
 //! - `sources`: the objects that rules copy
 //! - `rights`: whether a rule has the permissions and grants that it needs
-//! - `cells`: from a changed namespace to a request, and from its answer back to the state
+//! - `copies`: from a changed namespace to a request, and from its answer back to the state
 //! - `jobs`: questions and small writes that concern no single copy
 //! - `removal`: why Mimeo may delete a copy
 //! - `pod_gate`: namespaces that wait for their copies
@@ -22,19 +22,19 @@
 
 pub mod admission;
 pub mod author;
-pub mod cell;
-mod cells;
 pub mod clock;
+mod copies;
+pub mod copy;
 mod effects;
 mod engine;
 mod index;
 mod jobs;
 mod pod_gate;
+pub mod projection;
 mod quota;
 mod removal;
 mod report;
 mod rights;
-pub mod slot;
 mod snapshot;
 mod sources;
 mod world;
@@ -43,10 +43,11 @@ use std::time::Duration;
 
 pub use self::{
     absent::{Home, RuleRead, SourceRead},
-    announce::{Announcement, EventReason},
+    copy_watches::CopyWatch,
     demand::Demand,
     effects::Effort,
     engine::Engine,
+    events::{EventReason, EventUpdate},
     index::Index,
     issued::Awaited,
     jobs::{Answer, Job, Task},
@@ -59,21 +60,21 @@ pub use self::{
     request::{Request, Ticket, Verb},
     snapshot::{Question, Snapshot},
     status::{Observed, StatusUpdate, Webhooks},
-    survey::CopyWatch,
     usage::GrantUpdate,
-    view::{CopyView, Cursor, Ended, NamespaceView, PlaceView, RuleView, State, View},
+    verdict::Outlook,
+    view::{CopyView, Cursor, Ended, NamespaceView, PlaceView, Reason, RuleView, State, View},
     withdrawn::GrantsRead,
     work::{Action, Notice},
 };
 use self::{
-    cells::{blocked, request, verdict, wants, work},
+    copies::{blocked, request, verdict, wants, work},
     effects::Effects,
     pod_gate::issued,
-    removal::{absent, collect, fate, losses, pending, withdrawn},
-    report::{announce, census, conditions, numbers, preview, status, tally, trouble, view},
+    removal::{absent, fate, losses, may_go, pending, withdrawn},
+    report::{census, conditions, events, numbers, preview, status, tally, trouble, view},
     rights::{authorized, consent, grants, missing_grants, usage},
     sources::{follow, members, select},
-    world::{demand, kinds, namespaces, record, rules, survey},
+    world::{copy_watches, demand, kinds, namespaces, record, rules},
 };
 use self::{kinds::KindState, namespaces::Namespace, rules::RuleState, sources::SourceState};
 use mimeo_model::{id::RuleKind, reach::Reach, role::Role};

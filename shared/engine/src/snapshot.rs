@@ -18,7 +18,7 @@ use mimeo_model::{
 };
 
 use crate::{
-    Action, Answer, CopyWatch, Engine, Job, Request, Settings, Task, Verb, cell::Why, clock::Tick,
+    Action, Answer, CopyWatch, Engine, Job, Request, Settings, Task, Verb, clock::Tick, copy::Why,
 };
 
 /// The time of the first event. Only the delays of the engine's own work pass after it.
@@ -128,8 +128,8 @@ impl Snapshot {
         &self.changes
     }
 
-    /// Removes the changes that later answers have made wrong. Returns true if there were any: their
-    /// copies are then decided again.
+    /// Removes the changes that later answers have made wrong. Returns true if there were any:
+    /// their copies are then decided again.
     fn withdraw_outdated(&mut self) -> bool {
         let before = self.changes.len();
         let engine = &mut self.engine;
@@ -212,8 +212,8 @@ impl Snapshot {
         }
     }
 
-    /// Answers [`Question::Object`]. For [`Verb::Compare`] and [`Verb::Learn`], `outcome` is that of
-    /// the dry run. For all other verbs it is that of a read of the object's metadata.
+    /// Answers [`Question::Object`]. For [`Verb::Compare`] and [`Verb::Learn`], `outcome` is that
+    /// of the dry run. For all other verbs it is that of a read of the object's metadata.
     pub fn object(&mut self, request: &Request, outcome: Outcome) {
         let outcome = match (request.ticket.verb, outcome) {
             (Verb::Create, Outcome::Object(_)) => Outcome::Conflict,

@@ -3,6 +3,8 @@
 
 use std::time::Duration;
 
+use crate::words;
+
 /// Longest grace period for a deleted source, in seconds: one day.
 const GRACE: i32 = 86_400;
 
@@ -104,15 +106,16 @@ pub fn retaining_rule(text: &str) -> Option<&str> {
         .find_map(|part| part.strip_prefix(UID)?.strip_prefix('='))
 }
 
-/// How pods of a new namespace wait for its copies. A stricter choice is greater.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub enum PodGate {
-    /// Pods do not wait.
-    None,
-    /// Pods wait for a limited time. Then Mimeo admits them with a warning.
-    BestEffort,
-    /// Mimeo refuses pods until the copies exist.
-    Required,
+words! {
+    /// How pods of a new namespace wait for its copies. A stricter choice is greater.
+    PodGate {
+        /// Pods do not wait.
+        None,
+        /// Pods wait for a limited time. Then Mimeo admits them with a warning.
+        BestEffort,
+        /// Mimeo refuses pods until the copies exist.
+        Required,
+    }
 }
 
 impl From<mimeo_api::PodGate> for PodGate {

@@ -1,4 +1,5 @@
-//! Identifiers of rules, kinds and slots. A slot is one source of one rule for one target.
+//! Identifiers of rules, kinds and projections. A projection is one source of one rule for one
+//! target.
 
 use std::{fmt, num::NonZeroU32, str::FromStr};
 
@@ -102,9 +103,9 @@ impl FromStr for RuleId {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct KindId(pub u16);
 
-/// The number of a slot. A process never uses a number twice.
+/// The number of a projection. A process never uses a number twice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct SlotId(pub NonZeroU32);
+pub struct ProjectionId(pub NonZeroU32);
 
 #[cfg(test)]
 #[allow(clippy::unwrap_used)] // It is how a test fails.

@@ -7,8 +7,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Status, StatusD
 
 use crate::{id::RuleId, kind::Resource, syntax, words};
 
-/// The outcome of one request about one cell. A cell is the place of one copy: a namespace, a kind
-/// and a name.
+/// The outcome of one request about one copy.
 #[derive(Clone, Debug)]
 pub enum Outcome {
     /// 200 or 201 to a write or a read: the current metadata of the object.
@@ -38,7 +37,7 @@ pub enum Outcome {
     },
 }
 
-/// The reason why a cell is not as it should be: a stable word and a sentence for people.
+/// The reason why a copy is not as it should be: a stable word and a sentence for people.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Failure {
     /// The stable word.
@@ -54,7 +53,7 @@ words! {
     FailureReason {
         /// Another object, which is not Mimeo's, has the copy's name.
         Conflict,
-        /// Another rule has the cell.
+        /// Another rule has the copy.
         RuleConflict,
         /// The namespace of the source or of the copy does not consent to the rule's namespace, or
         /// does not exist.
@@ -106,6 +105,11 @@ impl Unreadable {
 }
 
 impl FailureReason {
+    /// True if the API server gave no answer. Any later answer ends such a failure.
+    pub fn is_silence(self) -> bool {
+        matches!(self, Self::Timeout | Self::ClusterUnreachable)
+    }
+
     /// Advice for people, in a few words.
     pub fn advice(self) -> &'static str {
         match self {

@@ -73,14 +73,14 @@ impl Claims {
     }
 
     /// True if some fields must go from the copy. `exclusive` means that only Mimeo may own fields.
-    pub fn press(self, exclusive: bool) -> bool {
+    pub fn has_excess(self, exclusive: bool) -> bool {
         self.orphaned || exclusive && self.added
     }
 
-    /// True if there is anything to take over. If [`Self::press`] is false, this can wait for the
-    /// next change of the copy, which may remove a field.
+    /// True if there is anything to take over. If [`Self::has_excess`] is false, this can wait for
+    /// the next change of the copy, which may remove a field.
     pub fn any(self, exclusive: bool) -> bool {
-        self.shared || self.press(exclusive)
+        self.shared || self.has_excess(exclusive)
     }
 }
 
@@ -332,7 +332,7 @@ mod tests {
         let fields =
             |entry: ManagedFieldsEntry| (entry.manager.unwrap(), entry.fields_v1.unwrap().0);
         Some((
-            claims.press(exclusive),
+            claims.has_excess(exclusive),
             entries.into_iter().map(fields).collect(),
         ))
     }

@@ -5,7 +5,7 @@ use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
 use jiff::Timestamp;
 use mimeo_engine::{
-    Action, Answer, Engine, GrantUpdate, HeldDeletion, Job, Notice, Request, Task, Verb, cell::Why,
+    Action, Answer, Engine, GrantUpdate, HeldDeletion, Job, Notice, Request, Task, Verb, copy::Why,
 };
 use mimeo_model::{
     kind::{GroupVersionKind, Resource},
@@ -307,21 +307,19 @@ pub async fn announce(
             return;
         }
         changes.mark_unchanged();
-        let (announcements, due) = handle.look(|engine, now| {
-            let announcements = engine.announcements(now);
+        let (event_updates, due) = handle.look(|engine, now| {
+            let event_updates = engine.event_updates(now);
             (
-                announcements,
-                engine
-                    .announcements_due()
-                    .map(|due| due.saturating_sub(now)),
+                event_updates,
+                engine.events_due().map(|due| due.saturating_sub(now)),
             )
         });
-        for announcement in announcements {
+        for event_update in event_updates {
             if !*active.borrow() {
                 break;
             }
             let failed = writer
-                .write_event(announcement, &reporter, Timestamp::now())
+                .write_event(event_update, &reporter, Timestamp::now())
                 .await
                 .err();
             // The cause of one failure usually stops most Events, so the same error is logged once.
@@ -348,7 +346,7 @@ pub async fn announce(
 /// show them. Each is logged once, and only a few at a time. Any user can write labels and
 /// annotations that name rules which never existed. Runs until dropped.
 pub async fn remind(handle: Handle) {
-    let mut told = Told::default();
+    let mut told = ReportedCopy::default();
     let mut changes = handle.changes();
     while changes.changed().await.is_ok() {
         let held = handle.look(|engine, _| {
@@ -389,9 +387,9 @@ const AT_ONCE: usize = 20;
 
 /// The nonces of the held deletions that were logged and are still held.
 #[derive(Debug, Default)]
-struct Told(BTreeSet<String>);
+struct ReportedCopy(BTreeSet<String>);
 
-impl Told {
+impl ReportedCopy {
     /// Returns the held deletions that must be logged now, and the number of those that must wait.
     fn news<T>(&mut self, held: Vec<(String, T)>) -> (Vec<(String, T)>, usize) {
         let nonces: BTreeSet<&String> = held.iter().map(|(nonce, _)| nonce).collect();
@@ -409,7 +407,7 @@ impl Told {
 
 #[cfg(test)]
 mod tests {
-    use super::Told;
+    use super::ReportedCopy;
 
     #[test]
     fn what_is_held_is_told_once_few_at_a_time_and_forgotten_when_it_is_not() {
@@ -418,7 +416,7 @@ mod tests {
                 .map(|number| (format!("{number:08x}"), ()))
                 .collect()
         };
-        let mut told = Told::default();
+        let mut told = ReportedCopy::default();
         assert_eq!(told.news::<()>(held(0..50)), (held(0..20), 30));
         assert_eq!(told.news(held(0..50)), (held(20..40), 10));
         assert_eq!(told.news(held(0..50)), (held(40..50), 0));

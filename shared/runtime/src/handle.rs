@@ -6,7 +6,7 @@ use std::{
     time::Instant,
 };
 
-use mimeo_engine::{Engine, Request, Verb, cell::Why, clock::Tick};
+use mimeo_engine::{Engine, Request, Verb, clock::Tick, copy::Why};
 use mimeo_model::{known::Decoded, outcome::Outcome, source::SourceRef};
 use prometheus_client::{
     encoding::EncodeLabelSet,

@@ -3,9 +3,9 @@
 //! A client may write its next request at the moment at which the server announces the end of the
 //! connection. If the server closed then, its operating system would answer this request with a
 //! reset (RFC 9293, section 3.10.7.1). The client's write fails, and the client does not read the
-//! announcement. An API server treats this as a failed call, and refuses the request under review.
+//! event_update. An API server treats this as a failed call, and refuses the request under review.
 //!
-//! A client that reads the announcement sends its request on another connection: HTTP/2's GOAWAY
+//! A client that reads the event_update sends its request on another connection: HTTP/2's GOAWAY
 //! names the last request that the server accepted. So the server goes on reading, and discards the
 //! input until the client closes too.
 

@@ -525,7 +525,7 @@ async fn what_is_in_a_secret_is_in_no_log_no_status_no_event_no_metric_and_no_an
         .chain(&pair.reconciler)
         .map(state)
         .collect::<Result<String>>()?;
-    assert!(state.contains("cellsIdle"), "{state}");
+    assert!(state.contains("copiesIdle"), "{state}");
     let policies: Api<TransformPolicy> = Api::all(scene.client.clone());
     policies
         .get(&scene.tag)

@@ -4,6 +4,7 @@ mod check;
 mod copy;
 mod diff;
 mod feeds;
+mod golden;
 mod grant;
 mod held;
 mod render;

@@ -20,13 +20,13 @@ use mimeo_model::{
 use crate::{
     Awaited, Index, Namespace,
     blocked::Blocked,
-    cell::Cell,
     clock::Tick,
+    copy::CopyState,
     issued::Issued,
     jobs::{JobKey, Jobs, Task},
     namespaces::PendingLabel,
+    projection::Projection,
     request::Ticket,
-    slot::Slot,
     verdict::Outlook,
     work::{Timer, Work},
 };
@@ -83,7 +83,7 @@ impl fmt::Display for AwaitedCopy {
             pod_gate,
             why,
         } = self;
-        write!(f, "{copy} ({rule}, podGate {pod_gate:?}): {why}")
+        write!(f, "{copy} ({rule}, podGate {pod_gate}): {why}")
     }
 }
 
@@ -183,10 +183,12 @@ impl Index {
         self.primed()
             && self.kinds.known
             && self
-                .slots
+                .projections
                 .values()
-                .filter(|slot| slot.rule.kind == RuleKind::ClusterReplication)
-                .all(|slot| slot.rendering.is_ok() || self.blocked(slot).is_some())
+                .filter(|projection| projection.rule.kind == RuleKind::ClusterReplication)
+                .all(|projection| {
+                    projection.rendering.is_ok() || self.blocked(projection).is_some()
+                })
             && self
                 .cluster_rules()
                 .filter_map(|(_, state)| state.valid())
@@ -242,26 +244,26 @@ impl Index {
             ..Progress::default()
         };
         self.await_selectors(name, namespace, &mut progress);
-        for cell in &namespace.cells {
-            let Some(id) = cell.want else { continue };
+        for copy in &namespace.copies {
+            let Some(id) = copy.want else { continue };
             let pod_gate = self.pod_gate_of(id);
             if pod_gate == PodGate::None {
                 continue;
             }
-            let kind = &self.kinds[cell.kind].group_kind;
+            let kind = &self.kinds[copy.kind].group_kind;
             let early =
                 kind.group.is_empty() && matches!(&*kind.kind, "LimitRange" | "ServiceAccount");
-            let Some(slot) = self.slots.get(&id) else {
+            let Some(projection) = self.projections.get(&id) else {
                 continue;
             };
-            let why = match self.hold(slot, cell) {
+            let why = match self.hold(projection, copy) {
                 Hold::None => continue,
                 Hold::Writing => None,
                 Hold::Cannot(why) => Some(why),
             };
             progress.early_kinds |= early && why.is_none();
-            let copy = format!("{kind} {}", cell.name);
-            let underway: Cow<'_, str> = match (&slot.rendering, &cell.failure) {
+            let shown = format!("{kind} {}", copy.name);
+            let underway: Cow<'_, str> = match (&projection.rendering, &copy.failure) {
                 (Err(_), _) => "Mimeo is reading its source".into(),
                 (Ok(_), None) => "it is being written".into(),
                 (Ok(_), Some(failing)) => {
@@ -269,7 +271,7 @@ impl Index {
                     format!("it is being written; the last attempt failed with {reason}").into()
                 }
             };
-            progress.awaits(copy, (slot.rule.clone(), pod_gate), why, &underway);
+            progress.awaits(shown, (projection.rule.clone(), pod_gate), why, &underway);
         }
         progress
     }
@@ -303,27 +305,23 @@ impl Index {
         }
     }
 
-    fn hold(&self, slot: &Slot, cell: &Cell) -> Hold {
-        if cell.verdict.outlook == Outlook::Right {
+    fn hold(&self, projection: &Projection, copy: &CopyState) -> Hold {
+        if copy.verdict.outlook == Outlook::Right {
             return Hold::None;
         }
-        if slot.rendering.is_err() || self.kinds.resource(slot.gvk()).is_none() {
-            return self.blocked(slot).map_or(Hold::Writing, Hold::Cannot);
+        if projection.rendering.is_err() || self.kinds.resource(projection.gvk()).is_none() {
+            return self.blocked(projection).map_or(Hold::Writing, Hold::Cannot);
         }
-        match cell.failure.as_ref().map(|failing| failing.failure.reason) {
+        match copy.failure.as_ref().map(|failing| failing.failure.reason) {
             // An installation may use Roles instead of a `ClusterRole`. The Role for a new
             // namespace may arrive later than the namespace, and a pod in that namespace may be the
             // one to create it. So a missing permission holds no pods here.
             Some(FailureReason::Forbidden) if self.settings.reach.targets.is_some() => Hold::None,
-            None | Some(FailureReason::Timeout | FailureReason::ClusterUnreachable)
-                if cell.verdict.outlook == Outlook::Conflict =>
-            {
+            Some(reason) if !reason.is_silence() => Hold::Cannot(Blocked::Failure(reason)),
+            _ if copy.verdict.outlook == Outlook::Conflict => {
                 Hold::Cannot(Blocked::Failure(FailureReason::Conflict))
             }
-            None | Some(FailureReason::Timeout | FailureReason::ClusterUnreachable) => {
-                Hold::Writing
-            }
-            Some(reason) => Hold::Cannot(Blocked::Failure(reason)),
+            _ => Hold::Writing,
         }
     }
 }
@@ -445,7 +443,7 @@ impl Index {
     }
 }
 
-/// The meaning of one cell for the pods of its namespace.
+/// The meaning of one copy for the pods of its namespace.
 enum Hold {
     None,
     Writing,

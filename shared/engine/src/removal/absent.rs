@@ -13,8 +13,8 @@ use mimeo_model::{
 
 use crate::{
     Effects, Index, SourceState,
-    cell::Cell,
     clock::Tick,
+    copy::CopyState,
     jobs::JobKey,
     verdict::{Need, Needs},
     work::Timer,
@@ -87,7 +87,7 @@ impl Absence {
         }
     }
 
-    /// Returns how the object disappeared, from the point of view of the copy in a cell. `None`:
+    /// Returns how the object disappeared, from the point of view of a copy. `None`:
     /// that is unknown. A deletion on purpose is proven only if the read [is
     /// fresh](Self::is_fresh), too.
     ///
@@ -98,21 +98,21 @@ impl Absence {
     /// Then it went with that namespace, and no user deleted it. Only a copy written after the
     /// present namespace was created excludes that. Times have whole seconds, so equal times prove
     /// nothing.
-    pub(crate) fn how_gone(&self, cell: &Cell, copy: &Seen) -> Option<HowGone> {
+    pub(crate) fn how_gone(&self, copy: &CopyState, seen: &Seen) -> Option<HowGone> {
         match self.became {
             Became::Unknown => None,
             Became::Deleted {
                 since: Some(since), ..
-            } if copy.last_made() <= since => Some(HowGone::WithNamespace),
-            Became::Deleted { shown, .. } => (cell.shown <= shown).then_some(HowGone::Deleted),
+            } if seen.last_made() <= since => Some(HowGone::WithNamespace),
+            Became::Deleted { shown, .. } => (copy.shown <= shown).then_some(HowGone::Deleted),
             Became::GoneWithNamespace => Some(HowGone::WithNamespace),
             Became::Unexplained => Some(HowGone::Unexplained),
         }
     }
 
     /// The same, but `None` for a deletion on purpose that is not proven any more.
-    pub(crate) fn how_gone_for_sure(&self, cell: &Cell, copy: &Seen) -> Option<HowGone> {
-        self.how_gone(cell, copy)
+    pub(crate) fn how_gone_for_sure(&self, copy: &CopyState, seen: &Seen) -> Option<HowGone> {
+        self.how_gone(copy, seen)
             .filter(|how| *how != HowGone::Deleted || self.fresh)
     }
 
@@ -319,10 +319,10 @@ impl Index {
     pub(crate) fn how_rule_went(
         &self,
         id: &Arc<RuleId>,
-        cell: &Cell,
+        copy: &CopyState,
         needs: &mut Needs,
     ) -> Option<HowGone> {
-        let how = self.how_rule_went_if_known(id, cell);
+        let how = self.how_rule_went_if_known(id, copy);
         needs.push(Need::Absence(
             JobKey::ConfirmRule(id.clone()),
             how.is_none(),
@@ -336,8 +336,8 @@ impl Index {
     /// purpose. It proves nothing about a copy that was last written before the kinds `ConfigMap`
     /// was created. The rule of such a copy may have been lost with a former CRD, for example when
     /// Mimeo was uninstalled.
-    pub(crate) fn how_rule_went_if_known(&self, id: &RuleId, cell: &Cell) -> Option<HowGone> {
-        let (gone, copy) = (self.gone.get(id)?, cell.ours()?);
+    pub(crate) fn how_rule_went_if_known(&self, id: &RuleId, copy: &CopyState) -> Option<HowGone> {
+        let (gone, seen) = (self.gone.get(id)?, copy.ours()?);
         let meant = matches!(gone.absence.became, Became::Deleted { .. });
         let unseen = matches!(gone.seen, LastSeen::Never);
         if meant
@@ -345,11 +345,11 @@ impl Index {
             && self
                 .kinds
                 .since
-                .is_none_or(|since| copy.last_made() < since)
+                .is_none_or(|since| seen.last_made() < since)
         {
             return Some(HowGone::Unexplained);
         }
-        gone.absence.how_gone_for_sure(cell, copy)
+        gone.absence.how_gone_for_sure(copy, seen)
     }
 
     /// Returns how a missing source of this copy disappeared. `None`: that is unknown, and the
@@ -357,11 +357,11 @@ impl Index {
     pub(crate) fn how_source_went(
         &self,
         source: &SourceRef,
-        cell: &Cell,
+        copy: &CopyState,
         needs: &mut Needs,
     ) -> Option<HowGone> {
         let how = match self.sources.get(source) {
-            Some(SourceState::Missing { absence, .. }) => absence.how_gone(cell, cell.ours()?),
+            Some(SourceState::Missing { absence, .. }) => absence.how_gone(copy, copy.ours()?),
             _ => None,
         };
         let key = JobKey::ConfirmSource(source.clone());

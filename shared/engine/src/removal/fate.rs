@@ -12,8 +12,8 @@ use mimeo_model::{
 
 use crate::{
     Index, Namespace, SourceState,
-    cell::{Cell, Leave},
-    slot::{NoRendering, Slot},
+    copy::{CopyState, Leave},
+    projection::{NoRendering, Projection},
     verdict::Outlook,
 };
 
@@ -43,9 +43,9 @@ impl Fate {
 }
 
 impl Index {
-    /// Returns the fate of the object in a cell that no rule wants (any more).
-    pub(crate) fn fate(&self, name: &str, namespace: &Namespace, cell: &Cell) -> Fate {
-        let Some(seen) = cell.ours() else {
+    /// Returns the fate of a copy that no rule wants (any more).
+    pub(crate) fn fate(&self, name: &str, namespace: &Namespace, copy: &CopyState) -> Fate {
+        let Some(seen) = copy.ours() else {
             return Fate::Keep(Leave::Nothing);
         };
         if seen.deleting {
@@ -57,7 +57,7 @@ impl Index {
         let Some(id) = &seen.rule else {
             return Fate::Keep(Leave::Nothing);
         };
-        if self.remembers(namespace, id, cell.kind, &cell.name) {
+        if self.remembers(namespace, id, copy.kind, &copy.name) {
             // The rule once kept this copy up to date, and now has `strategy: CreateOnce`. Mimeo's
             // annotations on the copy are older than that change.
             return Fate::Keep(Leave::Retained);
@@ -66,7 +66,7 @@ impl Index {
             return Fate::Keep(Leave::Undecided);
         }
         // The copy is now itself the source of other copies. They would be deleted with it.
-        let feeds = self.is_named(id.kind, cell.kind, name, &cell.name);
+        let feeds = self.is_named(id.kind, copy.kind, name, &copy.name);
         let Some(state) = self.rules.get(id) else {
             let retained = seen
                 .retention()
@@ -86,7 +86,7 @@ impl Index {
             return Fate::Keep(Leave::Retained);
         }
         // A copy that has lost its own source is deleted even if other copies are made from it.
-        if let Some(fate) = self.unselected(rule, name, &namespace.labels, cell) {
+        if let Some(fate) = self.unselected(rule, name, &namespace.labels, copy) {
             return fate;
         }
         if feeds || rule.retention.when_unmatched == Retain::Retain {
@@ -95,31 +95,37 @@ impl Index {
         if id.kind == RuleKind::Replication && !self.grants_known() {
             return Fate::Keep(Leave::Undecided);
         }
-        let mut slots = state
-            .slots
+        let mut projections = state
+            .projections
             .iter()
             .flatten()
-            .filter_map(|slot| self.slots.get(slot));
-        let makes = slots
-            .any(|slot| slot.kind == cell.kind && slot.name.at(namespace.place(name)) == cell.name);
+            .filter_map(|projection| self.projections.get(projection));
+        let makes = projections.any(|projection| {
+            projection.kind == copy.kind && projection.name.at(namespace.place(name)) == copy.name
+        });
         let withheld = self
-            .origin(cell)
+            .origin(copy)
             .is_some_and(|source| self.is_withheld(rule, source));
         if makes || withheld || !rule.matches(name, &namespace.labels) {
             // The rule still makes this copy elsewhere, or would make it. So the change was in the
             // namespace, in the rule's selection, or in the grants.
             return Fate::Unmatched;
         }
-        self.superseded(rule, namespace, cell, seen)
+        self.superseded(rule, namespace, copy, seen)
     }
 
     /// Returns the fate of a copy that a rule wants but has no source for.
-    pub(crate) fn sourceless(&self, slot: &Slot, rule: &Rule, cell: &Cell) -> Fate {
+    pub(crate) fn sourceless(
+        &self,
+        projection: &Projection,
+        rule: &Rule,
+        copy: &CopyState,
+    ) -> Fate {
         let keep = Fate::Keep(Leave::NoSource);
-        let Some(seen) = cell.ours() else { return keep };
+        let Some(seen) = copy.ours() else { return keep };
         // A copy of another source stays: the user may have changed the rule to a source that does
         // not exist yet.
-        if seen.deleting || seen.source != source_hash(&slot.source.to_string()) {
+        if seen.deleting || seen.source != source_hash(&projection.source.to_string()) {
             return keep;
         }
         // A former rule of the same name retained this copy. The present rule has never written it,
@@ -129,30 +135,36 @@ impl Index {
         }
         if !self
             .sources
-            .get(&slot.source)
+            .get(&projection.source)
             .is_some_and(SourceState::is_missing)
         {
             return keep;
         }
         // A copy that another rule reserves stays, too.
-        if cell
+        if copy
             .want
-            .is_some_and(|id| self.reserved_for(id, cell).is_some())
+            .is_some_and(|id| self.reserved_for(id, copy).is_some())
         {
             return keep;
         }
         if rule.retention.when_source_deleted == Retain::Retain {
             return Fate::Keep(Leave::Retained);
         }
-        Fate::SourceGone(vec![slot.source.clone()])
+        Fate::SourceGone(vec![projection.source.clone()])
     }
 
     /// Returns the fate of a copy that no rule wants because the rule's selectors no longer find
     /// its source. It is treated like a copy of a named source that was deleted. Without a grant
     /// the findings of a selector are unknown, so such a copy is not decided here.
-    fn unselected(&self, rule: &Rule, name: &str, labels: &Labels, cell: &Cell) -> Option<Fate> {
+    fn unselected(
+        &self,
+        rule: &Rule,
+        name: &str,
+        labels: &Labels,
+        copy: &CopyState,
+    ) -> Option<Fate> {
         let source = self
-            .origin(cell)
+            .origin(copy)
             .filter(|source| !self.is_withheld(rule, source))?;
         let mut selectors = rule
             .selectors
@@ -161,8 +173,11 @@ impl Index {
             .peekable();
         selectors.peek()?;
         let kind = source.gvk.group_kind();
-        let mut slots = self.slots.of_object(&kind, &source.namespace, &source.name);
-        if !rule.matches(name, labels) || slots.any(|slot| *slot.rule == rule.id) {
+        let mut projections = self
+            .projections
+            .of_object(&kind, &source.namespace, &source.name);
+        if !rule.matches(name, labels) || projections.any(|projection| *projection.rule == rule.id)
+        {
             return None;
         }
         let keep = |why| Some(Fate::Keep(why));
@@ -198,37 +213,47 @@ impl Index {
 
     /// Returns the fate of a copy that its rule no longer wants although the rule still matches the
     /// namespace. The copy's name or kind has changed, or the rule no longer has its source.
-    fn superseded(&self, rule: &Rule, namespace: &Namespace, cell: &Cell, seen: &Seen) -> Fate {
+    fn superseded(
+        &self,
+        rule: &Rule,
+        namespace: &Namespace,
+        copy: &CopyState,
+        seen: &Seen,
+    ) -> Fate {
         let mut sourceless = None;
-        for (other, slot) in self
+        for (other, projection) in self
             .successors(&rule.id, namespace)
-            .filter(|(_, slot)| is_replacement(slot, seen))
+            .filter(|(_, projection)| is_replacement(projection, seen))
         {
-            match &slot.rendering {
-                Err(NoRendering::SourceMissing) => sourceless = Some(slot),
+            match &projection.rendering {
+                Err(NoRendering::SourceMissing) => sourceless = Some(projection),
                 Ok(_) if other.may_come() => {}
                 // The replacement of this copy, from the same source, must exist first. Nothing
                 // cuts this wait short.
                 _ => return Fate::Keep(Leave::Undecided),
             }
         }
-        sourceless.map_or(Fate::Superseded, |slot| self.sourceless(slot, rule, cell))
+        sourceless.map_or(Fate::Superseded, |projection| {
+            self.sourceless(projection, rule, copy)
+        })
     }
 
-    /// The cells of a namespace that the rule wants and in which no correct copy was seen yet.
+    /// The copies of a namespace that the rule wants and in which no correct copy was seen yet.
     pub(crate) fn successors<'a>(
         &'a self,
         id: &'a RuleId,
         namespace: &'a Namespace,
-    ) -> impl Iterator<Item = (&'a Cell, &'a Slot)> {
-        let cells = namespace.cells.iter().filter(|cell| !cell.was_right());
-        let slot = |cell: &'a Cell| Some((cell, self.slots.wanted(cell)?));
-        cells.filter_map(slot).filter(|(_, slot)| *slot.rule == *id)
+    ) -> impl Iterator<Item = (&'a CopyState, &'a Projection)> {
+        let copies = namespace.copies.iter().filter(|copy| !copy.was_right());
+        let projection = |copy: &'a CopyState| Some((copy, self.projections.wanted(copy)?));
+        copies
+            .filter_map(projection)
+            .filter(|(_, projection)| *projection.rule == *id)
     }
 }
 
-impl Cell {
-    /// True if no known obstacle keeps the wanted copy out of the cell.
+impl CopyState {
+    /// True if no known obstacle keeps the wanted copy away.
     fn may_come(&self) -> bool {
         !matches!(
             self.verdict.outlook,
@@ -237,8 +262,8 @@ impl Cell {
     }
 }
 
-/// True if the slot makes its copy from the same source as this copy. Then it is the copy's
+/// True if the projection makes its copy from the same source as this copy. Then it is the copy's
 /// replacement.
-pub(crate) fn is_replacement(slot: &Slot, copy: &Seen) -> bool {
-    copy.source == source_hash(&slot.source.to_string())
+pub(crate) fn is_replacement(projection: &Projection, copy: &Seen) -> bool {
+    copy.source == source_hash(&projection.source.to_string())
 }

@@ -8,8 +8,8 @@ use std::{
 use mimeo_model::{id::RuleId, meta::Uid};
 
 use crate::{
-    cell::{CellKey, Why},
     clock::Tick,
+    copy::{CopyKey, Why},
 };
 
 /// Why a copy is lost, and since when without a break. A copy may be written for labels that this
@@ -26,17 +26,17 @@ pub(crate) struct Loss {
 pub(crate) struct Held {
     /// The nonce that confirms the deletion when a user repeats it.
     pub(crate) nonce: Box<str>,
-    pub(crate) copies: BTreeMap<CellKey, Uid>,
+    pub(crate) copies: BTreeMap<CopyKey, Uid>,
 }
 
 /// The unconfirmed losses of one rule.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct PendingDeletion {
     /// Copies that are collected, or wait for a confirmation.
-    collected: BTreeMap<CellKey, Loss>,
+    collected: BTreeMap<CopyKey, Loss>,
     /// Copies that were released for deletion without a confirmation, and when. They count for a
     /// while.
-    gone: BTreeMap<CellKey, Tick>,
+    gone: BTreeMap<CopyKey, Tick>,
     /// When the pending deletion is reviewed next.
     pub(crate) due: Tick,
     pub(crate) held: Option<Held>,
@@ -58,19 +58,19 @@ impl PendingDeletion {
         self.collected.is_empty() && self.gone.is_empty()
     }
 
-    pub(crate) fn cells(&self) -> impl Iterator<Item = &CellKey> {
+    pub(crate) fn copies(&self) -> impl Iterator<Item = &CopyKey> {
         self.collected.keys()
     }
 
-    pub(crate) fn losses(&self) -> impl Iterator<Item = (&CellKey, &Loss)> {
+    pub(crate) fn losses(&self) -> impl Iterator<Item = (&CopyKey, &Loss)> {
         self.collected.iter()
     }
 
-    pub(crate) fn loss(&self, key: &CellKey) -> Option<&Loss> {
+    pub(crate) fn loss(&self, key: &CopyKey) -> Option<&Loss> {
         self.collected.get(key)
     }
 
-    pub(crate) fn has(&self, key: &CellKey) -> bool {
+    pub(crate) fn has(&self, key: &CopyKey) -> bool {
         self.collected.contains_key(key)
     }
 
@@ -84,9 +84,9 @@ impl PendingDeletion {
 #[derive(Debug)]
 pub(crate) enum LossEvent {
     /// A decision has found that the rule loses this copy, and no read confirms the loss.
-    Lost(Arc<RuleId>, CellKey, Why),
-    /// A rule wants the cell (again).
-    Wanted(CellKey),
+    Lost(Arc<RuleId>, CopyKey, Why),
+    /// A rule wants the copy (again).
+    Wanted(CopyKey),
     /// The rule does not exist any more.
     RuleGone(Arc<RuleId>),
     /// The rule carries another confirmation than before.
@@ -95,12 +95,12 @@ pub(crate) enum LossEvent {
     Due(Arc<RuleId>),
 }
 
-/// The losses of all rules. Each lost cell is in one pending deletion, and `losers` finds that
+/// The losses of all rules. Each lost copy is in one pending deletion, and `losers` finds that
 /// pending deletion.
 #[derive(Debug, Default)]
 pub(crate) struct PendingDeletions {
     all: BTreeMap<Arc<RuleId>, PendingDeletion>,
-    losers: BTreeMap<CellKey, Arc<RuleId>>,
+    losers: BTreeMap<CopyKey, Arc<RuleId>>,
     /// The nonce of a held deletion that a user confirmed on the kinds `ConfigMap`.
     pub(crate) confirmed: Option<Box<str>>,
 }
@@ -135,7 +135,7 @@ impl PendingDeletions {
     pub(crate) fn add(
         &mut self,
         id: &Arc<RuleId>,
-        key: CellKey,
+        key: CopyKey,
         loss: Loss,
         due: Tick,
     ) -> &mut PendingDeletion {
@@ -161,14 +161,14 @@ impl PendingDeletions {
     }
 
     /// Removes a loss, because the copy is no longer lost or its loss is being decided.
-    pub(crate) fn take(&mut self, id: &RuleId, key: &CellKey) -> Option<Loss> {
+    pub(crate) fn take(&mut self, id: &RuleId, key: &CopyKey) -> Option<Loss> {
         let loss = self.all.get_mut(id)?.collected.remove(key)?;
         self.losers.remove(key);
         Some(loss)
     }
 
     /// Restores the former record of a loss, if the copy is still lost for the same reason.
-    pub(crate) fn resume(&mut self, id: &RuleId, key: &CellKey, known: Loss) {
+    pub(crate) fn resume(&mut self, id: &RuleId, key: &CopyKey, known: Loss) {
         let loss = self
             .all
             .get_mut(id)
@@ -179,7 +179,7 @@ impl PendingDeletions {
     }
 
     /// Notes that a copy was released for deletion without a confirmation.
-    pub(crate) fn let_go(&mut self, id: &Arc<RuleId>, key: CellKey, at: Tick) {
+    pub(crate) fn let_go(&mut self, id: &Arc<RuleId>, key: CopyKey, at: Tick) {
         if let Some(pending) = self.all.get_mut(id) {
             self.losers.insert(key.clone(), id.clone());
             pending.gone.insert(key, at);
@@ -201,8 +201,8 @@ impl PendingDeletions {
         });
     }
 
-    /// Removes the cell from the losses. Returns the rule that had lost it.
-    pub(crate) fn take_back(&mut self, key: &CellKey) -> Option<Arc<RuleId>> {
+    /// Removes the copy from the losses. Returns the rule that had lost it.
+    pub(crate) fn take_back(&mut self, key: &CopyKey) -> Option<Arc<RuleId>> {
         let id = self.losers.remove(key)?;
         let pending = self.all.get_mut(&id)?;
         pending.collected.remove(key);

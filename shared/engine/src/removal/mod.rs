@@ -1,15 +1,15 @@
 //! Why Mimeo may delete a copy.
 //!
 //! - `fate`: the fate of copies without a source, and of copies that no rule wants
-//! - `collect`: whether such copies may be deleted now
+//! - `may_go`: whether such copies may be deleted now
 //! - `absent`: how rules and sources disappeared
 //! - `losses`: the lost copies of each rule
 //! - `pending`: losses without a confirmation, which are collected and held
 //! - `withdrawn`: consent that was taken back on purpose
 
 pub(crate) mod absent;
-pub(crate) mod collect;
 pub(crate) mod fate;
 pub(crate) mod losses;
+pub(crate) mod may_go;
 pub(crate) mod pending;
 pub(crate) mod withdrawn;

@@ -12,8 +12,8 @@ use mimeo_model::{
 use crate::{
     Effects, Effort, Index, RuleState, Settings,
     absent::HowGone,
-    announce::{Happening, places},
-    cell::{Cell, CellKey, Why},
+    copy::{CopyKey, CopyState, Why},
+    events::{EventCause, places},
     losses::{Held, Loss, LossEvent, PendingDeletion, PendingDeletions},
     work::Timer,
 };
@@ -55,11 +55,11 @@ impl HeldDeletion<'_> {
 }
 
 impl Index {
-    fn approve_deletion(&mut self, cells: BTreeMap<CellKey, Loss>) {
-        for (key, Loss { why, .. }) in cells {
-            if let Some(cell) = self.cell_mut(&key) {
-                cell.approved = Some(why);
-                cell.retry_now();
+    fn approve_deletion(&mut self, copies: BTreeMap<CopyKey, Loss>) {
+        for (key, Loss { why, .. }) in copies {
+            if let Some(copy) = self.copy_mut(&key) {
+                copy.approved = Some(why);
+                copy.retry_now();
                 self.dirty.insert(key.0);
             }
         }
@@ -129,7 +129,7 @@ impl PendingDeletions {
     fn collect(
         &mut self,
         id: &Arc<RuleId>,
-        key: CellKey,
+        key: CopyKey,
         why: Why,
         index: &Index,
         effects: &mut Effects,
@@ -150,8 +150,8 @@ impl PendingDeletions {
         }
     }
 
-    /// Removes a cell from the losses because a rule wants it (again).
-    fn forgive(&mut self, key: &CellKey, index: &mut Index) {
+    /// Removes a copy from the losses because a rule wants it (again).
+    fn forgive(&mut self, key: &CopyKey, index: &mut Index) {
         let Some(id) = self.take_back(key) else {
             return;
         };
@@ -209,8 +209,8 @@ impl PendingDeletions {
                 pending.held = Some(Held { nonce, copies });
             }
             effects
-                .news
-                .add(id, Happening::DeletionHeld, [], 0, index.now);
+                .events
+                .add(id, EventCause::DeletionHeld, [], 0, index.now);
             self.show_pending(id, index, effects);
         }
         index.mark_status_due(id);
@@ -221,7 +221,7 @@ impl PendingDeletions {
 
     /// Returns the lost copies that the current nonce stands for. A copy with another uid than
     /// before is not among them.
-    pub(crate) fn held_copies(&self, id: &RuleId, index: &Index) -> BTreeMap<CellKey, Uid> {
+    pub(crate) fn held_copies(&self, id: &RuleId, index: &Index) -> BTreeMap<CopyKey, Uid> {
         let Some((pending, held)) = self
             .get(id)
             .and_then(|pending| Some((pending, pending.held.as_ref()?)))
@@ -233,30 +233,30 @@ impl PendingDeletions {
         copies
     }
 
-    /// True if the copy in the cell waits for a confirmation of its deletion.
-    pub(crate) fn holds(&self, id: &RuleId, namespace: &Arc<str>, cell: &Cell) -> bool {
+    /// True if the copy waits for a confirmation of its deletion.
+    pub(crate) fn holds(&self, id: &RuleId, namespace: &Arc<str>, copy: &CopyState) -> bool {
         self.get(id)
-            .is_some_and(|pending| pending.held.is_some() && pending.has(&cell.key(namespace)))
+            .is_some_and(|pending| pending.held.is_some() && pending.has(&copy.key(namespace)))
     }
 
     /// Marks the namespaces of the collected copies as changed: a copy looks different to users
     /// once its deletion is held, or is no longer held.
     fn show_pending(&self, id: &RuleId, index: &mut Index, effects: &mut Effects) {
-        for (name, ..) in self.get(id).into_iter().flat_map(PendingDeletion::cells) {
+        for (name, ..) in self.get(id).into_iter().flat_map(PendingDeletion::copies) {
             if let Some(namespace) = index.namespaces.get_mut(name) {
                 namespace.changed = effects.changes.next();
             }
         }
     }
 
-    /// Decides every collected cell again. Only cells that are still lost for the same reason keep
+    /// Decides every collected copy again. Only copies that are still lost for the same reason keep
     /// the start of their loss. The verdicts are not stored: the next plan does that, and may also
-    /// queue the cells.
+    /// queue the copies.
     fn review(&mut self, id: &Arc<RuleId>, index: &mut Index, effects: &mut Effects) {
-        let keys: Vec<CellKey> = self
+        let keys: Vec<CopyKey> = self
             .get(id)
             .into_iter()
-            .flat_map(PendingDeletion::cells)
+            .flat_map(PendingDeletion::copies)
             .cloned()
             .collect();
         effects.effort.review(keys.len());
@@ -264,12 +264,12 @@ impl PendingDeletions {
             let Some(known) = self.take(id, &key) else {
                 continue;
             };
-            let (name, kind, copy) = &key;
+            let (name, kind, copy_name) = &key;
             let Some(namespace) = index.namespaces.remove(name) else {
                 continue;
             };
-            if let Some(cell) = namespace.cell(*kind, copy) {
-                let (_, needs) = index.decide(name, &namespace, cell);
+            if let Some(copy) = namespace.copy(*kind, copy_name) {
+                let (_, needs) = index.decide(name, &namespace, copy);
                 index.meet(needs, &key, effects);
             }
             index.namespaces.insert(name.clone(), namespace);
@@ -287,7 +287,7 @@ impl PendingDeletions {
         let Some(pending) = self.get(id) else {
             return;
         };
-        let gone: Vec<CellKey> = pending
+        let gone: Vec<CopyKey> = pending
             .losses()
             .filter(|(_, loss)| loss.since + time <= index.now)
             .map(|(key, _)| key.clone())
@@ -310,7 +310,7 @@ impl PendingDeletions {
         index.approve_deletion(gone);
     }
 
-    fn take_all(&mut self, id: &RuleId, keys: Vec<CellKey>) -> BTreeMap<CellKey, Loss> {
+    fn take_all(&mut self, id: &RuleId, keys: Vec<CopyKey>) -> BTreeMap<CopyKey, Loss> {
         keys.into_iter()
             .filter_map(|key| self.take(id, &key).map(|loss| (key, loss)))
             .collect()
@@ -358,19 +358,19 @@ impl PendingDeletions {
 }
 
 /// The lost copies of a rule, with their uids.
-fn copies(pending: &PendingDeletion, index: &Index) -> BTreeMap<CellKey, Uid> {
+fn copies(pending: &PendingDeletion, index: &Index) -> BTreeMap<CopyKey, Uid> {
     pending
-        .cells()
-        .filter_map(|key| Some((key.clone(), index.cell(key)?.ours()?.uid)))
+        .copies()
+        .filter_map(|key| Some((key.clone(), index.copy(key)?.ours()?.uid)))
         .collect()
 }
 
 /// True if the rule lost all of these copies because it disappeared with its namespace.
 fn all_homeless(id: &RuleId, pending: &PendingDeletion, index: &Index) -> bool {
-    pending.cells().all(|key| {
+    pending.copies().all(|key| {
         let how = index
-            .cell(key)
-            .and_then(|cell| index.how_rule_went_if_known(id, cell));
+            .copy(key)
+            .and_then(|copy| index.how_rule_went_if_known(id, copy));
         how == Some(HowGone::WithNamespace)
     })
 }
@@ -393,24 +393,24 @@ fn kept(id: &RuleId, pending: &PendingDeletion, index: &Index, effort: &mut Effo
         let Some(namespace) = index.namespaces.get(name) else {
             continue;
         };
-        effort.review(namespace.cells.len());
-        let keeps = |cell: &&Cell| {
-            let slot = index.slots.wanted(cell);
-            cell.approved.is_none()
-                && slot.is_some_and(|slot| *slot.rule == *id)
-                && cell
+        effort.review(namespace.copies.len());
+        let keeps = |copy: &&CopyState| {
+            let projection = index.projections.wanted(copy);
+            copy.approved.is_none()
+                && projection.is_some_and(|projection| *projection.rule == *id)
+                && copy
                     .ours()
                     .is_some_and(|seen| !seen.elsewhere && !seen.deleting)
-                && !pending.has(&cell.key(name))
+                && !pending.has(&copy.key(name))
         };
-        kept += namespace.cells.iter().filter(keeps).count();
+        kept += namespace.copies.iter().filter(keeps).count();
     }
     kept
 }
 
 /// Returns a nonce for exactly these copies. A confirmation for few copies therefore doesn't
 /// confirm more of them. A confirmation from before doesn't confirm the next loss of the same
-/// cells.
+/// copies.
 fn nonce<'a>(id: &RuleId, copies: impl Iterator<Item = &'a Uid>) -> Box<str> {
     // The numbers of kinds, by which the copies are sorted, differ between processes.
     let mut uids: Vec<String> = copies.map(Uid::to_string).collect();

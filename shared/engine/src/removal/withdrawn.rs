@@ -23,11 +23,11 @@ use mimeo_model::{
 use crate::{
     Effects, Index, Namespace,
     absent::{Absence, Became, Home, HowGone},
-    cell::{Cell, Leave, Step, Why},
-    collect::collect,
     consent::Consent,
+    copy::{CopyState, Leave, Why},
     grants::Grants,
     jobs::JobKey,
+    may_go::MayGo,
     verdict::{Need, Needs},
 };
 
@@ -79,36 +79,38 @@ impl Index {
             .is_some_and(|withdrawal| withdrawal.absence.is_asked())
     }
 
-    /// Returns the step for a copy that its rule no longer wants in this namespace, or may no
-    /// longer have there.
-    pub(crate) fn decide_unmatched(
+    /// Returns whether a copy may be deleted that its rule no longer wants in this namespace, or
+    /// may no longer have there.
+    pub(crate) fn may_go_unmatched(
         &self,
         id: &Arc<RuleId>,
-        (name, namespace): (&Arc<str>, &Namespace),
-        cell: &Cell,
+        place: (&Arc<str>, &Namespace),
+        copy: &CopyState,
         needs: &mut Needs,
-    ) -> Step {
-        if cell.ours().is_none() {
-            return Step::Leave(Leave::Nothing);
-        }
-        let Some(giver) = self.withdrawn_by(id, (name, namespace), cell) else {
-            return collect(id, cell, Why::Unmatched, needs);
+    ) -> MayGo {
+        let Some(giver) = self.withdrawn_by(id, place, copy) else {
+            return MayGo::Collect(Why::Unmatched);
         };
-        match self.how_consent_went(giver, cell, needs) {
-            None => Step::Leave(Leave::Undecided),
-            Some(HowGone::Deleted) => Step::Delete(Why::Unmatched),
-            Some(HowGone::WithNamespace) => collect(id, cell, Why::Unmatched, needs),
-            Some(HowGone::Unexplained) => Step::Leave(Leave::Retained),
+        match self.how_consent_went(giver, copy, needs) {
+            None => MayGo::Unknown,
+            Some(HowGone::Deleted) => MayGo::Yes(Why::Unmatched),
+            Some(HowGone::WithNamespace) => MayGo::Collect(Why::Unmatched),
+            Some(HowGone::Unexplained) => MayGo::No(Leave::Retained),
         }
     }
 
     /// Returns how a namespace's grant for a copy disappeared. `None`: that is unknown, and the
     /// namespace's grants must be read.
-    fn how_consent_went(&self, giver: Box<str>, cell: &Cell, needs: &mut Needs) -> Option<HowGone> {
-        let seen = cell.ours()?;
+    fn how_consent_went(
+        &self,
+        giver: Box<str>,
+        copy: &CopyState,
+        needs: &mut Needs,
+    ) -> Option<HowGone> {
+        let seen = copy.ours()?;
         let known = self.consent.withdrawals.get(&giver);
         let how = known.and_then(|known| {
-            let how = known.absence.how_gone_for_sure(cell, seen)?;
+            let how = known.absence.how_gone_for_sure(copy, seen)?;
             // The copy was granted under a former CRD. The grant went with that CRD, and no owner
             // took it back.
             let former = seen.last_made() < known.defined;
@@ -118,32 +120,36 @@ impl Index {
         how
     }
 
-    /// Returns the namespace that does not grant the access that the copy in this cell needs.
+    /// Returns the namespace that does not grant the access that the copy needs.
     /// `None`: there is another reason why the rule no longer wants the copy. That includes new
     /// labels of the rule's own namespace.
     fn withdrawn_by(
         &self,
         id: &RuleId,
         (name, namespace): (&Arc<str>, &Namespace),
-        cell: &Cell,
+        copy: &CopyState,
     ) -> Option<Box<str>> {
         let state = self.rules.get(id)?;
         let rule = state
             .valid()
             .filter(|rule| rule.matches(name, &namespace.labels))?;
         let place = namespace.place(name);
-        let mut slots = self
-            .slots_for(state, name, &namespace.labels)
-            .map(|(_, slot)| slot);
-        let slot = slots.find(|slot| slot.kind == cell.kind && slot.name.at(place) == cell.name);
+        let mut projections = self
+            .projections_for(state, name, &namespace.labels)
+            .map(|(_, projection)| projection);
+        let projection = projections.find(|projection| {
+            projection.kind == copy.kind && projection.name.at(place) == copy.name
+        });
         let withheld = || {
-            self.origin(cell)
+            self.origin(copy)
                 .filter(|source| self.is_withheld(rule, source))
         };
-        let group_kind = &self.kinds[cell.kind].group_kind;
+        let group_kind = &self.kinds[copy.kind].group_kind;
         // A selector needs a grant for objects of any name.
-        let read: Option<(&SourceRef, bool)> = match slot {
-            Some(slot) => (!slot.granted).then_some((&slot.source, slot.source.is_named())),
+        let read: Option<(&SourceRef, bool)> = match projection {
+            Some(projection) => {
+                (!projection.granted).then_some((&projection.source, projection.source.is_named()))
+            }
             None => Some((withheld()?, false)),
         };
         let (access, giver, object) = match read {
@@ -152,8 +158,8 @@ impl Index {
                 &*source.namespace,
                 named.then_some(&*source.name),
             ),
-            None if !self.may_write(id, name, group_kind, &cell.name) => {
-                (Access::Write, &**name, Some(&*cell.name))
+            None if !self.may_write(id, name, group_kind, &copy.name) => {
+                (Access::Write, &**name, Some(&*copy.name))
             }
             None => return None,
         };

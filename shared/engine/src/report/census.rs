@@ -1,4 +1,4 @@
-//! Counts the cells of all rules with due statuses. It visits each cell once and counts a piece at
+//! Counts the copies of all rules with due statuses. It visits each copy once and counts a piece at
 //! a time, because the engine can do no other work meanwhile.
 
 use std::{collections::BTreeMap, sync::Arc};
@@ -7,7 +7,7 @@ use mimeo_model::id::RuleId;
 
 use crate::{Effort, Index, tally::Tally};
 
-/// The number of cells in one piece; the last namespace may exceed it. A piece takes a few
+/// The number of copies in one piece; the last namespace may exceed it. A piece takes a few
 /// milliseconds.
 const PIECE: usize = 5_000;
 
@@ -17,7 +17,8 @@ pub(crate) struct Census {
     /// The rules, in the order in which their statuses are written.
     rules: Vec<Arc<RuleId>>,
     tallies: BTreeMap<Arc<RuleId>, Tally>,
-    /// The namespaces with cells of these rules that are still to be counted. The last one is next.
+    /// The namespaces with copies of these rules that are still to be counted. The last one is
+    /// next.
     places: Vec<Arc<str>>,
 }
 
@@ -57,17 +58,17 @@ impl Census {
             let Some(namespace) = index.namespaces.get(&name) else {
                 continue;
             };
-            looked += namespace.cells.len().max(1);
-            effort.counted += u64::try_from(namespace.cells.len()).unwrap_or(u64::MAX);
-            for cell in &namespace.cells {
-                let owner = index.slots.owner(cell);
+            looked += namespace.copies.len().max(1);
+            effort.counted += u64::try_from(namespace.copies.len()).unwrap_or(u64::MAX);
+            for copy in &namespace.copies {
+                let owner = index.projections.owner(copy);
                 let Some((id, tally)) = owner.and_then(|id| Some((id, self.tallies.get_mut(id)?)))
                 else {
                     continue;
                 };
-                if let Some(standing) = index.standing(id, (&name, namespace), cell) {
-                    let kind = || index.kind_of(cell.kind).to_owned();
-                    tally.count(|| (name.clone(), kind(), cell.name.clone()), standing);
+                if let Some(standing) = index.standing(id, (&name, namespace), copy) {
+                    let kind = || index.kind_of(copy.kind).to_owned();
+                    tally.count(|| (name.clone(), kind(), copy.name.clone()), standing);
                 }
             }
         }

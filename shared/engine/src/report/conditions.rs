@@ -18,7 +18,7 @@ use crate::{
     Index, RuleState,
     authorized::Unauthorized,
     losses::{Held, PendingDeletions},
-    numbers::Told,
+    numbers::Reported,
     select::Choice,
     status::{HOOKS_KNOWN, Observed},
     tally::Tally,
@@ -38,7 +38,7 @@ pub(crate) struct Conditions<'a> {
     pub(crate) generation: i64,
     pub(crate) new: Vec<Condition>,
     /// The same facts in values that don't depend on the rule.
-    pub(crate) told: Told,
+    pub(crate) reported: Reported,
 }
 
 impl Conditions<'_> {
@@ -50,8 +50,8 @@ impl Conditions<'_> {
         message: &str,
     ) {
         match type_ {
-            ConditionType::Ready => self.told.ready = Some((status, reason)),
-            ConditionType::Stalled => self.told.stalled = Some(reason),
+            ConditionType::Ready => self.reported.ready = Some((status, reason)),
+            ConditionType::Stalled => self.reported.stalled = Some(reason),
             ConditionType::SourcesFound
             | ConditionType::Authorized
             | ConditionType::PodGateActive
@@ -71,7 +71,7 @@ impl Conditions<'_> {
 }
 
 /// The problems of a rule.
-struct Findings<'a> {
+struct SelectorState<'a> {
     rule: &'a Rule,
     tally: &'a Tally,
     trouble: Option<(ConditionReason, String)>,
@@ -79,7 +79,7 @@ struct Findings<'a> {
     unwatched: Option<String>,
 }
 
-impl Findings<'_> {
+impl SelectorState<'_> {
     /// True if copies are being written, and no problem holds them up.
     fn pending(&self) -> bool {
         let CopyCounts {
@@ -278,7 +278,7 @@ impl Index {
         (tally, choice): (&Tally, &Choice),
         conditions: &mut Conditions<'_>,
     ) {
-        let findings = Findings {
+        let findings = SelectorState {
             rule,
             tally,
             trouble: self.source_trouble(rule, choice),

@@ -1,18 +1,18 @@
 //! Reports to users.
 //!
 //! - `status`: the status of a rule, and when it is written
-//! - `census`: counts the cells of all rules with due statuses
+//! - `census`: counts the copies of all rules with due statuses
 //! - `tally`: the counts of a rule, its plan, and its failures
 //! - `conditions`: the conditions of a rule
 //! - `trouble`: the problems with a rule's sources
-//! - `announce`: Events
+//! - `events`: Events
 //! - `numbers`: the values for metrics
 //! - `preview`: the effects of a rule that isn't stored yet
 //! - `view`: the changes of rules and namespaces, for the page that shows them
 
-pub(crate) mod announce;
 pub(crate) mod census;
 pub(crate) mod conditions;
+pub(crate) mod events;
 pub(crate) mod numbers;
 pub(crate) mod preview;
 pub(crate) mod status;

@@ -9,7 +9,7 @@ use mimeo_model::{
     outcome::FailureReason,
 };
 
-use crate::{Effects, Index, PerKind, cell::Phase, losses::PendingDeletions};
+use crate::{Effects, Index, PerKind, copy::Phase, losses::PendingDeletions};
 
 /// The numbers of an engine at one moment.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -24,7 +24,7 @@ pub struct Numbers {
     /// Copies with a deletion that is held until a user confirms it, by the kind of their rules.
     /// Every kind has an entry.
     pub held: BTreeMap<RuleKind, usize>,
-    /// The cells in the queues.
+    /// The copies in the queues.
     pub queued: Queued,
     /// Namespaces with the pending label: their pods wait for the first copies.
     pub waiting: usize,
@@ -49,14 +49,14 @@ pub struct CopyNumbers {
     pub failed: BTreeMap<FailureReason, usize>,
 }
 
-/// The cells in the queues, in the order in which the queues are served.
+/// The copies in the queues, in the order in which the queues are served.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Queued {
-    /// Cells of namespaces that wait for their copies.
+    /// Copies in namespaces whose pods wait for them.
     pub urgent: usize,
-    /// Other cells of `ClusterReplication`s.
+    /// Other copies of `ClusterReplication`s.
     pub normal: usize,
-    /// Cells of Replications.
+    /// Copies of Replications.
     pub tenants: usize,
 }
 
@@ -73,7 +73,7 @@ pub struct Inside {
 
 /// The status of a rule, in values that don't depend on the rule.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Told {
+pub(crate) struct Reported {
     /// Status and reason of the condition Ready.
     pub(crate) ready: Option<(bool, ConditionReason)>,
     /// Reason of the condition Stalled.
@@ -172,11 +172,11 @@ impl Numbers {
             *numbers.held.entry(id.kind).or_default() += pending.len();
         }
         for (id, state) in &index.rules {
-            let Told {
+            let Reported {
                 ready,
                 stalled,
                 copies,
-            } = state.status.told();
+            } = state.status.reported();
             let (ready, reason) = ready.map_or((None, "Unknown"), |(ready, reason)| {
                 (Some(ready), reason.as_str())
             });
@@ -207,7 +207,7 @@ impl Numbers {
         let rules = rules.filter(|(id, _)| id.kind == RuleKind::ClusterReplication);
         rules
             .take(most)
-            .map(|(id, state)| (id.clone(), state.status.told().copies.clone()))
+            .map(|(id, state)| (id.clone(), state.status.reported().copies.clone()))
             .collect()
     }
 }
@@ -235,7 +235,7 @@ impl Inside {
                     .count(),
             ),
             ("selectors", index.selectors.len()),
-            ("slots", index.slots.len()),
+            ("projections", index.projections.len()),
             ("kinds", index.kinds.len()),
             ("namespaces", index.namespaces.len()),
             ("namespacesToPlan", index.dirty.len()),
@@ -243,20 +243,20 @@ impl Inside {
             ("jobs", effects.jobs.len()),
             ("timers", effects.work.timers()),
         ]);
-        for cell in index
+        for copy in index
             .namespaces
             .values()
-            .flat_map(|namespace| &namespace.cells)
+            .flat_map(|namespace| &namespace.copies)
         {
-            let phase = match cell.phase {
-                Phase::Idle => "cellsIdle",
-                Phase::Queued => "cellsQueued",
-                Phase::InFlight(_) => "cellsInFlight",
-                Phase::Waiting => "cellsWaiting",
+            let phase = match copy.phase {
+                Phase::Idle => "copiesIdle",
+                Phase::Queued => "copiesQueued",
+                Phase::InFlight(_) => "copiesInFlight",
+                Phase::Waiting => "copiesWaiting",
             };
             *counts.entry(phase).or_default() += 1;
-            *counts.entry("cellsFailed").or_default() += usize::from(cell.failure.is_some());
-            *counts.entry("copies").or_default() += usize::from(cell.ours().is_some());
+            *counts.entry("copiesFailed").or_default() += usize::from(copy.failure.is_some());
+            *counts.entry("copies").or_default() += usize::from(copy.ours().is_some());
         }
         Self {
             primed: index.primed(),

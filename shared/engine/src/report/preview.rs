@@ -15,7 +15,7 @@ use mimeo_model::{
     template::{Place, Template},
 };
 
-use crate::{Index, announce::places, wants::rank};
+use crate::{Index, events::places, wants::rank};
 
 /// The effects that a rule would have.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -28,7 +28,8 @@ pub struct Preview {
     pub lost: usize,
     /// Set if a target with a pattern selects no namespace. The text is the beginning of that
     /// pattern. The number is that of the namespaces that the pattern would select if it ended with
-    /// `.*` there. A user that writes `team-` means all of these, but a pattern matches whole names.
+    /// `.*` there. A user that writes `team-` means all of these, but a pattern matches whole
+    /// names.
     pub beginning: Option<(String, usize)>,
     /// The same for an item of `spec.exclude` with a pattern that excludes no namespace.
     pub beginning_of_exclude: Option<(String, usize)>,
@@ -236,25 +237,31 @@ impl Index {
         let known = |id: &RuleId| {
             id.kind == RuleKind::ClusterReplication || id.namespace == rule.id.namespace
         };
-        let others = self
-            .slots
-            .values()
-            .filter(|slot| slot.granted && *slot.rule != rule.id && known(&slot.rule));
+        let others = self.projections.values().filter(|projection| {
+            projection.granted && *projection.rule != rule.id && known(&projection.rule)
+        });
         let mut found: BTreeMap<(&Arc<RuleId>, GroupKind, String), bool> = BTreeMap::new();
-        for slot in others {
-            let copy = (slot.gvk().group_kind(), slot.name.at(place).to_string());
-            let Some(state) = self.rules.get(&slot.rule).filter(|_| own.contains(&copy)) else {
+        for projection in others {
+            let copy = (
+                projection.gvk().group_kind(),
+                projection.name.at(place).to_string(),
+            );
+            let Some(state) = self
+                .rules
+                .get(&projection.rule)
+                .filter(|_| own.contains(&copy))
+            else {
                 continue;
             };
             let Some(other) = state.acting() else {
                 continue;
             };
-            let target = other.targets.get(slot.target);
+            let target = other.targets.get(projection.target);
             let matches = target.is_some_and(|target| target.selection.matches(home, place.labels));
             if matches && !self.is_own_source(state, &copy.0, home, &copy.1) {
-                let lost = rank(&slot.rule, Some(other.created), None)
+                let lost = rank(&projection.rule, Some(other.created), None)
                     < rank(&rule.id, Some(rule.created), None);
-                found.insert((&slot.rule, copy.0, copy.1), lost);
+                found.insert((&projection.rule, copy.0, copy.1), lost);
             }
         }
         let contest =
@@ -276,15 +283,14 @@ impl Index {
         // This preview is for `ClusterReplication`s, which lose no copy to a Replication.
         // `contests_at_home` is the one for Replications.
         let others = self
-            .slots
+            .projections
             .values()
-            .filter(|slot| slot.rule.kind == RuleKind::ClusterReplication);
-        for slot in others.filter(|slot| *slot.rule != rule.id) {
-            let same = own
-                .iter()
-                .enumerate()
-                .filter(|(_, (kind, name))| slot.gvk().is_of(kind) && slot.name.may_be(name));
-            found.extend(same.map(|(index, _)| (slot.rule.clone(), index)));
+            .filter(|projection| projection.rule.kind == RuleKind::ClusterReplication);
+        for projection in others.filter(|projection| *projection.rule != rule.id) {
+            let same = own.iter().enumerate().filter(|(_, (kind, name))| {
+                projection.gvk().is_of(kind) && projection.name.may_be(name)
+            });
+            found.extend(same.map(|(index, _)| (projection.rule.clone(), index)));
         }
         let known = |(id, index): (Arc<RuleId>, usize)| {
             let (id, state) = self.rules.get_key_value(&id)?;

@@ -22,7 +22,7 @@ use crate::{
     clock::Tick,
     conditions::Conditions,
     losses::PendingDeletions,
-    numbers::Told,
+    numbers::Reported,
     tally::{CellName, FAILURES, Tally},
     view::Changes,
     work::Timer,
@@ -66,7 +66,7 @@ pub(crate) struct Book {
     /// and so perhaps by a full second in the status.
     last_sync: Option<Timestamp>,
     /// The values of the last status.
-    told: Told,
+    reported: Reported,
 }
 
 impl Book {
@@ -92,8 +92,8 @@ impl Book {
         self.observed = observed;
     }
 
-    pub(crate) fn told(&self) -> &Told {
-        &self.told
+    pub(crate) fn reported(&self) -> &Reported {
+        &self.reported
     }
 
     /// The status for users.
@@ -158,26 +158,29 @@ impl Index {
     }
 
     fn known(&self, id: &RuleId, state: &RuleState) -> bool {
-        let slots = state
-            .slots
+        let projections = state
+            .projections
             .iter()
             .flatten()
-            .filter_map(|id| self.slots.get(id));
+            .filter_map(|id| self.projections.get(id));
         self.primed()
             && state
                 .rule
                 .as_ref()
                 .map_or(true, |rule| self.knows_selected(rule))
             && (id.kind == RuleKind::ClusterReplication || self.consent.known != Known::Unknown)
-            && slots
-                .filter(|slot| slot.granted && self.settings.reach.refuses(&slot.source).is_none())
-                .all(|slot| match self.kinds.served(slot.gvk()) {
+            && projections
+                .filter(|projection| {
+                    projection.granted && self.settings.reach.refuses(&projection.source).is_none()
+                })
+                .all(|projection| match self.kinds.served(projection.gvk()) {
                     Known::Listed(resource) if resource.namespaced => {
                         let listed = state
                             .rule
                             .as_ref()
-                            .is_ok_and(|rule| self.knows_copies_of(rule, slot.kind));
-                        listed && (slot.rendering.is_ok() || self.blocked(slot).is_some())
+                            .is_ok_and(|rule| self.knows_copies_of(rule, projection.kind));
+                        listed
+                            && (projection.rendering.is_ok() || self.blocked(projection).is_some())
                     }
                     Known::Unknown => false,
                     _ => true,
@@ -271,9 +274,9 @@ impl Index {
         if let Some(tick) = book.synced.take() {
             book.last_sync = ago(wall, now.saturating_sub(tick)).or(book.last_sync);
         }
-        let (status, told) = self.compose(id, self.rules.get(id)?, tally, wall, deletion);
+        let (status, reported) = self.compose(id, self.rules.get(id)?, tally, wall, deletion);
         let book = &mut self.rules.get_mut(id)?.status;
-        book.told = told;
+        book.reported = reported;
         if !std::mem::take(&mut book.unwritten) && book.observed.as_ref() == Some(&status) {
             return None;
         }
@@ -293,7 +296,7 @@ impl Index {
         mut tally: Tally,
         wall: Timestamp,
         deletion: &PendingDeletions,
-    ) -> (ClusterReplicationStatus, Told) {
+    ) -> (ClusterReplicationStatus, Reported) {
         let old = state.status.observed.as_ref();
         let generation = state
             .rule
@@ -314,7 +317,7 @@ impl Index {
             wall,
             generation,
             new: Vec::new(),
-            told: Told::default(),
+            reported: Reported::default(),
         };
         match &state.rule {
             Err(refused) => {
@@ -343,7 +346,7 @@ impl Index {
                 let choice = self.choose(rule);
                 self.describe(state, rule, (&tally, &choice), &mut conditions);
                 deletion.describe(id, self, &mut conditions);
-                conditions.told.copies = tally.numbers();
+                conditions.reported.copies = tally.numbers();
                 status.copies = Some(tally.copies);
                 status.source = source_text::of_sources(&choice.sources, &rule.selectors);
                 status.plan = rule.suspend.then(|| tally.planned());
@@ -362,7 +365,7 @@ impl Index {
             }
         }
         status.conditions = conditions.new;
-        (shortened(status), conditions.told)
+        (shortened(status), conditions.reported)
     }
 }
 

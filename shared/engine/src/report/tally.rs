@@ -1,4 +1,4 @@
-//! The state of each cell for its rule, and the counts of all cells of a rule.
+//! The state of each copy for its rule, and the counts of all copies of a rule.
 
 use std::{borrow::Cow, collections::BTreeMap, sync::Arc};
 
@@ -11,7 +11,7 @@ use mimeo_model::{
     rule::Rule,
 };
 
-use crate::{CopyNumbers, Index, Namespace, RuleState, cell::Cell, verdict::Outlook};
+use crate::{CopyNumbers, Index, Namespace, RuleState, copy::CopyState, verdict::Outlook};
 
 /// The largest number of failures that are reported for a rule.
 pub(crate) const FAILURES: usize = 20;
@@ -20,7 +20,7 @@ const PLANNED: usize = 20;
 /// Namespace, kind and name: the order in which failures are reported.
 pub(crate) type CellName = (Arc<str>, String, Arc<str>);
 
-/// The state of one cell for a rule. The rule wants a copy there, or has left a copy there that it
+/// The state of one copy for a rule. The rule wants a copy there, or has left a copy there that it
 /// no longer wants.
 pub(crate) struct Standing<'a> {
     /// True if the rule wants a copy.
@@ -31,7 +31,7 @@ pub(crate) struct Standing<'a> {
     pub(crate) failure: Option<(FailureReason, Cow<'a, str>)>,
 }
 
-/// The counts of the cells of one rule.
+/// The counts of the copies of one rule.
 #[derive(Debug, Default)]
 pub(crate) struct Tally {
     pub(crate) copies: CopyCounts,
@@ -75,8 +75,8 @@ impl Tally {
         }
     }
 
-    /// Counts a cell. Most copies are correct, so their names are in no list.
-    pub(crate) fn count(&mut self, cell: impl Fn() -> CellName, standing: Standing<'_>) {
+    /// Counts a copy. Most copies are correct, so their names are in no list.
+    pub(crate) fn count(&mut self, copy: impl Fn() -> CellName, standing: Standing<'_>) {
         let Standing {
             wanted,
             outlook,
@@ -84,15 +84,15 @@ impl Tally {
         } = standing;
         self.copies.desired += i32::from(wanted);
         self.copies.synced += i32::from(outlook == Outlook::Right);
-        self.plan(outlook, &cell);
+        self.plan(outlook, &copy);
         if let Some((reason, message)) = failure {
             self.copies.failed += 1;
-            self.failures.insert(cell(), (reason, message.into()));
+            self.failures.insert(copy(), (reason, message.into()));
         }
     }
 
     /// Counts a planned change, and keeps the first ones by name.
-    fn plan(&mut self, outlook: Outlook, cell: impl Fn() -> CellName) {
+    fn plan(&mut self, outlook: Outlook, copy: impl Fn() -> CellName) {
         let Plan {
             create,
             update,
@@ -107,7 +107,7 @@ impl Tally {
             Outlook::Conflict => conflict,
             Outlook::Right | Outlook::Unfillable | Outlook::Open => return,
         } += 1;
-        self.planned.insert(cell(), outlook);
+        self.planned.insert(copy(), outlook);
         if self.planned.len() > PLANNED {
             self.planned.pop_last();
         }
@@ -132,15 +132,15 @@ impl Index {
         rule: &Rule,
         tally: &mut Tally,
     ) {
-        for (name, unmet) in &state.unmet {
-            for cell in unmet {
-                let standing = Standing::unmet(cell.reason(), cell.message(id, name));
+        for (name, blocked) in &state.blocked {
+            for copy in blocked {
+                let standing = Standing::blocked(copy.reason(), copy.message(id, name));
                 tally.count(
                     || {
                         (
                             name.clone(),
-                            self.kind_of(cell.kind).to_owned(),
-                            cell.name.clone(),
+                            self.kind_of(copy.kind).to_owned(),
+                            copy.name.clone(),
                         )
                     },
                     standing,
@@ -150,22 +150,25 @@ impl Index {
         self.tally_not_granted(rule, tally);
     }
 
-    /// Returns the state of a cell for this rule. `None`: the rule wants no copy there and has none
+    /// Returns the state of a copy for this rule. `None`: the rule wants no copy there and has none
     /// there.
     pub(crate) fn standing<'a>(
         &'a self,
         id: &RuleId,
         (name, namespace): (&str, &Namespace),
-        cell: &'a Cell,
+        copy: &'a CopyState,
     ) -> Option<Standing<'a>> {
-        let slot = self.slots.wanted(cell).filter(|slot| *slot.rule == *id);
-        if slot.is_none() {
-            return standing_unwanted(id, (name, namespace), cell);
+        let projection = self
+            .projections
+            .wanted(copy)
+            .filter(|projection| *projection.rule == *id);
+        if projection.is_none() {
+            return standing_unwanted(id, (name, namespace), copy);
         }
         Some(Standing {
             wanted: true,
-            outlook: cell.verdict.outlook,
-            failure: failure((id, name), cell),
+            outlook: copy.verdict.outlook,
+            failure: failure((id, name), copy),
         })
     }
 
@@ -179,26 +182,26 @@ impl Index {
         let Some(home) = rule.id.namespace.as_deref() else {
             return;
         };
-        let cells = self.ungranted_cells(rule, None);
-        let count = i32::try_from(cells.len()).unwrap_or(i32::MAX);
+        let copies = self.ungranted_copies(rule, None);
+        let count = i32::try_from(copies.len()).unwrap_or(i32::MAX);
         tally.copies.desired += count;
         if !self.grants_known() {
             return; // The copies may be correct.
         }
         tally.copies.failed += count;
         // A status never shows more than these.
-        for ((namespace, kind, name), lack) in cells.into_iter().take(FAILURES) {
-            let cell = (namespace.into(), kind.to_owned(), name.into());
+        for ((namespace, kind, name), lack) in copies.into_iter().take(FAILURES) {
+            let copy = (namespace.into(), kind.to_owned(), name.into());
             tally
                 .failures
-                .insert(cell, (FailureReason::NotGranted, lack.message(home).into()));
+                .insert(copy, (FailureReason::NotGranted, lack.message(home).into()));
         }
     }
 }
 
 impl Standing<'_> {
-    /// The state of a cell that the rule cannot have, mostly because another rule has it.
-    pub(crate) fn unmet(reason: FailureReason, message: String) -> Self {
+    /// The state of a copy that the rule cannot have, mostly because another rule has it.
+    pub(crate) fn blocked(reason: FailureReason, message: String) -> Self {
         let outlook = if reason == FailureReason::RuleConflict {
             Outlook::Conflict
         } else {
@@ -212,32 +215,32 @@ impl Standing<'_> {
     }
 }
 
-/// Returns the state of a cell with a copy of this rule that no rule wants (any more).
+/// Returns the state of this rule's copy that no rule wants (any more).
 fn standing_unwanted<'a>(
     id: &RuleId,
     (name, namespace): (&str, &Namespace),
-    cell: &'a Cell,
+    copy: &'a CopyState,
 ) -> Option<Standing<'a>> {
     let own = |seen: &&Seen| seen.rule.as_deref() == Some(id) && !seen.elsewhere;
-    cell.ours()
+    copy.ours()
         .filter(own)
-        .filter(|_| cell.want.is_none() && namespace.alive())?;
+        .filter(|_| copy.want.is_none() && namespace.alive())?;
     Some(Standing {
         wanted: false,
-        outlook: cell.verdict.outlook,
-        failure: failure((id, name), cell),
+        outlook: copy.verdict.outlook,
+        failure: failure((id, name), copy),
     })
 }
 
-/// Returns the failure of a cell. It is the result of the last request. Without one, a wanted copy
+/// Returns the failure of a copy. It is the result of the last request. Without one, a wanted copy
 /// fails if the present object is being deleted and still exists.
 fn failure<'a>(
     (rule, namespace): (&RuleId, &str),
-    cell: &'a Cell,
+    copy: &'a CopyState,
 ) -> Option<(FailureReason, Cow<'a, str>)> {
-    let deleting = cell.seen().is_some_and(|seen| seen.deleting);
-    let going = deleting && cell.verdict.outlook == Outlook::Conflict;
-    match &cell.failure {
+    let deleting = copy.seen().is_some_and(|seen| seen.deleting);
+    let going = deleting && copy.verdict.outlook == Outlook::Conflict;
+    match &copy.failure {
         Some(failing) => Some((
             failing.failure.reason,
             Cow::Borrowed(failing.failure.message_for(rule, namespace)),

@@ -15,8 +15,8 @@ use mimeo_model::{
 };
 
 use crate::{
-    Index, SourceState, clock::Tick, follow, missing_grants::MissingGrant, select::Choice,
-    slot::NoRendering,
+    Index, SourceState, clock::Tick, follow, missing_grants::MissingGrant, projection::NoRendering,
+    select::Choice,
 };
 
 impl Index {
@@ -62,7 +62,7 @@ impl Index {
             .as_deref()
             .filter(|_| !self.may_select(&rule.id, selector))
         {
-            let message = self.grants_untold().map(|untold| untold.message);
+            let message = self.grants_unknown().map(|unknown| unknown.message);
             return Some((
                 ConditionReason::SourceRefused,
                 message.unwrap_or_else(|| MissingGrant::of_selector(selector).message(home)),
@@ -129,7 +129,7 @@ impl Index {
             .as_deref()
             .filter(|_| !self.may_read(&rule.id, source))
         {
-            let message = self.grants_untold().map(|untold| untold.message);
+            let message = self.grants_unknown().map(|unknown| unknown.message);
             return Some((
                 ConditionReason::SourceRefused,
                 message.unwrap_or_else(|| MissingGrant::of_source(source).message(home)),
@@ -164,24 +164,23 @@ impl Index {
                 ));
             }
         }
-        let slots = self
+        let projections = self
             .rules
             .get(&rule.id)
             .into_iter()
-            .flat_map(|state| state.slots.iter().flatten());
-        let refused =
-            slots
-                .filter_map(|id| self.slots.get(id))
-                .find_map(|slot| match &slot.rendering {
-                    // A rendering that the rule makes invalid is reported as the failure of each
-                    // copy.
-                    Err(NoRendering::Refused(why))
-                        if slot.source == *source && !why.by_the_rule() =>
-                    {
-                        Some(why)
-                    }
-                    _ => None,
-                });
+            .flat_map(|state| state.projections.iter().flatten());
+        let refused = projections
+            .filter_map(|id| self.projections.get(id))
+            .find_map(|projection| match &projection.rendering {
+                // A rendering that the rule makes invalid is reported as the failure of each
+                // copy.
+                Err(NoRendering::Refused(why))
+                    if projection.source == *source && !why.by_the_rule() =>
+                {
+                    Some(why)
+                }
+                _ => None,
+            });
         refused.map(|why| (ConditionReason::SourceRefused, format!("{source}: {why}")))
     }
 
@@ -217,14 +216,14 @@ impl Index {
     /// True if copies of the source exist and the rule deletes them together with the source.
     fn copied(&self, rule: &Rule, source: &SourceRef) -> bool {
         let hash = source_hash(&source.to_string());
-        let copy = |seen: &Seen| seen.source == hash && seen.rule.as_deref() == Some(&rule.id);
+        let made_here = |seen: &Seen| seen.source == hash && seen.rule.as_deref() == Some(&rule.id);
         let places = self.places(&rule.id);
-        let mut cells = places
+        let mut copies = places
             .iter()
             .filter_map(|name| self.namespaces.get(name))
-            .flat_map(|namespace| &namespace.cells);
+            .flat_map(|namespace| &namespace.copies);
         rule.retention.when_source_deleted == Retain::Delete
-            && cells.any(|cell| cell.ours().is_some_and(copy))
+            && copies.any(|copy| copy.ours().is_some_and(made_here))
     }
 
     /// Returns the problem if copies of the rule cannot be watched for now.

@@ -18,7 +18,7 @@ use mimeo_api::ClusterReplicationStatus;
 use mimeo_model::{id::RuleId, outcome::FailureReason};
 
 use crate::{
-    Index, Namespace, cell::Cell, clock::Tick, losses::PendingDeletions, tally::Standing,
+    Index, Namespace, clock::Tick, copy::CopyState, losses::PendingDeletions, tally::Standing,
     verdict::Outlook,
 };
 
@@ -138,7 +138,7 @@ pub struct CopyView {
     /// Its state.
     pub state: State,
     /// As in [`PlaceView`].
-    pub reason: Option<String>,
+    pub reason: Option<Reason>,
     /// The meaning of the reason in this case.
     pub message: Option<String>,
     /// As in [`PlaceView`].
@@ -183,28 +183,37 @@ impl Changes {
     }
 }
 
-/// A copy, or a cell for one, before its description is made.
+/// A copy, before its description is made.
 struct Shown<'a> {
     rule: &'a Arc<RuleId>,
     kind: &'a str,
     name: Cow<'a, str>,
     state: State,
-    reason: Option<Word>,
+    reason: Option<Reason>,
     message: Option<Cow<'a, str>>,
     since: Option<Timestamp>,
 }
 
-#[derive(Clone, Copy)]
-enum Word {
+/// The reason for the state of a copy. Its `Display` is the stable word.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reason {
+    /// The copy could not be written or deleted.
     Failed(FailureReason),
-    Planned(&'static str),
+    /// The planned change.
+    Planned(Outlook),
 }
 
-impl std::fmt::Display for Word {
+impl Reason {
+    fn planned(outlook: Outlook) -> Option<Self> {
+        outlook.planned().map(|_| Self::Planned(outlook))
+    }
+}
+
+impl std::fmt::Display for Reason {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::Failed(reason) => reason.fmt(f),
-            Self::Planned(action) => f.write_str(action),
+            Self::Planned(outlook) => f.write_str(outlook.planned().unwrap_or_default()),
         }
     }
 }
@@ -364,7 +373,7 @@ impl<'a> Page<'a> {
             kind: shown.kind.to_owned(),
             name: shown.name.into_owned(),
             state: shown.state,
-            reason: shown.reason.map(|word| word.to_string()),
+            reason: shown.reason,
             message: shown.message.map(Cow::into_owned),
             since: shown.since,
         };
@@ -382,12 +391,14 @@ impl<'a> Page<'a> {
         only: Option<&RuleId>,
     ) -> Vec<Shown<'a>> {
         let asked = |id: &RuleId| only.is_none_or(|only| id == only);
-        let cells = namespace
-            .cells
-            .iter()
-            .filter(|cell| self.index.slots.owner(cell).is_some_and(|id| asked(id)));
-        let mut all: Vec<Shown<'a>> = cells
-            .filter_map(|cell| self.show_cell((name, namespace), cell))
+        let copies = namespace.copies.iter().filter(|copy| {
+            self.index
+                .projections
+                .owner(copy)
+                .is_some_and(|id| asked(id))
+        });
+        let mut all: Vec<Shown<'a>> = copies
+            .filter_map(|copy| self.show_copy((name, namespace), copy))
             .collect();
         let rules = self.index.rules_for(name);
         for id in rules.iter().filter(|id| asked(id)) {
@@ -400,17 +411,17 @@ impl<'a> Page<'a> {
                     kind,
                     name,
                     state: State::Failed,
-                    reason: Some(Word::Failed(reason)),
+                    reason: Some(Reason::Failed(reason)),
                     message: message.map(Into::into),
                     since: None,
                 };
-            let lost = state.unmet.get(name).into_iter().flatten();
-            all.extend(lost.map(|cell| {
-                let message = only.map(|_| cell.message(id, name));
+            let lost = state.blocked.get(name).into_iter().flatten();
+            all.extend(lost.map(|copy| {
+                let message = only.map(|_| copy.message(id, name));
                 failed(
-                    self.index.kind_of(cell.kind),
-                    Cow::Borrowed(&cell.name),
-                    cell.reason(),
+                    self.index.kind_of(copy.kind),
+                    Cow::Borrowed(&copy.name),
+                    copy.reason(),
                     message,
                 )
             }));
@@ -421,15 +432,15 @@ impl<'a> Page<'a> {
             else {
                 continue;
             };
-            for ((_, kind, copy), lack) in state
+            for ((_, kind, copy_name), lack) in state
                 .rule
                 .iter()
-                .flat_map(|rule| self.index.ungranted_cells(rule, Some(name)))
+                .flat_map(|rule| self.index.ungranted_copies(rule, Some(name)))
             {
                 let message = only.map(|_| lack.message(home));
                 all.push(failed(
                     kind,
-                    copy.into(),
+                    copy_name.into(),
                     FailureReason::NotGranted,
                     message,
                 ));
@@ -438,22 +449,22 @@ impl<'a> Page<'a> {
         all
     }
 
-    fn show_cell(
+    fn show_copy(
         self,
         (name, namespace): (&Arc<str>, &Namespace),
-        cell: &'a Cell,
+        copy: &'a CopyState,
     ) -> Option<Shown<'a>> {
-        let rule = self.index.slots.owner(cell)?;
+        let rule = self.index.projections.owner(copy)?;
         let (rule, state) = self.index.rules.get_key_value(rule)?;
         let parsed = state.valid()?;
-        let written = cell
+        let written = copy
             .ours()
             .map(|seen| i64::from(seen.written))
             .filter(|seconds| *seconds > 0);
         let mut shown = Shown {
             rule,
-            kind: self.index.kind_of(cell.kind),
-            name: Cow::Borrowed(&cell.name),
+            kind: self.index.kind_of(copy.kind),
+            name: Cow::Borrowed(&copy.name),
             state: State::Pending,
             reason: None,
             message: None,
@@ -463,24 +474,23 @@ impl<'a> Page<'a> {
             wanted,
             outlook,
             failure,
-        } = self.index.standing(rule, (name, namespace), cell)?;
-        let planned = outlook.planned();
-        shown.reason = planned.map(Word::Planned);
+        } = self.index.standing(rule, (name, namespace), copy)?;
+        shown.reason = Reason::planned(outlook);
         match failure {
             Some((reason, message)) => {
                 shown.state = State::Failed;
-                shown.reason = Some(Word::Failed(reason));
+                shown.reason = Some(Reason::Failed(reason));
                 shown.message = Some(message);
-                shown.since = cell
+                shown.since = copy
                     .failure
                     .as_ref()
                     .and_then(|failing| self.time(failing.since));
             }
             // The rule leaves this copy behind.
-            None if !wanted && planned.is_none() => return None,
+            None if !wanted && shown.reason.is_none() => return None,
             None if parsed.suspend => shown.state = State::Suspended,
             None if outlook == Outlook::Right => shown.state = State::Synced,
-            None if self.deletion.holds(rule, name, cell) => shown.state = State::Held,
+            None if self.deletion.holds(rule, name, copy) => shown.state = State::Held,
             None => {}
         }
         Some(shown)

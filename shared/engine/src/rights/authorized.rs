@@ -105,8 +105,8 @@ impl Index {
             _ = write!(message, "; and {more} more");
         }
         let reason = self
-            .grants_untold()
-            .map_or(ConditionReason::NotGranted, |untold| untold.reason);
+            .grants_unknown()
+            .map_or(ConditionReason::NotGranted, |unknown| unknown.reason);
         (!missing.is_empty()).then_some(Unauthorized { reason, message })
     }
 

@@ -18,7 +18,7 @@ use mimeo_api::Access;
 use mimeo_model::{
     condition::ConditionReason,
     grant::{self, Grant, RefusedGrant},
-    id::{RuleId, RuleKind, SlotId},
+    id::{ProjectionId, RuleId, RuleKind},
     kind::GroupKind,
     known::Known,
     refusal::Refusal,
@@ -34,7 +34,7 @@ use crate::{
     grants::Grants,
     jobs::{JobKey, Jobs},
     missing_grants::MissingGrants,
-    slot::Slot,
+    projection::Projection,
     usage::Usage,
     withdrawn::Withdrawal,
 };
@@ -53,8 +53,9 @@ pub(crate) struct Consent {
     pub(crate) targeting: BTreeMap<Box<str>, BTreeSet<Arc<RuleId>>>,
     /// Namespaces in which a copy of the `Replication` was seen since the last tidying.
     copies_in: BTreeMap<Arc<RuleId>, BTreeSet<Arc<str>>>,
-    /// Slots whose source is in another namespace than their rule, by the namespace of the source.
-    pub(crate) readers: BTreeMap<Box<str>, BTreeSet<SlotId>>,
+    /// Projections whose source is in another namespace than their rule, by the namespace of the
+    /// source.
+    pub(crate) readers: BTreeMap<Box<str>, BTreeSet<ProjectionId>>,
     /// `Replication`s with selectors in another namespace than their own, by that other namespace.
     pub(crate) selecting: BTreeMap<Box<str>, BTreeSet<Arc<RuleId>>>,
     /// The reads of namespaces that no longer grant access to some existing copies.
@@ -71,17 +72,17 @@ impl Consent {
         }
     }
 
-    pub(crate) fn add_reader(&mut self, id: SlotId, slot: &Slot) {
-        if reads_abroad(slot) {
+    pub(crate) fn add_reader(&mut self, id: ProjectionId, projection: &Projection) {
+        if reads_abroad(projection) {
             self.readers
-                .entry(slot.source.namespace.clone())
+                .entry(projection.source.namespace.clone())
                 .or_default()
                 .insert(id);
         }
     }
 
-    pub(crate) fn remove_reader(&mut self, id: SlotId, slot: &Slot) {
-        remove(&mut self.readers, &slot.source.namespace, &id);
+    pub(crate) fn remove_reader(&mut self, id: ProjectionId, projection: &Projection) {
+        remove(&mut self.readers, &projection.source.namespace, &id);
     }
 
     /// Records that a copy of the rule is in this namespace.
@@ -105,11 +106,12 @@ impl Consent {
     }
 }
 
-fn reads_abroad(slot: &Slot) -> bool {
-    slot.rule
+fn reads_abroad(projection: &Projection) -> bool {
+    projection
+        .rule
         .namespace
         .as_ref()
-        .is_some_and(|home| *home != slot.source.namespace)
+        .is_some_and(|home| *home != projection.source.namespace)
 }
 
 fn remove<T: Ord>(index: &mut BTreeMap<Box<str>, BTreeSet<T>>, namespace: &str, item: &T) {
@@ -229,7 +231,7 @@ impl Index {
 
     /// Returns why the grants of other namespaces are unknown. `None`: they are known, or not
     /// listed yet.
-    pub(crate) fn grants_untold(&self) -> Option<Unauthorized> {
+    pub(crate) fn grants_unknown(&self) -> Option<Unauthorized> {
         let unknown = |why: &str| format!("Mimeo does not know what other namespaces grant: {why}");
         match self.consent.known {
             Known::Unknown | Known::Listed(()) => None,
@@ -327,14 +329,14 @@ impl Index {
         let mut places = self.places(id);
         // In the namespaces of its sources, this rule may now protect more objects from other
         // rules, or fewer, because no source is ever written.
-        let slots = self
+        let projections = self
             .rules
             .get(id)
             .into_iter()
-            .flat_map(|state| state.slots.iter().flatten());
-        let sources = slots
-            .filter_map(|slot| self.slots.get(slot))
-            .map(|slot| &*slot.source.namespace);
+            .flat_map(|state| state.projections.iter().flatten());
+        let sources = projections
+            .filter_map(|projection| self.projections.get(projection))
+            .map(|projection| &*projection.source.namespace);
         let homes: BTreeSet<&str> = sources.collect();
         places.extend(
             homes
@@ -346,12 +348,12 @@ impl Index {
     }
 
     /// Plans again for every rule with this source. That includes rules whose selector found it,
-    /// because such a rule may have no slot for the source any more.
+    /// because such a rule may have no projection for the source any more.
     pub(crate) fn replan_rules_of_source(&mut self, source: &SourceRef) {
         let mut rules: BTreeSet<Arc<RuleId>> = self
-            .slots
+            .projections
             .of_source(source)
-            .map(|(_, slot)| slot.rule.clone())
+            .map(|(_, projection)| projection.rule.clone())
             .collect();
         rules.extend(
             source
@@ -380,13 +382,13 @@ impl Index {
             Err(refused) => return self.grant_refused(namespace, name, refused, effects),
         };
         self.consent.usage.forget_refused(namespace, name);
-        let news = (self.consent.known.is_listed()).then_some(self.now);
+        let changed = (self.consent.known.is_listed()).then_some(self.now);
         let grants = self.consent.grants.entry(namespace.into()).or_default();
         // A new status does not change the access that the grant gives. The engine itself counts
         // the `Replication`s in that status, so a count must not lead to a new plan for each of
         // them.
         let same = grants.has(name, &grant) && !grants.awaits(name);
-        let wanted = grants.put(name, grant, news);
+        let wanted = grants.put(name, grant, changed);
         if same && wanted.is_empty() {
             return self.consent.usage_changed(namespace, self.now);
         }
@@ -511,10 +513,10 @@ impl Index {
             ids.push(id.clone());
             readers.extend(
                 state
-                    .slots
+                    .projections
                     .iter()
                     .flatten()
-                    .filter(|id| self.slots.get(id).is_some_and(reads_abroad)),
+                    .filter(|id| self.projections.get(id).is_some_and(reads_abroad)),
             );
         }
         self.review_readers(readers, effects);
@@ -529,29 +531,32 @@ impl Index {
         }
     }
 
-    fn review_readers(&mut self, readers: BTreeSet<SlotId>, effects: &mut Effects) {
+    fn review_readers(&mut self, readers: BTreeSet<ProjectionId>, effects: &mut Effects) {
         let (mut changed, mut answers) = (Vec::new(), BTreeMap::new());
         for id in readers {
-            let Some(slot) = self.slots.get(&id) else {
+            let Some(projection) = self.projections.get(&id) else {
                 continue;
             };
-            let rule = slot.rule.clone();
+            let rule = projection.rule.clone();
             // The answer is the same for all targets of a rule, and for all rules of a namespace.
-            let question = (rule.namespace.clone(), slot.source.clone());
+            let question = (rule.namespace.clone(), projection.source.clone());
             let granted = *answers
                 .entry(question)
-                .or_insert_with(|| self.may_read(&rule, &slot.source));
+                .or_insert_with(|| self.may_read(&rule, &projection.source));
             self.consent.forget_missing_grants(&rule);
-            if slot.granted != granted {
+            if projection.granted != granted {
                 changed.push(id);
+            }
+            // Why a grant is missing decides whether copies go.
+            if projection.granted != granted || !granted {
                 self.replan_rule(&rule);
             }
-            if let Some(slot) = self.slots.get_mut(&id) {
-                slot.granted = granted;
+            if let Some(projection) = self.projections.get_mut(&id) {
+                projection.granted = granted;
             }
         }
         if !changed.is_empty() {
-            self.render_slots(changed, effects);
+            self.render_projections(changed, effects);
             self.demand_changed();
         }
     }

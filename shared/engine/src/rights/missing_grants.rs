@@ -19,14 +19,14 @@ use mimeo_model::{
 
 use crate::Index;
 
-/// The missing grants of a rule: for its sources, its selectors and its cells, each in the rule's
+/// The missing grants of a rule: for its sources, its selectors and its copies, each in the rule's
 /// order.
 #[derive(Clone, Debug)]
 pub(crate) struct MissingGrants {
     /// Named sources.
     sources: Vec<bool>,
     selectors: Vec<bool>,
-    cells: Vec<Option<Access>>,
+    copies: Vec<Option<Access>>,
 }
 
 impl Index {
@@ -52,7 +52,7 @@ impl Index {
             .map(|selector| !self.may_select(&rule.id, selector))
             .collect();
         let mut given = BTreeMap::new();
-        let cells = cells_of(rule, sources).map(|(namespace, index, target)| {
+        let copies = copies_of(rule, sources).map(|(namespace, index, target)| {
             let name = copy_name(target, &sources[index], namespace);
             let given = given
                 .entry(namespace)
@@ -70,11 +70,11 @@ impl Index {
                 (!given.covers(&kind, &name)).then_some(Access::Write)
             }
         });
-        let cells = cells.collect();
+        let copies = copies.collect();
         MissingGrants {
             sources: unread,
             selectors,
-            cells,
+            copies,
         }
     }
 
@@ -111,8 +111,8 @@ impl Index {
             return (vec![], 0);
         }
         let missing = all_missing(rule, sources, known);
-        if let Some(untold) = self.grants_untold().filter(|_| !missing.is_empty()) {
-            return (vec![untold.message], 0);
+        if let Some(unknown) = self.grants_unknown().filter(|_| !missing.is_empty()) {
+            return (vec![unknown.message], 0);
         }
         (
             missing
@@ -137,7 +137,7 @@ impl Index {
 
     /// Returns the copies that a rule may not have, in one namespace or in all, by namespace, kind
     /// and name. Each has the missing grant.
-    pub(crate) fn ungranted_cells<'a>(
+    pub(crate) fn ungranted_copies<'a>(
         &self,
         rule: &'a Rule,
         only: Option<&str>,
@@ -148,7 +148,7 @@ impl Index {
 
 /// Every place where a Replication wants a copy: the namespace, the index of the source, and the
 /// target. The namespace need not exist.
-fn cells_of<'a>(
+fn copies_of<'a>(
     rule: &'a Rule,
     sources: &[SourceRef],
 ) -> impl Iterator<Item = (&'a str, usize, &'a Target)> {
@@ -192,8 +192,8 @@ fn ungranted<'a>(
     known: &MissingGrants,
     only: Option<&str>,
 ) -> BTreeMap<(&'a str, &'a str, String), MissingGrant<'a>> {
-    let mut cells = BTreeMap::new();
-    for ((namespace, index, target), missing) in cells_of(rule, sources).zip(&known.cells) {
+    let mut copies = BTreeMap::new();
+    for ((namespace, index, target), missing) in copies_of(rule, sources).zip(&known.copies) {
         let Some(access) = missing.filter(|_| only.is_none_or(|only| namespace == only)) else {
             continue;
         };
@@ -210,9 +210,9 @@ fn ungranted<'a>(
                 name: Some(name.clone()),
             },
         };
-        cells.insert((namespace, &*gvk.kind, name), lack);
+        copies.insert((namespace, &*gvk.kind, name), lack);
     }
-    cells
+    copies
 }
 
 /// Returns the name of the copy. The names of a tenant's copies don't depend on labels of their

@@ -226,12 +226,14 @@ impl Index {
             .get(namespace)
             .into_iter()
             .flatten()
-            .filter_map(|id| self.slots.get(id));
+            .filter_map(|id| self.projections.get(id));
         let indices = [targeting, selecting]
             .into_iter()
             .filter_map(|index| index.get(namespace))
             .flatten();
-        indices.chain(readers.map(|slot| &slot.rule)).collect()
+        indices
+            .chain(readers.map(|projection| &projection.rule))
+            .collect()
     }
 }
 

@@ -126,8 +126,8 @@ impl Index {
     }
 
     /// Records the new selectors of a rule, or that it has none. The new findings have no effect
-    /// before the caller asks for the rule's slots. Returns the other rules with selectors that
-    /// begin or cease to count.
+    /// before the caller asks for the rule's projections. Returns the other rules with selectors
+    /// that begin or cease to count.
     pub(crate) fn replace_selectors(
         &mut self,
         id: &Arc<RuleId>,
@@ -216,10 +216,14 @@ impl Index {
         self.consent.forget_missing_grants(id);
         self.mark_status_due(id);
         if self.consent.follows.known.get(id) == Some(&known) {
+            // Why a grant is missing decides whether copies go.
+            if known.granted.contains(&false) {
+                self.replan_rule(id);
+            }
             return;
         }
         self.consent.follows.known.insert(id.clone(), known);
-        self.refit_slots(id, effects);
+        self.refit_projections(id, effects);
         self.replan_rule(id);
         self.demand_changed();
     }

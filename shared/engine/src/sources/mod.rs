@@ -14,7 +14,7 @@ use std::{collections::BTreeSet, sync::Arc};
 use serde_json::Value;
 
 use mimeo_model::{
-    id::{KindId, RuleId, RuleKind, SlotId},
+    id::{KindId, ProjectionId, RuleId, RuleKind},
     known::Decoded,
     meta::{Uid, is_copy, version},
     outcome::Unreadable,
@@ -27,10 +27,10 @@ use mimeo_model::{
 
 use crate::{
     Effects, Index, absent,
-    cell::{Cell, Reference},
     clock::Tick,
+    copy::{CopyState, Reference},
     jobs::JobKey,
-    slot::{NoRendering, Slot},
+    projection::{NoRendering, Projection},
 };
 
 /// The known state of one source.
@@ -153,9 +153,9 @@ impl Index {
         name: &str,
     ) -> bool {
         let kind = &self.kinds[kind].group_kind;
-        self.slots
+        self.projections
             .of_object(kind, namespace, name)
-            .any(|slot| slot.granted && slot.rule.kind <= by)
+            .any(|projection| projection.granted && projection.rule.kind <= by)
     }
 
     /// True if the object is a source that a rule of the kind `by` must leave alone, because a rule
@@ -163,13 +163,18 @@ impl Index {
     /// go.
     pub(crate) fn is_named(&self, by: RuleKind, kind: KindId, namespace: &str, name: &str) -> bool {
         let kind = &self.kinds[kind].group_kind;
-        let counts =
-            |slot: &Slot| slot.granted && slot.rule.kind <= by && slot.source.selector().is_none();
-        self.slots.of_object(kind, namespace, name).any(counts)
+        let counts = |projection: &Projection| {
+            projection.granted
+                && projection.rule.kind <= by
+                && projection.source.selector().is_none()
+        };
+        self.projections
+            .of_object(kind, namespace, name)
+            .any(counts)
     }
 
     /// True if a rule of a higher rank than this one names the object as its source. The same rank
-    /// decides which rule wins a cell: the wider kind of rule, then the older rule, then the name.
+    /// decides which rule wins a copy: the wider kind of rule, then the older rule, then the name.
     ///
     /// A rule that was created later never keeps a rule of its kind from a copy.
     pub(crate) fn is_named_above(
@@ -180,10 +185,12 @@ impl Index {
         name: &str,
     ) -> bool {
         let kind = &self.kinds[kind].group_kind;
-        let above = |slot: &Slot| {
-            slot.granted && slot.source.is_named() && self.precedes(&slot.rule, rule, None)
+        let above = |projection: &Projection| {
+            projection.granted
+                && projection.source.is_named()
+                && self.precedes(&projection.rule, rule, None)
         };
-        self.slots.of_object(kind, namespace, name).any(above)
+        self.projections.of_object(kind, namespace, name).any(above)
     }
 
     /// Returns the size of a source as JSON, or 0 if it was not read.
@@ -195,8 +202,12 @@ impl Index {
     }
 
     /// True if the source isn't too large for the rule.
-    pub(crate) fn has_size_for(&self, slot: &Slot) -> bool {
-        refused_size(slot.rule.kind, self.size_of_source(&slot.source)).is_none()
+    pub(crate) fn has_size_for(&self, projection: &Projection) -> bool {
+        refused_size(
+            projection.rule.kind,
+            self.size_of_source(&projection.source),
+        )
+        .is_none()
     }
 
     /// Forgets the content of a named source that is too large for all rules that name it.
@@ -204,9 +215,9 @@ impl Index {
         let too_large = source.is_named()
             && self.size_of_source(source) > MOST_BYTES
             && !self
-                .slots
+                .projections
                 .of_source(source)
-                .any(|(_, slot)| self.has_size_for(slot));
+                .any(|(_, projection)| self.has_size_for(projection));
         if let Some(SourceState::Found { object, .. }) = self.sources.get_mut(source)
             && too_large
         {
@@ -311,7 +322,7 @@ impl Index {
             effects.jobs.end(&JobKey::ReadSource(source.clone()));
         }
         if lost {
-            self.source_lost(source, was_there, &mut effects.news);
+            self.source_lost(source, was_there, &mut effects.events);
         }
     }
 
@@ -344,38 +355,46 @@ impl Index {
     }
 
     pub(crate) fn render_source(&mut self, source: &SourceRef, effects: &mut Effects) {
-        let slots = self.slots.of_source(source).map(|(id, _)| id).collect();
-        self.render_slots(slots, effects);
+        let projections = self
+            .projections
+            .of_source(source)
+            .map(|(id, _)| id)
+            .collect();
+        self.render_projections(projections, effects);
     }
 
-    /// Renders the copies of these slots again, because their sources have changed, or the
+    /// Renders the copies of these projections again, because their sources have changed, or the
     /// permission to read them.
-    pub(crate) fn render_slots(&mut self, slots: Vec<SlotId>, effects: &mut Effects) {
+    pub(crate) fn render_projections(
+        &mut self,
+        projections: Vec<ProjectionId>,
+        effects: &mut Effects,
+    ) {
         let mut touched = BTreeSet::new();
         let mut changed = BTreeSet::new();
-        let mut press = Press::default();
-        for id in slots {
-            let Some(slot) = self.slots.get_mut(&id) else {
+        let mut renderer = Renderer::default();
+        for id in projections {
+            let Some(projection) = self.projections.get_mut(&id) else {
                 continue;
             };
-            let Some(Ok(rule)) = self.rules.get(&slot.rule).map(|state| &state.rule) else {
+            let Some(Ok(rule)) = self.rules.get(&projection.rule).map(|state| &state.rule) else {
                 continue;
             };
-            let Some(target) = rule.targets.get(slot.target) else {
+            let Some(target) = rule.targets.get(projection.target) else {
                 continue;
             };
-            let Some(state) = self.sources.get(&slot.source) else {
+            let Some(state) = self.sources.get(&projection.source) else {
                 continue;
             };
-            touched.insert(slot.rule.clone());
+            touched.insert(projection.rule.clone());
             let cluster = &self.settings.cluster;
-            let rendering = press.rendering(rule, target, slot, state, cluster);
-            let same = rendering == slot.rendering;
+            let rendering = renderer.rendering(rule, target, projection, state, cluster);
+            let same = rendering == projection.rendering;
             if !same {
-                slot.reference = first_reference(self.settings.role, &rendering);
-                slot.untold = 0;
-                slot.rendering = rendering;
-                slot.renewed = Some(self.now);
+                projection.reference = first_reference(self.settings.role, &rendering);
+                projection.failed_dry_runs = 0;
+                projection.rendering = rendering;
+                projection.renewed = Some(self.now);
             }
             // If the copies don't carry the edit of the source, nothing more happens.
             if !same {
@@ -388,8 +407,8 @@ impl Index {
         }
         let concerned: BTreeSet<Arc<RuleId>> = changed
             .iter()
-            .filter_map(|id| self.slots.get(id))
-            .map(|slot| slot.rule.clone())
+            .filter_map(|id| self.projections.get(id))
+            .map(|projection| projection.rule.clone())
             .collect();
         for id in &concerned {
             self.replan_rule(id);
@@ -399,10 +418,10 @@ impl Index {
             let Some(namespace) = self.namespaces.get_mut(&name) else {
                 continue;
             };
-            let cells = namespace.cells.iter_mut();
-            cells
-                .filter(|cell| cell.want.is_some_and(|id| changed.contains(&id)))
-                .for_each(Cell::start_over);
+            let copies = namespace.copies.iter_mut();
+            copies
+                .filter(|copy| copy.want.is_some_and(|id| changed.contains(&id)))
+                .for_each(CopyState::start_over);
         }
     }
 }
@@ -415,27 +434,27 @@ pub(crate) fn first_reference(role: Role, rendering: &Result<Copies, NoRendering
     }
 }
 
-/// Renders the copies of several slots. The draft for a rule and a source is kept for the rule's
-/// next target.
+/// Renders the copies of several projections. The draft for a rule and a source is kept for the
+/// rule's next target.
 #[derive(Default)]
-pub(crate) struct Press {
+pub(crate) struct Renderer {
     last: Option<(Arc<RuleId>, SourceRef, Result<Draft, SourceRefused>)>,
     /// Copies share their common bytes.
     shared: Vec<Copies>,
 }
 
-impl Press {
-    /// Returns the copies of a slot.
+impl Renderer {
+    /// Returns the copies of a projection.
     pub(crate) fn rendering(
         &mut self,
         rule: &Rule,
         target: &Target,
-        slot: &Slot,
+        projection: &Projection,
         state: &SourceState,
         cluster: &str,
     ) -> Result<Copies, NoRendering> {
         match state {
-            _ if !slot.granted => Err(NoRendering::NotGranted),
+            _ if !projection.granted => Err(NoRendering::NotGranted),
             SourceState::Found {
                 facts:
                     Facts {
@@ -457,7 +476,7 @@ impl Press {
                 object: Some(object),
                 ..
             } => {
-                let draft = self.draft(rule, slot, object, cluster).as_ref();
+                let draft = self.draft(rule, projection, object, cluster).as_ref();
                 let copies = draft
                     .map_err(Clone::clone)
                     .and_then(|draft| draft.copies(target));
@@ -471,26 +490,26 @@ impl Press {
     fn draft(
         &mut self,
         rule: &Rule,
-        slot: &Slot,
+        projection: &Projection,
         object: &Value,
         cluster: &str,
     ) -> &Result<Draft, SourceRefused> {
         let last = self.last.take();
         if last
             .as_ref()
-            .is_some_and(|(last, ..)| *last != slot.rule && last.namespace.is_some())
+            .is_some_and(|(last, ..)| *last != projection.rule && last.namespace.is_some())
         {
             // Replications may render arbitrary bytes, so none of them are kept for other rules.
             self.shared.clear();
         }
         let (.., draft) = self.last.insert(match last {
-            Some((of, source, draft)) if of == slot.rule && source == slot.source => {
+            Some((of, source, draft)) if of == projection.rule && source == projection.source => {
                 (of, source, draft)
             }
             _ => (
-                slot.rule.clone(),
-                slot.source.clone(),
-                Draft::of(rule, &slot.source, object, cluster),
+                projection.rule.clone(),
+                projection.source.clone(),
+                Draft::of(rule, &projection.source, object, cluster),
             ),
         });
         draft

@@ -1,8 +1,8 @@
 //! The sources that the selectors of rules find. A source appears and disappears with its labels,
-//! and so do the rule's slots for it.
+//! and so do the rule's projections for it.
 //!
-//! A source that a selector no longer finds has no slot any more. Its copies still exist, but no
-//! rule wants them. Each copy names its source in an annotation. That tells whether the copy was
+//! A source that a selector no longer finds has no projection any more. Its copies still exist, but
+//! no rule wants them. Each copy names its source in an annotation. That tells whether the copy was
 //! lost with its source, even if the loss happened before this process began.
 
 use std::{
@@ -14,19 +14,19 @@ use std::{
 use serde_json::Value;
 
 use mimeo_model::{
-    id::{RuleId, RuleKind, SlotId},
+    id::{ProjectionId, RuleId, RuleKind},
     known::{Decoded, Known, Watched},
     rule::{MOST_SOURCES, Rule},
     source::{MOST_BYTES, SourceRef, SourceRefused, SourceSelector},
 };
 
 use crate::{
-    Effects, Index, Member, Members, SourceState, cell::Cell, jobs::JobKey, sources::Facts,
+    Effects, Index, Member, Members, SourceState, copy::CopyState, jobs::JobKey, sources::Facts,
 };
 
 /// The objects that one selector finds, as far as they are known.
 #[derive(Debug, Default)]
-pub(crate) struct Findings {
+pub(crate) struct SelectorState {
     /// The rules with this selector.
     pub(crate) rules: BTreeSet<Arc<RuleId>>,
     /// True if the watch of the selector is open. An event of a watch that was just closed is too
@@ -39,7 +39,7 @@ pub(crate) struct Findings {
     loose: usize,
 }
 
-impl Findings {
+impl SelectorState {
     /// The selector isn't watched any more: drops all that was found. Returns true if the selector
     /// was listed before.
     pub(crate) fn forget(&mut self) -> bool {
@@ -104,7 +104,7 @@ impl Index {
             .selectors
             .get(selector)
             .filter(|findings| !findings.watch.is_listed());
-        let few = |findings: &Findings| findings.loose < LOOSE && bytes <= MOST_BYTES;
+        let few = |findings: &SelectorState| findings.loose < LOOSE && bytes <= MOST_BYTES;
         unlisted.is_some_and(|findings| findings.is_platforms() || few(findings))
     }
 
@@ -113,15 +113,15 @@ impl Index {
         if rule.selectors.is_empty() {
             return Cow::Borrowed(&rule.sources);
         }
-        let slots = self
+        let projections = self
             .rules
             .get(&rule.id)
-            .and_then(|state| state.slots.first())
+            .and_then(|state| state.projections.first())
             .into_iter()
             .flatten();
-        slots
-            .filter_map(|slot| self.slots.get(slot))
-            .map(|slot| slot.source.clone())
+        projections
+            .filter_map(|projection| self.projections.get(projection))
+            .map(|projection| projection.source.clone())
             .collect()
     }
 
@@ -222,14 +222,15 @@ impl Index {
         name: &str,
     ) -> bool {
         let Ok(rule) = &state.rule else { return false };
-        // A quick check comes first, because this is called for every cell. Selected sources exist
+        // A quick check comes first, because this is called for every copy. Selected sources exist
         // only in the namespaces of the rule's selectors.
         let near = rule
             .selectors
             .iter()
             .any(|selector| *selector.namespace == *namespace);
-        let mut slots = self.slots.of_object(kind, namespace, name);
-        rule.is_source(kind, namespace, name) || near && slots.any(|slot| *slot.rule == rule.id)
+        let mut projections = self.projections.of_object(kind, namespace, name);
+        rule.is_source(kind, namespace, name)
+            || near && projections.any(|projection| *projection.rule == rule.id)
     }
 
     /// True if each selector of the rule is listed, or can't be listed for a known reason.
@@ -259,8 +260,8 @@ impl Index {
     }
 
     /// Returns the source that a copy names in its annotation.
-    pub(crate) fn origin(&self, cell: &Cell) -> Option<&SourceRef> {
-        cell.ours().and_then(|seen| self.origins.get(&seen.source))
+    pub(crate) fn origin(&self, copy: &CopyState) -> Option<&SourceRef> {
+        copy.ours().and_then(|seen| self.origins.get(&seen.source))
     }
 
     /// Returns whether a selector finds an object with this name. `None`: the selector is not
@@ -291,8 +292,8 @@ impl Index {
 
 impl Index {
     /// Records the state of a selector's watch. A list has all objects that exist now.
-    /// `Engine::source` shows each of them too, before or after this call. The objects that it found
-    /// before stay valid while it can't be watched.
+    /// `Engine::source` shows each of them too, before or after this call. The objects that it
+    /// found before stay valid while it can't be watched.
     pub(crate) fn selected(
         &mut self,
         selector: &SourceSelector,
@@ -326,7 +327,7 @@ impl Index {
         else {
             return;
         };
-        let mut news = findings.watch.becomes(Known::Listed(()));
+        let mut changed = findings.watch.becomes(Known::Listed(()));
         findings.loose = 0;
         let members = findings.members.relisted(found);
         let former = std::mem::replace(&mut findings.members, members);
@@ -361,7 +362,7 @@ impl Index {
         }
         for name in lost {
             self.take_source(&selector.source(&*name), None, effects);
-            news = true;
+            changed = true;
         }
         self.refit_selecting(selector, effects);
         let shown: Vec<SourceRef> = self
@@ -371,7 +372,7 @@ impl Index {
         shown
             .iter()
             .for_each(|source| self.keep_if_copied(source, effects));
-        if news {
+        if changed {
             self.replan_rules_of_selector(selector);
         }
     }
@@ -430,9 +431,9 @@ impl Index {
         if moved || self.seen_as(source) != before {
             self.refit_selecting(selector, effects);
             self.mark_statuses_due_of_selector(selector);
-            // An object that is not copied now has no slot that would cause a plan. But copies may
-            // have been made from it earlier, and may be deleted now.
-            if self.slots.of_source(source).next().is_none() {
+            // An object that is not copied now has no projection that would cause a plan. But
+            // copies may have been made from it earlier, and may be deleted now.
+            if self.projections.of_source(source).next().is_none() {
                 self.replan_rules_of_selector(selector);
             }
         }
@@ -448,9 +449,9 @@ impl Index {
             return;
         };
         let copied = self
-            .slots
+            .projections
             .of_source(source)
-            .any(|(_, slot)| slot.granted && self.has_size_for(slot));
+            .any(|(_, projection)| projection.granted && self.has_size_for(projection));
         let waits = !copied && self.has_room_till_listed(&selector, self.size_of_source(source));
         let Some(SourceState::Found { object, .. }) = self.sources.get_mut(source) else {
             return;
@@ -474,9 +475,9 @@ impl Index {
         effects.jobs.ask(JobKey::ReadSource(source.clone()));
     }
 
-    /// Gives every rule that follows the selector one slot for each of its sources, and no other.
-    /// If a found object isn't held because there was no room when the watch showed it, it is read
-    /// now.
+    /// Gives every rule that follows the selector one projection for each of its sources, and no
+    /// other. If a found object isn't held because there was no room when the watch showed it, it
+    /// is read now.
     pub(crate) fn refit_selecting(&mut self, selector: &SourceSelector, effects: &mut Effects) {
         let Some(findings) = self.selectors.get(selector) else {
             return;
@@ -492,11 +493,11 @@ impl Index {
             }
         }
         for id in self.rules_selecting(selector) {
-            self.refit_slots(&id, effects);
+            self.refit_projections(&id, effects);
         }
     }
 
-    pub(crate) fn refit_slots(&mut self, id: &Arc<RuleId>, effects: &mut Effects) {
+    pub(crate) fn refit_projections(&mut self, id: &Arc<RuleId>, effects: &mut Effects) {
         let Some((state, rule)) = self
             .rules
             .get(id)
@@ -505,33 +506,40 @@ impl Index {
             return;
         };
         let sources = self.choose(rule).sources;
-        let has = |slots: &Vec<SlotId>| {
-            slots
+        let has = |projections: &Vec<ProjectionId>| {
+            projections
                 .iter()
-                .filter_map(|slot| self.slots.get(slot))
-                .map(|slot| &slot.source)
+                .filter_map(|projection| self.projections.get(projection))
+                .map(|projection| &projection.source)
                 .eq(&sources)
         };
-        if state.slots.iter().all(has) {
+        if state.projections.iter().all(has) {
             return;
         }
         let Some((id, mut state)) = self.rules.remove_entry(id) else {
             return;
         };
         if let Ok(rule) = &state.rule {
-            let known = |slot: &SlotId| {
-                let known = self.slots.get(slot)?;
-                Some(((known.target, known.source.clone()), *slot))
+            let known = |projection: &ProjectionId| {
+                let known = self.projections.get(projection)?;
+                Some(((known.target, known.source.clone()), *projection))
             };
-            let former: BTreeMap<(usize, SourceRef), SlotId> =
-                state.slots.iter().flatten().filter_map(known).collect();
-            let slots = self.add_slots(&id, rule, &sources, &former, effects);
-            let kept: BTreeSet<&SlotId> = slots.iter().flatten().collect();
-            for ((_, source), gone) in former.iter().filter(|(_, slot)| !kept.contains(slot)) {
-                self.remove_slot(*gone);
+            let former: BTreeMap<(usize, SourceRef), ProjectionId> = state
+                .projections
+                .iter()
+                .flatten()
+                .filter_map(known)
+                .collect();
+            let projections = self.add_projections(&id, rule, &sources, &former, effects);
+            let kept: BTreeSet<&ProjectionId> = projections.iter().flatten().collect();
+            for ((_, source), gone) in former
+                .iter()
+                .filter(|(_, projection)| !kept.contains(projection))
+            {
+                self.remove_projection(*gone);
                 self.keep_if_copied(source, effects);
             }
-            state.slots = slots;
+            state.projections = projections;
             state.status.mark_due();
             effects.work.tidy_later();
         }
@@ -563,12 +571,12 @@ impl Index {
         let first = self
             .rules
             .get(id)
-            .and_then(|state| state.slots.first())
+            .and_then(|state| state.projections.first())
             .into_iter()
             .flatten();
         let sources: Vec<SourceRef> = first
-            .filter_map(|slot| self.slots.get(slot))
-            .map(|slot| slot.source.clone())
+            .filter_map(|projection| self.projections.get(projection))
+            .map(|projection| projection.source.clone())
             .collect();
         sources
             .iter()

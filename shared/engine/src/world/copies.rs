@@ -14,13 +14,13 @@ use mimeo_model::{
 
 use crate::{
     Effects, Index,
-    cell::{Cell, Content, Observation, Phase},
+    copy::{Content, CopyState, Observation, Phase},
 };
 
 impl Index {
-    /// Returns one name that all cells of a slot share, also with the events of the watch.
+    /// Returns one name that all copies of a projection share, also with the events of the watch.
     fn copy_name(&self, kind: KindId, name: &str) -> Arc<str> {
-        self.slots
+        self.projections
             .copy_name(kind, name)
             .cloned()
             .unwrap_or_else(|| name.into())
@@ -41,7 +41,7 @@ impl Index {
         let Some(kind) = self.kind_id(kind) else {
             return;
         };
-        let listing = self.kinds[kind].surveys.of(namespace).listing;
+        let listing = self.kinds[kind].watches.of(namespace).listing;
         let namespace = self.namespace_name(namespace);
         if let Some(rule) = &seen.rule {
             let rule = self.rule_name(rule);
@@ -56,15 +56,15 @@ impl Index {
                 .and_then(|all| all.get(names::SOURCE)),
         );
         let entry = self.namespaces.entry(namespace.clone()).or_default();
-        let cell = entry.cell_or_insert(kind, &name);
-        cell.listing = listing;
-        let owner = self.slots.owner(cell).cloned();
-        if !cell.show(seen) {
+        let copy = entry.copy_or_insert(kind, &name);
+        copy.listing = listing;
+        let owner = self.projections.owner(copy).cloned();
+        if !copy.show(seen) {
             return;
         }
         self.shown += 1;
-        cell.shown = self.shown;
-        cell.retry_now();
+        copy.shown = self.shown;
+        copy.retry_now();
         self.dirty.insert(namespace);
         owner.iter().for_each(|rule| self.mark_status_due(rule));
     }
@@ -90,16 +90,16 @@ impl Index {
             // A create-once copy counts as created even if it disappears before the next plan.
             self.note_created(&namespace, &mut entry, at);
             let born = entry.born;
-            let cell = &mut entry.cells[at];
+            let copy = &mut entry.copies[at];
             let version = version(meta.resource_version.as_deref());
-            let owner = self.rule_of(cell);
-            if cell.vanish(Some(uid), version) {
+            let owner = self.rule_of(copy);
+            if copy.vanish(Some(uid), version) {
                 if version < born {
                     // The object was deleted with a former namespace of the name. It never existed
                     // in this one.
-                    cell.observed = Observation::Unknown;
+                    copy.observed = Observation::Unknown;
                 }
-                cell.retry_now();
+                copy.retry_now();
                 self.dirty.insert(namespace.clone());
                 effects.work.tidy_later();
                 owner.iter().for_each(|rule| self.mark_status_due(rule));
@@ -109,8 +109,8 @@ impl Index {
     }
 }
 
-impl Cell {
-    /// Ends the pause of a cell after an event, so that its request may be sent at once.
+impl CopyState {
+    /// Ends the pause of a copy after an event, so that its request may be sent at once.
     pub(crate) fn retry_now(&mut self) {
         if self.phase == Phase::Waiting {
             self.phase = Phase::Idle;
@@ -128,7 +128,7 @@ impl Cell {
         }
     }
 
-    /// Resets the cell because other bytes are wanted here. The API server's answers about the
+    /// Resets the copy because other bytes are wanted here. The API server's answers about the
     /// former bytes don't hold for them.
     pub(crate) fn start_over(&mut self) {
         self.failure = None;

@@ -10,8 +10,8 @@ use mimeo_model::{
 };
 
 use crate::{
-    Effects, Index, RuleState, SourceState, jobs::JobKey, kinds::namespaced, select, slot::Slot,
-    survey::CopyWatch,
+    Effects, Index, RuleState, SourceState, copy_watches::CopyWatch, jobs::JobKey,
+    kinds::namespaced, projection::Projection, select,
 };
 
 /// The watches that are needed now. The driver compares them with the open watches.
@@ -47,19 +47,22 @@ impl Index {
         };
         // Kinds without a grant are not even looked up. Otherwise a tenant could cause lookups of
         // any number of kinds.
-        let read =
-            |slot: &&Slot| slot.granted && self.settings.reach.refuses(&slot.source).is_none();
-        for slot in self.slots.values().filter(read) {
-            if !demand.kinds.contains(slot.gvk()) {
-                demand.kinds.insert(slot.gvk().clone());
+        let read = |projection: &&Projection| {
+            projection.granted && self.settings.reach.refuses(&projection.source).is_none()
+        };
+        for projection in self.projections.values().filter(read) {
+            if !demand.kinds.contains(projection.gvk()) {
+                demand.kinds.insert(projection.gvk().clone());
             }
-            if let Some(resource) = self.kinds.resource(slot.gvk()) {
-                let named = slot.source.is_named();
+            if let Some(resource) = self.kinds.resource(projection.gvk()) {
+                let named = projection.source.is_named();
                 if named
-                    && rules.contains(&slot.rule.kind)
-                    && !demand.sources.contains_key(&slot.source)
+                    && rules.contains(&projection.rule.kind)
+                    && !demand.sources.contains_key(&projection.source)
                 {
-                    demand.sources.insert(slot.source.clone(), resource.clone());
+                    demand
+                        .sources
+                        .insert(projection.source.clone(), resource.clone());
                 }
                 self.demand_copies(&mut demand, resource);
             }
@@ -124,9 +127,13 @@ impl Index {
     }
 
     fn forget_unwatched(&mut self, demand: &Demand, effects: &mut Effects) {
-        self.forget_surveys(&demand.copies);
+        self.forget_watches(&demand.copies);
         self.forget_kinds(&demand.kinds);
-        let used: BTreeSet<&SourceRef> = self.slots.values().map(|slot| &slot.source).collect();
+        let used: BTreeSet<&SourceRef> = self
+            .projections
+            .values()
+            .map(|projection| &projection.source)
+            .collect();
         self.selectors
             .retain(|_, findings| !findings.rules.is_empty());
         for (selector, findings) in &mut self.selectors {
@@ -136,7 +143,7 @@ impl Index {
             .selectors
             .iter_mut()
             .filter(|(_, findings)| !findings.watched);
-        let listed = |(selector, findings): (&SourceSelector, &mut select::Findings)| {
+        let listed = |(selector, findings): (&SourceSelector, &mut select::SelectorState)| {
             findings.forget().then(|| selector.clone())
         };
         let unselected: Vec<SourceSelector> = silent.filter_map(listed).collect();

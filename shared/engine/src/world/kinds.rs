@@ -19,10 +19,10 @@ use mimeo_model::{
 
 use crate::{
     Effects, Index, RuleState,
-    cell::{Cell, Phase},
+    copy::{CopyState, Phase},
+    copy_watches::CopyWatches,
     jobs::JobKey,
-    slot::Slot,
-    survey::Surveys,
+    projection::Projection,
 };
 
 /// The kinds that rules name or that copies have.
@@ -124,7 +124,7 @@ impl ops::IndexMut<KindId> for Kinds {
 pub(crate) struct KindState {
     pub(crate) group_kind: GroupKind,
     pub(crate) note: Note,
-    pub(crate) surveys: Surveys,
+    pub(crate) watches: CopyWatches,
     /// True if a copy of the kind was lost. A pending deletion may name the kind by its number.
     pub(crate) lost: bool,
 }
@@ -148,7 +148,7 @@ impl KindState {
         Self {
             group_kind,
             note: Note::Absent,
-            surveys: Surveys::new(reach),
+            watches: CopyWatches::new(reach),
             lost: false,
         }
     }
@@ -164,7 +164,7 @@ impl KindState {
 
     /// True if every copy in the namespace has been listed.
     pub(crate) fn copies_known_in(&self, namespace: &str) -> bool {
-        self.surveys.of(namespace).watch.is_listed() || self.note == (Note::Present { fresh: true })
+        self.watches.of(namespace).watch.is_listed() || self.note == (Note::Present { fresh: true })
     }
 }
 
@@ -198,7 +198,8 @@ impl Index {
 
     /// Forgets the results of discovery for kinds that are neither served nor named by a rule.
     pub(crate) fn forget_kinds(&mut self, demanded: &BTreeSet<GroupVersionKind>) {
-        let named: BTreeSet<&GroupVersionKind> = self.slots.values().map(Slot::gvk).collect();
+        let named: BTreeSet<&GroupVersionKind> =
+            self.projections.values().map(Projection::gvk).collect();
         self.kinds.served.retain(|gvk, served| {
             served.is_listed() || demanded.contains(gvk) || named.contains(gvk)
         });
@@ -273,21 +274,21 @@ impl Index {
         let Some(id) = self.kinds.id(kind) else {
             return;
         };
-        let refused = |cell: &Cell| {
-            let reason = cell.failure.as_ref().map(|failing| failing.failure.reason);
-            cell.phase == Phase::Waiting
+        let refused = |copy: &CopyState| {
+            let reason = copy.failure.as_ref().map(|failing| failing.failure.reason);
+            copy.phase == Phase::Waiting
                 && matches!(
                     reason,
                     Some(FailureReason::Invalid | FailureReason::TooLarge)
                 )
         };
         for (name, namespace) in &mut self.namespaces {
-            for cell in namespace
-                .cells
+            for copy in namespace
+                .copies
                 .iter_mut()
-                .filter(|cell| cell.kind == id && refused(cell))
+                .filter(|copy| copy.kind == id && refused(copy))
             {
-                effects.work.put_off(name, cell, self.now + DEFINED);
+                effects.work.put_off(name, copy, self.now + DEFINED);
             }
         }
     }
@@ -356,17 +357,21 @@ impl Index {
     /// Forgets kinds that the state contains only by name. Rules may name kinds that don't exist,
     /// and each update of a rule may name others.
     fn forget_needless_kinds(&mut self) {
-        let mut needed: BTreeSet<KindId> = self.slots.values().map(|slot| slot.kind).collect();
+        let mut needed: BTreeSet<KindId> = self
+            .projections
+            .values()
+            .map(|projection| projection.kind)
+            .collect();
         needed.extend(
             self.namespaces
                 .values()
-                .flat_map(|namespace| &namespace.cells)
-                .map(|cell| cell.kind),
+                .flat_map(|namespace| &namespace.copies)
+                .map(|copy| copy.kind),
         );
         needed.extend(
             self.rules
                 .values()
-                .flat_map(|state| state.unmet.values().flatten())
+                .flat_map(|state| state.blocked.values().flatten())
                 .map(|lost| lost.kind),
         );
         let served = self

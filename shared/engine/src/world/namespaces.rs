@@ -1,4 +1,4 @@
-//! Namespaces as they appear, change and disappear, and the cells in them.
+//! Namespaces as they appear, change and disappear, and the copies in them.
 
 use std::{collections::BTreeSet, sync::Arc};
 
@@ -16,11 +16,11 @@ use mimeo_model::{
 
 use crate::{
     Effects, Index,
-    cell::{Cell, CellKey, Observation},
     clock::Tick,
+    copy::{CopyKey, CopyState, Observation},
     jobs::JobKey,
     pod_gate::Gate,
-    slot::Slots,
+    projection::Projections,
     verdict::Verdict,
     view::Ended,
     work,
@@ -45,13 +45,13 @@ pub(crate) struct Namespace {
     pub(crate) pending_label: Option<PendingLabel>,
     /// From when on this webhook replica fills the namespace.
     pub(crate) charge: Option<Tick>,
-    pub(crate) cells: Vec<Cell>,
+    pub(crate) copies: Vec<CopyState>,
     /// The create-once record: copies that were created in the namespace once, according to its
     /// annotation or to this process.
     pub(crate) created: CreatedCopies,
     /// The part of the create-once record that the annotation doesn't have yet.
     pub(crate) unrecorded: CreatedCopies,
-    /// True if a former namespace of this name was deleted. The objects in `cells` may have been
+    /// True if a former namespace of this name was deleted. The objects in `copies` may have been
     /// deleted with it.
     ended: bool,
     /// A crowded namespace isn't planned again until then.
@@ -76,12 +76,12 @@ impl Index {
             .map_or_else(|| name.into(), |(known, _)| known.clone())
     }
 
-    pub(crate) fn cell(&self, (namespace, kind, name): &CellKey) -> Option<&Cell> {
-        self.namespaces.get(namespace)?.cell(*kind, name)
+    pub(crate) fn copy(&self, (namespace, kind, name): &CopyKey) -> Option<&CopyState> {
+        self.namespaces.get(namespace)?.copy(*kind, name)
     }
 
-    pub(crate) fn cell_mut(&mut self, (namespace, kind, name): &CellKey) -> Option<&mut Cell> {
-        self.namespaces.get_mut(namespace)?.cell_mut(*kind, name)
+    pub(crate) fn copy_mut(&mut self, (namespace, kind, name): &CopyKey) -> Option<&mut CopyState> {
+        self.namespaces.get_mut(namespace)?.copy_mut(*kind, name)
     }
 }
 
@@ -112,13 +112,13 @@ impl Index {
             // objects is in it.
             rules.extend(
                 entry
-                    .cells
+                    .copies
                     .iter()
-                    .filter_map(|cell| self.slots.owner(cell).cloned()),
+                    .filter_map(|copy| self.projections.owner(copy).cloned()),
             );
-            let cells = watched(&mut effects.work, &name, entry, self.settings.role);
+            let copies = watched(&mut effects.work, &name, entry, self.settings.role);
             **entry = Namespace {
-                cells,
+                copies,
                 ended: true,
                 ..Namespace::default()
             };
@@ -126,12 +126,12 @@ impl Index {
         if std::mem::take(&mut entry.ended) {
             // The object is older than the known namespace. It is most likely a copy in the former
             // namespace, and the watch will still show its deletion.
-            for cell in entry
-                .cells
+            for copy in entry
+                .copies
                 .iter_mut()
-                .filter(|cell| cell.seen().is_some_and(|seen| seen.version < version))
+                .filter(|copy| copy.seen().is_some_and(|seen| seen.version < version))
             {
-                cell.observed = Observation::Taken(None);
+                copy.observed = Observation::Taken(None);
             }
         }
         let known = entry.uid.is_some();
@@ -154,7 +154,7 @@ impl Index {
             entry.labelled = self.now;
         }
         if changed {
-            rules.extend(fill_in_anew(entry, &name, &old, &self.slots));
+            rules.extend(fill_in_anew(entry, &name, &old, &self.projections));
         }
         entry.terminating = meta.deletion_timestamp.is_some();
         let created = meta
@@ -218,27 +218,27 @@ impl Index {
         }
         self.leave_home(&name, old.uid);
         let touched: BTreeSet<Arc<RuleId>> = old
-            .cells
+            .copies
             .iter()
-            .filter_map(|cell| self.rule_of(cell))
+            .filter_map(|copy| self.rule_of(copy))
             .collect();
         for id in &touched {
             self.mark_status_due(id);
         }
         for id in self.rules_for(&name) {
             if let Some(state) = self.rules.get_mut(&id)
-                && state.unmet.remove(&name).is_some()
+                && state.blocked.remove(&name).is_some()
             {
                 state.status.mark_due();
             }
         }
         self.review_home(&name, effects);
-        let cells = watched(&mut effects.work, &name, &mut old, self.settings.role);
-        if !cells.is_empty() {
+        let copies = watched(&mut effects.work, &name, &mut old, self.settings.role);
+        if !copies.is_empty() {
             self.namespaces.insert(
                 name,
                 Box::new(Namespace {
-                    cells,
+                    copies,
                     ended: true,
                     ..Namespace::default()
                 }),
@@ -264,29 +264,31 @@ impl Index {
 
 impl Namespace {
     pub(crate) fn position(&self, kind: KindId, name: &str) -> Result<usize, usize> {
-        self.cells
-            .binary_search_by(|cell| (cell.kind, &*cell.name).cmp(&(kind, name)))
+        self.copies
+            .binary_search_by(|copy| (copy.kind, &*copy.name).cmp(&(kind, name)))
     }
 
-    pub(crate) fn cell(&self, kind: KindId, name: &str) -> Option<&Cell> {
-        self.position(kind, name).ok().map(|at| &self.cells[at])
+    pub(crate) fn copy(&self, kind: KindId, name: &str) -> Option<&CopyState> {
+        self.position(kind, name).ok().map(|at| &self.copies[at])
     }
 
-    pub(crate) fn cell_mut(&mut self, kind: KindId, name: &str) -> Option<&mut Cell> {
-        self.position(kind, name).ok().map(|at| &mut self.cells[at])
+    pub(crate) fn copy_mut(&mut self, kind: KindId, name: &str) -> Option<&mut CopyState> {
+        self.position(kind, name)
+            .ok()
+            .map(|at| &mut self.copies[at])
     }
 
-    pub(crate) fn cell_or_insert(&mut self, kind: KindId, name: &Arc<str>) -> &mut Cell {
+    pub(crate) fn copy_or_insert(&mut self, kind: KindId, name: &Arc<str>) -> &mut CopyState {
         let at = self.position(kind, name).unwrap_or_else(|at| {
-            // There are many namespaces with few cells each. If the capacity doubled each time,
+            // There are many namespaces with few copies each. If the capacity doubled each time,
             // much of the memory would be unused.
-            if self.cells.len() == self.cells.capacity() {
-                self.cells.reserve_exact(1 + self.cells.len() / 8);
+            if self.copies.len() == self.copies.capacity() {
+                self.copies.reserve_exact(1 + self.copies.len() / 8);
             }
-            self.cells.insert(at, Cell::new(kind, name.clone()));
+            self.copies.insert(at, CopyState::new(kind, name.clone()));
             at
         });
-        &mut self.cells[at]
+        &mut self.copies[at]
     }
 
     /// Takes the create-once record from the annotation. An entry that the annotation no longer has
@@ -316,14 +318,14 @@ impl Namespace {
     }
 }
 
-/// Resets the cells that have other values in their copies after the labels changed from `old`.
+/// Resets the copies whose renderings contain other values after the labels changed from `old`.
 /// These copies are different ones now. Returns their rules: their statuses about the former
 /// copies, such as a missing value, may be out of date.
 fn fill_in_anew(
     namespace: &mut Namespace,
     name: &str,
     old: &Labels,
-    slots: &Slots,
+    projections: &Projections,
 ) -> BTreeSet<Arc<RuleId>> {
     let (before, now) = (
         Place { name, labels: old },
@@ -333,22 +335,22 @@ fn fill_in_anew(
         },
     );
     let mut rules = BTreeSet::new();
-    for cell in &mut namespace.cells {
-        let Some(slot) = cell.want.and_then(|id| slots.get(&id)) else {
+    for copy in &mut namespace.copies {
+        let Some(projection) = copy.want.and_then(|id| projections.get(&id)) else {
             continue;
         };
-        let Ok(copies) = &slot.rendering else {
+        let Ok(copies) = &projection.rendering else {
             continue;
         };
         if copies.checksum_at(before) != copies.checksum_at(now) {
-            cell.start_over();
-            rules.insert(slot.rule.clone());
+            copy.start_over();
+            rules.insert(projection.rule.clone());
         }
     }
     rules
 }
 
-/// Returns the cells of a deleted namespace that the watch of copies will report as deleted. The
+/// Returns the copies of a deleted namespace that the watch of copies will report as deleted. The
 /// watch may already have shown copies of the next namespace of that name. All other state is
 /// dropped with the namespace.
 fn watched(
@@ -356,20 +358,20 @@ fn watched(
     name: &Arc<str>,
     namespace: &mut Namespace,
     role: Role,
-) -> Vec<Cell> {
-    let mut cells = std::mem::take(&mut namespace.cells);
-    cells
+) -> Vec<CopyState> {
+    let mut copies = std::mem::take(&mut namespace.copies);
+    copies
         .iter_mut()
-        .for_each(|cell| work.remind(name, cell, None));
-    cells.retain(|cell| role == Role::Keeper && cell.seen().is_some_and(|seen| seen.labelled));
-    for cell in &mut cells {
-        cell.want = None;
-        cell.verdict = Verdict::default();
-        cell.baseline = None;
-        cell.failure = None;
-        cell.approved = None;
-        cell.stuck = false;
-        cell.proven = false;
+        .for_each(|copy| work.remind(name, copy, None));
+    copies.retain(|copy| role == Role::Keeper && copy.seen().is_some_and(|seen| seen.labelled));
+    for copy in &mut copies {
+        copy.want = None;
+        copy.verdict = Verdict::default();
+        copy.baseline = None;
+        copy.failure = None;
+        copy.approved = None;
+        copy.stuck = false;
+        copy.proven = false;
     }
-    cells
+    copies
 }

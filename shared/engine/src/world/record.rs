@@ -12,7 +12,8 @@ use mimeo_model::{
 };
 
 use crate::{
-    Effects, Index, KindState, absent::Became, jobs::JobKey, kinds::Note, slot::Slot, work::Timer,
+    Effects, Index, KindState, absent::Became, jobs::JobKey, kinds::Note, projection::Projection,
+    work::Timer,
 };
 
 /// The uids of the CRD of one kind of rule. A new uid means that the CRD was installed again, and
@@ -44,10 +45,10 @@ impl Index {
             return None;
         }
         let wanted = self
-            .slots
+            .projections
             .values()
-            .find(|slot| slot.kind == id)
-            .map(Slot::gvk);
+            .find(|projection| projection.kind == id)
+            .map(Projection::gvk);
         let served = || self.kinds.all_served().keys().find(|gvk| gvk.is_of(kind));
         wanted.or_else(served).cloned()
     }
@@ -87,7 +88,7 @@ impl Index {
             return false;
         };
         let state = &self.kinds[id];
-        let mut cells = self.namespaces.values().flat_map(|entry| &entry.cells);
+        let mut copies = self.namespaces.values().flat_map(|entry| &entry.copies);
         match state.note {
             Note::Absent => false,
             // A removal without an answer may have succeeded. Only a definite answer ends it.
@@ -95,7 +96,7 @@ impl Index {
             Note::Present { .. } => {
                 self.all_copies_listed(state)
                     && !self.wanted_kinds().contains(&id)
-                    && !cells.any(|cell| cell.kind == id && cell.needs_record())
+                    && !copies.any(|copy| copy.kind == id && copy.needs_record())
             }
         }
     }

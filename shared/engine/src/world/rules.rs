@@ -1,4 +1,4 @@
-//! Rules as they appear, change and disappear, and their slots.
+//! Rules as they appear, change and disappear, and their projections.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -6,7 +6,7 @@ use std::{
 };
 
 use mimeo_model::{
-    id::{RuleId, RuleKind, SlotId},
+    id::{ProjectionId, RuleId, RuleKind},
     kind::GroupVersionKind,
     known::{Known, Watched},
     meta::Uid,
@@ -19,14 +19,14 @@ use mimeo_model::{
 
 use crate::{
     Effects, Index, SourceState, absent,
-    cell::Reference,
     clock::Tick,
     conditions::pod_gate_active,
+    copy::Reference,
     jobs::JobKey,
     losses::LossEvent,
+    projection::{NoRendering, Projection},
     record::CrdState,
-    slot::{NoRendering, Slot},
-    sources::{Press, first_reference},
+    sources::{Renderer, first_reference},
     status::{self, Observed},
     view::Ended,
     wants, work,
@@ -43,8 +43,8 @@ pub(crate) struct Collection {
 #[derive(Debug)]
 pub(crate) struct RuleState {
     pub(crate) rule: Result<Rule, Refused>,
-    /// The slots of each target, in the order of the sources.
-    pub(crate) slots: Vec<Vec<SlotId>>,
+    /// The projections of each target, in the order of the sources.
+    pub(crate) projections: Vec<Vec<ProjectionId>>,
     /// resourceVersion at which this generation was first seen.
     pub(crate) spec_version: u64,
     pub(crate) spec_seen: Tick,
@@ -56,8 +56,8 @@ pub(crate) struct RuleState {
     /// Then every webhook replica knew the rule before a restart. The versions that replicas report
     /// since then need not prove it again.
     pub(crate) pod_gate_proven: bool,
-    /// Cells that the rule wants and cannot have, by namespace.
-    pub(crate) unmet: BTreeMap<Arc<str>, Vec<wants::Unmet>>,
+    /// Copies that the rule wants and cannot have, by namespace.
+    pub(crate) blocked: BTreeMap<Arc<str>, Vec<wants::BlockedCopy>>,
     pub(crate) status: status::Book,
     /// Number of its last change that the page shows.
     pub(crate) changed: u64,
@@ -123,31 +123,31 @@ impl Index {
             .clone()
     }
 
-    /// Forgets slots that a rule no longer has. A new slot with the same rendering keeps the field
-    /// set that was learned from writes.
-    fn retire(&mut self, old: &[SlotId], new: &[SlotId]) {
+    /// Forgets projections that a rule no longer has. A new projection with the same rendering
+    /// keeps the field set that was learned from writes.
+    fn retire(&mut self, old: &[ProjectionId], new: &[ProjectionId]) {
         for id in old {
-            let Some(gone) = self.remove_slot(*id) else {
+            let Some(gone) = self.remove_projection(*id) else {
                 continue;
             };
             for id in new {
-                if let Some(slot) = self.slots.get_mut(id)
-                    && slot.rendering.is_ok()
-                    && slot.rendering == gone.rendering
+                if let Some(projection) = self.projections.get_mut(id)
+                    && projection.rendering.is_ok()
+                    && projection.rendering == gone.rendering
                     && !matches!(gone.reference, Reference::Asked | Reference::Wanted)
                 {
-                    // The answer to a request goes to the slot that asked.
-                    slot.reference = gone.reference;
+                    // The answer to a request goes to the projection that asked.
+                    projection.reference = gone.reference;
                 }
             }
         }
     }
 
-    pub(crate) fn remove_slot(&mut self, id: SlotId) -> Option<Slot> {
-        let gone = self.slots.remove(&id)?;
+    pub(crate) fn remove_projection(&mut self, id: ProjectionId) -> Option<Projection> {
+        let gone = self.projections.remove(&id)?;
         self.consent.remove_reader(id, &gone);
-        // A source is never written. Where this was the last slot of a source, another rule may
-        // write over the object now.
+        // A source is never written. Where this was the last projection of a source, another rule
+        // may write over the object now.
         if let Some((home, _)) = self.namespaces.get_key_value(&*gone.source.namespace) {
             self.dirty.insert(home.clone());
         }
@@ -168,17 +168,24 @@ impl Index {
 
     /// Marks the statuses of all rules with this source as due.
     pub(crate) fn mark_statuses_due_of_source(&mut self, source: &SourceRef) {
-        for (_, slot) in self.slots.of_source(source) {
-            if let Some(state) = self.rules.get_mut(&slot.rule) {
+        for (_, projection) in self.projections.of_source(source) {
+            if let Some(state) = self.rules.get_mut(&projection.rule) {
                 state.status.mark_due();
             }
         }
     }
 
-    /// Marks the statuses of all rules that have such a slot as due.
-    pub(crate) fn mark_statuses_due_of_slots(&mut self, concerned: impl Fn(&Slot) -> bool) {
-        for slot in self.slots.values().filter(|slot| concerned(slot)) {
-            if let Some(state) = self.rules.get_mut(&slot.rule) {
+    /// Marks the statuses of all rules that have such a projection as due.
+    pub(crate) fn mark_statuses_due_of_projections(
+        &mut self,
+        concerned: impl Fn(&Projection) -> bool,
+    ) {
+        for projection in self
+            .projections
+            .values()
+            .filter(|projection| concerned(projection))
+        {
+            if let Some(state) = self.rules.get_mut(&projection.rule) {
                 state.status.mark_due();
             }
         }
@@ -238,7 +245,7 @@ impl Index {
         let valid = rule.as_ref().ok();
         self.forget_places(id, former);
         let shift = self.replace_selectors(id, former, valid);
-        let slots = valid.map_or_else(Vec::new, |rule| self.add_claims(id, rule, effects));
+        let projections = valid.map_or_else(Vec::new, |rule| self.add_claims(id, rule, effects));
         let version = rule.as_ref().map_or(0, |rule| rule.resource_version);
         let pod_gate_proven = rule
             .as_ref()
@@ -253,7 +260,7 @@ impl Index {
             |old| old.crd.clone(),
         );
         let mut book = old.map_or_else(status::Book::default, |old| {
-            self.retire(&old.slots.concat(), &slots.concat());
+            self.retire(&old.projections.concat(), &projections.concat());
             old.status
         });
         book.restart();
@@ -262,20 +269,20 @@ impl Index {
             id.clone(),
             RuleState {
                 rule,
-                slots,
+                projections,
                 spec_version: version,
                 spec_seen: self.now,
                 crd,
                 home: None,
                 pod_gate_proven,
-                unmet: BTreeMap::new(),
+                blocked: BTreeMap::new(),
                 status: book,
                 changed: effects.changes.next(),
             },
         );
         let valid = self.rules.get(id).and_then(RuleState::valid);
         effects
-            .news
+            .events
             .forget_sources(id, |source| valid.is_some_and(|rule| rule.may_have(source)));
         self.keep_all_copied(id, effects);
         self.follow_anew(shift, effects);
@@ -291,13 +298,13 @@ impl Index {
         self.demand_changed();
     }
 
-    /// Adds the rule's places, its sources, and a slot for each source and target.
+    /// Adds the rule's places, its sources, and a projection for each source and target.
     fn add_claims(
         &mut self,
         id: &Arc<RuleId>,
         rule: &Rule,
         effects: &mut Effects,
-    ) -> Vec<Vec<SlotId>> {
+    ) -> Vec<Vec<ProjectionId>> {
         self.learn_places(id, rule);
         for (source, object) in &rule.inline {
             self.sources
@@ -307,7 +314,7 @@ impl Index {
             self.kinds.ask(&selector.gvk);
         }
         let sources = self.choose(rule).sources;
-        self.add_slots(id, rule, &sources, &BTreeMap::new(), effects)
+        self.add_projections(id, rule, &sources, &BTreeMap::new(), effects)
     }
 
     /// Records that a rule no longer exists according to its watch.
@@ -322,10 +329,10 @@ impl Index {
         let former = old.valid();
         self.forget_places(&id, former);
         let shift = self.replace_selectors(&id, former, None);
-        self.retire(&old.slots.concat(), &[]);
+        self.retire(&old.projections.concat(), &[]);
         self.follow_anew(shift, effects);
         effects.losses.push(LossEvent::RuleGone(id.clone()));
-        effects.news.forget_sources(&id, |_| false);
+        effects.events.forget_sources(&id, |_| false);
         effects.work.tidy_later();
         let home = || self.namespaces.get(id.namespace.as_deref()?)?.uid;
         let gone = absent::Gone::seen_under(old.crd, old.home.or_else(home), self.now);
@@ -339,9 +346,9 @@ impl Index {
     ///
     /// Rules that can't be read stay valid as they were shown, and their statuses report the
     /// problem. If none was shown so far, rules of the other kind behave as if this kind were not
-    /// served. `ClusterReplication`s don't wait for Replications, because the sources of these don't
-    /// count for them. A copy's annotation names its rule. The copy is not changed before all rules
-    /// of that kind are known.
+    /// served. `ClusterReplication`s don't wait for Replications, because the sources of these
+    /// don't count for them. A copy's annotation names its rule. The copy is not changed before all
+    /// rules of that kind are known.
     pub(crate) fn rules_known(
         &mut self,
         kind: RuleKind,
@@ -374,23 +381,24 @@ impl Index {
         }
     }
 
-    /// Returns a slot for each target and each of these sources. Slots in `former` are used again.
-    pub(crate) fn add_slots(
+    /// Returns a projection for each target and each of these sources. Projections in `former` are
+    /// used again.
+    pub(crate) fn add_projections(
         &mut self,
         id: &Arc<RuleId>,
         rule: &Rule,
         sources: &[SourceRef],
-        former: &BTreeMap<(usize, SourceRef), SlotId>,
+        former: &BTreeMap<(usize, SourceRef), ProjectionId>,
         effects: &mut Effects,
-    ) -> Vec<Vec<SlotId>> {
-        let mut slots = vec![Vec::new(); rule.targets.len()];
-        let mut press = Press::default();
+    ) -> Vec<Vec<ProjectionId>> {
+        let mut projections = vec![Vec::new(); rule.targets.len()];
+        let mut renderer = Renderer::default();
         // The loop goes source by source, so that the common parts of the copies for all targets
         // are made once.
         for source in sources {
-            for (index, (target, added)) in rule.targets.iter().zip(&mut slots).enumerate() {
-                if let Some(slot) = former.get(&(index, source.clone())) {
-                    added.push(*slot);
+            for (index, (target, added)) in rule.targets.iter().zip(&mut projections).enumerate() {
+                if let Some(projection) = former.get(&(index, source.clone())) {
+                    added.push(*projection);
                     continue;
                 }
                 let Some(kind) = self.kind_id(&source.gvk.group_kind()) else {
@@ -406,10 +414,10 @@ impl Index {
                     .sources
                     .entry(source.clone())
                     .or_insert(SourceState::NotRead);
-                let Some(number) = self.slots.next_id() else {
+                let Some(number) = self.projections.next_id() else {
                     continue;
                 };
-                let mut slot = Slot {
+                let mut projection = Projection {
                     rule: id.clone(),
                     target: index,
                     source: source.clone(),
@@ -417,18 +425,19 @@ impl Index {
                     granted,
                     name: target.copy_name(source).into(),
                     reference: Reference::Unknown,
-                    untold: 0,
+                    failed_dry_runs: 0,
                     rendering: Err(NoRendering::NotRead),
                     renewed: None,
                 };
                 let cluster = &self.settings.cluster;
-                slot.rendering = press.rendering(rule, target, &slot, state, cluster);
-                slot.reference = first_reference(self.settings.role, &slot.rendering);
-                self.consent.add_reader(number, &slot);
-                self.slots.insert(number, slot);
+                projection.rendering =
+                    renderer.rendering(rule, target, &projection, state, cluster);
+                projection.reference = first_reference(self.settings.role, &projection.rendering);
+                self.consent.add_reader(number, &projection);
+                self.projections.insert(number, projection);
                 added.push(number);
             }
         }
-        slots
+        projections
     }
 }

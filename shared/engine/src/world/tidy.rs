@@ -13,11 +13,11 @@ use mimeo_model::{
     source::SourceRef,
 };
 
-use crate::{Effects, Index, cell::Phase, jobs::JobKey, kinds::Note, losses::PendingDeletions};
+use crate::{Effects, Index, copy::Phase, jobs::JobKey, kinds::Note, losses::PendingDeletions};
 
-/// With this many cells or more, tidying takes a while.
+/// With this many copies or more, tidying takes a while.
 const MANY: usize = 1024;
-/// The pause after tidying, for each cell. It is about ten times as long as the tidying took.
+/// The pause after tidying, for each copy. It is about ten times as long as the tidying took.
 const EACH: Duration = Duration::from_micros(5);
 
 impl Index {
@@ -45,25 +45,25 @@ impl Index {
         let count = self
             .namespaces
             .values()
-            .map(|namespace| namespace.cells.len())
+            .map(|namespace| namespace.copies.len())
             .sum::<usize>();
         let rest = EACH.saturating_mul(u32::try_from(count).unwrap_or(u32::MAX));
         effects.work.tidy_after = self.now + if count < MANY { Duration::ZERO } else { rest };
-        let cells = self
+        let copies = self
             .namespaces
             .iter()
-            .flat_map(|(name, namespace)| namespace.cells.iter().map(move |cell| (name, cell)));
-        for (name, cell) in cells {
-            if cell.want.is_none() && matches!(cell.phase, Phase::InFlight(_)) {
+            .flat_map(|(name, namespace)| namespace.copies.iter().map(move |copy| (name, copy)));
+        for (name, copy) in copies {
+            if copy.want.is_none() && matches!(copy.phase, Phase::InFlight(_)) {
                 // The running request may still create a copy of a rule that is gone. Its answer
                 // leads to another call.
                 return;
             }
-            if cell.needs_record() {
-                named.insert(cell.kind);
+            if copy.needs_record() {
+                named.insert(copy.kind);
             }
-            origins.extend(cell.ours().map(|seen| seen.source));
-            let Some(owner) = cell.ours().and_then(|seen| seen.rule.clone()) else {
+            origins.extend(copy.ours().map(|seen| seen.source));
+            let Some(owner) = copy.ours().and_then(|seen| seen.rule.clone()) else {
                 continue;
             };
             if owner.kind == RuleKind::Replication {
@@ -104,21 +104,21 @@ impl Index {
         let mut origins: BTreeSet<u64> = BTreeSet::new();
         self.namespaces.retain(|_, namespace| {
             namespace
-                .cells
-                .retain(|cell| cell.want.is_some() || cell.seen().is_some() || !cell.settled());
+                .copies
+                .retain(|copy| copy.want.is_some() || copy.seen().is_some() || !copy.settled());
             owners.extend(
                 namespace
-                    .cells
+                    .copies
                     .iter()
-                    .filter_map(|cell| cell.ours()?.rule.clone()),
+                    .filter_map(|copy| copy.ours()?.rule.clone()),
             );
             origins.extend(
                 namespace
-                    .cells
+                    .copies
                     .iter()
-                    .filter_map(|cell| Some(cell.ours()?.source)),
+                    .filter_map(|copy| Some(copy.ours()?.source)),
             );
-            namespace.uid.is_some() || !namespace.cells.is_empty()
+            namespace.uid.is_some() || !namespace.copies.is_empty()
         });
         self.dirty.retain(|name| self.namespaces.contains_key(name));
         self.gone

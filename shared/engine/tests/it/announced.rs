@@ -6,7 +6,7 @@ use std::{collections::BTreeSet, time::Duration};
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Status};
 use mimeo_engine::{
-    Action, Announcement, Answer, Engine, EventReason, Request, Settings, SourceRead, Task, Verb,
+    Action, Answer, Engine, EventReason, EventUpdate, Request, Settings, SourceRead, Task, Verb,
 };
 use mimeo_model::{
     id::RuleKind,
@@ -149,8 +149,8 @@ impl World {
         created
     }
 
-    fn announced(&mut self) -> Vec<Announcement> {
-        self.engine.announcements(self.now)
+    fn announced(&mut self) -> Vec<EventUpdate> {
+        self.engine.event_updates(self.now)
     }
 }
 
@@ -161,7 +161,7 @@ fn refused(reason: FailureReason) -> Outcome {
     })
 }
 
-fn kinds(announced: &[Announcement]) -> Vec<&str> {
+fn kinds(announced: &[EventUpdate]) -> Vec<&str> {
     announced
         .iter()
         .map(|one| one.regarding.kind.as_deref().unwrap())
@@ -173,7 +173,7 @@ fn a_rule_that_fails_everywhere_is_one_event_and_ten_more() {
     let mut world = World::new(Role::Keeper, 1, 5000);
     world.answer(|_| Some(refused(FailureReason::Forbidden)));
     assert_eq!(world.announced(), [], "collected for a moment");
-    let due = world.engine.announcements_due().unwrap();
+    let due = world.engine.events_due().unwrap();
     assert_eq!(due, world.now + Duration::from_secs(5));
     world.now = due;
     let announced = world.announced();
@@ -215,7 +215,7 @@ fn a_rule_that_fails_everywhere_is_one_event_and_ten_more() {
         world.wait(600);
         world.answer(|_| Some(refused(FailureReason::Forbidden)));
         assert_eq!(
-            (world.announced(), world.engine.announcements_due()),
+            (world.announced(), world.engine.events_due()),
             (vec![], None)
         );
     }
@@ -224,7 +224,7 @@ fn a_rule_that_fails_everywhere_is_one_event_and_ten_more() {
 #[test]
 fn a_topic_is_told_once_a_minute_and_continues_its_series() {
     let mut world = World::new(Role::Keeper, 1, 3);
-    let mut told: Vec<Announcement> = Vec::new();
+    let mut told: Vec<EventUpdate> = Vec::new();
     // A source that changes all the time and can never be copied.
     for second in 0..300 {
         world.source(0, &format!("type-{second}"));
@@ -294,7 +294,7 @@ fn what_has_passed_is_not_told() {
     world.answer(|_| None);
     world.wait(60);
     assert_eq!(
-        (world.announced(), world.engine.announcements_due()),
+        (world.announced(), world.engine.events_due()),
         (vec![], None)
     );
 }
@@ -305,11 +305,11 @@ fn a_hundred_failing_rules_share_what_there_is_and_each_gets_its_turn() {
     world.answer(|_| Some(refused(FailureReason::Forbidden)));
     world.wait(5);
     let mut all = world.announced();
-    let rules = |all: &[Announcement]| all.iter().filter(|one| one.related.is_none()).count();
+    let rules = |all: &[EventUpdate]| all.iter().filter(|one| one.related.is_none()).count();
     assert_eq!(all.len(), 50);
     assert!(rules(&all) >= 25, "namespaces leave room for rules");
     let begun = world.now;
-    while let Some(due) = world.engine.announcements_due() {
+    while let Some(due) = world.engine.events_due() {
         assert!(due > world.now, "nothing is due that can't be told");
         world.now = due;
         all.extend(world.announced());
@@ -384,7 +384,7 @@ fn an_edit_that_was_reverted_is_told_with_who_made_it() {
         kinds(&announced),
         ["ClusterReplication", "Secret", "Secret"]
     );
-    let word = |one: &Announcement| (one.reason.type_(), one.reason.as_str(), one.reason.action());
+    let word = |one: &EventUpdate| (one.reason.type_(), one.reason.as_str(), one.reason.action());
     assert!(
         announced
             .iter()
@@ -435,7 +435,7 @@ fn a_copy_that_was_deleted_is_told_and_one_that_lost_its_label_is_an_edit() {
     });
     world.wait(5);
     let announced = world.announced();
-    let told = |reason: EventReason| -> Vec<&Announcement> {
+    let told = |reason: EventReason| -> Vec<&EventUpdate> {
         announced
             .iter()
             .filter(|one| one.reason == reason)
@@ -452,7 +452,7 @@ fn a_copy_that_was_deleted_is_told_and_one_that_lost_its_label_is_an_edit() {
         "ClusterReplication/rule-0: Secret s0: another client deleted it, and Mimeo created it again; to remove the copy for good, have the \
          rule leave this namespace out"
     );
-    let places = |told: Vec<&Announcement>| told[1].regarding.namespace.clone().unwrap();
+    let places = |told: Vec<&EventUpdate>| told[1].regarding.namespace.clone().unwrap();
     assert_eq!(places(restored), "team-00000");
     assert_eq!(places(told(EventReason::EditReverted)), "team-00001");
 }
@@ -550,7 +550,7 @@ fn of_a_source_that_a_rule_names_no_more_nothing_is_told() {
     world
         .engine
         .rule_applied(rule.id.clone(), Ok(rule), None, world.now);
-    assert_eq!(world.engine.announcements_due(), None);
+    assert_eq!(world.engine.events_due(), None);
 }
 
 #[test]
@@ -639,7 +639,7 @@ fn only_the_reconciler_that_leads_tells_anything() {
     injector.answer(|_| Some(refused(FailureReason::Forbidden)));
     injector.wait(5);
     assert_eq!(
-        (injector.announced(), injector.engine.announcements_due()),
+        (injector.announced(), injector.engine.events_due()),
         (vec![], None)
     );
 
@@ -651,7 +651,7 @@ fn only_the_reconciler_that_leads_tells_anything() {
     standby.engine.rest(standby.now);
     standby.wait(5);
     assert_eq!(
-        (standby.announced(), standby.engine.announcements_due()),
+        (standby.announced(), standby.engine.events_due()),
         (vec![], None)
     );
 }

@@ -195,7 +195,7 @@ fn rules_and_copies_are_counted_as_their_statuses_say() {
     assert!(inside.primed && inside.informed);
     let count = |what: &str| inside.counts.get(what).copied();
     assert_eq!(
-        ["copies", "cellsIdle", "cellsWaiting", "cellsFailed"].map(count),
+        ["copies", "copiesIdle", "copiesWaiting", "copiesFailed"].map(count),
         [2, 2, 1, 1].map(Some)
     );
     let numbers = world.numbers();
@@ -398,7 +398,7 @@ fn a_secret_is_in_none_of_them() {
     world.answer(|_| None);
     let told = format!("{:?} {:?}", world.numbers(), world.engine.inside());
     assert!(
-        told.contains("cellsIdle") && !told.contains("hunter2"),
+        told.contains("copiesIdle") && !told.contains("hunter2"),
         "{told}"
     );
 }

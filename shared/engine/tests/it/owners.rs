@@ -7,7 +7,7 @@ use std::{collections::BTreeSet, time::Duration};
 
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
-use mimeo_engine::{Action, Engine, EventReason, Request, Settings, Verb, cell::Why};
+use mimeo_engine::{Action, Engine, EventReason, Request, Settings, Verb, copy::Why};
 use mimeo_model::{
     id::RuleKind,
     kind::{GroupVersionKind, Resource},
@@ -348,7 +348,7 @@ fn what_is_told_of_a_write_does_not_depend_on_whether_its_watch_or_its_answer_is
     scene.answer(&take, taken);
     let told = scene
         .engine
-        .announcements(scene.now + Duration::from_mins(1));
+        .event_updates(scene.now + Duration::from_mins(1));
     assert!(
         told.iter()
             .all(|one| one.reason != EventReason::CopyAdopted),

@@ -11,7 +11,7 @@ use std::{
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Status};
 use mimeo_api::Plan;
-use mimeo_engine::{Action, Answer, Engine, Job, Request, Settings, Task, Verb, cell::Why};
+use mimeo_engine::{Action, Answer, Engine, Job, Request, Settings, Task, Verb, copy::Why};
 use mimeo_model::{
     id::RuleKind,
     kind::{GroupVersionKind, Resource},
@@ -276,7 +276,7 @@ fn what_was_overwritten_is_a_copy() {
     scene.taken(&write);
     assert!(scene.next().is_none());
     assert!(scene.engine.notices().is_empty());
-    let told = scene.engine.announcements(NOW + Duration::from_secs(6));
+    let told = scene.engine.event_updates(NOW + Duration::from_secs(6));
     assert_eq!(
         told.iter()
             .map(|one| (one.reason.type_(), one.reason.as_str()))
@@ -772,7 +772,7 @@ fn a_suspended_rule_notes_nothing() {
     assert_eq!(scene.plan(), Plan::default());
 }
 
-/// The last queued cell of the namespace needs no request, so no answer arrives after it.
+/// The last queued copy of the namespace needs no request, so no answer arrives after it.
 #[test]
 fn what_was_created_once_is_noted_though_what_was_queued_with_it_lost_its_source() {
     let secret = |name: &str| json!({"apiVersion": "v1", "kind": "Secret", "namespace": "home", "name": name});

@@ -230,7 +230,7 @@ fn whoever_is_said_to_have_the_copy_gets_it() {
         keeper.namespace_applied(&from_value(meta).unwrap(), NOW);
         let _ = keeper.next(NOW);
         let later = NOW + Duration::from_secs(5);
-        let told = keeper.announcements(later);
+        let told = keeper.event_updates(later);
         let loser = if preview.contests[0].lost {
             "r"
         } else {

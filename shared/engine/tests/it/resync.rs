@@ -9,7 +9,7 @@ use std::{
 };
 
 use jiff::Timestamp;
-use mimeo_engine::{Action, Engine, Request, Verb, cell::Why};
+use mimeo_engine::{Action, Engine, Request, Verb, copy::Why};
 use mimeo_model::{
     kind::Resource,
     known::{Decoded, Known},

@@ -17,7 +17,7 @@ use serde_json::{Value, from_value, json};
 
 use crate::common::{primed, uid};
 
-/// An engine with one rule for some namespaces, and the objects in its cells.
+/// An engine with one rule for some namespaces, and the objects at the places of its copies.
 struct World {
     engine: Engine,
     gvk: GroupVersionKind,
@@ -236,7 +236,7 @@ fn a_mark_that_cannot_be_taken_off_is_tried_after_a_pause_that_grows() {
 }
 
 /// After a restart one dry run shows for all copies how a good one looks. If it fails, the engine
-/// doesn't send dry runs for all other cells in turn, and doesn't plan all of them each time.
+/// doesn't send dry runs for all other copies in turn, and doesn't plan all of them each time.
 #[test]
 fn a_failed_dry_run_is_followed_by_another_after_a_pause_that_grows() {
     const COPIES: usize = 100;

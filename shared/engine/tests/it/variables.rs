@@ -349,7 +349,7 @@ fn of_two_rules_that_lack_the_same_label_each_says_so() {
     assert_eq!(told(&mut world), [unset(), unset()]);
     let notes: Vec<String> = world
         .engine
-        .announcements(world.now)
+        .event_updates(world.now)
         .into_iter()
         .map(|event| event.note)
         .collect();

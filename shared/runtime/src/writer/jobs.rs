@@ -14,7 +14,7 @@ use k8s_openapi::{
 use kube::client::Body;
 use mimeo_api::names::{API_VERSION, GROUP, VERSION};
 use mimeo_engine::{
-    Announcement, GrantUpdate, GrantsRead, Home, RuleRead, SourceRead, StatusUpdate,
+    EventUpdate, GrantUpdate, GrantsRead, Home, RuleRead, SourceRead, StatusUpdate,
 };
 use mimeo_model::{
     created::CreatedCopies,
@@ -509,11 +509,11 @@ impl Writer {
     /// `reporter` is this replica's name.
     pub async fn write_event(
         &self,
-        announcement: Announcement,
+        event_update: EventUpdate,
         reporter: &str,
         at: Timestamp,
     ) -> CallResult<()> {
-        let namespace = announcement
+        let namespace = event_update
             .regarding
             .namespace
             .as_deref()
@@ -522,13 +522,13 @@ impl Writer {
             "/apis/events.k8s.io/v1/namespaces/{}/events",
             encode(namespace)
         );
-        let one = format!("{path}/{}", announcement.name);
+        let one = format!("{path}/{}", event_update.name);
         if let Some(known) = self.read_at::<Event>(&one).await? {
             // The API server accepts changes to no other field of an Event.
             let count = known
                 .series
                 .map_or(1, |series| series.count)
-                .saturating_add(announcement.count);
+                .saturating_add(event_update.count);
             let series = EventSeries {
                 count,
                 last_observed_time: MicroTime(at),
@@ -541,7 +541,7 @@ impl Writer {
                 )
                 .await;
         }
-        let event = event(announcement, reporter, at);
+        let event = event(event_update, reporter, at);
         let body = Body::from(event.to_string().into_bytes());
         self.send(call::write(Method::POST, &path, call::JSON, body))
             .await
@@ -698,15 +698,15 @@ const REPORTER: &str = "mimeo.dev/reconciler";
 /// The longest name of a reporting replica that the API server accepts.
 const LONGEST_REPORTER: usize = 128;
 
-fn event(announcement: Announcement, reporter: &str, at: Timestamp) -> Value {
-    let Announcement {
+fn event(event_update: EventUpdate, reporter: &str, at: Timestamp) -> Value {
+    let EventUpdate {
         name,
         regarding,
         related,
         reason,
         note,
         count,
-    } = announcement;
+    } = event_update;
     let reporter: String = reporter
         .chars()
         .filter(char::is_ascii)

@@ -2,7 +2,7 @@ use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{ConfigMap, ObjectReference};
 use mimeo_engine::{
-    Action, Announcement, Engine, EventReason, GrantsRead, Home, Request, RuleRead, Settings,
+    Action, Engine, EventReason, EventUpdate, GrantsRead, Home, Request, RuleRead, Settings,
     SourceRead, StatusUpdate, Task,
 };
 use mimeo_model::{
@@ -903,7 +903,7 @@ async fn a_status_is_applied_to_the_subresource() {
 
 #[tokio::test]
 async fn an_event_is_written_or_its_series_continued_and_is_tried_once() {
-    let announcement = |count| Announcement {
+    let event_update = |count| EventUpdate {
         name: "mimeo.1".into(),
         regarding: ObjectReference {
             kind: Some("Namespace".into()),
@@ -966,7 +966,7 @@ async fn an_event_is_written_or_its_series_continued_and_is_tried_once() {
         let server = Server::start(scripts).await;
         assert_eq!(
             writer(&server)
-                .write_event(announcement(count), "replica", at)
+                .write_event(event_update(count), "replica", at)
                 .await,
             want
         );

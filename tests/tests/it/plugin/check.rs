@@ -235,7 +235,7 @@ async fn each_fault_of_an_installation_is_named() -> Result<()> {
         &answer,
         &format!("CRD {name}"),
         "failed",
-        "it lacks spec.failurePolicy",
+        "fields are missing: spec.failurePolicy",
     )?;
     Ok(())
 }

@@ -70,7 +70,7 @@ async fn the_printed_grants_are_enough() -> Result<()> {
     }
     let output = grant(&scene, &["pull", "-n", &tenant.home])?;
     assert_eq!((output.code, output.stdout.as_str()), (0, ""));
-    let told = format!("Replication {name} lacks no ReplicationGrant.\n");
+    let told = format!("No ReplicationGrant is missing for Replication {name}.\n");
     assert_eq!(output.stderr, told);
     let list = grant(&scene, &[&name, "-o", "json"])?.json()?;
     assert_eq!(list["items"], json!([]));

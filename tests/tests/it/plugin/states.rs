@@ -1,16 +1,19 @@
 //! `kubectl mimeo why` in the states that other tests of the plugin don't reach: each is named with
 //! the next step.
 
-use anyhow::Result;
+use anyhow::{Context as _, Result};
 use k8s_openapi::api::core::v1::Secret;
+use kube::api::PostParams;
 use mimeo_tests::{
-    eventually,
-    scenario::{SOON, Scene, apply, create, delete, of, relabel, rule, wait_for},
+    ControlPlane, Pair, Silent, eventually,
+    scenario::{
+        SOON, Scene, Setting, apply, create, delete, forget_the_hooks, of, relabel, rule, wait_for,
+    },
     tenant::{Tenant, copying},
 };
 use serde_json::json;
 
-use super::{says, wait_state};
+use super::{run, says, wait_state};
 use crate::stages::{PLAIN as STAGE, SHIPPED};
 
 const REGISTRY: &str = "registry";
@@ -35,7 +38,7 @@ async fn deny(scene: &Scene<'_>, name: &str) -> Result<()> {
     // The API server enforces a policy some time after it was written.
     let secrets = scene.secrets(&scene.home);
     let probe: Secret = serde_json::from_value(json!({"metadata": {"name": name}}))?;
-    let params = kube::api::PostParams {
+    let params = PostParams {
         dry_run: true,
         ..Default::default()
     };
@@ -81,6 +84,116 @@ async fn a_refusal_by_the_api_server_is_told_as_it_was_answered() -> Result<()> 
     Ok(())
 }
 
+/// A status names 20 failures. The others are no less failures.
+#[tokio::test]
+async fn failures_beyond_those_that_the_status_names_are_told() -> Result<()> {
+    let scene = STAGE.scene("states-many").await?;
+    let namespaces = scene.namespaces(22).await?;
+    scene.secret(REGISTRY, &[("token", "one")]).await?;
+    let denied = format!("{}-denied", scene.tag);
+    deny(&scene, &denied).await?;
+    rule(&denied)
+        .secret(&scene.home, REGISTRY)
+        .to_label("scene", &scene.tag)
+        .named(&denied)
+        .create(&scene.client)
+        .await?;
+    scene.wait_counts(&denied, [22, 0, 22]).await?;
+    let control_plane = &scene.setting.control_plane;
+    let status = run(control_plane, None, &["status", &denied, "-o", "json"])?.json()?;
+    assert_eq!(status["rules"][0]["failed"], 22, "{status:#}");
+    let named = |state: &str| {
+        let copies = status["copies"].as_array().into_iter().flatten();
+        copies.filter(|copy| copy["state"] == state).count()
+    };
+    assert_eq!((named("AdmissionDenied"), named("Failed")), (20, 2));
+    let copies = status["copies"].as_array().into_iter().flatten();
+    let unnamed = copies.into_iter().find(|copy| copy["state"] == "Failed");
+    let namespace = unnamed.and_then(|copy| copy["namespace"].as_str());
+    let namespace = namespace.context("no copy")?;
+    assert!(namespaces.iter().any(|one| one == namespace));
+    let object = format!("{namespace}/secret/{denied}");
+    let id = format!("ClusterReplication/{denied}");
+    let answer = wait_state(&scene, &object, &id, "Failed").await?;
+    says(&answer, "message", "names 20 of 22 failures");
+    says(&answer, "message", "AdmissionDenied");
+    says(&answer, "fix", "logs deployment/mimeo-reconciler");
+    Ok(())
+}
+
+/// The rule is stored while no webhook is called.
+#[tokio::test]
+async fn a_copy_that_is_too_large_or_late_and_an_invalid_rule_are_told() -> Result<()> {
+    let quick = Pair::builder().reconciler_args(["--request-timeout", "2s"]);
+    let mut setting = Setting::start(ControlPlane::builder(), quick).await?;
+    let (client, tag, home, namespace) = {
+        let scene = setting.scene("states-own").await?;
+        let namespace = scene.namespace().await?;
+        // The annotations of an object have at most 256 KiB. Mimeo's do not fit beside these.
+        let metadata =
+            json!({"name": "large", "annotations": {"note": "a".repeat((256 << 10) - 100)}});
+        let secret = serde_json::from_value(json!({ "metadata": metadata }))?;
+        scene
+            .secrets(&scene.home)
+            .create(&PostParams::default(), &secret)
+            .await?;
+        let own = |name: &str| {
+            let rule = rule(&format!("{}-{name}", scene.tag));
+            rule.secret(&scene.home, name).to_label("scene", &scene.tag)
+        };
+        own("large").create(&scene.client).await?;
+        let object = format!("{namespace}/secret/large");
+        let id = format!("ClusterReplication/{}-large", scene.tag);
+        let answer = wait_state(&scene, &object, &id, "TooLarge").await?;
+        says(&answer, "fix", "make the source smaller");
+
+        scene.secret("late", &[("token", "one")]).await?;
+        let namespaces = std::slice::from_ref(&namespace);
+        let silent = Silent::over(&scene, namespaces, "Fail", 30).await?;
+        own("late").create(&scene.client).await?;
+        let object = format!("{namespace}/secret/late");
+        let id = format!("ClusterReplication/{}-late", scene.tag);
+        let answer = wait_state(&scene, &object, &id, "Timeout").await?;
+        says(&answer, "message", "no answer within the deadline");
+        says(&answer, "fix", "Mimeo retries");
+        silent.end().await?;
+        (
+            scene.client.clone(),
+            scene.tag.clone(),
+            scene.home.clone(),
+            namespace,
+        )
+    };
+    setting.pair.stop_webhooks().await?;
+    forget_the_hooks(&client).await?;
+    let name = format!("{tag}-late");
+    let set = json!({"annotations": {"set": {"note": "$(namespace.uid)"}}});
+    let invalid = rule(&name)
+        .secret(&home, "late")
+        .to_label("scene", &tag)
+        .set("transform", set);
+    eventually(SOON, "the rule to be stored", || async {
+        Ok(Some(invalid.replace(&client).await?))
+    })
+    .await?;
+    let scene = Scene {
+        setting: &setting,
+        client,
+        tag,
+        home,
+    };
+    let object = format!("{namespace}/secret/late");
+    let id = format!("ClusterReplication/{name}");
+    let answer = wait_state(&scene, &object, &id, "InvalidSpec").await?;
+    says(&answer, "message", "$(namespace.uid)");
+    says(
+        &answer,
+        "fix",
+        &format!("kubectl edit clusterreplication/{name}"),
+    );
+    Ok(())
+}
+
 #[tokio::test]
 async fn sources_that_are_gone_or_refused_and_copies_that_are_left_are_told() -> Result<()> {
     let scene = STAGE.scene("states-sources").await?;
@@ -106,7 +219,7 @@ async fn sources_that_are_gone_or_refused_and_copies_that_are_left_are_told() ->
     says(
         &answer,
         "fix",
-        &format!("kubectl -n {namespace} delete secret {REGISTRY}"),
+        &format!("kubectl -n {namespace} delete secret/{REGISTRY}"),
     );
 
     // Nobody can copy the token of a service account.

@@ -44,13 +44,14 @@ async fn a_copy_is_traced_to_its_rule_and_to_the_client_that_changed_it() -> Res
         copy["changedBy"][0]["fields"],
         json!(["metadata.labels.team"])
     );
-    // The plural and the group name the same kind.
-    let (code, _) = why(
-        &scene.setting.control_plane,
-        None,
-        &format!("{namespace}/secrets/{REGISTRY}"),
-    )?;
+    // The plural names the same kind.
+    let object = format!("{namespace}/secrets/{REGISTRY}");
+    let (code, _) = why(&scene.setting.control_plane, None, &object)?;
     assert_eq!(code, 0);
+    // So does the short name of any kind that the API server serves.
+    let object = format!("{namespace}/netpol/{REGISTRY}");
+    let (_, answer) = why(&scene.setting.control_plane, None, &object)?;
+    assert_eq!(answer["kind"], "NetworkPolicy");
     Ok(())
 }
 
@@ -125,7 +126,7 @@ async fn each_reason_for_a_missing_copy_is_named_with_the_next_step() -> Result<
     says(
         &answer,
         "fix",
-        &format!("kubectl -n {} get secret lost", scene.home),
+        &format!("kubectl -n {} get secret/lost", scene.home),
     );
 
     create_secret(&scene.client, &namespace, "foreign", &[("a", "b")]).await?;
@@ -252,6 +253,6 @@ async fn a_wrong_argument_is_refused_with_an_example() -> Result<()> {
     assert!(error.contains("team-blue/secret/registry"), "{error}");
     let answer = why(&scene.setting.control_plane, None, "a/gizmos/c");
     let error = format!("{:#}", answer.err().context("it is accepted")?);
-    assert!(error.contains("no rule copies objects of kind"), "{error}");
+    assert!(error.contains("kubectl api-resources"), "{error}");
     Ok(())
 }

@@ -4,7 +4,7 @@ use std::{collections::BTreeSet, time::Duration};
 
 use jiff::Timestamp;
 use mimeo_api::ClusterReplicationStatus;
-use mimeo_engine::Action;
+use mimeo_engine::{Action, Task};
 use mimeo_model::{
     known::{Decoded, Known},
     outcome::{Failure, FailureReason, Outcome, Unreadable},
@@ -12,7 +12,8 @@ use mimeo_model::{
 use serde_json::{from_value, json};
 
 use crate::grants::scene::{
-    Scene, cluster_replication, condition, copying, grant, replication, secrets, source, to, words,
+    Scene, cluster_replication, condition, copying, grant, replication, secrets, selecting, source,
+    to, words,
 };
 
 #[test]
@@ -150,6 +151,39 @@ fn labels_of_the_rules_namespace_count_when_they_change() {
     assert!(!scene.watched(&source("from", "x")));
     scene.wait(11);
     assert_eq!(scene.done(), ["delete home/x"]);
+}
+
+/// New labels of the rule's namespace end its consent, so the copy is only collected. If the owner
+/// of the source then revokes the grant as well, the copy's loss is the owner's will.
+#[test]
+fn a_grant_revoked_after_labels_have_changed_is_asked_about_at_once() {
+    for spec in [
+        copying("vault", "x", &["home"]),
+        selecting("vault", &["home"]),
+    ] {
+        let mut scene = Scene::new(&["vault"]);
+        scene.namespace("home", &json!({"team": "a"}));
+        let team = json!({"namespaceSelector": {"matchLabels": {"team": "a"}}});
+        scene.grant("vault", grant("Read", &team, &[]));
+        scene.rule(replication("home", "r", &spec));
+        if scene.watched(&source("vault", "x")) {
+            scene.show(&source("vault", "x"));
+        } else {
+            scene.find("vault", &["x"]);
+        }
+        assert_eq!(scene.done().len(), 1, "{spec}");
+        scene.namespace("home", &json!({}));
+        scene.run();
+        let task = Task::ConfirmGrants("vault".into());
+        assert_eq!(
+            (scene.asks(&task), scene.done().len()),
+            (false, 0),
+            "{spec}"
+        );
+        scene.revoke("vault", "Read");
+        assert!(scene.asks(&task), "{spec}");
+        assert_eq!(scene.engine.outdated_verdicts(), [] as [&str; 0], "{spec}");
+    }
 }
 
 #[test]
@@ -322,13 +356,13 @@ fn the_amounts_of_another_namespaces_quota_are_told_in_no_status_and_no_event() 
                     .outcome(&request.ticket, Outcome::Refused(failure), scene.now);
             }
         }
-        notes.extend(scene.engine.announcements(scene.now));
+        notes.extend(scene.engine.event_updates(scene.now));
         scene.now += Duration::from_secs(1);
     }
     let failures = scene.status(&id).failures;
     let told: Vec<&str> = notes
         .iter()
-        .map(|announcement| &*announcement.note)
+        .map(|event_update| &*event_update.note)
         .chain(failures.iter().map(|failure| &*failure.message))
         .collect();
     assert!(told.len() > 1, "{told:?}");

@@ -226,7 +226,7 @@ fn kinds_that_are_not_served_are_the_matter_of_the_rules_that_name_them() {
     );
 }
 
-/// Two kinds with the same number would share their cells and the decisions about them.
+/// Two kinds with the same number would share their copies and the decisions about them.
 #[test]
 fn there_is_an_end_to_kinds_and_those_that_nobody_needs_make_room() {
     let mut scene = Scene::new(&["home"]);

@@ -264,7 +264,7 @@ fn nothing_is_told_of_what_a_selector_may_not_find() {
         let id = scene.rule(rule.clone());
         let status: ClusterReplicationStatus = scene.status(&id);
         scene.now += std::time::Duration::from_mins(5);
-        let events = scene.engine.announcements(scene.now);
+        let events = scene.engine.event_updates(scene.now);
         let done = scene.done();
         format!(
             "{:?} {status:?} {events:?} {done:?}",

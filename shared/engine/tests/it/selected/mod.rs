@@ -630,7 +630,7 @@ fn a_kind_that_comes_later_brings_its_sources() {
     assert_eq!(world.copies(), ["one/a"]);
 }
 
-/// The lost source has no slot any more, and its rule is updated before the Event is due.
+/// The lost source has no projection any more, and its rule is updated before the Event is due.
 #[test]
 fn what_a_selector_lost_is_told_whatever_else_its_rule_comes_to_say() {
     let of = |spec: &Value| rule("r", &[labelled()], &["one"], spec);
@@ -644,7 +644,7 @@ fn what_a_selector_lost_is_told_whatever_else_its_rule_comes_to_say() {
         told.extend(
             world
                 .engine
-                .announcements(world.now)
+                .event_updates(world.now)
                 .into_iter()
                 .map(|one| one.reason.as_str()),
         );

@@ -113,7 +113,7 @@ fn the_copy_of_one_of_too_many_is_not_planned_to_go() {
     assert_eq!(world.copies.len(), 257);
 }
 
-/// The source has no slot, so only its own deletion tells that its copy must be deleted.
+/// The source has no projection, so only its own deletion tells that its copy must be deleted.
 #[test]
 fn the_copy_of_one_of_too_many_goes_with_its_source() {
     let aged = |number: usize| {
@@ -151,7 +151,7 @@ fn a_copy_that_somebody_deletes_is_not_planned_to_go_any_more() {
 }
 
 /// A world with a suspended rule and a single copy that the rule no longer wants, after a while
-/// without events. Any other cell would cause further events for the rule.
+/// without events. Any other copy would cause further events for the rule.
 fn resting() -> World {
     let mut world = World::new(vec![rule("r", &[labelled()], &["one"], &json!({}))]);
     world.listed(&[secret("a")]);

@@ -9,7 +9,7 @@ use mimeo_model::{names, role::Role};
 use super::{
     process::{Flight, Topic, What},
     server::{Key, Res},
-    spec::{Hold, Keep, RuleSpec, Select},
+    spec::{Hold, Keep, RuleSpec, Select, TEAMS},
     world::{Act, Fate, Move, World, count_writes},
 };
 
@@ -197,7 +197,7 @@ fn a_removed_label_costs_two_requests_and_no_wait() {
 /// The copy's checksum is unchanged. Only the field set of a dry run shows that another client took
 /// a field from Mimeo.
 #[test]
-fn an_edit_made_while_nothing_ran_is_found_by_one_dry_run_per_slot() {
+fn an_edit_made_while_nothing_ran_is_found_by_one_dry_run_per_projection() {
     let mut world = world(&[Role::Keeper]);
     run(
         &mut world,
@@ -288,7 +288,7 @@ fn a_forged_label_that_goes_gives_nothing_away() {
     settle(&mut world);
 }
 
-/// The cell of the dry run disappears with its namespace. The other cells must not wait for its
+/// The copy of the dry run disappears with its namespace. The other copies must not wait for its
 /// answer forever.
 #[test]
 fn a_dry_run_in_a_namespace_that_goes_holds_nobody_up() {
@@ -692,7 +692,7 @@ fn a_grace_set_after_the_loss_ends_too() {
     );
 }
 
-/// Two targets of one rule select the namespace. Both lose the same cell.
+/// Two targets of one rule select the namespace. Both lose the same copy.
 #[test]
 fn a_cell_lost_by_two_targets_is_counted_once() {
     let mut world = world(&[Role::Keeper]);
@@ -1228,4 +1228,32 @@ fn a_copy_stays_its_rules_while_that_comes_to_select_what_it_named() {
         "{}",
         world.report("taken")
     );
+}
+
+/// A copy that lost its label is read. The first read gets no answer. No write follows the second
+/// one, because the rule waits for another copy first, so the read itself ends the failure.
+#[test]
+fn a_read_that_is_answered_ends_the_failure_of_one_that_was_not() {
+    let mut world = World::new(&[Role::Keeper], 1);
+    let mut renamed = RuleSpec {
+        tier: Some(TEAMS),
+        ..RuleSpec::of(0, Select::All)
+    };
+    renamed.targets[0].renamed = true;
+    moves(
+        &mut world,
+        &[
+            Move::Act(Act::PutSource(0, "v1")),
+            Move::Act(put(0, RuleSpec::of(0, Select::All))),
+            Move::Calm(4),
+            Move::Answer(0, 0, Fate::Good),
+            Move::Act(Act::Unlabel(0)),
+            Move::Act(put(0, renamed)),
+            Move::Deliver(0, 7, 1),
+            Move::Deliver(0, 44, 2),
+            Move::Answer(0, 0, Fate::Refused),
+        ],
+    );
+    settle(&mut world);
+    world.check_rest().unwrap_or_else(|why| panic!("{why}"));
 }

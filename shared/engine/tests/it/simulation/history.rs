@@ -107,7 +107,7 @@ fn spec() -> impl Strategy<Value = RuleSpec> {
         )
 }
 
-/// The content of an object that occupies the cell of a copy.
+/// The content of an object that has the name of a copy.
 fn content() -> impl Strategy<Value = &'static str> {
     select(vec!["theirs", "v1", "v1", "copied"])
 }
@@ -223,7 +223,7 @@ pub fn foul() -> impl Strategy<Value = Vec<Move>> {
     begun(vec(one, 1..90))
 }
 
-/// Many acts in one namespace: two rules, one source, one or two cells.
+/// Many acts in one namespace: two rules, one source, one or two copies.
 fn crowded_act() -> impl Strategy<Value = Act> {
     let n = || 0..3usize;
     let place = || select(vec![1usize, 2, 2, 2]);

@@ -18,7 +18,7 @@ use super::{
     spec::{Clash, Hold, PICK, RuleSpec, SOURCES, To, carried, source_name},
 };
 
-/// The rule that wants a cell, and its source.
+/// The rule that wants a copy, and its source.
 #[derive(Clone, Debug)]
 pub struct Want {
     pub rule: String,
@@ -29,9 +29,9 @@ pub struct Want {
     /// The value of the copy's label `tier`. An error means that the namespace lacks the label from
     /// which the value is taken.
     pub tier: Result<Option<String>, ()>,
-    /// True if other rules want the cell, too.
+    /// True if other rules want the copy, too.
     pub contested: bool,
-    /// True if the cell holds the copy of a refused rule. The wishes of that rule are unknown, and
+    /// True if the object is the copy of a refused rule. The wishes of that rule are unknown, and
     /// it keeps its copies.
     pub kept: bool,
 }
@@ -52,7 +52,7 @@ pub struct Facts {
     pub masses: bool,
 }
 
-/// Returns the cells that a rule wants in a namespace, in the rule's order.
+/// Returns the copies that a rule wants in a namespace, in the rule's order.
 pub fn cells_of(
     spec: &RuleSpec,
     namespace: &str,
@@ -82,7 +82,7 @@ fn rule_of(object: &Object) -> Option<&str> {
         .strip_prefix("ClusterReplication/")
 }
 
-/// Returns the wanted cells of a namespace with their winners. Also returns the number of cells
+/// Returns the wanted copies of a namespace with their winners. Also returns the number of copies
 /// that each rule lost to another.
 pub fn wanted(
     before: &Server,
@@ -252,7 +252,7 @@ pub fn stripped(object: &Object) -> bool {
         && marks.iter().all(|mark| object.annotation(mark).is_some())
 }
 
-/// The state of one wanted cell.
+/// The state of one wanted copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum State {
     Synced,
@@ -356,7 +356,7 @@ fn becomes_ours(object: &Object, server: &Server, want: &Want) -> bool {
         && yields(object, want.spec.clash, &copy_of(source, want))
 }
 
-/// Checks one wanted cell.
+/// Checks one wanted copy.
 pub fn check_wanted(
     before: &Server,
     after: &Server,
@@ -492,7 +492,7 @@ pub fn remembers(namespace: &Object, rule: &str, key: &Key) -> bool {
         .is_some_and(|text| CreatedCopies::parse(text).contains(seed))
 }
 
-/// Checks a cell of a `CreateOnce` rule. Returns `None` if the copy is still to be created.
+/// Checks a copy of a `CreateOnce` rule. Returns `None` if the copy is still to be created.
 fn check_seed(
     before: &Server,
     after: &Server,
@@ -657,7 +657,7 @@ pub type Counts = BTreeMap<String, [i32; 3]>;
 
 /// Checks everything. Returns the numbers for the status of each rule: desired, synced, failed.
 ///
-/// `None`: everything is correct, but the owner of some cell depends on when a process read it, and
+/// `None`: everything is correct, but the owner of some copy depends on when a process read it, and
 /// so do the numbers.
 pub fn check(before: &Server, after: &Server, facts: &Facts) -> Result<Option<Counts>, String> {
     let mut counts: Counts = after

@@ -674,17 +674,17 @@ impl Process {
 
     /// Hands the result of a job to the engine, or a failure if no answer arrived.
     pub fn end_job(&mut self, job: &Job, answer: Option<Answer>, now: Tick) {
-        use mimeo_engine::Answer as Told;
+        use mimeo_engine::Answer as ReportedCopy;
         let told = match answer {
-            Some(Answer::Rule(read)) => Told::Rule(read),
-            Some(Answer::Source(Some(read))) => Told::Source(read),
-            Some(Answer::Grants(read)) => Told::Grants(read),
+            Some(Answer::Rule(read)) => ReportedCopy::Rule(read),
+            Some(Answer::Source(Some(read))) => ReportedCopy::Source(read),
+            Some(Answer::Grants(read)) => ReportedCopy::Grants(read),
             Some(Answer::Shown(object)) => {
-                Told::Object(object.map(|object| Decoded::Whole(object.json())))
+                ReportedCopy::Object(object.map(|object| Decoded::Whole(object.json())))
             }
-            Some(Answer::Written(true)) => Told::Done,
-            Some(Answer::Written(false)) => Told::Changed,
-            Some(Answer::Outcome(..) | Answer::Source(None)) | None => Told::Failed,
+            Some(Answer::Written(true)) => ReportedCopy::Done,
+            Some(Answer::Written(false)) => ReportedCopy::Changed,
+            Some(Answer::Outcome(..) | Answer::Source(None)) | None => ReportedCopy::Failed,
         };
         self.engine.answered(job, told, now);
     }
@@ -693,14 +693,14 @@ impl Process {
     /// them.
     fn announce(&mut self, clock: Duration) {
         let now = self.tick(clock);
-        let announcements = self.engine.announcements(now);
+        let event_updates = self.engine.event_updates(now);
         assert!(
-            announcements
+            event_updates
                 .iter()
                 .all(|one| one.note.len() <= 1024 && one.count > 0),
-            "{announcements:?}"
+            "{event_updates:?}"
         );
-        self.announced += announcements.len();
+        self.announced += event_updates.len();
         let most = 50 + usize::try_from(now.as_secs() / 6).expect("small");
         assert!(
             self.announced <= most,
@@ -708,7 +708,7 @@ impl Process {
             self.announced
         );
         assert!(
-            self.engine.announcements_due().is_none_or(|due| due > now),
+            self.engine.events_due().is_none_or(|due| due > now),
             "what is due is told"
         );
     }

@@ -1168,8 +1168,8 @@ fn missing(
                 .as_ref()
                 .is_some_and(|spec| held(rule, spec.hold) && sure(spec))
         };
-        // If several rules want the cell, this check does not find out which of them gets it. So
-        // the cell counts only if all of them hold pods.
+        // If several rules want the copy, this check does not find out which of them gets it. So
+        // the copy counts only if all of them hold pods.
         if !rules.iter().all(|rule| holds(rule)) {
             continue;
         }

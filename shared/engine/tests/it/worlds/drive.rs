@@ -19,7 +19,7 @@ use serde_json::{Value, json};
 
 use super::{
     carry::carry,
-    model::{Deed, Model, Plan, Told, agrees},
+    model::{Deed, Model, Plan, ReportedCopy, agrees},
     process::{Answer, CLUSTER, Flight, Process, Topic, What},
     server::{Entry, Key, Object, Res, Server, Write},
     spec::KINDS,
@@ -318,6 +318,7 @@ impl Cluster {
         let states =
             |copies: Vec<CopyView>| -> BTreeMap<(String, String), (State, Option<String>)> {
                 let state = |copy: CopyView| {
+                    let reason = copy.reason.map(|reason| reason.to_string());
                     // Only a write shows that the API server refuses it.
                     let refused = |message: String| message.starts_with("the API server answered");
                     let (state, reason) = match copy.state {
@@ -326,10 +327,10 @@ impl Cluster {
                         }
                         State::Pending => (State::Pending, None),
                         // Which of two conflicts is told first depends on what was read before.
-                        State::Failed if copy.reason.as_deref() == Some("RuleConflict") => {
+                        State::Failed if reason.as_deref() == Some("RuleConflict") => {
                             (State::Failed, Some("Conflict".into()))
                         }
-                        state => (state, copy.reason),
+                        state => (state, reason),
                     };
                     ((copy.kind, copy.name), (state, reason))
                 };
@@ -364,7 +365,7 @@ impl Cluster {
     }
 
     /// Returns the differences between the cluster and the model.
-    pub fn compare(&self, model: &Model, told: &BTreeMap<Key, Told>) -> Vec<String> {
+    pub fn compare(&self, model: &Model, told: &BTreeMap<Key, ReportedCopy>) -> Vec<String> {
         // The simulation's server has no objects that change their owner. Here the comparison shows
         // harm to them.
         let violations = self
@@ -701,7 +702,7 @@ fn misplanned(plan: &Plan, status: &ClusterReplicationStatus) -> Vec<String> {
 }
 
 /// Returns the statements in the status that differ from the model.
-fn misstatements(told: &Told, status: &ClusterReplicationStatus) -> Vec<String> {
+fn misstatements(told: &ReportedCopy, status: &ClusterReplicationStatus) -> Vec<String> {
     let mut faults = Vec::new();
     let mut reasons = Vec::new();
     if told.refused {

@@ -44,7 +44,7 @@ use std::{
 };
 
 use drive::{Cluster, Done};
-use model::{Deed, Model, Told};
+use model::{Deed, Model, ReportedCopy};
 use server::Key;
 use spec::{RuleSpec, Story};
 use tables::Coverage;
@@ -109,7 +109,9 @@ fn follow(story: &Story, coverage: &mut Coverage) -> Result<(), String> {
             faults.extend(cluster.compare_snapshot());
         }
         if let [(_, Deed::Rule(name, spec))] = &deeds[begun..]
-            && let Some(plan) = former.get(name).and_then(|told: &Told| told.plan.as_ref())
+            && let Some(plan) = former
+                .get(name)
+                .and_then(|told: &ReportedCopy| told.plan.as_ref())
             && suspended.get(name).is_some_and(|was| {
                 RuleSpec {
                     suspend: false,

@@ -58,7 +58,7 @@ enum State {
 /// The required content of a rule's status.
 #[allow(clippy::struct_excessive_bools)] // Each on its own.
 #[derive(Clone, Debug, Default)]
-pub struct Told {
+pub struct ReportedCopy {
     pub refused: bool,
     pub suspended: bool,
     /// True if a source is missing or refused.
@@ -270,7 +270,10 @@ impl Model {
 
     /// Carries out everything that follows from the actions. Returns the required status of each
     /// rule.
-    pub fn settle(&mut self, coverage: &mut Coverage) -> Result<BTreeMap<Key, Told>, Silence> {
+    pub fn settle(
+        &mut self,
+        coverage: &mut Coverage,
+    ) -> Result<BTreeMap<Key, ReportedCopy>, Silence> {
         self.steps += 1;
         // Copies can be sources of other copies, so one round may lead to another.
         for _ in 0..12 {
@@ -311,8 +314,8 @@ impl Model {
         Err("rules that feed each other")
     }
 
-    fn round(&mut self, coverage: &mut Coverage) -> Result<BTreeMap<Key, Told>, Silence> {
-        let mut told: BTreeMap<Key, Told> = BTreeMap::new();
+    fn round(&mut self, coverage: &mut Coverage) -> Result<BTreeMap<Key, ReportedCopy>, Silence> {
+        let mut told: BTreeMap<Key, ReportedCopy> = BTreeMap::new();
         let mut claims = Claims::new();
         self.chosen = self.choose_all(coverage)?;
         for (name, rule) in &self.rules {
@@ -407,7 +410,7 @@ fn counts(name: &Key, spec: &RuleSpec) -> bool {
     !render::refused(name, spec)
 }
 
-fn count(told: &mut Told, key: &Key, state: State) {
+fn count(told: &mut ReportedCopy, key: &Key, state: State) {
     told.desired += 1;
     match state {
         State::Synced => told.synced += 1,

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::{Chosen, Claims, Model, Namespace, Object, Silence, State, Told, count};
+use super::{Chosen, Claims, Model, Namespace, Object, ReportedCopy, Silence, State, count};
 use crate::worlds::{
     render::{self, Place, Withheld},
     select::selects,
@@ -19,7 +19,7 @@ impl Model {
         spec: &RuleSpec,
         Chosen { sources, .. }: &Chosen,
         claims: &mut Claims,
-        told: &mut Told,
+        told: &mut ReportedCopy,
         coverage: &mut Coverage,
     ) -> Result<bool, Silence> {
         let mut clear = true;

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::{Claims, Model, Namespace, Object, Owned, Rule, Told, is_content};
+use super::{Claims, Model, Namespace, Object, Owned, ReportedCopy, Rule, is_content};
 use crate::worlds::{
     render,
     select::Labels,
@@ -71,7 +71,7 @@ impl Model {
                     &rule.spec,
                     &chosen,
                     &mut claims,
-                    &mut Told::default(),
+                    &mut ReportedCopy::default(),
                     coverage,
                 );
             }

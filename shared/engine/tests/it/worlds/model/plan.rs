@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::{Model, Object, Told};
+use super::{Model, Object, ReportedCopy};
 use crate::worlds::{
     patch, render,
     server::Key,
@@ -95,7 +95,7 @@ impl Model {
     }
 
     /// Returns the changes that the rule made to its copies, and the copies that it could not have.
-    fn difference(&self, name: &Key, after: &Self, told: &Told) -> Plan {
+    fn difference(&self, name: &Key, after: &Self, told: &ReportedCopy) -> Plan {
         let mut plan: Plan = told
             .conflicts
             .iter()

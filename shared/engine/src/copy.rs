@@ -1,5 +1,6 @@
-//! A cell: one place for a copy, that is a kind, a namespace and a name. This file holds the
-//! observed state of a cell and the comparison that yields the next step for it.
+//! The state of one copy: everything known about the object of one kind, namespace and name that a
+//! rule wants there, or that Mimeo has written there. This file also holds the comparison of the
+//! observed object with the wanted copy, which yields the next step.
 //!
 //! Mimeo owns an object if `managedFields` has an entry of the field manager `mimeo`, or had one
 //! when this process saw the same object before. The comments call such an object Mimeo's own copy.
@@ -8,17 +9,18 @@ use std::sync::Arc;
 
 use mimeo_model::{
     choices::ConflictPolicy,
-    id::{KindId, SlotId},
+    id::{KindId, ProjectionId},
     meta::{Checksum, Seen, Uid},
     outcome::Failure,
+    words,
 };
 
 use crate::{clock::Tick, verdict::Verdict};
 
-/// The observed state of a cell.
+/// The observed state of a copy.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub enum Observation {
-    /// No request and no watch has shown the cell yet.
+    /// No request and no watch has shown the copy yet.
     #[default]
     Unknown,
     /// A quorum read found no object.
@@ -66,40 +68,40 @@ impl Baseline {
     }
 }
 
-/// Why a cell differs from its desired state, and since when without a break.
+/// Why a copy differs from its desired state, and since when without a break.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Failing {
-    /// The result of the last request about the cell, or the reason why no request was sent.
+    /// The result of the last request about the copy, or the reason why no request was sent.
     pub failure: Failure,
     /// When the failure began.
     pub since: Tick,
 }
 
-/// Namespace, kind and name of a cell.
-pub(crate) type CellKey = (Arc<str>, KindId, Arc<str>);
+/// Namespace, kind and name of a copy.
+pub(crate) type CopyKey = (Arc<str>, KindId, Arc<str>);
 
-/// One cell of one namespace. An engine may hold a hundred thousand of them, so the struct stays
+/// One copy of one namespace. An engine may hold a hundred thousand of them, so the struct stays
 /// small.
 #[allow(clippy::struct_excessive_bools)] // Facts that are true or not, each on its own.
 #[derive(Debug)]
-pub struct Cell {
+pub struct CopyState {
     /// Kind of the copy.
     pub kind: KindId,
     /// Name of the copy.
     pub name: Arc<str>,
-    /// The slot that wants a copy here. `None`: no rule wants an object here (any more).
-    pub want: Option<SlotId>,
+    /// The projection that wants the copy. `None`: no rule wants an object here (any more).
+    pub want: Option<ProjectionId>,
     /// The observed state.
     pub observed: Observation,
     /// The baseline that a later state of the object is compared with.
     pub baseline: Option<Baseline>,
     /// The failure to report, if there is one. The next request that succeeds clears it.
     pub failure: Option<Box<Failing>>,
-    /// The last decision about this cell.
+    /// The last decision about this copy.
     pub(crate) verdict: Verdict,
-    /// The progress of the requests about this cell.
+    /// The progress of the requests about this copy.
     pub phase: Phase,
-    /// True if the queue has an entry for the cell. A cell whose verdict changes meanwhile is no
+    /// True if the queue has an entry for the copy. A copy whose verdict changes meanwhile is no
     /// longer [`Phase::Queued`], and its entry stays until its turn.
     pub(crate) in_queue: bool,
     /// The end of the current pause before the next request.
@@ -139,22 +141,22 @@ pub struct Cell {
     pub repaired: u64,
 }
 
-/// The progress of the requests about a cell.
+/// The progress of the requests about a copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Phase {
-    /// No request is needed now. Either the last decision says so, or the request of another cell
+    /// No request is needed now. Either the last decision says so, or the request of another copy
     /// asks the same question.
     Idle,
-    /// The cell is in the queue.
+    /// The copy is in the queue.
     Queued,
     /// A request with this serial number is in flight.
     InFlight(u32),
-    /// The cell backs off until a timer fires or an event changes its situation.
+    /// The copy backs off until a timer fires or an event changes its situation.
     Waiting,
 }
 
-/// The next step for a cell, and its reason. The step is about the object that was observed in the
-/// cell when the step was decided. A later observation leads to another decision before a request.
+/// The next step for a copy, and its reason. The step is about the object that was observed in the
+/// copy when the step was decided. A later observation leads to another decision before a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Step {
     /// No request.
@@ -173,51 +175,52 @@ pub(crate) enum Step {
     /// Read the object.
     Look,
     /// Ask the API server, by a dry run, which fields an apply would own. One answer is enough for
-    /// all copies of a slot.
+    /// all copies of a projection.
     Learn,
     /// Delete the object.
     Delete(Why),
 }
 
-/// The reason for a write or a deletion. Logs and tests see this word.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Why {
-    /// No object existed.
-    Missing,
-    /// The copy disappeared, or lost the label that the watch selects by.
-    Vanished,
-    /// The rendering changed, because the source or the rule changed.
-    Changed,
-    /// Another client changed fields that Mimeo owns.
-    Drifted,
-    /// The object changed, but `managedFields` names no client that changed it.
-    SilentlyChanged,
-    /// The rule's resync period has passed. If the copy is correct, the request changes nothing.
-    Resync,
-    /// The object changed, and Mimeo cannot tell whether one of its own fields did.
-    Unproven,
-    /// Another client removed Mimeo's entry from `managedFields`.
-    Disowned,
-    /// Other managers own fields that Mimeo must own alone, or must remove.
-    Shared,
-    /// Another client removed the label that the watch of copies selects by.
-    LabelRemoved,
-    /// The rule was deleted.
-    RuleDeleted,
-    /// The source was deleted.
-    SourceDeleted,
-    /// The rule now wants another copy here.
-    Superseded,
-    /// The rule no longer matches the namespace.
-    Unmatched,
-    /// The API server does not allow the change in place, so Mimeo deletes the object and creates
-    /// it again.
-    Replaced,
-    /// Mimeo does not own the object, but the object was a copy already. The rule says to adopt
-    /// such objects.
-    Adopted,
-    /// Mimeo does not own the object, and the rule says to overwrite it.
-    Overwritten,
+words! {
+    /// The reason for a write or a deletion. Logs, users and tests see this word.
+    Why {
+        /// No object existed.
+        Missing,
+        /// The copy disappeared, or lost the label that the watch selects by.
+        Vanished,
+        /// The rendering changed, because the source or the rule changed.
+        Changed,
+        /// Another client changed fields that Mimeo owns.
+        Drifted,
+        /// The object changed, but `managedFields` names no client that changed it.
+        SilentlyChanged,
+        /// The rule's resync period has passed. If the copy is correct, the request changes nothing.
+        Resync,
+        /// The object changed, and Mimeo cannot tell whether one of its own fields did.
+        Unproven,
+        /// Another client removed Mimeo's entry from `managedFields`.
+        Disowned,
+        /// Other managers own fields that Mimeo must own alone, or must remove.
+        Shared,
+        /// Another client removed the label that the watch of copies selects by.
+        LabelRemoved,
+        /// The rule was deleted.
+        RuleDeleted,
+        /// The source was deleted.
+        SourceDeleted,
+        /// The rule now wants another copy here.
+        Superseded,
+        /// The rule no longer matches the namespace.
+        Unmatched,
+        /// The API server does not allow the change in place, so Mimeo deletes the object and creates
+        /// it again.
+        Replaced,
+        /// Mimeo does not own the object, but the object was a copy already. The rule says to adopt
+        /// such objects.
+        Adopted,
+        /// Mimeo does not own the object, and the rule says to overwrite it.
+        Overwritten,
+    }
 }
 
 impl Why {
@@ -232,7 +235,7 @@ impl Why {
     ];
 }
 
-/// Why a cell needs no request.
+/// Why a copy needs no request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Leave {
     /// The copy is correct.
@@ -351,8 +354,8 @@ pub enum Reference {
     Waived,
 }
 
-impl Cell {
-    /// A cell in an unknown state.
+impl CopyState {
+    /// A copy in an unknown state.
     pub fn new(kind: KindId, name: Arc<str>) -> Self {
         Self {
             kind,
@@ -381,7 +384,7 @@ impl Cell {
         }
     }
 
-    pub(crate) fn key(&self, namespace: &Arc<str>) -> CellKey {
+    pub(crate) fn key(&self, namespace: &Arc<str>) -> CopyKey {
         (namespace.clone(), self.kind, self.name.clone())
     }
 
@@ -415,7 +418,7 @@ impl Cell {
         self.seen().filter(|seen| seen.ours())
     }
 
-    /// True if the kind of the cell must stay recorded: an object with Mimeo's label or Mimeo's
+    /// True if the kind of the copy must stay recorded: an object with Mimeo's label or Mimeo's
     /// entry is here, or may be. (Before the record goes, a LIST by the label finds such objects.)
     pub fn needs_record(&self) -> bool {
         self.seen().is_some_and(|seen| seen.labelled || seen.ours())
@@ -452,7 +455,7 @@ impl Cell {
         }
     }
 
-    /// Returns the step that makes this cell hold the rendering with this checksum. If `exclusive`
+    /// Returns the step that makes this copy hold the rendering with this checksum. If `exclusive`
     /// is set, the copy may hold no other fields. `policy` says how to treat an object that Mimeo
     /// doesn't own.
     pub(crate) fn compare(
@@ -501,7 +504,7 @@ impl Cell {
         if self.stuck {
             return Step::Apply(Why::Replaced);
         }
-        if seen.claims().press(exclusive) {
+        if seen.claims().has_excess(exclusive) {
             // After a claim, the claimed fields look as if Mimeo had written them. The next process
             // has no other evidence. So Mimeo restores its own changed fields before the claim.
             return match reference {

@@ -1,6 +1,6 @@
-//! The verdict about one cell, and everything that the engine must do because of the decision. A
+//! The verdict about one copy, and everything that the engine must do because of the decision. A
 //! decision changes nothing. The plan of its namespace carries it out: [`Index::meet`] meets its
-//! needs, and the cell is queued or put to rest.
+//! needs, and the copy is queued or put to rest.
 //!
 //! Each plan stores its verdicts. Requests, the pod gate, statuses and the page read them, so these
 //! cannot disagree about a copy.
@@ -8,7 +8,7 @@
 use std::sync::Arc;
 
 use mimeo_model::{
-    id::{RuleId, SlotId},
+    id::{ProjectionId, RuleId},
     outcome::Failure,
     source::SourceRef,
 };
@@ -16,14 +16,14 @@ use mimeo_model::{
 use crate::{
     Effects, Index, Namespace, SourceState,
     absent::{Absence, Gone},
-    cell::{CellKey, Leave, Reference, Step, Why},
     clock::Tick,
+    copy::{CopyKey, Leave, Reference, Step, Why},
     jobs::JobKey,
     losses::LossEvent,
     work::Timer,
 };
 
-/// A decision about one cell.
+/// A decision about one copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Verdict {
     /// The next step.
@@ -32,10 +32,10 @@ pub(crate) struct Verdict {
     pub(crate) outlook: Outlook,
 }
 
-/// The change of a cell that the rules want. A suspended rule has an outlook, too: its status shows
+/// The change of a copy that the rules want. A suspended rule has an outlook, too: its status shows
 /// what the rule would do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Outlook {
+pub enum Outlook {
     /// The copy exists and is right, as far as is known. A copy that is compared in detail or only
     /// due for its resync counts as right until the answer shows a difference.
     Right,
@@ -89,8 +89,8 @@ pub(crate) enum Need {
     LostSource(SourceRef),
     /// Decide about the rule's copies again when the grace period of a source ends.
     GraceEnd(Arc<RuleId>, Tick),
-    /// The verdict depends on which fields a correct copy of this slot owns.
-    Reference(SlotId),
+    /// The verdict depends on which fields a correct copy of this projection owns.
+    Reference(ProjectionId),
     /// Collect the copy with the other losses of this rule.
     Loss(Arc<RuleId>, Why),
     /// Report why the copy cannot be written, if no request follows.
@@ -98,33 +98,33 @@ pub(crate) enum Need {
 }
 
 impl Index {
-    /// Decides about every cell again. Returns the cells whose stored verdict is out of date: some
-    /// change has not led to a plan of their namespace. Namespaces that wait for their next plan are
-    /// left out.
+    /// Decides about every copy again. Returns the copies whose stored verdict is out of date: some
+    /// change has not led to a plan of their namespace. Namespaces that wait for their next plan
+    /// are left out.
     pub(crate) fn outdated_verdicts(&self) -> Vec<String> {
         let planned = |name: &Arc<str>, namespace: &Namespace| {
             !self.dirty.contains(name) && !namespace.behind
         };
-        let cells = self
+        let copies = self
             .namespaces
             .iter()
             .filter(|(name, namespace)| planned(name, namespace))
             .flat_map(|(name, namespace)| {
-                let cells = namespace.cells.iter();
-                cells.map(move |cell| (name, namespace, cell))
+                let copies = namespace.copies.iter();
+                copies.map(move |copy| (name, namespace, copy))
             });
-        cells
-            .filter_map(|(name, namespace, cell)| {
-                let (now, _) = self.decide(name, namespace, cell);
-                let stored = cell.verdict;
+        copies
+            .filter_map(|(name, namespace, copy)| {
+                let (now, _) = self.decide(name, namespace, copy);
+                let stored = copy.verdict;
                 (now != stored)
-                    .then(|| format!("{name}/{}: {stored:?} has become {now:?}", cell.name))
+                    .then(|| format!("{name}/{}: {stored:?} has become {now:?}", copy.name))
             })
             .collect()
     }
 
-    /// Carries out the needs of a decision about one cell.
-    pub(crate) fn meet(&mut self, needs: Needs, cell: &CellKey, effects: &mut Effects) {
+    /// Carries out the needs of a decision about one copy.
+    pub(crate) fn meet(&mut self, needs: Needs, copy: &CopyKey, effects: &mut Effects) {
         for need in needs {
             match need {
                 Need::Absence(key, asks) => {
@@ -138,7 +138,7 @@ impl Index {
                         _ => self.absence_mut(&key),
                     };
                     if let Some(absence) = absence {
-                        absence.used(&cell.0, asks);
+                        absence.used(&copy.0, asks);
                         if asks {
                             effects.jobs.ask(key);
                         }
@@ -153,17 +153,17 @@ impl Index {
                 }
                 Need::GraceEnd(id, due) => effects.work.timer(due, Timer::Rule(id)),
                 Need::Reference(id) => {
-                    if let Some(slot) = self.slots.get_mut(&id)
-                        && slot.reference == Reference::Unknown
+                    if let Some(projection) = self.projections.get_mut(&id)
+                        && projection.reference == Reference::Unknown
                     {
-                        slot.reference = Reference::Wanted;
+                        projection.reference = Reference::Wanted;
                     }
                 }
                 // The plan reports it, once the verdict is stored.
                 Need::Failure(_) => {}
                 Need::Loss(id, why) => {
-                    self.kinds[cell.1].lost = true;
-                    effects.losses.push(LossEvent::Lost(id, cell.clone(), why));
+                    self.kinds[copy.1].lost = true;
+                    effects.losses.push(LossEvent::Lost(id, copy.clone(), why));
                 }
             }
         }

@@ -12,7 +12,7 @@ use mimeo_model::{
 
 use crate::{
     Index,
-    slot::{NoRendering, Slot},
+    projection::{NoRendering, Projection},
 };
 
 /// The reason why a copy cannot be made or written. Its `Display` is the stable word for the
@@ -41,16 +41,16 @@ impl fmt::Display for Blocked {
 }
 
 impl Index {
-    /// Returns the reason why a slot has no copies to write, if it is known. Pods need not wait for
-    /// them.
-    pub(crate) fn blocked(&self, slot: &Slot) -> Option<Blocked> {
-        if let Err(why) = self.source_kind(slot.gvk(), slot.source.home()) {
+    /// Returns the reason why a projection has no copies to write, if it is known. Pods need not
+    /// wait for them.
+    pub(crate) fn blocked(&self, projection: &Projection) -> Option<Blocked> {
+        if let Err(why) = self.source_kind(projection.gvk(), projection.source.home()) {
             return why;
         }
-        match &slot.rendering {
+        match &projection.rendering {
             Err(NoRendering::NotGranted) => Some(Blocked::Condition(ConditionReason::NotGranted)),
             Err(NoRendering::NotRead) => {
-                let why = self.unreadable.get(&slot.source).copied();
+                let why = self.unreadable.get(&projection.source).copied();
                 why.map(Blocked::Unreadable)
             }
             Err(NoRendering::SourceMissing) => {

@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use mimeo_model::{
     choices::Strategy,
-    id::{KindId, RuleId, SlotId},
+    id::{KindId, ProjectionId, RuleId},
     kind::{GroupVersionKind, Resource},
     meta::{Checksum, Seen, Uid},
     outcome::{Failure, FailureReason},
@@ -14,14 +14,14 @@ use mimeo_model::{
 
 use crate::{
     Effects, Index, Namespace,
-    cell::{Cell, CellKey, Observation, Phase, Reference, Repair, Step, Why},
     clock::Tick,
+    copy::{CopyKey, CopyState, Observation, Phase, Reference, Repair, Step, Why},
     kinds::namespaced,
-    slot::Slot,
+    projection::Projection,
     work::delay,
 };
 
-/// One request about one cell.
+/// One request about one copy.
 #[derive(Clone, Debug)]
 pub struct Request {
     /// Ties the answer to this request.
@@ -39,7 +39,7 @@ pub struct Request {
 /// Ties an answer to its request.
 #[derive(Clone, Debug)]
 pub struct Ticket {
-    /// Namespace of the cell.
+    /// Namespace of the copy.
     pub namespace: Arc<str>,
     /// Name of the copy.
     pub name: Arc<str>,
@@ -47,10 +47,11 @@ pub struct Ticket {
     pub verb: Verb,
     pub(crate) kind: KindId,
     pub(crate) serial: u32,
-    pub(crate) slot: Option<SlotId>,
+    pub(crate) projection: Option<ProjectionId>,
     /// Checksum of the written rendering.
     pub(crate) checksum: Option<Checksum>,
-    /// Checksum of the slot's copies when the request was sent. It is the same for all namespaces.
+    /// Checksum of the projection's copies when the request was sent. It is the same for all
+    /// namespaces.
     pub(crate) copies: Option<Checksum>,
     pub(crate) sent: Tick,
     /// The reason for the change. `None`: the request changes nothing.
@@ -98,9 +99,10 @@ pub(crate) const FIGHT: Duration = Duration::from_mins(1);
 
 impl Index {
     /// True if a copy may have no fields but Mimeo's (`strategy: Replace`).
-    pub(crate) fn exclusive(&self, cell: &Cell) -> bool {
-        let slot = self.slots.wanted(cell);
-        let rule = slot.and_then(|slot| self.rules.get(&slot.rule)?.rule.as_ref().ok());
+    pub(crate) fn exclusive(&self, copy: &CopyState) -> bool {
+        let projection = self.projections.wanted(copy);
+        let rule =
+            projection.and_then(|projection| self.rules.get(&projection.rule)?.rule.as_ref().ok());
         rule.is_some_and(|rule| rule.strategy == Strategy::Replace)
     }
 
@@ -125,8 +127,8 @@ impl Index {
 }
 
 impl Index {
-    /// Takes back a request that was never sent, if its cell now wants another one. Returns true in
-    /// that case. The next plan then decides about the cell.
+    /// Takes back a request that was never sent, if its copy now wants another one. Returns true in
+    /// that case. The next plan then decides about the copy.
     pub(crate) fn withdraw_outdated(&mut self, ticket: &Ticket) -> bool {
         let Some(namespace) = self.namespaces.get_mut(&ticket.namespace) else {
             return true;
@@ -134,30 +136,33 @@ impl Index {
         let Ok(at) = namespace.position(ticket.kind, &ticket.name) else {
             return true;
         };
-        let cell = &mut namespace.cells[at];
-        let verb = cell.verb().map(|(verb, _)| verb);
-        let copies = self.slots.wanted(cell).map(|slot| &slot.rendering);
+        let copy = &mut namespace.copies[at];
+        let verb = copy.verb().map(|(verb, _)| verb);
+        let copies = self
+            .projections
+            .wanted(copy)
+            .map(|projection| &projection.rendering);
         let copies = copies.and_then(|copies| copies.as_ref().ok());
-        let stands = cell.phase == Phase::InFlight(ticket.serial)
-            && cell.want == ticket.slot
+        let stands = copy.phase == Phase::InFlight(ticket.serial)
+            && copy.want == ticket.projection
             && verb == Some(ticket.verb)
             && copies.map(Copies::checksum) == ticket.copies;
         if !stands {
-            cell.phase = Phase::Idle;
-            cell.repaired = 0;
+            copy.phase = Phase::Idle;
+            copy.repaired = 0;
             self.dirty.insert(ticket.namespace.clone());
         }
         !stands
     }
 
-    /// Turns a queued cell into a request.
+    /// Turns a queued copy into a request.
     pub(crate) fn request(
         &mut self,
-        (name, kind, copy): &CellKey,
+        (name, kind, copy_name): &CopyKey,
         effects: &mut Effects,
     ) -> Option<Request> {
         let mut namespace = self.namespaces.remove(name)?;
-        let request = self.request_in(name, &mut namespace, *kind, copy, effects);
+        let request = self.request_in(name, &mut namespace, *kind, copy_name, effects);
         namespace.changed = effects.changes.next();
         self.namespaces.insert(name.clone(), namespace);
         request
@@ -168,75 +173,75 @@ impl Index {
         name: &Arc<str>,
         namespace: &mut Namespace,
         kind: KindId,
-        copy: &str,
+        copy_name: &str,
         effects: &mut Effects,
     ) -> Option<Request> {
-        let at = namespace.position(kind, copy).ok()?;
-        namespace.cells[at].in_queue = false;
-        if namespace.cells[at].phase != Phase::Queued {
+        let at = namespace.position(kind, copy_name).ok()?;
+        namespace.copies[at].in_queue = false;
+        if namespace.copies[at].phase != Phase::Queued {
             return None;
         }
         // A crowded namespace may rest although facts have changed since its last plan. The next
-        // plan queues the cell again if that is needed.
+        // plan queues the copy again if that is needed.
         let outdated = namespace.behind && {
-            let (verdict, _) = self.decide(name, namespace, &namespace.cells[at]);
-            verdict != namespace.cells[at].verdict
+            let (verdict, _) = self.decide(name, namespace, &namespace.copies[at]);
+            verdict != namespace.copies[at].verdict
         };
-        let cell = &mut namespace.cells[at];
-        cell.phase = Phase::Idle;
+        let copy = &mut namespace.copies[at];
+        copy.phase = Phase::Idle;
         if outdated {
             return None;
         }
-        let (verb, why) = cell.verb()?;
+        let (verb, why) = copy.verb()?;
         // These requests continue a repair and don't begin one. A missing label is found by the
         // first request of its repair. A claim follows an apply that showed shared fields, and an
         // apply follows each claim.
-        let begun = match cell.repair {
+        let begun = match copy.repair {
             Repair::Claimed => true,
             Repair::Begun if why == Some(Why::Shared) => true,
-            Repair::Begun | Repair::None => matches!(cell.observed, Observation::Hidden(_)),
+            Repair::Begun | Repair::None => matches!(copy.observed, Observation::Hidden(_)),
         };
-        if why.is_some_and(Why::repairs) && !begun && self.fights(name, cell, effects) {
+        if why.is_some_and(Why::repairs) && !begun && self.fights(name, copy, effects) {
             return None;
         }
-        let slot = cell.want.and_then(|id| self.slots.get_mut(&id));
-        if let (Verb::Learn(_), Some(slot)) = (verb, slot) {
-            // One answer is enough for all cells of the slot.
-            if slot.reference == Reference::Asked {
+        let projection = copy.want.and_then(|id| self.projections.get_mut(&id));
+        if let (Verb::Learn(_), Some(projection)) = (verb, projection) {
+            // One answer is enough for all copies of the projection.
+            if projection.reference == Reference::Asked {
                 return None;
             }
-            slot.reference = Reference::Asked;
+            projection.reference = Reference::Asked;
         }
-        let slot = self.slots.wanted(cell);
-        let resource = self.resource(kind, slot.map(Slot::gvk))?;
-        let copies = slot.and_then(|slot| slot.rendering.as_ref().ok());
+        let projection = self.projections.wanted(copy);
+        let resource = self.resource(kind, projection.map(Projection::gvk))?;
+        let copies = projection.and_then(|projection| projection.rendering.as_ref().ok());
         let place = Place {
             name,
             labels: &namespace.labels,
         };
         let rendering = copies.and_then(|copies| copies.rendering_at(place).ok());
-        let rule = slot
-            .map(|slot| slot.rule.clone())
-            .or_else(|| cell.ours().and_then(|seen| seen.rule.clone()));
+        let rule = projection
+            .map(|projection| projection.rule.clone())
+            .or_else(|| copy.ours().and_then(|seen| seen.rule.clone()));
         effects.work.serial = effects.work.serial.wrapping_add(1);
-        cell.phase = Phase::InFlight(effects.work.serial);
+        copy.phase = Phase::InFlight(effects.work.serial);
         let ticket = Ticket {
             namespace: name.clone(),
-            name: cell.name.clone(),
+            name: copy.name.clone(),
             verb,
             kind,
             serial: effects.work.serial,
-            slot: cell.want,
+            projection: copy.want,
             checksum: rendering.as_ref().map(|rendering| rendering.checksum),
             copies: copies.map(Copies::checksum),
             sent: self.now,
             why,
-            edit: why.filter(|why| cell.undoes_an_edit(*why)).map(|_| Edit {
-                manager: cell.seen().and_then(Seen::editor).map(Into::into),
+            edit: why.filter(|why| copy.undoes_an_edit(*why)).map(|_| Edit {
+                manager: copy.seen().and_then(Seen::editor).map(Into::into),
             }),
-            version: cell.seen().map(|seen| seen.version),
+            version: copy.seen().map(|seen| seen.version),
         };
-        let exclusive = self.exclusive(&namespace.cells[at]);
+        let exclusive = self.exclusive(&namespace.copies[at]);
         Some(Request {
             ticket,
             resource,
@@ -248,16 +253,16 @@ impl Index {
 
     /// True if this repair follows the last one so closely that another client must be undoing it.
     /// Then the repair is put off.
-    fn fights(&mut self, name: &Arc<str>, cell: &mut Cell, effects: &mut Effects) -> bool {
+    fn fights(&mut self, name: &Arc<str>, copy: &mut CopyState, effects: &mut Effects) -> bool {
         let now = u64::try_from(self.now.as_millis())
             .unwrap_or(u64::MAX)
             .max(1);
-        let last = Duration::from_millis(cell.repaired);
-        let pause = delay(&self.settings, cell.streak);
-        if cell.repaired == 0 || self.now > last + FIGHT.max(pause * 2) {
+        let last = Duration::from_millis(copy.repaired);
+        let pause = delay(&self.settings, copy.streak);
+        if copy.repaired == 0 || self.now > last + FIGHT.max(pause * 2) {
             // After a refused write the pauses keep growing, until the API server accepts the
             // write.
-            cell.streak = if cell.refused() { cell.streak } else { 0 };
+            copy.streak = if copy.refused() { copy.streak } else { 0 };
         } else {
             let due = last + pause;
             if self.now < due {
@@ -265,24 +270,24 @@ impl Index {
                                kubectl get --show-managed-fields, and stop it or have the rule leave this namespace out";
                 self.fail(
                     name,
-                    cell,
+                    copy,
                     Failure {
                         reason: FailureReason::Conflict,
                         message: message.into(),
                     },
                     effects,
                 );
-                effects.work.put_off(name, cell, due);
+                effects.work.put_off(name, copy, due);
                 return true;
             }
-            cell.streak = cell.streak.saturating_add(1);
+            copy.streak = copy.streak.saturating_add(1);
         }
-        cell.repaired = now;
+        copy.repaired = now;
         false
     }
 }
 
-impl Cell {
+impl CopyState {
     /// Returns the operation for the next step, and the reason for the change. `None`: no request.
     fn verb(&self) -> Option<(Verb, Option<Why>)> {
         let uid = self.uid();

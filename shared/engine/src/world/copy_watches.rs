@@ -37,7 +37,7 @@ impl From<GroupKind> for CopyWatch {
 
 /// The progress of one watch.
 #[derive(Debug, Default)]
-pub(crate) struct Survey {
+pub(crate) struct WatchProgress {
     /// Number of the current or last listing.
     pub(crate) listing: u8,
     pub(crate) watch: Watched,
@@ -47,40 +47,40 @@ pub(crate) struct Survey {
 
 /// The progress of the watches of one kind.
 #[derive(Debug)]
-pub(crate) enum Surveys {
+pub(crate) enum CopyWatches {
     /// One watch for all namespaces.
-    Everywhere(Survey),
+    Everywhere(WatchProgress),
     /// One watch for each namespace in reach, from its first event on. `other` stands for all other
     /// namespaces, and stays empty.
     Each {
-        places: BTreeMap<Box<str>, Survey>,
-        other: Survey,
+        places: BTreeMap<Box<str>, WatchProgress>,
+        other: WatchProgress,
     },
 }
 
-impl Surveys {
+impl CopyWatches {
     pub(crate) fn new(reach: &Reach) -> Self {
         match &reach.targets {
-            None => Self::Everywhere(Survey::default()),
+            None => Self::Everywhere(WatchProgress::default()),
             Some(_) => Self::Each {
                 places: BTreeMap::new(),
-                other: Survey::default(),
+                other: WatchProgress::default(),
             },
         }
     }
 
     /// Returns the progress of the watch that shows a namespace's copies.
-    pub(crate) fn of(&self, namespace: &str) -> &Survey {
+    pub(crate) fn of(&self, namespace: &str) -> &WatchProgress {
         match self {
-            Self::Everywhere(survey) => survey,
+            Self::Everywhere(progress) => progress,
             Self::Each { places, other } => places.get(namespace).unwrap_or(other),
         }
     }
 
     /// Returns the progress of a watch, if such a watch exists.
-    fn of_watch(&mut self, namespace: Option<&str>) -> Option<&mut Survey> {
+    fn of_watch(&mut self, namespace: Option<&str>) -> Option<&mut WatchProgress> {
         match (self, namespace) {
-            (Self::Everywhere(survey), None) => Some(survey),
+            (Self::Everywhere(progress), None) => Some(progress),
             (Self::Each { places, .. }, Some(namespace)) => {
                 Some(places.entry(namespace.into()).or_default())
             }
@@ -88,12 +88,12 @@ impl Surveys {
         }
     }
 
-    fn all(&mut self) -> Vec<(Option<&str>, &mut Survey)> {
+    fn all(&mut self) -> Vec<(Option<&str>, &mut WatchProgress)> {
         match self {
-            Self::Everywhere(survey) => vec![(None, survey)],
+            Self::Everywhere(progress) => vec![(None, progress)],
             Self::Each { places, .. } => places
                 .iter_mut()
-                .map(|(name, survey)| (Some(&**name), survey))
+                .map(|(name, progress)| (Some(&**name), progress))
                 .collect(),
         }
     }
@@ -108,29 +108,35 @@ impl Index {
         kind: &GroupKind,
     ) -> Option<(Option<&str>, Unreadable)> {
         let id = self.kinds.id(kind)?;
-        let mut surveys = self.surveys_of(rule, id).into_iter();
-        surveys.find_map(|(name, survey)| survey.watch.unreadable().map(|why| (name, why)))
+        let mut watches = self.watches_of(rule, id).into_iter();
+        watches.find_map(|(name, progress)| progress.watch.unreadable().map(|why| (name, why)))
     }
 
     /// True if every possible copy of the rule has been listed, or can't be listed.
     pub(crate) fn knows_copies_of(&self, rule: &Rule, kind: KindId) -> bool {
-        self.surveys_of(rule, kind)
-            .iter()
-            .all(|(_, survey)| survey.watch.is_listed() || survey.watch.unreadable().is_some())
+        self.watches_of(rule, kind).iter().all(|(_, progress)| {
+            progress.watch.is_listed() || progress.watch.unreadable().is_some()
+        })
     }
 
-    fn surveys_of(&self, rule: &Rule, kind: KindId) -> Vec<(Option<&str>, &Survey)> {
-        let surveys = &self.kinds[kind].surveys;
-        match (surveys, &self.settings.reach.targets) {
-            (Surveys::Each { .. }, Some(targets)) => {
+    fn watches_of(&self, rule: &Rule, kind: KindId) -> Vec<(Option<&str>, &WatchProgress)> {
+        let watches = &self.kinds[kind].watches;
+        match (watches, &self.settings.reach.targets) {
+            (CopyWatches::Each { .. }, Some(targets)) => {
                 let reached = self.reached(rule).unwrap_or_default();
                 let places = targets.iter().filter(|name| reached.contains(*name));
                 places
-                    .map(|name| (Some(&**name), surveys.of(name)))
+                    .map(|name| (Some(&**name), watches.of(name)))
                     .collect()
             }
-            (Surveys::Everywhere(survey) | Surveys::Each { other: survey, .. }, _) => {
-                vec![(None, survey)]
+            (
+                CopyWatches::Everywhere(progress)
+                | CopyWatches::Each {
+                    other: progress, ..
+                },
+                _,
+            ) => {
+                vec![(None, progress)]
             }
         }
     }
@@ -209,16 +215,16 @@ impl Index {
     }
 
     /// Resets the progress of watches that are no longer open.
-    pub(crate) fn forget_surveys(&mut self, watched: &BTreeMap<CopyWatch, Resource>) {
+    pub(crate) fn forget_watches(&mut self, watched: &BTreeMap<CopyWatch, Resource>) {
         for (_, kind) in self.kinds.iter_mut() {
             let KindState {
                 group_kind,
                 note,
-                surveys,
+                watches,
                 ..
             } = kind;
             let mut any = false;
-            for (namespace, survey) in surveys.all() {
+            for (namespace, progress) in watches.all() {
                 let watch = CopyWatch {
                     kind: group_kind.clone(),
                     namespace: namespace.map(Into::into),
@@ -226,7 +232,7 @@ impl Index {
                 let kept = watched.contains_key(&watch);
                 any |= kept;
                 if !kept {
-                    survey.watch = Watched::default();
+                    progress.watch = Watched::default();
                 }
             }
             if !any && *note == (Note::Present { fresh: true }) {
@@ -237,15 +243,15 @@ impl Index {
 
     /// True if every possible copy of the kind has been listed.
     pub(crate) fn all_copies_listed(&self, kind: &KindState) -> bool {
-        match &kind.surveys {
-            Surveys::Everywhere(survey) => survey.watch.is_listed(),
-            Surveys::Each { .. } => {
+        match &kind.watches {
+            CopyWatches::Everywhere(progress) => progress.watch.is_listed(),
+            CopyWatches::Each { .. } => {
                 let places = self.watched_places();
                 self.namespaces_listed
                     && places
                         .iter()
                         .flatten()
-                        .all(|name| kind.surveys.of(name).watch.is_listed())
+                        .all(|name| kind.watches.of(name).watch.is_listed())
             }
         }
     }
@@ -254,24 +260,25 @@ impl Index {
 impl Index {
     /// Records that a listing of copies begins.
     pub(crate) fn copies_listing(&mut self, watch: &CopyWatch) {
-        if let Some(survey) = self.survey(watch) {
-            survey.listing = survey.listing.wrapping_add(1);
+        if let Some(progress) = self.watch_progress(watch) {
+            progress.listing = progress.listing.wrapping_add(1);
         }
     }
 
-    /// Records the state of a watch of copies. A list has a resourceVersion. Copies that the listing
-    /// didn't show were absent then. Copies seen so far stay known while they can't be watched.
+    /// Records the state of a watch of copies. A list has a resourceVersion. Copies that the
+    /// listing didn't show were absent then. Copies seen so far stay known while they can't be
+    /// watched.
     pub(crate) fn copies_known(&mut self, watch: &CopyWatch, known: Known<u64>) {
         let Some(id) = self.kind_id(&watch.kind) else {
             return;
         };
-        let Some(survey) = self.survey(watch) else {
+        let Some(progress) = self.watch_progress(watch) else {
             return;
         };
-        let unreadable = survey.watch.unreadable();
-        survey.watch.becomes(known);
-        if survey.watch.unreadable() != unreadable {
-            self.mark_statuses_due_of_slots(|slot| slot.kind == id);
+        let unreadable = progress.watch.unreadable();
+        progress.watch.becomes(known);
+        if progress.watch.unreadable() != unreadable {
+            self.mark_statuses_due_of_projections(|projection| projection.kind == id);
         }
         if let Known::Listed(at) = known {
             self.copies_listed(watch, id, at);
@@ -279,23 +286,23 @@ impl Index {
     }
 
     fn copies_listed(&mut self, watch: &CopyWatch, id: KindId, at: u64) {
-        let Some(survey) = self.survey(watch) else {
+        let Some(progress) = self.watch_progress(watch) else {
             return;
         };
-        survey.listed_at = at;
-        let listing = survey.listing;
+        progress.listed_at = at;
+        let listing = progress.listing;
         let shown = |name: &str| watch.namespace.as_deref().is_none_or(|only| only == name);
         let mut owners = BTreeSet::new();
         for (_, entry) in self.namespaces.iter_mut().filter(|(name, _)| shown(name)) {
-            for cell in entry
-                .cells
+            for copy in entry
+                .copies
                 .iter_mut()
-                .filter(|cell| cell.kind == id && cell.listing != listing)
+                .filter(|copy| copy.kind == id && copy.listing != listing)
             {
                 // A write by Mimeo may be newer than the listing.
-                let owner = self.slots.owner(cell).cloned();
-                if cell.vanish(None, at) {
-                    cell.retry_now();
+                let owner = self.projections.owner(copy).cloned();
+                if copy.vanish(None, at) {
+                    copy.retry_now();
                     owners.extend(owner);
                 }
             }
@@ -304,8 +311,8 @@ impl Index {
         self.replan_all();
     }
 
-    fn survey(&mut self, watch: &CopyWatch) -> Option<&mut Survey> {
+    fn watch_progress(&mut self, watch: &CopyWatch) -> Option<&mut WatchProgress> {
         let id = self.kind_id(&watch.kind)?;
-        self.kinds[id].surveys.of_watch(watch.namespace.as_deref())
+        self.kinds[id].watches.of_watch(watch.namespace.as_deref())
     }
 }

@@ -11,81 +11,64 @@ use mimeo_model::{id::RuleId, meta::Seen, role::Role, source::SourceRef};
 use crate::{
     Index, Namespace, RuleState, SourceState,
     absent::HowGone,
-    cell::{Cell, Leave, Observation, Step, Why},
+    copy::{CopyState, Leave, Why},
     fate::{Fate, is_replacement},
-    slot::{NoRendering, Slot},
-    verdict::{Need, Needs, Outlook, Verdict},
+    projection::{NoRendering, Projection},
+    verdict::{Need, Needs},
 };
 
-impl Index {
-    /// Returns the verdict about a cell that no rule wants (any more).
-    pub(crate) fn decide_unwanted(
-        &self,
-        name: &Arc<str>,
-        namespace: &Namespace,
-        cell: &Cell,
-        needs: &mut Needs,
-    ) -> Verdict {
-        if matches!(cell.observed, Observation::Taken(_)) && self.settings.role == Role::Keeper {
-            return Verdict {
-                step: Step::Look,
-                ..Verdict::default()
-            };
-        }
-        let Some(id) = cell.ours().and_then(|seen| seen.rule.as_ref()) else {
-            return Verdict::default();
-        };
-        let fate = self.fate(name, namespace, cell);
-        let outlook = if fate.goes() {
-            Outlook::Delete
-        } else {
-            Outlook::Open
-        };
-        let step = self.decide_fate(fate, id, (name, namespace), cell, needs);
-        Verdict { step, outlook }
-    }
+/// Whether Mimeo may delete a copy now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum MayGo {
+    /// Yes, for this reason.
+    Yes(Why),
+    /// A fact is missing: how the rule, the source or the grant disappeared, or whether the copy
+    /// that replaces this one exists.
+    Unknown,
+    /// Only together with the rule's other losses: no client deleted the rule, the source or the
+    /// grant on purpose.
+    Collect(Why),
+    /// No: the copy stays, for this reason.
+    No(Leave),
+}
 
-    /// Returns the step for a copy of this rule, given the copy's fate.
-    pub(crate) fn decide_fate(
+impl Index {
+    /// Returns whether a copy of this rule may be deleted now, given the copy's fate.
+    pub(crate) fn may_go(
         &self,
         fate: Fate,
         id: &Arc<RuleId>,
         (name, namespace): (&Arc<str>, &Namespace),
-        cell: &Cell,
+        copy: &CopyState,
         needs: &mut Needs,
-    ) -> Step {
-        let Some(seen) = cell.ours() else {
-            return Step::Leave(Leave::Nothing);
+    ) -> MayGo {
+        let Some(seen) = copy.ours() else {
+            return MayGo::No(Leave::Nothing);
         };
         match fate {
-            Fate::Keep(why) => Step::Leave(why),
+            Fate::Keep(why) => MayGo::No(why),
             // Only the reconciler deletes copies.
-            _ if self.settings.role == Role::Injector => Step::Leave(Leave::Undecided),
+            _ if self.settings.role == Role::Injector => MayGo::No(Leave::Undecided),
             _ if self
                 .rules
                 .get(id)
                 .is_some_and(|state| state.acting().is_none()) =>
             {
-                Step::Leave(Leave::Suspended)
+                MayGo::No(Leave::Suspended)
             }
-            Fate::RuleGone => {
-                let how = self.how_rule_went(id, cell, needs);
-                lost(how, id, cell, Why::RuleDeleted, needs)
-            }
+            Fate::RuleGone => lost(self.how_rule_went(id, copy, needs), Why::RuleDeleted),
             // The source's grace period has not ended.
             Fate::SourceGone(sources) if self.is_new_loss(id, &sources, needs) => {
-                Step::Leave(Leave::NoSource)
+                MayGo::No(Leave::NoSource)
             }
-            Fate::SourceGone(sources) => {
-                let how = self.how_sources_went(&sources, cell, needs);
-                lost(how, id, cell, Why::SourceDeleted, needs)
-            }
-            Fate::Unmatched => self.decide_unmatched(id, (name, namespace), cell, needs),
+            Fate::SourceGone(sources) => lost(
+                self.how_sources_went(&sources, copy, needs),
+                Why::SourceDeleted,
+            ),
+            Fate::Unmatched => self.may_go_unmatched(id, (name, namespace), copy, needs),
             // The new copies must exist before the old one is deleted.
-            Fate::Superseded if self.awaits_successors(id, namespace, seen) => {
-                Step::Leave(Leave::Undecided)
-            }
-            Fate::Superseded => Step::Delete(Why::Superseded),
+            Fate::Superseded if self.awaits_successors(id, namespace, seen) => MayGo::Unknown,
+            Fate::Superseded => MayGo::Yes(Why::Superseded),
         }
     }
 
@@ -120,7 +103,7 @@ impl Index {
     fn how_sources_went(
         &self,
         sources: &[SourceRef],
-        cell: &Cell,
+        copy: &CopyState,
         needs: &mut Needs,
     ) -> Option<HowGone> {
         let mut all = HowGone::Deleted;
@@ -129,7 +112,7 @@ impl Index {
                 // The object still exists, but it has become a copy. No client has deleted it.
                 Some(SourceState::Found { .. } | SourceState::NotRead) => HowGone::Unexplained,
                 Some(SourceState::Missing { .. }) | None => {
-                    self.how_source_went(source, cell, needs)?
+                    self.how_source_went(source, copy, needs)?
                 }
             };
             if how != HowGone::Deleted {
@@ -145,39 +128,26 @@ impl Index {
     /// True if the rule's other copies must be written first. A copy that cannot be written is not
     /// waited for.
     fn awaits_successors(&self, id: &RuleId, namespace: &Namespace, seen: &Seen) -> bool {
-        let comes = |other: &Cell, slot: &Slot| match &slot.rendering {
+        let comes = |other: &CopyState, projection: &Projection| match &projection.rendering {
             Err(NoRendering::NotRead) => true,
             Ok(_) => other.failure.is_none(),
             Err(_) => false,
         };
         // The replacement of this copy, from the same source, is waited for in any case.
-        let due = |(other, slot)| {
-            is_replacement(slot, seen) || self.blocked(slot).is_none() && comes(other, slot)
+        let due = |(other, projection)| {
+            is_replacement(projection, seen)
+                || self.blocked(projection).is_none() && comes(other, projection)
         };
         self.successors(id, namespace).any(due)
     }
 }
 
-/// Returns the step for a copy that has lost its rule or its source. The copy is deleted if the
-/// loss was deliberate. Otherwise it is collected with the rule's other losses.
-fn lost(how: Option<HowGone>, id: &Arc<RuleId>, cell: &Cell, why: Why, needs: &mut Needs) -> Step {
+/// Returns whether a copy that has lost its rule or its source may be deleted. `how` says how the
+/// rule or the source disappeared, if that is known.
+fn lost(how: Option<HowGone>, why: Why) -> MayGo {
     match how {
-        _ if cell.ours().is_none() => Step::Leave(Leave::Nothing),
-        None => Step::Leave(Leave::Undecided),
-        Some(HowGone::Deleted) => Step::Delete(why),
-        Some(HowGone::WithNamespace | HowGone::Unexplained) => collect(id, cell, why, needs),
-    }
-}
-
-/// Returns the step for a copy with an unconfirmed loss. The step is the deletion of the copy, if
-/// that was approved. Otherwise the copy is collected with the rule's other losses.
-pub(crate) fn collect(id: &Arc<RuleId>, cell: &Cell, why: Why, needs: &mut Needs) -> Step {
-    match cell.ours() {
-        None => Step::Leave(Leave::Nothing),
-        Some(_) if cell.approved == Some(why) => Step::Delete(why),
-        Some(_) => {
-            needs.push(Need::Loss(id.clone(), why));
-            Step::Leave(Leave::Undecided)
-        }
+        None => MayGo::Unknown,
+        Some(HowGone::Deleted) => MayGo::Yes(why),
+        Some(HowGone::WithNamespace | HowGone::Unexplained) => MayGo::Collect(why),
     }
 }

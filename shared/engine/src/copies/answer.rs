@@ -1,4 +1,4 @@
-//! Applies an answer of the API server to its cell.
+//! Applies an answer of the API server to its copy.
 
 use std::{sync::Arc, time::Duration};
 
@@ -6,7 +6,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
 use mimeo_model::{
     choices::ConflictPolicy,
-    id::{KindId, RuleId, SlotId},
+    id::{KindId, ProjectionId, RuleId},
     kind::GroupKind,
     meta::{Seen, Uid},
     names,
@@ -19,39 +19,39 @@ use mimeo_model::{
 
 use crate::{
     Effects, Index,
-    announce::{Happening, News},
-    cell::{Baseline, Cell, Content, Observation, Phase, Reference, Repair, Why},
     clock::Tick,
+    copy::{Baseline, Content, CopyState, Failing, Observation, Phase, Reference, Repair, Why},
+    events::{EventCause, EventQueue},
     request::{Ticket, Verb},
     work::{Timer, delay},
 };
 
 impl Index {
-    /// Records the field set of a correct copy. Cells may wait for it.
-    fn learnt(&mut self, id: SlotId, entry: u64) {
-        let Some(slot) = self.slots.get_mut(&id) else {
+    /// Records the field set of a correct copy. Copies may wait for it.
+    fn learnt(&mut self, id: ProjectionId, entry: u64) {
+        let Some(projection) = self.projections.get_mut(&id) else {
             return;
         };
-        let former = std::mem::replace(&mut slot.reference, Reference::Known(entry));
-        slot.untold = 0;
+        let former = std::mem::replace(&mut projection.reference, Reference::Known(entry));
+        projection.failed_dry_runs = 0;
         if former != Reference::Unknown {
-            let rule = slot.rule.clone();
+            let rule = projection.rule.clone();
             self.replan_rule(&rule);
         }
     }
 
-    /// Allows another dry run for a slot. The API server may be able to answer by now, or the
-    /// object of another cell may get an answer.
-    pub(crate) fn ask_reference(&mut self, id: SlotId) {
-        let Some(slot) = self
-            .slots
+    /// Allows another dry run for a projection. The API server may be able to answer by now, or the
+    /// object of another copy may get an answer.
+    pub(crate) fn ask_reference(&mut self, id: ProjectionId) {
+        let Some(projection) = self
+            .projections
             .get_mut(&id)
-            .filter(|slot| slot.reference == Reference::Asked)
+            .filter(|projection| projection.reference == Reference::Asked)
         else {
             return;
         };
-        slot.reference = Reference::Unknown;
-        let rule = slot.rule.clone();
+        projection.reference = Reference::Unknown;
+        let rule = projection.rule.clone();
         self.replan_rule(&rule);
     }
 
@@ -63,20 +63,20 @@ impl Index {
         object: (Uid, u64),
         content: Content,
         place: Place<'_>,
-        cell: &mut Cell,
+        copy: &mut CopyState,
     ) {
-        if cell
+        if copy
             .seen()
             .is_some_and(|seen| (seen.uid, seen.version) == object)
-            && self.asked_for(ticket, place, cell)
+            && self.asked_for(ticket, place, copy)
         {
-            cell.content = content;
+            copy.content = content;
         }
     }
 
     /// Records that the object was deleted or never existed. A newer object that the watch has
     /// shown since stays.
-    fn take_absence(&mut self, verb: Verb, cell: &mut Cell) {
+    fn take_absence(&mut self, verb: Verb, copy: &mut CopyState) {
         match verb {
             Verb::Apply(uid)
             | Verb::Take(uid, _)
@@ -84,28 +84,28 @@ impl Index {
             | Verb::Learn(uid)
             | Verb::Claim(uid, _)
             | Verb::Delete(uid, _)
-                if cell.seen().is_some_and(|seen| seen.uid != uid) =>
+                if copy.seen().is_some_and(|seen| seen.uid != uid) =>
             {
                 return;
             }
-            Verb::Create if cell.seen().is_some() => return,
+            Verb::Create if copy.seen().is_some() => return,
             _ => {}
         }
         if let (Verb::Delete(..), Some(rule)) =
-            (verb, cell.ours().and_then(|seen| seen.rule.clone()))
+            (verb, copy.ours().and_then(|seen| seen.rule.clone()))
         {
             self.synced(&rule);
         }
         if let Verb::Delete(_, version) = verb {
             // A listing from before the deletion may still arrive.
-            cell.unseen = cell.unseen.max(version);
+            copy.unseen = copy.unseen.max(version);
         }
-        cell.observed = Observation::Absent;
-        cell.leaving = false;
-        cell.stuck = false;
-        cell.baseline = None;
-        cell.failure = None;
-        cell.approved = None;
+        copy.observed = Observation::Absent;
+        copy.leaving = false;
+        copy.stuck = false;
+        copy.baseline = None;
+        copy.failure = None;
+        copy.approved = None;
     }
 
     fn read(&self, meta: &ObjectMeta, kind: KindId) -> Option<Seen> {
@@ -118,42 +118,45 @@ impl Index {
     /// must be Mimeo's copy, or the rule must say `Overwrite`. Other objects must not depend on
     /// objects of the kind: the deletion of a workload, a volume or a Service would take its
     /// dependants along.
-    fn replaces(&self, cell: &Cell) -> bool {
-        let GroupKind { group, kind } = &self.kinds[cell.kind].group_kind;
+    fn replaces(&self, copy: &CopyState) -> bool {
+        let GroupKind { group, kind } = &self.kinds[copy.kind].group_kind;
         let harmless = match &**group {
             "" => matches!(&**kind, "Secret" | "ConfigMap"),
             "rbac.authorization.k8s.io" => &**kind == "RoleBinding",
             _ => false,
         };
         let rule = self
-            .rule_of(cell)
+            .rule_of(copy)
             .and_then(|id| self.rules.get(&id)?.rule.as_ref().ok());
-        let given = cell.ours().is_some()
+        let given = copy.ours().is_some()
             || rule.is_some_and(|rule| rule.conflict == ConflictPolicy::Overwrite);
         harmless && given && self.settings.role == Role::Keeper
     }
 
-    /// True if the request still has the content that its cell wants.
-    fn asked_for(&self, ticket: &Ticket, place: Place<'_>, cell: &Cell) -> bool {
+    /// True if the request still has the content that its copy wants.
+    fn asked_for(&self, ticket: &Ticket, place: Place<'_>, copy: &CopyState) -> bool {
         let copies = self
-            .slots
-            .wanted(cell)
-            .and_then(|slot| slot.rendering.as_ref().ok());
+            .projections
+            .wanted(copy)
+            .and_then(|projection| projection.rendering.as_ref().ok());
         let checksum = copies.and_then(|copies| copies.checksum_at(place).ok());
-        cell.want == ticket.slot && checksum == ticket.checksum
+        copy.want == ticket.projection && checksum == ticket.checksum
     }
 
     /// Learns from the answer to a write which fields a correct copy owns.
     fn teach(&mut self, ticket: &Ticket, entry: u64) {
-        let Some((id, slot)) = ticket.slot.and_then(|id| Some((id, self.slots.get(&id)?))) else {
+        let Some((id, projection)) = ticket
+            .projection
+            .and_then(|id| Some((id, self.projections.get(&id)?)))
+        else {
             return;
         };
-        let same = slot
+        let same = projection
             .rendering
             .as_ref()
             .is_ok_and(|copies| Some(copies.checksum()) == ticket.copies);
         let unknown = matches!(
-            slot.reference,
+            projection.reference,
             Reference::Unknown | Reference::Wanted | Reference::Asked
         );
         if same && unknown {
@@ -179,10 +182,10 @@ impl Index {
             return;
         };
         if let Ok(at) = namespace.position(ticket.kind, &ticket.name) {
-            let cell = &mut namespace.cells[at];
-            if cell.phase == Phase::InFlight(ticket.serial) {
-                cell.phase = Phase::Idle;
-                let owner = self.rule_of(cell);
+            let copy = &mut namespace.copies[at];
+            if copy.phase == Phase::InFlight(ticket.serial) {
+                copy.phase = Phase::Idle;
+                let owner = self.rule_of(copy);
                 let place = Place {
                     name: &ticket.namespace,
                     labels: &namespace.labels,
@@ -190,12 +193,12 @@ impl Index {
                 if matches!(outcome, Outcome::Object(_)) {
                     self.measure(ticket, namespace.labelled, effects);
                 }
-                self.take_in(ticket, outcome, place, cell, effects);
-                if let Some(rule) = cell.ours().and_then(|seen| seen.rule.as_ref()) {
+                self.take_in(ticket, outcome, place, copy, effects);
+                if let Some(rule) = copy.ours().and_then(|seen| seen.rule.as_ref()) {
                     self.consent.note_copy_in(rule, &ticket.namespace);
                 }
-                // The status of the rule that the cell belonged to is due now. Planning marks the
-                // status of the rule that the cell belongs to next.
+                // The status of the rule that the copy belonged to is due now. Planning marks the
+                // status of the rule that the copy belongs to next.
                 owner.iter().for_each(|rule| self.mark_status_due(rule));
                 self.note_created(&ticket.namespace, &mut namespace, at);
                 self.dirty.insert(ticket.namespace.clone());
@@ -204,8 +207,8 @@ impl Index {
         self.namespaces.insert(ticket.namespace.clone(), namespace);
     }
 
-    /// Uses the answer of a dry run for its slot, even if the cell has changed since. The other
-    /// cells of the slot wait for this answer.
+    /// Uses the answer of a dry run for its projection, even if the copy has changed since. The
+    /// other copies of the projection wait for this answer.
     fn take_lesson(&mut self, ticket: &Ticket, outcome: &Outcome, effects: &mut Effects) {
         if !matches!(ticket.verb, Verb::Learn(_)) {
             return;
@@ -214,26 +217,26 @@ impl Index {
             Outcome::Object(meta) => self.read(meta, ticket.kind).and_then(|seen| seen.entry),
             _ => None,
         };
-        let Some((id, slot)) = ticket
-            .slot
-            .and_then(|id| Some((id, self.slots.get_mut(&id)?)))
+        let Some((id, projection)) = ticket
+            .projection
+            .and_then(|id| Some((id, self.projections.get_mut(&id)?)))
         else {
             return;
         };
-        let same = slot
+        let same = projection
             .rendering
             .as_ref()
             .is_ok_and(|copies| Some(copies.checksum()) == ticket.copies);
-        if !same || slot.reference != Reference::Asked {
+        if !same || projection.reference != Reference::Asked {
             return;
         }
         if let Some(entry) = entry {
             self.learnt(id, entry);
         } else {
-            // If every cell asked again at once, each answer would plan all other cells. The
+            // If every copy asked again at once, each answer would plan all other copies. The
             // reference stays `Asked` until the timer fires.
-            let due = self.now + delay(&self.settings, slot.untold);
-            slot.untold = slot.untold.saturating_add(1);
+            let due = self.now + delay(&self.settings, projection.failed_dry_runs);
+            projection.failed_dry_runs = projection.failed_dry_runs.saturating_add(1);
             effects.work.timer(due, Timer::Learn(id));
         }
     }
@@ -243,20 +246,20 @@ impl Index {
         ticket: &Ticket,
         outcome: Outcome,
         place: Place<'_>,
-        cell: &mut Cell,
+        copy: &mut CopyState,
         effects: &mut Effects,
     ) {
         let gone = matches!(
             (ticket.verb, &outcome),
             (Verb::Delete(..), Outcome::Absent | Outcome::Object(_))
         );
-        if gone && cell.stuck {
-            let news = &mut effects.news;
-            self.happened(
-                Happening::CopyRecreated,
-                (&ticket.namespace, cell),
+        if gone && copy.stuck {
+            let events = &mut effects.events;
+            self.report(
+                EventCause::CopyRecreated,
+                (&ticket.namespace, copy),
                 None,
-                news,
+                events,
             );
         }
         match (ticket.verb, outcome) {
@@ -266,10 +269,10 @@ impl Index {
                 } else {
                     Content::Other
                 };
-                self.compared(ticket, (uid, version), content, place, cell);
+                self.compared(ticket, (uid, version), content, place, copy);
             }
             (Verb::Compare(uid, version), Outcome::Differs | Outcome::Immutable(_)) => {
-                self.compared(ticket, (uid, version), Content::Other, place, cell);
+                self.compared(ticket, (uid, version), Content::Other, place, copy);
             }
             (_, Outcome::Object(meta)) => {
                 let Some(seen) = self.read(&meta, ticket.kind) else {
@@ -281,39 +284,39 @@ impl Index {
                         .as_ref()
                         .and_then(|all| all.get(names::SOURCE)),
                 );
-                self.take_object(ticket, seen, cell, effects);
+                self.take_object(ticket, seen, copy, effects);
             }
-            (verb, Outcome::Conflict | Outcome::Differs) => refute(verb, cell),
+            (verb, Outcome::Conflict | Outcome::Differs) => refute(verb, copy),
             // The watch has shown an object, and the read finds none. One of the two is out of
             // date, and the watch will soon show which.
-            (Verb::Look, Outcome::Absent) if cell.seen().is_some() => {
+            (Verb::Look, Outcome::Absent) if copy.seen().is_some() => {
                 effects
                     .work
-                    .put_off(&ticket.namespace, cell, self.now + self.settings.backoff);
+                    .put_off(&ticket.namespace, copy, self.now + self.settings.backoff);
             }
-            (verb, Outcome::Absent) => self.take_absence(verb, cell),
+            (verb, Outcome::Absent) => self.take_absence(verb, copy),
             // The refused content is no longer wanted.
             (_, Outcome::Refused(_) | Outcome::Immutable(_))
-                if !self.asked_for(ticket, place, cell) => {}
+                if !self.asked_for(ticket, place, copy) => {}
             // To delete the object and create it again, Mimeo must first read it.
             (Verb::Apply(uid), Outcome::Immutable(_))
-                if cell.observed == Observation::Hidden(uid) =>
+                if copy.observed == Observation::Hidden(uid) =>
             {
-                cell.observed = Observation::Taken(Some(uid));
+                copy.observed = Observation::Taken(Some(uid));
             }
             // A claim writes the former content. The API server may by now refuse that content and
             // accept only the new one. So the apply follows without a claim.
             (Verb::Claim(..), Outcome::Refused(_) | Outcome::Immutable(_))
                 if ticket.why != Some(Why::Shared) =>
             {
-                cell.repair = Repair::Claimed;
+                copy.repair = Repair::Claimed;
             }
             // For a dry run too this answer means a wrong object: the API server would accept the
             // same content in a correct copy.
             (Verb::Apply(_) | Verb::Take(..) | Verb::Learn(_), Outcome::Immutable(_))
-                if self.replaces(cell) =>
+                if self.replaces(copy) =>
             {
-                cell.stuck = true;
+                copy.stuck = true;
             }
             (verb, Outcome::Refused(failure) | Outcome::Immutable(failure)) => {
                 // An object that Mimeo doesn't own may change or disappear unseen, so its refusal
@@ -325,21 +328,21 @@ impl Index {
                         FailureReason::Invalid | FailureReason::TooLarge
                     );
                 // Nothing was written, so no other client can have undone it.
-                cell.repaired = 0;
-                self.fail(&ticket.namespace, cell, failure, effects);
+                copy.repaired = 0;
+                self.fail(&ticket.namespace, copy, failure, effects);
                 // The API server answers the same bytes in the same way until the cause changes: a
                 // schema, a limit, or the owner of a port.
                 let at_least = hopeless.then_some(self.settings.backoff_limit);
                 effects
                     .work
-                    .back_off(&ticket.namespace, cell, at_least, self);
+                    .back_off(&ticket.namespace, copy, at_least, self);
             }
             (_, Outcome::NamespaceGone | Outcome::NotServed) => {
                 // The watch of namespaces or the discovery will show that soon. Until then Mimeo
                 // reports no failure.
                 effects
                     .work
-                    .back_off(&ticket.namespace, cell, Some(Duration::from_secs(1)), self);
+                    .back_off(&ticket.namespace, copy, Some(Duration::from_secs(1)), self);
             }
             (
                 verb,
@@ -348,18 +351,18 @@ impl Index {
                     failure,
                 },
             ) => {
-                cell.leaving |= matches!(verb, Verb::Delete(..));
-                cell.repaired = 0;
-                self.fail(&ticket.namespace, cell, failure, effects);
+                copy.leaving |= matches!(verb, Verb::Delete(..));
+                copy.repaired = 0;
+                self.fail(&ticket.namespace, copy, failure, effects);
                 effects
                     .work
-                    .back_off(&ticket.namespace, cell, retry_after, self);
+                    .back_off(&ticket.namespace, copy, retry_after, self);
             }
         }
         if let Some(id) = ticket
-            .slot
-            .and_then(|id| self.slots.get(&id))
-            .map(|slot| slot.rule.clone())
+            .projection
+            .and_then(|id| self.projections.get(&id))
+            .map(|projection| projection.rule.clone())
         {
             self.mark_status_due(&id);
         }
@@ -370,32 +373,40 @@ impl Index {
     /// written for the labels. So the time counts from the later change, and a user that may change
     /// labels cannot make copies look late.
     fn measure(&mut self, ticket: &Ticket, labelled: Tick, effects: &mut Effects) {
-        let slot = ticket.slot.and_then(|id| self.slots.get(&id));
+        let projection = ticket.projection.and_then(|id| self.projections.get(&id));
         let written = matches!(ticket.verb, Verb::Apply(_) | Verb::Take(..))
             && ticket.why == Some(Why::Changed);
-        let now = slot.filter(|slot| {
-            written && slot.rendering.as_ref().ok().map(Copies::checksum) == ticket.copies
+        let now = projection.filter(|projection| {
+            written && projection.rendering.as_ref().ok().map(Copies::checksum) == ticket.copies
         });
-        if let Some((kind, renewed)) = now.and_then(|slot| Some((slot.rule.kind, slot.renewed?))) {
+        if let Some((kind, renewed)) =
+            now.and_then(|projection| Some((projection.rule.kind, projection.renewed?)))
+        {
             effects.lags.copies[kind].record(self.now.saturating_sub(renewed.max(labelled)));
         }
     }
 
-    fn take_object(&mut self, ticket: &Ticket, seen: Seen, cell: &mut Cell, effects: &mut Effects) {
+    fn take_object(
+        &mut self,
+        ticket: &Ticket,
+        seen: Seen,
+        copy: &mut CopyState,
+        effects: &mut Effects,
+    ) {
         if !matches!(ticket.verb, Verb::Learn(_) | Verb::Compare(..)) {
             self.shown += 1;
-            cell.shown = self.shown;
+            copy.shown = self.shown;
         }
-        cell.proven |= !matches!(ticket.verb, Verb::Learn(_));
-        cell.leaving &= matches!(ticket.verb, Verb::Learn(_));
+        copy.proven |= !matches!(ticket.verb, Verb::Learn(_));
+        copy.leaving &= matches!(ticket.verb, Verb::Learn(_));
         match ticket.verb {
             // Mimeo no longer owns the object. The watch will show that.
             Verb::Learn(_) if seen.entry.is_none() => {
-                effects.work.back_off(&ticket.namespace, cell, None, self);
+                effects.work.back_off(&ticket.namespace, copy, None, self);
             }
             Verb::Learn(_) | Verb::Compare(..) => {}
             Verb::Create | Verb::Apply(_) | Verb::Take(..) => {
-                cell.stuck &= ticket.verb != Verb::Create;
+                copy.stuck &= ticket.verb != Verb::Create;
                 if let Some(entry) = seen.entry.filter(|_| seen.checksum == ticket.checksum) {
                     self.teach(ticket, entry);
                 }
@@ -403,87 +414,92 @@ impl Index {
                 // is compared with the resourceVersion that was observed when the request was sent.
                 let written = ticket.version != Some(seen.version);
                 let (mut baseline, checksum) = (Baseline::right(&seen), seen.checksum);
-                let was_refused = cell.refused();
-                cell.failure = None;
-                cell.verify = false;
+                let was_refused = copy.refused();
+                copy.failure = None;
+                copy.verify = false;
                 if !written {
                     // No client had undone a write.
-                    cell.repaired = 0;
+                    copy.repaired = 0;
                 }
-                if cell.repaired == 0 || was_refused {
-                    cell.streak = 0;
+                if copy.repaired == 0 || was_refused {
+                    copy.streak = 0;
                 }
                 if matches!(ticket.why, Some(Why::Adopted | Why::Overwritten)) {
-                    let news = &mut effects.news;
-                    self.happened(
-                        Happening::CopyAdopted,
-                        (&ticket.namespace, cell),
+                    let events = &mut effects.events;
+                    self.report(
+                        EventCause::CopyAdopted,
+                        (&ticket.namespace, copy),
                         None,
-                        news,
+                        events,
                     );
                 }
                 // A client that only moved the resourceVersion, such as a storage migration, has
                 // edited nothing.
                 if written {
-                    self.edit_reverted(ticket, cell, &mut effects.news);
-                    // The watch shows a lost label in the same way as a deletion. But then the object
-                    // still exists, and the API server refuses a create.
+                    self.edit_reverted(ticket, copy, &mut effects.events);
+                    // The watch shows a lost label in the same way as a deletion. But then the
+                    // object still exists, and the API server refuses a create.
                     if (ticket.verb, ticket.why) == (Verb::Create, Some(Why::Vanished)) {
-                        let news = &mut effects.news;
-                        self.happened(
-                            Happening::CopyRestored,
-                            (&ticket.namespace, cell),
+                        let events = &mut effects.events;
+                        self.report(
+                            EventCause::CopyRestored,
+                            (&ticket.namespace, copy),
                             None,
-                            news,
+                            events,
                         );
                     }
                 }
                 // If another client removed entries from `managedFields`, only an apply shows the
                 // fields without an owner. Fields that others own after a claim were added since,
                 // so they don't begin a new repair.
-                let begun =
-                    cell.repair != Repair::Claimed && seen.claims().press(self.exclusive(cell));
-                cell.repair = if begun { Repair::Begun } else { Repair::None };
-                cell.show(seen);
+                let begun = copy.repair != Repair::Claimed
+                    && seen.claims().has_excess(self.exclusive(copy));
+                copy.repair = if begun { Repair::Begun } else { Repair::None };
+                copy.show(seen);
                 // The watch may already have shown a later change of the object.
-                baseline.rewritten = cell.seen().is_some_and(|now| now.checksum != checksum);
-                cell.baseline = Some(baseline);
+                baseline.rewritten = copy.seen().is_some_and(|now| now.checksum != checksum);
+                copy.baseline = Some(baseline);
                 let rule = ticket
-                    .slot
-                    .and_then(|id| self.slots.get(&id))
-                    .map(|slot| slot.rule.clone());
+                    .projection
+                    .and_then(|id| self.projections.get(&id))
+                    .map(|projection| projection.rule.clone());
                 if let Some(rule) = rule.filter(|_| written) {
                     self.synced(&rule);
                 }
             }
             Verb::Claim(..) => {
-                self.edit_reverted(ticket, cell, &mut effects.news);
-                cell.repair = Repair::Claimed;
-                cell.show(seen);
+                self.edit_reverted(ticket, copy, &mut effects.events);
+                copy.repair = Repair::Claimed;
+                copy.show(seen);
             }
             // A copy with finalizers outlives its deletion for a while.
             Verb::Delete(..) => {
-                cell.show(seen);
+                copy.show(seen);
             }
             Verb::Look => {
+                // No write may follow, so this answer is the one that ends an outage.
+                let ended = |failing: &Failing| failing.failure.reason.is_silence();
+                if copy.failure.as_deref().is_some_and(ended) {
+                    copy.failure = None;
+                }
                 // The read found an object, but the watch lost it before the answer arrived. The
                 // next request will show the present object.
-                if !cell.show(seen) && cell.seen().is_none() {
-                    cell.observed = Observation::Unknown;
+                if !copy.show(seen) && copy.seen().is_none() {
+                    copy.observed = Observation::Unknown;
                 }
             }
         }
     }
 
-    /// Adds the news that a write has undone the edit in its ticket, if there is one.
-    fn edit_reverted(&self, ticket: &Ticket, cell: &Cell, news: &mut News) {
+    /// Reports that a write has undone the edit in its ticket, if there is one.
+    fn edit_reverted(&self, ticket: &Ticket, copy: &CopyState, events: &mut EventQueue) {
         if let Some(edit) = &ticket.edit {
             let editor = edit.manager.clone();
-            self.happened(
-                Happening::EditReverted,
-                (&ticket.namespace, cell),
+            self.report(
+                EventCause::EditReverted,
+                (&ticket.namespace, copy),
                 editor,
-                news,
+                events,
             );
         }
     }
@@ -491,8 +507,8 @@ impl Index {
 
 /// Records that the object isn't the one that the request expected. Mimeo must read it, unless the
 /// watch has shown it since.
-fn refute(verb: Verb, cell: &mut Cell) {
-    let known = cell.seen().map(|seen| (seen.uid, seen.version));
+fn refute(verb: Verb, copy: &mut CopyState) {
+    let known = copy.seen().map(|seen| (seen.uid, seen.version));
     let refuted = match verb {
         Verb::Create | Verb::Look => known.is_none(),
         Verb::Apply(uid) | Verb::Learn(uid) => known.is_none_or(|known| known.0 == uid),
@@ -504,14 +520,14 @@ fn refute(verb: Verb, cell: &mut Cell) {
     if !refuted {
         return;
     }
-    cell.observed = match (verb, &cell.observed) {
+    copy.observed = match (verb, &copy.observed) {
         (Verb::Create, Observation::Vanished(uid)) => Observation::Hidden(*uid),
-        _ => Observation::Taken(cell.ours().map(|seen| seen.uid)),
+        _ => Observation::Taken(copy.ours().map(|seen| seen.uid)),
     };
     if matches!(verb, Verb::Claim(..)) {
-        cell.repair = Repair::None;
+        copy.repair = Repair::None;
     }
     // The object may be a different one by now, which the API server lets Mimeo change.
-    cell.stuck = false;
-    cell.baseline = None;
+    copy.stuck = false;
+    copy.baseline = None;
 }

@@ -1,11 +1,11 @@
-//! Decides the next step for one cell. Each step for a copy is decided here, or in `collect` if no
-//! rule wants the copy.
+//! Decides the next step for one copy. Each step for a copy is decided here. `may_go` says whether
+//! the step may be a deletion.
 
 use std::sync::Arc;
 
 use mimeo_model::{
     choices::{PodGate, Strategy},
-    id::{RuleId, RuleKind, SlotId},
+    id::{ProjectionId, RuleId, RuleKind},
     known::Known,
     meta::Checksum,
     outcome::{Failure, FailureReason},
@@ -16,21 +16,22 @@ use mimeo_model::{
 use crate::{
     Index, Namespace, RuleState,
     absent::HowGone,
-    cell::{Cell, Leave, Observation, Spared, Step, Why},
+    copy::{CopyState, Leave, Observation, Spared, Step, Why},
     fate::Fate,
-    slot::{NoRendering, Slot},
+    may_go::MayGo,
+    projection::{NoRendering, Projection},
     verdict::{Need, Needs, Outlook, Verdict},
     wants::taken,
 };
 
 impl Index {
-    /// Returns the verdict about one cell in the present situation, and what must be done before
+    /// Returns the verdict about one copy in the present situation, and what must be done before
     /// the verdict can change.
     pub(crate) fn decide(
         &self,
         name: &Arc<str>,
         namespace: &Namespace,
-        cell: &Cell,
+        copy: &CopyState,
     ) -> (Verdict, Needs) {
         let mut needs = Needs::new();
         if !namespace.alive() {
@@ -38,9 +39,9 @@ impl Index {
             // no creates there.
             return (Verdict::default(), needs);
         }
-        let mut verdict = match cell.want {
-            Some(id) => self.decide_wanted(id, (name, namespace), cell, &mut needs),
-            None => self.decide_unwanted(name, namespace, cell, &mut needs),
+        let mut verdict = match copy.want {
+            Some(id) => self.decide_wanted(id, (name, namespace), copy, &mut needs),
+            None => self.decide_unwanted(name, namespace, copy, &mut needs),
         };
         match verdict.step {
             // A copy that is created once belongs to its namespace.
@@ -48,7 +49,7 @@ impl Index {
             // A write would show whether the copy still exists. If no write follows, a read must
             // show it. Otherwise Mimeo could not recognise the copy later, when it must delete the
             // copy.
-            Step::Leave(_) if self.settings.role == Role::Keeper && cell.out_of_sight() => {
+            Step::Leave(_) if self.settings.role == Role::Keeper && copy.out_of_sight() => {
                 verdict.step = Step::Look;
             }
             _ => {}
@@ -58,15 +59,15 @@ impl Index {
 
     fn decide_wanted(
         &self,
-        id: SlotId,
+        id: ProjectionId,
         place: (&Arc<str>, &Namespace),
-        cell: &Cell,
+        copy: &CopyState,
         needs: &mut Needs,
     ) -> Verdict {
-        let Some(slot) = self.slots.get(&id) else {
+        let Some(projection) = self.projections.get(&id) else {
             return Verdict::default();
         };
-        let Some(state) = self.rules.get(&slot.rule) else {
+        let Some(state) = self.rules.get(&projection.rule) else {
             return Verdict::default();
         };
         let Ok(rule) = &state.rule else {
@@ -76,17 +77,17 @@ impl Index {
                 ..Verdict::default()
             };
         };
-        let aim = self.aim(slot, rule, place, cell, needs);
+        let aim = self.aim(projection, rule, place, copy, needs);
         if aim == Step::Learn {
             needs.push(Need::Reference(id));
         }
         let fate = match aim {
-            Step::Leave(Leave::NoSource) => self.sourceless(slot, rule, cell),
+            Step::Leave(Leave::NoSource) => self.sourceless(projection, rule, copy),
             _ => Fate::Keep(Leave::NoSource),
         };
         let reserved = match aim {
             Step::Leave(_) => None,
-            _ => self.reserved_for(id, cell),
+            _ => self.reserved_for(id, copy),
         };
         let outlook = match aim {
             Step::Leave(Leave::UpToDate | Leave::CreatedOnce)
@@ -100,33 +101,68 @@ impl Index {
             Step::Apply(_) | Step::Claim(_) | Step::Take(_) => Outlook::Update,
             Step::Leave(_) | Step::Compare | Step::Look | Step::Delete(_) => Outlook::Open,
         };
-        let step = match self.step_towards(aim, (slot, state), place, cell) {
+        let step = match self.step_towards(aim, (projection, state), place, copy) {
             Step::Leave(Leave::NoSource)
-                if fate.goes() && !self.left_by_the_platform(id, cell, needs) =>
+                if fate.goes() && !self.left_by_the_platform(id, copy, needs) =>
             {
                 Step::Leave(Leave::NoSource)
             }
-            Step::Leave(Leave::NoSource) => self.decide_fate(fate, &slot.rule, place, cell, needs),
+            Step::Leave(Leave::NoSource) => {
+                let may_go = self.may_go(fate, &projection.rule, place, copy, needs);
+                step_if(may_go, &projection.rule, copy, needs)
+            }
             step @ Step::Leave(_) => step,
             _ if let Some(winner) = reserved => {
                 needs.push(Need::Failure(Failure {
                     reason: FailureReason::RuleConflict,
-                    message: taken(winner, &slot.rule, place.0).into(),
+                    message: taken(winner, &projection.rule, place.0).into(),
                 }));
                 Step::Leave(Leave::Reserved)
             }
-            step if self.in_charge(place.1) && self.left_by_the_platform(id, cell, needs) => step,
+            step if self.in_charge(place.1) && self.left_by_the_platform(id, copy, needs) => step,
             _ => Step::Leave(Leave::Undecided),
         };
         Verdict { step, outlook }
     }
 
-    /// Returns the `ClusterReplication` whose copy occupies this slot's cell although the rule is
-    /// inactive: its spec is refused, so its wishes are unknown, or it is suspended, and a
-    /// Replication takes nothing from a suspended `ClusterReplication`.
-    pub(crate) fn reserved_for<'a>(&self, id: SlotId, cell: &'a Cell) -> Option<&'a Arc<RuleId>> {
-        let rule = &self.slots.get(&id)?.rule;
-        let former = cell
+    /// Returns the verdict about a copy that no rule wants (any more).
+    fn decide_unwanted(
+        &self,
+        name: &Arc<str>,
+        namespace: &Namespace,
+        copy: &CopyState,
+        needs: &mut Needs,
+    ) -> Verdict {
+        if matches!(copy.observed, Observation::Taken(_)) && self.settings.role == Role::Keeper {
+            return Verdict {
+                step: Step::Look,
+                ..Verdict::default()
+            };
+        }
+        let Some(id) = copy.ours().and_then(|seen| seen.rule.as_ref()) else {
+            return Verdict::default();
+        };
+        let fate = self.fate(name, namespace, copy);
+        let outlook = if fate.goes() {
+            Outlook::Delete
+        } else {
+            Outlook::Open
+        };
+        let may_go = self.may_go(fate, id, (name, namespace), copy, needs);
+        let step = step_if(may_go, id, copy, needs);
+        Verdict { step, outlook }
+    }
+
+    /// Returns the `ClusterReplication` whose copy has the place of this projection's copy although
+    /// the rule is inactive: its spec is refused, so its wishes are unknown, or it is suspended,
+    /// and a Replication takes nothing from a suspended `ClusterReplication`.
+    pub(crate) fn reserved_for<'a>(
+        &self,
+        id: ProjectionId,
+        copy: &'a CopyState,
+    ) -> Option<&'a Arc<RuleId>> {
+        let rule = &self.projections.get(&id)?.rule;
+        let former = copy
             .ours()?
             .rule
             .as_ref()
@@ -139,11 +175,15 @@ impl Index {
         rests.then_some(former)
     }
 
-    /// True if the `ClusterReplication`s leave the cell to this slot's rule. They come before
+    /// True if the `ClusterReplication`s leave the copy to this projection's rule. They come before
     /// Replications, and their wishes are unknown until all of them are listed. So the copy of a
     /// `ClusterReplication` passes to another rule only where Mimeo might delete it, too.
-    fn left_by_the_platform(&self, id: SlotId, cell: &Cell, needs: &mut Needs) -> bool {
-        let Some(rule) = self.slots.get(&id).map(|slot| slot.rule.clone()) else {
+    fn left_by_the_platform(&self, id: ProjectionId, copy: &CopyState, needs: &mut Needs) -> bool {
+        let Some(rule) = self
+            .projections
+            .get(&id)
+            .map(|projection| projection.rule.clone())
+        else {
             return true;
         };
         let tenants = rule.kind == RuleKind::Replication;
@@ -151,7 +191,7 @@ impl Index {
         if tenants && !matches!(rules, Known::Listed(()) | Known::Unserved) {
             return false;
         }
-        let marked = cell.ours().and_then(|seen| seen.rule.clone());
+        let marked = copy.ours().and_then(|seen| seen.rule.clone());
         let others =
             |former: &Arc<RuleId>| former.kind == RuleKind::ClusterReplication && *former != rule;
         let Some(former) = marked.filter(others) else {
@@ -168,7 +208,7 @@ impl Index {
             // former rule does not exist. Otherwise no rule could take over the copies of a rule
             // that was lost.
             None => self
-                .how_rule_went(&former, cell, needs)
+                .how_rule_went(&former, copy, needs)
                 .is_some_and(|how| how == HowGone::Deleted || !tenants),
         }
     }
@@ -196,9 +236,9 @@ impl Index {
     fn step_towards(
         &self,
         step: Step,
-        (slot, state): (&Slot, &RuleState),
+        (projection, state): (&Projection, &RuleState),
         (name, namespace): (&Arc<str>, &Namespace),
-        cell: &Cell,
+        copy: &CopyState,
     ) -> Step {
         let acting = state.acting().is_some();
         if step == Step::Leave(Leave::CreatedOnce) {
@@ -206,20 +246,20 @@ impl Index {
             // The namespace records a create-once copy for good. So a read must first show that the
             // object is really in this namespace.
             let doubted = keeps
-                && !self.is_of_now(name, namespace, cell)
-                && self.kinds.resource(slot.gvk()).is_some();
+                && !self.is_of_now(name, namespace, copy)
+                && self.kinds.resource(projection.gvk()).is_some();
             return if doubted { Step::Look } else { step };
         }
         if matches!(step, Step::Leave(Leave::NoSource | Leave::SourceRefused)) {
             return step;
         }
-        if self.kinds.resource(slot.gvk()).is_none() {
+        if self.kinds.resource(projection.gvk()).is_none() {
             return Step::Leave(Leave::KindNotServed);
         }
         if step == Step::Leave(Leave::Unfillable) {
             return step;
         }
-        let kind = &self.kinds[slot.kind];
+        let kind = &self.kinds[projection.kind];
         let listed = kind.copies_known_in(name) || self.settings.role == Role::Injector;
         let step = if listed {
             step
@@ -230,7 +270,7 @@ impl Index {
             // The preview of a suspended rule must tell a create from a conflict. Only a read can
             // do that.
             let unknown = matches!(
-                cell.observed,
+                copy.observed,
                 Observation::Unknown
                     | Observation::Taken(_)
                     | Observation::Vanished(_)
@@ -245,10 +285,10 @@ impl Index {
                 _ => Step::Leave(Leave::Suspended),
             };
         }
-        if cell.stuck && matches!(step, Step::Apply(_) | Step::Take(_)) {
+        if copy.stuck && matches!(step, Step::Apply(_) | Step::Take(_)) {
             return Step::Delete(Why::Replaced);
         }
-        let noted = kind.may_be_written() && !self.crd_unrecorded(slot.rule.kind);
+        let noted = kind.may_be_written() && !self.crd_unrecorded(projection.rule.kind);
         // Recording the kind while its copies are still being listed costs no time.
         let writes = matches!(
             step,
@@ -260,23 +300,23 @@ impl Index {
         step
     }
 
-    /// Returns the step that gives the cell the state wanted by its slot, if the wishes of all
-    /// rules allow it. The caller checks whether the rule is active, and whether the necessary
+    /// Returns the step that gives the copy the state wanted by its projection, if the wishes of
+    /// all rules allow it. The caller checks whether the rule is active, and whether the necessary
     /// facts are known.
     fn aim(
         &self,
-        slot: &Slot,
+        projection: &Projection,
         rule: &Rule,
         (name, namespace): (&Arc<str>, &Namespace),
-        cell: &Cell,
+        copy: &CopyState,
         needs: &mut Needs,
     ) -> Step {
-        if self.created_once(slot, rule, namespace, cell) {
+        if self.created_once(projection, rule, namespace, copy) {
             return Step::Leave(Leave::CreatedOnce);
         }
-        match &slot.rendering {
+        match &projection.rendering {
             Ok(copies) => match copies.checksum_at(namespace.place(name)) {
-                Ok(checksum) => self.compare(slot, checksum, rule, name, cell),
+                Ok(checksum) => self.compare(projection, checksum, rule, name, copy),
                 Err(failure) => {
                     needs.push(Need::Failure(failure));
                     Step::Leave(Leave::Unfillable)
@@ -291,34 +331,34 @@ impl Index {
         }
     }
 
-    /// Returns the step that makes the cell hold its slot's rendering. The rule says how to treat
-    /// an object that Mimeo doesn't own.
+    /// Returns the step that makes the copy hold its projection's rendering. The rule says how to
+    /// treat an object that Mimeo doesn't own.
     fn compare(
         &self,
-        slot: &Slot,
+        projection: &Projection,
         checksum: Checksum,
         rule: &Rule,
         name: &str,
-        cell: &Cell,
+        copy: &CopyState,
     ) -> Step {
         let exclusive = rule.strategy == Strategy::Replace;
-        let step = cell.compare(checksum, slot.reference, rule.conflict, exclusive);
+        let step = copy.compare(checksum, projection.reference, rule.conflict, exclusive);
         match step {
             // All rules must be known before Mimeo writes over an object that it doesn't own. Any
             // of them may name the object as its source.
             Step::Take(_) | Step::Compare if !self.all_rules() => Step::Leave(Leave::Undecided),
             Step::Take(_) | Step::Compare
-                if self.is_source(rule.id.kind, slot.kind, name, &cell.name) =>
+                if self.is_source(rule.id.kind, projection.kind, name, &copy.name) =>
             {
                 Step::Leave(Leave::Foreign(Spared::Source))
             }
             // Each rule of a ring would have to rank above the next one, so no ring can form.
-            _ if self.is_named_above(&slot.rule, slot.kind, name, &cell.name) => {
+            _ if self.is_named_above(&projection.rule, projection.kind, name, &copy.name) => {
                 // With `strategy: CreateOnce` an existing object counts as the created copy.
                 // Elsewhere the create request shows whether an object exists. No create is allowed
                 // here, so a read shows it.
                 let once = rule.strategy == Strategy::CreateOnce;
-                if once && matches!(cell.observed, Observation::Unknown) {
+                if once && matches!(copy.observed, Observation::Unknown) {
                     Step::Look
                 } else {
                     Step::Leave(Leave::Foreign(Spared::Named))
@@ -328,12 +368,27 @@ impl Index {
         }
     }
 
-    /// Returns the pod gate of the slot's rule.
-    pub(crate) fn pod_gate_of(&self, id: SlotId) -> PodGate {
+    /// Returns the pod gate of the projection's rule.
+    pub(crate) fn pod_gate_of(&self, id: ProjectionId) -> PodGate {
         let state = self
-            .slots
+            .projections
             .get(&id)
-            .and_then(|slot| self.rules.get(&slot.rule));
+            .and_then(|projection| self.rules.get(&projection.rule));
         state.map_or(PodGate::None, RuleState::pod_gate)
+    }
+}
+
+/// Returns the step for a copy of this rule that may or may not be deleted. A copy with an
+/// unconfirmed loss is deleted only after the rule's collected losses were approved.
+fn step_if(may_go: MayGo, rule: &Arc<RuleId>, copy: &CopyState, needs: &mut Needs) -> Step {
+    match may_go {
+        MayGo::Yes(why) => Step::Delete(why),
+        MayGo::Collect(why) if copy.approved == Some(why) => Step::Delete(why),
+        MayGo::Collect(why) => {
+            needs.push(Need::Loss(rule.clone(), why));
+            Step::Leave(Leave::Undecided)
+        }
+        MayGo::Unknown => Step::Leave(Leave::Undecided),
+        MayGo::No(why) => Step::Leave(why),
     }
 }

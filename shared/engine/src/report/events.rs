@@ -1,9 +1,9 @@
-//! Events, and limits for their number: a rule that fails in 5,000 namespaces is one piece of news,
-//! not 5,000.
+//! Events, and limits for their number: a rule that fails in 5,000 namespaces gets one Event, not
+//! 5,000.
 //!
-//! Each topic collects its news for a moment. News of one topic is then reported together, and news
-//! that is no longer true is not reported at all. Nothing here depends on whether an Event was
-//! written: an Event that could not be written is lost.
+//! Each topic collects its copies for a moment. They are then reported together, and a copy for
+//! which the cause is no longer true is not reported at all. Nothing here depends on whether an
+//! Event was written: an Event that could not be written is lost.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -27,16 +27,16 @@ use mimeo_model::{
 
 use crate::{
     Index, RuleState, SourceState,
-    cell::{Cell, CellKey},
     clock::Tick,
+    copy::{CopyKey, CopyState},
     losses::PendingDeletions,
-    slot::Slot,
+    projection::Projection,
 };
 
 /// An Event to write. All Events of one topic have the same name, so the next one continues the
 /// series.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Announcement {
+pub struct EventUpdate {
     /// Name of the Event.
     pub name: Box<str>,
     /// The rule, or a copy.
@@ -99,7 +99,7 @@ impl EventReason {
 
 /// The occurrence behind an Event about a rule or its copies.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Happening {
+pub(crate) enum EventCause {
     /// Copies could not be written or deleted, for this reason.
     CopyFailed(FailureReason),
     /// A copy was deleted, to be created again.
@@ -116,7 +116,7 @@ pub(crate) enum Happening {
     DeletionHeld,
 }
 
-impl Happening {
+impl EventCause {
     fn reason(&self) -> EventReason {
         match self {
             Self::CopyFailed(_) => EventReason::CopyFailed,
@@ -148,9 +148,9 @@ impl Happening {
     }
 }
 
-type Topic = (Arc<RuleId>, Happening);
+type Topic = (Arc<RuleId>, EventCause);
 
-/// How long a topic collects its news, counted from the first one.
+/// How long a topic collects its copies, counted from the first one.
 const COLLECTED: Duration = Duration::from_secs(5);
 /// The shortest time between two reports of the same topic.
 const INTERVAL: Duration = Duration::from_mins(1);
@@ -168,11 +168,11 @@ const REFILL: Duration = Duration::from_secs(6);
 /// The longest note of an Event, in bytes: the API server's limit.
 const LONGEST: usize = 1024;
 
-/// The news that is still to be reported.
+/// The topics that are still to be reported.
 #[derive(Debug)]
-pub(crate) struct News {
+pub(crate) struct EventQueue {
     pending: BTreeMap<Topic, Pending>,
-    told: BTreeMap<Topic, Tick>,
+    reported: BTreeMap<Topic, Tick>,
     /// The namespace of the last Event about a copy. The next report begins after it.
     turns: BTreeMap<Topic, Arc<str>>,
     tokens: u32,
@@ -184,17 +184,17 @@ pub(crate) struct News {
 #[derive(Debug)]
 struct Pending {
     due: Tick,
-    /// The concerned cells, each with the field manager of the undone edit, if it is known.
-    cells: BTreeMap<CellKey, Option<Box<str>>>,
+    /// The concerned copies, each with the field manager of the undone edit, if it is known.
+    copies: BTreeMap<CopyKey, Option<Box<str>>>,
     /// The number of concerned copies that are not reported one by one.
-    copies: usize,
+    others: usize,
 }
 
-impl News {
+impl EventQueue {
     pub(crate) fn new(role: Role) -> Self {
         Self {
             pending: BTreeMap::new(),
-            told: BTreeMap::new(),
+            reported: BTreeMap::new(),
             turns: BTreeMap::new(),
             tokens: BURST,
             refilled: Tick::ZERO,
@@ -202,52 +202,52 @@ impl News {
         }
     }
 
-    /// Adds news about these cells, or about this number of copies.
+    /// Adds these copies to a topic, or this number of other copies.
     pub(crate) fn add(
         &mut self,
         rule: &Arc<RuleId>,
-        happening: Happening,
-        cells: impl IntoIterator<Item = (CellKey, Option<Box<str>>)>,
-        copies: usize,
+        cause: EventCause,
+        copies: impl IntoIterator<Item = (CopyKey, Option<Box<str>>)>,
+        others: usize,
         now: Tick,
     ) {
         if !self.reports {
             return;
         }
-        let topic = (rule.clone(), happening);
+        let topic = (rule.clone(), cause);
         let due = (now + COLLECTED).max(
-            self.told
+            self.reported
                 .get(&topic)
-                .map_or(Tick::ZERO, |told| *told + INTERVAL),
+                .map_or(Tick::ZERO, |reported| *reported + INTERVAL),
         );
         let pending = self.pending.entry(topic).or_insert_with(|| Pending {
             due,
-            cells: BTreeMap::new(),
-            copies: 0,
+            copies: BTreeMap::new(),
+            others: 0,
         });
-        for (cell, editor) in cells {
-            let known = pending.cells.entry(cell).or_default();
+        for (copy, editor) in copies {
+            let known = pending.copies.entry(copy).or_default();
             *known = editor.or(known.take());
         }
-        pending.copies = pending.copies.max(copies);
+        pending.others = pending.others.max(others);
     }
 
-    /// Drops the news about sources that the rule no longer has. The rule has changed or was
+    /// Drops the topics about sources that the rule no longer has. The rule has changed or was
     /// deleted.
     pub(crate) fn forget_sources(
         &mut self,
         rule: &Arc<RuleId>,
         still: impl Fn(&SourceRef) -> bool,
     ) {
-        let stays = |happening: &Happening| match happening {
-            Happening::SourceGone(source) => still(source),
+        let stays = |cause: &EventCause| match cause {
+            EventCause::SourceGone(source) => still(source),
             _ => true,
         };
         self.pending
-            .retain(|(id, happening), _| id != rule || stays(happening));
+            .retain(|(id, cause), _| id != rule || stays(cause));
     }
 
-    /// Drops all news. A standby reports none, because the leader does.
+    /// Drops all topics. A standby reports none, because the leader does.
     pub(crate) fn forget(&mut self) {
         self.pending.clear();
     }
@@ -262,23 +262,24 @@ impl News {
         }
     }
 
-    /// Returns the topics to report now, in order. Undone edits and deletions come last. Within the rest,
-    /// `ClusterReplication`s come first. Then come the Replications of the namespaces with the
-    /// fewest recent reports.
+    /// Returns the topics to report now, in order. Undone edits and deletions come last. Within the
+    /// rest, `ClusterReplication`s come first. Then come the Replications of the namespaces with
+    /// the fewest recent reports.
     fn due(&self, now: Tick) -> Vec<Topic> {
-        let mut told: BTreeMap<Option<&str>, usize> = BTreeMap::new();
-        for (id, _) in self.told.keys() {
-            *told.entry(id.namespace.as_deref()).or_default() += 1;
+        let mut reported: BTreeMap<Option<&str>, usize> = BTreeMap::new();
+        for (id, _) in self.reported.keys() {
+            *reported.entry(id.namespace.as_deref()).or_default() += 1;
         }
         let due = self
             .pending
             .iter()
             .filter(|(topic, pending)| pending.due <= now && self.affords(topic));
-        let turn = |(id, happening): &Topic| {
+        let turn = |(id, cause): &Topic| {
             (
-                happening.by_users(),
+                cause.by_users(),
                 id.kind,
-                told.get(&id.namespace.as_deref())
+                reported
+                    .get(&id.namespace.as_deref())
                     .copied()
                     .unwrap_or_default(),
             )
@@ -290,18 +291,18 @@ impl News {
         due.into_iter().map(|(_, topic)| topic.clone()).collect()
     }
 
-    fn affords(&self, (id, happening): &Topic) -> bool {
+    fn affords(&self, (id, cause): &Topic) -> bool {
         match id.kind {
-            _ if happening.by_users() => self.tokens > RESERVED,
+            _ if cause.by_users() => self.tokens > RESERVED,
             RuleKind::ClusterReplication => self.tokens > 0,
             RuleKind::Replication => self.tokens > KEPT,
         }
     }
 }
 
-/// A reported cell, with its problem.
-struct Told<'a> {
-    key: &'a CellKey,
+/// A reported copy, with its problem.
+struct ReportedCopy<'a> {
+    key: &'a CopyKey,
     /// The field manager of the undone edit.
     editor: Option<&'a str>,
     /// Kind of the copy.
@@ -313,62 +314,61 @@ impl Index {
     fn copies_of(&self, id: &Arc<RuleId>, source: &SourceRef) -> usize {
         let hash = source_hash(&source.to_string());
         let places = self.places(id);
-        let cells = places
+        places
             .iter()
             .filter_map(|name| self.namespaces.get(name))
-            .flat_map(|namespace| &namespace.cells);
-        let copies = cells.filter_map(Cell::ours);
-        copies
+            .flat_map(|namespace| &namespace.copies)
+            .filter_map(CopyState::ours)
             .filter(|seen| seen.source == hash && seen.rule.as_ref() == Some(id) && !seen.elsewhere)
             .count()
     }
 
-    /// Returns the report about a cell, if the news is still true. `editor` is the field manager
+    /// Returns the report about a copy, if the cause is still true. `editor` is the field manager
     /// that changed the copy last.
     fn still<'a>(
         &'a self,
         id: &Arc<RuleId>,
-        happening: &Happening,
-        key: &'a CellKey,
+        cause: &EventCause,
+        key: &'a CopyKey,
         editor: Option<&'a str>,
-    ) -> Option<Told<'a>> {
+    ) -> Option<ReportedCopy<'a>> {
         let (namespace, kind, name) = key;
-        let message = match happening {
-            Happening::CopyFailed(reason) => {
-                let lost = self.rules.get(id)?.unmet.get(namespace).into_iter().flatten();
-                let mut lost = lost.filter(|cell| cell.kind == *kind && cell.name == *name && cell.reason() == *reason);
+        let message = match cause {
+            EventCause::CopyFailed(reason) => {
+                let lost = self.rules.get(id)?.blocked.get(namespace).into_iter().flatten();
+                let mut lost = lost.filter(|copy| copy.kind == *kind && copy.name == *name && copy.reason() == *reason);
                 if let Some(lost) = lost.next() {
                     format!("{reason}: {}", lost.message(id, namespace))
                 } else {
-                    let cell = self.cell(key)?;
-                    let failure = cell.failure.as_ref().map(|failing| &failing.failure);
+                    let copy = self.copy(key)?;
+                    let failure = copy.failure.as_ref().map(|failing| &failing.failure);
                     let failure = failure.filter(|failure| failure.reason == *reason)?;
-                    if self.rule_of(cell).as_ref() != Some(id) {
+                    if self.rule_of(copy).as_ref() != Some(id) {
                         return None;
                     }
                     format!("{reason}: {}", failure.message_for(id, namespace))
                 }
             }
-            Happening::CopyAdopted => {
+            EventCause::CopyAdopted => {
                 "an object that Mimeo did not write has become the copy, by the rule's conflictPolicy".into()
             }
-            Happening::DeletionHeld => {
+            EventCause::DeletionHeld => {
                 "is lost, with many others in a short time, and stays until a person confirms the deletion".into()
             }
-            Happening::EditReverted => {
-                let cell = self.cell(key)?;
-                let slot = self.slots.wanted(cell).filter(|slot| slot.rule == *id)?;
-                format!("an edit was reverted; to change the copy, change its source {}", slot.source)
+            EventCause::EditReverted => {
+                let copy = self.copy(key)?;
+                let projection = self.projections.wanted(copy).filter(|projection| projection.rule == *id)?;
+                format!("an edit was reverted; to change the copy, change its source {}", projection.source)
             }
-            Happening::CopyRestored => {
+            EventCause::CopyRestored => {
                 "another client deleted it, and Mimeo created it again; to remove the copy for good, have the rule leave this namespace out".into()
             }
-            Happening::CopyRecreated => {
+            EventCause::CopyRecreated => {
                 "deleted and created again, because the API server does not allow the change in place".into()
             }
-            Happening::SourceGone(_) => return None, // Only the rule has an Event for this.
+            EventCause::SourceGone(_) => return None, // Only the rule has an Event for this.
         };
-        Some(Told {
+        Some(ReportedCopy {
             key,
             editor,
             kind: &self.kinds[*kind].group_kind.kind,
@@ -378,78 +378,81 @@ impl Index {
 
     /// Returns the reference to a copy, which need not exist. `None`: the API server does not serve
     /// its kind.
-    fn about_copy(&self, key: &CellKey) -> Option<ObjectReference> {
+    fn about_copy(&self, key: &CopyKey) -> Option<ObjectReference> {
         let (namespace, kind, name) = key;
-        let cell = self.cell(key);
-        let slot = cell.and_then(|cell| self.slots.wanted(cell));
-        let resource = self.resource(*kind, slot.map(Slot::gvk))?;
+        let copy = self.copy(key);
+        let projection = copy.and_then(|copy| self.projections.wanted(copy));
+        let resource = self.resource(*kind, projection.map(Projection::gvk))?;
         Some(ObjectReference {
             api_version: Some(resource.gvk.api_version()),
             kind: Some(resource.gvk.kind.to_string()),
             namespace: Some(namespace.to_string()),
             name: Some(name.to_string()),
-            uid: cell.and_then(Cell::seen).map(|seen| seen.uid.to_string()),
+            uid: copy
+                .and_then(CopyState::seen)
+                .map(|seen| seen.uid.to_string()),
             ..ObjectReference::default()
         })
     }
 }
 
 impl Index {
-    /// Adds news about a cell, for the rule that its numbers count for. `editor` is the field
-    /// manager of an undone edit.
-    pub(crate) fn happened(
+    /// Reports a copy with the next Event of the rule that its numbers count for. `editor` is the
+    /// field manager of an undone edit.
+    pub(crate) fn report(
         &self,
-        happening: Happening,
-        (namespace, cell): (&Arc<str>, &Cell),
+        cause: EventCause,
+        (namespace, copy): (&Arc<str>, &CopyState),
         editor: Option<Box<str>>,
-        news: &mut News,
+        events: &mut EventQueue,
     ) {
-        if let Some(rule) = self.slots.owner(cell) {
-            let cell = cell.key(namespace);
-            news.add(rule, happening, [(cell, editor)], 0, self.now);
+        if let Some(rule) = self.projections.owner(copy) {
+            let copy = copy.key(namespace);
+            events.add(rule, cause, [(copy, editor)], 0, self.now);
         }
     }
 
-    /// Adds the news that a source is gone or does not exist.
-    pub(crate) fn source_lost(&self, source: &SourceRef, was_there: bool, news: &mut News) {
+    /// Reports that a source is gone or does not exist.
+    pub(crate) fn source_lost(&self, source: &SourceRef, was_there: bool, events: &mut EventQueue) {
         let granted = self
-            .slots
+            .projections
             .of_source(source)
-            .filter(|(_, slot)| slot.granted);
-        let rules: BTreeSet<&Arc<RuleId>> = granted.map(|(_, slot)| &slot.rule).collect();
+            .filter(|(_, projection)| projection.granted);
+        let rules: BTreeSet<&Arc<RuleId>> =
+            granted.map(|(_, projection)| &projection.rule).collect();
         for id in rules {
             let Some(rule) = self.rules.get(id).and_then(RuleState::valid) else {
                 continue;
             };
             // Copies that their rule retains without their source stay for good. After a restart
-            // that is no news.
+            // that is no event.
             if was_there || rule.retention.when_source_deleted == Retain::Delete {
                 let copies = self.copies_of(id, source);
-                let happening = Happening::SourceGone(source.clone());
-                news.add(id, happening, [], copies, self.now);
+                let cause = EventCause::SourceGone(source.clone());
+                events.add(id, cause, [], copies, self.now);
             }
         }
     }
 }
 
-impl News {
+impl EventQueue {
     /// Returns the Events to write now.
-    pub(crate) fn announcements(
+    pub(crate) fn event_updates(
         &mut self,
         index: &Index,
         deletion: &PendingDeletions,
-    ) -> Vec<Announcement> {
+    ) -> Vec<EventUpdate> {
         self.refill(index.now);
-        let mut announcements = Vec::new();
+        let mut event_updates = Vec::new();
         // Each report changes the order of the remaining topics. Most topics may have nothing left
         // to report; they are dropped in one pass.
-        while let Some((topic, news)) = self.next(index, deletion) {
+        while let Some((topic, updates)) = self.next(index, deletion) {
             // The Event about the rule comes first.
             let beside =
                 usize::try_from(self.tokens.saturating_sub(RESERVED + 1)).unwrap_or_default();
-            let before = announcements.len();
-            announcements.extend(news.into_iter().take(1 + beside));
-            let written = &announcements[before..];
+            let before = event_updates.len();
+            event_updates.extend(updates.into_iter().take(1 + beside));
+            let written = &event_updates[before..];
             self.tokens -= u32::try_from(written.len()).unwrap_or(self.tokens);
             let mut about_copies = written.iter().filter(|one| one.related.is_some());
             if let Some(last) = about_copies.next_back()
@@ -458,26 +461,27 @@ impl News {
                 self.turns
                     .insert(topic.clone(), index.namespace_name(namespace));
             }
-            self.told.insert(topic, index.now);
+            self.reported.insert(topic, index.now);
         }
-        self.told.retain(|_, told| *told + INTERVAL > index.now);
+        self.reported
+            .retain(|_, reported| *reported + INTERVAL > index.now);
         self.turns.retain(|(id, _), _| index.rules.contains_key(id));
-        announcements
+        event_updates
     }
 
     fn next(
         &mut self,
         index: &Index,
         deletion: &PendingDeletions,
-    ) -> Option<(Topic, Vec<Announcement>)> {
+    ) -> Option<(Topic, Vec<EventUpdate>)> {
         self.due(index.now).into_iter().find_map(|topic| {
             let pending = self.pending.remove(&topic)?;
-            let news = self.announce(&topic, &pending, index, deletion);
-            (!news.is_empty()).then_some((topic, news))
+            let updates = self.updates_of(&topic, &pending, index, deletion);
+            (!updates.is_empty()).then_some((topic, updates))
         })
     }
 
-    /// When [`News::announcements`] has Events to write.
+    /// When [`EventQueue::event_updates`] has Events to write.
     pub(crate) fn next_due(&self) -> Option<Tick> {
         let due = self.pending.iter().map(|(topic, pending)| {
             if self.affords(topic) {
@@ -491,22 +495,21 @@ impl News {
 
     /// Returns the Events of a topic: one about the rule, then one about a copy in each of some
     /// namespaces.
-    fn announce(
+    fn updates_of(
         &self,
         topic: &Topic,
         pending: &Pending,
         index: &Index,
         deletion: &PendingDeletions,
-    ) -> Vec<Announcement> {
-        let (id, happening) = topic;
+    ) -> Vec<EventUpdate> {
+        let (id, cause) = topic;
         let rule = index.rules.get(id).and_then(RuleState::valid);
-        let detail = happening.detail();
-        let about_rule = |note, count| {
-            announcement((happening, &detail), about(id, rule), None, id, note, count)
-        };
-        match happening {
-            Happening::SourceGone(source) => {
-                let copies = pending.copies.max(index.copies_of(id, source));
+        let detail = cause.detail();
+        let about_rule =
+            |note, count| event_update((cause, &detail), about(id, rule), None, id, note, count);
+        match cause {
+            EventCause::SourceGone(source) => {
+                let copies = pending.others.max(index.copies_of(id, source));
                 let missing =
                     matches!(index.sources.get(source), Some(SourceState::Missing { .. }));
                 let Some(rule) = rule.filter(|_| missing && copies > 0) else {
@@ -525,15 +528,15 @@ impl News {
                     1,
                 )]
             }
-            Happening::DeletionHeld => {
+            EventCause::DeletionHeld => {
                 let Some(pending) = deletion.get(id).filter(|pending| pending.held.is_some())
                 else {
                     return vec![];
                 };
                 let copies = deletion.held_copies(id, index).len();
-                let told: Vec<Told<'_>> = pending
-                    .cells()
-                    .filter_map(|key| index.still(id, happening, key, None))
+                let reported: Vec<ReportedCopy<'_>> = pending
+                    .copies()
+                    .filter_map(|key| index.still(id, cause, key, None))
                     .collect();
                 let note = if rule.is_some() {
                     format!(
@@ -549,24 +552,24 @@ impl News {
                     )
                 };
                 let mut all = vec![about_rule(note, 1)];
-                all.extend(self.about_copies(topic, rule, &told, index));
+                all.extend(self.about_copies(topic, rule, &reported, index));
                 all
             }
             _ if rule.is_none() => vec![],
-            Happening::CopyFailed(_)
-            | Happening::CopyRecreated
-            | Happening::CopyAdopted
-            | Happening::EditReverted
-            | Happening::CopyRestored => {
-                let cells = pending.cells.iter();
-                let told = cells
-                    .filter_map(|(key, editor)| index.still(id, happening, key, editor.as_deref()));
-                let told: Vec<Told<'_>> = told.collect();
-                let Some(note) = note(&told) else {
+            EventCause::CopyFailed(_)
+            | EventCause::CopyRecreated
+            | EventCause::CopyAdopted
+            | EventCause::EditReverted
+            | EventCause::CopyRestored => {
+                let copies = pending.copies.iter();
+                let reported = copies
+                    .filter_map(|(key, editor)| index.still(id, cause, key, editor.as_deref()));
+                let reported: Vec<ReportedCopy<'_>> = reported.collect();
+                let Some(note) = note(&reported) else {
                     return vec![];
                 };
-                let mut all = vec![about_rule(note, told.len())];
-                all.extend(self.about_copies(topic, rule, &told, index));
+                let mut all = vec![about_rule(note, reported.len())];
+                all.extend(self.about_copies(topic, rule, &reported, index));
                 all
             }
         }
@@ -579,62 +582,64 @@ impl News {
         &self,
         topic: &Topic,
         rule: Option<&Rule>,
-        told: &[Told<'_>],
+        reported: &[ReportedCopy<'_>],
         index: &Index,
-    ) -> Vec<Announcement> {
-        let (id, happening) = topic;
-        let namespaces: Vec<_> = told.chunk_by(|one, next| one.key.0 == next.key.0).collect();
+    ) -> Vec<EventUpdate> {
+        let (id, cause) = topic;
+        let namespaces: Vec<_> = reported
+            .chunk_by(|one, next| one.key.0 == next.key.0)
+            .collect();
         let next = self.turns.get(topic).map_or(0, |last| {
-            namespaces.partition_point(|told| told[0].key.0 <= *last)
+            namespaces.partition_point(|reported| reported[0].key.0 <= *last)
         });
         let (before, after) = namespaces.split_at(next);
         let namespaces = after.iter().chain(before).copied().take(NAMESPACES);
-        let announce = |told: &[Told<'_>]| {
-            let Told {
+        let update = |reported: &[ReportedCopy<'_>]| {
+            let ReportedCopy {
                 key: key @ (_, _, name),
                 editor,
                 kind,
                 message,
-            } = told.first()?;
+            } = reported.first()?;
             let editor = editor.map_or_else(String::new, |manager| {
                 format!("; last written by field manager {manager:?}")
             });
-            let more = if told.len() > 1 {
-                format!(" and {} more", told.len() - 1)
+            let more = if reported.len() > 1 {
+                format!(" and {} more", reported.len() - 1)
             } else {
                 String::new()
             };
             let note = format!("{id}: {kind} {name}{more}: {message}{editor}");
-            let detail = format!("{}{editor}", happening.detail());
-            Some(announcement(
-                (happening, &detail),
+            let detail = format!("{}{editor}", cause.detail());
+            Some(event_update(
+                (cause, &detail),
                 index.about_copy(key)?,
                 Some(about(id, rule)),
                 id,
                 note,
-                told.len(),
+                reported.len(),
             ))
         };
-        namespaces.filter_map(announce).collect()
+        namespaces.filter_map(update).collect()
     }
 }
 
-/// Returns the problem of these cells in one sentence, or `None` without cells.
-fn note(told: &[Told<'_>]) -> Option<String> {
-    let Told {
+/// Returns the problem of these copies in one sentence, or `None` without copies.
+fn note(reported: &[ReportedCopy<'_>]) -> Option<String> {
+    let ReportedCopy {
         key: (namespace, _, name),
         kind,
         message,
         ..
-    } = told.first()?;
-    if told.len() == 1 {
+    } = reported.first()?;
+    if reported.len() == 1 {
         return Some(format!("{kind} {name} in namespace {namespace}: {message}"));
     }
-    let mut namespaces: Vec<&Arc<str>> = told.iter().map(|one| &one.key.0).collect();
+    let mut namespaces: Vec<&Arc<str>> = reported.iter().map(|one| &one.key.0).collect();
     namespaces.dedup();
     Some(format!(
         "{} copies in {}: {message}",
-        told.len(),
+        reported.len(),
         places(&namespaces)
     ))
 }
@@ -666,15 +671,15 @@ fn about(id: &RuleId, rule: Option<&Rule>) -> ObjectReference {
 }
 
 /// Builds an Event. `detail` distinguishes it from other Events with the same reason.
-fn announcement(
-    (happening, detail): (&Happening, &str),
+fn event_update(
+    (cause, detail): (&EventCause, &str),
     regarding: ObjectReference,
     related: Option<ObjectReference>,
     rule: &RuleId,
     mut note: String,
     count: usize,
-) -> Announcement {
-    let reason = happening.reason();
+) -> EventUpdate {
+    let reason = cause.reason();
     let uid = regarding.uid.as_deref().unwrap_or_default();
     // The name depends only on fields that every process knows. They also cannot change in an
     // Event. So the next process continues the series.
@@ -686,7 +691,7 @@ fn announcement(
     );
     let name = format!("{reason} {detail} {rule} {kind} {place} {object} {uid}");
     note.truncate(note.floor_char_boundary(LONGEST));
-    Announcement {
+    EventUpdate {
         name: format!("mimeo.{}", Checksum::of(name.as_bytes())).into(),
         regarding,
         related,

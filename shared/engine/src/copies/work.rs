@@ -8,7 +8,7 @@ use std::{
 };
 
 use mimeo_model::{
-    id::{RuleId, SlotId},
+    id::{ProjectionId, RuleId},
     kind::GroupKind,
     meta::Checksum,
     outcome::Failure,
@@ -17,9 +17,9 @@ use mimeo_model::{
 
 use crate::{
     Effects, Index, Queued, Settings,
-    announce::Happening,
-    cell::{Cell, CellKey, Failing, Observation, Phase},
     clock::Tick,
+    copy::{CopyKey, CopyState, Failing, Observation, Phase},
+    events::EventCause,
     jobs::{Job, JobKey},
     losses::LossEvent,
     request::Request,
@@ -28,19 +28,19 @@ use crate::{
 /// One piece of work for the driver.
 #[derive(Debug)]
 pub enum Action {
-    /// One request about one cell. The driver hands its answer to `Engine::outcome`.
+    /// One request about one copy. The driver hands its answer to `Engine::outcome`.
     Request(Box<Request>),
     /// Any other work. The driver hands its answer to `Engine::answered`.
     Job(Box<Job>),
 }
 
-/// A failure of one cell, for the log. A cell reports the same reason only once.
+/// A failure of one copy, for the log. A copy reports the same reason only once.
 #[derive(Clone, Debug)]
 pub struct Notice {
-    /// The rule that wants a copy in the cell. If no rule wants one, the rule of the copy that is
+    /// The rule that wants the copy. If no rule wants it, the rule of the copy that is
     /// there.
     pub rule: Option<Arc<RuleId>>,
-    /// True if a rule wants a copy in the cell.
+    /// True if a rule wants the copy.
     pub wanted: bool,
     /// Kind of the copy.
     pub kind: GroupKind,
@@ -52,13 +52,13 @@ pub struct Notice {
     pub failure: Failure,
 }
 
-/// An empty queue keeps room for this many cells.
+/// An empty queue keeps room for this many copies.
 const FEW: usize = 64;
 
 #[derive(Debug, Default)]
 pub(crate) struct Work {
-    urgent: VecDeque<CellKey>,
-    normal: VecDeque<CellKey>,
+    urgent: VecDeque<CopyKey>,
+    normal: VecDeque<CopyKey>,
     tenants: Turns,
     timers: BTreeSet<(Tick, Timer)>,
     pub(crate) serial: u32,
@@ -67,24 +67,24 @@ pub(crate) struct Work {
     pub(crate) tidy_after: Tick,
 }
 
-/// The waiting cells of `Replication`s, by the namespace of their rule. The namespaces take turns,
-/// so one namespace with many cells cannot delay the others.
+/// The waiting copies of `Replication`s, by the namespace of their rule. The namespaces take turns,
+/// so one namespace with many copies cannot delay the others.
 #[derive(Debug, Default)]
 struct Turns {
-    waiting: BTreeMap<Box<str>, VecDeque<CellKey>>,
+    waiting: BTreeMap<Box<str>, VecDeque<CopyKey>>,
     /// The namespace that had the last turn.
     last: Box<str>,
 }
 
 impl Turns {
-    fn push(&mut self, home: &str, cell: CellKey) {
+    fn push(&mut self, home: &str, copy: CopyKey) {
         match self.waiting.get_mut(home) {
-            Some(cells) => cells.push_back(cell),
-            None => _ = self.waiting.insert(home.into(), [cell].into()),
+            Some(copies) => copies.push_back(copy),
+            None => _ = self.waiting.insert(home.into(), [copy].into()),
         }
     }
 
-    fn pop(&mut self) -> Option<CellKey> {
+    fn pop(&mut self) -> Option<CopyKey> {
         let after = (Bound::Excluded(&*self.last), Bound::Unbounded);
         let next = self
             .waiting
@@ -92,28 +92,28 @@ impl Turns {
             .next()
             .or_else(|| self.waiting.iter().next());
         let home = next?.0.clone();
-        let cells = self.waiting.get_mut(&home)?;
-        let cell = cells.pop_front();
-        if cells.is_empty() {
+        let copies = self.waiting.get_mut(&home)?;
+        let copy = copies.pop_front();
+        if copies.is_empty() {
             self.waiting.remove(&home);
         }
         self.last = home;
-        cell
+        copy
     }
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Timer {
-    Cell(CellKey),
+    CopyState(CopyKey),
     /// A request must verify a copy, if its rule still has a resync period.
-    Resync(CellKey),
+    Resync(CopyKey),
     Namespace(Arc<str>),
     /// The pause of a failed job is over.
     Job(JobKey),
     /// The answer to this job may be out of date.
     Expired(JobKey),
-    /// A cell of this slot may ask again, with a dry run, how a good copy looks.
-    Learn(SlotId),
+    /// A copy of this projection may ask again, with a dry run, how a good copy looks.
+    Learn(ProjectionId),
     Rule(Arc<RuleId>),
     PendingDeletion(Arc<RuleId>),
     /// The statuses of all rules are due.
@@ -123,18 +123,18 @@ pub(crate) enum Timer {
 }
 
 impl Work {
-    /// Queues a cell. `home` is the namespace of its rule, if the rule is a `Replication`.
+    /// Queues a copy. `home` is the namespace of its rule, if the rule is a `Replication`.
     pub(crate) fn queue(
         &mut self,
         namespace: &Arc<str>,
-        cell: &mut Cell,
+        copy: &mut CopyState,
         urgent: bool,
         home: Option<&str>,
     ) {
-        if std::mem::replace(&mut cell.in_queue, true) {
+        if std::mem::replace(&mut copy.in_queue, true) {
             return;
         }
-        let queued = cell.key(namespace);
+        let queued = copy.key(namespace);
         match home {
             Some(home) => self.tenants.push(home, queued),
             None if urgent => self.urgent.push_back(queued),
@@ -143,7 +143,7 @@ impl Work {
         self.untidy = true;
     }
 
-    pub(crate) fn pop(&mut self) -> Option<CellKey> {
+    pub(crate) fn pop(&mut self) -> Option<CopyKey> {
         self.urgent
             .pop_front()
             .or_else(|| self.normal.pop_front())
@@ -190,41 +190,41 @@ impl Work {
         self.timers.insert((due, timer));
     }
 
-    /// Delays the next request about a cell. The delay doubles with each failure in a row.
+    /// Delays the next request about a copy. The delay doubles with each failure in a row.
     pub(crate) fn back_off(
         &mut self,
         namespace: &Arc<str>,
-        cell: &mut Cell,
+        copy: &mut CopyState,
         at_least: Option<Duration>,
         index: &Index,
     ) {
-        let delay = delay(&index.settings, cell.streak).max(at_least.unwrap_or_default());
-        cell.streak = cell.streak.saturating_add(1);
-        // The delay is up to a fifth longer, depending on the name of the namespace. So cells that
+        let delay = delay(&index.settings, copy.streak).max(at_least.unwrap_or_default());
+        copy.streak = copy.streak.saturating_add(1);
+        // The delay is up to a fifth longer, depending on the name of the namespace. So copies that
         // failed together don't all retry at the same time.
         let spread =
             u32::try_from(Checksum::of(namespace.as_bytes()).short() % 200).unwrap_or_default();
-        self.put_off(namespace, cell, index.now + delay + delay * spread / 1000);
+        self.put_off(namespace, copy, index.now + delay + delay * spread / 1000);
     }
 
-    /// Delays the next request about a cell to this time, which replaces any former time. So a cell
+    /// Delays the next request about a copy to this time, which replaces any former time. So a copy
     /// has at most one such timer, however often the cluster changes meanwhile.
-    pub(crate) fn put_off(&mut self, namespace: &Arc<str>, cell: &mut Cell, due: Tick) {
-        let timer = Timer::Cell(cell.key(namespace));
-        let former = (std::mem::replace(&mut cell.due, due), timer);
+    pub(crate) fn put_off(&mut self, namespace: &Arc<str>, copy: &mut CopyState, due: Tick) {
+        let timer = Timer::CopyState(copy.key(namespace));
+        let former = (std::mem::replace(&mut copy.due, due), timer);
         self.timers.remove(&former);
-        cell.phase = Phase::Waiting;
+        copy.phase = Phase::Waiting;
         self.timer(due, former.1);
     }
 
     /// Sets the time at which a copy must be verified, or `None` for never. It replaces any former
     /// time.
-    pub(crate) fn remind(&mut self, namespace: &Arc<str>, cell: &mut Cell, due: Option<Tick>) {
-        let former = std::mem::replace(&mut cell.resync, due);
+    pub(crate) fn remind(&mut self, namespace: &Arc<str>, copy: &mut CopyState, due: Option<Tick>) {
+        let former = std::mem::replace(&mut copy.resync, due);
         if former == due {
             return;
         }
-        let timer = Timer::Resync(cell.key(namespace));
+        let timer = Timer::Resync(copy.key(namespace));
         if let Some(former) = former {
             self.timers.remove(&(former, timer.clone()));
         }
@@ -242,43 +242,43 @@ pub(crate) fn delay(settings: &Settings, streak: u8) -> Duration {
 }
 
 impl Index {
-    /// Returns the one rule whose numbers include this cell. Code that changes this rule marks the
-    /// former rule's status as due. The plan of the cell marks the new rule's status.
-    pub(crate) fn rule_of(&self, cell: &Cell) -> Option<Arc<RuleId>> {
-        self.slots.owner(cell).cloned()
+    /// Returns the one rule whose numbers include this copy. Code that changes this rule marks the
+    /// former rule's status as due. The plan of the copy marks the new rule's status.
+    pub(crate) fn rule_of(&self, copy: &CopyState) -> Option<Arc<RuleId>> {
+        self.projections.owner(copy).cloned()
     }
 }
 
 impl Index {
     pub(crate) fn go_off(&mut self, timer: Timer, effects: &mut Effects) {
         match timer {
-            Timer::Cell(key) => {
+            Timer::CopyState(key) => {
                 let role = self.settings.role;
-                let cell = self.cell_mut(&key);
-                let Some(cell) = cell.filter(|cell| cell.phase == Phase::Waiting) else {
+                let copy = self.copy_mut(&key);
+                let Some(copy) = copy.filter(|copy| copy.phase == Phase::Waiting) else {
                     return;
                 };
-                cell.phase = Phase::Idle;
+                copy.phase = Phase::Idle;
                 // No watch shows an object that isn't Mimeo's own. So an object that conflicted may
                 // be gone by now. And an object may exist by now where a rule of a higher rank kept
                 // a copy from being created. A read must tell.
-                let barred = cell.observed == Observation::Absent
-                    && cell
+                let barred = copy.observed == Observation::Absent
+                    && copy
                         .failure
                         .as_ref()
                         .is_some_and(|failure| failure.failure.reason == FailureReason::Conflict);
-                if barred || cell.seen().is_some_and(|seen| seen.unwatched(role)) {
-                    cell.observed = Observation::Unknown;
+                if barred || copy.seen().is_some_and(|seen| seen.unwatched(role)) {
+                    copy.observed = Observation::Unknown;
                 }
                 self.dirty.insert(key.0);
             }
             Timer::Resync(key) => {
                 let due = self
-                    .cell(&key)
-                    .is_some_and(|cell| self.resync_of(cell).is_some());
-                if let Some(cell) = self.cell_mut(&key) {
-                    cell.resync = None;
-                    cell.verify = due;
+                    .copy(&key)
+                    .is_some_and(|copy| self.resync_of(copy).is_some());
+                if let Some(copy) = self.copy_mut(&key) {
+                    copy.resync = None;
+                    copy.verify = due;
                     self.dirty.insert(key.0);
                 }
             }
@@ -300,36 +300,36 @@ impl Index {
         }
     }
 
-    /// Records the failure of a cell. A notice and an Event report it when its reason is new, not
+    /// Records the failure of a copy. A notice and an Event report it when its reason is new, not
     /// with every retry.
     pub(crate) fn fail(
         &mut self,
         namespace: &Arc<str>,
-        cell: &mut Cell,
+        copy: &mut CopyState,
         failure: Failure,
         effects: &mut Effects,
     ) {
-        let rule = self.rule_of(cell);
+        let rule = self.rule_of(copy);
         if let Some(rule) = &rule {
             self.mark_status_due(rule);
         }
-        if cell
+        if copy
             .failure
             .as_ref()
             .is_none_or(|old| old.failure.reason != failure.reason)
         {
-            let happening = Happening::CopyFailed(failure.reason);
-            self.happened(happening, (namespace, cell), None, &mut effects.news);
+            let cause = EventCause::CopyFailed(failure.reason);
+            self.report(cause, (namespace, copy), None, &mut effects.events);
             effects.notices.push(Notice {
                 rule,
-                wanted: cell.want.is_some(),
-                kind: self.kinds[cell.kind].group_kind.clone(),
+                wanted: copy.want.is_some(),
+                kind: self.kinds[copy.kind].group_kind.clone(),
                 namespace: namespace.clone(),
-                name: cell.name.clone(),
+                name: copy.name.clone(),
                 failure: failure.clone(),
             });
         }
-        let since = cell.failure.as_ref().map_or(self.now, |old| old.since);
-        cell.failure = Some(Box::new(Failing { failure, since }));
+        let since = copy.failure.as_ref().map_or(self.now, |old| old.since);
+        copy.failure = Some(Box::new(Failing { failure, since }));
     }
 }

@@ -13,24 +13,24 @@ use mimeo_model::{
 
 use crate::{
     Effects, Index, Namespace, RuleState,
-    cell::Cell,
+    copy::CopyState,
     jobs::{JobKey, Task},
-    slot::Slot,
+    projection::Projection,
 };
 
 impl Index {
-    /// True if the rule has `strategy: CreateOnce` and its create in this cell is done or not
+    /// True if the rule has `strategy: CreateOnce` and the copy's create is done or not
     /// needed (any more).
     pub(crate) fn created_once(
         &self,
-        slot: &Slot,
+        projection: &Projection,
         rule: &Rule,
         namespace: &Namespace,
-        cell: &Cell,
+        copy: &CopyState,
     ) -> bool {
         rule.strategy == Strategy::CreateOnce
-            && (cell.shows_created(rule.conflict)
-                || self.remembers(namespace, &rule.id, slot.kind, &cell.name))
+            && (copy.shows_created(rule.conflict)
+                || self.remembers(namespace, &rule.id, projection.kind, &copy.name))
     }
 
     /// True if the observed object is in the present namespace. The watch may not have shown yet
@@ -38,10 +38,10 @@ impl Index {
     /// facts proves the present namespace: the object is newer, or a request has found it, or a
     /// later listing still shows it. Returns false for a copy that this process may have deleted
     /// itself.
-    pub(crate) fn is_of_now(&self, name: &str, namespace: &Namespace, cell: &Cell) -> bool {
-        let listed = self.kinds[cell.kind].surveys.of(name).listed_at;
-        let newer = || cell.seen().is_none_or(|seen| seen.version > namespace.born);
-        !cell.leaving && (cell.proven || listed >= namespace.born || newer())
+    pub(crate) fn is_of_now(&self, name: &str, namespace: &Namespace, copy: &CopyState) -> bool {
+        let listed = self.kinds[copy.kind].watches.of(name).listed_at;
+        let newer = || copy.seen().is_none_or(|seen| seen.version > namespace.born);
+        !copy.leaving && (copy.proven || listed >= namespace.born || newer())
     }
 
     /// True if the namespace has a record that the rule created this copy.
@@ -68,25 +68,26 @@ impl Index {
         Some(CreatedCopy::new(namespace.uid?, rule, kind, name))
     }
 
-    /// Records the object in a cell as created, if its rule is active and has `strategy:
+    /// Records the object at a copy's place as created, if its rule is active and has `strategy:
     /// CreateOnce`. So Mimeo does not create the copy again if it is deleted, even before the
     /// annotation is written. An object that was there while the rule was inactive is not recorded.
     pub(crate) fn note_created(&self, name: &str, namespace: &mut Namespace, at: usize) {
-        let cell = &namespace.cells[at];
+        let copy = &namespace.copies[at];
         if self.settings.role != Role::Keeper || !namespace.alive() {
             return;
         }
-        let Some(slot) = self.slots.wanted(cell) else {
+        let Some(projection) = self.projections.wanted(copy) else {
             return;
         };
-        let acting = self.rules.get(&slot.rule).and_then(RuleState::acting);
+        let acting = self.rules.get(&projection.rule).and_then(RuleState::acting);
         let Some(rule) = acting.filter(|rule| rule.strategy == Strategy::CreateOnce) else {
             return;
         };
-        if !cell.shows_created(rule.conflict) || !self.is_of_now(name, namespace, cell) {
+        if !copy.shows_created(rule.conflict) || !self.is_of_now(name, namespace, copy) {
             return;
         }
-        let Some(created) = self.created_copy(namespace, &rule.id, slot.kind, &cell.name) else {
+        let Some(created) = self.created_copy(namespace, &rule.id, projection.kind, &copy.name)
+        else {
             return;
         };
         let tenants = rule.id.kind == RuleKind::Replication;
@@ -107,23 +108,25 @@ impl Index {
             return None;
         }
         let mut created = namespace.created.clone();
-        for cell in &namespace.cells {
-            let Some(slot) = self.slots.wanted(cell) else {
+        for copy in &namespace.copies {
+            let Some(projection) = self.projections.wanted(copy) else {
                 continue;
             };
-            let Some(rule) = self.rules.get(&slot.rule).and_then(RuleState::acting) else {
+            let Some(rule) = self.rules.get(&projection.rule).and_then(RuleState::acting) else {
                 continue;
             };
             if rule.strategy != Strategy::CreateOnce {
-                // The copies of the kind were not all observed yet. The cell may hold a copy of
+                // The copies of the kind were not all observed yet. The object may be the copy of
                 // another rule, and Mimeo's labels and annotations on it decide that.
-                if !self.kinds[cell.kind].copies_known_in(name) {
+                if !self.kinds[copy.kind].copies_known_in(name) {
                     continue;
                 }
-                if let Some(copy) = self.created_copy(namespace, &rule.id, slot.kind, &cell.name) {
-                    created.remove(copy);
+                if let Some(entry) =
+                    self.created_copy(namespace, &rule.id, projection.kind, &copy.name)
+                {
+                    created.remove(entry);
                 }
-            } else if !cell.settled() {
+            } else if !copy.settled() {
                 return None; // The answer to its request plans the namespace again.
             }
         }
@@ -153,7 +156,7 @@ impl Index {
         namespace: &mut Namespace,
         effects: &mut Effects,
     ) {
-        (0..namespace.cells.len()).for_each(|at| self.note_created(name, namespace, at));
+        (0..namespace.copies.len()).for_each(|at| self.note_created(name, namespace, at));
         let key = JobKey::RecordCreated(name.clone());
         if effects.jobs.has(&key) {
             return;

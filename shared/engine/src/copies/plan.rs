@@ -1,9 +1,9 @@
-//! Goes over the namespaces that changed, cell by cell.
+//! Goes over the namespaces that changed, copy by copy.
 
 use std::{sync::Arc, time::Duration};
 
 use mimeo_model::{
-    id::{RuleId, SlotId},
+    id::{ProjectionId, RuleId},
     meta::Checksum,
     outcome::{Failure, FailureReason},
     role::Role,
@@ -11,37 +11,37 @@ use mimeo_model::{
 
 use crate::{
     Effects, Index, Namespace, SourceState,
-    cell::{Cell, Leave, Phase, Reference, Step, Why},
     clock::Tick,
+    copy::{CopyState, Leave, Phase, Reference, Step, Why},
     verdict::Need,
     work::Timer,
 };
 
-/// A namespace with at least this many cells is crowded: it is planned less often.
+/// A namespace with at least this many copies is crowded: it is planned less often.
 const CROWD: usize = 256;
-/// The pause of a crowded namespace after a plan, for each of its cells. It is about ten times the
+/// The pause of a crowded namespace after a plan, for each of its copies. It is about ten times the
 /// duration of the plan.
 const REST: Duration = Duration::from_micros(20);
 
 impl Index {
-    /// True if a request of another cell asks already which fields a correct copy owns.
-    fn is_asked_already(&self, slot: Option<SlotId>) -> bool {
-        let slot = slot.and_then(|id| self.slots.get(&id));
-        slot.is_some_and(|slot| slot.reference == Reference::Asked)
+    /// True if a request of another copy asks already which fields a correct copy owns.
+    fn is_asked_already(&self, projection: Option<ProjectionId>) -> bool {
+        let projection = projection.and_then(|id| self.projections.get(&id));
+        projection.is_some_and(|projection| projection.reference == Reference::Asked)
     }
 
     /// Returns the resync period of a copy, if its rule may write the copy.
-    pub(crate) fn resync_of(&self, cell: &Cell) -> Option<Duration> {
-        let slot = self.slots.wanted(cell)?;
-        let rule = self.rules.get(&slot.rule)?.acting()?;
+    pub(crate) fn resync_of(&self, copy: &CopyState) -> Option<Duration> {
+        let projection = self.projections.wanted(copy)?;
+        let rule = self.rules.get(&projection.rule)?.acting()?;
         rule.resync.filter(|_| self.settings.role == Role::Keeper)
     }
 
-    fn mark_status_of_cell_due(&mut self, index: usize, namespace: &Namespace) {
-        let rule = namespace.cells[index]
+    fn mark_status_of_copy_due(&mut self, index: usize, namespace: &Namespace) {
+        let rule = namespace.copies[index]
             .want
-            .and_then(|id| self.slots.get(&id))
-            .map(|slot| slot.rule.clone());
+            .and_then(|id| self.projections.get(&id))
+            .map(|projection| projection.rule.clone());
         if let Some(state) = rule.and_then(|id| self.rules.get_mut(&id)) {
             state.status.mark_due();
         }
@@ -68,7 +68,7 @@ impl Index {
         let Some(namespace) = self.namespaces.get_mut(name) else {
             return false;
         };
-        if namespace.cells.len() < CROWD || namespace.pending_label.is_some() {
+        if namespace.copies.len() < CROWD || namespace.pending_label.is_some() {
             return false;
         }
         if self.now < namespace.rests {
@@ -78,7 +78,7 @@ impl Index {
                 .timer(namespace.rests, Timer::Namespace(name.clone()));
             return true;
         }
-        let pause = REST.saturating_mul(u32::try_from(namespace.cells.len()).unwrap_or(u32::MAX));
+        let pause = REST.saturating_mul(u32::try_from(namespace.copies.len()).unwrap_or(u32::MAX));
         namespace.rests = self.now + pause;
         false
     }
@@ -97,30 +97,30 @@ impl Index {
         };
         namespace.behind = false;
         self.assign(name, &mut namespace, effects);
-        // Wanted cells come first: the decision about an unwanted copy depends on whether the
+        // Wanted copies come first: the decision about an unwanted copy depends on whether the
         // wanted copies exist.
         for wanted in [true, false] {
-            for index in 0..namespace.cells.len() {
-                if namespace.cells[index].want.is_some() == wanted {
+            for index in 0..namespace.copies.len() {
+                if namespace.copies[index].want.is_some() == wanted {
                     self.consider(name, &mut namespace, index, effects);
                 }
             }
         }
-        // A webhook replica watches no copies, so it forgets a cell once no rule wants it.
+        // A webhook replica watches no copies, so it forgets a copy once no rule wants it.
         let keeps = self.settings.role == Role::Keeper;
-        let known = |cell: &Cell| keeps && (cell.seen().is_some() || cell.out_of_sight());
+        let known = |copy: &CopyState| keeps && (copy.seen().is_some() || copy.out_of_sight());
         namespace
-            .cells
-            .retain(|cell| cell.want.is_some() || known(cell) || !cell.settled());
+            .copies
+            .retain(|copy| copy.want.is_some() || known(copy) || !copy.settled());
         self.plan_label(name, &namespace, &mut effects.jobs);
         self.plan_created(name, &mut namespace, effects);
         namespace.changed = effects.changes.next();
-        if namespace.uid.is_some() || !namespace.cells.is_empty() {
+        if namespace.uid.is_some() || !namespace.copies.is_empty() {
             self.namespaces.insert(name.clone(), namespace);
         }
     }
 
-    /// Decides the next step for one cell and queues the cell if a request is needed.
+    /// Decides the next step for one copy and queues the copy if a request is needed.
     fn consider(
         &mut self,
         name: &Arc<str>,
@@ -128,82 +128,82 @@ impl Index {
         index: usize,
         effects: &mut Effects,
     ) {
-        let cell = &namespace.cells[index];
-        if self.kinds.known && cell.ours().is_some() && !self.kinds[cell.kind].may_have_copies() {
+        let copy = &namespace.copies[index];
+        if self.kinds.known && copy.ours().is_some() && !self.kinds[copy.kind].may_have_copies() {
             // The kind was removed from the `ConfigMap` `mimeo-kinds` while the copy was being
             // written.
-            self.record(cell.kind, effects);
+            self.record(copy.kind, effects);
         }
-        let (verdict, needs) = self.decide(name, namespace, cell);
+        let (verdict, needs) = self.decide(name, namespace, copy);
         effects.effort.decided += 1;
         let failure = needs.iter().find_map(|need| match need {
             Need::Failure(failure) => Some(failure.clone()),
             _ => None,
         });
         if !needs.is_empty() {
-            self.meet(needs, &cell.key(name), effects);
+            self.meet(needs, &copy.key(name), effects);
         }
         let step = verdict.step;
         let urgent = namespace.pending_label.is_some();
         let home = self
-            .rule_of(&namespace.cells[index])
+            .rule_of(&namespace.copies[index])
             .filter(|_| !matches!(step, Step::Leave(_)));
-        if namespace.cells[index].verdict.outlook != verdict.outlook {
-            self.mark_status_of_cell_due(index, namespace);
+        if namespace.copies[index].verdict.outlook != verdict.outlook {
+            self.mark_status_of_copy_due(index, namespace);
         }
-        let cell = &mut namespace.cells[index];
-        cell.verdict = verdict;
-        cell.approved = cell.approved.filter(|why| step.may_be_for(*why));
+        let copy = &mut namespace.copies[index];
+        copy.verdict = verdict;
+        copy.approved = copy.approved.filter(|why| step.may_be_for(*why));
         if let Step::Leave(why) = step {
-            if cell.phase == Phase::Queued {
-                cell.phase = Phase::Idle;
+            if copy.phase == Phase::Queued {
+                copy.phase = Phase::Idle;
             }
-            self.settle(name, cell, (why, failure), effects);
+            self.settle(name, copy, (why, failure), effects);
             return;
         }
-        if step == Step::Learn && self.is_asked_already(cell.want) {
+        if step == Step::Learn && self.is_asked_already(copy.want) {
             return;
         }
-        if cell.phase == Phase::Idle {
-            cell.phase = Phase::Queued;
+        if copy.phase == Phase::Idle {
+            copy.phase = Phase::Queued;
             effects.work.queue(
                 name,
-                cell,
+                copy,
                 urgent,
                 home.as_deref().and_then(|rule| rule.namespace.as_deref()),
             );
         }
-        self.mark_status_of_cell_due(index, namespace);
+        self.mark_status_of_copy_due(index, namespace);
     }
 
-    /// Records that a cell needs no request now, and why.
+    /// Records that a copy needs no request now, and why.
     fn settle(
         &mut self,
         name: &Arc<str>,
-        cell: &mut Cell,
+        copy: &mut CopyState,
         (why, failure): (Leave, Option<Failure>),
         effects: &mut Effects,
     ) {
         // An unwanted copy counts for the rule that wrote it.
-        let rule = self.rule_of(cell);
+        let rule = self.rule_of(copy);
         match why {
             Leave::UpToDate => {
-                self.remind_of_resync(name, cell, effects);
-                let before = (cell.baseline, cell.failure.take());
-                cell.approve();
-                if before == (cell.baseline, None) {
+                self.remind_of_resync(name, copy, effects);
+                let before = (copy.baseline, copy.failure.take());
+                copy.approve();
+                if before == (copy.baseline, None) {
                     return;
                 }
             }
             Leave::Unfillable | Leave::Reserved => {
                 if let Some(failure) = failure {
-                    self.fail(name, cell, failure, effects);
+                    self.fail(name, copy, failure, effects);
                 }
             }
-            Leave::Foreign(why) if cell.phase == Phase::Idle => {
+            Leave::Foreign(why) if copy.phase == Phase::Idle => {
                 self.fail(
                     name,
-                    cell,
+                    copy,
                     Failure {
                         reason: FailureReason::Conflict,
                         message: why.message().into(),
@@ -212,22 +212,22 @@ impl Index {
                 );
                 // An object that Mimeo doesn't own may lack the label that the watch selects by. So
                 // Mimeo reads it again from time to time.
-                effects.work.back_off(name, cell, None, self);
+                effects.work.back_off(name, copy, None, self);
             }
             // No watch will show the end of this object.
             Leave::Deleting
-                if cell.phase == Phase::Idle
-                    && cell
+                if copy.phase == Phase::Idle
+                    && copy
                         .seen()
                         .is_some_and(|seen| seen.unwatched(self.settings.role)) =>
             {
-                cell.failure = None;
-                effects.work.back_off(name, cell, None, self);
+                copy.failure = None;
+                effects.work.back_off(name, copy, None, self);
             }
-            Leave::KindNotRecorded => self.record(cell.kind, effects),
+            Leave::KindNotRecorded => self.record(copy.kind, effects),
             // A request follows now or soon. Until then users still see the last failure.
             Leave::Foreign(_) | Leave::NotListed | Leave::Undecided => {}
-            _ => cell.failure = None,
+            _ => copy.failure = None,
         }
         if let Some(state) = rule.and_then(|id| self.rules.get_mut(&id)) {
             state.status.mark_due();
@@ -238,19 +238,24 @@ impl Index {
     /// The namespace and name determine a copy's moment in the period, so the copies are not all
     /// verified at once. The moment is always the same. So the copy has one timer, however often a
     /// plan finds it correct.
-    fn remind_of_resync(&mut self, namespace: &Arc<str>, cell: &mut Cell, effects: &mut Effects) {
+    fn remind_of_resync(
+        &mut self,
+        namespace: &Arc<str>,
+        copy: &mut CopyState,
+        effects: &mut Effects,
+    ) {
         let millis = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
-        let due = self.resync_of(cell).map(|period| {
-            let moment = Checksum::of(format!("{namespace}/{}", cell.name).as_bytes()).short()
+        let due = self.resync_of(copy).map(|period| {
+            let moment = Checksum::of(format!("{namespace}/{}", copy.name).as_bytes()).short()
                 % millis(period);
             let periods = (millis(self.now) + millis(period) - moment) / millis(period);
             Duration::from_millis(moment)
                 + period.saturating_mul(u32::try_from(periods).unwrap_or(u32::MAX))
         });
-        effects.work.remind(namespace, cell, due);
+        effects.work.remind(namespace, copy, due);
     }
 
-    /// Sets a timer for the end of each missing source's grace period. The rule's cells must be
+    /// Sets a timer for the end of each missing source's grace period. The rule's copies must be
     /// decided again then.
     pub(crate) fn remind_of_grace(&mut self, id: &Arc<RuleId>, effects: &mut Effects) {
         let Some(Ok(rule)) = self.rules.get(id).map(|state| &state.rule) else {
@@ -287,8 +292,8 @@ impl Step {
     }
 }
 
-impl Cell {
-    /// True if no request about the cell is queued or in flight.
+impl CopyState {
+    /// True if no request about the copy is queued or in flight.
     pub(crate) fn settled(&self) -> bool {
         !matches!(self.phase, Phase::Queued | Phase::InFlight(_))
     }

@@ -1,5 +1,5 @@
-//! A slot: one source of one rule for one target of the rule. All namespaces of the target share
-//! its rendering (the copy as bytes), or its form (the copy with blanks for the namespace's
+//! A projection: one source of one rule for one target of the rule. All namespaces of the target
+//! share its rendering (the copy as bytes), or its form (the copy with blanks for the namespace's
 //! values).
 
 use std::{
@@ -9,7 +9,7 @@ use std::{
 };
 
 use mimeo_model::{
-    id::{KindId, RuleId, SlotId},
+    id::{KindId, ProjectionId, RuleId},
     kind::{GroupKind, GroupVersionKind},
     render::Copies,
     source::{SourceRef, SourceRefused},
@@ -17,13 +17,13 @@ use mimeo_model::{
 };
 
 use crate::{
-    cell::{Cell, Reference},
     clock::Tick,
+    copy::{CopyState, Reference},
 };
 
 /// One source of one rule for one of the rule's targets.
 #[derive(Debug)]
-pub struct Slot {
+pub struct Projection {
     /// The rule.
     pub rule: Arc<RuleId>,
     /// Index of the target in the rule.
@@ -32,8 +32,8 @@ pub struct Slot {
     pub source: SourceRef,
     /// Kind of the source and of the copy.
     pub kind: KindId,
-    /// True if the rule may read the source. If not, the slot's outcome does not depend on the
-    /// source object.
+    /// True if the rule may read the source. If not, the projection's outcome does not depend on
+    /// the source object.
     pub granted: bool,
     /// Name of the copies.
     pub name: CopyName,
@@ -45,22 +45,22 @@ pub struct Slot {
     /// The field set of a correct copy.
     pub reference: Reference,
     /// How many dry runs in a row gave no field set.
-    pub untold: u8,
+    pub failed_dry_runs: u8,
 }
 
-impl Slot {
+impl Projection {
     /// The kind, in the version that Mimeo writes.
     pub fn gvk(&self) -> &GroupVersionKind {
         &self.source.gvk
     }
 }
 
-/// All slots, by number and by source. There may be very many of both.
+/// All projections, by number and by source. There may be very many of both.
 #[derive(Debug, Default)]
-pub(crate) struct Slots {
-    by_id: BTreeMap<SlotId, Slot>,
-    by_object: BTreeMap<Object, BTreeSet<SlotId>>,
-    /// Copy names that are the same in all namespaces, each with the number of its slots.
+pub(crate) struct Projections {
+    by_id: BTreeMap<ProjectionId, Projection>,
+    by_object: BTreeMap<Object, BTreeSet<ProjectionId>>,
+    /// Copy names that are the same in all namespaces, each with the number of its projections.
     names: BTreeMap<KindId, BTreeMap<Arc<str>, usize>>,
     last: u32,
 }
@@ -69,39 +69,40 @@ pub(crate) struct Slots {
 type Object = (GroupKind, Box<str>, Box<str>);
 
 #[allow(clippy::trivially_copy_pass_by_ref)] // As with any map.
-impl Slots {
-    /// Returns the number for a new slot, or `None` if all numbers are used up.
-    pub(crate) fn next_id(&mut self) -> Option<SlotId> {
+impl Projections {
+    /// Returns the number for a new projection, or `None` if all numbers are used up.
+    pub(crate) fn next_id(&mut self) -> Option<ProjectionId> {
         self.last = self.last.checked_add(1)?;
-        NonZeroU32::new(self.last).map(SlotId)
+        NonZeroU32::new(self.last).map(ProjectionId)
     }
 
-    pub(crate) fn insert(&mut self, id: SlotId, slot: Slot) {
+    pub(crate) fn insert(&mut self, id: ProjectionId, projection: Projection) {
         self.by_object
-            .entry(slot.source.object())
+            .entry(projection.source.object())
             .or_default()
             .insert(id);
-        if let CopyName::Alike(name) = &slot.name {
+        if let CopyName::Alike(name) = &projection.name {
             *self
                 .names
-                .entry(slot.kind)
+                .entry(projection.kind)
                 .or_default()
                 .entry(name.clone())
                 .or_default() += 1;
         }
-        self.by_id.insert(id, slot);
+        self.by_id.insert(id, projection);
     }
 
-    pub(crate) fn remove(&mut self, id: &SlotId) -> Option<Slot> {
-        let slot = self.by_id.remove(id)?;
-        let object = slot.source.object();
+    pub(crate) fn remove(&mut self, id: &ProjectionId) -> Option<Projection> {
+        let projection = self.by_id.remove(id)?;
+        let object = projection.source.object();
         if let Some(ids) = self.by_object.get_mut(&object) {
             ids.remove(id);
             if ids.is_empty() {
                 self.by_object.remove(&object);
             }
         }
-        if let (CopyName::Alike(name), Some(names)) = (&slot.name, self.names.get_mut(&slot.kind))
+        if let (CopyName::Alike(name), Some(names)) =
+            (&projection.name, self.names.get_mut(&projection.kind))
             && let Some(count) = names.get_mut(name)
         {
             *count -= 1;
@@ -109,10 +110,10 @@ impl Slots {
                 names.remove(name);
             }
         }
-        Some(slot)
+        Some(projection)
     }
 
-    /// Returns the shared string of this copy name, if a slot uses the name.
+    /// Returns the shared string of this copy name, if a projection uses the name.
     pub(crate) fn copy_name(&self, kind: KindId, name: &str) -> Option<&Arc<str>> {
         self.names
             .get(&kind)?
@@ -120,28 +121,28 @@ impl Slots {
             .map(|(name, _)| name)
     }
 
-    pub(crate) fn get(&self, id: &SlotId) -> Option<&Slot> {
+    pub(crate) fn get(&self, id: &ProjectionId) -> Option<&Projection> {
         self.by_id.get(id)
     }
 
-    /// Gives access to change a slot. The slot's source must not change, since `by_object` depends
-    /// on it.
-    pub(crate) fn get_mut(&mut self, id: &SlotId) -> Option<&mut Slot> {
+    /// Gives access to change a projection. The projection's source must not change, since
+    /// `by_object` depends on it.
+    pub(crate) fn get_mut(&mut self, id: &ProjectionId) -> Option<&mut Projection> {
         self.by_id.get_mut(id)
     }
 
-    /// Returns the rule that wants the cell, or else the rule of the copy in it.
-    pub(crate) fn owner<'a>(&'a self, cell: &'a Cell) -> Option<&'a Arc<RuleId>> {
-        let wanted = self.wanted(cell).map(|slot| &slot.rule);
-        wanted.or_else(|| cell.ours()?.rule.as_ref())
+    /// Returns the rule that wants the copy, or else the rule of the copy in it.
+    pub(crate) fn owner<'a>(&'a self, copy: &'a CopyState) -> Option<&'a Arc<RuleId>> {
+        let wanted = self.wanted(copy).map(|projection| &projection.rule);
+        wanted.or_else(|| copy.ours()?.rule.as_ref())
     }
 
-    /// Returns the slot that wants the cell.
-    pub(crate) fn wanted(&self, cell: &Cell) -> Option<&Slot> {
-        self.get(&cell.want?)
+    /// Returns the projection that wants the copy.
+    pub(crate) fn wanted(&self, copy: &CopyState) -> Option<&Projection> {
+        self.get(&copy.want?)
     }
 
-    pub(crate) fn values(&self) -> impl Iterator<Item = &Slot> {
+    pub(crate) fn values(&self) -> impl Iterator<Item = &Projection> {
         self.by_id.values()
     }
 
@@ -149,14 +150,14 @@ impl Slots {
         self.by_id.len()
     }
 
-    /// The slots that copy this object, in any version, whether a rule names it or a selector finds
-    /// it.
+    /// The projections that copy this object, in any version, whether a rule names it or a selector
+    /// finds it.
     pub(crate) fn of_object(
         &self,
         kind: &GroupKind,
         namespace: &str,
         name: &str,
-    ) -> impl Iterator<Item = &Slot> {
+    ) -> impl Iterator<Item = &Projection> {
         let ids = self
             .by_object
             .get(&(kind.clone(), namespace.into(), name.into()));
@@ -165,15 +166,18 @@ impl Slots {
             .filter_map(|id| self.by_id.get(id))
     }
 
-    /// The slots of exactly this source, version included.
-    pub(crate) fn of_source(&self, source: &SourceRef) -> impl Iterator<Item = (SlotId, &Slot)> {
+    /// The projections of exactly this source, version included.
+    pub(crate) fn of_source(
+        &self,
+        source: &SourceRef,
+    ) -> impl Iterator<Item = (ProjectionId, &Projection)> {
         let ids = self.by_object.get(&source.object()).into_iter().flatten();
         ids.filter_map(|id| Some((*id, self.by_id.get(id)?)))
-            .filter(move |(_, slot)| slot.source == *source)
+            .filter(move |(_, projection)| projection.source == *source)
     }
 }
 
-/// Name of a slot's copies.
+/// Name of a projection's copies.
 #[derive(Clone, Debug)]
 pub enum CopyName {
     /// The same name in all namespaces, as one shared string.
@@ -184,7 +188,7 @@ pub enum CopyName {
 
 impl CopyName {
     /// Returns the name in one namespace. If a variable has no value there, the text still
-    /// identifies the cell and shows users the missing variable. No object can have such a name.
+    /// identifies the copy and shows users the missing variable. No object can have such a name.
     pub fn at(&self, place: Place<'_>) -> Arc<str> {
         match self {
             Self::Alike(name) => name.clone(),
@@ -220,7 +224,7 @@ impl From<Template> for CopyName {
     }
 }
 
-/// Why a slot has no rendering.
+/// Why a projection has no rendering.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum NoRendering {
     /// The source's namespace does not let the rule read the source, or that namespace does not

@@ -1,4 +1,4 @@
-//! Assigns each cell of a namespace to the rule that wants it.
+//! Assigns each copy of a namespace to the rule that wants it.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -8,7 +8,7 @@ use mimeo_api::{Access, DriftPolicy};
 use mimeo_model::{
     choices::Strategy,
     drift::Marked,
-    id::{KindId, RuleId, RuleKind, SlotId},
+    id::{KindId, ProjectionId, RuleId, RuleKind},
     outcome::FailureReason,
     render::unset,
     role::Role,
@@ -18,13 +18,13 @@ use mimeo_model::{
 };
 
 use crate::{
-    Effects, Index, Namespace, RuleState, announce::Happening, cell::Cell, losses::LossEvent,
-    slot::Slot,
+    Effects, Index, Namespace, RuleState, copy::CopyState, events::EventCause, losses::LossEvent,
+    projection::Projection,
 };
 
-/// A cell that a rule wants and cannot have.
+/// A copy that a rule wants and cannot have.
 #[derive(Debug, Clone, PartialEq)]
-pub(crate) struct Unmet {
+pub(crate) struct BlockedCopy {
     pub(crate) kind: KindId,
     pub(crate) name: Arc<str>,
     cause: Cause,
@@ -32,7 +32,7 @@ pub(crate) struct Unmet {
 
 #[derive(Debug, Clone, PartialEq)]
 enum Cause {
-    /// This rule has the cell.
+    /// This rule has the copy.
     Taken(Arc<RuleId>),
     /// The copy has no valid name, because the namespace has no value for this variable of the
     /// name. The name is still needed as a key: another rule may want a copy with the same
@@ -40,7 +40,7 @@ enum Cause {
     Unset(Variable),
 }
 
-impl Unmet {
+impl BlockedCopy {
     /// The stable reason in statuses, logs and metrics.
     pub(crate) fn reason(&self) -> FailureReason {
         match self.cause {
@@ -75,24 +75,24 @@ pub(crate) fn taken(winner: &RuleId, loser: &RuleId, namespace: &str) -> String 
     }
 }
 
-type Wants = BTreeMap<(KindId, Arc<str>), SlotId>;
+type Wants = BTreeMap<(KindId, Arc<str>), ProjectionId>;
 
 impl Index {
-    /// Returns the cells that rules want in a namespace, each with the winning slot. Returns also,
-    /// for each losing rule, the cells that it cannot have.
+    /// Returns the copies that rules want in a namespace, each with the winning projection. Returns
+    /// also, for each losing rule, the copies that it cannot have.
     fn wanted(
         &self,
         name: &Arc<str>,
         namespace: &Namespace,
-    ) -> (Wants, BTreeMap<Arc<RuleId>, Vec<Unmet>>) {
+    ) -> (Wants, BTreeMap<Arc<RuleId>, Vec<BlockedCopy>>) {
         // A webhook replica has no task in a namespace without the pending label.
         let concerned = self.settings.role == Role::Keeper || namespace.pending_label.is_some();
         if !namespace.alive() || !concerned {
             return (Wants::new(), BTreeMap::new());
         }
         let mut wants = Wants::new();
-        let mut unmet: BTreeMap<Arc<RuleId>, Vec<Unmet>> = BTreeMap::new();
-        // A Replication never wins a cell against a `ClusterReplication`, and a webhook replica
+        let mut blocked: BTreeMap<Arc<RuleId>, Vec<BlockedCopy>> = BTreeMap::new();
+        // A Replication never wins a copy against a `ClusterReplication`, and a webhook replica
         // writes only the copies of `ClusterReplication`s.
         let rules = match self.settings.role {
             Role::Keeper => self.rules_for(name),
@@ -103,49 +103,50 @@ impl Index {
             let given = given
                 .entry(&id.namespace)
                 .or_insert_with(|| self.given(Access::Write, id, name));
-            for (slot_id, slot) in self.slots_for(state, name, &namespace.labels) {
-                let copy = slot.name.at(namespace.place(name));
-                let kind = &self.kinds[slot.kind].group_kind;
-                if self.is_own_source(state, kind, name, &copy) {
+            for (projection_id, projection) in self.projections_for(state, name, &namespace.labels)
+            {
+                let copy_name = projection.name.at(namespace.place(name));
+                let kind = &self.kinds[projection.kind].group_kind;
+                if self.is_own_source(state, kind, name, &copy_name) {
                     continue; // A source is never written, not even as a copy.
                 }
-                if !slot.granted || !given.covers(kind, &copy) {
+                if !projection.granted || !given.covers(kind, &copy_name) {
                     continue;
                 }
                 let marked = namespace
-                    .cell(slot.kind, &copy)
-                    .and_then(Cell::ours)
+                    .copy(projection.kind, &copy_name)
+                    .and_then(CopyState::ours)
                     .and_then(|seen| seen.rule.as_ref());
-                if let Some(present) =
-                    marked.filter(|present| self.is_yet_to_say(present, slot, name, namespace))
+                if let Some(present) = marked
+                    .filter(|present| self.is_yet_to_say(present, projection, name, namespace))
                 {
-                    let cells = unmet.entry(id.clone()).or_default();
-                    // Another target of the same rule may have lost the cell already.
-                    if !cells
+                    let copies = blocked.entry(id.clone()).or_default();
+                    // Another target of the same rule may have lost the copy already.
+                    if !copies
                         .iter()
-                        .any(|cell| cell.kind == slot.kind && cell.name == copy)
+                        .any(|copy| copy.kind == projection.kind && copy.name == copy_name)
                     {
-                        cells.push(Unmet {
-                            kind: slot.kind,
-                            name: copy,
+                        copies.push(BlockedCopy {
+                            kind: projection.kind,
+                            name: copy_name,
                             cause: Cause::Taken(present.clone()),
                         });
                     }
                     continue;
                 }
-                let key = (slot.kind, copy.clone());
-                let Some(holder) = wants.get(&key).and_then(|id| self.slots.get(id)) else {
-                    wants.insert(key, slot_id);
+                let key = (projection.kind, copy_name.clone());
+                let Some(holder) = wants.get(&key).and_then(|id| self.projections.get(id)) else {
+                    wants.insert(key, projection_id);
                     continue;
                 };
-                if holder.rule == slot.rule && holder.source == slot.source {
+                if holder.rule == projection.rule && holder.source == projection.source {
                     continue; // An earlier target of the same rule.
                 }
-                if let Some(variable) = slot.name.unset_at(namespace.place(name)) {
-                    let cells = unmet.entry(id.clone()).or_default();
-                    cells.push(Unmet {
-                        kind: slot.kind,
-                        name: copy,
+                if let Some(variable) = projection.name.unset_at(namespace.place(name)) {
+                    let copies = blocked.entry(id.clone()).or_default();
+                    copies.push(BlockedCopy {
+                        kind: projection.kind,
+                        name: copy_name,
                         cause: Cause::Unset(variable.clone()),
                     });
                     continue;
@@ -153,48 +154,48 @@ impl Index {
                 // Between two sources of one rule, the source of the earlier target wins, and then
                 // the earlier source.
                 let (winner, loser) =
-                    if holder.rule != slot.rule && self.precedes(id, &holder.rule, marked) {
+                    if holder.rule != projection.rule && self.precedes(id, &holder.rule, marked) {
                         let loser = holder.rule.clone();
-                        wants.insert(key, slot_id);
+                        wants.insert(key, projection_id);
                         (id.clone(), loser)
                     } else {
                         (holder.rule.clone(), id.clone())
                     };
-                let cells = unmet.entry(loser).or_default();
-                // Another target of the same rule may have lost the cell already, to a rule that
+                let copies = blocked.entry(loser).or_default();
+                // Another target of the same rule may have lost the copy already, to a rule that
                 // has lost it since.
-                match cells
+                match copies
                     .iter_mut()
-                    .find(|cell| cell.kind == slot.kind && cell.name == copy)
+                    .find(|copy| copy.kind == projection.kind && copy.name == copy_name)
                 {
-                    Some(cell) => cell.cause = Cause::Taken(winner),
-                    None => cells.push(Unmet {
-                        kind: slot.kind,
-                        name: copy,
+                    Some(copy) => copy.cause = Cause::Taken(winner),
+                    None => copies.push(BlockedCopy {
+                        kind: projection.kind,
+                        name: copy_name,
                         cause: Cause::Taken(winner),
                     }),
                 }
             }
         }
-        (wants, unmet)
+        (wants, blocked)
     }
 
-    /// Returns the slots of those targets of a rule that match the namespace.
-    pub(crate) fn slots_for<'a>(
+    /// Returns the projections of those targets of a rule that match the namespace.
+    pub(crate) fn projections_for<'a>(
         &'a self,
         state: &'a RuleState,
         name: &'a str,
         labels: &'a Labels,
-    ) -> impl Iterator<Item = (SlotId, &'a Slot)> {
+    ) -> impl Iterator<Item = (ProjectionId, &'a Projection)> {
         let rule = state.rule.as_ref().into_iter();
-        let targets = rule.flat_map(|rule: &Rule| rule.targets.iter().zip(&state.slots));
+        let targets = rule.flat_map(|rule: &Rule| rule.targets.iter().zip(&state.projections));
         let matched = targets.filter(move |(target, _)| target.selection.matches(name, labels));
         matched
-            .flat_map(|(_, slots)| slots)
-            .filter_map(|id| Some((*id, self.slots.get(id)?)))
+            .flat_map(|(_, projections)| projections)
+            .filter_map(|id| Some((*id, self.projections.get(id)?)))
     }
 
-    /// True if rule `a` wins a cell against rule `b`. A `ClusterReplication` wins against a
+    /// True if rule `a` wins a copy against rule `b`. A `ClusterReplication` wins against a
     /// Replication. Then the rule in the copy's annotation wins, then the older rule, then the
     /// first by name.
     pub(crate) fn precedes(
@@ -215,16 +216,16 @@ impl Index {
 
     /// True if the rule `present`, which the annotation of the present copy names, may want the
     /// copy once its selectors are listed. No other rule takes the copy before that, because the
-    /// other rule would then keep it. A `ClusterReplication` wins the cell in any case, so a
+    /// other rule would then keep it. A `ClusterReplication` wins the copy in any case, so a
     /// Replication reserves nothing against it.
     fn is_yet_to_say(
         &self,
         present: &RuleId,
-        slot: &Slot,
+        projection: &Projection,
         name: &str,
         namespace: &Namespace,
     ) -> bool {
-        let others = *slot.rule != *present && present.kind <= slot.rule.kind;
+        let others = *projection.rule != *present && present.kind <= projection.rule.kind;
         let rule = self
             .rules
             .get(present)
@@ -233,9 +234,9 @@ impl Index {
         let Some(rule) = rule.filter(|rule| !self.knows_selected(rule)) else {
             return false;
         };
-        let kind = &self.kinds[slot.kind].group_kind;
+        let kind = &self.kinds[projection.kind].group_kind;
         let place = namespace.place(name);
-        let copy = slot.name.at(place);
+        let copy = projection.name.at(place);
         let selects = || {
             rule.selectors
                 .iter()
@@ -265,15 +266,15 @@ impl Index {
             return false;
         };
         let denies = rule.drift == DriftPolicy::Deny && space.alive();
-        let makes = |slot: &Slot| {
-            slot.granted
-                && slot.gvk().is_of(kind)
-                && *slot.name.at(space.place(namespace)) == **name
+        let makes = |projection: &Projection| {
+            projection.granted
+                && projection.gvk().is_of(kind)
+                && *projection.name.at(space.place(namespace)) == **name
         };
         denies
             && (self
-                .slots_for(state, namespace, &space.labels)
-                .any(|(_, slot)| makes(slot))
+                .projections_for(state, namespace, &space.labels)
+                .any(|(_, projection)| makes(projection))
                 || self.may_select_for(rule, space, copy))
             && !self.is_own_source(state, kind, namespace, name)
             && self.may_write(id, namespace, kind, name)
@@ -305,76 +306,78 @@ impl Index {
 }
 
 impl Index {
-    /// Assigns to every cell of the namespace the slot that wants a copy in it.
+    /// Assigns to every copy of the namespace the projection that wants it.
     pub(crate) fn assign(
         &mut self,
         name: &Arc<str>,
         namespace: &mut Namespace,
         effects: &mut Effects,
     ) {
-        let (wants, mut unmet) = self.wanted(name, namespace);
+        let (wants, mut blocked) = self.wanted(name, namespace);
         for id in &self.rules_for(name) {
             let Some(state) = self.rules.get_mut(id) else {
                 continue;
             };
-            let cells = unmet.remove(id);
-            if state.unmet.get(name) == cells.as_ref() {
+            let copies = blocked.remove(id);
+            if state.blocked.get(name) == copies.as_ref() {
                 continue;
             }
-            let known = state.unmet.remove(name).unwrap_or_default();
-            let new = cells.iter().flatten().filter(|cell| !known.contains(cell));
-            for cell in new {
-                let key = (name.clone(), cell.kind, cell.name.clone());
-                let happening = Happening::CopyFailed(cell.reason());
-                effects.news.add(id, happening, [(key, None)], 0, self.now);
+            let known = state.blocked.remove(name).unwrap_or_default();
+            let new = copies.iter().flatten().filter(|copy| !known.contains(copy));
+            for copy in new {
+                let key = (name.clone(), copy.kind, copy.name.clone());
+                let cause = EventCause::CopyFailed(copy.reason());
+                effects.events.add(id, cause, [(key, None)], 0, self.now);
             }
-            state.unmet.extend(cells.map(|cells| (name.clone(), cells)));
+            state
+                .blocked
+                .extend(copies.map(|copies| (name.clone(), copies)));
             state.status.mark_due();
         }
-        for (kind, copy) in wants.keys() {
-            namespace.cell_or_insert(*kind, copy);
+        for (kind, copy_name) in wants.keys() {
+            namespace.copy_or_insert(*kind, copy_name);
         }
         let place = Place {
             name,
             labels: &namespace.labels,
         };
-        for cell in &mut namespace.cells {
-            let want = wants.get(&(cell.kind, cell.name.clone())).copied();
-            if cell.want == want {
+        for copy in &mut namespace.copies {
+            let want = wants.get(&(copy.kind, copy.name.clone())).copied();
+            if copy.want == want {
                 continue;
             }
-            let former = self.rule_of(cell);
-            let slot = want.and_then(|id| self.slots.get(&id));
-            let rule = slot.and_then(|slot| self.rules.get(&slot.rule)?.valid());
+            let former = self.rule_of(copy);
+            let projection = want.and_then(|id| self.projections.get(&id));
+            let rule = projection.and_then(|projection| self.rules.get(&projection.rule)?.valid());
             if self.settings.role == Role::Keeper
                 && rule.is_some_and(|rule| rule.strategy == Strategy::CreateOnce)
             {
-                cell.look_anew();
+                copy.look_anew();
             }
-            cell.want = want;
+            copy.want = want;
             // The baseline belongs to the formerly wanted copy. It stays valid only if the newly
             // wanted copy has the same bytes.
-            let wanted = slot.and_then(|slot| slot.rendering.as_ref().ok());
+            let wanted = projection.and_then(|projection| projection.rendering.as_ref().ok());
             let wanted = wanted.and_then(|copies| copies.checksum_at(place).ok());
-            if wanted.is_none() || cell.seen().and_then(|seen| seen.checksum) != wanted {
-                cell.baseline
+            if wanted.is_none() || copy.seen().and_then(|seen| seen.checksum) != wanted {
+                copy.baseline
                     .iter_mut()
                     .for_each(|baseline| baseline.right = false);
             }
-            cell.streak = 0;
-            cell.start_over();
-            effects.work.remind(name, cell, None);
+            copy.streak = 0;
+            copy.start_over();
+            effects.work.remind(name, copy, None);
             if want.is_some() {
-                effects.losses.push(LossEvent::Wanted(cell.key(name)));
+                effects.losses.push(LossEvent::Wanted(copy.key(name)));
             }
-            for rule in [former, self.rule_of(cell)].iter().flatten() {
+            for rule in [former, self.rule_of(copy)].iter().flatten() {
                 self.mark_status_due(rule);
             }
         }
     }
 }
 
-/// The sort key of a rule that competes for a cell: the lowest wins. `marked` is the rule that the
+/// The sort key of a rule that competes for a copy: the lowest wins. `marked` is the rule that the
 /// present copy's annotation names, if it is known.
 pub(crate) fn rank<'a>(
     id: &'a RuleId,

@@ -1,0 +1,137 @@
+//! The permissions of Mimeo's own programs: those that rules need, and those that they have.
+//!
+//! [`own_rights`] decides which permissions are needed. This file asks the API server for each.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use futures::{StreamExt as _, stream};
+use mimeo_model::{
+    kind::{GroupVersionKind, Resource},
+    own_rights::{self, ProgramRight, RoleRef},
+    rule::Rule,
+    source::SourceRef,
+};
+use mimeo_runtime::{
+    access::is_allowed,
+    discovery::resource_path,
+    fault::{Fault, status},
+};
+use tokio::time::Instant;
+
+use crate::{
+    connect::Connected,
+    files::Files,
+    installation::Accounts,
+    picture::Picture,
+    read::{AT_ONCE, Part, Reader},
+};
+
+/// Most permissions that are asked about. An installation that is limited to many namespaces needs
+/// each permission in each of them.
+const MOST: usize = 2000;
+
+/// The kinds that rules copy, as the API server serves them.
+pub(crate) type Kinds = BTreeMap<GroupVersionKind, Option<Resource>>;
+
+/// The permissions that rules need, by the answers of the API server.
+#[derive(Default)]
+pub(crate) struct Answers {
+    pub(crate) held: BTreeSet<ProgramRight>,
+    pub(crate) missing: BTreeSet<ProgramRight>,
+    /// With the reason.
+    pub(crate) unknown: BTreeMap<ProgramRight, String>,
+    /// A sentence if there were too many to ask about.
+    pub(crate) note: Option<String>,
+}
+
+/// Asks for the permissions that these rules need. Objects of files take the place of stored ones.
+pub(crate) async fn ask(
+    connected: &Connected,
+    picture: &Picture,
+    rules: &[&Rule],
+    kinds: &Kinds,
+    files: &Files,
+    accounts: &Accounts,
+) -> Answers {
+    let roles = roles(&connected.reader(), rules, kinds, files).await;
+    let mut needs = needs(picture, rules, kinds, &roles);
+    let mut answers = Answers::default();
+    if needs.len() > MOST {
+        let more = needs.len() - MOST;
+        let note =
+            format!("Only {MOST} permissions of Mimeo were checked. {more} more are needed.");
+        answers.note = Some(note);
+        needs = needs.into_iter().take(MOST).collect();
+    }
+    let one = |need: ProgramRight| async move {
+        let user = accounts.user(need.program);
+        let deadline = Instant::now() + connected.timeout;
+        let allowed = is_allowed(&connected.client, &user, &need.right, deadline).await;
+        let allowed = allowed.map_err(|error| match status(&error) {
+            Some(403) => {
+                "you have no permission to check the permissions of Mimeo's accounts (create subjectaccessreviews.authorization.k8s.io)".to_owned()
+            }
+            _ => format!("the API server did not decide: {}", Fault(&error)),
+        });
+        (need, allowed)
+    };
+    let mut asked = stream::iter(needs.into_iter().map(one)).buffer_unordered(AT_ONCE);
+    while let Some((need, allowed)) = asked.next().await {
+        match allowed {
+            Ok(true) => _ = answers.held.insert(need),
+            Ok(false) => _ = answers.missing.insert(need),
+            Err(why) => _ = answers.unknown.insert(need, why),
+        }
+    }
+    answers
+}
+
+/// The roles of RoleBindings among the sources. Mimeo needs the permission to bind exactly these.
+async fn roles(
+    reader: &Reader,
+    rules: &[&Rule],
+    kinds: &Kinds,
+    files: &Files,
+) -> BTreeMap<SourceRef, RoleRef> {
+    let sources: BTreeSet<&SourceRef> = rules.iter().flat_map(|rule| &rule.sources).collect();
+    let mut roles = BTreeMap::new();
+    for source in sources {
+        let resource = kinds.get(&source.gvk).and_then(Option::as_ref);
+        let (Some(resource), Some(home)) = (resource, source.home()) else {
+            continue;
+        };
+        if !own_rights::binds(&source.gvk) {
+            continue;
+        }
+        let object = if let Some(found) = files.source(source) {
+            Some(found.object.clone())
+        } else {
+            let path = resource_path(resource, Some(home), Some(&source.name));
+            reader.get(&path, Part::Whole).await.ok().flatten()
+        };
+        if let Some(role) = object.as_ref().and_then(RoleRef::of) {
+            roles.insert(source.clone(), role);
+        }
+    }
+    roles
+}
+
+fn needs(
+    picture: &Picture,
+    rules: &[&Rule],
+    kinds: &Kinds,
+    roles: &BTreeMap<SourceRef, RoleRef>,
+) -> BTreeSet<ProgramRight> {
+    let (engine, _) = picture.snapshot.decided();
+    let reach = engine.index().reach();
+    let mut needs = BTreeSet::new();
+    for rule in rules {
+        let homes = rule.homes(|source| roles.get(source).cloned());
+        let homes = homes.filter(|home| reach.refuses_home(home.gvk, home.namespace).is_none());
+        let places = engine.index().reached(rule);
+        let look_up = |gvk: &GroupVersionKind| kinds.get(gvk).cloned().flatten();
+        let own = own_rights::needed_by(rule.id.kind, homes, places.as_ref(), look_up);
+        needs.extend(own);
+    }
+    needs
+}

@@ -1,0 +1,482 @@
+//! Reads the cluster for a picture, and answers the engine's questions.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    rc::Rc,
+    time::Duration,
+};
+
+use anyhow::{Result, bail};
+use futures::{StreamExt as _, stream};
+use k8s_openapi::{api::core::v1::ConfigMap, apimachinery::pkg::apis::meta::v1::ObjectMeta};
+use mimeo_api::names::REPLICATION_GRANT;
+use mimeo_engine::{CopyWatch, Engine, Member, Members, Question, Settings, Snapshot, Verb};
+use mimeo_model::{
+    id::{RuleId, RuleKind},
+    kind::{GroupVersionKind, Resource},
+    known::{Decoded, Known},
+    names,
+    outcome::Unreadable,
+    role::Role,
+};
+use mimeo_runtime::{
+    call::encode,
+    discovery::{Discovery, resource_path},
+    limiter::Limiter,
+    stored::parse_rule,
+    writer::{KINDS_CONFIG_MAP, Writer, parse_kinds},
+};
+use serde_json::Value;
+
+use super::{
+    Overlay, Picture, Scope, Stored,
+    answers::{Asker, Read},
+    assumed,
+    progress::Progress,
+    show_grants, show_namespaces,
+};
+use crate::{
+    connect::Connected,
+    installation::limits,
+    read::{AT_ONCE, Part, ReadError, Reader, metadata, own_path, text},
+};
+
+/// A picture that is being read.
+pub(super) struct Reading {
+    asker: Rc<Asker>,
+    scope: Scope,
+    overlay: Overlay,
+    picture: Picture,
+    progress: Progress,
+}
+
+impl Reading {
+    /// Reads the rules, the namespaces and the grants.
+    pub(super) async fn outline(
+        connected: &Connected,
+        reader: Reader,
+        scope: Scope,
+        overlay: Overlay,
+    ) -> Result<Self> {
+        let mut reading = Self::begin(connected, reader, scope, overlay).await?;
+        reading.rules().await?;
+        reading.namespaces().await?;
+        reading.grants().await;
+        Ok(reading)
+    }
+
+    pub(super) fn finish(mut self) -> Picture {
+        self.waiting();
+        self.picture.widened = self.overlay.widened;
+        self.picture
+    }
+
+    async fn begin(
+        connected: &Connected,
+        reader: Reader,
+        scope: Scope,
+        overlay: Overlay,
+    ) -> Result<Self> {
+        let client = connected.client.clone();
+        let system = "/api/v1/namespaces/kube-system";
+        let system = reader.get(system, Part::Metadata).await;
+        let mut unread = BTreeSet::new();
+        let cluster = match system {
+            Ok(Some(system)) => text(&system, "/metadata/uid").to_owned(),
+            Ok(None) => String::new(),
+            Err(ReadError::Forbidden(_)) => {
+                unread.insert("You can't read Namespace kube-system, so copies of another cluster count as this cluster's.".into());
+                String::new()
+            }
+            Err(error) => bail!("can't reach the cluster: {error}"),
+        };
+        let (reach, unknown) = limits(&reader, &connected.mimeo).await;
+        unread.extend(unknown);
+        let settings = Settings {
+            reach,
+            ..Settings::new(Role::Keeper, cluster)
+        };
+        let writer = Writer::new(
+            client.clone(),
+            Limiter::new(AT_ONCE, AT_ONCE),
+            connected.timeout,
+            &connected.mimeo,
+        );
+        Ok(Self {
+            asker: Rc::new(Asker {
+                reader,
+                writer,
+                discovery: Discovery::new(client),
+            }),
+            scope,
+            overlay,
+            picture: Picture {
+                mimeo: connected.mimeo.clone(),
+                snapshot: Snapshot::new(settings),
+                rules: BTreeMap::new(),
+                namespaces: BTreeMap::new(),
+                selected: BTreeMap::new(),
+                kinds: BTreeMap::new(),
+                hidden: BTreeSet::new(),
+                partial: BTreeSet::new(),
+                uncounted: BTreeSet::new(),
+                waiting: BTreeMap::new(),
+                unread,
+                widened: BTreeSet::new(),
+            },
+            progress: Progress::default(),
+        })
+    }
+
+    fn note(&mut self, sentence: String) {
+        self.picture.unread.insert(sentence);
+    }
+
+    /// Shows the engine an event.
+    fn show(&mut self, event: impl FnOnce(&mut Engine, Duration)) {
+        let (engine, now) = self.picture.snapshot.engine();
+        event(engine, now);
+    }
+
+    /// The objects at a path.
+    async fn listed(&self, path: &str) -> Result<Vec<Decoded<Value>>, ReadError> {
+        let mut found = Vec::new();
+        let keep = |object| found.push(object);
+        let reader = &self.asker.reader;
+        reader.list(path, None, Part::Whole, keep).await?;
+        Ok(found)
+    }
+
+    async fn rules(&mut self) -> Result<()> {
+        for kind in RuleKind::ALL {
+            let plural = kind.plural();
+            let mut read = self.listed(&own_path(None, plural, None)).await;
+            if let (Err(ReadError::Forbidden(_)), RuleKind::Replication, Scope::One(home)) =
+                (&read, kind, self.scope.clone())
+            {
+                self.picture.partial.insert(kind);
+                self.note(format!(
+                    "You can't list Replications in all namespaces. Only those of {home} are considered."
+                ));
+                read = self.listed(&own_path(Some(&home), plural, None)).await;
+            }
+            let mut found = match read {
+                Ok(found) => found,
+                Err(ReadError::NotServed) if kind == RuleKind::ClusterReplication => bail!(
+                    "the API server doesn't serve ClusterReplications: Mimeo's CRDs are not installed in this cluster"
+                ),
+                Err(ReadError::NotServed) => {
+                    self.show(|engine, now| engine.rules_known(kind, Known::Unserved, now));
+                    continue;
+                }
+                Err(error @ ReadError::Forbidden(_)) => {
+                    self.picture.partial.insert(kind);
+                    self.note(format!(
+                        "You can't list {kind}s: {error}. They are left out."
+                    ));
+                    Vec::new()
+                }
+                Err(error) => bail!("can't list {kind}s: {error}"),
+            };
+            self.overlay.put_specs(&kind.to_string(), &mut found);
+            for object in found {
+                self.rule(kind, object);
+            }
+            let ids = self.picture.rules.keys();
+            let listed: BTreeSet<RuleId> = ids.filter(|id| id.kind == kind).cloned().collect();
+            self.show(|engine, now| engine.rules_known(kind, Known::Listed(&listed), now));
+        }
+        Ok(())
+    }
+
+    fn rule(&mut self, kind: RuleKind, object: Decoded<Value>) {
+        let value = object.value().clone();
+        let home = value["metadata"]["namespace"].as_str().map(Into::into);
+        let id = RuleId {
+            kind,
+            namespace: home,
+            name: text(&value, "/metadata/name").into(),
+        };
+        let (rule, status) = parse_rule(kind, object);
+        self.show(|engine, now| {
+            engine.rule_applied(id.clone(), rule.clone(), status.clone(), now);
+        });
+        // A status of an older spec says nothing about this one.
+        let generation = value["metadata"]["generation"].as_i64();
+        let status = status.filter(|status| status.observed_generation == generation);
+        let stored = Stored {
+            rule,
+            status,
+            object: value,
+        };
+        self.picture.rules.insert(id, stored);
+    }
+
+    async fn namespaces(&mut self) -> Result<()> {
+        let mut found = Vec::new();
+        let all = self
+            .asker
+            .reader
+            .list("/api/v1/namespaces", None, Part::Metadata, |object| {
+                found.extend(metadata(object.value()));
+            })
+            .await;
+        match (all, self.scope.clone()) {
+            (Ok(_), _) => {}
+            (Err(error @ ReadError::Forbidden(_)), Scope::All) => {
+                bail!(
+                    "can't list namespaces: {error}. Most commands answer about one namespace: -n NAMESPACE"
+                )
+            }
+            (Err(ReadError::Forbidden(_)), Scope::One(only)) => {
+                let path = format!("/api/v1/namespaces/{}", encode(&only));
+                match self.asker.reader.get(&path, Part::Metadata).await {
+                    Ok(Some(object)) => found.extend(metadata(&object)),
+                    Ok(None) => {}
+                    Err(_) => {
+                        self.note(format!("You can't read Namespace {only}: its labels are unknown, so rules that select by labels seem not to match it."));
+                        found.push(assumed(&only));
+                    }
+                }
+                self.note(
+                    "You can't list namespaces. Only the one that was asked for is considered."
+                        .into(),
+                );
+            }
+            (Err(error), _) => bail!("can't list namespaces: {error}"),
+        }
+        self.overlay.put_namespaces(&mut found);
+        show_namespaces(&mut self.picture.snapshot, &found);
+        let named = found
+            .into_iter()
+            .filter_map(|meta| Some((meta.name.clone()?, meta)));
+        self.picture.namespaces.extend(named);
+        Ok(())
+    }
+
+    async fn grants(&mut self) {
+        match self
+            .listed(&own_path(None, "replicationgrants", None))
+            .await
+        {
+            Ok(mut found) => {
+                self.overlay.put_specs(REPLICATION_GRANT, &mut found);
+                show_grants(&mut self.picture.snapshot, found);
+            }
+            Err(ReadError::NotServed) => {
+                self.show(|engine, now| engine.grants_known(Known::Unserved, now));
+            }
+            Err(error) => {
+                self.note(format!("You can't list ReplicationGrants: {error}. Whether Replications may cross namespaces is unknown."));
+                let why = Unreadable::Forbidden { verb: "list" };
+                self.show(|engine, now| engine.grants_known(Known::Unreadable(why), now));
+            }
+        }
+    }
+
+    pub(super) async fn kinds_recorded(&mut self) {
+        let path = format!(
+            "/api/v1/namespaces/{}/configmaps/{KINDS_CONFIG_MAP}",
+            encode(&self.picture.mimeo)
+        );
+        let recorded = match self.asker.reader.get(&path, Part::Whole).await {
+            Ok(map) => map.and_then(|map| serde_json::from_value::<ConfigMap>(map).ok()),
+            Err(error) => {
+                self.note(format!(
+                    "You can't read ConfigMap {}/{KINDS_CONFIG_MAP}: {error}. Copies of rules that no longer exist may be missing here.",
+                    self.picture.mimeo
+                ));
+                None
+            }
+        };
+        let created = recorded
+            .as_ref()
+            .and_then(|map| map.metadata.creation_timestamp.as_ref())
+            .map(|time| time.0);
+        let kinds = recorded.as_ref().map(parse_kinds).unwrap_or_default();
+        self.picture.snapshot.kinds_recorded(kinds.kinds);
+        self.show(|engine, now| {
+            engine.kinds_since(created.or(Some(jiff::Timestamp::UNIX_EPOCH)), now);
+            engine.confirmed(kinds.confirmed.as_deref(), now);
+        });
+        for kind in RuleKind::ALL {
+            let recorded = kinds.crds.get(&kind).cloned();
+            let current = self.crd(kind).await.or_else(|| recorded.clone());
+            let current = current.or(Some("served".into()));
+            let recorded = recorded.or_else(|| current.clone());
+            self.show(|engine, now| engine.crd(kind, current, recorded, now));
+        }
+    }
+
+    /// The uid of the CRD of these rules. A user who may not read CRDs sees none: then rules that no
+    /// longer exist count as deleted by a person.
+    async fn crd(&self, kind: RuleKind) -> Option<Box<str>> {
+        let crds = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions";
+        let path = format!("{crds}/{}", kind.crd_name());
+        let crd = self.asker.reader.get(&path, Part::Metadata).await.ok()??;
+        Some(text(&crd, "/metadata/uid").into())
+    }
+
+    /// Answers the engine's questions until it has none.
+    pub(super) async fn answer_all(&mut self) {
+        loop {
+            let questions = self.picture.snapshot.questions();
+            if questions.is_empty() {
+                break;
+            }
+            let mut others = Vec::new();
+            for question in questions {
+                match question {
+                    Question::Copies(watch, resource) => self.copies(&watch, &resource).await,
+                    question if self.matters(&question) => others.push(question),
+                    _ => {}
+                }
+            }
+            let asker = self.asker.clone();
+            let mut answers = stream::iter(others)
+                .map(|question| asker.answer(question))
+                .buffer_unordered(AT_ONCE);
+            while let Some(read) = answers.next().await {
+                self.progress.count();
+                if let Some(read) = read {
+                    let read = self.overlay.put(read);
+                    self.take(read);
+                }
+            }
+        }
+        self.progress.end();
+    }
+
+    /// Lists the copies of a kind in the scope. The engine sees each page as it comes, because the
+    /// list may be long.
+    async fn copies(&mut self, watch: &CopyWatch, resource: &Resource) {
+        let (one, namespace) = (self.scope.one(), watch.namespace.as_deref());
+        if namespace.is_some_and(|namespace| !self.scope.has(namespace)) {
+            return;
+        }
+        let path = resource_path(resource, one.or(namespace), None);
+        let selector = format!("{}={}", names::MANAGED_BY, names::MANAGED_BY_VALUE);
+        let (asker, picture, progress) =
+            (self.asker.clone(), &mut self.picture, &mut self.progress);
+        let (engine, now) = picture.snapshot.engine();
+        engine.copies_listing(watch, now);
+        let each = |object: Decoded<Value>| {
+            progress.count();
+            if let Some(meta) = metadata(object.value()) {
+                engine.copy_applied(&watch.kind, &meta, now);
+            }
+        };
+        let read = asker
+            .reader
+            .list(&path, Some(&selector), Part::Metadata, each)
+            .await;
+        match read {
+            Ok(version) => engine.copies_known(watch, Known::Listed(version), now),
+            Err(error) => {
+                let sentence = format!(
+                    "You can't list copies of kind {}: {error}. Their states are unknown.",
+                    watch.kind
+                );
+                self.picture.uncounted.insert(sentence.clone());
+                self.note(sentence);
+            }
+        }
+    }
+
+    fn waiting(&mut self) {
+        let marked = |meta: &ObjectMeta| {
+            let mut labels = meta.labels.iter().flatten();
+            labels.any(|(key, _)| key == names::PENDING_LABEL)
+        };
+        let namespaces = self.picture.namespaces.iter();
+        let waiting: Vec<String> = namespaces
+            .filter(|(name, meta)| self.scope.has(name) && marked(meta))
+            .map(|(name, _)| name.clone())
+            .collect();
+        for name in waiting {
+            let (engine, now) = self.picture.snapshot.engine();
+            let waits = engine.progress(&name, now);
+            self.picture.waiting.insert(name, waits);
+        }
+    }
+
+    /// True if the answer can matter for the copies in the scope.
+    fn matters(&self, question: &Question) -> bool {
+        match question {
+            Question::Object(request) => {
+                // Without the answer of the dry run, a copy with the right checksum counts as
+                // correct. An object of another client counts as not compared yet.
+                let dry_run = matches!(request.ticket.verb, Verb::Compare(..) | Verb::Learn(_));
+                self.scope.has(&request.ticket.namespace) && !dry_run
+            }
+            Question::Source(source, _) => {
+                let Some(one) = self.scope.one() else {
+                    return true;
+                };
+                let labels = self.picture.labels(one).unwrap_or_default();
+                let mut rules = self.picture.valid_rules();
+                rules.any(|rule| rule.sources.contains(source) && rule.matches(one, &labels))
+            }
+            Question::Kind(_)
+            | Question::Selected(..)
+            | Question::Job(_)
+            | Question::Copies(..) => true,
+        }
+    }
+
+    fn take(&mut self, read: Read) {
+        match read {
+            Read::Kind(gvk, Ok(resource)) => {
+                self.show(|engine, now| engine.kind(&gvk, resource.clone().into(), now));
+                self.picture.kinds.insert(gvk, resource);
+            }
+            Read::Kind(gvk, Err(why)) => {
+                self.note(format!("Can't find out whether {gvk} is served: {why}."));
+                self.show(|engine, now| {
+                    engine.kind(&gvk, Known::Unreadable(Unreadable::Unavailable), now);
+                });
+            }
+            Read::Source(source, Ok(object)) => {
+                self.show(|engine, now| engine.source(&source, object.map(Decoded::Whole), now));
+            }
+            Read::Source(source, Err(error)) => {
+                self.note(format!("You can't read the source {source}: {error}. Whether its copies are up to date is unknown."));
+                self.picture.hidden.insert(source);
+            }
+            Read::Selected(selector, Ok(mut objects)) => {
+                objects.retain(|object| !selector.passes_over(text(object, "/metadata/name")));
+                let mut members = Members::default();
+                members.extend(objects.iter().filter_map(Member::of));
+                let names = objects
+                    .iter()
+                    .map(|object| text(object, "/metadata/name").to_owned())
+                    .collect();
+                self.show(|engine, now| {
+                    for object in objects {
+                        let source = selector.source(text(&object, "/metadata/name"));
+                        engine.source(&source, Some(Decoded::Whole(object)), now);
+                    }
+                    engine.selected(&selector, Known::Listed(&members), now);
+                });
+                self.picture.selected.insert(selector, names);
+            }
+            Read::Selected(selector, Err(error)) => {
+                self.note(format!(
+                    "You can't list the sources {selector}: {error}. Their copies are unknown."
+                ));
+            }
+            Read::Job(job, answer, note) => {
+                self.picture.unread.extend(note);
+                self.show(|engine, now| engine.answered(&job, answer, now));
+            }
+            Read::Object(request, Ok(outcome)) => self.picture.snapshot.object(&request, outcome),
+            Read::Object(request, Err(error)) => {
+                let GroupVersionKind { kind, .. } = &request.resource.gvk;
+                self.note(format!(
+                    "You can't read objects of kind {kind} in namespace {}: {error}.",
+                    request.ticket.namespace
+                ));
+            }
+        }
+    }
+}
