@@ -21,7 +21,7 @@ helm: ## Build Helm once, into the cache
 promtool: ## Build Prometheus' promtool once, into the cache
 	@tests/tools/build.sh promtool
 
-test: control-plane helm promtool ## Run every test, on a real control plane where one is needed
+test: control-plane helm promtool ## Run every test, on a real control plane where one is needed; KUBERNETES=1.33 chooses its version
 	@.ci/test
 
 e2e: ## Install Mimeo on a real node made for it, run the end-to-end tests, remove all of it; takes Linux and root

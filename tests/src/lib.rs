@@ -48,6 +48,7 @@ mod silent;
 pub mod tenant;
 pub mod traffic;
 mod user;
+mod versions;
 mod wait;
 
 pub use audit::{AuditEvent, AuditMark};
@@ -59,4 +60,5 @@ pub use pair::{MALLOC, NAMESPACE, Pair, PairBuilder, Replica, rights_added_up};
 pub use program::{Program, Running, locate};
 pub use silent::Silent;
 pub use user::User;
+pub use versions::skipped_before;
 pub use wait::eventually;
