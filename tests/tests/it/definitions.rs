@@ -50,7 +50,7 @@ async fn the_reconciler_is_not_ready_and_says_what_to_do_until_definitions_are_u
     let log = reconciler.program.log()?;
     let told: Vec<&str> = log
         .lines()
-        .filter(|line| line.contains(RULES) && line.contains("definition"))
+        .filter(|line| line.contains("mimeo_runtime::definitions:") && line.contains(RULES))
         .collect();
     assert_eq!(told.len(), 2, "{told:#?}");
     for part in [
