@@ -453,8 +453,9 @@ async fn restart(setting: &mut Setting) -> Result<BTreeMap<String, usize>> {
     let mut asked: BTreeMap<String, usize> = BTreeMap::new();
     for event in all.iter().filter(|event| event.user == name) {
         let path = event.uri.split('?').next().unwrap_or_default();
-        if event.resource == "leases" && event.verb != "watch" {
-            // The number of renewals depends on the time.
+        if event.resource == "leases" {
+            // The number of renewals depends on the time. Whether the watch of the reconciler's own
+            // Lease is open when it takes the Lease depends on chance.
             asked.insert(format!("{} {path}", event.verb), 1);
             continue;
         }
