@@ -51,7 +51,7 @@ struct Written {
 }
 
 impl Writer {
-    /// The innermost layer of `client` must be [`unpack`](crate::pieces::unpack): without it copies
+    /// The innermost layer of `client` must be `pieces::unpack`: without it copies
     /// would be sent empty, and refused. Each request ends after `deadline`. `namespace` is Mimeo's
     /// own namespace.
     pub fn new(client: Client, limiter: Limiter, deadline: Duration, namespace: &str) -> Self {
