@@ -231,10 +231,12 @@ fn explain(refusal: &Refusal, resource: &Resource, to: To<'_>, overwrite: bool) 
             "{object} exists in namespace {namespace} already. Fix: add --overwrite, or first  {delete}"
         ),
         Outcome::Conflict => format!(
-            "another client wrote {object} in namespace {namespace} at the same time. Fix: run the command again"
+            "another client wrote {object} in namespace {namespace} at the same time. Fix: run the \
+             command again"
         ),
         Outcome::Differs => format!(
-            "other clients have written fields of {object} in namespace {namespace} ({}). Fix: first  {delete}",
+            "other clients have written fields of {object} in namespace {namespace} ({}). Fix: \
+             first  {delete}",
             line(message)
         ),
         Outcome::Refused(failure)

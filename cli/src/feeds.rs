@@ -151,7 +151,8 @@ fn when_deleted(rule: &Rule) -> String {
             "Its copies stay as they are (retentionPolicy.whenSourceDeleted: Retain).".into()
         }
         Retain::Delete => format!(
-            "Mimeo deletes its copies {grace} s later, unless the source is created again in this time (retentionPolicy.sourceGracePeriodSeconds)."
+            "Mimeo deletes its copies {grace} s later, unless the source is created again in this \
+             time (retentionPolicy.sourceGracePeriodSeconds)."
         ),
     }
 }

@@ -63,7 +63,8 @@ pub(crate) async fn run(args: &GrantArgs, connected: &Connected, format: Format)
     }
     if !enough {
         tell(
-            "A namespace has so many ReplicationGrants that no more of them count. Its owner must shorten or delete some.",
+            "A namespace has so many ReplicationGrants that no more of them count. Its owner must \
+             shorten or delete some.",
         );
     }
     if grants.is_empty() && enough {
@@ -101,10 +102,12 @@ async fn read_rule(reader: &Reader, home: &str, name: &str) -> Result<Rule> {
     let object = match reader.get(&path, Part::Whole).await {
         Ok(Some(object)) => object,
         Ok(None) => bail!(
-            "there is no Replication {home}/{name}; kubectl -n {home} get replications   shows those that exist"
+            "there is no Replication {home}/{name}; kubectl -n {home} get replications   shows \
+             those that exist"
         ),
         Err(ReadError::NotServed) => bail!(
-            "the API server doesn't serve Replications: Mimeo's CRDs are not installed in this cluster"
+            "the API server doesn't serve Replications: Mimeo's CRDs are not installed in this \
+             cluster"
         ),
         Err(error) => bail!("can't read Replication {home}/{name}: {error}"),
     };
@@ -125,7 +128,8 @@ async fn read_home(reader: &Reader, home: &str, snapshot: &mut Snapshot, notes: 
         Ok(None) => assumed(home),
         Err(error) => {
             notes.push(format!(
-                "Can't read Namespace {home}: {error}. ReplicationGrants that select it by labels are left out."
+                "Can't read Namespace {home}: {error}. ReplicationGrants that select it by labels \
+                 are left out."
             ));
             assumed(home)
         }
@@ -152,7 +156,8 @@ async fn read_grants(
             let keep = |object| found.push(object);
             if let Err(error) = reader.list(&path, None, Part::Whole, keep).await {
                 notes.push(format!(
-                    "Can't read the ReplicationGrants of namespace {namespace}: {error}. All that the Replication needs there are printed, and some may exist already."
+                    "Can't read the ReplicationGrants of namespace {namespace}: {error}. All that \
+                     the Replication needs there are printed, and some may exist already."
                 ));
             }
         }

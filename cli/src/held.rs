@@ -154,7 +154,8 @@ pub(crate) async fn confirm(args: ConfirmArgs, connected: &Connected) -> Result<
     }
     let Some(nonce) = &held.nonce else {
         bail!(
-            "the status of {} has no nonce: this kubectl mimeo is of another version than the reconciler",
+            "the status of {} has no nonce: this kubectl mimeo is of another version than the \
+             reconciler",
             held.rule
         );
     };

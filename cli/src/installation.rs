@@ -261,7 +261,8 @@ pub(crate) async fn limits(reader: &Reader, mimeo: &str) -> (Reach, Option<Strin
     let path = deployment_path(mimeo, "mimeo-reconciler");
     let unknown = |why: String| {
         let note = format!(
-            "You can't read the limits in Deployment {mimeo}/mimeo-reconciler: {why}. Its limits (--target-namespaces, --source-namespaces, --kinds) are taken as unset."
+            "You can't read the limits in Deployment {mimeo}/mimeo-reconciler: {why}. Its limits \
+             (--target-namespaces, --source-namespaces, --kinds) are taken as unset."
         );
         (Reach::default(), Some(note))
     };

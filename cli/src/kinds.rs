@@ -64,7 +64,8 @@ fn one(mut found: Vec<Resource>, text: &str) -> Result<Resource> {
     }
     found.pop().ok_or_else(|| {
         anyhow!(
-            "the API server serves no kind {text:?}; kubectl api-resources --namespaced=true   lists all kinds"
+            "the API server serves no kind {text:?}; kubectl api-resources --namespaced=true   \
+             lists all kinds"
         )
     })
 }

@@ -69,7 +69,9 @@ pub(crate) async fn ask(
         let allowed = is_allowed(&connected.client, &user, &need.right, deadline).await;
         let allowed = allowed.map_err(|error| match status(&error) {
             Some(403) => {
-                "you have no permission to check the permissions of Mimeo's accounts (create subjectaccessreviews.authorization.k8s.io)".to_owned()
+                "you have no permission to check the permissions of Mimeo's accounts (create \
+                 subjectaccessreviews.authorization.k8s.io)"
+                    .to_owned()
             }
             _ => format!("the API server did not decide: {}", Fault(&error)),
         });

@@ -208,7 +208,8 @@ fn unnamed(status: &ClusterReplicationStatus) -> Option<(bool, String)> {
     let reasons = reasons.join(", ");
     let message = if certain {
         format!(
-            "Mimeo could not write the copy. The rule's status names {named} of {failed} failures, and not this one. Their reasons: {reasons}"
+            "Mimeo could not write the copy. The rule's status names {named} of {failed} failures, \
+             and not this one. Their reasons: {reasons}"
         )
     } else {
         format!("Or it has failed: the rule's status counts {rest} failures that it does not name")
@@ -242,7 +243,8 @@ pub(crate) fn fix(
         (State::DeletionHeld | State::RuleDeleted, ..) => {
             let name = argument(id);
             format!(
-                "kubectl mimeo held {name}   lists the copies; kubectl mimeo confirm {name}   deletes them"
+                "kubectl mimeo held {name}   lists the copies; kubectl mimeo confirm {name}   \
+                 deletes them"
             )
         }
         (State::Retained, ..) => {
@@ -261,7 +263,8 @@ pub(crate) fn fix(
             } = source?;
             let source = kinds::argument(gvk, name);
             format!(
-                "create the source, or correct spec.sources; is it there?  kubectl -n {namespace} get {source}"
+                "create the source, or correct spec.sources; is it there?  kubectl -n {namespace} \
+                 get {source}"
             )
         }
         (_, Some(ConditionReason::KindNotServed), _) => {
@@ -271,14 +274,18 @@ pub(crate) fn fix(
             format!("kubectl edit {rule}   (spec.sources, or transform.type)")
         }
         (_, Some(ConditionReason::ControllerForbidden), _) => {
-            "give Mimeo the permission that the message names, by a ClusterRole with the label mimeo.dev/aggregate-to-mimeo=true".into()
+            "give Mimeo the permission that the message names, by a ClusterRole with the label \
+             mimeo.dev/aggregate-to-mimeo=true"
+                .into()
         }
         (_, Some(ConditionReason::NotGranted), _) if id.kind == RuleKind::Replication => format!(
-            "kubectl mimeo grant {}   prints the ReplicationGrant for the owner of the other namespace",
+            "kubectl mimeo grant {}   prints the ReplicationGrant for the owner of the other \
+             namespace",
             argument(id)
         ),
         (.., Some(FailureReason::Conflict)) => format!(
-            "kubectl -n {namespace} get {copy} -o yaml --show-managed-fields   shows whose it is; then delete it, or set copyName or conflictPolicy in {rule}"
+            "kubectl -n {namespace} get {copy} -o yaml --show-managed-fields   shows whose it is; \
+             then delete it, or set copyName or conflictPolicy in {rule}"
         ),
         (.., Some(FailureReason::QuotaExceeded)) => {
             format!("kubectl -n {namespace} describe resourcequota")
@@ -289,7 +296,8 @@ pub(crate) fn fix(
         (.., Some(failure)) => failure.advice().into(),
         // The reason of a failure that no status names.
         (State::Failed(_), None, None) => format!(
-            "kubectl -n {mimeo} logs deployment/mimeo-reconciler | grep 'copy not written'   shows the reason for each copy"
+            "kubectl -n {mimeo} logs deployment/mimeo-reconciler | grep 'copy not written'   shows \
+             the reason for each copy"
         ),
         _ => return None,
     })

@@ -55,7 +55,8 @@ pub(crate) async fn run(
     let page = page(&reader, mimeo, &leader).await?;
     if !page.on {
         bail!(
-            "the page is off. Fix: helm upgrade with --set reconciler.ui=true, or kubectl -n {mimeo} set env deployment/mimeo-reconciler MIMEO_UI=true"
+            "the page is off. Fix: helm upgrade with --set reconciler.ui=true, or kubectl -n \
+             {mimeo} set env deployment/mimeo-reconciler MIMEO_UI=true"
         );
     }
     let program = std::env::var("KUBECTL").unwrap_or_else(|_| "kubectl".into());
@@ -118,7 +119,8 @@ async fn leader(reader: &Reader, mimeo: &str) -> Result<String> {
     match leader.into_iter().find(|replica| replica.alive) {
         Some(leader) => Ok(leader.name),
         None => bail!(
-            "no reconciler leads in namespace {mimeo}, and only the leader knows the state of the copies. Fix: kubectl -n {mimeo} get pods   shows whether the reconciler runs"
+            "no reconciler leads in namespace {mimeo}, and only the leader knows the state of the \
+             copies. Fix: kubectl -n {mimeo} get pods   shows whether the reconciler runs"
         ),
     }
 }
@@ -133,7 +135,8 @@ async fn page(reader: &Reader, mimeo: &str, leader: &str) -> Result<Page> {
     match reader.get(&path, Part::Whole).await {
         Ok(Some(pod)) => Ok(page_of(&pod)),
         Ok(None) => bail!(
-            "the leader {leader} is no pod of namespace {mimeo}: it runs outside of the cluster. Its page is under /ui/ of its --ops-listen address"
+            "the leader {leader} is no pod of namespace {mimeo}: it runs outside of the cluster. \
+             Its page is under /ui/ of its --ops-listen address"
         ),
         Err(error) => {
             tell(&format!(
@@ -211,7 +214,8 @@ fn exit_code(status: ExitStatus) -> u8 {
         return 0;
     }
     tell(&format!(
-        "error: kubectl port-forward ended ({status}). The leader may have changed; run this command again"
+        "error: kubectl port-forward ended ({status}). The leader may have changed; run this \
+         command again"
     ));
     1
 }

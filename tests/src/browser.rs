@@ -44,7 +44,8 @@ impl Browser {
     pub async fn start() -> Result<Self> {
         let (Some(chromium), Some(driver)) = (which("chromium"), which("chromedriver")) else {
             bail!(
-                "there is no browser: tests/browser.sh installs Debian's, as root; else leave these tests out (--skip a_browser)"
+                "there is no browser: tests/browser.sh installs Debian's, as root; else leave \
+                 these tests out (--skip a_browser)"
             );
         };
         let home = tempfile::Builder::new()

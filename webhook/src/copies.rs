@@ -30,7 +30,8 @@ pub(crate) async fn decide(app: &App, request: &Request, deadline: Instant) -> V
         Ok(Some(live)) if live.deletion_timestamp.is_none() => drift::refusal(request, &rule),
         Ok(_) => Verdict::ALLOW,
         Err(error) => {
-            warn!(namespace, error = %Fault(&error), "failed to read a namespace: a change of a copy is let through");
+            warn!(namespace, error = %Fault(&error), "failed to read a namespace: a change of a \
+                copy is let through");
             Verdict::ALLOW
         }
     }

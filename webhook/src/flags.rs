@@ -235,7 +235,8 @@ impl HookArgs {
                 [version, resource] => ("", version, resource),
                 [group, version, resource] => (group, version, resource),
                 _ => bail!(
-                    "--pod-gate-resources: expected version/resource or group/version/resource, not {text:?}"
+                    "--pod-gate-resources: expected version/resource or group/version/resource, \
+                     not {text:?}"
                 ),
             };
             Ok(GroupVersionResource::new(group, version, resource))

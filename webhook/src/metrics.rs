@@ -118,13 +118,15 @@ impl Answers {
             held.clone(),
         );
         let registered = Family::<Configuration, Gauge>::default();
-        let help = "Whether the API server has the hooks as they should be, by the kind and name of their configuration: 1 or 0";
+        let help = "Whether the API server has the hooks as they should be, by the kind and name \
+            of their configuration: 1 or 0";
         registry.register("hooks_registered", help, registered.clone());
         let policies = Family::<Policies, Gauge>::default();
         let help = "TransformPolicies, by status and reason of their condition Ready";
         registry.register("policies", help, policies.clone());
         let rewritten = Family::<Rewriter, Counter>::default();
-        let help = "Objects that a TransformPolicy has changed as they were written, dry runs among them, by the policy's name";
+        let help = "Objects that a TransformPolicy has changed as they were written, dry runs \
+            among them, by the policy's name";
         registry.register("policy_rewrites", help, rewritten.clone());
         // Every series exists from the start with the value zero. A rate cannot show the first
         // event of a series that appears with it.

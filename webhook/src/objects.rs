@@ -51,11 +51,13 @@ fn rewrite(known: &Known, request: &Request) -> Verdict {
     let advice = format!("Correct the policy: kubectl describe tpol {name} shows the reason");
     match known.object.spec.failure_policy {
         FailurePolicy::Fail => fail(format!(
-            "this {kind} is refused, because TransformPolicy {name} has an invalid spec and failurePolicy Fail. {advice}"
+            "this {kind} is refused, because TransformPolicy {name} has an invalid spec and \
+             failurePolicy Fail. {advice}"
         )),
         FailurePolicy::Ignore => Verdict::Allow {
             warnings: vec![format!(
-                "this {kind} is not rewritten, because TransformPolicy {name} has an invalid spec. {advice}"
+                "this {kind} is not rewritten, because TransformPolicy {name} has an invalid spec. \
+                 {advice}"
             )],
         },
     }

@@ -118,8 +118,8 @@ fn unanswered(user: &User, error: &kube::Error) -> Verdict {
         ));
     }
     // A retry would not help.
-    let message = "the webhook may not check the permissions of users: its ServiceAccount must be allowed to create \
-                   subjectaccessreviews.authorization.k8s.io";
+    let message = "the webhook may not check the permissions of users: its ServiceAccount must be \
+        allowed to create subjectaccessreviews.authorization.k8s.io";
     Verdict::Deny {
         code: 500,
         reason: "InternalError",
@@ -252,8 +252,9 @@ mod tests {
                 got == code
                     && message
                         == format!(
-                            "ClusterReplication registry needs permissions that its author does not have: {says} grant \
-                     these to the author, or let a user who has them write it"
+                            "ClusterReplication registry needs permissions that its author does \
+                             not have: {says} grant these to the author, or let a user who has \
+                             them write it"
                         ),
                 "{got} {message}"
             );

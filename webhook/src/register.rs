@@ -330,7 +330,8 @@ where
         {
             return;
         }
-        let message = "another client, or another version of mimeo-webhook, keeps changing this webhook configuration";
+        let message = "another client, or another version of mimeo-webhook, keeps changing this \
+            webhook configuration";
         warn!(name = self.name, %kind, field_managers = managers.join(", "), pause = ?pause, message);
         // The first message stays. A new message would cause a write of every rule's status.
         let sentence = contested(&kind, self.name, (!live.is_null()).then_some(&managers));
@@ -620,7 +621,8 @@ mod tests {
         for (managers, named) in [
             (
                 &[][..],
-                "changed again and again by another version of mimeo-webhook, or by a client that only removes fields. Mimeo",
+                "changed again and again by another version of mimeo-webhook, or by a client that \
+                 only removes fields. Mimeo",
             ),
             (&["a", "b"], "changed again and again by a, b. Mimeo"),
             (

@@ -127,14 +127,16 @@ fn selection(rule: &Rule, preview: &Preview, counts: bool) -> Option<String> {
     match everywhere {
         _ if matching == all && all > 0 => Some(format!("the rule selects all {all} namespaces")),
         Some(i) => Some(format!(
-            "spec.targets[{i}].namespaceSelector is empty: the rule selects {matching} of {all} namespaces; \
-             kube-system, kube-public and kube-node-lease are left out unless a target names them"
+            "spec.targets[{i}].namespaceSelector is empty: the rule selects {matching} of {all} \
+             namespaces; kube-system, kube-public and kube-node-lease are left out unless a target \
+             names them"
         )),
         None if matching == 0
             && let Some((begins, count)) = &preview.beginning =>
         {
             Some(format!(
-                "no namespace matches the rule now. Patterns match the whole name; {begins}.* would match {}",
+                "no namespace matches the rule now. Patterns match the whole name; {begins}.* \
+                 would match {}",
                 plural::namespaces(*count)
             ))
         }
@@ -152,7 +154,8 @@ fn short_patterns(preview: &Preview) -> impl Iterator<Item = String> {
     both.into_iter().filter_map(|(beginning, place)| {
         let (begins, count) = beginning?;
         Some(format!(
-            "no namespace matches a namespacePattern of {place} now. Patterns match the whole name; {begins}.* would match {}",
+            "no namespace matches a namespacePattern of {place} now. Patterns match the whole \
+             name; {begins}.* would match {}",
             plural::namespaces(*count)
         ))
     })
@@ -194,7 +197,8 @@ fn contest(contest: &Contest) -> String {
         format!("{other} gets {kind} {name} in {places}, not this rule (RuleConflict)")
     } else {
         format!(
-            "this rule gets {kind} {name} in {places}, not {other} (RuleConflict), unless that rule's copy is there already"
+            "this rule gets {kind} {name} in {places}, not {other} (RuleConflict), unless that \
+             rule's copy is there already"
         )
     };
     format!("{gets}. Name one rule's copies differently (copyName)")
@@ -266,7 +270,8 @@ pub(crate) fn selected(
     let count = format!("{}{found}", if more { "more than " } else { "" });
     match found {
         0 => Some(format!(
-            "no {kind} in namespace {namespace} matches the selector; nothing is copied for it until one does"
+            "no {kind} in namespace {namespace} matches the selector; nothing is copied for it \
+             until one does"
         )),
         found if found > most => Some(format!(
             "{count} objects of kind {kind} in namespace {namespace} match the selector; the rule has at most {most} \
@@ -497,7 +502,8 @@ mod tests {
                     &format!("source {source}"),
                     OutOfReach::Namespace,
                 )],
-                "this installation of Mimeo reads no sources in the namespace (--source-namespaces)",
+                "this installation of Mimeo reads no sources in the namespace \
+                 (--source-namespaces)",
             ),
             (
                 vec![out_of_reach(&format!("sources {some}"), OutOfReach::Kind)],
@@ -534,11 +540,13 @@ mod tests {
             (near_misses(&spec, VARIABLES), VARIABLES),
             (
                 explain(everywhere.to_vec(), &Reach::default()),
-                "a ClusterRole labelled mimeo.dev/aggregate-to-mimeo=true must have the rule {apiGroups: [",
+                "a ClusterRole labelled mimeo.dev/aggregate-to-mimeo=true must have the rule \
+                 {apiGroups: [",
             ),
             (
                 explain(everywhere[5..].to_vec(), &Reach::default()),
-                "a ClusterRole labelled mimeo.dev/aggregate-to-mimeo-reconciler=true must have the rule {apiGroups: [",
+                "a ClusterRole labelled mimeo.dev/aggregate-to-mimeo-reconciler=true must have the \
+                 rule {apiGroups: [",
             ),
             (
                 explain(there.to_vec(), &limited),

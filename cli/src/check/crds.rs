@@ -50,7 +50,8 @@ async fn one(own: &CustomResourceDefinition, reader: &Reader, discovery: &Discov
                     check,
                     Verdict::Unknown,
                     format!(
-                        "the API server serves the kind. Whether the CRD has all fields is unknown: {error}"
+                        "the API server serves the kind. Whether the CRD has all fields is \
+                         unknown: {error}"
                     ),
                 ),
                 Err(error) => Item::new(check, Verdict::Unknown, error.to_string()),

@@ -96,7 +96,8 @@ fn judge(kind: &str, answers: &Answers, reach: &Reach) -> Item {
             Verdict::Failed
         };
         let message = own_rights::explain(&missing, reach).join("; ");
-        let fix = "create these roles with kubectl apply; manifests/chart/templates/rbac-kinds.yaml has an example";
+        let fix = "create these roles with kubectl apply; \
+            manifests/chart/templates/rbac-kinds.yaml has an example";
         return Item::new(check, result, message).fix(fix);
     }
     let mut unknown = answers.unknown.iter();

@@ -25,7 +25,8 @@ pub(super) async fn check(reader: &Reader, mimeo: &str) -> (Vec<Item>, Accounts)
         (
             "Webhook replicas",
             &installation.webhooks,
-            "no replica is alive. New namespaces wait for the reconciler, and rules can't be created",
+            "no replica is alive. New namespaces wait for the reconciler, and rules can't be \
+             created",
         ),
     ];
     let mut items = Vec::new();
@@ -72,7 +73,8 @@ fn ready(program: &str, mimeo: &str, deployment: &Result<Option<Value>, ReadErro
         Ok(Some(deployment)) => deployment,
         Ok(None) => {
             let message = format!(
-                "there is none in namespace {mimeo}. This is expected only if the program runs outside of the cluster"
+                "there is none in namespace {mimeo}. This is expected only if the program runs \
+                 outside of the cluster"
             );
             return Item::new(check, Verdict::Warning, message);
         }
@@ -91,7 +93,8 @@ fn ready(program: &str, mimeo: &str, deployment: &Result<Option<Value>, ReadErro
         format!("kubectl -n {mimeo} scale deployment {program} --replicas=2")
     } else {
         format!(
-            "kubectl -n {mimeo} describe pods -l app.kubernetes.io/name={program}   shows the reason"
+            "kubectl -n {mimeo} describe pods -l app.kubernetes.io/name={program}   shows the \
+             reason"
         )
     };
     Item::new(check, result, message).fix(fix)

@@ -100,7 +100,8 @@ fn registered(hooks: &[Hook], mimeo: &str) -> Item {
         format!("hooks are not registered: {}", missing.join(", "))
     };
     let fix = format!(
-        "kubectl -n {mimeo} logs deployment/mimeo-webhook   shows why the webhook does not register itself"
+        "kubectl -n {mimeo} logs deployment/mimeo-webhook   shows why the webhook does not \
+         register itself"
     );
     Item::new(REGISTRATION, Verdict::Failed, message).fix(fix)
 }
@@ -139,7 +140,8 @@ fn certificate(hooks: &[Hook], mimeo: &str, now: Timestamp) -> Item {
 
 fn renew(mimeo: &str) -> String {
     format!(
-        "kubectl -n {mimeo} logs deployment/mimeo-webhook   shows why the certificate is not renewed"
+        "kubectl -n {mimeo} logs deployment/mimeo-webhook   shows why the certificate is not \
+         renewed"
     )
 }
 
@@ -181,7 +183,8 @@ fn probe() -> Value {
 
 fn reached(answer: &Result<Value, Refusal>, mimeo: &str) -> Item {
     let pods = format!(
-        "kubectl -n {mimeo} get pods,endpointslices   shows whether the webhook runs and its Service finds it"
+        "kubectl -n {mimeo} get pods,endpointslices   shows whether the webhook runs and its \
+         Service finds it"
     );
     let item = |result, message: &str| Item::new(REACHED, result, message);
     let yes = "the API server asked it in a dry run";

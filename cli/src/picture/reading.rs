@@ -85,7 +85,11 @@ impl Reading {
             Ok(Some(system)) => text(&system, "/metadata/uid").to_owned(),
             Ok(None) => String::new(),
             Err(ReadError::Forbidden(_)) => {
-                unread.insert("You can't read Namespace kube-system, so copies of another cluster count as this cluster's.".into());
+                unread.insert(
+                    "You can't read Namespace kube-system, so copies of another cluster \
+                    count as this cluster's."
+                        .into(),
+                );
                 String::new()
             }
             Err(error) => bail!("can't reach the cluster: {error}"),
@@ -156,14 +160,16 @@ impl Reading {
             {
                 self.picture.partial.insert(kind);
                 self.note(format!(
-                    "You can't list Replications in all namespaces. Only those of {home} are considered."
+                    "You can't list Replications in all namespaces. Only those of {home} are \
+                     considered."
                 ));
                 read = self.listed(&own_path(Some(&home), plural, None)).await;
             }
             let mut found = match read {
                 Ok(found) => found,
                 Err(ReadError::NotServed) if kind == RuleKind::ClusterReplication => bail!(
-                    "the API server doesn't serve ClusterReplications: Mimeo's CRDs are not installed in this cluster"
+                    "the API server doesn't serve ClusterReplications: Mimeo's CRDs are not \
+                     installed in this cluster"
                 ),
                 Err(ReadError::NotServed) => {
                     self.show(|engine, now| engine.rules_known(kind, Known::Unserved, now));
@@ -225,7 +231,8 @@ impl Reading {
             (Ok(_), _) => {}
             (Err(error @ ReadError::Forbidden(_)), Scope::All) => {
                 bail!(
-                    "can't list namespaces: {error}. Most commands answer about one namespace: -n NAMESPACE"
+                    "can't list namespaces: {error}. Most commands answer about one namespace: -n \
+                     NAMESPACE"
                 )
             }
             (Err(ReadError::Forbidden(_)), Scope::One(only)) => {
@@ -234,7 +241,10 @@ impl Reading {
                     Ok(Some(object)) => found.extend(metadata(&object)),
                     Ok(None) => {}
                     Err(_) => {
-                        self.note(format!("You can't read Namespace {only}: its labels are unknown, so rules that select by labels seem not to match it."));
+                        self.note(format!(
+                            "You can't read Namespace {only}: its labels are \
+                            unknown, so rules that select by labels seem not to match it."
+                        ));
                         found.push(assumed(&only));
                     }
                 }
@@ -267,7 +277,10 @@ impl Reading {
                 self.show(|engine, now| engine.grants_known(Known::Unserved, now));
             }
             Err(error) => {
-                self.note(format!("You can't list ReplicationGrants: {error}. Whether Replications may cross namespaces is unknown."));
+                self.note(format!(
+                    "You can't list ReplicationGrants: {error}. Whether Replications \
+                    may cross namespaces is unknown."
+                ));
                 let why = Unreadable::Forbidden { verb: "list" };
                 self.show(|engine, now| engine.grants_known(Known::Unreadable(why), now));
             }
@@ -283,7 +296,8 @@ impl Reading {
             Ok(map) => map.and_then(|map| serde_json::from_value::<ConfigMap>(map).ok()),
             Err(error) => {
                 self.note(format!(
-                    "You can't read ConfigMap {}/{KINDS_CONFIG_MAP}: {error}. Copies of rules that no longer exist may be missing here.",
+                    "You can't read ConfigMap {}/{KINDS_CONFIG_MAP}: {error}. Copies of rules that \
+                     no longer exist may be missing here.",
                     self.picture.mimeo
                 ));
                 None
@@ -440,7 +454,10 @@ impl Reading {
                 self.show(|engine, now| engine.source(&source, object.map(Decoded::Whole), now));
             }
             Read::Source(source, Err(error)) => {
-                self.note(format!("You can't read the source {source}: {error}. Whether its copies are up to date is unknown."));
+                self.note(format!(
+                    "You can't read the source {source}: {error}. Whether its copies \
+                    are up to date is unknown."
+                ));
                 self.picture.hidden.insert(source);
             }
             Read::Selected(selector, Ok(mut objects)) => {

@@ -35,7 +35,8 @@ pub(super) fn explain(picture: &Picture, object: &ObjectName<'_>) -> Why {
             }
             if rules.is_empty() {
                 notes.push(format!(
-                    "All copies of namespace {namespace} exist. Mimeo is about to remove its label {PENDING_LABEL}."
+                    "All copies of namespace {namespace} exist. Mimeo is about to remove its label \
+                     {PENDING_LABEL}."
                 ));
             }
         }

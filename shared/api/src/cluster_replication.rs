@@ -33,7 +33,8 @@ use crate::{
     status = "ClusterReplicationStatus",
     derive = "Default",
     derive = "PartialEq",
-    doc = "ClusterReplication keeps copies of objects in the namespaces that it selects, and keeps them up to date.",
+    doc = "ClusterReplication keeps copies of objects in the namespaces that it selects, and keeps \
+        them up to date.",
     printcolumn(name = "Source", type_ = "string", json_path = ".status.source"),
     printcolumn(
         name = "Ready",
@@ -100,9 +101,9 @@ use crate::{
     ),
     rule_of(
         ".transform.data",
-        "!has(self.transform) || !has(self.transform.data) \
-         || self.sources.all(s, has(s.inline) ? s.inline.apiVersion == 'v1' && s.inline.kind == 'ConfigMap' \
-         : s.apiVersion == 'v1' && s.kind in ['Secret', 'ConfigMap'])",
+        "!has(self.transform) || !has(self.transform.data) || self.sources.all(s, has(s.inline) ? \
+         s.inline.apiVersion == 'v1' && s.inline.kind == 'ConfigMap' : s.apiVersion == 'v1' && \
+         s.kind in ['Secret', 'ConfigMap'])",
         "transform.data is only for Secrets and ConfigMaps",
     ),
     rule_of(
@@ -113,7 +114,8 @@ use crate::{
     rule_of(
         ".driftPolicy",
         "self.driftPolicy != 'Deny' || self.strategy == 'Replace'",
-        "driftPolicy Deny needs strategy Replace: with Apply others may add fields to a copy, and with CreateOnce they own it",
+        "driftPolicy Deny needs strategy Replace: with Apply others may add fields to a copy, and \
+         with CreateOnce they own it",
     ),
     rule_of(
         ".resyncSeconds",
@@ -219,12 +221,15 @@ pub struct ClusterReplicationSpec {
     rule(
         "has(self.inline) ? !has(self.apiVersion) && !has(self.kind) && !has(self.__namespace__) \
          : has(self.apiVersion) && has(self.kind) && has(self.__namespace__)",
-        "apiVersion, kind and namespace must be set, or none of them with inline, which has its own",
+        "apiVersion, kind and namespace must be set, or none of them with inline, which has its \
+         own",
     ),
     rule_of(
         ".inline",
-        "!has(self.inline) || !(self.inline.apiVersion == 'v1' && self.inline.kind in ['Secret', 'Namespace'])",
-        "kind Secret must not be inline, because every user who may read the rule could read it; kind Namespace is never copied",
+        "!has(self.inline) || !(self.inline.apiVersion == 'v1' && self.inline.kind in ['Secret', \
+         'Namespace'])",
+        "kind Secret must not be inline, because every user who may read the rule could read it; \
+         kind Namespace is never copied",
     ),
     rule_of(
         ".inline",

@@ -35,7 +35,9 @@ use crate::{
     status = "ClusterReplicationStatus",
     derive = "Default",
     derive = "PartialEq",
-    doc = "Replication keeps copies of objects in its own namespace and, where these consent by a ReplicationGrant, from and in others. A namespace may have at most 1024 Replications, with 10240 copies in all, of which the oldest count. A source has at most 256 KiB as JSON.",
+    doc = "Replication keeps copies of objects in its own namespace and, where these consent by a \
+        ReplicationGrant, from and in others. A namespace may have at most 1024 Replications, with \
+        10240 copies in all, of which the oldest count. A source has at most 256 KiB as JSON.",
     printcolumn(name = "Source", type_ = "string", json_path = ".status.source"),
     printcolumn(
         name = "Ready",
@@ -114,7 +116,8 @@ use crate::{
     rule_of(
         ".driftPolicy",
         "self.driftPolicy != 'Deny' || self.strategy == 'Replace'",
-        "driftPolicy Deny needs strategy Replace: with Apply others may add fields to a copy, and with CreateOnce they own it",
+        "driftPolicy Deny needs strategy Replace: with Apply others may add fields to a copy, and \
+         with CreateOnce they own it",
     ),
     rule_of(
         ".resyncSeconds",
@@ -209,7 +212,8 @@ pub struct ReplicationSpec {
     rule("has(self.name) != has(self.selector)", "exactly one of name and selector must be set"),
     rule(
         "!self.apiVersion.startsWith('rbac.authorization.k8s.io/')",
-        "a Replication copies no kind of rbac.authorization.k8s.io, because such objects give permissions",
+        "a Replication copies no kind of rbac.authorization.k8s.io, because such objects give \
+         permissions",
     ),
 ]))]
 pub struct ReplicationSource {

@@ -125,7 +125,8 @@ pub(crate) fn kind(_: &mut SchemaGenerator) -> Schema {
     schema(text(
         63,
         "^[A-Za-z]([-A-Za-z0-9]*[A-Za-z0-9])?$",
-        "must be a kind in CamelCase and singular, as in Secret or ConfigMap: letters and digits, beginning with a letter",
+        "must be a kind in CamelCase and singular, as in Secret or ConfigMap: letters and digits, \
+         beginning with a letter",
     ))
 }
 
@@ -136,12 +137,13 @@ fn name_of_object(message: &str) -> Value {
 
 pub(crate) fn object_name(_: &mut SchemaGenerator) -> Schema {
     schema(name_of_object(
-        "must be the name of an object without its namespace and kind, as in registry; no \"/\" and no \"%\"",
+        "must be the name of an object without its namespace and kind, as in registry; no \"/\" \
+         and no \"%\"",
     ))
 }
 
-const NAMESPACE_MESSAGE: &str = "must be the name of a namespace, as in team-a: at most 63 lower-case letters, digits and \"-\", \
-                                 with a letter or digit at both ends";
+const NAMESPACE_MESSAGE: &str = "must be the name of a namespace, as in team-a: at most 63 \
+    lower-case letters, digits and \"-\", with a letter or digit at both ends";
 
 fn name_of_namespace() -> Value {
     let message = format!("{NAMESPACE_MESSAGE}; no wildcards here");
@@ -178,21 +180,21 @@ fn not_empty(mut list: Value) -> Value {
 
 /// Globs for names of objects.
 pub(crate) fn object_globs(_: &mut SchemaGenerator) -> Schema {
-    let message = "must be the name of an object, in which * stands for any characters and ? for one, as in registry-*; no \"/\" \
-                   and no \"%\"";
+    let message = "must be the name of an object, in which * stands for any characters and ? for \
+        one, as in registry-*; no \"/\" and no \"%\"";
     schema(not_empty(set_of(64, &name_of_object(message))))
 }
 
 /// Globs for names of namespaces.
 pub(crate) fn namespace_globs(_: &mut SchemaGenerator) -> Schema {
-    let message = "must be the name of a namespace, in which * stands for any characters and ? for one, as in team-*: at most 63 \
-                   lower-case letters, digits, \"-\", \"*\" and \"?\"";
+    let message = "must be the name of a namespace, in which * stands for any characters and ? for \
+        one, as in team-*: at most 63 lower-case letters, digits, \"-\", \"*\" and \"?\"";
     schema(not_empty(set_of(128, &text(63, NAMESPACE_GLOB, message))))
 }
 
 pub(crate) fn key_globs(_: &mut SchemaGenerator) -> Schema {
-    let message = "must be a key, in which * stands for any characters and ? for one, as in example.com/*: only letters, digits, \
-                   \"-\", \"_\", \".\", \"/\", \"*\" and \"?\"";
+    let message = "must be a key, in which * stands for any characters and ? for one, as in \
+        example.com/*: only letters, digits, \"-\", \"_\", \".\", \"/\", \"*\" and \"?\"";
     schema(set_of(
         64,
         &text(QUALIFIED_NAME_LENGTH, "^[-A-Za-z0-9_./*?]+$", message),
@@ -201,8 +203,8 @@ pub(crate) fn key_globs(_: &mut SchemaGenerator) -> Schema {
 
 /// Globs for keys of a Secret or a ConfigMap (`IsConfigMapKey` of Kubernetes).
 pub(crate) fn data_globs(_: &mut SchemaGenerator) -> Schema {
-    let message = "must be a key, in which * stands for any characters and ? for one, as in tls.*: only letters, digits, \"-\", \
-                   \"_\", \".\", \"*\" and \"?\"";
+    let message = "must be a key, in which * stands for any characters and ? for one, as in tls.*: \
+        only letters, digits, \"-\", \"_\", \".\", \"*\" and \"?\"";
     schema(set_of(64, &text(253, "^[-A-Za-z0-9_.*?]+$", message)))
 }
 
@@ -231,7 +233,8 @@ pub(crate) fn label_values() -> Schema {
     let mut value = text(
         1024,
         r"^([-A-Za-z0-9_.]|\$\((source|namespace)\.[^)]+\))*$",
-        "must be a label value, as in gold or $(namespace.name): only letters, digits, \"-\", \"_\", \".\" and variables",
+        "must be a label value, as in gold or $(namespace.name): only letters, digits, \"-\", \
+         \"_\", \".\" and variables",
     );
     if let Some(value) = value.as_object_mut() {
         value.remove("minLength");
@@ -291,13 +294,14 @@ pub(crate) fn label_selector(_: &mut SchemaGenerator) -> Schema {
                             "type": "string", "minLength": 1, "maxLength": QUALIFIED_NAME_LENGTH,
                         },
                         "operator": {
-                            "description": "How the label is compared. In: it has one of the values. NotIn: it has \
-                                            none of them. Exists: it is there. DoesNotExist: it is not there.",
+                            "description": "How the label is compared. In: it has one of the \
+                                values. NotIn: it has none of them. Exists: it is there. \
+                                DoesNotExist: it is not there.",
                             "type": "string", "enum": ["In", "NotIn", "Exists", "DoesNotExist"],
                         },
                         "values": {
-                            "description": "Values for In and NotIn, at least one. None for Exists and \
-                                            DoesNotExist. At most 64.",
+                            "description": "Values for In and NotIn, at least one. None for Exists \
+                                and DoesNotExist. At most 64.",
                             "type": "array", "maxItems": 64, "x-kubernetes-list-type": "atomic",
                             "items": {"type": "string", "maxLength": 63},
                         },

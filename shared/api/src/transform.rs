@@ -225,11 +225,12 @@ pub(crate) fn of_rule(generator: &mut SchemaGenerator) -> Schema {
         ("annotations", "Helm, kubectl and other"),
     ] {
         let carried = format!(
-            "Those by which GitOps tools, {others} replicators know their objects are never carried to a copy."
+            "Those by which GitOps tools, {others} replicators know their objects are never \
+             carried to a copy."
         );
         describe(&mut schema, &format!("/properties/{field}"), &carried);
-        let variables = "In values $(source.name), $(source.namespace), $(namespace.name) and $(namespace.labels['key']) stand for \
-                         the source's and the copy's namespace.";
+        let variables = "In values $(source.name), $(source.namespace), $(namespace.name) and \
+            $(namespace.labels['key']) stand for the source's and the copy's namespace.";
         describe(
             &mut schema,
             &format!("/properties/{field}/properties/set"),

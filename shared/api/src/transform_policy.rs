@@ -58,12 +58,14 @@ use crate::{
 #[schemars(extend("x-kubernetes-validations" = [
     rule_of(
         ".transform.type",
-        "!has(self.transform.type) || self.match.kinds.all(k, k.apiVersion == 'v1' && k.kind == 'Secret')",
+        "!has(self.transform.type) || self.match.kinds.all(k, k.apiVersion == 'v1' && k.kind == \
+         'Secret')",
         "transform.type is only for Secrets",
     ),
     rule_of(
         ".transform.data",
-        "!has(self.transform.data) || self.match.kinds.all(k, k.apiVersion == 'v1' && k.kind in ['Secret', 'ConfigMap'])",
+        "!has(self.transform.data) || self.match.kinds.all(k, k.apiVersion == 'v1' && k.kind in \
+         ['Secret', 'ConfigMap'])",
         "transform.data is only for Secrets and ConfigMaps",
     ),
 ]))]
@@ -77,7 +79,8 @@ pub struct TransformPolicySpec {
     /// updated keeps its stored type.
     #[schemars(extend("x-kubernetes-validations" = [
         rule(
-            "has(self.type) || has(self.labels) || has(self.annotations) || has(self.data) || has(self.finalizers)",
+            "has(self.type) || has(self.labels) || has(self.annotations) || has(self.data) || \
+             has(self.finalizers)",
             "at least one of type, labels, annotations, data and finalizers must be set",
         ),
     ]))]

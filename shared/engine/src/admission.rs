@@ -279,7 +279,8 @@ pub fn still_reading(namespace: &str) -> String {
 /// The message for pods of a namespace that can't be read now.
 pub fn unread(namespace: &str) -> String {
     format!(
-        "pods in {namespace} wait for its copies: the API server did not answer Mimeo's read of the namespace. {RETRY}"
+        "pods in {namespace} wait for its copies: the API server did not answer Mimeo's read of \
+         the namespace. {RETRY}"
     )
 }
 
@@ -595,7 +596,9 @@ mod tests {
             (
                 "on their way",
                 waiting.clone(),
-                "wait pods in shop wait for Secret a (ClusterReplication/registry, podGate Required): it is being written. Retry in 1 s. See: kubectl describe crepl registry",
+                "wait pods in shop wait for Secret a (ClusterReplication/registry, podGate \
+                 Required): it is being written. Retry in 1 s. See: kubectl describe crepl \
+                 registry",
                 "",
             ),
             (
@@ -630,7 +633,8 @@ mod tests {
                 "cannot",
                 excused.clone(),
                 "admit pods in shop start without Secret b",
-                "podGate Required): Conflict, an object of that name exists. See: kubectl describe crepl registry",
+                "podGate Required): Conflict, an object of that name exists. See: kubectl describe \
+                 crepl registry",
             ),
             (
                 "must not",
@@ -638,7 +642,8 @@ mod tests {
                     denied: vec![copy("c", "SourceNotFound")],
                     ..waiting
                 },
-                "deny pods in shop wait for Secret c (ClusterReplication/registry, podGate Required): SourceNotFound. See:",
+                "deny pods in shop wait for Secret c (ClusterReplication/registry, podGate \
+                 Required): SourceNotFound. See:",
                 "",
             ),
         ] {
@@ -658,8 +663,8 @@ mod tests {
                 ..marked()
             },
         ));
-        let last = "without Secret e (ClusterReplication/registry, podGate Required): it is being written. See: kubectl describe crepl registry \
-                    pods in shop also start without 2 copies";
+        let last = "without Secret e (ClusterReplication/registry, podGate Required): it is being \
+            written. See: kubectl describe crepl registry pods in shop also start without 2 copies";
         assert!(told.ends_with(last), "{told}");
         let denied = ["a", "b", "c", "d", "e", "f", "g"]
             .map(|name| copy(name, "Invalid"))

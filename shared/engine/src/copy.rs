@@ -294,19 +294,21 @@ impl Spared {
     pub fn message(self) -> &'static str {
         match self {
             Self::ByPolicy => {
-                "an object that Mimeo didn't write has the copy's name: delete it, give the copy another name \
-                 (copyName), or see conflictPolicy"
+                "an object that Mimeo didn't write has the copy's name: delete it, give the copy \
+                 another name (copyName), or see conflictPolicy"
             }
             Self::NoCopy => {
-                "an object that Mimeo didn't write has the copy's name, and it is not adopted: its content isn't the copy's, and \
-                 no other tool has marked it as a copy"
+                "an object that Mimeo didn't write has the copy's name, and it is not adopted: its \
+                 content isn't the copy's, and no other tool has marked it as a copy"
             }
             Self::Named => {
-                "a rule of a higher rank names this object as its source, so this rule doesn't write it: give the copy another \
-                 name (copyName), or create the other rule again if it is only older"
+                "a rule of a higher rank names this object as its source, so this rule doesn't \
+                 write it: give the copy another name (copyName), or create the other rule again \
+                 if it is only older"
             }
             Self::Source => {
-                "the object that has the copy's name is the source of a rule, and sources are never written"
+                "the object that has the copy's name is the source of a rule, and sources are \
+                 never written"
             }
         }
     }

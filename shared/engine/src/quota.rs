@@ -195,9 +195,9 @@ fn used_up() -> Refusal {
     Refusal {
         field: "spec".into(),
         message: format!(
-            "a namespace may have at most {REPLICATIONS} Replications, with {COPIES} copies in all (sources times target \
-             namespaces, and 256 where a selector finds the sources); older Replications use that up: delete some of them, then \
-             change this one"
+            "a namespace may have at most {REPLICATIONS} Replications, with {COPIES} copies in all \
+             (sources times target namespaces, and 256 where a selector finds the sources); older \
+             Replications use that up: delete some of them, then change this one"
         ),
     }
 }

@@ -511,7 +511,8 @@ mod tests {
     fn named_namespaces_take_rights_in_these_alone() {
         let named = json!({"namespaces": ["one", "two"]});
         let got = needs(&[secret("a")], std::slice::from_ref(&named));
-        let want = "create secrets in all namespaces | create secrets in namespace one | create secrets in namespace two";
+        let want = "create secrets in all namespaces | create secrets in namespace one | create \
+            secrets in namespace two";
         assert_eq!(told(&got)[1], want);
         // Any other target could select any namespace.
         for other in [

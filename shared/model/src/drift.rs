@@ -69,7 +69,8 @@ pub fn refusal(request: &Request, rule: &RuleId) -> Verdict {
         _ => "only Mimeo may change or add a field, an owner or an entry of managedFields",
     };
     let message = format!(
-        "this is a copy of {rule}, whose driftPolicy is Deny: {what}. Change the source of the copy, or the rule"
+        "this is a copy of {rule}, whose driftPolicy is Deny: {what}. Change the source of the \
+         copy, or the rule"
     );
     Verdict::Deny {
         code: 403,

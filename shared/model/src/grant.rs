@@ -113,8 +113,8 @@ impl Standing {
 /// The message for a grant that does not count because older grants use up the limit.
 pub fn too_many() -> String {
     format!(
-        "a namespace may have at most {MOST} ReplicationGrants, with {LOAD} names in all; older grants use that up: delete or shorten \
-         some of them"
+        "a namespace may have at most {MOST} ReplicationGrants, with {LOAD} names in all; older \
+         grants use that up: delete or shorten some of them"
     )
 }
 
@@ -301,7 +301,8 @@ impl Grant {
             .sum();
         if load > LOAD {
             let most = format!(
-                "must not have more than {LOAD} names in all, where a name with * or ?, a pattern and each label count as 8"
+                "must not have more than {LOAD} names in all, where a name with * or ?, a pattern \
+                 and each label count as 8"
             );
             refusals.add("spec", format!("{most}: it has {load}"));
         }

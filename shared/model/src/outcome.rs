@@ -114,10 +114,12 @@ impl FailureReason {
     pub fn advice(self) -> &'static str {
         match self {
             Self::Conflict => {
-                "delete the object that has the copy's name, give the copy another name (copyName), or see conflictPolicy"
+                "delete the object that has the copy's name, give the copy another name \
+                 (copyName), or see conflictPolicy"
             }
             Self::RuleConflict => {
-                "give the copies of one rule another name (copyName), or change the targets of one rule"
+                "give the copies of one rule another name (copyName), or change the targets of one \
+                 rule"
             }
             Self::NotGranted => "the owner of that namespace can write a ReplicationGrant",
             Self::Forbidden => "grant Mimeo the permission that the condition Authorized names",
@@ -125,7 +127,8 @@ impl FailureReason {
             Self::TooLarge => "make the source smaller",
             Self::QuotaExceeded => "raise the ResourceQuota, or delete objects that it counts",
             Self::AdmissionDenied => {
-                "exempt Mimeo's copies from the admission plugin, policy or webhook that denies them"
+                "exempt Mimeo's copies from the admission plugin, policy or webhook that denies \
+                 them"
             }
             Self::VariableUnset => "give the namespace the label that the variable names",
             Self::Timeout | Self::ClusterUnreachable => "there is nothing to do, Mimeo retries",
@@ -499,7 +502,8 @@ mod tests {
             ),
             (
                 429,
-                serde_json::json!({"message": "admission webhook \"a.b\" denied the request: later"}),
+                serde_json::json!({"message": "admission webhook \"a.b\" denied the request: \
+                    later"}),
                 "Unavailable",
             ),
             (409, serde_json::json!({"reason": "Conflict"}), "Conflict"),
@@ -526,17 +530,22 @@ mod tests {
             ),
             (
                 500,
-                serde_json::json!({"message": "failed to create typed patch object: .spec.x: field not declared"}),
+                serde_json::json!({"message": "failed to create typed patch object: .spec.x: field \
+                    not declared"}),
                 "Invalid",
             ),
             (
                 500,
-                serde_json::json!({"message": "failed to convert new object (/a; /v1, Kind=Secret) to proper version: unable to convert unstructured object to /v1, Kind=Secret: error decoding from json: illegal base64 data at input byte 7"}),
+                serde_json::json!({"message": "failed to convert new object (/a; /v1, Kind=Secret) \
+                    to proper version: unable to convert unstructured object to /v1, Kind=Secret: \
+                    error decoding from json: illegal base64 data at input byte 7"}),
                 "Invalid",
             ),
             (
                 500,
-                serde_json::json!({"message": "failed to convert new object (/a; example.com/v1, Kind=Widget) to proper version: conversion webhook for example.com/v1, Kind=Widget failed: connection refused"}),
+                serde_json::json!({"message": "failed to convert new object (/a; example.com/v1, \
+                    Kind=Widget) to proper version: conversion webhook for example.com/v1, \
+                    Kind=Widget failed: connection refused"}),
                 "Unavailable",
             ),
             (422, serde_json::json!({}), "Invalid"),
@@ -598,8 +607,8 @@ mod tests {
         let exceeded = "secrets \"a\" is forbidden: exceeded quota: ";
         for (quota, want) in [
             (
-                "small, requested: count/secrets=1,limits.memory=1.5Gi, used: count/secrets=5,limits.memory=0, limited: \
-                 count/secrets=5,limits.memory=2Gi",
+                "small, requested: count/secrets=1,limits.memory=1.5Gi, used: \
+                 count/secrets=5,limits.memory=0, limited: count/secrets=5,limits.memory=2Gi",
                 "ResourceQuota small of the namespace has no room for this copy: it requests \
                  count/secrets=1,limits.memory=1.5Gi, used are count/secrets=5,limits.memory=0 of \
                  count/secrets=5,limits.memory=2Gi",

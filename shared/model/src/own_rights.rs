@@ -265,7 +265,8 @@ impl Lack<'_> {
         if *hands_out {
             // Where Mimeo has all permissions that the copies give, it needs no more.
             return format!(
-                "Mimeo writes no {kind}{place} that exceeds its own permissions unless {role} has the rule {rule}"
+                "Mimeo writes no {kind}{place} that exceeds its own permissions unless {role} has \
+                 the rule {rule}"
             );
         }
         format!("missing permissions on {kind}{place}: {role} must have the rule {rule}")
@@ -399,8 +400,9 @@ mod tests {
         let sentences = explain(&needs, &reach);
         assert_eq!(
             sentences[1],
-            "missing permissions on NetworkPolicy in namespace t1: a Role there must have the rule {apiGroups: \
-             [networking.k8s.io], resources: [networkpolicies], verbs: [create, delete, get, list, patch, watch]}"
+            "missing permissions on NetworkPolicy in namespace t1: a Role there must have the rule \
+             {apiGroups: [networking.k8s.io], resources: [networkpolicies], verbs: [create, \
+             delete, get, list, patch, watch]}"
         );
         let many = (0..9).map(|n| format!("t{n}").into()).collect();
         let reach = Reach {
@@ -490,8 +492,8 @@ mod tests {
         assert_eq!(
             handed_out("RoleBinding", Some(&bound("Role", "deployer")), &reach),
             [
-                "RoleBinding in namespace t1 that exceeds its own permissions unless a Role there has the rule {resources: [roles], \
-                 verbs: [bind], resourceNames: [\"deployer\"]}"
+                "RoleBinding in namespace t1 that exceeds its own permissions unless a Role there \
+                 has the rule {resources: [roles], verbs: [bind], resourceNames: [\"deployer\"]}"
             ]
         );
         assert_eq!(handed_out("ConfigMap", None, &everywhere), [""; 0]);
@@ -503,10 +505,13 @@ mod tests {
         assert_eq!(
             explain(&needs(), &Reach::default()),
             [
-                "missing permissions on NetworkPolicy: a ClusterRole labelled mimeo.dev/aggregate-to-mimeo=true must have the \
-                 rule {apiGroups: [networking.k8s.io], resources: [networkpolicies], verbs: [create, get, list, patch, watch]}",
-                "missing permissions on NetworkPolicy: a ClusterRole labelled mimeo.dev/aggregate-to-mimeo-reconciler=true \
-                 must have the rule {apiGroups: [networking.k8s.io], resources: [networkpolicies], verbs: [delete]}",
+                "missing permissions on NetworkPolicy: a ClusterRole labelled \
+                 mimeo.dev/aggregate-to-mimeo=true must have the rule {apiGroups: \
+                 [networking.k8s.io], resources: [networkpolicies], verbs: [create, get, list, \
+                 patch, watch]}",
+                "missing permissions on NetworkPolicy: a ClusterRole labelled \
+                 mimeo.dev/aggregate-to-mimeo-reconciler=true must have the rule {apiGroups: \
+                 [networking.k8s.io], resources: [networkpolicies], verbs: [delete]}",
             ]
         );
         // The API server cuts a warning off after 256 characters.

@@ -141,13 +141,14 @@ impl Policy {
         );
         let data = self.transform.data_changes(object);
         let kind = &request.kind.kind;
-        let refusal = spoilt::spoilt(object, &before, &after, &data, request.kind.is_secret()).map(|why| {
-            format!(
-                "TransformPolicy {} would make this {kind} invalid: {why}. Change the policy (spec.transform), or exclude the \
-                 object from it (spec.match)",
-                self.name
-            )
-        });
+        let refusal =
+            spoilt::spoilt(object, &before, &after, &data, request.kind.is_secret()).map(|why| {
+                format!(
+                    "TransformPolicy {} would make this {kind} invalid: {why}. Change the policy \
+                 (spec.transform), or exclude the object from it (spec.match)",
+                    self.name
+                )
+            });
         let mut patch = json_patch::diff(&before, &after);
         patch.0.extend(data);
         let mut warnings: Vec<String> = stored
@@ -216,16 +217,17 @@ impl Policy {
 /// The warning that a stored Secret keeps its type.
 pub fn kept_type(policy: &str, kept: &str, wanted: &str) -> String {
     format!(
-        "TransformPolicy {policy} cannot change the type of this Secret from {kept:?} to {wanted:?}: the type of a stored Secret is \
-         immutable. Delete the Secret and create it again"
+        "TransformPolicy {policy} cannot change the type of this Secret from {kept:?} to \
+         {wanted:?}: the type of a stored Secret is immutable. Delete the Secret and create it \
+         again"
     )
 }
 
 /// The warning that a policy has changed these parts of an object.
 pub fn changed(policy: &str, parts: &str, kind: &str) -> String {
     format!(
-        "TransformPolicy {policy} changed {parts} of this {kind}. If the API server refuses it for that, change the policy \
-         or exclude the object from it (spec.match)"
+        "TransformPolicy {policy} changed {parts} of this {kind}. If the API server refuses it for \
+         that, change the policy or exclude the object from it (spec.match)"
     )
 }
 
@@ -465,8 +467,9 @@ mod tests {
             request.user.name = name.into();
             policy.rewrite(&request).warnings
         };
-        let changed = "TransformPolicy devops changed finalizers, labels, type of this Secret. If the API server refuses it \
-                       for that, change the policy or exclude the object from it (spec.match)";
+        let changed = "TransformPolicy devops changed finalizers, labels, type of this Secret. If \
+            the API server refuses it for that, change the policy or exclude the object from it \
+            (spec.match)";
         for (name, warned) in [
             ("ann", true),
             ("system:admin", true),
@@ -546,8 +549,8 @@ mod tests {
         ] {
             let want = why.map(|why| {
                 format!(
-                    "TransformPolicy devops would make this Secret invalid: {why}. Change the policy (spec.transform), or \
-                     exclude the object from it (spec.match)"
+                    "TransformPolicy devops would make this Secret invalid: {why}. Change the \
+                     policy (spec.transform), or exclude the object from it (spec.match)"
                 )
             });
             assert_eq!(pattern(transform, &object), want, "{transform} {object}");

@@ -329,7 +329,8 @@ impl Registration {
             "matchConditions": [
                 self.not_exempt("namespace"),
                 {"name": "not-mimeo", "expression": format!("!({mimeo})")},
-                {"name": "not-a-collector", "expression": format!("!(request.userInfo.username in [{collectors}])")},
+                {"name": "not-a-collector", "expression": format!("!(request.userInfo.username in \
+                    [{collectors}])")},
                 // Other clients must be able to remove the finalizers of a copy that is being
                 // deleted.
                 {"name": "not-leaving", "expression": "!has(oldObject.metadata.deletionTimestamp)"},
@@ -340,7 +341,8 @@ impl Registration {
                 {
                     "name": "changes-who-owns-what",
                     "expression": format!(
-                        "request.operation == 'DELETE' || {} || {} || {forged} || {changed} || {owned}",
+                        "request.operation == 'DELETE' || {} || {} || {forged} || {changed} || \
+                         {owned}",
                         crowded("oldObject"),
                         crowded("object"),
                     ),
@@ -429,7 +431,8 @@ impl Registration {
     fn not_exempt(&self, field: &str) -> Value {
         let own = cel_string(&self.own_namespace);
         let exempt = format!("request.{field}.startsWith('{SYSTEM}') || request.{field} == {own}");
-        json!({"name": "not-an-exempt-namespace", "expression": format!("!(has(request.{field}) && ({exempt}))")})
+        json!({"name": "not-an-exempt-namespace", "expression": format!("!(has(request.{field}) && \
+            ({exempt}))")})
     }
 
     /// A CEL expression that is true if the request comes from one of Mimeo's programs.

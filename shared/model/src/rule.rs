@@ -43,7 +43,8 @@ const RESYNC: std::ops::RangeInclusive<u64> = 10..=604_800;
 
 /// The reason to refuse `driftPolicy: Deny` with another strategy. Under Apply, other clients own
 /// the fields that they add. So a tenant could add `ingress: [{}]` to a guarded `NetworkPolicy`.
-const DENY_NEEDS_REPLACE: &str = "Deny needs strategy Replace: with Apply others may add fields to a copy, and with CreateOnce they own it";
+const DENY_NEEDS_REPLACE: &str = "Deny needs strategy Replace: with Apply others may add fields to \
+    a copy, and with CreateOnce they own it";
 
 /// A parsed rule: the copies that Mimeo makes, and the way it keeps them.
 #[derive(Clone, Debug)]
@@ -625,7 +626,8 @@ mod tests {
                     "/spec/sources/-",
                     source("v1", "Secret", "other", "registry"),
                 ),
-                "spec.targets[0].copyName: the copies of v1/Secret/platform/registry and v1/Secret/other/registry",
+                "spec.targets[0].copyName: the copies of v1/Secret/platform/registry and \
+                 v1/Secret/other/registry",
             ),
             (
                 with("/spec/targets", json!([])),

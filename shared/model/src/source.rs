@@ -234,7 +234,8 @@ pub enum SourceRefused {
     /// A token belongs to its service account. In another namespace, it would act for an account of
     /// this namespace.
     #[error(
-        "a service account token is never copied; set transform.type to copy its data as another type"
+        "a service account token is never copied; set transform.type to copy its data as another \
+         type"
     )]
     ServiceAccountToken,
     /// Helm would use a copied release as one of its own.
@@ -271,8 +272,9 @@ pub enum SourceRefused {
     },
     /// The author's patch replaced the value by one that is not valid there.
     #[error(
-        "the rule's transform makes metadata.{field}[{key}] of the copy invalid: the value must be a string, and of a label at most 63 \
-         letters, digits, '-', '_' and '.'; correct spec.transform"
+        "the rule's transform makes metadata.{field}[{key}] of the copy invalid: the value must be \
+         a string, and of a label at most 63 letters, digits, '-', '_' and '.'; correct \
+         spec.transform"
     )]
     Metadata {
         /// `labels` or `annotations`.
@@ -282,13 +284,14 @@ pub enum SourceRefused {
     },
     /// The source has this many bytes of JSON, and the rule is a Replication.
     #[error(
-        "the source has {0} bytes as JSON, and a Replication copies at most {MOST_BYTES}; make the source smaller, or have the \
-         cluster's admin copy it with a ClusterReplication"
+        "the source has {0} bytes as JSON, and a Replication copies at most {MOST_BYTES}; make the \
+         source smaller, or have the cluster's admin copy it with a ClusterReplication"
     )]
     TooLarge(usize),
     /// The API server stores some objects that JSON decoders refuse.
     #[error(
-        "the source can't be decoded: it is nested too deeply, or holds what no decoder of JSON takes"
+        "the source can't be decoded: it is nested too deeply, or holds what no decoder of JSON \
+         takes"
     )]
     Undecodable,
     /// The source is not a JSON object.

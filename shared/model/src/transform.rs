@@ -107,7 +107,11 @@ impl Transform {
         if let Some(text) = type_ {
             refusals.one(&at_type, syntax::secret_type(text));
             if refused_type(Some(text)).is_some() {
-                refusals.add(&at_type, "must not be that of service account tokens or Helm releases: Kubernetes or Helm would use the Secret as one");
+                refusals.add(
+                    &at_type,
+                    "must not be that of service account tokens or Helm \
+                    releases: Kubernetes or Helm would use the Secret as one",
+                );
             }
             if !secrets {
                 refusals.add(at_type, "is only for Secrets");

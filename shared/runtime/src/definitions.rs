@@ -34,7 +34,8 @@ pub async fn check(watcher: Watcher, check: Check) {
             _ if !fields.is_empty() => error!(
                 definition = name,
                 lacks = fields,
-                "a definition is older than this program: the API server drops or refuses these fields until you run kubectl apply -k manifests/crds"
+                "a definition is older than this program: the API server drops or refuses these \
+                 fields until you run kubectl apply -k manifests/crds"
             ),
             Some(_) => info!(
                 definition = name,

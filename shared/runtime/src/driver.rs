@@ -361,7 +361,8 @@ pub async fn remind(handle: Handle) {
                 rule,
                 copies,
                 nonce,
-                "deletion held: the rule is gone, and not known to have been deleted; to delete its copies annotate the ConfigMap {KINDS_CONFIG_MAP} with {}=<nonce>",
+                "deletion held: the rule is gone, and not known to have been deleted; to delete \
+                 its copies annotate the ConfigMap {KINDS_CONFIG_MAP} with {}=<nonce>",
                 names::CONFIRM_DELETION,
             );
         }

@@ -252,7 +252,8 @@ impl Reviewer {
         let before = self.unanswered.swap(failed, Ordering::Relaxed);
         answer.map_err(|error| {
             if !before {
-                warn!(error = %Fault(&error), "cannot ask who may see metrics and the like, so nobody may");
+                warn!(error = %Fault(&error), "cannot ask who may see metrics and the like, so \
+                    nobody may");
             }
             Refused::Unanswered
         })

@@ -84,7 +84,8 @@ impl CopyRequests {
         let this = Self::default();
         let help = "Requests that create, change or delete copies, by verb and result";
         registry.register("copy_requests", help, this.all.clone());
-        let help = "Copies that were written again because another client changed or deleted them, by cause";
+        let help = "Copies that were written again because another client changed or deleted them, \
+            by cause";
         registry.register("copies_reverted", help, this.reverts.clone());
         // Each series starts at zero. A series that first appears with its first event would hide
         // this event from a rate.

@@ -52,8 +52,14 @@ impl Metrics {
             let expiry = certificates.iter().filter_map(|(of, material)| {
                 Some(([*of], material.borrow().as_ref()?.not_after.as_second()))
             });
-            let help = "When a certificate expires, in seconds of the Unix epoch: that of the hooks, or of the operations port";
-            page.gauges("certificate_expiry_timestamp_seconds", help, ["certificate"], expiry)
+            let help = "When a certificate expires, in seconds of the Unix epoch: that of the \
+                hooks, or of the operations port";
+            page.gauges(
+                "certificate_expiry_timestamp_seconds",
+                help,
+                ["certificate"],
+                expiry,
+            )
         });
         this
     }
@@ -84,7 +90,8 @@ impl Metrics {
     pub fn of_watches(&self, health: &Health) {
         let health = health.clone();
         self.read_off(move |page| {
-            let help = "Time since the last word of the API server, the longest of all watches of a resource";
+            let help = "Time since the last word of the API server, the longest of all watches of \
+                a resource";
             let silence = health.silence().into_iter();
             let silence = silence.map(|(resource, time)| ([resource], time.as_secs_f64()));
             page.gauges("watch_staleness_seconds", help, ["resource"], silence)?;
@@ -137,7 +144,12 @@ impl Metrics {
     pub fn of_engine(&self, handle: &Handle) {
         let handle = handle.clone();
         self.read_off(move |page| {
-            let Numbers { queued, copy_lag, namespace_lag, .. } = handle.look(|engine, _| engine.numbers());
+            let Numbers {
+                queued,
+                copy_lag,
+                namespace_lag,
+                ..
+            } = handle.look(|engine, _| engine.numbers());
             let queues = [
                 (["Namespaces"], queued.urgent),
                 (["Rules"], queued.normal),
@@ -145,11 +157,17 @@ impl Metrics {
             ];
             let help = "Copies that wait for their turn, by queue";
             page.gauges("queue_depth", help, ["queue"], queues)?;
-            let help = "Time from the change of a source to the copy that has it, by the kind of its rule, in seconds";
+            let help = "Time from the change of a source to the copy that has it, by the kind of \
+                its rule, in seconds";
             let lags = copy_lag.iter().map(|(kind, lag)| ([kind.to_string()], lag));
             page.histograms("copy_lag_seconds", help, ["rule_kind"], lags)?;
             let help = "Time that a namespace waited for its first copies, in seconds";
-            page.histograms("namespace_lag_seconds", help, [], [(NO_LABELS, &namespace_lag)])
+            page.histograms(
+                "namespace_lag_seconds",
+                help,
+                [],
+                [(NO_LABELS, &namespace_lag)],
+            )
         });
     }
 

@@ -368,7 +368,8 @@ where
                 what,
                 namespace,
                 name,
-                "an object can't be decoded: it is nested too deeply, or holds what no decoder of JSON takes"
+                "an object can't be decoded: it is nested too deeply, or holds what no decoder of \
+                 JSON takes"
             );
         }
         (self.sink)(Event::Shown(object));
@@ -564,7 +565,8 @@ where
         };
         self.version = None;
         if std::mem::replace(&mut self.said, Said::Unreadable(why)) != Said::Unreadable(why) {
-            warn!(what = self.spec.what, ?why, cause = %end, "cannot be watched; nothing more is known until that changes");
+            warn!(what = self.spec.what, ?why, cause = %end, "cannot be watched; nothing more is \
+                known until that changes");
             (self.sink)(Event::Known(Known::Unreadable(why)));
         }
     }

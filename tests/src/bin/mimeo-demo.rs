@@ -735,7 +735,8 @@ impl Display for Race {
         let (namespace, pod_after) = (Took(*namespace), Took(*pod_after));
         write!(
             f,
-            "namespace {namespace}, pod {pod_after}; the copy is revision {copy} of the store, the pod {pod}"
+            "namespace {namespace}, pod {pod_after}; the copy is revision {copy} of the store, the \
+             pod {pod}"
         )
     }
 }

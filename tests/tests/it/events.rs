@@ -446,7 +446,8 @@ async fn an_edit_that_was_reverted_is_told_where_it_was_made() -> Result<()> {
     assert_eq!(
         event.note.clone().unwrap_or_default(),
         format!(
-            "ClusterReplication/{}: Secret registry: an edit was reverted; to change the copy, change its source {source}; last written by field manager \"wright\"",
+            "ClusterReplication/{}: Secret registry: an edit was reverted; to change the copy, \
+             change its source {source}; last written by field manager \"wright\"",
             scene.tag
         )
     );
@@ -461,8 +462,9 @@ async fn an_edit_that_was_reverted_is_told_where_it_was_made() -> Result<()> {
         (
             namespace.clone(),
             format!(
-                "ClusterReplication/{}: Secret registry: another client deleted it, and Mimeo created it again; to remove the copy for good, \
-                 have the rule leave this namespace out",
+                "ClusterReplication/{}: Secret registry: another client deleted it, and Mimeo \
+                 created it again; to remove the copy for good, have the rule leave this namespace \
+                 out",
                 scene.tag
             )
         )

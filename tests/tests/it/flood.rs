@@ -167,7 +167,8 @@ async fn what_others_change_comes_before_the_thousands_of_copies_of_a_tenant() -
     // A few copies may come first: those in flight, and those that left while the change was on its
     // way. A waiting copy may come first only for the tenant's own change.
     eprintln!(
-        "of {wanted} copies, those that came before the platform's, another tenant's, the tenant's own and a new namespace's pod: {first:?}"
+        "of {wanted} copies, those that came before the platform's, another tenant's, the tenant's \
+         own and a new namespace's pod: {first:?}"
     );
     ensure!(
         first[0] < wanted / 4,

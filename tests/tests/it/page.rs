@@ -158,7 +158,8 @@ async fn with_tokens() -> Result<(Setting, [String; 2])> {
         "create clusterrolebinding mimeo-tokens --clusterrole=system:auth-delegator {account}"
     ))?;
     kubectl(
-        "create clusterrole mimeo-page --verb=get --non-resource-url=/ui/stream --non-resource-url=/ui/copies",
+        "create clusterrole mimeo-page --verb=get --non-resource-url=/ui/stream \
+         --non-resource-url=/ui/copies",
     )?;
     let token = |name: &str| {
         kubectl(&format!("create serviceaccount {name} -n default"))?;
@@ -170,7 +171,8 @@ async fn with_tokens() -> Result<(Setting, [String; 2])> {
     };
     let tokens = [token("viewer")?, token("stranger")?];
     kubectl(
-        "create clusterrolebinding mimeo-page --clusterrole=mimeo-page --serviceaccount=default:viewer",
+        "create clusterrolebinding mimeo-page --clusterrole=mimeo-page \
+         --serviceaccount=default:viewer",
     )?;
     let pair = Pair::builder()
         .shipped_rights()
@@ -398,8 +400,8 @@ const HOME: char = '\u{e011}';
 const END: char = '\u{e010}';
 
 fn type_into(browser: &Browser, field: &str, text: &str) -> Result<()> {
-    let script = "const field = document.getElementById(arguments[0][0]); field.value = arguments[0][1]; \
-                  field.dispatchEvent(new Event('input', {bubbles: true}))";
+    let script = "const field = document.getElementById(arguments[0][0]); field.value = \
+        arguments[0][1]; field.dispatchEvent(new Event('input', {bubbles: true}))";
     browser.run(script, &json!([field, text]))?;
     Ok(())
 }
@@ -546,7 +548,8 @@ async fn a_browser_is_asked_for_a_token_and_led_through_the_page_by_keyboard_alo
         .wait(&format!("{SYNCED_ONES} === 'Synced2'"))
         .await?;
     // A token could stay in the field, in storage that outlives the tab, or in a cookie.
-    let kept = "JSON.stringify([document.getElementById('token').value, localStorage, sessionStorage, document.cookie])";
+    let kept = "JSON.stringify([document.getElementById('token').value, localStorage, \
+        sessionStorage, document.cookie])";
     let kept = value(&browser, kept)?;
     ensure!(
         kept.as_str()
@@ -568,7 +571,8 @@ async fn a_browser_is_asked_for_a_token_and_led_through_the_page_by_keyboard_alo
     .context("no states")?;
     let states = (0..states).map(|_| "states");
     let place = "document.activeElement.id || document.activeElement.closest('#states, #grid')?.id";
-    let shown = "document.activeElement.matches(':focus-visible') && getComputedStyle(document.activeElement).outlineStyle === 'solid'";
+    let shown = "document.activeElement.matches(':focus-visible') && \
+        getComputedStyle(document.activeElement).outlineStyle === 'solid'";
     let stops: Vec<&str> = [
         "by-namespace",
         "by-rule",
@@ -927,7 +931,10 @@ async fn everything_contrasts(browser: &Browser) -> Result<()> {
             "[...document.querySelectorAll('#states button')][0].click()",
         )?;
         browser
-            .wait("document.querySelector('.cell.dim .sign') && document.querySelector('.cell.failed')")
+            .wait(
+                "document.querySelector('.cell.dim .sign') && \
+                document.querySelector('.cell.failed')",
+            )
             .await?;
         let found = browser.run(FAINT, &Value::Null)?;
         ensure!(found[1] == json!([]), "{theme}: {found:#}");
@@ -940,7 +947,8 @@ async fn everything_contrasts(browser: &Browser) -> Result<()> {
 /// Shows the page in this theme.
 fn switch(browser: &Browser, theme: &str) -> Result<Value> {
     browser.run(
-        "for (let n = 0; n < 3 && document.documentElement.dataset.theme !== arguments[0]; n++) document.getElementById('theme').click()",
+        "for (let n = 0; n < 3 && document.documentElement.dataset.theme !== arguments[0]; n++) \
+         document.getElementById('theme').click()",
         &json!(theme),
     )
 }
@@ -953,7 +961,8 @@ async fn axe_finds_no_fault_in_what_a_browser_shows() -> Result<()> {
     let found = std::process::Command::new(script).arg("axe").output()?;
     ensure!(
         found.status.success(),
-        "there is no axe-core: tests/browser.sh axe fetches it by npm; else leave this test out (--skip axe): {}",
+        "there is no axe-core: tests/browser.sh axe fetches it by npm; else leave this test out \
+         (--skip axe): {}",
         String::from_utf8_lossy(&found.stderr)
     );
     let axe = std::fs::read_to_string(String::from_utf8(found.stdout)?.trim())?;
@@ -969,10 +978,12 @@ async fn axe_finds_no_fault_in_what_a_browser_shows() -> Result<()> {
                     .wait("document.querySelector('#details .command')")
                     .await?;
             }
-            let run = "window.axed = undefined; axe.run().then((it) => { window.axed = it; }, (error) => { window.axed = {violations: [{id: String(error), nodes: []}]}; })";
+            let run = "window.axed = undefined; axe.run().then((it) => { window.axed = it; }, \
+                (error) => { window.axed = {violations: [{id: String(error), nodes: []}]}; })";
             browser.run(run, &Value::Null)?;
             browser.wait("window.axed").await?;
-            let faults = "axed.violations.map(({id, nodes}) => [id, nodes.slice(0, 3).map(({html, failureSummary}) => [html.slice(0, 200), failureSummary])])";
+            let faults = "axed.violations.map(({id, nodes}) => [id, nodes.slice(0, 3).map(({html, \
+                failureSummary}) => [html.slice(0, 200), failureSummary])])";
             let faults = value(&browser, faults)?;
             ensure!(faults == json!([]), "{theme} {place}: {faults:#}");
         }
@@ -1108,7 +1119,8 @@ async fn a_browser_shows_above_the_grid_what_is_held_of_a_rule_that_is_gone_and_
 
     let nonce = held["nonce"].as_str().context("no nonce")?;
     let mut command = format!(
-        "kubectl -n {NAMESPACE} annotate --overwrite configmap mimeo-kinds mimeo.dev/confirm-deletion={nonce}"
+        "kubectl -n {NAMESPACE} annotate --overwrite configmap mimeo-kinds \
+         mimeo.dev/confirm-deletion={nonce}"
     );
     let browser = Browser::start().await?;
     let notice = "document.getElementById('held')";
@@ -1224,7 +1236,8 @@ async fn screenshots() -> Result<()> {
         .await?;
     for theme in ["light", "dark"] {
         browser.run(
-            "while (document.documentElement.dataset.theme !== arguments[0]) document.getElementById('theme').click()",
+            "while (document.documentElement.dataset.theme !== arguments[0]) \
+             document.getElementById('theme').click()",
             &json!(theme),
         )?;
         let picture: k8s_openapi::ByteString =

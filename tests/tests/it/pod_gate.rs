@@ -1163,7 +1163,8 @@ async fn wait_out_the_budget(setting: &Setting) -> Result<()> {
     assert!(held >= BUDGET, "it was let go after {held:?}");
     let told = comes_again(&required.client, &kept).await?;
     let says = format!(
-        "denied the request: Mimeo: pods in {kept} wait for Secret {REGISTRY} (ClusterReplication/{}, podGate Required): it is being written",
+        "denied the request: Mimeo: pods in {kept} wait for Secret {REGISTRY} \
+         (ClusterReplication/{}, podGate Required): it is being written",
         required.tag
     );
     assert!(

@@ -98,8 +98,7 @@ impl Cluster {
 
     /// Waits until no installed object is left, except CRDs.
     async fn nothing_is_left(&self) -> Result<()> {
-        let kinds = "clusterroles,clusterrolebindings,flowschemas,prioritylevelconfigurations,validatingadmissionpolicies,validatingadmissionpolicybindings,\
-                     deployments,services,serviceaccounts,roles,rolebindings,poddisruptionbudgets,resourcequotas,jobs,pods";
+        let kinds = "clusterroles,clusterrolebindings,flowschemas,prioritylevelconfigurations,validatingadmissionpolicies,validatingadmissionpolicybindings,deployments,services,serviceaccounts,roles,rolebindings,poddisruptionbudgets,resourcequotas,jobs,pods";
         eventually(SOON, "nothing to be left", || async {
             let left = kubectl(
                 &self.control_plane,

@@ -305,7 +305,8 @@ async fn who_may_create_rolebindings_but_not_bind_gets_none_by_a_copy() -> Resul
     grant(&scene, "User", tenant.name(), Some(&admins), &source).await?;
     let written = async || create(&tenant.client, "clusterreplications", &rule.object()).await;
     let lacks = format!(
-        "may not bind clusterroles.{RBAC} in namespace {home}, bind roles.{RBAC} in namespace {home}; grant these to the author",
+        "may not bind clusterroles.{RBAC} in namespace {home}, bind roles.{RBAC} in namespace \
+         {home}; grant these to the author",
         home = tenant.home
     );
     eventually(SOON, format!("refused: {lacks}"), || async {
@@ -418,10 +419,14 @@ async fn who_takes_the_name_of_the_platforms_copy_first_harms_himself_alone() ->
     }
     let pods: Api<Pod> = of(&tenant.client, &his);
     eventually(SOON, "the tenant's own pods denied", || async {
-        match pods.create(&kube::api::PostParams::default(), &pod("first")).await {
+        match pods
+            .create(&kube::api::PostParams::default(), &pod("first"))
+            .await
+        {
             Err(kube::Error::Api(status))
                 if status.message.contains(
-                    "podGate Required): Conflict, an object of that name exists. See: kubectl describe crepl ",
+                    "podGate Required): Conflict, an object of that name exists. See: kubectl \
+                     describe crepl ",
                 ) =>
             {
                 Ok(Some(()))

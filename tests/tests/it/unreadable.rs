@@ -297,7 +297,8 @@ async fn hand_out(
     let warned = kubectl(control_plane, ["apply", "-f", &*path])?;
     let asked = |text: &str| -> Result<Value> {
         let words = format!(
-            "Mimeo writes no {kind} that exceeds its own permissions unless a ClusterRole labelled {both}=true has the rule "
+            "Mimeo writes no {kind} that exceeds its own permissions unless a ClusterRole labelled \
+             {both}=true has the rule "
         );
         let (_, rule) = text.split_once(&words).with_context(|| text.to_owned())?;
         let (rule, _) = rule.split_once('}').context("no end")?;

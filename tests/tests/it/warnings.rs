@@ -117,7 +117,8 @@ async fn a_pattern_that_is_only_the_beginning_of_names_gets_a_hint() -> Result<(
     assert_told(
         &warnings(&scene, &of_pattern(scene.tag.clone()), true)?,
         &[&format!(
-            "Mimeo: no namespace matches the rule now. Patterns match the whole name; {}.* would match 12 namespaces",
+            "Mimeo: no namespace matches the rule now. Patterns match the whole name; {}.* would \
+             match 12 namespaces",
             scene.tag
         )],
     );
@@ -128,7 +129,8 @@ async fn a_pattern_that_is_only_the_beginning_of_names_gets_a_hint() -> Result<(
         &[
             "the rule selects 1 of ",
             &format!(
-                "Mimeo: no namespace matches a namespacePattern of the rule now. Patterns match the whole name; {}.* would match 12 namespaces",
+                "Mimeo: no namespace matches a namespacePattern of the rule now. Patterns match \
+                 the whole name; {}.* would match 12 namespaces",
                 scene.tag
             ),
         ],
@@ -142,7 +144,8 @@ async fn a_pattern_that_is_only_the_beginning_of_names_gets_a_hint() -> Result<(
         &[
             "the rule selects 12 of ",
             &format!(
-                "Mimeo: no namespace matches a namespacePattern of spec.exclude now. Patterns match the whole name; {}.* would match 12 namespaces",
+                "Mimeo: no namespace matches a namespacePattern of spec.exclude now. Patterns \
+                 match the whole name; {}.* would match 12 namespaces",
                 scene.tag
             ),
         ],
@@ -380,8 +383,8 @@ async fn a_tenant_is_told_of_rules_that_want_the_same_copies_in_his_own_namespac
     let home = tenant.home.clone();
     let wants = |rule: &str, copy: &str| {
         format!(
-            "Mimeo: {rule} gets Secret {copy} in namespace {home}, not this rule (RuleConflict). Name one rule's copies \
-             differently (copyName)"
+            "Mimeo: {rule} gets Secret {copy} in namespace {home}, not this rule (RuleConflict). \
+             Name one rule's copies differently (copyName)"
         )
     };
     let told = |rule: &str, spec: &Value| -> Result<Vec<String>> {
@@ -557,7 +560,8 @@ async fn rights_that_mimeo_lacks_for_a_tenants_rule_are_told_him_and_once_given_
         let rule =
             format!("{{apiGroups: [policy], resources: [poddisruptionbudgets], verbs: [{verbs}]}}");
         format!(
-            "missing permissions on {kind}: a ClusterRole labelled {label}=true must have the rule {rule}"
+            "missing permissions on {kind}: a ClusterRole labelled {label}=true must have the rule \
+             {rule}"
         )
     };
     let want: Vec<String> = rights.iter().map(sentence).collect();
@@ -733,8 +737,9 @@ async fn a_policy_that_would_make_an_object_invalid_is_named_in_the_refusal() ->
         ("Secret", &json!({})),
     ] {
         let why = format!(
-            "Mimeo: TransformPolicy {} would make this {kind} invalid: label at must not be longer than 63 characters. Change the \
-             policy (spec.transform), or exclude the object from it (spec.match)",
+            "Mimeo: TransformPolicy {} would make this {kind} invalid: label at must not be longer \
+             than 63 characters. Change the policy (spec.transform), or exclude the object from it \
+             (spec.match)",
             scene.tag
         );
         // The API server needs a moment to use a new hook. The namespace needs a moment to get its

@@ -1237,8 +1237,9 @@ async fn who_fights_over_the_hooks_is_told(client: &Client, pair: &Pair) -> Resu
     assert_eq!(contested.status, "False");
     assert_eq!(
         contested.message,
-        "MutatingWebhookConfiguration mimeo is changed again and again by enforcer. Mimeo restores it each time, after a longer \
-         pause; until then pods may not wait for their copies. Have no other client write it"
+        "MutatingWebhookConfiguration mimeo is changed again and again by enforcer. Mimeo restores \
+         it each time, after a longer pause; until then pods may not wait for their copies. Have \
+         no other client write it"
     );
     logs_the_fight(&pair.webhooks[0], "MutatingWebhookConfiguration")?
         .context("the log does not say so")?;
@@ -1270,8 +1271,9 @@ async fn who_fights_over_the_hooks_is_told(client: &Client, pair: &Pair) -> Resu
         (&*told.status, &*told.message),
         (
             "False",
-            "MutatingWebhookConfiguration mimeo-policies is changed again and again by enforcer. Mimeo restores it each time, after a \
-             longer pause; until then objects may not be rewritten. Have no other client write it"
+            "MutatingWebhookConfiguration mimeo-policies is changed again and again by enforcer. \
+             Mimeo restores it each time, after a longer pause; until then objects may not be \
+             rewritten. Have no other client write it"
         )
     );
     assert_eq!(

@@ -266,8 +266,9 @@ impl Index {
         } else {
             let due = last + pause;
             if self.now < due {
-                let message = "another client keeps undoing Mimeo's writes of this copy, and Mimeo restores it after growing pauses; find the client by \
-                               kubectl get --show-managed-fields, and stop it or have the rule leave this namespace out";
+                let message = "another client keeps undoing Mimeo's writes of this copy, and Mimeo \
+                    restores it after growing pauses; find the client by kubectl get \
+                    --show-managed-fields, and stop it or have the rule leave this namespace out";
                 self.fail(
                     name,
                     copy,

@@ -138,8 +138,8 @@ impl SelectorState<'_> {
             ..
         } = &self.tally.plan;
         format!(
-            "the rule is suspended: Mimeo writes and deletes nothing for it. Without suspend Mimeo would create {}, update {} and delete {}; \
-             conflicts: {conflict}",
+            "the rule is suspended: Mimeo writes and deletes nothing for it. Without suspend Mimeo \
+             would create {}, update {} and delete {}; conflicts: {conflict}",
             plural::copies(*create),
             plural::copies(*update),
             plural::copies(*delete)
@@ -229,7 +229,8 @@ impl Index {
                 "pods do not wait for this rule's copies".into(),
             )
         } else if self.webhooks.seen.is_empty() {
-            let message = "no webhook replica is alive: new namespaces get their copies from the reconciler, pods do not wait";
+            let message = "no webhook replica is alive: new namespaces get their copies from the \
+                reconciler, pods do not wait";
             (ConditionReason::WebhookUnavailable, message.into())
         } else if let Some(contested) = &self.webhooks.contested {
             (
@@ -331,8 +332,9 @@ impl PendingDeletions {
             Some(home) => format!("replication --namespace {home} {}", id.name),
         };
         let message = format!(
-            "Mimeo holds the deletion of {copies}, because the rule lost half of its copies or more within {window}. Undo the change that \
-             caused this, or confirm the deletion: kubectl annotate --overwrite {rule} {}={nonce}",
+            "Mimeo holds the deletion of {copies}, because the rule lost half of its copies or \
+             more within {window}. Undo the change that caused this, or confirm the deletion: \
+             kubectl annotate --overwrite {rule} {}={nonce}",
             names::CONFIRM_DELETION,
         );
         conditions.set(

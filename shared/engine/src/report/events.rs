@@ -335,8 +335,16 @@ impl Index {
         let (namespace, kind, name) = key;
         let message = match cause {
             EventCause::CopyFailed(reason) => {
-                let lost = self.rules.get(id)?.blocked.get(namespace).into_iter().flatten();
-                let mut lost = lost.filter(|copy| copy.kind == *kind && copy.name == *name && copy.reason() == *reason);
+                let lost = self
+                    .rules
+                    .get(id)?
+                    .blocked
+                    .get(namespace)
+                    .into_iter()
+                    .flatten();
+                let mut lost = lost.filter(|copy| {
+                    copy.kind == *kind && copy.name == *name && copy.reason() == *reason
+                });
                 if let Some(lost) = lost.next() {
                     format!("{reason}: {}", lost.message(id, namespace))
                 } else {
@@ -350,21 +358,35 @@ impl Index {
                 }
             }
             EventCause::CopyAdopted => {
-                "an object that Mimeo did not write has become the copy, by the rule's conflictPolicy".into()
+                "an object that Mimeo did not write has become the copy, by the rule's \
+                 conflictPolicy"
+                    .into()
             }
             EventCause::DeletionHeld => {
-                "is lost, with many others in a short time, and stays until a person confirms the deletion".into()
+                "is lost, with many others in a short time, and stays until a person confirms the \
+                 deletion"
+                    .into()
             }
             EventCause::EditReverted => {
                 let copy = self.copy(key)?;
-                let projection = self.projections.wanted(copy).filter(|projection| projection.rule == *id)?;
-                format!("an edit was reverted; to change the copy, change its source {}", projection.source)
+                let projection = self
+                    .projections
+                    .wanted(copy)
+                    .filter(|projection| projection.rule == *id)?;
+                format!(
+                    "an edit was reverted; to change the copy, change its source {}",
+                    projection.source
+                )
             }
             EventCause::CopyRestored => {
-                "another client deleted it, and Mimeo created it again; to remove the copy for good, have the rule leave this namespace out".into()
+                "another client deleted it, and Mimeo created it again; to remove the copy for \
+                 good, have the rule leave this namespace out"
+                    .into()
             }
             EventCause::CopyRecreated => {
-                "deleted and created again, because the API server does not allow the change in place".into()
+                "deleted and created again, because the API server does not allow the change in \
+                 place"
+                    .into()
             }
             EventCause::SourceGone(_) => return None, // Only the rule has an Event for this.
         };
@@ -540,14 +562,16 @@ impl EventQueue {
                     .collect();
                 let note = if rule.is_some() {
                     format!(
-                        "Mimeo does not delete {}, because half of this rule's copies or more were lost in a short time; the rule's \
-                         condition Stalled says how to confirm the deletion",
+                        "Mimeo does not delete {}, because half of this rule's copies or more were \
+                         lost in a short time; the rule's condition Stalled says how to confirm \
+                         the deletion",
                         plural::copies(copies)
                     )
                 } else {
                     format!(
-                        "the rule does not exist any more, but Mimeo did not see its deletion and keeps {}; to keep them for good, create \
-                         the rule again; to delete them, confirm the deletion as the reconciler's log says",
+                        "the rule does not exist any more, but Mimeo did not see its deletion and \
+                         keeps {}; to keep them for good, create the rule again; to delete them, \
+                         confirm the deletion as the reconciler's log says",
                         plural::copies(copies)
                     )
                 };

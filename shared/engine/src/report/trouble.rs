@@ -36,17 +36,25 @@ impl Index {
             .selectors
             .iter()
             .find_map(|selector| self.selector_trouble(rule, selector, selected()));
-        trouble.or_else(|| choice.sources.iter().find_map(|source| self.trouble_of(rule, source))).or_else(|| {
-            let found = choice.sources.len() + choice.beyond;
-            (choice.beyond > 0).then(|| {
+        trouble
+            .or_else(|| {
+                choice
+                    .sources
+                    .iter()
+                    .find_map(|source| self.trouble_of(rule, source))
+            })
+            .or_else(|| {
+                let found = choice.sources.len() + choice.beyond;
+                (choice.beyond > 0).then(|| {
                 let message = format!(
-                    "the rule has {}{found} sources, and Mimeo copies at most {}: of those that selectors find, the oldest",
+                    "the rule has {}{found} sources, and Mimeo copies at most {}: of those that \
+                     selectors find, the oldest",
                     if choice.uncounted { "at least " } else { "" },
                     rule.most_sources
                 );
                 (ConditionReason::SourceRefused, message)
             })
-        })
+            })
     }
 
     /// Returns the problem of a selector.
@@ -114,7 +122,8 @@ impl Index {
             .and_then(|end| Timestamp::from_second(end.as_second()).ok());
         match end {
             Some(end) => format!(
-                "its copies stay until {end} (sourceGracePeriodSeconds {}), and longer if it comes back before",
+                "its copies stay until {end} (sourceGracePeriodSeconds {}), and longer if it comes \
+                 back before",
                 grace.as_secs()
             ),
             None => format!("its copies stay for {}", plural::seconds(grace.as_secs())),

@@ -185,7 +185,8 @@ pub(crate) fn own_kind_unreadable(plural: &str, why: Unreadable) -> Unauthorized
         Unreadable::Forbidden { .. } => {
             _ = write!(
                 message,
-                "; Mimeo's ClusterRoles must have the rule {{apiGroups: [{GROUP}], resources: [{plural}], verbs: [get, list, watch]}}"
+                "; Mimeo's ClusterRoles must have the rule {{apiGroups: [{GROUP}], resources: \
+                 [{plural}], verbs: [get, list, watch]}}"
             );
             ConditionReason::ControllerForbidden
         }

@@ -237,7 +237,7 @@ pub(crate) struct Shift(Vec<Arc<RuleId>>);
 /// The message for users of a rule with selectors that don't count.
 pub(crate) fn too_many() -> String {
     format!(
-        "the Replications of a namespace may have at most {MOST} selectors in all, and older rules use that up: delete some, or join \
-         several into one"
+        "the Replications of a namespace may have at most {MOST} selectors in all, and older rules \
+         use that up: delete some, or join several into one"
     )
 }

@@ -187,7 +187,8 @@ fn a_rule_that_fails_everywhere_is_one_event_and_ten_more() {
     );
     assert_eq!(
         rule.note,
-        "5000 copies in 5000 namespaces, first team-00000, team-00001, team-00002: Forbidden: not you"
+        "5000 copies in 5000 namespaces, first team-00000, team-00001, team-00002: Forbidden: not \
+         you"
     );
     assert_eq!(rule.regarding.uid, Some(uid(0)));
     let copy = &announced[1];
@@ -391,7 +392,8 @@ fn an_edit_that_was_reverted_is_told_with_who_made_it() {
             .all(|one| word(one) == ("Warning", "EditReverted", "Revert")),
         "{announced:#?}"
     );
-    let told = "ClusterReplication/rule-0: Secret s0: an edit was reverted; to change the copy, change its source v1/Secret/home/s0";
+    let told = "ClusterReplication/rule-0: Secret s0: an edit was reverted; to change the copy, \
+        change its source v1/Secret/home/s0";
     assert_eq!(
         announced[1].note,
         format!("{told}; last written by field manager \"kubectl-edit\"")
@@ -449,8 +451,8 @@ fn a_copy_that_was_deleted_is_told_and_one_that_lost_its_label_is_an_edit() {
     );
     assert_eq!(
         restored[1].note,
-        "ClusterReplication/rule-0: Secret s0: another client deleted it, and Mimeo created it again; to remove the copy for good, have the \
-         rule leave this namespace out"
+        "ClusterReplication/rule-0: Secret s0: another client deleted it, and Mimeo created it \
+         again; to remove the copy for good, have the rule leave this namespace out"
     );
     let places = |told: Vec<&EventUpdate>| told[1].regarding.namespace.clone().unwrap();
     assert_eq!(places(restored), "team-00000");
@@ -518,7 +520,8 @@ fn a_source_that_went_is_told_if_there_are_copies_of_it() {
     );
     assert_eq!(
         announced[0].note,
-        "v1/Secret/home/s0 is gone; it is the source of 3 copies of ClusterReplication/rule-0, which are deleted 60 seconds later"
+        "v1/Secret/home/s0 is gone; it is the source of 3 copies of ClusterReplication/rule-0, \
+         which are deleted 60 seconds later"
     );
 
     let mut back = World::new(Role::Keeper, 1, 3);
@@ -592,7 +595,8 @@ fn deletions_that_are_held_are_told_once() {
     assert_eq!(told[1].regarding.namespace.as_deref(), Some("team-00000"));
     assert_eq!(
         told[1].note,
-        "ClusterReplication/rule-0: Secret s0: is lost, with many others in a short time, and stays until a person confirms the deletion"
+        "ClusterReplication/rule-0: Secret s0: is lost, with many others in a short time, and \
+         stays until a person confirms the deletion"
     );
 }
 

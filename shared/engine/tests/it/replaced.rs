@@ -126,10 +126,12 @@ impl Scene {
     fn refuse(&mut self, request: &Request) {
         let cause = match &*self.source.gvk.kind {
             "ConfigMap" => {
-                json!({"field": "data", "message": "Forbidden: field is immutable when `immutable` is set"})
+                json!({"field": "data", "message": "Forbidden: field is immutable when `immutable` \
+                    is set"})
             }
             "RoleBinding" => {
-                json!({"field": "roleRef", "message": "Invalid value: {\"name\":\"b\"}: cannot change roleRef"})
+                json!({"field": "roleRef", "message": "Invalid value: {\"name\":\"b\"}: cannot \
+                    change roleRef"})
             }
             _ => json!({"field": "type", "message": "Invalid value: \"b\": field is immutable"}),
         };

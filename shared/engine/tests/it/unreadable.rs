@@ -267,9 +267,10 @@ fn a_rule_says_what_cannot_be_read_and_what_is_missing_for_it() {
     assert_eq!(world.conditions(), [], "said once");
 
     world.show_source();
-    let told = "copies cannot be watched: Mimeo is not granted watch on secrets (it needs get, list and watch); missing \
-                permissions on Secret: a ClusterRole labelled mimeo.dev/aggregate-to-mimeo=true must have the rule {apiGroups: [\"\"], \
-                resources: [secrets], verbs: [create, get, list, patch, watch]}";
+    let told = "copies cannot be watched: Mimeo is not granted watch on secrets (it needs get, \
+        list and watch); missing permissions on Secret: a ClusterRole labelled \
+        mimeo.dev/aggregate-to-mimeo=true must have the rule {apiGroups: [\"\"], resources: \
+        [secrets], verbs: [create, get, list, patch, watch]}";
     let conditions = world.conditions();
     for (type_, reason) in [
         ("Ready", "NotAuthorized"),

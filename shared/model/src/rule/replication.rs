@@ -246,8 +246,8 @@ fn refuse_foreign_labels(
             .find(|one| matches!(one, Variable::Label(_)))
         {
             let why = format!(
-                "must not contain {label}, because target {foreign:?} is not the rule's own namespace; use \
-                 $(namespace.name), or a rule whose only target is {home:?}"
+                "must not contain {label}, because target {foreign:?} is not the rule's own \
+                 namespace; use $(namespace.name), or a rule whose only target is {home:?}"
             );
             refusals.add(format!("spec.transform.{field}"), why);
         }
@@ -362,8 +362,9 @@ mod tests {
             for namespaces in [json!(["away"]), json!(["home", "away"])] {
                 let refused = rule(json!({"namespaces": namespaces, "copyName": "x"})).unwrap_err();
                 let want = format!(
-                    "spec.transform.{field}: must not contain {label}, because target \"away\" is not the rule's own namespace; \
-                     use $(namespace.name), or a rule whose only target is \"home\""
+                    "spec.transform.{field}: must not contain {label}, because target \"away\" is \
+                     not the rule's own namespace; use $(namespace.name), or a rule whose only \
+                     target is \"home\""
                 );
                 assert_eq!(refused, [want]);
             }
@@ -479,7 +480,8 @@ mod tests {
             for (list, slow) in [("include", "*a*b*"), ("exclude", "*a?b*")] {
                 let refused = parse(&with(json!({part: {list: ["a", slow]}}))).unwrap_err();
                 let want = format!(
-                    "spec.transform.{part}.{list}[1]: must not have more than two *, nor a ? between them"
+                    "spec.transform.{part}.{list}[1]: must not have more than two *, nor a ? \
+                     between them"
                 );
                 assert_eq!(refused, [want]);
             }
@@ -524,7 +526,8 @@ mod tests {
             (
                 selects(&many(62)),
                 json!([]),
-                "spec.sources[0].selector: must not have more than 64 keys and values in all: it has 65",
+                "spec.sources[0].selector: must not have more than 64 keys and values in all: it \
+                 has 65",
             ),
             (
                 selects(&json!({})),
@@ -581,7 +584,8 @@ mod tests {
             ),
             (
                 json!({"sources": many, "targets": [{"namespaces": names[..29]}]}),
-                "spec.targets: must not have more than 256 copies (sources times namespaces): it has 261",
+                "spec.targets: must not have more than 256 copies (sources times namespaces): it \
+                 has 261",
             ),
             (
                 target(json!({"namespaces": ["a"], "copyName": "x-$(namespace.labels['k'])"})),

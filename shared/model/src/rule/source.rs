@@ -106,8 +106,11 @@ fn parse_one(
             .any(|other| other.is_some())
             || selector.is_some()
         {
-            refusals
-                .add(field, "inline must be the only field of a source: the object has its own apiVersion, kind and name, and no namespace");
+            refusals.add(
+                field,
+                "inline must be the only field of a source: the object has its own \
+                    apiVersion, kind and name, and no namespace",
+            );
         }
         let parsed = refusals.all(inline::parse(object, rule, &format!("{field}.inline")));
         return refusals.finish_with(

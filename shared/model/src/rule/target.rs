@@ -142,8 +142,8 @@ fn refuse_copy_names(
 pub(super) fn refuse_chosen_names(targets: &[mimeo_api::Target], refusals: &mut Refusals) {
     for (i, target) in targets.iter().enumerate() {
         if labels_of_the_namespace(target.copy_name.as_deref()) {
-            let why = "must not contain labels of the namespace if conflictPolicy is Overwrite: users who set the labels would \
-                       choose what is overwritten";
+            let why = "must not contain labels of the namespace if conflictPolicy is Overwrite: \
+                users who set the labels would choose what is overwritten";
             refusals.add(format!("spec.targets[{i}].copyName"), why);
         }
     }

@@ -301,7 +301,8 @@ fn check_values(
             .find(|variable| **variable != Variable::Name)
         {
             Some(variable) => Err(format!(
-                "must not contain {variable}: a TransformPolicy has only the variable $(namespace.name)"
+                "must not contain {variable}: a TransformPolicy has only the variable \
+                 $(namespace.name)"
             )),
             None => check_sample(template, check),
         },

@@ -192,7 +192,8 @@ fn parse_refuses_with_the_field_and_the_reason() {
         ),
         (
             json!({"labels": {"set": {"a": "$(namespace.name)-"}}}),
-            "t.labels.set[a]: the value for v1/Secret/platform/registry \"x-\" is not a valid label value",
+            "t.labels.set[a]: the value for v1/Secret/platform/registry \"x-\" is not a valid \
+             label value",
         ),
         (
             json!({"labels": {"set": {"mimeo.dev/rule": "x"}}}),
@@ -280,7 +281,8 @@ fn a_type_is_only_for_secrets_and_a_variable_only_for_copies() {
         json!({"labels": {"set": {"a": "$(namespace.labels['b'])"}}}),
         "Secret",
     );
-    let want = "t.labels.set[a]: must not contain $(namespace.labels['b']): a TransformPolicy has only the variable $(namespace.name)";
+    let want = "t.labels.set[a]: must not contain $(namespace.labels['b']): a TransformPolicy has \
+        only the variable $(namespace.name)";
     assert_eq!(message, want);
     let object = json!({"metadata": {"name": "n"}});
     let spec = json!({"labels": {"set": {"at": "in-$(namespace.name)"}}});

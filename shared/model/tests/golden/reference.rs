@@ -91,7 +91,8 @@ const FORMATS: &[Format] = &[
         name: "key glob",
         size: "1 to 317 characters",
         meaning: "letters, digits, \"-\", \"_\", \".\", \"/\", `*` and `?`, as in `example.com/*`",
-        condition: "must be a key, in which * stands for any characters and ? for one, as in example.com/*",
+        condition: "must be a key, in which * stands for any characters and ? for one, as in \
+            example.com/*",
     },
     Format {
         name: "data key",

@@ -34,7 +34,8 @@ pub fn start(file: PathBuf) -> Callers {
                     publish.send_replace(Some(verifier));
                 }
                 Some(Err(why)) => {
-                    warn!(file = %file.display(), why, "CA of API servers can't be used, keeping the last one");
+                    warn!(file = %file.display(), why, "CA of API servers can't be used, keeping \
+                        the last one");
                 }
             }
             sleep(PERIOD).await;

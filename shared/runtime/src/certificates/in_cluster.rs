@@ -123,7 +123,8 @@ impl Keeper {
                 }
                 Err(error) => {
                     let cause = std::error::Error::source(&error).map(ToString::to_string);
-                    error!(secret = self.name, %error, cause, "failed to keep the serving certificate");
+                    error!(secret = self.name, %error, cause, "failed to keep the serving \
+                        certificate");
                     backoff.pause()
                 }
             };

@@ -48,7 +48,8 @@ pub fn start(folder: PathBuf, overlap: Duration) -> watch::Receiver<Option<Arc<S
                 }
                 Some(Err(error)) => {
                     let cause = std::error::Error::source(&error).map(ToString::to_string);
-                    warn!(folder = %folder.display(), %error, cause, "certificate can't be used, keeping the last one");
+                    warn!(folder = %folder.display(), %error, cause, "certificate can't be used, \
+                        keeping the last one");
                 }
             }
             if let Some(material) = current.clone() {

@@ -228,7 +228,8 @@ impl Candidate {
                         Instant::now() + backoff.pause()
                     }
                     Err(Failure::Request(error)) => {
-                        warn!(lease = self.name, error = %Fault(&error), "failed to acquire the Lease, retrying");
+                        warn!(lease = self.name, error = %Fault(&error), "failed to acquire the \
+                            Lease, retrying");
                         Instant::now() + backoff.pause()
                     }
                 },
@@ -258,7 +259,8 @@ impl Candidate {
                 Ok(Ok(())) => renewed = asked,
                 Ok(Err(Failure::Conflict)) | Err(_) => return End::Lost,
                 Ok(Err(Failure::Request(error))) => {
-                    warn!(lease = self.name, error = %Fault(&error), "failed to renew the Lease, retrying");
+                    warn!(lease = self.name, error = %Fault(&error), "failed to renew the Lease, \
+                        retrying");
                 }
             }
         }
@@ -331,7 +333,8 @@ impl Candidate {
                 );
             }
             Err(Failure::Request(error)) => {
-                warn!(lease = self.name, error = %Fault(&error), "failed to release the Lease, it will expire");
+                warn!(lease = self.name, error = %Fault(&error), "failed to release the Lease, it \
+                    will expire");
             }
         }
     }

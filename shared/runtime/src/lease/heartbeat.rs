@@ -129,7 +129,8 @@ impl Renewal {
             let written = Instant::now();
             let lease = self.lease(wanted.borrow_and_update().clone(), since, Timestamp::now());
             if let Err(error) = within(DEADLINE, self.apply(&lease)).await {
-                warn!(lease = self.spec.name, error = %Fault(&error), "failed to write the heartbeat, retrying");
+                warn!(lease = self.spec.name, error = %Fault(&error), "failed to write the \
+                    heartbeat, retrying");
                 sleep(backoff.pause()).await;
                 continue;
             }
@@ -185,7 +186,8 @@ impl Renewal {
             Ok(_) => {}
             Err(error) if status(&error) == Some(404) => {}
             Err(error) => {
-                warn!(lease = self.spec.name, error = %Fault(&error), "failed to delete the heartbeat");
+                warn!(lease = self.spec.name, error = %Fault(&error), "failed to delete the \
+                    heartbeat");
             }
         }
     }

@@ -334,7 +334,8 @@ async fn a_server_that_streams_no_lists_is_listed_in_pages_for_good() {
     let refusals = [
         error(
             422,
-            "sendInitialEvents: Forbidden: sendInitialEvents is forbidden for watch unless the WatchList feature gate is enabled",
+            "sendInitialEvents: Forbidden: sendInitialEvents is forbidden for watch unless the \
+             WatchList feature gate is enabled",
         ),
         error(400, "resourceVersionMatch is forbidden for watch"),
         // A server that ignores the parameters continues with ordinary bookmarks.

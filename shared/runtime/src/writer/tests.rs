@@ -328,7 +328,8 @@ async fn no_connection_is_no_answer() {
 
 #[tokio::test]
 async fn the_limiter_learns_of_overload_alone() {
-    let webhook = json!({"message": "Internal error occurred: failed calling webhook \"x.example.com\": timeout"});
+    let webhook = json!({"message": "Internal error occurred: failed calling webhook \
+        \"x.example.com\": timeout"});
     let cases = [
         (
             Script::json(429, &json!({})).header("retry-after", "30"),

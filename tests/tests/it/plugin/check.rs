@@ -173,7 +173,8 @@ async fn each_fault_of_an_installation_is_named() -> Result<()> {
         &answer,
         "Permissions on NetworkPolicy",
         "failed",
-        "a ClusterRole labelled mimeo.dev/aggregate-to-mimeo=true must have the rule {apiGroups: [networking.k8s.io], resources: [networkpolicies]",
+        "a ClusterRole labelled mimeo.dev/aggregate-to-mimeo=true must have the rule {apiGroups: \
+         [networking.k8s.io], resources: [networkpolicies]",
     )?;
     is(
         &answer,

@@ -140,11 +140,13 @@ async fn each_failure_is_named_with_its_file_and_its_rule() -> Result<()> {
     let output = offline(&["render", "-f", text(folder.path())?, "-o", "table"]).await?;
     assert_eq!((output.code, &*output.stdout), (1, TABLE));
     for words in [
-        "ClusterReplication/rival: RuleConflict: Secret team-blue/registry: ClusterReplication/registry has this copy",
+        "ClusterReplication/rival: RuleConflict: Secret team-blue/registry: \
+         ClusterReplication/registry has this copy",
         "ClusterReplication/lost: SourceNotFound: v1/Secret/platform/nowhere does not exist",
         "ClusterReplication/wrong: InvalidSpec: spec.targets[0].copyName",
         "ClusterReplication/unset: VariableUnset: Secret team-blue/unset",
-        "Replication/team-blue/pull: NotGranted: Secret registry in namespace platform is not granted",
+        "Replication/team-blue/pull: NotGranted: Secret registry in namespace platform is not \
+         granted",
     ] {
         let line = format!("rules.json: {words}");
         assert!(output.stderr.contains(&line), "{line}\n{}", output.stderr);

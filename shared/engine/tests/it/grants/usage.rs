@@ -145,7 +145,8 @@ fn a_status_shows_all_grantees_and_objects_and_is_not_written_again() {
     assert_eq!(
         status.grantees.as_deref(),
         Some(
-            "team-*,ops and labels tier=gold,env notin (dev,test),!legacy; pattern shop-[0-9]+; all namespaces"
+            "team-*,ops and labels tier=gold,env notin (dev,test),!legacy; pattern shop-[0-9]+; \
+             all namespaces"
         )
     );
     assert_eq!(

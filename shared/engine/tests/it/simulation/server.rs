@@ -691,7 +691,8 @@ impl Server {
         if !self.served(key.res) {
             return Err(refuse(
                 404,
-                json!({"reason": "NotFound", "message": "the server could not find the requested resource"}),
+                json!({"reason": "NotFound", "message": "the server could not find the requested \
+                    resource"}),
             ));
         }
         let Some(namespace) = self.namespace(&key.namespace) else {
@@ -770,7 +771,8 @@ impl Server {
             .as_ref()
             .is_some_and(|old| old.is_immutable() && !old.content().eq(new.content()))
         {
-            let cause = json!({"field": "data", "message": "Forbidden: field is immutable when `immutable` is set"});
+            let cause = json!({"field": "data", "message": "Forbidden: field is immutable when \
+                `immutable` is set"});
             return Err(refuse(
                 422,
                 json!({"reason": "Invalid", "details": {"name": key.name, "causes": [cause]}}),
