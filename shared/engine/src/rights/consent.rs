@@ -533,6 +533,7 @@ impl Index {
 
     fn review_readers(&mut self, readers: BTreeSet<ProjectionId>, effects: &mut Effects) {
         let (mut changed, mut answers) = (Vec::new(), BTreeMap::new());
+        let mut rules = BTreeSet::new();
         for id in readers {
             let Some(projection) = self.projections.get(&id) else {
                 continue;
@@ -547,13 +548,17 @@ impl Index {
             if projection.granted != granted {
                 changed.push(id);
             }
-            // Why a grant is missing decides whether copies go.
+            // Copies are deleted at once if the owner revoked the grant. They are collected if
+            // labels have changed. So a rule that stays without the grant is planned again, too.
             if projection.granted != granted || !granted {
-                self.replan_rule(&rule);
+                rules.insert(rule);
             }
             if let Some(projection) = self.projections.get_mut(&id) {
                 projection.granted = granted;
             }
+        }
+        for rule in rules {
+            self.replan_rule(&rule);
         }
         if !changed.is_empty() {
             self.render_projections(changed, effects);
