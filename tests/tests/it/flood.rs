@@ -498,9 +498,15 @@ async fn three_thousand_policies_leave_older_ones_copies_and_pods_alone() -> Res
         .len();
     ensure!(entries == REGISTERED, "{entries}");
 
-    policies
-        .delete_collection(&DeleteParams::default(), &ListParams::default())
-        .await?;
+    // The API server may end a request that takes too long.
+    eventually(SOON, "no policies", || async {
+        let all = ListParams::default();
+        policies
+            .delete_collection(&DeleteParams::default(), &all)
+            .await?;
+        Ok(policies.list(&all).await?.items.is_empty().then_some(()))
+    })
+    .await?;
     eventually(SOON, "no entries", || async {
         let left = configurations
             .get_opt("mimeo-policies")

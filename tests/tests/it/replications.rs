@@ -350,11 +350,12 @@ async fn what_a_tenant_selects_at_home_is_found_now_and_later() -> Result<()> {
     scene
         .wait_secret(&tenant.home, "copy-of-b", has("two"))
         .await?;
-    let status = tenant.status("r", "Ready", "Synced").await?;
-    assert_eq!(
-        status.copies.map(|copies| (copies.desired, copies.synced)),
-        Some((2, 2))
-    );
+    eventually(SOON, "two copies in the status", || async {
+        let status = tenant.status("r", "Ready", "Synced").await?;
+        let counts = status.copies.map(|copies| (copies.desired, copies.synced));
+        Ok((counts == Some((2, 2))).then_some(()))
+    })
+    .await?;
 
     delete(&scene.secrets(&tenant.home), "b").await?;
     wait_gone(scene.secrets(&tenant.home), "copy-of-b").await?;
