@@ -25,7 +25,7 @@ use self::{
 use crate::{
     connect::Connected,
     files::{FileArgs, Files},
-    output::{Format, print},
+    output::{Format, line, print},
     picture::{Overlay, Picture, Scope},
     read::{AT_ONCE, Reader},
 };
@@ -219,7 +219,7 @@ fn text(diff: &Diff) -> String {
         );
     }
     for note in notes {
-        _ = writeln!(text, "{note}");
+        _ = writeln!(text, "{}", line(note));
     }
     text
 }
@@ -250,7 +250,8 @@ fn write_changes(text: &mut String, changes: &[Change]) {
         // Writing to a String never fails.
         _ = writeln!(text, "{action} {kind} {name} of {rule} in {places}{why}");
         for field in fields {
-            _ = writeln!(text, "  {field}");
+            // The keys of an object may contain line breaks.
+            _ = writeln!(text, "  {}", line(&field.to_string()));
         }
     }
 }
@@ -277,7 +278,7 @@ fn write_failures(text: &mut String, failures: &[Failure]) {
         if let (Some(kind), Some(name)) = (kind, name) {
             _ = write!(text, "{kind} {name} in {}: ", places(&namespaces));
         }
-        _ = writeln!(text, "{message}");
+        _ = writeln!(text, "{}", line(&message));
     }
 }
 

@@ -100,7 +100,7 @@ enum Command {
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> ExitCode {
     let flags = Flags::parse();
-    match run(flags).await {
+    match Box::pin(run(flags)).await {
         Ok(code) => ExitCode::from(code),
         Err(error) => {
             output::tell(&format!("error: {error:#}"));

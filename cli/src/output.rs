@@ -66,9 +66,15 @@ fn shown(text: &str) -> String {
     shown
 }
 
-/// True for control characters, and for those that change the direction of a text.
+/// True for control characters, for line breaks, and for characters that change the direction of a
+/// text.
 fn is_control(char: char) -> bool {
-    char.is_control() || matches!(char, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
+    let breaks = matches!(char, '\u{2028}' | '\u{2029}');
+    let directs = matches!(
+        char,
+        '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}'
+    );
+    char.is_control() || breaks || directs
 }
 
 /// The text on one line: a message from the cluster must not look like further lines of the output.
@@ -254,6 +260,7 @@ mod tests {
         let text = "a\x1b[2J\tb\n\x1b[31mred\x1b[0m";
         assert_eq!(shown(text), "a\u{fffd}[2J\tb\n\x1b[31mred\x1b[0m");
         assert_eq!(shown("\u{202e}\u{9b}"), "\u{fffd}\u{fffd}");
+        assert_eq!(line("a\u{2028}b\u{200f}c"), "a b c");
         assert_eq!(escaped("\"a\u{9b}\"\n"), "\"a\\u009b\"\n");
         assert_eq!(line("a\n  fix: b"), "a   fix: b");
     }

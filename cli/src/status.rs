@@ -70,7 +70,8 @@ pub(crate) async fn run(args: StatusArgs, connected: &Connected, format: Format)
         }
         shown
     };
-    print(format, &shown(&status), text)?;
+    let rules = status.rules.len();
+    print(format, &shown(&status), |shown| text(shown, rules))?;
     if args.wait && !status.is_good() {
         tell(&format!(
             "error: not all copies are synced after {:?}",
@@ -109,13 +110,21 @@ fn show_changes(before: &Status, now: &Status, shown: &Status, format: Format) -
             print_text(&rule_table(changed))
         }
         _ if before.same(now) => Ok(()),
-        _ => print(format, shown, text),
+        _ => print(format, shown, |shown| text(shown, now.rules.len())),
     }
 }
 
-fn text(status: &Status) -> String {
+/// `rules` is the number of all rules. The status may contain only those with a problem.
+fn text(status: &Status, rules: usize) -> String {
     let mimeo = status.mimeo.iter().flat_map(Installation::lines);
-    let mut blocks = vec![lines(mimeo), rule_table(&status.rules)];
+    let table = if rules == 0 {
+        "There are no rules.\n".into()
+    } else if status.rules.is_empty() {
+        "All copies of all rules are synced.\n".into()
+    } else {
+        rule_table(&status.rules)
+    };
+    let mut blocks = vec![lines(mimeo), table];
     if !status.copies.is_empty() {
         blocks.push(copy_table(&status.copies));
     }
@@ -167,11 +176,7 @@ fn rule_table<'a>(rules: impl IntoIterator<Item = &'a RuleLine>) -> String {
             rule.message.as_str().into(),
         ]
     };
-    let rows: Vec<Vec<Cell>> = rules.into_iter().map(row).collect();
-    if rows.is_empty() {
-        return "No rules.\n".into();
-    }
-    table(&headers, rows)
+    table(&headers, rules.into_iter().map(row).collect())
 }
 
 fn copy_table(copies: &[CopyLine]) -> String {

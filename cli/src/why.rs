@@ -243,6 +243,8 @@ fn write_marks(text: &mut String, copy: &Copy) {
     } in &copy.changed_by
     {
         let ago = time.map_or_else(String::new, |time| format!(" {} ago", age(time, now)));
-        _ = writeln!(text, "  Changed by {manager:?}{ago}: {}", fields.join(", "));
+        // The keys of an object may contain line breaks.
+        let fields = line(&fields.join(", "));
+        _ = writeln!(text, "  Changed by {manager:?}{ago}: {fields}");
     }
 }

@@ -17,6 +17,7 @@ use mimeo_model::{
     known::{Decoded, Known},
     names,
     outcome::Unreadable,
+    reach::Reach,
     role::Role,
 };
 use mimeo_runtime::{
@@ -46,6 +47,7 @@ pub(super) struct Reading {
     asker: Rc<Asker>,
     scope: Scope,
     overlay: Overlay,
+    reach: Reach,
     picture: Picture,
     progress: Progress,
 }
@@ -97,7 +99,7 @@ impl Reading {
         let (reach, unknown) = limits(&reader, &connected.mimeo).await;
         unread.extend(unknown);
         let settings = Settings {
-            reach,
+            reach: reach.clone(),
             ..Settings::new(Role::Keeper, cluster)
         };
         let writer = Writer::new(
@@ -114,6 +116,7 @@ impl Reading {
             }),
             scope,
             overlay,
+            reach,
             picture: Picture {
                 mimeo: connected.mimeo.clone(),
                 snapshot: Snapshot::new(settings),
@@ -204,6 +207,8 @@ impl Reading {
             name: text(&value, "/metadata/name").into(),
         };
         let (rule, status) = parse_rule(kind, object);
+        // The reconciler limits each rule in the same way.
+        let rule = rule.map(|rule| rule.within(&self.reach));
         self.show(|engine, now| {
             engine.rule_applied(id.clone(), rule.clone(), status.clone(), now);
         });
