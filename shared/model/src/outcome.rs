@@ -105,7 +105,8 @@ impl Unreadable {
 }
 
 impl FailureReason {
-    /// True if the API server gave no answer. Any later answer ends such a failure.
+    /// True if the API server did not carry out the request: it gave no answer, or one about trouble
+    /// of its own (5xx). A later answer about the object ends such a failure.
     pub fn is_silence(self) -> bool {
         matches!(self, Self::Timeout | Self::ClusterUnreachable)
     }

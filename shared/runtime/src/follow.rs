@@ -1,4 +1,5 @@
-//! Follows one named object, by the same [`watch`](crate::watch) as everything else.
+//! Follows one named object, by the same [`watch`](crate::watch) as everything else. These watches
+//! are not among the metrics about watches.
 
 use std::future::pending;
 
@@ -10,8 +11,8 @@ use tokio::sync::watch;
 use crate::watch::{Event, WatchSpec, Watcher, watch as open};
 
 /// Follows the object `name` of the collection at `path` until dropped. `sink` gets the object's
-/// state whenever it may have changed: the object as far as it could be decoded, `None` if there is
-/// none, or why its state is not known. The watch's name in logs is `what`.
+/// state whenever it may have changed. The state is listed with the object, listed with `None` if
+/// there is no such object, or not known for a reason. The watch's name in logs is `what`.
 pub async fn follow<T: DeserializeOwned>(
     watcher: Watcher,
     path: impl Into<String>,

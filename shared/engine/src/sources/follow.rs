@@ -216,7 +216,8 @@ impl Index {
         self.consent.forget_missing_grants(id);
         self.mark_status_due(id);
         if self.consent.follows.known.get(id) == Some(&known) {
-            // Why a grant is missing decides whether copies go.
+            // Copies are deleted at once if the owner revoked the grant. They are collected if
+            // labels have changed.
             if known.granted.contains(&false) {
                 self.replan_rule(id);
             }
