@@ -89,7 +89,9 @@ pause)
     file=$2
     work=$(mktemp -d)
     trap 'rm -rf "$work"' EXIT
-    source=$(cd "$here/../control-plane" && go list -m -f '{{.Dir}}' k8s.io/kubernetes)/build/pause/linux/pause.c
+    pinned=versions/${KUBERNETES:-1.36}.mod
+    module=$(cd "$here/../control-plane" && go list -modfile="$pinned" -m -f '{{.Dir}}' k8s.io/kubernetes)
+    source=$module/build/pause/linux/pause.c
     gcc -Os -static -s -o "$work/pause" "$source"
     printf '%s\n' 'FROM scratch' 'COPY pause /' 'USER 65535:65535' 'ENTRYPOINT ["/pause"]' >"$work/Dockerfile"
     images build --quiet --timestamp 0 --tag localhost/pause:1 "$work" >&2
