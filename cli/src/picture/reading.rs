@@ -89,7 +89,7 @@ impl Reading {
             Err(ReadError::Forbidden(_)) => {
                 unread.insert(
                     "You can't read Namespace kube-system, so copies of another cluster \
-                    count as this cluster's."
+                     count as this cluster's."
                         .into(),
                 );
                 String::new()
@@ -248,7 +248,7 @@ impl Reading {
                     Err(_) => {
                         self.note(format!(
                             "You can't read Namespace {only}: its labels are \
-                            unknown, so rules that select by labels seem not to match it."
+                             unknown, so rules that select by labels seem not to match it."
                         ));
                         found.push(assumed(&only));
                     }
@@ -284,7 +284,7 @@ impl Reading {
             Err(error) => {
                 self.note(format!(
                     "You can't list ReplicationGrants: {error}. Whether Replications \
-                    may cross namespaces is unknown."
+                     may cross namespaces is unknown."
                 ));
                 let why = Unreadable::Forbidden { verb: "list" };
                 self.show(|engine, now| engine.grants_known(Known::Unreadable(why), now));
@@ -461,7 +461,7 @@ impl Reading {
             Read::Source(source, Err(error)) => {
                 self.note(format!(
                     "You can't read the source {source}: {error}. Whether its copies \
-                    are up to date is unknown."
+                     are up to date is unknown."
                 ));
                 self.picture.hidden.insert(source);
             }

@@ -110,7 +110,7 @@ impl Transform {
                 refusals.add(
                     &at_type,
                     "must not be that of service account tokens or Helm \
-                    releases: Kubernetes or Helm would use the Secret as one",
+                     releases: Kubernetes or Helm would use the Secret as one",
                 );
             }
             if !secrets {

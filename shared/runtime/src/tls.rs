@@ -107,7 +107,7 @@ impl Tls {
     fn config(&self) -> Result<ServerConfig, &'static str> {
         let material = self.material.borrow().clone();
         let material = material.ok_or("there is no certificate yet")?;
-        let key = CertifiedKey::clone(&material.certified_key);
+        let key = Arc::clone(&material.certified_key);
         let callers = match &self.callers {
             None => WebPkiClientVerifier::no_client_auth(),
             Some(callers) => callers
