@@ -125,15 +125,15 @@ async fn an_object_in_the_way_is_overwritten_if_the_rule_says_so_unless_it_is_a_
         &[("token", "theirs")],
     )
     .await?;
+    let failing = scene.rule().secret(&scene.home, "registry");
+    failing.create(&scene.client).await?;
+    // This rule is younger, so it has the lower rank.
     let other = rule(&format!("{}-other", scene.tag)).secret(&namespaces[2], "registry");
     other
         .target(json!({"namespaces": [scene.home]}))
         .named("other")
         .create(&scene.client)
         .await?;
-
-    let failing = scene.rule().secret(&scene.home, "registry");
-    failing.create(&scene.client).await?;
     scene.wait_counts(&scene.tag, [4, 1, 3]).await?;
     failing
         .clone()
