@@ -76,13 +76,13 @@ impl Stage {
         eprintln!("measuring the floor");
         // These Secrets are watched twice like the copies, once for Mimeo and once for the
         // measurement. So the floor includes the API server's cost of events.
-        let watched = [0, 1].map(|_| Watcher::start(clients.watches.clone(), "bench=floor"));
+        let watched = [0, 1].map(|_| Watcher::start(clients.watcher.client.clone(), "bench=floor"));
         let floor = floor::measure(&client, &namespaces, &payload).await?;
         drop(watched);
         let pair = Pair::builder().quiet().start(&control_plane).await?;
         warm_up(&client).await?;
         let seen = Watcher::start(
-            clients.watches.clone(),
+            clients.watcher.client.clone(),
             "app.kubernetes.io/managed-by=mimeo",
         );
         Ok(Self {

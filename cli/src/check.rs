@@ -5,6 +5,7 @@
 mod crds;
 mod permissions;
 mod programs;
+mod watches;
 mod webhook;
 
 use anyhow::{Result, bail};
@@ -114,6 +115,9 @@ pub(crate) async fn run(_: CheckArgs, connected: &Connected, format: Format) -> 
         .extend(webhook::check(connected, &reader).await);
     report.checks.extend(programs);
     if served {
+        report
+            .checks
+            .push(watches::check(&reader, &connected.mimeo).await);
         permissions::check(connected, &accounts, &mut report).await;
     } else {
         let message = "they depend on the rules, whose CRDs are not installed";

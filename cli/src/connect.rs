@@ -4,7 +4,7 @@ use std::{io::ErrorKind, path::PathBuf, time::Duration};
 
 use anyhow::{Context as _, Result};
 use clap::Args;
-use http::header::{HeaderValue, USER_AGENT};
+use http::header::{HeaderName, HeaderValue, USER_AGENT};
 use kube::{
     Client, Config,
     config::{KubeConfigOptions, Kubeconfig, KubeconfigError},
@@ -12,6 +12,12 @@ use kube::{
 use mimeo_runtime::{client::client, duration};
 
 use crate::read::Reader;
+
+/// [Impersonation](https://kubernetes.io/docs/reference/access-authn-authz/user-impersonation/) by
+/// UID. The kubeconfig type of `kube` has no field for it.
+const IMPERSONATE_UID: HeaderName = HeaderName::from_static("impersonate-uid");
+/// The time in place of no limit.
+const NO_LIMIT: Duration = Duration::from_hours(24 * 365);
 
 /// Kubectl's own flags, with kubectl's meaning. `kubectl mimeo` receives only the flags after the
 /// command's name.
@@ -45,16 +51,34 @@ pub(crate) struct Connection {
     /// Group to impersonate; may be repeated
     #[arg(long = "as-group", global = true, value_name = "GROUP")]
     impersonate_groups: Vec<String>,
+    /// UID to impersonate
+    #[arg(long = "as-uid", global = true, value_name = "UID")]
+    impersonate_uid: Option<String>,
+    /// File with a client certificate
+    #[arg(long, global = true, value_name = "PATH")]
+    client_certificate: Option<PathBuf>,
+    /// File with the key of the client certificate
+    #[arg(long, global = true, value_name = "PATH")]
+    client_key: Option<PathBuf>,
     /// File with the certificate of the API server's authority
     #[arg(long, global = true, value_name = "PATH")]
     certificate_authority: Option<PathBuf>,
     /// Don't verify the API server's certificate
-    #[arg(long, global = true)]
+    #[arg(
+        long,
+        global = true,
+        num_args = 0..=1,
+        require_equals = true,
+        default_value = "false",
+        default_missing_value = "true",
+        hide_default_value = true,
+        hide_possible_values = true
+    )]
     insecure_skip_tls_verify: bool,
     /// Name in the API server's certificate, if it is not the one in its address
     #[arg(long, global = true, value_name = "NAME")]
     tls_server_name: Option<String>,
-    /// Longest time for one request (as in 30s)
+    /// Longest time for one request (as in 30s); 0 for no limit
     #[arg(long, global = true, value_name = "DURATION", default_value = "30s", value_parser = duration::parse)]
     request_timeout: Duration,
     /// Namespace in which Mimeo is installed
@@ -118,11 +142,23 @@ impl Connection {
             config.auth_info.token = Some(token.clone().into());
             config.auth_info.token_file = None;
         }
+        if let Some(path) = &self.client_certificate {
+            config.auth_info.client_certificate_data = None;
+            config.auth_info.client_certificate = Some(path.display().to_string());
+        }
+        if let Some(path) = &self.client_key {
+            config.auth_info.client_key_data = None;
+            config.auth_info.client_key = Some(path.display().to_string());
+        }
         if let Some(user) = &self.impersonate {
             config.auth_info.impersonate = Some(user.clone());
         }
         if !self.impersonate_groups.is_empty() {
             config.auth_info.impersonate_groups = Some(self.impersonate_groups.clone());
+        }
+        if let Some(uid) = &self.impersonate_uid {
+            let value = HeaderValue::from_str(uid).context("--as-uid is no header value")?;
+            config.headers.push((IMPERSONATE_UID, value));
         }
         let agent = concat!("kubectl-mimeo/", env!("CARGO_PKG_VERSION"));
         config
@@ -134,7 +170,11 @@ impl Connection {
             asked_namespace: namespace.clone(),
             namespace: namespace.unwrap_or(config.default_namespace),
             mimeo: self.mimeo_namespace.clone(),
-            timeout: self.request_timeout,
+            timeout: if self.request_timeout.is_zero() {
+                NO_LIMIT
+            } else {
+                self.request_timeout
+            },
         })
     }
 
@@ -150,6 +190,9 @@ impl Connection {
             ("--server", self.server.clone()),
             ("--token", self.token.clone()),
             ("--as", self.impersonate.clone()),
+            ("--as-uid", self.impersonate_uid.clone()),
+            ("--client-certificate", path(&self.client_certificate)),
+            ("--client-key", path(&self.client_key)),
             ("--certificate-authority", path(&self.certificate_authority)),
             ("--tls-server-name", self.tls_server_name.clone()),
         ];

@@ -11,7 +11,7 @@ use crate::{
     kinds,
     names::ObjectName,
     output::{Cell, Format, print, table},
-    picture::{Picture, Scope, copies, sources},
+    picture::{Picture, Scope, as_source, copies},
     read::Part,
     state::{State, state},
 };
@@ -62,7 +62,7 @@ pub(crate) async fn run(args: WhereArgs, connected: &Connected, format: Format) 
         whole => whole.concat(),
     };
     let object = ObjectName::parse(&named, &connected.namespace)?;
-    let picture = Picture::read(connected, Scope::asked(connected)).await?;
+    let picture = Picture::read(connected, Scope::All).await?;
     let reader = connected.reader();
     let (gvk, resource) = kinds::find(&reader, &picture, object.kind).await?;
     let source = SourceRef::named(gvk, object.namespace, object.name);
@@ -92,11 +92,8 @@ pub(crate) async fn run(args: WhereArgs, connected: &Connected, format: Format) 
 fn fed(picture: &Picture, source: &SourceRef) -> Vec<Fed> {
     let mut rules = Vec::new();
     for rule in picture.valid_rules() {
-        let found = sources(picture, rule).into_iter().find(|one| {
-            one.gvk.group_kind() == source.gvk.group_kind()
-                && (&one.namespace, &one.name) == (&source.namespace, &source.name)
-        });
-        if let Some(found) = found {
+        let object = (&*source.namespace, &source.gvk, &*source.name);
+        if let Some(found) = as_source(picture, rule, object) {
             rules.push(Fed {
                 rule: rule.id.to_string(),
                 when_deleted: when_deleted(rule),
@@ -111,7 +108,9 @@ fn fed(picture: &Picture, source: &SourceRef) -> Vec<Fed> {
 fn fed_copies(picture: &Picture, rule: &Rule, source: &SourceRef) -> Vec<FedCopy> {
     let kind = &*source.gvk.kind;
     let mut fed = Vec::new();
-    for namespace in picture.namespaces.keys() {
+    let alive = picture.namespaces.iter();
+    let alive = alive.filter(|(_, meta)| meta.deletion_timestamp.is_none());
+    for (namespace, _) in alive {
         let labels = picture.labels(namespace).unwrap_or_default();
         let place = Place {
             name: namespace,
@@ -119,6 +118,7 @@ fn fed_copies(picture: &Picture, rule: &Rule, source: &SourceRef) -> Vec<FedCopy
         };
         let mut names: Vec<String> = rule.copy_names(source, place).collect();
         names.dedup();
+        names.retain(|name| as_source(picture, rule, (namespace, &source.gvk, name)).is_none());
         if names.is_empty() {
             continue;
         }

@@ -1,9 +1,14 @@
 //! `kubectl mimeo held` and `confirm RULE`: deletions that wait for a person, and their release.
 //!
 //! The status of a rule has the nonce that confirms its held deletion. A rule that no longer exists
-//! has no status: the engine computes the nonce from the same copies as the reconciler.
+//! has no status: the engine computes the nonce from the copies that are lost now. If some have
+//! changed since the reconciler held them, this is not the reconciler's nonce. So `confirm` waits
+//! until the reconciler takes the confirmation up, and says so if it doesn't.
 
-use std::collections::BTreeMap;
+use std::{
+    collections::BTreeMap,
+    time::{Duration, Instant},
+};
 
 use anyhow::{Result, bail};
 use clap::Args;
@@ -16,12 +21,18 @@ use serde_json::json;
 use crate::{
     connect::Connected,
     names::argument,
-    output::{Cell, Format, print, print_text, table, tell},
+    output::{Cell, Format, print, table, tell},
     picture::{Picture, Scope, unsynced},
     read::own_path,
     state::{held_deletion, is_lost},
     write::{Change, send},
 };
+
+/// How long the reconciler may take to begin a confirmed deletion. It reviews held deletions every
+/// 10 s.
+const TAKEN_UP: Duration = Duration::from_secs(30);
+/// The pause between two readings of the cluster meanwhile.
+const PAUSE: Duration = Duration::from_secs(1);
 
 #[derive(Debug, Args)]
 pub(crate) struct HeldArgs {
@@ -49,10 +60,10 @@ struct Held {
     rule_deleted: bool,
     why: String,
     /// The value that confirms this deletion. It stands for exactly the copies that the reconciler
-    /// holds.
+    /// holds. Copies that an existing rule lost later wait for a confirmation of their own.
     #[serde(skip_serializing_if = "Option::is_none")]
     nonce: Option<String>,
-    /// The copies that the rule no longer wants. Those that it lost since are among them.
+    /// The copies that the rule no longer wants.
     copies: Vec<HeldCopy>,
     #[serde(skip)]
     id: RuleId,
@@ -66,7 +77,7 @@ struct HeldCopy {
 }
 
 pub(crate) async fn run(args: HeldArgs, connected: &Connected, format: Format) -> Result<u8> {
-    let picture = Picture::read(connected, Scope::asked(connected)).await?;
+    let picture = Picture::read(connected, Scope::All).await?;
     let mut held = held(&picture);
     if let Some(id) = &args.rule {
         held.retain(|held| held.id == *id);
@@ -137,7 +148,11 @@ fn lost(picture: &Picture) -> BTreeMap<RuleId, Vec<HeldCopy>> {
     lost
 }
 
-pub(crate) async fn confirm(args: ConfirmArgs, connected: &Connected) -> Result<u8> {
+pub(crate) async fn confirm(
+    args: ConfirmArgs,
+    connected: &Connected,
+    format: Format,
+) -> Result<u8> {
     let picture = Picture::read(connected, Scope::All).await?;
     let all = held(&picture);
     let Some(held) = all.iter().find(|held| held.id == args.rule) else {
@@ -170,11 +185,41 @@ pub(crate) async fn confirm(args: ConfirmArgs, connected: &Connected) -> Result<
         bail!("nothing is confirmed: the deletion is of {number} copies");
     }
     annotate(connected, held, nonce).await?;
-    print_text(&format!(
-        "Confirmed: Mimeo deletes {number} copies of {}.\n",
-        held.rule
-    ))?;
+    let more = taken_up(connected, held).await?;
+    print(format, held, |held| {
+        let mut text = format!(
+            "Confirmed: Mimeo deletes the copies of {} that it held.\n",
+            held.rule
+        );
+        if more {
+            text += "Copies that the rule lost later wait for a confirmation of their own.\n";
+        }
+        text
+    })?;
     Ok(0)
+}
+
+/// Waits until the reconciler no longer holds this deletion. True if it holds another one of the
+/// same rule.
+async fn taken_up(connected: &Connected, confirmed: &Held) -> Result<bool> {
+    let deadline = Instant::now() + TAKEN_UP;
+    loop {
+        let picture = Picture::read(connected, Scope::All).await?;
+        let now = held(&picture);
+        let still = now.iter().find(|held| held.id == confirmed.id);
+        match still {
+            None => return Ok(false),
+            // The nonce of a deleted rule changes with each deleted copy.
+            Some(held) if held.nonce != confirmed.nonce => return Ok(!held.rule_deleted),
+            Some(_) if Instant::now() >= deadline => bail!(
+                "{} is annotated, but Mimeo still holds the deletion. See whether a reconciler \
+                 leads (kubectl mimeo status). If one leads, the copies have changed since it held \
+                 them: confirm the nonce that its log line \"deletion held\" names",
+                confirmed.rule
+            ),
+            Some(_) => tokio::time::sleep(PAUSE).await,
+        }
+    }
 }
 
 /// Asks for the number of copies. True if the answer is right.

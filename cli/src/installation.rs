@@ -4,12 +4,13 @@
 use clap::Parser;
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::coordination::v1::Lease;
+use mimeo_engine::Settings;
 use mimeo_model::{
     known::Decoded,
     names::{REPLICA, REPLICA_WEBHOOK},
     own_rights::Program,
-    reach::Reach,
     review::User,
+    role::Role,
 };
 use mimeo_runtime::{call::encode, reach::ReachArgs};
 use serde::Serialize;
@@ -249,27 +250,40 @@ impl<'a> Flags<'a> {
     }
 }
 
-/// The limits of the installation, from the flags of its reconciler. Returns a sentence if they are
+/// The settings of the engine, from the flags of the reconciler. Returns a sentence if the flags are
 /// unknown.
-pub(crate) async fn limits(reader: &Reader, mimeo: &str) -> (Reach, Option<String>) {
+pub(crate) async fn settings(
+    reader: &Reader,
+    mimeo: &str,
+    cluster: String,
+) -> (Settings, Option<String>) {
     #[derive(Parser)]
     struct Limits {
         #[command(flatten)]
         reach: ReachArgs,
+        #[arg(long)]
+        deletion_limit: Option<usize>,
     }
-    const LIMITS: [&str; 3] = ["target-namespaces", "source-namespaces", "kinds"];
+    const LIMITS: [&str; 4] = [
+        "target-namespaces",
+        "source-namespaces",
+        "kinds",
+        "deletion-limit",
+    ];
+    let defaults = Settings::new(Role::Keeper, cluster);
     let path = deployment_path(mimeo, "mimeo-reconciler");
     let unknown = |why: String| {
         let note = format!(
             "You can't read the limits in Deployment {mimeo}/mimeo-reconciler: {why}. Its limits \
-             (--target-namespaces, --source-namespaces, --kinds) are taken as unset."
+             (--target-namespaces, --source-namespaces, --kinds, --deletion-limit) are taken as \
+             unset."
         );
-        (Reach::default(), Some(note))
+        Some(note)
     };
     let deployment = match reader.get(&path, Part::Whole).await {
         Ok(Some(deployment)) => deployment,
-        Ok(None) => return (Reach::default(), None),
-        Err(error) => return unknown(error.to_string()),
+        Ok(None) => return (defaults, None),
+        Err(error) => return (defaults, unknown(error.to_string())),
     };
     let flags = Flags::of(&deployment["spec"]["template"]["spec"], "reconciler");
     let args = LIMITS.iter().filter_map(|limit| {
@@ -277,8 +291,15 @@ pub(crate) async fn limits(reader: &Reader, mimeo: &str) -> (Reach, Option<Strin
         Some(format!("--{limit}={value}"))
     });
     match Limits::try_parse_from(std::iter::once("mimeo".to_owned()).chain(args)) {
-        Ok(limits) => (limits.reach.reach(), None),
-        Err(_) => unknown("a value is not valid".into()),
+        Ok(limits) => {
+            let settings = Settings {
+                reach: limits.reach.reach(),
+                deletion_limit: limits.deletion_limit.unwrap_or(defaults.deletion_limit),
+                ..defaults
+            };
+            (settings, None)
+        }
+        Err(_) => (defaults, unknown("a value is not valid".into())),
     }
 }
 

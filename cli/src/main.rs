@@ -125,7 +125,7 @@ async fn run(flags: Flags) -> anyhow::Result<u8> {
             output::write(&String::from_utf8_lossy(&script))?;
             Ok(0)
         }
-        Command::Confirm(args) => held::confirm(args, &cluster.await?).await,
+        Command::Confirm(args) => held::confirm(args, &cluster.await?, format).await,
         Command::Copy(args) => copy::run(&args, &cluster.await?, format).await,
         Command::Diff(args) => diff::run(args, &cluster.await?, format).await,
         Command::Grant(args) => grant::run(&args, &cluster.await?, format).await,

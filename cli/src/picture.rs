@@ -235,6 +235,19 @@ pub(crate) fn sources(picture: &Picture, rule: &Rule) -> Vec<SourceRef> {
     sources
 }
 
+/// The object as a source of the rule, if it is one. Then it is never a copy of that rule.
+pub(crate) fn as_source(
+    picture: &Picture,
+    rule: &Rule,
+    (namespace, gvk, name): (&str, &GroupVersionKind, &str),
+) -> Option<SourceRef> {
+    let is = |source: &SourceRef| {
+        source.gvk.group_kind() == gvk.group_kind()
+            && (&*source.namespace, &*source.name) == (namespace, name)
+    };
+    sources(picture, rule).into_iter().find(is)
+}
+
 /// A namespace that the user may not read.
 pub(crate) fn assumed(name: &str) -> ObjectMeta {
     ObjectMeta {

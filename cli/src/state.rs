@@ -217,6 +217,39 @@ fn unnamed(status: &ClusterReplicationStatus) -> Option<(bool, String)> {
     Some((certain, message))
 }
 
+/// The next step for a person: a command for the shell, a sentence, or both.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub(crate) struct Fix {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) command: Option<String>,
+    /// What the command shows, or what there is to do beside it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) note: Option<String>,
+}
+
+impl Fix {
+    pub(crate) fn run(command: impl Into<String>) -> Self {
+        Self {
+            command: Some(command.into()),
+            note: None,
+        }
+    }
+
+    fn say(note: impl Into<String>) -> Self {
+        Self {
+            command: None,
+            note: Some(note.into()),
+        }
+    }
+
+    pub(crate) fn note(self, note: impl Into<String>) -> Self {
+        Self {
+            note: Some(note.into()),
+            ..self
+        }
+    }
+}
+
 /// The next step for a person, if the copy with this namespace, kind and name is in this state.
 pub(crate) fn fix(
     picture: &Picture,
@@ -224,10 +257,11 @@ pub(crate) fn fix(
     (namespace, gvk, name): (&str, &GroupVersionKind, &str),
     id: &RuleId,
     source: Option<&SourceRef>,
-) -> Option<String> {
+) -> Option<Fix> {
     let mimeo = &picture.mimeo;
     let copy = kinds::argument(gvk, name);
     let rule = object(id);
+    let edit = || Fix::run(format!("kubectl edit {rule}"));
     let reason = match state {
         State::Failed(reason) => reason.as_str(),
         _ => "",
@@ -237,23 +271,22 @@ pub(crate) fn fix(
     let failure = FailureReason::ALL.iter();
     let failure = failure.copied().find(|one| one.as_str() == reason);
     Some(match (state, cause, failure) {
-        (State::Suspended, ..) => {
-            format!("kubectl patch {rule} --type=merge -p '{{\"spec\":{{\"suspend\":false}}}}'")
-        }
-        (State::DeletionHeld | State::RuleDeleted, ..) => {
+        (State::Suspended, ..) => Fix::run(format!(
+            "kubectl patch {rule} --type=merge -p '{{\"spec\":{{\"suspend\":false}}}}'"
+        )),
+        (State::DeletionHeld, ..) => {
             let name = argument(id);
-            format!(
-                "kubectl mimeo held {name}   lists the copies; kubectl mimeo confirm {name}   \
-                 deletes them"
-            )
+            Fix::run(format!("kubectl mimeo held {name}")).note(format!(
+                "it lists the copies; kubectl mimeo confirm {name} deletes them"
+            ))
         }
-        (State::Retained, ..) => {
-            format!("kubectl -n {namespace} delete {copy}   if it isn't needed")
-        }
-        (State::Pending, ..) => {
-            "kubectl mimeo check   shows whether Mimeo works; if it does, wait some seconds".into()
-        }
-        (State::InvalidSpec, ..) => format!("kubectl edit {rule}"),
+        (State::RuleDeleted, ..) => Fix::run(format!("kubectl mimeo held {}", argument(id)))
+            .note("it shows whether the deletion of the copy is held"),
+        (State::Retained, ..) => Fix::run(format!("kubectl -n {namespace} delete {copy}"))
+            .note("if nobody needs the copy"),
+        (State::Pending, ..) => Fix::run("kubectl mimeo check")
+            .note("it shows whether Mimeo works; if it does, wait some seconds"),
+        (State::InvalidSpec, ..) => edit(),
         (_, Some(ConditionReason::SourceNotFound | ConditionReason::InGracePeriod), _) => {
             let SourceRef {
                 gvk,
@@ -262,43 +295,44 @@ pub(crate) fn fix(
                 ..
             } = source?;
             let source = kinds::argument(gvk, name);
-            format!(
-                "create the source, or correct spec.sources; is it there?  kubectl -n {namespace} \
-                 get {source}"
-            )
+            Fix::run(format!("kubectl -n {namespace} get {source}"))
+                .note("if it is not there, create the source, or correct spec.sources")
         }
-        (_, Some(ConditionReason::KindNotServed), _) => {
-            format!("install the CRD of {gvk}, or correct apiVersion and kind in spec.sources")
-        }
+        (_, Some(ConditionReason::KindNotServed), _) => Fix::say(format!(
+            "install the CRD of {gvk}, or correct apiVersion and kind in spec.sources"
+        )),
         (_, Some(ConditionReason::SourceRefused), _) => {
-            format!("kubectl edit {rule}   (spec.sources, or transform.type)")
+            edit().note("see spec.sources and transform.type")
         }
-        (_, Some(ConditionReason::ControllerForbidden), _) => {
-            "give Mimeo the permission that the message names, by a ClusterRole with the label \
-             mimeo.dev/aggregate-to-mimeo=true"
-                .into()
+        (_, Some(ConditionReason::ControllerForbidden), _) => Fix::run("kubectl mimeo check").note(
+            "it names the missing permissions; give them by a ClusterRole with the label \
+                 mimeo.dev/aggregate-to-mimeo=true",
+        ),
+        (_, Some(ConditionReason::NotGranted), _) if id.kind == RuleKind::Replication => {
+            Fix::run(format!("kubectl mimeo grant {}", argument(id)))
+                .note("it prints the ReplicationGrant for the owner of the other namespace")
         }
-        (_, Some(ConditionReason::NotGranted), _) if id.kind == RuleKind::Replication => format!(
-            "kubectl mimeo grant {}   prints the ReplicationGrant for the owner of the other \
-             namespace",
-            argument(id)
-        ),
-        (.., Some(FailureReason::Conflict)) => format!(
-            "kubectl -n {namespace} get {copy} -o yaml --show-managed-fields   shows whose it is; \
-             then delete it, or set copyName or conflictPolicy in {rule}"
-        ),
+        (.., Some(FailureReason::Conflict)) => Fix::run(format!(
+            "kubectl -n {namespace} get {copy} -o jsonpath='{{.metadata.managedFields[*].manager}}'"
+        ))
+        .note(format!(
+            "it names the clients that wrote the object; then delete it, or set copyName or \
+             conflictPolicy in {rule}"
+        )),
         (.., Some(FailureReason::QuotaExceeded)) => {
-            format!("kubectl -n {namespace} describe resourcequota")
+            Fix::run(format!("kubectl -n {namespace} describe resourcequota"))
         }
-        (.., Some(FailureReason::VariableUnset)) => format!(
-            "kubectl label namespace {namespace} KEY=VALUE   with the label that the message names"
-        ),
-        (.., Some(failure)) => failure.advice().into(),
+        (.., Some(FailureReason::VariableUnset)) => {
+            Fix::run(format!("kubectl label namespace {namespace} KEY=VALUE"))
+                .note("with the label that the message names")
+        }
+        (.., Some(failure)) => Fix::say(failure.advice()),
         // The reason of a failure that no status names.
-        (State::Failed(_), None, None) => format!(
-            "kubectl -n {mimeo} logs deployment/mimeo-reconciler | grep 'copy not written'   shows \
-             the reason for each copy"
-        ),
+        (State::Failed(_), None, None) => Fix::run(format!(
+            "kubectl -n {mimeo} logs -l app.kubernetes.io/name=mimeo-reconciler --tail=-1 | grep \
+             'copy not written'"
+        ))
+        .note("it shows the reason for each copy"),
         _ => return None,
     })
 }

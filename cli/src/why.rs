@@ -10,7 +10,10 @@ use anyhow::Result;
 use clap::Args;
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-use mimeo_model::kind::{GroupVersionKind, Resource};
+use mimeo_model::{
+    kind::{GroupVersionKind, Resource},
+    rule::Rule,
+};
 use mimeo_runtime::discovery::resource_path;
 use serde::Serialize;
 
@@ -23,7 +26,7 @@ use crate::{
     kinds,
     names::ObjectName,
     output::{Format, age, line, print},
-    picture::{Picture, Scope},
+    picture::{Picture, Scope, as_source},
     read::{Part, Reader, metadata},
     state::State,
 };
@@ -108,19 +111,35 @@ fn explain(
     copy: Option<Copy>,
     mut notes: Vec<String>,
 ) -> Why {
-    match picture.namespaces.get(key.namespace) {
-        Some(namespace) if namespace.deletion_timestamp.is_some() => notes.push(format!(
+    let mut rules: Vec<Answer> = Vec::new();
+    let namespace = picture.namespaces.get(key.namespace);
+    let deleting = namespace.is_some_and(|namespace| namespace.deletion_timestamp.is_some());
+    if deleting {
+        notes.push(format!(
             "Namespace {} is being deleted. Mimeo writes nothing there.",
             key.namespace
-        )),
-        Some(_) => {}
-        None => notes.push(format!("There is no namespace {}.", key.namespace)),
+        ));
+    } else {
+        let all = picture.rules.iter();
+        rules.extend(all.flat_map(|(id, stored)| answers(picture, key, id, stored)));
     }
-    let rules = picture.rules.iter();
-    let mut rules: Vec<Answer> = rules
-        .flat_map(|(id, stored)| answers(picture, key, id, stored))
+    if namespace.is_none() {
+        notes.push(format!("There is no namespace {}.", key.namespace));
+    }
+    let object = (key.namespace, &key.gvk, key.name);
+    let feeds = picture.valid_rules();
+    let feeds: Vec<&Rule> = feeds
+        .filter(|rule| as_source(picture, rule, object).is_some())
         .collect();
-    if let Some(copy) = &copy {
+    for rule in &feeds {
+        notes.push(format!(
+            "It is a source of {}, and never a copy of it: kubectl mimeo where {} {}/{}",
+            rule.id, key.gvk.kind, key.namespace, key.name
+        ));
+    }
+    // Marks alone prove nothing: Mimeo leaves such an object alone.
+    let own = copy.as_ref().filter(|copy| copy.owned_by_mimeo);
+    if let Some(copy) = own.filter(|_| !deleting) {
         let own = |answer: &Answer| answer.rule == copy.rule;
         let wanted = |answer: &Answer| own(answer) && answer.state != State::NotSelected;
         if !rules.iter().any(wanted) {
@@ -130,8 +149,15 @@ fn explain(
             rules.extend(left_behind(picture, key, copy, why));
         }
     }
+    if exists == Some(false) {
+        let synced = rules.iter_mut();
+        for answer in synced.filter(|answer| answer.state == State::Synced) {
+            "the rule created the copy once, and does not create it again (strategy: CreateOnce)"
+                .clone_into(&mut answer.message);
+        }
+    }
     rules.sort_by_key(|answer| rank(&answer.state));
-    if rules.is_empty() {
+    if rules.is_empty() && feeds.is_empty() && !deleting {
         notes.push(format!(
             "No rule makes a {} named {}.{}",
             key.gvk.kind,
@@ -194,6 +220,10 @@ fn text(why: &Why) -> String {
         (Some(true), None) => {
             format!("{kind} {namespace}/{name} exists, and is no copy of Mimeo's.\n")
         }
+        (Some(true), Some(copy)) if !copy.owned_by_mimeo => format!(
+            "{kind} {namespace}/{name} has the marks of a copy of {}, for {}.\n",
+            copy.source, copy.rule
+        ),
         (Some(true), Some(copy)) => format!(
             "{kind} {namespace}/{name} is a copy of {}, for {}.\n",
             copy.source, copy.rule
@@ -214,8 +244,10 @@ fn text(why: &Why) -> String {
         _ = writeln!(text, "\n{rule}: {state}");
         _ = writeln!(text, "  source  {source}");
         _ = writeln!(text, "  why     {}", line(message));
-        if let Some(fix) = fix {
-            _ = writeln!(text, "  fix     {}", line(fix));
+        let fix = fix.iter().flat_map(|fix| [&fix.command, &fix.note]);
+        for (index, part) in fix.flatten().enumerate() {
+            let head = if index == 0 { "fix" } else { "" };
+            _ = writeln!(text, "  {head:<8}{}", line(part));
         }
     }
     if !notes.is_empty() {
@@ -231,7 +263,7 @@ fn text(why: &Why) -> String {
 fn write_marks(text: &mut String, copy: &Copy) {
     let now = Timestamp::now();
     if !copy.owned_by_mimeo {
-        *text += "  Mimeo owns no field of it: its labels and annotations are not Mimeo's work, or managedFields was cleared.\n";
+        *text += "  But Mimeo owns no field of it: another client made the marks, or cleared managedFields.\n";
     }
     if let Some(written) = copy.written {
         _ = writeln!(text, "  Last written by Mimeo {} ago.", age(written, now));

@@ -46,7 +46,7 @@ use mimeo_runtime::{
     program::Program,
     readiness::{Check, Readiness},
     shutdown::CancellationToken,
-    tls::{ServingMaterial, Tls},
+    tls::{Callers, ServingMaterial, Tls},
 };
 use tokio::{
     sync::{Semaphore, watch},
@@ -122,6 +122,7 @@ async fn serve(flags: Flags, program: Program) -> anyhow::Result<()> {
         callers: flags.endpoint.client_ca_file.clone().map(callers::start),
         http2: true,
     };
+    tokio::spawn(verifies(tls.callers.clone(), checks.callers.clone()));
     let (hooks, drain) = (router(app.clone()), flags.drain.clone());
     let serving = tokio::spawn(https::serve(listener, hooks, tls, drain, shutdown.clone()));
     let registration = Registration {
@@ -191,6 +192,7 @@ struct Checks {
     informed: Check,
     policies: Check,
     certificate: Check,
+    callers: Check,
     registered: Check,
 }
 
@@ -200,6 +202,7 @@ impl Checks {
             informed: readiness.check("rules, namespaces and sources read"),
             policies: readiness.check("policies listed"),
             certificate: readiness.check("certificate served"),
+            callers: readiness.check("CA of API servers loaded"),
             registered: readiness.check("hooks registered"),
         }
     }
@@ -252,6 +255,16 @@ fn observe(
         drive(handle, tools, active).await;
     });
     seen
+}
+
+/// Waits until callers can be verified, if a file names the CA of their certificates.
+async fn verifies(callers: Option<Callers>, check: Check) {
+    if let Some(mut callers) = callers
+        && callers.wait_for(Option::is_some).await.is_err()
+    {
+        return;
+    }
+    check.set(true);
 }
 
 /// Registers the hooks and keeps them registered. Returns once the API server has them.

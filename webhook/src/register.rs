@@ -148,8 +148,10 @@ impl Kept {
         let (tell, contested) = watch::channel(None);
         let (note, disturbed) = watch::channel(Instant::now());
         let wanted = watch::Sender::new(None);
+        let api = Api::all(clients.requests.clone());
+        let follower = Follower::new(clients.watcher.clone(), &api, name);
         let keeper = Keeper::<K> {
-            api: Api::all(clients.requests.clone()),
+            api,
             roles: Api::all(clients.requests.clone()),
             name,
             metrics: metrics.clone(),
@@ -161,10 +163,7 @@ impl Kept {
             put_back: None,
             repairs: Repairs::default(),
         };
-        tokio::spawn(keeper.run(
-            Follower::new(Api::all(clients.watches.clone()), name),
-            wanted.subscribe(),
-        ));
+        tokio::spawn(keeper.run(follower, wanted.subscribe()));
         Self {
             wanted,
             held,

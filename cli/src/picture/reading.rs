@@ -10,7 +10,7 @@ use anyhow::{Result, bail};
 use futures::{StreamExt as _, stream};
 use k8s_openapi::{api::core::v1::ConfigMap, apimachinery::pkg::apis::meta::v1::ObjectMeta};
 use mimeo_api::names::REPLICATION_GRANT;
-use mimeo_engine::{CopyWatch, Engine, Member, Members, Question, Settings, Snapshot, Verb};
+use mimeo_engine::{CopyWatch, Engine, Member, Members, Question, Snapshot, Verb};
 use mimeo_model::{
     id::{RuleId, RuleKind},
     kind::{GroupVersionKind, Resource},
@@ -18,7 +18,6 @@ use mimeo_model::{
     names,
     outcome::Unreadable,
     reach::Reach,
-    role::Role,
 };
 use mimeo_runtime::{
     call::encode,
@@ -38,7 +37,7 @@ use super::{
 };
 use crate::{
     connect::Connected,
-    installation::limits,
+    installation::settings,
     read::{AT_ONCE, Part, ReadError, Reader, metadata, own_path, text},
 };
 
@@ -96,12 +95,9 @@ impl Reading {
             }
             Err(error) => bail!("can't reach the cluster: {error}"),
         };
-        let (reach, unknown) = limits(&reader, &connected.mimeo).await;
+        let (settings, unknown) = settings(&reader, &connected.mimeo, cluster).await;
         unread.extend(unknown);
-        let settings = Settings {
-            reach: reach.clone(),
-            ..Settings::new(Role::Keeper, cluster)
-        };
+        let reach = settings.reach.clone();
         let writer = Writer::new(
             client.clone(),
             Limiter::new(AT_ONCE, AT_ONCE),

@@ -4,7 +4,12 @@ use mimeo_engine::AwaitedCopy;
 use mimeo_model::names::PENDING_LABEL;
 
 use super::{Why, verdict::Answer};
-use crate::{names::ObjectName, output::quoted, picture::Picture, state::State};
+use crate::{
+    names::ObjectName,
+    output::quoted,
+    picture::Picture,
+    state::{Fix, State},
+};
 
 /// True if the user means pods. No rule can copy them to a good end, and users ask why one is
 /// refused.
@@ -64,7 +69,7 @@ fn answer(namespace: &str, state: &State, copy: &AwaitedCopy) -> Answer {
         .filter(|(_, name)| !name.contains(' '))
         .map(|(kind, name)| {
             let object = format!("{namespace}/{}/{name}", kind.to_lowercase());
-            format!("kubectl mimeo why {}", quoted(&object))
+            Fix::run(format!("kubectl mimeo why {}", quoted(&object)))
         });
     Answer {
         rule: rule.to_string(),

@@ -7,8 +7,8 @@ use serde::Serialize;
 use super::{Key, marks::Copy};
 use crate::{
     names::{ObjectName, object, refusals},
-    picture::{Picture, Stored, copies, sources},
-    state::{Explained, State, fix, state},
+    picture::{Picture, Stored, as_source, copies, sources},
+    state::{Explained, Fix, State, fix, state},
 };
 
 /// The decision of one rule about the object.
@@ -21,7 +21,7 @@ pub(super) struct Answer {
     pub(super) message: String,
     /// The next step for a person.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) fix: Option<String>,
+    pub(super) fix: Option<Fix>,
 }
 
 /// The decision of one rule: an answer for each source with a copy of the object's name.
@@ -42,6 +42,9 @@ pub(super) fn answers(
             return named.then(answer).into_iter().collect();
         }
     };
+    if as_source(picture, rule, (key.namespace, &key.gvk, key.name)).is_some() {
+        return Vec::new();
+    }
     let labels = picture.labels(key.namespace).unwrap_or_default();
     let place = Place {
         name: key.namespace,
@@ -89,8 +92,9 @@ fn answer(
 fn not_selected(key: &Key<'_>, id: &RuleId, source: &SourceRef, mismatch: Mismatch) -> Answer {
     let namespace = key.namespace;
     let fix = match mismatch.label {
-        Some(label) => format!("kubectl label namespace {namespace} {label}"),
-        None => format!("kubectl edit {}   (spec.targets, spec.exclude)", object(id)),
+        Some(label) => Fix::run(format!("kubectl label namespace {namespace} {label}")),
+        None => Fix::run(format!("kubectl edit {}", object(id)))
+            .note("see spec.targets and spec.exclude"),
     };
     Answer {
         rule: id.to_string(),

@@ -72,10 +72,7 @@ pub struct Clients {
     /// For requests that end. The client has no deadline except the one for connecting (5 s).
     /// Callers set one with [`within`](crate::fault::within).
     pub requests: Client,
-    /// For watches. The client closes a connection that is silent for 100 s.
-    pub watches: Client,
-    /// The client for watches together with the health of its watches. Watches that feed an engine
-    /// use it.
+    /// For watches. Its client closes a connection that is silent for 100 s.
     pub watcher: Watcher,
     pub(crate) counts: ApiRequests,
 }
@@ -119,11 +116,9 @@ impl ClientArgs {
             let built = build(&config, flavour, counts.clone());
             built.map_err(|error| ClientError::Build(Box::new(error)))
         };
-        let watches = build(Flavour::Watches)?;
         Ok(Clients {
             requests: build(Flavour::Requests)?,
-            watcher: Watcher::from(watches.clone()),
-            watches,
+            watcher: Watcher::from(build(Flavour::Watches)?),
             counts,
         })
     }

@@ -1,9 +1,8 @@
-//! Follows one named object, by the same [`watch`](crate::watch) as everything else. These watches
-//! are not among the metrics about watches.
+//! Follows one named object, by the same [`watch`](crate::watch) as everything else.
 
 use std::future::pending;
 
-use kube::{Api, Client, Resource};
+use kube::{Api, Resource};
 use mimeo_model::known::{Decoded, Known};
 use serde::de::DeserializeOwned;
 use tokio::sync::watch;
@@ -47,16 +46,16 @@ pub struct Follower<K>(watch::Receiver<Known<Option<K>>>);
 
 impl<K> Follower<K>
 where
-    K: Resource + Clone + DeserializeOwned + Send + Sync + 'static,
+    K: Resource<DynamicType = ()> + Clone + DeserializeOwned + Send + Sync + 'static,
 {
-    /// Follows the object `name` of `api` in a task that ends with this value. The client of `api`
-    /// should be the one for watches.
-    pub fn new(api: Api<K>, name: impl Into<String>) -> Self {
-        let (path, name) = (api.resource_url().to_owned(), name.into());
+    /// Follows the object `name` of the collection of `api` in a task that ends with this value.
+    /// The watcher's client sends the requests.
+    pub fn new(watcher: Watcher, api: &Api<K>, name: &str) -> Self {
+        let (path, name) = (api.resource_url().to_owned(), name.to_owned());
+        let what = format!("{}/{name}", K::plural(&()));
         let (publish, states) = watch::channel(Known::Unknown);
         tokio::spawn(async move {
-            let watcher = Client::from(api).into();
-            let following = follow(watcher, path, &name, &*name, |state| match state {
+            let following = follow(watcher, path, &name, what, |state| match state {
                 Known::Listed(None) => _ = publish.send_replace(Known::Listed(None)),
                 Known::Listed(Some(Decoded::Whole(object))) => {
                     publish.send_replace(Known::Listed(Some(object)));
@@ -110,7 +109,12 @@ mod tests {
             .send(line(json!({"type": "ADDED", "object": lease("new")})))
             .hold();
         let server = Server::start([Script::json(200, &lease("old")), watch]).await;
-        let mut follower = Follower::<Lease>::new(Api::default_namespaced(server.client()), "a");
+        let (watcher, api) = (
+            Watcher::from(server.client()),
+            Api::default_namespaced(server.client()),
+        );
+        let health = watcher.health.clone();
+        let mut follower = Follower::<Lease>::new(watcher, &api, "a");
         for want in [Some("old"), None, Some("new")] {
             let next = tokio::time::timeout(Duration::from_secs(20), follower.next())
                 .await
@@ -121,6 +125,7 @@ mod tests {
                 want
             );
         }
+        assert!(health.silence().contains_key("leases.coordination.k8s.io"));
         assert!(
             server.requests()[1].contains("fieldSelector=metadata.name%3Da"),
             "{:?}",

@@ -62,7 +62,8 @@ const NOT_EVEN_METADATA: &str = "an object is passed over: not even its metadata
 /// Opens watches, and records their health. Cheap to clone.
 #[derive(Clone)]
 pub struct Watcher {
-    client: Client,
+    /// Sends the requests.
+    pub client: Client,
     /// The health of all its watches.
     pub health: Health,
 }
@@ -528,7 +529,8 @@ where
                 return self.backoff.pause().max(NOT_SERVED_BACKOFF);
             }
             End::Undecodable(_) => warn!(what, %end, "watch ended, listing again"),
-            _ => debug!(what, %end, "watch ended, going on"),
+            _ if self.version.is_none() => debug!(what, %end, "watch ended, listing again"),
+            _ => debug!(what, %end, "watch ended, resuming"),
         }
         match end {
             End::Closed(_) | End::Silent | End::Mute | End::Expired if settled => Duration::ZERO,

@@ -1,6 +1,8 @@
 //! Reviews that no API server has sent. A client that reaches the webhook's port can cause no write
 //! and learns nothing.
 
+use std::time::Duration;
+
 use anyhow::{Context, Result};
 use k8s_openapi::api::core::v1::{ConfigMap, Namespace};
 use kube::{Api, Client, ResourceExt, api::PostParams};
@@ -160,12 +162,20 @@ async fn who_shows_no_certificate_of_the_api_servers_ca_asks_nothing() -> Result
         .shows_certificate(true)
         .start()
         .await?;
-    let ca = control_plane.callers_ca().display().to_string();
+    // The file comes late, and until then the webhook is not ready.
+    let folder = tempfile::tempdir()?;
+    let ca = folder.path().join("ca.crt");
+    let (from, to) = (control_plane.callers_ca(), ca.clone());
+    tokio::spawn(async move {
+        tokio::time::sleep(Duration::from_secs(3)).await;
+        std::fs::copy(from, to)
+    });
     let pair = Pair::builder()
         .reconciler(false)
-        .webhook_args(["--client-ca-file", &ca])
+        .webhook_args(["--client-ca-file", &ca.display().to_string()])
         .start(&control_plane)
         .await?;
+    assert!(ca.exists(), "ready without a CA");
     let setting = Setting {
         control_plane,
         pair,

@@ -103,7 +103,15 @@ async fn wait_state(scene: &Scene<'_>, object: &str, rule: &str, state: &str) ->
 
 #[track_caller]
 fn says(answer: &Value, field: &str, words: &str) {
-    let text = answer[field].as_str().unwrap_or_default();
+    // The fix of a state has a command, a note or both.
+    let parts = [
+        &answer[field],
+        &answer[field]["command"],
+        &answer[field]["note"],
+    ];
+    let text = parts
+        .map(|part| part.as_str().unwrap_or_default())
+        .join("\n");
     assert!(
         text.contains(words),
         "{words:?} is not in {field} of {answer:#}"

@@ -104,7 +104,7 @@ impl Turns {
 
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Timer {
-    CopyState(CopyKey),
+    Copy(CopyKey),
     /// A request must verify a copy, if its rule still has a resync period.
     Resync(CopyKey),
     Namespace(Arc<str>),
@@ -210,7 +210,7 @@ impl Work {
     /// Delays the next request about a copy to this time, which replaces any former time. So a copy
     /// has at most one such timer, however often the cluster changes meanwhile.
     pub(crate) fn put_off(&mut self, namespace: &Arc<str>, copy: &mut CopyState, due: Tick) {
-        let timer = Timer::CopyState(copy.key(namespace));
+        let timer = Timer::Copy(copy.key(namespace));
         let former = (std::mem::replace(&mut copy.due, due), timer);
         self.timers.remove(&former);
         copy.phase = Phase::Waiting;
@@ -252,7 +252,7 @@ impl Index {
 impl Index {
     pub(crate) fn go_off(&mut self, timer: Timer, effects: &mut Effects) {
         match timer {
-            Timer::CopyState(key) => {
+            Timer::Copy(key) => {
                 let role = self.settings.role;
                 let copy = self.copy_mut(&key);
                 let Some(copy) = copy.filter(|copy| copy.phase == Phase::Waiting) else {

@@ -20,7 +20,7 @@ use crate::{
 
 /// Most copies of one rule. So Mimeo can quickly decide the fate of all copies of a namespace's
 /// rules.
-const CELLS: usize = 256;
+const MOST_COPIES: usize = 256;
 /// Most keys and values of one selector. Mimeo compares it with the labels of every object, and
 /// with every other selector.
 const LOAD: usize = 64;
@@ -54,7 +54,7 @@ impl Rule {
                 message: message.into(),
             }]);
         }
-        rule.most_sources = CELLS / places(spec);
+        rule.most_sources = MOST_COPIES / places(spec);
         Ok(rule)
     }
 
@@ -177,10 +177,10 @@ fn refuse_to_tenants(spec: &ReplicationSpec, home: &str, refusals: &mut Refusals
         }
     }
     refuse_slow_globs(&spec.transform.common, refusals);
-    let cells = spec.sources.len().saturating_mul(places(spec));
-    if cells > CELLS {
+    let copies = spec.sources.len().saturating_mul(places(spec));
+    if copies > MOST_COPIES {
         let why = format!(
-            "must not have more than {CELLS} copies (sources times namespaces): it has {cells}"
+            "must not have more than {MOST_COPIES} copies (sources times namespaces): it has {copies}"
         );
         refusals.add("spec.targets", why);
     }

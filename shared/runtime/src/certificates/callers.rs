@@ -20,7 +20,7 @@ use crate::tls::Callers;
 const PERIOD: Duration = Duration::from_secs(2);
 
 /// Reads the file until the receiver is dropped. A file that cannot be used changes nothing, and
-/// one warning is logged.
+/// one warning is logged. Until the file was read once there is no CA, and no caller is accepted.
 pub fn start(file: PathBuf) -> Callers {
     let (publish, cas) = watch::channel(None);
     tokio::spawn(async move {
@@ -32,6 +32,10 @@ pub fn start(file: PathBuf) -> Callers {
                 Some(Ok(verifier)) => {
                     info!(file = %file.display(), "CA of API servers loaded");
                     publish.send_replace(Some(verifier));
+                }
+                Some(Err(why)) if publish.borrow().is_none() => {
+                    warn!(file = %file.display(), why, "CA of API servers can't be used, no \
+                        caller is accepted before");
                 }
                 Some(Err(why)) => {
                     warn!(file = %file.display(), why, "CA of API servers can't be used, keeping \

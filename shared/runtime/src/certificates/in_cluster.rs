@@ -51,9 +51,10 @@ pub fn start(
     shutdown: CancellationToken,
 ) -> watch::Receiver<Option<Arc<ServingMaterial>>> {
     let (publish, receiver) = watch::channel(None);
-    let follower = Follower::new(Api::namespaced(clients.watches.clone(), namespace), name);
+    let api = Api::namespaced(clients.requests.clone(), namespace);
+    let follower = Follower::new(clients.watcher.clone(), &api, name);
     let keeper = Keeper {
-        api: Api::namespaced(clients.requests.clone(), namespace),
+        api,
         name: name.to_owned(),
         names,
         lifetimes,

@@ -31,6 +31,7 @@ use crate::{
     fault::{Fault, within},
     follow::Follower,
     versioned::{Failure, put},
+    watch::Watcher,
 };
 
 /// Flags of leader election.
@@ -95,7 +96,7 @@ impl Election {
         let candidate = Candidate {
             holder: told,
             api: Api::namespaced(clients.requests.clone(), namespace),
-            watched: Api::namespaced(clients.watches.clone(), namespace),
+            watcher: clients.watcher.clone(),
             name: name.to_owned(),
             me: holder.to_owned(),
             duration: lease_duration,
@@ -160,7 +161,7 @@ impl Election {
 struct Candidate {
     holder: watch::Sender<Option<String>>,
     api: Api<Lease>,
-    watched: Api<Lease>,
+    watcher: Watcher,
     name: String,
     me: String,
     duration: Duration,
@@ -201,7 +202,7 @@ impl Candidate {
     /// Waits until the Lease is free and takes it. Returns the Lease and the time just before the
     /// request.
     async fn stand_by(&self) -> (Lease, Instant) {
-        let mut follower = Follower::new(self.watched.clone(), self.name.clone());
+        let mut follower = Follower::new(self.watcher.clone(), &self.api, &self.name);
         let mut backoff = Backoff::new(self.retry_period, self.retry_period.saturating_mul(2));
         let mut observed = observe(None, follower.next().await, Instant::now());
         loop {
@@ -329,7 +330,7 @@ impl Candidate {
             Err(Failure::Conflict) => {
                 warn!(
                     lease = self.name,
-                    "another client has changed the Lease, it is not released"
+                    "the Lease was changed or deleted meanwhile, it is not released"
                 );
             }
             Err(Failure::Request(error)) => {

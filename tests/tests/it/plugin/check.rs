@@ -75,6 +75,7 @@ async fn an_installation_that_works_passes_every_check() -> Result<()> {
     is(&answer, "Strict mode", "ok", "off: ")?;
     is(&answer, "Reconciler leader", "ok", "reconciler-")?;
     is(&answer, "Webhook replicas", "ok", "webhook-")?;
+    is(&answer, "Watches", "ok", "have seen")?;
     is(&answer, "Permissions on Secret", "ok", "may read")?;
     // The test has no nodes, so there are no Deployments.
     is(

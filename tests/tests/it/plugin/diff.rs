@@ -5,7 +5,7 @@ use std::{io::Write as _, time::Duration};
 use anyhow::{Context as _, Result, ensure};
 use mimeo_tests::{
     Program, User, create_secret, eventually, planted,
-    scenario::{SOON, Scene, kubectl, rule, value, wait_gone},
+    scenario::{SOON, Scene, apply, kubectl, rule, value, wait_gone},
 };
 use serde_json::{Value, json};
 
@@ -158,6 +158,25 @@ async fn a_deletion_that_waits_for_a_person_and_each_new_failure_are_foretold() 
     for words in [held, places, why] {
         assert!(table.contains(words), "{words}: {table}");
     }
+
+    // The limit is that of the reconciler.
+    let deployment = json!({
+        "apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "mimeo-reconciler", "namespace": scene.home},
+        "spec": {
+            "replicas": 0, "selector": {"matchLabels": {"app": "mimeo"}},
+            "template": {
+                "metadata": {"labels": {"app": "mimeo"}},
+                "spec": {"containers": [{"name": "reconciler", "image": "none", "args": ["--deletion-limit=24"]}]},
+            },
+        },
+    });
+    apply(&scene.client, &deployment).await?;
+    let installed = ["--mimeo-namespace", &scene.home];
+    let table = diff(&scene, None, &[narrowed.object()], &installed)?.stdout;
+    assert!(
+        table.contains("delete Secret") && !table.contains("held delete"),
+        "{table}"
+    );
 
     let lost = narrowed.secret(&scene.home, "lost").named("$(source.name)");
     let unset = json!({"labels": {"set": {"stage": "$(namespace.labels['stage'])"}}});

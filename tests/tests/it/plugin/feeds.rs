@@ -1,7 +1,10 @@
 //! `kubectl mimeo where`: what a source feeds, and what its deletion would do.
 
 use anyhow::{Result, ensure};
-use mimeo_tests::{create_secret, eventually, scenario::SOON};
+use mimeo_tests::{
+    create_secret, eventually,
+    scenario::{SOON, rule},
+};
 use serde_json::json;
 
 use super::run;
@@ -43,11 +46,28 @@ async fn the_copies_of_a_source_are_listed_by_rule_and_namespace() -> Result<()>
         feeds["rules"][0]["copies"][0]["namespace"],
         json!(namespaces[0])
     );
-    // The other form of the argument, as text.
+    // The source's own place has no copy of it, although the rule selects it.
+    let home = format!("{}-home", scene.tag);
+    let targets = json!([{"namespaces": [scene.home, namespaces[0]], "copyName": REGISTRY}]);
+    let own = rule(&home).secret(&scene.home, REGISTRY);
+    own.set("targets", targets).create(&scene.client).await?;
+    let feeds = run(control_plane, None, &args)?.json()?;
+    let fed = &feeds["rules"][1];
+    assert_eq!(fed["rule"], format!("ClusterReplication/{home}"));
+    assert_eq!(fed["copies"].as_array().map(Vec::len), Some(1), "{fed:#}");
+    let why = run(
+        control_plane,
+        None,
+        &["why", &format!("{}/secret/{REGISTRY}", scene.home)],
+    )?;
+    let words = format!("It is a source of ClusterReplication/{home}");
+    assert!(why.stdout.contains(&words), "{}", why.stdout);
+    assert!(!why.stdout.contains("Pending"), "{}", why.stdout);
+    // The other form of the argument, as text. The flag -n leaves no copies out.
     let text = run(
         control_plane,
         None,
-        &["where", &format!("{}/secrets/{REGISTRY}", scene.home)],
+        &["where", &format!("secrets/{REGISTRY}"), "-n", &scene.home],
     )?;
     for words in ["exists.", "deletes its copies 90 s later", &namespaces[1]] {
         assert!(text.stdout.contains(words), "{words:?}: {}", text.stdout);

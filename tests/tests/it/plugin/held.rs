@@ -169,8 +169,10 @@ async fn a_held_deletion_of_a_deleted_rule_is_confirmed() -> Result<()> {
         held[0]["copies"].as_array().map(Vec::len) == Some(2),
         "{held:#}"
     );
-    let confirmed = run(control_plane, None, &["confirm", REGISTRY, "--copies", "2"])?;
+    let args = ["confirm", REGISTRY, "--copies", "2", "-o", "json"];
+    let confirmed = run(control_plane, None, &args)?;
     ensure!(confirmed.code == 0, "{}", confirmed.stderr);
+    ensure!(confirmed.json()?["nonce"] == *nonce, "{}", confirmed.stdout);
     for team in teams {
         wait_gone(of::<Secret>(&client, team), REGISTRY).await?;
     }

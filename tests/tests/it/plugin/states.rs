@@ -117,7 +117,7 @@ async fn failures_beyond_those_that_the_status_names_are_told() -> Result<()> {
     let answer = wait_state(&scene, &object, &id, "Failed").await?;
     says(&answer, "message", "names 20 of 22 failures");
     says(&answer, "message", "AdmissionDenied");
-    says(&answer, "fix", "logs deployment/mimeo-reconciler");
+    says(&answer, "fix", "copy not written");
     Ok(())
 }
 

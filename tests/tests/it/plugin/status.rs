@@ -125,6 +125,8 @@ async fn a_failing_copy_leaves_the_other_copies_of_its_rule_synced() -> Result<(
         let control = |char: char| char.is_control() && char != '\n';
         assert!(!shown.contains(control), "{shown:?}");
         assert!(!shown.contains("\n  fix     rm"), "{shown}");
+        // Marks of another client are no copy, so no rule that wrote it was deleted.
+        assert!(!shown.contains("RuleDeleted"), "{shown}");
     }
     Ok(())
 }

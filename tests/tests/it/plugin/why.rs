@@ -1,10 +1,10 @@
 //! `kubectl mimeo why`: for each reason why a copy is missing, the answer names the reason and the
 //! next step.
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, ensure};
 use mimeo_tests::{
-    create_secret,
-    scenario::{Scene, kubectl, merge, rule},
+    create_secret, eventually,
+    scenario::{SOON, Scene, delete, kubectl, merge, rule},
 };
 use serde_json::{Value, json};
 
@@ -157,6 +157,20 @@ async fn each_reason_for_a_missing_copy_is_named_with_the_next_step() -> Result<
         "fix",
         &format!("kubectl label namespace {namespace}"),
     );
+
+    named("once")
+        .set("strategy", json!("CreateOnce"))
+        .create(&scene.client)
+        .await?;
+    wait_state(&scene, &of("once"), &full_name("once"), "Synced").await?;
+    delete(&scene.secrets(&namespace), "once").await?;
+    eventually(SOON, "a copy that was created once", || async {
+        let answer = wait_state(&scene, &of("once"), &full_name("once"), "Synced").await?;
+        let message = answer["message"].as_str().unwrap_or_default();
+        ensure!(message.contains("strategy: CreateOnce"), "{answer:#}");
+        Ok(Some(()))
+    })
+    .await?;
 
     let gadgets = json!([{"apiVersion": "example.com/v1", "kind": "Gadget", "namespace": scene.home, "name": "gadget"}]);
     named("gadget")

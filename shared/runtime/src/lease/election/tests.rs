@@ -26,7 +26,7 @@ async fn a_standby_that_was_told_of_a_conflict_reads_the_lease() {
     let candidate = Candidate {
         holder: watch::Sender::new(None),
         api: Api::default_namespaced(server.client()),
-        watched: Api::default_namespaced(stale.client()),
+        watcher: stale.client().into(),
         name: "l".into(),
         me: ME.into(),
         duration: Duration::from_secs(15),
