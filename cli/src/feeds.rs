@@ -188,7 +188,7 @@ fn text(feeds: &Feeds) -> String {
         };
         let rows: Vec<Vec<Cell>> = copies.iter().map(row).collect();
         let table = if rows.is_empty() {
-            "  It selects no namespace.\n".to_owned()
+            "  It makes no copy of this source.\n".to_owned()
         } else {
             table(&["  NAMESPACE", "NAME", "STATE"], rows)
         };

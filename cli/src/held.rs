@@ -28,11 +28,11 @@ use crate::{
     write::{Change, send},
 };
 
-/// How long the reconciler may take to begin a confirmed deletion. It reviews held deletions every
-/// 10 s.
+/// How long the reconciler may take to see a confirmation and begin the deletion, or to delete the
+/// next copy of a rule that is gone.
 const TAKEN_UP: Duration = Duration::from_secs(30);
 /// The pause between two readings of the cluster meanwhile.
-const PAUSE: Duration = Duration::from_secs(1);
+const PAUSE: Duration = Duration::from_secs(2);
 
 #[derive(Debug, Args)]
 pub(crate) struct HeldArgs {
@@ -69,7 +69,7 @@ struct Held {
     id: RuleId,
 }
 
-#[derive(Debug, Serialize)]
+#[derive(Debug, PartialEq, Eq, Serialize)]
 struct HeldCopy {
     namespace: String,
     kind: String,
@@ -188,7 +188,7 @@ pub(crate) async fn confirm(
     let more = taken_up(connected, held).await?;
     print(format, held, |held| {
         let mut text = format!(
-            "Confirmed: Mimeo deletes the copies of {} that it held.\n",
+            "Confirmed: Mimeo no longer holds the deletion of these copies of {}.\n",
             held.rule
         );
         if more {
@@ -199,26 +199,97 @@ pub(crate) async fn confirm(
     Ok(0)
 }
 
+/// How far the reconciler is with a confirmed deletion.
+enum Progress {
+    /// It no longer holds the deletion. True if it holds another one of the same rule.
+    Begun(bool),
+    /// It still holds this many of the copies, as far as the cluster shows.
+    Holds(usize),
+    /// The cluster can't be read for this reason.
+    Unknown(String),
+}
+
 /// Waits until the reconciler no longer holds this deletion. True if it holds another one of the
 /// same rule.
 async fn taken_up(connected: &Connected, confirmed: &Held) -> Result<bool> {
-    let deadline = Instant::now() + TAKEN_UP;
+    let mut left = confirmed.copies.len();
+    let mut deadline = Instant::now() + TAKEN_UP;
     loop {
-        let picture = Picture::read(connected, Scope::All).await?;
-        let now = held(&picture);
-        let still = now.iter().find(|held| held.id == confirmed.id);
-        match still {
-            None => return Ok(false),
-            // The nonce of a deleted rule changes with each deleted copy.
-            Some(held) if held.nonce != confirmed.nonce => return Ok(!held.rule_deleted),
-            Some(_) if Instant::now() >= deadline => bail!(
-                "{} is annotated, but Mimeo still holds the deletion. See whether a reconciler \
-                 leads (kubectl mimeo status). If one leads, the copies have changed since it held \
-                 them: confirm the nonce that its log line \"deletion held\" names",
-                confirmed.rule
-            ),
-            Some(_) => tokio::time::sleep(PAUSE).await,
+        // One failed reading is no reason to give up before the time is over.
+        let progress = match Picture::read(connected, Scope::All).await {
+            Ok(picture) => progress(&picture, confirmed),
+            Err(error) => Progress::Unknown(format!("{error:#}")),
+        };
+        let late = Instant::now() >= deadline;
+        match progress {
+            Progress::Begun(more) => return Ok(more),
+            Progress::Holds(now) if now < left => {
+                left = now;
+                deadline = Instant::now() + TAKEN_UP;
+            }
+            Progress::Holds(_) if late => bail!("{}", not_begun(connected, confirmed)),
+            Progress::Unknown(why) if late => {
+                bail!("the deletion is confirmed, but whether Mimeo has begun it is unknown: {why}")
+            }
+            _ => {}
         }
+        tokio::time::sleep(PAUSE).await;
+    }
+}
+
+fn progress(picture: &Picture, confirmed: &Held) -> Progress {
+    let unread = picture.uncounted.iter().next();
+    if let Some(unread) = unread.or_else(|| {
+        picture
+            .unread
+            .iter()
+            .next()
+            .filter(|_| !picture.partial.is_empty())
+    }) {
+        return Progress::Unknown(unread.clone());
+    }
+    let held = held(picture);
+    let now = held.iter().find(|held| held.id == confirmed.id);
+    if !confirmed.rule_deleted {
+        // The status tells. There is none for a spec that the reconciler has not seen.
+        let stored = picture.rules.get(&confirmed.id);
+        if stored.is_some_and(|stored| stored.status.is_none()) {
+            return Progress::Holds(confirmed.copies.len());
+        }
+        return match now {
+            Some(held) if held.nonce == confirmed.nonce => Progress::Holds(confirmed.copies.len()),
+            held => Progress::Begun(held.is_some()),
+        };
+    }
+    // Anybody may delete one of the copies, so the deletion has begun only once all are gone.
+    let copies = now.map_or(&[][..], |held| &held.copies);
+    let left = confirmed
+        .copies
+        .iter()
+        .filter(|copy| copies.contains(copy))
+        .count();
+    match left {
+        0 => Progress::Begun(!copies.is_empty()),
+        left => Progress::Holds(left),
+    }
+}
+
+/// What a person can do about a confirmation without an effect.
+fn not_begun(connected: &Connected, confirmed: &Held) -> String {
+    let Held {
+        rule, rule_deleted, ..
+    } = confirmed;
+    let leads = "See whether a reconciler leads: kubectl mimeo status";
+    let mimeo = &connected.mimeo;
+    if *rule_deleted {
+        format!(
+            "ConfigMap {mimeo}/{KINDS_CONFIG_MAP} is annotated, but Mimeo has not begun the \
+             deletion of the copies of {rule}. {leads}. If one leads, the copies have changed \
+             since it held them. Restart it, so that it holds the present copies, and confirm \
+             again: kubectl -n {mimeo} rollout restart deployment/mimeo-reconciler"
+        )
+    } else {
+        format!("{rule} is annotated, but Mimeo has not begun the deletion. {leads}")
     }
 }
 

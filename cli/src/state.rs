@@ -282,8 +282,9 @@ pub(crate) fn fix(
         }
         (State::RuleDeleted, ..) => Fix::run(format!("kubectl mimeo held {}", argument(id)))
             .note("it shows whether the deletion of the copy is held"),
-        (State::Retained, ..) => Fix::run(format!("kubectl -n {namespace} delete {copy}"))
-            .note("if nobody needs the copy"),
+        (State::Retained, ..) => Fix::say(format!(
+            "if nobody needs the copy, delete it: kubectl -n {namespace} delete {copy}"
+        )),
         (State::Pending, ..) => Fix::run("kubectl mimeo check")
             .note("it shows whether Mimeo works; if it does, wait some seconds"),
         (State::InvalidSpec, ..) => edit(),

@@ -11,6 +11,7 @@ use clap::Args;
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use mimeo_model::{
+    choices::Strategy,
     kind::{GroupVersionKind, Resource},
     rule::Rule,
 };
@@ -150,8 +151,14 @@ fn explain(
         }
     }
     if exists == Some(false) {
-        let synced = rules.iter_mut();
-        for answer in synced.filter(|answer| answer.state == State::Synced) {
+        let once = |answer: &&mut Answer| {
+            let rules = picture.valid_rules();
+            answer.state == State::Synced
+                && rules
+                    .filter(|rule| rule.strategy == Strategy::CreateOnce)
+                    .any(|rule| rule.id.to_string() == answer.rule)
+        };
+        for answer in rules.iter_mut().filter(once) {
             "the rule created the copy once, and does not create it again (strategy: CreateOnce)"
                 .clone_into(&mut answer.message);
         }

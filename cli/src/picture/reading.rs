@@ -310,9 +310,10 @@ impl Reading {
             .map(|time| time.0);
         let kinds = recorded.as_ref().map(parse_kinds).unwrap_or_default();
         self.picture.snapshot.kinds_recorded(kinds.kinds);
+        // A confirmation of a held deletion is not shown. Only the reconciler decides whether it
+        // holds for the copies that the reconciler held, so they count as held until they are gone.
         self.show(|engine, now| {
             engine.kinds_since(created.or(Some(jiff::Timestamp::UNIX_EPOCH)), now);
-            engine.confirmed(kinds.confirmed.as_deref(), now);
         });
         for kind in RuleKind::ALL {
             let recorded = kinds.crds.get(&kind).cloned();

@@ -7,8 +7,9 @@ use k8s_openapi::{
     apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition,
 };
 use kube::{Api, ResourceExt as _};
+use mimeo_model::names::CONFIRM_DELETION;
 use mimeo_tests::{
-    ControlPlane, Pair, create_namespace, create_secret, eventually, install_crd,
+    ControlPlane, NAMESPACE, Pair, create_namespace, create_secret, eventually, install_crd,
     scenario::{SOON, Setting, delete, kubectl, of, relabel, rule, wait_for, wait_gone},
 };
 use serde_json::Value;
@@ -126,7 +127,7 @@ async fn a_held_deletion_is_listed_and_confirmed_by_the_number_of_copies() -> Re
 #[tokio::test]
 async fn a_held_deletion_of_a_deleted_rule_is_confirmed() -> Result<()> {
     let quick = Pair::builder().reconciler_args(["--deletion-delay", "1s"]);
-    let setting = Setting::start(ControlPlane::builder(), quick).await?;
+    let mut setting = Setting::start(ControlPlane::builder(), quick).await?;
     let client = setting.control_plane.client().await?;
     create_namespace(&client, "platform", &[]).await?;
     create_secret(&client, "platform", REGISTRY, &[("token", "one")]).await?;
@@ -154,13 +155,7 @@ async fn a_held_deletion_of_a_deleted_rule_is_confirmed() -> Result<()> {
     ensure!(unserved.stderr.contains(told), "{}", unserved.stderr);
     install_crd(&client, &crd).await?;
 
-    let logged = eventually(SOON, "a held deletion in the log", || async {
-        let reconciler = setting.pair.reconciler.as_ref().context("no reconciler")?;
-        let log = reconciler.program.log()?;
-        let line = log.lines().find(|line| line.contains("deletion held"));
-        Ok(line.map(str::to_owned))
-    })
-    .await?;
+    let logged = held_in_log(&setting).await?;
     let held: Value = run(control_plane, None, &["held", "-o", "json"])?.json()?;
     let nonce = held[0]["nonce"].as_str().context(held.to_string())?;
     ensure!(logged.contains(nonce), "{nonce}: {logged}");
@@ -169,14 +164,48 @@ async fn a_held_deletion_of_a_deleted_rule_is_confirmed() -> Result<()> {
         held[0]["copies"].as_array().map(Vec::len) == Some(2),
         "{held:#}"
     );
+
+    // Nobody deletes anything while no reconciler runs, and that is said.
+    let mut old = setting.pair.reconciler.take().context("no reconciler")?;
+    ensure!(old.program.stop(SOON).await?.success());
+    let control_plane = &setting.control_plane;
     let args = ["confirm", REGISTRY, "--copies", "2", "-o", "json"];
-    let confirmed = run(control_plane, None, &args)?;
+    let early = run(control_plane, None, &args)?;
+    ensure!(early.code == 2, "{}", early.stdout);
+    let told = "has not begun the deletion";
+    ensure!(early.stderr.contains(told), "{}", early.stderr);
+    let remove = format!("{CONFIRM_DELETION}-");
+    let remove = [
+        "-n",
+        NAMESPACE,
+        "annotate",
+        "configmap",
+        "mimeo-kinds",
+        &remove,
+    ];
+    kubectl(control_plane, remove)?;
+    setting.pair.start_reconciler().await?;
+    held_in_log(&setting).await?;
+
+    let confirmed = run(&setting.control_plane, None, &args)?;
     ensure!(confirmed.code == 0, "{}", confirmed.stderr);
     ensure!(confirmed.json()?["nonce"] == *nonce, "{}", confirmed.stdout);
     for team in teams {
-        wait_gone(of::<Secret>(&client, team), REGISTRY).await?;
+        let copy = of::<Secret>(&client, team).get_opt(REGISTRY).await?;
+        ensure!(copy.is_none(), "a copy in {team}");
     }
     let source = of::<Secret>(&client, "platform");
     wait_for(source, REGISTRY.to_owned(), |_| true).await?;
     Ok(())
+}
+
+/// The log line about the held deletion of a rule that is gone.
+async fn held_in_log(setting: &Setting) -> Result<String> {
+    eventually(SOON, "a held deletion in the log", || async {
+        let reconciler = setting.pair.reconciler.as_ref().context("no reconciler")?;
+        let log = reconciler.program.log()?;
+        let line = log.lines().find(|line| line.contains("deletion held"));
+        Ok(line.map(str::to_owned))
+    })
+    .await
 }
