@@ -16,6 +16,7 @@ use serde::Serialize;
 use crate::{
     connect::Connected,
     output::{Cell, Format, Tone, print, table},
+    picture::{Picture, Scope},
     read::{Part, ReadError, Reader},
 };
 
@@ -115,10 +116,18 @@ pub(crate) async fn run(_: CheckArgs, connected: &Connected, format: Format) -> 
         .extend(webhook::check(connected, &reader).await);
     report.checks.extend(programs);
     if served {
-        report
-            .checks
-            .push(watches::check(&reader, &connected.mimeo).await);
-        permissions::check(connected, &accounts, &mut report).await;
+        // A user who may not list namespaces can name one with -n.
+        match Picture::outline(connected, Scope::asked(connected)).await {
+            Ok(picture) => {
+                report.checks.push(watches::check(&picture, reader.now()));
+                permissions::check(connected, &picture, &accounts, &mut report).await;
+            }
+            Err(error) => {
+                let unread = |check| Item::new(check, Verdict::Unknown, format!("{error:#}"));
+                let items = [watches::CHECK, permissions::CHECK].map(unread);
+                report.checks.extend(items);
+            }
+        }
     } else {
         let message = "they depend on the rules, whose CRDs are not installed";
         let item = Item::new(permissions::CHECK, Verdict::Unknown, message);

@@ -11,7 +11,7 @@ use crate::{
     kinds,
     names::ObjectName,
     output::{Cell, Format, print, table},
-    picture::{Picture, Scope, as_source, copies},
+    picture::{Picture, Scope, as_source, copies, sources},
     read::Part,
     state::{State, state},
 };
@@ -92,20 +92,26 @@ pub(crate) async fn run(args: WhereArgs, connected: &Connected, format: Format) 
 fn fed(picture: &Picture, source: &SourceRef) -> Vec<Fed> {
     let mut rules = Vec::new();
     for rule in picture.valid_rules() {
+        let sources = sources(picture, rule);
         let object = (&*source.namespace, &source.gvk, &*source.name);
-        if let Some(found) = as_source(picture, rule, object) {
+        if let Some(found) = as_source(&sources, object) {
             rules.push(Fed {
                 rule: rule.id.to_string(),
                 when_deleted: when_deleted(rule),
-                copies: fed_copies(picture, rule, &found),
+                copies: fed_copies(picture, rule, &sources, found),
             });
         }
     }
     rules
 }
 
-/// The copies of one source, by namespace.
-fn fed_copies(picture: &Picture, rule: &Rule, source: &SourceRef) -> Vec<FedCopy> {
+/// The copies of one of the rule's sources, by namespace.
+fn fed_copies(
+    picture: &Picture,
+    rule: &Rule,
+    sources: &[SourceRef],
+    source: &SourceRef,
+) -> Vec<FedCopy> {
     let kind = &*source.gvk.kind;
     let mut fed = Vec::new();
     let alive = picture.namespaces.iter();
@@ -118,7 +124,7 @@ fn fed_copies(picture: &Picture, rule: &Rule, source: &SourceRef) -> Vec<FedCopy
         };
         let mut names: Vec<String> = rule.copy_names(source, place).collect();
         names.dedup();
-        names.retain(|name| as_source(picture, rule, (namespace, &source.gvk, name)).is_none());
+        names.retain(|name| as_source(sources, (namespace, &source.gvk, name)).is_none());
         if names.is_empty() {
             continue;
         }

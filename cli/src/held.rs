@@ -238,15 +238,13 @@ async fn taken_up(connected: &Connected, confirmed: &Held) -> Result<bool> {
 }
 
 fn progress(picture: &Picture, confirmed: &Held) -> Progress {
-    let unread = picture.uncounted.iter().next();
-    if let Some(unread) = unread.or_else(|| {
-        picture
-            .unread
-            .iter()
-            .next()
-            .filter(|_| !picture.partial.is_empty())
-    }) {
-        return Progress::Unknown(unread.clone());
+    let unread = if picture.partial.is_empty() {
+        &picture.uncounted
+    } else {
+        &picture.unread
+    };
+    if let Some(sentence) = unread.first() {
+        return Progress::Unknown(sentence.clone());
     }
     let held = held(picture);
     let now = held.iter().find(|held| held.id == confirmed.id);

@@ -235,17 +235,16 @@ pub(crate) fn sources(picture: &Picture, rule: &Rule) -> Vec<SourceRef> {
     sources
 }
 
-/// The object as a source of the rule, if it is one. Then it is never a copy of that rule.
-pub(crate) fn as_source(
-    picture: &Picture,
-    rule: &Rule,
+/// The object as one of a rule's sources, if it is one. Then it is never a copy of that rule.
+pub(crate) fn as_source<'a>(
+    sources: &'a [SourceRef],
     (namespace, gvk, name): (&str, &GroupVersionKind, &str),
-) -> Option<SourceRef> {
-    let is = |source: &SourceRef| {
+) -> Option<&'a SourceRef> {
+    let is = |source: &&SourceRef| {
         source.gvk.group_kind() == gvk.group_kind()
             && (&*source.namespace, &*source.name) == (namespace, name)
     };
-    sources(picture, rule).into_iter().find(is)
+    sources.iter().find(is)
 }
 
 /// A namespace that the user may not read.

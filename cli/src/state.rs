@@ -7,6 +7,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use mimeo_api::ClusterReplicationStatus;
 use mimeo_engine::{CopyView, Outlook, Reason, State as Decided};
 use mimeo_model::{
+    choices::Strategy,
     condition::ConditionReason,
     id::{RuleId, RuleKind},
     kind::GroupVersionKind,
@@ -107,7 +108,16 @@ pub(crate) fn state(
                 let message = copy.message.clone().unwrap_or_default();
                 return (State::Failed(reason.unwrap_or_default()), message);
             }
-            Decided::Synced => return known(State::Synced, "the copy is as the rule says"),
+            Decided::Synced => {
+                let rule = stored.rule.as_ref();
+                let message = if rule.is_ok_and(|rule| rule.strategy == Strategy::CreateOnce) {
+                    "the rule created the copy once, and neither changes it nor creates it again \
+                     (strategy: CreateOnce)"
+                } else {
+                    "the copy is as the rule says"
+                };
+                return known(State::Synced, message);
+            }
             state if state == Decided::Held || held() => {
                 let message = "the deletion of the copy waits for a person";
                 return known(State::DeletionHeld, message);

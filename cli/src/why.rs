@@ -11,7 +11,6 @@ use clap::Args;
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use mimeo_model::{
-    choices::Strategy,
     kind::{GroupVersionKind, Resource},
     rule::Rule,
 };
@@ -27,7 +26,7 @@ use crate::{
     kinds,
     names::ObjectName,
     output::{Format, age, line, print},
-    picture::{Picture, Scope, as_source},
+    picture::{Picture, Scope, as_source, sources},
     read::{Part, Reader, metadata},
     state::State,
 };
@@ -130,7 +129,7 @@ fn explain(
     let object = (key.namespace, &key.gvk, key.name);
     let feeds = picture.valid_rules();
     let feeds: Vec<&Rule> = feeds
-        .filter(|rule| as_source(picture, rule, object).is_some())
+        .filter(|rule| as_source(&sources(picture, rule), object).is_some())
         .collect();
     for rule in &feeds {
         notes.push(format!(
@@ -138,7 +137,7 @@ fn explain(
             rule.id, key.gvk.kind, key.namespace, key.name
         ));
     }
-    // Marks alone prove nothing: Mimeo leaves such an object alone.
+    // Annotations alone prove nothing: Mimeo leaves such an object alone.
     let own = copy.as_ref().filter(|copy| copy.owned_by_mimeo);
     if let Some(copy) = own.filter(|_| !deleting) {
         let own = |answer: &Answer| answer.rule == copy.rule;
@@ -148,19 +147,6 @@ fn explain(
             let why = why.map(|answer| answer.message.clone());
             rules.retain(|answer| !own(answer));
             rules.extend(left_behind(picture, key, copy, why));
-        }
-    }
-    if exists == Some(false) {
-        let once = |answer: &&mut Answer| {
-            let rules = picture.valid_rules();
-            answer.state == State::Synced
-                && rules
-                    .filter(|rule| rule.strategy == Strategy::CreateOnce)
-                    .any(|rule| rule.id.to_string() == answer.rule)
-        };
-        for answer in rules.iter_mut().filter(once) {
-            "the rule created the copy once, and does not create it again (strategy: CreateOnce)"
-                .clone_into(&mut answer.message);
         }
     }
     rules.sort_by_key(|answer| rank(&answer.state));
@@ -228,7 +214,7 @@ fn text(why: &Why) -> String {
             format!("{kind} {namespace}/{name} exists, and is no copy of Mimeo's.\n")
         }
         (Some(true), Some(copy)) if !copy.owned_by_mimeo => format!(
-            "{kind} {namespace}/{name} has the marks of a copy of {}, for {}.\n",
+            "{kind} {namespace}/{name} has the annotations of a copy of {}, for {}.\n",
             copy.source, copy.rule
         ),
         (Some(true), Some(copy)) => format!(
@@ -270,7 +256,7 @@ fn text(why: &Why) -> String {
 fn write_marks(text: &mut String, copy: &Copy) {
     let now = Timestamp::now();
     if !copy.owned_by_mimeo {
-        *text += "  But Mimeo owns no field of it: another client made the marks, or cleared managedFields.\n";
+        *text += "  But Mimeo owns no field of it: another client wrote them, or cleared managedFields.\n";
     }
     if let Some(written) = copy.written {
         _ = writeln!(text, "  Last written by Mimeo {} ago.", age(written, now));

@@ -16,23 +16,19 @@ use crate::{
     files::Files,
     installation::Accounts,
     permissions::{Answers, Kinds, ask},
-    picture::{Picture, Scope},
+    picture::Picture,
 };
 
 /// The item for all kinds.
 pub(super) const CHECK: &str = "Permissions";
 
 /// Adds one item for each kind that rules copy.
-pub(super) async fn check(connected: &Connected, accounts: &Accounts, report: &mut Report) {
-    // A user who may not list namespaces can name one with -n.
-    let scope = Scope::asked(connected);
-    let picture = match Picture::outline(connected, scope).await {
-        Ok(picture) => picture,
-        Err(error) => {
-            let item = Item::new(CHECK, Verdict::Unknown, format!("{error:#}"));
-            return report.checks.push(item);
-        }
-    };
+pub(super) async fn check(
+    connected: &Connected,
+    picture: &Picture,
+    accounts: &Accounts,
+    report: &mut Report,
+) {
     report.notes.extend(picture.unread.iter().cloned());
     let rules: Vec<&Rule> = picture.valid_rules().collect();
     if rules.is_empty() {
@@ -45,7 +41,7 @@ pub(super) async fn check(connected: &Connected, accounts: &Accounts, report: &m
     }
     let kinds = kinds(connected, &rules, report).await;
     let files = Files::default();
-    let answers = ask(connected, &picture, &rules, &kinds, &files, accounts).await;
+    let answers = ask(connected, picture, &rules, &kinds, &files, accounts).await;
     report.notes.extend(answers.note.clone());
     let asked = answers.held.iter().chain(&answers.missing);
     let asked = asked.chain(answers.unknown.keys());

@@ -2,31 +2,22 @@
 //! present spec of each rule.
 
 use jiff::{SignedDuration, Timestamp};
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use mimeo_model::{
     condition::{ConditionReason, ConditionType},
-    id::RuleKind,
+    id::RuleId,
 };
-use serde::Deserialize;
 use serde_json::Value;
 
 use super::{Item, Verdict};
 use crate::{
-    output::line,
-    read::{Part, Reader, own_path, text},
+    picture::{Picture, Stored},
+    read::text,
+    state::condition,
 };
 
-const CHECK: &str = "Watches";
+pub(super) const CHECK: &str = "Watches";
 /// A change that is younger may not have been seen yet.
 const FRESH: SignedDuration = SignedDuration::from_secs(30);
-
-/// The part of a rule that shows who has seen it.
-#[derive(Default, Deserialize)]
-#[serde(default, rename_all = "camelCase")]
-struct Status {
-    observed_generation: Option<i64>,
-    conditions: Vec<Condition>,
-}
 
 /// The number of rules, and those that a program has not seen.
 #[derive(Default)]
@@ -36,45 +27,38 @@ struct Unseen {
     webhook: Vec<String>,
 }
 
-pub(super) async fn check(reader: &Reader, mimeo: &str) -> Item {
+/// The item. `now` is the time of the API server.
+pub(super) fn check(picture: &Picture, now: Timestamp) -> Item {
     let mut unseen = Unseen::default();
-    for kind in RuleKind::ALL {
-        let now = reader.now();
-        let mut each = |rule: &Value| unseen.look(kind, rule, now);
-        let path = own_path(None, kind.plural(), None);
-        let listed = reader.list(&path, None, Part::Whole, |rule| each(rule.value()));
-        if let Err(error) = listed.await {
-            return Item::unread(CHECK, kind.plural(), &error);
-        }
+    for (id, stored) in &picture.rules {
+        unseen.look(id, stored, now);
     }
-    unseen.item(mimeo)
+    let item = unseen.item(&picture.mimeo);
+    if item.result == Verdict::Ok && !picture.partial.is_empty() {
+        return Item::new(CHECK, Verdict::Unknown, "not every rule could be read");
+    }
+    item
 }
 
 impl Unseen {
-    fn look(&mut self, kind: RuleKind, rule: &Value, now: Timestamp) {
+    fn look(&mut self, id: &RuleId, stored: &Stored, now: Timestamp) {
         self.rules += 1;
-        let name = match text(rule, "/metadata/namespace") {
-            "" => text(rule, "/metadata/name").to_owned(),
-            namespace => format!("{namespace}/{}", text(rule, "/metadata/name")),
-        };
-        let name = format!("{kind}/{name}");
-        let status: Status = serde_json::from_value(rule["status"].clone()).unwrap_or_default();
         let old = |time: Timestamp| now.duration_since(time) > FRESH;
-        if !changed(rule).is_none_or(old) {
+        if !changed(&stored.object).is_none_or(old) {
             return;
         }
-        if status.observed_generation != rule["metadata"]["generation"].as_i64() {
-            self.reconciler.push(name);
+        let Some(status) = &stored.status else {
+            self.reconciler.push(id.to_string());
             return;
-        }
-        let waits = |one: &&Condition| {
-            one.type_ == ConditionType::PodGateActive.as_str()
-                && one.status == "False"
-                && one.reason == ConditionReason::Pending.as_str()
         };
-        let waits = status.conditions.iter().find(waits);
-        if waits.is_some_and(|one| old(one.last_transition_time.0)) {
-            self.webhook.push(name);
+        let gate = condition(status, ConditionType::PodGateActive.as_str());
+        let waits = gate.is_some_and(|one| {
+            one.status == "False"
+                && one.reason == ConditionReason::Pending.as_str()
+                && old(one.last_transition_time.0)
+        });
+        if waits {
+            self.webhook.push(id.to_string());
         }
     }
 
@@ -102,11 +86,11 @@ impl Unseen {
             return Item::new(CHECK, Verdict::Ok, message);
         };
         let message = match &rules[..] {
-            [rule] => format!("{who} the present spec of {}", line(rule)),
+            [rule] => format!("{who} the present spec of {rule}"),
             _ => format!(
                 "{who} the present spec of {} rules, such as {}",
                 rules.len(),
-                line(&rules[0])
+                rules[0]
             ),
         };
         let fix = format!(
@@ -128,12 +112,13 @@ fn changed(rule: &Value) -> Option<Timestamp> {
 
 #[cfg(test)]
 mod tests {
+    use mimeo_model::refusal::Refused;
     use serde_json::json;
 
     use super::*;
 
     /// A rule whose spec was written, and whose pod gate began to wait, this many seconds ago.
-    fn item(observed: i64, written: i64, waits: Option<i64>) -> Item {
+    fn item(seen: bool, written: i64, waits: Option<i64>) -> Item {
         let now: Timestamp = "2026-03-01T12:00:00Z".parse().expect("a time");
         let ago = |seconds| (now - SignedDuration::from_secs(seconds)).to_string();
         let condition = |seconds| {
@@ -142,32 +127,43 @@ mod tests {
                 "lastTransitionTime": ago(seconds),
             })
         };
-        let rule = json!({
-            "metadata": {
-                "name": "registry", "generation": 2,
-                "managedFields": [
-                    {"manager": "kubectl", "time": ago(written)},
-                    {"manager": "mimeo", "subresource": "status", "time": ago(0)},
-                ],
-            },
-            "status": {
-                "observedGeneration": observed,
-                "conditions": waits.map(condition).into_iter().collect::<Vec<_>>(),
-            },
-        });
+        let object = json!({"metadata": {"managedFields": [
+            {"manager": "kubectl", "time": ago(written)},
+            {"manager": "mimeo", "subresource": "status", "time": ago(0)},
+        ]}});
+        let conditions: Vec<Value> = waits.map(condition).into_iter().collect();
+        let status = json!({"conditions": conditions});
+        let refused = Refused {
+            generation: 1,
+            source: None,
+            refusals: Vec::new(),
+        };
+        let stored = Stored {
+            rule: Err(refused),
+            status: seen.then(|| serde_json::from_value(status).expect("a status")),
+            object,
+        };
         let mut unseen = Unseen::default();
-        unseen.look(RuleKind::ClusterReplication, &rule, now);
+        let id = "ClusterReplication/registry".parse().expect("a rule");
+        unseen.look(&id, &stored, now);
         unseen.item("mimeo-system")
     }
 
     #[test]
     fn a_program_that_has_not_seen_an_older_change_is_named() {
-        for good in [item(2, 60, None), item(1, 5, None), item(2, 60, Some(5))] {
+        for good in [
+            item(true, 60, None),
+            item(false, 5, None),
+            item(true, 60, Some(5)),
+        ] {
             assert_eq!(good.result, Verdict::Ok, "{}", good.message);
         }
         for (bad, who) in [
-            (item(1, 60, None), "the reconciler has not seen"),
-            (item(2, 60, Some(60)), "not every webhook replica has seen"),
+            (item(false, 60, None), "the reconciler has not seen"),
+            (
+                item(true, 60, Some(60)),
+                "not every webhook replica has seen",
+            ),
         ] {
             assert_eq!(bad.result, Verdict::Failed);
             let words = format!("{who} the present spec of ClusterReplication/registry");

@@ -42,7 +42,8 @@ pub(super) fn answers(
             return named.then(answer).into_iter().collect();
         }
     };
-    if as_source(picture, rule, (key.namespace, &key.gvk, key.name)).is_some() {
+    let sources = sources(picture, rule);
+    if as_source(&sources, (key.namespace, &key.gvk, key.name)).is_some() {
         return Vec::new();
     }
     let labels = picture.labels(key.namespace).unwrap_or_default();
@@ -51,7 +52,7 @@ pub(super) fn answers(
         labels: &labels,
     };
     let mut answers = Vec::new();
-    for source in sources(picture, rule) {
+    for source in sources {
         if source.gvk.group_kind() != key.gvk.group_kind() {
             continue;
         }

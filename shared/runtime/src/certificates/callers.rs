@@ -34,8 +34,8 @@ pub fn start(file: PathBuf) -> Callers {
                     publish.send_replace(Some(verifier));
                 }
                 Some(Err(why)) if publish.borrow().is_none() => {
-                    warn!(file = %file.display(), why, "CA of API servers can't be used, no \
-                        caller is accepted before");
+                    warn!(file = %file.display(), why, "CA of API servers can't be used, every \
+                        caller is refused until it can");
                 }
                 Some(Err(why)) => {
                     warn!(file = %file.display(), why, "CA of API servers can't be used, keeping \

@@ -283,3 +283,33 @@ async fn ten_thousand_namespaces_take_little_memory() -> Result<()> {
     assert!(peak < 100, "{peak} MiB");
     Ok(())
 }
+
+/// Flags of kubectl that change how the plugin reaches the API server.
+#[tokio::test]
+async fn flags_of_kubectl_about_the_connection_have_an_effect() -> Result<()> {
+    let scene = STAGE.scene("status-flags").await?;
+    let control_plane = &scene.setting.control_plane;
+    let plain = run(control_plane, None, &["status", "-o", "json"])?;
+    for flag in [
+        "--request-timeout=0",
+        "--insecure-skip-tls-verify",
+        "--insecure-skip-tls-verify=true",
+        "--insecure-skip-tls-verify=false",
+    ] {
+        let taken = run(control_plane, None, &["status", "-o", "json", flag])?;
+        assert!(taken.code < 2, "{flag}: {}", taken.stderr);
+        taken.json()?;
+    }
+    assert!(plain.code < 2, "{}", plain.stderr);
+    for (flag, words) in [
+        ("--client-certificate=/nowhere/tls.crt", "/nowhere/tls.crt"),
+        ("--client-key=/nowhere/tls.key", "/nowhere/tls.key"),
+        // The API server takes no UID without a user.
+        ("--as-uid=ann", "400 BadRequest"),
+    ] {
+        let refused = run(control_plane, None, &["status", flag])?;
+        assert_eq!(refused.code, 2, "{flag}: {}", refused.stdout);
+        assert!(refused.stderr.contains(words), "{flag}: {}", refused.stderr);
+    }
+    Ok(())
+}
