@@ -18,6 +18,7 @@ use crate::{
     output::{Cell, Format, Tone, print, table},
     picture::{Picture, Scope},
     read::{Part, ReadError, Reader},
+    state::Fix,
 };
 
 #[derive(Debug, Args)]
@@ -55,7 +56,7 @@ struct Item {
     message: String,
     /// The next step for a person.
     #[serde(skip_serializing_if = "Option::is_none")]
-    fix: Option<String>,
+    fix: Option<Fix>,
 }
 
 impl Item {
@@ -74,9 +75,11 @@ impl Item {
         Self::new(check, Verdict::Unknown, message)
     }
 
-    fn fix(mut self, fix: impl Into<String>) -> Self {
-        self.fix = Some(fix.into());
-        self
+    fn fix(self, fix: Fix) -> Self {
+        Self {
+            fix: Some(fix),
+            ..self
+        }
     }
 }
 
@@ -146,8 +149,9 @@ async fn namespace(reader: &Reader, mimeo: &str) -> Result<Option<Item>> {
         Ok(None) => {
             let check = format!("Namespace {mimeo}");
             let message = "it does not exist, so Mimeo is not installed there";
-            let fix =
-                "helm install, or --mimeo-namespace NAMESPACE if Mimeo is in another namespace";
+            let fix = Fix::say(
+                "install Mimeo, or add --mimeo-namespace NAMESPACE if it is in another namespace",
+            );
             Ok(Some(Item::new(check, Verdict::Failed, message).fix(fix)))
         }
         _ => Ok(None),
@@ -201,13 +205,13 @@ mod tests {
     fn the_fix_follows_the_message() {
         let item = Item::new("Leader", Verdict::Failed, "no replica leads");
         let report = Report {
-            checks: vec![item.fix("kubectl get pods")],
+            checks: vec![item.fix(Fix::run("kubectl get pods").note("shows them"))],
             notes: vec!["You can't list rules.".into()],
         };
         assert_eq!(
             text(&report),
             "CHECK    RESULT   MESSAGE\n\
-             Leader   failed   no replica leads. Fix: kubectl get pods\n\n\
+             Leader   failed   no replica leads. Fix: kubectl get pods   shows them\n\n\
              You can't list rules.\n"
         );
     }

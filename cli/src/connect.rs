@@ -72,7 +72,8 @@ pub(crate) struct Connection {
         default_value = "false",
         default_missing_value = "true",
         hide_default_value = true,
-        hide_possible_values = true
+        hide_possible_values = true,
+        value_name = "BOOL"
     )]
     insecure_skip_tls_verify: bool,
     /// Name in the API server's certificate, if it is not the one in its address
@@ -134,7 +135,9 @@ impl Connection {
             config.root_cert = None;
             config.root_cert_file = Some(path.clone());
         }
-        config.accept_invalid_certs |= self.insecure_skip_tls_verify;
+        // As kubectl does: naming a CA asks for verification, whatever the kubeconfig says.
+        config.accept_invalid_certs = self.insecure_skip_tls_verify
+            || config.accept_invalid_certs && self.certificate_authority.is_none();
         if let Some(name) = &self.tls_server_name {
             config.tls_server_name = Some(name.clone());
         }

@@ -31,7 +31,8 @@ use crate::{
 /// How long the reconciler may take to see a confirmation and begin the deletion, or to delete the
 /// next copy of a rule that is gone.
 const TAKEN_UP: Duration = Duration::from_secs(30);
-/// The pause between two readings of the cluster meanwhile.
+/// The shortest pause between two readings of the cluster meanwhile. It lasts as long as the reading
+/// of a large cluster did.
 const PAUSE: Duration = Duration::from_secs(2);
 
 #[derive(Debug, Args)]
@@ -67,6 +68,16 @@ struct Held {
     copies: Vec<HeldCopy>,
     #[serde(skip)]
     id: RuleId,
+}
+
+/// A deletion that a person has confirmed, and that Mimeo has begun.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Confirmed<'a> {
+    #[serde(flatten)]
+    held: &'a Held,
+    /// True if the rule lost other copies later, which wait for a confirmation of their own.
+    more_held: bool,
 }
 
 #[derive(Debug, PartialEq, Eq, Serialize)]
@@ -178,20 +189,22 @@ pub(crate) async fn confirm(
     let confirmed = if let Some(copies) = args.copies {
         copies == number
     } else {
-        print(Format::Table, held, |held| text(std::slice::from_ref(held)))?;
+        // Standard output is for the result.
+        tell(&text(std::slice::from_ref(held)));
         ask(number)?
     };
     if !confirmed {
         bail!("nothing is confirmed: the deletion is of {number} copies");
     }
     annotate(connected, held, nonce).await?;
-    let more = taken_up(connected, held).await?;
-    print(format, held, |held| {
+    let more_held = taken_up(connected, held).await?;
+    let confirmed = Confirmed { held, more_held };
+    print(format, &confirmed, |Confirmed { held, more_held }| {
         let mut text = format!(
             "Confirmed: Mimeo no longer holds the deletion of these copies of {}.\n",
             held.rule
         );
-        if more {
+        if *more_held {
             text += "Copies that the rule lost later wait for a confirmation of their own.\n";
         }
         text
@@ -215,6 +228,7 @@ async fn taken_up(connected: &Connected, confirmed: &Held) -> Result<bool> {
     let mut left = confirmed.copies.len();
     let mut deadline = Instant::now() + TAKEN_UP;
     loop {
+        let started = Instant::now();
         // One failed reading is no reason to give up before the time is over.
         let progress = match Picture::read(connected, Scope::All).await {
             Ok(picture) => progress(&picture, confirmed),
@@ -233,7 +247,7 @@ async fn taken_up(connected: &Connected, confirmed: &Held) -> Result<bool> {
             }
             _ => {}
         }
-        tokio::time::sleep(PAUSE).await;
+        tokio::time::sleep(PAUSE.max(started.elapsed())).await;
     }
 }
 

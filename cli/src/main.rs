@@ -6,6 +6,7 @@
 
 mod call;
 mod check;
+mod completion;
 mod connect;
 mod copy;
 mod diff;
@@ -31,9 +32,9 @@ mod ui;
 mod why;
 mod write;
 
-use std::process::ExitCode;
+use std::{ffi::OsString, process::ExitCode};
 
-use clap::{CommandFactory as _, Parser, Subcommand};
+use clap::{Parser, Subcommand};
 
 use self::{connect::Connection, output::Format};
 
@@ -89,12 +90,11 @@ enum Command {
     Where(feeds::WhereArgs),
     /// Explain why an object is a copy, or why a copy is missing. Exit code 0: it is a correct copy
     Why(why::WhyArgs),
-    /// Print a completion script for a shell
-    Completion {
-        /// The shell
-        #[arg(value_enum)]
-        shell: clap_complete::Shell,
-    },
+    /// Print the program kubectl_complete-mimeo, through which kubectl completes this command
+    #[command(after_help = completion::HELP)]
+    Completion,
+    #[command(name = "__complete", hide = true)]
+    Complete { words: Vec<OsString> },
 }
 
 #[tokio::main(flavor = "current_thread")]
@@ -119,10 +119,9 @@ async fn run(flags: Flags) -> anyhow::Result<u8> {
     let cluster = connection.connect();
     match command {
         Command::Check(args) => check::run(args, &cluster.await?, format).await,
-        Command::Completion { shell } => {
-            let mut script = Vec::new();
-            clap_complete::generate(shell, &mut Flags::command(), "kubectl-mimeo", &mut script);
-            output::write(&String::from_utf8_lossy(&script))?;
+        Command::Complete { words } => completion::run(words),
+        Command::Completion => {
+            output::write(completion::SCRIPT)?;
             Ok(0)
         }
         Command::Confirm(args) => held::confirm(args, &cluster.await?, format).await,

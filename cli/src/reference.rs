@@ -37,7 +37,7 @@ fn page() -> String {
     let mut page = HEAD.to_owned();
     for sub in command
         .get_subcommands()
-        .filter(|sub| sub.get_name() != "help")
+        .filter(|sub| sub.get_name() != "help" && !sub.is_hide_set())
     {
         describe(sub, &mut page);
     }

@@ -5,7 +5,7 @@ use std::fmt;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use mimeo_api::ClusterReplicationStatus;
-use mimeo_engine::{CopyView, Outlook, Reason, State as Decided};
+use mimeo_engine::{AwaitedCopy, CopyView, Outlook, Progress as Waits, Reason, State as Decided};
 use mimeo_model::{
     choices::Strategy,
     condition::ConditionReason,
@@ -59,6 +59,17 @@ impl fmt::Display for State {
 }
 
 impl State {
+    /// True if the rule's status counts the copy as failed. It counts a copy whose source is
+    /// missing, say, as none.
+    pub(crate) fn is_failure(&self) -> bool {
+        let Self::Failed(reason) = self else {
+            return false;
+        };
+        let failure = |one: &FailureReason| one.as_str() == reason;
+        let cause = |one: &ConditionReason| one.as_str() == reason;
+        FailureReason::ALL.iter().any(failure) || !ConditionReason::ALL.iter().any(cause)
+    }
+
     /// Good: the copy is correct. Bad: a person has to do something.
     pub(crate) fn tone(&self) -> Tone {
         match self {
@@ -70,6 +81,15 @@ impl State {
             _ => Tone::Notice,
         }
     }
+}
+
+/// The copies that a namespace waits for, by what happens to its pods meanwhile.
+pub(crate) fn pods(waits: &Waits) -> [(State, &[AwaitedCopy]); 3] {
+    [
+        (State::PodsRefused, &waits.denied),
+        (State::PodsWarned, &waits.excused),
+        (State::PodsWait, &waits.waiting),
+    ]
 }
 
 /// A state, and the reason in a sentence.
@@ -245,7 +265,7 @@ impl Fix {
         }
     }
 
-    fn say(note: impl Into<String>) -> Self {
+    pub(crate) fn say(note: impl Into<String>) -> Self {
         Self {
             command: None,
             note: Some(note.into()),
@@ -257,6 +277,15 @@ impl Fix {
             note: Some(note.into()),
             ..self
         }
+    }
+}
+
+/// On one line: the command, then what it shows.
+impl fmt::Display for Fix {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let parts = [&self.command, &self.note].into_iter().flatten();
+        let parts: Vec<&str> = parts.map(String::as_str).collect();
+        f.write_str(&parts.join("   "))
     }
 }
 
@@ -333,10 +362,9 @@ pub(crate) fn fix(
         (.., Some(FailureReason::QuotaExceeded)) => {
             Fix::run(format!("kubectl -n {namespace} describe resourcequota"))
         }
-        (.., Some(FailureReason::VariableUnset)) => {
-            Fix::run(format!("kubectl label namespace {namespace} KEY=VALUE"))
-                .note("with the label that the message names")
-        }
+        (.., Some(FailureReason::VariableUnset)) => Fix::say(format!(
+            "give namespace {namespace} the label that the message names"
+        )),
         (.., Some(failure)) => Fix::say(failure.advice()),
         // The reason of a failure that no status names.
         (State::Failed(_), None, None) => Fix::run(format!(

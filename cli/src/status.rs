@@ -19,6 +19,7 @@ use crate::{
     names,
     output::{Cell, Format, Tone, print, print_text, table, tell},
     picture::{Picture, Scope},
+    state::State,
 };
 
 #[derive(Debug, Args)]
@@ -54,7 +55,13 @@ pub(crate) async fn run(args: StatusArgs, connected: &Connected, format: Format)
     };
     let deadline = Instant::now() + args.timeout;
     let (mut status, mut took) = read().await?;
+    let mut told = String::new();
     while args.wait && !status.is_good() && Instant::now() < deadline {
+        let progress = status.progress();
+        if progress != told {
+            tell(&progress);
+            told = progress;
+        }
         let left = deadline.saturating_duration_since(Instant::now());
         tokio::time::sleep(PAUSE.max(took).min(left)).await;
         // One failed reading is no reason to give up before the time is over.
@@ -130,10 +137,16 @@ fn text(status: &Status, rules: usize) -> String {
     }
     for WaitingNamespace {
         namespace,
+        pods,
         waits_for,
     } in &status.waiting
     {
-        let head = format!("The pods of namespace {namespace} wait for its copies.");
+        let meanwhile = match pods {
+            State::PodsRefused => "are refused without these copies",
+            State::PodsWarned => "are admitted with a warning without these copies",
+            _ => "wait for these copies",
+        };
+        let head = format!("The pods of namespace {namespace} {meanwhile}:");
         let copies = waits_for.iter().map(|copy| format!("  {copy}"));
         blocks.push(lines(std::iter::once(head).chain(copies)));
     }

@@ -9,34 +9,46 @@ use super::{Item, Verdict};
 use crate::{
     connect::Connected,
     read::{Part, ReadError, Reader},
+    state::Fix,
 };
 
-const INSTALL: &str =
-    "helm upgrade, or kubectl apply --server-side -k manifests/crds of this version of Mimeo";
 /// Most fields that a message names.
 const NAMED: usize = 3;
+
+fn install() -> Fix {
+    Fix::say(
+        "helm upgrade, or kubectl apply --server-side -k manifests/crds of this version of Mimeo",
+    )
+}
 
 /// One item for each CRD. The second value is false if rules are known not to be served.
 pub(super) async fn check(connected: &Connected, reader: &Reader) -> (Vec<Item>, bool) {
     let discovery = Discovery::new(connected.client.clone());
     let mut items = Vec::new();
+    let mut all_served = true;
     for crd in crds() {
-        items.push(one(&crd, reader, &discovery).await);
+        let (item, served) = one(&crd, reader, &discovery).await;
+        items.push(item);
+        all_served &= served;
     }
-    let served = items.iter().all(|item| item.result != Verdict::Failed);
-    (items, served)
+    (items, all_served)
 }
 
-async fn one(own: &CustomResourceDefinition, reader: &Reader, discovery: &Discovery) -> Item {
+/// The item of a CRD. The second value is false if its kind is known not to be served.
+async fn one(
+    own: &CustomResourceDefinition,
+    reader: &Reader,
+    discovery: &Discovery,
+) -> (Item, bool) {
     let name = own.metadata.name.as_deref().unwrap_or_default();
     let check = format!("CRD {name}");
     let path = format!("/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{name}");
-    match reader.get(&path, Part::Whole).await {
+    let item = match reader.get(&path, Part::Whole).await {
         Ok(Some(served)) => match serde_json::from_value(served) {
-            Ok(served) => judge(check, &served),
+            Ok(served) => return judge(check, &served),
             Err(_) => Item::new(check, Verdict::Unknown, "the CRD can't be decoded"),
         },
-        Ok(None) => absent(check),
+        Ok(None) => return (absent(check), false),
         Err(error @ ReadError::Forbidden(_)) => {
             let names = &own.spec.names;
             let gvk = GroupVersionKind {
@@ -45,7 +57,7 @@ async fn one(own: &CustomResourceDefinition, reader: &Reader, discovery: &Discov
                 kind: names.kind.as_str().into(),
             };
             match discovery.find(&gvk).await {
-                Ok(None) => absent(check),
+                Ok(None) => return (absent(check), false),
                 Ok(Some(_)) => Item::new(
                     check,
                     Verdict::Unknown,
@@ -58,27 +70,30 @@ async fn one(own: &CustomResourceDefinition, reader: &Reader, discovery: &Discov
             }
         }
         Err(error) => Item::unread(check, "the CRD", &error),
-    }
+    };
+    (item, true)
 }
 
 fn absent(check: String) -> Item {
-    Item::new(check, Verdict::Failed, "the CRD is not installed").fix(INSTALL)
+    Item::new(check, Verdict::Failed, "the CRD is not installed").fix(install())
 }
 
-/// Compares a stored CRD with the one that this program was built for.
-fn judge(check: String, served: &CustomResourceDefinition) -> Item {
+/// Compares a stored CRD with the one that this program was built for. The second value is true if
+/// the API server serves its kind.
+fn judge(check: String, served: &CustomResourceDefinition) -> (Item, bool) {
     let conditions = served.status.iter().flat_map(|status| &status.conditions);
     let mut conditions = conditions.flatten();
     let established = |type_: &str, status: &str| type_ == "Established" && status == "True";
     if !conditions.any(|condition| established(&condition.type_, &condition.status)) {
         let message = "the API server does not serve the CRD yet";
         let name = served.metadata.name.as_deref().unwrap_or_default();
-        let fix = format!("kubectl describe crd {name}   shows its conditions");
-        return Item::new(check, Verdict::Failed, message).fix(fix);
+        let fix = Fix::run(format!("kubectl describe crd {name}")).note("shows its conditions");
+        return (Item::new(check, Verdict::Failed, message).fix(fix), false);
     }
     let missing = definition::lacks(served);
     if missing.is_empty() {
-        return Item::new(check, Verdict::Ok, format!("{VERSION} is served"));
+        let message = format!("{VERSION} is served");
+        return (Item::new(check, Verdict::Ok, message), true);
     }
     let more = missing.len().saturating_sub(NAMED);
     let named: Vec<String> = missing.into_iter().take(NAMED).collect();
@@ -90,7 +105,8 @@ fn judge(check: String, served: &CustomResourceDefinition) -> Item {
         "the CRD is older than this program: these fields are missing: {}{more}",
         named.join(", ")
     );
-    Item::new(check, Verdict::Failed, message).fix(INSTALL)
+    let item = Item::new(check, Verdict::Failed, message).fix(install());
+    (item, true)
 }
 
 #[cfg(test)]
@@ -100,7 +116,7 @@ mod tests {
     use super::*;
 
     /// The item of the first CRD after a change, with the condition Established.
-    fn judged(established: &str, change: impl Fn(&mut Value)) -> Item {
+    fn judged(established: &str, change: impl Fn(&mut Value)) -> (Item, bool) {
         let mut crd = to_value(crds().remove(0)).expect("JSON");
         crd["status"] = json!({"conditions": [
             {"type": "NamesAccepted", "status": "True"},
@@ -112,13 +128,15 @@ mod tests {
 
     #[test]
     fn a_crd_must_be_served_and_have_all_fields() {
-        assert_eq!(judged("True", |_| {}).result, Verdict::Ok);
-        assert_eq!(judged("False", |_| {}).result, Verdict::Failed);
-        let old = judged("True", |crd| {
+        let (item, served) = judged("True", |_| {});
+        assert_eq!((item.result, served), (Verdict::Ok, true));
+        let (item, served) = judged("False", |_| {});
+        assert_eq!((item.result, served), (Verdict::Failed, false));
+        let (old, served) = judged("True", |crd| {
             crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"] =
                 json!({"type": "object"});
         });
-        assert_eq!(old.result, Verdict::Failed);
+        assert_eq!((old.result, served), (Verdict::Failed, true));
         assert!(old.message.contains("missing: spec."), "{}", old.message);
         assert!(old.message.ends_with("more"), "{}", old.message);
     }

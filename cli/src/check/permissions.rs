@@ -17,6 +17,7 @@ use crate::{
     installation::Accounts,
     permissions::{Answers, Kinds, ask},
     picture::Picture,
+    state::Fix,
 };
 
 /// The item for all kinds.
@@ -65,6 +66,7 @@ async fn kinds(connected: &Connected, rules: &[&Rule], report: &mut Report) -> K
             Ok(None) => {
                 let message = "rules name the kind, and the API server doesn't serve it";
                 let fix = "install its CRD, or correct apiVersion and kind in the rules";
+                let fix = Fix::say(fix);
                 let item = Item::new(check, Verdict::Warning, message).fix(fix);
                 report.checks.push(item);
             }
@@ -92,8 +94,10 @@ fn judge(kind: &str, answers: &Answers, reach: &Reach) -> Item {
             Verdict::Failed
         };
         let message = own_rights::explain(&missing, reach).join("; ");
-        let fix = "create these roles with kubectl apply; \
-            manifests/chart/templates/rbac-kinds.yaml has an example";
+        let fix = Fix::say(
+            "create these roles with kubectl apply; manifests/chart/templates/rbac-kinds.yaml has \
+             an example",
+        );
         return Item::new(check, result, message).fix(fix);
     }
     let mut unknown = answers.unknown.iter();

@@ -7,6 +7,7 @@ use super::{Item, Verdict};
 use crate::{
     installation::{Accounts, Installation, Replica, deployment_path},
     read::{Part, ReadError, Reader},
+    state::Fix,
 };
 
 /// The items of both programs, and their accounts.
@@ -15,7 +16,7 @@ pub(super) async fn check(reader: &Reader, mimeo: &str) -> (Vec<Item>, Accounts)
     // The first sentence is about the leader if its Lease could not be read.
     let unread = [unread.first(), unread.last()].map(|one| one.cloned().unwrap_or_default());
     let now = installation.now;
-    let pods = format!("kubectl -n {mimeo} get pods   shows whether they run");
+    let pods = Fix::run(format!("kubectl -n {mimeo} get pods")).note("shows whether they run");
     let leases = [
         (
             "Reconciler leader",
@@ -50,7 +51,7 @@ pub(super) async fn check(reader: &Reader, mimeo: &str) -> (Vec<Item>, Accounts)
 }
 
 /// The item of replicas with Leases.
-fn alive(check: &str, replicas: &[Replica], none: &str, pods: &str, now: Timestamp) -> Item {
+fn alive(check: &str, replicas: &[Replica], none: &str, pods: &Fix, now: Timestamp) -> Item {
     let living = replicas.iter().filter(|replica| replica.alive);
     let living: Vec<String> = living.map(|replica| replica.text(now)).collect();
     if !living.is_empty() {
@@ -63,7 +64,7 @@ fn alive(check: &str, replicas: &[Replica], none: &str, pods: &str, now: Timesta
     } else {
         format!("{none}. The last renewals: {}", expired.join(", "))
     };
-    Item::new(check, Verdict::Failed, message).fix(pods)
+    Item::new(check, Verdict::Failed, message).fix(pods.clone())
 }
 
 /// The item of a Deployment.
@@ -90,12 +91,14 @@ fn ready(program: &str, mimeo: &str, deployment: &Result<Option<Value>, ReadErro
         _ => return Item::new(check, Verdict::Ok, message),
     };
     let fix = if wanted == 0 {
-        format!("kubectl -n {mimeo} scale deployment {program} --replicas=2")
+        Fix::run(format!(
+            "kubectl -n {mimeo} scale deployment {program} --replicas=2"
+        ))
     } else {
-        format!(
-            "kubectl -n {mimeo} describe pods -l app.kubernetes.io/name={program}   shows the \
-             reason"
-        )
+        Fix::run(format!(
+            "kubectl -n {mimeo} describe pods -l app.kubernetes.io/name={program}"
+        ))
+        .note("shows the reason")
     };
     Item::new(check, result, message).fix(fix)
 }
@@ -121,7 +124,7 @@ mod tests {
             "1 of 1 replicas are ready"
         );
         let none = judged(json!(0), json!({}));
-        let fix = none.fix.unwrap_or_default();
+        let fix = none.fix.and_then(|fix| fix.command).unwrap_or_default();
         assert!(fix.contains("scale deployment mimeo-webhook"), "{fix}");
     }
 
@@ -133,11 +136,17 @@ mod tests {
             renewed: Timestamp::from_second(900).ok(),
             alive,
         };
-        let item = alive("Leader", &[replica("a", false)], "none leads", "look", now);
+        let item = alive(
+            "Leader",
+            &[replica("a", false)],
+            "none leads",
+            &Fix::say("look"),
+            now,
+        );
         assert_eq!(item.result, Verdict::Failed);
         assert_eq!(item.message, "none leads. The last renewals: a (100s ago)");
         let two = [replica("a", false), replica("b", true)];
-        let item = alive("Leader", &two, "none leads", "look", now);
+        let item = alive("Leader", &two, "none leads", &Fix::say("look"), now);
         assert_eq!(item.result, Verdict::Ok);
         assert_eq!(item.message, "the last renewals: b (100s ago)");
     }

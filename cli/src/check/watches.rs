@@ -12,7 +12,7 @@ use super::{Item, Verdict};
 use crate::{
     picture::{Picture, Stored},
     read::text,
-    state::condition,
+    state::{Fix, condition},
 };
 
 pub(super) const CHECK: &str = "Watches";
@@ -93,10 +93,10 @@ impl Unseen {
                 rules[0]
             ),
         };
-        let fix = format!(
-            "kubectl -n {mimeo} logs -l app.kubernetes.io/name={program} --tail=-1   shows watches \
-             that fail"
-        );
+        let fix = Fix::run(format!(
+            "kubectl -n {mimeo} logs -l app.kubernetes.io/name={program} --tail=-1"
+        ))
+        .note("shows watches that fail");
         Item::new(CHECK, Verdict::Failed, message).fix(fix)
     }
 }

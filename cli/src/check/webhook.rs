@@ -13,6 +13,7 @@ use crate::{
     call::Refusal,
     connect::Connected,
     read::{Part, ReadError, Reader, own_path, undecodable},
+    state::Fix,
     write::{Change, send},
 };
 
@@ -99,10 +100,7 @@ fn registered(hooks: &[Hook], mimeo: &str) -> Item {
     } else {
         format!("hooks are not registered: {}", missing.join(", "))
     };
-    let fix = format!(
-        "kubectl -n {mimeo} logs deployment/mimeo-webhook   shows why the webhook does not \
-         register itself"
-    );
+    let fix = logs(mimeo).note("shows why the webhook does not register itself");
     Item::new(REGISTRATION, Verdict::Failed, message).fix(fix)
 }
 
@@ -138,11 +136,12 @@ fn certificate(hooks: &[Hook], mimeo: &str, now: Timestamp) -> Item {
     Item::new(CERTIFICATE, Verdict::Ok, message)
 }
 
-fn renew(mimeo: &str) -> String {
-    format!(
-        "kubectl -n {mimeo} logs deployment/mimeo-webhook   shows why the certificate is not \
-         renewed"
-    )
+fn renew(mimeo: &str) -> Fix {
+    logs(mimeo).note("shows why the certificate is not renewed")
+}
+
+fn logs(mimeo: &str) -> Fix {
+    Fix::run(format!("kubectl -n {mimeo} logs deployment/mimeo-webhook"))
 }
 
 /// A fact, not a fault.
@@ -182,10 +181,8 @@ fn probe() -> Value {
 }
 
 fn reached(answer: &Result<Value, Refusal>, mimeo: &str) -> Item {
-    let pods = format!(
-        "kubectl -n {mimeo} get pods,endpointslices   shows whether the webhook runs and its \
-         Service finds it"
-    );
+    let pods = Fix::run(format!("kubectl -n {mimeo} get pods,endpointslices"))
+        .note("shows whether the webhook runs and its Service finds it");
     let item = |result, message: &str| Item::new(REACHED, result, message);
     let yes = "the API server asked it in a dry run";
     let refusal = match answer {
@@ -209,7 +206,9 @@ fn reached(answer: &Result<Value, Refusal>, mimeo: &str) -> Item {
             Verdict::Unknown,
             &format!("a dry run of a ClusterReplication would show it, and is refused: {message}"),
         )
-        .fix("run this command as a user who may create ClusterReplications"),
+        .fix(Fix::say(
+            "run this command as a user who may create ClusterReplications",
+        )),
         404 => item(
             Verdict::Unknown,
             "the API server serves no ClusterReplications",

@@ -4,16 +4,15 @@ use std::collections::BTreeMap;
 
 use anyhow::{Result, bail};
 use mimeo_engine::{CopyView, PlaceView};
-use mimeo_model::{id::RuleId, source::SourceRef, template::Place};
+use mimeo_model::{id::RuleId, outcome::FailureReason, source::SourceRef, template::Place};
 use serde::Serialize;
 
 use crate::{
     connect::Connected,
     installation::Installation,
     names::{ObjectName, refusals},
-    output::Tone,
     picture::{Picture, Scope, Stored, copies, places, sources},
-    state::{State, condition, state},
+    state::{State, condition, pods, state},
 };
 
 /// The state of Mimeo and of the rules in the scope.
@@ -25,7 +24,7 @@ pub(super) struct Status {
     pub(super) rules: Vec<RuleLine>,
     /// The copies that are not as their rules say.
     pub(super) copies: Vec<CopyLine>,
-    /// The namespaces whose pods wait for copies.
+    /// The namespaces that wait for copies.
     pub(super) waiting: Vec<WaitingNamespace>,
     /// Copies of deleted rules whose deletion waits for a person.
     pub(super) held_of_deleted_rules: usize,
@@ -46,7 +45,9 @@ pub(super) struct RuleLine {
     /// The copies that should exist.
     pub(super) copies: usize,
     pub(super) synced: usize,
+    /// Mimeo writes them, or they wait for a source, say.
     pub(super) pending: usize,
+    /// The rule's status counts the same.
     pub(super) failed: usize,
     pub(super) held: usize,
 }
@@ -69,11 +70,13 @@ pub(super) struct CopyLine {
     pub(super) message: String,
 }
 
-/// A namespace whose pods wait for copies.
+/// A namespace that waits for copies.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct WaitingNamespace {
     pub(super) namespace: String,
+    /// What happens to its pods meanwhile.
+    pub(super) pods: State,
     /// The copies, with their rules and how far they are.
     pub(super) waits_for: Vec<String>,
 }
@@ -103,6 +106,7 @@ impl Status {
         let mut lines: BTreeMap<&RuleId, RuleLine> =
             rules.map(|(id, stored)| (id, line(id, stored))).collect();
         status.count(picture, scope, &mut lines);
+        status.count_absent(picture, scope, &mut lines);
         status.rules = lines.into_values().collect();
         status.waiting(picture);
         if only.is_none() {
@@ -125,6 +129,18 @@ impl Status {
         self.mimeo.as_ref().is_none_or(Installation::runs)
             && self.rules.iter().all(RuleLine::is_good)
             && self.held_of_deleted_rules == 0
+    }
+
+    /// How far the copies and the rules are, for a person who waits.
+    pub(super) fn progress(&self) -> String {
+        let sum = |count: fn(&RuleLine) -> usize| self.rules.iter().map(count).sum::<usize>();
+        let good = self.rules.iter().filter(|rule| rule.is_good()).count();
+        format!(
+            "waiting: {} of {} copies are synced, {good} of {} rules are synced",
+            sum(|rule| rule.synced),
+            sum(|rule| rule.copies),
+            self.rules.len()
+        )
     }
 
     /// True if nothing that is printed has changed. Renewals of Leases are no change.
@@ -156,14 +172,48 @@ impl Status {
         });
     }
 
+    /// Counts the copies that lack a grant in namespaces that do not exist. The engine's view is of
+    /// existing namespaces alone, and statuses count both.
+    fn count_absent(
+        &mut self,
+        picture: &Picture,
+        scope: &Scope,
+        lines: &mut BTreeMap<&RuleId, RuleLine>,
+    ) {
+        for (id, line) in lines {
+            let status = picture.rules.get(*id).and_then(|rule| rule.status.as_ref());
+            let failures = status.into_iter().flat_map(|status| &status.failures);
+            let absent = failures.filter(|failure| {
+                failure.reason == FailureReason::NotGranted.as_str()
+                    && scope.has(&failure.namespace)
+                    && !picture.namespaces.contains_key(&*failure.namespace)
+            });
+            for failure in absent {
+                line.copies += 1;
+                line.failed += 1;
+                self.copies.push(CopyLine {
+                    namespace: failure.namespace.clone(),
+                    kind: failure.kind.clone(),
+                    name: failure.name.clone(),
+                    rule: line.rule.clone(),
+                    state: State::Failed(failure.reason.clone()),
+                    message: failure.message.clone(),
+                });
+            }
+        }
+    }
+
     fn waiting(&mut self, picture: &Picture) {
         for (name, waits) in &picture.waiting {
-            let copies = [&waits.denied, &waits.excused, &waits.waiting];
-            let copies = copies.into_iter().flatten();
-            self.waiting.push(WaitingNamespace {
+            let some = pods(waits)
+                .into_iter()
+                .filter(|(_, copies)| !copies.is_empty());
+            let some = some.map(|(pods, copies)| WaitingNamespace {
                 namespace: name.clone(),
-                waits_for: copies.map(ToString::to_string).collect(),
+                pods,
+                waits_for: copies.iter().map(ToString::to_string).collect(),
             });
+            self.waiting.extend(some);
         }
     }
 }
@@ -184,10 +234,10 @@ fn count(
     let source = source_of(picture, rule, &key);
     line.copies += usize::from(source.is_some());
     let (state, message) = state(picture, &key, rule, source.as_ref(), Some(&copy));
-    match (&state, state.tone()) {
-        (State::Synced | State::Suspended, _) => return None,
-        (State::DeletionHeld, _) => line.held += 1,
-        (_, Tone::Bad) => line.failed += 1,
+    match state {
+        State::Synced | State::Suspended => return None,
+        State::DeletionHeld => line.held += 1,
+        _ if state.is_failure() => line.failed += 1,
         _ => line.pending += 1,
     }
     Some(CopyLine {

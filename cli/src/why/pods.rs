@@ -8,7 +8,7 @@ use crate::{
     names::ObjectName,
     output::quoted,
     picture::Picture,
-    state::{Fix, State},
+    state::{Fix, State, pods},
 };
 
 /// True if the user means pods. No rule can copy them to a good end, and users ask why one is
@@ -30,12 +30,7 @@ pub(super) fn explain(picture: &Picture, object: &ObjectName<'_>) -> Why {
             "Mimeo holds no pod of namespace {namespace}: it has no label {PENDING_LABEL}."
         )),
         Some(progress) => {
-            let states = [
-                (State::PodsRefused, &progress.denied),
-                (State::PodsWarned, &progress.excused),
-                (State::PodsWait, &progress.waiting),
-            ];
-            for (state, copies) in states {
+            for (state, copies) in pods(progress) {
                 rules.extend(copies.iter().map(|copy| answer(namespace, &state, copy)));
             }
             if rules.is_empty() {

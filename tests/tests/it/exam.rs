@@ -8,6 +8,7 @@
 //! - `edits.rs` and `rules.rs` choose the edits.
 //! - `pods.rs` decides which pods had to wait.
 //! - `cluster.rs` writes and reads the cluster.
+//! - `plugin.rs` compares `kubectl mimeo status` with the statuses.
 //!
 //! `MIMEO_EXAM_ROUNDS` is the number of rounds, `MIMEO_EXAM_SEED` the seed. A seed fixes the edits
 //! and the kills, but not the races between the processes.
@@ -20,6 +21,7 @@ mod edits;
 mod judge;
 mod memory;
 mod model;
+mod plugin;
 mod pods;
 mod rules;
 
@@ -185,6 +187,10 @@ async fn sit(seed: u64, rounds: u64) -> Result<()> {
         if !differences.is_empty() {
             report(&exam, seed, round, &plan, &differences);
             bail!("{SEED}={seed}, round {round}: it didn't stay so");
+        }
+        if gates {
+            let rules = plugin::agrees(&client, &hall.setting.control_plane).await?;
+            *coverage.entry("rules of kubectl mimeo status").or_default() += rules;
         }
         judge
             .coverage

@@ -9,11 +9,11 @@ use k8s_openapi::api::admissionregistration::v1::MutatingWebhookConfiguration;
 use k8s_openapi::api::core::v1::Secret;
 use kube::api::{DeleteParams, ListParams, PostParams};
 use kube::{Api, ResourceExt as _};
-use mimeo_api::TransformPolicy;
+use mimeo_api::{ClusterReplication, TransformPolicy};
 use mimeo_tests::author::{Author, secrets};
 use mimeo_tests::scenario::{SOON, Scene, Setting, apply, create, put, rule, value, wait_for};
 use mimeo_tests::tenant::{Tenant, consent, copying, has};
-use mimeo_tests::traffic::{create_patiently, pod, revision};
+use mimeo_tests::traffic::{create_patiently, pod, retry_after, revision, webhook_timed_out};
 use mimeo_tests::{ControlPlane, Pair, create_namespace, eventually, unique};
 use serde_json::{Value, json};
 
@@ -84,7 +84,8 @@ async fn what_others_change_comes_before_the_thousands_of_copies_of_a_tenant() -
         scene.wait_secret(&team, "first", has("two")).await?;
         let during = rule(&format!("{}-during", scene.tag)).secret(&scene.home, "second");
         let during = during.target(json!({"namespaces": [team]}));
-        during.create(&scene.client).await?;
+        let rules: Api<ClusterReplication> = Api::all(scene.client.clone());
+        create_patiently(&rules, &serde_json::from_value(during.object())?).await?;
         scene.wait_secret(&team, "second", has("one")).await?;
         scene.wait_synced(&during.name).await?;
         anyhow::Ok(())
@@ -314,6 +315,7 @@ async fn hundreds_of_a_tenants_selectors_keep_no_copy_of_others_waiting() -> Res
                 {
                     refused += 1;
                 }
+                Err(error) if retry_after(&error).is_some() || webhook_timed_out(&error) => {}
                 other => {
                     drop(other?);
                     written += 1;
@@ -427,10 +429,8 @@ async fn three_thousand_policies_leave_older_ones_copies_and_pods_alone() -> Res
     let create = async |number: usize| {
         let name = format!("{}-{number:04}", scene.tag);
         let object: TransformPolicy = serde_json::from_value(policy(&name, &name))?;
-        his.create(&PostParams::default(), &object)
-            .await
-            .map(drop)
-            .context(name)
+        let created = create_patiently(&his, &object).await;
+        created.map(drop).context(name)
     };
     eventually(SOON, "the author's permissions", || async {
         Ok(Some(create(POLICIES).await?))

@@ -1,6 +1,7 @@
 //! `kubectl mimeo`: the compiled program runs as a plugin of kubectl, on the real API server.
 
 mod check;
+mod completion;
 mod copy;
 mod diff;
 mod feeds;
@@ -31,7 +32,7 @@ async fn offline(args: &[&str]) -> Result<Output> {
 }
 
 /// The exit code and both outputs of a command.
-struct Output {
+pub(crate) struct Output {
     code: i32,
     stdout: String,
     stderr: String,
@@ -39,7 +40,7 @@ struct Output {
 
 impl Output {
     /// The standard output as JSON.
-    fn json(&self) -> Result<Value> {
+    pub(crate) fn json(&self) -> Result<Value> {
         serde_json::from_str(&self.stdout)
             .with_context(|| format!("{}{}", self.stdout, self.stderr))
     }
@@ -64,7 +65,11 @@ fn command(control_plane: &ControlPlane, user: Option<&User>, args: &[&str]) -> 
 }
 
 /// Runs `kubectl mimeo ARGS` to its end. No planted value may be in its output.
-fn run(control_plane: &ControlPlane, user: Option<&User>, args: &[&str]) -> Result<Output> {
+pub(crate) fn run(
+    control_plane: &ControlPlane,
+    user: Option<&User>,
+    args: &[&str],
+) -> Result<Output> {
     finish(command(control_plane, user, args)?)
 }
 

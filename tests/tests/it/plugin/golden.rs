@@ -66,7 +66,7 @@ async fn cluster(scene: &Scene<'_>) -> Result<()> {
     Ok(())
 }
 
-/// The files of `diff` and `render`.
+/// The files of `diff`, `render` and `test`.
 fn files(folder: &Path) -> Result<()> {
     let write = |name: &str, objects: &[Value]| -> Result<()> {
         let list = json!({"apiVersion": "v1", "kind": "List", "items": objects});
@@ -87,7 +87,10 @@ fn files(folder: &Path) -> Result<()> {
         "metadata": {"name": "team-d", "labels": {"team": "yes"}},
     });
     write("narrowed.json", &[narrowed.object(), secret.clone()])?;
-    write("all.json", &[labelled.object(), secret, team])
+    write("all.json", &[labelled.object(), secret, team])?;
+    fs::create_dir_all(folder.join("cases/teams"))?;
+    fs::copy(folder.join("all.json"), folder.join("cases/teams/all.json"))?;
+    Ok(())
 }
 
 /// The command, its outputs and its exit code, without the parts that differ from run to run.
@@ -147,7 +150,7 @@ async fn golden_files_have_what_each_command_prints() -> Result<()> {
     let folder = tempfile::tempdir()?;
     files(folder.path())?;
     let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/it/plugin/golden");
-    let pages: [(&str, &[&str]); 8] = [
+    let pages: [(&str, &[&str]); 10] = [
         (
             "why",
             &[
@@ -180,6 +183,11 @@ async fn golden_files_have_what_each_command_prints() -> Result<()> {
             "render",
             &["render -f all.json --mask", "render -f all.json -o table"],
         ),
+        (
+            "test",
+            &["test cases", "test cases --update --mask", "test cases"],
+        ),
+        ("check", &["check"]),
         ("grant", &["grant team-a/db", "grant registry"]),
         ("held", &["held", "confirm registry --copies 2"]),
         (

@@ -189,7 +189,11 @@ async fn a_held_deletion_of_a_deleted_rule_is_confirmed() -> Result<()> {
 
     let confirmed = run(&setting.control_plane, None, &args)?;
     ensure!(confirmed.code == 0, "{}", confirmed.stderr);
-    ensure!(confirmed.json()?["nonce"] == *nonce, "{}", confirmed.stdout);
+    let result = confirmed.json()?;
+    ensure!(
+        result["nonce"] == *nonce && result["moreHeld"] == false,
+        "{result:#}"
+    );
     for team in teams {
         let copy = of::<Secret>(&client, team).get_opt(REGISTRY).await?;
         ensure!(copy.is_none(), "a copy in {team}");

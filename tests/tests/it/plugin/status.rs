@@ -150,14 +150,15 @@ async fn a_wait_ends_with_its_timeout_and_pods_that_wait_are_named() -> Result<(
         .await?;
     let output = status(&scene, &["--wait", "--timeout", "1s"])?;
     assert_eq!(output.code, 1);
-    assert!(
-        output.stderr.contains("not all copies are synced after 1s"),
-        "{}",
-        output.stderr
-    );
+    for words in [
+        "waiting: 0 of 1 copies are synced, 0 of 1 rules are synced",
+        "not all copies are synced after 1s",
+    ] {
+        assert!(output.stderr.contains(words), "{}", output.stderr);
+    }
     let (text, waits) = (
         output.stdout,
-        format!("The pods of namespace {namespace} wait for its copies."),
+        format!("The pods of namespace {namespace} are refused without these copies:"),
     );
     assert!(text.contains(&waits), "{text}");
     assert!(text.contains("SourceNotFound"), "{text}");

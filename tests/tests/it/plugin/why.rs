@@ -155,7 +155,7 @@ async fn each_reason_for_a_missing_copy_is_named_with_the_next_step() -> Result<
     says(
         &answer,
         "fix",
-        &format!("kubectl label namespace {namespace}"),
+        &format!("give namespace {namespace} the label"),
     );
 
     named("once")
