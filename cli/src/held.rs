@@ -6,7 +6,7 @@
 //! until the reconciler takes the confirmation up, and says so if it doesn't.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     time::{Duration, Instant},
 };
 
@@ -96,7 +96,15 @@ pub(crate) async fn run(args: HeldArgs, connected: &Connected, format: Format) -
     for note in &picture.unread {
         tell(note);
     }
-    print(format, &held, |held: &Vec<Held>| text(held))?;
+    let unread = !picture.unread.is_empty();
+    print(format, &held, |held: &Vec<Held>| {
+        match (&held[..], unread) {
+            ([], true) => {
+                "No deletion waits for a person, as far as the cluster could be read.\n".into()
+            }
+            _ => text(held),
+        }
+    })?;
     Ok(0)
 }
 
@@ -166,16 +174,17 @@ pub(crate) async fn confirm(
 ) -> Result<u8> {
     let picture = Picture::read(connected, Scope::All).await?;
     let all = held(&picture);
+    for note in &picture.unread {
+        tell(note);
+    }
     let Some(held) = all.iter().find(|held| held.id == args.rule) else {
-        for note in &picture.unread {
-            tell(note);
-        }
         bail!("no deletion of {} waits for a person", args.rule);
     };
-    if !picture.uncounted.is_empty() {
+    let unsure: BTreeSet<String> = &picture.uncounted | &picture.unsure_losses;
+    if !unsure.is_empty() {
         bail!(
             "nothing is confirmed, because the deletion may be larger than it looks: {}",
-            Vec::from_iter(picture.uncounted).join(" ")
+            Vec::from_iter(unsure).join(" ")
         );
     }
     let Some(nonce) = &held.nonce else {

@@ -78,7 +78,8 @@ enum Command {
     /// cluster
     #[command(after_help = render::HELP)]
     Render(render::RenderArgs),
-    /// Show the state of the rules, and every copy that is not synced. Exit code 0: all are synced
+    /// Show the state of the rules, and every copy that is not synced. Exit code 0: all are synced, 1:
+    /// one is not, or not everything could be read
     Status(status::StatusArgs),
     /// Compare the copies that files make with the expected ones, without a cluster
     #[command(after_help = test::HELP)]

@@ -50,11 +50,16 @@ impl<'a> ObjectName<'a> {
     }
 }
 
-/// A rule as an argument of this program.
+/// A rule as an argument of this program: the short name, unless that means another rule.
 pub(crate) fn argument(id: &RuleId) -> String {
-    match &id.namespace {
+    let short = match &id.namespace {
         Some(namespace) => format!("{namespace}/{}", id.name),
         None => id.name.to_string(),
+    };
+    if rule(&short).as_ref() == Ok(id) {
+        short
+    } else {
+        id.to_string()
     }
 }
 
@@ -91,6 +96,17 @@ mod tests {
         }
         for text in ["", "/", "a/", "Team/x", "a/b/c", "under_score"] {
             assert!(rule(text).is_err(), "{text}");
+        }
+        for (text, short) in [
+            ("ClusterReplication/registry", "registry"),
+            ("Replication/team-blue/ca", "team-blue/ca"),
+            // A namespace may have this name.
+            (
+                "Replication/clusterreplication/ca",
+                "Replication/clusterreplication/ca",
+            ),
+        ] {
+            assert_eq!(rule(text).map(|id| argument(&id)), Ok(short.into()));
         }
     }
 

@@ -40,8 +40,6 @@ pub(crate) struct Answers {
     pub(crate) missing: BTreeSet<ProgramRight>,
     /// With the reason.
     pub(crate) unknown: BTreeMap<ProgramRight, String>,
-    /// A sentence if there were too many to ask about.
-    pub(crate) note: Option<String>,
 }
 
 /// Asks for the permissions that these rules need. Objects of files take the place of stored ones.
@@ -57,10 +55,10 @@ pub(crate) async fn ask(
     let mut needs = needs(picture, rules, kinds, &roles);
     let mut answers = Answers::default();
     if needs.len() > MOST {
-        let more = needs.len() - MOST;
-        let note =
-            format!("Only {MOST} permissions of Mimeo were checked. {more} more are needed.");
-        answers.note = Some(note);
+        let why =
+            format!("Mimeo needs more than {MOST} permissions, so not all of them were checked");
+        let rest = needs.iter().skip(MOST).cloned();
+        answers.unknown = rest.map(|need| (need, why.clone())).collect();
         needs = needs.into_iter().take(MOST).collect();
     }
     let one = |need: ProgramRight| async move {

@@ -93,6 +93,8 @@ pub(crate) struct Picture {
     pub(crate) partial: BTreeSet<RuleKind>,
     /// One sentence for each list of copies that could not be read.
     pub(crate) uncounted: BTreeSet<String>,
+    /// One sentence for each fact without which a rule may have lost more copies than it seems.
+    pub(crate) unsure_losses: BTreeSet<String>,
     /// The namespaces in the scope with the pending label, and the copies that hold their pods.
     pub(crate) waiting: BTreeMap<String, Waits>,
     /// One sentence for each fact that could not be read.
@@ -137,6 +139,13 @@ impl Picture {
     pub(crate) fn valid_rules(&self) -> impl Iterator<Item = &Rule> {
         let rules = self.rules.values();
         rules.filter_map(|stored| stored.rule.as_ref().ok())
+    }
+
+    /// True if the namespace has a label with this key.
+    pub(crate) fn has_label(&self, namespace: &str, key: &str) -> bool {
+        let found = self.namespaces.get(namespace);
+        let labels = found.and_then(|found| found.labels.as_ref());
+        labels.is_some_and(|labels| labels.contains_key(key))
     }
 
     /// The labels of a namespace.

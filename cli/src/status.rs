@@ -33,7 +33,7 @@ pub(crate) struct StatusArgs {
     /// After the output, print the rules that change until interrupted
     #[arg(long, short = 'w', conflicts_with = "wait")]
     watch: bool,
-    /// Wait until all copies of these rules are synced
+    /// Wait until all copies of these rules are synced. Suspended rules don't count
     #[arg(long)]
     wait: bool,
     /// Longest time to wait (as in 90s or 5m)
@@ -56,11 +56,14 @@ pub(crate) async fn run(args: StatusArgs, connected: &Connected, format: Format)
     let deadline = Instant::now() + args.timeout;
     let (mut status, mut took) = read().await?;
     let mut told = String::new();
-    while args.wait && !status.is_good() && Instant::now() < deadline {
+    while args.wait && !status.is_good() {
         let progress = status.progress();
         if progress != told {
             tell(&progress);
             told = progress;
+        }
+        if Instant::now() >= deadline {
+            break;
         }
         let left = deadline.saturating_duration_since(Instant::now());
         tokio::time::sleep(PAUSE.max(took).min(left)).await;
@@ -78,12 +81,16 @@ pub(crate) async fn run(args: StatusArgs, connected: &Connected, format: Format)
         shown
     };
     let rules = status.rules.len();
-    print(format, &shown(&status), |shown| text(shown, rules))?;
+    print(format, &shown(&status), |shown| text(shown, rules, &scope))?;
     if args.wait && !status.is_good() {
-        tell(&format!(
-            "error: not all copies are synced after {:?}",
-            args.timeout
-        ));
+        let what = if !status.complete {
+            "not everything could be read"
+        } else if status.mimeo_runs() {
+            "not all copies are synced"
+        } else {
+            "not all of Mimeo runs"
+        };
+        tell(&format!("error: {what} after {:?}", args.timeout));
     }
     if !args.watch {
         return Ok(u8::from(!status.is_good()));
@@ -92,7 +99,7 @@ pub(crate) async fn run(args: StatusArgs, connected: &Connected, format: Format)
         tokio::time::sleep(PAUSE.max(took)).await;
         match read().await {
             Ok((now, time)) => {
-                show_changes(&status, &now, &shown(&now), format)?;
+                show_changes(&status, &now, &shown(&now), format, &scope)?;
                 (status, took) = (now, time);
             }
             Err(error) => tell(&format!("error: {error:#}")),
@@ -101,7 +108,13 @@ pub(crate) async fn run(args: StatusArgs, connected: &Connected, format: Format)
 }
 
 /// Prints the rules that have changed: lines for people, the whole status for programs.
-fn show_changes(before: &Status, now: &Status, shown: &Status, format: Format) -> Result<()> {
+fn show_changes(
+    before: &Status,
+    now: &Status,
+    shown: &Status,
+    format: Format,
+    scope: &Scope,
+) -> Result<()> {
     let known: BTreeMap<&str, &RuleLine> = before
         .rules
         .iter()
@@ -110,26 +123,44 @@ fn show_changes(before: &Status, now: &Status, shown: &Status, format: Format) -
     let changed = |rule: &&RuleLine| known.get(rule.rule.as_str()) != Some(rule);
     match format {
         Format::Table => {
-            let changed: Vec<&RuleLine> = shown.rules.iter().filter(changed).collect();
-            if changed.is_empty() {
+            // With --failed, a rule that has recovered is news, too.
+            let recovered = |rule: &&RuleLine| {
+                let before = known.get(rule.rule.as_str());
+                before.is_some_and(|before| !before.is_good()) || shown.rules.contains(rule)
+            };
+            let rules = now.rules.iter();
+            let changed: Vec<&RuleLine> = rules.filter(changed).filter(recovered).collect();
+            let mut text = String::new();
+            if before.mimeo_runs() != now.mimeo_runs() {
+                text += &lines(now.mimeo.iter().flat_map(Installation::lines));
+            }
+            if before.held_of_deleted_rules < now.held_of_deleted_rules {
+                text += HELD;
+            }
+            if !changed.is_empty() {
+                text += &rule_table(changed);
+            }
+            if text.is_empty() {
                 return Ok(());
             }
-            print_text(&rule_table(changed))
+            print_text(&text)
         }
         _ if before.same(now) => Ok(()),
-        _ => print(format, shown, |shown| text(shown, now.rules.len())),
+        _ => print(format, shown, |shown| text(shown, now.rules.len(), scope)),
     }
 }
 
+const HELD: &str = "Deletions wait for a person: kubectl mimeo held\n";
+
 /// `rules` is the number of all rules. The status may contain only those with a problem.
-fn text(status: &Status, rules: usize) -> String {
+fn text(status: &Status, rules: usize, scope: &Scope) -> String {
     let mimeo = status.mimeo.iter().flat_map(Installation::lines);
-    let table = if rules == 0 {
-        "There are no rules.\n".into()
-    } else if status.rules.is_empty() {
-        "All copies of all rules are synced.\n".into()
-    } else {
-        rule_table(&status.rules)
+    let table = match (scope, rules) {
+        (_, 0) if !status.complete => "No rule, as far as the cluster could be read.\n".into(),
+        (Scope::All, 0) => "There are no rules.\n".into(),
+        (Scope::One(namespace), 0) => format!("No rule has a copy in namespace {namespace}.\n"),
+        _ if status.rules.is_empty() => "All copies of all rules are synced.\n".into(),
+        _ => rule_table(&status.rules),
     };
     let mut blocks = vec![lines(mimeo), table];
     if !status.copies.is_empty() {
@@ -152,7 +183,7 @@ fn text(status: &Status, rules: usize) -> String {
     }
     let held: usize = status.rules.iter().map(|rule| rule.held).sum();
     if held > 0 || status.held_of_deleted_rules > 0 {
-        blocks.push("Deletions wait for a person: kubectl mimeo held\n".into());
+        blocks.push(HELD.into());
     }
     blocks.push(lines(status.notes.iter().cloned()));
     blocks.retain(|block| !block.is_empty());

@@ -74,8 +74,7 @@ pub(crate) async fn run(args: WhyArgs, connected: &Connected, format: Format) ->
     let scope = Scope::One(namespace.to_owned());
     let picture = Picture::read(connected, scope).await?;
     if pods::means_pods(kind) {
-        let why = pods::explain(&picture, &object);
-        let healthy = why.rules.is_empty() && picture.namespaces.contains_key(namespace);
+        let (why, healthy) = pods::explain(&picture, &object);
         print(format, &why, text)?;
         return Ok(u8::from(!healthy));
     }
@@ -235,7 +234,7 @@ fn text(why: &Why) -> String {
     {
         // Writing to a String never fails.
         _ = writeln!(text, "\n{rule}: {state}");
-        _ = writeln!(text, "  source  {source}");
+        _ = writeln!(text, "  source  {}", line(source));
         _ = writeln!(text, "  why     {}", line(message));
         let fix = fix.iter().flat_map(|fix| [&fix.command, &fix.note]);
         for (index, part) in fix.flatten().enumerate() {

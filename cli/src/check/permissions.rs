@@ -33,17 +33,18 @@ pub(super) async fn check(
     report.notes.extend(picture.unread.iter().cloned());
     let rules: Vec<&Rule> = picture.valid_rules().collect();
     if rules.is_empty() {
-        let item = if picture.unread.is_empty() {
+        let item = if !picture.partial.is_empty() {
+            Item::new(CHECK, Verdict::Unknown, "no rule could be read")
+        } else if picture.rules.is_empty() {
             Item::new(CHECK, Verdict::Ok, "there are no rules")
         } else {
-            Item::new(CHECK, Verdict::Unknown, "no rule could be read")
+            Item::new(CHECK, Verdict::Unknown, "every rule is invalid")
         };
         return report.checks.push(item);
     }
     let kinds = kinds(connected, &rules, report).await;
     let files = Files::default();
     let answers = ask(connected, picture, &rules, &kinds, &files, accounts).await;
-    report.notes.extend(answers.note.clone());
     let asked = answers.held.iter().chain(&answers.missing);
     let asked = asked.chain(answers.unknown.keys());
     let named: BTreeSet<&str> = asked.map(|need| &*need.kind).collect();

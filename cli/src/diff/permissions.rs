@@ -203,7 +203,6 @@ impl Asking<'_> {
                 "Whether Mimeo has the permissions that the rules need is unknown: {why}."
             ));
         }
-        self.missing.unknown.extend(answers.note);
         let (engine, _) = self.picture.snapshot.decided();
         self.missing.mimeo = own_rights::explain(&answers.missing, engine.index().reach());
     }

@@ -123,6 +123,7 @@ impl Reading {
                 hidden: BTreeSet::new(),
                 partial: BTreeSet::new(),
                 uncounted: BTreeSet::new(),
+                unsure_losses: BTreeSet::new(),
                 waiting: BTreeMap::new(),
                 unread,
                 widened: BTreeSet::new(),
@@ -133,6 +134,12 @@ impl Reading {
 
     fn note(&mut self, sentence: String) {
         self.picture.unread.insert(sentence);
+    }
+
+    /// Notes a fact without which a rule may have lost more copies than it seems.
+    fn unsure(&mut self, sentence: String) {
+        self.picture.unsure_losses.insert(sentence.clone());
+        self.note(sentence);
     }
 
     /// Shows the engine an event.
@@ -296,7 +303,7 @@ impl Reading {
         let recorded = match self.asker.reader.get(&path, Part::Whole).await {
             Ok(map) => map.and_then(|map| serde_json::from_value::<ConfigMap>(map).ok()),
             Err(error) => {
-                self.note(format!(
+                self.unsure(format!(
                     "You can't read ConfigMap {}/{KINDS_CONFIG_MAP}: {error}. Copies of rules that \
                      no longer exist may be missing here.",
                     self.picture.mimeo
@@ -447,7 +454,7 @@ impl Reading {
                 self.picture.kinds.insert(gvk, resource);
             }
             Read::Kind(gvk, Err(why)) => {
-                self.note(format!("Can't find out whether {gvk} is served: {why}."));
+                self.unsure(format!("Can't find out whether {gvk} is served: {why}."));
                 self.show(|engine, now| {
                     engine.kind(&gvk, Known::Unreadable(Unreadable::Unavailable), now);
                 });
@@ -480,7 +487,7 @@ impl Reading {
                 self.picture.selected.insert(selector, names);
             }
             Read::Selected(selector, Err(error)) => {
-                self.note(format!(
+                self.unsure(format!(
                     "You can't list the sources {selector}: {error}. Their copies are unknown."
                 ));
             }

@@ -28,6 +28,8 @@ pub(super) struct Status {
     pub(super) waiting: Vec<WaitingNamespace>,
     /// Copies of deleted rules whose deletion waits for a person.
     pub(super) held_of_deleted_rules: usize,
+    /// False if rules or copies could not be listed, so that the answer may lack some.
+    pub(super) complete: bool,
     /// Facts that could not be read.
     pub(super) notes: Vec<String>,
 }
@@ -94,10 +96,18 @@ impl Status {
         {
             bail!("there is no {id}, or you may not read it");
         }
+        if let Scope::One(namespace) = scope
+            && !picture.namespaces.contains_key(namespace)
+        {
+            bail!("there is no namespace {namespace}");
+        }
         let reader = connected.reader();
         let (mimeo, unread) = Installation::read(&reader, &connected.mimeo).await;
         let mut status = Self {
             mimeo: Some(mimeo),
+            // A named rule was read, whatever other rules there are.
+            complete: (only.is_some() || picture.partial.is_empty())
+                && picture.uncounted.is_empty(),
             notes: picture.unread.iter().cloned().chain(unread).collect(),
             ..Self::default()
         };
@@ -124,9 +134,14 @@ impl Status {
         Ok(status)
     }
 
-    /// True if Mimeo runs and all copies are as their rules say.
-    pub(super) fn is_good(&self) -> bool {
+    pub(super) fn mimeo_runs(&self) -> bool {
         self.mimeo.as_ref().is_none_or(Installation::runs)
+    }
+
+    /// True if Mimeo runs and all copies are known to be as their rules say.
+    pub(super) fn is_good(&self) -> bool {
+        self.mimeo_runs()
+            && self.complete
             && self.rules.iter().all(RuleLine::is_good)
             && self.held_of_deleted_rules == 0
     }
@@ -145,7 +160,11 @@ impl Status {
 
     /// True if nothing that is printed has changed. Renewals of Leases are no change.
     pub(super) fn same(&self, other: &Self) -> bool {
-        self.rules == other.rules && self.copies == other.copies && self.waiting == other.waiting
+        self.rules == other.rules
+            && self.copies == other.copies
+            && self.waiting == other.waiting
+            && self.held_of_deleted_rules == other.held_of_deleted_rules
+            && self.mimeo_runs() == other.mimeo_runs()
     }
 
     /// Counts the copies in the scope, and collects those that are not synced.

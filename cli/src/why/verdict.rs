@@ -1,7 +1,12 @@
 //! The answers of the rules: whether a rule wants the copy, and the state of the copy.
 
 use mimeo_engine::CopyView;
-use mimeo_model::{id::RuleId, selection::Mismatch, source::SourceRef, template::Place};
+use mimeo_model::{
+    id::RuleId,
+    selection::{Mismatch, NAMESPACE_NAME},
+    source::SourceRef,
+    template::Place,
+};
 use serde::Serialize;
 
 use super::{Key, marks::Copy};
@@ -66,7 +71,7 @@ pub(super) fn answers(
             let text = source.to_string();
             answers.push(answer(picture, key, (id, Some(&source)), text, explained));
         } else if let Some(mismatch) = mismatches.into_iter().flatten().next() {
-            answers.push(not_selected(key, id, &source, mismatch));
+            answers.push(not_selected(picture, key, id, &source, &mismatch));
         }
     }
     answers
@@ -90,11 +95,26 @@ fn answer(
     }
 }
 
-fn not_selected(key: &Key<'_>, id: &RuleId, source: &SourceRef, mismatch: Mismatch) -> Answer {
+fn not_selected(
+    picture: &Picture,
+    key: &Key<'_>,
+    id: &RuleId,
+    source: &SourceRef,
+    mismatch: &Mismatch,
+) -> Answer {
     let namespace = key.namespace;
-    let fix = match mismatch.label {
-        Some(label) => Fix::run(format!("kubectl label namespace {namespace} {label}")),
-        None => Fix::run(format!("kubectl edit {}", object(id)))
+    let label = mismatch.label.as_deref().unwrap_or_default();
+    let fix = match label.split_once('=') {
+        // The API server sets this label to the namespace's name.
+        Some((key, _)) if key != NAMESPACE_NAME => {
+            let command = format!("kubectl label namespace {namespace} {label}");
+            if picture.has_label(namespace, key) {
+                Fix::run(format!("{command} --overwrite")).note("it replaces the label's value")
+            } else {
+                Fix::run(command)
+            }
+        }
+        _ => Fix::run(format!("kubectl edit {}", object(id)))
             .note("see spec.targets and spec.exclude"),
     };
     Answer {

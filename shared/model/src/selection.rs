@@ -47,7 +47,8 @@ pub enum NameHint<'a> {
 pub struct Mismatch {
     /// For people, about the namespace as "it".
     pub why: String,
-    /// A label (`key=value`) that the namespace would need, if a label is missing.
+    /// A label (`key=value`) that the namespace would need, if its labels decide. It may have the
+    /// key with another value.
     pub label: Option<String>,
 }
 

@@ -239,6 +239,11 @@ async fn a_missing_rule_and_missing_permissions_are_told() -> Result<()> {
         wrong.stderr
     );
     let user = control_plane.user(&scene.tag, &[])?;
+    let pod = format!("{namespace}/pod/app");
+    let why = run(control_plane, Some(&user), &["why", &pod])?;
+    assert_eq!(why.code, 1, "{}", why.stdout);
+    let told = format!("holds pods of namespace {namespace} is unknown");
+    assert!(why.stdout.contains(&told), "{}", why.stdout);
     let role = ["--clusterrole=edit", "--user", &scene.tag];
     let binding = ["-n", &namespace, "create", "rolebinding", "edits"];
     kubectl(control_plane, binding.iter().chain(&role))?;
@@ -251,6 +256,14 @@ async fn a_missing_rule_and_missing_permissions_are_told() -> Result<()> {
         "{}",
         one.stdout
     );
+    // What could not be read may be bad.
+    let told = "No rule, as far as the cluster could be read.";
+    assert!(one.stdout.contains(told), "{}", one.stdout);
+    assert_eq!(one.code, 1);
+    let absent = run(control_plane, None, &["status", "-n", "no-such-namespace"])?;
+    assert_eq!(absent.code, 2);
+    let told = "there is no namespace no-such-namespace";
+    assert!(absent.stderr.contains(told), "{}", absent.stderr);
     Ok(())
 }
 
