@@ -59,17 +59,6 @@ impl fmt::Display for State {
 }
 
 impl State {
-    /// True if the rule's status counts the copy as failed. It counts a copy whose source is
-    /// missing, say, as none.
-    pub(crate) fn is_failure(&self) -> bool {
-        let Self::Failed(reason) = self else {
-            return false;
-        };
-        let failure = |one: &FailureReason| one.as_str() == reason;
-        let cause = |one: &ConditionReason| one.as_str() == reason;
-        FailureReason::ALL.iter().any(failure) || !ConditionReason::ALL.iter().any(cause)
-    }
-
     /// Good: the copy is correct. Bad: a person has to do something.
     pub(crate) fn tone(&self) -> Tone {
         match self {
@@ -91,6 +80,9 @@ pub(crate) fn pods(waits: &Waits) -> [(State, &[AwaitedCopy]); 3] {
         (State::PodsWait, &waits.waiting),
     ]
 }
+
+/// The reason of a failure that the rule's status counts and does not name.
+const UNNAMED: &str = "Failed";
 
 /// A state, and the reason in a sentence.
 pub(crate) type Explained = (State, String);
@@ -158,6 +150,21 @@ pub(crate) fn state(
     }
 }
 
+/// True if the rule's status counts the copy, in this state, as failed. It does not count a copy
+/// whose source is missing, say.
+pub(crate) fn is_failure(
+    picture: &Picture,
+    key: &ObjectName<'_>,
+    id: &RuleId,
+    (state, copy): (&State, &CopyView),
+) -> bool {
+    let rule = picture.rules.get(id);
+    let status = rule.and_then(|rule| rule.status.as_ref());
+    copy.state == Decided::Failed
+        || *state == State::Failed(UNNAMED.into())
+        || status.and_then(|status| recorded(status, key)).is_some()
+}
+
 /// True if Mimeo has to delete the copy.
 pub(crate) fn is_lost(copy: &CopyView) -> bool {
     copy.reason == Some(Reason::Planned(Outlook::Delete))
@@ -175,13 +182,8 @@ fn missing(
     if let Some(failure) = status.and_then(|status| recorded(status, key)) {
         return failure;
     }
-    // A source may be unreadable because Mimeo lacks a permission, so Authorized comes first.
-    for cause in ["Authorized", "SourcesFound"] {
-        let found = status.and_then(|status| condition(status, cause));
-        let failed = |one: &&Condition| one.status == "False" && one.reason != "Pending";
-        if let Some(one) = found.filter(failed) {
-            return (State::Failed(one.reason.clone()), one.message.clone());
-        }
+    if let Some(cause) = status.and_then(|status| cause(status, source, copy)) {
+        return (State::Failed(cause.reason.clone()), cause.message.clone());
     }
     if picture.hidden.contains(source) {
         let message = "you may not read the source, so the state of its copy is unknown";
@@ -194,10 +196,41 @@ fn missing(
         _ => "Mimeo has not decided about the copy yet",
     };
     match status.and_then(unnamed) {
-        Some((true, message)) => (State::Failed("Failed".into()), message),
+        Some((true, message)) => (State::Failed(UNNAMED.into()), message),
         Some((false, message)) => (State::Pending, format!("{planned}. {message}")),
         None => (State::Pending, planned.into()),
     }
+}
+
+/// The condition of the rule that keeps the copy of this source away. A condition is about all
+/// sources of the rule, and names the first ones with a trouble.
+fn cause<'a>(
+    status: &'a ClusterReplicationStatus,
+    source: &SourceRef,
+    copy: Option<&CopyView>,
+) -> Option<&'a Condition> {
+    // A source may be unreadable because Mimeo lacks a permission, so Authorized comes first.
+    let causes = ["Authorized", "SourcesFound"].into_iter();
+    let causes = causes.filter_map(|cause| condition(status, cause));
+    let failed = |one: &&Condition| one.status == "False" && one.reason != "Pending";
+    let failed: Vec<&Condition> = causes.filter(failed).collect();
+    let named = failed.iter().find(|one| {
+        // Missing permissions of Mimeo are about kinds.
+        let of_kind = one.reason == ConditionReason::ControllerForbidden.as_str();
+        let word = if of_kind {
+            &source.gvk.kind
+        } else {
+            &source.name
+        };
+        one.message.contains(&**word)
+    });
+    // Mimeo plans a write only of a copy that nothing keeps away.
+    let planned = matches!(
+        copy.and_then(|copy| copy.reason),
+        Some(Reason::Planned(Outlook::Create | Outlook::Update))
+    );
+    let first = failed.first().filter(|_| !planned);
+    named.or(first).copied()
 }
 
 /// The condition of this type.

@@ -12,7 +12,7 @@ use crate::{
     installation::Installation,
     names::{ObjectName, refusals},
     picture::{Picture, Scope, Stored, copies, places, sources},
-    state::{State, condition, pods, state},
+    state::{State, condition, is_failure, pods, state},
 };
 
 /// The state of Mimeo and of the rules in the scope.
@@ -256,7 +256,7 @@ fn count(
     match state {
         State::Synced | State::Suspended => return None,
         State::DeletionHeld => line.held += 1,
-        _ if state.is_failure() => line.failed += 1,
+        _ if is_failure(picture, &key, rule, (&state, &copy)) => line.failed += 1,
         _ => line.pending += 1,
     }
     Some(CopyLine {

@@ -12,6 +12,7 @@ use mimeo_tests::scenario::{
 };
 use mimeo_tests::{
     AuditEvent, AuditMark, ControlPlane, Pair, create_namespace, create_secret, eventually,
+    skipped_before,
 };
 use serde_json::json;
 
@@ -77,6 +78,9 @@ async fn a_thousand_copies_cost_a_thousand_writes_and_then_none() -> Result<()> 
     let turn = LOAD.lock().await;
     let setting = setting().await?;
     let scene = setting.scene("count").await?;
+    if skipped_before(&scene.client, 34, "streaming lists").await? {
+        return Ok(());
+    }
     let namespaces = many_namespaces(&scene, "old", COPIES).await?;
     scene.secret("registry", &[("token", "one")]).await?;
     created(&scene, &namespaces).await?;
@@ -382,6 +386,9 @@ async fn a_restart_with_nothing_to_do_asks_little_and_writes_nothing_whatever_el
     let mut setting = setting().await?;
     let (client, home) = {
         let scene = setting.scene("restart").await?;
+        if skipped_before(&scene.client, 34, "streaming lists").await? {
+            return Ok(());
+        }
         many_namespaces(&scene, "old", 50).await?;
         scene.secret("registry", &[("token", "one")]).await?;
         let map = json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "shop", "namespace": scene.home}});

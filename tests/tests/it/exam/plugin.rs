@@ -6,7 +6,10 @@ use std::collections::BTreeMap;
 use anyhow::{Context as _, Result, bail, ensure};
 use kube::{Client, api::ListParams};
 use mimeo_api::ClusterReplicationStatus;
-use mimeo_tests::{ControlPlane, eventually, scenario::any};
+use mimeo_tests::{
+    ControlPlane, eventually,
+    scenario::{SOON, any},
+};
 use serde_json::Value;
 
 use crate::plugin::run;
@@ -17,30 +20,26 @@ type Counts = ([u64; 3], Vec<(String, String)>);
 
 /// Waits until the plugin and the statuses agree. Returns the number of compared rules.
 pub async fn agrees(client: &Client, control_plane: &ControlPlane) -> Result<usize> {
-    eventually(
-        std::time::Duration::from_secs(25),
-        "kubectl mimeo status agrees",
-        || async {
-            let before = reported(client).await?;
-            let told = run(control_plane, None, &["status", "-o", "json"])?.json()?;
-            // A status that changed meanwhile may be compared with neither.
-            ensure!(before == reported(client).await?, "the statuses change");
-            for (rule, reported) in &before {
-                let (counts, failures) = counted(&told, rule)?;
+    eventually(SOON, "kubectl mimeo status agrees", || async {
+        let before = reported(client).await?;
+        let told = run(control_plane, None, &["status", "-o", "json"])?.json()?;
+        // A status that changed meanwhile may be compared with neither.
+        ensure!(before == reported(client).await?, "the statuses change");
+        for (rule, reported) in &before {
+            let (counts, failures) = counted(&told, rule)?;
+            ensure!(
+                counts == reported.0,
+                "{rule}: {reported:?}, not {counts:?}: {told:#}"
+            );
+            for failure in &reported.1 {
                 ensure!(
-                    counts == reported.0,
-                    "{rule}: {reported:?}, not {counts:?}: {told:#}"
+                    failures.contains(failure),
+                    "{rule}: no {failure:?}: {told:#}"
                 );
-                for failure in &reported.1 {
-                    ensure!(
-                        failures.contains(failure),
-                        "{rule}: no {failure:?}: {told:#}"
-                    );
-                }
             }
-            Ok(Some(before.len()))
-        },
-    )
+        }
+        Ok(Some(before.len()))
+    })
     .await
 }
 
