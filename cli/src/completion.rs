@@ -11,7 +11,7 @@ use clap_complete::engine::complete;
 
 use crate::{Flags, output};
 
-/// What `kubectl_complete-mimeo` contains.
+/// The content of the program `kubectl_complete-mimeo`.
 pub(crate) const SCRIPT: &str = "#!/bin/sh\nexec kubectl-mimeo __complete -- \"$@\"\n";
 
 /// The explanation under `--help`.

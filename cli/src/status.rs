@@ -99,7 +99,7 @@ pub(crate) async fn run(args: StatusArgs, connected: &Connected, format: Format)
         tokio::time::sleep(PAUSE.max(took)).await;
         match read().await {
             Ok((now, time)) => {
-                show_changes(&status, &now, &shown(&now), format, &scope)?;
+                show_changes(&status, &now, &shown(&now), format)?;
                 (status, took) = (now, time);
             }
             Err(error) => tell(&format!("error: {error:#}")),
@@ -108,13 +108,7 @@ pub(crate) async fn run(args: StatusArgs, connected: &Connected, format: Format)
 }
 
 /// Prints the rules that have changed: lines for people, the whole status for programs.
-fn show_changes(
-    before: &Status,
-    now: &Status,
-    shown: &Status,
-    format: Format,
-    scope: &Scope,
-) -> Result<()> {
+fn show_changes(before: &Status, now: &Status, shown: &Status, format: Format) -> Result<()> {
     let known: BTreeMap<&str, &RuleLine> = before
         .rules
         .iter()
@@ -124,12 +118,12 @@ fn show_changes(
     match format {
         Format::Table => {
             // With --failed, a rule that has recovered is news, too.
-            let recovered = |rule: &&RuleLine| {
+            let news = |rule: &&RuleLine| {
                 let before = known.get(rule.rule.as_str());
                 before.is_some_and(|before| !before.is_good()) || shown.rules.contains(rule)
             };
             let rules = now.rules.iter();
-            let changed: Vec<&RuleLine> = rules.filter(changed).filter(recovered).collect();
+            let changed: Vec<&RuleLine> = rules.filter(changed).filter(news).collect();
             let mut text = String::new();
             if before.mimeo_runs() != now.mimeo_runs() {
                 text += &lines(now.mimeo.iter().flat_map(Installation::lines));
@@ -146,7 +140,8 @@ fn show_changes(
             print_text(&text)
         }
         _ if before.same(now) => Ok(()),
-        _ => print(format, shown, |shown| text(shown, now.rules.len(), scope)),
+        // The table is printed above.
+        _ => print(format, shown, |_| String::new()),
     }
 }
 

@@ -77,7 +77,7 @@ pub(super) struct CopyLine {
 #[serde(rename_all = "camelCase")]
 pub(super) struct WaitingNamespace {
     pub(super) namespace: String,
-    /// What happens to its pods meanwhile.
+    /// The state of its pods meanwhile.
     pub(super) pods: State,
     /// The copies, with their rules and how far they are.
     pub(super) waits_for: Vec<String>,

@@ -43,7 +43,7 @@ pub async fn agrees(client: &Client, control_plane: &ControlPlane) -> Result<usi
     .await
 }
 
-/// What the statuses say of all rules that are not suspended.
+/// The counts in the statuses of all rules that are not suspended.
 async fn reported(client: &Client) -> Result<BTreeMap<String, Counts>> {
     let mut all = BTreeMap::new();
     for kind in ["ClusterReplication", "Replication"] {
@@ -71,7 +71,7 @@ async fn reported(client: &Client) -> Result<BTreeMap<String, Counts>> {
     Ok(all)
 }
 
-/// What the plugin says of one rule.
+/// The plugin's counts of one rule.
 fn counted(told: &Value, rule: &str) -> Result<Counts> {
     let list = |field: &str| told[field].as_array().cloned().unwrap_or_default();
     let line = list("rules").into_iter().find(|line| line["rule"] == rule);

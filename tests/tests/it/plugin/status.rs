@@ -256,7 +256,7 @@ async fn a_missing_rule_and_missing_permissions_are_told() -> Result<()> {
         "{}",
         one.stdout
     );
-    // What could not be read may be bad.
+    // A rule that could not be read may have failed.
     let told = "No rule, as far as the cluster could be read.";
     assert!(one.stdout.contains(told), "{}", one.stdout);
     assert_eq!(one.code, 1);
