@@ -136,6 +136,9 @@ pub(crate) async fn run(_: CheckArgs, connected: &Connected, format: Format) -> 
         let item = Item::new(permissions::CHECK, Verdict::Unknown, message);
         report.checks.push(item);
     }
+    for item in &mut report.checks {
+        item.fix = item.fix.take().map(|fix| fix.on(&connected.flags));
+    }
     print(format, &report, text)?;
     Ok(report.code())
 }

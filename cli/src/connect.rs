@@ -1,6 +1,6 @@
 //! The flags that `kubectl` passes to every command, and the client that they describe.
 
-use std::{io::ErrorKind, path::PathBuf, time::Duration};
+use std::{fmt::Write as _, io::ErrorKind, path::PathBuf, time::Duration};
 
 use anyhow::{Context as _, Result};
 use clap::Args;
@@ -11,11 +11,13 @@ use kube::{
 };
 use mimeo_runtime::{client::client, duration};
 
-use crate::read::Reader;
+use crate::{output::quoted, read::Reader};
 
 /// [Impersonation](https://kubernetes.io/docs/reference/access-authn-authz/user-impersonation/) by
 /// UID. The kubeconfig type of `kube` has no field for it.
 const IMPERSONATE_UID: HeaderName = HeaderName::from_static("impersonate-uid");
+/// The namespace in which Mimeo's manifests install it.
+const MIMEO_SYSTEM: &str = "mimeo-system";
 /// The time in place of no limit.
 const NO_LIMIT: Duration = Duration::from_hours(24 * 365);
 
@@ -88,7 +90,7 @@ pub(crate) struct Connection {
         global = true,
         value_name = "NAMESPACE",
         env = "MIMEO_NAMESPACE",
-        default_value = "mimeo-system"
+        default_value = MIMEO_SYSTEM
     )]
     mimeo_namespace: String,
 }
@@ -105,6 +107,63 @@ pub(crate) struct Connected {
     pub(crate) mimeo: String,
     /// The longest time for one request.
     pub(crate) timeout: Duration,
+    pub(crate) flags: ClusterFlags,
+}
+
+/// The flags by which the user named the cluster. Commands that are printed for the user have them,
+/// too: without them, a command would change another cluster.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct ClusterFlags {
+    /// The flags of kubectl, each with a space behind it.
+    kubectl: String,
+    /// The same for this plugin.
+    mimeo: String,
+}
+
+impl ClusterFlags {
+    fn new(connection: &Connection) -> Self {
+        let path = connection.kubeconfig.as_ref();
+        let path = path.map(|path| path.display().to_string());
+        let mut kubectl = String::new();
+        for (flag, value) in [
+            ("--kubeconfig", path.as_ref()),
+            ("--context", connection.context.as_ref()),
+            ("--cluster", connection.cluster.as_ref()),
+            ("--server", connection.server.as_ref()),
+        ] {
+            if let Some(value) = value {
+                // Writing to a String never fails.
+                _ = write!(kubectl, "{flag} {} ", quoted(value));
+            }
+        }
+        let mut mimeo = kubectl.clone();
+        if connection.mimeo_namespace != MIMEO_SYSTEM {
+            let namespace = quoted(&connection.mimeo_namespace);
+            _ = write!(mimeo, "--mimeo-namespace {namespace} ");
+        }
+        Self { kubectl, mimeo }
+    }
+
+    /// The text with these flags in its commands. Kubectl takes the flags of a plugin behind the
+    /// plugin's name.
+    pub(crate) fn in_commands(&self, text: &str) -> String {
+        const KUBECTL: &str = "kubectl ";
+        const PLUGIN: &str = "mimeo ";
+        let mut parts = text.split(KUBECTL);
+        let mut told = parts.next().unwrap_or_default().to_owned();
+        for part in parts {
+            told += KUBECTL;
+            if let Some(rest) = part.strip_prefix(PLUGIN) {
+                told += PLUGIN;
+                told += &self.mimeo;
+                told += rest;
+            } else {
+                told += &self.kubectl;
+                told += part;
+            }
+        }
+        told
+    }
 }
 
 impl Connected {
@@ -178,6 +237,7 @@ impl Connection {
             } else {
                 self.request_timeout
             },
+            flags: ClusterFlags::new(self),
         })
     }
 
@@ -234,5 +294,34 @@ impl Connection {
             },
         };
         Ok(Config::from_custom_kubeconfig(kubeconfig, &options).await?)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_printed_command_names_the_cluster_that_the_user_named() {
+        let flags = ClusterFlags {
+            kubectl: "--context prod ".into(),
+            mimeo: "--context prod --mimeo-namespace copies ".into(),
+        };
+        let none = ClusterFlags::default();
+        for (text, told) in [
+            (
+                "kubectl -n blue get secret/ca",
+                "kubectl --context prod -n blue get secret/ca",
+            ),
+            (
+                "kubectl mimeo held; kubectl get pods",
+                "kubectl mimeo --context prod --mimeo-namespace copies held; kubectl --context \
+                 prod get pods",
+            ),
+            ("wait some seconds", "wait some seconds"),
+        ] {
+            assert_eq!(flags.in_commands(text), told);
+            assert_eq!(none.in_commands(text), text);
+        }
     }
 }

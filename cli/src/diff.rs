@@ -7,7 +7,10 @@ mod effects;
 mod fields;
 mod permissions;
 
-use std::{collections::BTreeMap, fmt::Write as _};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt::Write as _,
+};
 
 use anyhow::{Result, bail};
 use clap::Args;
@@ -26,7 +29,7 @@ use crate::{
     connect::Connected,
     files::{FileArgs, Files},
     output::{Format, line, print},
-    picture::{Overlay, Picture, Scope},
+    picture::{Gap, Overlay, Picture, Scope},
     read::{AT_ONCE, Reader},
 };
 
@@ -92,7 +95,7 @@ pub(crate) async fn run(args: DiffArgs, connected: &Connected, format: Format) -
     let permissions = permissions::missing(connected, &picture, &files).await;
     let diff = compare(connected, &picture, &before, after, permissions).await;
     print(format, &diff, text)?;
-    if diff.is_empty() && !picture.uncounted.is_empty() {
+    if diff.is_empty() && picture.unread.has(&Gap::Copies) {
         bail!("some copies could not be read, so there may be differences");
     }
     Ok(u8::from(!diff.is_empty()))
@@ -145,7 +148,7 @@ async fn compare(
         .changes
         .into_iter()
         .partition(|(key, effect)| before.changes.get(key).is_some_and(|old| old.same(effect)));
-    let mut notes = picture.unread.clone();
+    let mut notes: BTreeSet<String> = picture.unread.sentences().cloned().collect();
     let reader = connected.reader();
     let mut described = stream::iter(new)
         .map(|(copy, effect)| describe(&reader, copy, effect))

@@ -66,7 +66,7 @@ pub(crate) async fn run(args: WhereArgs, connected: &Connected, format: Format) 
     let reader = connected.reader();
     let (gvk, resource) = kinds::find(&reader, &picture, object.kind).await?;
     let source = SourceRef::named(gvk, object.namespace, object.name);
-    let mut notes: Vec<String> = picture.unread.iter().cloned().collect();
+    let mut notes: Vec<String> = picture.unread.sentences().cloned().collect();
     let exists = match resource {
         None => Some(false),
         Some(resource) => {

@@ -6,7 +6,7 @@
 //! until the reconciler takes the confirmation up, and says so if it doesn't.
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::BTreeMap,
     time::{Duration, Instant},
 };
 
@@ -19,10 +19,10 @@ use serde::Serialize;
 use serde_json::json;
 
 use crate::{
-    connect::Connected,
+    connect::{ClusterFlags, Connected},
     names::argument,
     output::{Cell, Format, print, table, tell},
-    picture::{Picture, Scope, unsynced},
+    picture::{Gap, Picture, Scope, pause, unsynced},
     read::own_path,
     state::{held_deletion, is_lost},
     write::{Change, send},
@@ -31,9 +31,6 @@ use crate::{
 /// How long the reconciler may take to see a confirmation and begin the deletion, or to delete the
 /// next copy of a rule that is gone.
 const TAKEN_UP: Duration = Duration::from_secs(30);
-/// The shortest pause between two readings of the cluster meanwhile. It lasts as long as the reading
-/// of a large cluster did.
-const PAUSE: Duration = Duration::from_secs(2);
 
 #[derive(Debug, Args)]
 pub(crate) struct HeldArgs {
@@ -93,7 +90,7 @@ pub(crate) async fn run(args: HeldArgs, connected: &Connected, format: Format) -
     if let Some(id) = &args.rule {
         held.retain(|held| held.id == *id);
     }
-    for note in &picture.unread {
+    for note in picture.unread.sentences() {
         tell(note);
     }
     let unread = !picture.unread.is_empty();
@@ -102,7 +99,7 @@ pub(crate) async fn run(args: HeldArgs, connected: &Connected, format: Format) -
             ([], true) => {
                 "No deletion waits for a person, as far as the cluster could be read.\n".into()
             }
-            _ => text(held),
+            _ => text(held, &connected.flags),
         }
     })?;
     Ok(0)
@@ -174,17 +171,18 @@ pub(crate) async fn confirm(
 ) -> Result<u8> {
     let picture = Picture::read(connected, Scope::All).await?;
     let all = held(&picture);
-    for note in &picture.unread {
+    for note in picture.unread.sentences() {
         tell(note);
     }
     let Some(held) = all.iter().find(|held| held.id == args.rule) else {
         bail!("no deletion of {} waits for a person", args.rule);
     };
-    let unsure: BTreeSet<String> = &picture.uncounted | &picture.unsure_losses;
+    let unsure = |gap: &Gap| matches!(gap, Gap::Copies | Gap::Losses);
+    let unsure: Vec<&str> = picture.unread.about(unsure).collect();
     if !unsure.is_empty() {
         bail!(
             "nothing is confirmed, because the deletion may be larger than it looks: {}",
-            Vec::from_iter(unsure).join(" ")
+            unsure.join(" ")
         );
     }
     let Some(nonce) = &held.nonce else {
@@ -199,7 +197,7 @@ pub(crate) async fn confirm(
         copies == number
     } else {
         // Standard output is for the result.
-        tell(&text(std::slice::from_ref(held)));
+        tell(&text(std::slice::from_ref(held), &connected.flags));
         ask(number)?
     };
     if !confirmed {
@@ -256,18 +254,14 @@ async fn taken_up(connected: &Connected, confirmed: &Held) -> Result<bool> {
             }
             _ => {}
         }
-        tokio::time::sleep(PAUSE.max(started.elapsed())).await;
+        tokio::time::sleep(pause(started.elapsed())).await;
     }
 }
 
 fn progress(picture: &Picture, confirmed: &Held) -> Progress {
-    let unread = if picture.partial.is_empty() {
-        &picture.uncounted
-    } else {
-        &picture.unread
-    };
-    if let Some(sentence) = unread.first() {
-        return Progress::Unknown(sentence.clone());
+    let hides_copies = |gap: &Gap| matches!(gap, Gap::Rules(_) | Gap::Copies);
+    if let Some(sentence) = picture.unread.about(hides_copies).next() {
+        return Progress::Unknown(sentence.to_owned());
     }
     let held = held(picture);
     let now = held.iter().find(|held| held.id == confirmed.id);
@@ -347,7 +341,7 @@ async fn annotate(connected: &Connected, held: &Held, nonce: &str) -> Result<()>
     Ok(())
 }
 
-fn text(held: &[Held]) -> String {
+fn text(held: &[Held], cluster: &ClusterFlags) -> String {
     if held.is_empty() {
         return "No deletion waits for a person.\n".into();
     }
@@ -365,9 +359,10 @@ fn text(held: &[Held]) -> String {
             [&namespace, &copy.kind, &copy.name].map(Cell::from).into()
         };
         let deleted = if *rule_deleted { " (deleted)" } else { "" };
-        let name = argument(id);
+        let confirm = format!("kubectl mimeo confirm {}", argument(id));
+        let confirm = cluster.in_commands(&confirm);
         format!(
-            "{rule}{deleted}: {} copies\n  {why}\n\n{}\n  If it is an accident, undo it. If not: kubectl mimeo confirm {name}\n",
+            "{rule}{deleted}: {} copies\n  {why}\n\n{}\n  If it is an accident, undo it. If not: {confirm}\n",
             copies.len(),
             table(
                 &["  NAMESPACE", "KIND", "NAME"],

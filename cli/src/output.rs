@@ -29,7 +29,7 @@ pub(crate) fn print<T: Serialize>(
     let output = match format {
         Format::Table => shown(&text(result)),
         Format::Json => escaped(&serde_json::to_string_pretty(result)?) + "\n",
-        Format::Yaml => serde_yaml::to_string(result)?,
+        Format::Yaml => shown(&serde_yaml::to_string(result)?),
     };
     write(&output)
 }

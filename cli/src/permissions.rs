@@ -52,15 +52,7 @@ pub(crate) async fn ask(
     accounts: &Accounts,
 ) -> Answers {
     let roles = roles(&connected.reader(), rules, kinds, files).await;
-    let mut needs = needs(picture, rules, kinds, &roles);
-    let mut answers = Answers::default();
-    if needs.len() > MOST {
-        let why =
-            format!("Mimeo needs more than {MOST} permissions, so not all of them were checked");
-        let rest = needs.iter().skip(MOST).cloned();
-        answers.unknown = rest.map(|need| (need, why.clone())).collect();
-        needs = needs.into_iter().take(MOST).collect();
-    }
+    let (needs, mut answers) = limit(needs(picture, rules, kinds, &roles), MOST);
     let one = |need: ProgramRight| async move {
         let user = accounts.user(need.program);
         let deadline = Instant::now() + connected.timeout;
@@ -84,6 +76,18 @@ pub(crate) async fn ask(
         }
     }
     answers
+}
+
+/// The permissions to ask about, and the others as unknown.
+fn limit(needs: BTreeSet<ProgramRight>, most: usize) -> (Vec<ProgramRight>, Answers) {
+    let why = format!("Mimeo needs more than {most} permissions, so not all of them were checked");
+    let mut needs = needs.into_iter();
+    let asked = needs.by_ref().take(most).collect();
+    let answers = Answers {
+        unknown: needs.map(|need| (need, why.clone())).collect(),
+        ..Answers::default()
+    };
+    (asked, answers)
 }
 
 /// The roles of RoleBindings among the sources. Mimeo needs the permission to bind exactly these.
@@ -134,4 +138,34 @@ fn needs(
         needs.extend(own);
     }
     needs
+}
+
+#[cfg(test)]
+mod tests {
+    use mimeo_model::{own_rights::Program, right::Right};
+
+    use super::*;
+
+    #[test]
+    fn a_permission_that_is_not_asked_about_is_unknown() {
+        let need = |verb| ProgramRight {
+            program: Program::Reconciler,
+            kind: "Secret".into(),
+            right: Right {
+                verb,
+                group: "".into(),
+                resource: "secrets".into(),
+                namespace: None,
+                name: None,
+            },
+        };
+        let needs: BTreeSet<ProgramRight> = ["get", "list", "watch"].map(need).into();
+        let (asked, answers) = limit(needs.clone(), 3);
+        assert_eq!((asked.len(), answers.unknown.len()), (3, 0));
+        let (asked, answers) = limit(needs.clone(), 2);
+        assert_eq!(asked.len(), 2);
+        let (rest, why) = answers.unknown.first_key_value().expect("one is left");
+        assert!(needs.contains(rest) && !asked.contains(rest));
+        assert!(why.contains("more than 2 permissions"), "{why}");
+    }
 }

@@ -7,8 +7,12 @@ mod answers;
 mod overlay;
 mod progress;
 mod reading;
+mod unread;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
 
 use anyhow::Result;
 use jiff::Timestamp;
@@ -16,7 +20,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use mimeo_api::ClusterReplicationStatus;
 use mimeo_engine::{CopyView, Cursor, PlaceView, Progress as Waits, Snapshot};
 use mimeo_model::{
-    id::{RuleId, RuleKind},
+    id::RuleId,
     kind::{GroupVersionKind, Resource},
     known::{Decoded, Known},
     refusal::Refused,
@@ -27,8 +31,11 @@ use mimeo_model::{
 use mimeo_runtime::stored::parse_grant;
 use serde_json::Value;
 
-pub(crate) use self::overlay::Overlay;
 use self::reading::Reading;
+pub(crate) use self::{
+    overlay::Overlay,
+    unread::{Gap, Unread},
+};
 use crate::{
     connect::Connected,
     files::Key,
@@ -87,18 +94,10 @@ pub(crate) struct Picture {
     pub(crate) selected: BTreeMap<SourceSelector, Vec<String>>,
     /// The resources of the kinds that rules use. `None`: the API server doesn't serve the kind.
     pub(crate) kinds: BTreeMap<GroupVersionKind, Option<Resource>>,
-    /// Sources that the user may not read.
-    pub(crate) hidden: BTreeSet<SourceRef>,
-    /// The kinds of rules that could not be listed everywhere. Rules of these may be missing here.
-    pub(crate) partial: BTreeSet<RuleKind>,
-    /// One sentence for each list of copies that could not be read.
-    pub(crate) uncounted: BTreeSet<String>,
-    /// One sentence for each fact without which a rule may have lost more copies than it seems.
-    pub(crate) unsure_losses: BTreeSet<String>,
     /// The namespaces in the scope with the pending label, and the copies that hold their pods.
     pub(crate) waiting: BTreeMap<String, Waits>,
-    /// One sentence for each fact that could not be read.
-    pub(crate) unread: BTreeSet<String>,
+    /// The facts that could not be read.
+    pub(crate) unread: Unread,
     /// The rules and grants of files that may do more than the stored ones.
     pub(crate) widened: BTreeSet<Key>,
 }
@@ -157,6 +156,12 @@ impl Picture {
                 .collect(),
         )
     }
+}
+
+/// The pause before the cluster is read again: at least 2 s, and as long as the last reading took.
+/// So a command that waits spends no more than half of its time on readings.
+pub(crate) fn pause(took: Duration) -> Duration {
+    took.max(Duration::from_secs(2))
 }
 
 /// The statuses that a reconciler would write now.

@@ -76,6 +76,16 @@ fn describe(command: &Command, page: &mut String) {
     for arg in own {
         item(arg, page);
     }
+    let help = command.get_after_help().map(ToString::to_string);
+    for paragraph in help.iter().flat_map(|help| help.split("\n\n")) {
+        let lines: Vec<&str> = paragraph.lines().map(str::trim).collect();
+        // Commands are indented.
+        _ = if paragraph.starts_with("  ") {
+            write!(page, "\n```sh\n{}\n```\n", lines.join("\n"))
+        } else {
+            write!(page, "\n{}\n", lines.join(" "))
+        };
+    }
 }
 
 fn value(arg: &Arg) -> Option<String> {

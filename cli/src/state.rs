@@ -17,10 +17,11 @@ use mimeo_model::{
 use serde::Serialize;
 
 use crate::{
+    connect::ClusterFlags,
     kinds,
     names::{ObjectName, argument, object},
     output::Tone,
-    picture::Picture,
+    picture::{Gap, Picture},
 };
 
 /// The state of a copy.
@@ -98,7 +99,7 @@ pub(crate) fn state(
 ) -> Explained {
     let known = |state, message: &str| (state, message.to_owned());
     let Some(stored) = picture.rules.get(id) else {
-        return if picture.partial.contains(&id.kind) {
+        return if picture.unread.has(&Gap::Rules(id.kind)) {
             let message = "you may not read the rule that wrote the copy";
             known(State::Unknown, message)
         } else {
@@ -140,7 +141,7 @@ pub(crate) fn state(
     match (source, copy) {
         (Some(source), copy) => missing(picture, key, source, status, copy),
         (None, Some(_)) => known(State::Unwanted, "Mimeo deletes the copy"),
-        (None, None) if !picture.uncounted.is_empty() => {
+        (None, None) if picture.unread.has(&Gap::Copies) => {
             known(State::Unknown, "you may not list copies of its kind")
         }
         (None, None) => {
@@ -185,7 +186,7 @@ fn missing(
     if let Some(cause) = status.and_then(|status| cause(status, source, copy)) {
         return (State::Failed(cause.reason.clone()), cause.message.clone());
     }
-    if picture.hidden.contains(source) {
+    if picture.unread.has(&Gap::Source(source.clone())) {
         let message = "you may not read the source, so the state of its copy is unknown";
         return (State::Unknown, message.into());
     }
@@ -222,7 +223,7 @@ fn cause<'a>(
         } else {
             &source.name
         };
-        one.message.contains(&**word)
+        mentions(&one.message, word)
     });
     // Mimeo plans a write only of a copy that nothing keeps away.
     let planned = matches!(
@@ -231,6 +232,13 @@ fn cause<'a>(
     );
     let first = failed.first().filter(|_| !planned);
     named.or(first).copied()
+}
+
+/// True if the word is in the message, and not only as a part of a longer name.
+fn mentions(message: &str, word: &str) -> bool {
+    let in_a_name = |char: char| char.is_alphanumeric() || "-._".contains(char);
+    let mut names = message.split(|char| !in_a_name(char));
+    names.any(|name| name.trim_end_matches('.') == word)
 }
 
 /// The condition of this type.
@@ -309,6 +317,15 @@ impl Fix {
         Self {
             note: Some(note.into()),
             ..self
+        }
+    }
+
+    /// The same step, for the cluster that the user named.
+    pub(crate) fn on(self, cluster: &ClusterFlags) -> Self {
+        let told = |text: String| cluster.in_commands(&text);
+        Self {
+            command: self.command.map(told),
+            note: self.note.map(told),
         }
     }
 }
@@ -407,4 +424,28 @@ pub(crate) fn fix(
         .note("it shows the reason for each copy"),
         _ => return None,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_message_about_a_longer_name_is_about_another_object() {
+        for (message, word, about) in [
+            ("v1/Secret/platform/web does not exist", "web", true),
+            (
+                "v1/Secret/platform/web: the kind is not served.",
+                "web",
+                true,
+            ),
+            ("v1/Secret/platform/web-2 does not exist", "web", false),
+            ("v1/Secret/platform/web.tls does not exist", "web", false),
+            ("Secret web in namespace blue is not granted", "web", true),
+            ("v1/RoleBinding/blue/admins: forbidden", "Role", false),
+            ("every source exists, except web.", "web", true),
+        ] {
+            assert_eq!(mentions(message, word), about, "{message}");
+        }
+    }
 }

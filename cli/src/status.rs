@@ -18,7 +18,7 @@ use crate::{
     installation::Installation,
     names,
     output::{Cell, Format, Tone, print, print_text, table, tell},
-    picture::{Picture, Scope},
+    picture::{Picture, Scope, pause},
     state::State,
 };
 
@@ -41,10 +41,6 @@ pub(crate) struct StatusArgs {
     timeout: Duration,
 }
 
-/// The shortest pause between two readings of the cluster. A long reading is followed by a pause of
-/// its own length, so that no more than half of the time is spent on readings.
-const PAUSE: Duration = Duration::from_secs(2);
-
 pub(crate) async fn run(args: StatusArgs, connected: &Connected, format: Format) -> Result<u8> {
     let scope = Scope::asked(connected);
     let read = async || -> Result<(Status, Duration)> {
@@ -66,7 +62,7 @@ pub(crate) async fn run(args: StatusArgs, connected: &Connected, format: Format)
             break;
         }
         let left = deadline.saturating_duration_since(Instant::now());
-        tokio::time::sleep(PAUSE.max(took).min(left)).await;
+        tokio::time::sleep(pause(took).min(left)).await;
         // One failed reading is no reason to give up before the time is over.
         match read().await {
             Ok(read) => (status, took) = read,
@@ -96,7 +92,7 @@ pub(crate) async fn run(args: StatusArgs, connected: &Connected, format: Format)
         return Ok(u8::from(!status.is_good()));
     }
     loop {
-        tokio::time::sleep(PAUSE.max(took)).await;
+        tokio::time::sleep(pause(took)).await;
         match read().await {
             Ok((now, time)) => {
                 show_changes(&status, &now, &shown(&now), format)?;

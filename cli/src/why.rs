@@ -22,7 +22,7 @@ use self::{
     verdict::{Answer, answers, left_behind, others},
 };
 use crate::{
-    connect::Connected,
+    connect::{ClusterFlags, Connected},
     kinds,
     names::ObjectName,
     output::{Format, age, line, print},
@@ -75,7 +75,7 @@ pub(crate) async fn run(args: WhyArgs, connected: &Connected, format: Format) ->
     let picture = Picture::read(connected, scope).await?;
     if pods::means_pods(kind) {
         let (why, healthy) = pods::explain(&picture, &object);
-        print(format, &why, text)?;
+        print(format, &why.on(&connected.flags), text)?;
         return Ok(u8::from(!healthy));
     }
     let reader = connected.reader();
@@ -85,7 +85,7 @@ pub(crate) async fn run(args: WhyArgs, connected: &Connected, format: Format) ->
         name,
         gvk,
     };
-    let mut notes: Vec<String> = picture.unread.iter().cloned().collect();
+    let mut notes: Vec<String> = picture.unread.sentences().cloned().collect();
     let (exists, meta) = match &resource {
         None => (Some(false), None),
         Some(resource) => match read(&reader, resource, &key).await {
@@ -99,8 +99,21 @@ pub(crate) async fn run(args: WhyArgs, connected: &Connected, format: Format) ->
     let copy = meta.as_ref().and_then(copy_of);
     let why = explain(&picture, &key, exists, copy, notes);
     let healthy = why.rules.iter().any(|rule| rule.state == State::Synced);
-    print(format, &why, text)?;
+    print(format, &why.on(&connected.flags), text)?;
     Ok(u8::from(!healthy))
+}
+
+impl Why {
+    /// The same answer, with commands for the cluster that the user named.
+    fn on(mut self, cluster: &ClusterFlags) -> Self {
+        for rule in &mut self.rules {
+            rule.fix = rule.fix.take().map(|fix| fix.on(cluster));
+        }
+        for note in &mut self.notes {
+            *note = cluster.in_commands(note);
+        }
+        self
+    }
 }
 
 fn explain(

@@ -30,10 +30,10 @@ pub(super) async fn check(
     accounts: &Accounts,
     report: &mut Report,
 ) {
-    report.notes.extend(picture.unread.iter().cloned());
+    report.notes.extend(picture.unread.sentences().cloned());
     let rules: Vec<&Rule> = picture.valid_rules().collect();
     if rules.is_empty() {
-        let item = if !picture.partial.is_empty() {
+        let item = if picture.unread.has_rules() {
             Item::new(CHECK, Verdict::Unknown, "no rule could be read")
         } else if picture.rules.is_empty() {
             Item::new(CHECK, Verdict::Ok, "there are no rules")

@@ -34,7 +34,7 @@ pub(super) fn check(picture: &Picture, now: Timestamp) -> Item {
         unseen.look(id, stored, now);
     }
     let item = unseen.item(&picture.mimeo);
-    if item.result == Verdict::Ok && !picture.partial.is_empty() {
+    if item.result == Verdict::Ok && picture.unread.has_rules() {
         return Item::new(CHECK, Verdict::Unknown, "not every rule could be read");
     }
     item

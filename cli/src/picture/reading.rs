@@ -29,7 +29,7 @@ use mimeo_runtime::{
 use serde_json::Value;
 
 use super::{
-    Overlay, Picture, Scope, Stored,
+    Gap, Overlay, Picture, Scope, Stored, Unread,
     answers::{Asker, Read},
     assumed,
     progress::Progress,
@@ -81,22 +81,24 @@ impl Reading {
         let client = connected.client.clone();
         let system = "/api/v1/namespaces/kube-system";
         let system = reader.get(system, Part::Metadata).await;
-        let mut unread = BTreeSet::new();
+        let mut unread = Unread::default();
         let cluster = match system {
             Ok(Some(system)) => text(&system, "/metadata/uid").to_owned(),
             Ok(None) => String::new(),
             Err(ReadError::Forbidden(_)) => {
                 unread.insert(
+                    Gap::Details,
                     "You can't read Namespace kube-system, so copies of another cluster \
-                     count as this cluster's."
-                        .into(),
+                     count as this cluster's.",
                 );
                 String::new()
             }
             Err(error) => bail!("can't reach the cluster: {error}"),
         };
         let (settings, unknown) = settings(&reader, &connected.mimeo, cluster).await;
-        unread.extend(unknown);
+        if let Some(sentence) = unknown {
+            unread.insert(Gap::Details, sentence);
+        }
         let reach = settings.reach.clone();
         let writer = Writer::new(
             client.clone(),
@@ -120,10 +122,6 @@ impl Reading {
                 namespaces: BTreeMap::new(),
                 selected: BTreeMap::new(),
                 kinds: BTreeMap::new(),
-                hidden: BTreeSet::new(),
-                partial: BTreeSet::new(),
-                uncounted: BTreeSet::new(),
-                unsure_losses: BTreeSet::new(),
                 waiting: BTreeMap::new(),
                 unread,
                 widened: BTreeSet::new(),
@@ -132,14 +130,8 @@ impl Reading {
         })
     }
 
-    fn note(&mut self, sentence: String) {
-        self.picture.unread.insert(sentence);
-    }
-
-    /// Notes a fact without which a rule may have lost more copies than it seems.
-    fn unsure(&mut self, sentence: String) {
-        self.picture.unsure_losses.insert(sentence.clone());
-        self.note(sentence);
+    fn note(&mut self, gap: Gap, sentence: impl Into<String>) {
+        self.picture.unread.insert(gap, sentence);
     }
 
     /// Shows the engine an event.
@@ -164,11 +156,11 @@ impl Reading {
             if let (Err(ReadError::Forbidden(_)), RuleKind::Replication, Scope::One(home)) =
                 (&read, kind, self.scope.clone())
             {
-                self.picture.partial.insert(kind);
-                self.note(format!(
+                let sentence = format!(
                     "You can't list Replications in all namespaces. Only those of {home} are \
                      considered."
-                ));
+                );
+                self.note(Gap::Rules(kind), sentence);
                 read = self.listed(&own_path(Some(&home), plural, None)).await;
             }
             let mut found = match read {
@@ -182,10 +174,8 @@ impl Reading {
                     continue;
                 }
                 Err(error @ ReadError::Forbidden(_)) => {
-                    self.picture.partial.insert(kind);
-                    self.note(format!(
-                        "You can't list {kind}s: {error}. They are left out."
-                    ));
+                    let sentence = format!("You can't list {kind}s: {error}. They are left out.");
+                    self.note(Gap::Rules(kind), sentence);
                     Vec::new()
                 }
                 Err(error) => bail!("can't list {kind}s: {error}"),
@@ -239,8 +229,8 @@ impl Reading {
             (Ok(_), _) => {}
             (Err(error @ ReadError::Forbidden(_)), Scope::All) => {
                 bail!(
-                    "can't list namespaces: {error}. Most commands answer about one namespace: -n \
-                     NAMESPACE"
+                    "can't list namespaces: {error}. The commands why and status answer about one \
+                     namespace: -n NAMESPACE"
                 )
             }
             (Err(ReadError::Forbidden(_)), Scope::One(only)) => {
@@ -249,16 +239,17 @@ impl Reading {
                     Ok(Some(object)) => found.extend(metadata(&object)),
                     Ok(None) => {}
                     Err(_) => {
-                        self.note(format!(
+                        let sentence = format!(
                             "You can't read Namespace {only}: its labels are \
                              unknown, so rules that select by labels seem not to match it."
-                        ));
+                        );
+                        self.note(Gap::Details, sentence);
                         found.push(assumed(&only));
                     }
                 }
                 self.note(
-                    "You can't list namespaces. Only the one that was asked for is considered."
-                        .into(),
+                    Gap::Details,
+                    "You can't list namespaces. Only the one that was asked for is considered.",
                 );
             }
             (Err(error), _) => bail!("can't list namespaces: {error}"),
@@ -285,10 +276,11 @@ impl Reading {
                 self.show(|engine, now| engine.grants_known(Known::Unserved, now));
             }
             Err(error) => {
-                self.note(format!(
+                let sentence = format!(
                     "You can't list ReplicationGrants: {error}. Whether Replications \
                      may cross namespaces is unknown."
-                ));
+                );
+                self.note(Gap::Details, sentence);
                 let why = Unreadable::Forbidden { verb: "list" };
                 self.show(|engine, now| engine.grants_known(Known::Unreadable(why), now));
             }
@@ -303,11 +295,12 @@ impl Reading {
         let recorded = match self.asker.reader.get(&path, Part::Whole).await {
             Ok(map) => map.and_then(|map| serde_json::from_value::<ConfigMap>(map).ok()),
             Err(error) => {
-                self.unsure(format!(
+                let sentence = format!(
                     "You can't read ConfigMap {}/{KINDS_CONFIG_MAP}: {error}. Copies of rules that \
                      no longer exist may be missing here.",
                     self.picture.mimeo
-                ));
+                );
+                self.note(Gap::Losses, sentence);
                 None
             }
         };
@@ -400,8 +393,7 @@ impl Reading {
                     "You can't list copies of kind {}: {error}. Their states are unknown.",
                     watch.kind
                 );
-                self.picture.uncounted.insert(sentence.clone());
-                self.note(sentence);
+                self.note(Gap::Copies, sentence);
             }
         }
     }
@@ -454,7 +446,8 @@ impl Reading {
                 self.picture.kinds.insert(gvk, resource);
             }
             Read::Kind(gvk, Err(why)) => {
-                self.unsure(format!("Can't find out whether {gvk} is served: {why}."));
+                let sentence = format!("Can't find out whether {gvk} is served: {why}.");
+                self.note(Gap::Losses, sentence);
                 self.show(|engine, now| {
                     engine.kind(&gvk, Known::Unreadable(Unreadable::Unavailable), now);
                 });
@@ -463,11 +456,11 @@ impl Reading {
                 self.show(|engine, now| engine.source(&source, object.map(Decoded::Whole), now));
             }
             Read::Source(source, Err(error)) => {
-                self.note(format!(
+                let sentence = format!(
                     "You can't read the source {source}: {error}. Whether its copies \
                      are up to date is unknown."
-                ));
-                self.picture.hidden.insert(source);
+                );
+                self.note(Gap::Source(source), sentence);
             }
             Read::Selected(selector, Ok(mut objects)) => {
                 objects.retain(|object| !selector.passes_over(text(object, "/metadata/name")));
@@ -487,21 +480,25 @@ impl Reading {
                 self.picture.selected.insert(selector, names);
             }
             Read::Selected(selector, Err(error)) => {
-                self.unsure(format!(
+                let sentence = format!(
                     "You can't list the sources {selector}: {error}. Their copies are unknown."
-                ));
+                );
+                self.note(Gap::Losses, sentence);
             }
             Read::Job(job, answer, note) => {
-                self.picture.unread.extend(note);
+                if let Some(sentence) = note {
+                    self.note(Gap::Details, sentence);
+                }
                 self.show(|engine, now| engine.answered(&job, answer, now));
             }
             Read::Object(request, Ok(outcome)) => self.picture.snapshot.object(&request, outcome),
             Read::Object(request, Err(error)) => {
                 let GroupVersionKind { kind, .. } = &request.resource.gvk;
-                self.note(format!(
+                let sentence = format!(
                     "You can't read objects of kind {kind} in namespace {}: {error}.",
                     request.ticket.namespace
-                ));
+                );
+                self.note(Gap::Details, sentence);
             }
         }
     }

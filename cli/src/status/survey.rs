@@ -1,17 +1,17 @@
 //! The state of all rules and copies, as the engine decides it from one reading of the cluster.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use anyhow::{Result, bail};
 use mimeo_engine::{CopyView, PlaceView};
-use mimeo_model::{id::RuleId, outcome::FailureReason, source::SourceRef, template::Place};
+use mimeo_model::{id::RuleId, source::SourceRef, template::Place};
 use serde::Serialize;
 
 use crate::{
     connect::Connected,
     installation::Installation,
     names::{ObjectName, refusals},
-    picture::{Picture, Scope, Stored, copies, places, sources},
+    picture::{Gap, Picture, Scope, Stored, copies, places, sources},
     state::{State, condition, is_failure, pods, state},
 };
 
@@ -106,9 +106,9 @@ impl Status {
         let mut status = Self {
             mimeo: Some(mimeo),
             // A named rule was read, whatever other rules there are.
-            complete: (only.is_some() || picture.partial.is_empty())
-                && picture.uncounted.is_empty(),
-            notes: picture.unread.iter().cloned().chain(unread).collect(),
+            complete: (only.is_some() || !picture.unread.has_rules())
+                && !picture.unread.has(&Gap::Copies),
+            notes: picture.unread.sentences().cloned().chain(unread).collect(),
             ..Self::default()
         };
         let shown = |id: &RuleId| only.is_none_or(|only| only == id);
@@ -191,8 +191,8 @@ impl Status {
         });
     }
 
-    /// Counts the copies that lack a grant in namespaces that do not exist. The engine's view is of
-    /// existing namespaces alone, and statuses count both.
+    /// Counts the copies that Replications want in namespaces that don't exist. The places above
+    /// are in existing namespaces, and statuses count both.
     fn count_absent(
         &mut self,
         picture: &Picture,
@@ -200,24 +200,21 @@ impl Status {
         lines: &mut BTreeMap<&RuleId, RuleLine>,
     ) {
         for (id, line) in lines {
-            let status = picture.rules.get(*id).and_then(|rule| rule.status.as_ref());
-            let failures = status.into_iter().flat_map(|status| &status.failures);
-            let absent = failures.filter(|failure| {
-                failure.reason == FailureReason::NotGranted.as_str()
-                    && scope.has(&failure.namespace)
-                    && !picture.namespaces.contains_key(&*failure.namespace)
-            });
-            for failure in absent {
-                line.copies += 1;
-                line.failed += 1;
-                self.copies.push(CopyLine {
-                    namespace: failure.namespace.clone(),
-                    kind: failure.kind.clone(),
-                    name: failure.name.clone(),
-                    rule: line.rule.clone(),
-                    state: State::Failed(failure.reason.clone()),
-                    message: failure.message.clone(),
-                });
+            let rule = picture
+                .rules
+                .get(*id)
+                .and_then(|rule| rule.rule.as_ref().ok());
+            let targets = rule.into_iter().flat_map(|rule| &rule.targets);
+            let named = targets.filter_map(|target| target.selection.exact_names());
+            let absent: BTreeSet<&str> = named
+                .flatten()
+                .filter(|name| scope.has(name) && !picture.namespaces.contains_key(*name))
+                .collect();
+            for namespace in absent {
+                for copy in copies(&picture.snapshot, id, namespace) {
+                    self.copies
+                        .extend(count(picture, namespace, id, copy, line));
+                }
             }
         }
     }
@@ -251,7 +248,7 @@ fn count(
         name: &copy.name,
     };
     let source = source_of(picture, rule, &key);
-    line.copies += usize::from(source.is_some());
+    line.copies += usize::from(copy.wanted);
     let (state, message) = state(picture, &key, rule, source.as_ref(), Some(&copy));
     match state {
         State::Synced | State::Suspended => return None,
@@ -304,7 +301,7 @@ fn line(id: &RuleId, stored: &Stored) -> RuleLine {
 /// The source of a rule's copy. `None`: the rule doesn't want the copy.
 fn source_of(picture: &Picture, rule: &RuleId, key: &ObjectName<'_>) -> Option<SourceRef> {
     let rule = picture.rules.get(rule)?.rule.as_ref().ok()?;
-    let labels = picture.labels(key.namespace)?;
+    let labels = picture.labels(key.namespace).unwrap_or_default();
     let place = Place {
         name: key.namespace,
         labels: &labels,

@@ -7,7 +7,7 @@ use super::{Why, verdict::Answer};
 use crate::{
     names::ObjectName,
     output::quoted,
-    picture::Picture,
+    picture::{Gap, Picture},
     state::{Fix, State, pods},
 };
 
@@ -20,7 +20,7 @@ pub(super) fn means_pods(kind: &str) -> bool {
 /// hold none of its pods.
 pub(super) fn explain(picture: &Picture, object: &ObjectName<'_>) -> (Why, bool) {
     let namespace = object.namespace;
-    let mut notes: Vec<String> = picture.unread.iter().cloned().collect();
+    let mut notes: Vec<String> = picture.unread.sentences().cloned().collect();
     let mut rules = Vec::new();
     let found = picture.namespaces.get(namespace);
     let mut known = found.is_some_and(|found| found.creation_timestamp.is_some());
@@ -38,7 +38,9 @@ pub(super) fn explain(picture: &Picture, object: &ObjectName<'_>) -> (Why, bool)
                 rules.extend(copies.iter().map(|copy| answer(namespace, &state, copy)));
             }
             // Only ClusterReplications hold pods.
-            known = !picture.partial.contains(&RuleKind::ClusterReplication);
+            known = !picture
+                .unread
+                .has(&Gap::Rules(RuleKind::ClusterReplication));
             if rules.is_empty() && !known {
                 notes.push(format!(
                     "The pods of namespace {namespace} wait: it has the label {PENDING_LABEL}. For \

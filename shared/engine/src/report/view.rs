@@ -135,6 +135,8 @@ pub struct CopyView {
     pub kind: String,
     /// Its name.
     pub name: String,
+    /// True if the rule wants it.
+    pub wanted: bool,
     /// Its state.
     pub state: State,
     /// As in [`PlaceView`].
@@ -188,10 +190,32 @@ struct Shown<'a> {
     rule: &'a Arc<RuleId>,
     kind: &'a str,
     name: Cow<'a, str>,
+    wanted: bool,
     state: State,
     reason: Option<Reason>,
     message: Option<Cow<'a, str>>,
     since: Option<Timestamp>,
+}
+
+impl<'a> Shown<'a> {
+    /// A copy that the rule wants and cannot have.
+    fn failed(
+        rule: &'a Arc<RuleId>,
+        (kind, name): (&'a str, Cow<'a, str>),
+        reason: FailureReason,
+        message: Option<String>,
+    ) -> Self {
+        Self {
+            rule,
+            kind,
+            name,
+            wanted: true,
+            state: State::Failed,
+            reason: Some(Reason::Failed(reason)),
+            message: message.map(Into::into),
+            since: None,
+        }
+    }
 }
 
 /// The reason for the state of a copy. Its `Display` is the stable word.
@@ -363,15 +387,17 @@ impl<'a> Page<'a> {
         }
     }
 
-    /// Returns the copies of a rule in a namespace, by kind and name.
+    /// Returns the copies of a rule in a namespace, by kind and name. In a namespace that doesn't
+    /// exist, these are the copies that lack a grant.
     pub(crate) fn copies(self, id: &RuleId, namespace: &str) -> Vec<CopyView> {
-        let Some((name, namespace)) = self.index.namespaces.get_key_value(namespace) else {
-            return vec![];
+        let shown = match self.index.namespaces.get_key_value(namespace) {
+            Some((name, namespace)) => self.shown(name, namespace, Some(id)),
+            None => self.not_granted(id, namespace, true),
         };
-        let shown = self.shown(name, namespace, Some(id));
         let copy = |shown: Shown<'_>| CopyView {
             kind: shown.kind.to_owned(),
             name: shown.name.into_owned(),
+            wanted: shown.wanted,
             state: shown.state,
             reason: shown.reason,
             message: shown.message.map(Cow::into_owned),
@@ -405,48 +431,34 @@ impl<'a> Page<'a> {
             let Some((id, state)) = self.index.rules.get_key_value(id) else {
                 continue;
             };
-            let failed =
-                |kind: &'a str, name: Cow<'a, str>, reason, message: Option<String>| Shown {
-                    rule: id,
-                    kind,
-                    name,
-                    state: State::Failed,
-                    reason: Some(Reason::Failed(reason)),
-                    message: message.map(Into::into),
-                    since: None,
-                };
             let lost = state.blocked.get(name).into_iter().flatten();
             all.extend(lost.map(|copy| {
+                let kind = self.index.kind_of(copy.kind);
                 let message = only.map(|_| copy.message(id, name));
-                failed(
-                    self.index.kind_of(copy.kind),
-                    Cow::Borrowed(&copy.name),
-                    copy.reason(),
-                    message,
-                )
+                let copy_name = Cow::Borrowed(&*copy.name);
+                Shown::failed(id, (kind, copy_name), copy.reason(), message)
             }));
-            let Some(home) = id
-                .namespace
-                .as_deref()
-                .filter(|_| self.index.grants_known())
-            else {
-                continue;
-            };
-            for ((_, kind, copy_name), lack) in state
-                .rule
-                .iter()
-                .flat_map(|rule| self.index.ungranted_copies(rule, Some(name)))
-            {
-                let message = only.map(|_| lack.message(home));
-                all.push(failed(
-                    kind,
-                    copy_name.into(),
-                    FailureReason::NotGranted,
-                    message,
-                ));
-            }
+            all.extend(self.not_granted(id, name, only.is_some()));
         }
         all
+    }
+
+    /// Returns the copies of a rule that lack a grant in a namespace, whether it exists or not.
+    fn not_granted(self, id: &RuleId, namespace: &str, with_messages: bool) -> Vec<Shown<'a>> {
+        let Some((id, state)) = self.index.rules.get_key_value(id) else {
+            return vec![];
+        };
+        let known = |_: &&str| self.index.grants_known();
+        let Some(home) = id.namespace.as_deref().filter(known) else {
+            return vec![];
+        };
+        let rule = state.rule.iter();
+        let copies = rule.flat_map(|rule| self.index.ungranted_copies(rule, Some(namespace)));
+        let copies = copies.map(|((_, kind, name), lack)| {
+            let message = with_messages.then(|| lack.message(home));
+            Shown::failed(id, (kind, name.into()), FailureReason::NotGranted, message)
+        });
+        copies.collect()
     }
 
     fn show_copy(
@@ -457,6 +469,11 @@ impl<'a> Page<'a> {
         let rule = self.index.projections.owner(copy)?;
         let (rule, state) = self.index.rules.get_key_value(rule)?;
         let parsed = state.valid()?;
+        let Standing {
+            wanted,
+            outlook,
+            failure,
+        } = self.index.standing(rule, (name, namespace), copy)?;
         let written = copy
             .ours()
             .map(|seen| i64::from(seen.written))
@@ -465,17 +482,12 @@ impl<'a> Page<'a> {
             rule,
             kind: self.index.kind_of(copy.kind),
             name: Cow::Borrowed(&copy.name),
+            wanted,
             state: State::Pending,
-            reason: None,
+            reason: Reason::planned(outlook),
             message: None,
             since: written.and_then(|seconds| Timestamp::from_second(seconds).ok()),
         };
-        let Standing {
-            wanted,
-            outlook,
-            failure,
-        } = self.index.standing(rule, (name, namespace), copy)?;
-        shown.reason = Reason::planned(outlook);
         match failure {
             Some((reason, message)) => {
                 shown.state = State::Failed;

@@ -2,14 +2,16 @@
 
 use std::{
     io::{BufRead as _, BufReader},
-    process::Stdio,
+    process::{Child, Stdio},
+    sync::mpsc::{self, Receiver},
     time::Duration,
 };
 
 use anyhow::{Context as _, Result, ensure};
 use mimeo_tests::{
     Program, create_secret, eventually,
-    scenario::{SOON, Scene, delete, kubectl, merge},
+    scenario::{SOON, Scene, apply, delete, kubectl, merge},
+    tenant::{Tenant, copying},
 };
 use serde_json::{Value, json};
 
@@ -114,15 +116,16 @@ async fn a_failing_copy_leaves_the_other_copies_of_its_rule_synced() -> Result<(
     assert_eq!(answer["copies"][0]["name"], REGISTRY);
 
     // A text from the cluster can't change the terminal, or add lines to the output.
-    let source = "\u{1b}[2J\n  fix     rm";
+    let source = "\u{202e}\u{1b}[2J\n  fix     rm";
     let marks = json!({"metadata": {"annotations": {"mimeo.dev/source": source}}});
     merge(&scene.secrets(&namespace), REGISTRY, marks).await?;
     let rule = json!({"metadata": {"annotations": {"mimeo.dev/rule": "Replication/x/\u{9b}y"}}});
     merge(&scene.secrets(&namespace), REGISTRY, rule).await?;
     let object = format!("{namespace}/secret/{REGISTRY}");
-    for args in [&["why", &object][..], &["why", &object, "-o", "json"]] {
-        let shown = run(&scene.setting.control_plane, None, args)?.stdout;
-        let control = |char: char| char.is_control() && char != '\n';
+    for format in ["table", "json", "yaml"] {
+        let args = ["why", &object, "-o", format];
+        let shown = run(&scene.setting.control_plane, None, &args)?.stdout;
+        let control = |char: char| char == '\u{202e}' || char.is_control() && char != '\n';
         assert!(!shown.contains(control), "{shown:?}");
         assert!(!shown.contains("\n  fix     rm"), "{shown}");
         // Marks of another client are no copy, so no rule that wrote it was deleted.
@@ -191,36 +194,90 @@ async fn a_watch_prints_the_rules_that_change() -> Result<()> {
         .secret(&scene.home, REGISTRY)
         .create(&scene.client)
         .await?;
-    let control_plane = &scene.setting.control_plane;
-    let mut child = command(control_plane, None, &["status", &scene.tag, "-w"])?
-        .stdout(Stdio::piped())
-        .spawn()?;
-    let output = BufReader::new(child.stdout.take().context("no output")?);
-    let (sender, lines) = std::sync::mpsc::channel();
-    let reader = std::thread::spawn(move || {
-        for line in output.lines().map_while(Result::ok) {
-            if sender.send(line).is_err() {
-                break;
+    let rule = format!("ClusterReplication/{}", scene.tag);
+    let mut all = Watched::start(&scene, &[])?;
+    // With --failed, a rule that has recovered is news, too.
+    let mut failed = Watched::start(&scene, &["--failed"])?;
+    for watched in [&all, &failed] {
+        watched.wait(&[&rule, "0/1"])?;
+    }
+    delete(&scene.secrets(&namespace), REGISTRY).await?;
+    for watched in [&mut all, &mut failed] {
+        watched.wait(&[&rule, "True", "1/1"])?;
+        watched.end()?;
+    }
+    Ok(())
+}
+
+/// A running `kubectl mimeo status -w`.
+struct Watched {
+    child: Child,
+    lines: Receiver<String>,
+}
+
+impl Watched {
+    fn start(scene: &Scene<'_>, flags: &[&str]) -> Result<Self> {
+        let args: Vec<&str> = ["status", &scene.tag, "-w"]
+            .iter()
+            .chain(flags)
+            .copied()
+            .collect();
+        let mut child = command(&scene.setting.control_plane, None, &args)?
+            .stdout(Stdio::piped())
+            .spawn()?;
+        let output = BufReader::new(child.stdout.take().context("no output")?);
+        let (sender, lines) = mpsc::channel();
+        std::thread::spawn(move || {
+            for line in output.lines().map_while(Result::ok) {
+                if sender.send(line).is_err() {
+                    break;
+                }
             }
-        }
-    });
-    let wait = |words: &[&str]| -> Result<()> {
+        });
+        Ok(Self { child, lines })
+    }
+
+    /// Waits until the command prints a line with these words.
+    fn wait(&self, words: &[&str]) -> Result<()> {
         loop {
-            let line = lines.recv_timeout(SOON)?;
+            let line = self.lines.recv_timeout(SOON)?;
             if words.iter().all(|word| line.contains(word)) {
                 return Ok(());
             }
         }
-    };
-    let rule = format!("ClusterReplication/{}", scene.tag);
-    wait(&[&rule, "0/1"])?;
-    delete(&scene.secrets(&namespace), REGISTRY).await?;
-    wait(&[&rule, "True", "1/1"])?;
-    child.kill()?;
-    child.wait()?;
-    reader
-        .join()
-        .map_err(|_| anyhow::anyhow!("the reader failed"))
+    }
+
+    fn end(&mut self) -> Result<()> {
+        self.child.kill()?;
+        self.child.wait()?;
+        Ok(())
+    }
+}
+
+/// A status names 20 failures, and a copy may be wanted in a namespace that doesn't exist.
+#[tokio::test]
+async fn copies_that_lack_a_grant_in_missing_namespaces_are_listed() -> Result<()> {
+    let scene = STAGE.scene("status-absent").await?;
+    let tenant = Tenant::new(&scene).await?;
+    create_secret(&scene.client, &tenant.home, "db", &[("a", "b")]).await?;
+    let absent: Vec<String> = (0..22).map(|n| format!("{}-{n}", scene.tag)).collect();
+    let absent: Vec<&str> = absent.iter().map(String::as_str).collect();
+    let spec = copying(None, "db", &absent);
+    apply(&scene.client, &tenant.object("replications", "db", &spec)).await?;
+    let rule = format!("{}/db", tenant.home);
+    eventually(SOON, "22 failures", || async {
+        let args = ["status", &rule, "-o", "json"];
+        let answer = run(&scene.setting.control_plane, None, &args)?.json()?;
+        ensure!(
+            [&line(&answer)["copies"], &line(&answer)["failed"]] == [22, 22],
+            "{answer:#}"
+        );
+        let copies = answer["copies"].as_array().into_iter().flatten();
+        let lacking = copies.filter(|copy| copy["state"] == "NotGranted");
+        ensure!(lacking.count() == 22, "{answer:#}");
+        Ok(Some(()))
+    })
+    .await
 }
 
 #[tokio::test]

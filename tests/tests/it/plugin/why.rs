@@ -4,7 +4,7 @@
 use anyhow::{Context as _, Result, ensure};
 use mimeo_tests::{
     create_secret, eventually,
-    scenario::{SOON, Scene, delete, kubectl, merge, rule},
+    scenario::{SOON, Scene, delete, kubectl, merge, relabel, rule},
 };
 use serde_json::{Value, json};
 
@@ -115,6 +115,15 @@ async fn each_reason_for_a_missing_copy_is_named_with_the_next_step() -> Result<
         "fix",
         &format!("kubectl label namespace {namespace} tier=gold"),
     );
+    relabel(&scene.client, &namespace, "tier", Some("silver")).await?;
+    let answer = wait_state(
+        &scene,
+        &of("labelled"),
+        &full_name("labelled"),
+        "NotSelected",
+    )
+    .await?;
+    says(&answer, "fix", "tier=gold --overwrite");
 
     let lost =
         json!([{"apiVersion": "v1", "kind": "Secret", "namespace": scene.home, "name": "lost"}]);
