@@ -49,7 +49,7 @@ sbom: ## Write the programs' bills of materials, target/sbom/*.cdx.json
 
 demo: ## Show what Mimeo does on a control plane of its own; ONCE=1 ends after the story
 	@tests/control-plane/build.sh >/dev/null
-	@$(CARGO) build --locked --workspace --bins
+	@$(CARGO) build --locked --workspace --bins $(BESIDE)
 	@"$${CARGO_TARGET_DIR:-target}/debug/mimeo-demo" $(if $(filter 1,$(ONCE)),--once)
 
 dist: ## Pack a release into target/dist/; IMAGE=, PLATFORMS= and DOWNLOADS= as .ci/dist describes
