@@ -22,7 +22,7 @@ use super::cluster::{
     Decision, body, create, delete, in_force, map, objects, observe, patch, read,
 };
 use super::dice::Dice;
-use super::judge::{EDITED, EXTRA, Object, Round};
+use super::judge::{ALWAYS, EDITED, EXTRA, Object, Round};
 use super::memory::Memory;
 use super::model::{
     Access, Cell, Content, Foreign, Gate, KINDS, Kind, Rule, RuleId, Verdict, World,
@@ -436,7 +436,7 @@ impl Exam {
         let mut content = Content {
             data: map(&[
                 ("text", &format!("{}-{number}", cell.name)),
-                ("extra", "always"),
+                ("extra", ALWAYS),
             ]),
             labels: map(&[
                 ("app", cell.name.as_str()),
@@ -673,6 +673,9 @@ impl Exam {
         );
         if let Ok(object) = outcome {
             let Object { uid, version, .. } = read(cell.kind, &object);
+            if content.data.values().any(|value| value == ALWAYS) {
+                self.memory.edited.insert(uid.clone());
+            }
             self.memory.extras.insert(extra, uid.clone());
             self.world.foreign.insert(cell, Foreign { uid, version });
         }

@@ -58,6 +58,8 @@ pub struct Round {
 
 /// The text that users write over a copy's data.
 pub const EDITED: &str = "edited";
+/// The value of the key that some rules leave out.
+pub const ALWAYS: &str = "always";
 /// Part of every key that users add.
 pub const EXTRA: &str = "extra-";
 
@@ -588,7 +590,9 @@ impl<'a> Judge<'a> {
         let want = spec.render(&rule, source, &now.sources[source], &cell.namespace);
         let added =
             |key: &str| key.contains(EXTRA) && self.memory.extras.get(key) == Some(&seen.uid);
-        let edited = |value: &str| value == EDITED && self.memory.edited.contains(&seen.uid);
+        let edited = |value: &str| {
+            [EDITED, ALWAYS].contains(&value) && self.memory.edited.contains(&seen.uid)
+        };
         let may_add = |key: &str, value: &str| {
             spec.strategy != Strategy::Replace && (added(key) || edited(value))
         };

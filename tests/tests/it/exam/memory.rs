@@ -28,8 +28,8 @@ pub struct Memory {
     pub lagging: BTreeSet<Cell>,
     /// Keys of labels or data that users added to copies, each with the copy's uid.
     pub extras: BTreeMap<String, String>,
-    /// Copies with a value that users wrote under one of the rule's keys. If the rule has dropped
-    /// the key meanwhile, it is a user's key.
+    /// Objects with a value that users wrote under one of the rule's keys: in a copy, or in a foreign
+    /// object that may become one. If the rule has dropped the key meanwhile, it is a user's key.
     pub edited: BTreeSet<String>,
 }
 
@@ -107,8 +107,11 @@ impl Memory {
                 holder.kept = now.kept(&holder.rule, cell).into_iter().collect();
                 holder.orphan = false;
                 next.lagging.remove(cell);
-                next.tainted.remove(&seen.uid);
-                next.tampered.remove(&seen.uid);
+                // Mimeo does not repair a copy that it created once.
+                if matches!(verdict, Verdict::Wanted(..)) {
+                    next.tainted.remove(&seen.uid);
+                    next.tampered.remove(&seen.uid);
+                }
             }
             next.copies.insert(
                 cell.clone(),
