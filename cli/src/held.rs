@@ -63,6 +63,9 @@ struct Held {
     nonce: Option<String>,
     /// The copies that the rule no longer wants.
     copies: Vec<HeldCopy>,
+    /// The number of copies that the reconciler holds, if the rule's status says so.
+    #[serde(skip)]
+    counted: Option<usize>,
     #[serde(skip)]
     id: RuleId,
 }
@@ -114,6 +117,7 @@ fn held(picture: &Picture) -> Vec<Held> {
             all.push(Held {
                 rule: id.to_string(),
                 rule_deleted: false,
+                counted: counted(&why),
                 why,
                 nonce,
                 copies: lost.remove(id).unwrap_or_default(),
@@ -134,6 +138,7 @@ fn held(picture: &Picture) -> Vec<Held> {
             why: held.why.to_owned(),
             nonce: Some(held.nonce.to_owned()),
             copies: copies.collect(),
+            counted: None,
             id: held.rule.clone(),
         });
     }
@@ -147,6 +152,11 @@ fn nonce(status: &ClusterReplicationStatus) -> Option<(Option<String>, String)> 
     let nonce = nonce.map(|(_, nonce)| nonce.trim().to_owned());
     let why = message.split(". ").next().unwrap_or_default();
     Some((nonce, why.to_owned()))
+}
+
+/// The first number in the sentence of a status: the number of held copies.
+fn counted(why: &str) -> Option<usize> {
+    why.split(' ').find_map(|word| word.parse().ok())
 }
 
 /// The copies that rules no longer want, by rule.
@@ -185,6 +195,13 @@ pub(crate) async fn confirm(
             unsure.join(" ")
         );
     }
+    let number = held.copies.len();
+    if held.counted.is_some_and(|counted| number < counted) {
+        bail!(
+            "nothing is confirmed: only {number} of the copies in this sentence could be found: {}",
+            held.why
+        );
+    }
     let Some(nonce) = &held.nonce else {
         bail!(
             "the status of {} has no nonce: this kubectl mimeo is of another version than the \
@@ -192,7 +209,6 @@ pub(crate) async fn confirm(
             held.rule
         );
     };
-    let number = held.copies.len();
     let confirmed = if let Some(copies) = args.copies {
         copies == number
     } else {
@@ -259,7 +275,7 @@ async fn taken_up(connected: &Connected, confirmed: &Held) -> Result<bool> {
 }
 
 fn progress(picture: &Picture, confirmed: &Held) -> Progress {
-    let hides_copies = |gap: &Gap| matches!(gap, Gap::Rules(_) | Gap::Copies);
+    let hides_copies = |gap: &Gap| matches!(gap, Gap::Rules(_) | Gap::Copies | Gap::Losses);
     if let Some(sentence) = picture.unread.about(hides_copies).next() {
         return Progress::Unknown(sentence.to_owned());
     }

@@ -229,8 +229,8 @@ impl Reading {
             (Ok(_), _) => {}
             (Err(error @ ReadError::Forbidden(_)), Scope::All) => {
                 bail!(
-                    "can't list namespaces: {error}. The commands why and status answer about one \
-                     namespace: -n NAMESPACE"
+                    "can't list namespaces: {error}. The commands status and check answer about \
+                     one namespace: -n NAMESPACE"
                 )
             }
             (Err(ReadError::Forbidden(_)), Scope::One(only)) => {
@@ -324,13 +324,24 @@ impl Reading {
         }
     }
 
-    /// The uid of the CRD of these rules. A user who may not read CRDs sees none: then rules that no
-    /// longer exist count as deleted by a person.
-    async fn crd(&self, kind: RuleKind) -> Option<Box<str>> {
+    /// The uid of the CRD of these rules. If it can't be read, rules that no longer exist count as
+    /// deleted by a person.
+    async fn crd(&mut self, kind: RuleKind) -> Option<Box<str>> {
         let crds = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions";
         let path = format!("{crds}/{}", kind.crd_name());
-        let crd = self.asker.reader.get(&path, Part::Metadata).await.ok()??;
-        Some(text(&crd, "/metadata/uid").into())
+        match self.asker.reader.get(&path, Part::Metadata).await {
+            Ok(crd) => crd.map(|crd| text(&crd, "/metadata/uid").into()),
+            // Whoever may not read the ConfigMap has been told already.
+            Err(_) if self.picture.unread.has(&Gap::Losses) => None,
+            Err(error) => {
+                let sentence = format!(
+                    "You can't read the CRD of {kind}s: {error}. Held deletions of copies of \
+                     deleted {kind}s may be missing here."
+                );
+                self.note(Gap::Losses, sentence);
+                None
+            }
+        }
     }
 
     /// Answers the engine's questions until it has none.
@@ -487,7 +498,7 @@ impl Reading {
             }
             Read::Job(job, answer, note) => {
                 if let Some(sentence) = note {
-                    self.note(Gap::Details, sentence);
+                    self.note(Gap::Losses, sentence);
                 }
                 self.show(|engine, now| engine.answered(&job, answer, now));
             }
