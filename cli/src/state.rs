@@ -236,9 +236,9 @@ fn cause<'a>(
 
 /// True if the word is in the message, and not only as a part of a longer name.
 fn mentions(message: &str, word: &str) -> bool {
-    let in_a_name = |char: char| char.is_alphanumeric() || "-._".contains(char);
+    let in_a_name = |char: char| char.is_alphanumeric() || "-._:".contains(char);
     let mut names = message.split(|char| !in_a_name(char));
-    names.any(|name| name.trim_end_matches('.') == word)
+    names.any(|name| name.trim_end_matches(['.', ':']) == word)
 }
 
 /// The condition of this type.
@@ -444,6 +444,8 @@ mod tests {
             ("Secret web in namespace blue is not granted", "web", true),
             ("v1/RoleBinding/blue/admins: forbidden", "Role", false),
             ("every source exists, except web.", "web", true),
+            ("v1/RoleBinding/blue/team:web: forbidden", "web", false),
+            ("v1/RoleBinding/blue/team:web: forbidden", "team:web", true),
         ] {
             assert_eq!(mentions(message, word), about, "{message}");
         }

@@ -195,16 +195,15 @@ async fn a_watch_prints_the_rules_that_change() -> Result<()> {
         .create(&scene.client)
         .await?;
     let rule = format!("ClusterReplication/{}", scene.tag);
-    let mut all = Watched::start(&scene, &[])?;
+    let all = Watched::start(&scene, &[])?;
     // With --failed, a rule that has recovered is news, too.
-    let mut failed = Watched::start(&scene, &["--failed"])?;
+    let failed = Watched::start(&scene, &["--failed"])?;
     for watched in [&all, &failed] {
         watched.wait(&[&rule, "0/1"])?;
     }
     delete(&scene.secrets(&namespace), REGISTRY).await?;
-    for watched in [&mut all, &mut failed] {
+    for watched in [&all, &failed] {
         watched.wait(&[&rule, "True", "1/1"])?;
-        watched.end()?;
     }
     Ok(())
 }
@@ -246,11 +245,13 @@ impl Watched {
             }
         }
     }
+}
 
-    fn end(&mut self) -> Result<()> {
-        self.child.kill()?;
-        self.child.wait()?;
-        Ok(())
+impl Drop for Watched {
+    fn drop(&mut self) {
+        // It may have ended already.
+        _ = self.child.kill();
+        _ = self.child.wait();
     }
 }
 

@@ -8,7 +8,7 @@ use mimeo_tests::{
 };
 use serde_json::{Value, json};
 
-use super::{says, why};
+use super::{run, says, why};
 use crate::{copies::told::exhaust, stages::PLAIN as STAGE};
 
 const REGISTRY: &str = "registry";
@@ -81,6 +81,12 @@ async fn each_reason_for_a_missing_copy_is_named_with_the_next_step() -> Result<
     )
     .await?;
     says(&answer, "fix", "\"suspend\":false");
+    // A command for the current context could change another cluster.
+    let object = of("suspended");
+    let args = ["why", &object, "--context", "test"];
+    let text = run(&scene.setting.control_plane, None, &args)?.stdout;
+    let fix = "kubectl --context test patch clusterreplication/";
+    assert!(text.contains(fix), "{text}");
 
     let excluded = json!([{"namespaces": [namespace]}]);
     named("excluded")
