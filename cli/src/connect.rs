@@ -110,8 +110,9 @@ pub(crate) struct Connected {
     pub(crate) flags: ClusterFlags,
 }
 
-/// The flags by which the user named the cluster. Commands that are printed for the user have them,
-/// too: without them, a command would change another cluster.
+/// The flags by which the user named the cluster, without impersonation and credentials. Commands
+/// that are printed for the user have them, too: without them, a command would change another
+/// cluster.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct ClusterFlags {
     /// The flags of kubectl, each with a space behind it.
@@ -129,6 +130,7 @@ impl ClusterFlags {
             ("--kubeconfig", path.as_ref()),
             ("--context", connection.context.as_ref()),
             ("--cluster", connection.cluster.as_ref()),
+            ("--user", connection.user.as_ref()),
             ("--server", connection.server.as_ref()),
         ] {
             if let Some(value) = value {

@@ -132,11 +132,12 @@ pub(crate) async fn run(args: &CopyArgs, connected: &Connected, format: Format) 
     };
     for to in targets {
         let result = write(connected, &resource, &body, to, args.overwrite, dry_run).await;
+        let error = result.as_ref().err();
         report.copies.push(Made {
             namespace: to.namespace.to_owned(),
             name: to.name.to_owned(),
             copied: result.is_ok(),
-            error: result.err(),
+            error: error.map(|error| connected.flags.in_commands(error)),
         });
     }
     print(format, &report, text)?;

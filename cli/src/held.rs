@@ -312,7 +312,7 @@ fn not_begun(connected: &Connected, confirmed: &Held) -> String {
     } = confirmed;
     let leads = "See whether a reconciler leads: kubectl mimeo status";
     let mimeo = &connected.mimeo;
-    if *rule_deleted {
+    let told = if *rule_deleted {
         format!(
             "ConfigMap {mimeo}/{KINDS_CONFIG_MAP} is annotated, but Mimeo has not begun the \
              deletion of the copies of {rule}. {leads}. If one leads, the copies have changed \
@@ -321,7 +321,8 @@ fn not_begun(connected: &Connected, confirmed: &Held) -> String {
         )
     } else {
         format!("{rule} is annotated, but Mimeo has not begun the deletion. {leads}")
-    }
+    };
+    connected.flags.in_commands(&told)
 }
 
 /// Asks for the number of copies. True if the answer is right.

@@ -77,7 +77,10 @@ pub(crate) async fn run(args: StatusArgs, connected: &Connected, format: Format)
         shown
     };
     let rules = status.rules.len();
-    print(format, &shown(&status), |shown| text(shown, rules, &scope))?;
+    let held = connected.flags.in_commands(HELD);
+    print(format, &shown(&status), |shown| {
+        text(shown, rules, &scope, &held)
+    })?;
     if args.wait && !status.is_good() {
         let what = if !status.complete {
             "not everything could be read"
@@ -95,7 +98,7 @@ pub(crate) async fn run(args: StatusArgs, connected: &Connected, format: Format)
         tokio::time::sleep(pause(took)).await;
         match read().await {
             Ok((now, time)) => {
-                show_changes(&status, &now, &shown(&now), format)?;
+                show_changes(&status, &now, &shown(&now), format, &held)?;
                 (status, took) = (now, time);
             }
             Err(error) => tell(&format!("error: {error:#}")),
@@ -104,7 +107,13 @@ pub(crate) async fn run(args: StatusArgs, connected: &Connected, format: Format)
 }
 
 /// Prints the rules that have changed: lines for people, the whole status for programs.
-fn show_changes(before: &Status, now: &Status, shown: &Status, format: Format) -> Result<()> {
+fn show_changes(
+    before: &Status,
+    now: &Status,
+    shown: &Status,
+    format: Format,
+    held: &str,
+) -> Result<()> {
     let known: BTreeMap<&str, &RuleLine> = before
         .rules
         .iter()
@@ -125,7 +134,7 @@ fn show_changes(before: &Status, now: &Status, shown: &Status, format: Format) -
                 text += &lines(now.mimeo.iter().flat_map(Installation::lines));
             }
             if before.held_of_deleted_rules < now.held_of_deleted_rules {
-                text += HELD;
+                text += held;
             }
             if !changed.is_empty() {
                 text += &rule_table(changed);
@@ -141,10 +150,11 @@ fn show_changes(before: &Status, now: &Status, shown: &Status, format: Format) -
     }
 }
 
+/// The sentence about held deletions.
 const HELD: &str = "Deletions wait for a person: kubectl mimeo held\n";
 
 /// `rules` is the number of all rules. The status may contain only those with a problem.
-fn text(status: &Status, rules: usize, scope: &Scope) -> String {
+fn text(status: &Status, rules: usize, scope: &Scope, held_sentence: &str) -> String {
     let mimeo = status.mimeo.iter().flat_map(Installation::lines);
     let table = match (scope, rules) {
         (_, 0) if !status.complete => "No rule, as far as the cluster could be read.\n".into(),
@@ -174,7 +184,7 @@ fn text(status: &Status, rules: usize, scope: &Scope) -> String {
     }
     let held: usize = status.rules.iter().map(|rule| rule.held).sum();
     if held > 0 || status.held_of_deleted_rules > 0 {
-        blocks.push(HELD.into());
+        blocks.push(held_sentence.into());
     }
     blocks.push(lines(status.notes.iter().cloned()));
     blocks.retain(|block| !block.is_empty());

@@ -280,7 +280,7 @@ impl Reading {
                     "You can't list ReplicationGrants: {error}. Whether Replications \
                      may cross namespaces is unknown."
                 );
-                self.note(Gap::Details, sentence);
+                self.note(Gap::Grants, sentence);
                 let why = Unreadable::Forbidden { verb: "list" };
                 self.show(|engine, now| engine.grants_known(Known::Unreadable(why), now));
             }

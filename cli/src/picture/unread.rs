@@ -11,6 +11,8 @@ pub(crate) enum Gap {
     Rules(RuleKind),
     /// The copies of one kind of objects.
     Copies,
+    /// The grants: whether a Replication may have copies in other namespaces.
+    Grants,
     /// Whether a rule lost more copies than it seems.
     Losses,
     /// Whether the copies of this source are up to date.

@@ -28,7 +28,7 @@ pub(super) struct Status {
     pub(super) waiting: Vec<WaitingNamespace>,
     /// Copies of deleted rules whose deletion waits for a person.
     pub(super) held_of_deleted_rules: usize,
-    /// False if rules or copies could not be listed, so that the answer may lack some.
+    /// False if rules, grants or copies could not be listed, so that the answer may lack some.
     pub(super) complete: bool,
     /// Facts that could not be read.
     pub(super) notes: Vec<String>,
@@ -107,7 +107,8 @@ impl Status {
             mimeo: Some(mimeo),
             // A named rule was read, whatever other rules there are.
             complete: (only.is_some() || !picture.unread.has_rules())
-                && !picture.unread.has(&Gap::Copies),
+                && !picture.unread.has(&Gap::Copies)
+                && !picture.unread.has(&Gap::Grants),
             notes: picture.unread.sentences().cloned().chain(unread).collect(),
             ..Self::default()
         };

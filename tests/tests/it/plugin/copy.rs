@@ -52,7 +52,11 @@ async fn an_object_is_copied_once_to_several_namespaces() -> Result<()> {
     put(&scene.secrets(&scene.home), REGISTRY, &[("token", "two")]).await?;
     let third = scene.namespace().await?;
     let absent = format!("{}-absent", scene.tag);
-    let output = copy(&scene, &[&source, &absent, &one, &third])?;
+    let targets = [&source, &absent, &one, &third];
+    let output = copy(
+        &scene,
+        &[&targets.map(String::as_str)[..], &["--context", "test"]].concat(),
+    )?;
     assert_eq!(output.code, 1);
     assert_eq!(
         output.stdout,
@@ -60,7 +64,7 @@ async fn an_object_is_copied_once_to_several_namespaces() -> Result<()> {
     );
     let errors = &output.stderr;
     assert!(
-        errors.contains(&format!("kubectl create namespace {absent}")),
+        errors.contains(&format!("kubectl --context test create namespace {absent}")),
         "{errors}"
     );
     assert!(errors.contains("exists in namespace"), "{errors}");
