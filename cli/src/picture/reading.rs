@@ -331,7 +331,7 @@ impl Reading {
         let path = format!("{crds}/{}", kind.crd_name());
         match self.asker.reader.get(&path, Part::Metadata).await {
             Ok(crd) => crd.map(|crd| text(&crd, "/metadata/uid").into()),
-            // Whoever may not read the ConfigMap has been told already.
+            // The sentence about the ConfigMap says already that copies may be missing.
             Err(_) if self.picture.unread.has(&Gap::Losses) => None,
             Err(error) => {
                 let sentence = format!(

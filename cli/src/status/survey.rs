@@ -192,8 +192,8 @@ impl Status {
         });
     }
 
-    /// Counts the copies that Replications want in namespaces that don't exist. The places above
-    /// are in existing namespaces, and statuses count both.
+    /// Counts the copies that Replications want in namespaces that don't exist, as the statuses of
+    /// the rules do.
     fn count_absent(
         &mut self,
         picture: &Picture,

@@ -100,7 +100,8 @@ async fn a_held_deletion_is_listed_and_confirmed_by_the_number_of_copies() -> Re
     .await
 }
 
-/// Whoever can't read which copies would be deleted can't confirm it. Other unread facts are told.
+/// A user who can't see all copies of a held deletion can't confirm it. Other facts that the user
+/// can't read are only printed.
 async fn a_user_confirms_nothing_unseen(scene: &Scene<'_>, copies: usize) -> Result<()> {
     let control_plane = &scene.setting.control_plane;
     let user = control_plane.user(&scene.tag, &[])?;
