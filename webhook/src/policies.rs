@@ -457,6 +457,10 @@ impl Registrar {
     }
 
     /// Writes the policy's status if it has changed.
+    ///
+    /// The write names the version of the policy that the finding is based on. The API server then
+    /// refuses it if another replica has written its message in the meantime; the watch brings that
+    /// message, and with it the next round.
     async fn report(&self, known: &Known, finding: Finding) -> anyhow::Result<()> {
         let old = known.object.status.as_ref();
         let status = compose(known, finding, old, Timestamp::now());
@@ -465,9 +469,11 @@ impl Registrar {
         }
         let name = known.name();
         let api: Api<TransformPolicy> = Api::all(self.client.clone());
+        let meta = &known.object.metadata;
         let body = json!({
             "apiVersion": names::API_VERSION, "kind": names::TRANSFORM_POLICY,
-            "metadata": {"name": name, "uid": known.object.metadata.uid}, "status": status,
+            "metadata": {"name": name, "uid": meta.uid, "resourceVersion": meta.resource_version},
+            "status": status,
         });
         let params = PatchParams::apply(MANAGER).force();
         match within(
@@ -481,7 +487,7 @@ impl Registrar {
                 info!(policy = name, reason, "policy status written");
                 Ok(())
             }
-            // The policy is deleted, or another policy has its name by now.
+            // The policy was changed or deleted, or another policy has its name by now.
             Err(error) if matches!(self::status(&error), Some(404 | 409 | 422)) => Ok(()),
             Err(error) => anyhow::bail!("status of policy {name}: {}", Fault(&error)),
         }
