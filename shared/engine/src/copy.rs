@@ -75,6 +75,9 @@ pub struct Failing {
     pub failure: Failure,
     /// When the failure began.
     pub since: Tick,
+    /// The object that was last seen here. A retry asks anew whether it exists, and meanwhile an
+    /// Event can still be about it.
+    pub object: Option<Uid>,
 }
 
 /// Namespace, kind and name of a copy.

@@ -329,7 +329,14 @@ impl Index {
                 failure: failure.clone(),
             });
         }
-        let since = copy.failure.as_ref().map_or(self.now, |old| old.since);
-        copy.failure = Some(Box::new(Failing { failure, since }));
+        let old = copy.failure.as_deref();
+        let since = old.map_or(self.now, |old| old.since);
+        let seen = copy.seen().map(|seen| seen.uid);
+        let object = seen.or(old.and_then(|old| old.object));
+        copy.failure = Some(Box::new(Failing {
+            failure,
+            since,
+            object,
+        }));
     }
 }

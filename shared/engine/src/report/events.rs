@@ -405,14 +405,16 @@ impl Index {
         let copy = self.copy(key);
         let projection = copy.and_then(|copy| self.projections.wanted(copy));
         let resource = self.resource(*kind, projection.map(Projection::gvk))?;
+        let uid = copy.and_then(|copy| {
+            let seen = copy.seen().map(|seen| seen.uid);
+            seen.or_else(|| copy.failure.as_ref()?.object)
+        });
         Some(ObjectReference {
             api_version: Some(resource.gvk.api_version()),
             kind: Some(resource.gvk.kind.to_string()),
             namespace: Some(namespace.to_string()),
             name: Some(name.to_string()),
-            uid: copy
-                .and_then(CopyState::seen)
-                .map(|seen| seen.uid.to_string()),
+            uid: uid.map(|uid| uid.to_string()),
             ..ObjectReference::default()
         })
     }

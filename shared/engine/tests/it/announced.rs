@@ -287,6 +287,40 @@ fn a_restart_continues_the_series_and_another_reason_begins_one() {
     assert!(first.is_disjoint(&other));
 }
 
+/// While a retry asks whether the object in the way still exists, an Event about it has the same
+/// name as before, so it continues the series.
+#[test]
+fn an_object_in_the_way_is_the_same_while_a_retry_is_in_flight() {
+    let announced = |retried: bool| {
+        let mut world = World::new(Role::Keeper, 1, 1);
+        let foreign = ObjectMeta {
+            name: Some("s0".into()),
+            namespace: Some("team-00000".into()),
+            uid: Some(uid(7)),
+            resource_version: Some("6".into()),
+            ..ObjectMeta::default()
+        };
+        world.answer(|request| match request.ticket.verb {
+            Verb::Create => Some(Outcome::Conflict),
+            Verb::Look => Some(Outcome::Object(Box::new(foreign.clone()))),
+            verb => panic!("{verb:?}"),
+        });
+        world.wait(5);
+        if retried {
+            let action = world.engine.next(world.now);
+            assert!(
+                matches!(&action, Some(Action::Request(request)) if request.ticket.verb == Verb::Create),
+                "{action:?}"
+            );
+        }
+        world.announced()
+    };
+    let quiet = announced(false);
+    assert_eq!(kinds(&quiet), ["ClusterReplication", "Secret"]);
+    assert_eq!(quiet[1].regarding.uid, Some(uid(7)));
+    assert_eq!(announced(true), quiet);
+}
+
 #[test]
 fn what_has_passed_is_not_told() {
     let mut world = World::new(Role::Keeper, 1, 3);
