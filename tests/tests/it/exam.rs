@@ -189,8 +189,10 @@ async fn sit(seed: u64, rounds: u64) -> Result<()> {
             bail!("{SEED}={seed}, round {round}: it didn't stay so");
         }
         if gates {
-            let rules = plugin::agrees(&client, &hall.setting.control_plane).await?;
-            *coverage.entry("rules of kubectl mimeo status").or_default() += rules;
+            let compared = plugin::agrees(&client, &hall.setting.control_plane).await?;
+            for (what, number) in compared {
+                *coverage.entry(what).or_default() += number;
+            }
         }
         judge
             .coverage
@@ -202,7 +204,7 @@ async fn sit(seed: u64, rounds: u64) -> Result<()> {
         slowest = slowest.max(started.elapsed());
         eprintln!(
             "round {round}: {} edits, {plan:?}, {:?}",
-            exam.diary.len(),
+            exam.edits,
             started.elapsed()
         );
     }
@@ -347,10 +349,16 @@ async fn written(hall: &Hall, mark: &AuditMark, tag: &str) -> Result<Vec<AuditEv
 
 fn report(exam: &Exam, seed: u64, round: u64, plan: &[(usize, Victim)], differences: &[String]) {
     eprintln!("=== {SEED}={seed}, round {round}, kills {plan:?} ===");
-    exam.diary
+    eprintln!("--- the rules before it ---");
+    for (id, rule) in exam
+        .round
+        .states
+        .first()
         .iter()
-        .enumerate()
-        .for_each(|(index, edit)| eprintln!("  {}. {edit}", index + 1));
+        .flat_map(|world| &world.rules)
+    {
+        eprintln!("  {}: {}", id.word(), rules::brief(&rule.spec));
+    }
     eprintln!("--- differences ---");
     differences
         .iter()

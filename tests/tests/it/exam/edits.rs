@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
+use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Namespace;
 use kube::api::{ObjectMeta, Patch};
 use kube::core::DynamicObject;
@@ -46,8 +47,8 @@ pub struct Exam {
     pub memory: Memory,
     pub round: Round,
     pub pods: Pods,
-    /// The edits of this round, for the report.
-    pub diary: Vec<String>,
+    /// The number of edits in this round so far.
+    pub edits: usize,
     /// Answers that contradict the documents.
     pub complaints: Vec<String>,
     /// The number of the round's states so far.
@@ -72,7 +73,7 @@ impl Exam {
             memory: Memory::default(),
             round: Round::default(),
             pods: Pods::default(),
-            diary: Vec::new(),
+            edits: 0,
             complaints: Vec::new(),
             steps: Arc::default(),
             count: 0,
@@ -105,7 +106,7 @@ impl Exam {
             ..Round::default()
         };
         self.steps.store(0, Ordering::SeqCst);
-        self.diary.clear();
+        self.edits = 0;
     }
 
     pub fn home(&self) -> String {
@@ -156,9 +157,11 @@ impl Exam {
         }
     }
 
-    /// Records the present world as a new state of the round.
-    pub fn note(&mut self, what: String) {
-        self.diary.push(what);
+    /// Records the present world as a new state of the round, and prints the edit that led to it.
+    /// Its time tells where it belongs between the lines of Mimeo's logs.
+    pub fn note(&mut self, what: &str) {
+        self.edits += 1;
+        eprintln!("{:.6}  {}. {what}", Timestamp::now(), self.edits);
         self.round.states.push(self.world.clone());
         self.steps.fetch_add(1, Ordering::SeqCst);
     }
@@ -295,7 +298,7 @@ impl Exam {
                 labels: labels.clone(),
             },
         );
-        self.note(format!(
+        self.note(&format!(
             "create namespace {name} {labels:?} with {pods} pods"
         ));
         for _ in 0..pods {
@@ -330,7 +333,7 @@ impl Exam {
     fn add_pod(&mut self) {
         if let Some(name) = self.some_namespace() {
             self.create_pod(&name);
-            self.note(format!("create a pod in {name}"));
+            self.note(&format!("create a pod in {name}"));
         }
     }
 
@@ -356,7 +359,7 @@ impl Exam {
         self.label(&name, key, value).await?;
         if self.dice.below(2) == 0 {
             self.create_pod(&name);
-            self.note(format!("create a pod in {name}"));
+            self.note(&format!("create a pod in {name}"));
         }
         Ok(())
     }
@@ -378,7 +381,7 @@ impl Exam {
             Some(value) => labels.insert(key.to_owned(), value.to_owned()),
             None => labels.remove(key),
         };
-        self.note(format!("label {name} {key}={value:?}"));
+        self.note(&format!("label {name} {key}={value:?}"));
         Ok(())
     }
 
@@ -395,7 +398,7 @@ impl Exam {
         tokio::time::sleep(Duration::from_millis(self.dice.below(800))).await;
         self.label(&name, "team", Some(&team)).await?;
         self.create_pod(&name);
-        self.note(format!("create a pod in {name}"));
+        self.note(&format!("create a pod in {name}"));
         Ok(())
     }
 
@@ -416,7 +419,7 @@ impl Exam {
         self.world
             .grants
             .retain(|(namespace, _), _| *namespace != name);
-        self.note(format!("delete namespace {name}"));
+        self.note(&format!("delete namespace {name}"));
         Ok(())
     }
 
@@ -473,7 +476,7 @@ impl Exam {
         self.world
             .sources
             .insert(cell.clone(), read(cell.kind, &written).content);
-        self.note(format!(
+        self.note(&format!(
             "{} source {}",
             if exists { "edit" } else { "create" },
             cell.name
@@ -486,7 +489,7 @@ impl Exam {
             self.remove(cell)
                 .await?
                 .map_err(|status| anyhow::anyhow!("{}", status.message))?;
-            self.note(format!("delete source {}", cell.name));
+            self.note(&format!("delete source {}", cell.name));
         }
         Ok(())
     }
@@ -578,7 +581,7 @@ impl Exam {
             }
             Err(_) => {}
         }
-        self.note(said);
+        self.note(&said);
         Ok(())
     }
 
@@ -679,7 +682,7 @@ impl Exam {
             self.memory.extras.insert(extra, uid.clone());
             self.world.foreign.insert(cell, Foreign { uid, version });
         }
-        self.note(said);
+        self.note(&said);
         Ok(())
     }
 
@@ -691,7 +694,7 @@ impl Exam {
         let outcome = self.remove(&cell).await?;
         self.world.foreign.remove(&cell);
         self.round.deleted.insert(cell.clone());
-        self.note(format!(
+        self.note(&format!(
             "take away {}/{}: {}",
             cell.namespace,
             cell.name,

@@ -68,6 +68,12 @@ impl Object {
         self.content.annotations.get(key).map(String::as_str)
     }
 
+    /// True if the object has the label that the watch of copies selects by.
+    pub fn labelled(&self) -> bool {
+        let label = "app.kubernetes.io/managed-by";
+        self.content.labels.contains_key(label)
+    }
+
     fn rule(&self) -> Option<RuleId> {
         let parts: Vec<&str> = self.annotation("mimeo.dev/rule")?.split('/').collect();
         match parts[..] {
@@ -693,13 +699,12 @@ fn names(rules: &BTreeSet<RuleId>) -> String {
 
 fn tell(object: &Object) -> String {
     let rule = object.annotation("mimeo.dev/rule").unwrap_or("no rule");
-    let labelled = object
-        .content
-        .labels
-        .contains_key("app.kubernetes.io/managed-by");
     format!(
-        "of {rule}, ours {}, label {labelled}, uid {}, version {}",
-        object.ours, object.uid, object.version
+        "of {rule}, ours {}, label {}, uid {}, version {}",
+        object.ours,
+        object.labelled(),
+        object.uid,
+        object.version
     )
 }
 

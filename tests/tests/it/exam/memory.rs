@@ -107,8 +107,10 @@ impl Memory {
                 holder.kept = now.kept(&holder.rule, cell).into_iter().collect();
                 holder.orphan = false;
                 next.lagging.remove(cell);
-                // Mimeo does not repair a copy that it created once.
-                if matches!(verdict, Verdict::Wanted(..)) {
+                // Mimeo does not repair a copy that it created once. Where the label is still
+                // missing, nothing has been written since it was stripped, and a reconciler that
+                // has started since cannot find the copy.
+                if matches!(verdict, Verdict::Wanted(..)) && seen.labelled() {
                     next.tainted.remove(&seen.uid);
                     next.tampered.remove(&seen.uid);
                 }

@@ -1,30 +1,46 @@
-//! `kubectl mimeo status` against the statuses that the reconciler wrote: both must count the same
-//! copies, and name the same failures.
+//! `kubectl mimeo` against the statuses that the reconciler wrote: `status` must count the same
+//! copies and name the same failures, `why` must give each copy the same state, and `diff` must
+//! foretell the plan of a suspended rule.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use anyhow::{Context as _, Result, bail, ensure};
-use kube::{Client, api::ListParams};
+use kube::{Client, api::DynamicObject, api::ListParams};
 use mimeo_api::ClusterReplicationStatus;
 use mimeo_tests::{
     ControlPlane, eventually,
     scenario::{SOON, any},
 };
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::plugin::run;
+
+/// Most copies that `why` is asked about, and most suspended rules that `diff` is asked about.
+const ASKED: usize = 3;
 
 /// A rule's copies that should exist, that are synced, and that have failed. Then the namespace and
 /// the reason of each failure.
 type Counts = ([u64; 3], Vec<(String, String)>);
 
-/// Waits until the plugin and the statuses agree. Returns the number of compared rules.
-pub async fn agrees(client: &Client, control_plane: &ControlPlane) -> Result<usize> {
-    eventually(SOON, "kubectl mimeo status agrees", || async {
-        let before = reported(client).await?;
+/// Waits until the plugin and the statuses agree. Returns the number of comparisons by command.
+pub async fn agrees(
+    client: &Client,
+    control_plane: &ControlPlane,
+) -> Result<[(&'static str, usize); 3]> {
+    eventually(SOON, "kubectl mimeo agrees", || async {
+        let rules = rules(client).await?;
+        let (before, plans) = (reported(&rules)?, plans(&rules));
         let told = run(control_plane, None, &["status", "-o", "json"])?.json()?;
+        let explained = explained(control_plane, &told)?;
+        let synced = synced(client, control_plane, &rules).await?;
+        let mut diffs = Vec::new();
+        for (id, plan) in plans.iter().take(ASKED) {
+            diffs.push((id, plan, foretold(control_plane, id, &rules[*id])?));
+        }
         // A status that changed meanwhile may be compared with neither.
-        ensure!(before == reported(client).await?, "the statuses change");
+        let after = self::rules(client).await?;
+        let same = before == reported(&after)? && plans == self::plans(&after);
+        ensure!(same, "the statuses change");
         for (rule, reported) in &before {
             let (counts, failures) = counted(&told, rule)?;
             ensure!(
@@ -38,35 +54,188 @@ pub async fn agrees(client: &Client, control_plane: &ControlPlane) -> Result<usi
                 );
             }
         }
-        Ok(Some(before.len()))
+        for (state, answer) in &explained {
+            ensure!(answer["state"] == **state, "not {state}: {answer:#}");
+        }
+        let mut whys = explained.len();
+        if let Some((number, answers)) = synced {
+            let right = answers.iter().filter(|answer| answer["state"] == "Synced");
+            ensure!(
+                right.count() as u64 == number,
+                "{number} copies are synced: {answers:#?}"
+            );
+            whys += answers.len();
+        }
+        for (rule, plan, diff) in &diffs {
+            ensure!(*plan == diff, "{rule}: {plan:?}, not {diff:?}");
+        }
+        Ok(Some([
+            ("rules of kubectl mimeo status", before.len()),
+            ("copies of kubectl mimeo why", whys),
+            ("plans of kubectl mimeo diff", diffs.len()),
+        ]))
     })
     .await
 }
 
-/// The counts in the statuses of all rules that are not suspended.
-async fn reported(client: &Client) -> Result<BTreeMap<String, Counts>> {
+/// The rules of both kinds, by their names in statuses.
+async fn rules(client: &Client) -> Result<BTreeMap<String, DynamicObject>> {
     let mut all = BTreeMap::new();
     for kind in ["ClusterReplication", "Replication"] {
         let rules = any(client, "mimeo.dev/v1alpha1", kind, None)?;
         for rule in rules.list(&ListParams::default()).await? {
-            if rule.data["spec"]["suspend"] == true {
-                continue;
-            }
-            let meta = rule.metadata;
-            let path = [Some(kind.to_owned()), meta.namespace, meta.name];
+            let meta = &rule.metadata;
+            let path = [Some(kind), meta.namespace.as_deref(), meta.name.as_deref()];
             let name = path.into_iter().flatten().collect::<Vec<_>>().join("/");
-            let status = serde_json::from_value(rule.data["status"].clone());
-            let status: ClusterReplicationStatus = status.unwrap_or_default();
-            if status.observed_generation != meta.generation {
-                bail!("{name} has no status for its present spec");
-            }
-            let copies = status.copies.unwrap_or_default();
-            let counts = [copies.desired, copies.synced, copies.failed];
-            let failures = status.failures.into_iter();
-            let failures = failures.map(|failure| (failure.namespace, failure.reason));
-            let counts = counts.map(|count| u64::try_from(count).unwrap_or(u64::MAX));
-            all.insert(name, (counts, failures.collect()));
+            all.insert(name, rule);
         }
+    }
+    Ok(all)
+}
+
+fn status(rule: &DynamicObject) -> ClusterReplicationStatus {
+    serde_json::from_value(rule.data["status"].clone()).unwrap_or_default()
+}
+
+fn is_suspended(rule: &DynamicObject) -> bool {
+    rule.data["spec"]["suspend"] == true
+}
+
+/// An answer of `why`, with the state that it must have.
+type Explained = (String, Value);
+
+/// Asks `why` about some copies that are not synced.
+fn explained(control_plane: &ControlPlane, told: &Value) -> Result<Vec<Explained>> {
+    let copies = told["copies"].as_array().into_iter().flatten();
+    let copies = copies.map(|copy| {
+        let fields = ["namespace", "kind", "name", "rule", "state"];
+        fields.map(|field| copy[field].as_str().unwrap_or_default().to_owned())
+    });
+    let mut explained = Vec::new();
+    for [namespace, kind, name, rule, state] in copies.take(ASKED) {
+        let answer = why(control_plane, &format!("{namespace}/{kind}/{name}"), &rule)?;
+        explained.push((state, answer));
+    }
+    Ok(explained)
+}
+
+/// The answer of `why` about an object, as a copy of one rule.
+fn why(control_plane: &ControlPlane, object: &str, rule: &str) -> Result<Value> {
+    let answer = run(control_plane, None, &["why", object, "-o", "json"])?.json()?;
+    let rules = answer["rules"].as_array().into_iter().flatten();
+    let own = rules.into_iter().find(|one| one["rule"] == rule).cloned();
+    Ok(own.unwrap_or(answer))
+}
+
+/// Asks `why` about the copies of the first rule with few copies, all of which are synced. Returns
+/// the number in the rule's status, and the answers.
+async fn synced(
+    client: &Client,
+    control_plane: &ControlPlane,
+    rules: &BTreeMap<String, DynamicObject>,
+) -> Result<Option<(u64, Vec<Value>)>> {
+    let few = |rule: &DynamicObject| {
+        let counts = status(rule).copies.unwrap_or_default();
+        let number = u64::try_from(counts.synced).unwrap_or_default();
+        let all = counts.desired == counts.synced && (1..=ASKED as u64).contains(&number);
+        // A copy that was created once, and deleted, counts as synced.
+        let there = rule.data["spec"]["strategy"] != "CreateOnce" && !is_suspended(rule);
+        (all && there).then_some(number)
+    };
+    let Some((id, number)) = rules.iter().find_map(|(id, rule)| Some((id, few(rule)?))) else {
+        return Ok(None);
+    };
+    let mut answers = Vec::new();
+    for kind in ["Secret", "ConfigMap"] {
+        let labels = ListParams::default().labels("app.kubernetes.io/managed-by=mimeo");
+        for object in any(client, "v1", kind, None)?.list(&labels).await? {
+            let meta = object.metadata;
+            let of = meta.annotations.as_ref();
+            let of = of.and_then(|all| all.get("mimeo.dev/rule"));
+            if let (Some(of), Some(namespace), Some(name)) = (of, meta.namespace, meta.name)
+                && of == id
+            {
+                let object = format!("{namespace}/{kind}/{name}");
+                answers.push(why(control_plane, &object, id)?);
+            }
+        }
+    }
+    Ok(Some((number, answers)))
+}
+
+/// The copies that a rule would change or could not write: action, kind, namespace and name.
+type Plan = BTreeSet<[String; 4]>;
+
+/// The plans of suspended rules, as far as their statuses name all copies.
+fn plans(rules: &BTreeMap<String, DynamicObject>) -> BTreeMap<&String, Plan> {
+    let suspended = rules.iter().filter(|(_, rule)| is_suspended(rule));
+    let plan = |(id, rule)| {
+        let plan = status(rule).plan?;
+        let all = plan.create + plan.update + plan.delete + plan.conflict;
+        let whole = usize::try_from(all).is_ok_and(|all| all == plan.copies.len());
+        let copies = plan.copies.into_iter();
+        let copies = copies.map(|copy| [copy.action, copy.kind, copy.namespace, copy.name]);
+        whole.then(|| (id, copies.collect()))
+    };
+    suspended.filter_map(plan).collect()
+}
+
+/// The changes and conflicts of a suspended rule that `diff` foretells for the rule without
+/// `suspend`.
+fn foretold(control_plane: &ControlPlane, id: &str, rule: &DynamicObject) -> Result<Plan> {
+    let mut spec = rule.data["spec"].clone();
+    spec["suspend"] = json!(false);
+    let metadata = json!({"name": rule.metadata.name, "namespace": rule.metadata.namespace});
+    let object = json!({
+        "apiVersion": "mimeo.dev/v1alpha1", "kind": rule.types.as_ref().map(|types| &types.kind),
+        "metadata": metadata, "spec": spec,
+    });
+    let file = tempfile::NamedTempFile::with_suffix(".json")?;
+    std::fs::write(file.path(), object.to_string())?;
+    let path = file.path().display().to_string();
+    let told = run(control_plane, None, &["diff", "-f", &path, "-o", "json"])?.json()?;
+    let list = |field: &str| told[field].as_array().cloned().unwrap_or_default();
+    let own = |one: &Value| one["rule"] == id;
+    let named = |action: &str, one: &Value| {
+        let [kind, namespace, name] = ["kind", "namespace", "name"].map(|field| text(&one[field]));
+        [action.to_owned(), kind, namespace, name]
+    };
+    let changes = list("changes").into_iter().filter(own).map(|change| {
+        let action = match change["action"].as_str() {
+            Some("create") => "Create",
+            Some("update") => "Update",
+            _ => "Delete",
+        };
+        named(action, &change)
+    });
+    let in_the_way = |one: &Value| one["reason"] == "Conflict" || one["reason"] == "RuleConflict";
+    let failures = list("failures").into_iter().filter(own).filter(in_the_way);
+    Ok(changes
+        .chain(failures.map(|failure| named("Conflict", &failure)))
+        .collect())
+}
+
+fn text(value: &Value) -> String {
+    value.as_str().unwrap_or_default().to_owned()
+}
+
+/// The counts in the statuses of all rules that are not suspended.
+fn reported(rules: &BTreeMap<String, DynamicObject>) -> Result<BTreeMap<String, Counts>> {
+    let mut all = BTreeMap::new();
+    for (id, rule) in rules {
+        let status = status(rule);
+        if status.observed_generation != rule.metadata.generation {
+            bail!("{id} has no status for its present spec");
+        }
+        if is_suspended(rule) {
+            continue;
+        }
+        let copies = status.copies.unwrap_or_default();
+        let counts = [copies.desired, copies.synced, copies.failed];
+        let failures = status.failures.into_iter();
+        let failures = failures.map(|failure| (failure.namespace, failure.reason));
+        let counts = counts.map(|count| u64::try_from(count).unwrap_or(u64::MAX));
+        all.insert(id.clone(), (counts, failures.collect()));
     }
     Ok(all)
 }
@@ -77,7 +246,6 @@ fn counted(told: &Value, rule: &str) -> Result<Counts> {
     let line = list("rules").into_iter().find(|line| line["rule"] == rule);
     let line = line.with_context(|| format!("no {rule}: {told:#}"))?;
     let counts = ["copies", "synced", "failed"].map(|field| line[field].as_u64().unwrap_or(0));
-    let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
     let copies = list("copies")
         .into_iter()
         .filter(|copy| copy["rule"] == rule);

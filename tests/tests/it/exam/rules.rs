@@ -50,7 +50,7 @@ impl Exam {
         self.count += 1;
         let spec = brief(&wanted.spec);
         self.world.rules.insert(id.clone(), wanted);
-        self.note(format!("{what} rule {} {spec}", id.word()));
+        self.note(&format!("{what} rule {} {spec}", id.word()));
         Ok(())
     }
 
@@ -59,7 +59,7 @@ impl Exam {
             let api = rules(&self.client, id)?;
             let outcome = delete(&api, &id.name).await?;
             outcome.map_err(|status| anyhow::anyhow!("{}", status.message))?;
-            self.note(format!("delete rule {}", id.word()));
+            self.note(&format!("delete rule {}", id.word()));
         }
         Ok(())
     }
@@ -223,9 +223,9 @@ impl Exam {
             create(&api, &object).await?
         };
         outcome.map_err(|status| anyhow::anyhow!("a grant was refused: {}", status.message))?;
-        self.note(format!("{access:?} granted by {namespace} for {kinds:?}"));
+        self.note(&format!("{access:?} granted by {namespace} for {kinds:?}"));
         self.world.grants.insert(key, kinds);
-        self.note("it is".to_owned());
+        self.note("the grant counts");
         Ok(())
     }
 
@@ -248,7 +248,7 @@ impl Exam {
             let outcome = delete(&api, &name).await?;
             outcome.map_err(|status| anyhow::anyhow!("{}", status.message))?;
             self.world.grants.remove(&key);
-            self.note(format!("{access:?} granted by {namespace} no more"));
+            self.note(&format!("{access:?} granted by {namespace} no more"));
             return Ok(());
         }
         let kinds = self
