@@ -15,7 +15,7 @@ use serde::Serialize;
 
 use crate::{
     connect::Connected,
-    output::{Cell, Format, Tone, print, table},
+    output::{Cell, Format, Tone, line, print, table},
     picture::{Picture, Scope},
     read::{Part, ReadError, Reader},
     state::Fix,
@@ -109,21 +109,21 @@ pub(crate) async fn run(_: CheckArgs, connected: &Connected, format: Format) -> 
     let reader = connected.reader();
     let namespace = namespace(&reader, &connected.mimeo).await?;
     let (crds, served) = crds::check(connected, &reader).await;
-    let (programs, accounts) = programs::check(&reader, &connected.mimeo).await;
+    let (programs, deployments) = programs::check(&reader, &connected.mimeo).await;
     let mut report = Report {
         checks: namespace.into_iter().chain(crds).collect(),
         notes: Vec::new(),
     };
     report
         .checks
-        .extend(webhook::check(connected, &reader).await);
+        .extend(webhook::check(connected, &reader, deployments.webhook.as_ref()).await);
     report.checks.extend(programs);
     if served {
         // A user who may not list namespaces can name one with -n.
         match Picture::outline(connected, Scope::asked(connected)).await {
             Ok(picture) => {
                 report.checks.push(watches::check(&picture, reader.now()));
-                permissions::check(connected, &picture, &accounts, &mut report).await;
+                permissions::check(connected, &picture, &deployments.accounts, &mut report).await;
             }
             Err(error) => {
                 let unread = |check| Item::new(check, Verdict::Unknown, format!("{error:#}"));
@@ -137,7 +137,7 @@ pub(crate) async fn run(_: CheckArgs, connected: &Connected, format: Format) -> 
         report.checks.push(item);
     }
     for item in &mut report.checks {
-        item.fix = item.fix.take().map(|fix| fix.on(&connected.flags));
+        item.fix = item.fix.take().map(|fix| fix.for_cluster(&connected.flags));
     }
     print(format, &report, text)?;
     Ok(report.code())
@@ -177,7 +177,7 @@ fn text(report: &Report) -> String {
     let mut text = table(&["CHECK", "RESULT", "MESSAGE"], rows);
     for note in &report.notes {
         text.push('\n');
-        text += note;
+        text += &line(note);
     }
     if !report.notes.is_empty() {
         text.push('\n');

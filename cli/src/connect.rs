@@ -18,6 +18,8 @@ use crate::{output::quoted, read::Reader};
 const IMPERSONATE_UID: HeaderName = HeaderName::from_static("impersonate-uid");
 /// The namespace in which Mimeo's manifests install it.
 const MIMEO_SYSTEM: &str = "mimeo-system";
+/// The environment variable in place of `--mimeo-namespace`.
+const MIMEO_NAMESPACE: &str = "MIMEO_NAMESPACE";
 /// The time in place of no limit.
 const NO_LIMIT: Duration = Duration::from_hours(24 * 365);
 
@@ -89,7 +91,7 @@ pub(crate) struct Connection {
         long,
         global = true,
         value_name = "NAMESPACE",
-        env = "MIMEO_NAMESPACE",
+        env = MIMEO_NAMESPACE,
         default_value = MIMEO_SYSTEM
     )]
     mimeo_namespace: String,
@@ -122,24 +124,33 @@ pub(crate) struct ClusterFlags {
 }
 
 impl ClusterFlags {
-    fn new(connection: &Connection) -> Self {
-        let path = connection.kubeconfig.as_ref();
-        let path = path.map(|path| path.display().to_string());
+    pub(crate) fn new(connection: &Connection) -> Self {
+        let path = |path: &Option<PathBuf>| path.as_ref().map(|path| path.display().to_string());
         let mut kubectl = String::new();
         for (flag, value) in [
-            ("--kubeconfig", path.as_ref()),
-            ("--context", connection.context.as_ref()),
-            ("--cluster", connection.cluster.as_ref()),
-            ("--user", connection.user.as_ref()),
-            ("--server", connection.server.as_ref()),
+            ("--kubeconfig", path(&connection.kubeconfig)),
+            ("--context", connection.context.clone()),
+            ("--cluster", connection.cluster.clone()),
+            ("--user", connection.user.clone()),
+            ("--server", connection.server.clone()),
+            (
+                "--certificate-authority",
+                path(&connection.certificate_authority),
+            ),
+            ("--tls-server-name", connection.tls_server_name.clone()),
         ] {
             if let Some(value) = value {
                 // Writing to a String never fails.
-                _ = write!(kubectl, "{flag} {} ", quoted(value));
+                _ = write!(kubectl, "{flag} {} ", quoted(&value));
             }
         }
+        if connection.insecure_skip_tls_verify {
+            kubectl += "--insecure-skip-tls-verify ";
+        }
         let mut mimeo = kubectl.clone();
-        if connection.mimeo_namespace != MIMEO_SYSTEM {
+        // In the user's next shell the variable may be unset.
+        let from_variable = std::env::var_os(MIMEO_NAMESPACE).is_some();
+        if connection.mimeo_namespace != MIMEO_SYSTEM || from_variable {
             let namespace = quoted(&connection.mimeo_namespace);
             _ = write!(mimeo, "--mimeo-namespace {namespace} ");
         }

@@ -159,7 +159,8 @@ async fn compare(
         notes.extend(note);
     }
     drop(described);
-    let new = |failure: &Failure| !before.failures.iter().any(|old| old.is_same(failure));
+    // The message of a condition changes with each source and each grant that is missing.
+    let new = |failure: &Failure| !before.failures.contains(failure);
     Diff {
         changes,
         failures: after.failures.into_iter().filter(new).collect(),
@@ -245,7 +246,7 @@ fn write_changes(text: &mut String, changes: &[Change]) {
     }
     for ((action, [rule, kind, name], why, fields), namespaces) in groups {
         let why = match action {
-            Action::HeldDelete => Some("many at once: they stay until kubectl mimeo confirm"),
+            Action::HeldDelete => Some("many at once: they stay until a person confirms it"),
             _ => why,
         };
         let why = why.map_or_else(String::new, |why| format!(" ({why})"));

@@ -10,7 +10,7 @@ use crate::{
     connect::Connected,
     kinds,
     names::ObjectName,
-    output::{Cell, Format, print, table},
+    output::{Cell, Format, line, print, table},
     picture::{Picture, Scope, as_source, copies, sources},
     read::Part,
     state::{State, state},
@@ -177,7 +177,13 @@ fn text(feeds: &Feeds) -> String {
     };
     let mut blocks = vec![head];
     if rules.is_empty() {
-        blocks.push("No rule has it as a source.\n".into());
+        // Rules that could not be read have notes of their own.
+        let none = if notes.is_empty() {
+            "No rule has it as a source.\n"
+        } else {
+            "As far as you may read them, no rule has it as a source.\n"
+        };
+        blocks.push(none.into());
     }
     for Fed {
         rule,
@@ -203,6 +209,7 @@ fn text(feeds: &Feeds) -> String {
         ));
     }
     if !notes.is_empty() {
+        let notes: Vec<String> = notes.iter().map(|note| line(note)).collect();
         blocks.push(notes.join("\n") + "\n");
     }
     blocks.join("\n")

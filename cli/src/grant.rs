@@ -52,7 +52,7 @@ type Wanted = BTreeMap<(String, Access), Objects>;
 pub(crate) async fn run(args: &GrantArgs, connected: &Connected, format: Format) -> Result<u8> {
     let (home, name) = replication(&args.rule, &connected.namespace)?;
     let reader = connected.reader();
-    let rule = read_rule(&reader, &home, &name).await?;
+    let rule = read_rule(connected, &home, &name).await?;
     let mut snapshot = Snapshot::new(Settings::new(Role::Keeper, ""));
     let mut notes = Vec::new();
     read_home(&reader, &home, &mut snapshot, &mut notes).await;
@@ -73,7 +73,7 @@ pub(crate) async fn run(args: &GrantArgs, connected: &Connected, format: Format)
         ));
     }
     show(&grants, format)?;
-    Ok(0)
+    Ok(u8::from(!enough))
 }
 
 /// The namespace and the name of the Replication that a user means.
@@ -96,15 +96,17 @@ fn replication(text: &str, namespace: &str) -> Result<(String, String)> {
     }
 }
 
-async fn read_rule(reader: &Reader, home: &str, name: &str) -> Result<Rule> {
+async fn read_rule(connected: &Connected, home: &str, name: &str) -> Result<Rule> {
     let plural = RuleKind::Replication.plural();
     let path = own_path(Some(home), plural, Some(name));
-    let object = match reader.get(&path, Part::Whole).await {
+    let object = match connected.reader().get(&path, Part::Whole).await {
         Ok(Some(object)) => object,
-        Ok(None) => bail!(
-            "there is no Replication {home}/{name}; kubectl -n {home} get replications   shows \
-             those that exist"
-        ),
+        Ok(None) => {
+            bail!(
+                "there is no Replication {home}/{name}; kubectl -n {home} get replications   shows \
+                 those that exist"
+            )
+        }
         Err(ReadError::NotServed) => bail!(
             "the API server doesn't serve Replications: Mimeo's CRDs are not installed in this \
              cluster"

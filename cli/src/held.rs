@@ -198,7 +198,8 @@ pub(crate) async fn confirm(
     let number = held.copies.len();
     if held.counted.is_some_and(|counted| number < counted) {
         bail!(
-            "nothing is confirmed: only {number} of the copies in this sentence could be found: {}",
+            "nothing is confirmed: only {number} of the copies in this sentence were found: {}. The \
+             others are gone since then, or you may not read what shows them",
             held.why
         );
     }
@@ -220,6 +221,7 @@ pub(crate) async fn confirm(
         bail!("nothing is confirmed: the deletion is of {number} copies");
     }
     annotate(connected, held, nonce).await?;
+    tell("Confirmed. Waiting until Mimeo begins the deletion ...");
     let more_held = taken_up(connected, held).await?;
     let confirmed = Confirmed { held, more_held };
     print(format, &confirmed, |Confirmed { held, more_held }| {
@@ -312,7 +314,7 @@ fn not_begun(connected: &Connected, confirmed: &Held) -> String {
     } = confirmed;
     let leads = "See whether a reconciler leads: kubectl mimeo status";
     let mimeo = &connected.mimeo;
-    let told = if *rule_deleted {
+    if *rule_deleted {
         format!(
             "ConfigMap {mimeo}/{KINDS_CONFIG_MAP} is annotated, but Mimeo has not begun the \
              deletion of the copies of {rule}. {leads}. If one leads, the copies have changed \
@@ -321,8 +323,7 @@ fn not_begun(connected: &Connected, confirmed: &Held) -> String {
         )
     } else {
         format!("{rule} is annotated, but Mimeo has not begun the deletion. {leads}")
-    };
-    connected.flags.in_commands(&told)
+    }
 }
 
 /// Asks for the number of copies. True if the answer is right.

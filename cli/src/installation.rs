@@ -194,6 +194,16 @@ impl Accounts {
         Self::of(mimeo, webhook.as_ref(), reconciler.as_ref())
     }
 
+    /// The beginning of a sentence about accounts that may not be Mimeo's.
+    pub(crate) fn assumption(&self) -> String {
+        let Self {
+            webhook,
+            reconciler,
+            ..
+        } = self;
+        format!("if Mimeo runs as {webhook} and {reconciler}, then ")
+    }
+
     /// The user of a program, with the groups that the API server derives from its name.
     pub(crate) fn user(&self, program: Program) -> User {
         let name = match program {

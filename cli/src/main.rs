@@ -36,7 +36,10 @@ use std::{ffi::OsString, process::ExitCode};
 
 use clap::{Parser, Subcommand};
 
-use self::{connect::Connection, output::Format};
+use self::{
+    connect::{ClusterFlags, Connection},
+    output::Format,
+};
 
 /// Explains why a copy exists or is missing, and how to fix it
 #[derive(Debug, Parser)]
@@ -61,18 +64,21 @@ enum Command {
     /// Check whether Mimeo is installed and works. Exit code 0: no check failed, 1: one failed,
     /// 2: nothing could be checked
     Check(check::CheckArgs),
-    /// Confirm a held deletion: the copies that a rule has lost are deleted
+    /// Confirm a held deletion: the copies that a rule has lost are deleted. Exit code 0: Mimeo has
+    /// begun to delete them, 2: nothing is confirmed, or whether Mimeo has begun is unknown
     Confirm(held::ConfirmArgs),
     /// Copy an object once, by hand. No rule maintains the copies. Exit code 0: all are copied, 1:
     /// one could not be copied
     Copy(copy::CopyArgs),
-    /// Show the changes of copies that applying files would lead to. Exit code 0: none
+    /// Show the changes of copies that applying files would lead to. Exit code 0: none, 1: there
+    /// are some, or a rule fails
     #[command(after_help = diff::HELP)]
     Diff(diff::DiffArgs),
     /// Print the missing grants of a Replication, for the owners of the other namespaces. Exit code
-    /// 0: they are printed, or none is missing
+    /// 0: they are printed, or none is missing, 1: no grant would be enough
     Grant(grant::GrantArgs),
-    /// List the deletions that wait for a person, and their copies
+    /// List the deletions that wait for a person, and their copies. Exit code 0: they are listed, or
+    /// none waits
     Held(held::HeldArgs),
     /// Print the copies that Mimeo would create from the rules and sources of files, without a
     /// cluster
@@ -86,10 +92,11 @@ enum Command {
     Test(test::TestArgs),
     /// Forward a port to the leading reconciler and open its page. Exit code 1: the forwarding broke
     Ui(ui::UiArgs),
-    /// List the copies of a source, and say how its deletion would change them. Exit code 1: no rule
-    /// has it
+    /// List the copies of a source, and say how its deletion would change them. Exit code 0: a
+    /// rule has it, 1: none has it
     Where(feeds::WhereArgs),
-    /// Explain why an object is a copy, or why a copy is missing. Exit code 0: it is a correct copy
+    /// Explain why an object is a copy, or why a copy or a pod is missing. Exit code 0: it is a
+    /// correct copy, or pods don't wait, 1: otherwise, or that is unknown
     Why(why::WhyArgs),
     /// Print the program kubectl_complete-mimeo, through which kubectl completes this command
     #[command(after_help = completion::HELP)]
@@ -101,10 +108,11 @@ enum Command {
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> ExitCode {
     let flags = Flags::parse();
+    let cluster = ClusterFlags::new(&flags.connection);
     match Box::pin(run(flags)).await {
         Ok(code) => ExitCode::from(code),
         Err(error) => {
-            output::tell(&format!("error: {error:#}"));
+            output::tell(&cluster.in_commands(&format!("error: {error:#}")));
             ExitCode::from(2)
         }
     }

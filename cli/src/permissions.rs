@@ -51,8 +51,10 @@ pub(crate) async fn ask(
     files: &Files,
     accounts: &Accounts,
 ) -> Answers {
-    let roles = roles(&connected.reader(), rules, kinds, files).await;
-    let (needs, mut answers) = limit(needs(picture, rules, kinds, &roles), MOST);
+    let roles = Roles::read(&connected.reader(), rules, kinds, files).await;
+    let (needs, unknown) = needs(picture, rules, kinds, &roles);
+    let (needs, mut answers) = limit(needs, MOST);
+    answers.unknown.extend(unknown);
     let one = |need: ProgramRight| async move {
         let user = accounts.user(need.program);
         let deadline = Instant::now() + connected.timeout;
@@ -90,54 +92,80 @@ fn limit(needs: BTreeSet<ProgramRight>, most: usize) -> (Vec<ProgramRight>, Answ
     (asked, answers)
 }
 
-/// The roles of RoleBindings among the sources. Mimeo needs the permission to bind exactly these.
-async fn roles(
-    reader: &Reader,
-    rules: &[&Rule],
-    kinds: &Kinds,
-    files: &Files,
-) -> BTreeMap<SourceRef, RoleRef> {
-    let sources: BTreeSet<&SourceRef> = rules.iter().flat_map(|rule| &rule.sources).collect();
-    let mut roles = BTreeMap::new();
-    for source in sources {
-        let resource = kinds.get(&source.gvk).and_then(Option::as_ref);
-        let (Some(resource), Some(home)) = (resource, source.home()) else {
-            continue;
-        };
-        if !own_rights::binds(&source.gvk) {
-            continue;
-        }
-        let object = if let Some(found) = files.source(source) {
-            Some(found.object.clone())
-        } else {
-            let path = resource_path(resource, Some(home), Some(&source.name));
-            reader.get(&path, Part::Whole).await.ok().flatten()
-        };
-        if let Some(role) = object.as_ref().and_then(RoleRef::of) {
-            roles.insert(source.clone(), role);
-        }
-    }
-    roles
+/// The roles of the RoleBindings among the sources. Mimeo needs the permission to bind exactly these
+/// roles.
+#[derive(Default)]
+struct Roles {
+    known: BTreeMap<SourceRef, RoleRef>,
+    /// With the reason.
+    unknown: BTreeMap<SourceRef, String>,
 }
 
+impl Roles {
+    async fn read(reader: &Reader, rules: &[&Rule], kinds: &Kinds, files: &Files) -> Self {
+        let sources: BTreeSet<&SourceRef> = rules.iter().flat_map(|rule| &rule.sources).collect();
+        let mut roles = Self::default();
+        for source in sources {
+            let resource = kinds.get(&source.gvk).and_then(Option::as_ref);
+            let (Some(resource), Some(home)) = (resource, source.home()) else {
+                continue;
+            };
+            if !own_rights::binds(&source.gvk) {
+                continue;
+            }
+            let found = if let Some(found) = files.source(source) {
+                Ok(Some(found.object.clone()))
+            } else {
+                let path = resource_path(resource, Some(home), Some(&source.name));
+                reader.get(&path, Part::Whole).await
+            };
+            let why = match found {
+                Ok(Some(object)) => {
+                    roles
+                        .known
+                        .extend(RoleRef::of(&object).map(|role| (source.clone(), role)));
+                    continue;
+                }
+                Ok(None) => format!("the source {source} does not exist"),
+                Err(error) => format!("can't read the source {source}: {error}"),
+            };
+            let why = format!("{why}; so the role that Mimeo must be able to bind is unknown");
+            roles.unknown.insert(source.clone(), why);
+        }
+        roles
+    }
+}
+
+/// The permissions that the rules need, and those of which it is unknown whether Mimeo needs
+/// them, with the reason.
 fn needs(
     picture: &Picture,
     rules: &[&Rule],
     kinds: &Kinds,
-    roles: &BTreeMap<SourceRef, RoleRef>,
-) -> BTreeSet<ProgramRight> {
+    roles: &Roles,
+) -> (BTreeSet<ProgramRight>, BTreeMap<ProgramRight, String>) {
     let (engine, _) = picture.snapshot.decided();
     let reach = engine.index().reach();
-    let mut needs = BTreeSet::new();
+    let (mut needs, mut unknown) = (BTreeSet::new(), BTreeMap::new());
     for rule in rules {
-        let homes = rule.homes(|source| roles.get(source).cloned());
+        let homes = rule.homes(|source| roles.known.get(source).cloned());
         let homes = homes.filter(|home| reach.refuses_home(home.gvk, home.namespace).is_none());
         let places = engine.index().reached(rule);
         let look_up = |gvk: &GroupVersionKind| kinds.get(gvk).cloned().flatten();
         let own = own_rights::needed_by(rule.id.kind, homes, places.as_ref(), look_up);
-        needs.extend(own);
+        let mut sources = rule.sources.iter();
+        let why = sources.find_map(|source| roles.unknown.get(source));
+        for need in own {
+            // Without its role, a RoleBinding would need the permission to bind every role.
+            match why.filter(|_| need.right.verb == "bind" && need.right.name.is_none()) {
+                Some(why) => _ = unknown.insert(need, why.clone()),
+                None => _ = needs.insert(need),
+            }
+        }
     }
-    needs
+    // Another rule may need to bind every role for a reason of its own.
+    unknown.retain(|need, _| !needs.contains(need));
+    (needs, unknown)
 }
 
 #[cfg(test)]

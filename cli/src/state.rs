@@ -20,7 +20,7 @@ use crate::{
     connect::ClusterFlags,
     kinds,
     names::{ObjectName, argument, object},
-    output::Tone,
+    output::{Tone, quoted},
     picture::{Gap, Picture},
 };
 
@@ -190,6 +190,13 @@ fn missing(
         let message = "you may not read the source, so the state of its copy is unknown";
         return (State::Unknown, message.into());
     }
+    if !picture.namespaces.contains_key(key.namespace) {
+        let message = format!(
+            "namespace {} does not exist; Mimeo creates the copy together with it",
+            key.namespace
+        );
+        return (State::Pending, message);
+    }
     let planned = match copy.and_then(|copy| copy.reason) {
         Some(Reason::Planned(Outlook::Create)) => "Mimeo has to create the copy",
         Some(Reason::Planned(Outlook::Update)) => "Mimeo has to update the copy",
@@ -321,7 +328,7 @@ impl Fix {
     }
 
     /// The same step, for the cluster that the user named.
-    pub(crate) fn on(self, cluster: &ClusterFlags) -> Self {
+    pub(crate) fn for_cluster(self, cluster: &ClusterFlags) -> Self {
         let told = |text: String| cluster.in_commands(&text);
         Self {
             command: self.command.map(told),
@@ -342,88 +349,163 @@ impl fmt::Display for Fix {
 /// The next step for a person, if the copy with this namespace, kind and name is in this state.
 pub(crate) fn fix(
     picture: &Picture,
-    state: &State,
+    (state, message): (&State, &str),
     (namespace, gvk, name): (&str, &GroupVersionKind, &str),
     id: &RuleId,
     source: Option<&SourceRef>,
 ) -> Option<Fix> {
-    let mimeo = &picture.mimeo;
     let copy = kinds::argument(gvk, name);
     let rule = object(id);
     let edit = || Fix::run(format!("kubectl edit {rule}"));
-    let reason = match state {
-        State::Failed(reason) => reason.as_str(),
-        _ => "",
-    };
-    let cause = ConditionReason::ALL.iter();
-    let cause = cause.copied().find(|one| one.as_str() == reason);
-    let failure = FailureReason::ALL.iter();
-    let failure = failure.copied().find(|one| one.as_str() == reason);
-    Some(match (state, cause, failure) {
-        (State::Suspended, ..) => Fix::run(format!(
+    let check = || Fix::run("kubectl mimeo check");
+    Some(match state {
+        State::Suspended => Fix::run(format!(
             "kubectl patch {rule} --type=merge -p '{{\"spec\":{{\"suspend\":false}}}}'"
         )),
-        (State::DeletionHeld, ..) => {
+        State::DeletionHeld => {
             let name = argument(id);
             Fix::run(format!("kubectl mimeo held {name}")).note(format!(
                 "it lists the copies; kubectl mimeo confirm {name} deletes them"
             ))
         }
-        (State::RuleDeleted, ..) => Fix::run(format!("kubectl mimeo held {}", argument(id)))
+        State::RuleDeleted => Fix::run(format!("kubectl mimeo held {}", argument(id)))
             .note("it shows whether the deletion of the copy is held"),
-        (State::Retained, ..) => Fix::say(format!(
-            "if nobody needs the copy, delete it: kubectl -n {namespace} delete {copy}"
+        State::Retained => Fix::say(format!(
+            "if the copy is not needed, delete it: kubectl -n {} delete {copy}",
+            quoted(namespace)
         )),
-        (State::Pending, ..) => Fix::run("kubectl mimeo check")
-            .note("it shows whether Mimeo works; if it does, wait some seconds"),
-        (State::InvalidSpec, ..) => edit(),
-        (_, Some(ConditionReason::SourceNotFound | ConditionReason::InGracePeriod), _) => {
-            let SourceRef {
-                gvk,
-                namespace,
-                name,
-                ..
-            } = source?;
-            let source = kinds::argument(gvk, name);
-            Fix::run(format!("kubectl -n {namespace} get {source}"))
-                .note("if it is not there, create the source, or correct spec.sources")
+        State::Pending if !picture.namespaces.contains_key(namespace) => {
+            create_namespace(namespace).note("or correct its name")
         }
-        (_, Some(ConditionReason::KindNotServed), _) => Fix::say(format!(
-            "install the CRD of {gvk}, or correct apiVersion and kind in spec.sources"
-        )),
-        (_, Some(ConditionReason::SourceRefused), _) => {
-            edit().note("see spec.sources and transform.type")
+        State::Pending | State::Unwanted => {
+            check().note("it shows whether Mimeo works; if it does, wait some seconds")
         }
-        (_, Some(ConditionReason::ControllerForbidden), _) => Fix::run("kubectl mimeo check").note(
-            "it names the missing permissions; give them by a ClusterRole with the label \
-                 mimeo.dev/aggregate-to-mimeo=true",
-        ),
-        (_, Some(ConditionReason::NotGranted), _) if id.kind == RuleKind::Replication => {
-            Fix::run(format!("kubectl mimeo grant {}", argument(id)))
-                .note("it prints the ReplicationGrant for the owner of the other namespace")
+        State::InvalidSpec => edit(),
+        State::Failed(reason) => {
+            let cause = ConditionReason::ALL.iter();
+            let cause = cause.copied().find(|one| one.as_str() == reason);
+            let failure = FailureReason::ALL.iter();
+            let failure = failure.copied().find(|one| one.as_str() == reason);
+            return match (cause, failure) {
+                (Some(cause), _) => fix_cause(cause, id, source),
+                (_, Some(failure)) => {
+                    let copy = (&*quoted(namespace), &*copy);
+                    Some(fix_failure((failure, message), copy, id, source))
+                }
+                // The reason of a failure that no status names.
+                (None, None) => {
+                    let logs = format!(
+                        "kubectl -n {} logs -l app.kubernetes.io/name=mimeo-reconciler --tail=-1 | \
+                         grep 'copy not written'",
+                        quoted(&picture.mimeo)
+                    );
+                    Some(Fix::run(logs).note("it shows the reason for each copy"))
+                }
+            };
         }
-        (.., Some(FailureReason::Conflict)) => Fix::run(format!(
-            "kubectl -n {namespace} get {copy} -o jsonpath='{{.metadata.managedFields[*].manager}}'"
-        ))
-        .note(format!(
-            "it names the clients that wrote the object; then delete it, or set copyName or \
-             conflictPolicy in {rule}"
-        )),
-        (.., Some(FailureReason::QuotaExceeded)) => {
-            Fix::run(format!("kubectl -n {namespace} describe resourcequota"))
-        }
-        (.., Some(FailureReason::VariableUnset)) => Fix::say(format!(
-            "give namespace {namespace} the label that the message names"
-        )),
-        (.., Some(failure)) => Fix::say(failure.advice()),
-        // The reason of a failure that no status names.
-        (State::Failed(_), None, None) => Fix::run(format!(
-            "kubectl -n {mimeo} logs -l app.kubernetes.io/name=mimeo-reconciler --tail=-1 | grep \
-             'copy not written'"
-        ))
-        .note("it shows the reason for each copy"),
         _ => return None,
     })
+}
+
+pub(crate) fn create_namespace(name: &str) -> Fix {
+    Fix::run(format!("kubectl create namespace {}", quoted(name)))
+}
+
+/// The next step if a condition of the rule keeps the copy away.
+fn fix_cause(cause: ConditionReason, id: &RuleId, source: Option<&SourceRef>) -> Option<Fix> {
+    let edit = || Fix::run(format!("kubectl edit {}", object(id)));
+    Some(match cause {
+        ConditionReason::SourceNotFound | ConditionReason::InGracePeriod => {
+            let source = source?;
+            let name = kinds::argument(&source.gvk, &source.name);
+            Fix::run(format!(
+                "kubectl -n {} get {name}",
+                quoted(&source.namespace)
+            ))
+            .note("if it is not there, create the source, or correct spec.sources")
+        }
+        ConditionReason::KindNotServed => edit().note(
+            "correct apiVersion and kind in spec.sources, or install the CRD of the source's kind",
+        ),
+        ConditionReason::SourceRefused => edit().note("see spec.sources and transform.type"),
+        ConditionReason::ControllerForbidden => check_permissions(),
+        ConditionReason::GrantsUnknown => Fix::run("kubectl mimeo check")
+            .note("it shows whether the CRD replicationgrants is served"),
+        // The same word is a reason of failures, which come here as well.
+        ConditionReason::NotGranted if id.kind == RuleKind::Replication => grant(id),
+        _ => return None,
+    })
+}
+
+/// The next step if Mimeo can't write this copy, in this namespace.
+fn fix_failure(
+    (failure, message): (FailureReason, &str),
+    (namespace, copy): (&str, &str),
+    id: &RuleId,
+    source: Option<&SourceRef>,
+) -> Fix {
+    let edit = || Fix::run(format!("kubectl edit {}", object(id)));
+    // An inline source is a part of its rule.
+    let edit_source = || match source.and_then(|source| Some((source, source.home()?))) {
+        Some((source, home)) => {
+            let source = kinds::argument(&source.gvk, &source.name);
+            Fix::run(format!("kubectl -n {home} edit {source}"))
+        }
+        None => edit(),
+    };
+    match failure {
+        FailureReason::Conflict => edit().note(format!(
+            "set copyName or conflictPolicy; or, if the object in the way is not needed, delete it: \
+             kubectl -n {namespace} delete {copy}"
+        )),
+        FailureReason::RuleConflict => edit().note(failure.advice()),
+        FailureReason::NotGranted => grant(id),
+        FailureReason::Forbidden => check_permissions(),
+        FailureReason::Invalid | FailureReason::TooLarge => edit_source().note(failure.advice()),
+        FailureReason::QuotaExceeded => {
+            Fix::run(format!("kubectl -n {namespace} describe resourcequota"))
+                .note(failure.advice())
+        }
+        FailureReason::AdmissionDenied => Fix::run(
+            "kubectl get validatingadmissionpolicies,validatingwebhookconfigurations,\
+             mutatingwebhookconfigurations",
+        )
+        .note(failure.advice()),
+        FailureReason::VariableUnset => match unset(message) {
+            Some(label) => {
+                let label = quoted(&format!("{label}=<value>"));
+                Fix::run(format!("kubectl label namespace {namespace} {label}"))
+                    .note("with the value that the copy needs")
+            }
+            None => Fix::say(failure.advice()),
+        },
+        FailureReason::Timeout | FailureReason::ClusterUnreachable => {
+            Fix::run("kubectl get --raw '/readyz?verbose'").note(format!(
+                "it shows whether the API server works; {}",
+                failure.advice()
+            ))
+        }
+    }
+}
+
+fn check_permissions() -> Fix {
+    Fix::run("kubectl mimeo check").note(
+        "it names the missing permissions, and the roles to give them by; if the message is about a \
+         flag of Mimeo instead, change the flag or the rule",
+    )
+}
+
+fn grant(id: &RuleId) -> Fix {
+    Fix::run(format!("kubectl mimeo grant {}", argument(id)))
+        .note("it prints the ReplicationGrant for the owner of the other namespace")
+}
+
+/// The key of the label that a message about an unset variable names:
+/// `$(namespace.labels['stage'])`.
+fn unset(message: &str) -> Option<&str> {
+    let (_, rest) = message.split_once("$(namespace.labels['")?;
+    let (key, _) = rest.split_once("'])")?;
+    Some(key)
 }
 
 #[cfg(test)]

@@ -17,7 +17,7 @@ use crate::{
     connect::Connected,
     installation::Installation,
     names,
-    output::{Cell, Format, Tone, print, print_text, table, tell},
+    output::{Cell, Format, Tone, line, print, print_text, table, tell},
     picture::{Picture, Scope, pause},
     state::State,
 };
@@ -186,7 +186,7 @@ fn text(status: &Status, rules: usize, scope: &Scope, held_sentence: &str) -> St
     if held > 0 || status.held_of_deleted_rules > 0 {
         blocks.push(held_sentence.into());
     }
-    blocks.push(lines(status.notes.iter().cloned()));
+    blocks.push(lines(status.notes.iter().map(|note| line(note))));
     blocks.retain(|block| !block.is_empty());
     blocks.join("\n")
 }

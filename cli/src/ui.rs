@@ -51,12 +51,12 @@ pub(crate) async fn run(
 ) -> Result<u8> {
     let reader = connected.reader();
     let mimeo = &connected.mimeo;
-    let leader = leader(&reader, mimeo).await?;
+    let leader = leader(connected, &reader).await?;
     let page = page(&reader, mimeo, &leader).await?;
     if !page.on {
         bail!(
-            "the page is off. Fix: helm upgrade with --set reconciler.ui=true, or kubectl -n \
-             {mimeo} set env deployment/mimeo-reconciler MIMEO_UI=true"
+            "the page is off. Fix: set reconciler.ui=true in the values of the Helm release, or \
+             kubectl -n {mimeo} set env deployment/mimeo-reconciler MIMEO_UI=true"
         );
     }
     let program = std::env::var("KUBECTL").unwrap_or_else(|_| "kubectl".into());
@@ -111,18 +111,19 @@ impl Drop for Kubectl {
 }
 
 /// The name of the leading replica.
-async fn leader(reader: &Reader, mimeo: &str) -> Result<String> {
+async fn leader(connected: &Connected, reader: &Reader) -> Result<String> {
+    let mimeo = &connected.mimeo;
     let (installation, unread) = Installation::read(reader, mimeo).await;
     let Some(leader) = installation.leader else {
         bail!("{}", unread.join(" "));
     };
-    match leader.into_iter().find(|replica| replica.alive) {
-        Some(leader) => Ok(leader.name),
-        None => bail!(
+    let Some(leader) = leader.into_iter().find(|replica| replica.alive) else {
+        bail!(
             "no reconciler leads in namespace {mimeo}, and only the leader knows the state of the \
              copies. Fix: kubectl -n {mimeo} get pods   shows whether the reconciler runs"
-        ),
-    }
+        );
+    };
+    Ok(leader.name)
 }
 
 /// How the leader's pod serves the page. The page counts as on if the user may not read the pod.

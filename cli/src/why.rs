@@ -3,6 +3,7 @@
 mod marks;
 mod pods;
 mod verdict;
+mod written;
 
 use std::fmt::Write as _;
 
@@ -18,14 +19,15 @@ use mimeo_runtime::discovery::resource_path;
 use serde::Serialize;
 
 use self::{
-    marks::{Change, Copy, copy_of},
+    marks::{Change, Copy, changes, copy_of},
     verdict::{Answer, answers, left_behind, others},
+    written::WriteEvent,
 };
 use crate::{
     connect::{ClusterFlags, Connected},
     kinds,
     names::ObjectName,
-    output::{Format, age, line, print},
+    output::{Format, age, line, print, quoted},
     picture::{Picture, Scope, as_source, sources},
     read::{Part, Reader, metadata},
     state::State,
@@ -51,6 +53,8 @@ struct Why {
     /// The rule that the object's marks name, if it is a copy.
     #[serde(skip_serializing_if = "Option::is_none")]
     copy: Option<Copy>,
+    /// The other clients that have written the object.
+    changed_by: Vec<Change>,
     /// One entry for each rule that concerns the object.
     rules: Vec<Answer>,
     /// Facts that could not be read, and hints.
@@ -73,12 +77,15 @@ pub(crate) async fn run(args: WhyArgs, connected: &Connected, format: Format) ->
     } = object;
     let scope = Scope::One(namespace.to_owned());
     let picture = Picture::read(connected, scope).await?;
+    let reader = connected.reader();
     if pods::means_pods(kind) {
         let (why, healthy) = pods::explain(&picture, &object);
-        print(format, &why.on(&connected.flags), text)?;
+        let now = reader.now();
+        print(format, &why.for_cluster(&connected.flags), |why| {
+            text(why, now)
+        })?;
         return Ok(u8::from(!healthy));
     }
-    let reader = connected.reader();
     let (gvk, resource) = kinds::find(&reader, &picture, kind).await?;
     let key = Key {
         namespace,
@@ -96,18 +103,31 @@ pub(crate) async fn run(args: WhyArgs, connected: &Connected, format: Format) ->
             }
         },
     };
-    let copy = meta.as_ref().and_then(copy_of);
-    let why = explain(&picture, &key, exists, copy, notes);
-    let healthy = why.rules.iter().any(|rule| rule.state == State::Synced);
-    print(format, &why.on(&connected.flags), text)?;
+    let mut copy = meta.as_ref().and_then(copy_of);
+    if let Some(copy) = &mut copy
+        && let Some(written) = copy.written
+    {
+        let change = written::earlier_change(&reader, &picture, &key, copy, written).await;
+        copy.earlier_change = change;
+        copy.event = written::event(&reader, &key).await;
+    }
+    let mut why = explain(&picture, &key, exists, copy, notes);
+    why.changed_by = meta.as_ref().map(changes).unwrap_or_default();
+    // A copy that its rule created once may be gone. Then the answer has a next step.
+    let correct = |rule: &Answer| rule.state == State::Synced && rule.fix.is_none();
+    let healthy = why.rules.iter().any(correct);
+    let now = reader.now();
+    print(format, &why.for_cluster(&connected.flags), |why| {
+        text(why, now)
+    })?;
     Ok(u8::from(!healthy))
 }
 
 impl Why {
     /// The same answer, with commands for the cluster that the user named.
-    fn on(mut self, cluster: &ClusterFlags) -> Self {
+    fn for_cluster(mut self, cluster: &ClusterFlags) -> Self {
         for rule in &mut self.rules {
-            rule.fix = rule.fix.take().map(|fix| fix.on(cluster));
+            rule.fix = rule.fix.take().map(|fix| fix.for_cluster(cluster));
         }
         for note in &mut self.notes {
             *note = cluster.in_commands(note);
@@ -133,7 +153,7 @@ fn explain(
         ));
     } else {
         let all = picture.rules.iter();
-        rules.extend(all.flat_map(|(id, stored)| answers(picture, key, id, stored)));
+        rules.extend(all.flat_map(|(id, stored)| answers(picture, key, exists, id, stored)));
     }
     if namespace.is_none() {
         notes.push(format!("There is no namespace {}.", key.namespace));
@@ -145,8 +165,10 @@ fn explain(
         .collect();
     for rule in &feeds {
         notes.push(format!(
-            "It is a source of {}, and never a copy of it: kubectl mimeo where {} {}/{}",
-            rule.id, key.gvk.kind, key.namespace, key.name
+            "It is a source of {}, and never a copy of it: kubectl mimeo where {} {}",
+            rule.id,
+            key.gvk.kind,
+            quoted(&format!("{}/{}", key.namespace, key.name))
         ));
     }
     // Annotations alone prove nothing: Mimeo leaves such an object alone.
@@ -163,8 +185,14 @@ fn explain(
     }
     rules.sort_by_key(|answer| rank(&answer.state));
     if rules.is_empty() && feeds.is_empty() && !deleting {
+        // Rules and sources that could not be read have notes of their own.
+        let none = if picture.unread.sentences().next().is_none() {
+            "No rule makes"
+        } else {
+            "As far as you may read them, no rule makes"
+        };
         notes.push(format!(
-            "No rule makes a {} named {}.{}",
+            "{none} a {} named {}.{}",
             key.gvk.kind,
             key.name,
             others(picture, key)
@@ -176,6 +204,7 @@ fn explain(
         name: key.name.to_owned(),
         exists,
         copy,
+        changed_by: Vec::new(),
         rules,
         notes,
     }
@@ -208,13 +237,14 @@ fn rank(state: &State) -> u8 {
     }
 }
 
-fn text(why: &Why) -> String {
+fn text(why: &Why, now: Timestamp) -> String {
     let Why {
         kind,
         namespace,
         name,
         exists,
         copy,
+        changed_by,
         rules,
         notes,
     } = why;
@@ -235,8 +265,9 @@ fn text(why: &Why) -> String {
         ),
     };
     if let Some(copy) = copy {
-        write_marks(&mut text, copy);
+        write_marks(&mut text, copy, now);
     }
+    write_changes(&mut text, changed_by, copy.is_some(), now);
     for Answer {
         rule,
         source,
@@ -264,24 +295,55 @@ fn text(why: &Why) -> String {
     text
 }
 
-/// Who wrote the copy, and when.
-fn write_marks(text: &mut String, copy: &Copy) {
-    let now = Timestamp::now();
+/// When Mimeo wrote the copy, and what led to it.
+fn write_marks(text: &mut String, copy: &Copy, now: Timestamp) {
     if !copy.owned_by_mimeo {
         *text += "  But Mimeo owns no field of it: another client wrote them, or cleared managedFields.\n";
     }
-    if let Some(written) = copy.written {
-        _ = writeln!(text, "  Last written by Mimeo {} ago.", age(written, now));
+    let Some(written) = copy.written else {
+        return;
+    };
+    // The API server sets both times in one request, to the second.
+    let created = copy
+        .created
+        .is_some_and(|created| written.duration_since(created).as_secs() <= 1);
+    let what = if created { "Created" } else { "Last written" };
+    let before = copy.earlier_change.as_ref().map(|change| {
+        let (manager, ago) = (&change.manager, age(change.time, now));
+        format!(
+            " The last change before that: of the {}, by {manager:?} {ago} ago.",
+            change.object
+        )
+    });
+    // Writing to a String never fails.
+    _ = writeln!(
+        text,
+        "  {what} by Mimeo {} ago.{}",
+        age(written, now),
+        before.unwrap_or_default()
+    );
+    if let Some(WriteEvent { time, reason, note }) = &copy.event {
+        let ago = age(*time, now);
+        _ = writeln!(text, "  Event {reason} {ago} ago: {}", line(note));
     }
+}
+
+/// Which other clients have written the object, and when. Of a copy, also their fields.
+fn write_changes(text: &mut String, changes: &[Change], is_copy: bool, now: Timestamp) {
     for Change {
         manager,
         time,
         fields,
-    } in &copy.changed_by
+    } in changes
     {
         let ago = time.map_or_else(String::new, |time| format!(" {} ago", age(time, now)));
         // The keys of an object may contain line breaks.
         let fields = line(&fields.join(", "));
-        _ = writeln!(text, "  Changed by {manager:?}{ago}: {fields}");
+        // Writing to a String never fails.
+        _ = if is_copy {
+            writeln!(text, "  Changed by {manager:?}{ago}: {fields}")
+        } else {
+            writeln!(text, "  Written by {manager:?}{ago}.")
+        };
     }
 }

@@ -16,9 +16,9 @@ use crate::{
 const NAMED: usize = 3;
 
 fn install() -> Fix {
-    Fix::say(
-        "helm upgrade, or kubectl apply --server-side -k manifests/crds of this version of Mimeo",
-    )
+    // Another field manager, such as Helm, may own the fields of an older CRD.
+    Fix::run("kubectl apply --server-side --force-conflicts -k manifests/crds")
+        .note("from a checkout of this version of Mimeo; or upgrade the Helm release to it")
 }
 
 /// One item for each CRD. The second value is false if rules are known not to be served.

@@ -51,7 +51,7 @@ pub(super) async fn check(
     let (engine, _) = picture.snapshot.decided();
     let reach = engine.index().reach();
     let items = named.into_iter().map(|kind| judge(kind, &answers, reach));
-    let items = items.map(|item| doubt(item, accounts));
+    let items = items.map(|item| if_assumed(item, accounts));
     report.checks.extend(items);
 }
 
@@ -113,19 +113,11 @@ fn judge(kind: &str, answers: &Answers, reach: &Reach) -> Item {
 }
 
 /// A missing permission is a fault only if it is known which accounts Mimeo has.
-fn doubt(item: Item, accounts: &Accounts) -> Item {
-    let Accounts {
-        webhook,
-        reconciler,
-        assumed,
-    } = accounts;
-    if !assumed || item.result != Verdict::Failed {
+fn if_assumed(item: Item, accounts: &Accounts) -> Item {
+    if !accounts.assumed || item.result != Verdict::Failed {
         return item;
     }
-    let message = format!(
-        "if Mimeo runs as {webhook} and {reconciler}, then {}",
-        item.message
-    );
+    let message = format!("{}{}", accounts.assumption(), item.message);
     Item {
         result: Verdict::Warning,
         message,
@@ -173,9 +165,9 @@ mod tests {
             reconciler: "b".into(),
             assumed: false,
         };
-        assert_eq!(doubt(item.clone(), &accounts), item);
+        assert_eq!(if_assumed(item.clone(), &accounts), item);
         accounts.assumed = true;
-        let doubted = doubt(item, &accounts);
+        let doubted = if_assumed(item, &accounts);
         assert_eq!(doubted.result, Verdict::Warning);
         let words = "if Mimeo runs as a and b, then ";
         assert!(doubted.message.starts_with(words), "{}", doubted.message);

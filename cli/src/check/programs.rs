@@ -10,8 +10,15 @@ use crate::{
     state::Fix,
 };
 
-/// The items of both programs, and their accounts.
-pub(super) async fn check(reader: &Reader, mimeo: &str) -> (Vec<Item>, Accounts) {
+/// Facts from the Deployments of both programs.
+pub(super) struct Deployments {
+    /// The webhook's, if it was found.
+    pub(super) webhook: Option<Value>,
+    pub(super) accounts: Accounts,
+}
+
+/// The items of both programs.
+pub(super) async fn check(reader: &Reader, mimeo: &str) -> (Vec<Item>, Deployments) {
     let (installation, unread) = Installation::read(reader, mimeo).await;
     // The first sentence is about the leader if its Lease could not be read.
     let unread = [unread.first(), unread.last()].map(|one| one.cloned().unwrap_or_default());
@@ -47,7 +54,7 @@ pub(super) async fn check(reader: &Reader, mimeo: &str) -> (Vec<Item>, Accounts)
     items.push(ready("mimeo-reconciler", mimeo, &reconciler));
     let [webhook, reconciler] = [webhook, reconciler].map(|read| read.ok().flatten());
     let accounts = Accounts::of(mimeo, webhook.as_ref(), reconciler.as_ref());
-    (items, accounts)
+    (items, Deployments { webhook, accounts })
 }
 
 /// The item of replicas with Leases.

@@ -1,10 +1,10 @@
 //! The webhook: its registration, its certificates, and whether the API server reaches it.
 
 use jiff::{SignedDuration, Timestamp};
-use k8s_openapi::api::admissionregistration::v1::WebhookClientConfig;
+use k8s_openapi::{ByteString, api::admissionregistration::v1::WebhookClientConfig};
 use mimeo_api::names::API_VERSION;
 use mimeo_model::{names::AUTHOR, registration};
-use mimeo_runtime::certificates::expiries;
+use mimeo_runtime::{call::encode, certificates::expiries};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
@@ -12,6 +12,7 @@ use super::{Item, Verdict};
 use crate::{
     call::Refusal,
     connect::Connected,
+    installation::Flags,
     read::{Part, ReadError, Reader, own_path, undecodable},
     state::Fix,
     write::{Change, send},
@@ -19,9 +20,10 @@ use crate::{
 
 const REGISTRATION: &str = "Webhook registration";
 const CERTIFICATE: &str = "Webhook certificate";
+const SERVING: &str = "Serving certificate";
 const STRICT: &str = "Strict mode";
 const REACHED: &str = "Webhook reached";
-/// A CA that expires sooner is worth a look. Mimeo and cert-manager renew much earlier.
+/// A certificate that expires sooner is worth a look. Mimeo and cert-manager renew much earlier.
 const SOON: SignedDuration = SignedDuration::from_hours(7 * 24);
 
 /// One hook of a configuration.
@@ -33,11 +35,15 @@ struct Hook {
     client_config: WebhookClientConfig,
 }
 
-/// The items of the webhook.
-pub(super) async fn check(connected: &Connected, reader: &Reader) -> Vec<Item> {
+/// The items of the webhook. `deployment` is its Deployment, if that was found.
+pub(super) async fn check(
+    connected: &Connected,
+    reader: &Reader,
+    deployment: Option<&Value>,
+) -> Vec<Item> {
     let mut items = match hooks(reader).await {
         Ok(hooks) => {
-            let now = Timestamp::now();
+            let now = reader.now();
             let mimeo = &connected.mimeo;
             let mut items = vec![registered(&hooks, mimeo)];
             if !hooks.is_empty() {
@@ -49,6 +55,7 @@ pub(super) async fn check(connected: &Connected, reader: &Reader) -> Vec<Item> {
             .map(|check| Item::unread(check, "the webhook configurations", &error))
             .into(),
     };
+    items.push(serving(reader, &connected.mimeo, deployment).await);
     let path = own_path(None, "clusterreplications", None) + "?dryRun=All";
     let answer = send(connected, Change::Create, &path, &probe()).await;
     items.push(reached(&answer, &connected.mimeo));
@@ -124,16 +131,60 @@ fn certificate(hooks: &[Hook], mimeo: &str, now: Timestamp) -> Item {
             "there is no caBundle: the API server trusts the authorities of its own machine";
         return Item::new(CERTIFICATE, Verdict::Ok, message);
     }
+    expires((CERTIFICATE, "the CA in caBundle"), last, mimeo, now)
+}
+
+/// The item of a certificate that expires at `last`.
+fn expires((check, what): (&str, &str), last: Timestamp, mimeo: &str, now: Timestamp) -> Item {
     let date = last.strftime("%Y-%m-%d %H:%M UTC");
     if last <= now {
-        let message = format!("the CA in caBundle expired at {date}");
-        return Item::new(CERTIFICATE, Verdict::Failed, message).fix(renew(mimeo));
+        let message = format!("{what} expired at {date}");
+        return Item::new(check, Verdict::Failed, message).fix(renew(mimeo));
     }
-    let message = format!("the CA in caBundle is valid until {date}");
+    let message = format!("{what} is valid until {date}");
     if last.duration_since(now) < SOON {
-        return Item::new(CERTIFICATE, Verdict::Warning, message).fix(renew(mimeo));
+        return Item::new(check, Verdict::Warning, message).fix(renew(mimeo));
     }
-    Item::new(CERTIFICATE, Verdict::Ok, message)
+    Item::new(check, Verdict::Ok, message)
+}
+
+/// The certificate that the webhook shows to API servers, if the user may read its Secret.
+async fn serving(reader: &Reader, mimeo: &str, deployment: Option<&Value>) -> Item {
+    let pod = deployment.map(|deployment| &deployment["spec"]["template"]["spec"]);
+    let name = serving_secret(pod.unwrap_or(&Value::Null));
+    let secrets = format!("/api/v1/namespaces/{}/secrets", encode(mimeo));
+    let path = format!("{secrets}/{}", encode(name));
+    let what = format!("Secret {mimeo}/{name}");
+    let found = match reader.get(&path, Part::Whole).await {
+        Ok(Some(found)) => found,
+        Ok(None) if deployment.is_some() => {
+            let message = format!("{what} does not exist");
+            return Item::new(SERVING, Verdict::Failed, message).fix(renew(mimeo));
+        }
+        // Without the Deployment the name is a guess.
+        Ok(None) => {
+            let message = format!("{what} does not exist, and the webhook may use another one");
+            return Item::new(SERVING, Verdict::Unknown, message);
+        }
+        Err(error) => return Item::unread(SERVING, &what, &error),
+    };
+    // The certificate is the only part of the Secret that is looked at.
+    let pem: Option<ByteString> = serde_json::from_value(found["data"]["tls.crt"].clone()).ok();
+    let Some(last) = pem.and_then(|pem| expiries(&pem.0).into_iter().min()) else {
+        let message = format!("{what} has no certificate under tls.crt");
+        return Item::new(SERVING, Verdict::Failed, message).fix(renew(mimeo));
+    };
+    expires((SERVING, "it"), last, mimeo, reader.now())
+}
+
+/// The name of the Secret with the webhook's certificate: the one that the webhook writes, or the one
+/// that is mounted as its volume `tls`.
+fn serving_secret(pod: &Value) -> &str {
+    let volumes = pod["volumes"].as_array().into_iter().flatten();
+    let mut mounted = volumes.filter(|volume| volume["name"] == "tls");
+    let mounted = mounted.find_map(|volume| volume["secret"]["secretName"].as_str());
+    let own = Flags::of(pod, "webhook").get("tls-secret");
+    mounted.or(own).unwrap_or("mimeo-webhook-tls")
 }
 
 fn renew(mimeo: &str) -> Fix {
@@ -222,8 +273,6 @@ fn reached(answer: &Result<Value, Refusal>, mimeo: &str) -> Item {
 
 #[cfg(test)]
 mod tests {
-    use k8s_openapi::ByteString;
-
     use super::*;
 
     fn hook(name: &str, bundle: Option<&str>) -> Hook {
@@ -308,6 +357,37 @@ mod tests {
         assert!(broken.message.contains("pods.mimeo.dev"));
         let own = certificate(&[hook("pods.mimeo.dev", None)], "m", now);
         assert_eq!(own.result, Verdict::Ok);
+    }
+
+    #[test]
+    fn a_certificate_is_valid_expires_soon_or_has_expired() {
+        let now = Timestamp::now();
+        for (hours, result) in [
+            (24 * 8, Verdict::Ok),
+            (24 * 6, Verdict::Warning),
+            (0, Verdict::Failed),
+        ] {
+            let item = expires(
+                ("a", "it"),
+                now + SignedDuration::from_hours(hours),
+                "m",
+                now,
+            );
+            assert_eq!(item.result, result, "{}", item.message);
+        }
+    }
+
+    #[test]
+    fn the_secret_of_the_certificate_is_the_mounted_one_or_the_webhooks_own() {
+        let own = json!({"containers": [{"name": "webhook", "args": ["--tls-secret=own"]}]});
+        let mounted = json!({"volumes": [{"name": "tls", "secret": {"secretName": "theirs"}}]});
+        for (pod, name) in [
+            (own, "own"),
+            (mounted, "theirs"),
+            (json!(null), "mimeo-webhook-tls"),
+        ] {
+            assert_eq!(serving_secret(&pod), name);
+        }
     }
 
     #[test]

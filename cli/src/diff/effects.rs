@@ -81,17 +81,6 @@ pub(super) struct Failure {
     pub(super) message: String,
 }
 
-impl Failure {
-    /// True if both are about the same copy and have the same reason.
-    pub(super) fn is_same(&self, other: &Self) -> bool {
-        let key = |failure: &Self| Self {
-            message: String::new(),
-            ..failure.clone()
-        };
-        key(self) == key(other)
-    }
-}
-
 /// Everything that the engine would do and report about a picture.
 #[derive(Default)]
 pub(super) struct Effects {

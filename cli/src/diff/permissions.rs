@@ -204,6 +204,15 @@ impl Asking<'_> {
             ));
         }
         let (engine, _) = self.picture.snapshot.decided();
-        self.missing.mimeo = own_rights::explain(&answers.missing, engine.index().reach());
+        let missing = own_rights::explain(&answers.missing, engine.index().reach());
+        if accounts.assumed && !missing.is_empty() {
+            self.missing.unknown.push(format!(
+                "Mimeo's Deployments were not found, or can't be read; {}{}.",
+                accounts.assumption(),
+                missing.join("; ")
+            ));
+        } else {
+            self.missing.mimeo = missing;
+        }
     }
 }

@@ -61,6 +61,7 @@ pub(super) fn explain(picture: &Picture, object: &ObjectName<'_>) -> (Why, bool)
         name: object.name.to_owned(),
         exists: None,
         copy: None,
+        changed_by: Vec::new(),
         rules,
         notes,
     };

@@ -2,7 +2,9 @@
 
 use mimeo_engine::CopyView;
 use mimeo_model::{
+    choices::Strategy,
     id::RuleId,
+    names::CREATED_ONCE,
     selection::{Mismatch, NAMESPACE_NAME},
     source::SourceRef,
     template::Place,
@@ -12,8 +14,9 @@ use serde::Serialize;
 use super::{Key, marks::Copy};
 use crate::{
     names::{ObjectName, object, refusals},
+    output::quoted,
     picture::{Picture, Stored, as_source, copies, sources},
-    state::{Explained, Fix, State, fix, state},
+    state::{Explained, Fix, State, create_namespace, fix, state},
 };
 
 /// The decision of one rule about the object.
@@ -33,6 +36,7 @@ pub(super) struct Answer {
 pub(super) fn answers(
     picture: &Picture,
     key: &Key<'_>,
+    exists: Option<bool>,
     id: &RuleId,
     stored: &Stored,
 ) -> Vec<Answer> {
@@ -68,6 +72,11 @@ pub(super) fn answers(
             .collect();
         if mismatches.iter().any(Option::is_none) {
             let explained = explain(picture, key, id, Some(&source));
+            let once = rule.strategy == Strategy::CreateOnce;
+            if once && explained.0 == State::Synced && exists == Some(false) {
+                answers.push(created_and_deleted(key, id, &source));
+                continue;
+            }
             let text = source.to_string();
             answers.push(answer(picture, key, (id, Some(&source)), text, explained));
         } else if let Some(mismatch) = mismatches.into_iter().flatten().next() {
@@ -89,9 +98,33 @@ fn answer(
     Answer {
         rule: id.to_string(),
         source: text,
-        fix: fix(picture, &state, object, id, source),
+        fix: fix(picture, (&state, &message), object, id, source),
         state,
         message,
+    }
+}
+
+/// A copy that its rule created once, and that another client has deleted. The rule's status counts
+/// it as synced.
+fn created_and_deleted(key: &Key<'_>, id: &RuleId, source: &SourceRef) -> Answer {
+    let namespace = quoted(key.namespace);
+    Answer {
+        rule: id.to_string(),
+        source: source.to_string(),
+        state: State::Synced,
+        message:
+            "the rule created the copy once, another client deleted it, and the rule does not \
+                  create it again (strategy: CreateOnce)"
+                .into(),
+        fix: Some(
+            Fix::run(format!(
+                "kubectl annotate namespace {namespace} {CREATED_ONCE}-"
+            ))
+            .note(
+                "it makes Mimeo create again all missing copies of rules with strategy CreateOnce \
+                 in this namespace",
+            ),
+        ),
     }
 }
 
@@ -107,8 +140,11 @@ fn not_selected(
     let fix = match label.split_once('=') {
         // The API server sets this label to the namespace's name.
         Some((key, _)) if key != NAMESPACE_NAME => {
-            let command = format!("kubectl label namespace {namespace} {label}");
-            if picture.has_label(namespace, key) {
+            let place = quoted(namespace);
+            let command = format!("kubectl label namespace {place} {label}");
+            if !picture.namespaces.contains_key(namespace) {
+                create_namespace(namespace).note(format!("or correct its name; then: {command}"))
+            } else if picture.has_label(namespace, key) {
                 Fix::run(format!("{command} --overwrite")).note("it replaces the label's value")
             } else {
                 Fix::run(command)

@@ -8,6 +8,9 @@
 /// user with write access to the object can set them.
 pub const MANAGER: &str = "mimeo";
 
+/// `reportingController` of Mimeo's Events.
+pub const REPORTER: &str = "mimeo.dev/reconciler";
+
 /// Field manager of the statuses of rules. It differs from [`MANAGER`], because only copies are
 /// Mimeo's own objects.
 pub const STATUS_MANAGER: &str = "mimeo-status";

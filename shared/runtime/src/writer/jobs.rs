@@ -591,8 +591,6 @@ enum Look {
 
 /// Events about objects without a namespace are written to this namespace.
 const EVENTS_NAMESPACE: &str = "default";
-/// The name under which users find Mimeo's Events.
-const REPORTER: &str = "mimeo.dev/reconciler";
 /// The longest name of a reporting replica that the API server accepts.
 const LONGEST_REPORTER: usize = 128;
 
@@ -627,7 +625,7 @@ fn event(event_update: EventUpdate, reporter: &str, at: Timestamp) -> Value {
         note: Some(note),
         regarding: Some(regarding),
         related,
-        reporting_controller: Some(REPORTER.into()),
+        reporting_controller: Some(names::REPORTER.into()),
         reporting_instance: Some(reporter),
         ..Event::default()
     };

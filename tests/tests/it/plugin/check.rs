@@ -71,6 +71,7 @@ async fn an_installation_that_works_passes_every_check() -> Result<()> {
     }
     is(&answer, "Webhook registration", "ok", "all hooks")?;
     is(&answer, "Webhook certificate", "ok", "valid until 20")?;
+    is(&answer, "Serving certificate", "ok", "valid until 20")?;
     is(&answer, "Webhook reached", "ok", "dry run")?;
     is(&answer, "Strict mode", "ok", "off: ")?;
     is(&answer, "Reconciler leader", "ok", "reconciler-")?;

@@ -147,14 +147,14 @@ async fn a_deletion_that_waits_for_a_person_and_each_new_failure_are_foretold() 
     let scene = STAGE.scene("diff-held").await?;
     let namespaces = scene.namespaces(24).await?;
     scene.secret(REGISTRY, &[("token", "one")]).await?;
-    let rule = scene.rule().secret(&scene.home, REGISTRY);
-    rule.create(&scene.client).await?;
+    let wide = scene.rule().secret(&scene.home, REGISTRY);
+    wide.create(&scene.client).await?;
     scene.wait_synced(&scene.tag).await?;
     let first = json!([{"namespaces": [namespaces[0]]}]);
-    let narrowed = rule.set("targets", first);
+    let narrowed = wide.set("targets", first);
     let table = diff(&scene, None, &[narrowed.object()], &[])?.stdout;
     let (held, places) = ("held delete Secret registry of ", " in 23 namespaces: ");
-    let why = " and 18 more (many at once: they stay until kubectl mimeo confirm)\n";
+    let why = " and 18 more (many at once: they stay until a person confirms it)\n";
     for words in [held, places, why] {
         assert!(table.contains(words), "{words}: {table}");
     }
@@ -191,6 +191,30 @@ async fn a_deletion_that_waits_for_a_person_and_each_new_failure_are_foretold() 
     assert!(
         table.contains("fail InvalidSpec: ") && table.contains("Deny needs strategy Replace"),
         "{table}"
+    );
+
+    // A rule that lacks its source already will lack another one. A condition names one of them.
+    let lacks = |source: &str| {
+        rule(&format!("{}-lacks", scene.tag))
+            .target(json!({"namespaces": [namespaces[0]]}))
+            .secret(&scene.home, source)
+    };
+    let (lost, gone) = (lacks("lost"), lacks("gone"));
+    lost.create(&scene.client).await?;
+    scene
+        .wait_condition(&lost.name, "SourcesFound", "False", "SourceNotFound")
+        .await?;
+    let same = diff(&scene, None, &[lost.object()], &[])?;
+    assert_eq!(same.code, 0, "{}", same.stdout);
+    let other = diff(&scene, None, &[gone.object()], &[])?;
+    let words = format!(
+        "fail SourceNotFound: ClusterReplication/{}: v1/Secret/{}/gone does not exist",
+        gone.name, scene.home
+    );
+    assert!(
+        other.code == 1 && other.stdout.contains(&words),
+        "{}",
+        other.stdout
     );
     Ok(())
 }

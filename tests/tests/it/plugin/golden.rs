@@ -149,7 +149,6 @@ async fn golden_files_have_what_each_command_prints() -> Result<()> {
     cluster(&scene).await?;
     let folder = tempfile::tempdir()?;
     files(folder.path())?;
-    let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/it/plugin/golden");
     let pages: [(&str, &[&str]); 10] = [
         (
             "why",
@@ -198,13 +197,55 @@ async fn golden_files_have_what_each_command_prints() -> Result<()> {
             ],
         ),
     ];
+    compare(&setting, folder.path(), &pages)
+}
+
+/// The deletion of three copies waits for a person, and is confirmed.
+#[tokio::test]
+async fn golden_files_have_what_is_printed_of_a_held_deletion() -> Result<()> {
+    let limits = ["--deletion-delay", "1s", "--deletion-limit", "2"];
+    let pair = Pair::builder().reconciler_args(limits);
+    let setting = Setting::start(ControlPlane::builder(), pair).await?;
+    let scene = Scene {
+        setting: &setting,
+        client: setting.control_plane.client().await?,
+        tag: REGISTRY.into(),
+        home: "platform".into(),
+    };
+    for name in ["platform", "team-a", "team-b", "team-c"] {
+        create_namespace(&scene.client, name, &[]).await?;
+    }
+    create_secret(&scene.client, "platform", REGISTRY, &[("token", "one")]).await?;
+    let rule = rule(REGISTRY).secret("platform", REGISTRY);
+    let all = rule.clone().target(json!({"namespaces": ["team-*"]}));
+    all.create(&scene.client).await?;
+    scene.wait_counts(REGISTRY, [3, 3, 0]).await?;
+    let none = rule.target(json!({"namespaces": ["former-*"]}));
+    none.replace(&scene.client).await?;
+    scene
+        .wait_condition(REGISTRY, "Stalled", "True", "DeletionHeld")
+        .await?;
+    let pages: [(&str, &[&str]); 1] = [(
+        "confirm",
+        &[
+            "held",
+            "confirm registry --copies 2",
+            "confirm registry --copies 3",
+        ],
+    )];
+    compare(&setting, Path::new("."), &pages)
+}
+
+/// Runs the commands of each page in the folder, and compares their outputs with its golden file.
+fn compare(setting: &Setting, folder: &Path, pages: &[(&str, &[&str])]) -> Result<()> {
+    let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/it/plugin/golden");
     let mut stale = Vec::new();
     for (name, lines) in pages {
         let mut text = String::new();
-        for line in lines {
+        for line in *lines {
             let args: Vec<&str> = line.split(' ').collect();
             let mut command = command(&setting.control_plane, None, &args)?;
-            command.current_dir(folder.path());
+            command.current_dir(folder);
             text += &page(line, &finish(command)?);
         }
         let path = golden.join(format!("{name}.txt"));

@@ -4,8 +4,9 @@
 use anyhow::{Context as _, Result};
 use k8s_openapi::api::core::v1::Secret;
 use kube::api::PostParams;
+use mimeo_model::names::PENDING_LABEL;
 use mimeo_tests::{
-    ControlPlane, Pair, Silent, eventually,
+    ControlPlane, Pair, Silent, create_namespace, create_secret, eventually,
     scenario::{
         SOON, Scene, Setting, apply, create, delete, forget_the_hooks, of, relabel, rule, wait_for,
     },
@@ -84,6 +85,145 @@ async fn a_refusal_by_the_api_server_is_told_as_it_was_answered() -> Result<()> 
     Ok(())
 }
 
+/// Mimeo may read the source, and not write the copy.
+#[tokio::test]
+async fn a_write_that_rbac_denies_to_mimeo_is_told() -> Result<()> {
+    let scene = SHIPPED.scene("states-forbidden").await?;
+    let namespace = scene.namespace().await?;
+    let role = json!({
+        "apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRole",
+        "metadata": {"name": scene.tag, "labels": {"mimeo.dev/aggregate-to-mimeo": "true"}},
+        "rules": [{"apiGroups": ["apps"], "resources": ["controllerrevisions"], "verbs": ["get", "list", "watch"]}],
+    });
+    apply(&scene.client, &role).await?;
+    let source = json!({
+        "apiVersion": "apps/v1", "kind": "ControllerRevision",
+        "metadata": {"name": "base", "namespace": scene.home}, "revision": 1, "data": {},
+    });
+    apply(&scene.client, &source).await?;
+    rule(&scene.tag)
+        .source("apps/v1", "ControllerRevision", &scene.home, "base")
+        .to_label("scene", &scene.tag)
+        .create(&scene.client)
+        .await?;
+    let object = format!("{namespace}/controllerrevision/base");
+    let id = format!("ClusterReplication/{}", scene.tag);
+    let answer = wait_state(&scene, &object, &id, "Forbidden").await?;
+    says(&answer, "message", "controllerrevisions");
+    says(&answer, "fix", "kubectl mimeo check");
+    Ok(())
+}
+
+/// Neither program runs, so nothing changes while the test looks.
+#[tokio::test]
+async fn copies_that_mimeo_has_yet_to_write_or_delete_are_told() -> Result<()> {
+    let mut setting = Setting::start(ControlPlane::builder(), Pair::builder()).await?;
+    let client = setting.control_plane.client().await?;
+    let (tag, home, namespace, labels) = {
+        let scene = setting.scene("states-at-rest").await?;
+        let namespace = scene.namespace().await?;
+        scene.secret(REGISTRY, &[("token", "one")]).await?;
+        for name in ["stays", "leaves", "dies"] {
+            rule(&format!("{}-{name}", scene.tag))
+                .secret(&scene.home, REGISTRY)
+                .to_label(name, &scene.tag)
+                .named(name)
+                .create(&scene.client)
+                .await?;
+        }
+        let labels = ["stays", "leaves", "dies"].map(|name| (name, scene.tag.clone()));
+        for (label, value) in &labels {
+            relabel(&client, &namespace, label, Some(value)).await?;
+            scene.wait_synced(&format!("{}-{label}", scene.tag)).await?;
+        }
+        (scene.tag.clone(), scene.home.clone(), namespace, labels)
+    };
+    let mut reconciler = setting.pair.reconciler.take().context("no reconciler")?;
+    assert!(reconciler.program.stop(SOON).await?.success());
+    setting.pair.stop_webhooks().await?;
+    forget_the_hooks(&client).await?;
+    let scene = Scene {
+        setting: &setting,
+        client,
+        tag,
+        home,
+    };
+    let id = |name: &str| format!("ClusterReplication/{}-{name}", scene.tag);
+
+    // The API server may call a webhook for a moment after its registration is gone.
+    eventually(SOON, "the changes", || async {
+        relabel(&scene.client, &namespace, "leaves", None).await?;
+        Ok(Some(()))
+    })
+    .await?;
+    let object = format!("{namespace}/secret/leaves");
+    let answer = wait_state(&scene, &object, &id("leaves"), "Unwanted").await?;
+    says(&answer, "message", "leaves is not set");
+    says(&answer, "fix", "kubectl mimeo check");
+
+    rule(&format!("{}-dies", scene.tag))
+        .delete(&scene.client)
+        .await?;
+    let object = format!("{namespace}/secret/dies");
+    let answer = wait_state(&scene, &object, &id("dies"), "RuleDeleted").await?;
+    says(&answer, "message", "no longer exists");
+    says(
+        &answer,
+        "fix",
+        &format!("kubectl mimeo held {}-dies", scene.tag),
+    );
+
+    // A namespace whose pods wait, and an object in the way of a second copy.
+    let created = format!("{}-new", scene.tag);
+    let pending = (PENDING_LABEL.to_owned(), "nonce".to_owned());
+    let labels = labels
+        .into_iter()
+        .map(|(label, value)| (label.to_owned(), value));
+    let labels: Vec<(String, String)> = labels.chain([pending]).collect();
+    let labels: Vec<(&str, &str)> = labels
+        .iter()
+        .map(|(label, value)| (&**label, &**value))
+        .collect();
+    create_namespace(&scene.client, &created, &labels).await?;
+    create_secret(&scene.client, &created, "leaves", &[("a", "b")]).await?;
+    let object = format!("{created}/secret/stays");
+    let answer = wait_state(&scene, &object, &id("stays"), "Pending").await?;
+    says(&answer, "message", "Mimeo has to create the copy");
+    says(&answer, "fix", "kubectl mimeo check");
+    let pod = format!("{created}/pod/app");
+    let answer = wait_state(&scene, &pod, &id("stays"), "PodsWait").await?;
+    says(&answer, "message", "it is being written");
+    says(
+        &answer,
+        "fix",
+        &format!("kubectl mimeo why {created}/secret/stays"),
+    );
+    let answer = wait_state(&scene, &pod, &id("leaves"), "PodsWarned").await?;
+    says(
+        &answer,
+        "message",
+        "Conflict, an object of that name exists",
+    );
+    says(
+        &answer,
+        "fix",
+        &format!("kubectl mimeo why {created}/secret/leaves"),
+    );
+
+    // The rule names a namespace that does not exist yet.
+    let named = format!("{}-named", scene.tag);
+    rule(&named)
+        .secret(&scene.home, REGISTRY)
+        .target(json!({"namespaces": [named]}))
+        .create(&scene.client)
+        .await?;
+    let object = format!("{named}/secret/{REGISTRY}");
+    let answer = wait_state(&scene, &object, &id("named"), "Pending").await?;
+    says(&answer, "message", "does not exist");
+    says(&answer, "fix", &format!("kubectl create namespace {named}"));
+    Ok(())
+}
+
 /// A status names 20 failures. The others are no less failures.
 #[tokio::test]
 async fn failures_beyond_those_that_the_status_names_are_told() -> Result<()> {
@@ -156,6 +296,16 @@ async fn a_copy_that_is_too_large_or_late_and_an_invalid_rule_are_told() -> Resu
         let answer = wait_state(&scene, &object, &id, "Timeout").await?;
         says(&answer, "message", "no answer within the deadline");
         says(&answer, "fix", "Mimeo retries");
+        silent.end().await?;
+
+        // The API server gives up before Mimeo does.
+        scene.secret("failing", &[("token", "one")]).await?;
+        let silent = Silent::over(&scene, namespaces, "Fail", 1).await?;
+        own("failing").create(&scene.client).await?;
+        let object = format!("{namespace}/secret/failing");
+        let id = format!("ClusterReplication/{}-failing", scene.tag);
+        let answer = wait_state(&scene, &object, &id, "ClusterUnreachable").await?;
+        says(&answer, "fix", "kubectl get --raw '/readyz?verbose'");
         silent.end().await?;
         (
             scene.client.clone(),
@@ -272,6 +422,7 @@ async fn a_missing_grant_and_a_missing_permission_of_mimeo_are_told() -> Result<
     let object = format!("{namespace}/podtemplate/base");
     let id = format!("ClusterReplication/{name}");
     let answer = wait_state(&scene, &object, &id, "ControllerForbidden").await?;
-    says(&answer, "fix", "mimeo.dev/aggregate-to-mimeo");
+    says(&answer, "message", "mimeo.dev/aggregate-to-mimeo=true");
+    says(&answer, "fix", "kubectl mimeo check");
     Ok(())
 }
