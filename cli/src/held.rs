@@ -105,7 +105,7 @@ pub(crate) async fn run(args: HeldArgs, connected: &Connected, format: Format) -
             _ => text(held, &connected.flags),
         }
     })?;
-    Ok(0)
+    Ok(u8::from(unread))
 }
 
 /// All held deletions, by rule.

@@ -78,7 +78,7 @@ enum Command {
     /// 0: they are printed, or none is missing, 1: no grant would be enough
     Grant(grant::GrantArgs),
     /// List the deletions that wait for a person, and their copies. Exit code 0: they are listed, or
-    /// none waits
+    /// none waits, 1: not everything could be read
     Held(held::HeldArgs),
     /// Print the copies that Mimeo would create from the rules and sources of files, without a
     /// cluster

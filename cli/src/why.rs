@@ -21,7 +21,7 @@ use serde::Serialize;
 use self::{
     marks::{Change, Copy, changes, copy_of},
     verdict::{Answer, answers, left_behind, others},
-    written::WriteEvent,
+    written::{EarlierChange, WriteEvent},
 };
 use crate::{
     connect::{ClusterFlags, Connected},
@@ -186,7 +186,7 @@ fn explain(
     rules.sort_by_key(|answer| rank(&answer.state));
     if rules.is_empty() && feeds.is_empty() && !deleting {
         // Rules and sources that could not be read have notes of their own.
-        let none = if picture.unread.sentences().next().is_none() {
+        let none = if picture.unread.is_empty() {
             "No rule makes"
         } else {
             "As far as you may read them, no rule makes"
@@ -309,11 +309,13 @@ fn write_marks(text: &mut String, copy: &Copy, now: Timestamp) {
         .is_some_and(|created| written.duration_since(created).as_secs() <= 1);
     let what = if created { "Created" } else { "Last written" };
     let before = copy.earlier_change.as_ref().map(|change| {
-        let (manager, ago) = (&change.manager, age(change.time, now));
-        format!(
-            " The last change before that: of the {}, by {manager:?} {ago} ago.",
-            change.object
-        )
+        let EarlierChange {
+            object,
+            manager,
+            time,
+        } = change;
+        let ago = age(*time, now);
+        format!(" Before that, {manager:?} changed the {object} {ago} ago.")
     });
     // Writing to a String never fails.
     _ = writeln!(

@@ -455,7 +455,8 @@ impl Engine {
         self.page(now, wall).view(cursor, &self.effects.changes)
     }
 
-    /// Returns the copies of a rule in a namespace, by kind and name.
+    /// Returns the copies of a rule in a namespace, by kind and name. In a namespace that does not
+    /// exist, these are the copies for which a Replication has no grant.
     pub fn copies(
         &self,
         id: &RuleId,

@@ -76,7 +76,7 @@ async fn what_led_to_the_last_write_is_told() -> Result<()> {
     scene.wait_synced(&scene.tag).await?;
     let object = format!("{namespace}/secret/{REGISTRY}");
     let text = run(&setting.control_plane, None, &["why", &object])?.stdout;
-    let told = "ago. The last change before that: of the ";
+    let told = "ago. Before that, \"";
     assert!(
         text.contains("  Created by Mimeo ") && text.contains(told),
         "{text}"
@@ -101,7 +101,7 @@ async fn what_led_to_the_last_write_is_told() -> Result<()> {
             })
             .await?;
         let text = run(&setting.control_plane, None, &["why", &object])?.stdout;
-        let told = "of the source, by \"rotation\" ";
+        let told = "\"rotation\" changed the source ";
         if text.contains("  Last written by Mimeo ") && text.contains(told) {
             break;
         }
