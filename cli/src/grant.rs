@@ -7,6 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use anyhow::{Context as _, Result, bail};
 use clap::Args;
+use clap_complete::engine::ArgValueCompleter;
 use mimeo_api::{
     Access, GrantedObjects, NamespaceSelection, ReplicationGrant, ReplicationGrantSpec,
     names::API_VERSION,
@@ -26,6 +27,7 @@ use mimeo_runtime::{call::encode, stored::parse_rule};
 use serde_json::{Value, json};
 
 use crate::{
+    completion,
     connect::Connected,
     names,
     output::{Format, manifests, tell, write},
@@ -40,7 +42,10 @@ const NAMES: usize = 64;
 #[derive(Debug, Args)]
 pub(crate) struct GrantArgs {
     /// The Replication: NAMESPACE/NAME, or NAME in the namespace of -n
-    #[arg(value_name = "NAMESPACE/NAME")]
+    #[arg(
+        value_name = "NAMESPACE/NAME",
+        add = ArgValueCompleter::new(completion::replications)
+    )]
     rule: String,
 }
 

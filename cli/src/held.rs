@@ -12,6 +12,7 @@ use std::{
 
 use anyhow::{Result, bail};
 use clap::Args;
+use clap_complete::engine::ArgValueCompleter;
 use mimeo_api::ClusterReplicationStatus;
 use mimeo_model::{id::RuleId, names::CONFIRM_DELETION};
 use mimeo_runtime::{call::encode, writer::KINDS_CONFIG_MAP};
@@ -19,8 +20,9 @@ use serde::Serialize;
 use serde_json::json;
 
 use crate::{
+    completion,
     connect::{ClusterFlags, Connected},
-    names::argument,
+    names::{self, argument},
     output::{Cell, Format, print, table, tell},
     picture::{Gap, Picture, Scope, pause, unsynced},
     read::own_path,
@@ -35,14 +37,14 @@ const TAKEN_UP: Duration = Duration::from_secs(30);
 #[derive(Debug, Args)]
 pub(crate) struct HeldArgs {
     /// Only this rule: NAME, or NAMESPACE/NAME for a Replication. It may be deleted already
-    #[arg(value_parser = crate::names::rule)]
+    #[arg(value_parser = names::rule, add = ArgValueCompleter::new(completion::rules))]
     rule: Option<RuleId>,
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct ConfirmArgs {
     /// The rule: NAME, or NAMESPACE/NAME for a Replication. It may be deleted already
-    #[arg(value_parser = crate::names::rule)]
+    #[arg(value_parser = names::rule, add = ArgValueCompleter::new(completion::rules))]
     rule: RuleId,
     /// The number of copies that may be deleted, for scripts. Default: ask for it
     #[arg(long, value_name = "NUMBER")]

@@ -128,7 +128,7 @@ async fn run(flags: Flags) -> anyhow::Result<u8> {
     let cluster = connection.connect();
     match command {
         Command::Check(args) => check::run(args, &cluster.await?, format).await,
-        Command::Complete { words } => completion::run(words),
+        Command::Complete { words } => completion::run(words).await,
         Command::Completion => {
             output::write(completion::SCRIPT)?;
             Ok(0)

@@ -9,11 +9,13 @@ use std::{
 
 use anyhow::Result;
 use clap::Args;
+use clap_complete::engine::ArgValueCompleter;
 use mimeo_model::id::RuleId;
 use mimeo_runtime::duration;
 
 use self::survey::{CopyLine, RuleLine, Status, WaitingNamespace};
 use crate::{
+    completion,
     connect::Connected,
     installation::Installation,
     names,
@@ -25,7 +27,7 @@ use crate::{
 #[derive(Debug, Args)]
 pub(crate) struct StatusArgs {
     /// Only this rule: NAME, or NAMESPACE/NAME for a Replication
-    #[arg(value_parser = names::rule)]
+    #[arg(value_parser = names::rule, add = ArgValueCompleter::new(completion::rules))]
     rule: Option<RuleId>,
     /// Leave out rules whose copies are all synced
     #[arg(long)]

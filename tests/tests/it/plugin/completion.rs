@@ -3,9 +3,54 @@
 use std::{env, fs, os::unix::fs::PermissionsExt as _, path::PathBuf};
 
 use anyhow::{Result, ensure};
-use mimeo_tests::scenario::bare_kubectl;
+use mimeo_tests::{scenario::bare_kubectl, tenant::Tenant};
+use serde_json::json;
 
 use super::{finish, offline, path};
+use crate::stages::PLAIN as STAGE;
+
+/// The rules of the cluster that the flags name.
+#[tokio::test]
+async fn names_of_rules_are_completed_from_the_cluster() -> Result<()> {
+    let scene = STAGE.scene("completion").await?;
+    let tenant = Tenant::editor(&scene).await?;
+    let spec = json!({
+        "sources": [{"apiVersion": "v1", "kind": "Secret", "name": "db"}],
+        "targets": [{"namespaces": [tenant.home], "copyName": "db-copy"}],
+    });
+    tenant.writes("replications", "copied", &spec).await?;
+    let rule = scene.rule().secret(&scene.home, "registry");
+    rule.create(&scene.client).await?;
+    let control_plane = &scene.setting.control_plane;
+    let replication = format!("{}/copied", tenant.home);
+    let kubeconfig = control_plane.kubeconfig().display().to_string();
+    for (words, found) in [
+        (&["status", ""][..], vec![&scene.tag, &replication]),
+        (&["held", ""], vec![&scene.tag, &replication]),
+        (&["confirm", &tenant.home], vec![&replication]),
+        (&["grant", ""], vec![&replication]),
+        (&["status", "--context", ""], vec![]),
+        (&["status", "-o", ""], vec![]),
+    ] {
+        // The flags may come before the words or after them.
+        let flags = ["--kubeconfig", &kubeconfig];
+        let args = ["__complete", "--"].into_iter().chain(flags);
+        let args: Vec<&str> = args.chain(words.iter().copied()).collect();
+        let output = offline(&args).await?;
+        let lines: Vec<&str> = output.stdout.lines().collect();
+        for name in [&scene.tag, &replication] {
+            let line = format!("{name}\t");
+            let there = lines.contains(&&*line);
+            ensure!(
+                there == found.contains(&name),
+                "{words:?}: {}{}",
+                output.stdout,
+                output.stderr
+            );
+        }
+    }
+    Ok(())
+}
 
 #[tokio::test]
 async fn kubectl_completes_commands_flags_values_and_files() -> Result<()> {
