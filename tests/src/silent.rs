@@ -3,13 +3,15 @@
 
 use std::{
     net::{SocketAddr, TcpListener, TcpStream},
+    sync::{Arc, Mutex, PoisonError},
+    thread,
     time::Duration,
 };
 
 use anyhow::{Context, Result};
 use k8s_openapi::api::core::v1::Secret;
 use kube::api::{ObjectMeta, PostParams};
-use serde_json::json;
+use serde_json::{Value, json};
 use tokio::time::timeout;
 
 use crate::{
@@ -18,42 +20,90 @@ use crate::{
 };
 
 const ADMISSION: &str = "admissionregistration.k8s.io/v1";
-const KIND: &str = "ValidatingWebhookConfiguration";
+const KIND: &str = "MutatingWebhookConfiguration";
+/// The number of hooks that together hold a write for longer than any test waits. An API server
+/// calls mutating hooks one after another, and waits ten seconds for each TLS handshake.
+const MANY: usize = 40;
 
 /// The webhook, for the Secrets of some namespaces.
 pub struct Silent<'a> {
     scene: &'a Scene<'a>,
     name: String,
     address: SocketAddr,
-    /// Takes connections without accepting them.
-    listener: Option<TcpListener>,
-    /// The first connection.
-    called: Option<TcpStream>,
+    calls: Arc<Mutex<Calls>>,
+}
+
+/// What happens to the calls of API servers.
+enum Calls {
+    /// They hang. These are their connections.
+    Hang(Vec<TcpStream>),
+    /// They fail at once.
+    Fail,
+    /// The thread that accepts connections ends.
+    End,
 }
 
 impl<'a> Silent<'a> {
-    /// Registers the webhook and waits until the API server uses it.
+    /// The argument of API servers that [`Silent::holding`] needs. Without it they end each request
+    /// after a minute.
+    pub const API_SERVER_ARG: &'static str = "--request-timeout=15m";
+
+    /// Registers a hook with this failure policy and timeout, and waits until the API server uses
+    /// it. The API server gives up a call after ten seconds at most.
     pub async fn over(
         scene: &'a Scene<'a>,
         namespaces: &[String],
         failure_policy: &str,
         seconds: u32,
     ) -> Result<Self> {
+        Self::register(scene, namespaces, (failure_policy, seconds), 1).await
+    }
+
+    /// Registers hooks that hold each write until [`Silent::let_go`] or [`Silent::end`], and then
+    /// let it pass. The API servers must run with [`Silent::API_SERVER_ARG`].
+    pub async fn holding(scene: &'a Scene<'a>, namespaces: &[String]) -> Result<Self> {
+        Self::register(scene, namespaces, ("Ignore", 30), MANY).await
+    }
+
+    async fn register(
+        scene: &'a Scene<'a>,
+        namespaces: &[String],
+        (failure_policy, seconds): (&str, u32),
+        hooks: usize,
+    ) -> Result<Self> {
         let listener = TcpListener::bind("127.0.0.1:0")?;
-        let address = listener.local_addr()?;
-        let name = format!("{}.example.com", scene.tag);
+        let silent = Self {
+            scene,
+            name: format!("{}.example.com", scene.tag),
+            address: listener.local_addr()?,
+            calls: Arc::new(Mutex::new(Calls::Hang(Vec::new()))),
+        };
+        let calls = silent.calls.clone();
+        thread::spawn(move || {
+            for connection in listener.incoming().flatten() {
+                match &mut *calls.lock().unwrap_or_else(PoisonError::into_inner) {
+                    Calls::Hang(connections) => connections.push(connection),
+                    Calls::Fail => drop(connection),
+                    Calls::End => break,
+                }
+            }
+        });
         let rules = json!([{
             "apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE", "UPDATE"], "resources": ["secrets"],
         }]);
         let named =
             json!({"key": "kubernetes.io/metadata.name", "operator": "In", "values": namespaces});
-        let hook = json!({
-            "name": name, "clientConfig": {"url": format!("https://{address}/")}, "rules": rules,
-            "namespaceSelector": {"matchExpressions": [named]},
-            "failurePolicy": failure_policy, "timeoutSeconds": seconds,
-            "sideEffects": "None", "admissionReviewVersions": ["v1"],
-        });
-        let hooks = json!({"apiVersion": ADMISSION, "kind": KIND, "metadata": {"name": name}, "webhooks": [hook]});
+        let hook = |number| {
+            json!({
+                "name": format!("{number}.{}", silent.name),
+                "clientConfig": {"url": format!("https://{}/", silent.address)}, "rules": rules,
+                "namespaceSelector": {"matchExpressions": [named]},
+                "failurePolicy": failure_policy, "timeoutSeconds": seconds,
+                "sideEffects": "None", "admissionReviewVersions": ["v1"],
+            })
+        };
+        let hooks: Vec<Value> = (0..hooks).map(hook).collect();
+        let hooks = json!({"apiVersion": ADMISSION, "kind": KIND, "metadata": {"name": silent.name}, "webhooks": hooks});
         apply(&scene.client, &hooks).await?;
         // The webhook is in use once an API server calls it. The probe may give up before that
         // call is answered.
@@ -65,36 +115,48 @@ impl<'a> Silent<'a> {
             ..Secret::default()
         };
         let secrets = scene.secrets(namespaces.first().context("no namespace")?);
-        listener.set_nonblocking(true)?;
-        let called = eventually(SOON, "the hook to be in force", || async {
+        eventually(SOON, "the hook to be in force", || async {
             let dry_run = PostParams {
                 dry_run: true,
                 ..PostParams::default()
             };
             let _ = timeout(Duration::from_secs(1), secrets.create(&dry_run, &probe)).await;
-            let (called, _) = listener.accept()?;
-            Ok(Some(called))
+            Ok(silent.is_called().then_some(()))
         })
         .await?;
-        Ok(Self {
-            scene,
-            name,
-            address,
-            listener: Some(listener),
-            called: Some(called),
-        })
+        Ok(silent)
     }
 
-    /// Breaks the connections of the calls that hang now, so they fail at once. Later calls hang as
-    /// before.
-    pub fn let_go(&mut self) -> Result<()> {
-        (self.listener, self.called) = (None, None);
-        self.listener = Some(TcpListener::bind(self.address)?);
-        Ok(())
+    fn is_called(&self) -> bool {
+        let calls = self.calls.lock().unwrap_or_else(PoisonError::into_inner);
+        matches!(&*calls, Calls::Hang(connections) if !connections.is_empty())
     }
 
-    /// Deletes the registration. API servers notice a moment later.
+    /// Breaks the connections of the calls that hang, and of all later calls.
+    pub fn let_go(&self) {
+        self.set(Calls::Fail);
+    }
+
+    /// Lets calls hang again after [`Silent::let_go`].
+    pub fn hold(&self) {
+        self.set(Calls::Hang(Vec::new()));
+    }
+
+    fn set(&self, calls: Calls) {
+        *self.calls.lock().unwrap_or_else(PoisonError::into_inner) = calls;
+    }
+
+    /// Deletes the registration, and breaks the connections of the calls that hang. API servers
+    /// notice the deletion a moment later. Until then, their calls fail at once.
     pub async fn end(self) -> Result<()> {
         delete(&any(&self.scene.client, ADMISSION, KIND, None)?, &self.name).await
+    }
+}
+
+impl Drop for Silent<'_> {
+    fn drop(&mut self) {
+        self.set(Calls::End);
+        // Wakes the thread.
+        drop(TcpStream::connect(self.address));
     }
 }

@@ -2,14 +2,12 @@
 //! reported once and counted.
 
 use anyhow::{Context as _, Result, bail, ensure};
-use futures::future::try_join_all;
 use k8s_openapi::api::core::v1::Secret;
 use k8s_openapi::api::events::v1::Event;
 use kube::Api;
 use kube::api::ListParams;
 use mimeo_tests::scenario::{
-    RuleSpec, SOON, Scene, Setting, create, delete, kubectl, merge, put, relabel, uid, value,
-    wait_for,
+    RuleSpec, SOON, Scene, Setting, create, delete, kubectl, merge, put, uid, value, wait_for,
 };
 use mimeo_tests::{AuditEvent, AuditMark, ControlPlane, Pair, create_secret, eventually};
 use serde_json::json;
@@ -282,12 +280,8 @@ async fn what_is_adopted_and_what_is_held_is_told_of_the_rule_and_in_the_first_n
     assert!(there.iter().all(|name| adopted.contains(name)), "{there:?}");
 
     // All namespaces lose their copies at once.
-    try_join_all(
-        namespaces
-            .iter()
-            .map(|namespace| relabel(&scene.client, namespace, "scene", None)),
-    )
-    .await?;
+    let nowhere = json!([{"namespaces": [format!("{}-nowhere", scene.tag)]}]);
+    rule.set("targets", nowhere).replace(&scene.client).await?;
     scene
         .wait_condition(&scene.tag, "Stalled", "True", "DeletionHeld")
         .await?;
@@ -298,14 +292,14 @@ async fn what_is_adopted_and_what_is_held_is_told_of_the_rule_and_in_the_first_n
     );
     let note = about_rule[0].note.clone().unwrap_or_default();
     assert!(
-        note.contains("Mimeo does not delete") && note.contains("confirm"),
+        note.contains("Mimeo does not delete")
+            && note.contains("confirm")
+            && note.contains("24 copies"),
         "{note}"
     );
     let about_copies = wait_told(&scene, "Secret", "DeletionHeld", |told| told.len() >= 10).await?;
     let there: Vec<String> = about_copies.iter().map(namespace_of).collect();
-    if note.contains("24 copies") {
-        assert_eq!(there, namespaces[..10]);
-    }
+    assert_eq!(there, namespaces[..10], "the first ten and no more");
     for event in &about_copies {
         assert!(namespaces.contains(&namespace_of(event)), "{event:#?}");
         let note = event.note.clone().unwrap_or_default();

@@ -11,8 +11,8 @@ use kube::{Api, Client, ResourceExt as _};
 use mimeo_api::{Replication, TransformPolicy};
 use mimeo_tests::planted::MARK;
 use mimeo_tests::scenario::{
-    SOON, Scene, Setting, Stage, apply, condition, create, delete, kubectl, merge, of, put,
-    relabel, rule, stranger, uid, value, version, wait_for, wait_gone,
+    SOON, Scene, Setting, Stage, apply, condition, create, delete, merge, of, put, relabel, rule,
+    stranger, uid, value, version, wait_for, wait_gone,
 };
 use mimeo_tests::tenant::{Tenant, consent, copying, has};
 use mimeo_tests::{
@@ -20,6 +20,8 @@ use mimeo_tests::{
     install_crd, unique,
 };
 use serde_json::{Value, json};
+
+use crate::pod_gate::{LONG_BUDGET, kubectl_run, labelled};
 
 /// Mimeo collects losses for one second instead of ten, because these tests wait for it.
 const QUICK: [&str; 2] = ["--deletion-delay", "1s"];
@@ -30,7 +32,9 @@ static STAGE: Stage = Stage::new(
         Pair::builder()
             .reconciler_args(QUICK)
             .reconciler_args(TRACE)
+            .reconciler_args(LONG_BUDGET)
             .webhook_args(TRACE)
+            .webhook_args(LONG_BUDGET)
     },
 );
 
@@ -494,14 +498,8 @@ async fn what_is_in_a_secret_is_in_no_log_no_status_no_event_no_metric_and_no_an
     scene
         .wait_condition(&invalid.name, "PodGateActive", "True", "Active")
         .await?;
-    let args = [
-        "run",
-        "first",
-        "--image=example.com/app:1",
-        "--namespace",
-        &scene.namespace().await?,
-    ];
-    let told = kubectl(&scene.setting.control_plane, args)?;
+    let namespace = labelled(&scene).await?;
+    let told = kubectl_run(scene.setting, &namespace)?;
     assert!(
         told.contains("Warning:") && told.contains("invalid"),
         "{told}"

@@ -4,7 +4,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     path::Path,
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 use anyhow::{Context, Result, bail, ensure};
@@ -20,11 +20,12 @@ use kube::{
     api::{DeleteParams, ObjectMeta, Patch, PatchParams, PostParams},
 };
 use mimeo_api::{ClusterReplication, TransformPolicy};
+use mimeo_model::names::PENDING_LABEL;
 use mimeo_tests::{
     Collector, Component, ControlPlane, Pair, Replica, Silent, create_namespace, create_secret,
     eventually,
     scenario::{
-        SOON, Scene, Setting, apply, condition, kubectl, label, put, relabel, rule, stranger, value,
+        SOON, Scene, Setting, apply, condition, kubectl, label, put, rule, stranger, value,
     },
     tenant::{Tenant, copying},
     traffic::{create_patiently, pod, retry_after},
@@ -150,7 +151,7 @@ async fn metrics_and_debug_are_for_those_whom_rbac_lets() -> Result<()> {
             ("a forger", Some("ey.J.x"), "401"),
             ("a stranger", Some(&*stranger), "403"),
         ] {
-            let answer = get("/metrics", token)?;
+            let answer = reviewed(|| get("/metrics", token)).await?;
             ensure!(
                 code(&answer) == want && !answer.contains("mimeo_"),
                 "{who}: {answer}"
@@ -171,14 +172,18 @@ async fn metrics_and_debug_are_for_those_whom_rbac_lets() -> Result<()> {
         ensure!(state.contains(r#""primed":true"#), "{state}");
         let put = |token| replica.ask("PUT", "/log-level", token, "trace");
         ensure!(
-            code(&put(Some(&operator))?) == "200",
+            code(&reviewed(|| put(Some(&operator))).await?) == "200",
             "the operator may put"
         );
         for (who, token, want) in [
             ("nobody", None, "401"),
             ("a Prometheus", Some(&*prometheus), "403"),
         ] {
-            for answer in [get("/debug/state", token)?, put(token)?] {
+            let answers = [
+                reviewed(|| get("/debug/state", token)).await?,
+                reviewed(|| put(token)).await?,
+            ];
+            for answer in answers {
                 ensure!(
                     code(&answer) == want && !answer.contains("primed"),
                     "{who}: {answer}"
@@ -187,7 +192,7 @@ async fn metrics_and_debug_are_for_those_whom_rbac_lets() -> Result<()> {
         }
         // A Prometheus repeats its request, too.
         for _ in 0..3 {
-            ensure!(code(&get("/metrics", Some(&prometheus))?) == "200");
+            ensure!(code(&reviewed(|| get("/metrics", Some(&prometheus))).await?) == "200");
         }
     }
     let asked = control_plane.audit_since(&mark).await?;
@@ -195,8 +200,12 @@ async fn metrics_and_debug_are_for_those_whom_rbac_lets() -> Result<()> {
         .iter()
         .filter(|event| event.user.contains("mimeo") && event.resource == "tokenreviews")
         .collect();
+    // A request that the program gave up is logged as an error of the API server.
     ensure!(
-        !asked.is_empty() && asked.iter().all(|event| event.code == 201),
+        asked.iter().any(|event| event.code == 201)
+            && asked
+                .iter()
+                .all(|event| event.code == 201 || event.code >= 500),
         "{asked:#?}"
     );
     let log: String = pair
@@ -213,6 +222,17 @@ async fn metrics_and_debug_are_for_those_whom_rbac_lets() -> Result<()> {
         "a token is in the log"
     );
     Ok(())
+}
+
+/// Asks again while the answer is a server error. On a busy machine, the API server may not answer
+/// the review of a token in time.
+async fn reviewed(ask: impl Fn() -> Result<String>) -> Result<String> {
+    eventually(SOON, "the review of a token", || async {
+        let answer = ask()?;
+        ensure!(!code(&answer).starts_with('5'), "{answer}");
+        Ok(Some(answer))
+    })
+    .await
 }
 
 fn log(replica: &Replica) -> Result<String> {
@@ -634,8 +654,12 @@ async fn every_answer_counts_once_with_its_hook_and_verdict() -> Result<()> {
 
     // A namespace gets its pending label. Mimeo's own request to remove the label calls no webhook.
     // Pods call the webhook while the label exists.
-    let before = answers(webhook)?;
-    scene.namespace().await?;
+    let before = eventually(SOON, "a pending namespace", || async {
+        let before = answers(webhook)?;
+        create_pending(&scene.client, &unique(&scene.tag), ("scene", &scene.tag)).await?;
+        Ok(Some(before))
+    })
+    .await?;
     counted(
         webhook,
         "a namespace",
@@ -644,9 +668,8 @@ async fn every_answer_counts_once_with_its_hook_and_verdict() -> Result<()> {
     )
     .await?;
     let pods = |namespace: &str| Api::<Pod>::namespaced(scene.client.clone(), namespace);
-    let stuck = unique("stuck");
     let before = answers(webhook)?;
-    create_namespace(&scene.client, &stuck, &[]).await?;
+    create_namespace(&scene.client, &unique("other"), &[]).await?;
     counted(
         webhook,
         "a namespace of no rule",
@@ -654,11 +677,22 @@ async fn every_answer_counts_once_with_its_hook_and_verdict() -> Result<()> {
         &[("Namespaces", "Allowed", 1)],
     )
     .await?;
-    let silent = Silent::over(&scene, std::slice::from_ref(&stuck), "Fail", 30).await?;
-    relabel(&scene.client, &stuck, "scene", Some(&scene.tag)).await?;
+    let names: Vec<String> = (0..5).map(|_| unique("stuck")).collect();
+    let silenced = [std::slice::from_ref(&scene.home), &names].concat();
+    let silent = Silent::over(&scene, &silenced, "Fail", 30).await?;
+    let (client, tag, mut names) = (&scene.client, &*scene.tag, names.iter());
+    let stuck = eventually(SOON, "a pending namespace", || {
+        let name = names.next().context("no name is left");
+        async move {
+            let name = name?;
+            create_pending(client, name, ("scene", tag)).await?;
+            Ok(Some(name))
+        }
+    })
+    .await?;
     let before = answers(webhook)?;
     ensure!(
-        pods(&stuck)
+        pods(stuck)
             .create(&PostParams::default(), &pod("first"))
             .await
             .is_err(),
@@ -672,7 +706,7 @@ async fn every_answer_counts_once_with_its_hook_and_verdict() -> Result<()> {
     )
     .await?;
     silent.end().await?;
-    create_patiently(&pods(&stuck), &pod("first")).await?;
+    create_patiently(&pods(stuck), &pod("first")).await?;
     let missing = rule(&unique("missing"))
         .secret(&scene.home, "missing")
         .set("podGate", json!("Required"));
@@ -680,14 +714,10 @@ async fn every_answer_counts_once_with_its_hook_and_verdict() -> Result<()> {
         .to_label("missing", &scene.tag)
         .create(&scene.client)
         .await?;
-    let (short, before) = (unique("short"), answers(webhook)?);
-    let short = eventually(SOON, "a namespace with the pending label", || async {
-        let name = unique(&short);
-        let namespace = create_namespace(&scene.client, &name, &[("missing", &scene.tag)]).await?;
-        ensure!(
-            label(&namespace, "mimeo.dev/copies").is_some(),
-            "the rule isn't in force yet"
-        );
+    let before = answers(webhook)?;
+    let short = eventually(SOON, "a pending namespace", || async {
+        let name = unique("short");
+        create_pending(&scene.client, &name, ("missing", &scene.tag)).await?;
         Ok(Some(name))
     })
     .await?;
@@ -714,13 +744,24 @@ async fn every_answer_counts_once_with_its_hook_and_verdict() -> Result<()> {
     .await
 }
 
+/// Creates a namespace for which a rule is in force.
+///
+/// # Errors
+/// It has no pending label. The rule may not be in force yet. Or the webhook has not answered in
+/// time, and the API server has gone on without its answer.
+async fn create_pending(client: &Client, name: &str, labels: (&str, &str)) -> Result<()> {
+    let namespace = create_namespace(client, name, &[labels]).await?;
+    label(&namespace, PENDING_LABEL).context("it has no pending label")?;
+    Ok(())
+}
+
 /// Writes hang, and only one write may be in flight.
 #[tokio::test]
 async fn what_waits_for_its_turn_is_counted_by_its_queue() -> Result<()> {
     const COPIES: usize = 12;
-    let args = ["--concurrency", "1", "--request-timeout", "60s"];
+    let args = ["--concurrency", "1", "--request-timeout", "15m"];
     let setting = Setting::start(
-        ControlPlane::builder(),
+        ControlPlane::builder().api_server_arg(Silent::API_SERVER_ARG),
         Pair::builder().reconciler_args(args),
     )
     .await?;
@@ -772,7 +813,7 @@ async fn what_waits_for_its_turn_is_counted_by_its_queue() -> Result<()> {
     }
     are([0.0; 3]).await?;
 
-    let silent = Silent::over(&scene, &namespaces, "Fail", 30).await?;
+    let silent = Silent::holding(&scene, &namespaces).await?;
     put(&scene.secrets(&scene.home), "registry", &[("token", "two")]).await?;
     // One of the writes is in flight.
     let all = f64::from(u32::try_from(COPIES)?);
@@ -1314,7 +1355,11 @@ fn ready(policy: &TransformPolicy) -> Result<Condition> {
 /// that the policy is active.
 #[tokio::test]
 async fn replicas_do_not_overwrite_each_others_message_about_a_fight() -> Result<()> {
+    /// A replica keeps another one's message for this long after its start, and after each change
+    /// of the configuration that it sees.
+    const KEPT: Duration = Duration::from_mins(5);
     let control_plane = ControlPlane::builder().start().await?;
+    let before = Instant::now();
     let _pair = Pair::builder().webhooks(2).start(&control_plane).await?;
     let client = control_plane.client().await?;
     let policies = active_policy(&client, "fought-over").await?;
@@ -1348,11 +1393,14 @@ async fn replicas_do_not_overwrite_each_others_message_about_a_fight() -> Result
         .await?;
     }
     let after = policies.get("fought-over").await?;
-    assert_eq!(
-        after.metadata.resource_version, contested.metadata.resource_version,
-        "{:#?}",
-        after.status
-    );
+    // On a very slow machine, a replica may be right to overwrite the message.
+    if before.elapsed() < KEPT {
+        assert_eq!(
+            after.metadata.resource_version, contested.metadata.resource_version,
+            "{:#?}",
+            after.status
+        );
+    }
     Ok(())
 }
 

@@ -86,6 +86,8 @@ async fn copies_go_with_their_source_after_its_grace_unless_retained() -> Result
         json!({"whenSourceDeleted": "Retain", "sourceGracePeriodSeconds": 0}),
     );
     let gone = gone.set("retentionPolicy", json!({"sourceGracePeriodSeconds": 0}));
+    // This grace period outlasts a busy machine.
+    let graced = graced.set("retentionPolicy", json!({"sourceGracePeriodSeconds": 3600}));
     for (rule, name) in [(&kept, "kept"), (&gone, "gone"), (&graced, "graced")] {
         scene.secret(name, &[("token", "one")]).await?;
         rule.create(&scene.client).await?;
@@ -130,36 +132,43 @@ async fn copies_go_with_their_source_after_its_grace_unless_retained() -> Result
     Ok(())
 }
 
-/// The API server's clock shows that the copy is deleted after the grace period, and not before.
+/// The API server's clock shows that the copy is deleted after the grace period, and not before. A
+/// second rule has a grace period that outlasts a busy machine, and its status shows it.
 #[tokio::test]
 async fn a_copy_outlives_its_source_by_its_grace_and_no_longer() -> Result<()> {
     const GRACE: Duration = Duration::from_secs(15);
+    const LONG: Duration = Duration::from_hours(1);
     let scene = STAGE.scene("grace-over").await?;
     let namespaces = scene.namespaces(2).await?;
     scene.secret("registry", &[("token", "one")]).await?;
+    let long = format!("{}-long", scene.tag);
+    let named = rule(&long)
+        .to_label("scene", &scene.tag)
+        .named("long")
+        .secret(&scene.home, "registry");
     let rule = scene.rule().secret(&scene.home, "registry");
-    let rule = rule.set(
-        "retentionPolicy",
-        json!({"sourceGracePeriodSeconds": GRACE.as_secs()}),
-    );
-    rule.create(&scene.client).await?;
-    scene.wait_synced(&scene.tag).await?;
+    for (rule, grace) in [(rule, GRACE), (named, LONG)] {
+        let retention = json!({"sourceGracePeriodSeconds": grace.as_secs()});
+        let rule = rule.set("retentionPolicy", retention);
+        rule.create(&scene.client).await?;
+        scene.wait_synced(&rule.name).await?;
+    }
 
     let mark = scene.setting.control_plane.audit_mark().await?;
     delete(&scene.secrets(&scene.home), "registry").await?;
     let status = scene
-        .wait_condition(&scene.tag, "SourcesFound", "False", "InGracePeriod")
+        .wait_condition(&long, "SourcesFound", "False", "InGracePeriod")
         .await?;
     let told = &condition(&status, "SourcesFound")
         .context("no SourcesFound")?
         .message;
     assert!(
         told.contains(" is deleted; its copies stay until ")
-            && told.contains(&format!("(sourceGracePeriodSeconds {})", GRACE.as_secs())),
+            && told.contains(&format!("(sourceGracePeriodSeconds {})", LONG.as_secs())),
         "{told}"
     );
     scene
-        .wait_condition(&scene.tag, "Ready", "False", "InGracePeriod")
+        .wait_condition(&long, "Ready", "False", "InGracePeriod")
         .await?;
     // A new namespace gets no copy, because the source is missing.
     let late = scene.namespace().await?;
@@ -170,7 +179,9 @@ async fn a_copy_outlives_its_source_by_its_grace_and_no_longer() -> Result<()> {
         .wait_condition(&scene.tag, "SourcesFound", "False", "SourceNotFound")
         .await?;
     scene.wait_counts(&scene.tag, [3, 0, 0]).await?;
-    assert!(scene.secrets(&late).get_opt("registry").await?.is_none());
+    for name in ["registry", "long"] {
+        assert!(scene.secrets(&late).get_opt(name).await?.is_none());
+    }
 
     let events = scene.setting.control_plane.audit_since(&mark).await?;
     let deleted = |namespace: &String| {
@@ -468,8 +479,10 @@ async fn deletion_of_a_namespace_is_never_held_up_and_its_copies_are_left_alone(
     .await?;
 
     let namespaces: Api<Namespace> = Api::all(scene.client.clone());
-    let mark = scene.setting.control_plane.audit_mark().await?;
     delete(&namespaces, &held).await?;
+    // Mimeo has seen that the namespace is terminating.
+    scene.wait_counts(&scene.tag, [3, 3, 0]).await?;
+    let mark = scene.setting.control_plane.audit_mark().await?;
     for name in names {
         wait_gone(scene.secrets(&held), name).await?;
         put(&scene.secrets(&scene.home), name, &[("token", "two")]).await?;

@@ -371,7 +371,14 @@ async fn a_field_that_no_schema_declares_is_tried_once_until_it_is_declared_or_t
         )?;
         assert_eq!(copies.get("first").await?.data["spec"]["weight"], 3);
     }
-    assert_eq!(tried(&scene, &mark, &namespaces).await?, once(&[500, 201]));
+    let mut tried = tried(&scene, &mark, &namespaces).await?;
+    // If the API server uses the changed CRD late, Mimeo has to try the custom objects again.
+    for ((_, resource), answers) in &mut tried {
+        if resource == "widgets" {
+            answers.dedup_by(|next, before| (*next, *before) == (500, 500));
+        }
+    }
+    assert_eq!(tried, once(&[500, 201]));
     Ok(())
 }
 
