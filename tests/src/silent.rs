@@ -21,9 +21,9 @@ use crate::{
 
 const ADMISSION: &str = "admissionregistration.k8s.io/v1";
 const KIND: &str = "MutatingWebhookConfiguration";
-/// The number of hooks that together hold a write for longer than any test waits. An API server
-/// calls mutating hooks one after another, and waits ten seconds for each TLS handshake.
-const MANY: usize = 40;
+/// How long an API server waits for the TLS handshake of a hook, whatever the hook's timeout is. It
+/// calls mutating hooks one after another, so several of them hold a write for longer.
+const HANDSHAKE: u32 = 10;
 
 /// The webhook, for the Secrets of some namespaces.
 pub struct Silent<'a> {
@@ -44,32 +44,14 @@ enum Calls {
 }
 
 impl<'a> Silent<'a> {
-    /// The argument of API servers that [`Silent::holding`] needs. Without it they end each request
-    /// after a minute.
-    pub const API_SERVER_ARG: &'static str = "--request-timeout=15m";
-
-    /// Registers a hook with this failure policy and timeout, and waits until the API server uses
-    /// it. The API server gives up a call after ten seconds at most.
+    /// Registers hooks that hold each write for this time, and waits until the API server uses
+    /// them. The write then fails, or passes with the failure policy `Ignore`. API servers end each
+    /// write after 34 seconds.
     pub async fn over(
         scene: &'a Scene<'a>,
         namespaces: &[String],
         failure_policy: &str,
         seconds: u32,
-    ) -> Result<Self> {
-        Self::register(scene, namespaces, (failure_policy, seconds), 1).await
-    }
-
-    /// Registers hooks that hold each write until [`Silent::let_go`] or [`Silent::end`], and then
-    /// let it pass. The API servers must run with [`Silent::API_SERVER_ARG`].
-    pub async fn holding(scene: &'a Scene<'a>, namespaces: &[String]) -> Result<Self> {
-        Self::register(scene, namespaces, ("Ignore", 30), MANY).await
-    }
-
-    async fn register(
-        scene: &'a Scene<'a>,
-        namespaces: &[String],
-        (failure_policy, seconds): (&str, u32),
-        hooks: usize,
     ) -> Result<Self> {
         let listener = TcpListener::bind("127.0.0.1:0")?;
         let silent = Self {
@@ -93,16 +75,22 @@ impl<'a> Silent<'a> {
         }]);
         let named =
             json!({"key": "kubernetes.io/metadata.name", "operator": "In", "values": namespaces});
+        let last = seconds.div_ceil(HANDSHAKE);
         let hook = |number| {
+            let policy = if number == last {
+                failure_policy
+            } else {
+                "Ignore"
+            };
             json!({
                 "name": format!("{number}.{}", silent.name),
                 "clientConfig": {"url": format!("https://{}/", silent.address)}, "rules": rules,
                 "namespaceSelector": {"matchExpressions": [named]},
-                "failurePolicy": failure_policy, "timeoutSeconds": seconds,
+                "failurePolicy": policy, "timeoutSeconds": seconds.min(HANDSHAKE),
                 "sideEffects": "None", "admissionReviewVersions": ["v1"],
             })
         };
-        let hooks: Vec<Value> = (0..hooks).map(hook).collect();
+        let hooks: Vec<Value> = (1..=last).map(hook).collect();
         let hooks = json!({"apiVersion": ADMISSION, "kind": KIND, "metadata": {"name": silent.name}, "webhooks": hooks});
         apply(&scene.client, &hooks).await?;
         // The webhook is in use once an API server calls it. The probe may give up before that

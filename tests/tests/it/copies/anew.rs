@@ -1,19 +1,18 @@
 //! Copies that the API server lets no client change in place. Mimeo deletes and recreates each one
-//! separately and reports it.
+//! separately. `events.rs` has the reports.
 
 use anyhow::{Context, Result, bail};
 use k8s_openapi::api::core::v1::ConfigMap;
-use k8s_openapi::api::events::v1::Event;
 use kube::Api;
-use kube::api::{ListParams, PostParams};
+use kube::api::PostParams;
 use kube::core::DynamicObject;
+use mimeo_tests::AuditMark;
 use mimeo_tests::scenario::{
-    SOON, Scene, any, apply, delete, label, merge, of, put, rule, uid, value, version, wait_for,
+    Scene, any, apply, delete, label, merge, of, put, rule, uid, value, version, wait_for,
 };
-use mimeo_tests::{AuditMark, eventually};
 use serde_json::{Value, json};
 
-use super::{BELONGS_TO, STAGE, told::PATIENT};
+use super::{BELONGS_TO, STAGE};
 
 /// The API server refuses these changes for every client.
 #[tokio::test]
@@ -90,8 +89,7 @@ async fn writes(
 
 #[tokio::test]
 async fn copies_of_an_immutable_source_follow_the_one_that_takes_its_place() -> Result<()> {
-    // On the shared stage, Events of other tests may use up what Mimeo writes at once.
-    let scene = PATIENT.scene("immutable").await?;
+    let scene = STAGE.scene("immutable").await?;
     let namespaces = scene.namespaces(3).await?;
     let sources: Api<ConfigMap> = of(&scene.client, &scene.home);
     apply(&scene.client, &map(&scene, "red", true)).await?;
@@ -159,17 +157,6 @@ async fn copies_of_an_immutable_source_follow_the_one_that_takes_its_place() -> 
         version(&theirs),
         "whoever made it keeps it"
     );
-    let note = told(&scene, "default", "ClusterReplication", &scene.tag, 2).await?;
-    // If the second copy was late, the note is about the first one.
-    let about = ["2 copies in namespaces ", "ConfigMap colors in namespace "];
-    assert!(
-        about.iter().any(|start| note.starts_with(start)) && note.contains("created again"),
-        "{note}"
-    );
-    for namespace in &namespaces[1..] {
-        let note = told(&scene, namespace, "ConfigMap", "colors", 1).await?;
-        assert!(note.contains("ConfigMap colors"), "{note}");
-    }
 
     // Mimeo recreates the copy to make an immutable one mutable. In the other direction it changes
     // the copy in place.
@@ -185,36 +172,6 @@ async fn copies_of_an_immutable_source_follow_the_one_that_takes_its_place() -> 
     .await?;
     assert_eq!(uid(&copy), uid(&blue), "that changes in place");
     Ok(())
-}
-
-/// Waits until the Event `CopyRecreated` about this object, in that namespace, has this count.
-/// Returns its note.
-async fn told(
-    scene: &Scene<'_>,
-    namespace: &str,
-    kind: &str,
-    name: &str,
-    count: i32,
-) -> Result<String> {
-    let events: Api<Event> = Api::namespaced(scene.client.clone(), namespace);
-    eventually(
-        SOON,
-        format!("CopyRecreated about {kind} {name}, {count} times"),
-        || async {
-            let all = events
-                .list(&ListParams::default().fields("reason=CopyRecreated"))
-                .await?
-                .items;
-            let found = all.into_iter().find(|event| {
-                let regarding = event.regarding.clone().unwrap_or_default();
-                (regarding.kind.as_deref(), regarding.name.as_deref()) == (Some(kind), Some(name))
-            });
-            let counted = found
-                .filter(|event| event.series.as_ref().map_or(1, |series| series.count) == count);
-            Ok(counted.and_then(|event| event.note))
-        },
-    )
-    .await
 }
 
 const RBAC: &str = "rbac.authorization.k8s.io";
