@@ -1223,7 +1223,7 @@ async fn wait_out_the_budget(setting: &Setting) -> Result<()> {
     // On a busy machine, a pod may come when the time budget or even the warning is over. Then the
     // test takes another namespace.
     let let_go = eventually(SOON, "pods before and after the time budget", || async {
-        let (since, namespace) = (Instant::now(), excused.namespace().await?);
+        let (since, namespace) = (Instant::now(), labelled(&excused).await?);
         let told = comes_again(&excused.client, &namespace).await?;
         assert!(told.contains(REGISTRY), "{told}");
         let told = kubectl_run(setting, &namespace)?;
