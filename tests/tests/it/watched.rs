@@ -371,7 +371,11 @@ async fn numbers_are_exact() -> Result<()> {
             .unwrap_or_default())
     };
     let before = lag(webhook)? + lag(reconciler)?;
-    scene.namespace().await?;
+    eventually(SOON, "a pending namespace", || async {
+        create_pending(&scene.client, &unique(&scene.tag), ("scene", &scene.tag)).await?;
+        Ok(Some(()))
+    })
+    .await?;
     eventually(SOON, "the namespace counts", || async {
         let more = lag(webhook)? + lag(reconciler)? - before;
         if more > 0.5 {
@@ -1087,6 +1091,9 @@ async fn a_collector_gets_a_span_of_each_review_and_write_and_nothing_of_what_is
         .create(&scene.client)
         .await?;
     scene.wait_counts(&scene.tag, [3, 2, 1]).await?;
+    scene
+        .wait_condition(&scene.tag, "PodGateActive", "True", "Active")
+        .await?;
     let new = scene.namespace().await?;
     scene
         .wait_secret(&new, "registry", |copy| {
