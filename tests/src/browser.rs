@@ -4,7 +4,6 @@ use std::{
     io::{BufRead, BufReader, Read, Write},
     net::{Ipv4Addr, TcpStream},
     path::{Path, PathBuf},
-    time::Duration,
 };
 
 use anyhow::{Context, Result, bail, ensure};
@@ -16,9 +15,6 @@ use crate::{
     process::{Process, Spec},
     scenario::SOON,
 };
-
-/// Timeout of one command. It allows for a busy machine.
-const TIMEOUT: Duration = Duration::from_mins(2);
 
 /// A browser with one page. It ends with the process that started it.
 pub struct Browser {
@@ -203,7 +199,7 @@ fn capabilities(chromium: &Path, home: &Path) -> Value {
 /// Sends one `WebDriver` command over HTTP.
 fn command(port: u16, method: &str, path: &str, body: &Value) -> Result<Value> {
     let mut stream = TcpStream::connect((Ipv4Addr::LOCALHOST, port))?;
-    stream.set_read_timeout(Some(TIMEOUT))?;
+    stream.set_read_timeout(Some(SOON))?;
     let body = if method == "POST" {
         body.to_string()
     } else {

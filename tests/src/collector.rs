@@ -6,13 +6,12 @@ use std::{
     net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream},
     sync::{Arc, Mutex, PoisonError},
     thread,
-    time::Duration,
 };
 
 use anyhow::{Context, Result};
 use serde_json::Value;
 
-use crate::planted;
+use crate::{planted, scenario::SOON};
 
 /// A collector. It listens until the process ends.
 pub struct Collector {
@@ -96,7 +95,7 @@ impl Collector {
 
 /// Reads one request and answers it.
 fn take(stream: TcpStream) -> Result<String> {
-    stream.set_read_timeout(Some(Duration::from_mins(1)))?;
+    stream.set_read_timeout(Some(SOON))?;
     let mut reader = BufReader::new(stream);
     let mut length = 0;
     loop {

@@ -51,7 +51,7 @@ mod user;
 mod versions;
 mod wait;
 
-pub use audit::{AuditEvent, AuditMark};
+pub use audit::{AuditEvent, AuditMark, never_permitted};
 pub use browser::Browser;
 pub use collector::Collector;
 pub use control_plane::{Builder, Component, ControlPlane, Shared};

@@ -14,6 +14,7 @@ use kube::core::{ApiResource, DynamicObject, GroupVersionKind};
 use kube::{Api, Client};
 
 use crate::scenario::SOON;
+use crate::traffic::patiently;
 use crate::wait::eventually;
 
 /// A unique name: the prefix, a word of this process, and a counter. All names with one prefix have
@@ -28,7 +29,8 @@ pub fn unique(prefix: &str) -> String {
     )
 }
 
-/// Creates a namespace with these labels and returns it as stored.
+/// Creates a namespace with these labels and returns it as stored. Retries if the webhook asks for
+/// that ([`patiently`]).
 pub async fn create_namespace(
     client: &Client,
     name: &str,
@@ -46,10 +48,11 @@ pub async fn create_namespace(
         },
         ..Namespace::default()
     };
-    let created = Api::all(client.clone())
-        .create(&PostParams::default(), &namespace)
-        .await;
-    created.with_context(|| format!("failed to create namespace {name}"))
+    let (namespaces, params) = (Api::all(client.clone()), PostParams::default());
+    let (created, _) = patiently(|| namespaces.create(&params, &namespace))
+        .await
+        .with_context(|| format!("failed to create namespace {name}"))?;
+    Ok(created)
 }
 
 /// Creates an Opaque Secret with these keys and returns it as stored.

@@ -5,7 +5,6 @@ use std::{
     io::{Read, Write},
     net::{Ipv4Addr, TcpStream},
     sync::Arc,
-    time::Duration,
 };
 
 use anyhow::{Context, Result, ensure};
@@ -17,9 +16,6 @@ use rustls::{
 };
 
 use crate::{planted, scenario::SOON};
-
-/// Timeout of any answer from an operations port, on a busy machine, too.
-const TIMEOUT: Duration = Duration::from_mins(1);
 
 /// The port, and whether it uses TLS.
 #[derive(Debug, Clone, Copy)]
@@ -61,7 +57,7 @@ impl OpsPort {
         body: &str,
     ) -> Result<String> {
         let stream = TcpStream::connect((Ipv4Addr::LOCALHOST, self.port))?;
-        stream.set_read_timeout(Some(TIMEOUT))?;
+        stream.set_read_timeout(Some(SOON))?;
         let token = token
             .map(|token| format!("Authorization: Bearer {token}\r\n"))
             .unwrap_or_default();

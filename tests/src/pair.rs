@@ -26,23 +26,21 @@ use serde::Deserialize;
 
 use crate::{
     ControlPlane, Program, Running, User, audit::OWN_USER_AGENT, create_namespace, eventually,
-    follower::Follower, install_crd, ops::OpsPort, planted, ports,
+    follower::Follower, install_crd, ops::OpsPort, planted, ports, scenario::SOON,
 };
 
 /// Mimeo's namespace in tests.
 pub const NAMESPACE: &str = "mimeo-system";
 
-/// Time limit for one answer of an API server in the final search, which lists all objects of a
-/// kind.
-const ANSWER_WITHIN: Duration = Duration::from_mins(1);
-
-/// Time limit for a program to become ready, or to end.
-const STARTING: Duration = Duration::from_mins(5);
-
-/// Flags with a long Lease. A reconciler that loses its Lease ends, and nothing restarts it here.
-/// On a busy machine a renewal may take longer than the default allows. A stopped reconciler
-/// releases its Lease.
-const PATIENT: [&str; 4] = ["--lease-duration", "300s", "--lease-renew-deadline", "240s"];
+/// Flags of the reconciler for a busy machine, where an answer may take longer than the defaults
+/// allow. A reconciler that loses its Lease ends, and nothing restarts it here. (A stopped
+/// reconciler releases its Lease.) A request whose answer comes too late is sent twice. A test that
+/// sets one of these flags replaces the value here.
+const PATIENT: [[&str; 2]; 3] = [
+    ["--lease-duration", "300s"],
+    ["--lease-renew-deadline", "240s"],
+    ["--request-timeout", "300s"],
+];
 
 /// A setting of the C library that the manifests give both programs, as an environment variable.
 /// Without it, the memory of a busy webhook depends on the order in which bodies of reviews arrive. A
@@ -240,7 +238,7 @@ impl Pair {
             replica.program.terminate()?;
         }
         for mut replica in self.webhooks.drain(..) {
-            replica.program.wait(STARTING).await?;
+            replica.program.wait(SOON).await?;
         }
         Ok(())
     }
@@ -296,10 +294,12 @@ impl Pair {
         let ops = ports::free(1)?[0];
         let name = format!("reconciler-{ops}");
         let args = &self.builder.reconciler_args;
-        let leases = args.iter().any(|arg| arg == "--lease-duration");
+        let patient = PATIENT
+            .into_iter()
+            .filter(|[flag, _]| !args.iter().any(|arg| arg == flag));
         let program = self
             .program("mimeo-reconciler", &self.reconciler_user, &name, ops)
-            .args(PATIENT.into_iter().filter(|_| !leases))
+            .args(patient.flatten())
             .args(args.clone())
             .start()?;
         let ops = ops_port(ops, &self.builder.reconciler_args);
@@ -426,7 +426,7 @@ async fn ask_all(admin: &User) -> Result<()> {
     config.headers = vec![(USER_AGENT, HeaderValue::from_static(OWN_USER_AGENT))];
     let client = planted::client(config)?;
     for path in TOLD {
-        tokio::time::timeout(ANSWER_WITHIN, ask(&client, path))
+        tokio::time::timeout(SOON, ask(&client, path))
             .await
             .context("no answer")??;
     }
@@ -454,7 +454,7 @@ impl Replica {
     /// Waits until `/readyz` answers with 200.
     pub async fn ready(&mut self) -> Result<()> {
         let ops = self.ops;
-        let ready = eventually(STARTING, "/readyz", || async move {
+        let ready = eventually(SOON, "/readyz", || async move {
             let answer = ops.get("/readyz")?;
             if answer.starts_with("HTTP/1.1 200") {
                 Ok(Some(()))
@@ -570,14 +570,10 @@ fn rights(control_plane: &ControlPlane, folder: &Path) -> Result<Vec<serde_json:
 pub async fn rights_added_up(client: &kube::Client) -> Result<()> {
     let roles: Api<ClusterRole> = Api::all(client.clone());
     for name in ["mimeo-kinds", "mimeo-kinds-reconciler"] {
-        eventually(
-            STARTING,
-            format!("the rules of ClusterRole {name}"),
-            || async {
-                let rules = roles.get(name).await?.rules.unwrap_or_default();
-                Ok((!rules.is_empty()).then_some(()))
-            },
-        )
+        eventually(SOON, format!("the rules of ClusterRole {name}"), || async {
+            let rules = roles.get(name).await?.rules.unwrap_or_default();
+            Ok((!rules.is_empty()).then_some(()))
+        })
         .await?;
     }
     Ok(())

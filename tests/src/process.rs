@@ -11,7 +11,7 @@ use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::guard;
@@ -115,8 +115,19 @@ impl Process {
         }
     }
 
+    /// Sends a signal.
+    ///
+    /// # Errors
+    /// The process has ended. The error has the end of its log.
     pub(crate) fn signal(&mut self, signal: Signal) -> Result<()> {
         self.still_running()?;
+        self.send(signal)
+    }
+
+    /// Sends a signal, and does not notice if the process has just ended.
+    pub(crate) fn send(&self, signal: Signal) -> Result<()> {
+        // Another process may have the number of a process that was waited for.
+        ensure!(self.ended.is_none(), "{} has ended", self.spec.name);
         kill_process(Pid::from_child(&self.child), signal)
             .with_context(|| format!("failed to signal {}", self.spec.name))
     }

@@ -150,13 +150,13 @@ impl Running {
     }
 
     /// Freezes the program (SIGSTOP). Its connections stay open, and it answers nothing.
-    pub fn pause(&mut self) -> Result<()> {
-        self.process.signal(Signal::STOP)
+    pub fn pause(&self) -> Result<()> {
+        self.process.send(Signal::STOP)
     }
 
     /// Ends [`Running::pause`].
-    pub fn resume(&mut self) -> Result<()> {
-        self.process.signal(Signal::CONT)
+    pub fn resume(&self) -> Result<()> {
+        self.process.send(Signal::CONT)
     }
 
     /// Waits for the program to end by itself.

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::fmt::Display;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use k8s_openapi::ByteString;
@@ -23,6 +23,7 @@ use tokio::sync::OnceCell;
 
 use crate::control_plane::Builder;
 use crate::pair::PairBuilder;
+use crate::traffic::{patiently, tells_timeout};
 use crate::{
     AuditEvent, AuditMark, ControlPlane, Pair, User, create_namespace, create_secret, eventually,
     planted, unique,
@@ -376,20 +377,22 @@ impl RuleSpec {
         })
     }
 
-    /// Creates the rule.
+    /// Creates the rule. Retries if the webhook asks for that ([`patiently`]).
     pub async fn create(&self, client: &Client) -> Result<()> {
-        create(client, "clusterreplications", &self.object()).await?;
+        let object = self.object();
+        patiently(|| create(client, "clusterreplications", &object)).await?;
         Ok(())
     }
 
-    /// Replaces the spec of the existing rule.
+    /// Replaces the spec of the existing rule. Retries if the webhook asks for that
+    /// ([`patiently`]).
     pub async fn replace(&self, client: &Client) -> Result<()> {
         let rules: Api<ClusterReplication> = Api::all(client.clone());
         // A merge patch would keep fields of the old spec.
         let patch = json!([{"op": "replace", "path": "/spec", "value": self.spec}]);
         let patch: Patch<()> = Patch::Json(serde_json::from_value(patch)?);
-        rules
-            .patch(&self.name, &PatchParams::default(), &patch)
+        let params = PatchParams::default();
+        patiently(|| rules.patch(&self.name, &params, &patch))
             .await
             .context("failed to replace a rule's spec")?;
         Ok(())
@@ -406,7 +409,7 @@ impl RuleSpec {
     }
 }
 
-/// Sends a POST for an object of one of Mimeo's kinds, even an invalid one.
+/// Sends one POST for an object of one of Mimeo's kinds, even an invalid one.
 ///
 /// # Errors
 /// The API server's refusal, unchanged.
@@ -565,15 +568,17 @@ pub fn version<K: Resource>(object: &K) -> String {
     object.meta().resource_version.clone().unwrap_or_default()
 }
 
-/// Merges this into an object, with a field manager other than Mimeo's.
+/// Merges this into an object, with a field manager other than Mimeo's. Retries if the webhook asks
+/// for that ([`patiently`]).
 pub async fn merge<K>(api: &Api<K>, name: &str, patch: Value) -> Result<K>
 where
     K: Clone + std::fmt::Debug + DeserializeOwned,
 {
-    let patched = api
-        .patch(name, &PatchParams::default(), &Patch::Merge(patch))
-        .await;
-    patched.with_context(|| format!("failed to patch {name}"))
+    let (params, patch) = (PatchParams::default(), Patch::Merge(patch));
+    let (patched, _) = patiently(|| api.patch(name, &params, &patch))
+        .await
+        .with_context(|| format!("failed to patch {name}"))?;
+    Ok(patched)
 }
 
 /// Sets these values of a Secret and keeps its others.
@@ -602,7 +607,8 @@ pub async fn relabel(
     Ok(())
 }
 
-/// Applies any JSON object with a field manager other than Mimeo's.
+/// Applies any JSON object with a field manager other than Mimeo's. Retries if the webhook asks for
+/// that ([`patiently`]).
 pub async fn apply(client: &Client, object: &Value) -> Result<DynamicObject> {
     let text = |pointer: &str| {
         object
@@ -618,17 +624,12 @@ pub async fn apply(client: &Client, object: &Value) -> Result<DynamicObject> {
             .pointer("/metadata/namespace")
             .and_then(Value::as_str),
     )?;
+    let (name, patch) = (text("/metadata/name"), Patch::Apply(object));
     let params = PatchParams::apply("mimeo-tests").force();
-    let applied = api
-        .patch(text("/metadata/name"), &params, &Patch::Apply(object))
-        .await;
-    applied.with_context(|| {
-        format!(
-            "failed to apply {} {}",
-            text("/kind"),
-            text("/metadata/name")
-        )
-    })
+    let (applied, _) = patiently(|| api.patch(name, &params, &patch))
+        .await
+        .with_context(|| format!("failed to apply {} {name}", text("/kind")))?;
+    Ok(applied)
 }
 
 /// The API for objects of any kind. Cluster-scoped kinds take no namespace.
@@ -664,12 +665,13 @@ pub async fn forget_the_hooks(client: &Client) -> Result<()> {
     .await
 }
 
-/// Deletes an object.
+/// Deletes an object. Retries if the webhook asks for that ([`patiently`]).
 pub async fn delete<K>(api: &Api<K>, name: &str) -> Result<()>
 where
     K: Clone + std::fmt::Debug + DeserializeOwned,
 {
-    api.delete(name, &DeleteParams::default())
+    let params = DeleteParams::default();
+    patiently(|| api.delete(name, &params))
         .await
         .with_context(|| format!("failed to delete {name}"))?;
     Ok(())
@@ -693,7 +695,8 @@ pub fn stranger(url: &str) -> Result<Client> {
     planted::client(config)
 }
 
-/// Runs `kubectl` as the admin.
+/// Runs `kubectl` as the admin. It retries after a 429. This function also retries for [`SOON`] after
+/// a webhook call that timed out, because a machine may be slow.
 ///
 /// # Errors
 /// `kubectl` fails. The error has its output.
@@ -702,20 +705,24 @@ pub fn kubectl<A: AsRef<std::ffi::OsStr> + Display>(
     args: impl IntoIterator<Item = A>,
 ) -> Result<String> {
     let args: Vec<A> = args.into_iter().collect();
-    let told: Vec<String> = args.iter().map(ToString::to_string).collect();
-    let output = control_plane.kubectl()?.args(&args).output()?;
-    let (stdout, stderr) = (
-        String::from_utf8_lossy(&output.stdout),
-        String::from_utf8_lossy(&output.stderr),
-    );
-    planted::look(
-        format!("kubectl {}", told.join(" ")),
-        &format!("{stdout}{stderr}"),
-    );
-    if !output.status.success() {
-        bail!("kubectl {}: {stdout}{stderr}", told.join(" "));
+    let words: Vec<String> = args.iter().map(ToString::to_string).collect();
+    let command = format!("kubectl {}", words.join(" "));
+    let until = Instant::now() + SOON;
+    loop {
+        let output = control_plane.kubectl()?.args(&args).output()?;
+        let told = format!(
+            "{}{}",
+            String::from_utf8_lossy(&output.stdout),
+            String::from_utf8_lossy(&output.stderr)
+        );
+        planted::look(command.clone(), &told);
+        if output.status.success() {
+            return Ok(told);
+        }
+        if !tells_timeout(&told) || Instant::now() > until {
+            bail!("{command}: {told}");
+        }
     }
-    Ok(format!("{stdout}{stderr}"))
 }
 
 /// Runs `kubectl` as another user.

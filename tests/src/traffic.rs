@@ -5,9 +5,9 @@ use std::fmt::Debug;
 use std::future::Future;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use futures::future::try_join_all;
-use k8s_openapi::api::core::v1::{Container, Pod, PodSpec, ServiceAccount};
+use k8s_openapi::api::core::v1::{Container, Namespace, Pod, PodSpec, ServiceAccount};
 use kube::api::{ObjectMeta, PostParams};
 use kube::{Api, Client, Resource};
 use serde::Serialize;
@@ -22,6 +22,10 @@ const SECOND: Duration = Duration::from_secs(1);
 const AT_ONCE: usize = 50;
 /// Pause between two attempts of a client that retries after any refusal.
 const STUBBORN_PAUSE: Duration = Duration::from_millis(50);
+
+/// The timeout of Mimeo's hooks. On a busy machine, the webhook may answer later. The API server then
+/// continues without the answer of a hook with `failurePolicy: Ignore`.
+pub const HOOK_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// A pod that no node runs.
 pub fn pod(name: &str) -> Pod {
@@ -60,10 +64,25 @@ pub async fn create_namespaces(
     Ok(names)
 }
 
-/// Creates an object like `kubectl` and every client of client-go: after a 429 with a pause it
-/// retries. These clients retry ten times. This function retries for [`SOON`], because a machine
-/// may be slow. For the same reason it also retries after a webhook call that timed out. Returns
-/// the number of answers with 429, too.
+/// Creates namespaces of new names until the API server has surely asked Mimeo's webhook about one.
+/// After [`HOOK_TIMEOUT`] it may have stored a namespace without the webhook's answer.
+pub async fn create_asked(
+    client: &Client,
+    prefix: &str,
+    labels: &[(&str, &str)],
+) -> Result<Namespace> {
+    let until = Instant::now() + SOON;
+    loop {
+        let began = Instant::now();
+        let namespace = create_namespace(client, &unique(prefix), labels).await?;
+        if began.elapsed() < HOOK_TIMEOUT {
+            return Ok(namespace);
+        }
+        ensure!(Instant::now() < until, "each took {HOOK_TIMEOUT:?}");
+    }
+}
+
+/// Creates an object with [`patiently`]. Returns the number of answers with 429, too.
 ///
 /// # Errors
 ///
@@ -72,11 +91,59 @@ pub async fn create_patiently<K>(api: &Api<K>, object: &K) -> kube::Result<(K, u
 where
     K: Clone + Debug + DeserializeOwned + Serialize,
 {
+    let params = PostParams::default();
+    patiently(|| api.create(&params, object)).await
+}
+
+/// Sends a request that Mimeo's webhook must refuse, and returns the refusal.
+///
+/// After [`HOOK_TIMEOUT`] the API server may carry the request out without the webhook's answer.
+/// Mimeo then restores the object, and this function sends the request again. It also retries as
+/// [`patiently`] does.
+///
+/// # Errors
+///
+/// The request was carried out earlier than that, or always.
+pub async fn refusal<T, F>(mut attempt: impl FnMut() -> F) -> Result<kube::Error>
+where
+    F: Future<Output = kube::Result<T>>,
+{
+    let until = Instant::now() + SOON;
+    let mut unasked = false;
+    loop {
+        let began = Instant::now();
+        match attempt().await {
+            Err(error) if retry_after(&error).is_some() || webhook_timed_out(&error) => {}
+            // Mimeo has not restored the deleted object yet.
+            Err(kube::Error::Api(status)) if unasked && status.code == 404 => {}
+            Err(error) => return Ok(error),
+            Ok(_) => {
+                unasked |= began.elapsed() >= HOOK_TIMEOUT;
+                ensure!(unasked, "it was let through");
+            }
+        }
+        ensure!(Instant::now() < until, "it was not refused in time");
+        tokio::time::sleep(STUBBORN_PAUSE).await;
+    }
+}
+
+/// Sends a request like `kubectl` and every client of client-go: after a 429 with a pause it
+/// retries. These clients retry ten times. This function retries for [`SOON`], because a machine
+/// may be slow. For the same reason it also retries after a webhook call that timed out. In both
+/// cases the API server has stored nothing. Returns the number of answers with 429, too.
+///
+/// # Errors
+///
+/// Any other refusal, or the last one.
+pub async fn patiently<T, F>(mut attempt: impl FnMut() -> F) -> kube::Result<(T, u32)>
+where
+    F: Future<Output = kube::Result<T>>,
+{
     let until = Instant::now() + SOON;
     let mut told = 0;
     loop {
-        match api.create(&PostParams::default(), object).await {
-            Ok(created) => return Ok((created, told)),
+        match attempt().await {
+            Ok(done) => return Ok((done, told)),
             Err(error) => match retry_after(&error) {
                 Some(pause) if Instant::now() < until => {
                     told += 1;
@@ -139,12 +206,12 @@ pub fn retry_after(error: &kube::Error) -> Option<Duration> {
 /// True if the API server refused a request because a webhook call timed out. Mimeo answers
 /// earlier, unless the machine is too busy.
 pub fn webhook_timed_out(error: &kube::Error) -> bool {
-    let kube::Error::Api(status) = error else {
-        return false;
-    };
-    status.code == 500
-        && status.message.contains("failed calling webhook")
-        && status.message.contains("deadline exceeded")
+    matches!(error, kube::Error::Api(status) if status.code == 500 && tells_timeout(&status.message))
+}
+
+/// True if the API server's message tells of a webhook call that timed out.
+pub(crate) fn tells_timeout(message: &str) -> bool {
+    message.contains("failed calling webhook") && message.contains("deadline exceeded")
 }
 
 /// Retries a request after any refusal, until it succeeds. Returns the number of refusals, too.

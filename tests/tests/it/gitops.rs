@@ -3,13 +3,17 @@
 //! of Lua 5.1, and the rules of kstatus, by which Flux waits, are written down in this file. Both
 //! are applied to statuses that the reconciler wrote on a real API server.
 
-use std::{fs, path::Path, time::Duration};
+use std::{fs, path::Path, pin::pin};
 
-use anyhow::{Context, Result, anyhow, ensure};
-use kube::Client;
+use anyhow::{Context, Result, anyhow, bail, ensure};
+use futures::TryStreamExt as _;
+use kube::{
+    Client,
+    api::{ListParams, WatchEvent, WatchParams},
+};
 use mimeo_tests::{
     ControlPlane, Pair, create_namespace, create_secret, eventually,
-    scenario::{SOON, Setting, apply, kubectl, merge, relabel, rule},
+    scenario::{SOON, Setting, any, apply, kubectl, merge, relabel, rule},
 };
 use mlua::{Lua, LuaOptions, StdLib};
 use serde_json::{Value, json};
@@ -266,7 +270,7 @@ async fn argo_cd_and_flux_see_in_a_status_what_a_person_does() -> Result<()> {
 
     // Without a reconciler the statuses are those of former specs, or missing.
     let mut reconciler = setting.pair.reconciler.take().context("no reconciler")?;
-    reconciler.program.stop(Duration::from_mins(1)).await?;
+    reconciler.program.stop(SOON).await?;
     let changed = json!({"spec": {"suspend": true}});
     let rules = kube::Api::<mimeo_api::ClusterReplication>::all(client.clone());
     merge(&rules, "synced", changed).await?;
@@ -294,30 +298,36 @@ async fn reconciling(client: &Client) -> Result<Value> {
     for number in 0..MANY {
         create_namespace(client, &format!("many-{number}"), &[("many", "yes")]).await?;
     }
+    // A watch misses no status, however slow this test is.
+    let rules = any(client, "mimeo.dev/v1alpha1", "ClusterReplication", None)?;
+    let version = rules.list(&ListParams::default()).await?.metadata;
+    let version = version.resource_version.context("no version")?;
+    let params = WatchParams::default().fields("metadata.name=many");
+    let mut states = pin!(rules.watch(&params, &version).await?);
     rule("many")
         .secret("platform", "registry")
         .to_label("many", "yes")
         .create(client)
         .await?;
     let mut found = None;
-    let read = async {
-        loop {
-            let object = get(client, "ClusterReplication", "", "many").await?;
-            let conditions = object["status"]["conditions"].as_array();
-            let has = |type_: &str| {
-                let mut told = conditions.into_iter().flatten();
-                told.any(|one| one["type"] == type_ && one["status"] == "True")
-            };
-            if has("Ready") {
-                return Ok::<_, anyhow::Error>(());
-            }
-            if has("Reconciling") {
-                found = Some(object);
-            }
+    while let Some(event) = states.try_next().await? {
+        let (WatchEvent::Added(object) | WatchEvent::Modified(object)) = event else {
+            bail!("{event:?}");
+        };
+        let object = serde_json::to_value(object)?;
+        let conditions = object["status"]["conditions"].as_array();
+        let has = |type_: &str| {
+            let mut told = conditions.into_iter().flatten();
+            told.any(|one| one["type"] == type_ && one["status"] == "True")
+        };
+        if has("Ready") {
+            return found.context("the reconciler never told of work in progress");
         }
-    };
-    tokio::time::timeout(SOON, read).await??;
-    found.context("the reconciler never told of work in progress")
+        if has("Reconciling") {
+            found = Some(object);
+        }
+    }
+    bail!("the watch ended")
 }
 
 /// Returns a rule with these conditions, each with its type, status and reason.

@@ -41,7 +41,8 @@ fn has_types(types: &'static [&str]) -> impl Fn(&NetworkPolicy) -> bool {
     }
 }
 
-/// Counts Mimeo's writes to objects of that name in these namespaces since then.
+/// Counts Mimeo's writes to objects of that name in these namespaces since then. If the webhook is
+/// slow, the reconciler sends the same write, and the API server refuses one of them.
 async fn writes(
     setting: &Setting,
     mark: &AuditMark,
@@ -52,6 +53,7 @@ async fn writes(
     Ok(events
         .iter()
         .filter(|event| setting.is_ours(event) && event.is_write() && event.name == name)
+        .filter(|event| event.code < 300)
         .filter(|event| namespaces.contains(&event.namespace))
         .count())
 }

@@ -946,6 +946,8 @@ async fn what_only_the_webhook_refuses_is_told_by_the_reconciler_once_it_is_stor
             .await
     })
     .await?;
+    // The pod waits at most for a time budget, which may be too short for a busy machine.
+    scene.wait_secret(&new, "pace", |_| true).await?;
     let secrets = scene.secrets(&new).list(&ListParams::default()).await?;
     let names: Vec<_> = secrets
         .items

@@ -16,7 +16,7 @@ use mimeo_api::ClusterReplication;
 use mimeo_tests::{
     AuditEvent, AuditMark, ControlPlane, NAMESPACE, Pair,
     author::{Author, secrets},
-    create_namespace, create_secret, eventually,
+    create_namespace, create_secret, eventually, never_permitted,
     scenario::{
         SOON, Setting, apply, condition, delete, kubectl, kubectl_as, label, merge, of, put, rule,
         value, wait_for, wait_gone,
@@ -201,9 +201,8 @@ impl Cluster {
         };
         let strayed: Vec<_> = objects.filter(strayed).collect();
         ensure!(strayed.is_empty(), "{strayed:#?}");
-        let denied: Vec<_> = asked
-            .filter(|event| event.code == 403 && !late.contains(&&*event.namespace))
-            .collect();
+        let mut denied = never_permitted(asked);
+        denied.retain(|event| !late.contains(&&*event.namespace));
         ensure!(denied.is_empty(), "{denied:#?}");
         Ok(())
     }

@@ -7,10 +7,12 @@
 //! server, or ends a program. The same holds if it changes the webhook configurations or reads all
 //! objects of the cluster.
 
-use anyhow::{Result, anyhow};
+use anyhow::{Context as _, Result, anyhow, ensure};
 use futures::stream::{StreamExt as _, TryStreamExt as _, iter};
-use mimeo_tests::scenario::{Setting, Stage, apply, kubectl, rule};
-use mimeo_tests::{ControlPlane, Pair, create_namespace};
+use kube::{Api, Client};
+use mimeo_api::ClusterReplication;
+use mimeo_tests::scenario::{SOON, Setting, Stage, apply, kubectl, rule};
+use mimeo_tests::{ControlPlane, Pair, create_namespace, eventually};
 use serde_json::json;
 use tokio::sync::{Mutex, OnceCell};
 
@@ -100,7 +102,27 @@ impl Many {
         std::fs::write(file.path(), rule.object().to_string())?;
         let path = file.path().display().to_string();
         let told = kubectl(&setting.control_plane, ["create", "-f", &path])?;
+        Self::fill(&client).await?;
         Ok(Self { setting, told })
+    }
+
+    /// Waits until each namespace has its copy or the foreign object's failure. All of them may take
+    /// longer than [`SOON`] on a busy machine, so this fails only if the reconciler makes no progress
+    /// for so long.
+    async fn fill(client: &Client) -> Result<()> {
+        let rules: Api<ClusterReplication> = Api::all(client.clone());
+        let mut done = 0;
+        while done < MANY {
+            done = eventually(SOON, format!("more than {done} copies"), || async {
+                let status = rules.get(Self::RULE).await?.status.unwrap_or_default();
+                let copies = status.copies.context("no status yet")?;
+                let now = usize::try_from(copies.synced + copies.failed)?;
+                ensure!(now > done, "{now}");
+                Ok(Some(now))
+            })
+            .await?;
+        }
+        Ok(())
     }
 }
 

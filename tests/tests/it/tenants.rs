@@ -14,7 +14,7 @@ use mimeo_tests::scenario::{
     version, wait_for, wait_gone,
 };
 use mimeo_tests::tenant::{Tenant, consent, copying, has};
-use mimeo_tests::traffic::{create_patiently, pod, revision};
+use mimeo_tests::traffic::{create_asked, create_patiently, patiently, pod, revision};
 use mimeo_tests::{create_namespace, eventually, unique};
 use serde_json::{Value, json};
 
@@ -590,15 +590,21 @@ async fn patterns_and_variables_at_their_bounds_keep_nobody_waiting() -> Result<
     // first pod.
     let late = Tenant::editor(&scene).await?;
     let waiting = slow_and_waiting(&late).await?;
-    let ours = async {
-        let changed = put(&scene.secrets(&scene.home), "registry", &[("token", "two")]).await?;
-        Ok((
-            changed,
-            scene.wait_secret(&team, "registry", has("two")).await?,
-        ))
+    // The reconciler stands still until both sources are stored. Otherwise it could finish most of
+    // the slow copies before the platform's change is stored.
+    let reconciler = &scene.setting.pair.reconciler;
+    let reconciler = &reconciler.as_ref().context("no reconciler")?.program;
+    reconciler.pause()?;
+    let stored = async {
+        late.makes("late", &"h".repeat(1024)).await?;
+        put(&scene.secrets(&scene.home), "registry", &[("token", "two")]).await
     };
+    let stored = stored.await;
+    reconciler.resume()?;
+    let changed = stored?;
     let new = async {
-        let name = scene.namespace().await?;
+        let name = create_asked(&scene.client, &scene.tag, &[("scene", &scene.tag)]).await?;
+        let name = name.name_any();
         let (pod, _) = create_patiently(&of::<Pod>(&scene.client, &name), &pod("first")).await?;
         let copy = scene
             .secrets(&name)
@@ -611,8 +617,8 @@ async fn patterns_and_variables_at_their_bounds_keep_nobody_waiting() -> Result<
         );
         anyhow::Ok(())
     };
-    let source = async { Ok(late.makes("late", &"h".repeat(1024)).await?) };
-    let (_, (changed, copy), ()) = tokio::try_join!(source, ours, new)?;
+    let ours = scene.wait_secret(&team, "registry", has("two"));
+    let (copy, ()) = tokio::try_join!(ours, new)?;
     let slow = eventually(SOON, "all slow copies", || async {
         let rules = late.rules().list(&ListParams::default()).await?.items;
         let made = rules
@@ -677,17 +683,15 @@ async fn slow_and_waiting(tenant: &Tenant<'_>) -> Result<usize> {
         let mut spec = copying(None, "late", &[&tenant.home]);
         spec["targets"][0]["copyName"] = json!(format!("late-{number}"));
         spec["transform"] = shapes[number % shapes.len()](SIZE);
-        match tenant
-            .write("replications", &format!("late-{number}"), &spec)
-            .await
-        {
+        let rule = format!("late-{number}");
+        match patiently(|| tenant.write("replications", &rule, &spec)).await {
             Ok(_) => {}
             Err(kube::Error::Api(status))
                 if status.message.contains("older Replications use that up") =>
             {
                 return Ok(number);
             }
-            Err(error) => return Err(error).context(format!("late-{number}")),
+            Err(error) => return Err(error).context(rule),
         }
     }
     Ok(SLOW)
@@ -708,14 +712,8 @@ async fn large_patterns(tenant: &Tenant<'_>) -> Result<Vec<usize>> {
     let mut places = 64;
     let mut written = Vec::new();
     while places > 0 && written.len() < 300 {
-        match tenant
-            .write(
-                "replicationgrants",
-                &format!("slow-{}", written.len()),
-                &spec(places),
-            )
-            .await
-        {
+        let (name, spec) = (format!("slow-{}", written.len()), spec(places));
+        match patiently(|| tenant.write("replicationgrants", &name, &spec)).await {
             Ok(_) => written.push(places),
             Err(kube::Error::Api(status)) if status.message.contains("bytes of memory") => {
                 places -= 1;
@@ -735,7 +733,8 @@ async fn large_patterns(tenant: &Tenant<'_>) -> Result<Vec<usize>> {
 async fn largest(tenant: &Tenant<'_>, rule: &str, spec: impl Fn(usize) -> Value) -> Result<usize> {
     let mut size = 1 << 18;
     loop {
-        match tenant.write("replications", rule, &spec(size)).await {
+        let spec = spec(size);
+        match patiently(|| tenant.write("replications", rule, &spec)).await {
             Ok(_) => return Ok(size),
             Err(kube::Error::Api(status)) => {
                 let why: String = status.message.chars().take(500).collect();
