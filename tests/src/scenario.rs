@@ -379,8 +379,7 @@ impl RuleSpec {
 
     /// Creates the rule. Retries if the webhook asks for that ([`patiently`]).
     pub async fn create(&self, client: &Client) -> Result<()> {
-        let object = self.object();
-        patiently(|| create(client, "clusterreplications", &object)).await?;
+        create(client, "clusterreplications", &self.object()).await?;
         Ok(())
     }
 
@@ -409,17 +408,21 @@ impl RuleSpec {
     }
 }
 
-/// Sends one POST for an object of one of Mimeo's kinds, even an invalid one.
+/// Sends a POST for an object of one of Mimeo's kinds, even an invalid one. Retries if the webhook
+/// asks for that ([`patiently`]).
 ///
 /// # Errors
 /// The API server's refusal, unchanged.
 pub async fn create(client: &Client, plural: &str, object: &Value) -> kube::Result<Value> {
-    let path = format!("/apis/mimeo.dev/v1alpha1/{plural}");
-    let request = kube::core::Request::new(path)
-        .create(&PostParams::default(), object.to_string().into_bytes());
-    client
-        .request(request.map_err(kube::Error::BuildRequest)?)
-        .await
+    let requests = kube::core::Request::new(format!("/apis/mimeo.dev/v1alpha1/{plural}"));
+    let object = object.to_string();
+    let attempt = async || {
+        let request = requests.create(&PostParams::default(), object.clone().into_bytes());
+        client
+            .request(request.map_err(kube::Error::BuildRequest)?)
+            .await
+    };
+    Ok(patiently(attempt).await?.0)
 }
 
 /// Waits until an object exists and `is` returns true for it.

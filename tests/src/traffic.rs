@@ -210,7 +210,7 @@ pub fn webhook_timed_out(error: &kube::Error) -> bool {
 }
 
 /// True if the API server's message tells of a webhook call that timed out.
-pub(crate) fn tells_timeout(message: &str) -> bool {
+pub fn tells_timeout(message: &str) -> bool {
     message.contains("failed calling webhook") && message.contains("deadline exceeded")
 }
 

@@ -7,6 +7,7 @@ use kube::api::{Patch, PatchParams, PostParams};
 use mimeo_api::{ClusterReplication, TransformPolicy};
 use mimeo_tests::author::{Author, WRITE, grant, secrets};
 use mimeo_tests::scenario::{RuleSpec, SOON, Scene, create, merge, rule, value};
+use mimeo_tests::traffic::patiently;
 use mimeo_tests::{eventually, unique};
 use serde_json::{Value, json};
 
@@ -269,10 +270,8 @@ async fn whoever_changes_what_a_rule_does_must_hold_its_rights() -> Result<()> {
         (replaces, "get secrets/registry"),
     ] {
         let change: Patch<()> = Patch::Json(serde_json::from_value(change)?);
-        match rules
-            .patch(&registry.name, &PatchParams::default(), &change)
-            .await
-        {
+        let params = PatchParams::default();
+        match patiently(|| rules.patch(&registry.name, &params, &change)).await {
             Err(kube::Error::Api(status))
                 if status.code == 403 && status.message.contains(word) => {}
             other => bail!("{other:?}"),

@@ -14,6 +14,7 @@ use mimeo_tests::scenario::{
     RuleSpec, SOON, Scene, Setting, annotation, apply, create, delete, forget_the_hooks, kubectl,
     merge, put, rule, value,
 };
+use mimeo_tests::traffic::patiently;
 use mimeo_tests::{ControlPlane, Pair, eventually, skipped_before, unique};
 use serde_json::{Value, json};
 
@@ -151,9 +152,8 @@ async fn a_write_of_metadata_makes_no_author_and_is_not_checked() -> Result<()> 
         assert_eq!(annotation(&written, AUTHOR), Some(&*ann.name), "{change}");
     }
     let replaced = rules(&bob.client).get(&spec.name).await?;
-    let replaced = rules(&bob.client)
-        .replace(&spec.name, &PostParams::default(), &replaced)
-        .await?;
+    let (bobs, params) = (rules(&bob.client), PostParams::default());
+    let (replaced, _) = patiently(|| bobs.replace(&spec.name, &params, &replaced)).await?;
     assert_eq!(
         annotation(&replaced, AUTHOR),
         Some(&*ann.name),

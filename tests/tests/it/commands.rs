@@ -9,6 +9,7 @@ use std::{
     fs,
     path::{Path, PathBuf},
     process::Command,
+    time::Instant,
 };
 
 use anyhow::{Context, Result, ensure};
@@ -19,6 +20,7 @@ use mimeo_tests::{
     scenario::{
         SOON, create, definitions_of_others, helm, kubectl, rule, value, wait_condition, wait_for,
     },
+    traffic::tells_timeout,
 };
 use serde_json::json;
 
@@ -163,7 +165,8 @@ async fn with_a_rule_and_a_policy(control_plane: &ControlPlane) -> Result<()> {
         .map(drop)
 }
 
-/// Runs a command in a shell, with the words `m` and `logs` of the runbook.
+/// Runs a command in a shell, with the words `m` and `logs` of the runbook. If a webhook call timed
+/// out, or the command waited for less time than a busy machine needs, it is run again.
 fn typed(control_plane: &ControlPlane, command: &str) -> Result<String> {
     let kubectl = control_plane.kubectl()?;
     let runbook = fs::read_to_string(workspace().join("manifests/chart/RUNBOOK.md"))?;
@@ -181,17 +184,21 @@ fn typed(control_plane: &ControlPlane, command: &str) -> Result<String> {
     let set = kubectl
         .get_envs()
         .filter_map(|(name, value)| Some((name, value?)));
-    let output = bash
-        .envs(set)
-        .env("PATH", crate::plugin::path()?)
-        .output()?;
-    let said = format!(
-        "{}{}",
-        String::from_utf8_lossy(&output.stdout),
-        String::from_utf8_lossy(&output.stderr)
-    );
-    ensure!(output.status.success(), "{command}: {said}");
-    Ok(said)
+    bash.envs(set).env("PATH", crate::plugin::path()?);
+    let until = Instant::now() + SOON;
+    loop {
+        let output = bash.output()?;
+        let said = format!(
+            "{}{}",
+            String::from_utf8_lossy(&output.stdout),
+            String::from_utf8_lossy(&output.stderr)
+        );
+        if output.status.success() {
+            return Ok(said);
+        }
+        let too_slow = tells_timeout(&said) || command.contains(" wait --for=");
+        ensure!(too_slow && Instant::now() < until, "{command}: {said}");
+    }
 }
 
 /// Replaces the placeholders of a command, as a reader would.

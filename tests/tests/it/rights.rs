@@ -17,6 +17,7 @@ use mimeo_api::{ClusterReplication, TransformPolicy};
 use mimeo_tests::{
     ControlPlane, Pair, create_namespace, create_secret, eventually, never_permitted,
     scenario::{SOON, wait_gone},
+    traffic::create_patiently,
 };
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
@@ -49,7 +50,7 @@ async fn the_shipped_rights_are_enough_for_everything() -> Result<()> {
             "retentionPolicy": {"sourceGracePeriodSeconds": 0},
         },
     }))?;
-    rules.create(&PostParams::default(), &rule).await?;
+    create_patiently(&rules, &rule).await?;
     let policies: Api<TransformPolicy> = Api::all(client.clone());
     let policy = serde_json::from_value(json!({
         "apiVersion": "mimeo.dev/v1alpha1", "kind": "TransformPolicy", "metadata": {"name": "rights"},
@@ -58,7 +59,7 @@ async fn the_shipped_rights_are_enough_for_everything() -> Result<()> {
             "transform": {"labels": {"set": {"rewritten": "yes"}}},
         },
     }))?;
-    policies.create(&PostParams::default(), &policy).await?;
+    create_patiently(&policies, &policy).await?;
     condition(&client, "clusterreplications", "PodGateActive").await?;
     condition(&client, "transformpolicies", "Ready").await?;
     copies(&client, &["team-old"]).await?;

@@ -14,7 +14,7 @@ use mimeo_tests::scenario::{
     version, wait_for, wait_gone,
 };
 use mimeo_tests::tenant::{Tenant, consent, copying, has};
-use mimeo_tests::traffic::{create_asked, create_patiently, patiently, pod, revision};
+use mimeo_tests::traffic::{create_asked, create_patiently, pod, revision};
 use mimeo_tests::{create_namespace, eventually, unique};
 use serde_json::{Value, json};
 
@@ -684,7 +684,7 @@ async fn slow_and_waiting(tenant: &Tenant<'_>) -> Result<usize> {
         spec["targets"][0]["copyName"] = json!(format!("late-{number}"));
         spec["transform"] = shapes[number % shapes.len()](SIZE);
         let rule = format!("late-{number}");
-        match patiently(|| tenant.write("replications", &rule, &spec)).await {
+        match tenant.write("replications", &rule, &spec).await {
             Ok(_) => {}
             Err(kube::Error::Api(status))
                 if status.message.contains("older Replications use that up") =>
@@ -713,7 +713,7 @@ async fn large_patterns(tenant: &Tenant<'_>) -> Result<Vec<usize>> {
     let mut written = Vec::new();
     while places > 0 && written.len() < 300 {
         let (name, spec) = (format!("slow-{}", written.len()), spec(places));
-        match patiently(|| tenant.write("replicationgrants", &name, &spec)).await {
+        match tenant.write("replicationgrants", &name, &spec).await {
             Ok(_) => written.push(places),
             Err(kube::Error::Api(status)) if status.message.contains("bytes of memory") => {
                 places -= 1;
@@ -733,8 +733,7 @@ async fn large_patterns(tenant: &Tenant<'_>) -> Result<Vec<usize>> {
 async fn largest(tenant: &Tenant<'_>, rule: &str, spec: impl Fn(usize) -> Value) -> Result<usize> {
     let mut size = 1 << 18;
     loop {
-        let spec = spec(size);
-        match patiently(|| tenant.write("replications", rule, &spec)).await {
+        match tenant.write("replications", rule, &spec(size)).await {
             Ok(_) => return Ok(size),
             Err(kube::Error::Api(status)) => {
                 let why: String = status.message.chars().take(500).collect();

@@ -16,6 +16,7 @@ use mimeo_tests::scenario::{
     wait_for,
 };
 use mimeo_tests::tenant::{consent, copying, has};
+use mimeo_tests::traffic::patiently;
 use mimeo_tests::{ControlPlane, Pair, create_namespace, create_secret, eventually, unique};
 use serde_json::{Value, json};
 
@@ -537,18 +538,18 @@ impl Objects<'_> {
             "/apis/mimeo.dev/v1alpha1/namespaces/{}/{}?fieldValidation=Strict",
             self.home, self.plural
         );
-        let request = Request::post(uri).header("content-type", "application/json");
-        let request = request
-            .body(
-                object(self.kind, self.home, name, spec)
-                    .to_string()
-                    .into_bytes(),
-            )
-            .map_err(kube::core::request::Error::BuildRequest);
-        self.scene
-            .client
-            .request(request.map_err(kube::Error::BuildRequest)?)
-            .await
+        let object = object(self.kind, self.home, name, spec).to_string();
+        let attempt = async || {
+            let request = Request::post(&uri).header("content-type", "application/json");
+            let request = request
+                .body(object.clone().into_bytes())
+                .map_err(kube::core::request::Error::BuildRequest);
+            self.scene
+                .client
+                .request(request.map_err(kube::Error::BuildRequest)?)
+                .await
+        };
+        Ok(patiently(attempt).await?.0)
     }
 
     fn api(&self) -> Result<Api<DynamicObject>> {
@@ -578,7 +579,7 @@ impl Objects<'_> {
             };
             wrong.extend(misjudged(
                 &format!("{what}, as an update"),
-                api.patch("good", &strict, &patch).await,
+                patiently(|| api.patch("good", &strict, &patch)).await,
                 words,
             ));
         }

@@ -12,7 +12,7 @@ use mimeo_api::ClusterReplication;
 use mimeo_tests::{
     ControlPlane, Pair, create_namespace, create_secret, eventually,
     scenario::{SOON, any, apply, delete, kubectl, merge, put, rule, value, wait_for},
-    traffic::{pod, stubbornly},
+    traffic::{create_patiently, pod, stubbornly},
 };
 use serde_json::{Value, json};
 
@@ -41,9 +41,7 @@ async fn a_source_that_mimeo_may_not_read_is_told_and_waited_for_by_nobody() -> 
         },
     });
     let rules: Api<ClusterReplication> = Api::all(client.clone());
-    rules
-        .create(&PostParams::default(), &serde_json::from_value(rule)?)
-        .await?;
+    create_patiently(&rules, &serde_json::from_value(rule)?).await?;
     let found = condition(&client, "SourcesFound", "SourceRefused").await?;
     ensure!(
         found.contains("not granted watch on podtemplates"),
