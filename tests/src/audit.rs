@@ -98,11 +98,9 @@ impl AuditEvent {
 /// Returns the requests that were denied (403) and never permitted later. An API server applies a
 /// new permission a moment after it is stored, and denies some requests until then. The programs
 /// send them again.
-pub fn never_permitted<'a>(
-    events: impl Iterator<Item = &'a AuditEvent> + Clone,
-) -> Vec<&'a AuditEvent> {
+pub fn never_permitted<'a>(events: &[&'a AuditEvent]) -> Vec<&'a AuditEvent> {
     let permitted = |denied: &AuditEvent| {
-        events.clone().any(|event| {
+        events.iter().any(|event| {
             let [this, that] = [denied, event].map(|one| {
                 (
                     [&one.user, &one.verb, &one.group, &one.resource],
@@ -112,8 +110,8 @@ pub fn never_permitted<'a>(
             this == that && event.code != 403 && event.received > denied.received
         })
     };
-    let denied = events.clone().filter(|event| event.code == 403);
-    denied.filter(|event| !permitted(event)).collect()
+    let denied = events.iter().filter(|event| event.code == 403);
+    denied.filter(|event| !permitted(event)).copied().collect()
 }
 
 #[derive(Deserialize)]

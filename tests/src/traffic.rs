@@ -142,7 +142,8 @@ where
     let until = Instant::now() + SOON;
     let mut told = 0;
     loop {
-        match attempt().await {
+        // In a box, so that the futures of the many callers stay small.
+        match Box::pin(attempt()).await {
             Ok(done) => return Ok((done, told)),
             Err(error) => match retry_after(&error) {
                 Some(pause) if Instant::now() < until => {

@@ -411,6 +411,10 @@ async fn gate_changed(client: &Client, rule: &str) -> Result<Option<Time>> {
 
 const OTHERS: usize = 500;
 
+/// The requests: two scopes of sources, and the CRDs. Each CRD is read once for a comparison. Those
+/// of grants and policies are watched like those of rules.
+const MOST: usize = 20 + 2 + (4 + 2);
+
 #[tokio::test]
 async fn a_restart_with_nothing_to_do_asks_little_and_writes_nothing_whatever_else_there_is()
 -> Result<()> {
@@ -437,9 +441,6 @@ async fn a_restart_with_nothing_to_do_asks_little_and_writes_nothing_whatever_el
         (scene.client.clone(), scene.home.clone(), scene.tag.clone())
     };
     let before = restart(&mut setting, &client, &rule, &BTreeMap::new()).await?;
-    // The requests: two scopes of sources, and the CRDs. Each CRD is read once for a comparison.
-    // Those of grants and policies are watched like those of rules.
-    const MOST: usize = 20 + 2 + (4 + 2);
     assert!(before.values().sum::<usize>() <= MOST, "{before:#?}");
 
     let create = |number| {

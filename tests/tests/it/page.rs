@@ -5,13 +5,10 @@ use std::path::Path;
 
 use anyhow::{Context, Result, bail, ensure};
 use k8s_openapi::{
-    api::core::v1::{ConfigMap, Namespace, Secret},
+    api::core::v1::{ConfigMap, Secret},
     apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition,
 };
-use kube::{
-    Api, Client, ResourceExt,
-    api::{ObjectMeta, PostParams},
-};
+use kube::{Api, Client, ResourceExt, api::PostParams};
 use mimeo_tests::{
     Browser, ControlPlane, NAMESPACE, Pair, Replica, create_namespace, create_secret, eventually,
     follower::{FAILED, Follower, SYNCED},
@@ -366,24 +363,9 @@ async fn source(client: &Client, name: &str) -> Result<()> {
 /// Creates this many namespaces, several at a time.
 async fn namespaces(client: &Client, count: usize) -> Result<()> {
     use futures::{StreamExt, TryStreamExt};
-    let all: Api<Namespace> = Api::all(client.clone());
-    let create = |number: usize| {
-        let metadata = ObjectMeta {
-            name: Some(format!("team-{number:05}")),
-            ..ObjectMeta::default()
-        };
-        let (all, namespace) = (
-            all.clone(),
-            Namespace {
-                metadata,
-                ..Namespace::default()
-            },
-        );
-        async move {
-            all.create(&PostParams::default(), &namespace)
-                .await
-                .map(drop)
-        }
+    let create = |number: usize| async move {
+        let name = format!("team-{number:05}");
+        create_namespace(client, &name, &[]).await.map(drop)
     };
     futures::stream::iter((0..count).map(create))
         .buffer_unordered(64)

@@ -201,7 +201,7 @@ impl Cluster {
         };
         let strayed: Vec<_> = objects.filter(strayed).collect();
         ensure!(strayed.is_empty(), "{strayed:#?}");
-        let mut denied = never_permitted(asked);
+        let mut denied = never_permitted(&asked.collect::<Vec<_>>());
         denied.retain(|event| !late.contains(&&*event.namespace));
         ensure!(denied.is_empty(), "{denied:#?}");
         Ok(())

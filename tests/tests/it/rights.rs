@@ -114,7 +114,7 @@ async fn the_shipped_rights_are_enough_for_everything() -> Result<()> {
 
     let events = control_plane.audit_since(&mark).await?;
     let ours = events.iter().filter(|event| event.user.contains("mimeo"));
-    let denied: Vec<String> = never_permitted(ours)
+    let denied: Vec<String> = never_permitted(&ours.collect::<Vec<_>>())
         .into_iter()
         .map(|event| {
             format!(
