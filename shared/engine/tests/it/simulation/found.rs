@@ -1169,6 +1169,36 @@ fn a_copy_that_we_deleted_ourselves_does_not_count_as_created_once() {
     );
 }
 
+/// A retained copy lost its label, so no watch shows its deletion. A rule that creates copies once
+/// looks again, instead of taking the place for filled.
+#[test]
+fn a_hidden_copy_that_is_gone_does_not_count_as_created_once() {
+    let mut world = world(&[Role::Keeper]);
+    let keeps = |select| RuleSpec {
+        keep: Keep::ALL,
+        ..RuleSpec::of(0, select)
+    };
+    run(
+        &mut world,
+        &[
+            Act::PutSource(0, "v1"),
+            put(0, keeps(Select::Names(&["q"]))),
+            put(0, keeps(Select::Team("a"))),
+            Act::Unlabel(0),
+        ],
+    );
+    let copy = Key::new(Res::Secret, "q", "s1");
+    assert!(world.server.remove(&copy), "{}", world.report("no copy"));
+    let once = RuleSpec {
+        once: true,
+        ..keeps(Select::Names(&["q"]))
+    };
+    run(&mut world, &[put(0, once)]);
+    settle(&mut world);
+    let there = world.server.get(&copy).is_some();
+    assert!(there, "{}", world.report("it isn't there"));
+}
+
 /// The server carries out a create of the former process late. By then the next process has its own
 /// create of the copy in its queue.
 #[test]
