@@ -2,13 +2,17 @@
 //! the next step.
 
 use anyhow::{Context as _, Result};
-use k8s_openapi::api::core::v1::Secret;
-use kube::api::PostParams;
+use k8s_openapi::{
+    api::core::v1::Secret,
+    apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition,
+};
+use kube::{Api, api::PostParams};
 use mimeo_model::names::PENDING_LABEL;
 use mimeo_tests::{
     ControlPlane, Pair, Silent, create_namespace, create_secret, eventually,
     scenario::{
         SOON, Scene, Setting, apply, create, delete, forget_the_hooks, of, relabel, rule, wait_for,
+        wait_gone,
     },
     tenant::{Tenant, copying},
 };
@@ -221,6 +225,37 @@ async fn copies_that_mimeo_has_yet_to_write_or_delete_are_told() -> Result<()> {
     let answer = wait_state(&scene, &object, &id("named"), "Pending").await?;
     says(&answer, "message", "does not exist");
     says(&answer, "fix", &format!("kubectl create namespace {named}"));
+    Ok(())
+}
+
+/// The reconciler starts without the CRD of grants, so nothing crosses namespaces.
+#[tokio::test]
+async fn a_missing_crd_of_grants_is_told() -> Result<()> {
+    let without = Pair::builder().reconciler(false);
+    let mut setting = Setting::start(ControlPlane::builder(), without).await?;
+    let client = setting.control_plane.client().await?;
+    let definitions: Api<CustomResourceDefinition> = Api::all(client);
+    let grants = "replicationgrants.mimeo.dev";
+    delete(&definitions, grants).await?;
+    wait_gone(definitions, grants).await?;
+    setting.pair.start_reconciler().await?;
+    let scene = setting.scene("states-grants").await?;
+    let tenant = Tenant::editor(&scene).await?;
+    scene.secret("db", &[("password", "one")]).await?;
+    let spec = copying(Some(&scene.home), "db", &[&tenant.home]);
+    tenant.writes("replications", "db", &spec).await?;
+    let object = format!("{}/secret/db", tenant.home);
+    let id = format!("Replication/{}/db", tenant.home);
+    let answer = wait_state(&scene, &object, &id, "GrantsUnknown").await?;
+    says(&answer, "fix", "kubectl mimeo check");
+    let check = run(&setting.control_plane, None, &["check"])?;
+    let lost = format!("CRD {grants}");
+    let row = check.stdout.lines().find(|row| row.starts_with(&lost));
+    let row = row.context("no row")?;
+    assert!(
+        row.contains("failed") && row.contains("not installed"),
+        "{row}"
+    );
     Ok(())
 }
 
