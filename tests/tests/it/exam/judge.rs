@@ -291,7 +291,7 @@ impl<'a> Judge<'a> {
     }
 
     /// Returns the copy that was in the cell at the start of the round.
-    fn held(&self, cell: &Cell) -> Option<&Held> {
+    pub fn held(&self, cell: &Cell) -> Option<&Held> {
         self.memory
             .copies
             .get(cell)

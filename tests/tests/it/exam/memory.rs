@@ -177,6 +177,20 @@ impl Judge<'_> {
                 }
             }
         }
+        // An object that exists under such a rule counts as created, also while its source is
+        // missing.
+        if seen.is_some() || self.held(cell).is_some() {
+            for state in &self.round.states {
+                let lacks = |source: &Cell| !state.sources.contains_key(source);
+                for (rule, source) in state.claims(cell) {
+                    let seed = self.seed(&rule, cell);
+                    let counts = lacks(&source) && state.once_by(&rule, cell);
+                    if counts && !next.seeded.contains(&seed) {
+                        next.maybe_seeded.insert(seed);
+                    }
+                }
+            }
+        }
         match verdict {
             Verdict::CreatedCopy(rule, _) if seen.is_some() => {
                 let seed = self.seed(rule, cell);
