@@ -121,8 +121,16 @@ pub(super) fn of(picture: &mut Picture) -> Effects {
             .failures
             .extend(causes.map(|(reason, message)| failure(reason, message)));
     }
+    let suspended = |id: &RuleId| {
+        let rule = picture.rules.get(id).and_then(|it| it.rule.as_ref().ok());
+        rule.is_some_and(|rule| rule.suspend)
+    };
     unsynced(&picture.snapshot, |rule, namespace, copy| {
-        effects.add_copy(rule, namespace, copy);
+        // A suspended rule writes nothing, so nothing fails. What is in its way is news when it is
+        // resumed.
+        if copy.state != State::Failed || !suspended(rule) {
+            effects.add_copy(rule, namespace, copy);
+        }
     });
     effects
 }

@@ -209,11 +209,7 @@ fn foretold(control_plane: &ControlPlane, id: &str, rule: &DynamicObject) -> Res
         named(action, &change)
     });
     let in_the_way = |one: &Value| one["reason"] == "Conflict" || one["reason"] == "RuleConflict";
-    // Failures that the rule has while it is suspended are not new, so `diff` leaves them out.
-    let old = json!(status(rule).failures);
-    let old = old.as_array().into_iter().flatten().cloned();
-    let new = list("failures").into_iter().filter(own);
-    let failures = new.chain(old).filter(in_the_way);
+    let failures = list("failures").into_iter().filter(own).filter(in_the_way);
     Ok(changes
         .chain(failures.map(|failure| named("Conflict", &failure)))
         .collect())

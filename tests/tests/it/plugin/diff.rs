@@ -193,6 +193,22 @@ async fn a_deletion_that_waits_for_a_person_and_each_new_failure_are_foretold() 
         "{table}"
     );
 
+    // What another rule has is in the way of a suspended rule once it is resumed.
+    let rival = rule(&format!("{}-rival", scene.tag))
+        .target(json!({"namespaces": [namespaces[0]]}))
+        .secret(&scene.home, REGISTRY);
+    let suspended = rival.clone().set("suspend", json!(true));
+    suspended.create(&scene.client).await?;
+    scene
+        .wait_condition(&rival.name, "Ready", "False", "Suspended")
+        .await?;
+    let resumed = diff(&scene, None, &[rival.object()], &[])?;
+    assert!(
+        resumed.code == 1 && resumed.stdout.contains("fail RuleConflict: "),
+        "{}",
+        resumed.stdout
+    );
+
     // A rule that lacks its source already will lack another one. A condition names one of them.
     let lacks = |source: &str| {
         rule(&format!("{}-lacks", scene.tag))
