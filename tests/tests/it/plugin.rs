@@ -15,11 +15,11 @@ mod test;
 mod ui;
 mod why;
 
-use std::{env, ffi::OsString, path::PathBuf, process::Command};
+use std::{env, ffi::OsString, path::PathBuf, process::Command, time::Duration};
 
 use anyhow::{Context as _, Result, ensure};
 use mimeo_tests::{
-    ControlPlane, User, eventually, locate, planted,
+    ControlPlane, Program, User, eventually, locate, planted,
     scenario::{SOON, Scene, bare_kubectl},
 };
 use serde_json::Value;
@@ -29,6 +29,25 @@ async fn offline(args: &[&str]) -> Result<Output> {
     let mut command = bare_kubectl().await?;
     command.env("PATH", path()?).arg("mimeo").args(args);
     finish(command)
+}
+
+/// The exit code of a command, its output, and the peak of its memory in MiB.
+async fn measured(
+    control_plane: &ControlPlane,
+    args: &[&str],
+) -> Result<(Option<i32>, String, u64)> {
+    let kubeconfig = control_plane.kubeconfig().display().to_string();
+    let mut running = Program::new("kubectl-mimeo")
+        .env("KUBECONFIG", kubeconfig)
+        .args(args.iter().copied())
+        .start()?;
+    let mut peak = 0;
+    while running.is_alive()? {
+        peak = running.peak_bytes().unwrap_or_default().max(peak);
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    let ended = running.wait(SOON).await?;
+    Ok((ended.code(), running.log()?, peak >> 20))
 }
 
 /// The exit code and both outputs of a command.

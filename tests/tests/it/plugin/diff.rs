@@ -1,15 +1,15 @@
 //! `kubectl mimeo diff`: the changes that files would lead to are those that Mimeo then makes.
 
-use std::{io::Write as _, time::Duration};
+use std::io::Write as _;
 
 use anyhow::{Context as _, Result, ensure};
 use mimeo_tests::{
-    Program, User, create_secret, eventually, planted,
+    User, create_secret, eventually, planted,
     scenario::{SOON, Scene, apply, kubectl, rule, value, wait_gone},
 };
 use serde_json::{Value, json};
 
-use super::{Output, run};
+use super::{Output, measured, run};
 use crate::stages::{IN_THE_WAY, LOAD, MANY, Many, PLAIN as STAGE, many};
 
 const REGISTRY: &str = "registry";
@@ -408,27 +408,15 @@ async fn changes_of_ten_thousand_namespaces_take_little_memory() -> Result<()> {
     let list = json!({"apiVersion": "v1", "kind": "List", "items": [changed, new]});
     let mut file = tempfile::NamedTempFile::with_suffix(".json")?;
     file.write_all(list.to_string().as_bytes())?;
-    let kubeconfig = many.setting.control_plane.kubeconfig();
     let path = file.path().display().to_string();
-    let mut running = Program::new("kubectl-mimeo")
-        .env("KUBECONFIG", kubeconfig.display().to_string())
-        .args(["diff", "-f", &path])
-        .start()?;
-    let mut peak = 0;
-    while running.is_alive()? {
-        peak = running.peak_bytes().unwrap_or_default().max(peak);
-        tokio::time::sleep(Duration::from_millis(20)).await;
-    }
-    let ended = running.wait(SOON).await?;
-    let log = running.log()?;
-    assert_eq!(ended.code(), Some(1), "{log}");
+    let (code, log, peak) = measured(&many.setting.control_plane, &["diff", "-f", &path]).await?;
+    assert_eq!(code, Some(1), "{log}");
     let rest = " namespaces: team-00000";
     let created = format!("create ConfigMap second of ClusterReplication/second in {MANY}{rest}");
     assert!(log.contains(&created), "{log}");
     let updated = format!("in {} namespaces: team-00001", MANY - IN_THE_WAY);
     assert!(log.contains(&updated), "{log}");
     assert!(log.contains("  + metadata.labels.a (1 byte)\n"), "{log}");
-    let peak = peak >> 20;
     assert!(peak < 150, "{peak} MiB");
     Ok(())
 }

@@ -4,18 +4,17 @@ use std::{
     io::{BufRead as _, BufReader},
     process::{Child, Stdio},
     sync::mpsc::{self, Receiver},
-    time::Duration,
 };
 
 use anyhow::{Context as _, Result, ensure};
 use mimeo_tests::{
-    Program, create_secret, eventually,
+    create_secret, eventually,
     scenario::{SOON, Scene, apply, delete, kubectl, merge},
     tenant::{Tenant, copying},
 };
 use serde_json::{Value, json};
 
-use super::{Output, command, run};
+use super::{Output, command, measured, run};
 use crate::stages::{IN_THE_WAY, LOAD, MANY, Many, PLAIN as STAGE, many};
 
 const REGISTRY: &str = "registry";
@@ -344,7 +343,11 @@ async fn ten_thousand_namespaces_take_little_memory() -> Result<()> {
         (&["held"], 0),
         (&["check"], 0),
     ] {
-        let (ended, printed, peak) = measured(many, args).await?;
+        let (ended, printed, peak) = measured(
+            &many.setting.control_plane,
+            &[args, &["-o", "json"]].concat(),
+        )
+        .await?;
         assert_eq!(ended, Some(code), "{args:?}");
         eprintln!("{args:?}: {peak} MiB");
         assert!(peak < 100, "{args:?}: {peak} MiB");
@@ -363,23 +366,6 @@ async fn ten_thousand_namespaces_take_little_memory() -> Result<()> {
         }
     }
     Ok(())
-}
-
-/// The exit code, the JSON and the peak of the memory in MiB of a command.
-async fn measured(many: &Many, args: &[&str]) -> Result<(Option<i32>, String, u64)> {
-    let program = Program::new("kubectl-mimeo");
-    let kubeconfig = many.setting.control_plane.kubeconfig();
-    let mut running = program
-        .env("KUBECONFIG", kubeconfig.display().to_string())
-        .args(args.iter().copied().chain(["-o", "json"]))
-        .start()?;
-    let mut peak = 0;
-    while running.is_alive()? {
-        peak = running.peak_bytes().unwrap_or_default().max(peak);
-        tokio::time::sleep(Duration::from_millis(20)).await;
-    }
-    let ended = running.wait(SOON).await?;
-    Ok((ended.code(), running.log()?, peak >> 20))
 }
 
 /// Flags of kubectl that change how the plugin reaches the API server.
