@@ -111,6 +111,11 @@ impl Index {
             // namespace, in the rule's selection, or in the grants.
             return Fate::Unmatched;
         }
+        // Another rule has a copy that this rule wants here, so there may be nothing to replace
+        // this one.
+        if state.blocked.contains_key(name) {
+            return Fate::Keep(Leave::Undecided);
+        }
         self.superseded(rule, namespace, copy, seen)
     }
 

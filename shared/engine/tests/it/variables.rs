@@ -412,6 +412,32 @@ fn copies_follow_the_labels_of_their_namespace() {
     assert_eq!(world.copies.keys().collect::<Vec<_>>(), ["one/a-blue"]);
 }
 
+#[test]
+fn a_copy_stays_while_another_rule_has_its_new_name() {
+    let mut world = World::new(
+        Role::Keeper,
+        &["a"],
+        &everywhere("a-$(namespace.labels['team'])", &json!({})),
+    );
+    let other = rule("other", &["a"], &everywhere("a-blue", &json!({})));
+    let ids = [world.rule.clone(), other.id.clone()];
+    world
+        .engine
+        .rule_applied(other.id.clone(), Ok(other), None, world.now);
+    world.engine.rules_known(
+        RuleKind::ClusterReplication,
+        Known::Listed(&ids.into()),
+        world.now,
+    );
+    world.namespace("one", json!({"team": "red"}));
+    assert_eq!(world.run(), ["Create one/a-blue", "Create one/a-red"]);
+    world.namespace("one", json!({"team": "blue"}));
+    assert_eq!(world.run(), Vec::<String>::new());
+    assert_eq!(world.failures(), [["one", "a-blue", "RuleConflict"]]);
+    world.namespace("one", json!({"team": "green"}));
+    assert_eq!(world.run(), ["Create one/a-green", "Delete one/a-red"]);
+}
+
 /// The API server's answer about the former value doesn't apply to the present one.
 #[test]
 fn another_value_is_another_try() {

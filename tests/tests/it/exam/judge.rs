@@ -505,12 +505,12 @@ impl<'a> Judge<'a> {
         }
     }
 
-    /// True if it was a copy at the start of the round.
+    /// True if it was a copy at the start of the round, or when a user tampered with it in the
+    /// round. The latter is the only trace of a copy that was written in the round, retained by its
+    /// deleted rule, and then robbed of its entry.
     pub fn knows(&self, uid: &str) -> bool {
-        self.memory
-            .copies
-            .values()
-            .any(|held| held.object.uid == uid)
+        let mut held = self.memory.copies.values();
+        held.any(|held| held.object.uid == uid) || self.round.tampered.contains(uid)
     }
 
     pub fn seed(&self, rule: &RuleId, cell: &Cell) -> CreatedCopy {

@@ -34,14 +34,19 @@ pub async fn agrees(
         let explained = explained(control_plane, &told)?;
         let synced = synced(client, control_plane, &rules).await?;
         // A conflict of a copy without Mimeo's entry takes a dry run, which the plugin doesn't send.
-        // A deletion that waits for another copy is in the plan, and not in the answer of `diff`.
-        let writes = |copy: &[String; 4]| copy[0] == "Create" || copy[0] == "Update";
+        // The reconciler remembers a copy that has lost its label. The plugin cannot find it.
+        let labelled = labelled(client).await?;
+        let comparable = |copy: &[String; 4]| match &*copy[0] {
+            "Conflict" => false,
+            "Delete" => labelled.keys().any(|key| *key == copy[1..]),
+            _ => true,
+        };
         let mut diffs = Vec::new();
         for (id, plan) in plans.iter().take(ASKED) {
             let mut diff = foretold(control_plane, id, &rules[*id])?;
-            diff.retain(writes);
+            diff.retain(comparable);
             let mut plan = plan.clone();
-            plan.retain(writes);
+            plan.retain(comparable);
             diffs.push((id, plan, diff));
         }
         // A status that changed meanwhile may be compared with neither.
@@ -153,21 +158,33 @@ async fn synced(
         return Ok(None);
     };
     let mut answers = Vec::new();
+    let own = labelled(client)
+        .await?
+        .into_iter()
+        .filter(|(_, rule)| rule == id);
+    for ([kind, namespace, name], _) in own {
+        let object = format!("{namespace}/{kind}/{name}");
+        answers.push(why(control_plane, &object, id)?);
+    }
+    Ok(Some((number, answers)))
+}
+
+/// The copies that have Mimeo's label, by kind, namespace and name, each with its rule.
+async fn labelled(client: &Client) -> Result<BTreeMap<[String; 3], String>> {
+    let labels = ListParams::default().labels("app.kubernetes.io/managed-by=mimeo");
+    let mut copies = BTreeMap::new();
     for kind in ["Secret", "ConfigMap"] {
-        let labels = ListParams::default().labels("app.kubernetes.io/managed-by=mimeo");
         for object in any(client, "v1", kind, None)?.list(&labels).await? {
             let meta = object.metadata;
-            let of = meta.annotations.as_ref();
-            let of = of.and_then(|all| all.get("mimeo.dev/rule"));
-            if let (Some(of), Some(namespace), Some(name)) = (of, meta.namespace, meta.name)
-                && of == id
-            {
-                let object = format!("{namespace}/{kind}/{name}");
-                answers.push(why(control_plane, &object, id)?);
+            let rule = meta
+                .annotations
+                .and_then(|mut all| all.remove("mimeo.dev/rule"));
+            if let (Some(rule), Some(namespace), Some(name)) = (rule, meta.namespace, meta.name) {
+                copies.insert([kind.to_owned(), namespace, name], rule);
             }
         }
     }
-    Ok(Some((number, answers)))
+    Ok(copies)
 }
 
 /// The copies that a rule would change or could not write: action, kind, namespace and name.

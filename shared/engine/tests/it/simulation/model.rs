@@ -649,6 +649,23 @@ pub fn check_unwanted(
     if here.clone().any(|(_, (_, state))| *state != State::Synced) {
         return Ok(());
     }
+    // Another rule, or another source of the rule, has a copy that the rule wants here.
+    let targets = spec
+        .targets
+        .iter()
+        .filter(|to| to.matches(&key.namespace, &labels));
+    let mut wanted = targets.flat_map(|to| {
+        let sources = spec.sources.iter();
+        sources.map(|source| (*source, to.copy_name(*source)))
+    });
+    let taken = |(source, copy): (usize, String)| {
+        let at = Key::new(SOURCES[source].0, &key.namespace, &copy);
+        let has = |(want, _): &(Want, State)| want.rule == name && want.source == source;
+        settled.get(&at).is_some_and(|one| !has(one))
+    };
+    if wanted.any(taken) {
+        return same(was, is, "the copy in its place is another rule's");
+    }
     gone(ours, is, "superseded")
 }
 
