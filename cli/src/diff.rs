@@ -49,6 +49,9 @@ treats the files as kubectl apply does; fields that the API server adds to a sou
 than Secret and ConfigMap stay as they are stored. The output has the lengths of values, and no
 values.
 
+If the files resume a suspended rule, Mimeo also undoes edits of its copies. Only the API server can
+tell which: see status.plan of the rule.
+
 A user who may not list namespaces gets an answer about the namespace of -n alone.
 
 Exit code 0: the files change no copy. 1: they change copies, or a rule fails. 2: an error.";
@@ -246,7 +249,7 @@ fn write_changes(text: &mut String, changes: &[Change]) {
     }
     for ((action, [rule, kind, name], why, fields), namespaces) in groups {
         let why = match action {
-            Action::HeldDelete => Some("many at once: they stay until a person confirms it"),
+            Action::HeldDelete => Some("so many at once that a person must confirm it"),
             _ => why,
         };
         let why = why.map_or_else(String::new, |why| format!(" ({why})"));
