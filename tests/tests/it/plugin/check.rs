@@ -2,8 +2,9 @@
 
 use anyhow::{Context as _, Result, ensure};
 use k8s_openapi::{
-    api::admissionregistration::v1::{
-        MutatingWebhookConfiguration, ValidatingWebhookConfiguration,
+    api::{
+        admissionregistration::v1::{MutatingWebhookConfiguration, ValidatingWebhookConfiguration},
+        core::v1::Secret,
     },
     apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition,
 };
@@ -186,8 +187,18 @@ async fn each_fault_of_an_installation_is_named() -> Result<()> {
     )?;
 
     pair.stop_webhooks().await?;
+    let secrets = Api::<Secret>::namespaced(client.clone(), "mimeo-system");
+    secrets
+        .delete("mimeo-webhook-tls", &DeleteParams::default())
+        .await?;
     let (code, answer) = check(&control_plane, None, &[])?;
     assert_eq!(code, 1);
+    is(
+        &answer,
+        "Serving certificate",
+        "failed",
+        "Secret mimeo-system/mimeo-webhook-tls does not exist",
+    )?;
     is(&answer, "Webhook replicas", "failed", "no replica is alive")?;
     is(
         &answer,

@@ -143,7 +143,14 @@ async fn a_tenant_is_told_which_grants_could_not_be_read() -> Result<()> {
 async fn wrong_arguments_are_told() -> Result<()> {
     let scene = STAGE.scene("grant-wrong").await?;
     let home = &scene.home;
+    let kubeconfig = scene.setting.control_plane.kubeconfig();
+    let kubeconfig = kubeconfig.display().to_string();
     let cases = [
+        // The advice has the flags that choose the cluster.
+        (
+            vec!["absent", "-n", home, "--kubeconfig", &kubeconfig],
+            format!("kubectl --kubeconfig {kubeconfig} -n {home} get replications"),
+        ),
         (
             vec!["clusterreplication/a"],
             "needs no ReplicationGrant".to_owned(),

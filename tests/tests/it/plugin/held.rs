@@ -155,6 +155,9 @@ async fn a_user_confirms_nothing_unseen(scene: &Scene<'_>, copies: usize) -> Res
             Ok(Some(()))
         })
         .await?;
+        let listed = run(control_plane, Some(&user), &["held"])?;
+        let unread = listed.code == 1 && listed.stderr.contains(told[0]);
+        assert!(unread || asks, "{}: {}", listed.code, listed.stderr);
     }
     Ok(())
 }

@@ -355,6 +355,10 @@ async fn a_user_without_permissions_is_told_which_facts_are_missing() -> Result<
             "{part}: {answer:#}"
         );
     }
+    let object = format!("{namespace}/secret/absent");
+    let (_, answer) = why(control_plane, Some(&user), &object)?;
+    let told = "As far as you may read them, no rule makes a Secret named absent";
+    assert!(answer["notes"].to_string().contains(told), "{answer:#}");
     Ok(())
 }
 
