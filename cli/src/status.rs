@@ -32,7 +32,8 @@ pub(crate) struct StatusArgs {
     /// Leave out rules whose copies are all synced
     #[arg(long)]
     failed: bool,
-    /// After the output, print the rules that change until interrupted
+    /// After the output, print the rules that change until interrupted; with -o json or yaml, the whole
+    /// status after each change
     #[arg(long, short = 'w', conflicts_with = "wait")]
     watch: bool,
     /// Wait until all copies of these rules are synced. Suspended rules don't count
@@ -100,7 +101,7 @@ pub(crate) async fn run(args: StatusArgs, connected: &Connected, format: Format)
         tokio::time::sleep(pause(took)).await;
         match read().await {
             Ok((now, time)) => {
-                show_changes(&status, &now, &shown(&now), format, &held)?;
+                show_changes(&status, &now, shown, format, &held)?;
                 (status, took) = (now, time);
             }
             Err(error) => tell(&format!("error: {error:#}")),
@@ -112,7 +113,7 @@ pub(crate) async fn run(args: StatusArgs, connected: &Connected, format: Format)
 fn show_changes(
     before: &Status,
     now: &Status,
-    shown: &Status,
+    shown: impl Fn(&Status) -> Status,
     format: Format,
     held: &str,
 ) -> Result<()> {
@@ -125,6 +126,7 @@ fn show_changes(
     match format {
         Format::Table => {
             // With --failed, a rule that has recovered is news, too.
+            let shown = shown(now);
             let news = |rule: &&RuleLine| {
                 let before = known.get(rule.rule.as_str());
                 before.is_some_and(|before| !before.is_good()) || shown.rules.contains(rule)
@@ -146,9 +148,10 @@ fn show_changes(
             }
             print_text(&text)
         }
-        _ if before.same(now) => Ok(()),
+        // With --failed, a change may be in a rule that is not shown.
+        _ if shown(before).same(&shown(now)) => Ok(()),
         // The table is printed above.
-        _ => print(format, shown, |_| String::new()),
+        _ => print(format, &shown(now), |_| String::new()),
     }
 }
 

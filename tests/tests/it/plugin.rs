@@ -8,6 +8,7 @@ mod feeds;
 mod golden;
 mod grant;
 mod held;
+mod reads;
 mod render;
 mod states;
 mod status;
@@ -121,6 +122,37 @@ async fn wait_state(scene: &Scene<'_>, object: &str, rule: &str, state: &str) ->
         ensure!(own["state"] == state, "{answer:#}");
         ensure!((code == 0) == correct, "exit code {code}: {answer:#}");
         Ok(Some(own))
+    })
+    .await
+}
+
+/// The command that an answer of `kubectl mimeo why` has as its fix.
+fn fix_command(answer: &Value) -> Result<&str> {
+    let command = answer["fix"]["command"].as_str();
+    command.with_context(|| format!("no command: {answer:#}"))
+}
+
+/// Runs a command line that the plugin printed, in a shell. Returns its standard output. A command
+/// that fails is run again, because a webhook may answer too late on a busy machine.
+async fn shell(control_plane: &ControlPlane, line: &str) -> Result<String> {
+    let kubectl = control_plane.kubectl()?;
+    let script = format!("kubectl() {{ \"$KUBECTL\" \"$@\"; }}\n{line}");
+    eventually(SOON, line, || async {
+        let set = kubectl
+            .get_envs()
+            .filter_map(|(name, value)| Some((name, value?)));
+        let mut bash = Command::new("bash");
+        bash.args(["-eo", "pipefail", "-c", &script])
+            .env("KUBECTL", kubectl.get_program())
+            .env("PATH", path()?)
+            .envs(set);
+        let Output {
+            code,
+            stdout,
+            stderr,
+        } = finish(bash)?;
+        ensure!(code == 0, "{line}: {stdout}{stderr}");
+        Ok(Some(stdout))
     })
     .await
 }

@@ -5,7 +5,7 @@ use std::{io::Write as _, process::Stdio};
 use anyhow::{Context as _, Result, ensure};
 use mimeo_tests::{
     create_namespace, create_secret, eventually,
-    scenario::{SOON, Scene, wait_for},
+    scenario::{SOON, Scene, any, delete, wait_for},
     tenant::{Tenant, consent, copying, has},
     unique,
 };
@@ -136,6 +136,48 @@ async fn a_tenant_is_told_which_grants_could_not_be_read() -> Result<()> {
     // The admin may read it.
     let output = grant(&scene, &[&name])?;
     assert_eq!(output.stdout, "", "{}", output.stdout);
+    Ok(())
+}
+
+/// All grants of a namespace may have 1024 names. The grantee and each item count as names, too.
+#[tokio::test]
+async fn a_namespace_in_which_no_more_grants_count_is_told() -> Result<()> {
+    let scene = STAGE.scene("grant-full").await?;
+    let tenant = Tenant::editor(&scene).await?;
+    let shop = unique(&scene.tag);
+    create_namespace(&scene.client, &shop, &[]).await?;
+    let spec = copying(Some(&shop), "db", &[]);
+    tenant.writes("replications", "pull", &spec).await?;
+    let item = |names: usize| {
+        let names: Vec<String> = (0..names).map(|number| format!("other-{number}")).collect();
+        json!({"apiVersion": "v1", "kind": "Secret", "names": names})
+    };
+    let mut objects = vec![item(64); 15];
+    objects.push(item(47));
+    let mut full = consent("Read", &tenant.home, &[]);
+    full["objects"] = json!(objects);
+    let given = json!({
+        "apiVersion": "mimeo.dev/v1alpha1", "kind": "ReplicationGrant",
+        "metadata": {"namespace": shop, "name": "full"}, "spec": full,
+    });
+    apply(&scene, &given.to_string())?;
+    let name = format!("{}/pull", tenant.home);
+    let output = grant(&scene, &[&name])?;
+    assert_eq!(output.code, 1, "{}", output.stderr);
+    let told = "A namespace has so many ReplicationGrants that no more of them count.";
+    assert!(output.stderr.contains(told), "{}", output.stderr);
+    assert!(output.stdout.contains("access: Read"), "{}", output.stdout);
+
+    let grants = any(
+        &scene.client,
+        "mimeo.dev/v1alpha1",
+        "ReplicationGrant",
+        Some(&shop),
+    )?;
+    delete(&grants, "full").await?;
+    let enough = grant(&scene, &[&name])?;
+    assert_eq!((enough.code, enough.stderr.as_str()), (0, ""));
+    assert_eq!(enough.stdout, output.stdout);
     Ok(())
 }
 

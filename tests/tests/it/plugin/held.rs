@@ -1,24 +1,56 @@
 //! `kubectl mimeo held` and `confirm`: what a held deletion would delete, and its release.
 
+use std::io::Write as _;
+
 use anyhow::{Context as _, Result, ensure};
 use k8s_openapi::{
     api::core::v1::Secret,
     apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition,
 };
 use kube::{Api, ResourceExt as _};
+use mimeo_api::ClusterReplication;
 use mimeo_model::names::CONFIRM_DELETION;
 use mimeo_tests::{
     ControlPlane, NAMESPACE, Pair,
     author::grant,
     create_namespace, create_secret, eventually, install_crd,
-    scenario::{SOON, Scene, Setting, delete, kubectl, of, rule, wait_for, wait_gone},
+    scenario::{SOON, Scene, Setting, annotation, delete, kubectl, of, rule, wait_for, wait_gone},
 };
 use serde_json::{Value, json};
 
-use super::run;
+use super::{Output, command, finish, run};
 use crate::stages::QUICK as STAGE;
 
 const REGISTRY: &str = "registry";
+
+/// `kubectl mimeo confirm` of the scene's rule, by a person who types this text.
+fn confirm_typing(scene: &Scene<'_>, text: &str) -> Result<Output> {
+    let (input, mut typed) = std::io::pipe()?;
+    typed.write_all(text.as_bytes())?;
+    drop(typed);
+    let args = ["confirm", &scene.tag];
+    let mut confirm = command(&scene.setting.control_plane, None, &args)?;
+    confirm.stdin(input);
+    finish(confirm)
+}
+
+/// `status` counts the copies whose deletion is held, and points to `held`.
+fn status_has_held(scene: &Scene<'_>, copies: usize) -> Result<()> {
+    let control_plane = &scene.setting.control_plane;
+    let status = run(control_plane, None, &["status", &scene.tag, "-o", "json"])?;
+    assert_eq!(status.code, 1, "{}", status.stdout);
+    assert_eq!(status.json()?["rules"][0]["held"], copies);
+    let table = run(control_plane, None, &["status", &scene.tag])?.stdout;
+    let column = |row: &str| row.split_whitespace().nth(5).map(str::to_owned);
+    let rule = format!("ClusterReplication/{}", scene.tag);
+    for (row, held) in [("RULE", "HELD".to_owned()), (&rule, copies.to_string())] {
+        let found = table.lines().find(|line| line.starts_with(row));
+        assert_eq!(found.and_then(column), Some(held), "{table}");
+    }
+    let told = "Deletions wait for a person: kubectl mimeo held";
+    assert!(table.contains(told), "{table}");
+    Ok(())
+}
 
 #[tokio::test]
 async fn a_held_deletion_is_listed_and_confirmed_by_the_number_of_copies() -> Result<()> {
@@ -60,10 +92,15 @@ async fn a_held_deletion_is_listed_and_confirmed_by_the_number_of_copies() -> Re
         assert!(text.contains(&words), "{words:?}: {text}");
     }
 
+    status_has_held(&scene, copies)?;
     let lost = format!("{}/secret/{REGISTRY}", namespaces[24]);
     let why = run(control_plane, None, &["why", &lost])?;
-    let fix = format!("kubectl mimeo confirm {}", scene.tag);
-    assert!(why.stdout.contains(&fix), "{}", why.stdout);
+    for words in [
+        format!("ClusterReplication/{}: DeletionHeld\n", scene.tag),
+        format!("kubectl mimeo confirm {}", scene.tag),
+    ] {
+        assert!(why.stdout.contains(&words), "{words:?}: {}", why.stdout);
+    }
 
     let wrong = run(
         control_plane,
@@ -76,12 +113,22 @@ async fn a_held_deletion_is_listed_and_confirmed_by_the_number_of_copies() -> Re
         "{}",
         wrong.stderr
     );
+    let wrong = confirm_typing(&scene, "3\n")?;
+    assert_eq!(wrong.code, 2);
+    for words in [
+        "To delete these copies, type their number: ",
+        "nothing is confirmed: the deletion is of 25 copies",
+    ] {
+        assert!(wrong.stderr.contains(words), "{words:?}: {}", wrong.stderr);
+    }
+    let rules = Api::<ClusterReplication>::all(scene.client.clone());
+    let stored = rules.get(&scene.tag).await?;
+    assert_eq!(annotation(&stored, CONFIRM_DELETION), None);
     a_user_confirms_nothing_unseen(&scene, copies).await?;
 
     // The command waits for Mimeo for a limited time. Later it may find nothing left to confirm.
     eventually(SOON, "the confirmation", || async {
-        let args = ["confirm", &scene.tag, "--copies", "25"];
-        let confirmed = run(control_plane, None, &args)?;
+        let confirmed = confirm_typing(&scene, "25\n")?;
         let begun = confirmed.code == 0 || confirmed.stderr.contains("no deletion of");
         ensure!(begun, "{}", confirmed.stderr);
         Ok(Some(()))
@@ -203,6 +250,10 @@ async fn a_held_deletion_of_a_deleted_rule_is_confirmed() -> Result<()> {
         held[0]["copies"].as_array().map(Vec::len) == Some(2),
         "{held:#}"
     );
+    let status = run(control_plane, None, &["status", "-o", "json"])?;
+    let answer = status.json()?;
+    ensure!(status.code == 1, "{answer:#}");
+    ensure!(answer["heldOfDeletedRules"] == 2, "{answer:#}");
 
     // Nobody deletes anything while no reconciler runs, and that is said.
     let mut old = setting.pair.reconciler.take().context("no reconciler")?;

@@ -1,7 +1,7 @@
 //! `kubectl mimeo why` in the states that other tests of the plugin don't reach: each is named with
 //! the next step.
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, ensure};
 use k8s_openapi::{
     api::core::v1::Secret,
     apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition,
@@ -11,14 +11,14 @@ use mimeo_model::names::PENDING_LABEL;
 use mimeo_tests::{
     ControlPlane, Pair, Silent, create_namespace, create_secret, eventually,
     scenario::{
-        SOON, Scene, Setting, apply, create, delete, forget_the_hooks, of, relabel, rule, wait_for,
-        wait_gone,
+        SOON, Scene, Setting, any, apply, create, delete, forget_the_hooks, of, relabel, rule,
+        wait_for, wait_gone,
     },
     tenant::{Tenant, copying},
 };
-use serde_json::json;
+use serde_json::{Value, json};
 
-use super::{run, says, wait_state};
+use super::{fix_command, run, says, shell, wait_state};
 use crate::stages::{PLAIN as STAGE, SHIPPED};
 
 const REGISTRY: &str = "registry";
@@ -70,6 +70,17 @@ async fn a_refusal_by_the_api_server_is_told_as_it_was_answered() -> Result<()> 
     let id = format!("ClusterReplication/{denied}");
     let answer = wait_state(&scene, &object, &id, "AdmissionDenied").await?;
     says(&answer, "fix", "exempt Mimeo's copies");
+    let control_plane = &scene.setting.control_plane;
+    let shown = shell(control_plane, fix_command(&answer)?).await?;
+    ensure!(shown.contains(&denied), "{shown}");
+    let bindings = any(
+        &scene.client,
+        "admissionregistration.k8s.io/v1",
+        "ValidatingAdmissionPolicyBinding",
+        None,
+    )?;
+    delete(&bindings, &denied).await?;
+    wait_state(&scene, &object, &id, "Synced").await?;
 
     let invalid = format!("{}-invalid", scene.tag);
     let policy = json!({
@@ -86,6 +97,34 @@ async fn a_refusal_by_the_api_server_is_told_as_it_was_answered() -> Result<()> 
     let answer = wait_state(&scene, &object, &id, "Invalid").await?;
     says(&answer, "message", "Sideways");
     says(&answer, "fix", "fix the source or the transform");
+    let edit = fix_command(&answer)?;
+    let edit = format!("KUBE_EDITOR='sed -i s/Sideways/Ingress/' {edit}");
+    shell(control_plane, &edit).await?;
+    wait_state(&scene, &object, &id, "Synced").await?;
+    Ok(())
+}
+
+/// Creates the roles that `kubectl mimeo check` names for a kind.
+async fn give_permissions(scene: &Scene<'_>, kind: &str) -> Result<()> {
+    let answer = run(&scene.setting.control_plane, None, &["check", "-o", "json"])?.json()?;
+    let check = format!("Permissions on {kind}");
+    let mut checks = answer["checks"].as_array().into_iter().flatten();
+    let item = checks.find(|item| item["check"] == check);
+    let message = item.and_then(|item| item["message"].as_str());
+    let message = message.with_context(|| format!("{answer:#}"))?;
+    let roles = message.split("a ClusterRole labelled ").skip(1);
+    for (number, role) in roles.enumerate() {
+        let parts = role.split_once("=true must have the rule ");
+        let (label, rest) = parts.with_context(|| message.to_owned())?;
+        let (rule, _) = rest.split_once('}').with_context(|| message.to_owned())?;
+        let rule: Value = serde_yaml::from_str(&format!("{rule}}}"))?;
+        let name = format!("{}-{number}", scene.tag);
+        let role = json!({
+            "apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRole",
+            "metadata": {"name": name, "labels": {label: "true"}}, "rules": [rule],
+        });
+        apply(&scene.client, &role).await?;
+    }
     Ok(())
 }
 
@@ -115,6 +154,8 @@ async fn a_write_that_rbac_denies_to_mimeo_is_told() -> Result<()> {
     let answer = wait_state(&scene, &object, &id, "Forbidden").await?;
     says(&answer, "message", "controllerrevisions");
     says(&answer, "fix", "kubectl mimeo check");
+    give_permissions(&scene, "ControllerRevision").await?;
+    wait_state(&scene, &object, &id, "Synced").await?;
     Ok(())
 }
 
@@ -445,6 +486,9 @@ async fn a_missing_grant_and_a_missing_permission_of_mimeo_are_told() -> Result<
         "fix",
         &format!("kubectl mimeo grant {}/db", tenant.home),
     );
+    let line = format!("{} | kubectl apply -f -", fix_command(&answer)?);
+    shell(&scene.setting.control_plane, &line).await?;
+    wait_state(&scene, &object, &id, "Synced").await?;
 
     let namespace = scene.namespace().await?;
     let name = format!("{}-templates", scene.tag);

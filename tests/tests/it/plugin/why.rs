@@ -6,11 +6,11 @@ use k8s_openapi::api::core::v1::Secret;
 use kube::api::{Patch, PatchParams};
 use mimeo_tests::{
     ControlPlane, Pair, create_secret, eventually,
-    scenario::{SOON, Scene, Setting, delete, kubectl, merge, relabel, rule, value},
+    scenario::{SOON, Scene, Setting, any, delete, kubectl, merge, relabel, rule, value},
 };
 use serde_json::{Value, json};
 
-use super::{run, says, why};
+use super::{fix_command, run, says, shell, why};
 use crate::{copies::told::exhaust, stages::PLAIN as STAGE};
 
 const REGISTRY: &str = "registry";
@@ -310,6 +310,73 @@ async fn a_used_up_quota_is_named_as_the_reconciler_found_it() -> Result<()> {
         "fix",
         &format!("kubectl -n {namespace} describe resourcequota"),
     );
+    let shown = shell(&scene.setting.control_plane, fix_command(&answer)?).await?;
+    assert!(shown.contains("count/secrets"), "{shown}");
+
+    let raised = json!({"hard": {"count/secrets": "9"}});
+    let quotas = any(&scene.client, "v1", "ResourceQuota", Some(&namespace))?;
+    merge(&quotas, "none", json!({"spec": raised})).await?;
+    // No controller of quotas runs here.
+    let status = Patch::Merge(json!({"status": raised}));
+    let params = PatchParams::default();
+    quotas.patch_status("none", &params, &status).await?;
+    wait_state(&scene, &object, &scene.tag, "Synced").await?;
+    Ok(())
+}
+
+/// For each reason, the printed fix is all that a person needs.
+#[tokio::test]
+async fn the_fix_of_a_missing_copy_leads_to_the_copy() -> Result<()> {
+    let scene = STAGE.scene("why-fix").await?;
+    let namespace = scene.namespace().await?;
+    let absent = format!("{}-absent", scene.tag);
+    scene.secret(REGISTRY, &[("token", "one")]).await?;
+    create_secret(&scene.client, &namespace, "taken", &[("a", "b")]).await?;
+    let control_plane = &scene.setting.control_plane;
+    let draft = |name: &str| {
+        rule(&format!("{}-{name}", scene.tag))
+            .secret(&scene.home, REGISTRY)
+            .to_label("scene", &scene.tag)
+            .named(name)
+    };
+    let tier = json!({"matchLabels": {"tier": scene.tag}});
+    let labelled = json!([{"namespaceSelector": tier, "copyName": "labelled"}]);
+    let early = json!([{"namespaces": [absent], "copyName": "early"}]);
+    let stage = json!({"labels": {"set": {"stage": "$(namespace.labels['stage'])"}}});
+    for (name, field, value, namespace, state) in [
+        ("suspended", "suspend", json!(true), &namespace, "Suspended"),
+        ("labelled", "targets", labelled, &namespace, "NotSelected"),
+        ("unset", "transform", stage, &namespace, "VariableUnset"),
+        ("taken", "suspend", json!(false), &namespace, "Conflict"),
+        ("early", "targets", early, &absent, "Pending"),
+    ] {
+        let rule = draft(name).set(field, value);
+        rule.create(&scene.client).await?;
+        let object = format!("{namespace}/secret/{name}");
+        let answer = wait_state(&scene, &object, &rule.name, state).await?;
+        let line = if state == "Conflict" {
+            // The command edits the rule. The note has the command that deletes the object.
+            let note = answer["fix"]["note"].as_str().unwrap_or_default();
+            let line = note.split_once("delete it: ").map(|(_, line)| line);
+            line.with_context(|| format!("{answer:#}"))?.to_owned()
+        } else {
+            fix_command(&answer)?.replace("<value>", "gold")
+        };
+        shell(control_plane, &line).await?;
+        wait_state(&scene, &object, &rule.name, "Synced").await?;
+    }
+
+    // The note says to create the source. Then the command finds it.
+    let missing =
+        json!([{"apiVersion": "v1", "kind": "Secret", "namespace": scene.home, "name": "lost"}]);
+    let rule = draft("lost").set("sources", missing);
+    rule.create(&scene.client).await?;
+    let object = format!("{namespace}/secret/lost");
+    let answer = wait_state(&scene, &object, &rule.name, "SourceNotFound").await?;
+    says(&answer, "fix", "create the source");
+    scene.secret("lost", &[("token", "two")]).await?;
+    shell(control_plane, fix_command(&answer)?).await?;
+    wait_state(&scene, &object, &rule.name, "Synced").await?;
     Ok(())
 }
 
