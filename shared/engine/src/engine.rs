@@ -13,7 +13,6 @@ use mimeo_model::{
     known::{Decoded, Known},
     outcome::{Outcome, Unreadable},
     refusal::Refused,
-    role::Role,
     rule::Rule,
     selection::{Labels, NameHint},
     source::{SourceRef, SourceSelector},
@@ -322,10 +321,7 @@ impl Engine {
 
     /// Takes in the answer to a request.
     pub fn outcome(&mut self, ticket: &Ticket, outcome: Outcome, now: Tick) {
-        if ticket.verb == Verb::Create
-            && matches!(outcome, Outcome::Object(_))
-            && self.index.settings.role == Role::Injector
-        {
+        if ticket.verb == Verb::Create && matches!(outcome, Outcome::Object(_)) {
             self.gate.adapt(ticket, now);
         }
         self.take_in(now, |index, effects| {

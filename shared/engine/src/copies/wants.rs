@@ -284,7 +284,7 @@ impl Index {
     /// watch these selectors. The copy's own annotation, which only Mimeo may change, names the
     /// source.
     fn may_select_for(&self, rule: &Rule, space: &Namespace, copy: &Marked<'_>) -> bool {
-        if self.settings.role == Role::Keeper || rule.id.kind != RuleKind::Replication {
+        if rule.id.kind != RuleKind::Replication {
             return false;
         }
         let Some(source) = copy
@@ -349,9 +349,7 @@ impl Index {
             let former = self.rule_of(copy);
             let projection = want.and_then(|id| self.projections.get(&id));
             let rule = projection.and_then(|projection| self.rules.get(&projection.rule)?.valid());
-            if self.settings.role == Role::Keeper
-                && rule.is_some_and(|rule| rule.strategy == Strategy::CreateOnce)
-            {
+            if rule.is_some_and(|rule| rule.strategy == Strategy::CreateOnce) {
                 copy.look_anew();
             }
             copy.want = want;

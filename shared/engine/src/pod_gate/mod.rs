@@ -12,7 +12,6 @@ use mimeo_model::{
     id::{RuleId, RuleKind},
     meta::Uid,
     outcome::FailureReason,
-    role::Role,
     rule::Rule,
     selection::{Labels, NameHint},
 };
@@ -410,7 +409,7 @@ impl Index {
     /// of copies. So this process waits a moment: a second write would cost a request and gain
     /// nothing.
     pub(crate) fn let_settle(&mut self, name: &Arc<str>, work: &mut Work) {
-        if self.settings.role == Role::Injector || self.webhooks.seen.is_empty() {
+        if self.webhooks.seen.is_empty() {
             return;
         }
         // A wait that has begun is not extended. Otherwise a user that may label a namespace could

@@ -483,33 +483,42 @@ fn of_two_sources_for_one_cell_the_second_is_reported() {
     assert_eq!(world.failures(), [["one", "a-x", "RuleConflict"]]);
 }
 
+/// Pods never wait for a copy that Mimeo cannot make: they are refused, or admitted with a warning.
 #[test]
 fn a_copy_that_cannot_be_filled_in_holds_pods_as_one_that_cannot_be_written() {
-    for (pod_gate, denied, excused) in [("Required", 1, 0), ("BestEffort", 0, 1)] {
-        let mut spec = everywhere("a-$(namespace.labels['team'])", &json!({}));
-        spec["podGate"] = json!(pod_gate);
-        let mut world = World::new(Role::Injector, &["a"], &spec);
-        world.namespace("one", json!({}));
-        assert_eq!(world.run(), Vec::<String>::new());
-        let progress = world.engine.progress("one", world.now);
-        assert_eq!(
-            (
-                progress.waiting.len(),
-                progress.denied.len(),
-                progress.excused.len()
-            ),
-            (0, denied, excused)
-        );
-        let told = progress
-            .denied
-            .iter()
-            .chain(&progress.excused)
-            .next()
-            .unwrap();
-        assert_eq!(
-            (&*told.copy, &*told.why),
-            ("Secret a-$(namespace.labels['team'])", "VariableUnset")
-        );
+    let added =
+        |value: &str| json!({"jsonPatch": [{"op": "add", "path": "/data/x", "value": value}]});
+    let unset = "a-$(namespace.labels['team'])";
+    for (spec, copy, why) in [
+        (everywhere(unset, &json!({})), unset, "VariableUnset"),
+        // Neither of these values is base64: that of the namespace, and that of the rule.
+        (everywhere("a", &added("$(namespace.name)")), "a", "Invalid"),
+        (everywhere("a", &added("aHVudGVyMg=")), "a", "Invalid"),
+    ] {
+        for (pod_gate, denied, excused) in [("Required", 1, 0), ("BestEffort", 0, 1)] {
+            let mut spec = spec.clone();
+            spec["podGate"] = json!(pod_gate);
+            let mut world = World::new(Role::Injector, &["a"], &spec);
+            world.namespace("one", json!({}));
+            assert_eq!(world.run(), Vec::<String>::new());
+            let progress = world.engine.progress("one", world.now);
+            assert_eq!(
+                (
+                    progress.waiting.len(),
+                    progress.denied.len(),
+                    progress.excused.len()
+                ),
+                (0, denied, excused),
+                "{why} {copy}"
+            );
+            let told = progress
+                .denied
+                .iter()
+                .chain(&progress.excused)
+                .next()
+                .unwrap();
+            assert_eq!((&*told.copy, &*told.why), (&*format!("Secret {copy}"), why));
+        }
     }
 }
 

@@ -182,6 +182,29 @@ fn what_a_namespace_cannot_fill_in_is_missing_there_alone() {
     );
 }
 
+/// The object in the rule is valid, so the source counts as found.
+#[test]
+fn a_patch_that_does_not_fit_fails_with_each_copy() {
+    let patch = json!([{"op": "test", "path": "/data/k", "value": "other"}]);
+    let more = json!({"transform": {"jsonPatch": patch}});
+    let mut world = world(vec![parse("r", 1, &[map("a", "x")], &more).unwrap()]);
+    assert_eq!(world.copies(), [] as [&str; 0]);
+    let status = world.status();
+    assert_eq!(condition(&status, "Ready").0, "False CopiesFailed");
+    assert_eq!(condition(&status, "SourcesFound").0, "True Found");
+    let failed: Vec<(&str, &str)> = status
+        .failures
+        .iter()
+        .map(|failure| (&*failure.namespace, &*failure.reason))
+        .collect();
+    assert_eq!(failed, [("one", "Invalid"), ("two", "Invalid")]);
+    let message = &status.failures[0].message;
+    assert!(
+        message.contains("transform.jsonPatch[0] can't be applied: the test"),
+        "{message}"
+    );
+}
+
 #[test]
 fn what_cannot_stand_in_a_rule_is_refused() {
     let with = |pointer: &str, value: Value| {
