@@ -149,7 +149,14 @@ impl Pod {
             };
             let first = of(&states[0]);
             let alone = |state: &World| state.claims(cell).into_keys().all(|id| id == *rule);
-            same && force.contains(rule)
+            let wants = |state: &World| state.claims(cell).contains_key(rule);
+            // The deletion of a copy in a namespace that stopped matching may still be under way
+            // when the namespace matches again. The documents name this exception.
+            let held = memory.copies.contains_key(cell);
+            let mut later = states.iter().skip_while(|state| !held && !wants(state));
+            let left = later.any(|state| !wants(state));
+            same && !left
+                && force.contains(rule)
                 && states.iter().all(|state| {
                     of(state) == first && alone(state) && !state.foreign.contains_key(cell)
                 })
