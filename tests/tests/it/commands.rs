@@ -1,18 +1,14 @@
-//! The commands in the documents. The test runs those of kubectl unchanged on a cluster with a
-//! running Mimeo.
+//! The commands in the documents. The tests run them on a cluster with a running Mimeo.
 //!
-//! The cluster has no node. For a command that needs a pod the test only checks whether kubectl
-//! knows its subcommand and flags. The same holds for commands of the plugin, whose exit codes depend
-//! on the cluster's state: `plugin` has their tests.
+//! Each command is run, or [`NOT_RUN`] has the reason why not. The cluster has no node, and Mimeo
+//! is installed already. So some commands get further flags: a dry run, or `--help`, which only
+//! shows that the subcommand and the flags exist. `plugin` and `release` have their tests.
 
-use std::{
-    fs,
-    path::{Path, PathBuf},
-    process::Command,
-    time::Instant,
-};
+mod documents;
 
-use anyhow::{Context, Result, ensure};
+use std::{collections::BTreeSet, fs, os::unix::fs::symlink, process::Command, time::Instant};
+
+use anyhow::{Context, Result, bail, ensure};
 use k8s_openapi::api::core::v1::Secret;
 use kube::{Api, api::ListParams};
 use mimeo_tests::{
@@ -23,16 +19,47 @@ use mimeo_tests::{
     traffic::tells_timeout,
 };
 use serde_json::json;
+use tempfile::TempDir;
+
+use self::documents::{OUTPUT, Shown, blocks, commands, documents, workspace};
+
+/// Commands that no test runs: their beginning, and the reason.
+const NOT_RUN: [(&str, &str); 10] = [
+    ("alias m=", "`typed` defines the word m"),
+    ("logs() ", "`typed` takes the word logs from this line"),
+    (
+        "docker ",
+        "the tests have no Docker; the end-to-end tests build the image by the same Dockerfile",
+    ),
+    ("kind load ", "there is no cluster of kind"),
+    ("make ", "`.ci/run` makes these targets"),
+    (
+        "cargo build ",
+        "the tests use a plugin that is built already",
+    ),
+    ("install target/", "it would write to /usr/local/bin"),
+    ("chmod +x /usr/local/", "it would write to /usr/local/bin"),
+    (
+        "kubectl mimeo completion > /usr/local/",
+        "it would write to /usr/local/bin; `plugin::completion` looks at the output",
+    ),
+    ("curl ", "the port is forwarded from a pod"),
+];
 
 /// Subcommands that need a pod, or an API that no server has here.
 const OF_PODS: [&str; 3] = ["logs", "port-forward", "top"];
 
+/// Subcommands of the plugin that only ask. Their exit code 1 is an answer, too.
+const QUESTIONS: [&str; 5] = ["check", "held", "status", "where", "why"];
+
 /// Documents whose commands one test types, in this order. Those that wait for the rule to be Ready
 /// come first.
-const TYPED: [&str; 18] = [
+const TYPED: [&str; 21] = [
     "docs/start/first-tenant-rule.md",
     "docs/how-to/coming-from.md",
     "manifests/chart/RUNBOOK.md",
+    "docs/how-to/install.md",
+    "docs/how-to/availability.md",
     "docs/how-to/backup.md",
     "docs/how-to/monitor.md",
     "docs/how-to/logs-and-traces.md",
@@ -47,157 +74,186 @@ const TYPED: [&str; 18] = [
     "docs/how-to/strategies.md",
     "docs/how-to/argo-cd.md",
     "docs/how-to/upgrade.md",
+    "manifests/chart/README.md",
     "docs/how-to/uninstall.md",
 ];
 
-fn workspace() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
+/// Documents whose commands have a test of their own.
+const ALONE: [&str; 2] = ["README.md", "docs/start/quick-start.md"];
+
+/// What a test does with a command.
+enum Way {
+    /// Types this. It must succeed.
+    Typed(String),
+    /// Types it. The plugin may answer with exit code 1.
+    Asked,
+    /// Nothing. This is the beginning in [`NOT_RUN`].
+    NotRun(&'static str),
 }
 
-/// Returns the kubectl commands in the code of a document, in order, each with its output there. A
-/// pipe or a redirection at the end of a command is cut off.
-fn commands(document: &str) -> Result<Vec<(String, Vec<String>)>> {
-    let text = fs::read_to_string(workspace().join(document))?;
-    // Commands in a list are indented further.
-    let mut lines = text.lines().filter_map(|line| line.strip_prefix("    "));
-    let mut commands: Vec<(String, Vec<String>)> = Vec::new();
-    while let Some(line) = lines.next() {
-        let (shown, typed) = line
-            .strip_prefix("$ ")
-            .map_or((false, line.trim_start()), |typed| (true, typed));
-        if !["kubectl ", "m ", "logs "]
-            .iter()
-            .any(|word| typed.starts_with(word))
+/// Returns what a test does with a command. `None` if the command is not known.
+fn way(command: &str) -> Option<Way> {
+    let excepted = NOT_RUN
+        .iter()
+        .find(|(beginning, _)| command.starts_with(beginning));
+    if let Some((beginning, _)) = excepted {
+        return Some(Way::NotRun(beginning));
+    }
+    let line = command.lines().next()?;
+    let words: Vec<&str> = line.split_whitespace().collect();
+    let has = |word: &str| words.contains(&word);
+    let added = match words[..] {
+        ["kubectl", "mimeo", subcommand, ..]
+            if QUESTIONS.contains(&subcommand) && !has("--wait") =>
         {
-            if let Some((_, printed)) = commands
-                .last_mut()
-                .filter(|(command, _)| command.starts_with("$ "))
-            {
-                printed.push(line.to_owned());
-            }
-            continue;
+            return Some(Way::Asked);
         }
-        let mut command = typed.to_owned();
-        if line.ends_with("<<'EOF'") {
-            for line in lines.by_ref() {
-                command.extend(["\n", line]);
-                if line == "EOF" {
-                    break;
-                }
-            }
-        } else {
-            for end in ["  ", " | ", " > ", " >/", " &"] {
-                command.truncate(command.find(end).unwrap_or(command.len()));
-            }
+        ["kubectl", "mimeo", ..] | ["helm", "test", ..] => " --help",
+        ["kubectl" | "m" | "logs", ..] if OF_PODS.into_iter().any(has) => " --help",
+        ["helm", "uninstall", ..] => " --dry-run",
+        ["helm", "install" | "upgrade" | "rollback", ..] => " --dry-run=client",
+        // The webhook configurations of these tests have URLs, because there is no Service. So the
+        // objects are not compared with those that are stored.
+        ["sed", ..] if line.ends_with("| kubectl apply -f -") => {
+            let created = command.replace("kubectl apply", "kubectl create --dry-run=client");
+            return Some(Way::Typed(created));
         }
-        commands.push((
-            if shown {
-                format!("$ {command}")
-            } else {
-                command
-            },
-            Vec::new(),
-        ));
-    }
-    ensure!(!commands.is_empty(), "{document} has none");
-    Ok(commands)
+        ["kubectl" | "m" | "helm", ..] => "",
+        _ => return None,
+    };
+    Some(Way::Typed(format!("{command}{added}")))
 }
 
-/// Starts a cluster with the chart installed, both programs running, and the CRDs of other
-/// projects. Returns Helm's output, too.
-async fn at_work() -> Result<(ControlPlane, Pair, String)> {
-    let control_plane = ControlPlane::start().await?;
-    for file in definitions_of_others()? {
-        let file = file.display().to_string();
-        kubectl(
-            &control_plane,
-            ["apply", "--server-side", "-f", file.as_str()],
-        )?;
-    }
-    let mut install = helm()?;
-    install
-        .current_dir(workspace())
-        .env("KUBECONFIG", control_plane.kubeconfig());
-    install.args([
-        "install",
-        "mimeo",
-        "manifests/chart",
-        "--namespace",
-        NAMESPACE,
-        "--create-namespace",
-    ]);
-    let output = install
-        .args(["--set", "guardedLabels.enabled=true"])
-        .output()?;
-    ensure!(
-        output.status.success(),
-        "{}",
-        String::from_utf8_lossy(&output.stderr)
-    );
-    let pair = Pair::builder()
-        .installed_rights()
-        .start(&control_plane)
-        .await?;
-    Ok((control_plane, pair, String::from_utf8(output.stdout)?))
+/// A cluster with the chart installed, both programs running, and the CRDs of other projects.
+struct AtWork {
+    /// It is dropped first, because its end still searches the cluster for planted values.
+    _pair: Pair,
+    control_plane: ControlPlane,
+    /// The folder in which commands are typed. It has the manifests, and they write files there.
+    folder: TempDir,
+    /// The output of `helm install`.
+    installed: String,
 }
 
-/// Writes a rule and a policy, both named `registry`. Waits for the rule's copy in `team-a`.
-async fn with_a_rule_and_a_policy(control_plane: &ControlPlane) -> Result<()> {
-    let client = control_plane.client().await?;
-    create_namespace(&client, "platform", &[]).await?;
-    create_namespace(&client, "team-a", &[]).await?;
-    create_secret(&client, "platform", "registry", &[("token", "one")]).await?;
-    let policy = json!({
-        "apiVersion": "mimeo.dev/v1alpha1", "kind": "TransformPolicy", "metadata": {"name": "registry"},
-        "spec": {
-            "match": {"kinds": [{"apiVersion": "v1", "kind": "Secret"}], "objectSelector": {"matchLabels": {"a": "b"}}},
-            "transform": {"labels": {"set": {"c": "d"}}},
-        },
-    });
-    create(&client, "transformpolicies", &policy).await?;
-    rule("registry")
-        .secret("platform", "registry")
-        .target(json!({"namespaces": ["team-*"]}))
-        .create(&client)
-        .await?;
-    wait_condition(&client, "registry", ["Ready", "True", "Synced"])
-        .await
-        .map(drop)
-}
-
-/// Runs a command in a shell, with the words `m` and `logs` of the runbook. If a webhook call timed
-/// out, or the command waited for less time than a busy machine needs, it is run again.
-fn typed(control_plane: &ControlPlane, command: &str) -> Result<String> {
-    let kubectl = control_plane.kubectl()?;
-    let runbook = fs::read_to_string(workspace().join("manifests/chart/RUNBOOK.md"))?;
-    let logs = runbook
-        .lines()
-        .find_map(|line| Some(line.trim_start()).filter(|line| line.starts_with("logs() ")))
-        .context("no word logs")?;
-    let script = format!(
-        "kubectl() {{ \"$KUBECTL\" \"$@\"; }}\nm() {{ kubectl --namespace {NAMESPACE} \"$@\"; }}\n{logs}\n{command}"
-    );
-    let mut bash = Command::new("bash");
-    bash.current_dir(workspace())
-        .env("KUBECTL", kubectl.get_program())
-        .args(["-c", &script]);
-    let set = kubectl
-        .get_envs()
-        .filter_map(|(name, value)| Some((name, value?)));
-    bash.envs(set).env("PATH", crate::plugin::path()?);
-    let until = Instant::now() + SOON;
-    loop {
-        let output = bash.output()?;
-        let said = format!(
-            "{}{}",
-            String::from_utf8_lossy(&output.stdout),
+impl AtWork {
+    async fn start() -> Result<Self> {
+        let control_plane = ControlPlane::start().await?;
+        for file in definitions_of_others()? {
+            let file = file.display().to_string();
+            kubectl(
+                &control_plane,
+                ["apply", "--server-side", "-f", file.as_str()],
+            )?;
+        }
+        let mut install = helm()?;
+        install
+            .current_dir(workspace())
+            .env("KUBECONFIG", control_plane.kubeconfig());
+        install.args([
+            "install",
+            "mimeo",
+            "manifests/chart",
+            "--namespace",
+            NAMESPACE,
+            "--create-namespace",
+        ]);
+        let output = install
+            .args(["--set", "guardedLabels.enabled=true"])
+            .output()?;
+        ensure!(
+            output.status.success(),
+            "{}",
             String::from_utf8_lossy(&output.stderr)
         );
-        if output.status.success() {
-            return Ok(said);
+        let folder = tempfile::tempdir()?;
+        let manifests = workspace().join("manifests").canonicalize()?;
+        symlink(manifests, folder.path().join("manifests"))?;
+        let pair = Pair::builder()
+            .installed_rights()
+            .start(&control_plane)
+            .await?;
+        Ok(Self {
+            _pair: pair,
+            control_plane,
+            folder,
+            installed: String::from_utf8(output.stdout)?,
+        })
+    }
+
+    /// Writes a rule and a policy, both named `registry`. Waits for the rule's copy in `team-a`.
+    async fn with_a_rule_and_a_policy(&self) -> Result<()> {
+        let client = self.control_plane.client().await?;
+        create_namespace(&client, "platform", &[]).await?;
+        create_namespace(&client, "team-a", &[]).await?;
+        create_secret(&client, "platform", "registry", &[("token", "one")]).await?;
+        let policy = json!({
+            "apiVersion": "mimeo.dev/v1alpha1", "kind": "TransformPolicy", "metadata": {"name": "registry"},
+            "spec": {
+                "match": {"kinds": [{"apiVersion": "v1", "kind": "Secret"}], "objectSelector": {"matchLabels": {"a": "b"}}},
+                "transform": {"labels": {"set": {"c": "d"}}},
+            },
+        });
+        create(&client, "transformpolicies", &policy).await?;
+        rule("registry")
+            .secret("platform", "registry")
+            .target(json!({"namespaces": ["team-*"]}))
+            .create(&client)
+            .await?;
+        wait_condition(&client, "registry", ["Ready", "True", "Synced"])
+            .await
+            .map(drop)
+    }
+
+    /// Does with a command of a document what [`way`] says. Returns its output.
+    fn carry_out(&self, command: &str) -> Result<String> {
+        match way(command).with_context(|| format!("no known command: {command}"))? {
+            Way::Typed(command) => self.typed(&command, 0),
+            Way::Asked => {
+                let told = self.typed(command, 1)?;
+                // Without the plugin, kubectl exits with 1, too.
+                ensure!(!told.contains("unknown command"), "{command}: {told}");
+                Ok(told)
+            }
+            Way::NotRun(_) => Ok(String::new()),
         }
-        let too_slow = tells_timeout(&said) || command.contains(" wait --for=");
-        ensure!(too_slow && Instant::now() < until, "{command}: {said}");
+    }
+
+    /// Runs a command in a shell, with the words `m` and `logs` of the runbook. Its exit code must
+    /// be at most `worst`. If a webhook call timed out, or the command waited for less time than a
+    /// busy machine needs, it is run again.
+    fn typed(&self, command: &str, worst: i32) -> Result<String> {
+        let (kubectl, helm) = (self.control_plane.kubectl()?, helm()?);
+        let runbook = fs::read_to_string(workspace().join("manifests/chart/RUNBOOK.md"))?;
+        let logs = runbook
+            .lines()
+            .find_map(|line| Some(line.trim_start()).filter(|line| line.starts_with("logs() ")))
+            .context("no word logs")?;
+        let script = format!(
+            "kubectl() {{ \"$KUBECTL\" \"$@\"; }}\nhelm() {{ \"$HELM\" \"$@\"; }}\n\
+             m() {{ kubectl --namespace {NAMESPACE} \"$@\"; }}\n{logs}\n{command}"
+        );
+        let mut bash = Command::new("bash");
+        bash.current_dir(self.folder.path())
+            .env("KUBECTL", kubectl.get_program())
+            .env("HELM", helm.get_program())
+            .args(["-c", &script]);
+        let set = helm.get_envs().chain(kubectl.get_envs());
+        bash.envs(set.filter_map(|(name, value)| Some((name, value?))))
+            .env("PATH", crate::plugin::path()?);
+        let until = Instant::now() + SOON;
+        loop {
+            let output = bash.output()?;
+            let said = format!(
+                "{}{}",
+                String::from_utf8_lossy(&output.stdout),
+                String::from_utf8_lossy(&output.stderr)
+            );
+            if output.status.code().is_some_and(|code| code <= worst) {
+                return Ok(said);
+            }
+            let too_slow = tells_timeout(&said) || command.contains(" wait --for=");
+            ensure!(too_slow && Instant::now() < until, "{command}: {said}");
+        }
     }
 }
 
@@ -212,6 +268,7 @@ fn filled_in(command: &str) -> String {
         ),
         ("RESOURCE.GROUP", "secrets"),
         ("RESOURCE", "secrets"),
+        ("REVISION", "1"),
         ("<nonce>", "0"),
     ];
     words
@@ -221,44 +278,74 @@ fn filled_in(command: &str) -> String {
         })
 }
 
+/// True if a command deletes Mimeo's CRDs.
+fn deletes_crds(command: &str) -> bool {
+    command.contains(" delete ") && (command.contains(" crd ") || command.contains(" manifests/"))
+}
+
+#[test]
+fn every_command_of_the_documents_is_run_or_has_a_reason_not_to_be() -> Result<()> {
+    let (mut unknown, mut excepted) = (Vec::new(), BTreeSet::new());
+    for document in documents()? {
+        let mut runs = false;
+        for Shown { command, .. } in commands(&document)? {
+            match way(&command) {
+                None => unknown.push(format!("{document}: {command}")),
+                Some(Way::NotRun(beginning)) => {
+                    excepted.insert(beginning);
+                }
+                Some(_) => runs = true,
+            }
+        }
+        let of_a_test = [&TYPED[..], &ALONE].concat().contains(&&*document);
+        ensure!(
+            runs == of_a_test,
+            "{document} has commands: {runs}; a test types them: {of_a_test}"
+        );
+    }
+    ensure!(
+        unknown.is_empty(),
+        "no test knows what to do with these lines of code: {unknown:#?}"
+    );
+    assert_eq!(
+        excepted,
+        NOT_RUN.iter().map(|(beginning, _)| *beginning).collect(),
+        "the documents have no other exceptions"
+    );
+    for (document, beginning) in OUTPUT {
+        let text = fs::read_to_string(workspace().join(document))?;
+        let is_there = blocks(&text)
+            .iter()
+            .any(|block| block[0].starts_with(beginning));
+        ensure!(is_there, "{document} no longer has: {beginning}");
+    }
+    Ok(())
+}
+
 #[tokio::test]
-async fn what_the_runbook_and_the_other_documents_have_one_type_kubectl_does() -> Result<()> {
-    let (control_plane, _pair, _) = at_work().await?;
-    with_a_rule_and_a_policy(&control_plane).await?;
+async fn the_commands_of_the_documents_work() -> Result<()> {
+    let cluster = AtWork::start().await?;
+    cluster.with_a_rule_and_a_policy().await?;
     // Argo CD has its settings in this ConfigMap.
     for command in [
         "kubectl create namespace argocd",
         "kubectl --namespace argocd create configmap argocd-cm",
     ] {
-        typed(&control_plane, command)?;
+        cluster.carry_out(command)?;
     }
     let mut all = Vec::new();
     for document in TYPED {
         all.extend(
             commands(document)?
                 .into_iter()
-                .map(|(command, _)| (document, filled_in(&command))),
+                .map(|shown| (document, filled_in(&shown.command))),
         );
     }
-    assert!(all.len() > 70, "only {}", all.len());
+    assert!(all.len() > 100, "only {}", all.len());
     // The commands that remove Mimeo come last.
-    all.sort_by_key(|(_, command)| command.contains(" manifests/"));
-    for (document, mut command) in all {
-        let of_plugin = command.starts_with("kubectl mimeo ");
-        if of_plugin || command.split(' ').any(|word| OF_PODS.contains(&word)) {
-            command.push_str(" --help");
-        }
-        typed(&control_plane, &command).context(document)?;
-    }
-    Ok(())
-}
-
-#[test]
-fn the_commands_of_every_how_to_page_are_typed() -> Result<()> {
-    for page in fs::read_dir(workspace().join("docs/how-to"))? {
-        let page = format!("docs/how-to/{}", page?.file_name().to_string_lossy());
-        let typed = TYPED.contains(&page.as_str());
-        ensure!(typed || commands(&page).is_err(), "{page} is not typed");
+    all.sort_by_key(|(_, command)| deletes_crds(command));
+    for (document, command) in all {
+        cluster.carry_out(&command).context(document)?;
     }
     Ok(())
 }
@@ -266,15 +353,18 @@ fn the_commands_of_every_how_to_page_are_typed() -> Result<()> {
 /// Helm prints this rule, and users paste it.
 #[tokio::test]
 async fn the_rule_in_the_charts_notes_can_be_pasted() -> Result<()> {
-    let (control_plane, _pair, notes) = at_work().await?;
-    let (_, notes) = notes.split_once("\nNOTES:\n").context("no notes")?;
+    let cluster = AtWork::start().await?;
+    let (_, notes) = cluster
+        .installed
+        .split_once("\nNOTES:\n")
+        .context("no notes")?;
     let is_apply = |line: &&str| line.trim_start().starts_with("kubectl apply");
     let pasted: Vec<&str> = notes
         .lines()
         .skip_while(|line| !is_apply(line))
         .take_while(|line| !line.is_empty())
         .collect();
-    let told = typed(&control_plane, &pasted.join("\n"))?;
+    let told = cluster.typed(&pasted.join("\n"), 0)?;
     // The shell prints a warning if a here-document has no end. A terminal would wait for the end.
     ensure!(
         told.contains("clusterreplication.mimeo.dev/registry created")
@@ -287,14 +377,18 @@ async fn the_rule_in_the_charts_notes_can_be_pasted() -> Result<()> {
 /// Each command of the README, in its order. The last one reads the copy in a new namespace.
 #[tokio::test]
 async fn the_first_steps_of_the_readme_lead_to_a_copy() -> Result<()> {
-    let (control_plane, _pair, _) = at_work().await?;
-    let all = commands("README.md")?;
-    let ((last, _), before) = all.split_last().context("no commands")?;
-    for (command, _) in before {
-        typed(&control_plane, command)?;
+    let cluster = AtWork::start().await?;
+    let mut all: Vec<String> = commands("README.md")?
+        .into_iter()
+        .map(|shown| shown.command)
+        .collect();
+    all.retain(|command| !matches!(way(command), Some(Way::NotRun(_))));
+    let (last, before) = all.split_last().context("no commands")?;
+    for command in before {
+        cluster.carry_out(command)?;
     }
     eventually(SOON, last, || async {
-        let told = typed(&control_plane, last)?;
+        let told = cluster.carry_out(last)?;
         ensure!(told.contains("registry"), "{told}");
         Ok(Some(()))
     })
@@ -304,19 +398,25 @@ async fn the_first_steps_of_the_readme_lead_to_a_copy() -> Result<()> {
 /// The output equals the document word for word, except for ages.
 #[tokio::test]
 async fn the_quick_start_goes_as_it_says() -> Result<()> {
-    let (control_plane, _pair, _) = at_work().await?;
-    let client = control_plane.client().await?;
+    let cluster = AtWork::start().await?;
+    let client = cluster.control_plane.client().await?;
     let words = |line: &str| {
         line.split_whitespace()
             .map(str::to_owned)
             .collect::<Vec<_>>()
     };
     let all = commands("docs/start/quick-start.md")?;
-    let (changes, steps): (Vec<_>, Vec<_>) = all
+    let (steps, others): (Vec<_>, Vec<_>) =
+        all.into_iter().partition(|shown| shown.output.is_some());
+    let (changes, installs): (Vec<_>, Vec<_>) = others
         .into_iter()
-        .partition(|(command, _)| !command.starts_with("$ "));
+        .map(|shown| shown.command)
+        .partition(|command| command.starts_with("kubectl "));
+    for command in &installs {
+        cluster.carry_out(command)?;
+    }
     let (first, changes) = changes.split_first().context("no first rule")?;
-    let told = typed(&control_plane, &first.0)?;
+    let told = cluster.carry_out(first)?;
     let text = fs::read_to_string(workspace().join("docs/start/quick-start.md"))?;
     for line in text
         .lines()
@@ -324,15 +424,10 @@ async fn the_quick_start_goes_as_it_says() -> Result<()> {
     {
         ensure!(told.contains(line.trim()), "{line}: {told}");
     }
-    for (command, printed) in &steps {
-        let printed: Vec<_> = printed
-            .iter()
-            .filter(|line| !line.is_empty())
-            .map(|line| words(line))
-            .collect();
-        let command = command.trim_start_matches("$ ");
+    for Shown { command, output } in &steps {
+        let printed: Vec<_> = output.iter().flatten().map(|line| words(line)).collect();
         eventually(SOON, command, || async {
-            let told = typed(&control_plane, command)?;
+            let told = cluster.carry_out(command)?;
             // The last word of a row is its age.
             let same = |(line, want): (&str, &Vec<String>)| {
                 let line = words(line);
@@ -354,19 +449,19 @@ async fn the_quick_start_goes_as_it_says() -> Result<()> {
     }
     let copies = Api::<Secret>::namespaced(client.clone(), "team-blue");
     let [patch, delete, end] = changes else {
-        anyhow::bail!("{changes:?}")
+        bail!("{changes:?}")
     };
-    typed(&control_plane, &patch.0)?;
+    cluster.carry_out(patch)?;
     let copy = wait_for(copies.clone(), "registry".into(), |copy: &Secret| {
         value(copy, "password").as_deref() == Some("another")
     })
     .await?;
-    typed(&control_plane, &delete.0)?;
+    cluster.carry_out(delete)?;
     wait_for(copies.clone(), "registry".into(), |again: &Secret| {
         again.metadata.uid != copy.metadata.uid
     })
     .await?;
-    typed(&control_plane, &end.0)?;
+    cluster.carry_out(end)?;
     eventually(SOON, "the copy to go", || async {
         Ok(copies
             .list_metadata(&ListParams::default())

@@ -20,6 +20,8 @@ use mimeo_tests::{
 use serde::Deserialize;
 use serde_json::{Value, json};
 
+use crate::reference::{PROGRAMS, flags};
+
 fn workspace() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
 }
@@ -176,58 +178,6 @@ async fn strict_is_said_by_flag_and_manifest_alike() -> Result<()> {
     Ok(())
 }
 
-/// Returns the flags of a program with their environment variables, from the output of `--help`.
-async fn flags(program: &str) -> Result<BTreeMap<String, String>> {
-    let mut running = Program::new(program).arg("--help").quiet().start()?;
-    running.wait(SOON).await?;
-    let mut flags = BTreeMap::new();
-    let mut last = None;
-    for line in running.log()?.lines().map(str::trim) {
-        if let Some((_, long)) = line.split_once("--").filter(|_| line.starts_with('-')) {
-            let name = long.split([' ', '=']).next().unwrap_or_default();
-            last = Some(name.to_owned());
-            flags.insert(name.to_owned(), String::new());
-        } else if let Some((_, env)) = line.split_once("[env: ") {
-            let name = env.split(['=', ']']).next().unwrap_or_default();
-            flags.insert(
-                last.clone().context("a variable before any flag")?,
-                name.to_owned(),
-            );
-        }
-    }
-    flags.retain(|name, _| !matches!(name.as_str(), "help" | "version"));
-    ensure!(flags.len() > 5, "the help of {program} shows {flags:?}");
-    Ok(flags)
-}
-
-#[tokio::test]
-async fn flags_have_variables_and_the_reference_lists_them() -> Result<()> {
-    let reference = fs::read_to_string(workspace().join("docs/reference/flags.md"))?;
-    for program in PROGRAMS {
-        for (flag, variable) in &flags(program).await? {
-            ensure!(
-                !variable.is_empty(),
-                "--{flag} of {program} has no variable"
-            );
-            // An item of the list may have several lines.
-            let (_, rest) = reference
-                .split_once(&format!("\n- `--{flag}`"))
-                .with_context(|| format!("docs/reference/flags.md lacks --{flag}"))?;
-            let row = rest.split("\n- ").next().unwrap_or(rest);
-            let row = row.split_whitespace().collect::<Vec<_>>().join(" ");
-            // The page says how the name of a variable follows from its flag.
-            let usual = format!("MIMEO_{}", flag.to_uppercase().replace('-', "_"));
-            ensure!(
-                *variable == usual || row.contains(&format!("Variable `{variable}`")),
-                "docs/reference/flags.md lacks {variable} of --{flag}"
-            );
-        }
-    }
-    Ok(())
-}
-
-const PROGRAMS: [&str; 2] = ["mimeo-webhook", "mimeo-reconciler"];
-
 fn parsed(text: &str) -> Result<Vec<Value>> {
     serde_yaml::Deserializer::from_str(text)
         .map(|object| Ok(Value::deserialize(object)?))
@@ -332,7 +282,7 @@ async fn the_programs_take_whatever_a_manifest_tells_them() -> Result<()> {
                 for (variable, _) in &told.env {
                     let of_libc = variable == MALLOC.0;
                     ensure!(
-                        of_libc || flags.values().any(|known| known == variable),
+                        of_libc || flags.values().any(|flag| flag.variable == *variable),
                         "{file}: {variable} is no variable"
                     );
                 }
