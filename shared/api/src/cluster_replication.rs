@@ -162,7 +162,7 @@ pub struct ClusterReplicationSpec {
     /// content, or a label or annotation that another tool sets only on copies; otherwise as
     /// Report. If the API server does not let Mimeo change the object in place (type of a Secret,
     /// immutable data, roleRef), Mimeo leaves it alone and reports Invalid. Overwrite: the object
-    /// becomes the copy whatever its content is. Mimeo writes over it in place, so with strategy
+    /// becomes the copy in spite of its content. Mimeo writes over it in place, so with strategy
     /// Apply its other fields stay. A Secret, ConfigMap or RoleBinding that cannot be changed in
     /// place is deleted and created again; names of copies must then not contain labels of the
     /// namespace. An adopted or overwritten object is deleted when copies are deleted. An object

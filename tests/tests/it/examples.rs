@@ -15,7 +15,7 @@ use mimeo_tests::{
     scenario::{SOON, apply, definitions_of_others, helm},
 };
 use serde::Deserialize;
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 /// Time limit for a command that depends on an earlier one. Aggregated roles and admission policies
 /// take effect a moment after they are written.
@@ -261,14 +261,14 @@ fn typed(control_plane: &ControlPlane, command: &str) -> Result<String> {
 
 /// CRDs with the names of those of Argo CD and Flux. They permit any fields: these tools were not
 /// run, and the tests don't fetch their CRDs.
-fn stand_ins() -> [Value; 3] {
+fn stand_ins() -> [Value; 4] {
     [
-        ("argoproj.io", "v1alpha1", "Application"),
-        ("helm.toolkit.fluxcd.io", "v2", "HelmRelease"),
-        ("kustomize.toolkit.fluxcd.io", "v1", "Kustomization"),
+        ("argoproj.io", "v1alpha1", "Application", "applications"),
+        ("helm.toolkit.fluxcd.io", "v2", "HelmRelease", "helmreleases"),
+        ("kustomize.toolkit.fluxcd.io", "v1", "Kustomization", "kustomizations"),
+        ("source.toolkit.fluxcd.io", "v1", "GitRepository", "gitrepositories"),
     ]
-    .map(|(group, version, kind)| {
-        let plural = format!("{}s", kind.to_lowercase());
+    .map(|(group, version, kind, plural)| {
         let schema = json!({"type": "object", "x-kubernetes-preserve-unknown-fields": true});
         json!({
             "apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition",
@@ -361,6 +361,98 @@ fn a_how_to_and_its_example_show_the_same_rules() -> Result<()> {
     }
     ensure!(same > 4, "only {same} objects are on both");
     Ok(())
+}
+
+/// Returns a key that the values of the chart lack. An empty map there may have any keys.
+fn unknown_key(given: &Value, chart: &Value, path: &str) -> Option<String> {
+    let (given, chart) = (given.as_object()?, chart.as_object()?);
+    given.iter().find_map(|(key, value)| {
+        let path = format!("{path}.{key}");
+        match chart.get(key) {
+            Some(known) => unknown_key(value, known, &path),
+            None => (!chart.is_empty()).then_some(path),
+        }
+    })
+}
+
+/// Returns the objects of an example, also of its end state, and their specs.
+fn objects_of(folder: &str) -> Result<Vec<Value>> {
+    let mut found = Vec::new();
+    for file in manifests(folder)? {
+        for object in objects(&read(&file)?)? {
+            let present = object["present"].as_array().cloned();
+            found.extend(present.unwrap_or_default());
+            found.extend([object["spec"].clone(), object]);
+        }
+    }
+    Ok(found)
+}
+
+/// Checks that a part of an object on a page is in the example of this page.
+fn is_in_example(part: &Value, name: &str) -> Result<()> {
+    let folder = format!("examples/{name}");
+    let chart: Value = serde_yaml::from_str(&read("manifests/chart/values.yaml")?)?;
+    let has_key = |part: &Map<String, Value>| part.keys().any(|key| chart.get(key).is_some());
+    let (file, part) = if part.as_object().is_some_and(has_key) {
+        let unknown = unknown_key(part, &chart, "");
+        ensure!(unknown.is_none(), "the chart has no value {unknown:?}");
+        ("values.yaml", part.clone())
+    } else if part.get("resources").is_some() {
+        let text = part.to_string();
+        let bases = text
+            .split('"')
+            .filter_map(|text| text.strip_prefix("<mimeo>/"));
+        for base in bases {
+            ensure!(workspace().join(base).is_dir(), "there is no {base}");
+        }
+        let text = text.replace("<mimeo>", "../..");
+        ("kustomization.yaml", serde_json::from_str(&text)?)
+    } else {
+        // A list is one of rules.
+        let part = if part.is_array() {
+            json!({"rules": part})
+        } else {
+            part.clone()
+        };
+        let mut objects = objects_of(&folder)?.into_iter();
+        let found = objects.any(|object| difference(&part, &object, "").is_none());
+        ensure!(found, "no object in {folder} has it");
+        return Ok(());
+    };
+    if workspace().join(&folder).is_dir() {
+        let whole: Value = serde_yaml::from_str(&read(&format!("{folder}/{file}"))?)?;
+        let difference = difference(&part, &whole, "");
+        ensure!(difference.is_none(), "{folder}/{file}: {difference:?}");
+    }
+    Ok(())
+}
+
+/// A page also shows parts of objects: values of the chart, kustomizations, rules of roles.
+#[test]
+fn each_part_of_an_object_in_a_how_to_is_in_its_example() -> Result<()> {
+    let mut count = 0;
+    for entry in fs::read_dir(workspace().join("docs/how-to"))? {
+        let path = entry?.path();
+        let name = path.file_stem().unwrap_or_default().to_string_lossy();
+        for part in super::docs::parts_of(&fs::read_to_string(&path)?)? {
+            is_in_example(&part, &name).with_context(|| format!("{name}: {part}"))?;
+            count += 1;
+        }
+    }
+    ensure!(count > 10, "only {count} parts were found");
+    Ok(())
+}
+
+#[test]
+fn a_key_that_the_chart_lacks_is_found() {
+    let chart = json!({"a": {"b": 1, "c": {}, "d": []}});
+    for (given, unknown) in [
+        (json!({"a": {"b": 2, "c": {"x": 1}, "d": [{"x": 1}]}}), None),
+        (json!({"a": {"x": 1}}), Some(".a.x")),
+        (json!({"a": {}, "x": {}}), Some(".x")),
+    ] {
+        assert_eq!(unknown_key(&given, &chart, "").as_deref(), unknown);
+    }
 }
 
 #[test]

@@ -650,9 +650,21 @@ async fn ended(jobs: &Api<Job>, conditions: [&str; 2], pods: &str) -> Result<()>
     if pods == "succeeded" {
         status["completionTime"] = json!(now);
     }
-    let status = Patch::Merge(json!({"status": status}));
-    jobs.patch_status("mimeo-unregister", &PatchParams::default(), &status)
-        .await?;
+    let write = async |status: &Value| {
+        let status = Patch::Merge(json!({"status": status}));
+        let params = PatchParams::default();
+        jobs.patch_status("mimeo-unregister", &params, &status)
+            .await
+    };
+    match write(&status).await {
+        // In older versions of Kubernetes only Jobs with a success policy may have the first
+        // condition.
+        Err(kube::Error::Api(refused)) if refused.code == 422 => {
+            status["conditions"] = json!([conditions[1]]);
+            write(&status).await?;
+        }
+        outcome => _ = outcome?,
+    }
     Ok(())
 }
 

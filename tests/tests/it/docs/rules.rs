@@ -1,4 +1,4 @@
-//! The rules, grants and policies in the documents: each has only fields of the API, and Mimeo
+//! The YAML in the documents. Each rule, grant and policy has only fields of the API, and Mimeo
 //! accepts it.
 
 use std::{fs, path::Path};
@@ -10,16 +10,25 @@ use serde_json::Value;
 
 use super::{files, workspace};
 
+/// Returns the indented code of a document in blocks, without the indentation.
+fn blocks(text: &str) -> Vec<Vec<&str>> {
+    let lines: Vec<&str> = text.lines().collect();
+    let mut found = Vec::new();
+    for block in lines.split(|line| !line.starts_with("    ")) {
+        let indented = |line: &&str| line.len() - line.trim_start().len();
+        let indent = block.iter().map(indented).min().unwrap_or_default();
+        found.push(block.iter().map(|line| &line[indent..]).collect());
+    }
+    found
+}
+
 /// Returns the YAML in the indented code of a document: from `apiVersion` to the end of the code,
 /// or of the shell's here-document.
 fn manifests(text: &str) -> Vec<String> {
     let mut found = Vec::new();
-    let lines: Vec<&str> = text.lines().collect();
-    for block in lines.split(|line| !line.starts_with("    ")) {
-        let indented = |line: &&str| line.len() - line.trim_start().len();
-        let indent = block.iter().map(indented).min().unwrap_or_default();
+    for block in blocks(text) {
         let mut manifest = String::new();
-        for line in block.iter().map(|line| &line[indent..]) {
+        for line in block {
             if line == "EOF" {
                 found.push(std::mem::take(&mut manifest));
             } else if !manifest.is_empty() || line.starts_with("apiVersion: ") {
@@ -41,6 +50,24 @@ pub(crate) fn rules_of(text: &str) -> Result<Vec<Value>> {
         }
     }
     Ok(found)
+}
+
+/// Returns the parts of objects in the code of a document: YAML that begins with another key than
+/// `apiVersion`, or with an item of a list.
+pub(crate) fn parts_of(text: &str) -> Result<Vec<Value>> {
+    let is_part = |block: &Vec<&str>| {
+        let line = block.first().copied().unwrap_or_default();
+        let first = line.split(' ').next().unwrap_or_default();
+        let is_key = first.ends_with(':') && first.starts_with(|c: char| c.is_ascii_lowercase());
+        first == "-" || is_key && first != "apiVersion:"
+    };
+    let parts = blocks(text).into_iter().filter(is_part);
+    parts
+        .map(|block| {
+            let block = block.join("\n");
+            serde_yaml::from_str(&block).with_context(|| block.clone())
+        })
+        .collect()
 }
 
 /// True if the second value has all fields of the first.
