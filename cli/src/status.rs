@@ -33,7 +33,7 @@ pub(crate) struct StatusArgs {
     #[arg(long)]
     failed: bool,
     /// After the output, print the rules that change until interrupted; with -o json or yaml, the whole
-    /// status after each change
+    /// output again after each change
     #[arg(long, short = 'w', conflicts_with = "wait")]
     watch: bool,
     /// Wait until all copies of these rules are synced. Suspended rules don't count
@@ -148,7 +148,7 @@ fn show_changes(
             }
             print_text(&text)
         }
-        // With --failed, a change may be in a rule that is not shown.
+        // With --failed, a change of a hidden rule would print the same document again.
         _ if shown(before).same(&shown(now)) => Ok(()),
         // The table is printed above.
         _ => print(format, &shown(now), |_| String::new()),

@@ -321,6 +321,7 @@ impl Engine {
 
     /// Takes in the answer to a request.
     pub fn outcome(&mut self, ticket: &Ticket, outcome: Outcome, now: Tick) {
+        // Only the webhook uses this delay: the reconciler sets no pending label.
         if ticket.verb == Verb::Create && matches!(outcome, Outcome::Object(_)) {
             self.gate.adapt(ticket, now);
         }

@@ -57,7 +57,7 @@ impl Index {
                 Some(Blocked::Condition(ConditionReason::SourceNotFound))
             }
             Err(NoRendering::Refused(why)) if why.by_the_rule() => {
-                Some(Blocked::Failure(FailureReason::Invalid))
+                Some(Blocked::Failure(why.failure().reason))
             }
             Err(NoRendering::Refused(_)) => {
                 Some(Blocked::Condition(ConditionReason::SourceRefused))

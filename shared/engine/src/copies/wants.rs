@@ -9,6 +9,7 @@ use mimeo_model::{
     choices::Strategy,
     drift::Marked,
     id::{KindId, ProjectionId, RuleId, RuleKind},
+    meta::source_hash,
     outcome::FailureReason,
     render::unset,
     role::Role,
@@ -27,6 +28,8 @@ use crate::{
 pub(crate) struct BlockedCopy {
     pub(crate) kind: KindId,
     pub(crate) name: Arc<str>,
+    /// The hash of its source, as in [`Seen::source`](mimeo_model::meta::Seen::source).
+    pub(crate) source: u64,
     cause: Cause,
 }
 
@@ -129,6 +132,7 @@ impl Index {
                         copies.push(BlockedCopy {
                             kind: projection.kind,
                             name: copy_name,
+                            source: source_hash(&projection.source.to_string()),
                             cause: Cause::Taken(present.clone()),
                         });
                     }
@@ -147,19 +151,19 @@ impl Index {
                     copies.push(BlockedCopy {
                         kind: projection.kind,
                         name: copy_name,
+                        source: source_hash(&projection.source.to_string()),
                         cause: Cause::Unset(variable.clone()),
                     });
                     continue;
                 }
                 // Between two sources of one rule, the source of the earlier target wins, and then
                 // the earlier source.
-                let (winner, loser) =
+                let (winner, loser, source) =
                     if holder.rule != projection.rule && self.precedes(id, &holder.rule, marked) {
-                        let loser = holder.rule.clone();
                         wants.insert(key, projection_id);
-                        (id.clone(), loser)
+                        (id.clone(), holder.rule.clone(), &holder.source)
                     } else {
-                        (holder.rule.clone(), id.clone())
+                        (holder.rule.clone(), id.clone(), &projection.source)
                     };
                 let copies = blocked.entry(loser).or_default();
                 // Another target of the same rule may have lost the copy already, to a rule that
@@ -172,6 +176,7 @@ impl Index {
                     None => copies.push(BlockedCopy {
                         kind: projection.kind,
                         name: copy_name,
+                        source: source_hash(&source.to_string()),
                         cause: Cause::Taken(winner),
                     }),
                 }
@@ -281,8 +286,8 @@ impl Index {
     }
 
     /// True if a Replication's selectors may find the source of this copy. The webhook does not
-    /// watch these selectors. The copy's own annotation, which only Mimeo may change, names the
-    /// source.
+    /// watch these selectors, and only the webhook asks this. The copy's own annotation, which only
+    /// Mimeo may change, names the source.
     fn may_select_for(&self, rule: &Rule, space: &Namespace, copy: &Marked<'_>) -> bool {
         if rule.id.kind != RuleKind::Replication {
             return false;

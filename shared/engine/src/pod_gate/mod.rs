@@ -407,7 +407,7 @@ impl Index {
     /// A namespace has lost its pending label or has other labels now. If a webhook runs, it has
     /// written the copies for these labels already. The namespace watch may be ahead of the watches
     /// of copies. So this process waits a moment: a second write would cost a request and gain
-    /// nothing.
+    /// nothing. A webhook replica never learns of webhooks, so it doesn't wait.
     pub(crate) fn let_settle(&mut self, name: &Arc<str>, work: &mut Work) {
         if self.webhooks.seen.is_empty() {
             return;

@@ -15,6 +15,7 @@ use crate::{
     copy::{CopyState, Leave},
     projection::{NoRendering, Projection},
     verdict::Outlook,
+    wants::BlockedCopy,
 };
 
 /// The fate of a copy according to the wishes of all rules. Other files check whether the rule is
@@ -111,9 +112,11 @@ impl Index {
             // namespace, in the rule's selection, or in the grants.
             return Fate::Unmatched;
         }
-        // Another rule has a copy that this rule wants here, so there may be nothing to replace
-        // this one.
-        if state.blocked.contains_key(name) {
+        // Another rule or source has the copy that should replace this one, or its name can't be
+        // filled in. So this copy stays.
+        let replaces = |copy: &BlockedCopy| copy.source == seen.source;
+        let mut blocked = state.blocked.get(name).into_iter().flatten();
+        if blocked.any(replaces) {
             return Fate::Keep(Leave::Undecided);
         }
         self.superseded(rule, namespace, copy, seen)

@@ -649,14 +649,16 @@ pub fn check_unwanted(
     if here.clone().any(|(_, (_, state))| *state != State::Synced) {
         return Ok(());
     }
-    // Another rule, or another source of the rule, has a copy that the rule wants here.
+    // Another rule, or another source of the rule, has the copy that should replace this one.
     let targets = spec
         .targets
         .iter()
         .filter(|to| to.matches(&key.namespace, &labels));
     let mut wanted = targets.flat_map(|to| {
         let sources = spec.sources.iter();
-        sources.map(|source| (*source, to.copy_name(*source)))
+        let origin = ours.annotation(names::SOURCE);
+        let own = sources.filter(move |source| origin == Some(&source_name(**source)));
+        own.map(|source| (*source, to.copy_name(*source)))
     });
     let taken = |(source, copy): (usize, String)| {
         let at = Key::new(SOURCES[source].0, &key.namespace, &copy);
