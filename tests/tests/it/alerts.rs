@@ -9,8 +9,6 @@ mod state_metrics;
 use std::{
     collections::{BTreeMap, BTreeSet},
     convert::Infallible,
-    fs,
-    path::Path,
 };
 
 use anyhow::{Context, Result, anyhow, ensure};
@@ -24,7 +22,7 @@ use promql_parser::{
 use serde::Deserialize;
 use serde_json::Value;
 
-use crate::stages::PLAIN;
+use crate::{repository::read, stages::PLAIN};
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -43,11 +41,6 @@ struct Alert {
     pending: String,
     labels: BTreeMap<String, String>,
     annotations: BTreeMap<String, String>,
-}
-
-fn read(path: &str) -> Result<String> {
-    fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(path))
-        .context(path.to_owned())
 }
 
 fn alerts() -> Result<Vec<Alert>> {

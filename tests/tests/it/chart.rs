@@ -19,6 +19,8 @@ use mimeo_tests::{ControlPlane, NAMESPACE, create_namespace, scenario};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
+use crate::repository::workspace;
+
 /// The sets of values, by the names of their files.
 const SETS: [&str; 6] = [
     "defaults",
@@ -28,10 +30,6 @@ const SETS: [&str; 6] = [
     "strict-host-network",
     "elsewhere",
 ];
-
-fn workspace() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
-}
 
 fn chart() -> PathBuf {
     workspace().join("manifests/chart")

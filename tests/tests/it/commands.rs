@@ -6,7 +6,7 @@
 
 mod documents;
 
-use std::{collections::BTreeSet, fs, os::unix::fs::symlink, process::Command, time::Instant};
+use std::{collections::BTreeSet, os::unix::fs::symlink, time::Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use k8s_openapi::api::core::v1::Secret;
@@ -21,7 +21,11 @@ use mimeo_tests::{
 use serde_json::json;
 use tempfile::TempDir;
 
-use self::documents::{OUTPUT, Shown, blocks, commands, documents, workspace};
+use self::documents::{OUTPUT, Shown, blocks, commands, documents};
+use crate::{
+    plugin::bash,
+    repository::{read, workspace},
+};
 
 /// Commands that no test runs: their beginning, and the reason.
 const NOT_RUN: [(&str, &str); 10] = [
@@ -222,24 +226,21 @@ impl AtWork {
     /// be at most `worst`. If a webhook call timed out, or the command waited for less time than a
     /// busy machine needs, it is run again.
     fn typed(&self, command: &str, worst: i32) -> Result<String> {
-        let (kubectl, helm) = (self.control_plane.kubectl()?, helm()?);
-        let runbook = fs::read_to_string(workspace().join("manifests/chart/RUNBOOK.md"))?;
+        let helm = helm()?;
+        let runbook = read("manifests/chart/RUNBOOK.md")?;
         let logs = runbook
             .lines()
             .find_map(|line| Some(line.trim_start()).filter(|line| line.starts_with("logs() ")))
             .context("no word logs")?;
         let script = format!(
-            "kubectl() {{ \"$KUBECTL\" \"$@\"; }}\nhelm() {{ \"$HELM\" \"$@\"; }}\n\
+            "helm() {{ \"$HELM\" \"$@\"; }}\n\
              m() {{ kubectl --namespace {NAMESPACE} \"$@\"; }}\n{logs}\n{command}"
         );
-        let mut bash = Command::new("bash");
+        let mut bash = bash(&self.control_plane, &script)?;
+        let set = helm.get_envs();
         bash.current_dir(self.folder.path())
-            .env("KUBECTL", kubectl.get_program())
-            .env("HELM", helm.get_program())
-            .args(["-c", &script]);
-        let set = helm.get_envs().chain(kubectl.get_envs());
-        bash.envs(set.filter_map(|(name, value)| Some((name, value?))))
-            .env("PATH", crate::plugin::path()?);
+            .envs(set.filter_map(|(name, value)| Some((name, value?))))
+            .env("HELM", helm.get_program());
         let until = Instant::now() + SOON;
         loop {
             let output = bash.output()?;
@@ -313,7 +314,7 @@ fn every_command_of_the_documents_is_run_or_has_a_reason_not_to_be() -> Result<(
         "the documents have no other exceptions"
     );
     for (document, beginning) in OUTPUT {
-        let text = fs::read_to_string(workspace().join(document))?;
+        let text = read(document)?;
         let is_there = blocks(&text)
             .iter()
             .any(|block| block[0].starts_with(beginning));
@@ -417,7 +418,7 @@ async fn the_quick_start_goes_as_it_says() -> Result<()> {
     }
     let (first, changes) = changes.split_first().context("no first rule")?;
     let told = cluster.carry_out(first)?;
-    let text = fs::read_to_string(workspace().join("docs/start/quick-start.md"))?;
+    let text = read("docs/start/quick-start.md")?;
     for line in text
         .lines()
         .filter(|line| line.starts_with("    Warning: ") || line.ends_with("/registry created"))

@@ -8,13 +8,11 @@ mod rules;
 
 pub(crate) use rules::{parts_of, rules_of};
 
-use std::{
-    collections::BTreeSet,
-    fs,
-    path::{Path, PathBuf},
-};
+use std::{collections::BTreeSet, fs, path::Path};
 
 use anyhow::{Context, Result, ensure};
+
+use crate::repository::{files, workspace};
 
 /// Where the project's files can be read. Documents that are shown elsewhere have links that begin
 /// with it.
@@ -25,24 +23,6 @@ const WORDS: usize = 30_000;
 
 /// The most words of a sentence.
 const WORDS_OF_A_SENTENCE: usize = 30;
-
-fn workspace() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
-}
-
-/// Finds the files below a folder with this extension, except built and hidden ones.
-fn files(folder: &Path, extension: &str, found: &mut Vec<PathBuf>) -> Result<()> {
-    for entry in fs::read_dir(folder)? {
-        let path = entry?.path();
-        let name = path.file_name().unwrap_or_default().to_string_lossy();
-        if path.is_dir() && name != "target" && !name.starts_with('.') {
-            files(&path, extension, found)?;
-        } else if path.extension().is_some_and(|known| known == extension) {
-            found.push(path);
-        }
-    }
-    Ok(())
-}
 
 /// Returns a document without its code: without fenced blocks, indented blocks, and text between
 /// backticks.

@@ -1,13 +1,7 @@
 //! The folders of `examples/`: the commands of each README run on a real API server with both
 //! programs, and lead to the end state in `expected.yaml`. The how-to pages show the same rules.
 
-use std::{
-    collections::BTreeSet,
-    fs,
-    path::{Path, PathBuf},
-    process::Command,
-    time::Duration,
-};
+use std::{collections::BTreeSet, fs, path::Path, process::Command, time::Duration};
 
 use anyhow::{Context, Result, bail, ensure};
 use mimeo_tests::{
@@ -16,6 +10,8 @@ use mimeo_tests::{
 };
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
+
+use crate::repository::{read, workspace};
 
 /// Time limit for a command that depends on an earlier one. Aggregated roles and admission policies
 /// take effect a moment after they are written.
@@ -41,14 +37,6 @@ struct Refused {
     command: String,
     /// A part of the output.
     message: String,
-}
-
-fn workspace() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
-}
-
-fn read(path: &str) -> Result<String> {
-    fs::read_to_string(workspace().join(path)).with_context(|| path.to_owned())
 }
 
 /// Returns the names of the folders. The folder that takes permissions from the programs is last.

@@ -45,6 +45,7 @@ mod release;
 mod replication_authors;
 mod replications;
 mod replications_whole;
+mod repository;
 mod restored;
 mod restricted;
 mod rights;

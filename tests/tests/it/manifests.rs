@@ -1,12 +1,7 @@
 //! The manifests as users install them. The API server accepts them, the programs accept their
 //! flags, and the webhook has the permissions that it needs on its configurations.
 
-use std::{
-    collections::BTreeMap,
-    fs,
-    path::{Path, PathBuf},
-    process::Command,
-};
+use std::{collections::BTreeMap, fs, path::Path, process::Command};
 
 use anyhow::{Context, Result, bail, ensure};
 use k8s_openapi::api::{
@@ -20,11 +15,10 @@ use mimeo_tests::{
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use crate::reference::{PROGRAMS, flags};
-
-fn workspace() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
-}
+use crate::{
+    reference::{PROGRAMS, flags},
+    repository::workspace,
+};
 
 fn run(command: &mut Command) -> Result<String> {
     let output = command

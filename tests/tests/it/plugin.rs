@@ -132,20 +132,25 @@ fn fix_command(answer: &Value) -> Result<&str> {
     command.with_context(|| format!("no command: {answer:#}"))
 }
 
+/// A shell with kubectl and the plugin, for a script.
+pub(crate) fn bash(control_plane: &ControlPlane, script: &str) -> Result<Command> {
+    let kubectl = control_plane.kubectl()?;
+    let set = kubectl.get_envs();
+    let script = format!("kubectl() {{ \"$KUBECTL\" \"$@\"; }}\n{script}");
+    let mut bash = Command::new("bash");
+    bash.args(["-c", &script])
+        .envs(set.filter_map(|(name, value)| Some((name, value?))))
+        .env("KUBECTL", kubectl.get_program())
+        .env("PATH", path()?);
+    Ok(bash)
+}
+
 /// Runs a command line that the plugin printed, in a shell. Returns its standard output. A command
 /// that fails is run again, because a webhook may answer too late on a busy machine.
 async fn shell(control_plane: &ControlPlane, line: &str) -> Result<String> {
-    let kubectl = control_plane.kubectl()?;
-    let script = format!("kubectl() {{ \"$KUBECTL\" \"$@\"; }}\n{line}");
+    let script = format!("set -eo pipefail\n{line}");
     eventually(SOON, line, || async {
-        let set = kubectl
-            .get_envs()
-            .filter_map(|(name, value)| Some((name, value?)));
-        let mut bash = Command::new("bash");
-        bash.args(["-eo", "pipefail", "-c", &script])
-            .env("KUBECTL", kubectl.get_program())
-            .env("PATH", path()?)
-            .envs(set);
+        let bash = bash(control_plane, &script)?;
         let Output {
             code,
             stdout,

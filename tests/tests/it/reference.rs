@@ -1,15 +1,13 @@
 //! The reference pages that people write: flags, labels and annotations, limits, values of the
 //! chart. Each has what the code has, and nothing else.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    fs,
-    path::Path,
-};
+use std::collections::{BTreeMap, BTreeSet};
 
 use anyhow::{Context, Result, ensure};
 use mimeo_tests::{Program, scenario::SOON};
 use serde_json::Value;
+
+use crate::repository::read;
 
 /// Both programs. The page of the flags has a section for each.
 pub(crate) const PROGRAMS: [&str; 2] = ["mimeo-webhook", "mimeo-reconciler"];
@@ -174,11 +172,6 @@ const LIMITS: [(&str, &str, &str, &str); 26] = [
         "a map counts for 5",
     ),
 ];
-
-fn read(path: &str) -> Result<String> {
-    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(path);
-    fs::read_to_string(file).with_context(|| path.to_owned())
-}
 
 /// Returns the items of a page's lists and the rows of its tables. One may have several lines.
 fn items(text: &str) -> Vec<String> {

@@ -1,10 +1,12 @@
 //! The workflows in `.github` only call targets of the Makefile. So a developer can run all that
 //! the forge checks.
 
-use std::{collections::BTreeSet, fs, path::Path};
+use std::collections::BTreeSet;
 
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
+
+use crate::repository::read;
 
 const WORKFLOWS: [&str; 2] = ["ci.yml", "release.yml"];
 
@@ -18,11 +20,6 @@ const EXCEPTIONS: [&str; 3] = [
     "sudo apt-get install --yes ",
     r#"gh release create "$GITHUB_REF_NAME" --repo "$GITHUB_REPOSITORY" --draft --verify-tag "#,
 ];
-
-fn read(path: &str) -> Result<String> {
-    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(path);
-    fs::read_to_string(file).with_context(|| path.to_owned())
-}
 
 fn workflow(name: &str) -> Result<Value> {
     let text = read(&format!(".github/workflows/{name}"))?;
@@ -139,10 +136,7 @@ fn actions_have_a_version_and_only_the_upload_may_write() -> Result<()> {
             json!({"contents": "read"}),
             "{name}"
         );
-        for action in steps(&workflow)?
-            .into_iter()
-            .filter_map(|step| step["uses"].as_str())
-        {
+        for action in steps_of.iter().filter_map(|step| step["uses"].as_str()) {
             let (_, version) = action.split_once("@v").context(action.to_owned())?;
             ensure!(
                 version.chars().all(|c| c.is_ascii_digit()),

@@ -9,7 +9,6 @@ use mimeo_model::{
     choices::Strategy,
     drift::Marked,
     id::{KindId, ProjectionId, RuleId, RuleKind},
-    meta::source_hash,
     outcome::FailureReason,
     render::unset,
     role::Role,
@@ -28,8 +27,8 @@ use crate::{
 pub(crate) struct BlockedCopy {
     pub(crate) kind: KindId,
     pub(crate) name: Arc<str>,
-    /// The hash of its source, as in [`Seen::source`](mimeo_model::meta::Seen::source).
-    pub(crate) source: u64,
+    /// The projection that lost.
+    pub(crate) projection: ProjectionId,
     cause: Cause,
 }
 
@@ -132,14 +131,16 @@ impl Index {
                         copies.push(BlockedCopy {
                             kind: projection.kind,
                             name: copy_name,
-                            source: source_hash(&projection.source.to_string()),
+                            projection: projection_id,
                             cause: Cause::Taken(present.clone()),
                         });
                     }
                     continue;
                 }
                 let key = (projection.kind, copy_name.clone());
-                let Some(holder) = wants.get(&key).and_then(|id| self.projections.get(id)) else {
+                let held = wants.get(&key);
+                let held = held.and_then(|id| Some((*id, self.projections.get(id)?)));
+                let Some((held, holder)) = held else {
                     wants.insert(key, projection_id);
                     continue;
                 };
@@ -151,19 +152,19 @@ impl Index {
                     copies.push(BlockedCopy {
                         kind: projection.kind,
                         name: copy_name,
-                        source: source_hash(&projection.source.to_string()),
+                        projection: projection_id,
                         cause: Cause::Unset(variable.clone()),
                     });
                     continue;
                 }
                 // Between two sources of one rule, the source of the earlier target wins, and then
                 // the earlier source.
-                let (winner, loser, source) =
+                let (winner, loser, lost) =
                     if holder.rule != projection.rule && self.precedes(id, &holder.rule, marked) {
                         wants.insert(key, projection_id);
-                        (id.clone(), holder.rule.clone(), &holder.source)
+                        (id.clone(), holder.rule.clone(), held)
                     } else {
-                        (holder.rule.clone(), id.clone(), &projection.source)
+                        (holder.rule.clone(), id.clone(), projection_id)
                     };
                 let copies = blocked.entry(loser).or_default();
                 // Another target of the same rule may have lost the copy already, to a rule that
@@ -176,7 +177,7 @@ impl Index {
                     None => copies.push(BlockedCopy {
                         kind: projection.kind,
                         name: copy_name,
-                        source: source_hash(&source.to_string()),
+                        projection: lost,
                         cause: Cause::Taken(winner),
                     }),
                 }

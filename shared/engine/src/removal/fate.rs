@@ -15,7 +15,6 @@ use crate::{
     copy::{CopyState, Leave},
     projection::{NoRendering, Projection},
     verdict::Outlook,
-    wants::BlockedCopy,
 };
 
 /// The fate of a copy according to the wishes of all rules. Other files check whether the rule is
@@ -112,11 +111,11 @@ impl Index {
             // namespace, in the rule's selection, or in the grants.
             return Fate::Unmatched;
         }
-        // Another rule or source has the copy that should replace this one, or its name can't be
-        // filled in. So this copy stays.
-        let replaces = |copy: &BlockedCopy| copy.source == seen.source;
-        let mut blocked = state.blocked.get(name).into_iter().flatten();
-        if blocked.any(replaces) {
+        // Another rule or source may have the copy that should replace this one, or its name can't
+        // be filled in. Then this copy stays.
+        let blocked = state.blocked.get(name).into_iter().flatten();
+        let mut lost = blocked.filter_map(|copy| self.projections.get(&copy.projection));
+        if lost.any(|projection| is_replacement(projection, seen)) {
             return Fate::Keep(Leave::Undecided);
         }
         self.superseded(rule, namespace, copy, seen)

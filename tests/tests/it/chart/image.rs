@@ -5,7 +5,7 @@ use std::{collections::BTreeSet, fs};
 
 use anyhow::{Context, Result, ensure};
 
-use super::workspace;
+use crate::repository::workspace;
 
 fn dockerfile() -> Result<String> {
     fs::read_to_string(workspace().join("Dockerfile")).context("no Dockerfile")

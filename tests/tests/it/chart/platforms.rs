@@ -6,7 +6,8 @@ use std::{collections::BTreeSet, fs};
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 
-use super::{ask_helm, chart, find, objects, refused, rendered, workspace};
+use super::{ask_helm, chart, find, objects, refused, rendered};
+use crate::repository::workspace;
 
 /// Where the project's files can be read. Links of the packaged chart begin with it.
 const HOME: &str = "https://mimeo.dev";

@@ -1,13 +1,10 @@
 //! The code in the documents, and the commands in it.
 
-use std::{
-    fs,
-    path::{Path, PathBuf},
-};
-
 use anyhow::{Context, Result, bail};
 use serde::Deserialize;
 use serde_json::Value;
+
+use crate::repository::{files, read, workspace};
 
 /// Code that is neither YAML nor a command: its document, and its beginning.
 pub(super) const OUTPUT: [(&str, &str); 3] = [
@@ -22,10 +19,6 @@ pub(super) const OUTPUT: [(&str, &str); 3] = [
     ),
 ];
 
-pub(super) fn workspace() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
-}
-
 /// Returns the documents for users, as paths from the root of the repository.
 pub(super) fn documents() -> Result<Vec<String>> {
     let outside = [
@@ -33,20 +26,13 @@ pub(super) fn documents() -> Result<Vec<String>> {
         "manifests/chart/README.md",
         "manifests/chart/RUNBOOK.md",
     ];
-    let mut found = outside.map(str::to_owned).to_vec();
-    let mut folders = vec!["docs".to_owned()];
-    while let Some(folder) = folders.pop() {
-        for entry in fs::read_dir(workspace().join(&folder))? {
-            let entry = entry?;
-            let path = format!("{folder}/{}", entry.file_name().to_string_lossy());
-            if entry.path().is_dir() {
-                folders.push(path);
-            } else if entry.path().extension().is_some_and(|known| known == "md") {
-                found.push(path);
-            }
-        }
-    }
-    Ok(found)
+    let root = workspace();
+    let mut found = outside.map(|path| root.join(path)).to_vec();
+    files(&root.join("docs"), "md", &mut found)?;
+    let paths = found
+        .iter()
+        .filter_map(|file| file.strip_prefix(&root).ok()?.to_str());
+    Ok(paths.map(str::to_owned).collect())
 }
 
 /// Returns the code of a document in blocks, without its indentation. It leaves out blocks that are
@@ -107,7 +93,7 @@ pub(super) struct Shown {
 
 /// Returns the commands of a document, in order.
 pub(super) fn commands(document: &str) -> Result<Vec<Shown>> {
-    let text = fs::read_to_string(workspace().join(document))?;
+    let text = read(document)?;
     let mut commands = Vec::new();
     for block in blocks(&text) {
         let is_output = OUTPUT

@@ -12,7 +12,7 @@ use mimeo_tests::{
 };
 use serde_json::{Map, Value, json};
 
-use super::workspace;
+use crate::repository::workspace;
 
 /// The namespace of the Replications in the tables.
 const HOME: &str = "team-a";

@@ -10,7 +10,7 @@ use mimeo_tests::{
     scenario::{SOON, kubectl},
 };
 
-use super::workspace;
+use crate::repository::workspace;
 use crate::stages::PLAIN;
 
 /// Returns the output without the fields of `metadata` and without spaces at the ends of lines.

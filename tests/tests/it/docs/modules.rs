@@ -24,7 +24,7 @@ type Uses = BTreeMap<String, BTreeSet<String>>;
 
 #[test]
 fn no_modules_use_each_other_in_a_circle() -> Result<()> {
-    let root = super::workspace();
+    let root = crate::repository::workspace();
     for name in CRATES {
         let uses = uses(&root.join(name).join("src"))?;
         ensure!(!uses.is_empty(), "{name} has no modules");
@@ -89,7 +89,7 @@ fn circle(uses: &Uses) -> Vec<String> {
 fn uses(source: &Path) -> Result<Uses> {
     let mut uses = Uses::new();
     let mut files = Vec::new();
-    super::files(source, "rs", &mut files)?;
+    crate::repository::files(source, "rs", &mut files)?;
     for file in files {
         let path = file.strip_prefix(source)?;
         let first = path

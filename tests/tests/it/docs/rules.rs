@@ -8,7 +8,7 @@ use mimeo_model::{grant::Grant, policy::Policy, refusal::Refusal, rule::Rule};
 use serde::{Deserialize as _, Serialize, de::DeserializeOwned};
 use serde_json::Value;
 
-use super::{files, workspace};
+use crate::repository::{files, workspace};
 
 /// Returns the indented code of a document in blocks, without the indentation.
 fn blocks(text: &str) -> Vec<Vec<&str>> {

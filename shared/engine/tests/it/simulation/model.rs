@@ -278,12 +278,16 @@ pub fn source_for<'a>(server: &'a Server, spec: &RuleSpec, index: usize) -> Opti
         .filter(|source| !spec.picks || (label(source) && server.served(source.key.res)))
 }
 
+/// Returns the source that a copy names in its annotation.
+fn origin_of(copy: &Object) -> Option<usize> {
+    let named = copy.annotation(names::SOURCE)?;
+    (0..SOURCES.len()).find(|index| *named == source_name(*index))
+}
+
 /// True if a copy's rule selects its sources and does not find the source of this copy, although it
 /// selects objects of that kind in that namespace.
 fn unselected(server: &Server, spec: &RuleSpec, copy: &Object) -> bool {
-    let origin = (0..SOURCES.len())
-        .find(|index| copy.annotation(names::SOURCE) == Some(&source_name(*index)));
-    let Some(origin) = origin.filter(|_| spec.picks) else {
+    let Some(origin) = origin_of(copy).filter(|_| spec.picks) else {
         return false;
     };
     let home = |index: usize| (SOURCES[index].0, SOURCES[index].1);
@@ -650,22 +654,17 @@ pub fn check_unwanted(
         return Ok(());
     }
     // Another rule, or another source of the rule, has the copy that should replace this one.
-    let targets = spec
+    let taken = |to: &To, origin: usize| {
+        let at = Key::new(SOURCES[origin].0, &key.namespace, &to.copy_name(origin));
+        let has = |want: &Want| want.rule == name && want.source == origin;
+        settled.get(&at).is_some_and(|(want, _)| !has(want))
+    };
+    let origin = origin_of(ours).filter(|origin| spec.sources.contains(origin));
+    let mut targets = spec
         .targets
         .iter()
         .filter(|to| to.matches(&key.namespace, &labels));
-    let mut wanted = targets.flat_map(|to| {
-        let sources = spec.sources.iter();
-        let origin = ours.annotation(names::SOURCE);
-        let own = sources.filter(move |source| origin == Some(&source_name(**source)));
-        own.map(|source| (*source, to.copy_name(*source)))
-    });
-    let taken = |(source, copy): (usize, String)| {
-        let at = Key::new(SOURCES[source].0, &key.namespace, &copy);
-        let has = |(want, _): &(Want, State)| want.rule == name && want.source == source;
-        settled.get(&at).is_some_and(|one| !has(one))
-    };
-    if wanted.any(taken) {
+    if origin.is_some_and(|origin| targets.any(|to| taken(to, origin))) {
         return same(was, is, "the copy in its place is another rule's");
     }
     gone(ours, is, "superseded")
