@@ -388,6 +388,16 @@ impl<'a> Judge<'a> {
         })
     }
 
+    /// True if another copy that the same rule wants in the namespace is clouded. It may be in
+    /// conflict, and then the rule's former copy stays.
+    fn waits_for_clouded(&self, cell: &Cell) -> bool {
+        let Some(holder) = self.holder(cell) else {
+            return false;
+        };
+        let claims = self.round.now().claims_in(&holder.rule, &cell.namespace);
+        claims.iter().any(|(other, _)| self.clouded(other))
+    }
+
     fn judge(&self, cell: &Cell) -> Option<String> {
         let now = self.round.now();
         if !now.namespaces.contains_key(&cell.namespace) {
@@ -407,7 +417,7 @@ impl<'a> Judge<'a> {
             self.count("left open by the documents");
             return None;
         }
-        if self.clouded(cell) {
+        if self.clouded(cell) || verdict == Verdict::Goes && self.waits_for_clouded(cell) {
             self.count("tampered with, without a proof that it is Mimeo's");
             return None;
         }

@@ -327,7 +327,7 @@ impl World {
     }
 
     /// Returns the cells that a rule wants in a namespace, each with its source.
-    fn claims_in(&self, id: &RuleId, namespace: &str) -> Vec<(Cell, Cell)> {
+    pub fn claims_in(&self, id: &RuleId, namespace: &str) -> Vec<(Cell, Cell)> {
         let (Some(Rule { spec, .. }), Some(Namespace { labels, .. })) =
             (self.rules.get(id), self.namespaces.get(namespace))
         else {
