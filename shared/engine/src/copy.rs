@@ -131,7 +131,7 @@ pub struct CopyState {
     /// True if a request must verify the copy even if it looks correct: the rule's resync period
     /// has passed.
     pub verify: bool,
-    /// True if Mimeo sent a delete request and got no answer. The API server may have deleted the
+    /// True if Mimeo sent a delete request and has no answer. The API server may have deleted the
     /// object.
     pub leaving: bool,
     /// True if an answer of the API server has shown an object here. A watch event alone proves

@@ -211,8 +211,8 @@ async fn sit(seed: u64, rounds: u64) -> Result<()> {
     exam.await_ends().await?;
     let pods = &exam.pods;
     eprintln!(
-        "{rounds} rounds, {kills} kills, slowest round {slowest:?}; pods: {} admitted, {} denied, {} copies looked for before them",
-        pods.admitted, pods.denied, pods.checked
+        "{rounds} rounds, {kills} kills, slowest round {slowest:?}; pods: {} admitted, {} denied, {} copies looked for before them, {} missing where labels came back at once",
+        pods.admitted, pods.denied, pods.checked, pods.excepted
     );
     coverage
         .iter()

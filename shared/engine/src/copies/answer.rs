@@ -185,6 +185,9 @@ impl Index {
             let copy = &mut namespace.copies[at];
             if copy.phase == Phase::InFlight(ticket.serial) {
                 copy.phase = Phase::Idle;
+                if matches!(ticket.verb, Verb::Delete(..)) {
+                    copy.leaving = matches!(outcome, Outcome::Unavailable { .. });
+                }
                 let owner = self.rule_of(copy);
                 let place = Place {
                     name: &ticket.namespace,
@@ -345,13 +348,12 @@ impl Index {
                     .back_off(&ticket.namespace, copy, Some(Duration::from_secs(1)), self);
             }
             (
-                verb,
+                _,
                 Outcome::Unavailable {
                     retry_after,
                     failure,
                 },
             ) => {
-                copy.leaving |= matches!(verb, Verb::Delete(..));
                 copy.repaired = 0;
                 self.fail(&ticket.namespace, copy, failure, effects);
                 effects

@@ -99,6 +99,8 @@ impl Index {
             Step::Apply(_) | Step::Claim(_) if reserved.is_some() => Outlook::Conflict,
             Step::Create(_) => Outlook::Create,
             Step::Apply(_) | Step::Claim(_) | Step::Take(_) => Outlook::Update,
+            // An object that was in the way is read again. It counts until the answer arrives.
+            Step::Look if copy.verdict.outlook == Outlook::Conflict => Outlook::Conflict,
             Step::Leave(_) | Step::Compare | Step::Look | Step::Delete(_) => Outlook::Open,
         };
         let step = match self.step_towards(aim, (projection, state), place, copy) {

@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use mimeo_model::{
     id::{ProjectionId, RuleId},
-    meta::Checksum,
+    meta::{Checksum, Seen},
     outcome::{Failure, FailureReason},
     role::Role,
 };
@@ -13,7 +13,7 @@ use crate::{
     Effects, Index, Namespace, SourceState,
     clock::Tick,
     copy::{CopyState, Leave, Phase, Reference, Step, Why},
-    verdict::Need,
+    verdict::{Need, Outlook},
     work::Timer,
 };
 
@@ -152,6 +152,12 @@ impl Index {
             self.mark_status_of_copy_due(index, namespace);
         }
         let copy = &mut namespace.copies[index];
+        let rested = copy.verdict.step == Step::Leave(Leave::Suspended);
+        if rested && !matches!(step, Step::Leave(Leave::Suspended) | Step::Look) {
+            // The rule was resumed. A person waits for this.
+            copy.streak = 0;
+            copy.retry_now();
+        }
         copy.verdict = verdict;
         copy.approved = copy.approved.filter(|why| step.may_be_for(*why));
         if let Step::Leave(why) = step {
@@ -215,11 +221,14 @@ impl Index {
                 effects.work.back_off(name, copy, None, self);
             }
             // No watch will show the end of this object.
-            Leave::Deleting
-                if copy.phase == Phase::Idle
-                    && copy
-                        .seen()
-                        .is_some_and(|seen| seen.unwatched(self.settings.role)) =>
+            Leave::Deleting if self.is_idle_and_unwatched(copy) => {
+                copy.failure = None;
+                effects.work.back_off(name, copy, None, self);
+            }
+            // The plan of a suspended rule names this object until a read shows that it is gone.
+            Leave::Suspended
+                if copy.verdict.outlook == Outlook::Conflict
+                    && self.is_idle_and_unwatched(copy) =>
             {
                 copy.failure = None;
                 effects.work.back_off(name, copy, None, self);
@@ -232,6 +241,12 @@ impl Index {
         if let Some(state) = rule.and_then(|id| self.rules.get_mut(&id)) {
             state.status.mark_due();
         }
+    }
+
+    /// True if Mimeo may read the object again after a pause, because no watch shows its end.
+    fn is_idle_and_unwatched(&self, copy: &CopyState) -> bool {
+        let unwatched = |seen: &Seen| seen.unwatched(self.settings.role);
+        copy.phase == Phase::Idle && copy.seen().is_some_and(unwatched)
     }
 
     /// Sets the timer for the next verification of a copy, at the end of the rule's resync period.

@@ -225,6 +225,7 @@ impl Index {
             .or_else(|| copy.ours().and_then(|seen| seen.rule.clone()));
         effects.work.serial = effects.work.serial.wrapping_add(1);
         copy.phase = Phase::InFlight(effects.work.serial);
+        copy.leaving |= matches!(verb, Verb::Delete(..));
         let ticket = Ticket {
             namespace: name.clone(),
             name: copy.name.clone(),

@@ -18,7 +18,7 @@ use mimeo_model::{
 use crate::{
     Effects, Index, Queued, Settings,
     clock::Tick,
-    copy::{CopyKey, CopyState, Failing, Observation, Phase},
+    copy::{CopyKey, CopyState, Failing, Leave, Observation, Phase, Step},
     events::EventCause,
     jobs::{Job, JobKey},
     losses::LossEvent,
@@ -267,7 +267,12 @@ impl Index {
                         .failure
                         .as_ref()
                         .is_some_and(|failure| failure.failure.reason == FailureReason::Conflict);
-                if barred || copy.seen().is_some_and(|seen| seen.unwatched(role)) {
+                let unwatched = copy.seen().is_some_and(|seen| seen.unwatched(role));
+                let rests = copy.verdict.step == Step::Leave(Leave::Suspended);
+                if unwatched && rests {
+                    // The plan of a suspended rule tells of the object until the read's answer.
+                    copy.observed = Observation::Taken(copy.ours().map(|seen| seen.uid));
+                } else if unwatched || barred {
                     copy.observed = Observation::Unknown;
                 }
                 self.dirty.insert(key.0);

@@ -523,6 +523,50 @@ fn a_suspended_rule_counts_what_it_would_take() {
     }
 }
 
+/// No watch shows an object without Mimeo's label, so a read must show that it is gone.
+#[test]
+fn the_plan_of_a_suspended_rule_notices_that_an_object_in_the_way_is_gone() {
+    let mut scene = scene(Role::Keeper, &json!({"suspend": true}));
+    let look = scene.expect(Verb::Look, None);
+    scene.show(&look, foreign());
+    assert!(scene.next().is_none());
+    assert_eq!(scene.plan().conflict, 1);
+    for pause in [2, 3] {
+        scene.now += Duration::from_secs(pause);
+        let look = scene.expect(Verb::Look, None);
+        // Nothing new is known, so no status is written.
+        let told = scene.engine.statuses(scene.now, Timestamp::UNIX_EPOCH);
+        assert!(told.is_empty(), "{told:?}");
+        scene.show(&look, foreign());
+        assert!(scene.next().is_none(), "the pauses grow");
+    }
+    scene.now += Duration::from_secs(5);
+    let look = scene.expect(Verb::Look, None);
+    scene.answer(&look, Outcome::Absent);
+    assert!(scene.next().is_none());
+    let plan = scene.plan();
+    assert_eq!((plan.create, plan.conflict), (1, 0));
+}
+
+/// A person who resumes a rule does not wait for the next read of an object in the way.
+#[test]
+fn a_resumed_rule_tries_at_once_again_where_an_object_was_in_the_way() {
+    let mut scene = scene(Role::Keeper, &json!({"suspend": true}));
+    let look = scene.expect(Verb::Look, None);
+    scene.show(&look, foreign());
+    for pause in [2, 4, 8, 16] {
+        assert!(scene.next().is_none());
+        scene.now += Duration::from_secs(pause);
+        let look = scene.expect(Verb::Look, None);
+        scene.show(&look, foreign());
+    }
+    assert!(scene.next().is_none());
+    scene.change(&json!({}));
+    assert!(scene.next().is_none());
+    scene.now += Duration::from_secs(2);
+    scene.expect(Verb::Create, Some(Why::Missing));
+}
+
 // ---- strategy: CreateOnce ----
 
 fn once() -> Value {
@@ -716,6 +760,24 @@ fn without_the_annotation_what_is_missing_is_created_again() {
 }
 
 /// No other process could learn from the cluster that such an object existed.
+/// The request was sent before the rule changed. The copy must not count as created, because Mimeo
+/// itself deletes it.
+#[test]
+fn what_mimeo_is_deleting_was_not_created_once() {
+    let mut scene = scene(Role::Keeper, &json!({}));
+    scene.created();
+    scene.change(&json!({"targets": [{"namespaces": ["else"]}]}));
+    assert!(scene.next().is_none());
+    scene.now += Duration::from_secs(11);
+    let delete = scene.next().unwrap();
+    assert!(matches!(delete.ticket.verb, Verb::Delete(_, 12)));
+    scene.change(&once());
+    assert!(scene.next().is_none() && scene.noted.is_empty());
+    scene.answer(&delete, Outcome::Absent);
+    scene.expect(Verb::Create, Some(Why::Missing));
+    assert!(scene.noted.is_empty());
+}
+
 #[test]
 fn what_goes_while_its_rule_rests_was_not_created_once() {
     let mut scene = scene(Role::Keeper, &json!({}));

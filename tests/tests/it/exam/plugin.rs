@@ -5,6 +5,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use anyhow::{Context as _, Result, bail, ensure};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::{Client, api::DynamicObject, api::ListParams};
 use mimeo_api::ClusterReplicationStatus;
 use mimeo_tests::{
@@ -35,11 +36,14 @@ pub async fn agrees(
         let synced = synced(client, control_plane, &rules).await?;
         // The plugin sends no dry run. Without one it knows neither the conflict of a copy that lacks
         // Mimeo's entry, nor a user's edit of a copy.
-        // The reconciler remembers a copy that has lost its label. The plugin cannot find it.
+        // The reconciler remembers a copy that has lost its label or its entry. For the plugin it is
+        // another client's object.
         let labelled = labelled(client).await?;
         let comparable = |copy: &[String; 4]| match &*copy[0] {
             "Conflict" => false,
-            "Delete" => labelled.keys().any(|key| *key == copy[1..]),
+            "Delete" => labelled
+                .iter()
+                .any(|(key, meta)| *key == copy[1..] && has_entry(meta)),
             _ => true,
         };
         let mut diffs = Vec::new();
@@ -164,7 +168,7 @@ async fn synced(
     let own = labelled(client)
         .await?
         .into_iter()
-        .filter(|(_, rule)| rule == id);
+        .filter(|(_, meta)| written_by(meta) == Some(id));
     for ([kind, namespace, name], _) in own {
         let object = format!("{namespace}/{kind}/{name}");
         answers.push(why(control_plane, &object, id)?);
@@ -172,22 +176,30 @@ async fn synced(
     Ok(Some((number, answers)))
 }
 
-/// The copies that have Mimeo's label, by kind, namespace and name, each with its rule.
-async fn labelled(client: &Client) -> Result<BTreeMap<[String; 3], String>> {
+/// The metadata of the objects with Mimeo's label, by kind, namespace and name.
+async fn labelled(client: &Client) -> Result<BTreeMap<[String; 3], ObjectMeta>> {
     let labels = ListParams::default().labels("app.kubernetes.io/managed-by=mimeo");
     let mut copies = BTreeMap::new();
     for kind in ["Secret", "ConfigMap"] {
         for object in any(client, "v1", kind, None)?.list(&labels).await? {
             let meta = object.metadata;
-            let rule = meta
-                .annotations
-                .and_then(|mut all| all.remove("mimeo.dev/rule"));
-            if let (Some(rule), Some(namespace), Some(name)) = (rule, meta.namespace, meta.name) {
-                copies.insert([kind.to_owned(), namespace, name], rule);
+            if let (Some(namespace), Some(name)) = (&meta.namespace, &meta.name) {
+                copies.insert([kind.to_owned(), namespace.clone(), name.clone()], meta);
             }
         }
     }
     Ok(copies)
+}
+
+/// True if `managedFields` has Mimeo's entry.
+fn has_entry(meta: &ObjectMeta) -> bool {
+    let mut entries = meta.managed_fields.iter().flatten();
+    entries.any(|entry| entry.manager.as_deref() == Some("mimeo"))
+}
+
+/// The rule that the annotation names.
+fn written_by(meta: &ObjectMeta) -> Option<&str> {
+    Some(meta.annotations.as_ref()?.get("mimeo.dev/rule")?)
 }
 
 /// The copies that a rule would change or could not write: action, kind, namespace and name.

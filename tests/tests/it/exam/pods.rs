@@ -39,6 +39,8 @@ pub struct Pods {
     pub denied: usize,
     /// The number of copies that were looked for before a pod.
     pub checked: usize,
+    /// Those of them that were missing by the exception for labels that came back at once.
+    pub excepted: usize,
 }
 
 impl Pod {
@@ -99,9 +101,14 @@ impl Pods {
             match stored {
                 Ok(revision) => {
                     self.admitted += 1;
-                    for (cell, ..) in pod.sure(states, round, memory, force) {
+                    for (cell, rule, _) in pod.sure(states, round, memory, force) {
                         self.checked += 1;
-                        if !chronicle.had(cell, revision) {
+                        if chronicle.had(cell, revision) {
+                            continue;
+                        }
+                        if pod.came_back(cell, rule, states, memory) {
+                            self.excepted += 1;
+                        } else {
                             let history = chronicle.tell(cell);
                             let told = format!(
                                 "admitted at revision {revision} before {cell:?}: {history:?}"
@@ -149,14 +156,7 @@ impl Pod {
             };
             let first = of(&states[0]);
             let alone = |state: &World| state.claims(cell).into_keys().all(|id| id == *rule);
-            let wants = |state: &World| state.claims(cell).contains_key(rule);
-            // The deletion of a copy in a namespace that stopped matching may still be under way
-            // when the namespace matches again. The documents name this exception.
-            let held = memory.copies.contains_key(cell);
-            let mut later = states.iter().skip_while(|state| !held && !wants(state));
-            let left = later.any(|state| !wants(state));
-            same && !left
-                && force.contains(rule)
+            same && force.contains(rule)
                 && states.iter().all(|state| {
                     of(state) == first && alone(state) && !state.foreign.contains_key(cell)
                 })
@@ -164,6 +164,15 @@ impl Pod {
                 && memory.is_plain(cell, round)
         };
         self.awaited.iter().filter(steady)
+    }
+
+    /// True if the namespace stopped matching and then matched again. The deletion of the former
+    /// copy may still be under way, and the documents name this exception.
+    fn came_back(&self, cell: &Cell, rule: &RuleId, states: &[World], memory: &Memory) -> bool {
+        let wants = |state: &World| state.claims(cell).contains_key(rule);
+        let held = memory.copies.contains_key(cell);
+        let mut later = states.iter().skip_while(|state| !held && !wants(state));
+        later.any(|state| !wants(state))
     }
 
     fn may_be_denied(&self, round: &Round, memory: &Memory) -> bool {
