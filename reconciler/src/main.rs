@@ -2,6 +2,7 @@
 //!
 //! This file parses the flags, connects the parts, and waits for the shutdown.
 
+mod leader_label;
 mod ui;
 
 use std::time::Duration;
@@ -28,7 +29,10 @@ use mimeo_runtime::{
 use tokio::{sync::watch, task::JoinHandle, time::sleep};
 use tracing::info;
 
-use crate::ui::{Known, UiArgs};
+use crate::{
+    leader_label::LabelArgs,
+    ui::{Known, UiArgs},
+};
 
 /// Keeps copies of Kubernetes objects where they are needed: the part outside the API request
 #[derive(Debug, Parser)]
@@ -40,6 +44,8 @@ struct Flags {
     identity: IdentityArgs,
     #[command(flatten)]
     lease: LeaseArgs,
+    #[command(flatten)]
+    label: LabelArgs,
     #[command(flatten)]
     reach: ReachArgs,
     #[command(flatten)]
@@ -141,6 +147,10 @@ async fn main() -> anyhow::Result<()> {
     if flags.keep.rule_metrics > 0 {
         metrics.of_rules(&handle, leading.clone(), flags.keep.rule_metrics);
     }
+    let label = flags
+        .label
+        .follow(clients.requests.clone(), identity.clone(), leading.clone());
+    tokio::spawn(label);
     let leads = leading.clone();
     program
         .debug

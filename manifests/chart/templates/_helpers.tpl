@@ -295,6 +295,7 @@ would not match the program. Each entry has the flag, the environment variable a
   (list "--cert-dir" "MIMEO_CERT_DIR" "webhook.tls")
   (list "--client-ca-file" "MIMEO_CLIENT_CA_FILE" "webhook.tls.clientCASecretName")
   (list "--ui" "MIMEO_UI" "reconciler.ui")
+  (list "--leader-label" "MIMEO_LEADER_LABEL" "reconciler.leaderService")
   (list "--debug-endpoints" "MIMEO_DEBUG_ENDPOINTS" "debugEndpoints")
   (list "--otlp-endpoint" "MIMEO_OTLP_ENDPOINT" "tracing.otlpEndpoint")
   (list "--ops-auth" "MIMEO_OPS_AUTH" "metrics.auth")

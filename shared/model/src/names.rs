@@ -95,6 +95,11 @@ pub const REPLICA: &str = "mimeo.dev/replica";
 /// Value of [`REPLICA`] on a webhook's Lease.
 pub const REPLICA_WEBHOOK: &str = "webhook";
 
+/// Label on the Pod of the reconciler that leads. A Service selects the leader by it.
+pub const LEADER: &str = "mimeo.dev/leader";
+/// Value of [`LEADER`].
+pub const LEADER_VALUE: &str = "true";
+
 /// Label on `ClusterRole`s, with the value `true`. The cluster adds their rules to the permissions
 /// of both programs.
 pub const AGGREGATE: &str = "mimeo.dev/aggregate-to-mimeo";

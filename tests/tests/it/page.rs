@@ -5,15 +5,19 @@ use std::path::Path;
 
 use anyhow::{Context, Result, bail, ensure};
 use k8s_openapi::{
-    api::core::v1::{ConfigMap, Secret},
+    api::core::v1::{ConfigMap, Pod, Secret},
     apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition,
 };
-use kube::{Api, Client, ResourceExt, api::PostParams};
+use kube::{
+    Api, Client, ResourceExt,
+    api::{ListParams, PostParams},
+};
 use mimeo_tests::{
     Browser, ControlPlane, NAMESPACE, Pair, Replica, create_namespace, create_secret, eventually,
     follower::{FAILED, Follower, SYNCED},
     install_crd,
     scenario::{SOON, Setting, any, apply, delete, kubectl, of, rule, wait_gone},
+    traffic::pod,
 };
 use serde_json::{Value, json};
 
@@ -281,6 +285,48 @@ async fn a_standby_names_the_leader_until_it_leads() -> Result<()> {
     first.program.stop(SOON).await?;
     follower.until(SOON, "leadership", |told| told.replica["leads"] == true)?;
     wait_place(&mut follower, "registry", "team", SYNCED, None)
+}
+
+/// The pods whose label a Service selects.
+async fn labelled(pods: &Api<Pod>) -> Result<Vec<String>> {
+    let labelled = ListParams::default().labels("mimeo.dev/leader=true");
+    let found = pods.list_metadata(&labelled).await?.items.into_iter();
+    Ok(found.filter_map(|pod| pod.metadata.name).collect())
+}
+
+#[tokio::test]
+async fn a_service_selects_the_leader_and_then_the_next_one() -> Result<()> {
+    let pair = Pair::builder().reconciler_args(["--leader-label"]);
+    let control_plane = ControlPlane::builder().controller_manager(false);
+    let mut setting = Setting::start(control_plane, pair).await?;
+    let pods: Api<Pod> = Api::namespaced(setting.control_plane.client().await?, NAMESPACE);
+    let create = async |name: &str| {
+        let created = pods.create(&PostParams::default(), &pod(name)).await;
+        created.context("failed to create a pod")
+    };
+    let selected = async |name: &str| {
+        eventually(SOON, format!("the label of {name}"), || async {
+            let found = labelled(&pods).await?;
+            ensure!(found == [name], "{found:?}");
+            Ok(Some(()))
+        })
+        .await
+    };
+    let mut first = setting
+        .pair
+        .reconciler
+        .take()
+        .context("there is no reconciler")?;
+    create(&first.name).await?;
+    selected(&first.name).await?;
+
+    setting.pair.start_reconciler().await?;
+    let second = reconciler(&setting.pair)?;
+    create(&second.name).await?;
+    selected(&first.name).await?;
+    // It leaves its label, as one that is killed does.
+    first.program.stop(SOON).await?;
+    selected(&second.name).await
 }
 
 #[tokio::test]

@@ -99,8 +99,8 @@ impl Index {
             Step::Apply(_) | Step::Claim(_) if reserved.is_some() => Outlook::Conflict,
             Step::Create(_) => Outlook::Create,
             Step::Apply(_) | Step::Claim(_) | Step::Take(_) => Outlook::Update,
-            // An object that was in the way is read again. It counts until the answer arrives.
-            Step::Look if copy.verdict.outlook == Outlook::Conflict => Outlook::Conflict,
+            // The plan of a suspended rule stays as it was until the object has been read again.
+            Step::Look if state.acting().is_none() => copy.verdict.outlook,
             Step::Leave(_) | Step::Compare | Step::Look | Step::Delete(_) => Outlook::Open,
         };
         let step = match self.step_towards(aim, (projection, state), place, copy) {
@@ -138,7 +138,7 @@ impl Index {
         if matches!(copy.observed, Observation::Taken(_)) && self.settings.role == Role::Keeper {
             return Verdict {
                 step: Step::Look,
-                ..Verdict::default()
+                outlook: copy.verdict.outlook,
             };
         }
         let Some(id) = copy.ours().and_then(|seen| seen.rule.as_ref()) else {

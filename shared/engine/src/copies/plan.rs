@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use mimeo_model::{
     id::{ProjectionId, RuleId},
-    meta::{Checksum, Seen},
+    meta::Checksum,
     outcome::{Failure, FailureReason},
     role::Role,
 };
@@ -13,7 +13,7 @@ use crate::{
     Effects, Index, Namespace, SourceState,
     clock::Tick,
     copy::{CopyState, Leave, Phase, Reference, Step, Why},
-    verdict::{Need, Outlook},
+    verdict::Need,
     work::Timer,
 };
 
@@ -221,15 +221,17 @@ impl Index {
                 effects.work.back_off(name, copy, None, self);
             }
             // No watch will show the end of this object.
-            Leave::Deleting if self.is_idle_and_unwatched(copy) => {
+            Leave::Deleting
+                if copy.phase == Phase::Idle
+                    && copy
+                        .seen()
+                        .is_some_and(|seen| seen.unwatched(self.settings.role)) =>
+            {
                 copy.failure = None;
                 effects.work.back_off(name, copy, None, self);
             }
-            // The plan of a suspended rule names this object until a read shows that it is gone.
-            Leave::Suspended
-                if copy.verdict.outlook == Outlook::Conflict
-                    && self.is_idle_and_unwatched(copy) =>
-            {
+            // No watch shows an object without Mimeo's label. So reads keep the rule's plan true.
+            Leave::Suspended if copy.phase == Phase::Idle && copy.lacks_label() => {
                 copy.failure = None;
                 effects.work.back_off(name, copy, None, self);
             }
@@ -241,12 +243,6 @@ impl Index {
         if let Some(state) = rule.and_then(|id| self.rules.get_mut(&id)) {
             state.status.mark_due();
         }
-    }
-
-    /// True if Mimeo may read the object again after a pause, because no watch shows its end.
-    fn is_idle_and_unwatched(&self, copy: &CopyState) -> bool {
-        let unwatched = |seen: &Seen| seen.unwatched(self.settings.role);
-        copy.phase == Phase::Idle && copy.seen().is_some_and(unwatched)
     }
 
     /// Sets the timer for the next verification of a copy, at the end of the rule's resync period.
@@ -308,6 +304,11 @@ impl Step {
 }
 
 impl CopyState {
+    /// True if an object was observed here that lacks Mimeo's label.
+    pub(crate) fn lacks_label(&self) -> bool {
+        self.seen().is_some_and(|seen| !seen.labelled)
+    }
+
     /// True if no request about the copy is queued or in flight.
     pub(crate) fn settled(&self) -> bool {
         !matches!(self.phase, Phase::Queued | Phase::InFlight(_))

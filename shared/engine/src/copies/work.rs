@@ -267,12 +267,10 @@ impl Index {
                         .failure
                         .as_ref()
                         .is_some_and(|failure| failure.failure.reason == FailureReason::Conflict);
-                let unwatched = copy.seen().is_some_and(|seen| seen.unwatched(role));
                 let rests = copy.verdict.step == Step::Leave(Leave::Suspended);
-                if unwatched && rests {
-                    // The plan of a suspended rule tells of the object until the read's answer.
+                if rests && copy.lacks_label() {
                     copy.observed = Observation::Taken(copy.ours().map(|seen| seen.uid));
-                } else if unwatched || barred {
+                } else if barred || copy.seen().is_some_and(|seen| seen.unwatched(role)) {
                     copy.observed = Observation::Unknown;
                 }
                 self.dirty.insert(key.0);

@@ -548,6 +548,30 @@ fn the_plan_of_a_suspended_rule_notices_that_an_object_in_the_way_is_gone() {
     assert_eq!((plan.create, plan.conflict), (1, 0));
 }
 
+/// The same holds for a copy that lost its label.
+#[test]
+fn the_plan_of_a_suspended_rule_notices_that_a_copy_without_its_label_is_gone() {
+    let mut scene = scene(Role::Keeper, &json!({}));
+    scene.created();
+    scene.change(&json!({"suspend": true}));
+    assert!(scene.next().is_none());
+    scene.removed();
+    let look = scene.expect(Verb::Look, None);
+    let mut stripped = foreign();
+    stripped["resourceVersion"] = "20".into();
+    scene.show(&look, stripped);
+    assert!(scene.next().is_none());
+    assert_eq!(scene.plan().update, 1);
+    scene.now += Duration::from_secs(2);
+    let look = scene.expect(Verb::Look, None);
+    let told = scene.engine.statuses(scene.now, Timestamp::UNIX_EPOCH);
+    assert!(told.is_empty(), "{told:?}");
+    scene.answer(&look, Outcome::Absent);
+    assert!(scene.next().is_none());
+    let plan = scene.plan();
+    assert_eq!((plan.create, plan.update), (1, 0));
+}
+
 /// A person who resumes a rule does not wait for the next read of an object in the way.
 #[test]
 fn a_resumed_rule_tries_at_once_again_where_an_object_was_in_the_way() {

@@ -6,6 +6,9 @@ use serde_json::Value;
 
 use super::{SETS, objects, rendered_set};
 
+/// The label that no pod template has.
+const LEADER: &str = "mimeo.dev/leader";
+
 /// True if a selector finds an object with these labels. An empty selector, which would find every
 /// object, counts as no match.
 fn matches(selector: &Value, labels: &Value) -> bool {
@@ -19,9 +22,10 @@ fn matches(selector: &Value, labels: &Value) -> bool {
     let wanted = selector["matchLabels"]
         .as_object()
         .or_else(|| selector.as_object());
-    wanted.is_some_and(|wanted| {
-        !wanted.is_empty() && wanted.iter().all(|(key, value)| labels[key] == *value)
-    })
+    // The leader sets its label itself.
+    let wanted = wanted.into_iter().flatten();
+    let mut wanted = wanted.filter(|(key, _)| *key != LEADER).peekable();
+    wanted.peek().is_some() && wanted.all(|(key, value)| labels[key] == *value)
 }
 
 /// A workload of the chart, or one pod: its name, and its pod template.
