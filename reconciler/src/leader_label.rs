@@ -1,6 +1,6 @@
 //! `--leader-label`: labels the leader's Pod, so that a Service can select the leader.
 //!
-//! Each new leader takes the label off all other Pods first: the former leader may have been killed.
+//! Each new leader takes the label off all other Pods, because a former leader may have been killed.
 //! The label decides nothing. Only the Lease elects the leader.
 
 use std::time::Duration;
@@ -21,7 +21,7 @@ use serde_json::json;
 use tokio::{sync::watch, time::sleep};
 use tracing::{info, warn};
 
-/// Time limit of one attempt.
+/// Time limit of one request.
 const TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The flag of the label.
@@ -48,31 +48,45 @@ impl LabelArgs {
         }
         let pods = Api::namespaced(client, &identity.namespace);
         let mut backoff = Backoff::new(Duration::from_secs(1), Duration::from_mins(1));
-        while let Err(error) = within(TIMEOUT, label(&pods, &identity.replica)).await {
-            warn!(error = %Fault(&error), "leader label not set, retrying");
+        while !label(&pods, &identity.replica).await {
             sleep(backoff.pause()).await;
         }
         info!(pod = identity.replica, "leader label set");
     }
 }
 
-/// Moves the label to this Pod.
-async fn label(pods: &Api<Pod>, leader: &str) -> kube::Result<()> {
-    let labelled = ListParams::default().labels(LEADER);
-    for pod in pods.list_metadata(&labelled).await? {
-        let name = pod.metadata.name.unwrap_or_default();
-        if name != leader {
-            match patch(pods, &name, None).await {
-                Err(kube::Error::Api(status)) if status.is_not_found() => {}
-                outcome => outcome?,
-            }
-        }
+/// Sets the label on this Pod, and then takes it off all others. Returns true if all of that
+/// succeeded.
+async fn label(pods: &Api<Pod>, leader: &str) -> bool {
+    if !patch(pods, leader, Some(LEADER_VALUE)).await {
+        return false;
     }
-    patch(pods, leader, Some(LEADER_VALUE)).await
+    let labelled = ListParams::default().labels(LEADER);
+    let found = match within(TIMEOUT, pods.list_metadata(&labelled)).await {
+        Ok(found) => found.items,
+        Err(error) => {
+            warn!(error = %Fault(&error), "pods with the leader label not listed, retrying");
+            return false;
+        }
+    };
+    let mut done = true;
+    for name in found.into_iter().filter_map(|pod| pod.metadata.name) {
+        done &= name == leader || patch(pods, &name, None).await;
+    }
+    done
 }
 
-async fn patch(pods: &Api<Pod>, name: &str, value: Option<&str>) -> kube::Result<()> {
+/// Sets the label of a Pod, or takes it off. Returns true if that succeeded, or if a Pod without the
+/// label is gone.
+async fn patch(pods: &Api<Pod>, name: &str, value: Option<&str>) -> bool {
     let change = Patch::Merge(json!({"metadata": {"labels": {LEADER: value}}}));
-    named::patch(pods, name, &PatchParams::default(), &change).await?;
-    Ok(())
+    let params = PatchParams::default();
+    match within(TIMEOUT, named::patch(pods, name, &params, &change)).await {
+        Ok(_) => true,
+        Err(kube::Error::Api(status)) if status.is_not_found() && value.is_none() => true,
+        Err(error) => {
+            warn!(pod = name, error = %Fault(&error), "leader label not changed, retrying");
+            false
+        }
+    }
 }

@@ -129,10 +129,9 @@ pub struct CopyState {
     /// When the resync period of the rule ends.
     pub resync: Option<Tick>,
     /// True if a request must verify the copy even if it looks correct: the rule's resync period
-    /// has passed.
+    /// has passed, or the plan of a suspended rule rests on an object that no watch shows.
     pub verify: bool,
-    /// True if Mimeo sent a delete request and has no answer. The API server may have deleted the
-    /// object.
+    /// True if Mimeo sent a delete request, and no answer has shown since that the object stays.
     pub leaving: bool,
     /// True if an answer of the API server has shown an object here. A watch event alone proves
     /// less: it may still show an object of a former namespace with the same name.
@@ -449,6 +448,8 @@ impl CopyState {
     /// it is another object, which stays and which the policy does not overwrite.
     pub fn shows_created(&self, policy: ConflictPolicy) -> bool {
         match &self.observed {
+            // An object that Mimeo itself deletes may stay for a while, because of a finalizer.
+            Observation::Present(seen) if self.leaving && seen.deleting => false,
             Observation::Present(seen) => {
                 seen.ours() || (!seen.deleting && policy != ConflictPolicy::Overwrite)
             }

@@ -295,7 +295,7 @@ async fn labelled(pods: &Api<Pod>) -> Result<Vec<String>> {
 }
 
 #[tokio::test]
-async fn a_service_selects_the_leader_and_then_the_next_one() -> Result<()> {
+async fn the_leaders_label_moves_to_the_next_leader() -> Result<()> {
     let pair = Pair::builder().reconciler_args(["--leader-label"]);
     let control_plane = ControlPlane::builder().controller_manager(false);
     let mut setting = Setting::start(control_plane, pair).await?;

@@ -185,8 +185,13 @@ impl Index {
             let copy = &mut namespace.copies[at];
             if copy.phase == Phase::InFlight(ticket.serial) {
                 copy.phase = Phase::Idle;
-                if matches!(ticket.verb, Verb::Delete(..)) {
-                    copy.leaving = matches!(outcome, Outcome::Unavailable { .. });
+                match ticket.verb {
+                    Verb::Delete(..) => {
+                        copy.leaving =
+                            matches!(outcome, Outcome::Unavailable { .. } | Outcome::Object(_));
+                    }
+                    Verb::Look => copy.verify = false,
+                    _ => {}
                 }
                 let owner = self.rule_of(copy);
                 let place = Place {
@@ -292,7 +297,7 @@ impl Index {
             (verb, Outcome::Conflict | Outcome::Differs) => refute(verb, copy),
             // The watch has shown an object, and the read finds none. One of the two is out of
             // date, and the watch will soon show which.
-            (Verb::Look, Outcome::Absent) if copy.seen().is_some() => {
+            (Verb::Look, Outcome::Absent) if copy.seen().is_some_and(|seen| seen.labelled) => {
                 effects
                     .work
                     .put_off(&ticket.namespace, copy, self.now + self.settings.backoff);
@@ -400,7 +405,7 @@ impl Index {
             copy.shown = self.shown;
         }
         copy.proven |= !matches!(ticket.verb, Verb::Learn(_));
-        copy.leaving &= matches!(ticket.verb, Verb::Learn(_));
+        copy.leaving &= seen.deleting || matches!(ticket.verb, Verb::Learn(_));
         match ticket.verb {
             // Mimeo no longer owns the object. The watch will show that.
             Verb::Learn(_) if seen.entry.is_none() => {

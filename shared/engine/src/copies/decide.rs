@@ -46,6 +46,11 @@ impl Index {
         match verdict.step {
             // A copy that is created once belongs to its namespace.
             Step::Leave(Leave::CreatedOnce) => {}
+            // No watch shows an object without Mimeo's label. So reads keep the plan of a suspended
+            // rule true.
+            Step::Leave(Leave::Suspended) if copy.verify && copy.lacks_label() => {
+                verdict.step = Step::Look;
+            }
             // A write would show whether the copy still exists. If no write follows, a read must
             // show it. Otherwise Mimeo could not recognise the copy later, when it must delete the
             // copy.
@@ -99,8 +104,6 @@ impl Index {
             Step::Apply(_) | Step::Claim(_) if reserved.is_some() => Outlook::Conflict,
             Step::Create(_) => Outlook::Create,
             Step::Apply(_) | Step::Claim(_) | Step::Take(_) => Outlook::Update,
-            // The plan of a suspended rule stays as it was until the object has been read again.
-            Step::Look if state.acting().is_none() => copy.verdict.outlook,
             Step::Leave(_) | Step::Compare | Step::Look | Step::Delete(_) => Outlook::Open,
         };
         let step = match self.step_towards(aim, (projection, state), place, copy) {
@@ -138,7 +141,7 @@ impl Index {
         if matches!(copy.observed, Observation::Taken(_)) && self.settings.role == Role::Keeper {
             return Verdict {
                 step: Step::Look,
-                outlook: copy.verdict.outlook,
+                ..Verdict::default()
             };
         }
         let Some(id) = copy.ours().and_then(|seen| seen.rule.as_ref()) else {

@@ -153,9 +153,8 @@ impl Index {
         }
         let copy = &mut namespace.copies[index];
         let rested = copy.verdict.step == Step::Leave(Leave::Suspended);
-        if rested && !matches!(step, Step::Leave(Leave::Suspended) | Step::Look) {
-            // The rule was resumed. A person waits for this.
-            copy.streak = 0;
+        if rested && !matches!(step, Step::Leave(_)) {
+            // The pause was one between reads of a suspended rule's object.
             copy.retry_now();
         }
         copy.verdict = verdict;
@@ -230,7 +229,7 @@ impl Index {
                 copy.failure = None;
                 effects.work.back_off(name, copy, None, self);
             }
-            // No watch shows an object without Mimeo's label. So reads keep the rule's plan true.
+            // The end of the pause leads to a read.
             Leave::Suspended if copy.phase == Phase::Idle && copy.lacks_label() => {
                 copy.failure = None;
                 effects.work.back_off(name, copy, None, self);

@@ -269,7 +269,7 @@ impl Index {
                         .is_some_and(|failure| failure.failure.reason == FailureReason::Conflict);
                 let rests = copy.verdict.step == Step::Leave(Leave::Suspended);
                 if rests && copy.lacks_label() {
-                    copy.observed = Observation::Taken(copy.ours().map(|seen| seen.uid));
+                    copy.verify = true;
                 } else if barred || copy.seen().is_some_and(|seen| seen.unwatched(role)) {
                     copy.observed = Observation::Unknown;
                 }

@@ -572,6 +572,68 @@ fn the_plan_of_a_suspended_rule_notices_that_a_copy_without_its_label_is_gone() 
     assert_eq!((plan.create, plan.update), (1, 0));
 }
 
+/// The dry run that compares the object is not repeated.
+#[test]
+fn the_plan_of_a_suspended_rule_stays_while_an_object_is_read_again() {
+    let mut scene = scene(
+        Role::Keeper,
+        &json!({"conflictPolicy": "Adopt", "suspend": true}),
+    );
+    let look = scene.expect(Verb::Look, None);
+    scene.show(&look, foreign());
+    let asked = scene.expect(compare(7), None);
+    scene.show(&asked, foreign());
+    assert!(scene.next().is_none());
+    assert_eq!(scene.plan().conflict, 1);
+    scene.now += Duration::from_secs(2);
+    let look = scene.expect(Verb::Look, None);
+    scene.show(&look, foreign());
+    assert!(scene.next().is_none());
+    let told = scene.engine.statuses(scene.now, Timestamp::UNIX_EPOCH);
+    assert!(told.is_empty(), "{told:?}");
+}
+
+/// The suspended rule no longer wants the copy, which has lost its label.
+#[test]
+fn a_planned_deletion_ends_with_the_copy_and_is_done_at_once_after_the_rest() {
+    for gone in [true, false] {
+        let mut scene = scene(Role::Keeper, &json!({}));
+        scene.created();
+        let elsewhere = json!([{"namespaces": ["else"]}]);
+        scene.change(&json!({"suspend": true, "targets": elsewhere}));
+        assert!(scene.next().is_none());
+        scene.removed();
+        let look = scene.expect(Verb::Look, None);
+        let mut stripped = foreign();
+        stripped["resourceVersion"] = "20".into();
+        stripped["annotations"] =
+            json!({"mimeo.dev/rule": "ClusterReplication/rule", "mimeo.dev/cluster": "cluster"});
+        scene.show(&look, stripped.clone());
+        assert_eq!(scene.plan().delete, 1);
+        for pause in [2, 4, 8] {
+            assert!(scene.next().is_none());
+            scene.now += Duration::from_secs(pause);
+            let look = scene.expect(Verb::Look, None);
+            scene.show(&look, stripped.clone());
+            let told = scene.engine.statuses(scene.now, Timestamp::UNIX_EPOCH);
+            assert!(told.is_empty(), "{told:?}");
+        }
+        if gone {
+            scene.now += Duration::from_secs(16);
+            let look = scene.expect(Verb::Look, None);
+            scene.answer(&look, Outcome::Absent);
+            assert!(scene.next().is_none());
+            assert_eq!(scene.plan().delete, 0);
+        } else {
+            scene.change(&json!({"targets": elsewhere}));
+            assert!(scene.next().is_none());
+            scene.now += Duration::from_secs(11);
+            let delete = scene.next().unwrap();
+            assert!(matches!(delete.ticket.verb, Verb::Delete(_, 20)));
+        }
+    }
+}
+
 /// A person who resumes a rule does not wait for the next read of an object in the way.
 #[test]
 fn a_resumed_rule_tries_at_once_again_where_an_object_was_in_the_way() {
@@ -783,7 +845,6 @@ fn without_the_annotation_what_is_missing_is_created_again() {
     assert!(scene.noted.is_empty());
 }
 
-/// No other process could learn from the cluster that such an object existed.
 /// The request was sent before the rule changed. The copy must not count as created, because Mimeo
 /// itself deletes it.
 #[test]
@@ -802,6 +863,32 @@ fn what_mimeo_is_deleting_was_not_created_once() {
     assert!(scene.noted.is_empty());
 }
 
+/// A finalizer keeps the object for a while after the answer.
+#[test]
+fn what_mimeo_has_deleted_was_not_created_once_while_a_finalizer_keeps_it() {
+    let mut scene = scene(Role::Keeper, &json!({}));
+    scene.created();
+    scene.change(&json!({"targets": [{"namespaces": ["else"]}]}));
+    assert!(scene.next().is_none());
+    scene.now += Duration::from_secs(11);
+    let delete = scene.next().unwrap();
+    let going = |version: &str| {
+        let mut going = foreign();
+        going["managedFields"] = json!([entry("mimeo", "Apply", &json!({"f:data": {}}))]);
+        going["resourceVersion"] = version.into();
+        going["deletionTimestamp"] = "2026-01-01T00:00:00Z".into();
+        going["labels"] = json!({"app.kubernetes.io/managed-by": "mimeo"});
+        going
+    };
+    scene.show(&delete, going("13"));
+    scene.change(&once());
+    assert!(scene.next().is_none() && scene.noted.is_empty());
+    scene.removed();
+    scene.expect(Verb::Create, Some(Why::Missing));
+    assert!(scene.noted.is_empty());
+}
+
+/// No other process could learn from the cluster that such an object existed.
 #[test]
 fn what_goes_while_its_rule_rests_was_not_created_once() {
     let mut scene = scene(Role::Keeper, &json!({}));
