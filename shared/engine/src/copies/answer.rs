@@ -187,8 +187,13 @@ impl Index {
                 copy.phase = Phase::Idle;
                 match ticket.verb {
                     Verb::Delete(..) => {
-                        copy.leaving =
-                            matches!(outcome, Outcome::Unavailable { .. } | Outcome::Object(_));
+                        copy.leaving = matches!(
+                            outcome,
+                            Outcome::Unavailable { .. }
+                                | Outcome::Object(_)
+                                | Outcome::Conflict
+                                | Outcome::Differs
+                        );
                     }
                     Verb::Look => copy.verify = false,
                     _ => {}

@@ -247,7 +247,8 @@ impl Index {
     ) -> Step {
         let acting = state.acting().is_some();
         if step == Step::Leave(Leave::CreatedOnce) {
-            let keeps = self.settings.role == Role::Keeper && acting;
+            let shown = |rule: &Rule| copy.shows_created(rule.conflict);
+            let keeps = self.settings.role == Role::Keeper && state.acting().is_some_and(shown);
             // The namespace records a create-once copy for good. So a read must first show that the
             // object is really in this namespace.
             let doubted = keeps

@@ -13,7 +13,7 @@ use crate::{
     Effects, Index, Namespace, SourceState,
     clock::Tick,
     copy::{CopyState, Leave, Phase, Reference, Step, Why},
-    verdict::Need,
+    verdict::{Need, Outlook},
     work::Timer,
 };
 
@@ -230,10 +230,18 @@ impl Index {
                 effects.work.back_off(name, copy, None, self);
             }
             // The end of the pause leads to a read.
-            Leave::Suspended if copy.phase == Phase::Idle && copy.lacks_label() => {
+            Leave::Suspended
+                if copy.phase == Phase::Idle
+                    && copy.lacks_label()
+                    && copy.verdict.outlook != Outlook::Open
+                    && self.settings.role == Role::Keeper =>
+            {
                 copy.failure = None;
                 effects.work.back_off(name, copy, None, self);
             }
+            // That read has failed, and is told once.
+            Leave::Suspended
+                if copy.phase == Phase::Waiting && copy.lacks_label() && copy.refused() => {}
             Leave::KindNotRecorded => self.record(copy.kind, effects),
             // A request follows now or soon. Until then users still see the last failure.
             Leave::Foreign(_) | Leave::NotListed | Leave::Undecided => {}

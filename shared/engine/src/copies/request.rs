@@ -149,6 +149,7 @@ impl Index {
             && copies.map(Copies::checksum) == ticket.copies;
         if !stands {
             copy.phase = Phase::Idle;
+            copy.leaving = false;
             copy.repaired = 0;
             self.dirty.insert(ticket.namespace.clone());
         }

@@ -888,6 +888,55 @@ fn what_mimeo_has_deleted_was_not_created_once_while_a_finalizer_keeps_it() {
     assert!(scene.noted.is_empty());
 }
 
+/// The namespace records the copy of a rule that created it once. Then another rule's copy has the
+/// name, and Mimeo deletes that one.
+#[test]
+fn what_is_recorded_as_created_is_not_read_again_while_a_finalizer_keeps_an_object() {
+    let mut scene = scene(Role::Keeper, &once());
+    scene.created();
+    scene.note();
+    scene.removed();
+    let elsewhere = json!([{"namespaces": ["else"]}]);
+    scene.change(&json!({"strategy": "CreateOnce", "targets": elsewhere}));
+    let look = scene.expect(Verb::Look, None);
+    scene.answer(&look, Outcome::Absent);
+    assert!(scene.next().is_none());
+    let other = rule("other", "home", &json!({}));
+    let apply = |scene: &mut Scene, other: Rule| {
+        scene
+            .engine
+            .rule_applied(other.id.clone(), Ok(other), None, scene.now);
+    };
+    apply(&mut scene, other);
+    let create = scene.next().unwrap();
+    assert_eq!(create.ticket.verb, Verb::Create);
+    let mut theirs = foreign();
+    theirs["managedFields"] = json!([entry("mimeo", "Apply", &json!({"f:data": {}}))]);
+    theirs["resourceVersion"] = "31".into();
+    theirs["labels"] = json!({"app.kubernetes.io/managed-by": "mimeo"});
+    theirs["annotations"] = json!({
+        "mimeo.dev/rule": "ClusterReplication/other", "mimeo.dev/cluster": "cluster",
+        "mimeo.dev/checksum": create.rendering.as_ref().unwrap().checksum.to_string(),
+    });
+    scene.show(&create, theirs.clone());
+    assert!(scene.next().is_none());
+    let gone = Rule {
+        generation: 2,
+        ..rule("other", "home", &json!({"targets": elsewhere}))
+    };
+    apply(&mut scene, gone);
+    assert!(scene.next().is_none());
+    scene.now += Duration::from_secs(11);
+    let delete = scene.next().unwrap();
+    assert!(matches!(delete.ticket.verb, Verb::Delete(_, 31)));
+    theirs["resourceVersion"] = "32".into();
+    theirs["deletionTimestamp"] = "2026-01-01T00:00:00Z".into();
+    scene.show(&delete, theirs);
+    scene.change(&once());
+    let next = scene.next();
+    assert!(next.is_none(), "{next:?}");
+}
+
 /// No other process could learn from the cluster that such an object existed.
 #[test]
 fn what_goes_while_its_rule_rests_was_not_created_once() {

@@ -106,7 +106,7 @@ impl Pods {
                         if chronicle.had(cell, revision) {
                             continue;
                         }
-                        if pod.came_back(cell, rule, states, memory) {
+                        if came_back(cell, rule, states, memory) {
                             self.excepted += 1;
                         } else {
                             let history = chronicle.tell(cell);
@@ -166,15 +166,6 @@ impl Pod {
         self.awaited.iter().filter(steady)
     }
 
-    /// True if the namespace stopped matching and then matched again. The deletion of the former
-    /// copy may still be under way, and the documents name this exception.
-    fn came_back(&self, cell: &Cell, rule: &RuleId, states: &[World], memory: &Memory) -> bool {
-        let wants = |state: &World| state.claims(cell).contains_key(rule);
-        let held = memory.copies.contains_key(cell);
-        let mut later = states.iter().skip_while(|state| !held && !wants(state));
-        later.any(|state| !wants(state))
-    }
-
     fn may_be_denied(&self, round: &Round, memory: &Memory) -> bool {
         let hindered = round
             .states
@@ -200,4 +191,13 @@ impl Pod {
         });
         hindered || changed || memory.is_rough(&self.namespace, round)
     }
+}
+
+/// True if the namespace stopped matching and then matched again. The deletion of the former
+/// copy may still be under way, and the documents name this exception.
+fn came_back(cell: &Cell, rule: &RuleId, states: &[World], memory: &Memory) -> bool {
+    let wants = |state: &World| state.claims(cell).contains_key(rule);
+    let held = memory.copies.contains_key(cell);
+    let mut later = states.iter().skip_while(|state| !held && !wants(state));
+    later.any(|state| !wants(state))
 }
