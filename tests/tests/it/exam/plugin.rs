@@ -38,9 +38,13 @@ pub async fn agrees(
         // Mimeo's entry, nor a user's edit of a copy.
         // The reconciler remembers a copy that has lost its label or its entry. For the plugin it is
         // another client's object.
+        // And the reconciler does not notice an object that comes where a suspended rule plans a
+        // copy (docs/faq.md).
         let labelled = labelled(client).await?;
+        let others = others(client).await?;
         let comparable = |copy: &[String; 4]| match &*copy[0] {
             "Conflict" => false,
+            "Create" => !others.iter().any(|key| *key == copy[1..]),
             "Delete" => labelled
                 .iter()
                 .any(|(key, meta)| *key == copy[1..] && has_entry(meta)),
@@ -189,6 +193,21 @@ async fn labelled(client: &Client) -> Result<BTreeMap<[String; 3], ObjectMeta>> 
         }
     }
     Ok(copies)
+}
+
+/// The objects without Mimeo's label, by kind, namespace and name.
+async fn others(client: &Client) -> Result<BTreeSet<[String; 3]>> {
+    let labels = ListParams::default().labels("app.kubernetes.io/managed-by!=mimeo");
+    let mut others = BTreeSet::new();
+    for kind in ["Secret", "ConfigMap"] {
+        for object in any(client, "v1", kind, None)?.list(&labels).await? {
+            if let (Some(namespace), Some(name)) = (object.metadata.namespace, object.metadata.name)
+            {
+                others.insert([kind.to_owned(), namespace, name]);
+            }
+        }
+    }
+    Ok(others)
 }
 
 /// True if `managedFields` has Mimeo's entry.
