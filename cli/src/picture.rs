@@ -170,7 +170,7 @@ pub(crate) fn statuses(snapshot: &mut Snapshot) -> BTreeMap<RuleId, ClusterRepli
     let (engine, now) = snapshot.engine();
     loop {
         let some = engine.statuses(now, Timestamp::UNIX_EPOCH);
-        if some.is_empty() && !engine.counts() {
+        if some.is_empty() {
             return statuses;
         }
         statuses.extend(some.into_iter().map(|update| (update.id, update.status)));

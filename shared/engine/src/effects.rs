@@ -4,8 +4,7 @@
 //! change facts alone, and decisions change nothing.
 
 use crate::{
-    Notice, Settings, events::EventQueue, jobs::Jobs, losses::LossEvent, numbers::Lags,
-    view::Changes, work::Work,
+    Notice, Settings, events::EventQueue, jobs::Jobs, numbers::Lags, view::Changes, work::Work,
 };
 
 /// The effects of events and decisions.
@@ -15,8 +14,6 @@ pub(crate) struct Effects {
     pub(crate) work: Work,
     /// Questions and small writes about anything but one copy.
     pub(crate) jobs: Jobs,
-    /// Losses of copies that the pending deletions have not taken in yet.
-    pub(crate) losses: Vec<LossEvent>,
     /// Events about rules and copies.
     pub(crate) events: EventQueue,
     /// Failures for the log.
@@ -51,7 +48,6 @@ impl Effects {
         Self {
             work: Work::default(),
             jobs: Jobs::default(),
-            losses: Vec::new(),
             events: EventQueue::new(settings.role),
             notices: Vec::new(),
             changes: Changes::default(),

@@ -22,18 +22,15 @@ use serde_json::Value;
 use crate::{
     Action, Answer, Awaited, CopyNumbers, CopyView, CopyWatch, Cursor, Demand, Effects, Effort,
     EventUpdate, GrantUpdate, HeldDeletion, Index, Inside, Job, Members, Notice, Numbers, Observed,
-    Progress, Settings, StatusUpdate, Ticket, Verb, View, Webhooks, admission::Rules,
-    census::Census, clock::Tick, losses::PendingDeletions, pod_gate::Gate, view::Page, work::Timer,
+    Progress, Settings, StatusUpdate, Ticket, Verb, View, Webhooks, admission::Rules, clock::Tick,
+    pod_gate::Gate, view::Page, work::Timer,
 };
 
 /// The state machine: the observed state of the cluster, and all work in progress.
 #[derive(Debug)]
 pub struct Engine {
     index: Index,
-    deletion: PendingDeletions,
     gate: Gate,
-    /// The count for the next statuses, if one is in progress.
-    census: Option<Census>,
     effects: Effects,
 }
 
@@ -43,9 +40,7 @@ impl Engine {
         Self {
             effects: Effects::new(&settings),
             index: Index::new(settings),
-            deletion: PendingDeletions::default(),
             gate: Gate::default(),
-            census: None,
         }
     }
 
@@ -58,12 +53,6 @@ impl Engine {
     fn take_in(&mut self, now: Tick, event: impl FnOnce(&mut Index, &mut Effects)) {
         self.index.at(now);
         event(&mut self.index, &mut self.effects);
-        self.settle();
-    }
-
-    /// Hands losses of copies to the pending deletions.
-    fn settle(&mut self) {
-        self.deletion.take_in(&mut self.index, &mut self.effects);
     }
 
     // ---- events: rules ----
@@ -127,7 +116,6 @@ impl Engine {
         self.index.at(now);
         self.index
             .namespace_applied(meta, &mut self.gate, &mut self.effects);
-        self.settle();
     }
 
     /// Records that the watch of namespaces lost one. Nothing changes if a read has shown another
@@ -174,9 +162,7 @@ impl Engine {
     /// Records the nonce that the kinds `ConfigMap` carries, if it carries one. The held deletion
     /// with this nonce may go ahead.
     pub fn confirmed(&mut self, nonce: Option<&str>, now: Tick) {
-        self.index.at(now);
-        self.deletion
-            .confirmed(nonce, &mut self.index, &mut self.effects);
+        self.take_in(now, |index, effects| index.confirmed(nonce, effects));
     }
 
     /// Records the uid of the CRD of these rules. `current` is `None` if the CRD isn't served.
@@ -264,9 +250,7 @@ impl Engine {
     /// Returns the watches that are needed now, and forgets the state that only other watches could
     /// show.
     pub fn demand(&mut self) -> Demand {
-        let demand = self.index.demand(&mut self.effects);
-        self.settle();
-        demand
+        self.index.demand(&mut self.effects)
     }
 
     /// Returns the next work. `None`: there is none until an event arrives or [`Engine::wake_at`]
@@ -287,7 +271,7 @@ impl Engine {
         if work.untidy && self.index.now < work.tidy_after {
             work.timer(work.tidy_after, Timer::Tidy);
         } else if work.untidy {
-            self.index.tidy(&mut self.deletion, &mut self.effects);
+            self.index.tidy(&mut self.effects);
             self.effects.work.untidy = false;
         }
         self.next_job().map(Box::new).map(Action::Job)
@@ -301,7 +285,6 @@ impl Engine {
     fn plan(&mut self) {
         while let Some(name) = self.index.dirty.pop_first() {
             self.index.plan(&name, &mut self.effects);
-            self.settle();
         }
     }
 
@@ -310,7 +293,6 @@ impl Engine {
         self.index.at(now);
         while let Some(timer) = self.effects.work.pop_timer(self.index.now) {
             self.index.go_off(timer, &mut self.effects);
-            self.settle();
         }
     }
 
@@ -360,30 +342,18 @@ impl Engine {
         self.index.progress(namespace)
     }
 
-    /// Returns the statuses that are due, as of the time `wall`. Returns none while the count takes
-    /// longer than a moment. Then [`Engine::counts`] is true, and the caller must ask again.
+    /// Returns the statuses that are due, as of the time `wall`.
     pub fn statuses(&mut self, now: Tick, wall: Timestamp) -> Vec<StatusUpdate> {
         self.index.at(now);
         self.index.take_time(wall);
         self.plan();
-        let census = self.census.take();
-        let Some(mut census) = census.or_else(|| Census::begin(&mut self.index)) else {
-            return vec![];
-        };
-        if !census.count(&self.index, &mut self.effects.effort) {
-            self.census = Some(census);
-            return vec![];
-        }
+        let due = self.index.due_statuses();
+        let tallies = self.index.tallies(due, &mut self.effects.effort);
         let (index, changes) = (&mut self.index, &mut self.effects.changes);
-        census
-            .tallies()
-            .filter_map(|(id, tally)| index.status(&id, tally, wall, &self.deletion, changes))
+        let statuses = tallies.into_iter();
+        statuses
+            .filter_map(|(id, tally)| index.status(&id, tally, wall, changes))
             .collect()
-    }
-
-    /// True if a count for statuses is in progress.
-    pub fn counts(&self) -> bool {
-        self.census.is_some()
     }
 
     /// Records that a status could not be written.
@@ -405,9 +375,7 @@ impl Engine {
     /// Returns the Events to write now.
     pub fn event_updates(&mut self, now: Tick) -> Vec<EventUpdate> {
         self.index.at(now);
-        self.effects
-            .events
-            .event_updates(&self.index, &self.deletion)
+        self.effects.events.event_updates(&self.index)
     }
 
     /// When [`Engine::event_updates`] has Events to write.
@@ -424,12 +392,12 @@ impl Engine {
     /// Returns the held deletions of rules that no longer exist, those of `ClusterReplication`s
     /// first. They have no status in which a user could read them.
     pub fn held(&self) -> impl Iterator<Item = HeldDeletion<'_>> {
-        self.deletion.held_of_gone(&self.index)
+        self.index.held_of_gone()
     }
 
     /// Returns all numbers for metrics.
     pub fn numbers(&self) -> Numbers {
-        Numbers::of(&self.index, &self.deletion, &self.effects)
+        Numbers::of(&self.index, &self.effects)
     }
 
     /// Returns the numbers of copies of the first `most` `ClusterReplication`s, by name.
@@ -439,7 +407,7 @@ impl Engine {
 
     /// Returns the contents of the engine. This goes over every copy, so it is not for each scrape.
     pub fn inside(&self) -> Inside {
-        Inside::of(&self.index, &self.deletion, &self.effects)
+        Inside::of(&self.index, &self.effects)
     }
 
     /// True if the viewer has not seen everything.
@@ -467,7 +435,6 @@ impl Engine {
     fn page(&self, now: Tick, wall: Timestamp) -> Page<'_> {
         Page {
             index: &self.index,
-            deletion: &self.deletion,
             now,
             wall,
         }

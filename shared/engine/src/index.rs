@@ -17,8 +17,9 @@ use mimeo_model::{
 };
 
 use crate::{
-    PerKind, Settings, Webhooks, absent, clock::Tick, consent, kinds, namespaces::Namespace,
-    projection::Projections, quota, rules, rules::RuleState, select, sources::SourceState,
+    PerKind, Settings, Webhooks, absent, clock::Tick, consent, kinds, losses,
+    namespaces::Namespace, projection::Projections, quota, rules, rules::RuleState, select,
+    sources::SourceState,
 };
 
 /// The observed state of the cluster.
@@ -30,6 +31,8 @@ pub struct Index {
     /// Rules that are named in copies but don't exist.
     pub(crate) gone: BTreeMap<Arc<RuleId>, absent::Gone>,
     pub(crate) consent: consent::Consent,
+    /// The copies that rules have lost without a read that confirms it.
+    pub(crate) losses: losses::Losses,
     /// The held `Replication`s of each namespace.
     pub(crate) replications: BTreeMap<Box<str>, quota::Replications>,
     /// Each value has its own allocation, because each plan takes one value out and puts it back.
@@ -74,6 +77,7 @@ impl Index {
             collections: PerKind::default(),
             gone: BTreeMap::new(),
             consent: consent::Consent::default(),
+            losses: losses::Losses::default(),
             replications: BTreeMap::new(),
             namespaces: BTreeMap::new(),
             namespaces_listed: false,

@@ -71,7 +71,7 @@ use self::{
     effects::Effects,
     pod_gate::issued,
     removal::{absent, fate, losses, may_go, pending, withdrawn},
-    report::{census, conditions, events, numbers, preview, status, tally, trouble, view},
+    report::{conditions, events, numbers, preview, status, tally, trouble, view},
     rights::{authorized, consent, grants, missing_grants, usage},
     sources::{follow, members, select},
     world::{copy_watches, demand, kinds, namespaces, record, rules},

@@ -139,9 +139,6 @@ impl World {
                 }
             }
             let _ = self.engine.statuses(self.now, Timestamp::UNIX_EPOCH);
-            while self.engine.counts() {
-                let _ = self.engine.statuses(self.now, Timestamp::UNIX_EPOCH);
-            }
             match self.engine.wake_at().filter(|due| *due < end) {
                 Some(due) => self.now = due.max(self.now + Duration::from_millis(1)),
                 None if self

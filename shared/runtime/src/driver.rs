@@ -252,13 +252,7 @@ pub async fn report(handle: Handle, writer: Writer, mut active: watch::Receiver<
             return;
         }
         changes.skip();
-        let (updates, counts) =
-            handle.look(|engine, now| (engine.statuses(now, Timestamp::now()), engine.counts()));
-        if counts {
-            // Other work gets its turn between two pieces of the count.
-            tokio::time::sleep(Duration::from_millis(1)).await;
-            continue;
-        }
+        let updates = handle.look(|engine, now| engine.statuses(now, Timestamp::now()));
         for update in &updates {
             if let Err(error) = writer.write_status(update).await {
                 warn!(rule = %update.id, %error, "status not written");

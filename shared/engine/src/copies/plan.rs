@@ -91,7 +91,7 @@ impl Index {
         }
     }
 
-    fn plan_namespace(&mut self, name: &Arc<str>, effects: &mut Effects) {
+    pub(crate) fn plan_namespace(&mut self, name: &Arc<str>, effects: &mut Effects) {
         let Some(mut namespace) = self.namespaces.remove(name) else {
             return;
         };
@@ -140,10 +140,15 @@ impl Index {
             Need::Failure(failure) => Some(failure.clone()),
             _ => None,
         });
+        let step = verdict.step;
+        let lost = needs.iter().any(|need| matches!(need, Need::Loss(..)));
+        if !lost && !self.losses.pending.is_empty() {
+            let key = copy.key(name);
+            self.not_lost(&key, step);
+        }
         if !needs.is_empty() {
             self.meet(needs, &copy.key(name), effects);
         }
-        let step = verdict.step;
         let urgent = namespace.pending_label.is_some();
         let home = self
             .rule_of(&namespace.copies[index])

@@ -19,7 +19,6 @@ use crate::{
     clock::Tick,
     copy::{CopyKey, Leave, Reference, Step, Why},
     jobs::JobKey,
-    losses::LossEvent,
     work::Timer,
 };
 
@@ -163,7 +162,7 @@ impl Index {
                 Need::Failure(_) => {}
                 Need::Loss(id, why) => {
                     self.kinds[copy.1].lost = true;
-                    effects.losses.push(LossEvent::Lost(id, copy.clone(), why));
+                    self.collect(&id, copy, why, effects);
                 }
             }
         }

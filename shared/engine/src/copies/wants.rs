@@ -18,7 +18,7 @@ use mimeo_model::{
 };
 
 use crate::{
-    Effects, Index, Namespace, RuleState, copy::CopyState, events::EventCause, losses::LossEvent,
+    Effects, Index, Namespace, RuleState, copy::CopyState, events::EventCause,
     projection::Projection,
 };
 
@@ -372,7 +372,7 @@ impl Index {
             copy.start_over();
             effects.work.remind(name, copy, None);
             if want.is_some() {
-                effects.losses.push(LossEvent::Wanted(copy.key(name)));
+                self.forgive(&copy.key(name));
             }
             for rule in [former, self.rule_of(copy)].iter().flatten() {
                 self.mark_status_due(rule);

@@ -21,7 +21,6 @@ use crate::{
     copy::{CopyKey, CopyState, Failing, Leave, Observation, Phase, Step},
     events::EventCause,
     jobs::{Job, JobKey},
-    losses::LossEvent,
     request::Request,
 };
 
@@ -299,7 +298,7 @@ impl Index {
                 self.replan_all();
             }
             Timer::Rules => self.mark_all_statuses_due(),
-            Timer::PendingDeletion(id) => effects.losses.push(LossEvent::Due(id)),
+            Timer::PendingDeletion(id) => self.end_collecting(&id, effects),
         }
     }
 

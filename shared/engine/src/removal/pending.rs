@@ -2,7 +2,11 @@
 //! copies. If the losses are large, it holds the deletion until a user confirms it. The collected
 //! losses of one rule are its pending deletion.
 
-use std::{collections::BTreeMap, sync::Arc, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+    time::Duration,
+};
 
 use mimeo_model::{
     id::RuleId,
@@ -10,11 +14,11 @@ use mimeo_model::{
 };
 
 use crate::{
-    Effects, Effort, Index, RuleState, Settings,
+    Effects, Effort, Index, Namespace, RuleState, Settings,
     absent::HowGone,
-    copy::{CopyKey, CopyState, Why},
+    copy::{CopyKey, CopyState, Leave, Step, Why},
     events::{EventCause, places},
-    losses::{Held, Loss, LossEvent, PendingDeletion, PendingDeletions},
+    losses::{Held, Loss, PendingDeletion},
     work::Timer,
 };
 
@@ -55,67 +59,35 @@ impl HeldDeletion<'_> {
 }
 
 impl Index {
-    fn approve_deletion(&mut self, copies: BTreeMap<CopyKey, Loss>) {
-        for (key, Loss { why, .. }) in copies {
-            if let Some(copy) = self.copy_mut(&key) {
-                copy.approved = Some(why);
-                copy.retry_now();
-                self.dirty.insert(key.0);
-            }
-        }
-    }
-}
-
-impl PendingDeletions {
-    /// Takes in the losses that decisions have found, and the other events about losses.
-    pub(crate) fn take_in(&mut self, index: &mut Index, effects: &mut Effects) {
-        for event in std::mem::take(&mut effects.losses) {
-            match event {
-                LossEvent::Lost(id, key, why) => self.collect(&id, key, why, index, effects),
-                LossEvent::Wanted(key) => self.forgive(&key, index),
-                LossEvent::RuleGone(id) => self.remove(&id),
-                LossEvent::Confirmed(id) => _ = self.confirm(&id, index, effects),
-                LossEvent::Due(id) => self.end_collecting(&id, index, effects),
-            }
-        }
-    }
-
     /// Records the nonce that the kinds `ConfigMap` carries, if it carries one. The held deletion
     /// with this nonce may go ahead.
-    pub(crate) fn confirmed(
-        &mut self,
-        nonce: Option<&str>,
-        index: &mut Index,
-        effects: &mut Effects,
-    ) {
-        self.confirmed = nonce.map(Into::into);
-        let ids: Vec<Arc<RuleId>> = self.rules().cloned().collect();
+    pub(crate) fn confirmed(&mut self, nonce: Option<&str>, effects: &mut Effects) {
+        self.losses.confirmed = nonce.map(Into::into);
+        let ids: Vec<Arc<RuleId>> = self.losses.pending.keys().cloned().collect();
         for id in ids {
-            self.confirm(&id, index, effects);
+            self.confirm(&id, effects);
         }
     }
 
     /// Returns the held deletions of rules that no longer exist, those of `ClusterReplication`s
     /// first. They have no status in which a user could read them.
-    pub(crate) fn held_of_gone<'a>(
-        &'a self,
-        index: &'a Index,
-    ) -> impl Iterator<Item = HeldDeletion<'a>> {
-        let gone = self.iter().filter(|(id, _)| !index.rules.contains_key(*id));
+    pub(crate) fn held_of_gone(&self) -> impl Iterator<Item = HeldDeletion<'_>> {
+        let pending = self.losses.pending.iter();
+        let gone = pending.filter(|(id, _)| !self.rules.contains_key(*id));
         gone.filter_map(|(id, pending)| {
             let held = pending.held.as_ref()?;
-            let copies = self.held_copies(id, index);
+            let copies = self.held_copies(id);
             Some(HeldDeletion {
                 rule: id,
                 copies: copies
                     .into_keys()
                     .map(|(namespace, kind, name)| HeldCopy {
                         namespace,
-                        kind: index.kind_of(kind),
+                        kind: self.kind_of(kind),
                         name,
                     })
                     .collect(),
-                why: if all_homeless(id, pending, index) {
+                why: if self.all_homeless(id, pending) {
                     "it was deleted with its namespace, and many copies were lost at once"
                 } else {
                     "Mimeo did not see its deletion: it may have been lost with its CRD"
@@ -126,286 +98,296 @@ impl PendingDeletions {
     }
 
     /// Collects an unconfirmed loss.
-    fn collect(
+    pub(crate) fn collect(
         &mut self,
         id: &Arc<RuleId>,
-        key: CopyKey,
+        key: &CopyKey,
         why: Why,
-        index: &Index,
         effects: &mut Effects,
     ) {
-        let since = index.now;
         let known = self
-            .get(id)
-            .and_then(|pending| Some((pending.loss(&key)?.why, pending.due)));
-        let due = match known {
-            Some((former, due)) if former == why => due,
-            _ => {
-                let due = since + index.settings.deletion_delay;
-                self.add(id, key, Loss { why, since }, due).due
-            }
+            .losses
+            .get(key)
+            .is_some_and(|(loser, loss)| loser == id && loss.why == why && loss.released.is_none());
+        if known {
+            return;
+        }
+        let loss = Loss {
+            why,
+            since: self.now,
+            released: None,
         };
-        if due > since {
-            effects.work.timer(due, Timer::PendingDeletion(id.clone()));
+        let due = self.now + self.settings.deletion_delay;
+        let due = self.losses.add(id, key.clone(), loss, due);
+        effects.work.timer(due, Timer::PendingDeletion(id.clone()));
+    }
+
+    /// A decision has not found the copy lost. A collected copy is then lost no more, unless a read
+    /// is under way. A released copy counts on until a rule wants it again.
+    pub(crate) fn not_lost(&mut self, key: &CopyKey, step: Step) {
+        let open = matches!(step, Step::Leave(Leave::Undecided) | Step::Look);
+        let loss = self.losses.get(key);
+        if loss.is_some_and(|(_, loss)| loss.released.is_none() && !open) {
+            self.forgive(key);
         }
     }
 
-    /// Removes a copy from the losses because a rule wants it (again).
-    fn forgive(&mut self, key: &CopyKey, index: &mut Index) {
-        let Some(id) = self.take_back(key) else {
+    /// Removes a copy from the losses.
+    pub(crate) fn forgive(&mut self, key: &CopyKey) {
+        let Some(id) = self.losses.remove(key) else {
             return;
         };
-        let Some(pending) = self.get_mut(&id).filter(|pending| pending.is_idle()) else {
+        let pending = self.losses.pending.get_mut(&id);
+        let Some(pending) = pending.filter(|pending| pending.is_idle()) else {
             return;
         };
         pending.held = None;
-        if pending.is_over() {
-            self.remove(&id);
+        if pending.losses.is_empty() {
+            self.losses.end(&id);
         }
-        index.mark_status_due(&id);
+        self.mark_status_due(&id);
     }
 
     /// Ends the collecting time of a rule's pending deletion. Copies that have been lost for the
     /// whole time may be deleted, unless the rule has lost too much in all. A held deletion is
     /// reviewed each time, because the loss may have been undone.
-    fn end_collecting(&mut self, id: &Arc<RuleId>, index: &mut Index, effects: &mut Effects) {
-        if self.get(id).is_none_or(|pending| pending.due > index.now) {
+    pub(crate) fn end_collecting(&mut self, id: &Arc<RuleId>, effects: &mut Effects) {
+        let pending = self.losses.pending.get(id);
+        if pending.is_none_or(|pending| pending.due > self.now) {
             return;
         }
-        self.review(id, index, effects);
-        if let Some(since) = index.now.checked_sub(index.settings.deletion_window) {
-            self.expire(id, since);
-        }
-        let Some(pending) = self.get(id).filter(|pending| !pending.is_over()) else {
-            self.remove(id);
-            index.mark_status_due(id);
+        self.review(id, effects);
+        let (now, window) = (self.now, self.settings.deletion_window);
+        let counts = |loss: &Loss| loss.released.is_none_or(|at| now <= at + window);
+        self.losses.retain(id, |_, loss| counts(loss));
+        let pending = self.losses.pending.get(id);
+        let Some(pending) = pending.filter(|pending| !pending.losses.is_empty()) else {
+            self.losses.end(id);
+            self.mark_status_due(id);
             return;
         };
         // If the rule does not exist, its copies are collected only because no deliberate deletion
         // of the rule is known. Then the number of copies doesn't matter. Counting them would take
         // long, and copies can name many rules that never existed.
-        let unmeant = !index.rules.contains_key(id) && !all_homeless(id, pending, index);
-        if unmeant || loses_much(id, pending, index, &mut effects.effort) {
-            self.hold_back(id, index, effects);
+        let unmeant = !self.rules.contains_key(id) && !self.all_homeless(id, pending);
+        if unmeant || self.loses_much(id, pending, &mut effects.effort) {
+            self.hold_back(id, effects);
             return;
         }
-        if self
-            .get_mut(id)
-            .is_some_and(|pending| pending.held.take().is_some())
-        {
-            self.show_pending(id, index, effects);
-            index.mark_status_due(id);
+        let pending = self.losses.pending.get_mut(id);
+        if pending.is_some_and(|pending| pending.held.take().is_some()) {
+            self.show_pending(id, effects);
+            self.mark_status_due(id);
         }
-        self.let_go_what_is_due(id, index, effects);
+        self.let_go_what_is_due(id, effects);
     }
 
     /// Holds the deletion of the lost copies and reports it to users. Copies that are lost later
     /// wait for their own confirmation.
-    fn hold_back(&mut self, id: &Arc<RuleId>, index: &mut Index, effects: &mut Effects) {
-        if self.held_copies(id, index).is_empty() {
-            if let Some(pending) = self.get_mut(id) {
-                let copies = copies(pending, index);
+    fn hold_back(&mut self, id: &Arc<RuleId>, effects: &mut Effects) {
+        if self.held_copies(id).is_empty() {
+            let copies = self.lost_copies(id);
+            if let Some(pending) = self.losses.pending.get_mut(id) {
                 let nonce = nonce(id, copies.values());
                 pending.held = Some(Held { nonce, copies });
             }
             effects
                 .events
-                .add(id, EventCause::DeletionHeld, [], 0, index.now);
-            self.show_pending(id, index, effects);
+                .add(id, EventCause::DeletionHeld, [], 0, self.now);
+            self.show_pending(id, effects);
         }
-        index.mark_status_due(id);
-        if !self.confirm(id, index, effects) {
-            self.collect_longer(id, index, effects);
+        self.mark_status_due(id);
+        if !self.confirm(id, effects) {
+            self.collect_longer(id, effects);
         }
+    }
+
+    /// The collected copies of a rule, with their uids.
+    fn lost_copies(&self, id: &RuleId) -> BTreeMap<CopyKey, Uid> {
+        let pending = self.losses.pending.get(id);
+        let collected = pending.into_iter().flat_map(PendingDeletion::collected);
+        collected
+            .filter_map(|(key, _)| Some((key.clone(), self.copy(key)?.ours()?.uid)))
+            .collect()
     }
 
     /// Returns the lost copies that the current nonce stands for. A copy with another uid than
     /// before is not among them.
-    pub(crate) fn held_copies(&self, id: &RuleId, index: &Index) -> BTreeMap<CopyKey, Uid> {
-        let Some((pending, held)) = self
-            .get(id)
-            .and_then(|pending| Some((pending, pending.held.as_ref()?)))
-        else {
+    pub(crate) fn held_copies(&self, id: &RuleId) -> BTreeMap<CopyKey, Uid> {
+        let pending = self.losses.pending.get(id);
+        let Some(held) = pending.and_then(|pending| pending.held.as_ref()) else {
             return BTreeMap::new();
         };
-        let mut copies = copies(pending, index);
+        let mut copies = self.lost_copies(id);
         copies.retain(|key, uid| held.copies.get(key) == Some(uid));
         copies
     }
 
     /// True if the copy waits for a confirmation of its deletion.
     pub(crate) fn holds(&self, id: &RuleId, namespace: &Arc<str>, copy: &CopyState) -> bool {
-        self.get(id)
-            .is_some_and(|pending| pending.held.is_some() && pending.has(&copy.key(namespace)))
+        let pending = self.losses.pending.get(id);
+        pending
+            .is_some_and(|pending| pending.held.is_some() && pending.collects(&copy.key(namespace)))
     }
 
     /// Marks the namespaces of the collected copies as changed: a copy looks different to users
     /// once its deletion is held, or is no longer held.
-    fn show_pending(&self, id: &RuleId, index: &mut Index, effects: &mut Effects) {
-        for (name, ..) in self.get(id).into_iter().flat_map(PendingDeletion::copies) {
-            if let Some(namespace) = index.namespaces.get_mut(name) {
+    fn show_pending(&mut self, id: &RuleId, effects: &mut Effects) {
+        let pending = self.losses.pending.get(id);
+        let collected = pending.into_iter().flat_map(PendingDeletion::collected);
+        for ((name, ..), _) in collected {
+            if let Some(namespace) = self.namespaces.get_mut(name) {
                 namespace.changed = effects.changes.next();
             }
         }
     }
 
-    /// Decides every collected copy again. Only copies that are still lost for the same reason keep
-    /// the start of their loss. The verdicts are not stored: the next plan does that, and may also
-    /// queue the copies.
-    fn review(&mut self, id: &Arc<RuleId>, index: &mut Index, effects: &mut Effects) {
-        let keys: Vec<CopyKey> = self
-            .get(id)
-            .into_iter()
-            .flat_map(PendingDeletion::copies)
-            .cloned()
-            .collect();
+    /// Plans the namespaces of the collected copies that have changed, so that only copies count
+    /// that are still lost. Copies that have disappeared with their namespace are lost no more.
+    fn review(&mut self, id: &Arc<RuleId>, effects: &mut Effects) {
+        let pending = self.losses.pending.get(id);
+        let collected = pending.into_iter().flat_map(PendingDeletion::collected);
+        let keys: Vec<CopyKey> = collected.map(|(key, _)| key.clone()).collect();
         effects.effort.review(keys.len());
-        for key in keys {
-            let Some(known) = self.take(id, &key) else {
-                continue;
-            };
-            let (name, kind, copy_name) = &key;
-            let Some(namespace) = index.namespaces.remove(name) else {
-                continue;
-            };
-            if let Some(copy) = namespace.copy(*kind, copy_name) {
-                let (_, needs) = index.decide(name, &namespace, copy);
-                index.meet(needs, &key, effects);
+        let names: BTreeSet<&Arc<str>> = keys.iter().map(|(name, ..)| name).collect();
+        for name in names {
+            let behind = |namespace: &Box<Namespace>| namespace.behind;
+            if self.dirty.remove(name) || self.namespaces.get(name).is_some_and(behind) {
+                self.plan_namespace(name, effects);
             }
-            index.namespaces.insert(name.clone(), namespace);
-            self.take_in(index, effects);
-            self.resume(id, &key, known);
+        }
+        for key in &keys {
+            if self.copy(key).is_none() {
+                self.losses.remove(key);
+            }
         }
     }
 
-    fn let_go_what_is_due(&mut self, id: &Arc<RuleId>, index: &mut Index, effects: &mut Effects) {
+    fn let_go_what_is_due(&mut self, id: &Arc<RuleId>, effects: &mut Effects) {
         let Settings {
             deletion_delay: time,
             deletion_window: window,
             ..
-        } = index.settings;
-        let Some(pending) = self.get(id) else {
+        } = self.settings;
+        let Some(pending) = self.losses.pending.get_mut(id) else {
             return;
         };
-        let gone: Vec<CopyKey> = pending
-            .losses()
-            .filter(|(_, loss)| loss.since + time <= index.now)
-            .map(|(key, _)| key.clone())
-            .collect();
-        let gone = self.take_all(id, gone);
-        for key in gone.keys() {
-            self.let_go(id, key.clone(), index.now);
-        }
-        if let Some(pending) = self.get_mut(id) {
-            let collected = pending.losses().map(|(_, loss)| loss.since + time);
-            // The deletion no longer counts one millisecond after the window.
-            let counted = pending
-                .gone()
-                .map(|at| at + window + Duration::from_millis(1));
-            if let Some(due) = collected.chain(counted).min() {
-                pending.due = due;
-                effects.work.timer(due, Timer::PendingDeletion(id.clone()));
+        let mut gone = Vec::new();
+        for (key, loss) in &mut pending.losses {
+            if loss.released.is_none() && loss.since + time <= self.now {
+                loss.released = Some(self.now);
+                gone.push((key.clone(), loss.why));
             }
         }
-        index.approve_deletion(gone);
+        let due = pending.losses.values().map(|loss| match loss.released {
+            None => loss.since + time,
+            // The loss no longer counts one millisecond after the window.
+            Some(at) => at + window + Duration::from_millis(1),
+        });
+        if let Some(due) = due.min() {
+            pending.due = due;
+            effects.work.timer(due, Timer::PendingDeletion(id.clone()));
+        }
+        self.approve_deletion(gone);
     }
 
-    fn take_all(&mut self, id: &RuleId, keys: Vec<CopyKey>) -> BTreeMap<CopyKey, Loss> {
-        keys.into_iter()
-            .filter_map(|key| self.take(id, &key).map(|loss| (key, loss)))
-            .collect()
+    fn approve_deletion(&mut self, copies: Vec<(CopyKey, Why)>) {
+        for (key, why) in copies {
+            if let Some(copy) = self.copy_mut(&key) {
+                copy.approved = Some(why);
+                copy.retry_now();
+                self.dirty.insert(key.0);
+            }
+        }
     }
 
     /// Approves the held deletion if a user has confirmed it, on the rule or on the kinds
     /// `ConfigMap`. Returns true in that case. Copies that were lost since stay collected, and get
     /// another nonce.
-    fn confirm(&mut self, id: &Arc<RuleId>, index: &mut Index, effects: &mut Effects) -> bool {
-        let Some(held) = self.held(id) else {
+    pub(crate) fn confirm(&mut self, id: &Arc<RuleId>, effects: &mut Effects) -> bool {
+        let pending = self.losses.pending.get(id);
+        let Some(held) = pending.and_then(|pending| pending.held.as_ref()) else {
             return false;
         };
-        let rule = index.rules.get(id).and_then(RuleState::valid);
+        let rule = self.rules.get(id).and_then(RuleState::valid);
         let confirmed = [
             rule.and_then(|rule| rule.confirm_deletion.as_ref()),
-            self.confirmed.as_ref(),
+            self.losses.confirmed.as_ref(),
         ];
         if !confirmed.contains(&Some(&held.nonce)) {
             return false;
         }
-        let held = self.held_copies(id, index).into_keys().collect();
-        let gone = self.take_all(id, held);
-        if let Some(pending) = self.get_mut(id) {
+        let mut gone = Vec::new();
+        for key in self.held_copies(id).into_keys() {
+            let why = self.losses.get(&key).map(|(_, loss)| loss.why);
+            self.losses.remove(&key);
+            gone.extend(why.map(|why| (key, why)));
+        }
+        if let Some(pending) = self.losses.pending.get_mut(id) {
             pending.held = None;
-            if pending.is_over() {
-                self.remove(id);
+            if pending.losses.is_empty() {
+                self.losses.end(id);
             } else {
-                self.collect_longer(id, index, effects);
+                self.collect_longer(id, effects);
             }
         }
-        index.approve_deletion(gone);
-        index.mark_status_due(id);
+        self.approve_deletion(gone);
+        self.mark_status_due(id);
         true
     }
 
     /// Starts another collecting time for a rule's pending deletion.
-    fn collect_longer(&mut self, id: &Arc<RuleId>, index: &Index, effects: &mut Effects) {
-        if let Some(pending) = self.get_mut(id) {
-            pending.due = index.now + index.settings.deletion_delay;
+    fn collect_longer(&mut self, id: &Arc<RuleId>, effects: &mut Effects) {
+        if let Some(pending) = self.losses.pending.get_mut(id) {
+            pending.due = self.now + self.settings.deletion_delay;
             effects
                 .work
                 .timer(pending.due, Timer::PendingDeletion(id.clone()));
         }
     }
-}
 
-/// The lost copies of a rule, with their uids.
-fn copies(pending: &PendingDeletion, index: &Index) -> BTreeMap<CopyKey, Uid> {
-    pending
-        .copies()
-        .filter_map(|key| Some((key.clone(), index.copy(key)?.ours()?.uid)))
-        .collect()
-}
-
-/// True if the rule lost all of these copies because it disappeared with its namespace.
-fn all_homeless(id: &RuleId, pending: &PendingDeletion, index: &Index) -> bool {
-    pending.copies().all(|key| {
-        let how = index
-            .copy(key)
-            .and_then(|copy| index.how_rule_went_if_known(id, copy));
-        how == Some(HowGone::WithNamespace)
-    })
-}
-
-/// True if the rule loses so many copies that the deletion is held: at least the limit, and at
-/// least half of the rule's copies.
-fn loses_much(id: &RuleId, pending: &PendingDeletion, index: &Index, effort: &mut Effort) -> bool {
-    let lost = pending.len() + pending.gone().count();
-    // Only a large loss justifies counting all copies of the rule.
-    !pending.is_idle()
-        && lost >= index.settings.deletion_limit
-        && lost >= kept(id, pending, index, effort)
-}
-
-/// The number of copies that the rule has and keeps. Only wanted copies count. Objects elsewhere
-/// that only look like the rule's copies must not make a loss seem small.
-fn kept(id: &RuleId, pending: &PendingDeletion, index: &Index, effort: &mut Effort) -> usize {
-    let mut kept = 0;
-    for name in &index.places(id) {
-        let Some(namespace) = index.namespaces.get(name) else {
-            continue;
-        };
-        effort.review(namespace.copies.len());
-        let keeps = |copy: &&CopyState| {
-            let projection = index.projections.wanted(copy);
-            copy.approved.is_none()
-                && projection.is_some_and(|projection| *projection.rule == *id)
-                && copy
-                    .ours()
-                    .is_some_and(|seen| !seen.elsewhere && !seen.deleting)
-                && !pending.has(&copy.key(name))
-        };
-        kept += namespace.copies.iter().filter(keeps).count();
+    /// True if the rule lost all of these copies because it disappeared with its namespace.
+    fn all_homeless(&self, id: &RuleId, pending: &PendingDeletion) -> bool {
+        pending.collected().all(|(key, _)| {
+            let how = self
+                .copy(key)
+                .and_then(|copy| self.how_rule_went_if_known(id, copy));
+            how == Some(HowGone::WithNamespace)
+        })
     }
-    kept
+
+    /// True if the rule loses so many copies that the deletion is held: at least the limit, and at
+    /// least half of the rule's copies.
+    fn loses_much(&self, id: &RuleId, pending: &PendingDeletion, effort: &mut Effort) -> bool {
+        let lost = pending.losses.len();
+        // Only a large loss justifies counting all copies of the rule.
+        !pending.is_idle()
+            && lost >= self.settings.deletion_limit
+            && lost >= self.kept(id, pending, effort)
+    }
+
+    /// The number of copies that the rule has and keeps. Only wanted copies count. Objects
+    /// elsewhere that only look like the rule's copies must not make a loss seem small.
+    fn kept(&self, id: &RuleId, pending: &PendingDeletion, effort: &mut Effort) -> usize {
+        let mut kept = 0;
+        for name in &self.places(id) {
+            let Some(namespace) = self.namespaces.get(name) else {
+                continue;
+            };
+            effort.review(namespace.copies.len());
+            let keeps = |copy: &&CopyState| {
+                let projection = self.projections.wanted(copy);
+                copy.approved.is_none()
+                    && projection.is_some_and(|projection| *projection.rule == *id)
+                    && copy
+                        .ours()
+                        .is_some_and(|seen| !seen.elsewhere && !seen.deleting)
+                    && !pending.collects(&copy.key(name))
+            };
+            kept += namespace.copies.iter().filter(keeps).count();
+        }
+        kept
+    }
 }
 
 /// Returns a nonce for exactly these copies. A confirmation for few copies therefore doesn't

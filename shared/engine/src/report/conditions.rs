@@ -17,7 +17,7 @@ use mimeo_model::{
 use crate::{
     Index, RuleState,
     authorized::Unauthorized,
-    losses::{Held, PendingDeletions},
+    losses::Held,
     numbers::Reported,
     select::Choice,
     status::{HOOKS_KNOWN, Observed},
@@ -316,14 +316,15 @@ impl Index {
     }
 }
 
-impl PendingDeletions {
+impl Index {
     /// Sets the condition Stalled if deletions wait for a confirmation.
-    pub(crate) fn describe(&self, id: &RuleId, index: &Index, conditions: &mut Conditions<'_>) {
-        let Some(Held { nonce, .. }) = self.held(id) else {
+    pub(crate) fn describe_held(&self, id: &RuleId, conditions: &mut Conditions<'_>) {
+        let pending = self.losses.pending.get(id);
+        let Some(Held { nonce, .. }) = pending.and_then(|pending| pending.held.as_ref()) else {
             return;
         };
-        let copies = plural::copies(self.held_copies(id, index).len());
-        let window = match index.settings.deletion_window.as_secs() {
+        let copies = plural::copies(self.held_copies(id).len());
+        let window = match self.settings.deletion_window.as_secs() {
             seconds if seconds % 60 == 0 => format!("{} min", seconds / 60),
             seconds => format!("{seconds} s"),
         };

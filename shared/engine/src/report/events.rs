@@ -15,7 +15,7 @@ use k8s_openapi::api::core::v1::ObjectReference;
 
 use mimeo_model::{
     choices::Retain,
-    id::{RuleId, RuleKind},
+    id::RuleId,
     meta::{Checksum, source_hash},
     outcome::FailureReason,
     plural,
@@ -29,7 +29,6 @@ use crate::{
     Index, RuleState, SourceState,
     clock::Tick,
     copy::{CopyKey, CopyState},
-    losses::PendingDeletions,
     projection::Projection,
 };
 
@@ -154,15 +153,10 @@ type Topic = (Arc<RuleId>, EventCause);
 const COLLECTED: Duration = Duration::from_secs(5);
 /// The shortest time between two reports of the same topic.
 const INTERVAL: Duration = Duration::from_mins(1);
-/// The largest number of namespaces that get an Event about a copy, for each report of a topic. The
-/// next report of the topic begins with the namespaces after these.
+/// The largest number of namespaces that get an Event about a copy, for each report of a topic.
 const NAMESPACES: usize = 10;
 /// The largest number of Events at once, for all rules together.
-const BURST: u32 = 50;
-/// The part of these that is reserved for Events about rules.
-const RESERVED: u32 = 25;
-/// The part that is reserved for `ClusterReplication`s, however many Replications fail.
-const KEPT: u32 = 10;
+const BURST: usize = 50;
 /// One more Event may be written after each interval of this length.
 const REFILL: Duration = Duration::from_secs(6);
 /// The longest note of an Event, in bytes: the API server's limit.
@@ -173,9 +167,8 @@ const LONGEST: usize = 1024;
 pub(crate) struct EventQueue {
     pending: BTreeMap<Topic, Pending>,
     reported: BTreeMap<Topic, Tick>,
-    /// The namespace of the last Event about a copy. The next report begins after it.
-    turns: BTreeMap<Topic, Arc<str>>,
-    tokens: u32,
+    /// How many Events may be written now.
+    tokens: usize,
     refilled: Tick,
     /// True for the reconciler. A webhook replica reports nothing.
     reports: bool,
@@ -195,7 +188,6 @@ impl EventQueue {
         Self {
             pending: BTreeMap::new(),
             reported: BTreeMap::new(),
-            turns: BTreeMap::new(),
             tokens: BURST,
             refilled: Tick::ZERO,
             reports: role == Role::Keeper,
@@ -262,41 +254,17 @@ impl EventQueue {
         }
     }
 
-    /// Returns the topics to report now, in order. Undone edits and deletions come last. Within the
-    /// rest, `ClusterReplication`s come first. Then come the Replications of the namespaces with
-    /// the fewest recent reports.
+    /// Returns the topics to report now, in order. Undone edits and deletions come last, because
+    /// any user that may write copies can cause them at will. Within the rest,
+    /// `ClusterReplication`s come first.
     fn due(&self, now: Tick) -> Vec<Topic> {
-        let mut reported: BTreeMap<Option<&str>, usize> = BTreeMap::new();
-        for (id, _) in self.reported.keys() {
-            *reported.entry(id.namespace.as_deref()).or_default() += 1;
-        }
         let due = self
             .pending
             .iter()
-            .filter(|(topic, pending)| pending.due <= now && self.affords(topic));
-        let turn = |(id, cause): &Topic| {
-            (
-                cause.by_users(),
-                id.kind,
-                reported
-                    .get(&id.namespace.as_deref())
-                    .copied()
-                    .unwrap_or_default(),
-            )
-        };
-        let mut due: Vec<_> = due
-            .map(|(topic, pending)| ((turn(topic), pending.due), topic))
-            .collect();
-        due.sort();
-        due.into_iter().map(|(_, topic)| topic.clone()).collect()
-    }
-
-    fn affords(&self, (id, cause): &Topic) -> bool {
-        match id.kind {
-            _ if cause.by_users() => self.tokens > RESERVED,
-            RuleKind::ClusterReplication => self.tokens > 0,
-            RuleKind::Replication => self.tokens > KEPT,
-        }
+            .filter(|(_, pending)| pending.due <= now);
+        let mut due: Vec<_> = due.map(|(topic, pending)| (topic, pending.due)).collect();
+        due.sort_by_key(|((id, cause), due)| (cause.by_users(), id.kind, *due));
+        due.into_iter().map(|(topic, _)| topic.clone()).collect()
     }
 }
 
@@ -461,193 +429,157 @@ impl Index {
 
 impl EventQueue {
     /// Returns the Events to write now.
-    pub(crate) fn event_updates(
-        &mut self,
-        index: &Index,
-        deletion: &PendingDeletions,
-    ) -> Vec<EventUpdate> {
+    pub(crate) fn event_updates(&mut self, index: &Index) -> Vec<EventUpdate> {
         self.refill(index.now);
-        let mut event_updates = Vec::new();
-        // Each report changes the order of the remaining topics. Most topics may have nothing left
-        // to report; they are dropped in one pass.
-        while let Some((topic, updates)) = self.next(index, deletion) {
-            // The Event about the rule comes first.
-            let beside =
-                usize::try_from(self.tokens.saturating_sub(RESERVED + 1)).unwrap_or_default();
-            let before = event_updates.len();
-            event_updates.extend(updates.into_iter().take(1 + beside));
-            let written = &event_updates[before..];
-            self.tokens -= u32::try_from(written.len()).unwrap_or(self.tokens);
-            let mut about_copies = written.iter().filter(|one| one.related.is_some());
-            if let Some(last) = about_copies.next_back()
-                && let Some(namespace) = last.regarding.namespace.as_deref()
-            {
-                self.turns
-                    .insert(topic.clone(), index.namespace_name(namespace));
+        let (mut about_rules, mut about_copies) = (Vec::new(), Vec::new());
+        for topic in self.due(index.now) {
+            if about_rules.len() == self.tokens {
+                break;
             }
-            self.reported.insert(topic, index.now);
+            let Some(pending) = self.pending.remove(&topic) else {
+                continue;
+            };
+            let mut updates = updates_of(&topic, &pending, index).into_iter();
+            // Most topics may have nothing left to report.
+            if let Some(about_rule) = updates.next() {
+                about_rules.push(about_rule);
+                about_copies.extend(updates);
+                self.reported.insert(topic, index.now);
+            }
         }
         self.reported
             .retain(|_, reported| *reported + INTERVAL > index.now);
-        self.turns.retain(|(id, _), _| index.rules.contains_key(id));
-        event_updates
-    }
-
-    fn next(
-        &mut self,
-        index: &Index,
-        deletion: &PendingDeletions,
-    ) -> Option<(Topic, Vec<EventUpdate>)> {
-        self.due(index.now).into_iter().find_map(|topic| {
-            let pending = self.pending.remove(&topic)?;
-            let updates = self.updates_of(&topic, &pending, index, deletion);
-            (!updates.is_empty()).then_some((topic, updates))
-        })
+        // Events about copies get the tokens that are left.
+        let mut all = about_rules;
+        all.extend(about_copies);
+        all.truncate(self.tokens);
+        self.tokens -= all.len();
+        all
     }
 
     /// When [`EventQueue::event_updates`] has Events to write.
     pub(crate) fn next_due(&self) -> Option<Tick> {
-        let due = self.pending.iter().map(|(topic, pending)| {
-            if self.affords(topic) {
-                pending.due
-            } else {
-                pending.due.max(self.refilled + REFILL)
-            }
-        });
-        due.min()
+        let due = self.pending.values().map(|pending| pending.due).min()?;
+        Some(match self.tokens {
+            0 => due.max(self.refilled + REFILL),
+            _ => due,
+        })
     }
+}
 
-    /// Returns the Events of a topic: one about the rule, then one about a copy in each of some
-    /// namespaces.
-    fn updates_of(
-        &self,
-        topic: &Topic,
-        pending: &Pending,
-        index: &Index,
-        deletion: &PendingDeletions,
-    ) -> Vec<EventUpdate> {
-        let (id, cause) = topic;
-        let rule = index.rules.get(id).and_then(RuleState::valid);
-        let detail = cause.detail();
-        let about_rule =
-            |note, count| event_update((cause, &detail), about(id, rule), None, id, note, count);
-        match cause {
-            EventCause::SourceGone(source) => {
-                let copies = pending.others.max(index.copies_of(id, source));
-                let missing =
-                    matches!(index.sources.get(source), Some(SourceState::Missing { .. }));
-                let Some(rule) = rule.filter(|_| missing && copies > 0) else {
-                    return vec![];
-                };
-                let what = if source.selector().is_none() {
-                    "is gone"
-                } else {
-                    "is gone, or not selected any more"
-                };
-                vec![about_rule(
-                    format!(
-                        "{source} {what}; it is the source of {}",
-                        rule.bereft(copies)
-                    ),
-                    1,
-                )]
-            }
-            EventCause::DeletionHeld => {
-                let Some(pending) = deletion.get(id).filter(|pending| pending.held.is_some())
-                else {
-                    return vec![];
-                };
-                let copies = deletion.held_copies(id, index).len();
-                let reported: Vec<ReportedCopy<'_>> = pending
-                    .copies()
-                    .filter_map(|key| index.still(id, cause, key, None))
-                    .collect();
-                let note = if rule.is_some() {
-                    format!(
-                        "Mimeo does not delete {}, because half of this rule's copies or more were \
+/// Returns the Events of a topic: one about the rule, then one about a copy in each of some
+/// namespaces.
+fn updates_of(topic: &Topic, pending: &Pending, index: &Index) -> Vec<EventUpdate> {
+    let (id, cause) = topic;
+    let rule = index.rules.get(id).and_then(RuleState::valid);
+    let detail = cause.detail();
+    let about_rule =
+        |note, count| event_update((cause, &detail), about(id, rule), None, id, note, count);
+    match cause {
+        EventCause::SourceGone(source) => {
+            let copies = pending.others.max(index.copies_of(id, source));
+            let missing = matches!(index.sources.get(source), Some(SourceState::Missing { .. }));
+            let Some(rule) = rule.filter(|_| missing && copies > 0) else {
+                return vec![];
+            };
+            let what = if source.selector().is_none() {
+                "is gone"
+            } else {
+                "is gone, or not selected any more"
+            };
+            vec![about_rule(
+                format!(
+                    "{source} {what}; it is the source of {}",
+                    rule.bereft(copies)
+                ),
+                1,
+            )]
+        }
+        EventCause::DeletionHeld => {
+            let pending = index.losses.pending.get(id);
+            let Some(pending) = pending.filter(|pending| pending.held.is_some()) else {
+                return vec![];
+            };
+            let copies = index.held_copies(id).len();
+            let reported: Vec<ReportedCopy<'_>> = pending
+                .collected()
+                .filter_map(|(key, _)| index.still(id, cause, key, None))
+                .collect();
+            let note = if rule.is_some() {
+                format!(
+                    "Mimeo does not delete {}, because half of this rule's copies or more were \
                          lost in a short time; the rule's condition Stalled says how to confirm \
                          the deletion",
-                        plural::copies(copies)
-                    )
-                } else {
-                    format!(
-                        "the rule does not exist any more, but Mimeo did not see its deletion and \
+                    plural::copies(copies)
+                )
+            } else {
+                format!(
+                    "the rule does not exist any more, but Mimeo did not see its deletion and \
                          keeps {}; to keep them for good, create the rule again; to delete them, \
                          confirm the deletion as the reconciler's log says",
-                        plural::copies(copies)
-                    )
-                };
-                let mut all = vec![about_rule(note, 1)];
-                all.extend(self.about_copies(topic, rule, &reported, index));
-                all
-            }
-            _ if rule.is_none() => vec![],
-            EventCause::CopyFailed(_)
-            | EventCause::CopyRecreated
-            | EventCause::CopyAdopted
-            | EventCause::EditReverted
-            | EventCause::CopyRestored => {
-                let copies = pending.copies.iter();
-                let reported = copies
-                    .filter_map(|(key, editor)| index.still(id, cause, key, editor.as_deref()));
-                let reported: Vec<ReportedCopy<'_>> = reported.collect();
-                let Some(note) = note(&reported) else {
-                    return vec![];
-                };
-                let mut all = vec![about_rule(note, reported.len())];
-                all.extend(self.about_copies(topic, rule, &reported, index));
-                all
-            }
+                    plural::copies(copies)
+                )
+            };
+            let mut all = vec![about_rule(note, 1)];
+            all.extend(about_copies(topic, rule, &reported, index));
+            all
+        }
+        _ if rule.is_none() => vec![],
+        EventCause::CopyFailed(_)
+        | EventCause::CopyRecreated
+        | EventCause::CopyAdopted
+        | EventCause::EditReverted
+        | EventCause::CopyRestored => {
+            let copies = pending.copies.iter();
+            let reported =
+                copies.filter_map(|(key, editor)| index.still(id, cause, key, editor.as_deref()));
+            let reported: Vec<ReportedCopy<'_>> = reported.collect();
+            let Some(note) = note(&reported) else {
+                return vec![];
+            };
+            let mut all = vec![about_rule(note, reported.len())];
+            all.extend(about_copies(topic, rule, &reported, index));
+            all
         }
     }
+}
 
-    /// Returns one Event in each of some namespaces, about the first copy there. Users of the
-    /// namespace can read it. The first namespace is the one after the last that got an Event in
-    /// the topic's previous report.
-    fn about_copies(
-        &self,
-        topic: &Topic,
-        rule: Option<&Rule>,
-        reported: &[ReportedCopy<'_>],
-        index: &Index,
-    ) -> Vec<EventUpdate> {
-        let (id, cause) = topic;
-        let namespaces: Vec<_> = reported
-            .chunk_by(|one, next| one.key.0 == next.key.0)
-            .collect();
-        let next = self.turns.get(topic).map_or(0, |last| {
-            namespaces.partition_point(|reported| reported[0].key.0 <= *last)
+/// Returns one Event in each of some namespaces, about the first copy there. Users of the namespace
+/// can read it.
+fn about_copies(
+    (id, cause): &Topic,
+    rule: Option<&Rule>,
+    reported: &[ReportedCopy<'_>],
+    index: &Index,
+) -> Vec<EventUpdate> {
+    let namespaces = reported.chunk_by(|one, next| one.key.0 == next.key.0);
+    let update = |reported: &[ReportedCopy<'_>]| {
+        let ReportedCopy {
+            key: key @ (_, _, name),
+            editor,
+            kind,
+            message,
+        } = reported.first()?;
+        let editor = editor.map_or_else(String::new, |manager| {
+            format!("; last written by field manager {manager:?}")
         });
-        let (before, after) = namespaces.split_at(next);
-        let namespaces = after.iter().chain(before).copied().take(NAMESPACES);
-        let update = |reported: &[ReportedCopy<'_>]| {
-            let ReportedCopy {
-                key: key @ (_, _, name),
-                editor,
-                kind,
-                message,
-            } = reported.first()?;
-            let editor = editor.map_or_else(String::new, |manager| {
-                format!("; last written by field manager {manager:?}")
-            });
-            let more = if reported.len() > 1 {
-                format!(" and {} more", reported.len() - 1)
-            } else {
-                String::new()
-            };
-            let note = format!("{id}: {kind} {name}{more}: {message}{editor}");
-            let detail = format!("{}{editor}", cause.detail());
-            Some(event_update(
-                (cause, &detail),
-                index.about_copy(key)?,
-                Some(about(id, rule)),
-                id,
-                note,
-                reported.len(),
-            ))
+        let more = if reported.len() > 1 {
+            format!(" and {} more", reported.len() - 1)
+        } else {
+            String::new()
         };
-        namespaces.filter_map(update).collect()
-    }
+        let note = format!("{id}: {kind} {name}{more}: {message}{editor}");
+        let detail = format!("{}{editor}", cause.detail());
+        Some(event_update(
+            (cause, &detail),
+            index.about_copy(key)?,
+            Some(about(id, rule)),
+            id,
+            note,
+            reported.len(),
+        ))
+    };
+    namespaces.take(NAMESPACES).filter_map(update).collect()
 }
 
 /// Returns the problem of these copies in one sentence, or `None` without copies.

@@ -1,7 +1,6 @@
 //! Reports to users.
 //!
 //! - `status`: the status of a rule, and when it is written
-//! - `census`: counts the copies of all rules with due statuses
 //! - `tally`: the counts of a rule, its plan, and its failures
 //! - `conditions`: the conditions of a rule
 //! - `trouble`: the problems with a rule's sources
@@ -10,7 +9,6 @@
 //! - `preview`: the effects of a rule that isn't stored yet
 //! - `view`: the changes of rules and namespaces, for the page that shows them
 
-pub(crate) mod census;
 pub(crate) mod conditions;
 pub(crate) mod events;
 pub(crate) mod numbers;

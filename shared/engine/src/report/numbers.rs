@@ -9,7 +9,7 @@ use mimeo_model::{
     outcome::FailureReason,
 };
 
-use crate::{Effects, Index, PerKind, copy::Phase, losses::PendingDeletions};
+use crate::{Effects, Index, PerKind, copy::Phase};
 
 /// The numbers of an engine at one moment.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -148,7 +148,7 @@ impl Durations {
 impl Numbers {
     /// Returns all numbers. This goes over every rule and namespace, but over no copy. The numbers
     /// of copies are those of the last statuses, which only the leading reconciler has.
-    pub(crate) fn of(index: &Index, deletion: &PendingDeletions, effects: &Effects) -> Self {
+    pub(crate) fn of(index: &Index, effects: &Effects) -> Self {
         let mut numbers = Self {
             held: RuleKind::ALL.map(|kind| (kind, 0)).into(),
             queued: effects.work.queued(),
@@ -165,11 +165,10 @@ impl Numbers {
             namespace_lag: effects.lags.namespaces.clone(),
             ..Self::default()
         };
-        for (id, pending) in deletion
-            .iter()
-            .filter(|(_, pending)| pending.held.is_some())
-        {
-            *numbers.held.entry(id.kind).or_default() += pending.len();
+        for (id, pending) in &index.losses.pending {
+            if pending.held.is_some() {
+                *numbers.held.entry(id.kind).or_default() += pending.collected().count();
+            }
         }
         for (id, state) in &index.rules {
             let Reported {
@@ -214,7 +213,7 @@ impl Numbers {
 
 impl Inside {
     /// Returns the contents of the engine. This goes over every copy, so it is not for each scrape.
-    pub(crate) fn of(index: &Index, deletion: &PendingDeletions, effects: &Effects) -> Self {
+    pub(crate) fn of(index: &Index, effects: &Effects) -> Self {
         let mut counts = BTreeMap::from([
             ("rules", index.rules.len()),
             ("sources", index.sources.len()),
@@ -239,7 +238,7 @@ impl Inside {
             ("kinds", index.kinds.len()),
             ("namespaces", index.namespaces.len()),
             ("namespacesToPlan", index.dirty.len()),
-            ("pending", deletion.len()),
+            ("pending", index.losses.pending.len()),
             ("jobs", effects.jobs.len()),
             ("timers", effects.work.timers()),
         ]);

@@ -21,7 +21,6 @@ use crate::{
     Effects, Index, RuleState, SourceState,
     clock::Tick,
     conditions::Conditions,
-    losses::PendingDeletions,
     numbers::Reported,
     tally::{CellName, FAILURES, Tally},
     view::Changes,
@@ -54,8 +53,6 @@ pub struct Webhooks {
 #[derive(Debug, Default)]
 pub(crate) struct Book {
     due: bool,
-    /// True while a count for the status is in progress.
-    counting: bool,
     not_before: Tick,
     observed: Observed,
     /// True if the last write of the status failed.
@@ -70,11 +67,6 @@ pub(crate) struct Book {
 }
 
 impl Book {
-    /// The spec has changed: a count in progress is out of date.
-    pub(crate) fn restart(&mut self) {
-        self.counting = false;
-    }
-
     /// Marks the status as due.
     pub(crate) fn mark_due(&mut self) {
         self.due = true;
@@ -115,7 +107,7 @@ const BATCH: usize = 128;
 
 impl Index {
     /// Returns the next rules with due statuses. Later events make their statuses due again.
-    pub(crate) fn begin_statuses(&mut self) -> Vec<Arc<RuleId>> {
+    pub(crate) fn due_statuses(&mut self) -> Vec<Arc<RuleId>> {
         let due = self
             .rules
             .iter()
@@ -139,7 +131,6 @@ impl Index {
             };
             if known {
                 state.status.due = false;
-                state.status.counting = true;
                 rules.push(id);
             } else {
                 state.status.not_before = self.now + PACE;
@@ -263,18 +254,14 @@ impl Index {
         id: &Arc<RuleId>,
         tally: Tally,
         wall: Timestamp,
-        deletion: &PendingDeletions,
         changes: &mut Changes,
     ) -> Option<StatusUpdate> {
         let now = self.now;
         let book = &mut self.rules.get_mut(id)?.status;
-        if !std::mem::take(&mut book.counting) {
-            return None; // The rule has changed since the count began.
-        }
         if let Some(tick) = book.synced.take() {
             book.last_sync = ago(wall, now.saturating_sub(tick)).or(book.last_sync);
         }
-        let (status, reported) = self.compose(id, self.rules.get(id)?, tally, wall, deletion);
+        let (status, reported) = self.compose(id, self.rules.get(id)?, tally, wall);
         let book = &mut self.rules.get_mut(id)?.status;
         book.reported = reported;
         if !std::mem::take(&mut book.unwritten) && book.observed.as_ref() == Some(&status) {
@@ -295,7 +282,6 @@ impl Index {
         state: &RuleState,
         mut tally: Tally,
         wall: Timestamp,
-        deletion: &PendingDeletions,
     ) -> (ClusterReplicationStatus, Reported) {
         let old = state.status.observed.as_ref();
         let generation = state
@@ -345,7 +331,7 @@ impl Index {
                 self.tally_unmet(id, state, rule, &mut tally);
                 let choice = self.choose(rule);
                 self.describe(state, rule, (&tally, &choice), &mut conditions);
-                deletion.describe(id, self, &mut conditions);
+                self.describe_held(id, &mut conditions);
                 conditions.reported.copies = tally.numbers();
                 status.copies = Some(tally.copies);
                 status.source = source_text::of_sources(&choice.sources, &rule.selectors);

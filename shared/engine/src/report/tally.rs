@@ -1,6 +1,10 @@
 //! The state of each copy for its rule, and the counts of all copies of a rule.
 
-use std::{borrow::Cow, collections::BTreeMap, sync::Arc};
+use std::{
+    borrow::Cow,
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
 
 use mimeo_api::{CopyCounts, Plan, PlannedCopy};
 
@@ -11,7 +15,7 @@ use mimeo_model::{
     rule::Rule,
 };
 
-use crate::{CopyNumbers, Index, Namespace, RuleState, copy::CopyState, verdict::Outlook};
+use crate::{CopyNumbers, Effort, Index, Namespace, RuleState, copy::CopyState, verdict::Outlook};
 
 /// The largest number of failures that are reported for a rule.
 pub(crate) const FAILURES: usize = 20;
@@ -124,6 +128,49 @@ fn planned(((namespace, kind, name), action): (&CellName, &Outlook)) -> PlannedC
 }
 
 impl Index {
+    /// Counts the copies of these rules, and visits each copy once. The tallies are in the order of
+    /// the rules.
+    pub(crate) fn tallies(
+        &self,
+        rules: Vec<Arc<RuleId>>,
+        effort: &mut Effort,
+    ) -> Vec<(Arc<RuleId>, Tally)> {
+        let valid = |id: &&Arc<RuleId>| self.rules.get(*id).is_some_and(|state| state.rule.is_ok());
+        let mut tallies: BTreeMap<_, _> = rules
+            .iter()
+            .filter(valid)
+            .map(|id| (id.clone(), Tally::default()))
+            .collect();
+        // A ClusterReplication has copies anywhere, so its places are those of all rules.
+        let everywhere = tallies.keys().find(|id| id.namespace.is_none());
+        let places: BTreeSet<Arc<str>> = match everywhere {
+            Some(id) => self.places(id).into_iter().collect(),
+            None => tallies.keys().flat_map(|id| self.places(id)).collect(),
+        };
+        for (name, namespace) in places
+            .iter()
+            .filter_map(|name| self.namespaces.get_key_value(name))
+        {
+            effort.counted += u64::try_from(namespace.copies.len()).unwrap_or(u64::MAX);
+            for copy in &namespace.copies {
+                let owner = self.projections.owner(copy);
+                let Some((id, tally)) = owner.and_then(|id| Some((id, tallies.get_mut(id)?)))
+                else {
+                    continue;
+                };
+                if let Some(standing) = self.standing(id, (name, namespace), copy) {
+                    let kind = || self.kind_of(copy.kind).to_owned();
+                    tally.count(|| (name.clone(), kind(), copy.name.clone()), standing);
+                }
+            }
+        }
+        let tally = |id| {
+            let tally = tallies.remove(&id).unwrap_or_default();
+            (id, tally)
+        };
+        rules.into_iter().map(tally).collect()
+    }
+
     /// Adds to the tally the copies that the rule wants and cannot have.
     pub(crate) fn tally_unmet(
         &self,

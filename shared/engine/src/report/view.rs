@@ -17,10 +17,7 @@ use mimeo_api::ClusterReplicationStatus;
 
 use mimeo_model::{id::RuleId, outcome::FailureReason};
 
-use crate::{
-    Index, Namespace, clock::Tick, copy::CopyState, losses::PendingDeletions, tally::Standing,
-    verdict::Outlook,
-};
+use crate::{Index, Namespace, clock::Tick, copy::CopyState, tally::Standing, verdict::Outlook};
 
 /// The largest number of rules in a piece.
 const RULES: usize = 64;
@@ -246,7 +243,6 @@ impl std::fmt::Display for Reason {
 #[derive(Clone, Copy)]
 pub(crate) struct Page<'a> {
     pub(crate) index: &'a Index,
-    pub(crate) deletion: &'a PendingDeletions,
     pub(crate) now: Tick,
     pub(crate) wall: Timestamp,
 }
@@ -502,7 +498,7 @@ impl<'a> Page<'a> {
             None if !wanted && shown.reason.is_none() => return None,
             None if parsed.suspend => shown.state = State::Suspended,
             None if outlook == Outlook::Right => shown.state = State::Synced,
-            None if self.deletion.holds(rule, name, copy) => shown.state = State::Held,
+            None if self.index.holds(rule, name, copy) => shown.state = State::Held,
             None => {}
         }
         Some(shown)

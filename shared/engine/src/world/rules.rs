@@ -23,7 +23,6 @@ use crate::{
     conditions::pod_gate_active,
     copy::Reference,
     jobs::JobKey,
-    losses::LossEvent,
     projection::{NoRendering, Projection},
     record::CrdState,
     sources::{Renderer, first_reference},
@@ -232,7 +231,7 @@ impl Index {
         state.rule = shown.rule;
         state.status.observe(shown.observed);
         if confirmed {
-            effects.losses.push(LossEvent::Confirmed(id.clone()));
+            self.confirm(id, effects);
         }
     }
 
@@ -263,7 +262,6 @@ impl Index {
             self.retire(&old.projections.concat(), &projections.concat());
             old.status
         });
-        book.restart();
         book.observe(observed);
         self.rules.insert(
             id.clone(),
@@ -331,7 +329,7 @@ impl Index {
         let shift = self.replace_selectors(&id, former, None);
         self.retire(&old.projections.concat(), &[]);
         self.follow_anew(shift, effects);
-        effects.losses.push(LossEvent::RuleGone(id.clone()));
+        self.losses.end(&id);
         effects.events.forget_sources(&id, |_| false);
         effects.work.tidy_later();
         let home = || self.namespaces.get(id.namespace.as_deref()?)?.uid;

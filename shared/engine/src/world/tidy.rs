@@ -13,7 +13,7 @@ use mimeo_model::{
     source::SourceRef,
 };
 
-use crate::{Effects, Index, copy::Phase, jobs::JobKey, kinds::Note, losses::PendingDeletions};
+use crate::{Effects, Index, copy::Phase, jobs::JobKey, kinds::Note};
 
 /// With this many copies or more, tidying takes a while.
 const MANY: usize = 1024;
@@ -34,7 +34,7 @@ impl Index {
 impl Index {
     /// Forgets rules that no copy names any more, and kinds that need no watch any more. It runs
     /// when the queue is empty.
-    pub(crate) fn tidy(&mut self, deletion: &mut PendingDeletions, effects: &mut Effects) {
+    pub(crate) fn tidy(&mut self, effects: &mut Effects) {
         if !self.all_rules() || self.settings.role == Role::Injector {
             return;
         }
@@ -81,7 +81,9 @@ impl Index {
             .retain(|id, gone| owners.contains(id) || now < gone.until);
         // An existing rule may have lost the source of a copy whose labels and annotations still
         // name another rule.
-        deletion.retain(|id| owners.contains(id) || self.rules.contains_key(id));
+        let over = |id: &&Arc<RuleId>| !owners.contains(*id) && !self.rules.contains_key(*id);
+        let over: Vec<_> = self.losses.pending.keys().filter(over).cloned().collect();
+        over.iter().for_each(|id| self.losses.end(id));
         self.forget_withdrawals();
         let wanted = self.wanted_kinds();
         for (id, kind) in self.kinds.iter() {
