@@ -137,6 +137,22 @@ fn foreign() -> Value {
     json!({"name": "x", "namespace": "team", "uid": UID, "resourceVersion": "7", "managedFields": [theirs()]})
 }
 
+/// A copy that Mimeo wrote in the object's place.
+fn copy(version: &str) -> Value {
+    let mut copy = foreign();
+    copy["managedFields"] = json!([entry("mimeo", "Apply", &json!({"f:data": {}}))]);
+    copy["resourceVersion"] = version.into();
+    copy["labels"] = json!({"app.kubernetes.io/managed-by": "mimeo"});
+    copy
+}
+
+/// The object at that version, while a finalizer keeps it.
+fn going(mut object: Value, version: &str) -> Value {
+    object["resourceVersion"] = version.into();
+    object["deletionTimestamp"] = "2026-01-01T00:00:00Z".into();
+    object
+}
+
 impl Scene {
     fn next(&mut self) -> Option<Box<Request>> {
         loop {
@@ -296,9 +312,7 @@ fn what_was_overwritten_is_a_copy() {
 fn what_is_being_deleted_is_waited_for() {
     for policy in ["Adopt", "Overwrite"] {
         let mut scene = scene(Role::Keeper, &json!({"conflictPolicy": policy}));
-        let mut going = foreign();
-        going["deletionTimestamp"] = "2026-01-01T00:00:00Z".into();
-        scene.meet(going);
+        scene.meet(going(foreign(), "7"));
         assert!(scene.next().is_none(), "{policy}");
         // The status reports the object for as long as a finalizer keeps it.
         let status = scene
@@ -872,15 +886,7 @@ fn what_mimeo_has_deleted_was_not_created_once_while_a_finalizer_keeps_it() {
     assert!(scene.next().is_none());
     scene.now += Duration::from_secs(11);
     let delete = scene.next().unwrap();
-    let going = |version: &str| {
-        let mut going = foreign();
-        going["managedFields"] = json!([entry("mimeo", "Apply", &json!({"f:data": {}}))]);
-        going["resourceVersion"] = version.into();
-        going["deletionTimestamp"] = "2026-01-01T00:00:00Z".into();
-        going["labels"] = json!({"app.kubernetes.io/managed-by": "mimeo"});
-        going
-    };
-    scene.show(&delete, going("13"));
+    scene.show(&delete, going(copy("12"), "13"));
     scene.change(&once());
     assert!(scene.next().is_none() && scene.noted.is_empty());
     scene.removed();
@@ -910,10 +916,7 @@ fn what_is_recorded_as_created_is_not_read_again_while_a_finalizer_keeps_an_obje
     apply(&mut scene, other);
     let create = scene.next().unwrap();
     assert_eq!(create.ticket.verb, Verb::Create);
-    let mut theirs = foreign();
-    theirs["managedFields"] = json!([entry("mimeo", "Apply", &json!({"f:data": {}}))]);
-    theirs["resourceVersion"] = "31".into();
-    theirs["labels"] = json!({"app.kubernetes.io/managed-by": "mimeo"});
+    let mut theirs = copy("31");
     theirs["annotations"] = json!({
         "mimeo.dev/rule": "ClusterReplication/other", "mimeo.dev/cluster": "cluster",
         "mimeo.dev/checksum": create.rendering.as_ref().unwrap().checksum.to_string(),
@@ -929,9 +932,7 @@ fn what_is_recorded_as_created_is_not_read_again_while_a_finalizer_keeps_an_obje
     scene.now += Duration::from_secs(11);
     let delete = scene.next().unwrap();
     assert!(matches!(delete.ticket.verb, Verb::Delete(_, 31)));
-    theirs["resourceVersion"] = "32".into();
-    theirs["deletionTimestamp"] = "2026-01-01T00:00:00Z".into();
-    scene.show(&delete, theirs);
+    scene.show(&delete, going(theirs, "32"));
     scene.change(&once());
     let next = scene.next();
     assert!(next.is_none(), "{next:?}");

@@ -40,11 +40,11 @@ pub async fn agrees(
         // another client's object.
         // And the reconciler does not notice an object that comes where a suspended rule plans a
         // copy (docs/faq.md).
-        let labelled = labelled(client).await?;
-        let others = others(client).await?;
+        let labelled = objects(client, OWN).await?;
+        let others = objects(client, FOREIGN).await?;
         let comparable = |copy: &[String; 4]| match &*copy[0] {
             "Conflict" => false,
-            "Create" => !others.iter().any(|key| *key == copy[1..]),
+            "Create" => !others.keys().any(|key| *key == copy[1..]),
             "Delete" => labelled
                 .iter()
                 .any(|(key, meta)| *key == copy[1..] && has_entry(meta)),
@@ -169,7 +169,7 @@ async fn synced(
         return Ok(None);
     };
     let mut answers = Vec::new();
-    let own = labelled(client)
+    let own = objects(client, OWN)
         .await?
         .into_iter()
         .filter(|(_, meta)| written_by(meta) == Some(id));
@@ -180,34 +180,23 @@ async fn synced(
     Ok(Some((number, answers)))
 }
 
-/// The metadata of the objects with Mimeo's label, by kind, namespace and name.
-async fn labelled(client: &Client) -> Result<BTreeMap<[String; 3], ObjectMeta>> {
-    let labels = ListParams::default().labels("app.kubernetes.io/managed-by=mimeo");
-    let mut copies = BTreeMap::new();
+/// The objects with Mimeo's label, and those without it.
+const OWN: &str = "app.kubernetes.io/managed-by=mimeo";
+const FOREIGN: &str = "app.kubernetes.io/managed-by!=mimeo";
+
+/// The metadata of the objects that the label selector matches, by kind, namespace and name.
+async fn objects(client: &Client, selector: &str) -> Result<BTreeMap<[String; 3], ObjectMeta>> {
+    let selected = ListParams::default().labels(selector);
+    let mut objects = BTreeMap::new();
     for kind in ["Secret", "ConfigMap"] {
-        for object in any(client, "v1", kind, None)?.list(&labels).await? {
+        for object in any(client, "v1", kind, None)?.list(&selected).await? {
             let meta = object.metadata;
             if let (Some(namespace), Some(name)) = (&meta.namespace, &meta.name) {
-                copies.insert([kind.to_owned(), namespace.clone(), name.clone()], meta);
+                objects.insert([kind.to_owned(), namespace.clone(), name.clone()], meta);
             }
         }
     }
-    Ok(copies)
-}
-
-/// The objects without Mimeo's label, by kind, namespace and name.
-async fn others(client: &Client) -> Result<BTreeSet<[String; 3]>> {
-    let labels = ListParams::default().labels("app.kubernetes.io/managed-by!=mimeo");
-    let mut others = BTreeSet::new();
-    for kind in ["Secret", "ConfigMap"] {
-        for object in any(client, "v1", kind, None)?.list(&labels).await? {
-            if let (Some(namespace), Some(name)) = (object.metadata.namespace, object.metadata.name)
-            {
-                others.insert([kind.to_owned(), namespace, name]);
-            }
-        }
-    }
-    Ok(others)
+    Ok(objects)
 }
 
 /// True if `managedFields` has Mimeo's entry.
