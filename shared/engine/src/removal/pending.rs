@@ -14,7 +14,7 @@ use mimeo_model::{
 };
 
 use crate::{
-    Effects, Effort, Index, Namespace, RuleState, Settings,
+    Effects, Effort, Index, RuleState, Settings,
     absent::HowGone,
     copy::{CopyKey, CopyState, Leave, Step, Why},
     events::{EventCause, places},
@@ -251,8 +251,12 @@ impl Index {
         effects.effort.review(keys.len());
         let names: BTreeSet<&Arc<str>> = keys.iter().map(|(name, ..)| name).collect();
         for name in names {
-            let behind = |namespace: &Box<Namespace>| namespace.behind;
-            if self.dirty.remove(name) || self.namespaces.get(name).is_some_and(behind) {
+            if self.dirty.remove(name)
+                || self
+                    .namespaces
+                    .get(name)
+                    .is_some_and(|namespace| namespace.behind)
+            {
                 self.plan_namespace(name, effects);
             }
         }
