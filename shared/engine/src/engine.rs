@@ -348,10 +348,12 @@ impl Engine {
         self.index.take_time(wall);
         self.plan();
         let due = self.index.due_statuses();
-        let tallies = self.index.tallies(due, &mut self.effects.effort);
+        let tallies = self
+            .index
+            .tallies(due, &mut self.effects.effort)
+            .into_iter();
         let (index, changes) = (&mut self.index, &mut self.effects.changes);
-        let statuses = tallies.into_iter();
-        statuses
+        tallies
             .filter_map(|(id, tally)| index.status(&id, tally, wall, changes))
             .collect()
     }

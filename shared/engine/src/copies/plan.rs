@@ -86,12 +86,13 @@ impl Index {
     /// Plans a namespace that changed, unless it must wait for that.
     pub(crate) fn plan(&mut self, name: &Arc<str>, effects: &mut Effects) {
         if !self.rests(name, effects) {
-            effects.effort.planned += 1;
             self.plan_namespace(name, effects);
         }
     }
 
+    /// Plans a namespace, even one that must wait for its next plan.
     pub(crate) fn plan_namespace(&mut self, name: &Arc<str>, effects: &mut Effects) {
+        effects.effort.planned += 1;
         let Some(mut namespace) = self.namespaces.remove(name) else {
             return;
         };
@@ -142,9 +143,8 @@ impl Index {
         });
         let step = verdict.step;
         let lost = needs.iter().any(|need| matches!(need, Need::Loss(..)));
-        if !lost && !self.losses.pending.is_empty() {
-            let key = copy.key(name);
-            self.not_lost(&key, step);
+        if !lost && !step.awaits_facts() && !self.losses.pending.is_empty() {
+            self.not_lost(&copy.key(name));
         }
         if !needs.is_empty() {
             self.meet(needs, &copy.key(name), effects);
@@ -303,6 +303,11 @@ impl Index {
 }
 
 impl Step {
+    /// True if a read must show whether the copy is lost.
+    fn awaits_facts(self) -> bool {
+        matches!(self, Self::Leave(Leave::Undecided) | Self::Look)
+    }
+
     /// True if the step deletes the copy for this loss, or may still do so. An approval for a loss
     /// that was undone must not count for the next loss.
     fn may_be_for(self, loss: Why) -> bool {

@@ -18,9 +18,6 @@ pub(crate) struct Loss {
     /// process has not seen yet. Then it is unmatched for a moment. That moment must not complete
     /// the collecting time of another loss.
     pub(crate) since: Tick,
-    /// When the copy was released for deletion without a confirmation. It counts as lost for a
-    /// while after that. `None`: the copy is collected, or waits for a confirmation.
-    pub(crate) released: Option<Tick>,
 }
 
 /// Copies that wait for a user's confirmation. Later losses are not added to them.
@@ -34,30 +31,20 @@ pub(crate) struct Held {
 /// The unconfirmed losses of one rule.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct PendingDeletion {
-    pub(crate) losses: BTreeMap<CopyKey, Loss>,
+    /// Copies that are collected, or wait for a confirmation.
+    pub(crate) collected: BTreeMap<CopyKey, Loss>,
+    /// Copies that were released for deletion without a confirmation, and when. They count as lost
+    /// for a while.
+    pub(crate) released: BTreeMap<CopyKey, Tick>,
     /// When the pending deletion is reviewed next.
     pub(crate) due: Tick,
     pub(crate) held: Option<Held>,
 }
 
 impl PendingDeletion {
-    /// The copies that are collected, or wait for a confirmation.
-    pub(crate) fn collected(&self) -> impl Iterator<Item = (&CopyKey, &Loss)> {
-        self.losses
-            .iter()
-            .filter(|(_, loss)| loss.released.is_none())
-    }
-
-    /// True if no copy is collected.
-    pub(crate) fn is_idle(&self) -> bool {
-        self.collected().next().is_none()
-    }
-
-    /// True if the copy is collected, or waits for a confirmation.
-    pub(crate) fn collects(&self, key: &CopyKey) -> bool {
-        self.losses
-            .get(key)
-            .is_some_and(|loss| loss.released.is_none())
+    /// True if no copy is collected, and no released copy counts any more.
+    pub(crate) fn is_over(&self) -> bool {
+        self.collected.is_empty() && self.released.is_empty()
     }
 }
 
@@ -72,10 +59,21 @@ pub(crate) struct Losses {
 }
 
 impl Losses {
-    /// Returns the loss of a copy, and the rule that has lost it.
+    /// Returns the loss of a collected copy, and the rule that has lost it.
     pub(crate) fn get(&self, key: &CopyKey) -> Option<(&Arc<RuleId>, &Loss)> {
         let id = self.losers.get(key)?;
-        Some((id, self.pending.get(id)?.losses.get(key)?))
+        Some((id, self.pending.get(id)?.collected.get(key)?))
+    }
+
+    /// The held deletion of a rule, if there is one.
+    pub(crate) fn held(&self, id: &RuleId) -> Option<&Held> {
+        self.pending.get(id)?.held.as_ref()
+    }
+
+    /// The collected copies of a rule.
+    pub(crate) fn collected(&self, id: &RuleId) -> impl Iterator<Item = &CopyKey> {
+        let pending = self.pending.get(id).into_iter();
+        pending.flat_map(|pending| pending.collected.keys())
     }
 
     /// Records a loss. The pending deletion is reviewed at `due`, or earlier. Returns the time of
@@ -86,7 +84,8 @@ impl Losses {
         }
         self.losers.insert(key.clone(), id.clone());
         let pending = self.pending.entry(id.clone()).or_default();
-        pending.losses.insert(key, loss);
+        pending.released.remove(&key);
+        pending.collected.insert(key, loss);
         pending.due = if pending.due <= loss.since {
             due
         } else {
@@ -98,28 +97,29 @@ impl Losses {
     /// Removes a loss. Returns the rule that had lost the copy.
     pub(crate) fn remove(&mut self, key: &CopyKey) -> Option<Arc<RuleId>> {
         let id = self.losers.remove(key)?;
-        self.pending.get_mut(&id)?.losses.remove(key);
+        let pending = self.pending.get_mut(&id)?;
+        pending.collected.remove(key);
+        pending.released.remove(key);
         Some(id)
     }
 
-    /// Keeps only these losses of a rule.
-    pub(crate) fn retain(&mut self, id: &RuleId, keeps: impl Fn(&CopyKey, &Loss) -> bool) {
+    /// Forgets the copies that were released before `since`: they no longer count.
+    pub(crate) fn expire(&mut self, id: &RuleId, since: Tick) {
         let Some(pending) = self.pending.get_mut(id) else {
             return;
         };
-        let losers = &mut self.losers;
-        pending.losses.retain(|key, loss| {
-            let kept = keeps(key, loss);
-            if !kept {
-                losers.remove(key);
-            }
-            kept
-        });
+        for (key, _) in pending.released.extract_if(.., |_, at| *at < since) {
+            self.losers.remove(&key);
+        }
     }
 
     /// Ends the pending deletion of a rule.
     pub(crate) fn end(&mut self, id: &RuleId) {
-        self.retain(id, |_, _| false);
-        self.pending.remove(id);
+        let Some(pending) = self.pending.remove(id) else {
+            return;
+        };
+        for key in pending.collected.keys().chain(pending.released.keys()) {
+            self.losers.remove(key);
+        }
     }
 }

@@ -16,7 +16,7 @@ use mimeo_model::{
 use crate::{
     Effects, Effort, Index, RuleState, Settings,
     absent::HowGone,
-    copy::{CopyKey, CopyState, Leave, Step, Why},
+    copy::{CopyKey, CopyState, Why},
     events::{EventCause, places},
     losses::{Held, Loss, PendingDeletion},
     work::Timer,
@@ -105,29 +105,22 @@ impl Index {
         why: Why,
         effects: &mut Effects,
     ) {
-        let known = self
-            .losses
-            .get(key)
-            .is_some_and(|(loser, loss)| loser == id && loss.why == why && loss.released.is_none());
-        if known {
+        let known = self.losses.get(key);
+        if known.is_some_and(|(loser, loss)| loser == id && loss.why == why) {
             return;
         }
         let loss = Loss {
             why,
             since: self.now,
-            released: None,
         };
         let due = self.now + self.settings.deletion_delay;
         let due = self.losses.add(id, key.clone(), loss, due);
         effects.work.timer(due, Timer::PendingDeletion(id.clone()));
     }
 
-    /// A decision has not found the copy lost. A collected copy is then lost no more, unless a read
-    /// is under way. A released copy counts on until a rule wants it again.
-    pub(crate) fn not_lost(&mut self, key: &CopyKey, step: Step) {
-        let open = matches!(step, Step::Leave(Leave::Undecided) | Step::Look);
-        let loss = self.losses.get(key);
-        if loss.is_some_and(|(_, loss)| loss.released.is_none() && !open) {
+    /// Ends the loss of a collected copy. A released copy counts until a rule wants it again.
+    pub(crate) fn not_lost(&mut self, key: &CopyKey) {
+        if self.losses.get(key).is_some() {
             self.forgive(key);
         }
     }
@@ -138,11 +131,11 @@ impl Index {
             return;
         };
         let pending = self.losses.pending.get_mut(&id);
-        let Some(pending) = pending.filter(|pending| pending.is_idle()) else {
+        let Some(pending) = pending.filter(|pending| pending.collected.is_empty()) else {
             return;
         };
         pending.held = None;
-        if pending.losses.is_empty() {
+        if pending.is_over() {
             self.losses.end(&id);
         }
         self.mark_status_due(&id);
@@ -157,11 +150,11 @@ impl Index {
             return;
         }
         self.review(id, effects);
-        let (now, window) = (self.now, self.settings.deletion_window);
-        let counts = |loss: &Loss| loss.released.is_none_or(|at| now <= at + window);
-        self.losses.retain(id, |_, loss| counts(loss));
+        if let Some(since) = self.now.checked_sub(self.settings.deletion_window) {
+            self.losses.expire(id, since);
+        }
         let pending = self.losses.pending.get(id);
-        let Some(pending) = pending.filter(|pending| !pending.losses.is_empty()) else {
+        let Some(pending) = pending.filter(|pending| !pending.is_over()) else {
             self.losses.end(id);
             self.mark_status_due(id);
             return;
@@ -204,18 +197,16 @@ impl Index {
 
     /// The collected copies of a rule, with their uids.
     fn lost_copies(&self, id: &RuleId) -> BTreeMap<CopyKey, Uid> {
-        let pending = self.losses.pending.get(id);
-        let collected = pending.into_iter().flat_map(PendingDeletion::collected);
+        let collected = self.losses.collected(id);
         collected
-            .filter_map(|(key, _)| Some((key.clone(), self.copy(key)?.ours()?.uid)))
+            .filter_map(|key| Some((key.clone(), self.copy(key)?.ours()?.uid)))
             .collect()
     }
 
     /// Returns the lost copies that the current nonce stands for. A copy with another uid than
     /// before is not among them.
     pub(crate) fn held_copies(&self, id: &RuleId) -> BTreeMap<CopyKey, Uid> {
-        let pending = self.losses.pending.get(id);
-        let Some(held) = pending.and_then(|pending| pending.held.as_ref()) else {
+        let Some(held) = self.losses.held(id) else {
             return BTreeMap::new();
         };
         let mut copies = self.lost_copies(id);
@@ -226,37 +217,31 @@ impl Index {
     /// True if the copy waits for a confirmation of its deletion.
     pub(crate) fn holds(&self, id: &RuleId, namespace: &Arc<str>, copy: &CopyState) -> bool {
         let pending = self.losses.pending.get(id);
-        pending
-            .is_some_and(|pending| pending.held.is_some() && pending.collects(&copy.key(namespace)))
+        pending.is_some_and(|pending| {
+            pending.held.is_some() && pending.collected.contains_key(&copy.key(namespace))
+        })
     }
 
     /// Marks the namespaces of the collected copies as changed: a copy looks different to users
     /// once its deletion is held, or is no longer held.
     fn show_pending(&mut self, id: &RuleId, effects: &mut Effects) {
-        let pending = self.losses.pending.get(id);
-        let collected = pending.into_iter().flat_map(PendingDeletion::collected);
-        for ((name, ..), _) in collected {
+        for (name, ..) in self.losses.collected(id) {
             if let Some(namespace) = self.namespaces.get_mut(name) {
                 namespace.changed = effects.changes.next();
             }
         }
     }
 
-    /// Plans the namespaces of the collected copies that have changed, so that only copies count
-    /// that are still lost. Copies that have disappeared with their namespace are lost no more.
+    /// Plans the changed namespaces of the collected copies, which ends the losses that were undone.
+    /// Forgets copies that have disappeared together with their namespace.
     fn review(&mut self, id: &Arc<RuleId>, effects: &mut Effects) {
-        let pending = self.losses.pending.get(id);
-        let collected = pending.into_iter().flat_map(PendingDeletion::collected);
-        let keys: Vec<CopyKey> = collected.map(|(key, _)| key.clone()).collect();
+        let keys: Vec<CopyKey> = self.losses.collected(id).cloned().collect();
         effects.effort.review(keys.len());
         let names: BTreeSet<&Arc<str>> = keys.iter().map(|(name, ..)| name).collect();
         for name in names {
-            if self.dirty.remove(name)
-                || self
-                    .namespaces
-                    .get(name)
-                    .is_some_and(|namespace| namespace.behind)
-            {
+            let namespace = self.namespaces.get(name);
+            let behind = namespace.is_some_and(|namespace| namespace.behind);
+            if self.dirty.remove(name) || behind {
                 self.plan_namespace(name, effects);
             }
         }
@@ -276,19 +261,17 @@ impl Index {
         let Some(pending) = self.losses.pending.get_mut(id) else {
             return;
         };
-        let mut gone = Vec::new();
-        for (key, loss) in &mut pending.losses {
-            if loss.released.is_none() && loss.since + time <= self.now {
-                loss.released = Some(self.now);
-                gone.push((key.clone(), loss.why));
-            }
-        }
-        let due = pending.losses.values().map(|loss| match loss.released {
-            None => loss.since + time,
-            // The loss no longer counts one millisecond after the window.
-            Some(at) => at + window + Duration::from_millis(1),
-        });
-        if let Some(due) = due.min() {
+        let now = self.now;
+        let ripe = |_: &CopyKey, loss: &mut Loss| loss.since + time <= now;
+        let gone = pending.collected.extract_if(.., ripe);
+        let gone: Vec<_> = gone.map(|(key, loss)| (key, loss.why)).collect();
+        let released = gone.iter().map(|(key, _)| (key.clone(), now));
+        pending.released.extend(released);
+        let collected = pending.collected.values().map(|loss| loss.since + time);
+        // The loss no longer counts one millisecond after the window.
+        let counted = pending.released.values();
+        let counted = counted.map(|at| *at + window + Duration::from_millis(1));
+        if let Some(due) = collected.chain(counted).min() {
             pending.due = due;
             effects.work.timer(due, Timer::PendingDeletion(id.clone()));
         }
@@ -309,8 +292,7 @@ impl Index {
     /// `ConfigMap`. Returns true in that case. Copies that were lost since stay collected, and get
     /// another nonce.
     pub(crate) fn confirm(&mut self, id: &Arc<RuleId>, effects: &mut Effects) -> bool {
-        let pending = self.losses.pending.get(id);
-        let Some(held) = pending.and_then(|pending| pending.held.as_ref()) else {
+        let Some(held) = self.losses.held(id) else {
             return false;
         };
         let rule = self.rules.get(id).and_then(RuleState::valid);
@@ -329,7 +311,7 @@ impl Index {
         }
         if let Some(pending) = self.losses.pending.get_mut(id) {
             pending.held = None;
-            if pending.losses.is_empty() {
+            if pending.is_over() {
                 self.losses.end(id);
             } else {
                 self.collect_longer(id, effects);
@@ -352,7 +334,7 @@ impl Index {
 
     /// True if the rule lost all of these copies because it disappeared with its namespace.
     fn all_homeless(&self, id: &RuleId, pending: &PendingDeletion) -> bool {
-        pending.collected().all(|(key, _)| {
+        pending.collected.keys().all(|key| {
             let how = self
                 .copy(key)
                 .and_then(|copy| self.how_rule_went_if_known(id, copy));
@@ -363,9 +345,9 @@ impl Index {
     /// True if the rule loses so many copies that the deletion is held: at least the limit, and at
     /// least half of the rule's copies.
     fn loses_much(&self, id: &RuleId, pending: &PendingDeletion, effort: &mut Effort) -> bool {
-        let lost = pending.losses.len();
+        let lost = pending.collected.len() + pending.released.len();
         // Only a large loss justifies counting all copies of the rule.
-        !pending.is_idle()
+        !pending.collected.is_empty()
             && lost >= self.settings.deletion_limit
             && lost >= self.kept(id, pending, effort)
     }
@@ -386,7 +368,7 @@ impl Index {
                     && copy
                         .ours()
                         .is_some_and(|seen| !seen.elsewhere && !seen.deleting)
-                    && !pending.collects(&copy.key(name))
+                    && !pending.collected.contains_key(&copy.key(name))
             };
             kept += namespace.copies.iter().filter(keeps).count();
         }

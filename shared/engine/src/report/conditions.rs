@@ -319,8 +319,7 @@ impl Index {
 impl Index {
     /// Sets the condition Stalled if deletions wait for a confirmation.
     pub(crate) fn describe_held(&self, id: &RuleId, conditions: &mut Conditions<'_>) {
-        let pending = self.losses.pending.get(id);
-        let Some(Held { nonce, .. }) = pending.and_then(|pending| pending.held.as_ref()) else {
+        let Some(Held { nonce, .. }) = self.losses.held(id) else {
             return;
         };
         let copies = plural::copies(self.held_copies(id).len());

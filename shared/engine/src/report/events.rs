@@ -496,14 +496,13 @@ fn updates_of(topic: &Topic, pending: &Pending, index: &Index) -> Vec<EventUpdat
             )]
         }
         EventCause::DeletionHeld => {
-            let pending = index.losses.pending.get(id);
-            let Some(pending) = pending.filter(|pending| pending.held.is_some()) else {
+            if index.losses.held(id).is_none() {
                 return vec![];
-            };
+            }
             let copies = index.held_copies(id).len();
-            let reported: Vec<ReportedCopy<'_>> = pending
-                .collected()
-                .filter_map(|(key, _)| index.still(id, cause, key, None))
+            let collected = index.losses.collected(id);
+            let reported: Vec<ReportedCopy<'_>> = collected
+                .filter_map(|key| index.still(id, cause, key, None))
                 .collect();
             let note = if rule.is_some() {
                 format!(

@@ -167,7 +167,7 @@ impl Numbers {
         };
         for (id, pending) in &index.losses.pending {
             if pending.held.is_some() {
-                *numbers.held.entry(id.kind).or_default() += pending.collected().count();
+                *numbers.held.entry(id.kind).or_default() += pending.collected.len();
             }
         }
         for (id, state) in &index.rules {
