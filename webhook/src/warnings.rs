@@ -96,7 +96,7 @@ pub(crate) fn foresee_at_home(
         engine
             .index()
             .primed()
-            .then(|| engine.index().contests_at_home(rule, sources, before))
+            .then(|| engine.index().contests(rule, sources, before))
     });
     contested(&contests.unwrap_or_default())
 }

@@ -1,6 +1,9 @@
 //! Assigns each copy of a namespace to the rule that wants it.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{
+    collections::{BTreeMap, BTreeSet, btree_map::Entry},
+    sync::Arc,
+};
 
 use jiff::Timestamp;
 use mimeo_api::{Access, DriftPolicy};
@@ -22,11 +25,12 @@ use crate::{
     projection::Projection,
 };
 
+/// The copies that rules want in a namespace and cannot have, by rule, kind and name.
+pub(crate) type BlockedCopies = BTreeMap<Arc<RuleId>, BTreeMap<(KindId, Arc<str>), BlockedCopy>>;
+
 /// A copy that a rule wants and cannot have.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, PartialEq)]
 pub(crate) struct BlockedCopy {
-    pub(crate) kind: KindId,
-    pub(crate) name: Arc<str>,
     /// The projection that lost.
     pub(crate) projection: ProjectionId,
     cause: Cause,
@@ -81,19 +85,15 @@ type Wants = BTreeMap<(KindId, Arc<str>), ProjectionId>;
 
 impl Index {
     /// Returns the copies that rules want in a namespace, each with the winning projection. Returns
-    /// also, for each losing rule, the copies that it cannot have.
-    fn wanted(
-        &self,
-        name: &Arc<str>,
-        namespace: &Namespace,
-    ) -> (Wants, BTreeMap<Arc<RuleId>, Vec<BlockedCopy>>) {
+    /// also the copies that losing rules cannot have.
+    fn wanted(&self, name: &Arc<str>, namespace: &Namespace) -> (Wants, BlockedCopies) {
         // A webhook replica has no task in a namespace without the pending label.
         let concerned = self.settings.role == Role::Keeper || namespace.pending_label.is_some();
         if !namespace.alive() || !concerned {
-            return (Wants::new(), BTreeMap::new());
+            return (Wants::new(), BlockedCopies::new());
         }
         let mut wants = Wants::new();
-        let mut blocked: BTreeMap<Arc<RuleId>, Vec<BlockedCopy>> = BTreeMap::new();
+        let mut blocked = BlockedCopies::new();
         // A Replication never wins a copy against a `ClusterReplication`, and a webhook replica
         // writes only the copies of `ClusterReplication`s.
         let rules = match self.settings.role {
@@ -119,25 +119,18 @@ impl Index {
                     .copy(projection.kind, &copy_name)
                     .and_then(CopyState::ours)
                     .and_then(|seen| seen.rule.as_ref());
+                let key = (projection.kind, copy_name);
                 if let Some(present) = marked
                     .filter(|present| self.is_yet_to_say(present, projection, name, namespace))
                 {
                     let copies = blocked.entry(id.clone()).or_default();
                     // Another target of the same rule may have lost the copy already.
-                    if !copies
-                        .iter()
-                        .any(|copy| copy.kind == projection.kind && copy.name == copy_name)
-                    {
-                        copies.push(BlockedCopy {
-                            kind: projection.kind,
-                            name: copy_name,
-                            projection: projection_id,
-                            cause: Cause::Taken(present.clone()),
-                        });
-                    }
+                    copies.entry(key).or_insert_with(|| BlockedCopy {
+                        projection: projection_id,
+                        cause: Cause::Taken(present.clone()),
+                    });
                     continue;
                 }
-                let key = (projection.kind, copy_name.clone());
                 let held = wants.get(&key);
                 let held = held.and_then(|id| Some((*id, self.projections.get(id)?)));
                 let Some((held, holder)) = held else {
@@ -149,9 +142,7 @@ impl Index {
                 }
                 if let Some(variable) = projection.name.unset_at(namespace.place(name)) {
                     let copies = blocked.entry(id.clone()).or_default();
-                    copies.push(BlockedCopy {
-                        kind: projection.kind,
-                        name: copy_name,
+                    copies.entry(key).or_insert_with(|| BlockedCopy {
                         projection: projection_id,
                         cause: Cause::Unset(variable.clone()),
                     });
@@ -161,7 +152,7 @@ impl Index {
                 // the earlier source.
                 let (winner, loser, lost) =
                     if holder.rule != projection.rule && self.precedes(id, &holder.rule, marked) {
-                        wants.insert(key, projection_id);
+                        wants.insert(key.clone(), projection_id);
                         (id.clone(), holder.rule.clone(), held)
                     } else {
                         (holder.rule.clone(), id.clone(), projection_id)
@@ -169,17 +160,15 @@ impl Index {
                 let copies = blocked.entry(loser).or_default();
                 // Another target of the same rule may have lost the copy already, to a rule that
                 // has lost it since.
-                match copies
-                    .iter_mut()
-                    .find(|copy| copy.kind == projection.kind && copy.name == copy_name)
-                {
-                    Some(copy) => copy.cause = Cause::Taken(winner),
-                    None => copies.push(BlockedCopy {
-                        kind: projection.kind,
-                        name: copy_name,
-                        projection: lost,
-                        cause: Cause::Taken(winner),
-                    }),
+                let cause = Cause::Taken(winner);
+                match copies.entry(key) {
+                    Entry::Occupied(mut copy) => copy.get_mut().cause = cause,
+                    Entry::Vacant(free) => {
+                        free.insert(BlockedCopy {
+                            projection: lost,
+                            cause,
+                        });
+                    }
                 }
             }
         }
@@ -319,26 +308,20 @@ impl Index {
         namespace: &mut Namespace,
         effects: &mut Effects,
     ) {
-        let (wants, mut blocked) = self.wanted(name, namespace);
-        for id in &self.rules_for(name) {
-            let Some(state) = self.rules.get_mut(id) else {
-                continue;
-            };
-            let copies = blocked.remove(id);
-            if state.blocked.get(name) == copies.as_ref() {
-                continue;
+        let (wants, blocked) = self.wanted(name, namespace);
+        let known = std::mem::replace(&mut namespace.blocked, blocked);
+        let differs = |id: &&Arc<RuleId>| known.get(*id) != namespace.blocked.get(*id);
+        let rules: BTreeSet<_> = known.keys().chain(namespace.blocked.keys()).collect();
+        for id in rules.into_iter().filter(differs) {
+            let copies = namespace.blocked.get(id).into_iter().flatten();
+            for (key, copy) in copies {
+                if known.get(id).and_then(|known| known.get(key)) != Some(copy) {
+                    let key = (name.clone(), key.0, key.1.clone());
+                    let cause = EventCause::CopyFailed(copy.reason());
+                    effects.events.add(id, cause, [(key, None)], 0, self.now);
+                }
             }
-            let known = state.blocked.remove(name).unwrap_or_default();
-            let new = copies.iter().flatten().filter(|copy| !known.contains(copy));
-            for copy in new {
-                let key = (name.clone(), copy.kind, copy.name.clone());
-                let cause = EventCause::CopyFailed(copy.reason());
-                effects.events.add(id, cause, [(key, None)], 0, self.now);
-            }
-            state
-                .blocked
-                .extend(copies.map(|copies| (name.clone(), copies)));
-            state.status.mark_due();
+            self.mark_status_due(id);
         }
         for (kind, copy_name) in wants.keys() {
             namespace.copy_or_insert(*kind, copy_name);

@@ -113,8 +113,8 @@ impl Index {
         }
         // Another rule or source may have the copy that should replace this one, or its name can't
         // be filled in. Then this copy stays.
-        let blocked = state.blocked.get(name).into_iter().flatten();
-        let mut lost = blocked.filter_map(|copy| self.projections.get(&copy.projection));
+        let blocked = namespace.blocked.get(id).into_iter().flatten();
+        let mut lost = blocked.filter_map(|(_, copy)| self.projections.get(&copy.projection));
         if lost.any(|projection| is_replacement(projection, seen)) {
             return Fate::Keep(Leave::Undecided);
         }

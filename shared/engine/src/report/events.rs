@@ -303,17 +303,9 @@ impl Index {
         let (namespace, kind, name) = key;
         let message = match cause {
             EventCause::CopyFailed(reason) => {
-                let lost = self
-                    .rules
-                    .get(id)?
-                    .blocked
-                    .get(namespace)
-                    .into_iter()
-                    .flatten();
-                let mut lost = lost.filter(|copy| {
-                    copy.kind == *kind && copy.name == *name && copy.reason() == *reason
-                });
-                if let Some(lost) = lost.next() {
+                let blocked = self.namespaces.get(namespace)?.blocked.get(id);
+                let lost = blocked.and_then(|copies| copies.get(&(*kind, name.clone())));
+                if let Some(lost) = lost.filter(|lost| lost.reason() == *reason) {
                     format!("{reason}: {}", lost.message(id, namespace))
                 } else {
                     let copy = self.copy(key)?;

@@ -2,6 +2,7 @@
 //! does anything.
 
 use std::{
+    cmp::Reverse,
     collections::{BTreeMap, BTreeSet},
     sync::Arc,
 };
@@ -15,7 +16,7 @@ use mimeo_model::{
     template::{Place, Template},
 };
 
-use crate::{Index, events::places, wants::rank};
+use crate::{Index, RuleState, events::places, projection::Projection, wants::rank};
 
 /// The effects that a rule would have.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -61,81 +62,31 @@ impl Contest {
     }
 }
 
-/// The largest number of copy names that one preview compares to find competing rules. The engine
-/// does no other work meanwhile.
-const QUESTIONS: usize = 50_000;
+/// The largest number of other rules' copies that one preview looks at to find competing rules. The
+/// engine does no other work meanwhile.
+const QUESTIONS: usize = 25_000;
 
 impl Index {
     /// Returns the effects of `rule` with all the `sources` that it would have, among the known
     /// namespaces and rules. `before` is the rule as it is stored.
     pub fn preview(&self, rule: &Rule, sources: &[SourceRef], before: Option<&Rule>) -> Preview {
         let mut preview = Preview::default();
-        let rivals = self.rivals(rule, sources);
-        let before = before.map(|before| (before, self.choose(before).sources));
-        let mut contests: BTreeMap<(usize, String), Vec<Arc<str>>> = BTreeMap::new();
-        let mut questions = 0;
-        for (name, namespace) in self
+        let alive = self
             .namespaces
             .iter()
-            .filter(|(_, namespace)| namespace.alive())
-        {
-            let labels = &namespace.labels;
+            .filter(|(_, namespace)| namespace.alive());
+        for (name, namespace) in alive {
+            let matches = |rule: &Rule| rule.matches(name, &namespace.labels);
             preview.all += 1;
-            if !rule.matches(name, labels) {
-                preview.lost += usize::from(
-                    before
-                        .as_ref()
-                        .is_some_and(|(before, _)| before.matches(name, labels)),
-                );
-                continue;
-            }
-            preview.matching += 1;
-            for (index, rival) in rivals.iter().enumerate() {
-                questions += rule.targets.len() * sources.len()
-                    + rival.rule.targets.len() * rival.sources.len();
-                if questions > QUESTIONS {
-                    break;
-                }
-                let place = Place { name, labels };
-                let copy = rival.name.text_at(place);
-                let wants = |rule: &Rule, sources: &[SourceRef]| {
-                    rule.wants(sources, &rival.kind, &copy, place)
-                };
-                let had = before
-                    .as_ref()
-                    .is_some_and(|(before, sources)| wants(before, sources));
-                if !had && wants(rival.rule, &rival.sources) && wants(rule, sources) {
-                    contests
-                        .entry((index, copy))
-                        .or_default()
-                        .push(name.clone());
-                }
+            if matches(rule) {
+                preview.matching += 1;
+            } else {
+                preview.lost += usize::from(before.is_some_and(matches));
             }
         }
         preview.beginning = self.beginning(rule);
         preview.beginning_of_exclude = self.beginning_of_exclude(rule);
-        let contest = |((index, name), namespaces): ((usize, String), Vec<Arc<str>>)| {
-            let Rival {
-                id,
-                rule: other,
-                kind,
-                ..
-            } = &rivals[index];
-            // The owner of an existing copy is not known here.
-            let lost =
-                rank(id, Some(other.created), None) < rank(&rule.id, Some(rule.created), None);
-            Contest {
-                other: (*id).clone(),
-                kind: kind.clone(),
-                name: name.into(),
-                lost,
-                namespaces,
-            }
-        };
-        preview.contests = contests.into_iter().map(contest).collect();
-        preview
-            .contests
-            .sort_by_key(|contest| std::cmp::Reverse(contest.namespaces.len()));
+        preview.contests = self.contests(rule, sources, before);
         preview
     }
 
@@ -187,132 +138,123 @@ impl Index {
         (count > 0).then(|| (beginning.to_owned(), count))
     }
 
-    /// Returns the copies of a Replication in its own namespace that other rules want, too. These
-    /// are `ClusterReplication`s and Replications of that namespace. A tenant must learn nothing
-    /// about objects elsewhere and about the rules of other tenants. So only active rules count:
-    /// their copies exist there, or soon will. An inactive rule would reveal which objects it would
-    /// copy, and so their existence.
-    pub fn contests_at_home(
+    /// Returns the copies that this rule begins to want although other rules want them, too. The
+    /// copies in the most namespaces come first.
+    ///
+    /// For a `ClusterReplication` these are other `ClusterReplication`s, because it loses no copy
+    /// to a Replication. For a Replication these are the copies in its own namespace, and
+    /// `ClusterReplication`s and Replications of that namespace. A tenant must learn nothing about
+    /// objects elsewhere and about the rules of other tenants. So only active rules count there:
+    /// their copies exist, or soon will. An inactive rule would reveal which objects it would copy,
+    /// and so their existence.
+    pub fn contests(
         &self,
         rule: &Rule,
         sources: &[SourceRef],
         before: Option<&Rule>,
     ) -> Vec<Contest> {
-        let home = rule
-            .id
-            .namespace
-            .as_deref()
-            .and_then(|home| self.namespaces.get_key_value(home));
-        let Some((home, namespace)) = home.filter(|(_, namespace)| namespace.alive()) else {
-            return vec![];
-        };
-        let place = namespace.place(home);
-        let makes = |rule: &Rule, sources: &[SourceRef]| -> BTreeSet<(GroupKind, String)> {
-            let targets = rule
-                .targets
+        let home = rule.id.namespace.as_deref();
+        let others = self.rivals(rule, sources);
+        let before = before.map(|before| (before, self.choose(before).sources));
+        let mut found: BTreeMap<(&Arc<RuleId>, GroupKind, String), Contest> = BTreeMap::new();
+        let mut questions = 0;
+        for (name, namespace) in &self.namespaces {
+            if !namespace.alive() || home.is_some_and(|home| *home != **name) {
+                continue;
+            }
+            questions += others.len();
+            if questions > QUESTIONS {
+                break;
+            }
+            let place = namespace.place(name);
+            let mut own = self.makes(rule, sources, place);
+            if let Some((before, sources)) = &before {
+                let had = self.makes(before, sources, place);
+                own.retain(|copy| !had.contains(copy));
+            }
+            for (projection, state, other) in &others {
+                let kind = projection.gvk().group_kind();
+                let copy = (kind, projection.name.at(place).to_string());
+                let matches = || {
+                    let target = other.targets.get(projection.target);
+                    target.is_some_and(|target| target.selection.matches(name, place.labels))
+                };
+                if !own.contains(&copy)
+                    || !matches()
+                    || self.is_own_source(state, &copy.0, name, &copy.1)
+                {
+                    continue;
+                }
+                let (kind, copy_name) = copy;
+                // The owner of an existing copy is not known here.
+                let lost = rank(&other.id, Some(other.created), None)
+                    < rank(&rule.id, Some(rule.created), None);
+                let contest = found
+                    .entry((&projection.rule, kind.clone(), copy_name.clone()))
+                    .or_insert_with(|| Contest {
+                        other: projection.rule.clone(),
+                        kind,
+                        name: copy_name.into(),
+                        lost,
+                        namespaces: vec![],
+                    });
+                // Several targets of the other rule may make the copy.
+                if contest.namespaces.last() != Some(name) {
+                    contest.namespaces.push(name.clone());
+                }
+            }
+        }
+        let mut contests: Vec<Contest> = found.into_values().collect();
+        contests.sort_by_key(|contest| Reverse(contest.namespaces.len()));
+        contests
+    }
+
+    /// Returns the copies that a rule may make in a namespace, by kind and name.
+    fn makes(
+        &self,
+        rule: &Rule,
+        sources: &[SourceRef],
+        place: Place<'_>,
+    ) -> BTreeSet<(GroupKind, String)> {
+        let read = sources
+            .iter()
+            .filter(|source| self.may_read(&rule.id, source));
+        let copies = read.flat_map(|source| {
+            let names = rule.copy_names(source, place);
+            names.map(|name| (source.gvk.group_kind(), name))
+        });
+        // A source is never written.
+        let own_source = |(kind, name): &(GroupKind, String)| {
+            sources
                 .iter()
-                .filter(|target| target.selection.matches(home, place.labels));
-            let read: Vec<_> = sources
-                .iter()
-                .filter(|source| self.may_read(&rule.id, source))
-                .collect();
-            let copies = targets.flat_map(|target| {
-                read.iter().map(|source| {
-                    (
-                        source.gvk.group_kind(),
-                        target.copy_name(source).text_at(place),
-                    )
-                })
-            });
-            // A source is never written.
-            copies
-                .filter(|(kind, copy)| !sources.iter().any(|source| source.is(kind, home, copy)))
-                .collect()
+                .any(|source| source.is(kind, place.name, name))
         };
-        let had = before
-            .map(|before| makes(before, &self.choose(before).sources))
-            .unwrap_or_default();
-        let mut own = makes(rule, sources);
-        own.retain(|copy| !had.contains(copy));
+        copies.filter(|copy| !own_source(copy)).collect()
+    }
+
+    /// Returns the projections of other rules that may make a copy of the same kind and name as
+    /// this rule, in any namespace.
+    fn rivals(&self, rule: &Rule, sources: &[SourceRef]) -> Vec<(&Projection, &RuleState, &Rule)> {
+        let own: Vec<(GroupKind, Template)> = rule.copies(sources).collect();
         let known = |id: &RuleId| {
             id.kind == RuleKind::ClusterReplication || id.namespace == rule.id.namespace
         };
         let others = self.projections.values().filter(|projection| {
-            projection.granted && *projection.rule != rule.id && known(&projection.rule)
+            projection.granted
+                && *projection.rule != rule.id
+                && known(&projection.rule)
+                && own.iter().any(|(kind, name)| {
+                    projection.gvk().is_of(kind) && projection.name.may_be(name)
+                })
         });
-        let mut found: BTreeMap<(&Arc<RuleId>, GroupKind, String), bool> = BTreeMap::new();
-        for projection in others {
-            let copy = (
-                projection.gvk().group_kind(),
-                projection.name.at(place).to_string(),
-            );
-            let Some(state) = self
-                .rules
-                .get(&projection.rule)
-                .filter(|_| own.contains(&copy))
-            else {
-                continue;
+        let counted = others.filter_map(|projection| {
+            let state = self.rules.get(&projection.rule)?;
+            let other = match rule.id.kind {
+                RuleKind::ClusterReplication => state.valid(),
+                RuleKind::Replication => state.acting(),
             };
-            let Some(other) = state.acting() else {
-                continue;
-            };
-            let target = other.targets.get(projection.target);
-            let matches = target.is_some_and(|target| target.selection.matches(home, place.labels));
-            if matches && !self.is_own_source(state, &copy.0, home, &copy.1) {
-                let lost = rank(&projection.rule, Some(other.created), None)
-                    < rank(&rule.id, Some(rule.created), None);
-                found.insert((&projection.rule, copy.0, copy.1), lost);
-            }
-        }
-        let contest =
-            |((other, kind, name), lost): ((&Arc<RuleId>, GroupKind, String), bool)| Contest {
-                other: other.clone(),
-                kind,
-                name: name.into(),
-                lost,
-                namespaces: vec![home.clone()],
-            };
-        found.into_iter().map(contest).collect()
+            Some((projection, state, other?))
+        });
+        counted.collect()
     }
-
-    /// Returns the other rules that make a copy of the same kind and name as this rule, in any
-    /// namespace.
-    fn rivals(&self, rule: &Rule, sources: &[SourceRef]) -> Vec<Rival<'_>> {
-        let own: Vec<(GroupKind, Template)> = rule.copies(sources).collect();
-        let mut found = BTreeSet::new();
-        // This preview is for `ClusterReplication`s, which lose no copy to a Replication.
-        // `contests_at_home` is the one for Replications.
-        let others = self
-            .projections
-            .values()
-            .filter(|projection| projection.rule.kind == RuleKind::ClusterReplication);
-        for projection in others.filter(|projection| *projection.rule != rule.id) {
-            let same = own.iter().enumerate().filter(|(_, (kind, name))| {
-                projection.gvk().is_of(kind) && projection.name.may_be(name)
-            });
-            found.extend(same.map(|(index, _)| (projection.rule.clone(), index)));
-        }
-        let known = |(id, index): (Arc<RuleId>, usize)| {
-            let (id, state) = self.rules.get_key_value(&id)?;
-            let (kind, name) = own[index].clone();
-            let rule = state.valid()?;
-            Some(Rival {
-                id,
-                rule,
-                sources: self.choose(rule).sources,
-                kind,
-                name,
-            })
-        };
-        found.into_iter().filter_map(known).collect()
-    }
-}
-
-/// A rule that may make a copy of this kind and name.
-struct Rival<'a> {
-    id: &'a Arc<RuleId>,
-    rule: &'a Rule,
-    sources: Vec<SourceRef>,
-    kind: GroupKind,
-    name: Template,
 }

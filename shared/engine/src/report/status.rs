@@ -328,7 +328,7 @@ impl Index {
                 );
             }
             Ok(rule) => {
-                self.tally_unmet(id, state, rule, &mut tally);
+                self.tally_not_granted(rule, &mut tally);
                 let choice = self.choose(rule);
                 self.describe(state, rule, (&tally, &choice), &mut conditions);
                 self.describe_held(id, &mut conditions);

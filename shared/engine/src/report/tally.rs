@@ -15,7 +15,7 @@ use mimeo_model::{
     rule::Rule,
 };
 
-use crate::{CopyNumbers, Effort, Index, Namespace, RuleState, copy::CopyState, verdict::Outlook};
+use crate::{CopyNumbers, Effort, Index, Namespace, copy::CopyState, verdict::Outlook};
 
 /// The largest number of failures that are reported for a rule.
 pub(crate) const FAILURES: usize = 20;
@@ -141,11 +141,11 @@ impl Index {
             .filter(valid)
             .map(|id| (id.clone(), Tally::default()))
             .collect();
-        // A ClusterReplication has copies anywhere, so its places are those of all rules.
-        let everywhere = tallies.keys().find(|id| id.namespace.is_none());
-        let places: BTreeSet<Arc<str>> = match everywhere {
-            Some(id) => self.places(id).into_iter().collect(),
-            None => tallies.keys().flat_map(|id| self.places(id)).collect(),
+        // A ClusterReplication may have copies anywhere.
+        let places: BTreeSet<Arc<str>> = if tallies.keys().any(|id| id.namespace.is_none()) {
+            self.namespaces.keys().cloned().collect()
+        } else {
+            tallies.keys().flat_map(|id| self.places(id)).collect()
         };
         for (name, namespace) in places
             .iter()
@@ -163,38 +163,22 @@ impl Index {
                     tally.count(|| (name.clone(), kind(), copy.name.clone()), standing);
                 }
             }
+            for (id, blocked) in &namespace.blocked {
+                let Some(tally) = tallies.get_mut(id) else {
+                    continue;
+                };
+                for ((kind, copy_name), copy) in blocked {
+                    let standing = Standing::blocked(copy.reason(), copy.message(id, name));
+                    let kind = || self.kind_of(*kind).to_owned();
+                    tally.count(|| (name.clone(), kind(), copy_name.clone()), standing);
+                }
+            }
         }
         let tally = |id| {
             let tally = tallies.remove(&id).unwrap_or_default();
             (id, tally)
         };
         rules.into_iter().map(tally).collect()
-    }
-
-    /// Adds to the tally the copies that the rule wants and cannot have.
-    pub(crate) fn tally_unmet(
-        &self,
-        id: &RuleId,
-        state: &RuleState,
-        rule: &Rule,
-        tally: &mut Tally,
-    ) {
-        for (name, blocked) in &state.blocked {
-            for copy in blocked {
-                let standing = Standing::blocked(copy.reason(), copy.message(id, name));
-                tally.count(
-                    || {
-                        (
-                            name.clone(),
-                            self.kind_of(copy.kind).to_owned(),
-                            copy.name.clone(),
-                        )
-                    },
-                    standing,
-                );
-            }
-        }
-        self.tally_not_granted(rule, tally);
     }
 
     /// Returns the state of a copy for this rule. `None`: the rule wants no copy there and has none
@@ -225,7 +209,7 @@ impl Index {
 
     /// Counts the copies that a rule lacks grants for. The count is the same whether their
     /// namespaces exist or not.
-    fn tally_not_granted(&self, rule: &Rule, tally: &mut Tally) {
+    pub(crate) fn tally_not_granted(&self, rule: &Rule, tally: &mut Tally) {
         let Some(home) = rule.id.namespace.as_deref() else {
             return;
         };

@@ -422,18 +422,15 @@ impl<'a> Page<'a> {
         let mut all: Vec<Shown<'a>> = copies
             .filter_map(|copy| self.show_copy((name, namespace), copy))
             .collect();
-        let rules = self.index.rules_for(name);
-        for id in rules.iter().filter(|id| asked(id)) {
-            let Some((id, state)) = self.index.rules.get_key_value(id) else {
-                continue;
-            };
-            let lost = state.blocked.get(name).into_iter().flatten();
-            all.extend(lost.map(|copy| {
-                let kind = self.index.kind_of(copy.kind);
+        for (id, blocked) in namespace.blocked.iter().filter(|(id, _)| asked(id)) {
+            all.extend(blocked.iter().map(|((kind, copy_name), copy)| {
+                let kind = self.index.kind_of(*kind);
                 let message = only.map(|_| copy.message(id, name));
-                let copy_name = Cow::Borrowed(&*copy.name);
+                let copy_name = Cow::Borrowed(&**copy_name);
                 Shown::failed(id, (kind, copy_name), copy.reason(), message)
             }));
+        }
+        for id in self.index.rules_for(name).iter().filter(|id| asked(id)) {
             all.extend(self.not_granted(id, name, only.is_some()));
         }
         all

@@ -4,8 +4,8 @@
 //! only as far as that namespace consents. Every decision here treats a namespace without consent
 //! like a namespace that does not exist. So Mimeo does not reveal which namespaces exist.
 //!
-//! Tenants may write many rules. Each change is looked up by the namespaces that it concerns, and
-//! only these namespaces are planned again.
+//! There may be many rules. Each change is looked up by the namespaces that it concerns, and only
+//! these namespaces are planned again.
 
 use std::{
     cell::OnceCell,
@@ -27,9 +27,10 @@ use mimeo_model::{
 };
 
 use crate::{
-    Effects, Index, RuleState,
+    Effects, Index, Namespace, RuleState,
     absent::Became,
     authorized::{Unauthorized, own_kind_unreadable},
+    copy::CopyState,
     follow::Follows,
     grants::Grants,
     jobs::{JobKey, Jobs},
@@ -303,29 +304,35 @@ impl Index {
     }
 
     /// Returns the namespaces in which a rule may want copies, or has some.
-    pub(crate) fn places(&self, id: &RuleId) -> Vec<Arc<str>> {
-        if id.kind == RuleKind::ClusterReplication {
-            return self.namespaces.keys().cloned().collect();
-        }
+    pub(crate) fn places(&self, id: &RuleId) -> BTreeSet<Arc<str>> {
         let rule = self.rules.get(id).and_then(RuleState::valid);
+        if id.kind == RuleKind::ClusterReplication {
+            let concerned = |(name, namespace): &(&Arc<str>, &Box<Namespace>)| {
+                rule.is_some_and(|rule| rule.matches(name, &namespace.labels))
+                    || namespace.copies.iter().any(|copy| self.concerns(copy, id))
+            };
+            let places = self.namespaces.iter().filter(concerned);
+            return places.map(|(name, _)| name.clone()).collect();
+        }
         let targets = rule.into_iter().flat_map(named_targets);
         let known = targets
             .filter_map(|name| self.namespaces.get_key_value(name))
             .map(|(name, _)| name);
         let copies_in = self.consent.copies_in.get(id).into_iter().flatten();
-        known
-            .chain(copies_in)
-            .cloned()
-            .collect::<BTreeSet<_>>()
-            .into_iter()
-            .collect()
+        known.chain(copies_in).cloned().collect()
+    }
+
+    /// True if the rule wants the copy, or wrote the object that is there.
+    fn concerns(&self, copy: &CopyState, id: &RuleId) -> bool {
+        let wants = self.projections.wanted(copy);
+        wants.is_some_and(|projection| *projection.rule == *id)
+            || copy
+                .ours()
+                .is_some_and(|seen| seen.rule.as_deref() == Some(id))
     }
 
     /// A rule has changed. The namespaces that it concerns must be planned again.
     pub(crate) fn replan_rule(&mut self, id: &RuleId) {
-        if id.kind == RuleKind::ClusterReplication {
-            return self.replan_all();
-        }
         let mut places = self.places(id);
         // In the namespaces of its sources, this rule may now protect more objects from other
         // rules, or fewer, because no source is ever written.

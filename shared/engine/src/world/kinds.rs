@@ -368,12 +368,11 @@ impl Index {
                 .flat_map(|namespace| &namespace.copies)
                 .map(|copy| copy.kind),
         );
-        needed.extend(
-            self.rules
-                .values()
-                .flat_map(|state| state.blocked.values().flatten())
-                .map(|lost| lost.kind),
-        );
+        let blocked = self
+            .namespaces
+            .values()
+            .flat_map(|namespace| namespace.blocked.values().flatten());
+        needed.extend(blocked.map(|((kind, _), _)| *kind));
         let served = self
             .kinds
             .served

@@ -23,6 +23,7 @@ use crate::{
     projection::Projections,
     verdict::Verdict,
     view::Ended,
+    wants::BlockedCopies,
     work,
 };
 
@@ -46,6 +47,7 @@ pub(crate) struct Namespace {
     /// From when on this webhook replica fills the namespace.
     pub(crate) charge: Option<Tick>,
     pub(crate) copies: Vec<CopyState>,
+    pub(crate) blocked: BlockedCopies,
     /// The create-once record: copies that were created in the namespace once, according to its
     /// annotation or to this process.
     pub(crate) created: CreatedCopies,
@@ -116,6 +118,7 @@ impl Index {
                     .iter()
                     .filter_map(|copy| self.projections.owner(copy).cloned()),
             );
+            rules.extend(entry.blocked.keys().cloned());
             let copies = watched(&mut effects.work, &name, entry, self.settings.role);
             **entry = Namespace {
                 copies,
@@ -221,16 +224,10 @@ impl Index {
             .copies
             .iter()
             .filter_map(|copy| self.rule_of(copy))
+            .chain(std::mem::take(&mut old.blocked).into_keys())
             .collect();
         for id in &touched {
             self.mark_status_due(id);
-        }
-        for id in self.rules_for(&name) {
-            if let Some(state) = self.rules.get_mut(&id)
-                && state.blocked.remove(&name).is_some()
-            {
-                state.status.mark_due();
-            }
         }
         self.review_home(&name, effects);
         let copies = watched(&mut effects.work, &name, &mut old, self.settings.role);

@@ -28,7 +28,7 @@ use crate::{
     sources::{Renderer, first_reference},
     status::{self, Observed},
     view::Ended,
-    wants, work,
+    work,
 };
 
 /// The state of all rules of a kind.
@@ -55,8 +55,6 @@ pub(crate) struct RuleState {
     /// Then every webhook replica knew the rule before a restart. The versions that replicas report
     /// since then need not prove it again.
     pub(crate) pod_gate_proven: bool,
-    /// Copies that the rule wants and cannot have, by namespace.
-    pub(crate) blocked: BTreeMap<Arc<str>, Vec<wants::BlockedCopy>>,
     pub(crate) status: status::Book,
     /// Number of its last change that the page shows.
     pub(crate) changed: u64,
@@ -273,7 +271,6 @@ impl Index {
                 crd,
                 home: None,
                 pod_gate_proven,
-                blocked: BTreeMap::new(),
                 status: book,
                 changed: effects.changes.next(),
             },

@@ -126,6 +126,37 @@ fn a_flood_of_a_tenants_rules_concerns_his_namespaces_alone() {
     assert_eq!(planned(10), planned(500));
 }
 
+/// A `ClusterReplication` is planned where it matches, matched before, or has copies.
+#[test]
+fn a_cluster_replication_concerns_the_namespaces_of_its_targets_and_of_its_copies() {
+    let planned = |others: usize| {
+        let others: Vec<String> = (0..others).map(|i| format!("other-{i}")).collect();
+        let mut namespaces: Vec<&str> = others.iter().map(String::as_str).collect();
+        namespaces.extend(["a", "b", "from"]);
+        let mut scene = Scene::new(&namespaces);
+        scene.run();
+        let before = scene.engine.effort().planned;
+        for (generation, target) in (1..).zip(["a", "b", "a"]) {
+            let spec = json!({
+                "sources": [{"apiVersion": "v1", "kind": "Secret", "namespace": "from", "name": "x"}],
+                "targets": [{"namespaces": [target]}],
+            });
+            let mut rule = cluster_replication("r", &spec);
+            rule.generation = generation;
+            scene.rule(rule);
+            scene.show(&source("from", "x"));
+            scene.wait(60);
+            assert!(
+                scene.objects.keys().eq([&format!("{target}/x")]),
+                "{:?}",
+                scene.objects
+            );
+        }
+        scene.engine.effort().planned - before
+    };
+    assert_eq!(planned(10), planned(500));
+}
+
 /// A tenant's rules may have any number of copies in one namespace. A change of one copy doesn't
 /// plan all of them again each time.
 #[test]

@@ -260,10 +260,7 @@ fn a_tenant_is_told_beforehand_who_has_his_copies_at_home_and_nothing_of_others(
         ("vault", "home", "mine", None),
     ] {
         let rule = replication("home", "second", &named(from, &[place], name));
-        let contests = scene
-            .engine
-            .index()
-            .contests_at_home(&rule, &rule.sources, None);
+        let contests = scene.engine.index().contests(&rule, &rule.sources, None);
         let told: Vec<_> = contests
             .iter()
             .map(|one| (one.other.to_string(), &*one.name, one.places()))
@@ -278,7 +275,7 @@ fn a_tenant_is_told_beforehand_who_has_his_copies_at_home_and_nothing_of_others(
             scene
                 .engine
                 .index()
-                .contests_at_home(&rule, &rule.sources, Some(&rule)),
+                .contests(&rule, &rule.sources, Some(&rule)),
             [],
             "{from} {place}/{name}"
         );
