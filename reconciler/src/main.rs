@@ -17,7 +17,7 @@ use mimeo_runtime::{
     duration,
     handle::{CopyRequests, Handle},
     identity::{Identity, IdentityArgs},
-    lease::{Election, LeaseArgs},
+    lease::{Candidate, LeaseArgs},
     observer::Observer,
     operations::OpsArgs,
     program::Program,
@@ -27,7 +27,6 @@ use mimeo_runtime::{
     trace::TraceArgs,
 };
 use tokio::{sync::watch, task::JoinHandle, time::sleep};
-use tracing::info;
 
 use crate::{
     leader_label::LabelArgs,
@@ -141,8 +140,8 @@ async fn main() -> anyhow::Result<()> {
     let handle = Handle::new(engine, counts, traces);
     program.show(&handle);
 
-    let election = Election::start(clients, namespace, LEASE, replica, &flags.lease)?;
-    let leading = election.leading();
+    let candidate = Candidate::new(clients, namespace, LEASE, replica, &flags.lease)?;
+    let leading = candidate.leading();
     metrics.of_leader(&handle, leading.clone());
     if flags.keep.rule_metrics > 0 {
         metrics.of_rules(&handle, leading.clone(), flags.keep.rule_metrics);
@@ -159,28 +158,23 @@ async fn main() -> anyhow::Result<()> {
         page.open(Known {
             handle: handle.clone(),
             leading: leading.clone(),
-            leader: election.holder(),
+            leader: candidate.holder(),
             replica: replica.clone(),
             namespace: namespace.clone(),
         });
     }
     let driving = keep(&flags.keep, clients, &handle, &identity, leading);
     let current = checks.current.clone();
-    tokio::spawn(definitions::check(clients.watcher.clone(), current));
+    tokio::spawn(definitions::check(clients.requests.clone(), current));
     tokio::spawn(ready(handle, checks));
 
-    let lost = async {
-        election.acquired().await;
-        info!("leading");
-        election.lost().await;
-    };
-    // This process does not know the writes of another leader since then. Starting over is the
+    // After a loss this process does not know the writes of another leader. Starting over is the
     // simplest way to learn them.
-    if shutdown.run_until_cancelled(lost).await.is_some() {
-        anyhow::bail!("leadership lost");
-    }
+    let held = candidate.run(shutdown).await?;
     driving.abort();
-    election.release().await;
+    if let Some(lease) = held {
+        candidate.release(lease).await;
+    }
     Ok(())
 }
 
@@ -222,7 +216,7 @@ fn keep(
         &identity.namespace,
     );
     let observer = Observer::new(handle, &clients.watcher, &tools);
-    observer.start(|_| {}, || {});
+    observer.start(|| {});
     tokio::spawn(observer.webhooks());
     let (handle, writer) = (handle.clone(), tools.writer.clone());
     tokio::spawn(report(handle.clone(), writer.clone(), leading.clone()));

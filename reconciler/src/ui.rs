@@ -11,25 +11,31 @@
 mod session;
 
 use std::{
-    convert::Infallible,
     sync::{Arc, OnceLock},
+    time::Duration,
 };
 
 use axum::{
     Json, Router,
-    body::Body,
     extract::{Query, State},
     http::{HeaderName, HeaderValue, StatusCode, header},
     middleware::map_response,
-    response::{IntoResponse, Redirect, Response},
+    response::{
+        IntoResponse, Redirect, Response,
+        sse::{KeepAlive, Sse},
+    },
     routing::{MethodRouter, get},
 };
+use futures::{StreamExt, stream::unfold};
 use jiff::Timestamp;
 use mimeo_model::id::RuleId;
 use mimeo_runtime::{guard::Guard, handle::Handle};
 use serde::Deserialize;
 use serde_json::Value;
-use tokio::sync::{Semaphore, watch};
+use tokio::{
+    sync::{Semaphore, watch},
+    time::sleep,
+};
 
 use self::session::{Session, tell_copy};
 
@@ -46,6 +52,11 @@ pub(crate) struct UiArgs {
 /// Most pages that are followed at once. Most of the operations server's connections stay free for
 /// probes and scrapes.
 const VISITORS: usize = 16;
+/// Longest time without an event. The page treats a longer silence as a lost connection.
+const HEARTBEAT: Duration = Duration::from_secs(5);
+/// Longest duration of one stream. The page then reconnects and shows again that it has the
+/// permission, which may have been removed in the meantime.
+const LONGEST: Duration = Duration::from_mins(10);
 
 /// Content Security Policy of the page. It loads nothing from other origins, and no text can become
 /// a document or a script.
@@ -149,7 +160,7 @@ async fn harden(mut response: Response) -> Response {
 }
 
 /// Streams server-sent events until the client disconnects.
-async fn stream(State(page): State<Page>) -> Result<Response, (StatusCode, &'static str)> {
+async fn stream(State(page): State<Page>) -> Result<impl IntoResponse, (StatusCode, &'static str)> {
     let known = page.known()?.clone();
     let visit = page.visitors.try_acquire_owned();
     let visit = visit.map_err(|_| {
@@ -158,18 +169,14 @@ async fn stream(State(page): State<Page>) -> Result<Response, (StatusCode, &'sta
             "so many pages are open that there is no room for one more\n",
         )
     })?;
-    let body = futures::stream::unfold(
+    let events = unfold(
         (Session::new(known), visit),
-        async |(mut session, visit)| {
-            let event = session.next().await?;
-            Some((Ok::<_, Infallible>(event), (session, visit)))
-        },
+        async |(mut session, visit)| Some((session.next().await, (session, visit))),
     );
-    Ok((
-        [(header::CONTENT_TYPE, "text/event-stream")],
-        Body::from_stream(body),
+    Ok(
+        Sse::new(events.take_until(sleep(LONGEST)))
+            .keep_alive(KeepAlive::new().interval(HEARTBEAT)),
     )
-        .into_response())
 }
 
 /// Query of `/ui/copies`: one rule in one namespace.

@@ -3,7 +3,10 @@
 use std::{net::SocketAddr, path::PathBuf, time::Duration};
 
 use anyhow::{Context, bail, ensure};
-use clap::{Args, Parser, ValueEnum};
+use clap::{
+    Args, Parser,
+    builder::{PossibleValuesParser, TypedValueParser as _},
+};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use mimeo_api::FailurePolicy;
 use mimeo_model::{registration::Endpoint, review::GroupVersionResource};
@@ -172,11 +175,17 @@ pub(crate) struct HookArgs {
         long,
         env = "MIMEO_NAMESPACES_FAILURE_POLICY",
         value_name = "POLICY",
-        value_enum,
         ignore_case = true,
-        default_value = "ignore"
+        default_value = "ignore",
+        value_parser = PossibleValuesParser::new(["ignore", "fail"]).map(|policy| {
+            if policy.eq_ignore_ascii_case("fail") {
+                FailurePolicy::Fail
+            } else {
+                FailurePolicy::Ignore
+            }
+        })
     )]
-    namespaces_failure_policy: OnFailure,
+    pub(crate) namespaces_failure_policy: FailurePolicy,
     /// Longest time that pods of a new or newly labelled namespace wait for copies of rules with
     /// `podGate: BestEffort`; the reconciler must have the same value (as in 10s)
     #[arg(long, env = "MIMEO_POD_GATE_BUDGET", value_name = "DURATION", default_value = "10s", value_parser = duration::parse)]
@@ -208,21 +217,7 @@ pub(crate) struct HookArgs {
     mimeo_users: Vec<String>,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum OnFailure {
-    Ignore,
-    Fail,
-}
-
 impl HookArgs {
-    /// The failure policy of the namespaces hook.
-    pub(crate) fn namespaces_failure_policy(&self) -> FailurePolicy {
-        match self.namespaces_failure_policy {
-            OnFailure::Ignore => FailurePolicy::Ignore,
-            OnFailure::Fail => FailurePolicy::Fail,
-        }
-    }
-
     /// Resources besides pods that wait for copies.
     pub(crate) fn pod_gate_resources(&self) -> anyhow::Result<Vec<GroupVersionResource>> {
         let parse = |text: &String| {
@@ -357,6 +352,6 @@ mod tests {
             ["me", "system:serviceaccount:ns:mimeo-reconciler"]
         );
         let strict = flags(&["--namespaces-failure-policy", "Fail"]).hooks;
-        assert_eq!(strict.namespaces_failure_policy(), FailurePolicy::Fail);
+        assert_eq!(strict.namespaces_failure_policy, FailurePolicy::Fail);
     }
 }

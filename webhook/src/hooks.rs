@@ -18,10 +18,7 @@ use mimeo_model::{
     },
     review::{Request, Verdict, encode},
 };
-use mimeo_runtime::{
-    duration,
-    trace::{Began, Parent},
-};
+use mimeo_runtime::{duration, trace::Parent};
 use serde::Deserialize;
 use tokio::time::{Instant, timeout_at};
 use tracing::warn;
@@ -95,7 +92,7 @@ async fn answer(
     parent: Parent,
     body: Body,
 ) -> Response {
-    let (arrived, began) = (Instant::now(), Began::now());
+    let arrived = Instant::now();
     // Without room the body is not read, so the review's uid is unknown. The response can only be
     // an HTTP error.
     let Some(mut room) = app.limits.room() else {
@@ -118,8 +115,9 @@ async fn answer(
         .await
         .unwrap_or_else(|_| come_again("the webhook did not answer in time. Retry in 1 s".into()));
     let word = Word::of(&verdict);
-    app.metrics.answered(hook, word, arrived.elapsed());
-    app.traces.record("review", parent, began, |span| {
+    let took = arrived.elapsed();
+    app.metrics.answered(hook, word, took);
+    app.traces.record("review", parent, took, |span| {
         span.set("hook", format_args!("{hook:?}"));
         span.set("verdict", format_args!("{word:?}"));
         span.set("uid", &request.uid);

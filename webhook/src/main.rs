@@ -7,6 +7,7 @@ mod body;
 mod compare;
 mod copies;
 mod flags;
+mod heartbeat;
 mod hooks;
 mod jobs;
 mod limits;
@@ -25,10 +26,8 @@ use std::{sync::Arc, time::Duration};
 
 use anyhow::Context;
 use clap::Parser;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use mimeo_engine::{Engine, Settings};
 use mimeo_model::{
-    names,
     registration::{NAME, Registration},
     role::Role,
 };
@@ -39,13 +38,11 @@ use mimeo_runtime::{
     handle::{CopyRequests, Handle},
     https,
     identity::{Identity, username},
-    lease::{Heartbeat, HeartbeatSpec},
     listen::listen,
     metrics::Metrics,
     observer::Observer,
     program::Program,
     readiness::{Check, Readiness},
-    shutdown::CancellationToken,
     tls::{Callers, ServingMaterial, Tls},
 };
 use tokio::{
@@ -55,15 +52,8 @@ use tokio::{
 use tracing::info;
 
 use crate::{
-    app::App,
-    flags::Flags,
-    hooks::router,
-    limits::Limits,
-    metrics::Answers,
-    paced::Paced,
-    permissions::Questions,
-    policies::Registrar,
-    register::{Kept, MANAGER, Wanted},
+    app::App, flags::Flags, heartbeat::beat, hooks::router, limits::Limits, metrics::Answers,
+    paced::Paced, permissions::Questions, policies::Registrar, register::Kept,
 };
 
 /// The program's name in the API server's audit log and in traces.
@@ -73,9 +63,6 @@ const DEADLINE: Duration = Duration::from_secs(10);
 /// Minimum and maximum number of concurrent requests. A webhook replica fills single namespaces;
 /// the reconciler writes the bulk of the copies.
 const CONCURRENCY: (usize, usize) = (4, 32);
-/// Interval between renewals of this replica's Lease. A killed replica counts as alive for three
-/// intervals. During that time Mimeo does not report a new rule as in force.
-const HEARTBEAT: Duration = Duration::from_secs(5);
 
 #[tokio::main(worker_threads = 2)]
 async fn main() -> anyhow::Result<()> {
@@ -111,7 +98,7 @@ async fn serve(flags: Flags, program: Program) -> anyhow::Result<()> {
     };
     let (app, tools) = app(&flags, clients, &identity, username, &program.metrics);
     program.show(&app.handle);
-    let seen = observe(clients, tools, &app, &checks);
+    observe(clients, tools, &app, &checks);
 
     let namespace = &identity.namespace;
     let certificate = &flags.certificate;
@@ -119,6 +106,7 @@ async fn serve(flags: Flags, program: Program) -> anyhow::Result<()> {
     program.metrics.of_certificate("hooks", material.clone());
     let tls = Tls {
         material: material.clone(),
+        fallback: None,
         callers: flags.endpoint.client_ca_file.clone().map(callers::start),
         http2: true,
     };
@@ -129,10 +117,9 @@ async fn serve(flags: Flags, program: Program) -> anyhow::Result<()> {
         endpoint,
         ca_bundle: None,
         own_namespace: namespace.clone(),
-        namespaces_failure_policy: flags.hooks.namespaces_failure_policy(),
+        namespaces_failure_policy: flags.hooks.namespaces_failure_policy,
         pod_gate_resources,
         mimeo_users: app.mimeo_users.clone(),
-        owner: None,
     };
     // A replica that is not ready receives no requests and so holds no pods. Its Lease, which says
     // that it does, therefore starts only once it is ready.
@@ -144,7 +131,7 @@ async fn serve(flags: Flags, program: Program) -> anyhow::Result<()> {
     };
     if let Some(contested) = shutdown.run_until_cancelled(ready).await {
         let owner = flags.pod.owner(&flags.identity);
-        beat(clients, &identity, owner, (seen, contested), shutdown).await;
+        beat(clients, &identity, owner, &app.handle, contested, shutdown).await;
     }
     serving.await.context("server")
 }
@@ -208,37 +195,10 @@ impl Checks {
     }
 }
 
-/// The rules that this replica has seen, as resourceVersions.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Seen {
-    /// The newest change of a rule's spec. The Lease reports it at once.
-    spec: u64,
-    /// The newest change of any rule, including its status. Mimeo writes statuses often and nothing
-    /// waits for them here, so the Lease reports this value at its next renewal.
-    version: u64,
-}
-
 /// Starts the watches and the driver, which carries out the engine's decisions.
-fn observe(
-    clients: &Clients,
-    tools: Tools,
-    app: &Arc<App>,
-    checks: &Checks,
-) -> watch::Receiver<Seen> {
-    let (publish, seen) = watch::channel(Seen::default());
-    let handle = app.handle.clone();
-    let taken_in = move |version: u64| {
-        let spec = handle.look(|engine, _| engine.index().rules_seen());
-        publish.send_modify(|seen| {
-            *seen = Seen {
-                spec: seen.spec.max(spec),
-                version: seen.version.max(version),
-            }
-        });
-    };
+fn observe(clients: &Clients, tools: Tools, app: &Arc<App>, checks: &Checks) {
     let policies = app.policies.clone();
-    Observer::new(&app.handle, &clients.watcher, &tools)
-        .start(taken_in, move || policies.kinds_changed());
+    Observer::new(&app.handle, &clients.watcher, &tools).start(move || policies.kinds_changed());
     let listed = checks.policies.clone();
     let (policies, watcher) = (app.policies.clone(), clients.watcher.clone());
     tokio::spawn(async move { policies.follow(watcher, || listed.set(true)).await });
@@ -254,7 +214,6 @@ fn observe(
         let (_always, active) = watch::channel(true);
         drive(handle, tools, active).await;
     });
-    seen
 }
 
 /// Waits until callers can be verified, if a file names the CA of their certificates.
@@ -309,8 +268,8 @@ async fn register(
                     ca_bundle,
                     ..registration.clone()
                 };
-                hooks.0.want(Wanted::Mutating(registration.clone()));
-                hooks.1.want(Wanted::Validating(registration.clone()));
+                hooks.0.want(registration.mutating());
+                hooks.1.want(registration.validating());
                 publish.send_replace(Some(registration));
                 served.set(true);
             }
@@ -324,44 +283,4 @@ async fn register(
     kept.1.holds().await;
     checks.registered.set(true);
     kept.0.contested()
-}
-
-/// Keeps this replica's Lease, which shows three things: the replica is alive, which rules it has
-/// seen, and whether another client keeps changing its hooks. Removes the Lease at shutdown.
-async fn beat(
-    clients: &Clients,
-    identity: &Identity,
-    owner: Option<OwnerReference>,
-    (mut seen, mut contested): (watch::Receiver<Seen>, watch::Receiver<Option<String>>),
-    shutdown: &CancellationToken,
-) {
-    let heartbeat = Heartbeat::start(
-        clients,
-        HeartbeatSpec {
-            namespace: identity.namespace.clone(),
-            name: format!("mimeo-webhook-{}", identity.replica),
-            holder: identity.replica.clone(),
-            labels: [(names::REPLICA.to_owned(), names::REPLICA_WEBHOOK.to_owned())].into(),
-            owner,
-            period: HEARTBEAT,
-            field_manager: MANAGER.to_owned(),
-        },
-    );
-    let mut told: Option<Seen> = None;
-    loop {
-        let now = *seen.borrow_and_update();
-        if told.is_none_or(|told| now.spec > told.spec) {
-            heartbeat.annotate(names::SEEN, Some(&now.version.to_string()));
-        } else {
-            heartbeat.annotate_later(names::SEEN, &now.version.to_string());
-        }
-        told = Some(now);
-        heartbeat.annotate(names::CONTESTED, contested.borrow_and_update().as_deref());
-        tokio::select! {
-            () = shutdown.cancelled() => break,
-            changed = seen.changed() => if changed.is_err() { break },
-            changed = contested.changed() => if changed.is_err() { break },
-        }
-    }
-    heartbeat.stop().await;
 }

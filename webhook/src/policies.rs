@@ -6,12 +6,13 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    slice,
     sync::Arc,
     time::Duration,
 };
 
 use jiff::Timestamp;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
 use kube::{
     Api, Client,
     api::{Patch, PatchParams},
@@ -30,9 +31,10 @@ use mimeo_runtime::{
     client::Clients,
     discovery::Discovery,
     fault::{Fault, status, within},
-    watch::{Event, WatchSpec, Watcher, watch},
+    observer::feed,
+    watch::{WatchSpec, Watcher},
 };
-use serde_json::json;
+use serde_json::{Value, json};
 use tokio::{
     sync::watch as channel,
     time::{sleep, timeout},
@@ -41,7 +43,7 @@ use tracing::{info, warn};
 
 use crate::{
     metrics::Answers,
-    register::{Kept, MANAGER, Refused, Wanted, try_out},
+    register::{Kept, MANAGER, Refused, try_out},
 };
 
 /// Most policies in the configuration. The configuration is one object and must fit into etcd.
@@ -118,35 +120,35 @@ impl Policies {
     /// Watches the policies until dropped. Calls `listed` after each complete list.
     pub(crate) async fn follow(&self, watcher: Watcher, listed: impl Fn() + Send + Sync) {
         let path = "/apis/mimeo.dev/v1alpha1/transformpolicies";
-        let spec = WatchSpec::objects(path, "policies");
-        let mut shown = BTreeSet::new();
-        watch::<TransformPolicy>(watcher, spec, |event| match event {
-            Event::Listing => shown.clear(),
-            Event::Shown(Decoded::Whole(object)) => {
-                let name: Box<str> = object.metadata.name.as_deref().unwrap_or_default().into();
-                shown.insert(name.clone());
-                let known = Arc::new(Known::new(object));
-                self.change(|all| all.insert(name, known));
-            }
-            // The last version that could be decoded stays in force.
-            Event::Shown(Decoded::Part(part)) => {
-                shown.extend(part["metadata"]["name"].as_str().map(Box::from));
-            }
-            Event::Deleted(object) => {
-                let name = object.metadata.name.as_deref().unwrap_or_default();
-                shown.remove(name);
-                self.change(|all| all.remove(name));
-            }
-            Event::Known(known::Known::Unreadable(_)) => {}
-            Event::Known(known) => {
-                // Without the CRD there are no policies.
-                if !known.is_listed() {
-                    shown.clear();
+        let name = |metadata: &ObjectMeta| metadata.name.as_deref().map(Box::<str>::from);
+        feed(
+            watcher,
+            WatchSpec::objects(path, "policies"),
+            |object: Decoded<TransformPolicy>| match object {
+                Decoded::Whole(object) => {
+                    let name = name(&object.metadata)?;
+                    let known = Arc::new(Known::new(object));
+                    self.change(|all| all.insert(name.clone(), known));
+                    Some(name)
                 }
-                self.complete(&shown);
+                // The last version that could be decoded stays in force.
+                Decoded::Part(part) => part["metadata"]["name"].as_str().map(Box::from),
+            },
+            |metadata| {
+                let name = name(metadata)?;
+                self.change(|all| all.remove(&name));
+                Some(name)
+            },
+            |known| {
+                match known {
+                    known::Known::Listed(shown) => self.complete(shown),
+                    // Without the CRD there are no policies.
+                    known::Known::Unserved => self.complete(&BTreeSet::new()),
+                    known::Known::Unknown | known::Known::Unreadable(_) => return,
+                }
                 listed();
-            }
-        })
+            },
+        )
         .await;
     }
 
@@ -283,16 +285,15 @@ impl Registrar {
         let mut known: Vec<Arc<Known>> = self.policies.0.borrow().known.values().cloned().collect();
         known.sort_by(|a, b| a.age().cmp(&b.age()));
         let all_served = self.look_kinds_up(&known).await;
-        let (mut accepted, mut findings) = self.judge_all(registration, known).await?;
+        let (accepted, mut findings) = self.judge_all(registration, known).await?;
         let contested = self.kept.contested().borrow().clone();
         let disturbed = self.kept.disturbed();
         for (known, finding) in &mut findings {
             finding.contest(known, contested.as_deref(), disturbed);
         }
         self.count(&accepted, &findings);
-        accepted.sort_by(|a, b| a.name.cmp(&b.name));
-        let configuration = self.wanted(registration, accepted);
-        let wanted = configuration.checksum();
+        let configuration = self.wanted(registration, &accepted);
+        let wanted = checksum(&configuration);
         self.kept.want(configuration);
         if contested.is_none() {
             if timeout(DEADLINE, self.kept.holds()).await.is_err() {
@@ -327,9 +328,10 @@ impl Registrar {
             let finding = match self.check(&known, accepted.len()) {
                 Err(finding) => finding,
                 Ok((policy, missing)) => {
-                    let wanted = self.wanted(registration, vec![policy.clone()]);
-                    keys.insert(wanted.checksum());
-                    let finding = self.try_out(&wanted, &missing).await?;
+                    let wanted = self.wanted(registration, slice::from_ref(policy));
+                    let key = checksum(&wanted);
+                    keys.insert(key);
+                    let finding = self.try_out(key, &wanted, &missing).await?;
                     accepted.extend(finding.ready.then(|| policy.clone()));
                     finding
                 }
@@ -355,14 +357,9 @@ impl Registrar {
             .for_each(|policy| self.metrics.rewrites_no_more(policy));
     }
 
-    fn wanted(&self, registration: &Registration, policies: Vec<Policy>) -> Wanted {
-        let kinds: BTreeSet<&GroupVersionKind> =
-            policies.iter().flat_map(|policy| &policy.kinds).collect();
-        let served = kinds
-            .into_iter()
-            .filter_map(|gvk| self.served.get(gvk).cloned())
-            .collect();
-        Wanted::Policies(registration.clone(), policies, served)
+    /// The configuration of these policies.
+    fn wanted(&self, registration: &Registration, policies: &[Policy]) -> Value {
+        registration.policies(policies, &|gvk| self.served.get(gvk).cloned())
     }
 
     /// The text for an unserved kind, with the kind that the author may have meant.
@@ -403,10 +400,14 @@ impl Registrar {
         Ok((policy, names))
     }
 
-    /// Decides by a dry run whether the API server accepts the entry of a policy. `missing` are its
-    /// kinds that are not served.
-    async fn try_out(&mut self, wanted: &Wanted, missing: &str) -> anyhow::Result<Finding> {
-        let key = wanted.checksum();
+    /// Decides by a dry run whether the API server accepts the entry of a policy. `key` is the
+    /// configuration's checksum, and `missing` are the policy's kinds that are not served.
+    async fn try_out(
+        &mut self,
+        key: Checksum,
+        wanted: &Value,
+        missing: &str,
+    ) -> anyhow::Result<Finding> {
         let verdict = if let Some(verdict) = self.tried.get(&key) {
             verdict.clone()
         } else {
@@ -492,6 +493,11 @@ impl Registrar {
             Err(error) => anyhow::bail!("status of policy {name}: {}", Fault(&error)),
         }
     }
+}
+
+/// Differs for configurations with different contents.
+fn checksum(configuration: &Value) -> Checksum {
+    Checksum::of(configuration.to_string().as_bytes())
 }
 
 /// The status for a finding. All replicas make the same one.

@@ -16,12 +16,7 @@ use kube::{
     Api, Client, Resource,
     api::{Patch, PatchParams},
 };
-use mimeo_model::{
-    kind::{GroupVersionKind, Resource as Served},
-    meta::Checksum,
-    policy::Policy,
-    registration::{NAME, POLICIES_NAME, Registration},
-};
+use mimeo_model::registration::{NAME, POLICIES_NAME};
 use mimeo_runtime::{
     backoff::Backoff,
     client::Clients,
@@ -57,65 +52,13 @@ const CONTESTED_BY_ANOTHER_VERSION: Duration = Duration::from_secs(30);
 /// Most field managers that a message names. Each name has up to 128 bytes.
 const MANAGERS: usize = 5;
 
-/// The contents that a configuration must have.
-#[derive(Clone, Debug, PartialEq)]
-pub(crate) enum Wanted {
-    /// The hooks of namespaces and pods.
-    Mutating(Registration),
-    /// The hook of rules.
-    Validating(Registration),
-    /// The hooks of these policies, and the resources of their kinds.
-    Policies(Registration, Vec<Policy>, Vec<Served>),
-}
-
-impl Wanted {
-    fn name(&self) -> &'static str {
-        match self {
-            Self::Mutating(_) | Self::Validating(_) => NAME,
-            Self::Policies(..) => POLICIES_NAME,
-        }
-    }
-
-    /// The configuration, without its owner.
-    pub(crate) fn render(&self) -> Value {
-        match self {
-            Self::Mutating(registration) => registration.mutating(),
-            Self::Validating(registration) => registration.validating(),
-            Self::Policies(registration, policies, served) => {
-                let look_up = |gvk: &GroupVersionKind| {
-                    served.iter().find(|resource| resource.gvk == *gvk).cloned()
-                };
-                registration.policies(policies, &look_up)
-            }
-        }
-    }
-
-    /// Differs for configurations with different contents.
-    pub(crate) fn checksum(&self) -> Checksum {
-        Checksum::of(self.render().to_string().as_bytes())
-    }
-
-    fn owned_by(self, owner: Option<Value>) -> Self {
-        let owned = |registration| Registration {
-            owner,
-            ..registration
-        };
-        match self {
-            Self::Mutating(registration) => Self::Mutating(owned(registration)),
-            Self::Validating(registration) => Self::Validating(owned(registration)),
-            Self::Policies(registration, policies, served) => {
-                Self::Policies(owned(registration), policies, served)
-            }
-        }
-    }
-}
-
 /// A webhook configuration that a task keeps as wanted.
 #[derive(Debug)]
 pub(crate) struct Kept {
-    wanted: watch::Sender<Option<Arc<Wanted>>>,
+    /// The contents that the configuration must have, without its owner.
+    wanted: watch::Sender<Option<Arc<Value>>>,
     /// The contents that the cluster was last seen to have.
-    held: watch::Receiver<Option<Arc<Wanted>>>,
+    held: watch::Receiver<Option<Arc<Value>>>,
     contested: watch::Receiver<Option<String>>,
     /// When the cluster was last seen to have other contents than wanted. The start counts, too.
     disturbed: watch::Receiver<Instant>,
@@ -184,7 +127,7 @@ impl Kept {
     }
 
     /// Sets the contents that the configuration must have from now on.
-    pub(crate) fn want(&self, wanted: Wanted) {
+    pub(crate) fn want(&self, wanted: Value) {
         self.wanted.send_if_modified(|current| {
             let changed = current.as_deref() != Some(&wanted);
             if changed {
@@ -197,7 +140,7 @@ impl Kept {
     /// Returns once the cluster has the contents that were wanted last. Cancel safe.
     pub(crate) async fn holds(&self) {
         let mut held = self.held.clone();
-        let current = |held: &Option<Arc<Wanted>>| held.is_some() && *held == *self.wanted.borrow();
+        let current = |held: &Option<Arc<Value>>| held.is_some() && *held == *self.wanted.borrow();
         if held.wait_for(current).await.is_err() {
             // The task ends only with the runtime.
             std::future::pending::<()>().await;
@@ -210,13 +153,13 @@ struct Keeper<K> {
     roles: Api<ClusterRole>,
     name: &'static str,
     metrics: Answers,
-    held: watch::Sender<Option<Arc<Wanted>>>,
+    held: watch::Sender<Option<Arc<Value>>>,
     contested: watch::Sender<Option<String>>,
     disturbed: watch::Sender<Instant>,
     /// True once the configuration was seen with an owner.
     owned: bool,
     /// The contents that were last written, or last seen to match exactly.
-    applied: Option<Arc<Wanted>>,
+    applied: Option<Arc<Value>>,
     /// The `managedFields` right after the last write. `None` if that write failed: a write that the
     /// API server keeps refusing is not a fight.
     put_back: Option<Value>,
@@ -237,7 +180,7 @@ where
     async fn run(
         mut self,
         mut follower: Follower<K>,
-        mut wanted: watch::Receiver<Option<Arc<Wanted>>>,
+        mut wanted: watch::Receiver<Option<Arc<Value>>>,
     ) {
         let mut live = value(follower.next().await);
         let mut not_before = Instant::now();
@@ -268,7 +211,7 @@ where
 
     /// Compares the configuration with the wanted contents, and tells the result. Returns the
     /// contents if they must be written.
-    fn look(&mut self, live: &Value, want: Option<&Arc<Wanted>>) -> Option<Arc<Wanted>> {
+    fn look(&mut self, live: &Value, want: Option<&Arc<Value>>) -> Option<Arc<Value>> {
         let owners = live["metadata"]["ownerReferences"].as_array();
         self.owned |= owners.is_some_and(|owners| !owners.is_empty());
         let due = want.filter(|want| !self.holds(live, want)).cloned();
@@ -295,7 +238,7 @@ where
     }
 
     /// Writes the contents once. Returns the configuration that the API server has stored.
-    async fn restore(&mut self, want: Arc<Wanted>, live: &Value, pause: Duration) -> Option<Value> {
+    async fn restore(&mut self, want: Arc<Value>, live: &Value, pause: Duration) -> Option<Value> {
         if let Some(before) = self.put_back.take()
             && self.applied.as_ref() == Some(&want)
         {
@@ -339,7 +282,7 @@ where
     }
 
     /// Time to wait between this write and the next one.
-    fn pause(&mut self, want: &Arc<Wanted>) -> Duration {
+    fn pause(&mut self, want: &Arc<Value>) -> Duration {
         let news = self.held.borrow().as_ref() != Some(want) && self.held.borrow().is_some();
         self.repairs.next(news, Instant::now())
     }
@@ -349,19 +292,20 @@ where
     /// Other replicas may trust certificates that this one does not want: they may know the next
     /// certificates already, or not yet. Such certificates stay. They are removed once, when the
     /// contents that this replica wants change.
-    fn holds(&self, live: &Value, want: &Arc<Wanted>) -> bool {
+    fn holds(&self, live: &Value, want: &Arc<Value>) -> bool {
         let trust = if self.applied.as_ref() == Some(want) {
             Trust::AtLeast
         } else {
             Trust::Exactly
         };
-        holds(live, &want.render(), trust)
+        holds(live, want, trust)
     }
 
     /// Writes the contents. Returns `None` if the owner is gone, because Mimeo is then being
     /// removed.
-    async fn write(&mut self, want: &Wanted) -> anyhow::Result<Option<Value>> {
-        let owner = match self.owner().await? {
+    async fn write(&self, want: &Value) -> anyhow::Result<Option<Value>> {
+        let mut body = want.clone();
+        match self.owner().await? {
             Owner::None if self.owned => {
                 info!(
                     name = self.name,
@@ -369,10 +313,9 @@ where
                 );
                 return Ok(None);
             }
-            Owner::None | Owner::Unknown => None,
-            Owner::Role(reference) => Some(reference),
-        };
-        let body = want.clone().owned_by(owner).render();
+            Owner::None | Owner::Unknown => {}
+            Owner::Role(role) => body["metadata"]["ownerReferences"] = json!([role]),
+        }
         let params = PatchParams::apply(MANAGER).force();
         let mut written = value(Some(
             within(
@@ -381,7 +324,7 @@ where
             )
             .await?,
         ));
-        if !holds(&written, &want.render(), Trust::Exactly) {
+        if !holds(&written, want, Trust::Exactly) {
             written = self.replace(&written, &body).await?;
         }
         info!(name = self.name, kind = %K::kind(&()), "webhook configuration written");
@@ -499,14 +442,14 @@ pub(crate) struct Refused {
     pub(crate) forbidden: bool,
 }
 
-/// Tries a configuration in a dry run.
+/// Tries a configuration of policies in a dry run.
 ///
 /// # Errors
 /// The inner error is the API server's refusal. The outer error means that the API server gave no
 /// answer.
 pub(crate) async fn try_out(
     client: &Client,
-    wanted: &Wanted,
+    wanted: &Value,
 ) -> anyhow::Result<Result<(), Refused>> {
     let api: Api<MutatingWebhookConfiguration> = Api::all(client.clone());
     let params = PatchParams {
@@ -515,7 +458,7 @@ pub(crate) async fn try_out(
     };
     match within(
         DEADLINE,
-        api.patch(wanted.name(), &params, &Patch::Apply(&wanted.render())),
+        api.patch(POLICIES_NAME, &params, &Patch::Apply(wanted)),
     )
     .await
     {

@@ -307,28 +307,16 @@ impl Draft<'_> {
         );
         warnings.extend(rule.leaves_out(reach));
         warnings.extend(self.missing_sources(&sources).await);
-        let of_namespaces = self.of_namespaces().await;
-        let rights = self.rights(&sources, of_namespaces).await;
-        let selected = self.selected(selectors).await;
-        let most = rule.most_sources;
-        warnings.extend(
-            selected
-                .iter()
-                .filter_map(|selected| selected.warning(most)),
-        );
-        let found = selected.into_iter().flat_map(|selected| selected.sources);
-        let sources = rule.sources.iter().cloned().chain(found);
-        let sources: Vec<SourceRef> = sources.take(most).collect();
-        match rule.id.kind {
-            RuleKind::ClusterReplication => {
-                let told = of_namespaces;
-                warnings.extend(warnings::foresee(app, rule, &sources, before, told));
-            }
-            RuleKind::Replication => {
-                warnings.extend(warnings::not_granted(app, rule, &sources));
-                warnings.extend(warnings::foresee_at_home(app, rule, &sources, before));
-            }
+        let told = self.of_namespaces().await;
+        let rights = self.rights(&sources, told).await;
+        let mut sources = rule.sources.clone();
+        for (found, warning) in self.selected(selectors).await {
+            sources.extend(found);
+            warnings.extend(warning);
         }
+        sources.truncate(rule.most_sources);
+        warnings.extend(warnings::not_granted(app, rule, &sources));
+        warnings.extend(warnings::foresee(app, rule, &sources, before, told));
         warnings.extend(warnings::untold_retention(rule, before));
         warnings.extend(warnings::missing_rights(app, rights, reach, check.deadline).await);
         warnings
@@ -415,8 +403,8 @@ impl Draft<'_> {
         missing.into_iter().flatten().collect()
     }
 
-    /// The objects that the selectors find, as far as they can be listed.
-    async fn selected<'s>(&self, mut selectors: Vec<&'s SourceSelector>) -> Vec<Selected<'s>> {
+    /// The results of [`Self::select`] for the selectors that can be listed.
+    async fn selected(&self, mut selectors: Vec<&SourceSelector>) -> Vec<Selected> {
         // Each selector costs a list. A tenant may write any number of rules, so the webhook checks
         // only the first few selectors of each.
         if self.rule.id.kind == RuleKind::Replication {
@@ -428,7 +416,7 @@ impl Draft<'_> {
 
     /// Lists the objects that a selector finds. Returns `None` without an answer before the
     /// deadline.
-    async fn select<'s>(&self, selector: &'s SourceSelector) -> Option<Selected<'s>> {
+    async fn select(&self, selector: &SourceSelector) -> Option<Selected> {
         let resource = self.kinds.resource(&selector.gvk)?;
         let api = self.check.api(&selector.namespace, &resource);
         let labels = selector.selector.to_query();
@@ -441,18 +429,21 @@ impl Draft<'_> {
         let names = objects
             .filter(original)
             .filter_map(|metadata| metadata.name.as_deref());
-        let sources = names
+        let sources: Vec<SourceRef> = names
             .filter(|name| !selector.passes_over(name))
             .map(|name| selector.source(name))
             .collect();
-        let next = found.metadata.continue_;
-        Some(Selected {
-            selector,
-            sources,
-            more: next.is_some_and(|next| !next.is_empty()),
-        })
+        let more = found
+            .metadata
+            .continue_
+            .is_some_and(|next| !next.is_empty());
+        let warning = warnings::selected(selector, sources.len(), more, self.rule.most_sources);
+        Some((sources, warning))
     }
 }
+
+/// The objects that a selector finds, and the warning about it.
+type Selected = (Vec<SourceRef>, Option<String>);
 
 /// The items that no limit of the installation refuses. Each other item adds a warning.
 fn reachable<'a, T: Display>(
@@ -540,21 +531,6 @@ async fn bound(
         }
     }
     bound
-}
-
-/// The objects that one selector finds.
-struct Selected<'a> {
-    selector: &'a SourceSelector,
-    sources: Vec<SourceRef>,
-    /// True if the selector finds more objects than these.
-    more: bool,
-}
-
-impl Selected<'_> {
-    /// The warning about this selector in a rule that may have at most `most` sources.
-    fn warning(&self, most: usize) -> Option<String> {
-        warnings::selected(self.selector, self.sources.len(), self.more, most)
-    }
 }
 
 #[cfg(test)]

@@ -9,7 +9,6 @@ use mimeo_model::{
 };
 use mimeo_runtime::{
     discovery::{Discovery, resource_path},
-    stored::parse_grant,
     writer::Writer,
 };
 use serde_json::Value;
@@ -105,10 +104,6 @@ async fn ask(task: &Task, writer: &Writer, discovery: &Discovery) -> Result<Answ
             let (namespace, name) = (&source.namespace, &source.name);
             let read = writer.read(&resource, namespace, name).await;
             read.map(Answer::Object)
-        }
-        Task::ReadGrant { namespace, name } => {
-            let grant = writer.read_grant(namespace, name).await;
-            grant.map(|grant| Answer::Grant(grant.map(parse_grant)))
         }
         _ => return Ok(Answer::Failed),
     };

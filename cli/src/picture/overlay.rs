@@ -11,7 +11,7 @@ use mimeo_engine::{Answer, SourceRead, Task};
 use mimeo_model::{
     grant::Grant, known::Decoded, narrowing::takes_away, outcome::Outcome, source::SourceSelector,
 };
-use mimeo_runtime::stored::{explain_grant, parse_grant};
+use mimeo_runtime::stored::explain_grant;
 use serde_json::{Map, Value, json};
 
 use super::answers::Read;
@@ -168,17 +168,6 @@ impl Overlay {
                     read.grants.insert(key.name.as_str().into(), edition);
                 }
                 Answer::Grants(read)
-            }
-            (Task::ReadGrant { namespace, name }, answer) => {
-                let mut found = self.files.of_kind(REPLICATION_GRANT);
-                let same = |key: &Key| *key.namespace == **namespace && *key.name == **name;
-                match found.find(|(key, _)| same(key)) {
-                    Some((_, InFile { object, .. })) => {
-                        let (object, _) = with_spec(None, object);
-                        Answer::Grant(Some(parse_grant(Decoded::Whole(object))))
-                    }
-                    None => answer,
-                }
             }
             (_, answer) => answer,
         }

@@ -9,7 +9,10 @@ import { showHeld } from './held.js';
 /** In the order in which people want to see them. */
 const BY_URGENCY = [4, 3, 2, 1, 0];
 
-const since = (time) => (time ? age(Date.now() / 1000 - time) : '');
+/** The age of a time: milliseconds since 1970, or text as Kubernetes writes it. */
+const since = (time) => (time ? age((Date.now() - new Date(time)) / 1000) : '');
+/** A source as people write it. */
+const sourceName = ({ kind, namespace, name }) => (namespace ? `${kind} ${namespace}/${name}` : `${kind} ${name}, inline`);
 
 // ---- what is known ----
 
@@ -23,13 +26,13 @@ class Model {
   take({ ended = {}, rules = [], namespaces = [] }) {
     for (const id of ended.rules ?? []) this.rules.delete(id);
     for (const name of ended.namespaces ?? []) this.rows.delete(name);
-    for (const rule of rules) {
-      this.rules.set(rule.number, rule);
+    for (const { status, ...rule } of rules) {
+      this.rules.set(rule.number, { conditions: [], sources: [], failures: [], ...status, ...rule });
     }
     for (const [name, terminating, places] of namespaces) {
       const cells = new Map();
       for (const [rule, state, time, copies, synced, reason] of places) {
-        cells.set(rule, { state, since: time, copies, synced, reason });
+        cells.set(rule, { state, since: time * 1000, copies, synced, reason });
       }
       this.rows.set(name, { name, terminating, cells });
     }
@@ -54,15 +57,9 @@ let notice = '';
 const wanted = { namespace: '', rule: '', object: '', source: '', reason: '', states: new Set() };
 const has = (text, part) => text.toLowerCase().includes(part);
 
-/** A source, as a status names it, by its parts: `Secret platform/registry`, or `Secret registry, inline`. */
-function partsOf(source) {
-  const [, kind, namespace, name] = /^(\S+) (?:([^/]+)\/)?(.+?)(?:, inline)?$/.exec(source) ?? ['', '', '', source];
-  return { kind, namespace, name };
-}
-
 /** Whether the text is of an object that the cell has copies of, or of a copy: `secret/registry` or `team/secret/registry`. */
 function concerns(row, rule) {
-  return rule.sources.map(partsOf).some(({ kind, namespace, name }) =>
+  return rule.sources.some(({ kind, namespace, name }) =>
     has(`${row.name}/${kind}/${name}`, wanted.object) || (namespace && has(`${namespace}/${kind}/${name}`, wanted.object)))
     // The copies that fail are known by name, others by their source's.
     || rule.failures.some(({ namespace, kind, name }) => namespace === row.name && has(`${namespace}/${kind}/${name}`, wanted.object));
@@ -84,7 +81,7 @@ const view = { columns: [], rows: [], columnOf: new Map(), rowOf: new Map(), pic
 function select() {
   view.picky = Boolean(wanted.states.size || wanted.object || wanted.source || wanted.reason);
   const allowed = new Set([...model.rules.values()].filter((rule) => (!wanted.rule || has(title(rule), wanted.rule))
-    && (!wanted.source || rule.sources.some((source) => has(source, wanted.source)))));
+    && (!wanted.source || rule.sources.some((source) => has(sourceName(source), wanted.source)))));
   const counts = STATES.map(() => 0);
   /** The most urgent state of each rule in the rows. */
   const worst = new Map();
@@ -462,7 +459,7 @@ function aboutAll() {
     return;
   }
   const items = rules.slice(0, 50).map((rule) => {
-    const { reason = 'Pending', message: why, since: time } = stalled(rule) ?? ready(rule) ?? {};
+    const { reason = 'Pending', message: why, lastTransitionTime: time } = stalled(rule) ?? ready(rule) ?? {};
     return lead({ rule: rule.id }, line(stateOf(rule), title(rule), since(time)), element('div', '', reason), message(why));
   });
   const more = rules.length > items.length ? element('p', 'quiet', `and ${number(rules.length - items.length)} more`) : undefined;
@@ -473,11 +470,11 @@ function aboutRule(rule) {
   const facts = element('dl', '');
   const fact = (name, value) => value && facts.append(element('dt', '', name), element('dd', '', value));
   fact('Kind', rule.kind);
-  fact('Sources', rule.sources.join('\n'));
+  fact('Sources', rule.sources.map(sourceName).join('\n'));
   if (rule.copies) fact('Copies', `${number(rule.copies.synced)} of ${number(rule.copies.desired)} synced, ${number(rule.copies.failed)} failed`);
-  fact('Last sync', rule.lastSync && `${since(rule.lastSync)} ago`);
+  fact('Last sync', rule.lastSyncTime && `${since(rule.lastSyncTime)} ago`);
   const conditions = rule.conditions.map((condition) => [
-    line(condition.type === 'Ready' ? stateOf(rule) : toneOf(condition), `${condition.type}: ${condition.reason}`, since(condition.since)),
+    line(condition.type === 'Ready' ? stateOf(rule) : toneOf(condition), `${condition.type}: ${condition.reason}`, since(condition.lastTransitionTime)),
     message(condition.message),
     condition === stalled(rule) && condition.reason === 'DeletionHeld' ? confirm(rule) : '',
   ]);

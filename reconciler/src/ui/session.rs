@@ -2,30 +2,26 @@
 
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
+use axum::response::sse::Event;
 use jiff::Timestamp;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
-use mimeo_api::{ClusterReplicationStatus, SourceStatus};
 use mimeo_engine::{
     CopyView, Cursor, Ended, HeldDeletion, NamespaceView, PlaceView, RuleView, State, View,
 };
 use mimeo_model::id::RuleId;
 use serde::Serialize;
 use serde_json::{Value, json};
-use tokio::time::{Instant, sleep};
+use tokio::time::sleep;
 
 use super::Known;
 
 /// Pause between two checks for changes. The page receives all changes within it as one event.
 const PACE: Duration = Duration::from_millis(250);
-/// Longest time without an event. The page treats a longer silence as a lost connection.
-const HEARTBEAT: Duration = Duration::from_secs(5);
 /// Most held deletions that are listed one by one. Anyone who may write labels and annotations can
 /// name rules that never existed.
 const HELD: usize = 20;
 
-/// Longest duration of one stream. The page then reconnects and shows again that it has the
-/// permission, which may have been removed in the meantime.
-const LONGEST: Duration = Duration::from_mins(10);
+/// An event with JSON. Serializing plain data cannot fail.
+type Told = Result<Event, axum::Error>;
 
 /// One page that is being followed.
 pub(super) struct Session {
@@ -38,8 +34,6 @@ pub(super) struct Session {
     told: Option<(bool, Option<String>)>,
     /// Nonces of the held deletions in the last event about them.
     held: Option<Vec<Box<str>>>,
-    began: Instant,
-    spoke: Instant,
 }
 
 impl Session {
@@ -51,30 +45,25 @@ impl Session {
             last_number: 0,
             told: None,
             held: None,
-            began: Instant::now(),
-            spoke: Instant::now(),
         }
     }
 
-    /// The next event, as text. Returns `None` when the stream has reached its longest duration.
-    pub(super) async fn next(&mut self) -> Option<String> {
-        while self.began.elapsed() < LONGEST {
+    /// The next event.
+    pub(super) async fn next(&mut self) -> Told {
+        loop {
             let event = self
                 .standing()
                 .or_else(|| self.held())
                 .or_else(|| self.news());
-            if event.is_some() || self.spoke.elapsed() >= HEARTBEAT {
-                self.spoke = Instant::now();
-                // A comment is enough as a heartbeat.
-                return event.or_else(|| Some(":\n\n".to_owned()));
+            if let Some(event) = event {
+                return event;
             }
             sleep(PACE).await;
         }
-        None
     }
 
     /// An event that says whether this replica leads, if that has changed.
-    fn standing(&mut self) -> Option<String> {
+    fn standing(&mut self) -> Option<Told> {
         let Known {
             leading,
             leader,
@@ -89,14 +78,14 @@ impl Session {
         let (leads, leader) = &standing;
         let replica =
             json!({"name": replica, "namespace": namespace, "leads": leads, "leader": leader});
-        let event = event("replica", &replica);
+        let event = Event::default().event("replica").json_data(replica);
         self.told = Some(standing);
         Some(event)
     }
 
     /// An event with the held deletions of rules that no longer exist, if they have changed. The
     /// page has no column for such rules.
-    fn held(&mut self) -> Option<String> {
+    fn held(&mut self) -> Option<Told> {
         if !*self.known.leading.borrow() {
             return None;
         }
@@ -116,15 +105,13 @@ impl Session {
                 .map(|held| tell_held(&held))
                 .collect();
             let more = nonces().count().saturating_sub(HELD);
-            Some(event(
-                "held",
-                &json!({"deletions": deletions, "more": more}),
-            ))
+            let held = json!({"deletions": deletions, "more": more});
+            Some(Event::default().event("held").json_data(held))
         })
     }
 
     /// An event with the next part of the changes.
-    fn news(&mut self) -> Option<String> {
+    fn news(&mut self) -> Option<Told> {
         if !*self.known.leading.borrow() {
             return None;
         }
@@ -135,7 +122,7 @@ impl Session {
         if view.anew {
             self.numbers.clear();
         }
-        Some(event("view", &self.tell(&view)))
+        Some(Event::default().event("view").json_data(self.tell(&view)))
     }
 
     fn tell<'a>(&mut self, view: &'a View) -> Part<'a> {
@@ -198,15 +185,6 @@ impl Session {
     }
 }
 
-fn event(name: &str, data: &impl Serialize) -> String {
-    // Serializing plain data to memory cannot fail. JSON has no line breaks, so it fits one line of
-    // an event.
-    format!(
-        "event: {name}\ndata: {}\n\n",
-        serde_json::to_string(data).unwrap_or_default()
-    )
-}
-
 /// The number of a state in the page. States with higher numbers take precedence.
 fn number(state: State) -> u8 {
     match state {
@@ -247,47 +225,23 @@ struct EndedTold<'a> {
 /// fields have no names.
 type PlaceTold<'a> = (u32, u8, i64, usize, usize, Option<&'a str>);
 
-/// A rule with its status. The resourceVersions in the status are left out, because they do not
-/// help people.
+/// A rule with its status.
 fn tell_rule(number: u32, rule: &RuleView) -> Value {
     let RuleView {
         id,
         suspended,
         status,
     } = rule;
-    let none = ClusterReplicationStatus::default();
-    let status = status.as_ref().unwrap_or(&none);
-    let conditions: Vec<Value> = status.conditions.iter().map(tell_condition).collect();
-    let sources: Vec<String> = status.sources.iter().map(known_as).collect();
-    let last_sync = status.last_sync_time.as_ref();
     json!({
         "number": number, "id": id.to_string(), "kind": id.kind.to_string(),
-        "namespace": id.namespace, "name": id.name, "suspended": suspended,
-        "copies": status.copies, "conditions": conditions, "sources": sources,
-        "failures": status.failures, "lastSync": last_sync.map(|time| time.0.as_second()),
+        "namespace": id.namespace, "name": id.name, "suspended": suspended, "status": status,
     })
-}
-
-fn tell_condition(condition: &Condition) -> Value {
-    json!({
-        "type": condition.type_, "status": condition.status, "reason": condition.reason,
-        "message": condition.message, "since": condition.last_transition_time.0.as_second(),
-    })
-}
-
-/// The source as people write it.
-fn known_as(source: &SourceStatus) -> String {
-    let SourceStatus { kind, name, .. } = source;
-    match &source.namespace {
-        Some(namespace) => format!("{kind} {namespace}/{name}"),
-        None => format!("{kind} {name}, inline"),
-    }
 }
 
 /// A copy, as the page requests it for one rule and namespace.
 pub(super) fn tell_copy(copy: &CopyView) -> Value {
     json!({
         "kind": copy.kind, "name": copy.name, "state": number(copy.state), "reason": copy.reason.map(|reason| reason.to_string()),
-        "message": copy.message, "since": copy.since.map(Timestamp::as_second),
+        "message": copy.message, "since": copy.since,
     })
 }

@@ -255,7 +255,7 @@ pub fn pod_gate(namespace: &str, progress: &Progress) -> GateDecision {
             GateDecision::Wait(message)
         };
     }
-    // Each copy has its own warning: API servers cut a warning off after 256 characters.
+    // Each copy has its own warning: API servers may cut a warning off after 256 characters.
     let absent: Vec<&AwaitedCopy> = waiting.iter().chain(excused).collect();
     let warning =
         |copy: &&AwaitedCopy| format!("pods in {namespace} start without {copy}. {}", see(copy));

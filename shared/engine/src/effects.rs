@@ -48,7 +48,7 @@ impl Effects {
         Self {
             work: Work::default(),
             jobs: Jobs::default(),
-            events: EventQueue::new(settings.role),
+            events: EventQueue::new(settings.keeps_copies()),
             notices: Vec::new(),
             changes: Changes::default(),
             lags: Lags::default(),

@@ -236,7 +236,7 @@ impl Engine {
     /// watch shows the awaited event.
     pub fn issue(&mut self, nonce: &str, awaited: Awaited, now: Tick) {
         self.index.at(now);
-        self.gate.issued.add(nonce, awaited, self.index.now);
+        self.gate.issued.add(nonce, awaited);
     }
 
     /// Records that a pod waits in this namespace. This replica helps to write the copies, even if

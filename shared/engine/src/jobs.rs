@@ -17,7 +17,6 @@ use serde_json::Value;
 
 use mimeo_model::{
     created::CreatedCopies,
-    grant::{Grant, RefusedGrant},
     id::{RuleId, RuleKind},
     kind::{GroupKind, GroupVersionKind},
     known::Decoded,
@@ -40,7 +39,6 @@ pub(crate) enum JobKey {
     ConfirmSource(SourceRef),
     ConfirmGrants(Box<str>),
     ReadSource(SourceRef),
-    ReadGrant { namespace: Box<str>, name: Box<str> },
     RecordCreated(Arc<str>),
     RemoveLabel(Arc<str>),
 }
@@ -76,13 +74,6 @@ pub enum Task {
     /// Read a source that a selector finds, or whose content was too large to be held. Answer:
     /// [`Answer::Object`].
     ReadSource(SourceRef),
-    /// Read a grant. Answer: [`Answer::Grant`].
-    ReadGrant {
-        /// Its namespace.
-        namespace: Box<str>,
-        /// Its name.
-        name: Box<str>,
-    },
     /// Record in a namespace's annotation the copies that were created once in it. Answer:
     /// [`Answer::Done`], or [`Answer::Failed`] if the namespace has another resourceVersion.
     RecordCreated {
@@ -120,8 +111,6 @@ pub enum Answer {
     Grants(GrantsRead),
     /// The source. `None`: it does not exist.
     Object(Option<Decoded<Value>>),
-    /// The grant. `None`: it does not exist.
-    Grant(Option<Result<Grant, RefusedGrant>>),
     /// The object isn't as the job assumed, and nothing was written.
     Changed,
     /// The API server didn't answer, or answered with an error. So a write may have succeeded. A
@@ -142,7 +131,6 @@ impl Task {
                 | Self::ConfirmSource(_)
                 | Self::ConfirmGrants(_)
                 | Self::ReadSource(_)
-                | Self::ReadGrant { .. }
         )
     }
 }
@@ -159,9 +147,6 @@ impl fmt::Display for Task {
                 write!(f, "confirm that grants of namespace {namespace} are gone")
             }
             Self::ReadSource(source) => write!(f, "read {source}"),
-            Self::ReadGrant { namespace, name } => {
-                write!(f, "read ReplicationGrant {namespace}/{name}")
-            }
             Self::RecordCreated { namespace, .. } => {
                 write!(f, "record in namespace {namespace} the copies created once")
             }
@@ -327,12 +312,6 @@ impl Index {
             JobKey::ReadSource(source) => self
                 .is_unread(source)
                 .then(|| Task::ReadSource(source.clone())),
-            JobKey::ReadGrant { namespace, name } => {
-                self.awaits_grant(namespace, name).then(|| Task::ReadGrant {
-                    namespace: namespace.clone(),
-                    name: name.clone(),
-                })
-            }
             JobKey::RecordCreated(namespace) => self.created_to_record(namespace),
             JobKey::RemoveLabel(namespace) => self.label_to_remove(namespace),
         }
@@ -373,19 +352,9 @@ impl Index {
                 self.grants_confirmed(namespace, &read, shown, effects)
             }
             // Facts that the watch has shown meanwhile are newer than the read.
-            (task, Answer::Object(_) | Answer::Grant(_))
-                if self.task(&job.key).as_ref() != Some(task) =>
-            {
-                true
-            }
             (Task::ReadSource(source), Answer::Object(object)) => {
-                self.source_shown(source, object, effects);
-                true
-            }
-            (Task::ReadGrant { namespace, name }, Answer::Grant(grant)) => {
-                match grant {
-                    Some(grant) => self.grant_applied(namespace, name, grant, effects),
-                    None => self.grant_gone(namespace, name, effects),
+                if self.is_unread(source) {
+                    self.source_shown(source, object, effects);
                 }
                 true
             }

@@ -122,6 +122,12 @@ impl Settings {
             reach: Reach::default(),
         }
     }
+
+    /// True in the reconciler: it watches all copies, keeps them right, and deletes them. The
+    /// webhook watches none. It only writes the copies of namespaces with the pending label.
+    pub(crate) fn keeps_copies(&self) -> bool {
+        self.role == Role::Keeper
+    }
 }
 
 /// One value for each kind of rule.

@@ -55,13 +55,6 @@ impl<T, const OBJECTS: usize, const COST: usize> Quota<T, OBJECTS, COST> {
             .map(|entry| entry.value)
     }
 
-    pub(crate) fn get(&self, name: &str) -> Option<&T> {
-        let created = *self.created.get(name)?;
-        self.by_age
-            .get(&(created, name.into()))
-            .map(|entry| &entry.value)
-    }
-
     pub(crate) fn get_mut(&mut self, name: &str) -> Option<&mut T> {
         let created = *self.created.get(name)?;
         self.by_age
@@ -230,6 +223,6 @@ mod tests {
         assert_eq!(fitting(&quota), ["b"]);
         assert_eq!(quota.remove("c"), Some(()));
         assert_eq!(fitting(&quota), ["b", "a", "d"]);
-        assert!(quota.get("c").is_none() && quota.get_mut("a").is_some());
+        assert!(quota.get_mut("c").is_none() && quota.get_mut("a").is_some());
     }
 }

@@ -13,12 +13,10 @@ use mimeo_api::{Access, names::GROUP};
 use crate::{
     choices::PodGate,
     grant::Grant,
-    id::RuleId,
     kind::{GroupVersionKind, Resource},
     policy::Policy,
     right::{GATE, Right, to_grant},
     rule::Rule,
-    source::SourceSelector,
 };
 
 /// Verbs for the sources that a read grant names: Replications read these sources.
@@ -52,7 +50,17 @@ pub struct Need {
     pub instead: Vec<Right>,
 }
 
-/// The permissions that the author of a rule needs.
+impl Need {
+    fn of(right: Right) -> Self {
+        Self {
+            right,
+            instead: Vec::new(),
+        }
+    }
+}
+
+/// The permissions that the author of a rule needs. For a Replication these are only the permissions
+/// in its own namespace, because other namespaces consent with grants.
 ///
 /// - For each named source: to `get` it. An inline source needs no such permission.
 /// - For each selector: to `get` and `list` all objects of its kind in its namespace.
@@ -63,99 +71,57 @@ pub struct Need {
 /// If `look_up` does not find a kind, its resource name is unknown. The author then needs the
 /// permission for all resources of the kind's API group.
 pub fn of_rule(rule: &Rule, look_up: impl Fn(&GroupVersionKind) -> Option<Resource>) -> Vec<Need> {
-    if let Some(home) = &rule.id.namespace {
-        return of_replication(rule, home, look_up);
-    }
-    let read = rule
-        .sources
-        .iter()
-        .filter(|source| source.is_named())
+    let home = rule.id.namespace.as_deref();
+    let own = |namespace: &str| home.is_none_or(|home| home == namespace);
+    let named = rule.sources.iter().filter(|source| source.is_named());
+    let read = named
+        .filter(|source| own(&source.namespace))
         .map(|source| Right {
             namespace: Some(source.namespace.clone()),
             name: Some(source.name.clone()),
             ..right("get", &source.gvk, &look_up)
         });
-    let select = to_select(rule.selectors.iter(), &look_up);
-    let mut needs: Vec<Need> = read
-        .chain(select)
-        .map(|right| Need {
-            right,
-            instead: vec![],
-        })
-        .collect();
-    let write = to_write(OF_COPIES, rule.kinds.iter(), &look_up);
-    let mut namespaces = named_targets(rule).unwrap_or_default();
-    if namespaces.len() * write.len() > MOST {
-        namespaces.clear();
-    }
-    needs.extend(write.into_iter().map(|right| {
-        let there = |name: &&str| Right {
-            namespace: Some((*name).into()),
-            ..right.clone()
-        };
-        Need {
-            instead: namespaces.iter().map(there).collect(),
-            right,
-        }
-    }));
-    needs.extend((rule.pod_gate == PodGate::Required).then(|| Need {
-        right: to_gate(&rule.id),
-        instead: vec![],
-    }));
-    needs
-}
-
-/// The permission to hold pods back until the copies of this `ClusterReplication` exist.
-fn to_gate(rule: &RuleId) -> Right {
-    let name = Some(rule.name.clone());
-    Right {
-        verb: GATE,
-        group: GROUP.into(),
-        resource: rule.kind.plural().into(),
-        namespace: None,
-        name,
-    }
-}
-
-/// The permissions that the author of a Replication needs: in its own namespace the same as for a
-/// `ClusterReplication`. Other namespaces consent with grants, and there the author's permissions
-/// do not matter.
-fn of_replication(
-    rule: &Rule,
-    home: &str,
-    look_up: impl Fn(&GroupVersionKind) -> Option<Resource>,
-) -> Vec<Need> {
-    let own = |right: Right| Right {
-        namespace: Some(home.into()),
-        ..right
-    };
-    let sources = rule
-        .sources
-        .iter()
-        .filter(|source| *source.namespace == *home);
-    let read = sources.map(|source| Right {
-        name: Some(source.name.clone()),
-        ..own(right("get", &source.gvk, &look_up))
-    });
     let selectors = rule
         .selectors
         .iter()
-        .filter(|selector| *selector.namespace == *home);
-    let mut needs: Vec<Right> = read.chain(to_select(selectors, &look_up)).collect();
-    if named_targets(rule).is_some_and(|targets| targets.contains(home)) {
-        let write = to_write(OF_COPIES, rule.kinds.iter(), &look_up);
-        needs.extend(write.into_iter().map(own));
+        .filter(|selector| own(&selector.namespace));
+    let select = selectors.flat_map(|selector| {
+        SELECT.map(|verb| Right {
+            namespace: Some(selector.namespace.clone()),
+            ..right(verb, &selector.gvk, &look_up)
+        })
+    });
+    let mut needs: Vec<Need> = read.chain(select).map(Need::of).collect();
+    let mut targets = named_targets(rule).unwrap_or_default();
+    if home.is_none_or(|home| targets.contains(home)) {
+        let write = to_write(OF_COPIES, rule.kinds.iter(), home, &look_up);
+        if home.is_some() || targets.len() * write.len() > MOST {
+            targets.clear();
+        }
+        needs.extend(write.into_iter().map(|right| {
+            let there = |name: &&str| Right {
+                namespace: Some((*name).into()),
+                ..right.clone()
+            };
+            Need {
+                instead: targets.iter().map(there).collect(),
+                right,
+            }
+        }));
+    }
+    if rule.pod_gate == PodGate::Required {
+        needs.push(Need::of(Right {
+            verb: GATE,
+            group: GROUP.into(),
+            resource: rule.id.kind.plural().into(),
+            namespace: None,
+            name: Some(rule.id.name.clone()),
+        }));
     }
     // Several selectors of one kind need the same permissions.
     let mut known = BTreeSet::new();
-    needs.retain(|right| known.insert(right.clone()));
+    needs.retain(|need| known.insert(need.right.clone()));
     needs
-        .into_iter()
-        .map(|right| Need {
-            right,
-            instead: vec![],
-        })
-        .collect()
 }
 
 /// The permissions that the author of a grant in the namespace `home` needs there: all that the
@@ -172,15 +138,11 @@ pub fn of_grant(
             Access::Read => OF_SOURCES,
             Access::Write => OF_COPIES,
         };
-        let all = to_write(verbs, std::iter::once(&to.gvk), &look_up).into_iter();
-        let all = all.map(|right| Right {
-            namespace: Some(home.into()),
-            ..right
-        });
+        let all = to_write(verbs, std::iter::once(&to.gvk), Some(home), &look_up);
         match to.exact_names().filter(|_| grant.access == Access::Read) {
             None => needs.extend(all),
             Some(names) => {
-                needs.extend(all.flat_map(|right| {
+                needs.extend(all.iter().flat_map(|right| {
                     names.iter().map(move |name| Right {
                         name: Some((*name).into()),
                         ..right.clone()
@@ -189,13 +151,7 @@ pub fn of_grant(
             }
         }
     }
-    needs
-        .into_iter()
-        .map(|right| Need {
-            right,
-            instead: vec![],
-        })
-        .collect()
+    needs.into_iter().map(Need::of).collect()
 }
 
 /// The permissions that the author of a policy needs: to create and update objects of its kinds in
@@ -205,14 +161,8 @@ pub fn of_policy(
     policy: &Policy,
     look_up: impl Fn(&GroupVersionKind) -> Option<Resource>,
 ) -> Vec<Need> {
-    let write = to_write(OF_POLICIES, policy.kinds.iter(), &look_up);
-    write
-        .into_iter()
-        .map(|right| Need {
-            right,
-            instead: vec![],
-        })
-        .collect()
+    let write = to_write(OF_POLICIES, policy.kinds.iter(), None, &look_up);
+    write.into_iter().map(Need::of).collect()
 }
 
 /// The result for all needed permissions, from the answers known so far.
@@ -277,29 +227,21 @@ fn named_targets(rule: &Rule) -> Option<BTreeSet<&str>> {
     Some(names?.into_iter().flatten().collect())
 }
 
-fn to_select<'a>(
-    selectors: impl Iterator<Item = &'a SourceSelector>,
-    look_up: &impl Fn(&GroupVersionKind) -> Option<Resource>,
-) -> impl Iterator<Item = Right> {
-    selectors.flat_map(move |selector| {
-        let namespace = Some(selector.namespace.clone());
-        SELECT.map(|verb| Right {
-            namespace: namespace.clone(),
-            ..right(verb, &selector.gvk, look_up)
-        })
-    })
-}
-
-/// The permissions for these verbs and kinds in all namespaces, each once.
+/// The permissions for these verbs and kinds in one namespace or in all, each once.
 fn to_write<'a>(
     verbs: &[&'static str],
     kinds: impl Iterator<Item = &'a GroupVersionKind>,
+    namespace: Option<&str>,
     look_up: &impl Fn(&GroupVersionKind) -> Option<Resource>,
 ) -> BTreeSet<Right> {
     let kinds: BTreeMap<_, _> = kinds.map(|gvk| (gvk.group_kind(), gvk)).collect();
     let of_kind = |gvk: &GroupVersionKind| {
         let rights = verbs.iter().map(|verb| right(verb, gvk, look_up));
-        rights.chain(to_grant(gvk)).collect::<Vec<_>>()
+        let rights = rights.chain(to_grant(gvk)).map(|right| Right {
+            namespace: namespace.map(Into::into),
+            ..right
+        });
+        rights.collect::<Vec<_>>()
     };
     kinds.into_values().flat_map(of_kind).collect()
 }

@@ -4,10 +4,9 @@
 //! rule then does less than it says, and a status can't be written. Where CRDs are installed
 //! separately, a new installation of the program does not fix this.
 
-use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
-    CustomResourceDefinition, JSONSchemaProps, JSONSchemaPropsOrArray, JSONSchemaPropsOrBool,
-};
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use mimeo_api::crds;
+use serde_json::{Value, json};
 
 /// The fields of Mimeo's own CRD that the served CRD lacks, as in `spec.suspend`.
 ///
@@ -17,75 +16,47 @@ pub fn lacks(served: &CustomResourceDefinition) -> Vec<String> {
         .into_iter()
         .find(|own| own.metadata.name == served.metadata.name);
     let mut lacking = Vec::new();
-    for version in own.iter().flat_map(|own| &own.spec.versions) {
-        let schema = served
-            .spec
-            .versions
-            .iter()
-            .find(|served| served.name == version.name && served.served);
-        match (
-            version.schema.as_ref(),
-            schema.map(|served| served.schema.as_ref()),
-        ) {
-            (_, None) => lacking.push(format!("version {}", version.name)),
-            (Some(own), Some(served)) => {
-                let served = served.and_then(|served| served.open_api_v3_schema.as_ref());
-                own.open_api_v3_schema
-                    .iter()
-                    .for_each(|own| compare("", own, served, &mut lacking));
-            }
-            (None, Some(_)) => {}
+    for own in own.iter().flat_map(|own| &own.spec.versions) {
+        let mut versions = served.spec.versions.iter();
+        if let Some(served) = versions.find(|served| served.name == own.name && served.served) {
+            let [own, served] =
+                [own, served].map(|version| json!(version.schema)["openAPIV3Schema"].take());
+            compare("", &own, &served, &mut lacking);
+        } else {
+            lacking.push(format!("version {}", own.name));
         }
     }
     lacking
 }
 
-/// Adds the paths below `path` that `own` has and `served` does not have.
-fn compare(
-    path: &str,
-    own: &JSONSchemaProps,
-    served: Option<&JSONSchemaProps>,
-    lacking: &mut Vec<String>,
-) {
-    let Some(served) = served else {
+/// Adds the paths below `path` that the schema `own` has and `served` does not have.
+fn compare(path: &str, own: &Value, served: &Value, lacking: &mut Vec<String>) {
+    if !served.is_object() {
         return lacking.push(path.to_owned());
-    };
-    if served.x_kubernetes_preserve_unknown_fields == Some(true) {
+    }
+    if served["x-kubernetes-preserve-unknown-fields"] == true {
         return;
     }
-    for (name, own) in own.properties.iter().flatten() {
+    for (name, own) in own["properties"].as_object().into_iter().flatten() {
         let path = if path.is_empty() {
             name.clone()
         } else {
             format!("{path}.{name}")
         };
-        compare(
-            &path,
-            own,
-            served.properties.as_ref().and_then(|all| all.get(name)),
-            lacking,
-        );
+        compare(&path, own, &served["properties"][name], lacking);
     }
-    if let Some(JSONSchemaPropsOrArray::Schema(own)) = &own.items {
-        let served = match &served.items {
-            Some(JSONSchemaPropsOrArray::Schema(items)) => Some(&**items),
-            _ => None,
-        };
-        compare(&format!("{path}[]"), own, served, lacking);
-    }
-    if let Some(JSONSchemaPropsOrBool::Schema(own)) = &own.additional_properties {
-        let served = match &served.additional_properties {
-            Some(JSONSchemaPropsOrBool::Schema(values)) => Some(&**values),
-            _ => None,
-        };
-        compare(&format!("{path}.*"), own, served, lacking);
+    for (field, sign) in [("items", "[]"), ("additionalProperties", ".*")] {
+        if own[field].is_object() {
+            let path = format!("{path}{sign}");
+            compare(&path, &own[field], &served[field], lacking);
+        }
     }
 }
 
 #[cfg(test)]
 #[allow(clippy::unwrap_used)] // It is how a test fails.
 mod tests {
-    use serde_json::{Value, from_value, json, to_value};
+    use serde_json::{from_value, to_value};
 
     use super::*;
 

@@ -13,7 +13,6 @@ use crate::{
     marks::is_copy_mark,
     names,
     ownership::{Claims, editor, is_our_apply, is_our_apply_entry},
-    role::Role,
 };
 
 /// A `metadata.uid`, as the 16 bytes that its 36 characters spell. (A `u128` would be aligned to 16
@@ -218,9 +217,9 @@ impl Seen {
     }
 
     /// True if the object can disappear or change without Mimeo noticing it by a watch or by its
-    /// own writes. Only the keeper watches copies, and that watch selects by Mimeo's label.
-    pub fn unwatched(&self, role: Role) -> bool {
-        let shown = self.labelled && role == Role::Keeper;
+    /// own writes. A watch of copies selects by Mimeo's label.
+    pub fn unwatched(&self, watches_copies: bool) -> bool {
+        let shown = self.labelled && watches_copies;
         !shown && (self.deleting || !self.ours())
     }
 

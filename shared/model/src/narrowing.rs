@@ -6,14 +6,18 @@
 //! of a glob that matches it.
 
 use mimeo_api::{
-    ClusterReplication, ClusterReplicationSpec, GrantedObjects, NamespaceSelection, PodGate,
-    Replication, ReplicationGrant, ReplicationGrantSpec, ReplicationSpec, ReplicationTarget,
-    Target,
+    ClusterReplication, ClusterReplicationSpec, GrantedObjects, NamespaceSelection, Replication,
+    ReplicationGrant, ReplicationGrantSpec, Target,
 };
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
-use crate::{grant::Grant, names::SYSTEM_NAMESPACES, rule::Rule};
+use crate::{
+    choices::PodGate,
+    grant::Grant,
+    names::SYSTEM_NAMESPACES,
+    rule::{Rule, in_more_words},
+};
 
 /// True if the change from `old` to `new` only takes something away from a rule or grant that is
 /// stored and valid. Such a change needs no permission besides the one to update the object. An
@@ -35,7 +39,11 @@ pub fn takes_away(kind: &str, old: &Value, new: &Value) -> bool {
         mimeo_api::names::REPLICATION => both(old, new, |old: &Replication| {
             Rule::parse_replication(old).is_ok()
         })
-        .is_some_and(|(old, new)| replication(&old.spec, &new.spec)),
+        .is_some_and(|(old, new)| {
+            let home = old.metadata.namespace.as_deref().unwrap_or_default();
+            let [old, new] = [&old.spec, &new.spec].map(|spec| in_more_words(spec, home));
+            cluster_replication(&old, &new)
+        }),
         mimeo_api::names::REPLICATION_GRANT => {
             both(old, new, |old: &ReplicationGrant| Grant::parse(old).is_ok())
                 .is_some_and(|(old, new)| grant(&old.spec, &new.spec))
@@ -48,68 +56,30 @@ pub fn takes_away(kind: &str, old: &Value, new: &Value) -> bool {
 /// new spec may have fewer sources or targets, more exclusions or a weaker pod gate, or it may be
 /// suspended. All other fields must be equal.
 pub fn cluster_replication(old: &ClusterReplicationSpec, new: &ClusterReplicationSpec) -> bool {
-    let ClusterReplicationSpec {
-        sources,
-        targets,
-        exclude,
-        transform,
-        strategy,
-        conflict_policy,
-        drift_policy,
-        retention_policy,
-        pod_gate,
-        resync_seconds,
-        suspend,
-    } = new;
     let target = |new: &Target| {
         let is_no_more = |old: &Target| {
             old.copy_name == new.copy_name && selects_no_more(&old.selection, &new.selection)
         };
         old.targets.iter().any(is_no_more)
     };
-    let excluded = |old: &NamespaceSelection| exclude.iter().any(|new| selects_no_more(new, old));
-    sources.iter().all(|source| old.sources.contains(source))
-        && targets.iter().all(target)
-        && old.exclude.iter().all(excluded)
-        && strength(*pod_gate) <= strength(old.pod_gate)
-        && (*suspend || !old.suspend)
-        && (transform, strategy, conflict_policy)
-            == (&old.transform, &old.strategy, &old.conflict_policy)
-        && (drift_policy, retention_policy) == (&old.drift_policy, &old.retention_policy)
-        && *resync_seconds == old.resync_seconds
-}
-
-/// The same for a Replication.
-pub fn replication(old: &ReplicationSpec, new: &ReplicationSpec) -> bool {
-    let ReplicationSpec {
-        sources,
-        targets,
-        transform,
-        strategy,
-        conflict_policy,
-        drift_policy,
-        retention_policy,
-        resync_seconds,
-        suspend,
-    } = new;
-    let target = |new: &ReplicationTarget| {
-        let is_no_more = |old: &ReplicationTarget| {
-            let within =
-                old.namespaces == new.namespaces || is_part(&old.namespaces, &new.namespaces);
-            old.copy_name == new.copy_name && within
-        };
-        old.targets.iter().any(is_no_more)
+    let excluded =
+        |old: &NamespaceSelection| new.exclude.iter().any(|new| selects_no_more(new, old));
+    let others_of_new = ClusterReplicationSpec {
+        sources: old.sources.clone(),
+        targets: old.targets.clone(),
+        exclude: old.exclude.clone(),
+        pod_gate: old.pod_gate,
+        suspend: old.suspend,
+        ..new.clone()
     };
-    // Without targets, a Replication writes into its own namespace.
-    let is_own = targets.is_empty();
-    sources.iter().all(|source| old.sources.contains(source))
-        && is_own == old.targets.is_empty()
-        && targets.iter().all(target)
-        && (*suspend || !old.suspend)
-        && (transform, strategy, conflict_policy)
-            == (&old.transform, &old.strategy, &old.conflict_policy)
-        && (drift_policy, retention_policy) == (&old.drift_policy, &old.retention_policy)
-        && *resync_seconds == old.resync_seconds
+    new.sources
+        .iter()
+        .all(|source| old.sources.contains(source))
+        && new.targets.iter().all(target)
+        && old.exclude.iter().all(excluded)
+        && PodGate::from(new.pod_gate) <= PodGate::from(old.pod_gate)
+        && (new.suspend || !old.suspend)
+        && others_of_new == *old
 }
 
 /// True if a `ReplicationGrant` with the spec `new` grants nothing beyond the spec `old`.
@@ -130,14 +100,6 @@ pub fn grant(old: &ReplicationGrantSpec, new: &ReplicationGrantSpec) -> bool {
             .any(|old| old.names.is_empty() || is_part(&old.names, &new.names))
     };
     *access == old.access && grantees.iter().all(grantee) && objects.iter().all(object)
-}
-
-fn strength(pod_gate: PodGate) -> u8 {
-    match pod_gate {
-        PodGate::None => 0,
-        PodGate::BestEffort => 1,
-        PodGate::Required => 2,
-    }
 }
 
 /// True if `old` also selects each namespace that `new` selects.
@@ -262,24 +224,30 @@ mod tests {
     }
 
     #[test]
-    fn a_replication_without_targets_is_not_narrower_than_one_with_targets() {
-        let read = |targets: Value| {
+    fn a_replication_is_compared_as_the_cluster_replication_that_it_means() {
+        let read = |suspend: bool, targets: Value| {
             let source = json!({"apiVersion": "v1", "kind": "Secret", "name": "db"});
-            serde_json::from_value::<ReplicationSpec>(
-                json!({"sources": [source], "targets": targets}),
-            )
-            .unwrap()
+            let spec = json!({"sources": [source], "targets": targets, "suspend": suspend});
+            in_more_words(&serde_json::from_value(spec).unwrap(), "home")
         };
-        let (own, two) = (read(json!([])), read(json!([{"namespaces": ["a", "b"]}])));
-        assert!(replication(&own, &own));
-        assert!(replication(&two, &read(json!([{"namespaces": ["b"]}]))));
-        assert!(!replication(&two, &own) && !replication(&own, &two));
-        assert!(!replication(
-            &two,
-            &read(json!([{"namespaces": ["b"], "copyName": "x"}]))
-        ));
-        let mut suspended = two.clone();
-        suspended.suspend = true;
-        assert!(replication(&two, &suspended) && !replication(&suspended, &two));
+        let two = |suspend| read(suspend, json!([{"namespaces": ["a", "b"]}]));
+        let (own, two, suspended) = (read(false, json!([])), two(false), two(true));
+        assert!(cluster_replication(&own, &own));
+        for (targets, of_two, of_own) in [
+            (json!([{"namespaces": ["b"]}]), true, false),
+            (
+                json!([{"namespaces": ["b"], "copyName": "x"}]),
+                false,
+                false,
+            ),
+            (json!([{"namespaces": ["home"]}]), false, true),
+            (json!([]), false, true),
+        ] {
+            let new = read(false, targets);
+            let narrows = [&two, &own].map(|old| cluster_replication(old, &new));
+            assert_eq!(narrows, [of_two, of_own], "{new:?}");
+        }
+        assert!(!cluster_replication(&own, &two));
+        assert!(cluster_replication(&two, &suspended) && !cluster_replication(&suspended, &two));
     }
 }

@@ -5,7 +5,7 @@ use std::{fmt, time::Duration};
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Status, StatusDetails};
 
-use crate::{id::RuleId, kind::Resource, syntax, words};
+use crate::{id::RuleId, kind::Resource, words};
 
 /// The outcome of one request about one copy.
 #[derive(Clone, Debug)]
@@ -183,11 +183,15 @@ impl Outcome {
             // RoleBinding to a missing role, if the writer lacks the permission to bind any role.
             404 => refused(FailureReason::Forbidden),
             403 if names_cause(status, "NamespaceTerminating") => Self::NamespaceGone,
-            // All kinds of 403 have the same reason word. Only the messages differ.
-            403 if message.contains("exceeded quota") => Self::Refused(Failure {
-                reason: FailureReason::QuotaExceeded,
-                message: over_quota(message),
-            }),
+            // All kinds of 403 have the same reason word. Only the messages differ. This one ends
+            // with the quota's name and amounts. They are safe to show for Secrets, too.
+            403 if let Some((_, quota)) = message.split_once("exceeded quota: ") => {
+                let quota = &quota[..quota.floor_char_boundary(TOLD)];
+                Self::Refused(Failure {
+                    reason: FailureReason::QuotaExceeded,
+                    message: format!("{NO_ROOM}: {quota}").into(),
+                })
+            }
             403 if message.contains(" cannot ") && message.contains("User ") => {
                 refused(FailureReason::Forbidden)
             }
@@ -293,53 +297,6 @@ impl Failure {
 /// The message for a quota if its amounts must stay secret.
 const NO_ROOM: &str = "a ResourceQuota of the namespace has no room for this copy";
 
-/// The message for an exceeded quota, with its amounts, from
-/// `exceeded quota: all, requested: secrets=1, used: secrets=5, limited: secrets=5`. The amounts
-/// have no content of the object. In this form they are safe to show for Secrets, too.
-fn over_quota(message: &str) -> Box<str> {
-    let parts = message
-        .split_once("exceeded quota: ")
-        .map(|(_, quota)| quota);
-    let Some((name, amounts)) = parts.and_then(|quota| quota.split_once(", requested: ")) else {
-        return NO_ROOM.into();
-    };
-    let name = if syntax::dns_subdomain(name).is_ok() {
-        format!(" {name}")
-    } else {
-        String::new()
-    };
-    let used = amounts
-        .split_once(", used: ")
-        .and_then(|(requested, rest)| {
-            let (used, limited) = rest.split_once(", limited: ")?;
-            let told = [requested, used, limited]
-                .iter()
-                .all(|list| list.split(',').all(is_amount));
-            told.then(|| format!(": it requests {requested}, used are {used} of {limited}"))
-        });
-    format!(
-        "ResourceQuota{name} of the namespace has no room for this copy{}",
-        used.unwrap_or_default()
-    )
-    .into()
-}
-
-/// True for a resource with a quantity, as in `count/secrets=5` or `limits.memory=2Gi`.
-fn is_amount(text: &str) -> bool {
-    let amount = |text: &str| {
-        let unit = text.trim_start_matches(|c: char| c.is_ascii_digit() || c == '.');
-        (1..=16).contains(&text.len()) && unit.len() <= 2 && unit.chars().all(char::is_alphanumeric)
-    };
-    let resource = |text: &str| {
-        text.len() <= 128
-            && text
-                .chars()
-                .all(|c| c.is_ascii_alphanumeric() || matches!(c, '.' | '/' | '-'))
-    };
-    text.split_once('=')
-        .is_some_and(|(name, value)| resource(name) && amount(value))
-}
-
 /// Recognizes the messages for a field outside the schema, and for a value that the field's type
 /// can't hold: text that is not base64, a quantity or a time. The second message begins like the
 /// message for a conversion webhook that does not answer. That error may pass.
@@ -386,8 +343,10 @@ fn names_field(status: &Status, field: &str) -> bool {
         .any(|c| c.field.as_deref() == Some(field))
 }
 
-/// The message for people, at most 400 characters. For a Secret it has only parts that can't quote
-/// data.
+/// Most bytes of a message of the API server that are kept.
+const TOLD: usize = 400;
+
+/// The message for people. For a Secret it has only parts that can't quote data.
 fn told(code: u16, status: &Status, secret: bool) -> Box<str> {
     let reason = status.reason.as_deref().unwrap_or("no reason given");
     if secret {
@@ -411,9 +370,7 @@ fn told(code: u16, status: &Status, secret: bool) -> Box<str> {
         "the API server answered {code} {reason}: {}",
         status.message.as_deref().unwrap_or_default()
     );
-    if let Some((end, _)) = text.char_indices().nth(400) {
-        text.truncate(end);
-    }
+    text.truncate(text.floor_char_boundary(TOLD));
     text.into()
 }
 
@@ -604,43 +561,23 @@ mod tests {
     }
 
     #[test]
-    fn a_quota_is_named_with_what_is_used_of_it_and_nothing_else_is_told() {
-        let exceeded = "secrets \"a\" is forbidden: exceeded quota: ";
-        for (quota, want) in [
-            (
-                "small, requested: count/secrets=1,limits.memory=1.5Gi, used: \
-                 count/secrets=5,limits.memory=0, limited: count/secrets=5,limits.memory=2Gi",
-                "ResourceQuota small of the namespace has no room for this copy: it requests \
-                 count/secrets=1,limits.memory=1.5Gi, used are count/secrets=5,limits.memory=0 of \
-                 count/secrets=5,limits.memory=2Gi",
-            ),
-            (
-                "small, requested: secrets=1, used: secrets=hunter2hunter2, limited: secrets=5",
-                "ResourceQuota small of the namespace has no room for this copy",
-            ),
-            (
-                "a b, requested: x",
-                "ResourceQuota of the namespace has no room for this copy",
-            ),
-            (
-                "",
-                "a ResourceQuota of the namespace has no room for this copy",
-            ),
-        ] {
-            let refused = status(
-                serde_json::json!({"reason": "Forbidden", "message": format!("{exceeded}{quota}")}),
+    fn a_quota_is_named_with_what_is_used_of_it() {
+        let quota =
+            "small, requested: count/secrets=1, used: count/secrets=5, limited: count/secrets=5";
+        let message = format!("secrets \"a\" is forbidden: exceeded quota: {quota}");
+        let refused = status(serde_json::json!({"reason": "Forbidden", "message": message}));
+        for kind in ["Secret", "ConfigMap"] {
+            let outcome = Outcome::of_error(403, &refused, None, &resource(kind), "a");
+            let Outcome::Refused(failure) = outcome else {
+                panic!("not refused")
+            };
+            let want =
+                format!("a ResourceQuota of the namespace has no room for this copy: {quota}");
+            assert_eq!(
+                (failure.reason, &*failure.message),
+                (FailureReason::QuotaExceeded, &*want),
+                "{kind}"
             );
-            for kind in ["Secret", "ConfigMap"] {
-                let outcome = Outcome::of_error(403, &refused, None, &resource(kind), "a");
-                let Outcome::Refused(failure) = outcome else {
-                    panic!("not refused")
-                };
-                assert_eq!(
-                    (failure.reason, &*failure.message),
-                    (FailureReason::QuotaExceeded, want),
-                    "{kind}"
-                );
-            }
         }
     }
 

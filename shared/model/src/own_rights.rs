@@ -436,7 +436,7 @@ mod tests {
             &needed(homes, reach.targets.as_deref(), |_| Some(resource.clone())),
             reach,
         );
-        // The API server cuts a warning off after 256 characters.
+        // The API server may cut a warning off after 256 characters.
         assert!(
             sentences.iter().all(|sentence| sentence.len() <= 256),
             "{sentences:?}"
@@ -514,7 +514,7 @@ mod tests {
                  [networking.k8s.io], resources: [networkpolicies], verbs: [delete]}",
             ]
         );
-        // The API server cuts a warning off after 256 characters.
+        // The API server may cut a warning off after 256 characters.
         assert!(
             explain(&needs(), &Reach::default())
                 .iter()

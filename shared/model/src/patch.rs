@@ -4,12 +4,9 @@
 //! and annotations. They are added after the patch, so no operation can change them, wherever its
 //! path leads. A path to one of them can only be a mistake, so Mimeo refuses the rule.
 
-use json_patch::{
-    AddOperation, CopyOperation, MoveOperation, PatchErrorKind, PatchOperation, RemoveOperation,
-    ReplaceOperation, TestOperation, jsonptr::PointerBuf,
-};
-use mimeo_api::JsonPatchOp;
-use serde_json::{Map, Value};
+use json_patch::{PatchErrorKind, jsonptr::Pointer};
+use mimeo_api::{JsonPatchOp, JsonPatchOperation};
+use serde_json::{Map, Value, from_value, json};
 
 use crate::{
     id::RuleKind,
@@ -32,19 +29,18 @@ const RESULT: usize = 1536 * 1024;
 /// Deepest nesting of a copy after any of the operations, and of a value.
 pub(crate) const DEPTH: usize = 100;
 
-/// A parsed patch.
+/// A checked patch.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct JsonPatch {
-    operations: Vec<PatchOperation>,
+    operations: Vec<JsonPatchOperation>,
 }
 
 impl JsonPatch {
-    /// Parses a patch. Refusals name fields below `field`. `secrets` is true if the patch applies
-    /// to copies of Secrets.
+    /// Checks a patch for the copies of these sources. Refusals name fields below `field`.
     pub(crate) fn parse(
-        operations: &[mimeo_api::JsonPatchOperation],
+        operations: &[JsonPatchOperation],
         field: &str,
-        secrets: bool,
+        sources: &[SourceRef],
     ) -> Result<Self, Vec<Refusal>> {
         let mut refusals = Refusals::default();
         if operations.len() > OPERATIONS {
@@ -60,12 +56,11 @@ impl JsonPatch {
                 format!("must not have more than {VALUES} bytes in all values"),
             );
         }
-        let parsed: Vec<_> = operations
-            .iter()
-            .enumerate()
-            .filter_map(|(i, one)| operation(one, &format!("{field}[{i}]"), secrets, &mut refusals))
-            .collect();
-        refusals.finish_with(Some(Self { operations: parsed }))
+        for (i, operation) in operations.iter().enumerate() {
+            check(operation, &format!("{field}[{i}]"), sources, &mut refusals);
+        }
+        let operations = operations.to_vec();
+        refusals.finish_with(Some(Self { operations }))
     }
 
     pub(crate) fn is_noop(&self) -> bool {
@@ -76,7 +71,7 @@ impl JsonPatch {
     pub(crate) fn variables(&self) -> Vec<Variable> {
         self.operations
             .iter()
-            .filter_map(value_of)
+            .filter_map(|operation| operation.value.as_ref())
             .flat_map(variables_in)
             .collect()
     }
@@ -107,8 +102,11 @@ impl JsonPatch {
         };
         for (number, operation) in self.operations.iter().enumerate() {
             let refused = |why| SourceRefused::JsonPatch { number, why };
+            let mut operation = json!(operation);
+            fill_in(&mut operation["value"], source, show);
+            let operation = from_value(operation).map_err(|_| refused("it can't be done"))?;
             // If an operation fails, the partly patched copy is dropped.
-            json_patch::patch_unsafe(&mut copy, &[filled_in(operation, source, show)])
+            json_patch::patch_unsafe(&mut copy, &[operation])
                 .map_err(|error| refused(explain(&error.kind)))?;
             match size(&copy, DEPTH) {
                 None => return Err(refused("the result is nested too deeply")),
@@ -145,13 +143,13 @@ fn explain(kind: &PatchErrorKind) -> &'static str {
     }
 }
 
-fn operation(
-    operation: &mimeo_api::JsonPatchOperation,
+fn check(
+    operation: &JsonPatchOperation,
     field: &str,
-    secrets: bool,
+    sources: &[SourceRef],
     refusals: &mut Refusals,
-) -> Option<PatchOperation> {
-    let mimeo_api::JsonPatchOperation {
+) {
+    let JsonPatchOperation {
         op,
         path,
         from,
@@ -162,64 +160,62 @@ fn operation(
         JsonPatchOp::Add | JsonPatchOp::Replace | JsonPatchOp::Test
     );
     let takes_from = matches!(op, JsonPatchOp::Move | JsonPatchOp::Copy);
-    if takes_value != value.is_some() {
-        let message = if takes_value {
-            "must be set, and not be null"
-        } else {
-            "is only for add, replace and test"
-        };
-        refusals.add(format!("{field}.value"), message);
+    for (part, takes, is_set, missing, needless) in [
+        (
+            "value",
+            takes_value,
+            value.is_some(),
+            "must be set, and not be null",
+            "is only for add, replace and test",
+        ),
+        (
+            "from",
+            takes_from,
+            from.is_some(),
+            "must be set",
+            "is only for move and copy",
+        ),
+    ] {
+        if takes != is_set {
+            let message = if takes { missing } else { needless };
+            refusals.add(format!("{field}.{part}"), message);
+        }
     }
-    if takes_from != from.is_some() {
-        let message = if takes_from {
-            "must be set"
-        } else {
-            "is only for move and copy"
-        };
-        refusals.add(format!("{field}.from"), message);
-    }
+    let is_encoded = |source: &SourceRef| match part(path) {
+        Some("data") => source.gvk.is_secret(),
+        Some("binaryData") => source.gvk.is_config_map(),
+        _ => false,
+    };
     if let Some(value) = value {
-        refusals.one(&format!("{field}.value"), check_value(value, *op));
+        let encoded = sources.iter().any(is_encoded);
+        refusals.one(&format!("{field}.value"), check_value(value, *op, encoded));
     }
-    let path = refusals.one(&format!("{field}.path"), pointer(path, secrets));
-    let from = from
-        .as_ref()
-        .map(|from| refusals.one(&format!("{field}.from"), pointer(from, secrets)));
-    let (path, value) = (path?, value.clone());
-    let in_data = |path: &PointerBuf| path.first().is_some_and(|token| token.decoded() == "data");
-    if secrets && from.iter().flatten().any(in_data) && !in_data(&path) {
+    let secrets = sources.iter().any(|source| source.gvk.is_secret());
+    let checked = refusals.one(&format!("{field}.path"), check_path(path, secrets));
+    if let Some(from) = from {
+        refusals.one(&format!("{field}.from"), check_path(from, secrets));
+    }
+    let moves_data = from.as_deref().and_then(part) == Some("data") && part(path) != Some("data");
+    if secrets && moves_data && checked.is_some() {
         // If each operation keeps this rule, then so does the whole patch.
         refusals.add(
             format!("{field}.path"),
             "must be in data if from is in data: elsewhere a Secret's data would be readable",
         );
     }
-    Some(match (op, from, value) {
-        (JsonPatchOp::Add, None, Some(value)) => PatchOperation::Add(AddOperation { path, value }),
-        (JsonPatchOp::Replace, None, Some(value)) => {
-            PatchOperation::Replace(ReplaceOperation { path, value })
-        }
-        (JsonPatchOp::Test, None, Some(value)) => {
-            PatchOperation::Test(TestOperation { path, value })
-        }
-        (JsonPatchOp::Remove, None, None) => PatchOperation::Remove(RemoveOperation { path }),
-        (JsonPatchOp::Move, Some(from), None) => {
-            PatchOperation::Move(MoveOperation { from: from?, path })
-        }
-        (JsonPatchOp::Copy, Some(from), None) => {
-            PatchOperation::Copy(CopyOperation { from: from?, path })
-        }
-        // This combination was refused above.
-        _ => return None,
-    })
 }
 
-/// Parses a path to a place that a patch may see and change.
-fn pointer(path: &str, secrets: bool) -> Result<PointerBuf, String> {
+/// The field of the copy that a path leads into.
+fn part(path: &str) -> Option<&str> {
+    path.split('/').nth(1)
+}
+
+/// Checks that a path leads to a place that a patch may see and change.
+fn check_path(path: &str, secrets: bool) -> Result<(), String> {
     if path.len() > PATH {
         return Err(format!("must not be longer than {PATH} characters"));
     }
-    let pointer = PointerBuf::parse(path)
+    let pointer = Pointer::parse(path)
         .map_err(|_| format!("{path:?} is not a JSON pointer (RFC 6901), as in /data/key"))?;
     let tokens: Vec<String> = pointer
         .tokens()
@@ -235,14 +231,10 @@ fn pointer(path: &str, secrets: bool) -> Result<PointerBuf, String> {
         ["stringData", ..] if secrets => {
             Err("must not be stringData: what is stored is in data".into())
         }
-        ["metadata", "labels", key, ..] => {
-            check_key(key, syntax::qualified_name(key)).map(|()| pointer.clone())
-        }
-        ["metadata", "annotations", key, ..] => {
-            check_key(key, syntax::annotation_key(key)).map(|()| pointer.clone())
-        }
+        ["metadata", "labels", key, ..] => check_key(key, syntax::qualified_name(key)),
+        ["metadata", "annotations", key, ..] => check_key(key, syntax::annotation_key(key)),
         ["metadata", ..] => Err("must be one label or one annotation if it is in metadata".into()),
-        _ => Ok(pointer),
+        _ => Ok(()),
     }
 }
 
@@ -255,7 +247,8 @@ fn check_key(key: &str, checked: Result<(), String>) -> Result<(), String> {
     }
 }
 
-fn check_value(value: &Value, op: JsonPatchOp) -> Result<(), String> {
+/// Checks a value. `encoded` is true if it becomes part of base64 data.
+fn check_value(value: &Value, op: JsonPatchOp, encoded: bool) -> Result<(), String> {
     if size(value, DEPTH).is_none() {
         return Err(format!("must not be nested more than {DEPTH} deep"));
     }
@@ -265,6 +258,7 @@ fn check_value(value: &Value, op: JsonPatchOp) -> Result<(), String> {
             Some(variable) if op == JsonPatchOp::Test => Err(format!(
                 "must not contain {variable}: a test has the same result in all namespaces"
             )),
+            _ if encoded && op != JsonPatchOp::Test => template.check_base64(),
             _ => Ok(()),
         });
         if checked.is_ok() {
@@ -274,40 +268,26 @@ fn check_value(value: &Value, op: JsonPatchOp) -> Result<(), String> {
     checked
 }
 
-fn value_of(operation: &PatchOperation) -> Option<&Value> {
-    match operation {
-        PatchOperation::Add(add) => Some(&add.value),
-        PatchOperation::Replace(replace) => Some(&replace.value),
-        PatchOperation::Test(test) => Some(&test.value),
-        PatchOperation::Remove(_) | PatchOperation::Move(_) | PatchOperation::Copy(_) => None,
-    }
-}
-
-fn filled_in(
-    operation: &PatchOperation,
-    source: &SourceRef,
-    show: &dyn Fn(&Variable) -> String,
-) -> PatchOperation {
-    let mut operation = operation.clone();
-    match &mut operation {
-        PatchOperation::Add(AddOperation { value, .. })
-        | PatchOperation::Replace(ReplaceOperation { value, .. })
-        | PatchOperation::Test(TestOperation { value, .. }) => fill_in(value, source, show),
-        PatchOperation::Remove(_) | PatchOperation::Move(_) | PatchOperation::Copy(_) => {}
-    }
-    operation
-}
-
 #[cfg(test)]
 #[allow(clippy::unwrap_used)] // It is how a test fails.
 mod tests {
     use super::*;
     use crate::kind::GroupVersionKind;
-    use serde_json::json;
+
+    fn source(kind: &str) -> SourceRef {
+        SourceRef::named(
+            GroupVersionKind::parse("v1", kind).unwrap(),
+            "platform",
+            "registry",
+        )
+    }
 
     fn parse(operations: &Value) -> Result<JsonPatch, String> {
-        let operations: Vec<mimeo_api::JsonPatchOperation> =
-            serde_json::from_value(operations.clone()).unwrap();
+        parse_for("Secret", operations)
+    }
+
+    fn parse_for(kind: &str, operations: &Value) -> Result<JsonPatch, String> {
+        let operations: Vec<JsonPatchOperation> = from_value(operations.clone()).unwrap();
         let joined = |refusals: Vec<Refusal>| {
             refusals
                 .iter()
@@ -315,13 +295,11 @@ mod tests {
                 .collect::<Vec<_>>()
                 .join("\n")
         };
-        JsonPatch::parse(&operations, "p", true).map_err(joined)
+        JsonPatch::parse(&operations, "p", &[source(kind)]).map_err(joined)
     }
 
     /// A patched copy: metadata and the other fields.
     fn patched(operations: &Value, data: &Value) -> Result<[Value; 2], String> {
-        let gvk = GroupVersionKind::parse("v1", "Secret").unwrap();
-        let source = SourceRef::named(gvk, "platform", "registry");
         let mut metadata = json!({"labels": {"a": "b"}, "annotations": {}})
             .as_object()
             .unwrap()
@@ -335,7 +313,7 @@ mod tests {
             .apply(
                 &mut metadata,
                 &mut body,
-                &source,
+                &source("Secret"),
                 RuleKind::Replication,
                 &Variable::to_string,
             )
@@ -505,6 +483,14 @@ mod tests {
                 "p[0].value: must not contain $(namespace.name)",
             ),
             (
+                json!([{"op": "add", "path": "/data/x", "value": "aHVudGVyMg="}]),
+                "p[0].value: must be base64",
+            ),
+            (
+                json!([{"op": "replace", "path": "/data", "value": {"a": "$(HOME)"}}]),
+                "p[0].value: must be base64",
+            ),
+            (
                 json!([{"op": "add", "path": "/x", "value": "x".repeat(VALUES)}]),
                 "p: must not have more than 65536 bytes",
             ),
@@ -519,11 +505,43 @@ mod tests {
                 parse(&operations)
             );
         }
-        let other: Vec<mimeo_api::JsonPatchOperation> =
-            serde_json::from_value(add("/type")).unwrap();
         assert!(
-            JsonPatch::parse(&other, "p", false).is_ok(),
+            parse_for("ConfigMap", &add("/type")).is_ok(),
             "another kind's type is a field like others"
         );
+    }
+
+    #[test]
+    fn a_value_of_a_field_for_base64_is_base64_or_has_variables() {
+        let operation =
+            |op: &str, path: &str, value: &str| json!([{"op": op, "path": path, "value": value}]);
+        for (kind, operations, taken) in [
+            ("Secret", operation("add", "/data/a", "aHVudGVyMg=="), true),
+            (
+                "Secret",
+                operation("add", "/data/a", "$(source.name)"),
+                true,
+            ),
+            (
+                "Secret",
+                operation("add", "/data/a", "$(namespace.name)"),
+                true,
+            ),
+            ("Secret", operation("add", "/data/a", "text!"), false),
+            ("Secret", operation("test", "/data/a", "text!"), true),
+            ("Secret", operation("add", "/binaryData/a", "text!"), true),
+            ("ConfigMap", operation("add", "/data/a", "text!"), true),
+            (
+                "ConfigMap",
+                operation("replace", "/binaryData/a", "text!"),
+                false,
+            ),
+        ] {
+            assert_eq!(
+                parse_for(kind, &operations).is_ok(),
+                taken,
+                "{kind} {operations}"
+            );
+        }
     }
 }

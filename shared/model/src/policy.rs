@@ -139,7 +139,7 @@ impl Policy {
             stored,
             request.namespace.as_deref().unwrap_or_default(),
         );
-        let data = self.transform.data_changes(object);
+        let data = self.transform.data.changes(object);
         let kind = &request.kind.kind;
         let refusal =
             spoilt::spoilt(object, &before, &after, &data, request.kind.is_secret()).map(|why| {

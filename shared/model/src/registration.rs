@@ -93,9 +93,6 @@ pub struct Registration {
     /// Names of Mimeo's own programs as users of the API server. The API server asks no webhook
     /// when they remove a pending label.
     pub mimeo_users: Vec<String>,
-    /// Owner reference of the configurations. When the owner is deleted, the configurations are
-    /// deleted as well, and the API server no longer calls Mimeo.
-    pub owner: Option<Value>,
 }
 
 /// The address of the hooks.
@@ -117,7 +114,7 @@ pub enum Endpoint {
 impl Registration {
     /// The `MutatingWebhookConfiguration` for namespaces, for the pod gate, and for rules.
     pub fn mutating(&self) -> Value {
-        self.configuration(
+        configuration(
             "MutatingWebhookConfiguration",
             NAME,
             &[self.namespaces(), self.pod_gate(), self.authors()],
@@ -127,7 +124,7 @@ impl Registration {
     /// The `ValidatingWebhookConfiguration` for rules and policies, and for copies with
     /// `driftPolicy: Deny`.
     pub fn validating(&self) -> Value {
-        self.configuration(
+        configuration(
             "ValidatingWebhookConfiguration",
             NAME,
             &[self.rules(), self.copies()],
@@ -149,26 +146,7 @@ impl Registration {
             .into_iter()
             .filter_map(|policy| self.policy(policy, look_up))
             .collect();
-        self.configuration("MutatingWebhookConfiguration", POLICIES_NAME, &entries)
-    }
-
-    fn configuration(&self, kind: &str, name: &str, webhooks: &[Value]) -> Value {
-        let mut configuration = json!({
-            "apiVersion": "admissionregistration.k8s.io/v1",
-            "kind": kind,
-            "metadata": {
-                "name": name,
-                "labels": {"app.kubernetes.io/name": "mimeo"},
-                // AKS adds requirements to each namespaceSelector of a webhook without this
-                // annotation. It would do so again after each fix.
-                "annotations": {"admissions.enforcer/disabled": "true"},
-            },
-            "webhooks": webhooks,
-        });
-        if let Some(owner) = &self.owner {
-            configuration["metadata"]["ownerReferences"] = json!([owner]);
-        }
-        configuration
+        configuration("MutatingWebhookConfiguration", POLICIES_NAME, &entries)
     }
 
     /// The hook for every request that can give a namespace labels, and so make it a target of a
@@ -464,6 +442,21 @@ impl Registration {
     }
 }
 
+fn configuration(kind: &str, name: &str, webhooks: &[Value]) -> Value {
+    json!({
+        "apiVersion": "admissionregistration.k8s.io/v1",
+        "kind": kind,
+        "metadata": {
+            "name": name,
+            "labels": {"app.kubernetes.io/name": "mimeo"},
+            // AKS adds requirements to each namespaceSelector of a webhook without this annotation.
+            // It would do so again after each fix.
+            "annotations": {"admissions.enforcer/disabled": "true"},
+        },
+        "webhooks": webhooks,
+    })
+}
+
 fn rule(Resource { gvk, plural, .. }: &Resource) -> Value {
     json!({
         "apiGroups": [gvk.group], "apiVersions": [gvk.version], "resources": [plural],
@@ -500,7 +493,6 @@ mod tests {
             namespaces_failure_policy: FailurePolicy::Ignore,
             pod_gate_resources: vec![],
             mimeo_users: vec![],
-            owner: None,
         }
     }
 

@@ -17,7 +17,6 @@ use crate::{
 mod draft;
 
 pub use self::draft::Draft;
-use self::draft::Encoded;
 
 /// The bytes of one copy. Only the URL has the namespace, so copies in several namespaces may share
 /// them.
@@ -98,35 +97,6 @@ pub enum Copies {
 }
 
 impl Copies {
-    /// Shares the memory of the part after the metadata with equal copies in `others`. Copies of
-    /// one source for several targets differ only in their names, and a source may be large. If no
-    /// other copies are equal, these copies are added to `others`.
-    pub fn share(&mut self, others: &mut Vec<Self>) {
-        if !others.iter().any(|other| self.shares(other)) {
-            others.push(self.clone());
-        }
-    }
-
-    fn shares(&mut self, other: &Self) -> bool {
-        match (self, other) {
-            (Self::Alike(own), Self::Alike(other)) if own.content == other.content => {
-                *own = Arc::new(Rendering {
-                    content: other.content.clone(),
-                    ..(**own).clone()
-                });
-                true
-            }
-            (Self::Form(own), Self::Form(other)) if own.content == other.content => {
-                *own = Arc::new(Form {
-                    content: other.content.clone(),
-                    ..(**own).clone()
-                });
-                true
-            }
-            _ => false,
-        }
-    }
-
     /// Identifies these copies among all others, for any values of the variables.
     pub fn checksum(&self) -> Checksum {
         match self {
@@ -175,8 +145,6 @@ pub struct Form {
     name: Template,
     /// Labels with blanks. Their syntax is known, so an invalid value is found before the write.
     labels: Vec<(String, Vec<Part>)>,
-    /// Base64 values with blanks.
-    encoded: Arc<[(Encoded, Vec<Part>)]>,
     /// True if a blank is inside a list. Its value may then be part of the key that identifies an
     /// item for the API server.
     apart: bool,
@@ -228,10 +196,6 @@ impl Form {
         for (key, value) in &self.labels {
             let value: String = value.iter().map(|part| part.text_at(place)).collect();
             syntax::label_value(&value).map_err(invalid(format!("the copy's label {key}")))?;
-        }
-        for (at, value) in &*self.encoded {
-            let value: String = value.iter().map(|part| part.text_at(place)).collect();
-            at.check(&value).map_err(|refused| refused.failure())?;
         }
         Ok(Checksum::of(
             json!([self.checksum.to_string(), values])

@@ -35,6 +35,7 @@ mod replication;
 mod source;
 mod target;
 
+pub(crate) use self::replication::in_more_words;
 use self::target::{parse_targets, refuse_chosen_names};
 pub use self::{source::MOST_SOURCES, target::Target};
 
@@ -346,7 +347,7 @@ impl Rule {
             let inline = self.inline.get(source);
             let bound = || inline.map_or_else(|| role(source), |object| RoleRef::of(object));
             // The result of a patch is not known yet.
-            let known = own_rights::binds(&source.gvk) && !self.transform.patches();
+            let known = own_rights::binds(&source.gvk) && self.transform.json_patch.is_noop();
             Home {
                 gvk: &source.gvk,
                 namespace: source.home(),
@@ -587,12 +588,20 @@ mod tests {
         let set = |what: &str, key: &str, value: &str| {
             with("/spec/transform", json!({what: {"set": {key: value}}}))
         };
+        let encoded = json!({
+            "apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "settings"},
+            "binaryData": {"k": "text!", "other": "$(namespace.name)"},
+        });
         let cases = [
             (
                 with("/metadata", json!({})),
                 "metadata.name: must not be empty",
             ),
             (with(sources, json!([])), "spec.sources: must not be empty"),
+            (
+                with(sources, json!([{"inline": encoded}])),
+                "spec.sources[0].inline.binaryData[k]: must be base64",
+            ),
             (
                 first("apiVersion", "a/b/c"),
                 "spec.sources[0]: the version of apiVersion",

@@ -260,16 +260,6 @@ pub enum SourceRefused {
         /// The limit.
         most: usize,
     },
-    /// The API server would not decode the value. The message does not show it.
-    #[error(
-        "{field}[{key}] of the copy is not base64: write the value of a key of {field} in base64"
-    )]
-    NotBase64 {
-        /// `data` or `binaryData`.
-        field: &'static str,
-        /// The key.
-        key: String,
-    },
     /// The author's patch replaced the value by one that is not valid there.
     #[error(
         "the rule's transform makes metadata.{field}[{key}] of the copy invalid: the value must be \
@@ -306,7 +296,6 @@ impl SourceRefused {
             Self::SameKey(_)
             | Self::JsonPatch { .. }
             | Self::PatchTooLarge { .. }
-            | Self::NotBase64 { .. }
             | Self::Metadata { .. } => true,
             Self::ServiceAccountToken
             | Self::HelmRelease

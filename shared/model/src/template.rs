@@ -215,6 +215,17 @@ impl Template {
         }
     }
 
+    /// Checks a value of a Secret's `data` or of a `ConfigMap`'s `binaryData`. Only the API server
+    /// checks a value with variables.
+    pub(crate) fn check_base64(&self) -> Result<(), String> {
+        match self.literal() {
+            Some(text) if !syntax::is_base64(text) => Err("must be base64, as all values of a \
+                Secret's data and of a ConfigMap's binaryData"
+                .into()),
+            _ => Ok(()),
+        }
+    }
+
     /// True if it has `$(source.name)`, and so can give each source of a namespace another text.
     pub fn names_source(&self) -> bool {
         self.0.contains(&Piece::SourceName)

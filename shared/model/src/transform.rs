@@ -3,16 +3,14 @@
 
 use std::collections::BTreeSet;
 
-use json_patch::PatchOperation;
 use serde_json::{Map, Value, map::Entry};
 
 use crate::{
-    id::RuleKind,
     kind::GroupVersionKind,
     marks::is_ours,
     patch::JsonPatch,
     refusal::{Refusal, Refusals},
-    source::{SourceRef, SourceRefused, refused_type},
+    source::{SourceRef, refused_type},
     syntax,
     template::{Template, Variable},
 };
@@ -28,11 +26,11 @@ const FINALIZERS: usize = 8;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Transform {
     secret_type: Option<String>,
-    labels: Edits,
-    annotations: Edits,
-    data: DataEdits,
+    pub(crate) labels: Edits,
+    pub(crate) annotations: Edits,
+    pub(crate) data: DataEdits,
     finalizers: Vec<String>,
-    json_patch: JsonPatch,
+    pub(crate) json_patch: JsonPatch,
 }
 
 /// The use of a text with variables. It determines the check of the text.
@@ -61,11 +59,10 @@ impl Transform {
             sources.iter().map(|source| &source.gvk),
         );
         let parsed = refusals.all(parsed);
-        let secrets = sources.iter().any(|source| source.gvk.is_secret());
         let json_patch = refusals.all(JsonPatch::parse(
             json_patch,
             &format!("{field}.jsonPatch"),
-            secrets,
+            sources,
         ));
         refusals.finish_with(parsed.zip(json_patch).map(|(parsed, json_patch)| Self {
             json_patch,
@@ -151,49 +148,6 @@ impl Transform {
         &self.finalizers
     }
 
-    /// Labels of a copy of `source`, which has the labels `from`. Mimeo's own labels are not
-    /// included. `show` returns the text for each variable of the namespace.
-    pub fn copy_labels(
-        &self,
-        from: Option<&Map<String, Value>>,
-        source: &SourceRef,
-        show: &dyn Fn(&Variable) -> String,
-    ) -> Map<String, Value> {
-        self.labels.copy(from, source, show)
-    }
-
-    /// Annotations of a copy of `source`, which has the annotations `from`. Mimeo's own annotations
-    /// are not included. `show` returns the text for each variable of the namespace.
-    pub fn copy_annotations(
-        &self,
-        from: Option<&Map<String, Value>>,
-        source: &SourceRef,
-        show: &dyn Fn(&Variable) -> String,
-    ) -> Map<String, Value> {
-        self.annotations.copy(from, source, show)
-    }
-
-    /// Patches a copy of `source`. `metadata` has only labels and annotations, without Mimeo's own.
-    /// `body` has no identity. `rules` is the kind of the copy's rule.
-    ///
-    /// # Errors
-    /// The reason why the patch fails.
-    pub fn patch_copy(
-        &self,
-        metadata: &mut Map<String, Value>,
-        body: &mut Map<String, Value>,
-        source: &SourceRef,
-        rules: RuleKind,
-        show: &dyn Fn(&Variable) -> String,
-    ) -> Result<(), SourceRefused> {
-        self.json_patch.apply(metadata, body, source, rules, show)
-    }
-
-    /// True if it patches copies.
-    pub(crate) fn patches(&self) -> bool {
-        !self.json_patch.is_noop()
-    }
-
     /// All variables of the namespace in its texts.
     pub fn variables(&self) -> BTreeSet<Variable> {
         let values = self
@@ -206,20 +160,6 @@ impl Transform {
             .cloned()
             .chain(self.json_patch.variables())
             .collect()
-    }
-
-    /// Edits the data of a copy.
-    ///
-    /// # Errors
-    /// The name that two keys of the source would have.
-    pub fn copy_data(&self, body: &mut Map<String, Value>) -> Result<(), String> {
-        self.data.copy(body)
-    }
-
-    /// The changes to the data of an object at admission, without any of the data. A second run
-    /// changes nothing.
-    pub fn data_changes(&self, object: &Value) -> Vec<PatchOperation> {
-        self.data.changes(object)
     }
 
     /// Changes an object at admission, except its data. `stored` is the old object of an UPDATE.

@@ -129,9 +129,6 @@ fn registration() -> Registration {
         namespaces_failure_policy: FailurePolicy::Ignore,
         pod_gate_resources: vec![],
         mimeo_users: vec!["system:serviceaccount:mimeo-system:mimeo-webhook".into()],
-        owner: Some(json!({
-            "apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRole", "name": "mimeo-webhook", "uid": "u-1",
-        })),
     }
 }
 
@@ -159,7 +156,6 @@ fn webhook_configurations_by_url_and_strict() {
         namespaces_failure_policy: FailurePolicy::Fail,
         pod_gate_resources: vec![GroupVersionResource::new("batch", "v1", "jobs")],
         mimeo_users: vec![],
-        owner: None,
         ..registration()
     };
     matches_file("registration-mutating-url.json", &registration.mutating());
@@ -231,7 +227,6 @@ fn installed_webhook_configurations() {
             "system:serviceaccount:mimeo-system:mimeo-reconciler".into(),
             "system:serviceaccount:mimeo-system:mimeo-webhook".into(),
         ],
-        owner: None,
         ..registration()
     };
     let text = format!(

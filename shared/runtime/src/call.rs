@@ -15,6 +15,7 @@ use http_body_util::{BodyExt, Limited};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Status;
 use kube::{Client, client::Body};
 use mimeo_model::known::Decoded;
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 use serde::de::DeserializeOwned;
 
 use crate::{fault::Fault, object};
@@ -32,17 +33,6 @@ pub const JSON: &str = "application/json";
 /// Twice the size of the largest object that an API server accepts, including room for its managed
 /// fields. A larger answer counts as no answer.
 const LARGEST_ANSWER: usize = 4 << 20;
-
-/// Why there is no answer. It is unknown whether the server carried out the request.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub(crate) enum Silence {
-    /// The deadline passed.
-    #[error("no answer within the deadline")]
-    Late,
-    /// There was no connection, or the connection broke.
-    #[error("{0}")]
-    Broken(Box<str>),
-}
 
 /// Why a request failed. It holds no content of any object.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -71,16 +61,13 @@ pub enum CallError {
         /// The reason that the API server gave, or an empty string.
         reason: String,
     },
+    /// The deadline passed. It is unknown if the API server carried the request out.
+    #[error("no answer within the deadline")]
+    Late,
     /// There was no answer, or none that can be parsed. It is unknown if the API server carried the
     /// request out.
     #[error("{0}")]
     Silent(String),
-}
-
-impl From<Silence> for CallError {
-    fn from(silence: Silence) -> Self {
-        Self::Silent(silence.to_string())
-    }
 }
 
 /// The result of a request.
@@ -139,7 +126,7 @@ impl Answer {
 }
 
 /// A GET.
-pub(crate) fn read(uri: &str, accept: &str) -> Result<Request<Body>, Silence> {
+pub(crate) fn read(uri: &str, accept: &str) -> CallResult<Request<Body>> {
     let request = Request::get(uri).header(ACCEPT, accept);
     request.body(Body::empty()).map_err(|error| invalid(&error))
 }
@@ -150,7 +137,7 @@ pub(crate) fn write(
     uri: &str,
     content_type: &str,
     body: Body,
-) -> Result<Request<Body>, Silence> {
+) -> CallResult<Request<Body>> {
     let request = Request::builder()
         .method(method)
         .uri(uri)
@@ -161,8 +148,8 @@ pub(crate) fn write(
 
 // Object names come from the API server or were checked at admission. An error here therefore
 // points to a bug in Mimeo and not to a bad name.
-fn invalid(error: &http::Error) -> Silence {
-    Silence::Broken(format!("the request can't be built: {error}").into())
+fn invalid(error: &http::Error) -> CallError {
+    CallError::Silent(format!("the request can't be built: {error}"))
 }
 
 /// Sends a request and reads its whole answer within `deadline`.
@@ -170,17 +157,17 @@ pub(crate) async fn call(
     client: &Client,
     request: Request<Body>,
     deadline: Duration,
-) -> Result<Answer, Silence> {
+) -> CallResult<Answer> {
     let exchange = async {
         let response = client
             .send(request)
             .await
-            .map_err(|error| Silence::Broken(Fault(&error).to_string().into()))?;
+            .map_err(|error| CallError::Silent(Fault(&error).to_string()))?;
         let (head, body) = response.into_parts();
         let body = Limited::new(body, LARGEST_ANSWER).collect().await;
         // The cause is left out: it may come from a decoder, which quotes the text.
         let body = body
-            .map_err(|_| Silence::Broken("the answer broke off or is over 4 MiB".into()))?
+            .map_err(|_| CallError::Silent("the answer broke off or is over 4 MiB".into()))?
             .to_bytes();
         Ok(Answer {
             code: head.status,
@@ -190,7 +177,7 @@ pub(crate) async fn call(
     };
     tokio::time::timeout(deadline, exchange)
         .await
-        .unwrap_or(Err(Silence::Late))
+        .unwrap_or(Err(CallError::Late))
 }
 
 /// The header's seconds, up to a minute. API servers never send the header's other form, a date.
@@ -199,21 +186,17 @@ pub(crate) fn retry_after(headers: &HeaderMap) -> Option<Duration> {
     Some(Duration::from_secs(seconds.min(60)))
 }
 
-/// Encodes a path segment or a query value: every character that may have a meaning in a URL.
-/// Object names stay as they are; selectors do not.
+/// Every character that may have a meaning in a URL.
+const RESERVED: &AsciiSet = &NON_ALPHANUMERIC
+    .remove(b'-')
+    .remove(b'.')
+    .remove(b'_')
+    .remove(b'~')
+    .remove(b':');
+
+/// Encodes a path segment or a query value. Object names stay as they are; selectors do not.
 pub fn encode(text: &str) -> String {
-    use std::fmt::Write as _;
-    let mut encoded = String::with_capacity(text.len());
-    for byte in text.bytes() {
-        match byte {
-            b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'.' | b'_' | b'~' | b':' => {
-                encoded.push(byte.into());
-            }
-            // Writing to a String never fails.
-            _ => drop(write!(encoded, "%{byte:02X}")),
-        }
-    }
-    encoded
+    utf8_percent_encode(text, RESERVED).to_string()
 }
 
 #[cfg(test)]

@@ -24,12 +24,7 @@ pub use self::{
     bundle::{Bundle, Renewal},
     credential::{Credential, PrivateKeyPem, expiries},
 };
-use crate::{
-    client::Clients,
-    duration,
-    shutdown::CancellationToken,
-    tls::{ServingMaterial, TlsError},
-};
+use crate::{client::Clients, duration, shutdown::CancellationToken, tls::ServingMaterial};
 
 /// Flags of the serving certificate.
 #[derive(Debug, Clone, Args)]
@@ -152,23 +147,6 @@ fn canonical(host: &str) -> String {
         .unwrap_or(host);
     bare.parse::<IpAddr>()
         .map_or_else(|_| bare.to_ascii_lowercase(), |address| address.to_string())
-}
-
-/// Why a certificate cannot be issued, read or used.
-#[derive(Debug, thiserror::Error)]
-pub enum CertificateError {
-    /// A certificate could not be issued, for example because a name is invalid.
-    #[error("failed to issue a certificate")]
-    Issue(#[from] rcgen::Error),
-    /// A part of the bundle is missing.
-    #[error("{0} is missing")]
-    Missing(&'static str),
-    /// A certificate cannot be read.
-    #[error("{0} is no certificate in PEM")]
-    Unreadable(&'static str),
-    /// A certificate and its key cannot be used.
-    #[error("{0} and its key can't be used")]
-    Unusable(&'static str, #[source] TlsError),
 }
 
 /// Files that are read again and again. The last result is kept, usable or not.

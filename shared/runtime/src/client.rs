@@ -7,8 +7,9 @@
 //! pace and back-off by it. The HTTP stack is therefore built here, from kube's own layers without
 //! kube's retries.
 
-use std::{path::PathBuf, time::Duration};
+use std::{env, path::PathBuf, time::Duration};
 
+use anyhow::{Context, ensure};
 use clap::Args;
 use http::{HeaderValue, Request, header::USER_AGENT};
 use hyper_timeout::TimeoutConnector;
@@ -19,7 +20,7 @@ use hyper_util::{
 use kube::{
     Client, Config,
     client::ConfigExt,
-    config::{InClusterError, InferConfigError, KubeConfigOptions, Kubeconfig, KubeconfigError},
+    config::{KubeConfigOptions, Kubeconfig},
 };
 use prometheus_client::{
     encoding::EncodeLabelSet,
@@ -77,45 +78,20 @@ pub struct Clients {
     pub(crate) counts: ApiRequests,
 }
 
-/// Why the clients could not be built.
-#[derive(Debug, thiserror::Error)]
-pub enum ClientError {
-    /// A kubeconfig is missing or invalid.
-    #[error("failed to load the kubeconfig")]
-    Kubeconfig(#[from] KubeconfigError),
-    /// The Pod's service account exists but cannot be used.
-    #[error("failed to load the Pod's service account")]
-    InCluster(#[from] InClusterError),
-    /// No configuration gives the address of the API server.
-    #[error("no kubeconfig and no service account found")]
-    Nowhere(#[source] Box<InferConfigError>),
-    /// The configuration asks for a proxy.
-    #[error("the kubeconfig's proxy-url is not supported")]
-    Proxy,
-    /// Credentials or certificates in the configuration cannot be used.
-    #[error("failed to build the client")]
-    Build(#[source] Box<kube::Error>),
-    /// The program's name cannot be a header value.
-    #[error("invalid user agent")]
-    UserAgent(#[from] http::header::InvalidHeaderValue),
-}
-
 impl ClientArgs {
     /// Builds the clients and sends nothing yet. The API server's audit log shows `program` with
     /// its version.
-    pub async fn clients(&self, program: &str) -> Result<Clients, ClientError> {
-        tls::install_provider();
-        let mut config = self.config().await?;
-        if config.proxy_url.is_some() {
-            return Err(ClientError::Proxy);
-        }
+    ///
+    /// # Errors
+    /// There is no configuration, or a part of it cannot be used.
+    pub async fn clients(&self, program: &str) -> anyhow::Result<Clients> {
+        let config = self.config().await;
+        let mut config =
+            config.context("failed to load the kubeconfig or the Pod's service account")?;
         let agent = HeaderValue::from_str(&format!("{program}/{}", env!("CARGO_PKG_VERSION")))?;
         config.headers.push((USER_AGENT, agent));
         let counts = ApiRequests::default();
-        let build = |flavour| {
-            let built = build(&config, flavour, counts.clone());
-            built.map_err(|error| ClientError::Build(Box::new(error)))
-        };
+        let build = |flavour| build(&config, flavour, counts.clone());
         Ok(Clients {
             requests: build(Flavour::Requests)?,
             watcher: Watcher::from(build(Flavour::Watches)?),
@@ -123,22 +99,17 @@ impl ClientArgs {
         })
     }
 
-    async fn config(&self) -> Result<Config, ClientError> {
+    async fn config(&self) -> anyhow::Result<Config> {
+        let kubeconfig = match &self.kubeconfig {
+            Some(path) => Some(Kubeconfig::read_from(path)?),
+            None => Kubeconfig::from_env()?,
+        };
         let options = KubeConfigOptions::default();
-        if let Some(path) = &self.kubeconfig {
-            return Ok(
-                Config::from_custom_kubeconfig(Kubeconfig::read_from(path)?, &options).await?,
-            );
-        }
-        if let Some(kubeconfig) = Kubeconfig::from_env()? {
-            return Ok(Config::from_custom_kubeconfig(kubeconfig, &options).await?);
-        }
-        if std::env::var_os("KUBERNETES_SERVICE_HOST").is_some() {
-            return Ok(Config::incluster()?);
-        }
-        Config::infer()
-            .await
-            .map_err(|error| ClientError::Nowhere(Box::new(error)))
+        Ok(match kubeconfig {
+            Some(kubeconfig) => Config::from_custom_kubeconfig(kubeconfig, &options).await?,
+            None if env::var_os("KUBERNETES_SERVICE_HOST").is_some() => Config::incluster()?,
+            None => Config::infer().await?,
+        })
     }
 }
 
@@ -146,14 +117,9 @@ impl ClientArgs {
 /// client is that of [`Clients::requests`].
 ///
 /// # Errors
-/// As for [`ClientArgs::clients`].
-pub fn client(config: &Config) -> Result<Client, ClientError> {
-    tls::install_provider();
-    if config.proxy_url.is_some() {
-        return Err(ClientError::Proxy);
-    }
+/// A part of the configuration cannot be used.
+pub fn client(config: &Config) -> anyhow::Result<Client> {
     build(config, Flavour::Requests, ApiRequests::default())
-        .map_err(|error| ClientError::Build(Box::new(error)))
 }
 
 #[derive(Clone, Copy)]
@@ -165,7 +131,12 @@ enum Flavour {
 /// Builds kube's own stack with three differences. It has no retries, which would hide
 /// back-pressure and would count as requests. It has no tracing layer, because each error is logged
 /// where it is handled. Its pool is bounded.
-fn build(config: &Config, flavour: Flavour, counts: ApiRequests) -> Result<Client, kube::Error> {
+fn build(config: &Config, flavour: Flavour, counts: ApiRequests) -> anyhow::Result<Client> {
+    tls::install_provider();
+    ensure!(
+        config.proxy_url.is_none(),
+        "the kubeconfig's proxy-url is not supported"
+    );
     let (silence, idle) = match flavour {
         Flavour::Requests => (None, IDLE_CONNECTIONS),
         Flavour::Watches => (Some(WATCH_SILENCE), 2),
@@ -207,6 +178,8 @@ fn build(config: &Config, flavour: Flavour, counts: ApiRequests) -> Result<Clien
 
 #[cfg(test)]
 mod tests {
+    use kube::config::KubeconfigError;
+
     use super::*;
     use crate::fault::within;
 
@@ -233,6 +206,6 @@ mod tests {
         }
         .clients("mimeo-test")
         .await;
-        assert!(matches!(missing, Err(ClientError::Kubeconfig(_))));
+        assert!(missing.is_err_and(|error| error.is::<KubeconfigError>()));
     }
 }

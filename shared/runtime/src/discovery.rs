@@ -17,7 +17,7 @@ use parking_lot::Mutex;
 use serde::de::DeserializeOwned;
 use tracing::debug;
 
-use crate::call::{self, CallError, encode};
+use crate::call::{self, CallError, CallResult, encode};
 
 /// The verbs that Mimeo uses on the objects of a kind. Mimeo cannot handle a kind that lacks one of
 /// them.
@@ -30,21 +30,6 @@ const DEADLINE: Duration = Duration::from_secs(10);
 pub struct Discovery {
     client: Client,
     known: Mutex<Known>,
-}
-
-/// It is unknown whether a kind is served. Never treat this error as "not served".
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("failed to discover {group_version}: {cause}")]
-pub struct DiscoveryError {
-    group_version: String,
-    /// The cause. The API server may be down, or the aggregated server behind it.
-    pub cause: CallError,
-}
-
-impl From<DiscoveryError> for CallError {
-    fn from(error: DiscoveryError) -> Self {
-        Self::Silent(error.to_string())
-    }
 }
 
 /// The served kinds, by group and version.
@@ -72,8 +57,9 @@ impl Discovery {
     /// without one of the verbs that Mimeo needs.
     ///
     /// # Errors
-    /// The answer is unknown, most often because the server of an aggregated API is down.
-    pub async fn find(&self, gvk: &GroupVersionKind) -> Result<Option<Resource>, DiscoveryError> {
+    /// It is unknown whether the kind is served, most often because the server of an aggregated API
+    /// is down. Never treat this error as "not served".
+    pub async fn find(&self, gvk: &GroupVersionKind) -> CallResult<Option<Resource>> {
         let Some(served) = self.served(gvk).await? else {
             return Ok(None);
         };
@@ -99,7 +85,7 @@ impl Discovery {
     pub async fn find_in_any_version(
         &self,
         gvk: &GroupVersionKind,
-    ) -> Result<Option<Resource>, DiscoveryError> {
+    ) -> CallResult<Option<Resource>> {
         let found = self.find(gvk).await?;
         if found.is_some() {
             return Ok(found);
@@ -145,15 +131,12 @@ impl Discovery {
 
     /// The kinds of this group and version; none if the server does not serve it. Only such an
     /// absence is not cached, because its end may not be announced.
-    async fn served(
-        &self,
-        gvk: &GroupVersionKind,
-    ) -> Result<Option<Arc<[Served]>>, DiscoveryError> {
+    async fn served(&self, gvk: &GroupVersionKind) -> CallResult<Option<Arc<[Served]>>> {
         let key = (gvk.group.clone(), gvk.version.clone());
         if let Some(known) = self.known.lock().get(&key) {
             return Ok(Some(known.clone()));
         }
-        let list: Option<APIResourceList> = self.get(&group_path(gvk), gvk).await?;
+        let list: Option<APIResourceList> = self.get(&group_path(gvk)).await?;
         let Some(list) = list else {
             return Ok(None);
         };
@@ -164,37 +147,26 @@ impl Discovery {
 
     /// The versions of the kind's group, in the server's order. The core group has only one, so
     /// none is returned for it.
-    async fn versions(&self, gvk: &GroupVersionKind) -> Result<Vec<Box<str>>, DiscoveryError> {
+    async fn versions(&self, gvk: &GroupVersionKind) -> CallResult<Vec<Box<str>>> {
         if gvk.group.is_empty() {
             return Ok(Vec::new());
         }
-        let group: Option<APIGroup> = self
-            .get(&format!("/apis/{}", encode(&gvk.group)), gvk)
-            .await?;
+        let path = format!("/apis/{}", encode(&gvk.group));
+        let group: Option<APIGroup> = self.get(&path).await?;
         let versions = group.into_iter().flat_map(|group| group.versions);
         Ok(versions.map(|served| served.version.into()).collect())
     }
 
     /// Reads the object at this path; none if the server answers 404.
-    async fn get<T: DeserializeOwned>(
-        &self,
-        path: &str,
-        gvk: &GroupVersionKind,
-    ) -> Result<Option<T>, DiscoveryError> {
-        let read = async {
-            let answer = call::call(&self.client, call::read(path, call::JSON)?, DEADLINE).await?;
-            match answer.accept() {
-                Err(CallError::NotFound) => Ok(None),
-                answer => answer?
-                    .parse()
-                    .map(Some)
-                    .ok_or_else(|| CallError::Silent("undecodable answer".into())),
-            }
-        };
-        read.await.map_err(|cause| DiscoveryError {
-            group_version: gvk.api_version(),
-            cause,
-        })
+    async fn get<T: DeserializeOwned>(&self, path: &str) -> CallResult<Option<T>> {
+        let answer = call::call(&self.client, call::read(path, call::JSON)?, DEADLINE).await?;
+        match answer.accept() {
+            Err(CallError::NotFound) => Ok(None),
+            answer => answer?
+                .parse()
+                .map(Some)
+                .ok_or_else(|| CallError::Silent("undecodable answer".into())),
+        }
     }
 }
 
@@ -384,24 +356,15 @@ mod tests {
         assert_eq!(discovery.find(&secret).await, Ok(None));
         assert!(matches!(
             discovery.find(&secret).await,
-            Err(DiscoveryError {
-                cause: CallError::Unavailable { code: 503, .. },
-                ..
-            })
+            Err(CallError::Unavailable { code: 503, .. })
         ));
         assert!(matches!(
             discovery.find(&secret).await,
-            Err(DiscoveryError {
-                cause: CallError::Denied { code: 403 },
-                ..
-            })
+            Err(CallError::Denied { code: 403 })
         ));
         assert!(matches!(
             discovery.find(&secret).await,
-            Err(DiscoveryError {
-                cause: CallError::Silent(_),
-                ..
-            })
+            Err(CallError::Silent(_))
         ));
         assert_eq!(server.requests(), ["GET /api/v1"; 4]);
     }

@@ -1,7 +1,11 @@
 //! Drives one [`Engine`]: watch events go in, and requests leave through the writer. Both programs
 //! run this code. They differ only in the engine's role.
 
-use std::{collections::BTreeSet, sync::Arc, time::Duration};
+use std::{
+    collections::BTreeSet,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use jiff::Timestamp;
 use kube::Client;
@@ -21,8 +25,6 @@ use crate::{
     discovery::Discovery,
     handle::{Handle, admits},
     limiter::Limiter,
-    stored,
-    trace::Began,
     writer::{KINDS_CONFIG_MAP, Writer},
 };
 
@@ -87,10 +89,10 @@ pub async fn drive(handle: Handle, tools: Tools, mut active: watch::Receiver<boo
         match action {
             Action::Request(request) => {
                 tokio::spawn(async move {
-                    let began = Began::now();
+                    let began = Instant::now();
                     let outcome = tools.writer.carry_out(&request, permit).await;
                     note(&request, &outcome);
-                    handle.measure(&request, &outcome, began);
+                    handle.measure(&request, &outcome, began.elapsed());
                     let notices = handle.with(|engine, now| {
                         engine.outcome(&request.ticket, outcome, now);
                         engine.notices()
@@ -211,10 +213,6 @@ async fn carry_out<'a>(
                 .await?
                 .filter(|object| admits(source, object.value()));
             Ok(Answer::Object(object))
-        }
-        Task::ReadGrant { namespace, name } => {
-            let grant = writer.read_grant(namespace, name).await?;
-            Ok(Answer::Grant(grant.map(stored::parse_grant)))
         }
         Task::RecordCreated {
             namespace,

@@ -20,7 +20,7 @@ use tokio::{
     time::{sleep, timeout},
 };
 
-use crate::trace::{Began, Parent, Traces};
+use crate::trace::{Parent, Traces};
 
 /// At most this many sources are read at a time. Each source may have the maximum size of an
 /// object, which is known only after the read. Hundreds of sources may enter or leave a selector at
@@ -178,7 +178,7 @@ impl Handle {
     }
 
     /// Counts and traces a request that writes a copy.
-    pub(crate) fn measure(&self, request: &Request, outcome: &Outcome, began: Began) {
+    pub(crate) fn measure(&self, request: &Request, outcome: &Outcome, took: Duration) {
         let Some(written) = Written::of(request.ticket.verb, outcome) else {
             return;
         };
@@ -190,7 +190,7 @@ impl Handle {
         }
         self.shared
             .traces
-            .record("write", Parent::None, began, |span| {
+            .record("write", Parent::None, took, |span| {
                 span.set("verb", written.verb);
                 span.set("result", written.result);
                 if let Some(rule) = &request.rule {

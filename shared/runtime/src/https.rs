@@ -7,9 +7,9 @@ use std::{io, pin::pin, time::Duration};
 use axum::{Router, extract::State, middleware, response::Response};
 use clap::Args;
 use http::{HeaderValue, header::CONNECTION};
+use hyper::server::conn::{http1, http2};
 use hyper_util::{
     rt::{TokioExecutor, TokioIo, TokioTimer},
-    server::conn::auto,
     service::TowerToHyperService,
 };
 use tokio::{
@@ -20,13 +20,7 @@ use tokio::{
 use tokio_rustls::server::TlsStream;
 use tracing::{debug, info, warn};
 
-use crate::{
-    connections::Connections,
-    duration,
-    linger::{self, Lent},
-    shutdown::CancellationToken,
-    tls::Tls,
-};
+use crate::{connections::Connections, duration, linger, shutdown::CancellationToken, tls::Tls};
 
 /// From the accepted connection to the first byte of the first request.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
@@ -143,7 +137,7 @@ impl Server {
             sleep(LATE).await;
         };
         let handshake = timeout(HANDSHAKE_TIMEOUT, handshake(&self.tls, stream));
-        let stream = tokio::select! {
+        let mut stream = tokio::select! {
             () = too_late => return,
             result = handshake => match result {
                 Ok(Ok(stream)) => stream,
@@ -151,45 +145,52 @@ impl Server {
                 Err(_) => return debug!("TLS handshake timed out"),
             },
         };
-        let (stream, returned) = Lent::new(stream);
-        if timeout(LIFETIME + GRACE, self.answer(stream))
+        if timeout(LIFETIME + GRACE, self.answer(&mut stream))
             .await
             .is_err()
         {
             return debug!("connection dropped at the end of its time");
         }
-        if let Ok(stream) = returned.await {
-            // The remaining input does not matter, so a connection that broke is handled alike.
-            linger::close(stream.into_inner().0).await;
-        }
+        // The remaining input does not matter, so a connection that broke is handled alike.
+        linger::close(stream.into_inner().0).await;
     }
 
     /// Answers the requests of one connection.
-    async fn answer(&self, stream: Lent<TlsStream<TcpStream>>) {
+    async fn answer(&self, stream: &mut TlsStream<TcpStream>) {
         let begun = Instant::now();
-        let http2 = stream
-            .get_ref()
-            .is_some_and(|stream| stream.get_ref().1.alpn_protocol() == Some(b"h2"));
+        let is_http2 = stream.get_ref().1.alpn_protocol() == Some(b"h2");
         let mut router = self.router.clone();
-        if !http2 {
+        if !is_http2 {
             let parting = Parting {
                 leaving: self.leaving.clone(),
                 at: begun + LIFETIME,
             };
             router = router.layer(middleware::map_response_with_state(parting, part));
         }
-        let builder = builder(http2);
-        let service = TowerToHyperService::new(router);
-        let mut connection = pin!(builder.serve_connection(TokioIo::new(stream), service));
-        let result = tokio::select! {
-            result = connection.as_mut() => result,
-            () = self.ended(http2, begun) => {
-                connection.as_mut().graceful_shutdown();
-                connection.await
+        let (io, service) = (TokioIo::new(stream), TowerToHyperService::new(router));
+        let ended = self.ended(is_http2, begun);
+        // The same for two types that have no trait in common.
+        let result = if is_http2 {
+            let mut connection = pin!(http2_server().serve_connection(io, service));
+            tokio::select! {
+                result = connection.as_mut() => result,
+                () = ended => {
+                    connection.as_mut().graceful_shutdown();
+                    connection.await
+                }
+            }
+        } else {
+            let mut connection = pin!(http1_server(IDLE_TIMEOUT).serve_connection(io, service));
+            tokio::select! {
+                result = connection.as_mut() => result,
+                () = ended => {
+                    connection.as_mut().graceful_shutdown();
+                    connection.await
+                }
             }
         };
         if let Err(error) = result {
-            debug!(error, "connection failed");
+            debug!(%error, "connection failed");
         }
     }
 
@@ -237,28 +238,27 @@ async fn handshake(tls: &Tls, stream: TcpStream) -> io::Result<TlsStream<TcpStre
     Ok(stream)
 }
 
-/// Serves the protocol that was negotiated, instead of guessing it from the first bytes.
-fn builder(http2: bool) -> auto::Builder<TokioExecutor> {
-    let mut builder = auto::Builder::new(TokioExecutor::new());
-    // Hyper counts the idle time between requests as time to read the next head.
+/// HTTP/1.1 with a client that may take this long for the head of a request. Hyper counts the idle
+/// time between requests as time to read the next head.
+pub(crate) fn http1_server(patience: Duration) -> http1::Builder {
+    let mut builder = http1::Builder::new();
     builder
-        .http1()
         .timer(TokioTimer::new())
-        .header_read_timeout(IDLE_TIMEOUT)
+        .header_read_timeout(patience)
         .max_buf_size(HEAD);
     builder
-        .http2()
+}
+
+fn http2_server() -> http2::Builder<TokioExecutor> {
+    let mut builder = http2::Builder::new(TokioExecutor::new());
+    builder
         .timer(TokioTimer::new())
         .keep_alive_interval(PING_INTERVAL)
         .keep_alive_timeout(PING_TIMEOUT)
         .max_concurrent_streams(CONCURRENT_STREAMS)
         .initial_connection_window_size(WINDOW)
         .initial_stream_window_size(WINDOW);
-    if http2 {
-        builder.http2_only()
-    } else {
-        builder.http1_only()
-    }
+    builder
 }
 
 #[cfg(test)]

@@ -1,5 +1,5 @@
-//! Leases: one leader among replicas ([`Election`]), and a sign of life of each replica
-//! ([`Heartbeat`]).
+//! Leases: one leader among replicas ([`Candidate`]), and the Leases of other replicas as signs of
+//! life.
 //!
 //! These Leases follow the rules of Kubernetes' own components, so people and tools can read them
 //! alike. A holder renews often, and gives up well before another replica may take over. Other
@@ -7,18 +7,14 @@
 //! decides on the work that only a leader does.
 
 mod election;
-mod heartbeat;
 mod seen;
 #[cfg(test)]
 mod testing;
 
 use std::time::Duration;
 
+pub use self::election::{Candidate, LeaseArgs};
 pub(crate) use self::seen::{SeenLease, observe};
-pub use self::{
-    election::{Election, LeaseArgs, LeaseError},
-    heartbeat::{Heartbeat, HeartbeatSpec},
-};
 
 /// Rounds up, because others must not take over early. Returns at least one, as the API server
 /// requires.

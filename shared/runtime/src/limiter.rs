@@ -70,7 +70,8 @@ impl Limiter {
     }
 
     /// Returns a permit if there is room now.
-    pub fn try_acquire(&self) -> Option<Permit> {
+    #[cfg(test)]
+    pub(crate) fn try_acquire(&self) -> Option<Permit> {
         matches!(self.0.take(), Room::Taken).then(|| Permit(self.0.clone()))
     }
 
@@ -86,7 +87,8 @@ impl Limiter {
     }
 
     /// The current limit.
-    pub fn limit(&self) -> usize {
+    #[cfg(test)]
+    pub(crate) fn limit(&self) -> usize {
         self.0.pace.lock().whole_limit()
     }
 }

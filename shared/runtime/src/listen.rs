@@ -1,27 +1,24 @@
-//! Listens at an address, or at all addresses of a machine, with IPv4 and IPv6. Tokio's own sockets
-//! leave it to the system's settings whether `[::]` includes IPv4.
+//! Listens at an address, or at all addresses of a machine, with IPv4 and IPv6.
 
 use std::{
     io,
-    net::{Ipv4Addr, Ipv6Addr, SocketAddr},
+    net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener},
 };
 
-use socket2::{Domain, Protocol, Socket, Type};
-use tokio::net::TcpListener;
-
-/// How many connections may wait to be accepted, if the system allows that many.
-const BACKLOG: i32 = 1024;
-
-/// Listens at `address`. `[::]` means every address, also of IPv4. On a system without IPv6 it
-/// means every IPv4 address.
+/// Listens at `address`. `[::]` means every address, also of IPv4, unless the system's settings
+/// keep the two apart. On a system without IPv6 it means every IPv4 address.
 ///
 /// Needs a Tokio runtime.
 ///
 /// # Errors
 /// The system's error, together with the address. The address may be in use, or this process may
 /// lack the permission to listen there.
-pub fn listen(address: SocketAddr) -> io::Result<TcpListener> {
-    open_and_listen(address).map_err(|error| {
+pub fn listen(address: SocketAddr) -> io::Result<tokio::net::TcpListener> {
+    let listener = bind(address, TcpListener::bind).and_then(|listener| {
+        listener.set_nonblocking(true)?;
+        tokio::net::TcpListener::from_std(listener)
+    });
+    listener.map_err(|error| {
         io::Error::new(
             error.kind(),
             format!("failed to listen at {address}: {error}"),
@@ -29,33 +26,16 @@ pub fn listen(address: SocketAddr) -> io::Result<TcpListener> {
     })
 }
 
-fn open_and_listen(address: SocketAddr) -> io::Result<TcpListener> {
-    let (socket, address) = open(address, |domain| {
-        Socket::new(domain, Type::STREAM, Some(Protocol::TCP))
-    })?;
-    if address.is_ipv6() {
-        // Set explicitly, because systems have different defaults.
-        socket.set_only_v6(false)?;
-    }
-    // Needed after a restart, while connections of the former process still linger.
-    socket.set_reuse_address(true)?;
-    socket.set_nonblocking(true)?;
-    socket.bind(&address.into())?;
-    socket.listen(BACKLOG)?;
-    TcpListener::from_std(socket.into())
-}
-
-/// A socket for the address, or for the IPv4 address that replaces it.
-fn open<S>(
-    address: SocketAddr,
-    new: impl Fn(Domain) -> io::Result<S>,
-) -> io::Result<(S, SocketAddr)> {
-    match new(Domain::for_address(address)) {
-        Err(_) if address.ip() == Ipv6Addr::UNSPECIFIED => {
-            let address = SocketAddr::from((Ipv4Addr::UNSPECIFIED, address.port()));
-            Ok((new(Domain::IPV4)?, address))
+/// A listener at the address, or at the IPv4 address that replaces it.
+fn bind<L>(address: SocketAddr, new: impl Fn(SocketAddr) -> io::Result<L>) -> io::Result<L> {
+    match new(address) {
+        Err(error)
+            if address.ip() == Ipv6Addr::UNSPECIFIED
+                && error.kind() != io::ErrorKind::AddrInUse =>
+        {
+            new((Ipv4Addr::UNSPECIFIED, address.port()).into())
         }
-        socket => Ok((socket?, address)),
+        bound => bound,
     }
 }
 
@@ -89,22 +69,24 @@ mod tests {
 
     #[test]
     fn where_there_is_no_ipv6_every_address_is_one_of_ipv4() {
-        let old = |domain| {
-            if domain == Domain::IPV4 {
-                Ok(domain)
-            } else {
-                Err(io::Error::other("not supported"))
-            }
-        };
-        for (asked, given) in [
-            ("[::]:80", Some("0.0.0.0:80")),
-            ("127.0.0.1:80", Some("127.0.0.1:80")),
-            ("[::1]:80", None),
+        use std::io::ErrorKind::{AddrInUse, Unsupported};
+        for (asked, error, given) in [
+            ("[::]:80", Unsupported, Some("0.0.0.0:80")),
+            ("[::]:80", AddrInUse, None),
+            ("127.0.0.1:80", Unsupported, Some("127.0.0.1:80")),
+            ("[::1]:80", Unsupported, None),
         ] {
-            let opened = open(asked.parse().expect("an address"), old).ok();
+            let old = |address: SocketAddr| {
+                if address.is_ipv4() {
+                    Ok(address)
+                } else {
+                    Err(error.into())
+                }
+            };
+            let bound = bind(asked.parse().expect("an address"), old).ok();
             assert_eq!(
-                opened,
-                given.map(|given| (Domain::IPV4, given.parse().expect("an address"))),
+                bound,
+                given.map(|given| given.parse().expect("an address")),
                 "{asked}"
             );
         }

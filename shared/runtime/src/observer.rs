@@ -14,7 +14,6 @@ use mimeo_model::{
     id::{RuleId, RuleKind},
     kind::{GroupVersionKind, Resource},
     known::{Decoded, Known},
-    meta::version,
     names,
     outcome::Unreadable,
 };
@@ -79,17 +78,13 @@ impl Observer {
         }
     }
 
-    /// Opens the watches that every engine needs, each in a task of its own. `seen` gets the
-    /// resourceVersion of each `ClusterReplication` that the engine was told about. `kinds_changed`
-    /// is called when the cluster may serve other kinds.
-    pub fn start(
-        &self,
-        seen: impl Fn(u64) + Send + Sync + 'static,
-        kinds_changed: impl Fn() + Send + Sync + 'static,
-    ) {
+    /// Opens the watches that every engine needs, each in a task of its own. `kinds_changed` is
+    /// called when the cluster may serve other kinds.
+    pub fn start(&self, kinds_changed: impl Fn() + Send + Sync + 'static) {
         let wake = Arc::new(Notify::new());
-        tokio::spawn(self.clone().rules(RuleKind::ClusterReplication, seen));
-        tokio::spawn(self.clone().rules(RuleKind::Replication, |_| {}));
+        for kind in RuleKind::ALL {
+            tokio::spawn(self.clone().rules(kind));
+        }
         tokio::spawn(self.clone().grants());
         tokio::spawn(self.clone().namespaces());
         tokio::spawn(self.clone().kinds());
@@ -100,80 +95,41 @@ impl Observer {
         }));
     }
 
-    /// Watches objects of one of the kinds that the engine must know completely. `shown` and `gone`
-    /// tell the engine about one object, and return its identity. `known` gets the identities of all
-    /// objects in a list.
-    async fn feed<T: DeserializeOwned, K: Ord + Send + Sync>(
-        &self,
-        spec: WatchSpec,
-        shown: impl Fn(Decoded<T>) -> Option<K> + Send + Sync,
-        gone: impl Fn(&ObjectMeta) -> Option<K> + Send + Sync,
-        known: impl Fn(Known<&BTreeSet<K>>, Option<u64>) + Send + Sync,
-    ) {
-        // The identities in the listing that is in progress; none outside of a listing.
-        let mut listed: Option<BTreeSet<K>> = None;
-        watch::<T>(self.watcher.clone(), spec, |event| match event {
-            Event::Listing => listed = Some(BTreeSet::new()),
-            Event::Shown(object) => {
-                if let (Some(key), Some(listed)) = (shown(object), &mut listed) {
-                    listed.insert(key);
-                }
-            }
-            Event::Deleted(Meta { metadata }) => {
-                if let (Some(key), Some(listed)) = (gone(&metadata), &mut listed) {
-                    listed.remove(&key);
-                }
-            }
-            Event::Known(state) => {
-                let listed = listed.take().unwrap_or_default();
-                known(state.map(|_| &listed), state.listed().copied());
-            }
-        })
-        .await;
-    }
-
-    /// Watches the rules of a kind. `also` gets the resourceVersion of each rule that the engine
-    /// was told about.
-    async fn rules(self, kind: RuleKind, also: impl Fn(u64) + Send + Sync) {
+    /// Watches the rules of a kind.
+    async fn rules(self, kind: RuleKind) {
         let path = format!("/apis/{API_VERSION}/{}", kind.plural());
-        self.feed(
+        feed(
+            self.watcher.clone(),
             WatchSpec::objects(path, "rules"),
-            |object| self.rule(kind, object, &also),
+            |object| self.rule(kind, object),
             |meta| {
                 let id = rule_id(kind, meta.namespace.as_deref(), meta.name.as_deref())?;
                 self.handle.with(|engine, now| engine.rule_gone(&id, now));
                 Some(id)
             },
-            |known, version| {
+            |known| {
                 self.handle
                     .with(|engine, now| engine.rules_known(kind, known, now));
-                version.into_iter().for_each(&also);
             },
         )
         .await;
     }
 
     /// Tells the engine a rule's state. Returns the rule's id.
-    fn rule(
-        &self,
-        kind: RuleKind,
-        object: Decoded<Value>,
-        also: &(impl Fn(u64) + Send + Sync),
-    ) -> Option<RuleId> {
+    fn rule(&self, kind: RuleKind, object: Decoded<Value>) -> Option<RuleId> {
         let text = |at| object.value().pointer(at).and_then(Value::as_str);
         let id = rule_id(kind, text("/metadata/namespace"), text("/metadata/name"))?;
-        let at = version(text("/metadata/resourceVersion"));
         let (parsed, status) = parse_rule(kind, object);
         self.handle
             .with(|engine, now| engine.rule_applied(id.clone(), parsed, status, now));
-        also(at);
         Some(id)
     }
 
     /// Watches the `ReplicationGrant`s of all namespaces.
     async fn grants(self) {
         let path = format!("/apis/{API_VERSION}/replicationgrants");
-        self.feed(
+        feed(
+            self.watcher.clone(),
             WatchSpec::objects(path, "grants"),
             |object| self.grant(object),
             |meta| {
@@ -182,7 +138,7 @@ impl Observer {
                     .with(|engine, now| engine.grant_gone(namespace, name, now));
                 Some((namespace.into(), name.into()))
             },
-            |known, _| {
+            |known| {
                 self.handle
                     .with(|engine, now| engine.grants_known(known, now));
             },
@@ -209,7 +165,8 @@ impl Observer {
     /// Watches the metadata of namespaces.
     async fn namespaces(self) {
         let name = |meta: &ObjectMeta| Some(meta.name.as_deref()?.into());
-        self.feed(
+        feed(
+            self.watcher.clone(),
             WatchSpec::metadata("/api/v1/namespaces", "namespaces"),
             // An object that is watched by its metadata alone is decoded or passed over, never
             // shown in part.
@@ -226,7 +183,7 @@ impl Observer {
                     .with(|engine, now| engine.namespace_deleted(meta, now));
                 name(meta)
             },
-            |known: Known<&BTreeSet<Box<str>>>, _| {
+            |known: Known<&BTreeSet<Box<str>>>| {
                 if let Known::Listed(listed) = known {
                     self.handle
                         .with(|engine, now| engine.namespaces_listed(listed, now));
@@ -380,6 +337,37 @@ impl Observer {
         self.handle
             .with(|engine, now| engine.kind(&resource.gvk, Known::Unserved, now));
     }
+}
+
+/// Watches objects that must be known completely, until dropped. `shown` and `gone` get one object,
+/// and return its identity. `known` gets the identities of all objects in a list.
+pub async fn feed<T: DeserializeOwned, K: Ord + Send + Sync>(
+    watcher: Watcher,
+    spec: WatchSpec,
+    shown: impl Fn(Decoded<T>) -> Option<K> + Send + Sync,
+    gone: impl Fn(&ObjectMeta) -> Option<K> + Send + Sync,
+    known: impl Fn(Known<&BTreeSet<K>>) + Send + Sync,
+) {
+    // The identities in the listing that is in progress; none outside of a listing.
+    let mut listed: Option<BTreeSet<K>> = None;
+    watch::<T>(watcher, spec, |event| match event {
+        Event::Listing => listed = Some(BTreeSet::new()),
+        Event::Shown(object) => {
+            if let (Some(key), Some(listed)) = (shown(object), &mut listed) {
+                listed.insert(key);
+            }
+        }
+        Event::Deleted(Meta { metadata }) => {
+            if let (Some(key), Some(listed)) = (gone(&metadata), &mut listed) {
+                listed.remove(&key);
+            }
+        }
+        Event::Known(state) => {
+            let listed = listed.take().unwrap_or_default();
+            known(state.map(|_| &listed));
+        }
+    })
+    .await;
 }
 
 /// An operation that has been failing for a while.

@@ -9,8 +9,9 @@
 //! limit. A client that keeps opening connections can keep probes out; a `NetworkPolicy` prevents
 //! that.
 
-use std::{io, net::SocketAddr, path::PathBuf, time::Duration};
+use std::{net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
 
+use anyhow::Context;
 use axum::{
     Extension, Router,
     extract::{Request, State},
@@ -20,24 +21,22 @@ use axum::{
     routing::get,
 };
 use clap::{Args, ValueEnum};
-use hyper::server::conn::http1;
-use hyper_util::{
-    rt::{TokioIo, TokioTimer},
-    service::TowerToHyperService,
-};
+use hyper_util::{rt::TokioIo, service::TowerToHyperService};
 use kube::Client;
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     net::{TcpListener, TcpStream},
+    sync::watch,
     time::timeout,
 };
 use tracing::{debug, error, info};
 
 use crate::{
-    certificates::{CertificateError, mounted, unverified},
+    certificates::{mounted, unverified},
     connections::Connections,
     debug::DebugPages,
     guard::{Guard, Peer},
+    https::http1_server,
     listen::listen,
     metrics::{CONTENT_TYPE as METRICS_CONTENT_TYPE, Metrics},
     readiness::Readiness,
@@ -52,8 +51,6 @@ const PATIENCE: Duration = Duration::from_secs(10);
 const LIFETIME: Duration = Duration::from_mins(5);
 /// Connections at once.
 const CONNECTIONS: usize = 64;
-/// The longest head of a request, in bytes.
-const HEAD: usize = 32 << 10;
 
 /// Flags of the operations server.
 #[derive(Debug, Clone, Args)]
@@ -100,17 +97,6 @@ pub enum OpsAuth {
     Token,
 }
 
-/// Why the operations server cannot start.
-#[derive(Debug, thiserror::Error)]
-pub enum OpsError {
-    /// The address is in use, or this machine does not have it.
-    #[error(transparent)]
-    Listen(#[from] io::Error),
-    /// No certificate could be made.
-    #[error("failed to make a certificate")]
-    Certificate(#[from] CertificateError),
-}
-
 impl OpsArgs {
     /// The guard of all paths except those of probes. It asks the API server with this client.
     pub fn guard(&self, client: &Client) -> Guard {
@@ -121,22 +107,21 @@ impl OpsArgs {
     }
 
     /// None means plain HTTP.
-    fn tls(&self, metrics: &Metrics) -> Result<Option<Tls>, CertificateError> {
-        let (material, own) = match (&self.ops_cert_dir, self.ops_auth) {
-            (Some(folder), _) => {
-                let mounted = mounted::start(folder.clone(), Duration::ZERO);
-                (unverified::until(mounted.clone())?, mounted)
-            }
+    fn tls(&self, metrics: &Metrics) -> anyhow::Result<Option<Tls>> {
+        if self.ops_cert_dir.is_none() && self.ops_auth == OpsAuth::None {
+            return Ok(None);
+        }
+        let own = unverified::issue().context("failed to make a certificate")?;
+        let own = Some(Arc::new(own));
+        let material = match &self.ops_cert_dir {
+            Some(folder) => mounted::start(folder.clone(), Duration::ZERO),
             // A token in clear text would be public.
-            (None, OpsAuth::Token) => {
-                let material = unverified::start()?;
-                (material.clone(), material)
-            }
-            (None, OpsAuth::None) => return Ok(None),
+            None => watch::channel(own.clone()).1,
         };
-        metrics.of_certificate("operations", own);
+        metrics.of_certificate("operations", material.clone());
         Ok(Some(Tls {
             material,
+            fallback: own,
             callers: None,
             http2: false,
         }))
@@ -154,7 +139,7 @@ pub fn serve(
     metrics: Metrics,
     debug: &DebugPages,
     more: Router,
-) -> Result<SocketAddr, OpsError> {
+) -> anyhow::Result<SocketAddr> {
     let tls = args.tls(&metrics)?;
     let listener = listen(args.ops_listen)?;
     let address = listener.local_addr()?;
@@ -199,16 +184,10 @@ async fn connection(stream: TcpStream, tls: Option<Tls>, router: Router) {
 }
 
 async fn answer(stream: impl AsyncRead + AsyncWrite + Unpin, router: Router) {
-    let mut builder = http1::Builder::new();
-    builder
-        .timer(TokioTimer::new())
-        .header_read_timeout(PATIENCE)
+    let connection = http1_server(PATIENCE)
         .keep_alive(false)
-        .max_buf_size(HEAD);
-    if let Err(error) = builder
-        .serve_connection(TokioIo::new(stream), TowerToHyperService::new(router))
-        .await
-    {
+        .serve_connection(TokioIo::new(stream), TowerToHyperService::new(router));
+    if let Err(error) = connection.await {
         debug!(%error, "connection failed");
     }
 }

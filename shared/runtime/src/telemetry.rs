@@ -1,15 +1,13 @@
 //! Sets up the log on standard error. Other code decides on the messages.
 
-use std::{fmt, io};
+use std::io;
 
+use anyhow::anyhow;
 use clap::{Args, ValueEnum};
 use tracing::level_filters::LevelFilter;
 use tracing_subscriber::{
-    EnvFilter, Layer, Registry,
-    filter::{ParseError, filter_fn},
-    layer::SubscriberExt,
-    reload,
-    util::{SubscriberInitExt, TryInitError},
+    EnvFilter, Layer, Registry, filter::filter_fn, layer::SubscriberExt, reload,
+    util::SubscriberInitExt,
 };
 
 /// The format of the log.
@@ -40,25 +38,13 @@ pub struct TelemetryArgs {
     pub log_level: String,
 }
 
-/// Why the log could not be set up or changed.
-#[derive(Debug, thiserror::Error)]
-pub enum TelemetryError {
-    /// The filter can't be parsed.
-    #[error("invalid log filter: {0}")]
-    Filter(ParseError),
-    /// The log no longer exists.
-    #[error("the log can't be changed any more")]
-    Gone(#[from] reload::Error),
-    /// There is a subscriber already.
-    #[error("logging was set up before")]
-    Twice(#[from] TryInitError),
-}
-
 impl TelemetryArgs {
     /// Installs the process's log subscriber. The returned filter can be changed later.
-    pub fn init(&self) -> Result<LogFilter, TelemetryError> {
-        let (filter, handle) =
-            reload::Layer::new(parse(&self.log_level).map_err(TelemetryError::Filter)?);
+    ///
+    /// # Errors
+    /// The filter can't be parsed, or the process has a subscriber already.
+    pub fn init(&self) -> anyhow::Result<LogFilter> {
+        let (filter, handle) = reload::Layer::new(parse(&self.log_level)?);
         // Kube's client logs an undecodable answer in full, at `warn`. The answer may be a Secret.
         let silent = filter_fn(|metadata| !metadata.target().starts_with("kube_client"));
         let layer = tracing_subscriber::fmt::layer().with_writer(io::stderr);
@@ -71,19 +57,20 @@ impl TelemetryArgs {
         tracing_subscriber::registry()
             .with(layer.with_filter(silent).with_filter(filter))
             .try_init()?;
-        Ok(handle.into())
+        Ok(LogFilter(handle))
     }
 }
 
-fn parse(filter: &str) -> Result<EnvFilter, ParseError> {
+fn parse(filter: &str) -> anyhow::Result<EnvFilter> {
     EnvFilter::builder()
         .with_default_directive(LevelFilter::INFO.into())
         .parse(filter)
+        .map_err(|error| anyhow!("invalid log filter: {error}"))
 }
 
 /// The log's filter. Cheap to clone.
 #[derive(Clone)]
-pub struct LogFilter(reload::Handle<EnvFilter, Registry>);
+pub struct LogFilter(pub(crate) reload::Handle<EnvFilter, Registry>);
 
 impl LogFilter {
     /// The present filter, in the syntax of `--log-level`.
@@ -92,21 +79,10 @@ impl LogFilter {
     }
 
     /// Changes the filter, beginning with the next line.
-    pub fn set(&self, filter: &str) -> Result<(), TelemetryError> {
-        self.0
-            .reload(parse(filter).map_err(TelemetryError::Filter)?)
-            .map_err(TelemetryError::from)
-    }
-}
-
-impl From<reload::Handle<EnvFilter, Registry>> for LogFilter {
-    fn from(handle: reload::Handle<EnvFilter, Registry>) -> Self {
-        Self(handle)
-    }
-}
-
-impl fmt::Debug for LogFilter {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("LogFilter").field(&self.current()).finish()
+    ///
+    /// # Errors
+    /// The filter can't be parsed, or the log no longer exists.
+    pub fn set(&self, filter: &str) -> anyhow::Result<()> {
+        Ok(self.0.reload(parse(filter)?)?)
     }
 }

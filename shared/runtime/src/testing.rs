@@ -207,7 +207,7 @@ pub(crate) fn debug_pages() -> DebugPages {
     let (layer, handle) = reload::Layer::new(EnvFilter::new("info"));
     // The handle has the filter only while the layer exists.
     std::mem::forget(layer);
-    DebugPages::new(LogFilter::from(handle))
+    DebugPages::new(LogFilter(handle))
 }
 
 /// A client that trusts this material's CA and no other.

@@ -4,6 +4,7 @@
 
 use std::{fmt, io, sync::Arc};
 
+use anyhow::Context;
 use jiff::Timestamp;
 use rustls::{
     ServerConfig,
@@ -21,20 +22,6 @@ use tokio_rustls::{TlsAcceptor, server::TlsStream};
 /// Verifies client certificates by CAs that may change. Without a CA no client is accepted.
 pub type Callers = watch::Receiver<Option<Arc<dyn ClientCertVerifier>>>;
 
-/// Why a certificate and a key cannot be served.
-#[derive(Debug, thiserror::Error)]
-pub enum TlsError {
-    /// The PEM text has no certificate, or a broken one.
-    #[error("the certificate is no PEM text")]
-    Certificate,
-    /// The PEM text has no private key, or a broken one.
-    #[error("the private key is no PEM text")]
-    Key,
-    /// The certificate and the key do not belong together, or the key's kind is unknown.
-    #[error("the certificate and its private key can't be used")]
-    Pair(#[source] rustls::Error),
-}
-
 /// Makes ring the process's TLS cryptography, unless another provider was chosen. Some libraries
 /// ask the process for its provider.
 pub fn install_provider() {
@@ -44,16 +31,15 @@ pub fn install_provider() {
 
 /// Parses a certificate chain and its private key, both in PEM, and checks that they belong
 /// together.
-pub fn certified_key(certificate: &[u8], key: &[u8]) -> Result<CertifiedKey, TlsError> {
-    let chain: Vec<_> = CertificateDer::pem_slice_iter(certificate)
-        .collect::<Result<_, _>>()
-        .map_err(|_| TlsError::Certificate)?;
-    if chain.is_empty() {
-        return Err(TlsError::Certificate);
-    }
+pub fn certified_key(certificate: &[u8], key: &[u8]) -> anyhow::Result<CertifiedKey> {
+    let chain: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(certificate).collect();
+    let chain = chain.ok().filter(|chain| !chain.is_empty());
+    let chain = chain.context("the certificate is no PEM text")?;
     // The parser's own error could quote the key.
-    let key = PrivateKeyDer::from_pem_slice(key).map_err(|_| TlsError::Key)?;
-    CertifiedKey::from_der(chain, key, &ring::default_provider()).map_err(TlsError::Pair)
+    let key = PrivateKeyDer::from_pem_slice(key).ok();
+    let key = key.context("the private key is no PEM text")?;
+    CertifiedKey::from_der(chain, key, &ring::default_provider())
+        .context("the certificate and its private key can't be used")
 }
 
 /// The certificate that a server serves, and the CAs with which clients verify it.
@@ -86,8 +72,10 @@ impl fmt::Debug for ServingMaterial {
 /// while the server runs. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct Tls {
-    /// The certificate. Handshakes fail while there is none.
+    /// The certificate.
     pub material: watch::Receiver<Option<Arc<ServingMaterial>>>,
+    /// The certificate until there is another. Handshakes fail while there is none at all.
+    pub fallback: Option<Arc<ServingMaterial>>,
     /// The CAs of client certificates; `None` accepts every client.
     pub callers: Option<Callers>,
     /// True for HTTP/2 and HTTP/1.1, false for HTTP/1.1 alone.
@@ -106,6 +94,7 @@ impl Tls {
 
     fn config(&self) -> Result<ServerConfig, &'static str> {
         let material = self.material.borrow().clone();
+        let material = material.or_else(|| self.fallback.clone());
         let material = material.ok_or("there is no certificate yet")?;
         let key = Arc::clone(&material.certified_key);
         let callers = match &self.callers {
@@ -149,17 +138,18 @@ mod tests {
         );
         assert!(certified_key(certificate, key).is_ok());
         let other = two.serving().key().expose().as_bytes();
-        assert!(matches!(
-            certified_key(certificate, other),
-            Err(TlsError::Pair(_))
-        ));
-        assert!(matches!(
-            certified_key(certificate, b"?"),
-            Err(TlsError::Key)
-        ));
-        assert!(matches!(
-            certified_key(b"?", key),
-            Err(TlsError::Certificate)
-        ));
+        let cases: [(&[u8], &[u8], &str); 3] = [
+            (
+                certificate,
+                other,
+                "the certificate and its private key can't be used",
+            ),
+            (certificate, b"?", "the private key is no PEM text"),
+            (b"?", key, "the certificate is no PEM text"),
+        ];
+        for (certificate, key, why) in cases {
+            let error = certified_key(certificate, key).expect_err(why);
+            assert_eq!(error.to_string(), why);
+        }
     }
 }

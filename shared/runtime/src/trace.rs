@@ -9,8 +9,13 @@
 //! Spans are best effort. A span that the collector cannot take is dropped and delays nothing.
 //! Spans name objects, because that is their purpose, and hold no content of objects.
 
-use std::{fmt, time::Duration};
+use std::{
+    fmt,
+    hash::{BuildHasher, Hasher, RandomState},
+    time::Duration,
+};
 
+use anyhow::{Context, ensure};
 use bytes::Bytes;
 use clap::Args;
 use http::{HeaderMap, Request, Uri, header::CONTENT_TYPE};
@@ -20,7 +25,6 @@ use hyper_util::{
     rt::TokioExecutor,
 };
 use jiff::Timestamp;
-use ring::rand::{SecureRandom, SystemRandom};
 use serde_json::{Value, json};
 use tokio::{
     sync::mpsc::{Receiver, Sender, channel},
@@ -69,17 +73,16 @@ impl TraceArgs {
 }
 
 /// The address for traces at the collector with this endpoint.
-fn endpoint(text: &str) -> Result<Uri, String> {
-    let uri: Uri = text.parse().map_err(|error| format!("{error}"))?;
-    let authority = uri.authority().filter(|_| uri.scheme_str() == Some("http"));
-    let authority = authority.ok_or(
-        "expected http://HOST:PORT (for TLS have a collector on the node or beside the program)",
-    )?;
-    let path = uri.path().trim_end_matches('/');
-    let path = if path.is_empty() { "/v1/traces" } else { path };
-    format!("http://{authority}{path}")
-        .parse()
-        .map_err(|error| format!("{error}"))
+fn endpoint(text: &str) -> anyhow::Result<Uri> {
+    let uri: Uri = text.parse()?;
+    ensure!(
+        uri.scheme_str() == Some("http"),
+        "expected http://HOST:PORT (for TLS have a collector on the node or beside the program)"
+    );
+    if uri.path() != "/" {
+        return Ok(uri);
+    }
+    Ok(format!("{}/v1/traces", text.trim_end_matches('/')).parse()?)
 }
 
 /// Takes spans. Without a collector it does nothing. Cheap to clone.
@@ -88,37 +91,31 @@ pub struct Traces(Option<Sender<Span>>);
 
 impl Traces {
     /// Takes no spans.
-    pub fn off() -> Self {
+    #[cfg(test)]
+    pub(crate) fn off() -> Self {
         Self(None)
     }
 
-    /// Records a span that began at `began` and ends now. `describe` adds its attributes.
+    /// Records a span that ends now and took this long. `describe` adds its attributes.
     pub fn record(
         &self,
         name: &'static str,
         parent: Parent,
-        began: Began,
+        took: Duration,
         describe: impl FnOnce(&mut Span),
     ) {
-        let Some(spans) = self.0.as_ref().filter(|_| parent != Parent::Unsampled) else {
-            return;
+        let Some(spans) = &self.0 else { return };
+        let (trace, parent) = match parent {
+            Parent::None => (random() + &random(), String::new()),
+            Parent::Sampled { trace, span } => (trace, span),
+            Parent::Unsampled => return,
         };
-        let parent = match parent {
-            Parent::Sampled { trace, span } => Some((trace, span)),
-            Parent::None | Parent::Unsampled => None,
-        };
-        let trace = parent.map(|(trace, _)| trace).or_else(random);
-        let (Some(trace), Some(id)) = (trace, random().map(low)) else {
-            return;
-        };
-        let took = began.clock.elapsed();
-        let parent = parent.map(|(_, span)| span);
         let mut span = Span {
             name,
             trace,
-            id,
+            id: random(),
             parent,
-            began: began.at,
+            ended: Timestamp::now(),
             took,
             attributes: Vec::new(),
             failed: false,
@@ -130,36 +127,18 @@ impl Traces {
     }
 }
 
-/// The begin of a span.
-#[derive(Clone, Copy, Debug)]
-pub struct Began {
-    at: Timestamp,
-    /// A clock that is never set. With the wall clock alone, a span could end before it begins.
-    clock: Instant,
-}
-
-impl Began {
-    /// The present time.
-    pub fn now() -> Self {
-        Self {
-            at: Timestamp::now(),
-            clock: Instant::now(),
-        }
-    }
-}
-
 /// The trace and the span that a new span belongs to, from the header `traceparent` (W3C Trace
 /// Context).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Parent {
     /// No parent is known, so the span begins a trace.
     None,
     /// A trace that is being recorded.
     Sampled {
-        /// The trace.
-        trace: u128,
-        /// The parent span in this trace.
-        span: u64,
+        /// The trace, in hexadecimal digits.
+        trace: String,
+        /// The parent span in this trace, in hexadecimal digits.
+        span: String,
     },
     /// A trace that is not being recorded.
     Unsampled,
@@ -176,47 +155,49 @@ impl Parent {
     }
 
     fn parse(header: &str) -> Option<Self> {
-        let mut parts = header.trim().split('-');
-        let version = number(parts.next()?, 2)?;
-        let (trace, span) = (number(parts.next()?, 32)?, low(number(parts.next()?, 16)?));
-        let flags = number(parts.next()?, 2)?;
+        let parts: Vec<&str> = header.trim().split('-').collect();
+        let [version, trace, span, flags, more @ ..] = &*parts else {
+            return None;
+        };
+        let hex = |text: &str, digits| {
+            let valid = |digit| matches!(digit, b'0'..=b'9' | b'a'..=b'f');
+            text.len() == digits && text.bytes().all(valid)
+        };
+        let valid = hex(version, 2) && hex(trace, 32) && hex(span, 16) && hex(flags, 2);
         // Later versions may have more parts. Version 00 has exactly four.
-        let known = version != 0xff && (version != 0 || parts.next().is_none());
-        let real = trace != 0 && span != 0;
-        (known && real).then_some(if flags & 1 == 1 {
-            Self::Sampled { trace, span }
+        let known = *version != "ff" && (*version != "00" || more.is_empty());
+        let real = [trace, span]
+            .iter()
+            .all(|id| id.bytes().any(|digit| digit != b'0'));
+        if !(valid && known && real) {
+            return None;
+        }
+        let flags = u8::from_str_radix(flags, 16).ok()?;
+        Some(if flags & 1 == 1 {
+            Self::Sampled {
+                trace: (*trace).to_owned(),
+                span: (*span).to_owned(),
+            }
         } else {
             Self::Unsampled
         })
     }
 }
 
-/// Parses exactly this many lower-case hexadecimal digits.
-fn number(hex: &str, digits: usize) -> Option<u128> {
-    let valid = |digit| matches!(digit, b'0'..=b'9' | b'a'..=b'f');
-    let valid = hex.len() == digits && hex.bytes().all(valid);
-    valid.then(|| u128::from_str_radix(hex, 16).ok()).flatten()
-}
-
-fn random() -> Option<u128> {
-    let mut bytes = [0; 16];
-    let filled = SystemRandom::new().fill(&mut bytes);
-    filled.ok().map(|()| u128::from_ne_bytes(bytes))
-}
-
-#[allow(clippy::cast_possible_truncation)] // On purpose.
-fn low(number: u128) -> u64 {
-    number as u64
+/// 16 random hexadecimal digits, from the seeds that the standard library gives to hash maps.
+fn random() -> String {
+    format!("{:016x}", RandomState::new().build_hasher().finish())
 }
 
 /// A span: an operation with its duration.
 #[derive(Debug)]
 pub struct Span {
     name: &'static str,
-    trace: u128,
-    id: u64,
-    parent: Option<u64>,
-    began: Timestamp,
+    trace: String,
+    id: String,
+    /// Empty if the span begins its trace.
+    parent: String,
+    ended: Timestamp,
     took: Duration,
     attributes: Vec<(&'static str, String)>,
     failed: bool,
@@ -234,15 +215,11 @@ impl Span {
     }
 
     fn encode(&self) -> Value {
-        let end = self
-            .began
-            .as_nanosecond()
-            .saturating_add_unsigned(self.took.as_nanos());
+        let began = self.ended - self.took;
         json!({
-            "traceId": format!("{:032x}", self.trace), "spanId": hex(self.id),
-            "parentSpanId": self.parent.map(hex).unwrap_or_default(),
-            "name": self.name, "kind": if self.parent.is_some() { SERVER } else { INTERNAL },
-            "startTimeUnixNano": self.began.as_nanosecond().to_string(), "endTimeUnixNano": end.to_string(),
+            "traceId": self.trace, "spanId": self.id, "parentSpanId": self.parent,
+            "name": self.name, "kind": if self.parent.is_empty() { INTERNAL } else { SERVER },
+            "startTimeUnixNano": began.as_nanosecond().to_string(), "endTimeUnixNano": self.ended.as_nanosecond().to_string(),
             "attributes": attributes(&self.attributes), "status": {"code": if self.failed { ERROR } else { UNSET }},
         })
     }
@@ -253,10 +230,6 @@ const INTERNAL: u8 = 1;
 const SERVER: u8 = 2;
 const UNSET: u8 = 0;
 const ERROR: u8 = 2;
-
-fn hex(id: u64) -> String {
-    format!("{id:016x}")
-}
 
 fn attributes(attributes: &[(&'static str, String)]) -> Value {
     attributes
@@ -298,13 +271,12 @@ impl Exporter {
                 batch.push(span.encode());
             }
             let count = batch.len();
-            let sent = timeout(TIMEOUT, self.send(batch))
-                .await
-                .unwrap_or_else(|_| Err("no answer in time".into()));
+            let sent = timeout(TIMEOUT, self.send(batch)).await;
+            let sent = sent.context("no answer in time").flatten();
             match &sent {
                 Ok(()) if self.failing => info!("traces are taken again"),
                 Err(error) if !self.failing => {
-                    warn!(endpoint = %self.uri, error, count, "traces are lost");
+                    warn!(endpoint = %self.uri, %error, count, "traces are lost");
                 }
                 _ => {}
             }
@@ -312,28 +284,21 @@ impl Exporter {
         }
     }
 
-    async fn send(&self, spans: Vec<Value>) -> Result<(), String> {
+    async fn send(&self, spans: Vec<Value>) -> anyhow::Result<()> {
         let scope = json!({"scope": {"name": "mimeo"}, "spans": spans});
         let body = json!({"resourceSpans": [{"resource": self.resource, "scopeSpans": [scope]}]})
             .to_string();
         let request = Request::post(&self.uri)
             .header(CONTENT_TYPE, "application/json")
-            .body(Full::from(body));
-        let answer = self
-            .client
-            .request(request.map_err(|error| error.to_string())?)
-            .await;
-        let answer = answer.map_err(|error| error.to_string())?;
+            .body(Full::from(body))?;
+        let answer = self.client.request(request).await?;
         let code = answer.status();
         // The answer is read to its end, so that the connection can be reused.
         let _ = Limited::new(answer.into_body(), LARGEST_ANSWER)
             .collect()
             .await;
-        if code.is_success() {
-            Ok(())
-        } else {
-            Err(code.to_string())
-        }
+        ensure!(code.is_success(), "{code}");
+        Ok(())
     }
 }
 
@@ -351,13 +316,11 @@ mod tests {
             headers.insert("traceparent", header.parse().expect("a header"));
             Parent::of(&headers)
         };
-        let Parent::Sampled { trace, span } = of(HEADER) else {
-            panic!("{:?}", of(HEADER))
+        let sampled = Parent::Sampled {
+            trace: HEADER[3..35].to_owned(),
+            span: HEADER[36..52].to_owned(),
         };
-        assert_eq!(
-            (format!("{trace:032x}"), hex(span)),
-            (HEADER[3..35].to_owned(), HEADER[36..52].to_owned())
-        );
+        assert_eq!(of(HEADER), sampled);
         assert_eq!(of(&HEADER.replace("-01", "-00")), Parent::Unsampled);
         assert_eq!(
             of(&HEADER.replacen("00", "cc", 1)),
@@ -390,15 +353,15 @@ mod tests {
 
     #[test]
     fn an_endpoint_is_an_address_to_which_the_usual_path_is_added() {
-        let uri = |text| endpoint(text).map(|uri| uri.to_string());
-        assert_eq!(uri("http://c:4318"), Ok("http://c:4318/v1/traces".into()));
-        assert_eq!(uri("http://c:4318/"), Ok("http://c:4318/v1/traces".into()));
-        assert_eq!(
-            uri("http://c/tenant/v1/traces"),
-            Ok("http://c/tenant/v1/traces".into())
-        );
+        for (text, want) in [
+            ("http://c:4318", "http://c:4318/v1/traces"),
+            ("http://c:4318/", "http://c:4318/v1/traces"),
+            ("http://c/tenant/v1/traces", "http://c/tenant/v1/traces"),
+        ] {
+            assert_eq!(endpoint(text).expect("an address"), want);
+        }
         for bad in ["https://c:4318", "c:4318", "/x", ""] {
-            assert!(uri(bad).is_err(), "{bad}");
+            assert!(endpoint(bad).is_err(), "{bad}");
         }
     }
 
@@ -409,19 +372,20 @@ mod tests {
             otlp_endpoint: Some(endpoint(server.uri()).expect("an address")),
         };
         let traces = args.start("mimeo-test", "one");
-        traces.record("unsampled", Parent::Unsampled, Began::now(), |_| {
+        let took = Duration::from_secs(1);
+        traces.record("unsampled", Parent::Unsampled, took, |_| {
             panic!("nobody follows it")
         });
         traces.record(
             "child",
             Parent::parse(HEADER).expect("a parent"),
-            Began::now(),
+            took,
             |span| {
                 span.set("namespace", "team");
                 span.fail();
             },
         );
-        traces.record("root", Parent::None, Began::now(), |_| {});
+        traces.record("root", Parent::None, took, |_| {});
         let came = tokio::time::timeout(Duration::from_secs(20), async {
             loop {
                 if let Some(came) = server.came().pop() {
@@ -461,7 +425,8 @@ mod tests {
                 .and_then(|time| time.parse::<u128>().ok())
                 .expect("nanoseconds")
         };
-        assert!(time("startTimeUnixNano") <= time("endTimeUnixNano"));
+        let end = time("endTimeUnixNano");
+        assert_eq!(time("startTimeUnixNano") + took.as_nanos(), end);
         let name = &body["resourceSpans"][0]["resource"]["attributes"][0];
         assert_eq!(
             *name,
@@ -471,14 +436,6 @@ mod tests {
 
     #[test]
     fn without_a_collector_nothing_is_made() {
-        Traces::off().record(
-            "x",
-            Parent::None,
-            Began {
-                at: Timestamp::UNIX_EPOCH,
-                clock: Instant::now(),
-            },
-            |_| panic!("made"),
-        );
+        Traces::off().record("x", Parent::None, Duration::ZERO, |_| panic!("made"));
     }
 }

@@ -12,10 +12,10 @@
 mod health;
 mod wire;
 
-use std::{marker::PhantomData, sync::Arc, time::Duration};
+use std::{io, marker::PhantomData, sync::Arc, time::Duration};
 
 use http::{Response, StatusCode};
-use http_body_util::{BodyExt, Limited};
+use http_body_util::BodyExt;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::{Client, client::Body};
 use mimeo_model::{
@@ -26,12 +26,13 @@ use mimeo_model::{
 use serde::{Deserialize, de::DeserializeOwned};
 use serde_json::Value;
 use tokio::time::{Instant, sleep, timeout};
+use tokio_util::io::StreamReader;
 use tracing::{debug, info, warn};
 
 pub use self::health::Health;
 use self::{
     health::Pulse,
-    wire::{BookmarkMeta, Dated, Line, Lines, Page, Refusal},
+    wire::{Dated, Line, Page, Refusal, next_line},
 };
 use crate::{
     backoff::{Backoff, random},
@@ -56,6 +57,8 @@ const SETTLED: Duration = Duration::from_secs(10);
 pub(crate) const LASTING: Duration = Duration::from_secs(20);
 /// Objects per page if the server cannot stream its list.
 const PAGE: u32 = 500;
+/// Annotation of the bookmark that ends a streamed list.
+const INITIAL_EVENTS_END: &str = "k8s.io/initial-events-end";
 
 const NOT_EVEN_METADATA: &str = "an object is passed over: not even its metadata can be decoded";
 
@@ -319,19 +322,22 @@ where
         if self.version.is_none() {
             (self.sink)(Event::Listing);
         }
-        let mut lines = Lines::new(response.into_body());
-        let mut heard = false;
+        let body = response
+            .into_body()
+            .map_err(|error| io::Error::other(broken(&error)));
+        let mut body = StreamReader::new(body.into_data_stream());
+        let (mut line, mut heard) = (Vec::new(), false);
         loop {
-            let line = match lines.next(self.patience.silence).await {
+            match next_line(&mut body, &mut line, self.patience.silence).await {
                 Err(End::Silent) if !heard => return Err(End::Mute),
-                line => line?,
-            };
+                read => read?,
+            }
             heard = true;
             self.pulse.beat();
             if line.trim_ascii().is_empty() {
                 continue;
             }
-            match Line::read(line).ok_or(End::Undecodable("an event"))? {
+            match Line::read(&line).ok_or(End::Undecodable("an event"))? {
                 Line::Shown(object) => self.show(object),
                 Line::Deleted(Some(object)) => (self.sink)(Event::Deleted(object)),
                 Line::Deleted(None) => warn!(what = self.spec.what, "{NOT_EVEN_METADATA}"),
@@ -346,7 +352,7 @@ where
             // from them.
             if let Some(version) = &mut self.version {
                 // A watch can also resume from an older version. It then shows some events again.
-                if let Ok(dated) = serde_json::from_slice::<Dated<'_>>(line) {
+                if let Ok(dated) = serde_json::from_slice::<Dated<'_>>(&line) {
                     dated.object.metadata.version.clone_into(version);
                 }
                 self.thrive();
@@ -383,17 +389,19 @@ where
         self.said = Said::Nothing;
     }
 
-    fn mark(&mut self, bookmark: BookmarkMeta) -> Result<(), End> {
+    fn mark(&mut self, bookmark: ObjectMeta) -> Result<(), End> {
+        let version = bookmark
+            .resource_version
+            .ok_or(End::Undecodable("a bookmark"))?;
         if self.version.is_none() {
-            if !bookmark.ends_list() {
+            let annotations = bookmark.annotations.unwrap_or_default();
+            if !annotations.contains_key(INITIAL_EVENTS_END) {
                 // Servers that do not know streamed lists ignore the parameters for them.
                 return Err(End::NoStreams);
             }
-            (self.sink)(Event::Known(Known::Listed(meta::version(Some(
-                &bookmark.resource_version,
-            )))));
+            (self.sink)(Event::Known(Known::Listed(meta::version(Some(&version)))));
         }
-        self.version = Some(bookmark.resource_version);
+        self.version = Some(version);
         Ok(())
     }
 
@@ -446,25 +454,13 @@ where
         if code == StatusCode::OK {
             return Ok(response);
         }
-        let retry_after = call::retry_after(response.headers());
-        let listing_refused =
-            matches!(code.as_u16(), 400 | 422) && self.version.is_none() && self.streams;
-        if listing_refused && self.refuses_streams(response.into_body()).await {
+        // Servers that do not know streamed lists forbid the parameters for them. A refusal with
+        // another reason comes again when the watch lists in pages.
+        if matches!(code.as_u16(), 400 | 422) && self.version.is_none() && self.streams {
             return Err(End::NoStreams);
         }
+        let retry_after = call::retry_after(response.headers());
         Err(refused(code.as_u16(), retry_after))
-    }
-
-    /// Whether the server refused the streamed list. Servers that do not know streamed lists forbid
-    /// the parameters for them.
-    async fn refuses_streams(&self, body: Body) -> bool {
-        const LARGEST: usize = 64 << 10;
-        let body = timeout(self.patience.silence, Limited::new(body, LARGEST).collect()).await;
-        let Ok(Ok(body)) = body else { return false };
-        let text = String::from_utf8_lossy(&body.to_bytes()).into_owned();
-        ["sendInitialEvents", "WatchList", "resourceVersionMatch"]
-            .iter()
-            .any(|word| text.contains(word))
     }
 
     fn watch_query(&self) -> String {

@@ -22,7 +22,7 @@ use serde_json::json;
 use tokio::time::Instant;
 
 use crate::{
-    call::{self, METADATA, Silence},
+    call::{self, CallError, CallResult, METADATA},
     discovery::resource_path,
     limiter::{Limiter, Permit, Verdict},
     pieces::Pieces,
@@ -114,24 +114,12 @@ impl Writer {
                 let (answer, verdict) = self.measure(message).await;
                 (outcome(request, answer), verdict)
             }
-            Err(silence) => (outcome(request, Err(silence)), None),
+            Err(error) => (outcome(request, Err(error)), None),
         }
-    }
-
-    /// Sends one request under a permit.
-    async fn call(&self, message: Request<Body>, permit: Permit) -> Result<call::Answer, Silence> {
-        let (answer, verdict) = self.measure(message).await;
-        if let Some(verdict) = verdict {
-            permit.done(verdict);
-        }
-        answer
     }
 
     /// Sends one request. Also returns the answer's verdict on the server's load.
-    async fn measure(
-        &self,
-        message: Request<Body>,
-    ) -> (Result<call::Answer, Silence>, Option<Verdict>) {
+    async fn measure(&self, message: Request<Body>) -> (CallResult<call::Answer>, Option<Verdict>) {
         let started = Instant::now();
         let answer = call::call(&self.client, message, self.deadline).await;
         let verdict = verdict(&answer, started.elapsed());
@@ -139,7 +127,7 @@ impl Writer {
     }
 }
 
-type Message = Result<Request<Body>, Silence>;
+type Message = CallResult<Request<Body>>;
 
 /// The path of the request's object.
 fn path(request: &mimeo_engine::Request) -> String {
@@ -214,14 +202,15 @@ fn delete_options(uid: Uid, version: u64) -> Body {
 }
 
 /// The outcome of an answer for the copy.
-fn outcome(request: &mimeo_engine::Request, answer: Result<call::Answer, Silence>) -> Outcome {
+fn outcome(request: &mimeo_engine::Request, answer: CallResult<call::Answer>) -> Outcome {
     let answer = match answer {
         Ok(answer) => answer,
-        Err(Silence::Late) => {
-            return Outcome::of_silence(FailureReason::Timeout, Silence::Late.to_string());
-        }
-        Err(Silence::Broken(why)) => {
-            return Outcome::of_silence(FailureReason::ClusterUnreachable, why);
+        Err(error) => {
+            let reason = match error {
+                CallError::Late => FailureReason::Timeout,
+                _ => FailureReason::ClusterUnreachable,
+            };
+            return Outcome::of_silence(reason, error.to_string());
         }
     };
     if !answer.code.is_success() {
@@ -266,7 +255,7 @@ fn outlives_deletion(written: &Written) -> bool {
 }
 
 /// The answer's verdict on the server's load; none if it says nothing about the load.
-fn verdict(answer: &Result<call::Answer, Silence>, latency: Duration) -> Option<Verdict> {
+fn verdict(answer: &CallResult<call::Answer>, latency: Duration) -> Option<Verdict> {
     let Ok(answer) = answer else {
         return Some(Verdict::Overload { retry_after: None });
     };

@@ -2,8 +2,8 @@
 
 use anyhow::{Context, Result, bail};
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
-use mimeo_tests::scenario::{SOON, Setting};
-use mimeo_tests::{ControlPlane, Pair, eventually, install_crd};
+use mimeo_tests::scenario::SOON;
+use mimeo_tests::{ControlPlane, Program, eventually, install_crd};
 use serde_json::{from_value, to_value};
 
 const RULES: &str = "clusterreplications.mimeo.dev";
@@ -24,42 +24,56 @@ fn older(current: &CustomResourceDefinition) -> Result<CustomResourceDefinition>
 #[tokio::test]
 async fn the_reconciler_is_not_ready_and_says_what_to_do_until_definitions_are_up_to_date()
 -> Result<()> {
-    let mut setting = Setting::start(
-        ControlPlane::builder().controller_manager(false),
-        Pair::builder(),
-    )
-    .await?;
-    let client = setting.control_plane.client().await?;
+    let control_plane = ControlPlane::builder()
+        .controller_manager(false)
+        .start()
+        .await?;
+    let client = control_plane.client().await?;
+    for crd in mimeo_api::crds() {
+        install_crd(&client, &crd).await?;
+    }
     let current = mimeo_api::crds()
         .into_iter()
         .find(|crd| crd.metadata.name.as_deref() == Some(RULES));
     let current = current.context("no definition of rules")?;
     install_crd(&client, &older(&current)?).await?;
-    let reconciler = setting.pair.reconciler.as_mut().context("no reconciler")?;
-    eventually(SOON, "a reconciler that isn't ready", || async {
-        let answer = reconciler.ask("GET", "/readyz", None, "")?;
-        if answer.ends_with("missing: definitions up to date\n") {
-            Ok(Some(()))
-        } else {
-            bail!("{answer}")
-        }
-    })
-    .await?;
-    install_crd(&client, &current).await?;
-    reconciler.ready().await?;
-    let log = reconciler.program.log()?;
-    let told: Vec<&str> = log
-        .lines()
-        .filter(|line| line.contains("mimeo_runtime::definitions:") && line.contains(RULES))
-        .collect();
-    assert_eq!(told.len(), 2, "{told:#?}");
+    let kubeconfig = control_plane.kubeconfig().display().to_string();
+    let reconciler = Program::new("mimeo-reconciler")
+        .env("KUBECONFIG", kubeconfig)
+        .args(["--namespace", "default", "--ops-listen", "127.0.0.1:0"])
+        .start()?;
+    let last = |module: &str| -> Result<String> {
+        let log = reconciler.log()?;
+        let mut lines = log.lines().filter(|line| line.contains(module));
+        Ok(lines.next_back().unwrap_or_default().to_owned())
+    };
+    let becomes = async |state: &str| {
+        eventually(SOON, state, || async {
+            let line = last("mimeo_runtime::readiness: ")?;
+            if line.ends_with(state) {
+                Ok(Some(()))
+            } else {
+                bail!("{line}")
+            }
+        })
+        .await
+    };
+    becomes("not ready missing=\"definitions up to date\"").await?;
+    let told = last("mimeo_runtime::definitions: ")?;
     for part in [
         "ERROR",
-        "spec.suspend, status.plan",
+        "clusterreplications.mimeo.dev spec.suspend, clusterreplications.mimeo.dev status.plan",
         "kubectl apply -k manifests/crds",
     ] {
-        assert!(told[0].contains(part), "{}", told[0]);
+        assert!(told.contains(part), "{told}");
     }
+    install_crd(&client, &current).await?;
+    becomes(": ready").await?;
+    let log = reconciler.log()?;
+    let lines = log.lines();
+    let told = lines.filter(|line| line.contains("mimeo_runtime::definitions: "));
+    let told: Vec<&str> = told.collect();
+    assert_eq!(told.len(), 2, "{told:#?}");
     assert!(
         told[1].contains("has all that this program needs"),
         "{}",

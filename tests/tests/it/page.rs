@@ -91,16 +91,17 @@ async fn the_stream_tells_how_copies_stand_and_what_changes() -> Result<()> {
     );
     let counted = |told: &Follower| {
         told.rule(&scene.tag)
-            .is_some_and(|rule| rule["copies"]["failed"] == 1)
+            .is_some_and(|rule| rule["status"]["copies"]["failed"] == 1)
     };
     follower.until(SOON, "the rule's status", counted)?;
     let rule = follower.rule(&scene.tag).cloned().unwrap_or_default();
+    let status = &rule["status"];
     ensure!(
-        rule["failures"][0]["namespace"] == names[2].as_str(),
+        status["failures"][0]["namespace"] == names[2].as_str(),
         "{rule:#}"
     );
     ensure!(
-        rule["copies"] == json!({"desired": 3, "synced": 2, "failed": 1}),
+        status["copies"] == json!({"desired": 3, "synced": 2, "failed": 1}),
         "{rule:#}"
     );
 

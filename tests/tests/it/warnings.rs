@@ -632,7 +632,14 @@ async fn what_looks_like_a_variable_and_is_none_is_told_with_the_variables_that_
         rule.clone()
             .set("transform", json!({"annotations": {"set": {"a": text}}}))
     };
-    for miss in ["$(namespace)", "${namespace.name}", "$( source.name )"] {
+    // The API server passes on warnings of more than 256 characters whole.
+    let long = format!("$({}source.name )", " ".repeat(200));
+    for miss in [
+        "$(namespace)",
+        "${namespace.name}",
+        "$( source.name )",
+        &long,
+    ] {
         let told = format!(
             "{miss} in spec.transform.annotations.set.a is not a variable and stays text. The variables are: {VARIABLES}"
         );

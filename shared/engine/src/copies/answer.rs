@@ -13,7 +13,6 @@ use mimeo_model::{
     outcome::{FailureReason, Outcome},
     ownership::content_is_ours,
     render::Copies,
-    role::Role,
     template::Place,
 };
 
@@ -130,7 +129,7 @@ impl Index {
             .and_then(|id| self.rules.get(&id)?.rule.as_ref().ok());
         let given = copy.ours().is_some()
             || rule.is_some_and(|rule| rule.conflict == ConflictPolicy::Overwrite);
-        harmless && given && self.settings.role == Role::Keeper
+        harmless && given && self.settings.keeps_copies()
     }
 
     /// True if the request still has the content that its copy wants.

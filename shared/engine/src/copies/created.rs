@@ -7,7 +7,6 @@ use mimeo_model::{
     choices::Strategy,
     created::{CreatedCopies, CreatedCopy},
     id::{KindId, RuleId, RuleKind},
-    role::Role,
     rule::Rule,
 };
 
@@ -39,7 +38,7 @@ impl Index {
     /// later listing still shows it. Returns false for a copy that this process may have deleted
     /// itself.
     pub(crate) fn is_of_now(&self, name: &str, namespace: &Namespace, copy: &CopyState) -> bool {
-        let listed = self.kinds[copy.kind].watches.of(name).listed_at;
+        let listed = self.kinds[copy.kind].watches.of(Some(name)).listed_at;
         let newer = || copy.seen().is_none_or(|seen| seen.version > namespace.born);
         !copy.leaving && (copy.proven || listed >= namespace.born || newer())
     }
@@ -73,7 +72,7 @@ impl Index {
     /// annotation is written. An object that was there while the rule was inactive is not recorded.
     pub(crate) fn note_created(&self, name: &str, namespace: &mut Namespace, at: usize) {
         let copy = &namespace.copies[at];
-        if self.settings.role != Role::Keeper || !namespace.alive() {
+        if !namespace.alive() {
             return;
         }
         let Some(projection) = self.projections.wanted(copy) else {
@@ -99,7 +98,7 @@ impl Index {
     /// Returns the record that the namespace's annotation must hold. `None`: this process does not
     /// write it, or a fact that decides about it is still unknown.
     fn created_to_keep(&self, name: &str, namespace: &Namespace) -> Option<CreatedCopies> {
-        let writes = self.settings.role == Role::Keeper
+        let writes = self.settings.keeps_copies()
             && namespace.alive()
             && self.all_rules()
             && self.in_charge(namespace)

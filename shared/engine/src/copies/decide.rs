@@ -9,7 +9,6 @@ use mimeo_model::{
     known::Known,
     meta::Checksum,
     outcome::{Failure, FailureReason},
-    role::Role,
     rule::Rule,
 };
 
@@ -54,10 +53,17 @@ impl Index {
             // A write would show whether the copy still exists. If no write follows, a read must
             // show it. Otherwise Mimeo could not recognise the copy later, when it must delete the
             // copy.
-            Step::Leave(_) if self.settings.role == Role::Keeper && copy.out_of_sight() => {
+            Step::Leave(_) if self.settings.keeps_copies() && copy.out_of_sight() => {
                 verdict.step = Step::Look;
             }
             _ => {}
+        }
+        if !self.settings.keeps_copies() {
+            // A webhook replica leaves deletions, and the questions before them, to the reconciler.
+            needs.retain(|need| !matches!(need, Need::Absence(..) | Need::Loss(..)));
+            if matches!(verdict.step, Step::Delete(_)) {
+                verdict.step = Step::Leave(Leave::Undecided);
+            }
         }
         (verdict, needs)
     }
@@ -138,7 +144,7 @@ impl Index {
         copy: &CopyState,
         needs: &mut Needs,
     ) -> Verdict {
-        if matches!(copy.observed, Observation::Taken(_)) && self.settings.role == Role::Keeper {
+        if matches!(copy.observed, Observation::Taken(_)) && self.settings.keeps_copies() {
             return Verdict {
                 step: Step::Look,
                 ..Verdict::default()
@@ -205,9 +211,6 @@ impl Index {
         match self.rules.get(&former) {
             Some(state) if tenants => state.acting().is_some(),
             Some(state) => state.rule.is_ok(),
-            // A webhook replica only fills new namespaces. It leaves the question to the
-            // reconciler, which asks the API server.
-            None if self.settings.role == Role::Injector => false,
             None if !tenants && !rules.is_listed() => false,
             // To another `ClusterReplication` the copy passes as soon as a read shows that the
             // former rule does not exist. Otherwise no rule could take over the copies of a rule
@@ -220,20 +223,14 @@ impl Index {
 
     /// True if this process may write into the namespace now.
     pub(crate) fn in_charge(&self, namespace: &Namespace) -> bool {
-        match self.settings.role {
+        let from = match &namespace.pending_label {
+            _ if !self.settings.keeps_copies() => namespace.charge,
             // A namespace with the pending label belongs to the webhook for a while. A second
             // writer would only cost a second request.
-            Role::Keeper => {
-                let left = namespace
-                    .pending_label
-                    .as_ref()
-                    .map_or(namespace.settles, |pending_label| {
-                        pending_label.since + self.settings.takeover
-                    });
-                self.now >= left
-            }
-            Role::Injector => namespace.charge.is_some_and(|from| self.now >= from),
-        }
+            Some(pending_label) => Some(pending_label.since + self.settings.takeover),
+            None => Some(namespace.settles),
+        };
+        from.is_some_and(|from| self.now >= from)
     }
 
     /// Returns the step that may be taken now towards this aim: the rule may be inactive, or a fact
@@ -248,7 +245,7 @@ impl Index {
         let acting = state.acting().is_some();
         if step == Step::Leave(Leave::CreatedOnce) {
             let shown = |rule: &Rule| copy.shows_created(rule.conflict);
-            let keeps = self.settings.role == Role::Keeper && state.acting().is_some_and(shown);
+            let keeps = self.settings.keeps_copies() && state.acting().is_some_and(shown);
             // The namespace records a create-once copy for good. So a read must first show that the
             // object is really in this namespace.
             let doubted = keeps
@@ -266,7 +263,7 @@ impl Index {
             return step;
         }
         let kind = &self.kinds[projection.kind];
-        let listed = kind.copies_known_in(name) || self.settings.role == Role::Injector;
+        let listed = kind.copies_known_in(name) || !self.settings.keeps_copies();
         let step = if listed {
             step
         } else {
@@ -282,12 +279,13 @@ impl Index {
                     | Observation::Vanished(_)
                     | Observation::Hidden(_)
             );
-            return match (step, self.settings.role) {
-                (Step::Leave(Leave::NotListed), _) => step,
-                (_, Role::Keeper) if unknown => Step::Look,
+            return match step {
+                Step::Leave(Leave::NotListed) => step,
+                _ if !self.settings.keeps_copies() => Step::Leave(Leave::Suspended),
+                _ if unknown => Step::Look,
                 // Only the API server can tell whether an object would be adopted, or whether a
                 // copy was changed while no watch was open. Both requests are dry runs.
-                (Step::Compare | Step::Learn, Role::Keeper) => step,
+                Step::Compare | Step::Learn => step,
                 _ => Step::Leave(Leave::Suspended),
             };
         }

@@ -6,7 +6,6 @@ use mimeo_model::{
     id::{ProjectionId, RuleId},
     meta::Checksum,
     outcome::{Failure, FailureReason},
-    role::Role,
 };
 
 use crate::{
@@ -34,7 +33,7 @@ impl Index {
     pub(crate) fn resync_of(&self, copy: &CopyState) -> Option<Duration> {
         let projection = self.projections.wanted(copy)?;
         let rule = self.rules.get(&projection.rule)?.acting()?;
-        rule.resync.filter(|_| self.settings.role == Role::Keeper)
+        rule.resync.filter(|_| self.settings.keeps_copies())
     }
 
     fn mark_status_of_copy_due(&mut self, index: usize, namespace: &Namespace) {
@@ -108,7 +107,7 @@ impl Index {
             }
         }
         // A webhook replica watches no copies, so it forgets a copy once no rule wants it.
-        let keeps = self.settings.role == Role::Keeper;
+        let keeps = self.settings.keeps_copies();
         let known = |copy: &CopyState| keeps && (copy.seen().is_some() || copy.out_of_sight());
         namespace
             .copies
@@ -229,7 +228,7 @@ impl Index {
                 if copy.phase == Phase::Idle
                     && copy
                         .seen()
-                        .is_some_and(|seen| seen.unwatched(self.settings.role)) =>
+                        .is_some_and(|seen| seen.unwatched(self.settings.keeps_copies())) =>
             {
                 copy.failure = None;
                 effects.work.back_off(name, copy, None, self);
@@ -239,7 +238,7 @@ impl Index {
                 if copy.phase == Phase::Idle
                     && copy.lacks_label()
                     && copy.verdict.outlook != Outlook::Open
-                    && self.settings.role == Role::Keeper =>
+                    && self.settings.keeps_copies() =>
             {
                 copy.failure = None;
                 effects.work.back_off(name, copy, None, self);

@@ -14,7 +14,6 @@ use mimeo_model::{
     id::{KindId, ProjectionId, RuleId, RuleKind},
     outcome::FailureReason,
     render::unset,
-    role::Role,
     rule::Rule,
     selection::Labels,
     template::{Place, Variable},
@@ -88,18 +87,18 @@ impl Index {
     /// also the copies that losing rules cannot have.
     fn wanted(&self, name: &Arc<str>, namespace: &Namespace) -> (Wants, BlockedCopies) {
         // A webhook replica has no task in a namespace without the pending label.
-        let concerned = self.settings.role == Role::Keeper || namespace.pending_label.is_some();
+        let concerned = self.settings.keeps_copies() || namespace.pending_label.is_some();
         if !namespace.alive() || !concerned {
             return (Wants::new(), BlockedCopies::new());
         }
         let mut wants = Wants::new();
         let mut blocked = BlockedCopies::new();
-        // A Replication never wins a copy against a `ClusterReplication`, and a webhook replica
-        // writes only the copies of `ClusterReplication`s.
-        let rules = match self.settings.role {
-            Role::Keeper => self.rules_for(name),
-            Role::Injector => self.cluster_rules().map(|(id, _)| id.clone()).collect(),
-        };
+        let mut rules = self.rules_for(name);
+        if !self.settings.keeps_copies() {
+            // A webhook replica writes only the copies of `ClusterReplication`s. They never lose a
+            // copy to a Replication.
+            rules.retain(|id| id.kind == RuleKind::ClusterReplication);
+        }
         let mut given = BTreeMap::new();
         for (id, state) in rules.iter().filter_map(|id| self.rules.get_key_value(id)) {
             let given = given

@@ -252,7 +252,7 @@ impl Index {
     pub(crate) fn go_off(&mut self, timer: Timer, effects: &mut Effects) {
         match timer {
             Timer::Copy(key) => {
-                let role = self.settings.role;
+                let keeps = self.settings.keeps_copies();
                 let copy = self.copy_mut(&key);
                 let Some(copy) = copy.filter(|copy| copy.phase == Phase::Waiting) else {
                     return;
@@ -269,7 +269,7 @@ impl Index {
                 let rests = copy.verdict.step == Step::Leave(Leave::Suspended);
                 if rests && copy.lacks_label() {
                     copy.verify = true;
-                } else if barred || copy.seen().is_some_and(|seen| seen.unwatched(role)) {
+                } else if barred || copy.seen().is_some_and(|seen| seen.unwatched(keeps)) {
                     copy.observed = Observation::Unknown;
                 }
                 self.dirty.insert(key.0);

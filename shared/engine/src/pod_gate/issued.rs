@@ -1,11 +1,6 @@
 //! The pending labels that this replica set and has not seen in the watch yet.
 
-use std::{
-    collections::{BTreeMap, VecDeque},
-    time::Duration,
-};
-
-use crate::clock::Tick;
+use std::collections::BTreeMap;
 
 /// The awaited event after this replica set a pending label. Once it has happened, this replica may
 /// write the copies.
@@ -18,50 +13,31 @@ pub enum Awaited {
     Labels,
 }
 
-/// If a pending label has not appeared after this time, the request was refused.
-const KEPT: Duration = Duration::from_mins(1);
 /// The largest number of nonces. Any client that can reach the webhook can cause any number of
-/// them. The newest nonce displaces the oldest. The label of a genuine request appears within
-/// milliseconds.
+/// them. The label of a genuine request appears within milliseconds.
 const MOST: usize = 10_000;
 
 /// The nonces, each with the awaited event.
 #[derive(Debug, Default)]
-pub(crate) struct Issued {
-    awaited: BTreeMap<Box<str>, (Awaited, u64)>,
-    /// The nonces in the order of their issue, including those that were redeemed since. So issuing
-    /// one does not go over all of them.
-    order: VecDeque<(Tick, Box<str>, u64)>,
-    serial: u64,
-}
+pub(crate) struct Issued(BTreeMap<Box<str>, Awaited>);
 
 impl Issued {
-    pub(crate) fn add(&mut self, nonce: &str, awaited: Awaited, now: Tick) {
-        self.serial += 1;
-        self.awaited.insert(nonce.into(), (awaited, self.serial));
-        self.order.push_back((now, nonce.into(), self.serial));
-        while let Some((since, nonce, serial)) = self.order.front()
-            && (self.order.len() > MOST || *since + KEPT <= now)
-        {
-            // A nonce that was issued again has a second place later in the order.
-            if self
-                .awaited
-                .get(nonce)
-                .is_some_and(|(_, last)| last == serial)
-            {
-                self.awaited.remove(nonce);
-            }
-            self.order.pop_front();
+    /// Adds a nonce. If there are too many, all others are dropped. The reconciler then writes the
+    /// copies of their namespaces, a little later.
+    pub(crate) fn add(&mut self, nonce: &str, awaited: Awaited) {
+        if self.0.len() >= MOST {
+            self.0.clear();
         }
+        self.0.insert(nonce.into(), awaited);
     }
 
     pub(crate) fn contains(&self, nonce: &str) -> bool {
-        self.awaited.contains_key(nonce)
+        self.0.contains_key(nonce)
     }
 
     /// Removes the nonce, because its pending label has appeared.
     pub(crate) fn redeem(&mut self, nonce: &str) -> Option<Awaited> {
-        self.awaited.remove(nonce).map(|(awaited, _)| awaited)
+        self.0.remove(nonce)
     }
 }
 
@@ -69,18 +45,16 @@ impl Issued {
 mod tests {
     use super::*;
 
-    const NOW: Tick = Tick::ZERO;
-
     #[test]
     fn a_flood_displaces_the_oldest_and_not_what_comes_after_it() {
         let mut issued = Issued::default();
-        issued.add("old", Awaited::Namespace, NOW);
+        issued.add("old", Awaited::Namespace);
         for number in 0..2 * MOST {
-            issued.add(&number.to_string(), Awaited::Namespace, NOW);
+            issued.add(&number.to_string(), Awaited::Namespace);
+            assert!(issued.0.len() <= MOST);
         }
-        issued.add("genuine", Awaited::Labels, NOW);
+        issued.add("genuine", Awaited::Labels);
         assert!(!issued.contains("old") && issued.contains("genuine"));
-        assert_eq!((issued.awaited.len(), issued.order.len()), (MOST, MOST));
         assert_eq!(
             (issued.redeem("genuine"), issued.redeem("genuine")),
             (Some(Awaited::Labels), None)
@@ -90,20 +64,11 @@ mod tests {
     #[test]
     fn the_same_one_again_and_again_takes_no_room() {
         let mut issued = Issued::default();
+        issued.add("first", Awaited::Labels);
         for _ in 0..2 * MOST {
-            issued.add("same", Awaited::Namespace, NOW);
+            issued.add("same", Awaited::Namespace);
         }
-        assert!(issued.contains("same") && issued.order.len() == MOST);
-    }
-
-    #[test]
-    fn what_is_not_seen_within_a_minute_is_forgotten() {
-        let mut issued = Issued::default();
-        issued.add("first", Awaited::Namespace, NOW);
-        issued.add("again", Awaited::Namespace, NOW);
-        issued.add("again", Awaited::Namespace, NOW + KEPT / 2);
-        issued.add("last", Awaited::Namespace, NOW + KEPT);
-        assert!(!issued.contains("first") && issued.contains("again") && issued.contains("last"));
-        assert_eq!(issued.order.len(), 2);
+        assert!(issued.contains("first") && issued.contains("same"));
+        assert_eq!(issued.0.len(), 2);
     }
 }

@@ -6,7 +6,7 @@
 
 use std::sync::Arc;
 
-use mimeo_model::{id::RuleId, meta::Seen, role::Role, source::SourceRef};
+use mimeo_model::{id::RuleId, meta::Seen, source::SourceRef};
 
 use crate::{
     Index, Namespace, RuleState, SourceState,
@@ -47,8 +47,6 @@ impl Index {
         };
         match fate {
             Fate::Keep(why) => MayGo::No(why),
-            // Only the reconciler deletes copies.
-            _ if self.settings.role == Role::Injector => MayGo::No(Leave::Undecided),
             _ if self
                 .rules
                 .get(id)

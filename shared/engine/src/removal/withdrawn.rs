@@ -194,26 +194,22 @@ impl Index {
             Some(name) => grant.covers(kind, name),
             None => grant.covers_any(kind),
         };
-        grants.awaits_some()
-            || grants.counting_with_changes().any(|(grant, changed)| {
-                let later = changed.is_some_and(|changed| changed > home.labelled);
-                grant.selects_by_labels(access) && covers(grant) && !later
-            })
+        grants.counting().any(|(_, grant, changed)| {
+            let later = changed.is_some_and(|changed| changed > home.labelled);
+            grant.selects_by_labels(access) && covers(grant) && !later
+        })
     }
 
     /// Forgets the reads of namespaces that no `Replication` concerns any more.
     pub(crate) fn forget_withdrawals(&mut self) {
         let Consent {
             withdrawals,
-            readers,
             targeting,
-            selecting,
+            reading,
             ..
         } = &mut self.consent;
         withdrawals.retain(|namespace, _| {
-            readers.contains_key(namespace)
-                || targeting.contains_key(namespace)
-                || selecting.contains_key(namespace)
+            targeting.contains_key(namespace) || reading.contains_key(namespace)
         });
     }
 }

@@ -19,7 +19,6 @@ use mimeo_model::{
     meta::{Checksum, source_hash},
     outcome::FailureReason,
     plural,
-    role::Role,
     rule::Rule,
     source::SourceRef,
     words,
@@ -184,13 +183,13 @@ struct Pending {
 }
 
 impl EventQueue {
-    pub(crate) fn new(role: Role) -> Self {
+    pub(crate) fn new(reports: bool) -> Self {
         Self {
             pending: BTreeMap::new(),
             reported: BTreeMap::new(),
             tokens: BURST,
             refilled: Tick::ZERO,
-            reports: role == Role::Keeper,
+            reports,
         }
     }
 

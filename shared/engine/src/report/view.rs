@@ -6,7 +6,6 @@
 //! work. A view has names, states and times, and never the content of a copy.
 
 use std::{
-    borrow::Cow,
     collections::{BTreeMap, VecDeque},
     ops::Bound,
     sync::Arc,
@@ -182,34 +181,16 @@ impl Changes {
     }
 }
 
-/// A copy, before its description is made.
-struct Shown<'a> {
-    rule: &'a Arc<RuleId>,
-    kind: &'a str,
-    name: Cow<'a, str>,
-    wanted: bool,
-    state: State,
-    reason: Option<Reason>,
-    message: Option<Cow<'a, str>>,
-    since: Option<Timestamp>,
-}
-
-impl<'a> Shown<'a> {
+impl CopyView {
     /// A copy that the rule wants and cannot have.
-    fn failed(
-        rule: &'a Arc<RuleId>,
-        (kind, name): (&'a str, Cow<'a, str>),
-        reason: FailureReason,
-        message: Option<String>,
-    ) -> Self {
+    fn failed(kind: &str, name: &str, reason: FailureReason, message: Option<String>) -> Self {
         Self {
-            rule,
-            kind,
-            name,
+            kind: kind.to_owned(),
+            name: name.to_owned(),
             wanted: true,
             state: State::Failed,
             reason: Some(Reason::Failed(reason)),
-            message: message.map(Into::into),
+            message,
             since: None,
         }
     }
@@ -341,30 +322,24 @@ impl<'a> Page<'a> {
     }
 
     fn view_namespace(self, name: &Arc<str>, namespace: &Namespace) -> NamespaceView {
-        let mut places: BTreeMap<&Arc<RuleId>, Vec<Shown<'_>>> = BTreeMap::new();
-        for shown in self.shown(name, namespace, None) {
-            places.entry(shown.rule).or_default().push(shown);
+        let mut places: BTreeMap<&Arc<RuleId>, Vec<CopyView>> = BTreeMap::new();
+        for (rule, copy) in self.shown(name, namespace, None) {
+            places.entry(rule).or_default().push(copy);
         }
-        let place = |(rule, copies): (&Arc<RuleId>, Vec<Shown<'_>>)| {
-            let synced = copies
-                .iter()
-                .filter(|shown| shown.state == State::Synced)
-                .count();
-            let state = copies
-                .iter()
-                .map(|shown| shown.state)
-                .max()
-                .unwrap_or(State::Pending);
-            let alike = || copies.iter().filter(|shown| shown.state == state);
+        let place = |(rule, copies): (&Arc<RuleId>, Vec<CopyView>)| {
+            let states = || copies.iter().map(|copy| copy.state);
+            let synced = states().filter(|state| *state == State::Synced).count();
+            let state = states().max().unwrap_or(State::Pending);
+            let alike = || copies.iter().filter(|copy| copy.state == state);
             // For failures this is the first one, otherwise the latest time of a copy.
-            let since = alike().filter_map(|shown| shown.since);
+            let since = alike().filter_map(|copy| copy.since);
             let since = if state == State::Failed {
                 since.min()
             } else {
                 since.max()
             };
             let reason = alike()
-                .find_map(|shown| shown.reason)
+                .find_map(|copy| copy.reason)
                 .map(|word| word.to_string());
             PlaceView {
                 rule: rule.clone(),
@@ -390,16 +365,7 @@ impl<'a> Page<'a> {
             Some((name, namespace)) => self.shown(name, namespace, Some(id)),
             None => self.not_granted(id, namespace, true),
         };
-        let copy = |shown: Shown<'_>| CopyView {
-            kind: shown.kind.to_owned(),
-            name: shown.name.into_owned(),
-            wanted: shown.wanted,
-            state: shown.state,
-            reason: shown.reason,
-            message: shown.message.map(Cow::into_owned),
-            since: shown.since,
-        };
-        let mut copies: Vec<CopyView> = shown.into_iter().map(copy).collect();
+        let mut copies: Vec<CopyView> = shown.into_iter().map(|(_, copy)| copy).collect();
         copies.sort_by(|a, b| (&a.kind, &a.name).cmp(&(&b.kind, &b.name)));
         copies
     }
@@ -411,23 +377,23 @@ impl<'a> Page<'a> {
         name: &'a Arc<str>,
         namespace: &'a Namespace,
         only: Option<&RuleId>,
-    ) -> Vec<Shown<'a>> {
+    ) -> Vec<(&'a Arc<RuleId>, CopyView)> {
         let asked = |id: &RuleId| only.is_none_or(|only| id == only);
-        let copies = namespace.copies.iter().filter(|copy| {
-            self.index
-                .projections
-                .owner(copy)
-                .is_some_and(|id| asked(id))
-        });
-        let mut all: Vec<Shown<'a>> = copies
-            .filter_map(|copy| self.show_copy((name, namespace), copy))
-            .collect();
+        let mut all = Vec::new();
+        for copy in &namespace.copies {
+            let owner = self.index.projections.owner(copy);
+            if owner.is_some_and(|id| asked(id)) {
+                all.extend(self.show_copy((name, namespace), copy));
+            }
+        }
         for (id, blocked) in namespace.blocked.iter().filter(|(id, _)| asked(id)) {
             all.extend(blocked.iter().map(|((kind, copy_name), copy)| {
                 let kind = self.index.kind_of(*kind);
                 let message = only.map(|_| copy.message(id, name));
-                let copy_name = Cow::Borrowed(&**copy_name);
-                Shown::failed(id, (kind, copy_name), copy.reason(), message)
+                (
+                    id,
+                    CopyView::failed(kind, copy_name, copy.reason(), message),
+                )
             }));
         }
         for id in self.index.rules_for(name).iter().filter(|id| asked(id)) {
@@ -437,7 +403,12 @@ impl<'a> Page<'a> {
     }
 
     /// Returns the copies of a rule that lack a grant in a namespace, whether it exists or not.
-    fn not_granted(self, id: &RuleId, namespace: &str, with_messages: bool) -> Vec<Shown<'a>> {
+    fn not_granted(
+        self,
+        id: &RuleId,
+        namespace: &str,
+        with_messages: bool,
+    ) -> Vec<(&'a Arc<RuleId>, CopyView)> {
         let Some((id, state)) = self.index.rules.get_key_value(id) else {
             return vec![];
         };
@@ -449,7 +420,8 @@ impl<'a> Page<'a> {
         let copies = rule.flat_map(|rule| self.index.ungranted_copies(rule, Some(namespace)));
         let copies = copies.map(|((_, kind, name), lack)| {
             let message = with_messages.then(|| lack.message(home));
-            Shown::failed(id, (kind, name.into()), FailureReason::NotGranted, message)
+            let reason = FailureReason::NotGranted;
+            (id, CopyView::failed(kind, &name, reason, message))
         });
         copies.collect()
     }
@@ -457,8 +429,8 @@ impl<'a> Page<'a> {
     fn show_copy(
         self,
         (name, namespace): (&Arc<str>, &Namespace),
-        copy: &'a CopyState,
-    ) -> Option<Shown<'a>> {
+        copy: &CopyState,
+    ) -> Option<(&'a Arc<RuleId>, CopyView)> {
         let rule = self.index.projections.owner(copy)?;
         let (rule, state) = self.index.rules.get_key_value(rule)?;
         let parsed = state.valid()?;
@@ -471,10 +443,9 @@ impl<'a> Page<'a> {
             .ours()
             .map(|seen| i64::from(seen.written))
             .filter(|seconds| *seconds > 0);
-        let mut shown = Shown {
-            rule,
-            kind: self.index.kind_of(copy.kind),
-            name: Cow::Borrowed(&copy.name),
+        let mut shown = CopyView {
+            kind: self.index.kind_of(copy.kind).to_owned(),
+            name: copy.name.to_string(),
             wanted,
             state: State::Pending,
             reason: Reason::planned(outlook),
@@ -485,7 +456,7 @@ impl<'a> Page<'a> {
             Some((reason, message)) => {
                 shown.state = State::Failed;
                 shown.reason = Some(Reason::Failed(reason));
-                shown.message = Some(message);
+                shown.message = Some(message.into_owned());
                 shown.since = copy
                     .failure
                     .as_ref()
@@ -498,6 +469,6 @@ impl<'a> Page<'a> {
             None if self.index.holds(rule, name, copy) => shown.state = State::Held,
             None => {}
         }
-        Some(shown)
+        Some((rule, shown))
     }
 }

@@ -99,15 +99,23 @@ impl Index {
     /// Returns the missing grants of a Replication. This check comes first: without the grants, a
     /// Replication must learn nothing else about these namespaces.
     fn lacks_grants(&self, rule: &Rule) -> Option<Unauthorized> {
-        let (missing, more) = self.missing_grants_told(rule, NAMED);
-        let mut message = missing.join("; ");
-        if more > 0 {
-            _ = write!(message, "; and {more} more");
-        }
+        let message = || {
+            let (missing, more) = self.not_granted(rule, &self.sources_had(rule), NAMED);
+            let mut message = missing.join("; ");
+            if more > 0 {
+                _ = write!(message, "; and {more} more");
+            }
+            message
+        };
+        let known = self.consent.missing_grants.get(&rule.id);
+        let message = match known.filter(|_| self.grants_known()) {
+            Some(known) => known.get_or_init(message).clone(),
+            None => message(),
+        };
         let reason = self
             .grants_unknown()
             .map_or(ConditionReason::NotGranted, |unknown| unknown.reason);
-        (!missing.is_empty()).then_some(Unauthorized { reason, message })
+        (!message.is_empty()).then_some(Unauthorized { reason, message })
     }
 
     /// Returns the problem if some kind of rule cannot be read, so that Mimeo doesn't see changes

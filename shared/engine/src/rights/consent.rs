@@ -18,7 +18,7 @@ use mimeo_api::Access;
 use mimeo_model::{
     condition::ConditionReason,
     grant::{self, Grant, RefusedGrant},
-    id::{ProjectionId, RuleId, RuleKind},
+    id::{RuleId, RuleKind},
     kind::GroupKind,
     known::Known,
     refusal::Refusal,
@@ -27,15 +27,14 @@ use mimeo_model::{
 };
 
 use crate::{
-    Effects, Index, Namespace, RuleState,
+    Effects, Index, RuleState,
     absent::Became,
     authorized::{Unauthorized, own_kind_unreadable},
+    clock::Tick,
     copy::CopyState,
     follow::Follows,
     grants::Grants,
-    jobs::{JobKey, Jobs},
-    missing_grants::MissingGrants,
-    projection::Projection,
+    jobs::JobKey,
     usage::Usage,
     withdrawn::Withdrawal,
 };
@@ -45,20 +44,17 @@ use crate::{
 pub(crate) struct Consent {
     /// The grants, by namespace.
     pub(crate) grants: BTreeMap<Box<str>, Grants>,
-    /// The missing grants of each `Replication`. They are computed on first use, and again after a
-    /// change of the facts that they depend on.
-    pub(crate) missing_grants: BTreeMap<Arc<RuleId>, OnceCell<MissingGrants>>,
+    /// The message about the missing grants of each `Replication`, empty if none is missing. It is
+    /// made on first use, and again after a change of the facts that it depends on.
+    pub(crate) missing_grants: BTreeMap<Arc<RuleId>, OnceCell<String>>,
     pub(crate) follows: Follows,
     pub(crate) known: Known<()>,
     /// `Replication`s by the namespaces that they target. Such a namespace need not exist.
     pub(crate) targeting: BTreeMap<Box<str>, BTreeSet<Arc<RuleId>>>,
     /// Namespaces in which a copy of the `Replication` was seen since the last tidying.
-    copies_in: BTreeMap<Arc<RuleId>, BTreeSet<Arc<str>>>,
-    /// Projections whose source is in another namespace than their rule, by the namespace of the
-    /// source.
-    pub(crate) readers: BTreeMap<Box<str>, BTreeSet<ProjectionId>>,
-    /// `Replication`s with selectors in another namespace than their own, by that other namespace.
-    pub(crate) selecting: BTreeMap<Box<str>, BTreeSet<Arc<RuleId>>>,
+    pub(crate) copies_in: BTreeMap<Arc<RuleId>, BTreeSet<Arc<str>>>,
+    /// `Replication`s by the other namespaces in which they name or select sources.
+    pub(crate) reading: BTreeMap<Box<str>, BTreeSet<Arc<RuleId>>>,
     /// The reads of namespaces that no longer grant access to some existing copies.
     pub(crate) withdrawals: BTreeMap<Box<str>, Withdrawal>,
     /// The namespaces in which the users of the grants must be counted again.
@@ -66,24 +62,18 @@ pub(crate) struct Consent {
 }
 
 impl Consent {
-    /// Drops the missing grants of a rule. The next use computes them again.
+    /// The `Replication`s that have targets in a namespace, or read it from other namespaces.
+    pub(crate) fn concerned(&self, namespace: &str) -> BTreeSet<&Arc<RuleId>> {
+        let indices = [&self.targeting, &self.reading].into_iter();
+        let concerned = indices.filter_map(|index| index.get(namespace));
+        concerned.flatten().collect()
+    }
+
+    /// Drops the message about the missing grants of a rule. The next use makes it again.
     pub(crate) fn forget_missing_grants(&mut self, rule: &Arc<RuleId>) {
         if let Some(known) = self.missing_grants.get_mut(rule) {
             known.take();
         }
-    }
-
-    pub(crate) fn add_reader(&mut self, id: ProjectionId, projection: &Projection) {
-        if reads_abroad(projection) {
-            self.readers
-                .entry(projection.source.namespace.clone())
-                .or_default()
-                .insert(id);
-        }
-    }
-
-    pub(crate) fn remove_reader(&mut self, id: ProjectionId, projection: &Projection) {
-        remove(&mut self.readers, &projection.source.namespace, &id);
     }
 
     /// Records that a copy of the rule is in this namespace.
@@ -95,44 +85,22 @@ impl Consent {
                 .insert(namespace.clone());
         }
     }
-
-    /// Drops the namespaces of all rules except these. No copy of the others is left.
-    pub(crate) fn forget_places_of_copies(&mut self, owners: &BTreeSet<Arc<RuleId>>) {
-        self.copies_in.retain(|id, _| owners.contains(id));
-    }
-
-    /// Replaces the namespaces with copies of `Replication`s. The new map is complete.
-    pub(crate) fn copies_are_in(&mut self, copies_in: BTreeMap<Arc<RuleId>, BTreeSet<Arc<str>>>) {
-        self.copies_in = copies_in;
-    }
 }
 
-fn reads_abroad(projection: &Projection) -> bool {
-    projection
-        .rule
-        .namespace
-        .as_ref()
-        .is_some_and(|home| *home != projection.source.namespace)
-}
-
-fn remove<T: Ord>(index: &mut BTreeMap<Box<str>, BTreeSet<T>>, namespace: &str, item: &T) {
-    if let Some(items) = index.get_mut(namespace) {
-        items.remove(item);
-        if items.is_empty() {
+fn remove(
+    index: &mut BTreeMap<Box<str>, BTreeSet<Arc<RuleId>>>,
+    namespace: &str,
+    id: &Arc<RuleId>,
+) {
+    if let Some(ids) = index.get_mut(namespace) {
+        ids.remove(id);
+        if ids.is_empty() {
             index.remove(namespace);
         }
     }
 }
 
 impl Index {
-    /// True if the content of a grant must still be read.
-    pub(crate) fn awaits_grant(&self, namespace: &str, name: &str) -> bool {
-        self.consent
-            .grants
-            .get(namespace)
-            .is_some_and(|grants| grants.awaits(name))
-    }
-
     /// Returns why the grant would not count: the namespace has too many older grants. `None`: the
     /// grant would count.
     pub fn refuses_grant(&self, namespace: &str, name: &str, grant: &Grant) -> Option<Refusal> {
@@ -158,21 +126,18 @@ impl Index {
     pub(crate) fn may_read(&self, id: &RuleId, source: &SourceRef) -> bool {
         match source.selector() {
             Some(selector) => self.may_select(id, &selector),
-            None => self.may(
-                Access::Read,
-                id,
-                &source.namespace,
-                &source.gvk.group_kind(),
-                &source.name,
-            ),
+            None => self
+                .given(Access::Read, id, &source.namespace)
+                .covers(&source.gvk.group_kind(), &source.name),
         }
     }
 
     /// True if a rule may select sources. It needs a grant for all names of the kind, because a
     /// selector reveals which objects exist.
     pub(crate) fn may_select(&self, id: &RuleId, selector: &SourceSelector) -> bool {
+        let kind = selector.gvk.group_kind();
         self.given(Access::Read, id, &selector.namespace)
-            .covers_any(&selector.gvk.group_kind())
+            .any(|grant| grant.covers_any(&kind))
     }
 
     /// True if a rule may have this copy in the namespace.
@@ -183,51 +148,41 @@ impl Index {
         kind: &GroupKind,
         name: &str,
     ) -> bool {
-        self.may(Access::Write, id, namespace, kind, name)
+        self.given(Access::Write, id, namespace).covers(kind, name)
     }
 
     /// True if a rule may have copies of this kind in the namespace, even if only copies with
     /// certain names.
     pub(crate) fn may_write_some(&self, id: &RuleId, namespace: &str, kind: &GroupKind) -> bool {
-        self.given(Access::Write, id, namespace).concerns(kind)
-    }
-
-    fn may(
-        &self,
-        access: Access,
-        id: &RuleId,
-        namespace: &str,
-        kind: &GroupKind,
-        name: &str,
-    ) -> bool {
-        self.given(access, id, namespace).covers(kind, name)
+        self.given(Access::Write, id, namespace)
+            .any(|grant| grant.concerns(kind))
     }
 
     /// Returns the grants of a namespace that admit a rule. A caller asks once for all objects of
     /// the rule. To find out if a grant admits the rule costs as much as to find out if it covers
     /// an object.
     pub(crate) fn given(&self, access: Access, id: &RuleId, namespace: &str) -> Given<'_> {
-        let Some(home) = id.namespace.as_deref().filter(|home| *home != namespace) else {
-            return Given::All;
-        };
-        let known = self
-            .namespaces
-            .get(home)
-            .filter(|entry| entry.uid.is_some());
-        let Some(entry) = known.filter(|_| self.consent.known.is_listed()) else {
-            return Given::By(vec![]);
-        };
-        let grants = self
-            .consent
-            .grants
-            .get(namespace)
-            .into_iter()
-            .flat_map(Grants::counting);
-        Given::By(
-            grants
-                .filter(|grant| grant.admits(access, home, &entry.labels))
-                .collect(),
-        )
+        let home = id.namespace.as_deref().filter(|home| *home != namespace);
+        Given(home.map(|home| {
+            let grants = self.admitting(namespace, home).map(|(_, grant, _)| grant);
+            grants.filter(|grant| grant.access == access).collect()
+        }))
+    }
+
+    /// Returns the grants of a namespace that admit the `Replication`s of the namespace `home`.
+    pub(crate) fn admitting(
+        &self,
+        namespace: &str,
+        home: &str,
+    ) -> impl Iterator<Item = (&str, &Grant, Option<Tick>)> {
+        let entry = self.namespaces.get(home);
+        let known = entry.filter(|entry| entry.uid.is_some() && self.consent.known.is_listed());
+        let grants = self.consent.grants.get(namespace).into_iter();
+        grants
+            .flat_map(Grants::counting)
+            .filter(move |(_, grant, _)| {
+                known.is_some_and(|entry| grant.admits(grant.access, home, &entry.labels))
+            })
     }
 
     /// Returns why the grants of other namespaces are unknown. `None`: they are known, or not
@@ -258,38 +213,32 @@ impl Index {
     // ---- which namespaces a change concerns ----
 
     pub(crate) fn learn_places(&mut self, id: &Arc<RuleId>, rule: &Rule) {
+        let consent = &mut self.consent;
         for namespace in named_targets(rule) {
-            self.consent
-                .targeting
-                .entry(namespace.into())
-                .or_default()
-                .insert(id.clone());
+            let targeting = consent.targeting.entry(namespace.into()).or_default();
+            targeting.insert(id.clone());
         }
-        for namespace in selected_abroad(rule) {
-            self.consent
-                .selecting
-                .entry(namespace.into())
-                .or_default()
-                .insert(id.clone());
+        for namespace in read_abroad(rule) {
+            let reading = consent.reading.entry(namespace.into()).or_default();
+            reading.insert(id.clone());
         }
-        self.consent.usage_changed_by(rule, self.now);
+        consent.usage_changed_by(rule, self.now);
         if id.kind == RuleKind::Replication {
-            self.consent
-                .missing_grants
-                .insert(id.clone(), OnceCell::new());
+            consent.missing_grants.insert(id.clone(), OnceCell::new());
         }
     }
 
     pub(crate) fn forget_places(&mut self, id: &Arc<RuleId>, rule: Option<&Rule>) {
-        for namespace in rule.into_iter().flat_map(named_targets) {
-            remove(&mut self.consent.targeting, namespace, id);
+        let Some(rule) = rule else { return };
+        let consent = &mut self.consent;
+        for namespace in named_targets(rule) {
+            remove(&mut consent.targeting, namespace, id);
         }
-        for namespace in rule.into_iter().flat_map(selected_abroad) {
-            remove(&mut self.consent.selecting, namespace, id);
+        for namespace in read_abroad(rule) {
+            remove(&mut consent.reading, namespace, id);
         }
-        rule.into_iter()
-            .for_each(|rule| self.consent.usage_changed_by(rule, self.now));
-        self.consent.missing_grants.remove(id);
+        consent.usage_changed_by(rule, self.now);
+        consent.missing_grants.remove(id);
     }
 
     /// Returns the rules that may want copies in a namespace: all `ClusterReplication`s, and the
@@ -307,12 +256,15 @@ impl Index {
     pub(crate) fn places(&self, id: &RuleId) -> BTreeSet<Arc<str>> {
         let rule = self.rules.get(id).and_then(RuleState::valid);
         if id.kind == RuleKind::ClusterReplication {
-            let concerned = |(name, namespace): &(&Arc<str>, &Box<Namespace>)| {
-                rule.is_some_and(|rule| rule.matches(name, &namespace.labels))
+            let mut places = BTreeSet::new();
+            for (name, namespace) in &self.namespaces {
+                if rule.is_some_and(|rule| rule.matches(name, &namespace.labels))
                     || namespace.copies.iter().any(|copy| self.concerns(copy, id))
-            };
-            let places = self.namespaces.iter().filter(concerned);
-            return places.map(|(name, _)| name.clone()).collect();
+                {
+                    places.insert(name.clone());
+                }
+            }
+            return places;
         }
         let targets = rule.into_iter().flat_map(named_targets);
         let known = targets
@@ -370,6 +322,7 @@ impl Index {
                 .flatten(),
         );
         for id in rules {
+            self.mark_status_due(&id);
             self.replan_rule(&id);
         }
     }
@@ -384,40 +337,31 @@ impl Index {
         grant: Result<Grant, RefusedGrant>,
         effects: &mut Effects,
     ) {
-        let grant = match grant {
-            Ok(grant) => grant,
-            Err(refused) => return self.grant_refused(namespace, name, refused, effects),
-        };
-        self.consent.usage.forget_refused(namespace, name);
         let changed = (self.consent.known.is_listed()).then_some(self.now);
         let grants = self.consent.grants.entry(namespace.into()).or_default();
         // A new status does not change the access that the grant gives. The engine itself counts
         // the `Replication`s in that status, so a count must not lead to a new plan for each of
         // them.
-        let same = grants.has(name, &grant) && !grants.awaits(name);
-        let wanted = grants.put(name, grant, changed);
-        if same && wanted.is_empty() {
-            return self.consent.usage_changed(namespace, self.now);
+        if grants.put(name, grant, changed) {
+            self.review_grants(namespace, effects);
+        } else {
+            self.consent.usage_changed(namespace, self.now);
         }
-        read_grants(namespace, wanted, &mut effects.jobs);
-        self.review_grants(namespace, effects);
     }
 
     /// The watch shows that a grant does not exist any more.
     pub(crate) fn grant_gone(&mut self, namespace: &str, name: &str, effects: &mut Effects) {
-        self.consent.usage.forget_refused(namespace, name);
         let Some(grants) = self.consent.grants.get_mut(namespace) else {
-            return self.consent.usage.forget(namespace);
-        };
-        let Some(wanted) = grants.take(name) else {
             return;
         };
+        let changed = grants.take(name);
         if grants.is_empty() {
             self.consent.grants.remove(namespace);
             self.consent.usage.forget(namespace);
         }
-        read_grants(namespace, wanted, &mut effects.jobs);
-        self.review_grants(namespace, effects);
+        if changed {
+            self.review_grants(namespace, effects);
+        }
     }
 
     /// Records the state of the watch of grants. A list has the namespace and name of each grant.
@@ -431,7 +375,6 @@ impl Index {
             let known = self.consent.grants.iter().flat_map(|(namespace, grants)| {
                 grants.names().map(|name| (namespace.clone(), name.clone()))
             });
-            let known = known.chain(self.consent.usage.refused());
             let lost: Vec<_> = known.filter(|key| !listed.contains(key)).collect();
             for (namespace, name) in lost {
                 self.grant_gone(&namespace, &name, effects);
@@ -445,17 +388,10 @@ impl Index {
             return self.mark_all_statuses_due();
         }
         let Consent {
-            readers,
-            targeting,
-            selecting,
-            ..
+            targeting, reading, ..
         } = &self.consent;
-        let namespaces: BTreeSet<Box<str>> = readers
-            .keys()
-            .chain(targeting.keys())
-            .chain(selecting.keys())
-            .cloned()
-            .collect();
+        let namespaces: BTreeSet<Box<str>> =
+            targeting.keys().chain(reading.keys()).cloned().collect();
         for namespace in namespaces {
             self.review_grants(&namespace, effects);
         }
@@ -471,28 +407,12 @@ impl Index {
             Became::Unknown,
             effects,
         );
-        for id in self
-            .consent
-            .selecting
-            .get(namespace)
-            .cloned()
-            .unwrap_or_default()
-        {
-            self.review_selectors(&id, effects);
-        }
-        let readers = self
-            .consent
-            .readers
-            .get(namespace)
-            .cloned()
-            .unwrap_or_default();
-        self.review_readers(readers, effects);
-        let targeting = self
-            .consent
-            .targeting
-            .get(namespace)
-            .cloned()
-            .unwrap_or_default();
+        let Consent {
+            targeting, reading, ..
+        } = &self.consent;
+        let reading = reading.get(namespace).cloned().unwrap_or_default();
+        let targeting = targeting.get(namespace).cloned().unwrap_or_default();
+        self.review_sources(&reading, effects);
         for id in targeting
             .iter()
             .filter(|id| id.namespace.as_deref() != Some(namespace))
@@ -514,72 +434,58 @@ impl Index {
             name: "".into(),
         };
         let rules = self.rules.range::<RuleId, _>(&first..);
-        let rules = rules.take_while(|(id, _)| id.namespace.as_deref() == Some(namespace));
-        let (mut ids, mut readers) = (Vec::new(), BTreeSet::new());
-        for (id, state) in rules {
-            ids.push(id.clone());
-            readers.extend(
-                state
-                    .projections
-                    .iter()
-                    .flatten()
-                    .filter(|id| self.projections.get(id).is_some_and(reads_abroad)),
-            );
-        }
-        self.review_readers(readers, effects);
-        for id in ids {
-            if let Some(rule) = self.rules.get(&id).and_then(RuleState::valid) {
+        let rules: BTreeSet<Arc<RuleId>> = rules
+            .map(|(id, _)| id.clone())
+            .take_while(|id| id.namespace.as_deref() == Some(namespace))
+            .collect();
+        self.review_sources(&rules, effects);
+        for id in &rules {
+            if let Some(rule) = self.rules.get(id).and_then(RuleState::valid) {
                 self.consent.usage_changed_by(rule, self.now);
             }
-            self.review_selectors(&id, effects);
-            self.consent.forget_missing_grants(&id);
-            self.mark_status_due(&id);
-            self.replan_rule(&id);
+            self.replan_rule(id);
         }
     }
 
-    fn review_readers(&mut self, readers: BTreeSet<ProjectionId>, effects: &mut Effects) {
+    /// The grants to these rules have changed. Determines again which sources they may read.
+    fn review_sources(&mut self, rules: &BTreeSet<Arc<RuleId>>, effects: &mut Effects) {
         let (mut changed, mut answers) = (Vec::new(), BTreeMap::new());
-        let mut rules = BTreeSet::new();
-        for id in readers {
-            let Some(projection) = self.projections.get(&id) else {
+        for rule in rules {
+            self.review_selectors(rule, effects);
+            self.consent.forget_missing_grants(rule);
+            self.mark_status_due(rule);
+            let Some(state) = self.rules.get(rule) else {
                 continue;
             };
-            let rule = projection.rule.clone();
-            // The answer is the same for all targets of a rule, and for all rules of a namespace.
-            let question = (rule.namespace.clone(), projection.source.clone());
-            let granted = *answers
-                .entry(question)
-                .or_insert_with(|| self.may_read(&rule, &projection.source));
-            self.consent.forget_missing_grants(&rule);
-            if projection.granted != granted {
-                changed.push(id);
+            let mut stays = true;
+            for id in state.projections.concat() {
+                let Some(projection) = self.projections.get(&id) else {
+                    continue;
+                };
+                // The answer is the same for all targets of a rule, and for all rules of a
+                // namespace.
+                let question = (rule.namespace.clone(), projection.source.clone());
+                let granted = *answers
+                    .entry(question)
+                    .or_insert_with(|| self.may_read(rule, &projection.source));
+                if projection.granted != granted {
+                    changed.push(id);
+                }
+                stays &= projection.granted && granted;
+                if let Some(projection) = self.projections.get_mut(&id) {
+                    projection.granted = granted;
+                }
             }
             // Copies are deleted at once if the owner revoked the grant. They are collected if
             // labels have changed. So a rule that stays without the grant is planned again, too.
-            if projection.granted != granted || !granted {
-                rules.insert(rule);
+            if !stays {
+                self.replan_rule(rule);
             }
-            if let Some(projection) = self.projections.get_mut(&id) {
-                projection.granted = granted;
-            }
-        }
-        for rule in rules {
-            self.replan_rule(&rule);
         }
         if !changed.is_empty() {
             self.render_projections(changed, effects);
             self.demand_changed();
         }
-    }
-}
-
-/// Requests a read of grants that count now because other grants have gone. The engine did not hold
-/// the content of these grants before.
-fn read_grants(namespace: &str, names: Vec<Box<str>>, jobs: &mut Jobs) {
-    for name in names {
-        let namespace = namespace.into();
-        jobs.ask(JobKey::ReadGrant { namespace, name });
     }
 }
 
@@ -592,40 +498,26 @@ pub(crate) fn named_targets(rule: &Rule) -> impl Iterator<Item = &str> {
         .flatten()
 }
 
-/// Returns the namespaces, except its own, in which a `Replication` selects sources.
-fn selected_abroad(rule: &Rule) -> impl Iterator<Item = &str> {
+/// Returns the namespaces, except its own, in which a `Replication` names or selects sources.
+pub(crate) fn read_abroad(rule: &Rule) -> impl Iterator<Item = &str> {
     let home = rule.id.namespace.as_deref();
-    let namespaces = rule.selectors.iter().map(|selector| &*selector.namespace);
+    let named = rule.sources.iter().filter_map(SourceRef::home);
+    let selected = rule.selectors.iter().map(|selector| &*selector.namespace);
+    let namespaces = named.chain(selected);
     namespaces.filter(move |namespace| home.is_some_and(|home| home != *namespace))
 }
 
-/// The access of a rule to a namespace.
-pub(crate) enum Given<'a> {
-    /// The namespace is the rule's own, or the rule is a `ClusterReplication`.
-    All,
-    /// Only the access that these grants give.
-    By(Vec<&'a Grant>),
-}
+/// The access of a rule to a namespace: the access that these grants give. `None` stands for all
+/// access: the namespace is the rule's own, or the rule is a `ClusterReplication`.
+pub(crate) struct Given<'a>(Option<Vec<&'a Grant>>);
 
 impl Given<'_> {
-    fn concerns(&self, kind: &GroupKind) -> bool {
-        match self {
-            Self::All => true,
-            Self::By(grants) => grants.iter().any(|grant| grant.concerns(kind)),
-        }
-    }
-
-    fn covers_any(&self, kind: &GroupKind) -> bool {
-        match self {
-            Self::All => true,
-            Self::By(grants) => grants.iter().any(|grant| grant.covers_any(kind)),
-        }
+    fn any(&self, covers: impl Fn(&Grant) -> bool) -> bool {
+        let grants = self.0.as_ref();
+        grants.is_none_or(|grants| grants.iter().any(|grant| covers(grant)))
     }
 
     pub(crate) fn covers(&self, kind: &GroupKind, name: &str) -> bool {
-        match self {
-            Self::All => true,
-            Self::By(grants) => grants.iter().any(|grant| grant.covers(kind, name)),
-        }
+        self.any(|grant| grant.covers(kind, name))
     }
 }

@@ -3,27 +3,21 @@
 //! One namespace at a time has its turn, a moment after the first change there. So tenants with
 //! many rules and grants cost no more than one count a second.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    sync::Arc,
-    time::Duration,
-};
+use std::{collections::BTreeMap, time::Duration};
 
 use mimeo_api::Access;
 
 use mimeo_model::{
-    grant::{Effect, Grant, RefusedGrant, Standing},
-    id::{RuleId, RuleKind},
+    grant::{Grant, Standing},
+    id::RuleKind,
     kind::GroupKind,
-    rule::Rule,
-    source::SourceRef,
+    rule::{Rule, Target},
 };
 
 use crate::{
-    Effects, Index, RuleState,
+    Index, RuleState,
     clock::Tick,
-    consent::{Consent, named_targets},
-    grants::Grants,
+    consent::{Consent, named_targets, read_abroad},
     missing_grants::copy_name,
 };
 
@@ -56,219 +50,97 @@ pub(crate) struct Usage {
     /// Each namespace with the earliest time of its turn. Only namespaces with grants are here.
     due: BTreeMap<Box<str>, Tick>,
     next_turn: Tick,
-    /// Grants that are refused, by namespace and name. No namespace without any.
-    refused: BTreeMap<Box<str>, BTreeMap<Box<str>, RefusedGrant>>,
 }
 
 impl Usage {
-    /// Removes a namespace that has no grants any more, except refused ones.
+    /// Removes a namespace that has no grants any more.
     pub(crate) fn forget(&mut self, namespace: &str) {
-        if !self.refused.contains_key(namespace) {
-            self.due.remove(namespace);
-        }
-    }
-
-    /// The grant isn't refused any more.
-    pub(crate) fn forget_refused(&mut self, namespace: &str, name: &str) {
-        if let Some(refused) = self.refused.get_mut(namespace) {
-            refused.remove(name);
-            if refused.is_empty() {
-                self.refused.remove(namespace);
-            }
-        }
-    }
-
-    /// Namespace and name of each grant that is refused.
-    pub(crate) fn refused(&self) -> impl Iterator<Item = (Box<str>, Box<str>)> {
-        self.refused.iter().flat_map(|(namespace, refused)| {
-            refused.keys().map(|name| (namespace.clone(), name.clone()))
-        })
-    }
-
-    /// Up to `most` statuses of refused grants that have to be written, by the grants' names. They
-    /// count as written from now on.
-    fn refused_updates(&mut self, namespace: &str, most: usize) -> Vec<(Box<str>, Standing)> {
-        let Some(refused) = self.refused.get_mut(namespace) else {
-            return vec![];
-        };
-        let updates = refused.iter_mut().filter_map(|(name, grant)| {
-            let standing = Standing {
-                generation: grant.generation,
-                effect: Effect::Invalid,
-                replications: 0,
-            };
-            (grant.status.replace(standing) != Some(standing)).then(|| (name.clone(), standing))
-        });
-        updates.take(most).collect()
-    }
-
-    /// Returns the namespace with the next turn, and when it is.
-    fn first(&self) -> Option<(Tick, &str)> {
-        let (namespace, due) = self.due.iter().min_by_key(|(_, due)| **due)?;
-        Some(((*due).max(self.next_turn), namespace))
+        self.due.remove(namespace);
     }
 }
 
 impl Consent {
     /// Records a change of a namespace's grants, or of the Replications that use them.
     pub(crate) fn usage_changed(&mut self, namespace: &str, now: Tick) {
-        let has_grants =
-            self.grants.contains_key(namespace) || self.usage.refused.contains_key(namespace);
-        if has_grants && !self.usage.due.contains_key(namespace) {
-            self.usage.due.insert(namespace.into(), now + COLLECTED);
+        let due = &mut self.usage.due;
+        if self.grants.contains_key(namespace) && !due.contains_key(namespace) {
+            due.insert(namespace.into(), now + COLLECTED);
         }
     }
 
     /// Records a new, changed or deleted Replication, or a change of the grants to it.
     pub(crate) fn usage_changed_by(&mut self, rule: &Rule, now: Tick) {
-        if rule.id.kind == RuleKind::Replication {
-            let sources = rule.sources.iter().filter_map(SourceRef::home);
-            let selectors = rule.selectors.iter().map(|selector| &*selector.namespace);
-            named_targets(rule)
-                .chain(sources)
-                .chain(selectors)
-                .for_each(|namespace| self.usage_changed(namespace, now));
-        }
+        named_targets(rule)
+            .chain(read_abroad(rule))
+            .for_each(|namespace| self.usage_changed(namespace, now));
     }
 }
 
 impl Index {
-    /// Up to `most` statuses of a namespace's valid grants that have to be written, by the grants'
-    /// names.
-    fn counting_updates(&mut self, namespace: &str, most: usize) -> Vec<(Box<str>, Standing)> {
-        // While a grant is being read, its Replications are unknown. The answer to the read gives
-        // the namespace another turn.
-        if self
-            .consent
-            .grants
-            .get(namespace)
-            .is_none_or(Grants::awaits_some)
-            || most == 0
-        {
-            return vec![];
-        }
-        let used = self.used(namespace);
-        let Some(grants) = self.consent.grants.get_mut(namespace) else {
-            return vec![];
-        };
-        grants.status_updates(most, |name| used.get(name).copied().unwrap_or_default())
+    /// Returns the namespace with the next turn, and when it is. `None` until the Replications and
+    /// grants are known.
+    fn next_usage(&self) -> Option<(Tick, &str)> {
+        let Usage { due, next_turn } = &self.consent.usage;
+        let known = self.all_rules_of(RuleKind::Replication) && self.grants_known();
+        let (namespace, due) = due.iter().min_by_key(|(_, due)| **due)?;
+        known.then(|| ((*due).max(*next_turn), &**namespace))
     }
 
     /// When `Engine::grant_statuses` may return statuses. `None` until the Replications and
     /// grants are known.
     pub fn grant_statuses_due(&self) -> Option<Tick> {
-        let known = self.all_rules_of(RuleKind::Replication) && self.grants_known();
-        self.consent
-            .usage
-            .first()
-            .filter(|_| known)
-            .map(|(due, _)| due)
+        self.next_usage().map(|(due, _)| due)
     }
 
     /// Returns the number of Replications that use each grant of a namespace, by the grants' names.
     fn used(&self, namespace: &str) -> BTreeMap<Box<str>, i32> {
         let mut used: BTreeMap<Box<str>, i32> = BTreeMap::new();
-        let Some(grants) = self.consent.grants.get(namespace) else {
-            return used;
-        };
         // Grouped by the namespaces of the Replications: the same grants admit all Replications of
         // one namespace.
         let mut admitting: BTreeMap<&str, Vec<(&str, &Grant)>> = BTreeMap::new();
         let mut counted = 0;
-        for id in self.concerned(namespace) {
+        for id in self.consent.concerned(namespace) {
             let Some(home) = id.namespace.as_deref().filter(|home| *home != namespace) else {
                 continue;
             };
             let admitting = admitting.entry(home).or_insert_with(|| {
-                let Some(entry) = self
-                    .namespaces
-                    .get(home)
-                    .filter(|entry| entry.uid.is_some())
-                else {
-                    return vec![];
-                };
-                let admits =
-                    |(_, grant): &(&str, &Grant)| grant.admits(grant.access, home, &entry.labels);
-                grants.counting_by_name().filter(admits).collect()
+                let grants = self.admitting(namespace, home);
+                grants.map(|(name, grant, _)| (name, grant)).collect()
             });
-            let Some(rule) = self
-                .rules
-                .get(id)
-                .and_then(RuleState::valid)
-                .filter(|_| !admitting.is_empty())
-            else {
+            let rule = self.rules.get(id).and_then(RuleState::valid);
+            let Some(rule) = rule.filter(|_| !admitting.is_empty()) else {
                 continue;
             };
             counted += 1;
             if counted > COUNTED {
                 break;
             }
-            let wishes = Wishes::of(rule, namespace);
-            for (name, _) in admitting
-                .iter()
-                .filter(|(_, grant)| wishes.are_covered_by(grant))
-            {
-                *used.entry((*name).into()).or_default() += 1;
+            let needs = needs(rule, namespace);
+            for (name, grant) in &*admitting {
+                if needs.iter().any(|need| gives(grant, need)) {
+                    *used.entry((*name).into()).or_default() += 1;
+                }
             }
         }
         used
     }
-
-    /// The Replications with sources or targets in a namespace.
-    fn concerned(&self, namespace: &str) -> BTreeSet<&Arc<RuleId>> {
-        let Consent {
-            targeting,
-            selecting,
-            readers,
-            ..
-        } = &self.consent;
-        let readers = readers
-            .get(namespace)
-            .into_iter()
-            .flatten()
-            .filter_map(|id| self.projections.get(id));
-        let indices = [targeting, selecting]
-            .into_iter()
-            .filter_map(|index| index.get(namespace))
-            .flatten();
-        indices
-            .chain(readers.map(|projection| &projection.rule))
-            .collect()
-    }
 }
 
 impl Index {
-    /// A grant is refused: it grants nothing, and its status says why.
-    pub(crate) fn grant_refused(
-        &mut self,
-        namespace: &str,
-        name: &str,
-        refused: RefusedGrant,
-        effects: &mut Effects,
-    ) {
-        self.grant_gone(namespace, name, effects);
-        let of_namespace = self.consent.usage.refused.entry(namespace.into());
-        of_namespace.or_default().insert(name.into(), refused);
-        self.consent.usage_changed(namespace, self.now);
-    }
-
     /// Returns the statuses of grants that must be written now.
     pub(crate) fn grant_statuses(&mut self) -> Vec<GrantUpdate> {
-        if self.grant_statuses_due().is_none_or(|due| due > self.now) {
-            return vec![];
-        }
-        let Some(namespace) = self
-            .consent
-            .usage
-            .first()
-            .map(|(_, namespace)| Box::<str>::from(namespace))
-        else {
+        let turn = self.next_usage().filter(|(due, _)| *due <= self.now);
+        let Some(namespace) = turn.map(|(_, namespace)| Box::<str>::from(namespace)) else {
             return vec![];
         };
         self.consent.usage.next_turn = self.now + PACE;
         self.consent.usage.due.remove(&namespace);
-        let mut updates = self.consent.usage.refused_updates(&namespace, WRITES);
-        updates.extend(self.counting_updates(&namespace, WRITES - updates.len()));
+        let used = self.used(&namespace);
+        let used = |name: &str| used.get(name).copied().unwrap_or_default();
+        let Some(grants) = self.consent.grants.get_mut(&namespace) else {
+            return vec![];
+        };
+        let updates = grants.status_updates(WRITES, used);
         if updates.len() == WRITES {
             self.consent.usage_changed(&namespace, self.now);
         }
@@ -283,84 +155,50 @@ impl Index {
     /// Records that a grant's status could not be written.
     pub(crate) fn grant_status_failed(&mut self, namespace: &str, name: &str) {
         let Consent { grants, usage, .. } = &mut self.consent;
-        let refused = usage
-            .refused
-            .get_mut(namespace)
-            .and_then(|refused| refused.get_mut(name));
-        let known = match (refused, grants.get_mut(namespace)) {
-            (Some(refused), _) => {
-                refused.status = None;
-                true
-            }
-            (None, Some(grants)) => {
-                grants.status_failed(name);
-                true
-            }
-            (None, None) => false,
-        };
-        if known {
+        if let Some(grants) = grants.get_mut(namespace) {
+            grants.status_failed(name);
             usage.due.insert(namespace.into(), self.now + RETRY);
         }
     }
 }
 
-/// The objects of another namespace that a Replication needs a grant for.
-struct Wishes {
-    /// Named sources.
-    reads: Vec<(GroupKind, Box<str>)>,
-    /// Kinds of selectors.
-    selects: Vec<GroupKind>,
-    /// Copies of named sources.
-    writes: Vec<(GroupKind, String)>,
-    /// Kinds of copies of selected sources.
-    writes_found: Vec<GroupKind>,
+/// The access to objects of a kind in another namespace. The name is `None` for the objects that a
+/// selector finds.
+type Need = (Access, GroupKind, Option<String>);
+
+/// Returns the access that a Replication needs in another namespace.
+fn needs(rule: &Rule, namespace: &str) -> Vec<Need> {
+    let here = |target: &&Target| target.selection.names(namespace);
+    let targets: Vec<&Target> = rule.targets.iter().filter(here).collect();
+    let mut needs = Vec::new();
+    for source in &rule.sources {
+        let kind = source.gvk.group_kind();
+        for target in &targets {
+            let name = copy_name(target, source, namespace);
+            needs.push((Access::Write, kind.clone(), Some(name)));
+        }
+        if source.home() == Some(namespace) {
+            needs.push((Access::Read, kind, Some(source.name.to_string())));
+        }
+    }
+    for selector in &rule.selectors {
+        let kind = selector.gvk.group_kind();
+        if !targets.is_empty() {
+            needs.push((Access::Write, kind.clone(), None));
+        }
+        if *selector.namespace == *namespace {
+            needs.push((Access::Read, kind, None));
+        }
+    }
+    needs
 }
 
-impl Wishes {
-    fn of(rule: &Rule, namespace: &str) -> Self {
-        let sources = rule
-            .sources
-            .iter()
-            .filter(|source| source.home() == Some(namespace));
-        let selectors = rule.selectors.iter();
-        let targets = || {
-            rule.targets
-                .iter()
-                .filter(|target| target.selection.names(namespace))
-        };
-        let copies = |source: &SourceRef| -> Vec<(GroupKind, String)> {
-            let names = targets().map(|target| copy_name(target, source, namespace));
-            names.map(|name| (source.gvk.group_kind(), name)).collect()
-        };
-        let found = rule.selectors.iter().filter(|_| targets().next().is_some());
-        Self {
-            reads: sources
-                .map(|source| (source.gvk.group_kind(), source.name.clone()))
-                .collect(),
-            selects: selectors
-                .filter(|one| &*one.namespace == namespace)
-                .map(|one| one.gvk.group_kind())
-                .collect(),
-            writes: rule.sources.iter().flat_map(copies).collect(),
-            writes_found: found.map(|selector| selector.gvk.group_kind()).collect(),
+/// True if the grant gives at least some of this access.
+fn gives(grant: &Grant, (access, kind, name): &Need) -> bool {
+    grant.access == *access
+        && match (name, access) {
+            (Some(name), _) => grant.covers(kind, name),
+            (None, Access::Read) => grant.covers_any(kind),
+            (None, Access::Write) => grant.concerns(kind),
         }
-    }
-
-    /// True if the grant covers at least one of these objects.
-    fn are_covered_by(&self, grant: &Grant) -> bool {
-        match grant.access {
-            Access::Read => {
-                self.reads
-                    .iter()
-                    .any(|(kind, name)| grant.covers(kind, name))
-                    || self.selects.iter().any(|kind| grant.covers_any(kind))
-            }
-            Access::Write => {
-                self.writes
-                    .iter()
-                    .any(|(kind, name)| grant.covers(kind, name))
-                    || self.writes_found.iter().any(|kind| grant.concerns(kind))
-            }
-        }
-    }
 }

@@ -19,7 +19,6 @@ use mimeo_model::{
     meta::{Uid, is_copy, version},
     outcome::Unreadable,
     render::{Copies, Draft},
-    role::Role,
     rule::{Rule, Target},
     size::bytes_of,
     source::{MOST_BYTES, SourceRef, SourceRefused, refused_size, refused_type},
@@ -262,17 +261,6 @@ impl Index {
             self.take_source(source, object, effects);
             self.render_source(source, effects);
         }
-        // Only the reconciler needs the sources that a selector found before: it knows which copies
-        // came from them.
-        let forgotten = self.settings.role == Role::Injector && source.selector().is_some();
-        if forgotten
-            && self
-                .sources
-                .get(source)
-                .is_some_and(SourceState::is_missing)
-        {
-            self.sources.remove(source);
-        }
     }
 
     pub(crate) fn take_source(
@@ -350,7 +338,6 @@ impl Index {
         {
             return;
         }
-        self.mark_statuses_due_of_source(source);
         self.replan_rules_of_source(source);
     }
 
@@ -391,7 +378,7 @@ impl Index {
             let rendering = renderer.rendering(rule, target, projection, state, cluster);
             let same = rendering == projection.rendering;
             if !same {
-                projection.reference = first_reference(self.settings.role, &rendering);
+                projection.reference = first_reference(self.settings.keeps_copies(), &rendering);
                 projection.failed_dry_runs = 0;
                 projection.rendering = rendering;
                 projection.renewed = Some(self.now);
@@ -426,11 +413,14 @@ impl Index {
     }
 }
 
-pub(crate) fn first_reference(role: Role, rendering: &Result<Copies, NoRendering>) -> Reference {
-    match role {
-        Role::Keeper if rendering.as_ref().is_ok_and(Copies::own_fields_apart) => Reference::Apart,
-        Role::Keeper => Reference::Unknown,
-        Role::Injector => Reference::Waived,
+pub(crate) fn first_reference(
+    keeps_copies: bool,
+    rendering: &Result<Copies, NoRendering>,
+) -> Reference {
+    match rendering {
+        _ if !keeps_copies => Reference::Waived,
+        Ok(copies) if copies.own_fields_apart() => Reference::Apart,
+        _ => Reference::Unknown,
     }
 }
 
@@ -439,8 +429,6 @@ pub(crate) fn first_reference(role: Role, rendering: &Result<Copies, NoRendering
 #[derive(Default)]
 pub(crate) struct Renderer {
     last: Option<(Arc<RuleId>, SourceRef, Result<Draft, SourceRefused>)>,
-    /// Copies share their common bytes.
-    shared: Vec<Copies>,
 }
 
 impl Renderer {
@@ -480,9 +468,7 @@ impl Renderer {
                 let copies = draft
                     .map_err(Clone::clone)
                     .and_then(|draft| draft.copies(target));
-                let mut copies = copies.map_err(NoRendering::Refused)?;
-                copies.share(&mut self.shared);
-                Ok(copies)
+                copies.map_err(NoRendering::Refused)
             }
         }
     }
@@ -494,23 +480,14 @@ impl Renderer {
         object: &Value,
         cluster: &str,
     ) -> &Result<Draft, SourceRefused> {
-        let last = self.last.take();
-        if last
-            .as_ref()
-            .is_some_and(|(last, ..)| *last != projection.rule && last.namespace.is_some())
-        {
-            // Replications may render arbitrary bytes, so none of them are kept for other rules.
-            self.shared.clear();
-        }
-        let (.., draft) = self.last.insert(match last {
-            Some((of, source, draft)) if of == projection.rule && source == projection.source => {
-                (of, source, draft)
-            }
-            _ => (
+        self.last
+            .take_if(|(rule, source, _)| *rule != projection.rule || *source != projection.source);
+        let (.., draft) = self.last.get_or_insert_with(|| {
+            (
                 projection.rule.clone(),
                 projection.source.clone(),
                 Draft::of(rule, &projection.source, object, cluster),
-            ),
+            )
         });
         draft
     }

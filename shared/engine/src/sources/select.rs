@@ -281,7 +281,6 @@ impl Index {
         annotation: Option<&String>,
     ) {
         if seen.ours()
-            && self.settings.role == mimeo_model::role::Role::Keeper
             && !self.origins.contains_key(&seen.source)
             && let Some(source) = annotation.and_then(|text| SourceRef::parse(text))
         {

@@ -40,7 +40,7 @@ impl Index {
         let Some(kind) = self.kind_id(kind) else {
             return;
         };
-        let listing = self.kinds[kind].watches.of(namespace).listing;
+        let listing = self.kinds[kind].watches.of(Some(namespace)).listing;
         let namespace = self.namespace_name(namespace);
         if let Some(rule) = &seen.rule {
             let rule = self.rule_name(rule);

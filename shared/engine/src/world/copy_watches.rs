@@ -7,8 +7,6 @@ use mimeo_model::{
     kind::{GroupKind, Resource},
     known::{Known, Watched},
     outcome::Unreadable,
-    reach::Reach,
-    role::Role,
     rule::Rule,
     selection::Labels,
     template::Place,
@@ -46,56 +44,21 @@ pub(crate) struct WatchProgress {
 }
 
 /// The progress of the watches of one kind.
-#[derive(Debug)]
-pub(crate) enum CopyWatches {
-    /// One watch for all namespaces.
-    Everywhere(WatchProgress),
-    /// One watch for each namespace in reach, from its first event on. `other` stands for all other
-    /// namespaces, and stays empty.
-    Each {
-        places: BTreeMap<Box<str>, WatchProgress>,
-        other: WatchProgress,
-    },
+#[derive(Debug, Default)]
+pub(crate) struct CopyWatches {
+    /// The watches, by watched namespace, each from its first event on. `None` watches all
+    /// namespaces, and is then the only one.
+    places: BTreeMap<Option<Box<str>>, WatchProgress>,
+    /// Stands for each watch without an event. It stays empty.
+    none: WatchProgress,
 }
 
 impl CopyWatches {
-    pub(crate) fn new(reach: &Reach) -> Self {
-        match &reach.targets {
-            None => Self::Everywhere(WatchProgress::default()),
-            Some(_) => Self::Each {
-                places: BTreeMap::new(),
-                other: WatchProgress::default(),
-            },
-        }
-    }
-
-    /// Returns the progress of the watch that shows a namespace's copies.
-    pub(crate) fn of(&self, namespace: &str) -> &WatchProgress {
-        match self {
-            Self::Everywhere(progress) => progress,
-            Self::Each { places, other } => places.get(namespace).unwrap_or(other),
-        }
-    }
-
-    /// Returns the progress of a watch, if such a watch exists.
-    fn of_watch(&mut self, namespace: Option<&str>) -> Option<&mut WatchProgress> {
-        match (self, namespace) {
-            (Self::Everywhere(progress), None) => Some(progress),
-            (Self::Each { places, .. }, Some(namespace)) => {
-                Some(places.entry(namespace.into()).or_default())
-            }
-            _ => None,
-        }
-    }
-
-    fn all(&mut self) -> Vec<(Option<&str>, &mut WatchProgress)> {
-        match self {
-            Self::Everywhere(progress) => vec![(None, progress)],
-            Self::Each { places, .. } => places
-                .iter_mut()
-                .map(|(name, progress)| (Some(&**name), progress))
-                .collect(),
-        }
+    /// Returns the progress of the watch that shows a namespace's copies, or all copies.
+    pub(crate) fn of(&self, namespace: Option<&str>) -> &WatchProgress {
+        let here = || self.places.get(&namespace.map(Into::into));
+        let watch = self.places.get(&None).or_else(here);
+        watch.unwrap_or(&self.none)
     }
 }
 
@@ -121,24 +84,14 @@ impl Index {
 
     fn watches_of(&self, rule: &Rule, kind: KindId) -> Vec<(Option<&str>, &WatchProgress)> {
         let watches = &self.kinds[kind].watches;
-        match (watches, &self.settings.reach.targets) {
-            (CopyWatches::Each { .. }, Some(targets)) => {
-                let reached = self.reached(rule).unwrap_or_default();
-                let places = targets.iter().filter(|name| reached.contains(*name));
-                places
-                    .map(|name| (Some(&**name), watches.of(name)))
-                    .collect()
-            }
-            (
-                CopyWatches::Everywhere(progress)
-                | CopyWatches::Each {
-                    other: progress, ..
-                },
-                _,
-            ) => {
-                vec![(None, progress)]
-            }
-        }
+        let Some(targets) = &self.settings.reach.targets else {
+            return vec![(None, watches.of(None))];
+        };
+        let reached = self.reached(rule).unwrap_or_default();
+        let places = targets.iter().filter(|name| reached.contains(*name));
+        places
+            .map(|name| (Some(&**name), watches.of(Some(name))))
+            .collect()
     }
 
     /// The namespaces in reach in which the rule would write now. `None`: the reach is unlimited.
@@ -180,7 +133,7 @@ impl Index {
 
     /// Adds the watches of a kind's copies. A webhook replica watches no copies.
     pub(crate) fn demand_copies(&self, demand: &mut Demand, resource: &Resource) {
-        if self.settings.role == Role::Injector {
+        if !self.settings.keeps_copies() {
             return;
         }
         let kind = resource.gvk.group_kind();
@@ -224,10 +177,10 @@ impl Index {
                 ..
             } = kind;
             let mut any = false;
-            for (namespace, progress) in watches.all() {
+            for (namespace, progress) in &mut watches.places {
                 let watch = CopyWatch {
                     kind: group_kind.clone(),
-                    namespace: namespace.map(Into::into),
+                    namespace: namespace.clone(),
                 };
                 let kept = watched.contains_key(&watch);
                 any |= kept;
@@ -243,17 +196,12 @@ impl Index {
 
     /// True if every possible copy of the kind has been listed.
     pub(crate) fn all_copies_listed(&self, kind: &KindState) -> bool {
-        match &kind.watches {
-            CopyWatches::Everywhere(progress) => progress.watch.is_listed(),
-            CopyWatches::Each { .. } => {
-                let places = self.watched_places();
-                self.namespaces_listed
-                    && places
-                        .iter()
-                        .flatten()
-                        .all(|name| kind.watches.of(name).watch.is_listed())
-            }
-        }
+        let places = self.watched_places();
+        self.namespaces_listed
+            && places.iter().all(|place| {
+                let progress = kind.watches.of(place.as_deref());
+                progress.watch.is_listed()
+            })
     }
 }
 
@@ -278,7 +226,7 @@ impl Index {
         let unreadable = progress.watch.unreadable();
         progress.watch.becomes(known);
         if progress.watch.unreadable() != unreadable {
-            self.mark_statuses_due_of_projections(|projection| projection.kind == id);
+            self.mark_all_statuses_due();
         }
         if let Known::Listed(at) = known {
             self.copies_listed(watch, id, at);
@@ -313,6 +261,7 @@ impl Index {
 
     fn watch_progress(&mut self, watch: &CopyWatch) -> Option<&mut WatchProgress> {
         let id = self.kind_id(&watch.kind)?;
-        self.kinds[id].watches.of_watch(watch.namespace.as_deref())
+        let places = &mut self.kinds[id].watches.places;
+        Some(places.entry(watch.namespace.clone()).or_default())
     }
 }

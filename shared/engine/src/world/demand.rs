@@ -5,7 +5,6 @@ use std::collections::{BTreeMap, BTreeSet};
 use mimeo_model::{
     id::RuleKind,
     kind::{GroupVersionKind, Resource},
-    role::Role,
     source::{SourceRef, SourceSelector},
 };
 
@@ -110,9 +109,10 @@ impl Index {
     /// even if the demand changes back and forth.
     pub(crate) fn demand(&mut self, effects: &mut Effects) -> Demand {
         // New namespaces do not wait for the copies of Replications.
-        let kinds = match self.settings.role {
-            Role::Keeper => &RuleKind::ALL[..],
-            Role::Injector => &[RuleKind::ClusterReplication],
+        let kinds: &[RuleKind] = if self.settings.keeps_copies() {
+            &RuleKind::ALL
+        } else {
+            &[RuleKind::ClusterReplication]
         };
         let mut demand = self.demanded(kinds);
         // A watch that is closed and opened again makes a new listing.

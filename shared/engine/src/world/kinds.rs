@@ -13,7 +13,6 @@ use mimeo_model::{
     kind::{GroupKind, GroupVersionKind, Resource},
     known::Known,
     outcome::FailureReason,
-    reach::Reach,
     source::SourceRef,
 };
 
@@ -26,16 +25,12 @@ use crate::{
 };
 
 /// The kinds that rules name or that copies have.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Kinds {
     states: Vec<KindState>,
     ids: BTreeMap<GroupKind, KindId>,
     /// Numbers of forgotten kinds, for reuse.
     vacant: Vec<KindId>,
-    /// The number of kinds at which needless kinds are forgotten. Finding them takes a pass over
-    /// the whole state. So the number must first grow to twice the kinds that were needed after the
-    /// last pass.
-    crowd: usize,
     /// The results of discovery, by version. A kind without an entry was never requested.
     served: BTreeMap<GroupVersionKind, Known<Resource>>,
     /// True if the kinds `ConfigMap` was read.
@@ -89,23 +84,6 @@ impl Kinds {
     }
 }
 
-impl Default for Kinds {
-    fn default() -> Self {
-        Self {
-            states: Vec::new(),
-            ids: BTreeMap::new(),
-            vacant: Vec::new(),
-            crowd: CROWD,
-            served: BTreeMap::new(),
-            known: false,
-            since: None,
-        }
-    }
-}
-
-/// Hardly any cluster has so many kinds.
-const CROWD: usize = 1024;
-
 impl ops::Index<KindId> for Kinds {
     type Output = KindState;
 
@@ -144,11 +122,11 @@ pub(crate) enum Note {
 }
 
 impl KindState {
-    fn new(group_kind: GroupKind, reach: &Reach) -> Self {
+    fn new(group_kind: GroupKind) -> Self {
         Self {
             group_kind,
             note: Note::Absent,
-            watches: CopyWatches::new(reach),
+            watches: CopyWatches::default(),
             lost: false,
         }
     }
@@ -164,7 +142,8 @@ impl KindState {
 
     /// True if every copy in the namespace has been listed.
     pub(crate) fn copies_known_in(&self, namespace: &str) -> bool {
-        self.watches.of(namespace).watch.is_listed() || self.note == (Note::Present { fresh: true })
+        self.watches.of(Some(namespace)).watch.is_listed()
+            || self.note == (Note::Present { fresh: true })
     }
 }
 
@@ -243,7 +222,7 @@ impl Index {
             // the kind are affected.
             self.replan_rules_of_kind(gvk);
         } else {
-            self.mark_statuses_due_of_kind(gvk);
+            self.mark_all_statuses_due();
             self.replan_all();
         }
         self.demand_changed();
@@ -338,10 +317,10 @@ impl Index {
         if let Some(id) = self.kinds.id(group_kind) {
             return Some(id);
         }
-        if self.kinds.vacant.is_empty() && self.kinds.states.len() >= self.kinds.crowd {
+        if self.kinds.vacant.is_empty() && self.kinds.states.len() > usize::from(u16::MAX) {
             self.forget_needless_kinds();
         }
-        let state = KindState::new(group_kind.clone(), &self.settings.reach);
+        let state = KindState::new(group_kind.clone());
         let id = if let Some(id) = self.kinds.vacant.pop() {
             self.kinds[id] = state;
             id
@@ -356,55 +335,35 @@ impl Index {
 
     /// Forgets kinds that the state contains only by name. Rules may name kinds that don't exist,
     /// and each update of a rule may name others.
-    fn forget_needless_kinds(&mut self) {
-        let mut needed: BTreeSet<KindId> = self
-            .projections
-            .values()
-            .map(|projection| projection.kind)
+    pub(crate) fn forget_needless_kinds(&mut self) {
+        let copies = self.namespaces.values().flat_map(|namespace| {
+            let blocked = namespace.blocked.values().flatten();
+            let copies = namespace.copies.iter().map(|copy| copy.kind);
+            copies.chain(blocked.map(|((kind, _), _)| *kind))
+        });
+        let rules = self.projections.values();
+        let needed: BTreeSet<KindId> = copies
+            .chain(rules.map(|projection| projection.kind))
             .collect();
-        needed.extend(
-            self.namespaces
-                .values()
-                .flat_map(|namespace| &namespace.copies)
-                .map(|copy| copy.kind),
-        );
-        let blocked = self
-            .namespaces
-            .values()
-            .flat_map(|namespace| namespace.blocked.values().flatten());
-        needed.extend(blocked.map(|((kind, _), _)| *kind));
-        let served = self
-            .kinds
-            .served
-            .iter()
-            .filter(|(_, served)| served.is_listed());
+        let Kinds {
+            states,
+            ids,
+            vacant,
+            served,
+            ..
+        } = &mut self.kinds;
+        let served = served.iter().filter(|(_, served)| served.is_listed());
         let served: BTreeSet<GroupKind> = served.map(|(gvk, _)| gvk.group_kind()).collect();
-        let needless = |(id, kind): &(KindId, &KindState)| {
-            kind.note == Note::Absent
-                && !kind.lost
-                && !needed.contains(id)
-                && !served.contains(&kind.group_kind)
-        };
-        let needless: Vec<KindId> = self
-            .kinds
-            .iter()
-            .filter(needless)
-            .map(|(id, _)| id)
-            .collect();
-        for id in &needless {
-            let nothing = KindState::new(
-                GroupKind {
-                    group: "".into(),
-                    kind: "".into(),
-                },
-                &self.settings.reach,
-            );
-            let former = std::mem::replace(&mut self.kinds[*id], nothing);
-            self.kinds.ids.remove(&former.group_kind);
-        }
-        self.kinds.crowd = CROWD
-            .max((self.kinds.states.len() - needless.len()) * 2)
-            .min(usize::from(u16::MAX) + 1);
-        self.kinds.vacant = needless;
+        ids.retain(|group_kind, id| {
+            let kind = &states[usize::from(id.0)];
+            let needed = kind.note != Note::Absent
+                || kind.lost
+                || needed.contains(id)
+                || served.contains(group_kind);
+            if !needed {
+                vacant.push(*id);
+            }
+            needed
+        });
     }
 }

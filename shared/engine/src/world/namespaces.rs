@@ -9,7 +9,6 @@ use mimeo_model::{
     id::{KindId, RuleId},
     meta::{Uid, version},
     names,
-    role::Role,
     selection::Labels,
     template::Place,
 };
@@ -119,7 +118,12 @@ impl Index {
                     .filter_map(|copy| self.projections.owner(copy).cloned()),
             );
             rules.extend(entry.blocked.keys().cloned());
-            let copies = watched(&mut effects.work, &name, entry, self.settings.role);
+            let copies = watched(
+                &mut effects.work,
+                &name,
+                entry,
+                self.settings.keeps_copies(),
+            );
             **entry = Namespace {
                 copies,
                 ended: true,
@@ -230,7 +234,12 @@ impl Index {
             self.mark_status_due(id);
         }
         self.review_home(&name, effects);
-        let copies = watched(&mut effects.work, &name, &mut old, self.settings.role);
+        let copies = watched(
+            &mut effects.work,
+            &name,
+            &mut old,
+            self.settings.keeps_copies(),
+        );
         if !copies.is_empty() {
             self.namespaces.insert(
                 name,
@@ -354,13 +363,13 @@ fn watched(
     work: &mut work::Work,
     name: &Arc<str>,
     namespace: &mut Namespace,
-    role: Role,
+    shown: bool,
 ) -> Vec<CopyState> {
     let mut copies = std::mem::take(&mut namespace.copies);
     copies
         .iter_mut()
         .for_each(|copy| work.remind(name, copy, None));
-    copies.retain(|copy| role == Role::Keeper && copy.seen().is_some_and(|seen| seen.labelled));
+    copies.retain(|copy| shown && copy.seen().is_some_and(|seen| seen.labelled));
     for copy in &mut copies {
         copy.want = None;
         copy.verdict = Verdict::default();

@@ -7,12 +7,10 @@ use std::{
 
 use mimeo_model::{
     id::{ProjectionId, RuleId, RuleKind},
-    kind::GroupVersionKind,
     known::{Known, Watched},
     meta::Uid,
     outcome::Unreadable,
     refusal::Refused,
-    role::Role,
     rule::Rule,
     source::SourceRef,
 };
@@ -36,6 +34,8 @@ use crate::{
 pub(crate) struct Collection {
     pub(crate) watch: Watched,
     pub(crate) crd: CrdState,
+    /// The highest resourceVersion at which a generation of a rule was first seen.
+    newest: u64,
 }
 
 /// One rule, as last seen.
@@ -102,13 +102,16 @@ impl Index {
             .take_while(|(id, _)| id.kind == RuleKind::ClusterReplication)
     }
 
-    /// The highest resourceVersion at which the present generation of a `ClusterReplication` was
-    /// first seen.
-    pub fn rules_seen(&self) -> u64 {
-        self.cluster_rules()
-            .map(|(_, state)| state.spec_version)
-            .max()
-            .unwrap_or_default()
+    /// The highest resourceVersion at which a generation of a `ClusterReplication` was first seen.
+    pub fn newest_spec(&self) -> u64 {
+        self.collections[RuleKind::ClusterReplication].newest
+    }
+
+    /// The highest resourceVersion of a `ClusterReplication`. Writes of statuses count, too.
+    pub fn newest_rule(&self) -> u64 {
+        let rules = self.cluster_rules().filter_map(|(_, state)| state.valid());
+        let versions = rules.map(|rule| rule.resource_version);
+        versions.max().unwrap_or_default()
     }
 
     /// Returns one value that all copies of a rule share.
@@ -142,50 +145,12 @@ impl Index {
 
     pub(crate) fn remove_projection(&mut self, id: ProjectionId) -> Option<Projection> {
         let gone = self.projections.remove(&id)?;
-        self.consent.remove_reader(id, &gone);
         // A source is never written. Where this was the last projection of a source, another rule
         // may write over the object now.
         if let Some((home, _)) = self.namespaces.get_key_value(&*gone.source.namespace) {
             self.dirty.insert(home.clone());
         }
         Some(gone)
-    }
-
-    pub(crate) fn mark_statuses_due_of_kind(&mut self, gvk: &GroupVersionKind) {
-        for state in self.rules.values_mut() {
-            if state
-                .rule
-                .as_ref()
-                .is_ok_and(|rule| rule.kinds.iter().any(|kind| kind == gvk))
-            {
-                state.status.mark_due();
-            }
-        }
-    }
-
-    /// Marks the statuses of all rules with this source as due.
-    pub(crate) fn mark_statuses_due_of_source(&mut self, source: &SourceRef) {
-        for (_, projection) in self.projections.of_source(source) {
-            if let Some(state) = self.rules.get_mut(&projection.rule) {
-                state.status.mark_due();
-            }
-        }
-    }
-
-    /// Marks the statuses of all rules that have such a projection as due.
-    pub(crate) fn mark_statuses_due_of_projections(
-        &mut self,
-        concerned: impl Fn(&Projection) -> bool,
-    ) {
-        for projection in self
-            .projections
-            .values()
-            .filter(|projection| concerned(projection))
-        {
-            if let Some(state) = self.rules.get_mut(&projection.rule) {
-                state.status.mark_due();
-            }
-        }
     }
 }
 
@@ -244,6 +209,8 @@ impl Index {
         let shift = self.replace_selectors(id, former, valid);
         let projections = valid.map_or_else(Vec::new, |rule| self.add_claims(id, rule, effects));
         let version = rule.as_ref().map_or(0, |rule| rule.resource_version);
+        let newest = &mut self.collections[id.kind].newest;
+        *newest = version.max(*newest);
         let pod_gate_proven = rule
             .as_ref()
             .is_ok_and(|rule| pod_gate_active(&observed, rule.generation));
@@ -281,6 +248,7 @@ impl Index {
             .forget_sources(id, |source| valid.is_some_and(|rule| rule.may_have(source)));
         self.keep_all_copied(id, effects);
         self.follow_anew(shift, effects);
+        effects.work.tidy_later();
         self.mark_status_due(id);
         self.remind_of_grace(id, effects);
         if id.kind == RuleKind::ClusterReplication {
@@ -331,9 +299,7 @@ impl Index {
         effects.work.tidy_later();
         let home = || self.namespaces.get(id.namespace.as_deref()?)?.uid;
         let gone = absent::Gone::seen_under(old.crd, old.home.or_else(home), self.now);
-        if self.settings.role == Role::Keeper {
-            self.gone.insert(id, gone);
-        }
+        self.gone.insert(id, gone);
         self.demand_changed();
     }
 
@@ -355,7 +321,7 @@ impl Index {
         let known = match known {
             // A webhook replica then has nothing to wait for. The meaning for existing copies is
             // not decided by a watch.
-            Known::Unserved if self.settings.role == Role::Injector => Known::Listed(&none),
+            Known::Unserved if !self.settings.keeps_copies() => Known::Listed(&none),
             // The problem ends by itself, and no status could be written meanwhile.
             Known::Unreadable(Unreadable::Unavailable) if was_listed => return,
             known => known,
@@ -427,8 +393,8 @@ impl Index {
                 let cluster = &self.settings.cluster;
                 projection.rendering =
                     renderer.rendering(rule, target, &projection, state, cluster);
-                projection.reference = first_reference(self.settings.role, &projection.rendering);
-                self.consent.add_reader(number, &projection);
+                projection.reference =
+                    first_reference(self.settings.keeps_copies(), &projection.rendering);
                 self.projections.insert(number, projection);
                 added.push(number);
             }

@@ -9,14 +9,18 @@ use std::{
 use mimeo_model::{
     id::{KindId, RuleId, RuleKind},
     meta::source_hash,
-    role::Role,
     source::SourceRef,
 };
 
-use crate::{Effects, Index, copy::Phase, jobs::JobKey, kinds::Note};
+use crate::{
+    Effects, Index,
+    copy::{CopyState, Phase},
+    jobs::JobKey,
+    kinds::Note,
+};
 
 /// With this many copies or more, tidying takes a while.
-const MANY: usize = 1024;
+const MANY: u32 = 1024;
 /// The pause after tidying, for each copy. It is about ten times as long as the tidying took.
 const EACH: Duration = Duration::from_micros(5);
 
@@ -35,25 +39,17 @@ impl Index {
     /// Forgets rules that no copy names any more, and kinds that need no watch any more. It runs
     /// when the queue is empty.
     pub(crate) fn tidy(&mut self, effects: &mut Effects) {
-        if !self.all_rules() || self.settings.role == Role::Injector {
+        if !self.all_rules() {
             return;
         }
         let mut named: BTreeSet<KindId> = BTreeSet::new();
-        let mut owners: BTreeSet<Arc<RuleId>> = BTreeSet::new();
-        let mut origins: BTreeSet<u64> = BTreeSet::new();
-        let mut copies_in: BTreeMap<Arc<RuleId>, BTreeSet<Arc<str>>> = BTreeMap::new();
-        let count = self
+        let mut count = 0;
+        for copy in self
             .namespaces
             .values()
-            .map(|namespace| namespace.copies.len())
-            .sum::<usize>();
-        let rest = EACH.saturating_mul(u32::try_from(count).unwrap_or(u32::MAX));
-        effects.work.tidy_after = self.now + if count < MANY { Duration::ZERO } else { rest };
-        let copies = self
-            .namespaces
-            .iter()
-            .flat_map(|(name, namespace)| namespace.copies.iter().map(move |copy| (name, copy)));
-        for (name, copy) in copies {
+            .flat_map(|namespace| &namespace.copies)
+        {
+            count += 1;
             if copy.want.is_none() && matches!(copy.phase, Phase::InFlight(_)) {
                 // The running request may still create a copy of a rule that is gone. Its answer
                 // leads to another call.
@@ -62,23 +58,14 @@ impl Index {
             if copy.needs_record() {
                 named.insert(copy.kind);
             }
-            origins.extend(copy.ours().map(|seen| seen.source));
-            let Some(owner) = copy.ours().and_then(|seen| seen.rule.clone()) else {
-                continue;
-            };
-            if owner.kind == RuleKind::Replication {
-                copies_in
-                    .entry(owner.clone())
-                    .or_default()
-                    .insert(name.clone());
-            }
-            owners.insert(owner);
         }
-        self.consent.copies_are_in(copies_in);
-        self.forget_origins(&origins);
-        let now = self.now;
-        self.gone
-            .retain(|id, gone| owners.contains(id) || now < gone.until);
+        let rest = if count < MANY {
+            Duration::ZERO
+        } else {
+            EACH.saturating_mul(count)
+        };
+        effects.work.tidy_after = self.now + rest;
+        let owners = self.forget_unnamed();
         // An existing rule may have lost the source of a copy whose labels and annotations still
         // name another rule.
         let over = |id: &&Arc<RuleId>| !owners.contains(*id) && !self.rules.contains_key(*id);
@@ -102,30 +89,40 @@ impl Index {
 
     /// Forgets state that has ended, in the engine of a standby.
     pub(crate) fn rest(&mut self) {
-        let mut owners: BTreeSet<Arc<RuleId>> = BTreeSet::new();
-        let mut origins: BTreeSet<u64> = BTreeSet::new();
         self.namespaces.retain(|_, namespace| {
             namespace
                 .copies
                 .retain(|copy| copy.want.is_some() || copy.seen().is_some() || !copy.settled());
-            owners.extend(
-                namespace
-                    .copies
-                    .iter()
-                    .filter_map(|copy| copy.ours()?.rule.clone()),
-            );
-            origins.extend(
-                namespace
-                    .copies
-                    .iter()
-                    .filter_map(|copy| Some(copy.ours()?.source)),
-            );
             namespace.uid.is_some() || !namespace.copies.is_empty()
         });
         self.dirty.retain(|name| self.namespaces.contains_key(name));
+        self.forget_unnamed();
+    }
+
+    /// Forgets missing rules, missing sources and kinds that no copy names any more. Returns the
+    /// rules that copies name.
+    fn forget_unnamed(&mut self) -> BTreeSet<Arc<RuleId>> {
+        let mut owners: BTreeSet<Arc<RuleId>> = BTreeSet::new();
+        let mut origins: BTreeSet<u64> = BTreeSet::new();
+        let mut copies_in: BTreeMap<Arc<RuleId>, BTreeSet<Arc<str>>> = BTreeMap::new();
+        for (name, namespace) in &self.namespaces {
+            for seen in namespace.copies.iter().filter_map(CopyState::ours) {
+                origins.insert(seen.source);
+                let Some(owner) = &seen.rule else { continue };
+                if owner.kind == RuleKind::Replication {
+                    copies_in
+                        .entry(owner.clone())
+                        .or_default()
+                        .insert(name.clone());
+                }
+                owners.insert(owner.clone());
+            }
+        }
+        self.consent.copies_in = copies_in;
+        self.forget_origins(&origins);
         self.gone
             .retain(|id, gone| owners.contains(id) || self.now < gone.until);
-        self.consent.forget_places_of_copies(&owners);
-        self.forget_origins(&origins);
+        self.forget_needless_kinds();
+        owners
     }
 }

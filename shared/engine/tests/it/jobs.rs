@@ -5,9 +5,8 @@
 
 use std::{collections::BTreeSet, time::Duration};
 
-use jiff::Timestamp;
 use mimeo_engine::{Action, Answer, Job, Task};
-use mimeo_model::{grant, id::RuleKind, known::Decoded};
+use mimeo_model::{id::RuleKind, known::Decoded};
 use serde_json::{Value, from_value, json};
 
 use crate::{
@@ -23,7 +22,7 @@ const LONGEST: Duration = Duration::from_mins(1);
 /// A kind of job: its name, a scene in which the engine needs one, and its task.
 type Case = (&'static str, fn() -> Scene, fn(&Task) -> bool);
 
-const CASES: [Case; 10] = [
+const CASES: [Case; 9] = [
     ("RecordKind", a_first_copy, |task| {
         matches!(task, Task::RecordKind(_))
     }),
@@ -44,9 +43,6 @@ const CASES: [Case; 10] = [
     }),
     ("ReadSource", a_source_that_was_let_go, |task| {
         matches!(task, Task::ReadSource(_))
-    }),
-    ("ReadGrant", a_grant_that_comes_to_count, |task| {
-        matches!(task, Task::ReadGrant { .. })
     }),
     ("RecordCreated", a_copy_created_once, |task| {
         matches!(task, Task::RecordCreated { .. })
@@ -118,18 +114,6 @@ fn a_write_that_was_made_is_not_made_again_before_its_watch_shows_it() {
 /// A read that began before the watch showed a change says nothing about the present.
 #[test]
 fn what_the_watch_shows_during_a_read_is_newer_than_the_read() {
-    let mut scene = a_grant_that_comes_to_count();
-    let is_it = |task: &Task| matches!(task, Task::ReadGrant { .. });
-    let job = next(&mut scene, is_it).unwrap();
-    let Task::ReadGrant { namespace, name } = &job.task else {
-        panic!("{job:?}")
-    };
-    scene.engine.grant_gone(namespace, name, scene.now);
-    let answer = Answer::Grant(Some(Ok(grant("Write", &to("home"), &[]))));
-    scene.engine.answered(&job, answer, scene.now);
-    next(&mut scene, |_| false);
-    assert_eq!(scene.done(), [] as [&str; 0], "the grant was deleted");
-
     let mut scene = a_source_that_was_let_go();
     let job = next(&mut scene, |task| matches!(task, Task::ReadSource(_))).unwrap();
     scene.engine.source(&source("home", "x"), None, scene.now);
@@ -228,28 +212,6 @@ fn a_source_that_was_let_go() -> Scene {
     show(&mut scene, 100 * 1024);
     scene.run();
     apply(&mut scene, &copying("home", "x", &["to"]));
-    scene
-}
-
-/// A namespace has one grant too many. Then the oldest one is deleted.
-fn a_grant_that_comes_to_count() -> Scene {
-    let mut scene = Scene::new(&["home", "to"]);
-    for age in 0..=grant::MOST {
-        let home = if age == grant::MOST {
-            "home"
-        } else {
-            "elsewhere"
-        };
-        let mut granted = grant("Write", &to(home), &[]);
-        granted.created = Timestamp::from_second(i64::try_from(age).unwrap()).unwrap();
-        let name = format!("g{age}");
-        scene
-            .engine
-            .grant_applied("to", &name, Ok(granted), scene.now);
-    }
-    scene.rule(replication("home", "r", &copying("home", "x", &["to"])));
-    scene.show(&source("home", "x"));
-    scene.engine.grant_gone("to", "g0", scene.now);
     scene
 }
 

@@ -43,59 +43,7 @@ struct Blanked {
     content: Arc<[Part]>,
     /// Checksum of the content, including the blanks.
     checksum: Checksum,
-    encoded: Arc<[(Encoded, Vec<Part>)]>,
     apart: bool,
-}
-
-/// A base64 value.
-#[derive(Clone, PartialEq, Eq)]
-pub(super) struct Encoded {
-    field: &'static str,
-    key: String,
-}
-
-impl Encoded {
-    /// All base64 values of a copy that may come from the rule. Values of a stored source are
-    /// valid, because the API server has checked them.
-    fn all<'a>(
-        rule: &Rule,
-        source: &SourceRef,
-        body: &'a Fields,
-    ) -> impl Iterator<Item = (Self, &'a str)> {
-        let gvk = &source.gvk;
-        let field = if gvk.is_secret() {
-            Some("data")
-        } else {
-            gvk.is_config_map().then_some("binaryData")
-        };
-        field
-            .filter(|_| rule.transform.patches() || source.is_inline())
-            .into_iter()
-            .flat_map(|field| {
-                let values = body
-                    .get(field)
-                    .and_then(Value::as_object)
-                    .into_iter()
-                    .flatten();
-                values.filter_map(move |(key, value)| {
-                    Some((
-                        Self {
-                            field,
-                            key: key.clone(),
-                        },
-                        value.as_str()?,
-                    ))
-                })
-            })
-    }
-
-    pub(super) fn check(&self, value: &str) -> Result<(), SourceRefused> {
-        let refused = || SourceRefused::NotBase64 {
-            field: self.field,
-            key: self.key.clone(),
-        };
-        syntax::is_base64(value).then_some(()).ok_or_else(refused)
-    }
 }
 
 impl Draft {
@@ -127,9 +75,6 @@ impl Draft {
             .chain(&variables)
             .cloned()
             .collect();
-        if all.is_empty() {
-            Encoded::all(rule, source, &body).try_for_each(|(at, value)| at.check(value))?;
-        }
         let content = Value::Object(body).to_string();
         let blanks = if all.is_empty() {
             None
@@ -139,7 +84,7 @@ impl Draft {
                 .map(|name| name.text(|variable| variable.to_string().into()))
                 .collect();
             let blanks = Blanks::unlike(&[&content, &json!([&metadata, names]).to_string()], all);
-            Some(Blanked::of(rule, source, blanks, variables, draft)?)
+            Some(Blanked::of(blanks, variables, draft)?)
         };
         let checksum = Checksum::of(content.as_bytes());
         Ok(Self {
@@ -208,23 +153,12 @@ impl Draft {
 
 impl Blanked {
     fn of(
-        rule: &Rule,
-        source: &SourceRef,
         blanks: Blanks,
         variables: BTreeSet<Variable>,
         draft: impl Fn(&dyn Fn(&Variable) -> String) -> Result<(Fields, Fields), SourceRefused>,
     ) -> Result<Self, SourceRefused> {
         let (metadata, body) = draft(&|variable| blanks.of(variable))?;
         let apart = body.values().any(|field| in_a_list(field, &blanks.sign));
-        let (open, closed): (Vec<_>, Vec<_>) =
-            Encoded::all(rule, source, &body).partition(|(_, value)| value.contains(&blanks.sign));
-        closed
-            .into_iter()
-            .try_for_each(|(at, value)| at.check(value))?;
-        let split = |(at, value): (Encoded, &str)| {
-            (at, blanks.split(&Bytes::copy_from_slice(value.as_bytes())))
-        };
-        let encoded = open.into_iter().map(split).collect();
         let content = Value::Object(body).to_string();
         let checksum = Checksum::of(content.as_bytes());
         let content = blanks.split(&behind_metadata(content)).into();
@@ -234,7 +168,6 @@ impl Blanked {
             metadata,
             content,
             checksum,
-            encoded,
             apart,
         })
     }
@@ -248,7 +181,6 @@ impl Blanked {
         let Self {
             blanks,
             content,
-            encoded,
             apart,
             ..
         } = self;
@@ -264,15 +196,13 @@ impl Blanked {
             .map(|(key, value)| (key.clone(), split(value)))
             .collect();
         let metadata = blanks.split(&metadata_text(metadata, blanks.of_checksum()).into());
-        let (content, encoded, apart, group) =
-            (content.clone(), encoded.clone(), *apart, group.into());
+        let (content, apart, group) = (content.clone(), *apart, group.into());
         Ok(Copies::Form(Arc::new(Form {
             checksum,
             variables,
             group,
             name,
             labels,
-            encoded,
             apart,
             metadata,
             content,
@@ -336,7 +266,8 @@ fn unmarked(
         refused_type(body.get("type").and_then(Value::as_str)).map_or(Ok(()), Err)?;
     }
     rule.transform
-        .copy_data(&mut body)
+        .data
+        .copy(&mut body)
         .map_err(SourceRefused::SameKey)?;
     let from = |field: &str| {
         object
@@ -348,17 +279,20 @@ fn unmarked(
     metadata.insert(
         "labels".into(),
         rule.transform
-            .copy_labels(from("labels"), source, show)
+            .labels
+            .copy(from("labels"), source, show)
             .into(),
     );
     metadata.insert(
         "annotations".into(),
         rule.transform
-            .copy_annotations(from("annotations"), source, show)
+            .annotations
+            .copy(from("annotations"), source, show)
             .into(),
     );
     rule.transform
-        .patch_copy(&mut metadata, &mut body, source, rule.id.kind, show)?;
+        .json_patch
+        .apply(&mut metadata, &mut body, source, rule.id.kind, show)?;
     if source.gvk.is_secret() || source.gvk.is_config_map() {
         // An empty map equals a missing field. So Mimeo writes no copy if a source changes from one
         // to the other.

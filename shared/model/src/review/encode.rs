@@ -1,24 +1,18 @@
 //! A [`Verdict`] to bytes.
 
-use std::borrow::Cow;
-
 use json_patch::Patch;
 use k8s_openapi::ByteString;
 use serde_json::{Value, json};
 
 use super::{API_VERSION, KIND, Verdict};
-use crate::names::PREFIX;
 
-/// The limits of the API server: it cuts off one warning, and drops warnings beyond a total. It
-/// counts characters, and this module counts bytes.
-const WARNING_LENGTH: usize = 256;
+/// The API server cuts warnings off once they have more characters than this in all. This module
+/// counts bytes.
 const WARNINGS_LENGTH: usize = 4096;
-/// Shortest length to which a word of a warning is cut, in bytes.
-const SHORTEST_WORD: usize = 16;
+/// Longest warning, in bytes. Only a rule with long texts of its own has a longer one.
+const WARNING_LENGTH: usize = 1024;
 /// Prefix of each warning and each refusal, so that users see their origin.
 const PROGRAM: &str = "Mimeo: ";
-/// Replaces the middle of a shortened word.
-const LEFT_OUT: &str = "...";
 
 /// The first bytes of a review. They have its uid, because API servers write the uid before any
 /// text of a client.
@@ -83,56 +77,18 @@ fn add_warnings(response: &mut Value, warnings: &[String]) {
 /// The warnings in the form that the API server passes on. They become headers, so each must be one
 /// line. Warnings beyond the limit are dropped.
 fn fit_warnings(warnings: &[String]) -> Vec<String> {
-    let one_line = |text: &String| text.replace(char::is_control, " ");
-    let mut left = WARNINGS_LENGTH;
-    let fit = warnings
-        .iter()
-        .filter(|text| !text.is_empty())
-        .map(one_line);
-    let fit = fit.map(|text| fit_warning(&format!("{PROGRAM}{text}")));
-    let room = |text: &String| {
-        let rest = left.checked_sub(text.len());
-        left = rest.unwrap_or_default();
-        rest.is_some()
+    let one_line = |text: &String| {
+        let mut line = format!("{PROGRAM}{}", text.replace(char::is_control, " "));
+        line.truncate(line.floor_char_boundary(WARNING_LENGTH));
+        line
     };
-    fit.take_while(room).collect()
-}
-
-/// A warning within the API server's limit, with all of its advice. The longest words are names, so
-/// they lose their middle. Mimeo's own labels stay complete, because users copy them.
-fn fit_warning(text: &str) -> String {
-    if text.len() <= WARNING_LENGTH {
-        return text.to_owned();
-    }
-    let words: Vec<&str> = text.split(' ').take(WARNING_LENGTH).collect();
-    let of_length = |most| {
-        let shortened = words.iter().map(|word| {
-            if word.starts_with(PREFIX) {
-                (*word).into()
-            } else {
-                shorten(word, most)
-            }
-        });
-        shortened.collect::<Vec<Cow<'_, str>>>().join(" ")
+    let mut length = 0;
+    let fits = |line: &String| {
+        length += line.len();
+        length <= WARNINGS_LENGTH
     };
-    let fitting = (SHORTEST_WORD..WARNING_LENGTH)
-        .rev()
-        .map(of_length)
-        .find(|text| text.len() <= WARNING_LENGTH);
-    fitting.unwrap_or_else(|| shorten(text, WARNING_LENGTH).into_owned())
-}
-
-/// The beginning and the end of a text, at most `most` bytes.
-fn shorten(text: &str, most: usize) -> Cow<'_, str> {
-    if text.len() <= most {
-        return text.into();
-    }
-    let kept = most - LEFT_OUT.len();
-    let (start, end) = (
-        text.floor_char_boundary(kept.div_ceil(2)),
-        text.ceil_char_boundary(text.len() - kept / 2),
-    );
-    format!("{}{LEFT_OUT}{}", &text[..start], &text[end..]).into()
+    let warnings = warnings.iter().filter(|text| !text.is_empty());
+    warnings.map(one_line).take_while(fits).collect()
 }
 
 #[cfg(test)]
@@ -214,35 +170,10 @@ mod tests {
             fit_warnings(&["two\nlines".into(), String::new()]),
             ["Mimeo: two lines"]
         );
-        let long = fit_warnings(&["ä".repeat(300)]);
-        assert!(
-            long[0].len() <= 256 && long[0].starts_with("Mimeo: ää") && long[0].ends_with("ää"),
-            "{long:?}"
-        );
-        assert_eq!(fit_warnings(&vec!["x".repeat(256); 20]).len(), 16);
-    }
-
-    #[test]
-    fn long_names_lose_their_middle_and_the_advice_stays_whole() {
-        let name = |letter: &str| format!("{}-end", letter.repeat(249));
-        let advice = "label it mimeo.dev/aggregate-to-mimeo-reconciler=true and try again";
-        let one = fit_warning(&format!("Mimeo: Secret {} is odd: {advice}", name("a")));
-        assert!(
-            one.len() == 256
-                && one.starts_with("Mimeo: Secret aaa")
-                && one.contains("aaa-end is odd:"),
-            "{one}"
-        );
-        assert!(one.ends_with(advice), "{one}");
-        let many = ["a", "b", "c", "d"].map(name).join(", ");
-        let many = fit_warning(&format!("Mimeo: Secrets {many} are odd: {advice}"));
-        assert!(
-            many.len() <= 256 && many.contains("aaaaaaa-end, bbbbbbb") && many.ends_with(advice),
-            "{many}"
-        );
-        // The limit has no room for so many words, even if they are short.
-        assert_eq!(fit_warning(&"x ".repeat(200)).len(), 256);
-        assert!(fit_warning(&format!("{PREFIX}{}", "x".repeat(300))).len() <= 256);
+        let long = |length: usize| fit_warnings(&["ä".repeat(length)]);
+        assert_eq!(long(300), [format!("Mimeo: {}", "ä".repeat(300))]);
+        assert_eq!(long(600), [format!("Mimeo: {}", "ä".repeat(508))]);
+        assert_eq!(fit_warnings(&vec!["x".repeat(256); 20]).len(), 15);
     }
 
     fn verdicts() -> impl Strategy<Value = Verdict> {
@@ -276,7 +207,7 @@ mod tests {
             prop_assert_eq!(response["uid"].as_str(), Some(&*uid));
             prop_assert_eq!(response["allowed"].as_bool(), Some(!matches!(verdict, Verdict::Deny { .. })));
             let warnings: Vec<String> = serde_json::from_value(response.get("warnings").cloned().unwrap_or(json!([]))).unwrap();
-            prop_assert!(warnings.iter().all(|text| text.len() <= 256 && !text.contains(char::is_control)));
+            prop_assert!(warnings.iter().all(|text| text.len() <= 1024 && !text.contains(char::is_control)));
             prop_assert!(warnings.iter().map(String::len).sum::<usize>() <= 4096);
             prop_assert_eq!(response.get("patch").is_some(), response.get("patchType").is_some());
             if let Verdict::Patch { patch, .. } = verdict && !patch.0.is_empty() {

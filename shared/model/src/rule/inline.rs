@@ -60,6 +60,14 @@ pub(super) fn parse(object: &Value, rule: &RuleId, field: &str) -> Result<Source
         if let Some(why) = never_copied(gvk) {
             refusals.add(format!("{field}.kind"), why);
         }
+        let binary = object["binaryData"]
+            .as_object()
+            .filter(|_| gvk.is_config_map());
+        for (key, value) in binary.into_iter().flatten() {
+            if let Ok(value) = Template::parse(value.as_str().unwrap_or_default()) {
+                refusals.one(&format!("{field}.binaryData[{key}]"), value.check_base64());
+            }
+        }
     }
     // Tools write null or an empty object for a field without a value. Such a field counts as not
     // set.

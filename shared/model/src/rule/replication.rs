@@ -85,7 +85,7 @@ impl Rule {
 }
 
 /// The `ClusterReplication` that means the same as this Replication.
-fn in_more_words(spec: &ReplicationSpec, home: &str) -> ClusterReplicationSpec {
+pub(crate) fn in_more_words(spec: &ReplicationSpec, home: &str) -> ClusterReplicationSpec {
     let ReplicationSpec {
         sources,
         targets,

@@ -1,21 +1,19 @@
 //! Regular expressions over names.
 
-use std::{fmt, sync::Arc};
+use std::{
+    fmt,
+    sync::{Arc, LazyLock},
+};
 
 use regex_automata::{
     Anchored, Input,
-    dfa::{
-        Automaton, StartKind,
-        dense::{Builder, Config, DFA},
-    },
-    nfa::thompson::{Compiler, Config as Expression, WhichCaptures},
+    dfa::{Automaton, StartKind, dense},
+    nfa::thompson,
+    util::syntax,
 };
-use regex_syntax::{
-    ast::parse::Parser,
-    hir::{Hir, Look, translate::TranslatorBuilder},
-};
+use regex_syntax::ast::parse::Parser;
 
-use super::{dialect, glob::GLOB_LOAD};
+use super::glob::GLOB_LOAD;
 
 /// Longest pattern, in bytes.
 const PATTERN_LENGTH: usize = 256;
@@ -30,11 +28,32 @@ const COMPILING: usize = 8 * PATTERN_SIZE;
 /// This many bytes of a pattern cost as much as one name.
 const BYTES_OF_A_NAME: usize = 128;
 
+/// The syntax that Mimeo and API servers read alike, as a pattern over patterns.
+///
+/// Mimeo parses a pattern by Rust's dialect, API servers by RE2's. Their parsers refuse most syntax
+/// of only the other dialect. Syntax that both accept may have two meanings, as `[[a-z]0-9]` and
+/// `\<`. The policy that guards labels would then select other namespaces than Mimeo. Names of
+/// namespaces need only this part:
+/// - groups, without flags and without a name
+/// - characters, `.`, `^`, `$` and `|`
+/// - escapes that are no edges of words and no codes of characters
+/// - classes without a class inside and without a leading `]`; a `-` there follows no other `-`
+/// - repetitions, without spaces
+const COMMON: &str = concat!(
+    r"(?:\((?:\?:)?",
+    r"|(?:[[:word:].,^$)|-]",
+    r"|\\[dswDSW_.,^$*+?{}()|\[\]\\-]",
+    r"|\[\^?(?:-?(?:[[:word:].,$*+?{}()|]|\\[dswDSW_.,^$*+?{}()|\[\]\\-]))+-?\]",
+    r")(?:[*+?]|\{[0-9]+(?:,[0-9]*)?\})?\??)*",
+);
+static SYNTAX: LazyLock<Pattern> =
+    LazyLock::new(|| Pattern::compile(COMMON).expect("a constant that tests compile"));
+
 /// A regular expression that must match a whole name, in RE2's syntax. It is compiled to a table. A
 /// match takes one step for each character and no further memory, for every expression.
 #[derive(Clone)]
 pub struct Pattern {
-    table: Arc<DFA<Vec<u32>>>,
+    table: Arc<dense::DFA<Vec<u32>>>,
     /// The literal text that every match begins with.
     begins: Box<str>,
 }
@@ -70,10 +89,42 @@ impl Pattern {
                 "must not be longer than {PATTERN_LENGTH} characters"
             ));
         }
-        let table = compile(read(text)?).ok_or_else(|| {
-            format!("not a regular expression that fits into {PATTERN_SIZE} bytes of memory")
+        Parser::new().parse(text).map_err(|error| {
+            // The parser's message shows the pattern on several lines. The last has the reason.
+            let drawn = error.to_string();
+            let why = drawn.lines().last().unwrap_or_default();
+            let why = why.trim_start_matches("error: ");
+            format!("not a regular expression: {why}")
         })?;
-        Ok(Self {
+        if !SYNTAX.matches(text) {
+            return Err(
+                "not a regular expression in RE2's syntax of characters, classes, groups \
+                and counts, without flags, named classes, edges of words and codes of characters"
+                    .into(),
+            );
+        }
+        Self::compile(text).ok_or_else(|| {
+            format!("not a regular expression that fits into {PATTERN_SIZE} bytes of memory")
+        })
+    }
+
+    /// Compiles an expression for the whole name. `None` if the table is too large.
+    ///
+    /// It compiles without Unicode. Names are ASCII, `\d` and `\w` mean ASCII in RE2 as well, and
+    /// Unicode tables are large.
+    fn compile(text: &str) -> Option<Self> {
+        let config = dense::Config::new()
+            .start_kind(StartKind::Anchored)
+            .accelerate(false)
+            .dfa_size_limit(Some(PATTERN_SIZE))
+            .determinize_size_limit(Some(COMPILING));
+        let table = dense::Builder::new()
+            .configure(config)
+            .thompson(thompson::Config::new().nfa_size_limit(Some(COMPILING)))
+            .syntax(syntax::Config::new().unicode(false).utf8(false))
+            .build(&format!("(?:{text})$"))
+            .ok()?;
+        Some(Self {
             table: Arc::new(table),
             begins: literal_beginning(text).into(),
         })
@@ -95,48 +146,6 @@ impl Pattern {
     pub fn load(&self) -> usize {
         GLOB_LOAD.max(self.table.memory_usage() / BYTES_OF_A_NAME)
     }
-}
-
-/// Parses without Unicode. Names are ASCII, `\d` and `\w` mean ASCII in RE2 as well, and Unicode
-/// tables are large.
-fn read(text: &str) -> Result<Hir, String> {
-    let said = |error: &dyn fmt::Display| {
-        // The parser's message shows the pattern on several lines. The last line has the reason.
-        let drawn = error.to_string();
-        let why = drawn
-            .lines()
-            .last()
-            .unwrap_or_default()
-            .trim_start_matches("error: ")
-            .to_owned();
-        format!("not a regular expression: {why}")
-    };
-    let parsed = Parser::new().parse(text).map_err(|error| said(&error))?;
-    dialect::check(text, &parsed)
-        .map_err(|why| format!("not a regular expression in RE2's syntax: {why}"))?;
-    let mut translator = TranslatorBuilder::new().unicode(false).utf8(false).build();
-    translator
-        .translate(text, &parsed)
-        .map_err(|error| said(&error))
-}
-
-/// Compiles an expression for the whole name. `None` if the table is too large.
-fn compile(expression: Hir) -> Option<DFA<Vec<u32>>> {
-    let whole = Hir::concat(vec![expression, Hir::look(Look::End)]);
-    let config = Expression::new()
-        .which_captures(WhichCaptures::None)
-        .utf8(false)
-        .nfa_size_limit(Some(COMPILING));
-    let steps = Compiler::new()
-        .configure(config)
-        .build_from_hir(&whole)
-        .ok()?;
-    let config = Config::new()
-        .start_kind(StartKind::Anchored)
-        .accelerate(false)
-        .dfa_size_limit(Some(PATTERN_SIZE))
-        .determinize_size_limit(Some(COMPILING));
-    Builder::new().configure(config).build_from_nfa(&steps).ok()
 }
 
 /// The characters before the first one that could be an operator.
@@ -164,7 +173,7 @@ mod tests {
             "team-[0-9]+",
             "team-[a-z0-9-]{1,40}",
             "[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?",
-            "(?i)(dev|test|prod)-.*-[a-z]{2}[0-9]{3}",
+            "(dev|test|prod)-.*-[a-z]{2}[0-9]{3}",
             ".*-(preview|pr)-[0-9]+",
             "^tenant-[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$",
         ] {
@@ -186,6 +195,74 @@ mod tests {
                 refused.starts_with("not a regular expression"),
                 "{text}: {refused}"
             );
+        }
+    }
+
+    /// API servers accept each of these expressions, or some expressions of the same sort.
+    #[test]
+    fn syntax_that_others_read_otherwise_is_refused() {
+        for text in [
+            "[a-z&&[^x]]+",
+            "[a&&b]",
+            "[!--b]",
+            "[a-z~~b]",
+            "[[a-z]0-9]",
+            "[a[b]]",
+            "x[^a[:b:]]",
+            "[--a]",
+            "[^--a]",
+            "[a--b]",
+            "[]-a]",
+            r"\<a",
+            r"(a|b\>)",
+            r"\b{start}a",
+            r"a\b{end-half}",
+            "a{ 2 }",
+            "a{2, 3}",
+            "(?x)a",
+            "(?iR:a)",
+            "a(?-u:b)",
+        ] {
+            let refused = Pattern::parse(text).expect_err(text);
+            assert!(refused.contains("RE2's syntax"), "{text}: {refused}");
+        }
+    }
+
+    /// API servers read each of these expressions alike, but no name needs them.
+    #[test]
+    fn syntax_that_no_name_needs_is_refused() {
+        for text in [
+            "(?i)a",
+            "a(?s-mU:b)",
+            "(?P<n>a)",
+            "[[:alpha:]]",
+            "[]a]",
+            "[^]a]",
+            r"\ba\B",
+            r"\Aa\z",
+            r"\x41",
+            "a b",
+            "a**",
+        ] {
+            let refused = Pattern::parse(text).expect_err(text);
+            assert!(refused.contains("RE2's syntax"), "{text}: {refused}");
+        }
+    }
+
+    #[test]
+    fn syntax_that_both_read_alike_is_taken() {
+        for text in [
+            "[-a-z]",
+            "[a-z.-]+",
+            "[a-c-e]",
+            r"[\--a]",
+            r"[\[\]]",
+            r"[^\d\s]\w\-\.",
+            "(?:a|b)(c|)",
+            "^a--b$",
+            "a{2}b{1,2}?c{3,}d*?",
+        ] {
+            assert!(Pattern::parse(text).is_ok(), "{text}");
         }
     }
 

@@ -19,12 +19,9 @@ use crate::{
 /// Most keys of one `set`, and most globs of one list.
 const KEYS: usize = 64;
 
-/// A text of the length of the longest name of a namespace and the longest value of a label.
-const LONGEST_VALUE: &str = "---------------------------------------------------------------";
-
 /// Edits of labels or of annotations.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Edits {
+pub(crate) struct Edits {
     keys: Keys,
     pub(super) set: BTreeMap<String, Template>,
 }
@@ -64,20 +61,16 @@ impl Keys {
 pub(super) struct Syntax {
     key: fn(&str) -> Result<(), String>,
     value: fn(&str) -> Result<(), String>,
-    /// Most bytes of all keys and values together.
-    size: usize,
 }
 
 pub(super) const LABELS: Syntax = Syntax {
     key: syntax::qualified_name,
     value: syntax::label_value,
-    size: usize::MAX,
 };
 
 pub(super) const ANNOTATIONS: Syntax = Syntax {
     key: syntax::annotation_key,
     value: |_| Ok(()),
-    size: syntax::ANNOTATIONS_SIZE,
 };
 
 impl Edits {
@@ -98,7 +91,9 @@ impl Edits {
         refusals.finish_with(set.map(|set| Self { keys, set }))
     }
 
-    pub(super) fn copy(
+    /// The labels or annotations of a copy of `source`, which has `from`. Mimeo's own are not
+    /// included. `show` returns the text for each variable of the namespace.
+    pub(crate) fn copy(
         &self,
         from: Option<&Map<String, Value>>,
         source: &SourceRef,
@@ -147,7 +142,7 @@ impl Edits {
 
 /// Edits of the keys of `data`.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct DataEdits {
+pub(crate) struct DataEdits {
     keys: Keys,
     rename: BTreeMap<String, String>,
 }
@@ -185,7 +180,11 @@ impl DataEdits {
         }
     }
 
-    pub(super) fn copy(&self, body: &mut Map<String, Value>) -> Result<(), String> {
+    /// Edits the data of a copy.
+    ///
+    /// # Errors
+    /// The name that two keys of the source would have.
+    pub(crate) fn copy(&self, body: &mut Map<String, Value>) -> Result<(), String> {
         let mut names = BTreeSet::new();
         for field in ["data", "binaryData"] {
             let Some(data) = body.get_mut(field).and_then(Value::as_object_mut) else {
@@ -205,9 +204,10 @@ impl DataEdits {
         Ok(())
     }
 
-    /// The changes to the data. A key that is the new name of another key is never removed, because
+    /// The changes to the data of an object at admission, without any of the data. A second run
+    /// changes nothing. A key that is the new name of another key is never removed, because
     /// an earlier run may have renamed it. A key keeps its old name if the new name is taken.
-    pub(super) fn changes(&self, object: &Value) -> Vec<PatchOperation> {
+    pub(crate) fn changes(&self, object: &Value) -> Vec<PatchOperation> {
         let mut changes = Vec::new();
         if self.is_noop() {
             return changes;
@@ -281,7 +281,6 @@ fn parse_set(
         refusals.one(&field, checked.map_err(|why| why + &hint(text)));
         parsed.insert(key.clone(), template);
     }
-    refusals.one(field, check_size(&parsed, used, syntax.size));
     refusals.finish_with(Some(parsed))
 }
 
@@ -310,30 +309,5 @@ fn check_values(
             check_sample(&template.of_source(source), check)
                 .map_err(|why| format!("the value for {source} {why}"))
         }),
-    }
-}
-
-fn check_size(set: &BTreeMap<String, Template>, used: Use<'_>, most: usize) -> Result<(), String> {
-    let size = |value: &dyn Fn(&Template) -> usize| {
-        set.iter()
-            .map(|(key, text)| key.len() + value(text))
-            .sum::<usize>()
-    };
-    // The size must be within the limit in every namespace.
-    let longest = |text: &Template| text.text(|_| LONGEST_VALUE.into()).len();
-    let size = match used {
-        Use::Admission => size(&longest),
-        Use::Copies(sources) => sources
-            .iter()
-            .map(|source| size(&|text| longest(&text.of_source(source))))
-            .max()
-            .unwrap_or_default(),
-    };
-    if size > most {
-        Err(format!(
-            "must not have more than {most} bytes in all keys and values"
-        ))
-    } else {
-        Ok(())
     }
 }

@@ -55,12 +55,16 @@ fn a_copy_is_stripped_then_included_then_excluded_then_set() {
     ] {
         let transform = of_copies(json!({"labels": edits, "annotations": edits}));
         assert_eq!(
-            Value::Object(transform.copy_labels(from.as_object(), &source(), &Variable::to_string)),
+            Value::Object(
+                transform
+                    .labels
+                    .copy(from.as_object(), &source(), &Variable::to_string)
+            ),
             want,
             "{edits}"
         );
         assert_eq!(
-            Value::Object(transform.copy_annotations(
+            Value::Object(transform.annotations.copy(
                 from.as_object(),
                 &source(),
                 &Variable::to_string
@@ -73,7 +77,7 @@ fn a_copy_is_stripped_then_included_then_excluded_then_set() {
         json!({"labels": {"set": {"a": "b"}}, "type": "Opaque", "finalizers": ["a.b/c"]}),
     );
     assert_eq!(
-        Value::Object(transform.copy_labels(None, &source(), &Variable::to_string)),
+        Value::Object(transform.labels.copy(None, &source(), &Variable::to_string)),
         json!({"a": "b"})
     );
     assert_eq!(
@@ -159,11 +163,7 @@ fn odd_shapes_are_passed_over() {
 
 #[test]
 fn parse_refuses_with_the_field_and_the_reason() {
-    let many = |n: usize| {
-        (0..n)
-            .map(|i| (format!("k{i}"), "v".repeat(5000)))
-            .collect::<BTreeMap<_, _>>()
-    };
+    let many: BTreeMap<_, _> = (0..65).map(|i| (format!("k{i}"), "")).collect();
     for (spec, want) in [
         (json!({"type": ""}), "t.type: must not be empty"),
         (
@@ -208,11 +208,7 @@ fn parse_refuses_with_the_field_and_the_reason() {
             "t.labels.set[app.kubernetes.io/managed-by]: is reserved",
         ),
         (
-            json!({"annotations": {"set": many(60)}}),
-            "t.annotations.set: must not have more than 262144 bytes",
-        ),
-        (
-            json!({"annotations": {"set": many(65).into_keys().map(|k| (k, "")).collect::<BTreeMap<_, _>>()}}),
+            json!({"annotations": {"set": many}}),
             "t.annotations.set: must not have more than 64 items",
         ),
         (
@@ -322,7 +318,7 @@ fn data_of_a_copy_is_included_then_excluded_then_renamed() {
         ),
     ] {
         let mut copy = body.as_object().unwrap().clone();
-        let done = of_copies(json!({"data": edits})).copy_data(&mut copy);
+        let done = of_copies(json!({"data": edits})).data.copy(&mut copy);
         assert_eq!(done.map(|()| Value::Object(copy)), want, "{edits}");
     }
 }
@@ -332,7 +328,7 @@ fn data_of_an_admitted_object_is_edited_without_being_told() {
     let object = json!({"data": {"old": "c2VjcmV0", "both": "1", "new-both": "2"}, "stringData": {"extra/": "hunter2"}});
     let edits = json!({"include": ["old", "both"], "rename": {"old": "new", "both": "new-both"}});
     let transform = of_admission(json!({"data": edits}));
-    let changes = json_patch::Patch(transform.data_changes(&object));
+    let changes = json_patch::Patch(transform.data.changes(&object));
     let text = changes.to_string();
     assert!(
         !text.contains("c2VjcmV0") && !text.contains("hunter2"),
@@ -344,10 +340,11 @@ fn data_of_an_admitted_object_is_edited_without_being_told() {
         once,
         json!({"data": {"new": "c2VjcmV0", "both": "1", "new-both": "2"}, "stringData": {}})
     );
-    assert!(transform.data_changes(&once).is_empty());
+    assert!(transform.data.changes(&once).is_empty());
     assert!(
         of_admission(json!({"type": "x"}))
-            .data_changes(&once)
+            .data
+            .changes(&once)
             .is_empty()
     );
 }

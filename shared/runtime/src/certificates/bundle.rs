@@ -23,14 +23,14 @@
 
 use std::{collections::BTreeMap, sync::Arc};
 
+use anyhow::Context;
 use jiff::Timestamp;
 use k8s_openapi::ByteString;
 
 use super::{
-    CertificateError, Lifetimes, ServingMaterial, ServingNames,
+    Lifetimes, ServingMaterial, ServingNames,
     credential::{Credential, Facts, issue_ca, issue_serving, seconds, timestamp},
 };
-use crate::tls::TlsError;
 
 /// Keys of the Secret's data. `kubernetes.io/tls` and cert-manager use the first three, too.
 pub(super) mod key {
@@ -101,7 +101,7 @@ impl Bundle {
         names: &ServingNames,
         lifetimes: &Lifetimes,
         now: Timestamp,
-    ) -> Result<Self, CertificateError> {
+    ) -> anyhow::Result<Self> {
         let ca = issue_ca(lifetimes, now)?;
         let serving = issue_serving(&ca, names, lifetimes, now)?;
         Ok(Self {
@@ -132,7 +132,7 @@ impl Bundle {
     }
 
     /// The part of the bundle that a server needs.
-    pub fn material(&self) -> Result<ServingMaterial, TlsError> {
+    pub fn material(&self) -> anyhow::Result<ServingMaterial> {
         let certified_key = Arc::new(self.serving.certified_key()?);
         Ok(ServingMaterial {
             certified_key,
@@ -188,7 +188,7 @@ impl Bundle {
         names: &ServingNames,
         lifetimes: &Lifetimes,
         now: Timestamp,
-    ) -> Result<Self, CertificateError> {
+    ) -> anyhow::Result<Self> {
         let serving =
             |ca: &Credential, names: &ServingNames| issue_serving(ca, names, lifetimes, now);
         let this = self.clone();
@@ -223,13 +223,11 @@ impl Bundle {
     }
 
     /// Reads a bundle from a Secret's data.
-    pub fn from_data(data: &BTreeMap<String, ByteString>) -> Result<Self, CertificateError> {
-        let text = |name: &'static str| {
-            let bytes = data
-                .get(name)
-                .filter(|bytes| !bytes.0.is_empty())
-                .ok_or(CertificateError::Missing(name))?;
-            String::from_utf8(bytes.0.clone()).map_err(|_| CertificateError::Unreadable(name))
+    pub fn from_data(data: &BTreeMap<String, ByteString>) -> anyhow::Result<Self> {
+        let text = |name: &str| {
+            let bytes = data.get(name).map(|bytes| bytes.0.clone());
+            let text = bytes.and_then(|bytes| String::from_utf8(bytes).ok());
+            text.with_context(|| format!("{name} is missing or no text"))
         };
         let credential =
             |certificate, key| Credential::parse(text(certificate)?, text(key)?, certificate);
@@ -237,7 +235,7 @@ impl Bundle {
             Overlap::Introduced(credential(key::NEXT_CA, key::NEXT_CA_KEY)?)
         } else if data.contains_key(key::OLD_CA) {
             let old = text(key::OLD_CA)?;
-            Facts::parse(&old).ok_or(CertificateError::Unreadable(key::OLD_CA))?;
+            Facts::parse(&old).context("old-ca.crt is no certificate in PEM")?;
             Overlap::Retiring(old)
         } else {
             Overlap::None

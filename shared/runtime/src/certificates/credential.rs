@@ -2,6 +2,7 @@
 
 use std::{collections::BTreeSet, fmt, net::IpAddr, time::Duration};
 
+use anyhow::Context;
 use jiff::Timestamp;
 use rcgen::{
     BasicConstraints, CertificateParams, DistinguishedName, DnType, ExtendedKeyUsagePurpose, IsCa,
@@ -11,8 +12,8 @@ use rustls::sign::CertifiedKey;
 use time::OffsetDateTime;
 use x509_parser::{extensions::GeneralName, extensions::ParsedExtension, prelude::X509Certificate};
 
-use super::{CertificateError, Lifetimes, ServingNames, bundle::key};
-use crate::tls::{self, TlsError};
+use super::{Lifetimes, ServingNames, bundle::key};
+use crate::tls;
 
 /// Certificates are valid from this long before they are issued, for clients with slow clocks.
 const BACKDATED: i64 = 3_600;
@@ -58,14 +59,11 @@ impl Credential {
         timestamp(self.facts.not_after)
     }
 
-    pub(super) fn parse(
-        certificate: String,
-        key: String,
-        what: &'static str,
-    ) -> Result<Self, CertificateError> {
+    pub(super) fn parse(certificate: String, key: String, what: &str) -> anyhow::Result<Self> {
         tls::certified_key(certificate.as_bytes(), key.as_bytes())
-            .map_err(|error| CertificateError::Unusable(what, error))?;
-        let facts = Facts::parse(&certificate).ok_or(CertificateError::Unreadable(what))?;
+            .with_context(|| format!("{what} and its key can't be used"))?;
+        let facts = Facts::parse(&certificate)
+            .with_context(|| format!("{what} is no certificate in PEM"))?;
         Ok(Self {
             certificate,
             key: PrivateKeyPem(key),
@@ -73,7 +71,7 @@ impl Credential {
         })
     }
 
-    pub(super) fn certified_key(&self) -> Result<CertifiedKey, TlsError> {
+    pub(super) fn certified_key(&self) -> anyhow::Result<CertifiedKey> {
         tls::certified_key(self.certificate.as_bytes(), self.key.0.as_bytes())
     }
 }
@@ -162,10 +160,7 @@ pub fn expiries(pem: &[u8]) -> Vec<Timestamp> {
     blocks.filter_map(expiry).collect()
 }
 
-pub(super) fn issue_ca(
-    lifetimes: &Lifetimes,
-    now: Timestamp,
-) -> Result<Credential, CertificateError> {
+pub(super) fn issue_ca(lifetimes: &Lifetimes, now: Timestamp) -> anyhow::Result<Credential> {
     let mut params = CertificateParams::default();
     // Each CA has a name of its own, so that a client does not treat the old CA as the issuer of
     // the new one's certificates.
@@ -184,8 +179,9 @@ pub(super) fn issue_serving(
     names: &ServingNames,
     lifetimes: &Lifetimes,
     now: Timestamp,
-) -> Result<Credential, CertificateError> {
-    let mut params = CertificateParams::new(names.0.iter().cloned().collect::<Vec<_>>())?;
+) -> anyhow::Result<Credential> {
+    let mut params = CertificateParams::new(names.0.iter().cloned().collect::<Vec<_>>())
+        .context("failed to issue a certificate")?;
     params.distinguished_name = common_name("mimeo-webhook");
     params.use_authority_key_identifier_extension = true;
     params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
@@ -195,7 +191,10 @@ pub(super) fn issue_serving(
         seconds(lifetimes.serving),
         ca.facts.not_after,
     );
-    let issuer = Issuer::from_ca_cert_pem(&ca.certificate, KeyPair::from_pem(&ca.key.0)?)?;
+    // The parser's own error could quote the key.
+    let ca_key = KeyPair::from_pem(&ca.key.0).ok();
+    let ca_key = ca_key.context("the CA's private key can't be used")?;
+    let issuer = Issuer::from_ca_cert_pem(&ca.certificate, ca_key)?;
     let key = KeyPair::generate()?;
     let certificate = params.signed_by(&key, &issuer)?.pem();
     Credential::parse(certificate, key.serialize_pem(), key::SERVING)

@@ -14,20 +14,20 @@
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
+use anyhow::{Context, anyhow, bail};
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::{ByteString, api::core::v1::Secret};
 use kube::{Api, ResourceExt, api::ObjectMeta};
 use tokio::{sync::watch, time::sleep};
 use tracing::{error, info};
 
-use super::{Bundle, CertificateError, Lifetimes, Renewal, ServingMaterial, ServingNames, offer};
+use super::{Bundle, Lifetimes, Renewal, ServingMaterial, ServingNames, offer};
 use crate::{
     backoff::Backoff,
     client::Clients,
     fault::{Fault, within},
     follow::Follower,
     shutdown::CancellationToken,
-    tls::TlsError,
     versioned::{Failure, put},
 };
 
@@ -71,27 +71,6 @@ pub fn start(
     receiver
 }
 
-#[derive(Debug, thiserror::Error)]
-enum KeepError {
-    #[error("the Secret has other data than Mimeo's, and isn't labelled as Mimeo's")]
-    Foreign(#[source] CertificateError),
-    #[error("failed to renew")]
-    Renew(#[source] CertificateError),
-    #[error("failed to use the certificate")]
-    Use(#[from] TlsError),
-    #[error("failed to write the Secret: {}", Fault(.0))]
-    Write(Box<kube::Error>),
-    #[error("failed to read the Secret: {}", Fault(.0))]
-    Read(Box<kube::Error>),
-}
-
-/// The action that a Secret requires.
-#[derive(Debug, PartialEq, Eq)]
-enum Plan {
-    Keep(Bundle, Timestamp),
-    Write(Bundle, Renewal),
-}
-
 struct Keeper {
     api: Api<Secret>,
     name: String,
@@ -111,21 +90,18 @@ impl Keeper {
         let mut backoff = Backoff::new(Duration::from_secs(1), Duration::from_mins(1));
         let mut seen = follower.next().await;
         loop {
-            let pause = match self.settle(seen.clone()).await.and_then(|settled| {
-                let material = settled.bundle.material()?;
-                Ok((settled, material))
-            }) {
-                Ok((settled, material)) => {
+            let pause = match self.settle(seen.clone(), publish).await {
+                Ok((secret, due)) => {
                     backoff.reset();
-                    offer(publish, material);
-                    seen = settled.secret;
-                    self.known = Some(settled.bundle);
-                    until(settled.until)
+                    seen = secret;
+                    until(due)
                 }
                 Err(error) => {
-                    let cause = std::error::Error::source(&error).map(ToString::to_string);
-                    error!(secret = self.name, %error, cause, "failed to keep the serving \
-                        certificate");
+                    let error = format!("{error:#}");
+                    error!(
+                        secret = self.name,
+                        error, "failed to keep the serving certificate"
+                    );
                     backoff.pause()
                 }
             };
@@ -136,49 +112,42 @@ impl Keeper {
         }
     }
 
-    /// Takes all steps that are due, with one write each.
-    async fn settle(&self, seen: Option<Secret>) -> Result<Settled, KeepError> {
-        let mut secret = seen;
+    /// Takes all steps that are due, with one write each, and publishes the material. Returns the
+    /// Secret and the time of the next step.
+    async fn settle(
+        &mut self,
+        mut secret: Option<Secret>,
+        publish: &watch::Sender<Option<Arc<ServingMaterial>>>,
+    ) -> anyhow::Result<(Option<Secret>, Timestamp)> {
         loop {
-            match self.plan(secret.as_ref(), Timestamp::now())? {
-                Plan::Keep(bundle, until) => {
-                    return Ok(Settled {
-                        secret,
-                        bundle,
-                        until,
-                    });
-                }
-                Plan::Write(bundle, step) => secret = self.write(secret, &bundle, step).await?,
+            let (bundle, step) = self.plan(secret.as_ref(), Timestamp::now())?;
+            if let Renewal::Keep { until } = step {
+                offer(publish, bundle.material()?);
+                self.known = Some(bundle);
+                return Ok((secret, until));
             }
+            secret = self.write(secret, &bundle, step).await?;
         }
     }
 
-    fn plan(&self, secret: Option<&Secret>, now: Timestamp) -> Result<Plan, KeepError> {
-        let read = match secret
-            .and_then(|secret| secret.data.as_ref())
-            .filter(|data| !data.is_empty())
-        {
-            None => None,
-            Some(data) => match Bundle::from_data(data) {
-                Ok(bundle) => Some(bundle),
-                Err(_) if secret.is_some_and(is_ours) => None,
-                Err(error) => return Err(KeepError::Foreign(error)),
-            },
-        };
-        let Some(bundle) = read else {
-            let bundle = match &self.known {
-                Some(known) => known.clone(),
-                None => {
-                    Bundle::issue(&self.names, &self.lifetimes, now).map_err(KeepError::Renew)?
-                }
-            };
-            return Ok(Plan::Write(bundle, Renewal::Reissue));
-        };
-        match bundle.renewal(&self.names, &self.lifetimes, now) {
-            Renewal::Keep { until } => Ok(Plan::Keep(bundle, until)),
-            step => {
-                let next = bundle.renewed(step, &self.names, &self.lifetimes, now);
-                Ok(Plan::Write(next.map_err(KeepError::Renew)?, step))
+    /// The bundle that the Secret must have, and the step that leads to it.
+    fn plan(&self, secret: Option<&Secret>, now: Timestamp) -> anyhow::Result<(Bundle, Renewal)> {
+        let data = secret.and_then(|secret| secret.data.as_ref());
+        let read = data.filter(|data| !data.is_empty()).map(Bundle::from_data);
+        match read {
+            Some(Ok(bundle)) => {
+                let step = bundle.renewal(&self.names, &self.lifetimes, now);
+                let next = bundle.renewed(step, &self.names, &self.lifetimes, now)?;
+                Ok((next, step))
+            }
+            Some(Err(error)) if !secret.is_some_and(is_ours) => Err(error)
+                .context("the Secret has other data than Mimeo's, and isn't labelled as Mimeo's"),
+            _ => {
+                let bundle = match &self.known {
+                    Some(known) => known.clone(),
+                    None => Bundle::issue(&self.names, &self.lifetimes, now)?,
+                };
+                Ok((bundle, Renewal::Reissue))
             }
         }
     }
@@ -189,7 +158,7 @@ impl Keeper {
         secret: Option<Secret>,
         bundle: &Bundle,
         step: Renewal,
-    ) -> Result<Option<Secret>, KeepError> {
+    ) -> anyhow::Result<Option<Secret>> {
         let body = with_bundle(secret.unwrap_or_else(|| self.empty()), bundle);
         match put(&self.api, &body, REQUEST_DEADLINE).await {
             Ok(secret) => {
@@ -198,9 +167,11 @@ impl Keeper {
             }
             Err(Failure::Conflict) => {
                 let read = within(REQUEST_DEADLINE, self.api.get_opt(&self.name)).await;
-                read.map_err(|error| KeepError::Read(Box::new(error)))
+                read.map_err(|error| anyhow!("failed to read the Secret: {}", Fault(&error)))
             }
-            Err(Failure::Request(error)) => Err(KeepError::Write(Box::new(error))),
+            Err(Failure::Request(error)) => {
+                bail!("failed to write the Secret: {}", Fault(&error))
+            }
         }
     }
 
@@ -214,12 +185,6 @@ impl Keeper {
             ..Secret::default()
         }
     }
-}
-
-struct Settled {
-    secret: Option<Secret>,
-    bundle: Bundle,
-    until: Timestamp,
 }
 
 fn is_ours(secret: &Secret) -> bool {
@@ -295,38 +260,34 @@ mod tests {
         let issued = bundle(now);
         let good = with_bundle(Secret::default(), &issued);
         let fresh = keeper(None);
-        assert!(matches!(
-            fresh.plan(None, now),
-            Ok(Plan::Write(_, Renewal::Reissue))
-        ));
+        assert!(matches!(fresh.plan(None, now), Ok((_, Renewal::Reissue))));
         assert!(
             matches!(
                 fresh.plan(Some(&secret(false, &[])), now),
-                Ok(Plan::Write(..))
+                Ok((_, Renewal::Reissue))
             ),
             "an empty one is filled"
         );
         assert!(matches!(
             fresh.plan(Some(&secret(true, &[("tls.crt", "?")])), now),
-            Ok(Plan::Write(..))
+            Ok((_, Renewal::Reissue))
         ));
         let foreign = fresh.plan(Some(&secret(false, &[("tls.crt", "?")])), now);
-        assert!(
-            matches!(foreign, Err(KeepError::Foreign(_))),
-            "somebody else's is left alone"
-        );
-        assert!(
-            matches!(fresh.plan(Some(&good), now), Ok(Plan::Keep(bundle, _)) if bundle == issued)
-        );
+        let error = foreign.expect_err("somebody else's is left alone");
+        assert!(error.to_string().starts_with("the Secret has other data"));
+        assert!(matches!(
+            fresh.plan(Some(&good), now),
+            Ok((bundle, Renewal::Keep { .. })) if bundle == issued
+        ));
         let due = now + SignedDuration::from_hours(61 * 24);
         assert!(matches!(
             fresh.plan(Some(&good), due),
-            Ok(Plan::Write(_, Renewal::RenewServing))
+            Ok((_, Renewal::RenewServing))
         ));
         let known = keeper(Some(issued.clone()));
         assert_eq!(
             known.plan(None, now).expect("a plan"),
-            Plan::Write(issued, Renewal::Reissue),
+            (issued, Renewal::Reissue),
             "back as it was"
         );
     }

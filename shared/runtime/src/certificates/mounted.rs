@@ -15,6 +15,7 @@ use std::{
     time::Duration,
 };
 
+use anyhow::{Context, anyhow};
 use jiff::Timestamp;
 use tokio::{
     sync::watch,
@@ -23,7 +24,7 @@ use tokio::{
 use tracing::{info, warn};
 
 use super::{Polled, ServingMaterial, credential::not_after, offer};
-use crate::tls::{self, TlsError};
+use crate::tls;
 
 const PERIOD: Duration = Duration::from_secs(2);
 
@@ -47,8 +48,8 @@ pub fn start(folder: PathBuf, overlap: Duration) -> watch::Receiver<Option<Arc<S
                     current = Some(material);
                 }
                 Some(Err(error)) => {
-                    let cause = std::error::Error::source(&error).map(ToString::to_string);
-                    warn!(folder = %folder.display(), %error, cause, "certificate can't be used, \
+                    let error = format!("{error:#}");
+                    warn!(folder = %folder.display(), error, "certificate can't be used, \
                         keeping the last one");
                 }
             }
@@ -103,16 +104,6 @@ impl Trusted {
 
 const END: &str = "-----END CERTIFICATE-----";
 
-#[derive(Debug, thiserror::Error)]
-enum MountedError {
-    #[error("failed to read {0}: {1}")]
-    Read(&'static str, io::ErrorKind),
-    #[error("the files can't be used")]
-    Unusable(#[from] TlsError),
-    #[error("{0} is no certificate in PEM")]
-    Unreadable(&'static str),
-}
-
 /// The contents of the files. No `Debug`, because they include the key.
 #[derive(PartialEq, Eq)]
 struct Contents {
@@ -142,35 +133,27 @@ impl Contents {
             ca,
         })
     }
-
-    fn material(&self) -> Result<ServingMaterial, MountedError> {
-        let certified_key = Arc::new(tls::certified_key(&self.certificate, &self.key)?);
-        let (_, not_after) = certificates(&self.certificate, "tls.crt")?;
-        let ca = self.ca.as_deref().map(|ca| certificates(ca, "ca.crt"));
-        let ca_bundle = ca.transpose()?.map(|(text, _)| text.to_owned());
-        Ok(ServingMaterial {
-            certified_key,
-            ca_bundle,
-            not_after,
-        })
-    }
 }
 
-fn material(read: &Result<Contents, Unread>) -> Result<ServingMaterial, MountedError> {
-    match read {
-        Ok(contents) => contents.material(),
-        Err((name, why)) => Err(MountedError::Read(name, *why)),
-    }
+fn material(read: &Result<Contents, Unread>) -> anyhow::Result<ServingMaterial> {
+    let read = read.as_ref();
+    let files = read.map_err(|(name, why)| anyhow!("failed to read {name}: {why}"))?;
+    let certified_key = Arc::new(tls::certified_key(&files.certificate, &files.key)?);
+    let (_, not_after) = certificates(&files.certificate, "tls.crt")?;
+    let ca = files.ca.as_deref().map(|ca| certificates(ca, "ca.crt"));
+    let ca_bundle = ca.transpose()?.map(|(text, _)| text.to_owned());
+    Ok(ServingMaterial {
+        certified_key,
+        ca_bundle,
+        not_after,
+    })
 }
 
 /// The text of a file, and when its first certificate expires.
-fn certificates<'a>(
-    pem: &'a [u8],
-    name: &'static str,
-) -> Result<(&'a str, Timestamp), MountedError> {
+fn certificates<'a>(pem: &'a [u8], name: &str) -> anyhow::Result<(&'a str, Timestamp)> {
     let text = str::from_utf8(pem).ok();
     text.and_then(|text| Some((text, not_after(text)?)))
-        .ok_or(MountedError::Unreadable(name))
+        .with_context(|| format!("{name} is no certificate in PEM"))
 }
 
 #[cfg(test)]
@@ -261,19 +244,16 @@ mod tests {
                 .changed(Contents::read(root.path()).await)
                 .map(material)
         };
-        assert!(matches!(
-            changed().await,
-            Some(Err(MountedError::Read("tls.crt", _)))
-        ));
+        let unread = "failed to read tls.crt";
+        let error = changed().await.expect("new").expect_err("no file");
+        assert!(error.to_string().starts_with(unread), "{error}");
         assert!(changed().await.is_none(), "told before");
         write(root.path(), &one);
         changed().await.expect("new").expect("usable");
 
         fs::write(root.path().join("tls.crt"), two.serving().certificate()).expect("written");
-        assert!(matches!(
-            changed().await,
-            Some(Err(MountedError::Unusable(_)))
-        ));
+        let error = changed().await.expect("new").expect_err("not its key");
+        assert!(!error.to_string().starts_with(unread), "{error}");
         assert!(changed().await.is_none(), "told before");
         write(root.path(), &two);
         changed().await.expect("new").expect("usable");

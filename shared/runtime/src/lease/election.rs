@@ -9,6 +9,7 @@
 
 use std::time::Duration;
 
+use anyhow::{bail, ensure};
 use clap::Args;
 use jiff::Timestamp;
 use k8s_openapi::{
@@ -17,9 +18,8 @@ use k8s_openapi::{
 };
 use kube::{Api, api::ObjectMeta};
 use tokio::{
-    sync::{oneshot, watch},
-    task::JoinHandle,
-    time::{Instant, sleep_until},
+    sync::watch,
+    time::{Instant, sleep_until, timeout_at},
 };
 use tracing::{info, warn};
 
@@ -30,6 +30,7 @@ use crate::{
     duration,
     fault::{Fault, within},
     follow::Follower,
+    shutdown::CancellationToken,
     versioned::{Failure, put},
     watch::Watcher,
 };
@@ -51,159 +52,83 @@ pub struct LeaseArgs {
     pub lease_retry_period: Duration,
 }
 
-/// Why an election cannot start.
-#[derive(Debug, thiserror::Error)]
-pub enum LeaseError {
-    /// The durations leave the leader no time to notice that it lost the Lease.
-    #[error("lease durations must satisfy: lease duration > renew deadline > retry period > 0")]
-    Timing,
-}
-
-/// A candidate for leadership. Dropping it stops the renewals, so another replica takes over when
-/// the Lease expires.
+/// A candidate for leadership. Another replica takes over when the Lease is released or expires.
 ///
 /// Needs the permissions `create` on Leases, and `get`, `list`, `watch`, `update` on this one name.
-#[derive(Debug)]
-pub struct Election {
-    leading: watch::Receiver<bool>,
-    holder: watch::Receiver<Option<String>>,
-    stop: oneshot::Sender<()>,
-    task: JoinHandle<()>,
-}
-
-impl Election {
-    /// Joins the election for the Lease `name` as `holder`, which must be unique among the
-    /// candidates.
-    pub fn start(
-        clients: &Clients,
-        namespace: &str,
-        name: &str,
-        holder: &str,
-        args: &LeaseArgs,
-    ) -> Result<Self, LeaseError> {
-        let LeaseArgs {
-            lease_duration,
-            lease_renew_deadline,
-            lease_retry_period,
-        } = args.clone();
-        if !(lease_duration > lease_renew_deadline
-            && lease_renew_deadline > lease_retry_period
-            && lease_retry_period > Duration::ZERO)
-        {
-            return Err(LeaseError::Timing);
-        }
-        let (told, seen) = watch::channel(None);
-        let candidate = Candidate {
-            holder: told,
-            api: Api::namespaced(clients.requests.clone(), namespace),
-            watcher: clients.watcher.clone(),
-            name: name.to_owned(),
-            me: holder.to_owned(),
-            duration: lease_duration,
-            renew_deadline: lease_renew_deadline,
-            retry_period: lease_retry_period,
-        };
-        let (publish, leading) = watch::channel(false);
-        let (stop, stopped) = oneshot::channel();
-        let task = tokio::spawn(candidate.run(publish, stopped));
-        Ok(Self {
-            leading,
-            holder: seen,
-            stop,
-            task,
-        })
-    }
-
-    /// Whether this replica leads: true from when it acquired the Lease until it lost or released
-    /// it.
-    pub fn leading(&self) -> watch::Receiver<bool> {
-        self.leading.clone()
-    }
-
-    /// The Lease's holder, as this replica last saw it. The Lease may have expired since.
-    pub fn holder(&self) -> watch::Receiver<Option<String>> {
-        self.holder.clone()
-    }
-
-    /// Returns when this replica leads. Cancel safe.
-    pub async fn acquired(&self) {
-        self.becomes(true).await;
-    }
-
-    /// Returns when this replica does not lead or no longer leads. Work that only the leader may do
-    /// must stop then. Cancel safe.
-    pub async fn lost(&self) {
-        self.becomes(false).await;
-    }
-
-    async fn becomes(&self, wanted: bool) {
-        if self
-            .leading
-            .clone()
-            .wait_for(|leading| *leading == wanted)
-            .await
-            .is_err()
-            && wanted
-        {
-            // The task ended, which happens only with the runtime. This replica will never lead.
-            std::future::pending::<()>().await;
-        }
-    }
-
-    /// Leaves the election. Call it after all work of the leader has stopped: a standby takes over
-    /// at once.
-    pub async fn release(self) {
-        let _ = self.stop.send(());
-        let _ = self.task.await;
-    }
-}
-
-struct Candidate {
+pub struct Candidate {
+    leading: watch::Sender<bool>,
     holder: watch::Sender<Option<String>>,
     api: Api<Lease>,
     watcher: Watcher,
     name: String,
     me: String,
-    duration: Duration,
-    renew_deadline: Duration,
-    retry_period: Duration,
-}
-
-enum End {
-    Lost,
-    Stopped { release: bool },
+    args: LeaseArgs,
 }
 
 impl Candidate {
-    async fn run(self, publish: watch::Sender<bool>, mut stop: oneshot::Receiver<()>) {
-        loop {
-            let (lease, renewed) = tokio::select! {
-                _ = &mut stop => return,
-                won = self.stand_by() => won,
-            };
-            info!(lease = self.name, holder = self.me, "leading");
-            self.holder.send_replace(Some(self.me.clone()));
-            publish.send_replace(true);
-            let mut lease = lease;
-            let end = self.lead(&mut lease, renewed, &mut stop).await;
-            publish.send_replace(false);
-            match end {
-                End::Lost => warn!(lease = self.name, holder = self.me, "leadership lost"),
-                End::Stopped { release } => {
-                    if release {
-                        self.release(lease).await;
-                    }
-                    return;
-                }
-            }
-        }
+    /// A candidate for the Lease `name` as `holder`, which must be unique among the candidates.
+    ///
+    /// # Errors
+    /// The durations leave the leader no time to notice that it lost the Lease.
+    pub fn new(
+        clients: &Clients,
+        namespace: &str,
+        name: &str,
+        holder: &str,
+        args: &LeaseArgs,
+    ) -> anyhow::Result<Self> {
+        ensure!(
+            args.lease_duration > args.lease_renew_deadline
+                && args.lease_renew_deadline > args.lease_retry_period
+                && args.lease_retry_period > Duration::ZERO,
+            "lease durations must satisfy: lease duration > renew deadline > retry period > 0"
+        );
+        Ok(Self {
+            leading: watch::Sender::new(false),
+            holder: watch::Sender::new(None),
+            api: Api::namespaced(clients.requests.clone(), namespace),
+            watcher: clients.watcher.clone(),
+            name: name.to_owned(),
+            me: holder.to_owned(),
+            args: args.clone(),
+        })
+    }
+
+    /// Whether this replica leads: true from when it acquired the Lease until it lost the Lease or
+    /// until the shutdown.
+    pub fn leading(&self) -> watch::Receiver<bool> {
+        self.leading.subscribe()
+    }
+
+    /// The Lease's holder, as this replica last saw it. The Lease may have expired since.
+    pub fn holder(&self) -> watch::Receiver<Option<String>> {
+        self.holder.subscribe()
+    }
+
+    /// Waits until this replica leads, and then renews the Lease until the shutdown. Returns the
+    /// Lease if it must be [released](Self::release).
+    ///
+    /// # Errors
+    /// The Lease was lost. Work that only the leader may do must stop then.
+    pub async fn run(&self, shutdown: &CancellationToken) -> anyhow::Result<Option<Lease>> {
+        let won = Box::pin(self.stand_by());
+        let Some((lease, renewed)) = shutdown.run_until_cancelled(won).await else {
+            return Ok(None);
+        };
+        info!(lease = self.name, holder = self.me, "leading");
+        self.holder.send_replace(Some(self.me.clone()));
+        self.leading.send_replace(true);
+        let kept = self.lead(lease, renewed, shutdown).await;
+        self.leading.send_replace(false);
+        kept.map(Some)
     }
 
     /// Waits until the Lease is free and takes it. Returns the Lease and the time just before the
     /// request.
     async fn stand_by(&self) -> (Lease, Instant) {
         let mut follower = Follower::new(self.watcher.clone(), &self.api, &self.name);
-        let mut backoff = Backoff::new(self.retry_period, self.retry_period.saturating_mul(2));
+        let period = self.args.lease_retry_period;
+        let mut backoff = Backoff::new(period, period.saturating_mul(2));
         let mut observed = observe(None, follower.next().await, Instant::now());
         loop {
             self.holder.send_replace(
@@ -242,23 +167,23 @@ impl Candidate {
         }
     }
 
-    /// Renews the Lease until it is lost or until the election stops.
+    /// Renews the Lease until the shutdown. Returns it as last written.
     async fn lead(
         &self,
-        lease: &mut Lease,
+        mut lease: Lease,
         mut renewed: Instant,
-        stop: &mut oneshot::Receiver<()>,
-    ) -> End {
+        shutdown: &CancellationToken,
+    ) -> anyhow::Result<Lease> {
         loop {
-            let deadline = renewed + self.renew_deadline;
+            let deadline = renewed + self.args.lease_renew_deadline;
             tokio::select! {
-                told = &mut *stop => return End::Stopped { release: told.is_ok() },
-                () = sleep_until(deadline.min(Instant::now() + self.retry_period)) => {}
+                () = shutdown.cancelled() => return Ok(lease),
+                () = sleep_until(deadline.min(Instant::now() + self.args.lease_retry_period)) => {}
             }
             let asked = Instant::now();
-            match tokio::time::timeout_at(deadline, self.renew(lease)).await {
+            match timeout_at(deadline, self.renew(&mut lease)).await {
                 Ok(Ok(())) => renewed = asked,
-                Ok(Err(Failure::Conflict)) | Err(_) => return End::Lost,
+                Ok(Err(Failure::Conflict)) | Err(_) => bail!("leadership lost"),
                 Ok(Err(Failure::Request(error))) => {
                     warn!(lease = self.name, error = %Fault(&error), "failed to renew the Lease, \
                         retrying");
@@ -297,7 +222,12 @@ impl Candidate {
     /// Writes this replica as the holder, into a new Lease or in place of exactly this version.
     async fn hold(&self, lease: Option<&Lease>) -> Result<Lease, Failure> {
         let before = lease.and_then(|lease| lease.spec.as_ref());
-        let spec = Some(held(before, &self.me, self.duration, Timestamp::now()));
+        let spec = Some(held(
+            before,
+            &self.me,
+            self.args.lease_duration,
+            Timestamp::now(),
+        ));
         let metadata = match lease {
             Some(lease) => lease.metadata.clone(),
             None => ObjectMeta {
@@ -319,7 +249,9 @@ impl Candidate {
             .map_err(Failure::Request)
     }
 
-    async fn release(&self, lease: Lease) {
+    /// Releases the Lease. Call it after all work of the leader has stopped: a standby takes over at
+    /// once.
+    pub async fn release(&self, lease: Lease) {
         let spec = lease
             .spec
             .as_ref()
@@ -342,7 +274,7 @@ impl Candidate {
 
     /// Short enough to repeat a request that hangs before the renew deadline.
     fn request_deadline(&self) -> Duration {
-        self.renew_deadline / 2
+        self.args.lease_renew_deadline / 2
     }
 }
 

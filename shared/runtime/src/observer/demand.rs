@@ -17,7 +17,7 @@ use tokio::{sync::Notify, task::AbortHandle, time::Instant};
 use tracing::{debug, warn};
 
 use super::{Failing, Observer, sources::Members};
-use crate::{call::CallError, discovery::DiscoveryError};
+use crate::call::{CallError, CallResult};
 
 impl Observer {
     /// Keeps everything open that the engine's demand names, and follows its changes. `wake`
@@ -119,9 +119,7 @@ impl Observer {
             };
             pause = pause.min(Duration::from_secs(5));
             let streak = failing.entry((*gvk).clone()).or_default();
-            if let Some((why, news)) =
-                streak.despair(matches!(error.cause, CallError::Denied { .. }))
-            {
+            if let Some((why, news)) = streak.despair(matches!(error, CallError::Denied { .. })) {
                 if news {
                     warn!(kind = %gvk.kind, group = %gvk.group, %error, "cannot look a kind up");
                 }
@@ -137,7 +135,7 @@ impl Observer {
 
     /// How a kind is served. A kind that may have copies is looked up in any version: the version
     /// of the copies may no longer be served.
-    async fn look_up(&self, gvk: &GroupVersionKind) -> Result<Option<Resource>, DiscoveryError> {
+    async fn look_up(&self, gvk: &GroupVersionKind) -> CallResult<Option<Resource>> {
         if self.noted.lock().contains(gvk) {
             self.tools.discovery.find_in_any_version(gvk).await
         } else {

@@ -5,7 +5,7 @@ use std::{
     time::Duration,
 };
 
-use k8s_openapi::{api::coordination::v1::Lease, apimachinery::pkg::apis::meta::v1::ObjectMeta};
+use k8s_openapi::api::coordination::v1::Lease;
 use mimeo_engine::Webhooks;
 use mimeo_model::{
     known::{Decoded, Known},
@@ -15,10 +15,10 @@ use mimeo_model::{
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
-use super::Observer;
+use super::{Observer, feed};
 use crate::{
     lease::{SeenLease, observe},
-    watch::{Event, WatchSpec, watch},
+    watch::WatchSpec,
 };
 
 impl Observer {
@@ -41,21 +41,35 @@ impl Observer {
             self.handle
                 .with(|engine, now| engine.webhooks(webhooks, now));
         };
-        let watching = watch::<Lease>(self.watcher.clone(), spec, |event| {
-            match event {
-                Event::Listing => lock().listed.clear(),
-                Event::Shown(Decoded::Whole(lease)) => lock().show(lease, Instant::now()),
-                Event::Deleted(lease) => lock().lose(&lease.metadata),
-                Event::Known(Known::Listed(_)) => lock().complete(),
-                Event::Shown(Decoded::Part(_)) | Event::Known(_) => return,
-            }
-            tell();
-        });
+        let watching = feed(
+            self.watcher.clone(),
+            spec,
+            |object| {
+                let Decoded::Whole(lease) = object else {
+                    return None;
+                };
+                let name = lock().show(lease, Instant::now());
+                tell();
+                Some(name)
+            },
+            |lease| {
+                let name = lease.name.clone()?;
+                lock().0.remove(&name);
+                tell();
+                Some(name)
+            },
+            |known| {
+                if let Known::Listed(listed) = known {
+                    lock().complete(listed);
+                    tell();
+                }
+            },
+        );
         // A dead replica sends no event: its Lease expires.
         let ageing = async {
             loop {
                 tokio::time::sleep(Duration::from_secs(5)).await;
-                if !lock().leases.is_empty() {
+                if !lock().0.is_empty() {
                     tell();
                 }
             }
@@ -67,32 +81,23 @@ impl Observer {
 /// The replicas of the webhook, by the names of their Leases. A replica is alive as long as its
 /// Lease keeps changing. Clocks are not compared.
 #[derive(Default)]
-struct Replicas {
-    leases: BTreeMap<String, SeenLease>,
-    /// The Leases shown since the last listing began.
-    listed: BTreeSet<String>,
-}
+struct Replicas(BTreeMap<String, SeenLease>);
 
 impl Replicas {
-    fn show(&mut self, lease: Lease, now: Instant) {
+    /// Takes in a Lease. Returns its name.
+    fn show(&mut self, lease: Lease, now: Instant) -> String {
         let name = lease.metadata.name.clone().unwrap_or_default();
-        self.listed.insert(name.clone());
-        if let Some(seen) = observe(self.leases.remove(&name), Some(lease), now) {
-            self.leases.insert(name, seen);
-        }
+        let seen = observe(self.0.remove(&name), Some(lease), now);
+        self.0.extend(seen.map(|seen| (name.clone(), seen)));
+        name
     }
 
-    fn lose(&mut self, lease: &ObjectMeta) {
-        self.leases
-            .remove(lease.name.as_deref().unwrap_or_default());
-    }
-
-    fn complete(&mut self) {
-        self.leases.retain(|name, _| self.listed.contains(name));
+    fn complete(&mut self, listed: &BTreeSet<String>) {
+        self.0.retain(|name, _| listed.contains(name));
     }
 
     fn alive(&self, now: Instant) -> Webhooks {
-        let alive = || self.leases.values().filter(|seen| now < seen.expiry());
+        let alive = || self.0.values().filter(|seen| now < seen.expiry());
         Webhooks {
             seen: alive()
                 .map(|seen| version(annotation(&seen.lease, names::SEEN)))
@@ -167,20 +172,18 @@ mod tests {
         }
         // A Lease that is shown again without a change does not get younger. A Lease that a listing
         // does not show is gone.
-        replicas.listed.clear();
-        replicas.show(
+        let shown = replicas.show(
             lease("2999-01-01T00:00:00.000000Z"),
             start + Duration::from_secs(9),
         );
-        replicas.complete();
+        replicas.complete(&[shown].into());
         assert!(alive(&replicas, 15).is_empty());
         replicas.show(
             lease("2999-01-01T00:00:05.000000Z"),
             start + Duration::from_secs(9),
         );
         assert_eq!(alive(&replicas, 15), [7]);
-        replicas.listed.clear();
-        replicas.complete();
+        replicas.complete(&BTreeSet::new());
         assert!(alive(&replicas, 15).is_empty());
     }
 }

@@ -72,10 +72,8 @@ async fn a_port_that_is_taken_is_named_once() {
         Router::new(),
     )
     .expect_err("the port is taken");
-    // As the programs print it: the error with all of its causes.
-    let causes = std::iter::successors(Some(&error as &dyn std::error::Error), |e| e.source());
-    let told: Vec<String> = causes.map(ToString::to_string).collect();
-    let told = told.join(": ");
+    // With all of its causes, as the programs print it.
+    let told = format!("{error:#}");
     assert!(
         told.starts_with(&format!("failed to listen at {address}: ")),
         "{told}"

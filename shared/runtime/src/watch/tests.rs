@@ -2,7 +2,7 @@ use std::sync::{Arc, Mutex};
 
 use serde_json::{Value, json};
 
-use super::{wire::INITIAL_EVENTS_END, *};
+use super::*;
 use crate::{
     object::tests::{nested, object as text_of, undecodable},
     testing::{Script, Server},
@@ -268,7 +268,7 @@ async fn a_listing_that_breaks_off_begins_again() {
 async fn a_silent_watch_is_given_up() {
     let server = Server::start([
         Script::lines([listed(2)]).hold(),
-        // Every byte is a sign of life, so this watch lasts.
+        // Every line is a sign of life, so this watch lasts.
         Script::lines([bookmark(3)])
             .pause(Duration::from_millis(300))
             .send(format!("{}\n", bookmark(4)))
@@ -420,21 +420,27 @@ async fn a_listing_in_pages_takes_another_verb() {
         .await;
 }
 
+/// So many of these answers, and then a good one.
+type Trouble = (usize, fn() -> Script, Script);
+
 #[tokio::test]
 async fn errors_that_last_are_said_once_and_end_with_a_new_listing() {
-    let trouble: [fn() -> Script; 4] = [
-        || error(500, "conversion webhook failed"),
-        || error(400, "no"),
-        || Script::lines([]).send("nonsense\n"),
-        || Script::text(200, ""),
+    let streamed = || Script::lines([listed(3)]).hold();
+    let empty = json!({"metadata": {"resourceVersion": "3"}, "items": []});
+    let trouble: [Trouble; 4] = [
+        (3, || error(500, "conversion webhook failed"), streamed()),
+        // After the first refusal the watch lists in pages.
+        (4, || error(400, "no"), Script::json(200, &empty)),
+        (3, || Script::lines([]).send("nonsense\n"), streamed()),
+        (3, || Script::text(200, ""), streamed()),
     ];
     let patience = Patience {
         lasting: Duration::from_millis(400),
         ..PATIENCE
     };
-    let cases = trouble.map(|trouble| async move {
-        let good = Script::lines([listed(3)]).hold();
-        let server = Server::start([trouble(), trouble(), trouble(), good]).await;
+    let cases = trouble.map(|(times, trouble, good)| async move {
+        let troubles = std::iter::repeat_with(trouble).take(times);
+        let server = Server::start(troubles.chain([good])).await;
         let heard = Heard::default();
         let watching = watch_within(server.client().into(), spec(), patience, heard.sink());
         let _ = timeout(Duration::from_secs(6), watching).await;

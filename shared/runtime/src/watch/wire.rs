@@ -1,20 +1,19 @@
 //! Reads the bytes of a watch or a list.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::time::Duration;
 
-use http_body_util::BodyExt;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ListMeta;
-use kube::client::Body;
 use mimeo_model::known::Decoded;
 use serde::{Deserialize, de::DeserializeOwned};
 use serde_json::value::RawValue;
-use tokio::time::timeout;
+use tokio::{
+    io::{AsyncBufRead, AsyncBufReadExt},
+    time::timeout,
+};
 
-use super::{End, Meta, broken};
+use super::{End, Meta};
 use crate::object;
 
-/// Annotation of the bookmark that ends a streamed list.
-pub(super) const INITIAL_EVENTS_END: &str = "k8s.io/initial-events-end";
 /// The size to which the buffer shrinks between events, so that one large object does not cost
 /// memory forever.
 const KEPT_BUFFER: usize = 64 << 10;
@@ -24,18 +23,19 @@ const KEPT_BUFFER: usize = 64 << 10;
 pub(super) enum Line<T> {
     Shown(Option<Decoded<T>>),
     Deleted(Option<Meta>),
-    Bookmark(Bookmark),
+    Bookmark(Meta),
     Error(Refusal),
 }
 
 /// The server writes `type` first, so `object` is parsed directly as the right type.
+#[allow(clippy::large_enum_variant)] // There is one at a time.
 #[derive(Deserialize)]
 #[serde(tag = "type", content = "object", rename_all = "UPPERCASE")]
 enum Event<T, M> {
     Added(T),
     Modified(T),
     Deleted(M),
-    Bookmark(Bookmark),
+    Bookmark(Meta),
     Error(Refusal),
 }
 
@@ -66,26 +66,6 @@ impl<O, M> Event<O, M> {
             Self::Bookmark(bookmark) => Line::Bookmark(bookmark),
             Self::Error(refusal) => Line::Error(refusal),
         }
-    }
-}
-
-#[derive(Deserialize)]
-pub(super) struct Bookmark {
-    pub(super) metadata: BookmarkMeta,
-}
-
-#[derive(Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub(super) struct BookmarkMeta {
-    pub(super) resource_version: String,
-    #[serde(default)]
-    annotations: BTreeMap<String, String>,
-}
-
-impl BookmarkMeta {
-    /// Whether this bookmark completes a streamed list.
-    pub(super) fn ends_list(&self) -> bool {
-        self.annotations.contains_key(INITIAL_EVENTS_END)
     }
 }
 
@@ -148,53 +128,19 @@ impl<T: DeserializeOwned> Page<T> {
     }
 }
 
-/// Splits a body into lines. All lines use one buffer.
-pub(super) struct Lines {
-    body: Body,
-    buffer: Vec<u8>,
-    /// How much of the buffer was returned already.
-    used: usize,
-}
-
-impl Lines {
-    pub(super) fn new(body: Body) -> Self {
-        Self {
-            body,
-            buffer: Vec::new(),
-            used: 0,
-        }
-    }
-
-    /// Returns the next line. An incomplete line at the end of the body is dropped.
-    pub(super) async fn next(&mut self, silence: Duration) -> Result<&[u8], End> {
-        let mut searched = self.used;
-        loop {
-            if let Some(length) = self.buffer[searched..]
-                .iter()
-                .position(|&byte| byte == b'\n')
-            {
-                let line = self.used..searched + length;
-                self.used = line.end + 1;
-                return Ok(&self.buffer[line]);
-            }
-            self.make_room();
-            searched = self.buffer.len();
-            let frame = timeout(silence, self.body.frame())
-                .await
-                .map_err(|_| End::Silent)?;
-            let frame = frame.ok_or_else(|| End::Closed("the server closed it".into()))?;
-            if let Ok(data) = frame.map_err(|error| broken(&error))?.into_data() {
-                self.buffer.extend_from_slice(&data);
-            }
-        }
-    }
-
-    fn make_room(&mut self) {
-        self.buffer.drain(..self.used);
-        self.used = 0;
-        if self.buffer.len() < KEPT_BUFFER {
-            self.buffer.shrink_to(KEPT_BUFFER);
-        }
+/// Replaces the line by the next one. An incomplete line at the end of the body is dropped.
+pub(super) async fn next_line(
+    body: &mut (impl AsyncBufRead + Unpin),
+    line: &mut Vec<u8>,
+    silence: Duration,
+) -> Result<(), End> {
+    line.clear();
+    line.shrink_to(KEPT_BUFFER);
+    match timeout(silence, body.read_until(b'\n', line)).await {
+        Err(_) => Err(End::Silent),
+        Ok(Err(error)) => Err(End::Closed(error.to_string())),
+        Ok(Ok(_)) if line.ends_with(b"\n") => Ok(()),
+        Ok(Ok(_)) => Err(End::Closed("the server closed it".into())),
     }
 }
 
@@ -207,14 +153,13 @@ mod tests {
     #[tokio::test]
     async fn a_large_event_leaves_no_large_buffer() {
         let large = "x".repeat(1 << 20);
-        let body = Body::from(format!("{large}\nsmall\n{large}").into_bytes());
-        let mut lines = Lines::new(body);
-        assert_eq!(lines.next(WAIT).await.expect("a line").len(), 1 << 20);
-        assert_eq!(lines.next(WAIT).await.expect("a line"), b"small");
-        assert!(lines.next(WAIT).await.is_err());
-        let mut lines = Lines::new(Body::from(format!("{large}\n").into_bytes()));
-        assert!(lines.next(WAIT).await.is_ok());
-        assert!(lines.next(WAIT).await.is_err());
-        assert!(lines.buffer.capacity() <= KEPT_BUFFER);
+        let text = format!("{large}\nsmall\n{large}");
+        let (mut body, mut line) = (text.as_bytes(), Vec::new());
+        let read = next_line(&mut body, &mut line, WAIT).await;
+        assert_eq!((read.is_ok(), line.len()), (true, (1 << 20) + 1));
+        let read = next_line(&mut body, &mut line, WAIT).await;
+        assert_eq!((read.is_ok(), &*line), (true, &b"small\n"[..]));
+        assert!(line.capacity() <= KEPT_BUFFER);
+        assert!(next_line(&mut body, &mut line, WAIT).await.is_err());
     }
 }

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use http::{Method, Request, StatusCode};
+use http::{Method, Request};
 use jiff::Timestamp;
 use k8s_openapi::{
     api::{
@@ -33,7 +33,7 @@ use tracing::warn;
 
 use super::{Writer, Written};
 use crate::{
-    call::{self, CallError, CallResult, METADATA, METADATA_LIST, Silence, encode},
+    call::{self, CallError, CallResult, JSON, METADATA, METADATA_LIST, encode},
     discovery::{Discovery, resource_path},
     object,
     stored::{explain_grant, parse_grant},
@@ -173,17 +173,16 @@ impl Writer {
     /// [`CallError::NotFound`] if the server that answered doesn't serve the kind. Then the read
     /// proves nothing about the rule.
     pub async fn read_rule(&self, id: &RuleId) -> CallResult<RuleRead> {
-        let rule = self.look(&rule_path(id)).await?;
+        let rule = self.look(&rule_path(id)).await;
         let crd = self.look_crd(&id.kind.crd_name()).await?;
         let crd = crd.and_then(|crd| crd.uid.map(Into::into));
-        let home = match (&rule, &id.namespace) {
-            (Look::Absent, Some(home)) => self.look_home(home).await?,
-            // The CRD exists, but the server that answered does not serve it (yet). The answer
+        let (found, home) = match (rule, &id.namespace) {
+            (Ok(None), Some(home)) => (false, self.look_home(home).await?),
+            // If the CRD exists, the server that answered does not serve it (yet). The answer then
             // proves nothing about the rule.
-            (Look::NotServed, _) if crd.is_some() => return Err(CallError::NotFound),
-            _ => None,
+            (Err(CallError::NotFound), _) if crd.is_none() => (false, None),
+            (rule, _) => (rule?.is_some(), None),
         };
-        let found = matches!(rule, Look::Found(_));
         Ok(RuleRead { found, home, crd })
     }
 
@@ -197,29 +196,18 @@ impl Writer {
         source: &SourceRef,
         resource: &Resource,
     ) -> CallResult<SourceRead> {
-        match self
-            .look(&resource_path(
-                resource,
-                Some(&source.namespace),
-                Some(&source.name),
-            ))
-            .await?
-        {
-            Look::Found(found) => {
-                let labels = found.metadata.labels.unwrap_or_default();
-                let selected = source.admits(|key| labels.get(key).map(String::as_str));
-                Ok(if selected {
-                    SourceRead::Present
-                } else {
-                    SourceRead::Relabelled
-                })
-            }
-            Look::NotServed => Err(CallError::NotFound),
-            Look::Absent => {
-                let home = self.look_home(&source.namespace).await?;
-                Ok(home.map_or(SourceRead::Homeless, SourceRead::Absent))
-            }
-        }
+        let path = resource_path(resource, Some(&source.namespace), Some(&source.name));
+        let Some(found) = self.look(&path).await? else {
+            let home = self.look_home(&source.namespace).await?;
+            return Ok(home.map_or(SourceRead::Homeless, SourceRead::Absent));
+        };
+        let labels = found.labels.unwrap_or_default();
+        let selected = source.admits(|key| labels.get(key).map(String::as_str));
+        Ok(if selected {
+            SourceRead::Present
+        } else {
+            SourceRead::Relabelled
+        })
     }
 
     /// Reads a namespace. `None`: it does not exist or is being deleted.
@@ -237,13 +225,8 @@ impl Writer {
 
     /// Reads an object's metadata. `None`: it does not exist or is being deleted.
     async fn look_lasting(&self, path: &str) -> CallResult<Option<ObjectMeta>> {
-        match self.look(path).await? {
-            Look::Found(Written { metadata, .. }) => {
-                Ok(Some(metadata).filter(|meta| meta.deletion_timestamp.is_none()))
-            }
-            Look::Absent => Ok(None),
-            Look::NotServed => Err(CallError::NotFound),
-        }
+        let found = self.look(path).await?;
+        Ok(found.filter(|meta| meta.deletion_timestamp.is_none()))
     }
 
     /// Reads a whole object from the storage, without any cache. `None`: it does not exist.
@@ -257,8 +240,8 @@ impl Writer {
         namespace: &str,
         name: &str,
     ) -> CallResult<Option<Decoded<Value>>> {
-        self.object_at(&resource_path(resource, Some(namespace), Some(name)))
-            .await
+        let path = resource_path(resource, Some(namespace), Some(name));
+        self.object_at(&path, JSON).await
     }
 
     /// Reads a grant from the storage, without any cache. `None`: it does not exist. The request is
@@ -312,7 +295,8 @@ impl Writer {
         query: &str,
     ) -> CallResult<Vec<Option<Decoded<Value>>>> {
         let path = format!("{}{query}", grants_path(namespace));
-        let list: Grants = self.read_at(&path).await?.ok_or(CallError::NotFound)?;
+        let list: Option<Grants> = self.read_at(&path, JSON).await?;
+        let list = list.ok_or(CallError::NotFound)?;
         Ok(list
             .items
             .iter()
@@ -335,7 +319,7 @@ impl Writer {
         places: &[Option<Box<str>>],
     ) -> CallResult<bool> {
         let (path, key) = (self.kinds_path(), kind.to_string());
-        let Some(map) = self.read_at::<ConfigMap>(&path).await? else {
+        let Some(map) = self.read_at::<ConfigMap>(&path, JSON).await? else {
             return Ok(true);
         };
         let mut kinds = parse_kinds(&map).kinds.into_iter();
@@ -443,7 +427,7 @@ impl Writer {
             encode(namespace)
         );
         let one = format!("{path}/{}", event_update.name);
-        if let Some(known) = self.read_at::<Event>(&one).await? {
+        if let Some(known) = self.read_at::<Event>(&one, JSON).await? {
             // The API server accepts changes to no other field of an Event.
             let count = known
                 .series
@@ -456,7 +440,7 @@ impl Writer {
             return self.merge(&one, &json!({"series": series})).await;
         }
         let event = event(event_update, reporter, at);
-        self.write(Method::POST, &path, call::JSON, &event).await
+        self.write(Method::POST, &path, JSON, &event).await
     }
 
     fn kinds_path(&self) -> String {
@@ -481,7 +465,7 @@ impl Writer {
         object["kind"] = "ConfigMap".into();
         object["metadata"]["name"] = KINDS_CONFIG_MAP.into();
         let path = format!("{}/configmaps", namespace_path(&self.namespace));
-        match self.write(Method::POST, &path, call::JSON, &object).await {
+        match self.write(Method::POST, &path, JSON, &object).await {
             // Another client has created it meanwhile.
             Err(CallError::Conflict) => merge().await,
             created => created,
@@ -505,9 +489,8 @@ impl Writer {
         body: &Value,
     ) -> CallResult<()> {
         let body = Body::from(body.to_string().into_bytes());
-        self.send(call::write(method, path, content_type, body))
-            .await
-            .map(drop)
+        let answer = self.answer(call::write(method, path, content_type, body));
+        answer.await?.accept().map(drop)
     }
 
     /// True if the namespace has an object with Mimeo's label. `None` stands for all namespaces.
@@ -521,72 +504,61 @@ impl Writer {
             "{}?limit=1&labelSelector={selector}",
             resource_path(resource, namespace, None)
         );
-        let answer = self.send(call::read(&path, METADATA_LIST)).await?;
-        let Page { metadata, items } = answer
-            .parse()
-            .ok_or_else(|| CallError::Silent("the list can't be decoded".into()))?;
+        let page: Option<Page> = self.read_at(&path, METADATA_LIST).await?;
+        let Page { metadata, items } = page.ok_or(CallError::NotFound)?;
         Ok(items.is_some_and(|items| !items.is_empty())
             || metadata.continue_.is_some_and(|next| !next.is_empty()))
     }
 
-    async fn read_at<T: DeserializeOwned>(&self, path: &str) -> CallResult<Option<T>> {
-        match self.object_at(path).await? {
+    async fn read_at<T: DeserializeOwned>(
+        &self,
+        path: &str,
+        accept: &str,
+    ) -> CallResult<Option<T>> {
+        match self.object_at(path, accept).await? {
             None => Ok(None),
             Some(Decoded::Whole(object)) => Ok(Some(object)),
             Some(Decoded::Part(_)) => Err(undecodable()),
         }
     }
 
-    /// Reads a whole object from the storage, as far as it can be decoded.
-    async fn object_at<T: DeserializeOwned>(&self, path: &str) -> CallResult<Option<Decoded<T>>> {
-        let answer = self.answer(call::read(path, call::JSON)).await?;
+    /// Reads an object from the storage, as far as it can be decoded. `None`: it does not exist.
+    async fn object_at<T: DeserializeOwned>(
+        &self,
+        path: &str,
+        accept: &str,
+    ) -> CallResult<Option<Decoded<T>>> {
+        let answer = self.answer(call::read(path, accept)).await?;
         if answer.is_absence() {
             return Ok(None);
         }
         answer.accept()?.object().map(Some).ok_or_else(undecodable)
     }
 
-    /// Reads an object's metadata from the storage.
-    async fn look(&self, path: &str) -> CallResult<Look> {
-        let answer = self.answer(call::read(path, METADATA)).await?;
-        if answer.code == StatusCode::NOT_FOUND {
-            return Ok(if answer.is_absence() {
-                Look::Absent
-            } else {
-                Look::NotServed
-            });
-        }
-        answer
-            .accept()?
-            .parse()
-            .map(Look::Found)
-            .ok_or_else(undecodable)
-    }
-
-    async fn send(&self, request: Result<Request<Body>, Silence>) -> CallResult<call::Answer> {
-        self.answer(request).await?.accept()
+    /// Reads an object's metadata from the storage. `None`: it does not exist.
+    ///
+    /// # Errors
+    /// [`CallError::NotFound`] if its kind isn't served, or if the server that answered isn't the
+    /// API server.
+    async fn look(&self, path: &str) -> CallResult<Option<ObjectMeta>> {
+        let found: Option<Written> = self.read_at(path, METADATA).await?;
+        Ok(found.map(|written| written.metadata))
     }
 
     /// Returns any answer, even an error. The request needs a permit like every other request.
-    async fn answer(&self, request: Result<Request<Body>, Silence>) -> CallResult<call::Answer> {
+    async fn answer(&self, request: CallResult<Request<Body>>) -> CallResult<call::Answer> {
         let request = request?;
         let permit = self.permit().await;
-        Ok(self.call(request, permit).await?)
+        let (answer, verdict) = self.measure(request).await;
+        if let Some(verdict) = verdict {
+            permit.done(verdict);
+        }
+        answer
     }
 }
 
 fn undecodable() -> CallError {
     CallError::Silent("the object can't be decoded".into())
-}
-
-/// The result of a read.
-#[allow(clippy::large_enum_variant)] // There is one at a time.
-enum Look {
-    Found(Written),
-    /// 404 for the object itself.
-    Absent,
-    /// 404 for its kind, or from a server that isn't the API server.
-    NotServed,
 }
 
 /// Events about objects without a namespace are written to this namespace.

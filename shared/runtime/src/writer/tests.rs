@@ -371,10 +371,7 @@ async fn a_mark_is_removed_if_it_is_the_one() {
             status(403, &json!({})),
             Err(CallError::Denied { code: 403 }),
         ),
-        (
-            Script::text(200, "").hold(),
-            Err(CallError::Silent("no answer within the deadline".into())),
-        ),
+        (Script::text(200, "").hold(), Err(CallError::Late)),
     ];
     for (script, want) in cases {
         let server = Server::start([script]).await;
@@ -467,7 +464,7 @@ async fn a_rule_is_gone_only_by_a_clear_answer() {
         (
             absent(),
             Script::text(200, "{}").hold(),
-            Err(CallError::Silent("no answer within the deadline".into())),
+            Err(CallError::Late),
         ),
     ];
     for (index, (rule, crd, want)) in cases.into_iter().enumerate() {

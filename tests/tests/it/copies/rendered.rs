@@ -161,12 +161,18 @@ async fn a_value_that_cannot_be_decoded_is_invalid_and_no_outage() -> Result<()>
     let patched = |path: &str, value: &str| json!({"jsonPatch": [{"op": "add", "path": path, "value": value}]});
     let secret = secret.secret(&scene.home, "registry");
     let quota = quota.source("v1", "ResourceQuota", &scene.home, "limits");
-    for (rule, path, named) in [
-        (&secret, "/data/x", "data[x]"),
-        (&quota, "/spec/hard/cpu", "quantities"),
+    for (rule, path, value, named) in [
+        // Only the API server sees that this value is not base64.
+        (
+            &secret,
+            "/data/x",
+            "not so $(namespace.name)",
+            "answered 500",
+        ),
+        (&quota, "/spec/hard/cpu", "not so", "quantities"),
     ] {
         rule.clone()
-            .set("transform", patched(path, "not so"))
+            .set("transform", patched(path, value))
             .create(&scene.client)
             .await?;
         let told = invalid(

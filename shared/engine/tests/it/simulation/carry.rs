@@ -124,12 +124,6 @@ fn carry_job(server: &mut Server, task: &Task) -> Answer {
                 .push(format!("{source} was shown, and is to be read"));
             Answer::Written(true)
         }
-        Task::ReadGrant { namespace, name } => {
-            server.violations.push(format!(
-                "nobody grants anything here, and {namespace}/{name} is to be read"
-            ));
-            Answer::Written(true)
-        }
         Task::ConfirmGrants(namespace) => {
             let granted = |object: &Rc<Object>| {
                 Grant::parse(&ReplicationGrant {

@@ -241,9 +241,6 @@ pub struct View {
     pub rules: BTreeMap<String, Rc<Object>>,
     tenants: BTreeMap<RuleId, Rc<Object>>,
     pub namespaces: BTreeMap<String, Rc<Object>>,
-    /// The highest resourceVersion of a rule, or of a listing of rules, that the program has
-    /// received.
-    pub taken_in: u64,
     /// The newest state of each copy that the program has seen, by uid.
     pub copies: BTreeMap<String, Rc<Object>>,
     /// Uids of objects that the program has seen with an entry of Mimeo's.
@@ -469,7 +466,6 @@ impl Process {
                 self.view
                     .rules
                     .insert(object.key.name.clone(), object.clone());
-                self.view.taken_in = self.view.taken_in.max(object.version);
                 self.engine.rule_applied(
                     id(&object.key.name),
                     parse(object),
@@ -481,8 +477,7 @@ impl Process {
                 self.view.rules.remove(&object.key.name);
                 self.engine.rule_gone(&id(&object.key.name), now);
             }
-            Message::Listed(version) => {
-                self.view.taken_in = self.view.taken_in.max(*version);
+            Message::Listed(_) => {
                 let shown = self.shown(&Topic::Rules).clone();
                 self.view.rules.retain(|name, _| shown.contains(name));
                 self.engine.rules_known(

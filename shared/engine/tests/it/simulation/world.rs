@@ -480,7 +480,9 @@ impl World {
             .programs
             .iter()
             .filter(|program| program.role == Role::Injector && program.engine.index().primed());
-        let seen: Vec<u64> = replicas.map(|program| program.view.taken_in).collect();
+        let seen: Vec<u64> = replicas
+            .map(|program| program.engine.index().newest_rule())
+            .collect();
         for program in 0..self.programs.len() {
             let process = &mut self.programs[program];
             if process.role != Role::Keeper {

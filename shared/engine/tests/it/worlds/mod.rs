@@ -61,7 +61,7 @@ const TELLING: u64 = 3_000;
 /// documents are silent.
 const COMPARED: u64 = 90;
 /// At most this percentage of the plans is left open.
-const OPEN: u64 = 9;
+const OPEN: u64 = 10;
 /// At most this number of a thousand stories may end for any one silence.
 const SILENT: u64 = 35;
 

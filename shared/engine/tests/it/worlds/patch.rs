@@ -41,14 +41,29 @@ pub fn refused(operation: &Operation, secrets: bool) -> bool {
     let allowed = parts.iter().all(|part| tables::may_patch(*part, secrets));
     // The data of a Secret may not leave `data`.
     let leaks = secrets && matches!(parts[..], [Part::Data, to] if to != Part::Data);
-    let pieces = operation
-        .worth()
-        .into_iter()
-        .flat_map(Worth::texts)
-        .flat_map(|text| &text.0);
+    let texts = || operation.worth().into_iter().flat_map(Worth::texts);
+    let pieces = texts().flat_map(|text| &text.0);
     let test = matches!(operation, Operation::Test(..));
+    // The data of a Secret is base64. Only the server checks a text with variables.
+    let encoded = secrets && !test && parts == [Part::Data];
+    let unencoded = encoded && texts().any(|text| is_plain(text) && !is_base64(&text.text()));
     let bad = |piece: &Piece| matches!(piece, Piece::Unknown(_)) || test && of_namespace(piece);
-    !allowed || leaks || { pieces }.any(bad)
+    !allowed || leaks || unencoded || { pieces }.any(bad)
+}
+
+fn is_plain(text: &Text) -> bool {
+    let plain = |piece: &Piece| matches!(piece, Piece::Text(_) | Piece::Literal(_));
+    text.0.iter().all(plain)
+}
+
+/// True for groups of four, the last one padded.
+fn is_base64(text: &str) -> bool {
+    let known = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'+' || byte == b'/';
+    let data = text
+        .strip_suffix("==")
+        .or(text.strip_suffix('='))
+        .unwrap_or(text);
+    text.len().is_multiple_of(4) && data.bytes().all(known)
 }
 
 fn of_namespace(piece: &Piece) -> bool {

@@ -245,7 +245,7 @@ pub fn uncopied(
         labels: &labels,
     };
     match transformed(spec, content, &anywhere, &mut Coverage::default()) {
-        Ok(copy) => Ok((!encoded(spec, source, &copy)).then_some(Withheld::Unfit)),
+        Ok(_) => Ok(None),
         Err(unfit @ (Withheld::Refused | Withheld::Unfit)) => Ok(Some(unfit)),
         Err(Withheld::Untold(silence)) => Err(silence),
         Err(Withheld::Unset) => Err("a variable of no label that there is"),
@@ -349,10 +349,6 @@ pub fn copy(
         }
         other => other?,
     };
-    if !encoded(spec, place.source, &copy) {
-        coverage.other("patched to what is no base64");
-        return Err(Withheld::Unfit);
-    }
     if !spec.transform.patch.is_empty() {
         coverage.other("patched");
     }
@@ -383,29 +379,6 @@ pub fn copy(
         mark("ann/mimeo.dev/retention", &retention);
     }
     Ok(copy)
-}
-
-/// True if the values that the rule wrote into a copy are valid base64 where the kind needs that:
-/// in groups of four, the last one padded.
-fn encoded(spec: &RuleSpec, source: &Key, copy: &Content) -> bool {
-    if spec.transform.patch.is_empty() && !source.namespace.is_empty() {
-        return true;
-    }
-    let part = if source.res == Res::Secret {
-        "data/"
-    } else {
-        "binaryData/"
-    };
-    let known = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'+' || byte == b'/';
-    copy.iter()
-        .filter(|(path, value)| path.starts_with(part) && !value.contains(ANY))
-        .all(|(_, value)| {
-            let data = value
-                .strip_suffix("==")
-                .or(value.strip_suffix('='))
-                .unwrap_or(value);
-            value.len() % 4 == 0 && data.bytes().all(known)
-        })
 }
 
 /// Returns a copy's reference to its source.

@@ -350,7 +350,7 @@ pub const CELL: [Cell; 29] = [
 
 /// Cases without a table: why a rule gets a cell that others want, too; why no copy can be made;
 /// and the statements about a rule.
-pub const OTHERS: [&str; 41] = [
+pub const OTHERS: [&str; 40] = [
     "won by the platform",
     "passed on to a tenant",
     "kept from a tenant by a rule that rests",
@@ -368,7 +368,6 @@ pub const OTHERS: [&str; 41] = [
     "more than a rule may have",
     "patched",
     "can't be patched",
-    "patched to what is no base64",
     "made into what is no copy",
     "applied anew for a variable in a list",
     "a terminating namespace",

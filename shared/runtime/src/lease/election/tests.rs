@@ -24,14 +24,17 @@ async fn a_standby_that_was_told_of_a_conflict_reads_the_lease() {
     let server = Server::start([conflict, read, Script::json(200, &at("8"))]).await;
     let stale = Server::start([Script::json(200, &at("20")), Script::lines([]).hold()]).await;
     let candidate = Candidate {
+        leading: watch::Sender::new(false),
         holder: watch::Sender::new(None),
         api: Api::default_namespaced(server.client()),
         watcher: stale.client().into(),
         name: "l".into(),
         me: ME.into(),
-        duration: Duration::from_secs(15),
-        renew_deadline: Duration::from_secs(10),
-        retry_period: Duration::from_millis(100),
+        args: LeaseArgs {
+            lease_duration: Duration::from_secs(15),
+            lease_renew_deadline: Duration::from_secs(10),
+            lease_retry_period: Duration::from_millis(100),
+        },
     };
     let won = tokio::time::timeout(Duration::from_secs(20), candidate.stand_by())
         .await

@@ -1,0 +1,120 @@
+//! A sign of life of this replica: a Lease that the replica renews.
+//!
+//! The Lease's annotations say which rules the replica has seen, and whether another client keeps
+//! changing its hooks. Readers measure how long they have seen no change of a Lease. After a replica
+//! was killed its Lease expires for them, and exists until its owner is deleted.
+
+use std::{collections::BTreeMap, time::Duration};
+
+use jiff::Timestamp;
+use k8s_openapi::{
+    api::coordination::v1::{Lease, LeaseSpec},
+    apimachinery::pkg::apis::meta::v1::{MicroTime, OwnerReference},
+};
+use kube::{
+    Api,
+    api::{DeleteParams, ObjectMeta, Patch, PatchParams},
+};
+use mimeo_model::names;
+use mimeo_runtime::{
+    backoff::Backoff,
+    client::Clients,
+    fault::{Fault, status, within},
+    handle::Handle,
+    identity::Identity,
+    shutdown::CancellationToken,
+};
+use tokio::{
+    sync::watch,
+    time::{Instant, sleep, sleep_until},
+};
+use tracing::warn;
+
+use crate::register::MANAGER;
+
+/// Interval between renewals.
+const PERIOD: Duration = Duration::from_secs(5);
+/// Seconds for which a killed replica counts as alive: three intervals. During that time Mimeo does
+/// not report a new rule as in force.
+const LIFE: i32 = 15;
+/// Least time between two writes, regardless of how often the annotations change.
+const SPACING: Duration = Duration::from_secs(1);
+/// For one request.
+const DEADLINE: Duration = Duration::from_secs(5);
+
+/// Renews this replica's Lease until the shutdown, then deletes it. The garbage collector deletes
+/// the Lease together with `owner`, even if the replica was killed.
+///
+/// A new spec of a rule, or another value of `contested`, is written at once. Mimeo writes the
+/// statuses of rules often and nothing waits for them here, so the next renewal reports them.
+///
+/// Needs the permissions `create`, `patch` and `delete` on Leases.
+pub(crate) async fn beat(
+    clients: &Clients,
+    identity: &Identity,
+    owner: Option<OwnerReference>,
+    handle: &Handle,
+    mut contested: watch::Receiver<Option<String>>,
+    shutdown: &CancellationToken,
+) {
+    let api: Api<Lease> = Api::namespaced(clients.requests.clone(), &identity.namespace);
+    let name = format!("mimeo-webhook-{}", identity.replica);
+    let mut lease = Lease {
+        metadata: ObjectMeta {
+            name: Some(name.clone()),
+            labels: Some([(names::REPLICA.to_owned(), names::REPLICA_WEBHOOK.to_owned())].into()),
+            owner_references: owner.map(|owner| vec![owner]),
+            ..ObjectMeta::default()
+        },
+        ..Lease::default()
+    };
+    let renewing = async {
+        let since = Some(MicroTime(Timestamp::now()));
+        // One request creates or changes the Lease, regardless of its present content: only this
+        // replica uses the name.
+        let params = PatchParams::apply(MANAGER).force();
+        let mut backoff = Backoff::new(SPACING, DEADLINE);
+        loop {
+            let written = Instant::now();
+            let (spec, version) = handle.look(|engine, _| {
+                let index = engine.index();
+                (index.newest_spec(), index.newest_rule())
+            });
+            let mut annotations = BTreeMap::from([(names::SEEN.to_owned(), version.to_string())]);
+            let told = contested.borrow_and_update().clone();
+            annotations.extend(told.map(|told| (names::CONTESTED.to_owned(), told)));
+            lease.metadata.annotations = Some(annotations);
+            lease.spec = Some(LeaseSpec {
+                holder_identity: Some(identity.replica.clone()),
+                lease_duration_seconds: Some(LIFE),
+                acquire_time: since.clone(),
+                renew_time: Some(MicroTime(Timestamp::now())),
+                ..LeaseSpec::default()
+            });
+            let patch = Patch::Apply(&lease);
+            if let Err(error) = within(DEADLINE, api.patch(&name, &params, &patch)).await {
+                warn!(lease = name, error = %Fault(&error), "failed to write the heartbeat, \
+                    retrying");
+                sleep(backoff.pause()).await;
+                continue;
+            }
+            backoff.reset();
+            sleep_until(written + SPACING).await;
+            tokio::select! {
+                () = handle.until(|engine| engine.index().newest_spec() > spec) => {}
+                _ = contested.changed() => {}
+                () = sleep_until(written + PERIOD) => {}
+            }
+        }
+    };
+    tokio::select! {
+        () = renewing => {}
+        () = shutdown.cancelled() => {}
+    }
+    let deleted = within(DEADLINE, api.delete(&name, &DeleteParams::default())).await;
+    if let Err(error) = deleted
+        && status(&error) != Some(404)
+    {
+        warn!(lease = name, error = %Fault(&error), "failed to delete the heartbeat");
+    }
+}
