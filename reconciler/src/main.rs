@@ -22,7 +22,7 @@ use mimeo_runtime::{
     operations::OpsArgs,
     program::Program,
     reach::ReachArgs,
-    readiness::{Check, Readiness},
+    readiness::Check,
     telemetry::TelemetryArgs,
     trace::TraceArgs,
 };
@@ -117,7 +117,10 @@ const LEASE: &str = "mimeo-reconciler";
 async fn main() -> anyhow::Result<()> {
     let flags = Flags::parse();
     let program = Program::start(PROGRAM, &flags.telemetry, &flags.client).await?;
-    let checks = Checks::new(&program.readiness);
+    // Conditions that must hold before this replica is ready. A standby replica is ready too.
+    let listed = program.readiness.check("rules and namespaces listed");
+    let readable = program.readiness.check("ClusterReplications readable");
+    let current = program.readiness.check("definitions up to date");
     let page = flags.ui.page();
     program.operate(&flags.ops, |guard| {
         let routes = page.as_ref().map(|page| page.routes(guard));
@@ -164,9 +167,8 @@ async fn main() -> anyhow::Result<()> {
         });
     }
     let driving = keep(&flags.keep, clients, &handle, &identity, leading);
-    let current = checks.current.clone();
     tokio::spawn(definitions::check(clients.requests.clone(), current));
-    tokio::spawn(ready(handle, checks));
+    tokio::spawn(ready(handle, listed, readable));
 
     // After a loss this process does not know the writes of another leader. Starting over is the
     // simplest way to learn them.
@@ -207,12 +209,11 @@ fn keep(
     identity: &Identity,
     leading: watch::Receiver<bool>,
 ) -> JoinHandle<()> {
-    let (deadline, most) = (args.request_timeout, args.concurrency);
-    let concurrency = (4.min(most), most);
+    let most = args.concurrency;
     let tools = Tools::new(
         &clients.requests,
-        concurrency,
-        deadline,
+        (4.min(most), most),
+        args.request_timeout,
         &identity.namespace,
     );
     let observer = Observer::new(handle, &clients.watcher, &tools);
@@ -226,31 +227,9 @@ fn keep(
     tokio::spawn(drive(handle, tools, leading))
 }
 
-/// Conditions that must hold before this replica is ready. A standby replica is ready too.
-struct Checks {
-    listed: Check,
-    readable: Check,
-    current: Check,
-}
-
-impl Checks {
-    fn new(readiness: &Readiness) -> Self {
-        Self {
-            listed: readiness.check("rules and namespaces listed"),
-            readable: readiness.check("ClusterReplications readable"),
-            current: readiness.check("definitions up to date"),
-        }
-    }
-}
-
 /// Keeps two checks current: rules and namespaces have been listed, and `ClusterReplications` can
 /// still be read.
-async fn ready(
-    handle: Handle,
-    Checks {
-        listed, readable, ..
-    }: Checks,
-) {
+async fn ready(handle: Handle, listed: Check, readable: Check) {
     let mut changes = handle.changes();
     loop {
         let (primed, follows) =

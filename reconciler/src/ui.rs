@@ -86,6 +86,9 @@ pub(crate) struct Known {
     pub(crate) namespace: String,
 }
 
+/// The answer to a request without data.
+type Refusal = (StatusCode, &'static str);
+
 impl UiArgs {
     /// The page, if the flag enables it.
     pub(crate) fn page(&self) -> Option<Page> {
@@ -126,7 +129,7 @@ impl Page {
         let _ = self.known.set(known);
     }
 
-    fn known(&self) -> Result<&Known, (StatusCode, &'static str)> {
+    fn known(&self) -> Result<&Known, Refusal> {
         self.known
             .get()
             .ok_or((StatusCode::SERVICE_UNAVAILABLE, "starting\n"))
@@ -143,24 +146,21 @@ fn script(text: &'static str) -> MethodRouter {
 
 /// Adds the security headers to every answer.
 async fn harden(mut response: Response) -> Response {
-    let told: [(HeaderName, &'static str); 5] = [
+    let same_origin = HeaderName::from_static("cross-origin-resource-policy");
+    let headers = [
         (header::CONTENT_SECURITY_POLICY, POLICY),
         (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
         (header::REFERRER_POLICY, "no-referrer"),
         (header::CACHE_CONTROL, "no-store"),
-        (
-            HeaderName::from_static("cross-origin-resource-policy"),
-            "same-origin",
-        ),
+        (same_origin, "same-origin"),
     ];
-    response
-        .headers_mut()
-        .extend(told.map(|(name, value)| (name, HeaderValue::from_static(value))));
+    let headers = headers.map(|(name, value)| (name, HeaderValue::from_static(value)));
+    response.headers_mut().extend(headers);
     response
 }
 
 /// Streams server-sent events until the client disconnects.
-async fn stream(State(page): State<Page>) -> Result<impl IntoResponse, (StatusCode, &'static str)> {
+async fn stream(State(page): State<Page>) -> Result<impl IntoResponse, Refusal> {
     let known = page.known()?.clone();
     let visit = page.visitors.try_acquire_owned();
     let visit = visit.map_err(|_| {
@@ -190,7 +190,7 @@ struct Place {
 async fn copies(
     State(page): State<Page>,
     Query(place): Query<Place>,
-) -> Result<Response, (StatusCode, &'static str)> {
+) -> Result<Json<Value>, Refusal> {
     let Known {
         handle, leading, ..
     } = page.known()?;
@@ -203,5 +203,5 @@ async fn copies(
         .map_err(|_| (StatusCode::BAD_REQUEST, "that is no rule\n"))?;
     let copies =
         handle.look(|engine, now| engine.copies(&rule, &place.namespace, now, Timestamp::now()));
-    Ok(Json(copies.iter().map(tell_copy).collect::<Value>()).into_response())
+    Ok(Json(copies.iter().map(tell_copy).collect()))
 }

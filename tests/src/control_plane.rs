@@ -170,7 +170,13 @@ impl Builder {
             started.controller_manager = Some(Mutex::new(Process::start(spec)?));
             started.ready(Component::ControllerManager).await?;
         }
-        started.baseline = Baseline::read(&started.own_client(Component::Etcd).await?).await?;
+        match Baseline::read(&started.own_client(Component::Etcd).await?).await {
+            Ok(baseline) => started.baseline = baseline,
+            Err(error) => {
+                eprintln!("a control plane is used once: {error:#}");
+                started.end_when_dropped();
+            }
+        }
         Ok(ControlPlane(Some(started)))
     }
 }
@@ -189,12 +195,14 @@ impl Deref for ControlPlane {
 
 impl Drop for ControlPlane {
     fn drop(&mut self) {
-        let servers = self.0.take();
-        if !std::thread::panicking()
-            && let Some(servers) = servers
-            && !servers.disturbed.load(Ordering::Relaxed)
-        {
-            reuse::keep(servers);
+        let Some(servers) = self.0.take() else { return };
+        if std::thread::panicking() || servers.disturbed.load(Ordering::Relaxed) {
+            return;
+        }
+        match servers.still_running() {
+            Ok(()) => reuse::keep(servers),
+            // A test that failed for that reason shows this.
+            Err(error) => eprintln!("a server has ended by itself: {error:#}"),
         }
     }
 }
@@ -475,6 +483,19 @@ impl Plane {
     /// Keeps later tests from using the control plane. An idle one would disturb a measurement.
     pub fn end_when_dropped(&self) {
         self.disturbed.store(true, Ordering::Relaxed);
+    }
+
+    /// Returns an error with the end of the log if a server has ended.
+    fn still_running(&self) -> Result<()> {
+        let api_servers = (0..self.api_servers.len()).map(Component::ApiServer);
+        let manager = self
+            .controller_manager
+            .as_ref()
+            .map(|_| Component::ControllerManager);
+        for component in api_servers.chain([Component::Etcd]).chain(manager) {
+            self.process(component)?.still_running()?;
+        }
+        Ok(())
     }
 
     /// Returns a process that the test is about to disturb.

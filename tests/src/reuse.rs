@@ -11,7 +11,7 @@ use std::{
     time::Duration,
 };
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use http::Request;
 use k8s_openapi::ByteString;
 use kube::Client;
@@ -24,10 +24,10 @@ use crate::control_plane::{Builder, Plane};
 const KEPT: usize = 3;
 /// Most operations in one transaction of etcd (`--max-txn-ops`).
 const AT_ONCE: usize = 128;
-/// For this long, nothing may change in an emptied control plane. Requests of killed clients may
-/// still be running, and controllers follow the deletions.
+/// For this long, nothing may change in a new or emptied control plane. Requests of killed clients
+/// may still be running, and controllers follow the deletions.
 const QUIET: Duration = Duration::from_millis(300);
-/// Number of attempts to empty a control plane.
+/// Number of attempts to read or empty a control plane.
 const ATTEMPTS: u32 = 20;
 
 static KEPT_FOR_LATER: Mutex<Vec<Plane>> = Mutex::new(Vec::new());
@@ -81,17 +81,27 @@ struct KeyValue {
 }
 
 impl Baseline {
-    /// Reads all keys of a new control plane.
+    /// Reads all keys of a new control plane, once its controllers have written theirs.
+    ///
+    /// # Errors
+    /// etcd does not answer, or something keeps writing.
     pub(crate) async fn read(etcd: &Client) -> Result<Self> {
-        let kvs = range(etcd, false).await?.into_iter();
-        let stored = |kv: KeyValue| {
-            let stored = Stored {
-                value: kv.value,
-                revision: kv.mod_revision,
+        for _ in 0..ATTEMPTS {
+            let kvs = range(etcd, false).await?.into_iter();
+            let stored = |kv: KeyValue| {
+                let stored = Stored {
+                    value: kv.value,
+                    revision: kv.mod_revision,
+                };
+                (kv.key, stored)
             };
-            (kv.key, stored)
-        };
-        Ok(Self(kvs.map(stored).collect()))
+            let baseline = Self(kvs.map(stored).collect());
+            tokio::time::sleep(QUIET).await;
+            if baseline.operations(range(etcd, true).await?).is_empty() {
+                return Ok(baseline);
+            }
+        }
+        bail!("a new control plane was still changing after {ATTEMPTS} attempts to read it")
     }
 
     /// Deletes the keys that were added, and gives the keys that were changed their first value.
@@ -117,7 +127,7 @@ impl Baseline {
             }
             tokio::time::sleep(QUIET).await;
         }
-        anyhow::bail!("the control plane was still changing after {ATTEMPTS} attempts to empty it")
+        bail!("a control plane was still changing after {ATTEMPTS} attempts to empty it")
     }
 
     /// Returns the operations that lead from the present keys to the first ones. CRDs come last,

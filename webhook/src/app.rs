@@ -2,10 +2,12 @@
 
 use std::{sync::Arc, time::Duration};
 
-use kube::Client;
+use k8s_openapi::{api::core::v1::Namespace, apimachinery::pkg::apis::meta::v1::ObjectMeta};
+use kube::{Api, Client};
+use mimeo_engine::Index;
 use mimeo_model::meta::Uid;
-use mimeo_runtime::{discovery::Discovery, handle::Handle, trace::Traces};
-use tokio::sync::Semaphore;
+use mimeo_runtime::{discovery::Discovery, fault::until, handle::Handle, named, trace::Traces};
+use tokio::{sync::Semaphore, time::Instant};
 
 use crate::{
     limits::Limits, metrics::Answers, paced::Paced, permissions::Questions, policies::Policies,
@@ -45,6 +47,23 @@ pub(crate) struct App {
     pub(crate) mimeo_users: Vec<String>,
     /// The user of this program.
     pub(crate) username: String,
+}
+
+impl App {
+    /// Reads the facts that the engine has observed.
+    pub(crate) fn index<T>(&self, read: impl FnOnce(&Index) -> T) -> T {
+        self.handle.look(|engine, _| read(engine.index()))
+    }
+
+    /// Reads the metadata of a namespace. Returns `None` if it does not exist.
+    pub(crate) async fn read_namespace(
+        &self,
+        name: &str,
+        deadline: Instant,
+    ) -> kube::Result<Option<ObjectMeta>> {
+        let api: Api<Namespace> = Api::all(self.client.clone());
+        until(deadline, named::read_metadata(&api, name)).await
+    }
 }
 
 /// State of a namespace according to the API server.

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use k8s_openapi::ByteString;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 /// Which certificates a `caBundle` may have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,18 +34,14 @@ fn contains(whole: &Value, part: &Value) -> bool {
 /// True if both values are equal. An empty value equals a missing one.
 fn same(live: &Value, wanted: &Value, trust: Trust) -> bool {
     match (live, wanted) {
-        (Value::Object(live), Value::Object(wanted)) => {
-            let keys: BTreeSet<&String> = live.keys().chain(wanted.keys()).collect();
+        (Value::Object(fields), Value::Object(others)) => {
+            let keys: BTreeSet<&String> = fields.keys().chain(others.keys()).collect();
             keys.into_iter()
-                .all(|key| match (live.get(key), wanted.get(key)) {
+                .all(|key| match (&live[key], &wanted[key]) {
                     // Mimeo may know no CA. Another client may then set one.
-                    (_, None) if key == "caBundle" => true,
-                    (Some(live), Some(wanted)) if key == "caBundle" => trusts(live, wanted, trust),
-                    (live, wanted) => same(
-                        live.unwrap_or(&Value::Null),
-                        wanted.unwrap_or(&Value::Null),
-                        trust,
-                    ),
+                    (_, Value::Null) if key == "caBundle" => true,
+                    (live, wanted) if key == "caBundle" => trusts(live, wanted, trust),
+                    (live, wanted) => same(live, wanted, trust),
                 })
         }
         (Value::Array(live), Value::Array(wanted)) => {
@@ -60,12 +56,7 @@ fn same(live: &Value, wanted: &Value, trust: Trust) -> bool {
 }
 
 fn is_empty(value: &Value) -> bool {
-    match value {
-        Value::Null => true,
-        Value::Array(items) => items.is_empty(),
-        Value::Object(fields) => fields.is_empty(),
-        _ => false,
-    }
+    [Value::Null, json!([]), json!({})].contains(value)
 }
 
 fn trusts(live: &Value, wanted: &Value, trust: Trust) -> bool {

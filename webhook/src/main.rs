@@ -163,7 +163,7 @@ fn app(
         pod_gate_wait: flags.hooks.pod_gate_wait,
         held: Semaphore::new(flags.hooks.pod_gate_max_held),
         reads: Semaphore::new(pod_gate::READS),
-        questions: Questions::default(),
+        questions: Questions::new(clients.requests.clone()),
         limits: Limits::default(),
         no_room: Paced::default(),
         no_review: Paced::default(),

@@ -8,7 +8,7 @@ use mimeo_model::{condition::ConditionReason, review::Verdict};
 use prometheus_client::{
     encoding::{EncodeLabelSet, EncodeLabelValue},
     metrics::{counter::Counter, family::Family, gauge::Gauge, histogram::Histogram},
-    registry::Registry,
+    registry::{Metric, Registry},
 };
 
 /// Metrics of the hooks and their registration. Cheap to clone.
@@ -40,6 +40,14 @@ struct Policies {
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct Rewriter {
     policy: String,
+}
+
+impl Rewriter {
+    fn new(policy: &str) -> Self {
+        Self {
+            policy: policy.into(),
+        }
+    }
 }
 
 /// A hook of the webhook.
@@ -100,6 +108,12 @@ impl Word {
     }
 }
 
+/// Adds a metric to the registry.
+fn added<M: Metric + Clone>(registry: &mut Registry, name: &str, help: &str, metric: M) -> M {
+    registry.register(name, help, metric.clone());
+    metric
+}
+
 impl Answers {
     /// Creates the metrics and adds them to the registry.
     pub(crate) fn new(registry: &mut Registry) -> Self {
@@ -107,42 +121,48 @@ impl Answers {
         const BUCKETS: [f64; 11] = [
             0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5, 1.0, 5.0,
         ];
-        let admission =
-            Family::new_with_constructor((|| Histogram::new(BUCKETS)) as fn() -> Histogram);
-        let held = Gauge::default();
-        let help = "Time from a review's arrival to its answer, by hook and verdict, in seconds";
-        registry.register("admission_duration_seconds", help, admission.clone());
-        registry.register(
-            "pod_gate_held_requests",
-            "Requests that wait for a new namespace's copies",
-            held.clone(),
-        );
-        let registered = Family::<Configuration, Gauge>::default();
-        let help = "Whether the API server has the hooks as they should be, by the kind and name \
-            of their configuration: 1 or 0";
-        registry.register("hooks_registered", help, registered.clone());
-        let policies = Family::<Policies, Gauge>::default();
-        let help = "TransformPolicies, by status and reason of their condition Ready";
-        registry.register("policies", help, policies.clone());
-        let rewritten = Family::<Rewriter, Counter>::default();
-        let help = "Objects that a TransformPolicy has changed as they were written, dry runs \
-            among them, by the policy's name";
-        registry.register("policy_rewrites", help, rewritten.clone());
+        let durations = (|| Histogram::new(BUCKETS)) as fn() -> Histogram;
+        let answers = Self {
+            admission: added(
+                registry,
+                "admission_duration_seconds",
+                "Time from a review's arrival to its answer, by hook and verdict, in seconds",
+                Family::new_with_constructor(durations),
+            ),
+            held: added(
+                registry,
+                "pod_gate_held_requests",
+                "Requests that wait for a new namespace's copies",
+                Gauge::default(),
+            ),
+            registered: added(
+                registry,
+                "hooks_registered",
+                "Whether the API server has the hooks as they should be, by the kind and name of \
+                 their configuration: 1 or 0",
+                Family::default(),
+            ),
+            policies: added(
+                registry,
+                "policies",
+                "TransformPolicies, by status and reason of their condition Ready",
+                Family::default(),
+            ),
+            rewritten: added(
+                registry,
+                "policy_rewrites",
+                "Objects that a TransformPolicy has changed as they were written, dry runs among \
+                 them, by the policy's name",
+                Family::default(),
+            ),
+        };
         // Every series exists from the start with the value zero. A rate cannot show the first
         // event of a series that appears with it.
-        for (hook, verdict) in Hook::ALL
-            .into_iter()
-            .flat_map(|hook| Word::ALL.map(|verdict| (hook, verdict)))
-        {
-            drop(admission.get_or_create(&Answer { hook, verdict }));
+        for hook in Hook::ALL {
+            for verdict in Word::ALL {
+                drop(answers.admission.get_or_create(&Answer { hook, verdict }));
+            }
         }
-        let answers = Self {
-            admission,
-            held,
-            registered,
-            policies,
-            rewritten,
-        };
         answers.policies(iter::empty());
         answers
     }
@@ -176,24 +196,18 @@ impl Answers {
 
     /// Starts counting rewrites of a policy from zero. Called for each policy that is registered.
     pub(crate) fn rewrites_by(&self, policy: &str) {
-        drop(self.rewritten.get_or_create(&Rewriter {
-            policy: policy.into(),
-        }));
+        drop(self.rewritten.get_or_create(&Rewriter::new(policy)));
     }
 
     /// Removes the count of a policy that is no longer registered.
     pub(crate) fn rewrites_no_more(&self, policy: &str) {
-        self.rewritten.remove(&Rewriter {
-            policy: policy.into(),
-        });
+        self.rewritten.remove(&Rewriter::new(policy));
     }
 
     /// Counts one rewrite by a policy. A policy that is not registered does not count, because any
     /// caller may put any name into the path.
     pub(crate) fn rewrote(&self, policy: &str) {
-        if let Some(count) = self.rewritten.get(&Rewriter {
-            policy: policy.into(),
-        }) {
+        if let Some(count) = self.rewritten.get(&Rewriter::new(policy)) {
             count.inc();
         }
     }

@@ -37,11 +37,8 @@ const RESERVE: Duration = Duration::from_millis(100);
 const SPREADING: Duration = Duration::from_millis(50);
 
 pub(crate) async fn decide(app: &App, request: &Request, deadline: Instant) -> Verdict {
-    if request
-        .name
-        .as_deref()
-        .is_some_and(|name| is_exempt(name, &app.own_namespace))
-    {
+    let name = request.name.as_deref();
+    if name.is_some_and(|name| is_exempt(name, &app.own_namespace)) {
         return Verdict::ALLOW;
     }
     let until = deadline.checked_sub(RESERVE).unwrap_or(deadline);
@@ -78,11 +75,7 @@ pub(crate) async fn decide(app: &App, request: &Request, deadline: Instant) -> V
 }
 
 fn note(request: &Request, change: LabelChange) {
-    let namespace = request
-        .name
-        .as_deref()
-        .or_else(|| request.generate_name())
-        .unwrap_or_default();
+    let namespace = request.shown_name();
     let by = &request.user.name;
     match change {
         _ if request.dry_run => {}
@@ -110,11 +103,9 @@ async fn label_first(
     let name = request.name.as_deref().unwrap_or_default();
     // An API server always sends a resourceVersion. Without one (or with 0) any caller could put
     // the pending label on whichever namespace has this name.
-    let old = request
-        .old_object
-        .as_ref()
-        .and_then(|old| old["metadata"]["resourceVersion"].as_str());
-    let version = meta::version(old);
+    let old = request.old_object.as_ref();
+    let version = old.and_then(|old| old["metadata"]["resourceVersion"].as_str());
+    let version = meta::version(version);
     if version == 0 {
         return Err(bad_request(format!(
             "the update of namespace {name} has no resourceVersion"

@@ -64,10 +64,5 @@ fn rewrite(known: &Known, request: &Request) -> Verdict {
 }
 
 fn fail(message: String) -> Verdict {
-    Verdict::Deny {
-        code: 500,
-        reason: "InternalError",
-        message,
-        retry_after_seconds: None,
-    }
+    Verdict::deny(500, "InternalError", message)
 }

@@ -29,16 +29,19 @@ const PARALLEL: usize = 16;
 const AT_ONCE: usize = 32;
 
 /// Limits the concurrent requests to the API server on behalf of reviews. Further requests wait.
-#[derive(Debug)]
-pub(crate) struct Questions(Semaphore);
-
-impl Default for Questions {
-    fn default() -> Self {
-        Self(Semaphore::new(AT_ONCE))
-    }
+pub(crate) struct Questions {
+    pub(crate) client: Client,
+    turns: Semaphore,
 }
 
 impl Questions {
+    pub(crate) fn new(client: Client) -> Self {
+        Self {
+            client,
+            turns: Semaphore::new(AT_ONCE),
+        }
+    }
+
     /// Sends one question when its turn comes. Returns `None` if there is no answer before the
     /// deadline.
     pub(crate) async fn ask<T>(
@@ -47,7 +50,7 @@ impl Questions {
         deadline: Instant,
     ) -> Option<T> {
         let turn = async {
-            let _turn = self.0.acquire().await;
+            let _turn = self.turns.acquire().await;
             question.await
         };
         timeout_at(deadline, turn).await.ok()
@@ -59,12 +62,11 @@ impl Questions {
     /// The question has no answer. This does not mean that the user lacks the permission.
     pub(crate) async fn may(
         &self,
-        client: &Client,
         user: &User,
         right: &Right,
         deadline: Instant,
     ) -> kube::Result<bool> {
-        let question = Box::pin(is_allowed(client, user, right, deadline));
+        let question = Box::pin(is_allowed(&self.client, user, right, deadline));
         let answer = self.ask(question, deadline).await;
         answer.unwrap_or_else(|| Err(late()))
     }
@@ -77,7 +79,6 @@ impl Questions {
 /// # Errors
 /// A refusal with the missing permissions, or one that says why the check has no answer.
 pub(crate) async fn check(
-    client: &Client,
     questions: &Questions,
     user: &User,
     object: &str,
@@ -100,7 +101,7 @@ pub(crate) async fn check(
         for some in open.chunks(PARALLEL) {
             let asked = some
                 .iter()
-                .map(|right| questions.may(client, user, right, deadline));
+                .map(|right| questions.may(user, right, deadline));
             let answered = try_join_all(asked)
                 .await
                 .map_err(|error| unanswered(user, &error))?;
@@ -120,12 +121,7 @@ fn unanswered(user: &User, error: &kube::Error) -> Verdict {
     // A retry would not help.
     let message = "the webhook may not check the permissions of users: its ServiceAccount must be \
         allowed to create subjectaccessreviews.authorization.k8s.io";
-    Verdict::Deny {
-        code: 500,
-        reason: "InternalError",
-        message: message.into(),
-        retry_after_seconds: None,
-    }
+    Verdict::deny(500, "InternalError", message)
 }
 
 #[cfg(test)]
@@ -208,8 +204,7 @@ mod tests {
 
     async fn checked(client: &Client, needs: &[Need], time: Duration) -> Result<(), (u16, String)> {
         match check(
-            client,
-            &Questions::default(),
+            &Questions::new(client.clone()),
             &ann(),
             "ClusterReplication registry",
             needs,
@@ -277,7 +272,8 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn so_much_is_asked_at_once_and_no_more() {
-        let (questions, asked) = (Questions::default(), AtomicUsize::new(0));
+        let (client, _) = server(|_| (201, Value::Null));
+        let (questions, asked) = (Questions::new(client), AtomicUsize::new(0));
         let silent = || async {
             asked.fetch_add(1, Ordering::Relaxed);
             std::future::pending::<()>().await;

@@ -10,8 +10,6 @@
 
 use std::time::Duration;
 
-use k8s_openapi::api::core::v1::Namespace;
-use kube::Api;
 use mimeo_engine::admission::{self, GateDecision, come_again, forbid};
 use mimeo_model::{
     meta::Uid,
@@ -19,10 +17,7 @@ use mimeo_model::{
     registration::is_exempt,
     review::{Request, Verdict},
 };
-use mimeo_runtime::{
-    fault::{self, Fault},
-    named,
-};
+use mimeo_runtime::fault::Fault;
 use tokio::{
     sync::SemaphorePermit,
     time::{Instant, sleep, sleep_until, timeout_at},
@@ -40,11 +35,8 @@ const PACE: Duration = Duration::from_millis(1);
 pub(crate) const READS: usize = 16;
 
 pub(crate) async fn decide(app: &App, request: &Request, deadline: Instant) -> Verdict {
-    let Some(namespace) = request
-        .namespace
-        .as_deref()
-        .filter(|name| !is_exempt(name, &app.own_namespace))
-    else {
+    let namespace = request.namespace.as_deref();
+    let Some(namespace) = namespace.filter(|name| !is_exempt(name, &app.own_namespace)) else {
         return Verdict::ALLOW;
     };
     match wait(app, request, namespace, deadline).await {
@@ -127,9 +119,7 @@ async fn read(app: &App, namespace: &str, until: Instant) -> Live {
     let Ok(Ok(_permit)) = timeout_at(until, app.reads.acquire()).await else {
         return Live::Unknown;
     };
-    let api: Api<Namespace> = Api::all(app.client.clone());
-    let read = named::read_metadata(&api, namespace);
-    let meta = match fault::until(until, read).await {
+    let meta = match app.read_namespace(namespace, until).await {
         Ok(None) => return Live::Unmarked,
         Ok(Some(meta)) => meta,
         Err(error) => {
@@ -137,10 +127,8 @@ async fn read(app: &App, namespace: &str, until: Instant) -> Live {
             return Live::Unknown;
         }
     };
-    let marked = meta
-        .labels
-        .as_ref()
-        .is_some_and(|labels| labels.contains_key(PENDING_LABEL));
+    let labels = meta.labels.as_ref();
+    let marked = labels.is_some_and(|labels| labels.contains_key(PENDING_LABEL));
     let uid = meta.uid.as_deref().and_then(Uid::parse).filter(|_| marked);
     app.handle
         .with(|engine, now| engine.namespace_applied(&meta, now));

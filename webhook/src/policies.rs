@@ -24,7 +24,7 @@ use mimeo_model::{
     known::{self, Decoded},
     meta::Checksum,
     policy::Policy,
-    refusal::Refusal,
+    refusal::{Refusal, in_one_line},
     registration::{POLICIES_NAME, Registration},
 };
 use mimeo_runtime::{
@@ -349,12 +349,12 @@ impl Registrar {
             .policies(findings.map(|(_, finding)| (finding.ready, finding.reason)));
         let registered = accepted.iter().map(|policy| policy.name.clone()).collect();
         let former = std::mem::replace(&mut self.registered, registered);
-        self.registered
-            .iter()
-            .for_each(|policy| self.metrics.rewrites_by(policy));
-        former
-            .difference(&self.registered)
-            .for_each(|policy| self.metrics.rewrites_no_more(policy));
+        for policy in &self.registered {
+            self.metrics.rewrites_by(policy);
+        }
+        for policy in former.difference(&self.registered) {
+            self.metrics.rewrites_no_more(policy);
+        }
     }
 
     /// The configuration of these policies.
@@ -374,8 +374,7 @@ impl Registrar {
     /// those of its kinds that are not served.
     fn check<'k>(&self, known: &'k Known, before: usize) -> Result<(&'k Policy, String), Finding> {
         let invalid = |refusals: &[Refusal]| {
-            let refusals: Vec<String> = refusals.iter().map(ToString::to_string).collect();
-            Finding::not(ConditionReason::InvalidSpec, refusals.join("; "))
+            Finding::not(ConditionReason::InvalidSpec, in_one_line(refusals))
         };
         let policy = known.policy.as_ref();
         let policy = policy.map_err(|refusals| invalid(refusals))?;
@@ -383,11 +382,9 @@ impl Registrar {
         if !refusals.is_empty() {
             return Err(invalid(&refusals));
         }
-        let kinds = policy.kinds.iter();
-        let missing: Vec<String> = kinds
-            .filter(|gvk| !self.served.contains_key(gvk))
-            .map(|gvk| self.name_missing(gvk))
-            .collect();
+        let missing = policy.kinds.iter();
+        let missing = missing.filter(|gvk| !self.served.contains_key(gvk));
+        let missing: Vec<String> = missing.map(|gvk| self.name_missing(gvk)).collect();
         let names = missing.join(", ");
         if missing.len() == policy.kinds.len() {
             let message = format!("the cluster does not serve {names}");
@@ -444,12 +441,8 @@ impl Registrar {
         self.served.retain(|gvk, _| kinds.contains(gvk));
         for gvk in &kinds {
             match self.discovery.find(gvk).await {
-                Ok(Some(resource)) => {
-                    self.served.insert(gvk.clone(), resource);
-                }
-                Ok(None) => {
-                    self.served.remove(gvk);
-                }
+                Ok(Some(resource)) => _ = self.served.insert(gvk.clone(), resource),
+                Ok(None) => _ = self.served.remove(gvk),
                 // A failed lookup does not mean that the kind is unserved.
                 Err(error) => warn!(%gvk, %error, "cannot look a kind up"),
             }

@@ -305,16 +305,12 @@ where
     /// removed.
     async fn write(&self, want: &Value) -> anyhow::Result<Option<Value>> {
         let mut body = want.clone();
-        match self.owner().await? {
-            Owner::None if self.owned => {
-                info!(
-                    name = self.name,
-                    "webhook configuration not written: the ClusterRole that owns it is gone"
-                );
-                return Ok(None);
-            }
-            Owner::None | Owner::Unknown => {}
-            Owner::Role(role) => body["metadata"]["ownerReferences"] = json!([role]),
+        if !self.add_owner(&mut body).await? {
+            info!(
+                name = self.name,
+                "webhook configuration not written: the ClusterRole that owns it is gone"
+            );
+            return Ok(None);
         }
         let params = PatchParams::apply(MANAGER).force();
         let mut written = value(Some(
@@ -348,16 +344,23 @@ where
         )))
     }
 
-    async fn owner(&self) -> anyhow::Result<Owner> {
+    /// Names the `ClusterRole` as the owner of the configuration. Returns false if the configuration
+    /// had an owner and the `ClusterRole` is gone.
+    async fn add_owner(&self, body: &mut Value) -> anyhow::Result<bool> {
         let role = match within(DEADLINE, self.roles.get_metadata_opt(OWNER)).await {
-            Err(error) if status(&error) == Some(403) => return Ok(Owner::Unknown),
+            // This program may not read it.
+            Err(error) if status(&error) == Some(403) => return Ok(true),
             Err(error) => anyhow::bail!("failed to read the owner: {}", Fault(&error)),
             Ok(role) => role,
         };
-        let reference = |uid| json!({"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRole", "name": OWNER, "uid": uid});
-        Ok(role
-            .and_then(|role| role.metadata.uid)
-            .map_or(Owner::None, |uid| Owner::Role(reference(uid))))
+        let Some(uid) = role.and_then(|role| role.metadata.uid) else {
+            // Outside a cluster it has never existed.
+            return Ok(!self.owned);
+        };
+        body["metadata"]["ownerReferences"] = json!([
+            {"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRole", "name": OWNER, "uid": uid},
+        ]);
+        Ok(true)
     }
 }
 
@@ -422,16 +425,6 @@ fn contested(kind: &str, name: &str, managers: Option<&[&str]>) -> String {
         "{kind} {name} is changed again and again by {others}. Mimeo restores it each time, after a longer pause; until then {effect}. Have \
          no other client write it"
     )
-}
-
-/// The `ClusterRole` that owns the configurations.
-enum Owner {
-    /// A reference to it.
-    Role(Value),
-    /// It does not exist: this program runs outside a cluster, or Mimeo has been removed.
-    None,
-    /// This program may not read it.
-    Unknown,
 }
 
 /// The API server's refusal of a configuration.

@@ -14,7 +14,7 @@ use std::{
 use futures::future::join_all;
 use k8s_openapi::{api::rbac::v1::RoleBinding, apimachinery::pkg::apis::meta::v1::ObjectMeta};
 use kube::{
-    Api, Client,
+    Api,
     api::{ApiResource, DynamicObject, ListParams},
 };
 use mimeo_api::{ClusterReplication, Replication, ReplicationGrant, TransformPolicy, names};
@@ -29,7 +29,7 @@ use mimeo_model::{
     own_rights::{self, ProgramRight, RoleRef},
     policy::Policy,
     reach::{OutOfReach, Reach},
-    refusal::Refusal,
+    refusal::{Refusal, in_one_line},
     review::{Request, Verdict},
     right::Right,
     rule::Rule,
@@ -95,13 +95,7 @@ pub(crate) async fn decide(app: &App, request: &Request, deadline: Instant) -> V
 type Checked = Result<Vec<String>, Verdict>;
 
 fn invalid(refusals: &[Refusal]) -> Verdict {
-    let refusals: Vec<String> = refusals.iter().map(ToString::to_string).collect();
-    Verdict::Deny {
-        code: 422,
-        reason: "Invalid",
-        message: refusals.join("; "),
-        retry_after_seconds: None,
-    }
+    Verdict::deny(422, "Invalid", in_one_line(refusals))
 }
 
 fn refuse(refusals: &[Refusal]) -> Result<(), Verdict> {
@@ -116,16 +110,12 @@ fn parse<T: DeserializeOwned, P>(
     object: &Value,
     parse: fn(&T) -> Result<P, Vec<Refusal>>,
 ) -> Result<P, Verdict> {
-    let undecodable = |error: serde_json::Error| {
-        vec![Refusal {
-            field: "spec".into(),
-            message: error.to_string(),
-        }]
+    let undecodable = |error: serde_json::Error| Refusal {
+        field: "spec".into(),
+        message: error.to_string(),
     };
-    let object = T::deserialize(object).map_err(undecodable);
-    object
-        .and_then(|object| parse(&object))
-        .map_err(|refusals| invalid(&refusals))
+    let object = T::deserialize(object).map_err(|error| invalid(&[undecodable(error)]))?;
+    parse(&object).map_err(|refusals| invalid(&refusals))
 }
 
 /// An object that a user wants to write, and the time for all questions about it.
@@ -141,22 +131,22 @@ impl Check<'_> {
     /// Checks a rule. The author's permissions come first: every later check reveals something
     /// about the cluster's objects, which only an author with the permissions may know.
     async fn rule(&self) -> Checked {
-        let handle = &self.app.handle;
-        let reach = handle.look(|engine, _| engine.index().reach().clone());
+        let app = self.app;
+        let reach = app.index(|index| index.reach().clone());
         let rule = self.parse_rule(self.object)?.within(&reach);
         let kinds = self.kinds(rule.kinds.iter().collect()).await;
         refuse(&rule.refuse_kinds(|gvk| kinds.resource(gvk)))?;
         let needs = of_rule(&rule, |gvk| kinds.resource(gvk));
-        if let Err(refusal) = self.authorize(&needs).await {
+        if let Err(refusal) = self.authorize(&needs, &kinds).await {
             // A user who may delete or suspend the rule is allowed to do so, and learns nothing
             // more about the cluster.
             return if self.takes_away() {
                 Ok(vec![])
             } else {
-                Err(kinds.explain(self.app, refusal))
+                Err(refusal)
             };
         }
-        let refused = handle.look(|engine, _| engine.index().refuses_selectors(&rule));
+        let refused = app.index(|index| index.refuses_selectors(&rule));
         refuse(refused.as_slice())?;
         let before = self.request.old_object.as_ref();
         let before = before.and_then(|old| Some(self.parse_rule(old).ok()?.within(&reach)));
@@ -164,7 +154,7 @@ impl Check<'_> {
         // is.
         let copies = before.as_ref().map(Rule::most_copies);
         if copies.is_none_or(|before| before < rule.most_copies()) {
-            let refused = handle.look(|engine, _| engine.index().refuses_rule(&rule));
+            let refused = app.index(|index| index.refuses_rule(&rule));
             refuse(refused.as_slice())?;
         }
         let draft = Draft {
@@ -184,15 +174,12 @@ impl Check<'_> {
         let home = self.request.namespace.as_deref().unwrap_or_default();
         if !self.takes_away() {
             let needs = of_grant(&grant, home, |gvk| kinds.resource(gvk));
-            self.authorize(&needs)
-                .await
-                .map_err(|refusal| kinds.explain(self.app, refusal))?;
+            self.authorize(&needs, &kinds).await?;
         }
         let name = self.request.name.as_deref().unwrap_or_default();
         let refused = self
             .app
-            .handle
-            .look(|engine, _| engine.index().refuses_grant(home, name, &grant));
+            .index(|index| index.refuses_grant(home, name, &grant));
         refuse(refused.as_slice())?;
         Ok(kinds.warnings(self.app))
     }
@@ -202,9 +189,7 @@ impl Check<'_> {
         let kinds = self.kinds(policy.kinds.iter().collect()).await;
         refuse(&policy.refuse_kinds(|gvk| kinds.resource(gvk)))?;
         let needs = of_policy(&policy, |gvk| kinds.resource(gvk));
-        self.authorize(&needs)
-            .await
-            .map_err(|refusal| kinds.explain(self.app, refusal))?;
+        self.authorize(&needs, &kinds).await?;
         let mut warnings = kinds.warnings(self.app);
         let variables = Variable::Name.to_string();
         warnings.extend(warnings::near_misses(self.object, &variables));
@@ -224,18 +209,17 @@ impl Check<'_> {
         old.is_some_and(|old| narrowing::takes_away(&self.request.kind.kind, old, self.object))
     }
 
-    async fn authorize(&self, needs: &[Need]) -> Result<(), Verdict> {
-        let (Self { app, request, .. }, kind) = (self, &self.request.kind.kind);
-        let name = request.name.as_deref().or_else(|| request.generate_name());
-        let object = format!("{kind} {}", name.unwrap_or_default());
-        let (client, questions) = (&app.client, &app.questions);
-        let user = &request.user;
-        let checked =
-            permissions::check(client, questions, user, &object, needs, self.deadline).await;
+    /// Refuses an author without the permissions.
+    async fn authorize(&self, needs: &[Need], kinds: &Kinds) -> Result<(), Verdict> {
+        let Self { app, request, .. } = self;
+        let (kind, name) = (&request.kind.kind, request.shown_name());
+        let object = format!("{kind} {name}");
+        let (questions, user) = (&app.questions, &request.user);
+        let checked = permissions::check(questions, user, &object, needs, self.deadline).await;
         if let Err(Verdict::Deny { message, .. }) = &checked {
             info!(%kind, name, message, "author refused");
         }
-        checked
+        checked.map_err(|refusal| kinds.explain(app, refusal))
     }
 
     /// The answer to one question, if it comes before the deadline.
@@ -351,37 +335,27 @@ impl Draft<'_> {
 
     /// True if the author may list namespaces. Returns false if the check has no answer.
     async fn lists_namespaces(&self) -> bool {
-        let namespaces = Right {
-            verb: "list",
-            group: "".into(),
-            resource: "namespaces".into(),
-            namespace: None,
-            name: None,
-        };
+        let namespaces = Right::new("list", "", "namespaces");
         let Check {
             app,
             request,
             deadline,
             ..
         } = self.check;
-        let may = app
-            .questions
-            .may(&app.client, &request.user, &namespaces, *deadline);
+        let may = app.questions.may(&request.user, &namespaces, *deadline);
         may.await.unwrap_or(false)
     }
 
     /// The permissions that Mimeo's programs need for the rule.
     async fn rights(&self, sources: &[&SourceRef], told: Detail) -> BTreeSet<ProgramRight> {
         let Check { app, deadline, .. } = self.check;
-        let bound = bound(&app.client, &app.questions, sources, *deadline).await;
+        let bound = bound(&app.questions, sources, *deadline).await;
         let homes = self.rule.homes(|source| bound.get(source).cloned());
         let homes = homes.filter(|home| {
             let refused = self.reach.refuses_home(home.gvk, home.namespace);
             self.tells(home.namespace) && refused.is_none()
         });
-        let mut places = app
-            .handle
-            .look(|engine, _| engine.index().reached(self.rule));
+        let mut places = app.index(|index| index.reached(self.rule));
         if let (Some(places), Detail::Named) = (&mut places, told) {
             places.retain(|namespace| self.rule.names(namespace));
         }
@@ -473,10 +447,8 @@ impl Kinds {
     }
 
     fn missing(&self) -> impl Iterator<Item = &GroupVersionKind> {
-        self.0
-            .iter()
-            .filter(|(_, resource)| resource.is_none())
-            .map(|(gvk, _)| gvk)
+        let unserved = self.0.iter().filter(|(_, resource)| resource.is_none());
+        unserved.map(|(gvk, _)| gvk)
     }
 
     fn warnings(&self, app: &App) -> Vec<String> {
@@ -512,7 +484,6 @@ struct Binding {
 /// deadline. Mimeo needs the permission to grant exactly these roles. The RoleBindings are read one
 /// after the other, because any user with a namespace can make them as large as an object can be.
 async fn bound(
-    client: &Client,
     questions: &Questions,
     sources: &[&SourceRef],
     deadline: Instant,
@@ -522,7 +493,7 @@ async fn bound(
         let Some(home) = source.home().filter(|_| own_rights::binds(&source.gvk)) else {
             continue;
         };
-        let api: Api<Binding> = Api::namespaced(client.clone(), home);
+        let api: Api<Binding> = Api::namespaced(questions.client.clone(), home);
         let read = named::read(&api, &source.name);
         match questions.ask(read, deadline).await {
             Some(Ok(Some(binding))) => _ = bound.insert(source.clone(), binding.role_ref),
@@ -544,7 +515,7 @@ mod tests {
         time::Duration,
     };
 
-    use kube::client::Body;
+    use kube::{Client, client::Body};
     use serde_json::json;
 
     use super::*;
@@ -598,13 +569,7 @@ mod tests {
             Client::new(service, "default"),
             Instant::now() + Duration::from_secs(5),
         );
-        let bound = bound(
-            &client,
-            &Questions::default(),
-            &[&a, &role, &odd, &b],
-            deadline,
-        )
-        .await;
+        let bound = bound(&Questions::new(client), &[&a, &role, &odd, &b], deadline).await;
         let gives = |source| bound.get(source).cloned();
         let named = |name: &str| RoleRef::of(&json!({"roleRef": {"kind": "Role", "name": name}}));
         assert_eq!(

@@ -60,11 +60,9 @@ pub(crate) fn foresee(
     before: Option<&Rule>,
     told: Detail,
 ) -> Vec<String> {
-    let preview = app.handle.look(|engine, _| {
-        engine
-            .index()
-            .primed()
-            .then(|| engine.index().preview(rule, sources, before))
+    let preview = app.index(|index| {
+        let primed = index.primed();
+        primed.then(|| index.preview(rule, sources, before))
     });
     let Some(mut preview) = preview else {
         return vec![];
@@ -76,9 +74,8 @@ pub(crate) fn foresee(
         });
         return contested(&preview.contests);
     }
-    let mut warnings: Vec<String> = selection(rule, &preview, told == Detail::Counts)
-        .into_iter()
-        .collect();
+    let mut warnings = Vec::new();
+    warnings.extend(selection(rule, &preview, told == Detail::Counts));
     warnings.extend(short_patterns(&preview));
     warnings.extend(losses(rule, &preview));
     warnings.extend(contested(&preview.contests));
@@ -191,9 +188,7 @@ fn contest(contest: &Contest) -> String {
 /// Warnings about grants that a tenant's rule lacks; none for other rules. `sources` are all sources
 /// that it has at present. The warnings do not depend on whether the other namespaces exist.
 pub(crate) fn not_granted(app: &App, rule: &Rule, sources: &[SourceRef]) -> Vec<String> {
-    let (mut warnings, more) = app
-        .handle
-        .look(|engine, _| engine.index().not_granted(rule, sources, GRANTS));
+    let (mut warnings, more) = app.index(|index| index.not_granted(rule, sources, GRANTS));
     warnings.extend(and_more(
         more,
         "missing ReplicationGrant",
@@ -291,11 +286,7 @@ pub(crate) async fn missing_rights(
 /// as granted.
 async fn missing(app: &App, need: ProgramRight, deadline: Instant) -> Option<ProgramRight> {
     for user in users(app, need.program) {
-        match app
-            .questions
-            .may(&app.client, &user, &need.right, deadline)
-            .await
-        {
+        match app.questions.may(&user, &need.right, deadline).await {
             Ok(true) => {}
             Ok(false) => return Some(need),
             Err(error) => {
@@ -346,6 +337,7 @@ mod tests {
         id::{RuleId, RuleKind},
         kind::GroupKind,
         policy::{changed, kept_type},
+        refusal::Refusals,
         review::{Verdict, encode},
         right::Right,
         selection::Selector,
@@ -418,7 +410,11 @@ mod tests {
         let source = SourceRef::named(gvk.clone(), long("n", 63), long("s", 253));
         let selector = |labels: Value| {
             let labels = serde_json::from_value(labels).unwrap();
-            let selector = Arc::new(Selector::parse(&labels, "selector").unwrap());
+            let selector = Arc::new(Selector::parse(
+                &labels,
+                "selector",
+                &mut Refusals::default(),
+            ));
             SourceSelector {
                 gvk: gvk.clone(),
                 namespace: long("n", 63).into(),

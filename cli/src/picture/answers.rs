@@ -101,9 +101,7 @@ async fn ask(task: &Task, writer: &Writer, discovery: &Discovery) -> Result<Answ
         }
         Task::ReadSource(source) => {
             let resource = resource(&source.gvk).await?;
-            let (namespace, name) = (&source.namespace, &source.name);
-            let read = writer.read(&resource, namespace, name).await;
-            read.map(Answer::Object)
+            writer.read(source, &resource).await.map(Answer::Object)
         }
         _ => return Ok(Answer::Failed),
     };

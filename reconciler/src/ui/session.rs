@@ -4,9 +4,7 @@ use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use axum::response::sse::Event;
 use jiff::Timestamp;
-use mimeo_engine::{
-    CopyView, Cursor, Ended, HeldDeletion, NamespaceView, PlaceView, RuleView, State, View,
-};
+use mimeo_engine::{CopyView, Cursor, Ended, HeldDeletion, PlaceView, RuleView, State, View};
 use mimeo_model::id::RuleId;
 use serde::Serialize;
 use serde_json::{Value, json};
@@ -91,19 +89,13 @@ impl Session {
         }
         self.known.handle.look(|engine, _| {
             let nonces = || engine.held().map(|held| held.nonce);
-            if self
-                .held
-                .as_ref()
-                .is_some_and(|told| nonces().eq(told.iter().map(|nonce| &**nonce)))
-            {
+            let current: Vec<Box<str>> = nonces().map(Into::into).collect();
+            if self.held.as_ref() == Some(&current) {
                 return None;
             }
-            self.held = Some(nonces().map(Into::into).collect());
-            let deletions: Vec<Value> = engine
-                .held()
-                .take(HELD)
-                .map(|held| tell_held(&held))
-                .collect();
+            self.held = Some(current);
+            let deletions = engine.held().take(HELD);
+            let deletions: Vec<Value> = deletions.map(|held| tell_held(&held)).collect();
             let more = nonces().count().saturating_sub(HELD);
             let held = json!({"deletions": deletions, "more": more});
             Some(Event::default().event("held").json_data(held))
@@ -142,18 +134,14 @@ impl Session {
             .iter()
             .map(|rule| tell_rule(self.number(&rule.id), rule))
             .collect();
-        let namespace = |NamespaceView {
-                             name,
-                             terminating,
-                             places,
-                         }: &'a NamespaceView| {
-            (
-                &**name,
-                *terminating,
-                places.iter().map(|place| self.place(place)).collect(),
-            )
-        };
-        told.namespaces = view.namespaces.iter().map(namespace).collect();
+        told.namespaces = view
+            .namespaces
+            .iter()
+            .map(|namespace| {
+                let places = namespace.places.iter().map(|place| self.place(place));
+                (&*namespace.name, namespace.terminating, places.collect())
+            })
+            .collect();
         told
     }
 

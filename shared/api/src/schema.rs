@@ -64,12 +64,6 @@ fn tidy(schema: &mut JSONSchemaProps) {
 pub const EXACT_TARGETS: &str =
     "a Replication names its target namespaces exactly; wildcards are for ClusterReplications";
 
-/// Makes a schema of this JSON.
-fn schema(json: Value) -> Schema {
-    // This fails only for a value that is neither an object nor a boolean.
-    Schema::try_from(json).unwrap_or_default()
-}
-
 /// One CEL rule of `x-kubernetes-validations`: the condition, and the message for people if it
 /// fails.
 pub(crate) fn rule(rule: &str, message: &str) -> Value {
@@ -82,7 +76,7 @@ pub(crate) fn rule(rule: &str, message: &str) -> Value {
 pub(crate) fn name_pattern(_: &mut SchemaGenerator) -> Schema {
     let taken = rule(
         "''.matches('^(?:' + self + ')$') in [true, false]",
-        "must be a regular expression in RE2's syntax",
+        "must be a regular expression in RE2's syntax, without flags and named classes",
     );
     json_schema!({"type": "string", "minLength": 1, "maxLength": 256, "x-kubernetes-validations": [taken]})
 }
@@ -96,17 +90,17 @@ pub(crate) fn rule_of(field: &str, expression: &str, message: &str) -> Value {
 
 /// Text of 1 to `max` characters that matches `regex`. A refusal shows `message` instead of the
 /// regular expression.
-fn text(max: u32, regex: &str, message: &str) -> Value {
+fn text(max: u32, regex: &str, message: &str) -> Schema {
     let matches = format!("self.matches(r'{regex}')");
-    json!({
+    json_schema!({
         "type": "string", "minLength": 1, "maxLength": max,
         "x-kubernetes-validations": [rule(&matches, message)],
     })
 }
 
 /// A list of at most `max` items without duplicates.
-fn set_of(max: u32, items: &Value) -> Value {
-    json!({"type": "array", "maxItems": max, "x-kubernetes-list-type": "set", "items": items})
+fn set_of(max: u32, items: &Schema) -> Schema {
+    json_schema!({"type": "array", "maxItems": max, "x-kubernetes-list-type": "set", "items": items})
 }
 
 /// Longest label key, annotation key or finalizer: a DNS prefix of 253, a slash, and a name of 63.
@@ -114,67 +108,63 @@ const QUALIFIED_NAME_LENGTH: u32 = 317;
 const NAMESPACE_GLOB: &str = "^[a-z0-9*?]([-a-z0-9*?]*[a-z0-9*?])?$";
 
 pub(crate) fn api_version(_: &mut SchemaGenerator) -> Schema {
-    schema(text(
+    text(
         QUALIFIED_NAME_LENGTH,
         "^([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[a-z]([-a-z0-9]*[a-z0-9])?$",
         "must be a version of the core group or a group, \"/\" and a version, as in v1 or apps/v1",
-    ))
+    )
 }
 
 pub(crate) fn kind(_: &mut SchemaGenerator) -> Schema {
-    schema(text(
+    text(
         63,
         "^[A-Za-z]([-A-Za-z0-9]*[A-Za-z0-9])?$",
         "must be a kind in CamelCase and singular, as in Secret or ConfigMap: letters and digits, \
          beginning with a letter",
-    ))
+    )
 }
 
 /// The name of an object: one URL segment. Some kinds have names that are not DNS names.
-fn name_of_object(message: &str) -> Value {
+fn name_of_object(message: &str) -> Schema {
     text(253, "^[^/%]+$", message)
 }
 
 pub(crate) fn object_name(_: &mut SchemaGenerator) -> Schema {
-    schema(name_of_object(
+    name_of_object(
         "must be the name of an object without its namespace and kind, as in registry; no \"/\" \
          and no \"%\"",
-    ))
+    )
 }
 
 const NAMESPACE_MESSAGE: &str = "must be the name of a namespace, as in team-a: at most 63 \
     lower-case letters, digits and \"-\", with a letter or digit at both ends";
 
-fn name_of_namespace() -> Value {
+pub(crate) fn namespace_name(_: &mut SchemaGenerator) -> Schema {
     let message = format!("{NAMESPACE_MESSAGE}; no wildcards here");
     text(63, "^[a-z0-9]([-a-z0-9]*[a-z0-9])?$", &message)
 }
 
-pub(crate) fn namespace_name(_: &mut SchemaGenerator) -> Schema {
-    schema(name_of_namespace())
-}
-
-pub(crate) fn namespace_names(_: &mut SchemaGenerator) -> Schema {
-    schema(set_of(64, &name_of_namespace()))
+pub(crate) fn namespace_names(generator: &mut SchemaGenerator) -> Schema {
+    set_of(64, &namespace_name(generator))
 }
 
 /// Exact names of namespaces. Wildcards pass the first rule. So a user that writes one reads only
 /// the message of the second rule.
 pub(crate) fn target_namespaces(_: &mut SchemaGenerator) -> Schema {
     let mut name = text(63, NAMESPACE_GLOB, NAMESPACE_MESSAGE);
-    if let Some(rules) = name["x-kubernetes-validations"].as_array_mut() {
+    if let Some(Value::Array(rules)) = name.get_mut("x-kubernetes-validations") {
         rules.push(rule(
             "!self.contains('*') && !self.contains('?')",
             EXACT_TARGETS,
         ));
     }
-    schema(not_empty(set_of(32, &name)))
+    not_empty(set_of(32, &name))
 }
 
 /// Requires at least one item. An empty list would select nothing or everything, and would look
 /// like a list that is left out.
-fn not_empty(mut list: Value) -> Value {
-    list["minItems"] = json!(1);
+fn not_empty(mut list: Schema) -> Schema {
+    list.insert("minItems".to_owned(), json!(1));
     list
 }
 
@@ -182,30 +172,30 @@ fn not_empty(mut list: Value) -> Value {
 pub(crate) fn object_globs(_: &mut SchemaGenerator) -> Schema {
     let message = "must be the name of an object, in which * stands for any characters and ? for \
         one, as in registry-*; no \"/\" and no \"%\"";
-    schema(not_empty(set_of(64, &name_of_object(message))))
+    not_empty(set_of(64, &name_of_object(message)))
 }
 
 /// Globs for names of namespaces.
 pub(crate) fn namespace_globs(_: &mut SchemaGenerator) -> Schema {
     let message = "must be the name of a namespace, in which * stands for any characters and ? for \
         one, as in team-*: at most 63 lower-case letters, digits, \"-\", \"*\" and \"?\"";
-    schema(not_empty(set_of(128, &text(63, NAMESPACE_GLOB, message))))
+    not_empty(set_of(128, &text(63, NAMESPACE_GLOB, message)))
 }
 
 pub(crate) fn key_globs(_: &mut SchemaGenerator) -> Schema {
     let message = "must be a key, in which * stands for any characters and ? for one, as in \
         example.com/*: only letters, digits, \"-\", \"_\", \".\", \"/\", \"*\" and \"?\"";
-    schema(set_of(
+    set_of(
         64,
         &text(QUALIFIED_NAME_LENGTH, "^[-A-Za-z0-9_./*?]+$", message),
-    ))
+    )
 }
 
 /// Globs for keys of a Secret or a ConfigMap (`IsConfigMapKey` of Kubernetes).
 pub(crate) fn data_globs(_: &mut SchemaGenerator) -> Schema {
     let message = "must be a key, in which * stands for any characters and ? for one, as in tls.*: \
         only letters, digits, \"-\", \"_\", \".\", \"*\" and \"?\"";
-    schema(set_of(64, &text(253, "^[-A-Za-z0-9_.*?]+$", message)))
+    set_of(64, &text(253, "^[-A-Za-z0-9_.*?]+$", message))
 }
 
 /// New names of data keys. The schema does not check the old names: an impossible key renames
@@ -224,7 +214,7 @@ pub(crate) fn finalizers(_: &mut SchemaGenerator) -> Schema {
         "^[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$",
         "must be a domain, \"/\" and a name, as in example.com/cleanup",
     );
-    schema(set_of(8, &finalizer))
+    set_of(8, &finalizer)
 }
 
 /// Label values: their characters, and variables. The webhook checks the values of the variables. A
@@ -236,19 +226,17 @@ pub(crate) fn label_values() -> Schema {
         "must be a label value, as in gold or $(namespace.name): only letters, digits, \"-\", \
          \"_\", \".\" and variables",
     );
-    if let Some(value) = value.as_object_mut() {
-        value.remove("minLength");
-    }
+    value.remove("minLength");
     json_schema!({"type": "object", "maxProperties": 64, "additionalProperties": value})
 }
 
 /// A JSON pointer to a place in an object, for a JSON Patch.
 pub(crate) fn json_pointer(_: &mut SchemaGenerator) -> Schema {
-    schema(text(
+    text(
         1024,
         "^/",
         "must be a JSON pointer (RFC 6901), which begins with \"/\", as in /data/key",
-    ))
+    )
 }
 
 pub(crate) fn annotation_values() -> Schema {

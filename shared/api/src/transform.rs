@@ -219,93 +219,86 @@ fn every_key() -> Vec<String> {
 
 /// The schema of [`CopyTransform`], with descriptions for a `ClusterReplication`.
 pub(crate) fn of_rule(generator: &mut SchemaGenerator) -> Schema {
-    let mut schema = CopyTransform::json_schema(generator);
-    for (field, others) in [
-        ("labels", "Helm and other"),
-        ("annotations", "Helm, kubectl and other"),
-    ] {
-        let carried = format!(
-            "Those by which GitOps tools, {others} replicators know their objects are never \
-             carried to a copy."
-        );
-        describe(&mut schema, &format!("/properties/{field}"), &carried);
-        let variables = "In values $(source.name), $(source.namespace), $(namespace.name) and \
-            $(namespace.labels['key']) stand for the source's and the copy's namespace.";
-        describe(
-            &mut schema,
-            &format!("/properties/{field}/properties/set"),
-            variables,
-        );
-    }
-    schema
+    let variables = "In values $(source.name), $(source.namespace), $(namespace.name) and \
+        $(namespace.labels['key']) stand for the source's and the copy's namespace.";
+    described(
+        CopyTransform::json_schema(generator),
+        &[
+            (
+                "labels",
+                "Those by which GitOps tools, Helm and other replicators know their objects are \
+                 never carried to a copy.",
+            ),
+            (
+                "annotations",
+                "Those by which GitOps tools, Helm, kubectl and other replicators know their \
+                 objects are never carried to a copy.",
+            ),
+            ("labels/properties/set", variables),
+            ("annotations/properties/set", variables),
+        ],
+    )
 }
 
 /// The same for a Replication, which has narrower limits on globs and variables.
 pub(crate) fn of_tenants_rule(generator: &mut SchemaGenerator) -> Schema {
-    let mut schema = of_rule(generator);
-    for field in ["labels", "annotations", "data"] {
-        let globs = "At most two * in one, and no ? between them.";
-        describe(
-            &mut schema,
-            &format!("/properties/{field}/properties/include"),
-            globs,
-        );
-    }
+    let globs = "At most two * in one, and no ? between them.";
     let labels = "Labels of the namespace only where every target is this rule's own namespace.";
-    for field in [
-        "labels/properties/set",
-        "annotations/properties/set",
-        "jsonPatch",
-    ] {
-        describe(&mut schema, &format!("/properties/{field}"), labels);
-    }
-    schema
+    described(
+        of_rule(generator),
+        &[
+            ("labels/properties/include", globs),
+            ("annotations/properties/include", globs),
+            ("data/properties/include", globs),
+            ("labels/properties/set", labels),
+            ("annotations/properties/set", labels),
+            ("jsonPatch", labels),
+        ],
+    )
 }
 
 /// The schema of [`Transform`], with descriptions for a policy.
 pub(crate) fn of_policy(generator: &mut SchemaGenerator) -> Schema {
-    let mut schema = Transform::json_schema(generator);
-    for field in ["labels", "annotations"] {
-        let variables =
-            "In values $(namespace.name) stands for the name of the object's namespace.";
-        describe(
-            &mut schema,
-            &format!("/properties/{field}/properties/set"),
-            variables,
-        );
+    let variables = "In values $(namespace.name) stands for the name of the object's namespace.";
+    described(
+        Transform::json_schema(generator),
+        &[
+            ("labels/properties/set", variables),
+            ("annotations/properties/set", variables),
+        ],
+    )
+}
+
+/// Adds a sentence to the description of each of these fields.
+fn described(mut schema: Schema, sentences: &[(&str, &str)]) -> Schema {
+    for (field, sentence) in sentences {
+        let pointer = format!("/properties/{field}/description");
+        if let Some(Value::String(description)) = schema.pointer_mut(&pointer) {
+            description.push(' ');
+            description.push_str(sentence);
+        }
     }
     schema
 }
 
-/// Adds a sentence to a description.
-fn describe(schema: &mut Schema, pointer: &str, sentence: &str) {
-    if let Some(Value::String(description)) = schema.pointer_mut(&format!("{pointer}/description"))
-    {
-        description.push(' ');
-        description.push_str(sentence);
-    }
-}
-
 /// The schema of [`KeyEdits`] with label values.
 fn label_edits(generator: &mut SchemaGenerator) -> Schema {
-    let mut edits = KeyEdits::json_schema(generator);
-    set_schema(&mut edits, schema::label_values());
-    edits
+    key_edits(generator, schema::label_values())
 }
 
 /// The schema of [`KeyEdits`] with free text as values.
 fn annotation_edits(generator: &mut SchemaGenerator) -> Schema {
-    let mut edits = KeyEdits::json_schema(generator);
-    set_schema(&mut edits, schema::annotation_values());
-    edits
+    key_edits(generator, schema::annotation_values())
 }
 
-/// Replaces the schema of the field `set`, and keeps its description.
-fn set_schema(edits: &mut Schema, mut values: Schema) {
+/// The schema of [`KeyEdits`] with another schema of the field `set`, which keeps its description.
+fn key_edits(generator: &mut SchemaGenerator, mut values: Schema) -> Schema {
+    let mut edits = KeyEdits::json_schema(generator);
     if let Some(set) = edits.pointer_mut("/properties/set") {
         if let Some(description) = set.get("description") {
             values.insert("description".to_owned(), description.clone());
         }
         *set = values.to_value();
     }
+    edits
 }

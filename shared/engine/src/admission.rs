@@ -94,9 +94,13 @@ pub fn namespace(
 }
 
 fn unchanged() -> NamespaceDecision {
+    changed(Patch::default(), LabelChange::Untouched)
+}
+
+fn changed(patch: Patch, label: LabelChange) -> NamespaceDecision {
     NamespaceDecision {
-        patch: Patch::default(),
-        label: LabelChange::Untouched,
+        patch,
+        label,
         label_first: false,
     }
 }
@@ -118,21 +122,13 @@ fn created(
     let preset = pending_label(object);
     // A rule that is not known yet may match.
     if !rules.known() || !rules.holding(hint, &labels(object)).is_empty() {
-        if preset.is_some_and(|preset| rules.issued(preset)) {
-            return unchanged();
-        }
-        return NamespaceDecision {
-            patch: set_label(object, nonce),
-            label: LabelChange::Set,
-            ..unchanged()
+        return match preset {
+            Some(preset) if rules.issued(preset) => unchanged(),
+            _ => changed(set_label(object, nonce), LabelChange::Set),
         };
     }
     match preset {
-        Some(_) => NamespaceDecision {
-            patch: remove_label(),
-            label: LabelChange::Stripped,
-            ..unchanged()
-        },
+        Some(_) => changed(remove_label(), LabelChange::Stripped),
         None => unchanged(),
     }
 }

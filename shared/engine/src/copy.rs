@@ -9,9 +9,9 @@ use std::sync::Arc;
 
 use mimeo_model::{
     choices::ConflictPolicy,
-    id::{KindId, ProjectionId},
+    id::{KindId, ProjectionId, RuleId},
     meta::{Checksum, Seen, Uid},
-    outcome::Failure,
+    outcome::{Failure, FailureReason},
     words,
 };
 
@@ -409,17 +409,19 @@ impl CopyState {
         }
     }
 
-    /// True if an object is here as far as Mimeo knows, even if its metadata is unknown.
-    pub fn occupied(&self) -> bool {
-        matches!(
-            self.observed,
-            Observation::Present(_) | Observation::Taken(_)
-        )
-    }
-
     /// Mimeo's own copy, if it was last observed here.
     pub fn ours(&self) -> Option<&Seen> {
         self.seen().filter(|seen| seen.ours())
+    }
+
+    /// The rule that Mimeo's own copy here names.
+    pub(crate) fn rule(&self) -> Option<&Arc<RuleId>> {
+        self.ours()?.rule.as_ref()
+    }
+
+    /// The reason of the failure to report, if there is one.
+    pub(crate) fn failed(&self) -> Option<FailureReason> {
+        self.failure.as_ref().map(|failing| failing.failure.reason)
     }
 
     /// True if the kind of the copy must stay recorded: an object with Mimeo's label or Mimeo's

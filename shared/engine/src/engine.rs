@@ -49,12 +49,6 @@ impl Engine {
         &self.index
     }
 
-    /// Takes an event in.
-    fn take_in(&mut self, now: Tick, event: impl FnOnce(&mut Index, &mut Effects)) {
-        self.index.at(now);
-        event(&mut self.index, &mut self.effects);
-    }
-
     // ---- events: rules ----
 
     /// Records a rule with this spec; `observed` is the status that it carries.
@@ -65,21 +59,21 @@ impl Engine {
         observed: Observed,
         now: Tick,
     ) {
-        self.take_in(now, |index, effects| {
-            index.rule_applied(id, rule, observed, effects);
-        });
+        self.index
+            .at(now)
+            .rule_applied(id, rule, observed, &mut self.effects);
     }
 
     /// Records that a rule no longer exists according to its watch.
     pub fn rule_gone(&mut self, id: &RuleId, now: Tick) {
-        self.take_in(now, |index, effects| index.rule_gone(id, effects));
+        self.index.at(now).rule_gone(id, &mut self.effects);
     }
 
     /// Records the state of the watch of these rules. A list has all rules of the kind.
     pub fn rules_known(&mut self, kind: RuleKind, known: Known<&BTreeSet<RuleId>>, now: Tick) {
-        self.take_in(now, |index, effects| {
-            index.rules_known(kind, known, effects);
-        });
+        self.index
+            .at(now)
+            .rules_known(kind, known, &mut self.effects);
     }
 
     // ---- events: grants ----
@@ -92,77 +86,79 @@ impl Engine {
         grant: Result<Grant, RefusedGrant>,
         now: Tick,
     ) {
-        self.take_in(now, |index, effects| {
-            index.grant_applied(namespace, name, grant, effects);
-        });
+        self.index
+            .at(now)
+            .grant_applied(namespace, name, grant, &mut self.effects);
     }
 
     /// Records that a grant does not exist any more according to its watch.
     pub fn grant_gone(&mut self, namespace: &str, name: &str, now: Tick) {
-        self.take_in(now, |index, effects| {
-            index.grant_gone(namespace, name, effects);
-        });
+        self.index
+            .at(now)
+            .grant_gone(namespace, name, &mut self.effects);
     }
 
     /// Records the state of the watch of grants. A list has the namespace and name of each grant.
     pub fn grants_known(&mut self, known: Known<&BTreeSet<(Box<str>, Box<str>)>>, now: Tick) {
-        self.take_in(now, |index, effects| index.grants_are(known, effects));
+        self.index.at(now).grants_are(known, &mut self.effects);
     }
 
     // ---- events: namespaces ----
 
     /// Records a namespace with this metadata, as its watch or a read shows it.
     pub fn namespace_applied(&mut self, meta: &ObjectMeta, now: Tick) {
-        self.index.at(now);
         self.index
+            .at(now)
             .namespace_applied(meta, &mut self.gate, &mut self.effects);
     }
 
     /// Records that the watch of namespaces lost one. Nothing changes if a read has shown another
     /// namespace of its name since.
     pub fn namespace_deleted(&mut self, meta: &ObjectMeta, now: Tick) {
-        self.take_in(now, |index, effects| index.namespace_deleted(meta, effects));
+        self.index
+            .at(now)
+            .namespace_deleted(meta, &mut self.effects);
     }
 
     /// Records that a namespace was deleted.
     pub fn namespace_gone(&mut self, name: &str, now: Tick) {
-        self.take_in(now, |index, effects| index.namespace_gone(name, effects));
+        self.index.at(now).namespace_gone(name, &mut self.effects);
     }
 
     /// Records that every namespace has been shown; `listed` has all of them.
     pub fn namespaces_listed(&mut self, listed: &BTreeSet<Box<str>>, now: Tick) {
-        self.take_in(now, |index, effects| {
-            index.namespaces_listed(listed, effects);
-        });
+        self.index
+            .at(now)
+            .namespaces_listed(listed, &mut self.effects);
     }
 
     // ---- events: kinds ----
 
     /// Records the answer of discovery about a kind.
     pub fn kind(&mut self, gvk: &GroupVersionKind, served: Known<Resource>, now: Tick) {
-        self.take_in(now, |index, effects| index.kind(gvk, served, effects));
+        self.index.at(now).kind(gvk, served, &mut self.effects);
     }
 
     /// Records that the CRD of a kind, given by its plural, was created or changed.
     pub fn defined(&mut self, group: &str, plural: &str, now: Tick) {
-        self.take_in(now, |index, effects| index.defined(group, plural, effects));
+        self.index.at(now).defined(group, plural, &mut self.effects);
     }
 
     /// Records the kinds in the kinds `ConfigMap`, in the recorded versions. Copies of these may
     /// exist.
     pub fn kinds_recorded(&mut self, kinds: &BTreeSet<GroupVersionKind>, now: Tick) {
-        self.take_in(now, |index, effects| index.kinds_recorded(kinds, effects));
+        self.index.at(now).kinds_recorded(kinds, &mut self.effects);
     }
 
     /// Records when the kinds `ConfigMap` was created. `None`: it does not exist.
     pub fn kinds_since(&mut self, created: Option<Timestamp>, now: Tick) {
-        self.take_in(now, |index, _| index.kinds_since(created));
+        self.index.at(now).kinds_since(created);
     }
 
     /// Records the nonce that the kinds `ConfigMap` carries, if it carries one. The held deletion
     /// with this nonce may go ahead.
     pub fn confirmed(&mut self, nonce: Option<&str>, now: Tick) {
-        self.take_in(now, |index, effects| index.confirmed(nonce, effects));
+        self.index.at(now).confirmed(nonce, &mut self.effects);
     }
 
     /// Records the uid of the CRD of these rules. `current` is `None` if the CRD isn't served.
@@ -174,62 +170,62 @@ impl Engine {
         recorded: Option<Box<str>>,
         now: Tick,
     ) {
-        self.take_in(now, |index, effects| {
-            index.crd(kind, current, recorded, effects);
-        });
+        self.index
+            .at(now)
+            .crd(kind, current, recorded, &mut self.effects);
     }
 
     // ---- events: copies and sources ----
 
     /// Records that a listing of copies begins.
     pub fn copies_listing(&mut self, watch: &CopyWatch, now: Tick) {
-        self.take_in(now, |index, _| index.copies_listing(watch));
+        self.index.at(now).copies_listing(watch);
     }
 
     /// Records the state of a watch of copies. A list has its resourceVersion. Copies that it
     /// didn't show were absent then.
     pub fn copies_known(&mut self, watch: &CopyWatch, known: Known<u64>, now: Tick) {
-        self.take_in(now, |index, _| index.copies_known(watch, known));
+        self.index.at(now).copies_known(watch, known);
     }
 
     /// Records an object that the watch of copies shows. The object has Mimeo's label, but Mimeo
     /// need not own it.
     pub fn copy_applied(&mut self, kind: &GroupKind, meta: &ObjectMeta, now: Tick) {
-        self.take_in(now, |index, _| index.copy_applied(kind, meta));
+        self.index.at(now).copy_applied(kind, meta);
     }
 
     /// Records that the watch of copies lost an object: the object was deleted, or only its label
     /// was removed.
     pub fn copy_gone(&mut self, kind: &GroupKind, meta: &ObjectMeta, now: Tick) {
-        self.take_in(now, |index, effects| index.copy_gone(kind, meta, effects));
+        self.index.at(now).copy_gone(kind, meta, &mut self.effects);
     }
 
     /// Records that a source exists, or that it doesn't. This comes from a watch, which reads a
     /// cache. So Mimeo confirms a deletion before it acts on it.
     pub fn source(&mut self, source: &SourceRef, object: Option<Decoded<Value>>, now: Tick) {
-        self.take_in(now, |index, effects| {
-            index.source_shown(source, object, effects);
-        });
+        self.index
+            .at(now)
+            .source_shown(source, object, &mut self.effects);
     }
 
     /// Records that a source can't be read, until [`Engine::source`] says otherwise.
     pub fn source_unreadable(&mut self, source: &SourceRef, why: Unreadable, now: Tick) {
-        self.take_in(now, |index, _| index.source_unreadable(source, why));
+        self.index.at(now).source_unreadable(source, why);
     }
 
     /// Records the state of a selector's watch. A list has all objects that exist now.
     /// [`Engine::source`] shows each of them too, before or after this call.
     pub fn selected(&mut self, selector: &SourceSelector, known: Known<&Members>, now: Tick) {
-        self.take_in(now, |index, effects| {
-            index.selected(selector, known, effects);
-        });
+        self.index
+            .at(now)
+            .selected(selector, known, &mut self.effects);
     }
 
     // ---- events: the webhook ----
 
     /// Records the webhook's replicas, as their Leases show them.
     pub fn webhooks(&mut self, webhooks: Webhooks, now: Tick) {
-        self.take_in(now, |index, effects| index.webhooks(webhooks, effects));
+        self.index.at(now).webhooks(webhooks, &mut self.effects);
     }
 
     /// Records that this replica set a pending label with this nonce. It writes the copies once its
@@ -242,7 +238,7 @@ impl Engine {
     /// Records that a pod waits in this namespace. This replica helps to write the copies, even if
     /// another replica set the pending label.
     pub fn take_charge(&mut self, namespace: &str, now: Tick) {
-        self.take_in(now, |index, _| index.take_charge(namespace));
+        self.index.at(now).take_charge(namespace);
     }
 
     // ---- work ----
@@ -307,21 +303,20 @@ impl Engine {
         if ticket.verb == Verb::Create && matches!(outcome, Outcome::Object(_)) {
             self.gate.adapt(ticket, now);
         }
-        self.take_in(now, |index, effects| {
-            index.outcome(ticket, outcome, effects);
-        });
+        self.index
+            .at(now)
+            .outcome(ticket, outcome, &mut self.effects);
     }
 
     /// Takes back a request that was never sent, if its copy now wants another one. Returns true in
     /// that case.
     pub(crate) fn withdraw_outdated(&mut self, ticket: &Ticket, now: Tick) -> bool {
-        self.index.at(now);
-        self.index.withdraw_outdated(ticket)
+        self.index.at(now).withdraw_outdated(ticket)
     }
 
     /// Takes in the answer to a job. An answer that no longer counts changes nothing.
     pub fn answered(&mut self, job: &Job, answer: Answer, now: Tick) {
-        self.take_in(now, |index, effects| index.answered(job, answer, effects));
+        self.index.at(now).answered(job, answer, &mut self.effects);
     }
 
     /// Keeps the engine of a standby small. It lets time pass and forgets state that has ended. It
@@ -344,40 +339,35 @@ impl Engine {
 
     /// Returns the statuses that are due, as of the time `wall`.
     pub fn statuses(&mut self, now: Tick, wall: Timestamp) -> Vec<StatusUpdate> {
-        self.index.at(now);
-        self.index.take_time(wall);
+        self.index.at(now).take_time(wall);
         self.plan();
         let due = self.index.due_statuses();
-        let tallies = self
-            .index
-            .tallies(due, &mut self.effects.effort)
-            .into_iter();
-        let (index, changes) = (&mut self.index, &mut self.effects.changes);
+        let tallies = self.index.tallies(due, &mut self.effects.effort);
+        let changes = &mut self.effects.changes;
         tallies
-            .filter_map(|(id, tally)| index.status(&id, tally, wall, changes))
+            .into_iter()
+            .filter_map(|(id, tally)| self.index.status(&id, tally, wall, changes))
             .collect()
     }
 
     /// Records that a status could not be written.
     pub fn status_failed(&mut self, id: &RuleId, now: Tick) {
-        self.take_in(now, |index, _| index.status_failed(id));
+        self.index.at(now).status_failed(id);
     }
 
     /// Returns the statuses of grants that must be written now.
     pub fn grant_statuses(&mut self, now: Tick) -> Vec<GrantUpdate> {
-        self.index.at(now);
-        self.index.grant_statuses()
+        self.index.at(now).grant_statuses()
     }
 
     /// Records that a grant's status could not be written.
     pub fn grant_status_failed(&mut self, namespace: &str, name: &str, now: Tick) {
-        self.take_in(now, |index, _| index.grant_status_failed(namespace, name));
+        self.index.at(now).grant_status_failed(namespace, name);
     }
 
     /// Returns the Events to write now.
     pub fn event_updates(&mut self, now: Tick) -> Vec<EventUpdate> {
-        self.index.at(now);
-        self.effects.events.event_updates(&self.index)
+        self.effects.events.event_updates(self.index.at(now))
     }
 
     /// When [`Engine::event_updates`] has Events to write.

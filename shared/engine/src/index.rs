@@ -103,9 +103,10 @@ impl Index {
         &self.settings.reach
     }
 
-    /// Moves the clock forward. The clock never goes back.
-    pub(crate) fn at(&mut self, now: Tick) {
+    /// Moves the clock forward, before an event is taken in. The clock never goes back.
+    pub(crate) fn at(&mut self, now: Tick) -> &mut Self {
         self.now = self.now.max(now);
+        self
     }
 
     pub(crate) fn replan_all(&mut self) {

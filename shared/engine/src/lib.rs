@@ -70,7 +70,7 @@ use self::{
     copies::{blocked, request, verdict, wants, work},
     effects::Effects,
     pod_gate::issued,
-    removal::{absent, fate, losses, may_go, pending, withdrawn},
+    removal::{absent, fate, losses, pending, withdrawn},
     report::{conditions, events, numbers, preview, status, tally, trouble, view},
     rights::{authorized, consent, grants, missing_grants, usage},
     sources::{follow, members, select},

@@ -11,6 +11,7 @@ use std::{
 use mimeo_model::{
     id::{KindId, ProjectionId, RuleId},
     kind::{GroupKind, GroupVersionKind},
+    meta::Checksum,
     render::Copies,
     source::{SourceRef, SourceRefused},
     template::{Place, Template, Variable},
@@ -53,6 +54,11 @@ impl Projection {
     pub fn gvk(&self) -> &GroupVersionKind {
         &self.source.gvk
     }
+
+    /// Returns the checksum of the copy in one namespace. `None`: there can be no copy.
+    pub(crate) fn checksum_at(&self, place: Place<'_>) -> Option<Checksum> {
+        self.rendering.as_ref().ok()?.checksum_at(place).ok()
+    }
 }
 
 /// All projections, by number and by source. There may be very many of both.
@@ -61,7 +67,7 @@ pub(crate) struct Projections {
     by_id: BTreeMap<ProjectionId, Projection>,
     by_object: BTreeMap<Object, BTreeSet<ProjectionId>>,
     /// Copy names that are the same in all namespaces, each with the number of its projections.
-    names: BTreeMap<KindId, BTreeMap<Arc<str>, usize>>,
+    names: BTreeMap<(KindId, Arc<str>), usize>,
     last: u32,
 }
 
@@ -82,12 +88,8 @@ impl Projections {
             .or_default()
             .insert(id);
         if let CopyName::Alike(name) = &projection.name {
-            *self
-                .names
-                .entry(projection.kind)
-                .or_default()
-                .entry(name.clone())
-                .or_default() += 1;
+            let key = (projection.kind, name.clone());
+            *self.names.entry(key).or_default() += 1;
         }
         self.by_id.insert(id, projection);
     }
@@ -101,24 +103,23 @@ impl Projections {
                 self.by_object.remove(&object);
             }
         }
-        if let (CopyName::Alike(name), Some(names)) =
-            (&projection.name, self.names.get_mut(&projection.kind))
-            && let Some(count) = names.get_mut(name)
-        {
-            *count -= 1;
-            if *count == 0 {
-                names.remove(name);
+        if let CopyName::Alike(name) = &projection.name {
+            let key = (projection.kind, name.clone());
+            if let Some(count) = self.names.get_mut(&key) {
+                *count -= 1;
+                if *count == 0 {
+                    self.names.remove(&key);
+                }
             }
         }
         Some(projection)
     }
 
-    /// Returns the shared string of this copy name, if a projection uses the name.
-    pub(crate) fn copy_name(&self, kind: KindId, name: &str) -> Option<&Arc<str>> {
-        self.names
-            .get(&kind)?
-            .get_key_value(name)
-            .map(|(name, _)| name)
+    /// Returns one name that all copies of a projection share, also with the events of the watch.
+    pub(crate) fn copy_name(&self, kind: KindId, name: &str) -> Arc<str> {
+        let key: (KindId, Arc<str>) = (kind, name.into());
+        let shared = self.names.get_key_value(&key);
+        shared.map_or(&key, |(shared, _)| shared).1.clone()
     }
 
     pub(crate) fn get(&self, id: &ProjectionId) -> Option<&Projection> {
@@ -134,7 +135,7 @@ impl Projections {
     /// Returns the rule that wants the copy, or else the rule of the copy in it.
     pub(crate) fn owner<'a>(&'a self, copy: &'a CopyState) -> Option<&'a Arc<RuleId>> {
         let wanted = self.wanted(copy).map(|projection| &projection.rule);
-        wanted.or_else(|| copy.ours()?.rule.as_ref())
+        wanted.or_else(|| copy.rule())
     }
 
     /// Returns the projection that wants the copy.

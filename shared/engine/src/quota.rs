@@ -8,7 +8,7 @@ use std::{collections::BTreeMap, sync::Arc};
 use jiff::Timestamp;
 
 use mimeo_model::{
-    id::{RuleId, RuleKind},
+    id::RuleId,
     refusal::{Refusal, Refused},
     rule::Rule,
     source_text,
@@ -126,9 +126,7 @@ impl Index {
     /// Returns the refusal of a Replication that is about to be stored, if its namespace's quota is
     /// used up.
     pub fn refuses_rule(&self, rule: &Rule) -> Option<Refusal> {
-        let home =
-            (rule.id.kind == RuleKind::Replication).then_some(rule.id.namespace.as_ref()?)?;
-        let quota = self.replications.get(home)?;
+        let quota = self.replications.get(rule.id.namespace.as_ref()?)?;
         let fits = quota.would_fit(&rule.id.name, rule.created, rule.most_copies());
         (!fits).then(used_up)
     }
@@ -160,19 +158,14 @@ impl Index {
             .map(|(_, id)| id.clone())
             .collect();
         for out in &excess {
-            self.refuse_replication(out, effects);
+            if let Some(state) = self.rules.get(out)
+                && let Ok(rule) = &state.rule
+            {
+                let (refused, observed) = (refused(rule), state.status.observed().clone());
+                self.rule_applied((**out).clone(), Err(refused), observed, effects);
+            }
         }
         rule
-    }
-
-    fn refuse_replication(&mut self, id: &Arc<RuleId>, effects: &mut Effects) {
-        let Some(state) = self.rules.get(id) else {
-            return;
-        };
-        if let Ok(rule) = &state.rule {
-            let (refused, observed) = (refused(rule), state.status.observed().clone());
-            self.rule_applied((**id).clone(), Err(refused), observed, effects);
-        }
     }
 }
 

@@ -6,7 +6,10 @@
 //! the same way. The needed permissions do not depend on the objects that exist, so a refusal
 //! reveals none of them.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    slice,
+};
 
 use mimeo_api::{Access, names::GROUP};
 
@@ -111,11 +114,8 @@ pub fn of_rule(rule: &Rule, look_up: impl Fn(&GroupVersionKind) -> Option<Resour
     }
     if rule.pod_gate == PodGate::Required {
         needs.push(Need::of(Right {
-            verb: GATE,
-            group: GROUP.into(),
-            resource: rule.id.kind.plural().into(),
-            namespace: None,
             name: Some(rule.id.name.clone()),
+            ..Right::new(GATE, GROUP, rule.id.kind.plural())
         }));
     }
     // Several selectors of one kind need the same permissions.
@@ -180,19 +180,16 @@ pub enum Finding<'a> {
 /// single namespaces is not asked for if the user has it in all namespaces.
 pub fn find(needs: &[Need], held: impl Fn(&Right) -> Option<bool>) -> Finding<'_> {
     let (mut open, mut missing) = (Vec::new(), Vec::new());
-    for need in needs {
-        match held(&need.right) {
-            None => open.push(&need.right),
-            Some(true) => {}
-            Some(false) if need.instead.is_empty() => missing.push(&need.right),
-            Some(false) => {
-                for right in &need.instead {
-                    match held(right) {
-                        None => open.push(right),
-                        Some(true) => {}
-                        Some(false) => missing.push(right),
-                    }
-                }
+    for Need { right, instead } in needs {
+        let asked = match held(right) {
+            Some(false) if !instead.is_empty() => &instead[..],
+            _ => slice::from_ref(right),
+        };
+        for right in asked {
+            match held(right) {
+                None => open.push(right),
+                Some(true) => {}
+                Some(false) => missing.push(right),
             }
         }
     }
@@ -252,13 +249,7 @@ fn right(
     look_up: &impl Fn(&GroupVersionKind) -> Option<Resource>,
 ) -> Right {
     let resource = look_up(gvk).map_or_else(|| "*".into(), |resource| resource.plural);
-    Right {
-        verb,
-        group: gvk.group.clone(),
-        resource,
-        namespace: None,
-        name: None,
-    }
+    Right::new(verb, gvk.group.clone(), resource)
 }
 
 #[cfg(test)]

@@ -28,12 +28,17 @@ pub struct Retention {
 
 impl Retention {
     /// Mimeo never deletes a copy.
-    pub const ALWAYS: Self = Self {
-        when_rule_deleted: Retain::Retain,
-        when_unmatched: Retain::Retain,
-        when_source_deleted: Retain::Retain,
-        source_grace: DEFAULT_GRACE,
-    };
+    pub const ALWAYS: Self = Self::all(Retain::Retain);
+
+    /// The same fate for every reason.
+    const fn all(retain: Retain) -> Self {
+        Self {
+            when_rule_deleted: retain,
+            when_unmatched: retain,
+            when_source_deleted: retain,
+            source_grace: DEFAULT_GRACE,
+        }
+    }
 
     pub(crate) fn parse(policy: &mimeo_api::RetentionPolicy) -> Result<Self, String> {
         let grace = policy.source_grace_period_seconds;
@@ -70,13 +75,7 @@ impl Retention {
     /// Reads [`RETENTION`](crate::names::RETENTION). Any part that it does not understand counts as
     /// `Retain`, because to keep a copy does no harm.
     pub fn from_annotation(text: &str) -> Self {
-        let all = |retain| Self {
-            when_rule_deleted: retain,
-            when_unmatched: retain,
-            when_source_deleted: retain,
-            source_grace: DEFAULT_GRACE,
-        };
-        let mut retention = all(Retain::Delete);
+        let mut retention = Self::all(Retain::Delete);
         for part in text.split(',') {
             let (when, what) = part.split_once('=').unwrap_or((part, ""));
             let retain = if what.trim() == "Delete" {
@@ -89,7 +88,7 @@ impl Retention {
                 "unmatched" => retention.when_unmatched = retain,
                 "source" => retention.when_source_deleted = retain,
                 UID => {}
-                _ => return all(Retain::Retain),
+                _ => return Self::ALWAYS,
             }
         }
         retention

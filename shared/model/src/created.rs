@@ -42,15 +42,11 @@ pub struct CreatedCopies(BTreeSet<CreatedCopy>);
 impl CreatedCopies {
     /// Parses an annotation, and ignores text that it does not understand.
     pub fn parse(text: &str) -> Self {
-        let is_entry =
-            |word: &&str| word.len() == 16 && word.bytes().all(|digit| digit.is_ascii_hexdigit());
+        // The parser of numbers would also take a sign.
+        let is_entry = |word: &&str| word.len() == 16 && !word.starts_with('+');
         let words = text.split(',').filter(is_entry);
-        Self(
-            words
-                .filter_map(|word| u64::from_str_radix(word, 16).ok())
-                .map(CreatedCopy)
-                .collect(),
-        )
+        let numbers = words.filter_map(|word| u64::from_str_radix(word, 16).ok());
+        Self(numbers.map(CreatedCopy).collect())
     }
 
     /// True if it has no entry.

@@ -72,12 +72,7 @@ pub fn refusal(request: &Request, rule: &RuleId) -> Verdict {
         "this is a copy of {rule}, whose driftPolicy is Deny: {what}. Change the source of the \
          copy, or the rule"
     );
-    Verdict::Deny {
-        code: 403,
-        reason: "Forbidden",
-        message,
-        retry_after_seconds: None,
-    }
+    Verdict::deny(403, "Forbidden", message)
 }
 
 #[cfg(test)]

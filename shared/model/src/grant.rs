@@ -1,7 +1,5 @@
 //! The consent of a namespace's owner: the access of Replications in other namespaces to it.
 
-use std::collections::BTreeSet;
-
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, LabelSelectorRequirement};
 use mimeo_api::{
@@ -12,7 +10,7 @@ use crate::{
     condition::{ConditionReason, ConditionType, condition},
     kind::{GroupKind, GroupVersionKind},
     meta::Uid,
-    refusal::{Refusal, Refusals},
+    refusal::{Refusal, Refusals, in_one_line},
     selection::{Glob, Labels, TargetSelection},
 };
 
@@ -91,8 +89,7 @@ impl Standing {
             ),
             Effect::TooMany => (ConditionReason::TooManyGrants, too_many()),
             Effect::Invalid => {
-                let reasons: Vec<String> = refusals.iter().map(Refusal::to_string).collect();
-                let message = format!("the grant grants nothing: {}", reasons.join("; "));
+                let message = format!("the grant grants nothing: {}", in_one_line(refusals));
                 (ConditionReason::InvalidSpec, shorten(message, MESSAGE))
             }
         };
@@ -126,31 +123,20 @@ fn grantee_text(grantee: &NamespaceSelection) -> String {
         namespace_pattern,
         namespace_selector,
     } = grantee;
-    let names = (!namespaces.is_empty()).then(|| namespaces.join(","));
-    let pattern = namespace_pattern
-        .as_ref()
-        .map(|pattern| format!("pattern {pattern}"));
-    let labels = namespace_selector.as_ref().map(labels_text);
-    [names, pattern, labels]
-        .into_iter()
-        .flatten()
-        .collect::<Vec<_>>()
-        .join(" and ")
+    let mut parts = Vec::new();
+    parts.extend((!namespaces.is_empty()).then(|| namespaces.join(",")));
+    let pattern = namespace_pattern.as_ref();
+    parts.extend(pattern.map(|pattern| format!("pattern {pattern}")));
+    parts.extend(namespace_selector.as_ref().map(labels_text));
+    parts.join(" and ")
 }
 
 /// A selector as kubectl writes it: `labels tier=gold,env in (dev,test),!legacy`.
 fn labels_text(selector: &LabelSelector) -> String {
-    let labels = selector
-        .match_labels
-        .iter()
-        .flatten()
-        .map(|(key, value)| format!("{key}={value}"));
-    let expressions = selector
-        .match_expressions
-        .iter()
-        .flatten()
-        .map(requirement_text);
-    let all: Vec<String> = labels.chain(expressions).collect();
+    let labels = selector.match_labels.iter().flatten();
+    let labels = labels.map(|(key, value)| format!("{key}={value}"));
+    let expressions = selector.match_expressions.iter().flatten();
+    let all: Vec<String> = labels.chain(expressions.map(requirement_text)).collect();
     if all.is_empty() {
         "all namespaces".to_owned()
     } else {
@@ -164,12 +150,7 @@ fn requirement_text(requirement: &LabelSelectorRequirement) -> String {
         operator,
         values,
     } = requirement;
-    let values = values
-        .iter()
-        .flatten()
-        .map(String::as_str)
-        .collect::<Vec<_>>()
-        .join(",");
+    let values = values.as_deref().unwrap_or_default().join(",");
     match operator.as_str() {
         "Exists" => key.clone(),
         "DoesNotExist" => format!("!{key}"),
@@ -243,32 +224,29 @@ pub struct Grant {
 pub struct Granted {
     /// The version in which the grant names the kind.
     pub gvk: GroupVersionKind,
-    /// Exact names of the objects.
-    names: BTreeSet<Box<str>>,
-    /// Globs over names. If there are neither names nor globs, any name is granted.
-    globs: Vec<Glob>,
+    /// Names of the objects, and globs over names. If there are none, any name is granted.
+    names: Vec<Glob>,
 }
 
 impl Granted {
     /// The names, if all of them are exact. `None` if the grant covers names that it does not list.
     pub fn exact_names(&self) -> Option<Vec<&str>> {
-        let exact = self.globs.is_empty() && !self.names.is_empty();
-        exact.then(|| self.names.iter().map(|name| &**name).collect())
+        let names: Option<Vec<&str>> = self.names.iter().map(Glob::literal).collect();
+        names.filter(|_| !self.is_any())
     }
 
     fn load(&self) -> usize {
-        1 + self.names.len() + self.globs.iter().map(Glob::load).sum::<usize>()
+        1 + self.names.iter().map(Glob::load).sum::<usize>()
     }
 
     /// True if the grant covers objects of any name. The grantee may then also learn which objects
     /// exist.
     pub fn is_any(&self) -> bool {
-        self.globs.is_empty() && self.names.is_empty()
+        self.names.is_empty()
     }
 
     fn covers(&self, kind: &GroupKind, name: &str) -> bool {
-        let named =
-            || self.names.contains(name) || self.globs.iter().any(|glob| glob.matches(name));
+        let named = || self.names.iter().any(|glob| glob.matches(name));
         self.gvk.is_of(kind) && (self.is_any() || named())
     }
 }
@@ -282,17 +260,17 @@ impl Grant {
     pub fn parse(object: &ReplicationGrant) -> Result<Self, Vec<Refusal>> {
         let spec = &object.spec;
         let mut refusals = Refusals::default();
-        refusals.at_most("spec.grantees", spec.grantees.len(), ITEMS);
-        let grantees = spec.grantees.iter().enumerate().filter_map(|(i, one)| {
-            refusals.all(TargetSelection::parse(one, &format!("spec.grantees[{i}]")))
+        refusals.count("spec.grantees", spec.grantees.len(), ITEMS);
+        let grantees = spec.grantees.iter().enumerate();
+        let grantees = grantees.map(|(i, one)| {
+            TargetSelection::parse(one, &format!("spec.grantees[{i}]"), &mut refusals)
         });
         let grantees: Vec<TargetSelection> = grantees.collect();
-        refusals.at_most("spec.objects", spec.objects.len(), ITEMS);
-        let objects = spec
-            .objects
-            .iter()
-            .enumerate()
-            .filter_map(|(i, one)| parse_objects(one, i, &mut refusals));
+        refusals.count("spec.objects", spec.objects.len(), ITEMS);
+        let objects = spec.objects.iter().enumerate();
+        let objects = objects.filter_map(|(i, one)| {
+            parse_objects(one, &format!("spec.objects[{i}]"), &mut refusals)
+        });
         let objects: Vec<Granted> = objects.collect();
         let load = grantees
             .iter()
@@ -306,25 +284,17 @@ impl Grant {
             );
             refusals.add("spec", format!("{most}: it has {load}"));
         }
-        let created = object
-            .metadata
-            .creation_timestamp
-            .as_ref()
-            .map_or(Timestamp::MAX, |time| time.0);
         let metadata = &object.metadata;
-        let uid = metadata.uid.as_deref().and_then(Uid::parse);
-        let edition = Edition {
-            uid,
-            generation: metadata.generation.unwrap_or_default(),
-        };
-        let status = object.status.as_ref().and_then(Standing::read);
-        let access = spec.access;
+        let created = metadata.creation_timestamp.as_ref();
         refusals.finish_with(Some(Self {
-            created,
-            edition,
-            status,
+            created: created.map_or(Timestamp::MAX, |time| time.0),
+            edition: Edition {
+                uid: metadata.uid.as_deref().and_then(Uid::parse),
+                generation: metadata.generation.unwrap_or_default(),
+            },
+            status: object.status.as_ref().and_then(Standing::read),
             load,
-            access,
+            access: spec.access,
             grantees,
             objects,
         }))
@@ -367,7 +337,7 @@ impl Grant {
 
 fn parse_objects(
     objects: &GrantedObjects,
-    index: usize,
+    field: &str,
     refusals: &mut Refusals,
 ) -> Option<Granted> {
     let GrantedObjects {
@@ -375,40 +345,26 @@ fn parse_objects(
         kind,
         names,
     } = objects;
-    let field = format!("spec.objects[{index}]");
-    let gvk = refusals.one(&field, GroupVersionKind::parse(api_version, kind));
-    if names.len() > NAMES {
-        refusals.add(
-            format!("{field}.names"),
-            format!("must not have more than {NAMES} items"),
-        );
-    }
+    let gvk = refusals.one(field, GroupVersionKind::parse(api_version, kind));
+    let field = format!("{field}.names");
+    refusals.limit(&field, names.len(), NAMES);
     if let Some(i) = names
         .iter()
         .position(|name| name.is_empty() || name.len() > 253 || name.contains(['/', '%']))
     {
         refusals.add(
-            format!("{field}.names[{i}]"),
+            format!("{field}[{i}]"),
             "must be the name of an object, in which * stands for any characters and ? for one",
         );
     }
-    let names = names.iter().map(|name| Glob::new(name));
-    let (names, globs): (Vec<Glob>, Vec<Glob>) = names.partition(|name| name.literal().is_some());
-    if let Some(slow) = globs.iter().find(|glob| !glob.is_quick()) {
+    let names: Vec<Glob> = names.iter().map(|name| Glob::new(name)).collect();
+    if let Some(slow) = names.iter().find(|glob| !glob.is_quick()) {
         let why = format!(
             "must not have {slow} in it: a name may have two * at most, and no ? between them"
         );
-        refusals.add(format!("{field}.names"), why);
+        refusals.add(field, why);
     }
-    Some(Granted {
-        gvk: gvk?,
-        names: names
-            .iter()
-            .filter_map(Glob::literal)
-            .map(Into::into)
-            .collect(),
-        globs,
-    })
+    Some(Granted { gvk: gvk?, names })
 }
 
 #[cfg(test)]

@@ -2,6 +2,8 @@
 
 use std::{fmt, str::FromStr};
 
+use serde::Deserialize;
+
 use crate::syntax;
 
 /// A kind in all of its versions.
@@ -44,9 +46,10 @@ impl FromStr for GroupKind {
 }
 
 /// A kind in one version, as objects name it by `apiVersion` and `kind`.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Deserialize)]
 pub struct GroupVersionKind {
     /// API group, empty for the core group.
+    #[serde(default)]
     pub group: Box<str>,
     /// Version, as in `v1`.
     pub version: Box<str>,

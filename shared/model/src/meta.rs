@@ -26,22 +26,11 @@ pub struct Uid([u8; 16]);
 impl Uid {
     /// Parses the form with hyphens.
     pub fn parse(text: &str) -> Option<Self> {
-        let hyphens =
-            text.len() == 36 && [8, 13, 18, 23].iter().all(|&i| text.as_bytes()[i] == b'-');
-        if !hyphens {
-            return None;
-        }
-        let mut number = 0u128;
-        for digit in text.chars().filter(|&c| c != '-') {
-            // The API server writes lower case. Other digits would print differently than they were
-            // read.
-            let value = match digit {
-                '0'..='9' | 'a'..='f' => digit.to_digit(16)?,
-                _ => return None,
-            };
-            number = number.checked_mul(16)?.checked_add(u128::from(value))?;
-        }
-        Some(Self(number.to_be_bytes()))
+        let number = u128::from_str_radix(&text.replace('-', ""), 16).ok()?;
+        let uid = Self(number.to_be_bytes());
+        // The API server writes lower case and hyphens at fixed places. Another text would print
+        // differently than it was read.
+        (uid.to_string() == text).then_some(uid)
     }
 }
 
@@ -76,9 +65,8 @@ impl Checksum {
 
     /// Parses an annotation's text in the form that [`Display`](std::fmt::Display) writes.
     pub fn parse(text: &str) -> Option<Self> {
-        let number = (text.len() == 32)
-            .then(|| u128::from_str_radix(text, 16).ok())
-            .flatten();
+        let number = u128::from_str_radix(text, 16).ok();
+        let number = number.filter(|_| text.len() == 32);
         number.and_then(NonZeroU128::new).map(Self)
     }
 
@@ -206,9 +194,8 @@ impl Seen {
 
     /// The fields that other managers own in the copy.
     pub fn claims(&self) -> Claims {
-        self.rare
-            .as_ref()
-            .map_or_else(Claims::default, |rare| rare.claims)
+        let claims = self.rare.as_ref().map(|rare| rare.claims);
+        claims.unwrap_or_default()
     }
 
     /// The field manager that changed the object after Mimeo's last change, if an entry shows one.
@@ -227,12 +214,7 @@ impl Seen {
     /// the uid of this cluster's namespace `kube-system`.
     pub fn read(meta: &ObjectMeta, kind: &GroupKind, cluster: &str) -> Option<Self> {
         let uid = Uid::parse(meta.uid.as_deref()?)?;
-        let annotation = |key: &str| {
-            meta.annotations
-                .as_ref()
-                .and_then(|all| all.get(key))
-                .map(String::as_str)
-        };
+        let annotation = |key: &str| Some(meta.annotations.as_ref()?.get(key)?.as_str());
         let entries = meta.managed_fields.as_deref().unwrap_or_default();
         let own = entries.iter().find(|entry| is_our_apply(entry));
         let rare = Rare {
@@ -244,9 +226,8 @@ impl Seen {
             editor: editor(meta).map(Into::into),
         };
         let rare = (rare != Rare::default()).then(|| Box::new(rare));
-        let labelled = meta
-            .labels
-            .as_ref()
+        let labels = meta.labels.as_ref();
+        let labelled = labels
             .and_then(|all| all.get(names::MANAGED_BY))
             .is_some_and(|value| value == names::MANAGED_BY_VALUE);
         let checksum = annotation(names::CHECKSUM).and_then(Checksum::parse);

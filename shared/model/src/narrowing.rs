@@ -6,8 +6,7 @@
 //! of a glob that matches it.
 
 use mimeo_api::{
-    ClusterReplication, ClusterReplicationSpec, GrantedObjects, NamespaceSelection, Replication,
-    ReplicationGrant, ReplicationGrantSpec, Target,
+    ClusterReplicationSpec, GrantedObjects, NamespaceSelection, ReplicationGrantSpec, Target,
 };
 use serde::de::DeserializeOwned;
 use serde_json::Value;
@@ -16,6 +15,7 @@ use crate::{
     choices::PodGate,
     grant::Grant,
     names::SYSTEM_NAMESPACES,
+    refusal::Refusal,
     rule::{Rule, in_more_words},
 };
 
@@ -23,30 +23,27 @@ use crate::{
 /// stored and valid. Such a change needs no permission besides the one to update the object. An
 /// invalid object does nothing so far, so any change to it may add something.
 pub fn takes_away(kind: &str, old: &Value, new: &Value) -> bool {
-    fn both<T: DeserializeOwned>(
+    fn both<T: DeserializeOwned, P>(
         old: &Value,
         new: &Value,
-        valid: impl Fn(&T) -> bool,
+        parse: fn(&T) -> Result<P, Vec<Refusal>>,
     ) -> Option<(T, T)> {
-        let old = T::deserialize(old).ok().filter(valid)?;
+        let old = T::deserialize(old).ok()?;
+        parse(&old).ok()?;
         Some((old, T::deserialize(new).ok()?))
     }
     match kind {
-        mimeo_api::names::CLUSTER_REPLICATION => both(old, new, |old: &ClusterReplication| {
-            Rule::parse(old).is_ok()
-        })
-        .is_some_and(|(old, new)| cluster_replication(&old.spec, &new.spec)),
-        mimeo_api::names::REPLICATION => both(old, new, |old: &Replication| {
-            Rule::parse_replication(old).is_ok()
-        })
-        .is_some_and(|(old, new)| {
-            let home = old.metadata.namespace.as_deref().unwrap_or_default();
-            let [old, new] = [&old.spec, &new.spec].map(|spec| in_more_words(spec, home));
-            cluster_replication(&old, &new)
-        }),
+        mimeo_api::names::CLUSTER_REPLICATION => both(old, new, Rule::parse)
+            .is_some_and(|(old, new)| cluster_replication(&old.spec, &new.spec)),
+        mimeo_api::names::REPLICATION => {
+            both(old, new, Rule::parse_replication).is_some_and(|(old, new)| {
+                let home = old.metadata.namespace.as_deref().unwrap_or_default();
+                let [old, new] = [&old.spec, &new.spec].map(|spec| in_more_words(spec, home));
+                cluster_replication(&old, &new)
+            })
+        }
         mimeo_api::names::REPLICATION_GRANT => {
-            both(old, new, |old: &ReplicationGrant| Grant::parse(old).is_ok())
-                .is_some_and(|(old, new)| grant(&old.spec, &new.spec))
+            both(old, new, Grant::parse).is_some_and(|(old, new)| grant(&old.spec, &new.spec))
         }
         _ => false,
     }

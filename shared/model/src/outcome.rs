@@ -3,7 +3,9 @@
 
 use std::{fmt, time::Duration};
 
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Status, StatusDetails};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{
+    ObjectMeta, Status, StatusCause, StatusDetails,
+};
 
 use crate::{id::RuleId, kind::Resource, words};
 
@@ -160,12 +162,11 @@ impl Outcome {
         let secret = resource.gvk.is_secret();
         let message = status.message.as_deref().unwrap_or_default();
         let details = status.details.as_ref();
-        let refused = |reason| {
-            Self::Refused(Failure {
-                reason,
-                message: told(code, status, secret),
-            })
+        let failure = |reason| Failure {
+            reason,
+            message: told(code, status, secret),
         };
+        let refused = |reason| Self::Refused(failure(reason));
         match code {
             // Policies and webhooks choose the status code themselves. It says nothing about the
             // object, and an administrator may remove the policy or webhook at any time.
@@ -213,10 +214,7 @@ impl Outcome {
             // The apply names the uid of another object. The API server checks immutable fields,
             // such as the uid, before preconditions.
             422 if names_field(status, "metadata.uid") => Self::Conflict,
-            422 if immutable(status) => Self::Immutable(Failure {
-                reason: FailureReason::Invalid,
-                message: told(code, status, secret),
-            }),
+            422 if immutable(status) => Self::Immutable(failure(FailureReason::Invalid)),
             413 => refused(FailureReason::TooLarge),
             _ if too_large(message) => refused(FailureReason::TooLarge),
             // Server-side apply answers 500 for a body that does not match the schema or can't be
@@ -225,15 +223,10 @@ impl Outcome {
             400 | 405 | 415 | 422 => refused(FailureReason::Invalid),
             429 | 500..=599 | 408 => Self::Unavailable {
                 retry_after: retry_after.or_else(|| {
-                    details
-                        .and_then(|d| d.retry_after_seconds)
-                        .and_then(|s| u64::try_from(s).ok())
-                        .map(Duration::from_secs)
+                    let seconds = details?.retry_after_seconds?;
+                    Some(Duration::from_secs(seconds.try_into().ok()?))
                 }),
-                failure: Failure {
-                    reason: unavailable(code),
-                    message: told(code, status, secret),
-                },
+                failure: failure(unavailable(code)),
             },
             _ => refused(FailureReason::AdmissionDenied),
         }
@@ -307,40 +300,38 @@ fn undecodable(message: &str) -> bool {
 }
 
 fn too_large(message: &str) -> bool {
-    message.contains("request is too large")
-        || message.contains("Request entity too large")
-        || message.contains("Too long: may not be more than")
-        || message.contains("Too long: must have at most")
-        || message.contains("trying to send message larger than max")
+    [
+        "request is too large",
+        "Request entity too large",
+        "Too long: may not be more than",
+        "Too long: must have at most",
+        "trying to send message larger than max",
+    ]
+    .iter()
+    .any(|text| message.contains(text))
 }
 
-fn names_cause(status: &Status, cause: &str) -> bool {
-    status
-        .details
-        .iter()
-        .flat_map(|d| d.causes.iter().flatten())
-        .any(|c| c.reason.as_deref() == Some(cause))
+/// The causes that the details of an answer list.
+fn causes(status: &Status) -> impl Iterator<Item = &StatusCause> {
+    let details = status.details.iter();
+    details.flat_map(|details| details.causes.iter().flatten())
+}
+
+fn names_cause(status: &Status, reason: &str) -> bool {
+    causes(status).any(|cause| cause.reason.as_deref() == Some(reason))
 }
 
 /// Recognizes the messages for a Secret's type, for immutable Secrets and `ConfigMap`s, and for the
 /// role of a role binding.
 fn immutable(status: &Status) -> bool {
-    let messages = status
-        .details
-        .iter()
-        .flat_map(|d| d.causes.iter().flatten())
-        .filter_map(|c| c.message.as_deref());
-    messages.into_iter().any(|message| {
+    let mut messages = causes(status).filter_map(|cause| cause.message.as_deref());
+    messages.any(|message| {
         message.contains("field is immutable") || message.contains("cannot change roleRef")
     })
 }
 
 fn names_field(status: &Status, field: &str) -> bool {
-    status
-        .details
-        .iter()
-        .flat_map(|d| d.causes.iter().flatten())
-        .any(|c| c.field.as_deref() == Some(field))
+    causes(status).any(|cause| cause.field.as_deref() == Some(field))
 }
 
 /// Most bytes of a message of the API server that are kept.
@@ -350,11 +341,8 @@ const TOLD: usize = 400;
 fn told(code: u16, status: &Status, secret: bool) -> Box<str> {
     let reason = status.reason.as_deref().unwrap_or("no reason given");
     if secret {
-        let fields: Vec<&str> = status
-            .details
-            .iter()
-            .flat_map(|d| d.causes.iter().flatten())
-            .filter_map(|c| c.field.as_deref())
+        let fields: Vec<&str> = causes(status)
+            .filter_map(|cause| cause.field.as_deref())
             // A field path may name keys of `data`. The author chose these keys, and they are not
             // secret.
             .take(3)

@@ -114,13 +114,7 @@ pub fn needed<'a>(
         let Some(Resource { plural, .. }) = look_up(gvk) else {
             continue;
         };
-        let right = |verb| Right {
-            verb,
-            group: gvk.group.clone(),
-            resource: plural.clone(),
-            namespace: None,
-            name: None,
-        };
+        let right = |verb| Right::new(verb, gvk.group.clone(), plural.clone());
         let mut need = |program, rights: &[Right], namespace: Option<&str>| {
             needs.extend(rights.iter().map(|right| ProgramRight {
                 program,
@@ -134,21 +128,20 @@ pub fn needed<'a>(
         let (read, write) = (READ.map(right), WRITE.map(right));
         if home.is_some() {
             need(Program::Webhook, &read, home);
+            // Without `places`, the reconciler reads all namespaces for its copies.
+            if places.is_some() {
+                need(Program::Reconciler, &read, home);
+            }
         }
-        // Without `places`, the reconciler reads all namespaces for its copies.
-        if home.is_some() && places.is_some() {
-            need(Program::Reconciler, &read, home);
-        }
+        // Neither program may grant permissions that it does not have.
         let grant = to_grant_by(gvk, role.as_ref());
+        let write = [&write[..], &grant[..]].concat();
         for target in &targets {
             // The webhook watches no copies and deletes none.
             need(Program::Webhook, &write, *target);
             need(Program::Reconciler, &write, *target);
             need(Program::Reconciler, &read, *target);
             need(Program::Reconciler, &[right(DELETE)], *target);
-            // Neither program may grant permissions that it does not have.
-            need(Program::Webhook, &grant, *target);
-            need(Program::Reconciler, &grant, *target);
         }
     }
     needs

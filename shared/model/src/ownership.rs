@@ -14,6 +14,9 @@ use crate::{
     names,
 };
 
+/// The fields that a manager owns, each with the fields below it.
+type FieldSet = Map<String, Value>;
+
 /// The manager that the API server names when it sums up an object without `managedFields` before
 /// an apply.
 const FORMER: &str = "before-first-apply";
@@ -58,16 +61,14 @@ impl Claims {
         let Some((own, ours)) = own(meta) else {
             return claims;
         };
-        for (entry, theirs) in
-            others(meta).filter_map(|entry| Some((entry, comparable(entry, own)?)))
-        {
+        for entry in others(meta) {
+            let Some(theirs) = comparable(entry, own) else {
+                continue;
+            };
             claims.shared |= shares(ours, theirs);
             let adds = !owns(ours, &content(theirs, kind));
-            *(if is_former(entry) {
-                &mut claims.orphaned
-            } else {
-                &mut claims.added
-            }) |= adds;
+            claims.orphaned |= adds && is_former(entry);
+            claims.added |= adds && !is_former(entry);
         }
         claims
     }
@@ -159,12 +160,12 @@ pub fn editor(meta: &ObjectMeta) -> Option<&str> {
         .as_deref()
 }
 
-fn fields(entry: &ManagedFieldsEntry) -> Option<&Map<String, Value>> {
+fn fields(entry: &ManagedFieldsEntry) -> Option<&FieldSet> {
     entry.fields_v1.as_ref()?.0.as_object()
 }
 
 /// Mimeo's entry and its field set.
-fn own(meta: &ObjectMeta) -> Option<(&ManagedFieldsEntry, &Map<String, Value>)> {
+fn own(meta: &ObjectMeta) -> Option<(&ManagedFieldsEntry, &FieldSet)> {
     let own = meta
         .managed_fields
         .iter()
@@ -182,10 +183,7 @@ fn others(meta: &ObjectMeta) -> impl Iterator<Item = &ManagedFieldsEntry> {
 
 /// The field set of another entry, if it can be compared with Mimeo's. Paths of different API
 /// versions can't be compared.
-fn comparable<'a>(
-    entry: &'a ManagedFieldsEntry,
-    own: &ManagedFieldsEntry,
-) -> Option<&'a Map<String, Value>> {
+fn comparable<'a>(entry: &'a ManagedFieldsEntry, own: &ManagedFieldsEntry) -> Option<&'a FieldSet> {
     fields(entry).filter(|_| is_main(entry) && entry.api_version == own.api_version)
 }
 
@@ -195,7 +193,7 @@ fn is_former(entry: &ManagedFieldsEntry) -> bool {
 
 /// The field set without finalizers and owner references, which control the deletion of the object,
 /// and without fields that the cluster assigned.
-fn content(fields: &Map<String, Value>, kind: &GroupKind) -> Map<String, Value> {
+fn content(fields: &FieldSet, kind: &GroupKind) -> FieldSet {
     let mut content = fields.clone();
     for path in LIFELINE.iter().chain(assigned(&kind.group, &kind.kind)) {
         remove(&mut content, path);
@@ -209,7 +207,7 @@ const LIFELINE: &[&[&str]] = &[
 ];
 
 /// Removes a field, and its parents if they become empty. Returns true if the field existed.
-fn remove(fields: &mut Map<String, Value>, path: &[&str]) -> bool {
+fn remove(fields: &mut FieldSet, path: &[&str]) -> bool {
     let [first, rest @ ..] = path else {
         return false;
     };
@@ -230,55 +228,45 @@ fn remove(fields: &mut Map<String, Value>, path: &[&str]) -> bool {
 /// In a field set this key stands for the parent itself, which exists with any of its fields.
 const PARENT: &str = ".";
 
+/// The fields of a set, without the parent itself.
+fn fields_of(set: &FieldSet) -> impl Iterator<Item = (&String, &Value)> {
+    set.iter().filter(|(field, _)| *field != PARENT)
+}
+
 /// True if the field set `ours` has every field of `theirs`.
-fn owns(ours: &Map<String, Value>, theirs: &Map<String, Value>) -> bool {
-    theirs
-        .iter()
-        .filter(|(field, _)| *field != PARENT)
-        .all(|(field, below)| {
-            ours.get(field)
-                .is_some_and(|ours| match (ours.as_object(), below.as_object()) {
-                    (Some(ours), Some(below)) => owns(ours, below),
-                    _ => true,
-                })
-        })
+fn owns(ours: &FieldSet, theirs: &FieldSet) -> bool {
+    without(theirs, ours).is_empty()
 }
 
 /// True if the two field sets have a field in common.
-fn shares(ours: &Map<String, Value>, theirs: &Map<String, Value>) -> bool {
-    theirs
-        .iter()
-        .filter(|(field, _)| *field != PARENT)
-        .any(|(field, below)| {
-            ours.get(field)
-                .is_some_and(|ours| match (ours.as_object(), below.as_object()) {
-                    (Some(ours), Some(below)) if !below.is_empty() => shares(ours, below),
-                    _ => true,
-                })
-        })
+fn shares(ours: &FieldSet, theirs: &FieldSet) -> bool {
+    fields_of(theirs).any(|(field, below)| {
+        ours.get(field)
+            .is_some_and(|ours| match (ours.as_object(), below.as_object()) {
+                (Some(ours), Some(below)) if !below.is_empty() => shares(ours, below),
+                _ => true,
+            })
+    })
 }
 
 /// The fields of `theirs` that are not in `ours`.
-fn without(theirs: &Map<String, Value>, ours: &Map<String, Value>) -> Map<String, Value> {
-    let left = theirs
-        .iter()
-        .filter(|(field, _)| *field != PARENT)
-        .filter_map(|(field, below)| {
-            let left = match (ours.get(field).map(Value::as_object), below.as_object()) {
-                (None, _) => below.clone(),
-                (Some(Some(ours)), Some(below)) => Some(without(below, ours))
-                    .filter(|left| !left.is_empty())?
-                    .into(),
-                _ => return None,
-            };
-            Some((field.clone(), left))
-        });
+fn without(theirs: &FieldSet, ours: &FieldSet) -> FieldSet {
+    let left = fields_of(theirs).filter_map(|(field, below)| {
+        let left = match (ours.get(field).map(Value::as_object), below.as_object()) {
+            (None, _) => below.clone(),
+            (Some(Some(ours)), Some(below)) => Some(without(below, ours))
+                .filter(|left| !left.is_empty())?
+                .into(),
+            _ => return None,
+        };
+        Some((field.clone(), left))
+    });
     left.collect()
 }
 
 /// Adds the fields of `theirs` to `ours`.
-fn add(ours: &mut Map<String, Value>, theirs: &Map<String, Value>) {
-    for (field, below) in theirs.iter().filter(|(field, _)| *field != PARENT) {
+fn add(ours: &mut FieldSet, theirs: &FieldSet) {
+    for (field, below) in fields_of(theirs) {
         match (ours.get_mut(field), below) {
             (None, _) => drop(ours.insert(field.clone(), below.clone())),
             // An empty map is a leaf: the field itself.

@@ -11,11 +11,11 @@ use serde_json::{Map, Value, from_value, json};
 use crate::{
     id::RuleKind,
     marks::is_mark,
-    refusal::{Refusal, Refusals},
+    refusal::Refusals,
     size::size,
     source::{MOST_BYTES, SourceRef, SourceRefused},
     syntax,
-    template::{Template, Variable, each_text, fill_in, variables_in},
+    template::{Show, Template, Variable, fill_in, texts, variables_in},
 };
 
 /// Most operations of one patch.
@@ -41,11 +41,9 @@ impl JsonPatch {
         operations: &[JsonPatchOperation],
         field: &str,
         sources: &[SourceRef],
-    ) -> Result<Self, Vec<Refusal>> {
-        let mut refusals = Refusals::default();
-        if operations.len() > OPERATIONS {
-            refusals.add(field, format!("must not have more than {OPERATIONS} items"));
-        }
+        refusals: &mut Refusals,
+    ) -> Self {
+        refusals.limit(field, operations.len(), OPERATIONS);
         let size = operations
             .iter()
             .filter_map(|one| size(one.value.as_ref()?, DEPTH))
@@ -57,10 +55,11 @@ impl JsonPatch {
             );
         }
         for (i, operation) in operations.iter().enumerate() {
-            check(operation, &format!("{field}[{i}]"), sources, &mut refusals);
+            check(operation, &format!("{field}[{i}]"), sources, refusals);
         }
-        let operations = operations.to_vec();
-        refusals.finish_with(Some(Self { operations }))
+        Self {
+            operations: operations.to_vec(),
+        }
     }
 
     pub(crate) fn is_noop(&self) -> bool {
@@ -87,7 +86,7 @@ impl JsonPatch {
         body: &mut Map<String, Value>,
         source: &SourceRef,
         rules: RuleKind,
-        show: &dyn Fn(&Variable) -> String,
+        show: Show<'_>,
     ) -> Result<(), SourceRefused> {
         if self.is_noop() {
             return Ok(());
@@ -108,27 +107,22 @@ impl JsonPatch {
             // If an operation fails, the partly patched copy is dropped.
             json_patch::patch_unsafe(&mut copy, &[operation])
                 .map_err(|error| refused(explain(&error.kind)))?;
-            match size(&copy, DEPTH) {
-                None => return Err(refused("the result is nested too deeply")),
-                Some(size) if size > most => {
-                    return Err(SourceRefused::PatchTooLarge { number, most });
-                }
-                Some(_) => {}
+            let size = size(&copy, DEPTH);
+            let size = size.ok_or_else(|| refused("the result is nested too deeply"))?;
+            if size > most {
+                return Err(SourceRefused::PatchTooLarge { number, most });
             }
         }
-        let last = |why| SourceRefused::JsonPatch {
+        if let Value::Object(mut copy) = copy
+            && let Some(Value::Object(patched)) = copy.remove("metadata")
+        {
+            (*metadata, *body) = (patched, copy);
+            return Ok(());
+        }
+        Err(SourceRefused::JsonPatch {
             number: self.operations.len() - 1,
-            why,
-        };
-        let gone = || last("no object is left");
-        let Value::Object(mut copy) = copy else {
-            return Err(gone());
-        };
-        let Some(Value::Object(patched)) = copy.remove("metadata") else {
-            return Err(gone());
-        };
-        (*metadata, *body) = (patched, copy);
-        Ok(())
+            why: "no object is left",
+        })
     }
 }
 
@@ -252,27 +246,23 @@ fn check_value(value: &Value, op: JsonPatchOp, encoded: bool) -> Result<(), Stri
     if size(value, DEPTH).is_none() {
         return Err(format!("must not be nested more than {DEPTH} deep"));
     }
-    let mut checked = Ok(());
-    each_text(value, &mut |text| {
-        let this = Template::parse(text).and_then(|template| match template.variables().next() {
+    texts(value).try_for_each(|text| {
+        let template = Template::parse(text)?;
+        match template.variables().next() {
             Some(variable) if op == JsonPatchOp::Test => Err(format!(
                 "must not contain {variable}: a test has the same result in all namespaces"
             )),
             _ if encoded && op != JsonPatchOp::Test => template.check_base64(),
             _ => Ok(()),
-        });
-        if checked.is_ok() {
-            checked = this;
         }
-    });
-    checked
+    })
 }
 
 #[cfg(test)]
 #[allow(clippy::unwrap_used)] // It is how a test fails.
 mod tests {
     use super::*;
-    use crate::kind::GroupVersionKind;
+    use crate::{kind::GroupVersionKind, refusal::Refusal};
 
     fn source(kind: &str) -> SourceRef {
         SourceRef::named(
@@ -295,7 +285,9 @@ mod tests {
                 .collect::<Vec<_>>()
                 .join("\n")
         };
-        JsonPatch::parse(&operations, "p", &[source(kind)]).map_err(joined)
+        let sources = [source(kind)];
+        Refusals::of(|refusals| JsonPatch::parse(&operations, "p", &sources, refusals))
+            .map_err(joined)
     }
 
     /// A patched copy: metadata and the other fields.
@@ -330,20 +322,18 @@ mod tests {
             {"op": "test", "path": "/data/a", "value": "MQ=="},
             {"op": "move", "from": "/data/a", "path": "/data/b"},
             {"op": "copy", "from": "/data/b", "path": "/data/c"},
-            {"op": "replace", "path": "/data/c", "value": {"$(source.name)": ["$(source.namespace)", 1, true]}},
-            {"op": "add", "path": "/spec", "value": {"at": "$(namespace.name)"}},
+            {"op": "add", "path": "/spec", "value": {"to": "$(namespace.name)"}},
+            {"op": "replace", "path": "/spec", "value": {"$(source.name)": ["$(source.namespace)", 1, true], "at": "$(namespace.name)"}},
         ]);
         let [metadata, body] = patched(&operations, &json!({"a": "MQ=="})).unwrap();
         assert_eq!(
             metadata,
             json!({"labels": {"of": "registry"}, "annotations": {"example.com/x": "$(HOME)"}})
         );
-        let data = json!({"b": "MQ==", "c": {"$(source.name)": ["platform", 1, true]}});
-        assert_eq!(
-            body,
-            json!({"type": "Opaque", "data": data, "spec": {"at": "$(namespace.name)"}})
-        );
-        assert_eq!(parse(&operations).unwrap().variables(), [Variable::Name]);
+        let data = json!({"b": "MQ==", "c": "MQ=="});
+        let spec = json!({"$(source.name)": ["platform", 1, true], "at": "$(namespace.name)"});
+        assert_eq!(body, json!({"type": "Opaque", "data": data, "spec": spec}));
+        assert_eq!(parse(&operations).unwrap().variables(), [Variable::Name; 2]);
     }
 
     #[test]
@@ -484,11 +474,11 @@ mod tests {
             ),
             (
                 json!([{"op": "add", "path": "/data/x", "value": "aHVudGVyMg="}]),
-                "p[0].value: must be base64",
+                "p[0].value: must be base64 without variables",
             ),
             (
                 json!([{"op": "replace", "path": "/data", "value": {"a": "$(HOME)"}}]),
-                "p[0].value: must be base64",
+                "p[0].value: must be base64 without variables",
             ),
             (
                 json!([{"op": "add", "path": "/x", "value": "x".repeat(VALUES)}]),
@@ -512,7 +502,7 @@ mod tests {
     }
 
     #[test]
-    fn a_value_of_a_field_for_base64_is_base64_or_has_variables() {
+    fn a_value_of_a_field_for_base64_is_base64_without_variables() {
         let operation =
             |op: &str, path: &str, value: &str| json!([{"op": op, "path": path, "value": value}]);
         for (kind, operations, taken) in [
@@ -520,12 +510,12 @@ mod tests {
             (
                 "Secret",
                 operation("add", "/data/a", "$(source.name)"),
-                true,
+                false,
             ),
             (
                 "Secret",
                 operation("add", "/data/a", "$(namespace.name)"),
-                true,
+                false,
             ),
             ("Secret", operation("add", "/data/a", "text!"), false),
             ("Secret", operation("test", "/data/a", "text!"), true),

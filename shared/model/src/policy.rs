@@ -64,41 +64,36 @@ impl Policy {
         let name = metadata.name.as_deref().unwrap_or_default();
         refusals.one("metadata.name", syntax::dns_subdomain(name));
         let kinds = parse_kinds(&spec.match_.kinds, &mut refusals);
-        let object_selector = refusals.all(Selector::parse(
+        let object_selector = Selector::parse(
             &spec.match_.object_selector,
             "spec.match.objectSelector",
-        ));
-        if object_selector.as_ref().is_some_and(Selector::is_empty) {
+            &mut refusals,
+        );
+        if object_selector.is_empty() {
             refusals.add("spec.match.objectSelector", "must not be empty");
         }
         let at_namespaces = "spec.match.namespaceSelector";
         let namespace_selector = spec.match_.namespace_selector.as_ref();
-        let namespace_selector =
-            namespace_selector.map(|selector| Selector::parse(selector, at_namespaces));
-        let namespace_selector = refusals.all(namespace_selector.transpose());
+        let namespace_selector = namespace_selector
+            .map(|selector| Selector::parse(selector, at_namespaces, &mut refusals));
         let exclude_namespaces = parse_excluded(&spec.match_.exclude_namespaces, &mut refusals);
-        let transform = refusals.all(Transform::of_admission(
-            &spec.transform,
-            "spec.transform",
-            &kinds,
-        ));
-        if transform.as_ref().is_some_and(Transform::is_noop) {
-            refusals.add("spec.transform", "must change something");
+        let at_transform = "spec.transform";
+        let transform =
+            Transform::of_admission(&spec.transform, at_transform, &kinds, &mut refusals);
+        if spec.transform.is_noop() {
+            refusals.add(at_transform, "must change something");
         }
-        let parsed = object_selector.zip(namespace_selector).zip(transform);
-        refusals.finish_with(
-            parsed.map(|((object_selector, namespace_selector), transform)| Self {
-                name: name.into(),
-                uid: metadata.uid.as_deref().unwrap_or_default().into(),
-                generation: metadata.generation.unwrap_or_default(),
-                kinds,
-                object_selector,
-                namespace_selector,
-                exclude_namespaces,
-                transform,
-                failure_policy: spec.failure_policy,
-            }),
-        )
+        refusals.finish_with(Some(Self {
+            name: name.into(),
+            uid: metadata.uid.as_deref().unwrap_or_default().into(),
+            generation: metadata.generation.unwrap_or_default(),
+            kinds,
+            object_selector,
+            namespace_selector,
+            exclude_namespaces,
+            transform,
+            failure_policy: spec.failure_policy,
+        }))
     }
 
     /// The refusals that follow from discovery. A kind that `look_up` does not find is not refused,
@@ -121,11 +116,8 @@ impl Policy {
     /// The policy's changes to the object of `request`. It changes nothing unless the new object
     /// matches. The API server also asks if only the stored object matches.
     pub fn rewrite(&self, request: &Request) -> Rewrite {
-        let Some(object) = request
-            .object
-            .as_ref()
-            .filter(|object| self.is_for(request, object))
-        else {
+        let object = request.object.as_ref();
+        let Some(object) = object.filter(|object| self.is_for(request, object)) else {
             return Rewrite::default();
         };
         let stored = request
@@ -151,10 +143,8 @@ impl Policy {
             });
         let mut patch = json_patch::diff(&before, &after);
         patch.0.extend(data);
-        let mut warnings: Vec<String> = stored
-            .and_then(|stored| self.kept_type(stored))
-            .into_iter()
-            .collect();
+        let mut warnings = Vec::new();
+        warnings.extend(stored.and_then(|stored| self.kept_type(stored)));
         if !PROGRAMS
             .iter()
             .any(|prefix| request.user.name.starts_with(prefix))
@@ -172,14 +162,12 @@ impl Policy {
     /// shows it if it refuses the object later. That refusal does not name the policy.
     fn changed(&self, kind: &str, patch: &Patch) -> Option<String> {
         let part = |operation: &PatchOperation| {
-            let mut tokens = operation
-                .path()
-                .tokens()
-                .map(|token| token.decoded().into_owned());
-            let first = tokens.next()?;
+            let mut tokens = operation.path().tokens();
+            let mut next = || Some(tokens.next()?.decoded().into_owned());
+            let first = next()?;
             // The operation adds the whole metadata if there was none before.
             if first == "metadata" {
-                tokens.next().or(Some(first))
+                next().or(Some(first))
             } else {
                 Some(first)
             }
@@ -233,11 +221,7 @@ pub fn changed(policy: &str, parts: &str, kind: &str) -> String {
 
 fn parse_kinds(kinds: &[mimeo_api::MatchedKind], refusals: &mut Refusals) -> Vec<GroupVersionKind> {
     let field = "spec.match.kinds";
-    match kinds.len() {
-        0 => refusals.add(field, "must not be empty"),
-        1..=KINDS => {}
-        _ => refusals.add(field, format!("must not have more than {KINDS} items")),
-    }
+    refusals.count(field, kinds.len(), KINDS);
     let parse = |(i, kind): (usize, &mimeo_api::MatchedKind)| {
         let field = format!("{field}[{i}]");
         let gvk = refusals.one(
@@ -268,16 +252,8 @@ fn never_rewritten(gvk: &GroupVersionKind) -> Option<&'static str> {
 
 fn parse_excluded(namespaces: &[String], refusals: &mut Refusals) -> Vec<Box<str>> {
     let field = "spec.match.excludeNamespaces";
-    if namespaces.len() > NAMESPACES {
-        refusals.add(field, format!("must not have more than {NAMESPACES} items"));
-    }
-    for (i, namespace) in namespaces.iter().enumerate() {
-        refusals.one(&format!("{field}[{i}]"), syntax::dns_label(namespace));
-    }
-    namespaces
-        .iter()
-        .map(|namespace| namespace.as_str().into())
-        .collect()
+    refusals.each(field, namespaces, NAMESPACES, syntax::dns_label);
+    namespaces.iter().cloned().map(Into::into).collect()
 }
 
 /// The part of an object that a transform may change. It has no data, so no secret data gets into
@@ -316,12 +292,7 @@ impl From<Rewrite> for Verdict {
         }: Rewrite,
     ) -> Self {
         match refusal {
-            Some(message) => Self::Deny {
-                code: 422,
-                reason: "Invalid",
-                message,
-                retry_after_seconds: None,
-            },
+            Some(message) => Self::deny(422, "Invalid", message),
             None => Self::Patch { patch, warnings },
         }
     }

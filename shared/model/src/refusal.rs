@@ -1,5 +1,7 @@
 //! The reasons why Mimeo refuses a rule, a grant or a policy.
 
+use crate::syntax::Check;
+
 /// Most `sources` items of one rule, and most targets.
 pub(crate) const ITEMS: usize = 32;
 
@@ -24,9 +26,17 @@ pub struct Refused {
     pub refusals: Vec<Refusal>,
 }
 
-/// Collects refusals while an object is parsed, so that its author sees all of them at once.
+/// All refusals in one line, for people.
+pub fn in_one_line(refusals: &[Refusal]) -> String {
+    let refusals: Vec<String> = refusals.iter().map(Refusal::to_string).collect();
+    refusals.join("; ")
+}
+
+/// Collects refusals while an object is parsed, so that its author sees all of them at once. The
+/// parser of a part returns a value even if it adds a refusal, because the whole object is refused
+/// then.
 #[derive(Debug, Default)]
-pub(crate) struct Refusals(Vec<Refusal>);
+pub struct Refusals(Vec<Refusal>);
 
 impl Refusals {
     pub(crate) fn add(&mut self, field: impl Into<String>, message: impl Into<String>) {
@@ -41,23 +51,33 @@ impl Refusals {
         checked.map_err(|message| self.add(field, message)).ok()
     }
 
-    /// Adds the refusals of one part of the object.
-    pub(crate) fn all<T>(&mut self, checked: Result<T, Vec<Refusal>>) -> Option<T> {
-        checked.map_err(|refusals| self.0.extend(refusals)).ok()
+    /// Refuses a list with more than `most` items.
+    pub(crate) fn limit(&mut self, field: &str, items: usize, most: usize) {
+        if items > most {
+            self.add(field, format!("must not have more than {most} items"));
+        }
     }
 
-    /// Refuses an empty list, and a list with more items than a rule may have.
-    pub(crate) fn count(&mut self, field: &str, items: usize) {
-        self.at_most(field, items, ITEMS);
+    /// Refuses a list with more than `most` items, and each item that `check` refuses.
+    pub(crate) fn each(&mut self, field: &str, items: &[String], most: usize, check: Check) {
+        self.limit(field, items.len(), most);
+        for (i, item) in items.iter().enumerate() {
+            self.one(&format!("{field}[{i}]"), check(item));
+        }
     }
 
     /// Refuses an empty list, and a list with more than `most` items.
-    pub(crate) fn at_most(&mut self, field: &str, items: usize, most: usize) {
-        match items {
-            0 => self.add(field, "must not be empty"),
-            _ if items <= most => {}
-            _ => self.add(field, format!("must not have more than {most} items")),
+    pub(crate) fn count(&mut self, field: &str, items: usize, most: usize) {
+        if items == 0 {
+            self.add(field, "must not be empty");
         }
+        self.limit(field, items, most);
+    }
+
+    /// Parses one part of the object. `None` if that adds a refusal.
+    pub(crate) fn part<T>(&mut self, parse: impl FnOnce(&mut Self) -> Option<T>) -> Option<T> {
+        let before = self.0.len();
+        parse(self).filter(|_| self.0.len() == before)
     }
 
     /// Returns `parsed` if nothing was refused. A caller that passes `None` has added a refusal
@@ -66,6 +86,20 @@ impl Refusals {
         match parsed {
             Some(parsed) if self.0.is_empty() => Ok(parsed),
             _ => Err(self.0),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Refusal, Refusals};
+
+    impl Refusals {
+        /// The result of the parser of one part.
+        pub(crate) fn of<T>(parse: impl FnOnce(&mut Self) -> T) -> Result<T, Vec<Refusal>> {
+            let mut refusals = Self::default();
+            let parsed = parse(&mut refusals);
+            refusals.finish_with(Some(parsed))
         }
     }
 }

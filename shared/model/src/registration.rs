@@ -18,10 +18,10 @@ use std::{collections::BTreeSet, time::Duration};
 use k8s_openapi::ByteString;
 use mimeo_api::FailurePolicy;
 use serde_json::{Value, json};
-use sha2::{Digest as _, Sha256};
 
 use crate::{
     kind::{GroupVersionKind, Resource},
+    meta::Checksum,
     names::{DRIFT, DRIFT_DENY, MANAGER, PENDING_LABEL},
     policy::Policy,
     review::GroupVersionResource,
@@ -467,12 +467,7 @@ fn rule(Resource { gvk, plural, .. }: &Resource) -> Value {
 /// Name of a policy's entry. It is a hash, because a policy's name may be too long for an entry,
 /// and may have dots in places where an entry can't have them.
 pub fn entry_name(policy: &str) -> String {
-    let digest = Sha256::digest(policy.as_bytes());
-    let half = digest
-        .iter()
-        .take(16)
-        .fold(0_u128, |number, byte| number << 8 | u128::from(*byte));
-    format!("{half:032x}.policies.mimeo.dev")
+    format!("{}.policies.mimeo.dev", Checksum::of(policy.as_bytes()))
 }
 
 /// A CEL string literal. CEL has the same escapes as JSON.

@@ -17,6 +17,7 @@ use crate::{
 mod draft;
 
 pub use self::draft::Draft;
+use self::draft::of_json;
 
 /// The bytes of one copy. Only the URL has the namespace, so copies in several namespaces may share
 /// them.
@@ -197,11 +198,7 @@ impl Form {
             let value: String = value.iter().map(|part| part.text_at(place)).collect();
             syntax::label_value(&value).map_err(invalid(format!("the copy's label {key}")))?;
         }
-        Ok(Checksum::of(
-            json!([self.checksum.to_string(), values])
-                .to_string()
-                .as_bytes(),
-        ))
+        Ok(of_json(&json!([self.checksum.to_string(), values])))
     }
 
     fn fill(&self, place: Place<'_>) -> Result<Rendering, Failure> {

@@ -67,6 +67,12 @@ pub struct User {
 }
 
 impl Request {
+    /// Name of the object, or the beginning of a name that the API server has yet to generate.
+    pub fn shown_name(&self) -> &str {
+        let name = self.name.as_deref().or_else(|| self.generate_name());
+        name.unwrap_or_default()
+    }
+
     /// `metadata.generateName` of the object.
     pub fn generate_name(&self) -> Option<&str> {
         let name = self
@@ -164,14 +170,19 @@ impl Verdict {
     pub const ALLOW: Self = Self::Allow {
         warnings: Vec::new(),
     };
+
+    /// The request is refused. It says nothing about another attempt.
+    pub fn deny(code: u16, reason: &'static str, message: impl Into<String>) -> Self {
+        Self::Deny {
+            code,
+            reason,
+            message: message.into(),
+            retry_after_seconds: None,
+        }
+    }
 }
 
 /// The answer to bytes that are not a review.
 pub fn bad_request(message: String) -> Verdict {
-    Verdict::Deny {
-        code: 400,
-        reason: "BadRequest",
-        message,
-        retry_after_seconds: None,
-    }
+    Verdict::deny(400, "BadRequest", message)
 }

@@ -29,6 +29,23 @@ pub struct Right {
     pub name: Option<Box<str>>,
 }
 
+impl Right {
+    /// The permission to use the verb on all objects of a resource, in all namespaces.
+    pub fn new(
+        verb: &'static str,
+        group: impl Into<Box<str>>,
+        resource: impl Into<Box<str>>,
+    ) -> Self {
+        Self {
+            verb,
+            group: group.into(),
+            resource: resource.into(),
+            namespace: None,
+            name: None,
+        }
+    }
+}
+
 impl fmt::Display for Right {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self {
@@ -58,13 +75,7 @@ impl fmt::Display for Right {
 /// server demands them of the writer. A source may grant any permission one day, so the author
 /// needs the permission to grant all of them.
 pub(crate) fn to_grant(gvk: &GroupVersionKind) -> Vec<Right> {
-    let right = |verb, resource: &str| Right {
-        verb,
-        group: RBAC.into(),
-        resource: resource.into(),
-        namespace: None,
-        name: None,
-    };
+    let right = |verb, resource: &str| Right::new(verb, RBAC, resource);
     match (&*gvk.group, &*gvk.kind) {
         (RBAC, "Role") => vec![right("escalate", "roles")],
         (RBAC, "RoleBinding") => vec![right("bind", "roles"), right("bind", "clusterroles")],

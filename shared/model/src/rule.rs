@@ -18,6 +18,7 @@ use crate::{
     choices::{ConflictPolicy, PodGate, Retain, Retention, Strategy},
     id::{RuleId, RuleKind},
     kind::{GroupKind, GroupVersionKind, Resource},
+    meta::version,
     names,
     own_rights::{self, Home, RoleRef},
     plural,
@@ -26,7 +27,7 @@ use crate::{
     selection::{Labels, NameHint},
     source::{SourceRef, SourceSelector},
     syntax,
-    template::{Place, Template, each_text},
+    template::{Place, Template, texts},
     transform::Transform,
 };
 
@@ -146,8 +147,12 @@ impl Rule {
             refuse_source_namespace(spec, &mut refusals);
         }
         let targets = parse_targets(spec, &sources, &mut refusals);
-        let transform = Transform::of_copies(&spec.transform, "spec.transform", &sources.samples());
-        let transform = refusals.all(transform);
+        let transform = Transform::of_copies(
+            &spec.transform,
+            "spec.transform",
+            &sources.samples(),
+            &mut refusals,
+        );
         let strategy = spec.strategy;
         if strategy == Strategy::CreateOnce && !spec.retention_policy.is_default() {
             refusals.add(
@@ -178,22 +183,16 @@ impl Rule {
             Strategy::Apply | Strategy::Replace => retention,
             Strategy::CreateOnce => Retention::ALWAYS,
         });
-        let annotation = |key| {
-            metadata
-                .annotations
-                .as_ref()
-                .and_then(|annotations| annotations.get(key))
-        };
-        refusals.finish_with(transform.zip(retention).map(|(transform, retention)| {
+        let confirm_deletion = metadata
+            .annotations
+            .as_ref()
+            .and_then(|annotations| annotations.get(names::CONFIRM_DELETION));
+        refusals.finish_with(retention.map(|retention| {
             Self {
                 id,
                 uid: metadata.uid.as_deref().unwrap_or_default().into(),
                 generation: metadata.generation.unwrap_or_default(),
-                resource_version: metadata
-                    .resource_version
-                    .as_deref()
-                    .and_then(|v| v.parse().ok())
-                    .unwrap_or_default(),
+                resource_version: version(metadata.resource_version.as_deref()),
                 created: metadata
                     .creation_timestamp
                     .as_ref()
@@ -212,8 +211,7 @@ impl Rule {
                 pod_gate: spec.pod_gate.into(),
                 resync,
                 suspend: spec.suspend,
-                confirm_deletion: annotation(names::CONFIRM_DELETION)
-                    .map(|value| value.as_str().into()),
+                confirm_deletion: confirm_deletion.map(|value| value.as_str().into()),
             }
         }))
     }
@@ -382,35 +380,25 @@ impl Rule {
 /// The refusal of a source's kind that follows from discovery: cluster-scoped objects can't be
 /// copied into namespaces.
 pub fn refuse_kind(gvk: &GroupVersionKind, resource: &Resource) -> Option<Refusal> {
-    let message = || {
-        format!(
-            "kind {} is cluster-scoped; only objects in namespaces are copied",
-            gvk.group_kind()
-        )
-    };
     (!resource.namespaced).then(|| Refusal {
         field: "spec.sources".into(),
-        message: message(),
+        message: format!(
+            "kind {} is cluster-scoped; only objects in namespaces are copied",
+            gvk.group_kind()
+        ),
     })
 }
 
 /// Refuses the variable `$(source.namespace)`, because an inline source has no namespace.
 fn refuse_source_namespace(spec: &ClusterReplicationSpec, refusals: &mut Refusals) {
     for (i, target) in spec.targets.iter().enumerate() {
-        if target
-            .copy_name
-            .as_deref()
-            .is_some_and(inline::needs_namespace)
-        {
+        let name = target.copy_name.as_deref();
+        if name.is_some_and(inline::needs_namespace) {
             refusals.add(format!("spec.targets[{i}].copyName"), inline::NO_NAMESPACE);
         }
     }
-    let mut needed = false;
     let transform = serde_json::to_value(&spec.transform).unwrap_or_default();
-    each_text(&transform, &mut |text| {
-        needed |= inline::needs_namespace(text);
-    });
-    if needed {
+    if texts(&transform).any(inline::needs_namespace) {
         refusals.add("spec.transform", inline::NO_NAMESPACE);
     }
 }
@@ -590,7 +578,7 @@ mod tests {
         };
         let encoded = json!({
             "apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "settings"},
-            "binaryData": {"k": "text!", "other": "$(namespace.name)"},
+            "binaryData": {"k": "text!", "other": "MQ=="},
         });
         let cases = [
             (

@@ -10,11 +10,7 @@ use mimeo_api::NamespaceSelection;
 
 use self::{glob::GLOB_LOAD, selector::Requirement};
 pub use self::{glob::Glob, labels::Labels, pattern::Pattern, selector::Selector};
-use crate::{
-    names::SYSTEM_NAMESPACES,
-    refusal::{Refusal, Refusals},
-    syntax,
-};
+use crate::{names::SYSTEM_NAMESPACES, refusal::Refusals, syntax};
 
 mod glob;
 mod labels;
@@ -68,13 +64,16 @@ pub struct TargetSelection {
 
 impl TargetSelection {
     /// Compiles `selection`. Refusals name fields below `field`.
-    pub fn parse(selection: &NamespaceSelection, field: &str) -> Result<Self, Vec<Refusal>> {
-        let selection = Selection::parse(selection, field)?;
-        Ok(Self {
-            selection,
+    pub(crate) fn parse(
+        selection: &NamespaceSelection,
+        field: &str,
+        refusals: &mut Refusals,
+    ) -> Self {
+        Self {
+            selection: Selection::parse(selection, field, refusals),
             exclude: Arc::default(),
             reach: None,
-        })
+        }
     }
 
     /// Excludes the namespaces that any of these selections matches.
@@ -93,18 +92,9 @@ impl TargetSelection {
     ///
     /// Exclusion wins. A system namespace matches only if its exact name is listed.
     pub fn matches(&self, name: &str, labels: &Labels) -> bool {
-        self.matches_with(name, labels, |pattern| pattern.matches(name))
-    }
-
-    fn matches_with(
-        &self,
-        name: &str,
-        labels: &Labels,
-        pattern: impl Fn(&Pattern) -> bool,
-    ) -> bool {
         self.reach.as_ref().is_none_or(|reach| reach.contains(name))
             && (!SYSTEM_NAMESPACES.contains(&name) || self.selection.lists(name))
-            && self.selection.matches_with(name, labels, pattern)
+            && self.selection.matches(name, labels)
             && !self
                 .exclude
                 .iter()
@@ -183,17 +173,14 @@ impl TargetSelection {
         self.selection.lists(name)
     }
 
-    /// The literal text at the beginning of the pattern: `team-` of `team-[0-9]+`. `None` without a
-    /// pattern, or if the pattern begins with an operator.
-    pub fn beginning(&self) -> Option<&str> {
-        self.selection.beginning()
-    }
-
-    /// Like [`Self::matches`], but compares only the [`beginning`](Self::beginning) of the pattern.
-    pub fn matches_by_beginning(&self, name: &str, labels: &Labels) -> bool {
-        self.matches_with(name, labels, |pattern| {
-            name.starts_with(pattern.beginning())
-        })
+    /// Like [`Selection::by_beginning`].
+    pub fn by_beginning(&self) -> Option<(Self, &str)> {
+        let (selection, beginning) = self.selection.by_beginning()?;
+        let by_beginning = Self {
+            selection,
+            ..self.clone()
+        };
+        Some((by_beginning, beginning))
     }
 
     /// The cost of a match, in names compared.
@@ -222,17 +209,6 @@ impl TargetSelection {
     }
 }
 
-fn globs(names: &[String], field: &str) -> Result<Vec<Glob>, Vec<Refusal>> {
-    let mut refusals = Refusals::default();
-    if names.len() > NAMES {
-        refusals.add(field, format!("must not have more than {NAMES} items"));
-    }
-    for (i, name) in names.iter().enumerate() {
-        refusals.one(&format!("{field}[{i}]"), syntax::namespace_glob(name));
-    }
-    refusals.finish_with(Some(names.iter().map(|name| Glob::new(name)).collect()))
-}
-
 /// A selection of namespaces. At least one of the fields is set, and all that are set must match.
 #[derive(Clone, Debug)]
 pub struct Selection {
@@ -245,69 +221,66 @@ pub struct Selection {
 
 impl Selection {
     /// Compiles `selection`. Refusals name fields below `field`.
-    pub fn parse(selection: &NamespaceSelection, field: &str) -> Result<Self, Vec<Refusal>> {
+    pub(crate) fn parse(
+        selection: &NamespaceSelection,
+        field: &str,
+        refusals: &mut Refusals,
+    ) -> Self {
         let NamespaceSelection {
             namespaces,
             namespace_pattern,
             namespace_selector,
         } = selection;
-        let mut refusals = Refusals::default();
-        if namespaces.is_empty() && namespace_pattern.is_none() && namespace_selector.is_none() {
+        if *selection == NamespaceSelection::default() {
             refusals.add(
                 field,
                 "at least one of namespaces, namespacePattern and namespaceSelector must be set",
             );
         }
-        let names =
-            (!namespaces.is_empty()).then(|| globs(namespaces, &format!("{field}.namespaces")));
-        let names = names.and_then(|names| refusals.all(names));
-        let pattern = namespace_pattern.as_deref().map(Pattern::parse);
-        let pattern =
-            pattern.and_then(|pattern| refusals.one(&format!("{field}.namespacePattern"), pattern));
-        let labels = namespace_selector.as_ref();
-        let labels =
-            labels.map(|selector| Selector::parse(selector, &format!("{field}.namespaceSelector")));
-        let labels = labels.and_then(|labels| refusals.all(labels));
-        refusals.finish_with(Some(Self {
+        let at_names = format!("{field}.namespaces");
+        refusals.each(&at_names, namespaces, NAMES, syntax::namespace_glob);
+        let names = namespaces.iter().map(|name| Glob::new(name));
+        let names = (!namespaces.is_empty()).then(|| names.collect());
+        let pattern = namespace_pattern.as_deref().and_then(|pattern| {
+            refusals.one(
+                &format!("{field}.namespacePattern"),
+                Pattern::parse(pattern),
+            )
+        });
+        let labels = namespace_selector.as_ref().map(|selector| {
+            Selector::parse(selector, &format!("{field}.namespaceSelector"), refusals)
+        });
+        Self {
             names,
             pattern,
             labels,
-        }))
+        }
     }
 
     /// True if the namespace `name` with these labels matches.
     pub fn matches(&self, name: &str, labels: &Labels) -> bool {
-        self.matches_with(name, labels, |pattern| pattern.matches(name))
-    }
-
-    /// Like [`TargetSelection::beginning`].
-    pub fn beginning(&self) -> Option<&str> {
-        let beginning = self.pattern.as_ref().map(Pattern::beginning);
-        beginning.filter(|begins| !begins.is_empty())
-    }
-
-    /// Like [`Self::matches`], but compares only the [`beginning`](Self::beginning) of the pattern.
-    pub fn matches_by_beginning(&self, name: &str, labels: &Labels) -> bool {
-        self.matches_with(name, labels, |pattern| {
-            name.starts_with(pattern.beginning())
-        })
-    }
-
-    /// True if the namespace matches. `pattern` tells if a pattern matches: the pattern itself, or
-    /// only its literal beginning.
-    fn matches_with(
-        &self,
-        name: &str,
-        labels: &Labels,
-        pattern: impl Fn(&Pattern) -> bool,
-    ) -> bool {
         self.names
             .as_ref()
             .is_none_or(|globs| globs.iter().any(|glob| glob.matches(name)))
-            && self.pattern.as_ref().is_none_or(pattern)
+            && self
+                .pattern
+                .as_ref()
+                .is_none_or(|pattern| pattern.matches(name))
             && self.labels.as_ref().is_none_or(|selector| {
                 selector.matches_by(|key| namespace_label(key, name, labels))
             })
+    }
+
+    /// The literal text at the beginning of the pattern, and the selection with the pattern cut
+    /// there: `team-.*` for `team-[0-9]+`. `None` without a pattern, or if the pattern begins with
+    /// an operator.
+    pub fn by_beginning(&self) -> Option<(Self, &str)> {
+        let (pattern, beginning) = self.pattern.as_ref()?.cut()?;
+        let by_beginning = Self {
+            pattern: Some(pattern),
+            ..self.clone()
+        };
+        Some((by_beginning, beginning))
     }
 
     /// Returns the first part that does not match the namespace, for people.
@@ -420,16 +393,19 @@ mod tests {
             .into_iter()
             .flatten();
         let exclude = exclude.map(|one| {
-            Selection::parse(&serde_json::from_value(one.clone()).unwrap(), "exclude").unwrap()
+            let one = serde_json::from_value(one.clone()).unwrap();
+            Refusals::of(|refusals| Selection::parse(&one, "exclude", refusals)).unwrap()
         });
-        TargetSelection::parse(&serde_json::from_value(spec).unwrap(), "t")
+        let spec = serde_json::from_value(spec).unwrap();
+        Refusals::of(|refusals| TargetSelection::parse(&spec, "t", refusals))
             .unwrap()
             .excluding(&exclude.collect())
     }
 
     #[track_caller]
     fn refused(spec: Value) -> Vec<String> {
-        let refusals = Selection::parse(&serde_json::from_value(spec).unwrap(), "t").unwrap_err();
+        let spec = serde_json::from_value(spec).unwrap();
+        let refusals = Refusals::of(|refusals| Selection::parse(&spec, "t", refusals)).unwrap_err();
         refusals.iter().map(ToString::to_string).collect()
     }
 
@@ -591,14 +567,15 @@ mod tests {
             (expression("DoesNotExist", json!(null)), true, false, false),
         ] {
             let selector = json!({"matchExpressions": [expression]});
-            let selector =
-                Selector::parse(&serde_json::from_value(selector).unwrap(), "s").unwrap();
+            let parse = |selector: Value| {
+                let selector = serde_json::from_value(selector).unwrap();
+                Refusals::of(|refusals| Selector::parse(&selector, "s", refusals)).unwrap()
+            };
+            let selector = parse(selector);
             for (with, want) in [("other=a", absent), ("k=a", a), ("k=c", c)] {
                 assert_eq!(selector.matches(&labels(with)), want, "{expression} {with}");
             }
-            let again =
-                Selector::parse(&serde_json::from_value(selector.to_json()).unwrap(), "s").unwrap();
-            assert_eq!(again, selector);
+            assert_eq!(parse(selector.to_json()), selector);
         }
     }
 

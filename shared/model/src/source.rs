@@ -106,23 +106,26 @@ impl SourceRef {
 
     /// The selector that finds the source, if there is one.
     pub fn selector(&self) -> Option<SourceSelector> {
+        Some(SourceSelector {
+            gvk: self.gvk.clone(),
+            namespace: self.namespace.clone(),
+            selector: self.labels()?.clone(),
+        })
+    }
+
+    /// The labels by which rules refer to the source, if they do so.
+    fn labels(&self) -> Option<&Arc<Selector>> {
         match &self.origin {
             Origin::Named | Origin::Inline(_) => None,
-            Origin::Selected(selector) => Some(SourceSelector {
-                gvk: self.gvk.clone(),
-                namespace: self.namespace.clone(),
-                selector: selector.clone(),
-            }),
+            Origin::Selected(selector) => Some(selector),
         }
     }
 
     /// True if an object of the source's name is this source. `label` returns the value of a label
     /// by its key.
     pub fn admits<'a>(&self, label: impl Fn(&str) -> Option<&'a str>) -> bool {
-        match &self.origin {
-            Origin::Named | Origin::Inline(_) => true,
-            Origin::Selected(selector) => selector.matches_by(label),
-        }
+        self.labels()
+            .is_none_or(|selector| selector.matches_by(label))
     }
 
     /// Kind, namespace and name. They are the same for every rule and every version of the kind.
@@ -195,8 +198,7 @@ impl SourceSelector {
     /// controller manager writes `kube-root-ca.crt`, and `OpenShift` writes
     /// `openshift-service-ca.crt`. A rule that names such an object as its source still copies it.
     pub fn passes_over(&self, name: &str) -> bool {
-        let is_map = self.gvk.group.is_empty() && &*self.gvk.kind == "ConfigMap";
-        is_map && ["kube-root-ca.crt", "openshift-service-ca.crt"].contains(&name)
+        self.gvk.is_config_map() && ["kube-root-ca.crt", "openshift-service-ca.crt"].contains(&name)
     }
 
     /// True if the source has the selector's namespace and kind, in any version.
@@ -207,13 +209,9 @@ impl SourceSelector {
 
     /// True if this selector is the origin of the source.
     pub fn finds(&self, source: &SourceRef) -> bool {
-        let selector = match &source.origin {
-            Origin::Named | Origin::Inline(_) => None,
-            Origin::Selected(selector) => Some(selector),
-        };
         self.namespace == source.namespace
             && self.gvk == source.gvk
-            && selector == Some(&self.selector)
+            && source.labels() == Some(&self.selector)
     }
 }
 
@@ -292,17 +290,13 @@ pub enum SourceRefused {
 impl SourceRefused {
     /// True if the source is valid, but the rule makes an invalid copy of it.
     pub fn by_the_rule(&self) -> bool {
-        match self {
+        matches!(
+            self,
             Self::SameKey(_)
-            | Self::JsonPatch { .. }
-            | Self::PatchTooLarge { .. }
-            | Self::Metadata { .. } => true,
-            Self::ServiceAccountToken
-            | Self::HelmRelease
-            | Self::TooLarge(_)
-            | Self::Undecodable
-            | Self::NotAnObject => false,
-        }
+                | Self::JsonPatch { .. }
+                | Self::PatchTooLarge { .. }
+                | Self::Metadata { .. }
+        )
     }
 
     /// The failure of a copy that can't be made.

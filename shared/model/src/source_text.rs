@@ -67,7 +67,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::{kind::GroupVersionKind, selection::Selector};
+    use crate::{kind::GroupVersionKind, refusal::Refusals, selection::Selector};
 
     fn secret() -> GroupVersionKind {
         GroupVersionKind::parse("v1", "Secret").unwrap()
@@ -79,13 +79,11 @@ mod tests {
         let selector = |label: &str| SourceSelector {
             gvk: secret(),
             namespace: "platform".into(),
-            selector: Arc::new(
-                Selector::parse(
-                    &serde_json::from_value(json!({"matchLabels": {"copy": label}})).unwrap(),
-                    "selector",
-                )
-                .unwrap(),
-            ),
+            selector: Arc::new(Selector::parse(
+                &serde_json::from_value(json!({"matchLabels": {"copy": label}})).unwrap(),
+                "selector",
+                &mut Refusals::default(),
+            )),
         };
         let (one, two) = (selector("one"), selector("two"));
         for (sources, selectors, want) in [

@@ -43,27 +43,22 @@ impl SourceWatch {
             Self::Cluster { resource } => resource.gvk == source.gvk,
         }
     }
-}
 
-impl SourceWatch {
     /// The selectors that can find their sources in this watch. Empty for a watch by name or
     /// selector.
     pub fn looks_for<'a>(
         &self,
         selectors: impl Iterator<Item = &'a SourceSelector>,
     ) -> BTreeSet<SourceSelector> {
-        let (kind, place) = match self {
-            Self::Named(_) | Self::Selected(_) => return BTreeSet::new(),
+        let looks_for = |selector: &&SourceSelector| match self {
+            Self::Named(_) | Self::Selected(_) => false,
             Self::Namespace {
                 resource,
                 namespace,
-            } => (&resource.gvk, Some(namespace)),
-            Self::Cluster { resource } => (&resource.gvk, None),
+            } => resource.gvk == selector.gvk && *namespace == selector.namespace,
+            Self::Cluster { resource } => resource.gvk == selector.gvk,
         };
-        let here = |selector: &&SourceSelector| {
-            selector.gvk == *kind && place.is_none_or(|place| *place == selector.namespace)
-        };
-        selectors.filter(here).cloned().collect()
+        selectors.filter(looks_for).cloned().collect()
     }
 }
 
@@ -80,56 +75,46 @@ pub fn watches(
     selectors: &BTreeMap<SourceSelector, Resource>,
     confined: bool,
 ) -> BTreeSet<SourceWatch> {
-    let mut by_namespace: BTreeMap<(&Resource, &str), Vec<SourceWatch>> = BTreeMap::new();
-    for (source, resource) in sources {
+    let named = sources.iter().map(|(source, resource)| {
         let watch = SourceWatch::Named(source.clone());
-        by_namespace
-            .entry((resource, &source.namespace))
-            .or_default()
-            .push(watch);
-    }
-    for (selector, resource) in selectors {
+        ((resource, &*source.namespace), watch)
+    });
+    let selected = selectors.iter().map(|(selector, resource)| {
         let watch = SourceWatch::Selected(selector.clone());
-        by_namespace
-            .entry((resource, &selector.namespace))
-            .or_default()
-            .push(watch);
+        ((resource, &*selector.namespace), watch)
+    });
+    let mut by_namespace: BTreeMap<(&Resource, &str), Vec<SourceWatch>> = BTreeMap::new();
+    for (place, watch) in named.chain(selected) {
+        by_namespace.entry(place).or_default().push(watch);
     }
+    let wide = |resource: &Resource, namespace: &str| SourceWatch::Namespace {
+        resource: resource.clone(),
+        namespace: namespace.into(),
+    };
     let narrow = by_namespace
-        .into_iter()
-        .flat_map(|((resource, namespace), watches)| {
-            let together = || SourceWatch::Namespace {
-                resource: resource.clone(),
-                namespace: namespace.into(),
-            };
+        .iter()
+        .flat_map(|(&(resource, namespace), watches)| {
             if watches.len() > PER_NAMESPACE {
-                vec![together()]
+                vec![wide(resource, namespace)]
             } else {
-                watches
+                watches.clone()
             }
         });
     let narrow: BTreeSet<SourceWatch> = narrow.collect();
     if narrow.len() <= IN_ALL {
         return narrow;
     }
-    let named = sources
-        .iter()
-        .map(|(source, resource)| (&*source.namespace, resource));
-    let selected = selectors
-        .iter()
-        .map(|(selector, resource)| (&*selector.namespace, resource));
-    let wide = |(namespace, resource): (&str, &Resource)| {
-        let resource = resource.clone();
+    let places = by_namespace.into_keys();
+    let widest = places.map(|(resource, namespace)| {
         if confined {
-            SourceWatch::Namespace {
-                resource,
-                namespace: namespace.into(),
-            }
+            wide(resource, namespace)
         } else {
-            SourceWatch::Cluster { resource }
+            SourceWatch::Cluster {
+                resource: resource.clone(),
+            }
         }
-    };
-    named.chain(selected).map(wide).collect()
+    });
+    widest.collect()
 }
 
 #[cfg(test)]
@@ -137,7 +122,7 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
-    use crate::{kind::GroupVersionKind, selection::Selector};
+    use crate::{kind::GroupVersionKind, refusal::Refusals, selection::Selector};
 
     fn sources(namespaces: usize, each: usize) -> BTreeMap<SourceRef, Resource> {
         let gvk = GroupVersionKind {
@@ -190,7 +175,11 @@ mod tests {
                 let labels =
                     serde_json::json!({"matchExpressions": [{"key": key, "operator": "Exists"}]});
                 let labels = serde_json::from_value(labels).expect("a selector");
-                let selector = Arc::new(Selector::parse(&labels, "selector").expect("a selector"));
+                let selector = Arc::new(Selector::parse(
+                    &labels,
+                    "selector",
+                    &mut Refusals::default(),
+                ));
                 (
                     SourceSelector {
                         gvk: source.gvk,

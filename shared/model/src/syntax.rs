@@ -14,6 +14,8 @@ const KEY_LENGTH: usize = SUBDOMAIN_LENGTH + 1 + LABEL_LENGTH;
 pub(crate) const ANNOTATIONS_SIZE: usize = 256 * 1024;
 
 type Checked = Result<(), String>;
+/// One of the checks of this file.
+pub(crate) type Check = fn(&str) -> Checked;
 
 fn length(text: &str, most: usize) -> Checked {
     match text.len() {
@@ -31,12 +33,30 @@ fn consists(text: &str, outer: fn(u8) -> bool, inner: fn(u8) -> bool) -> bool {
         && bytes.last().is_some_and(|&b| outer(b))
 }
 
+/// Checks the length of a text. `why` is the end of the message if the text is invalid otherwise.
+fn valid(text: &str, most: usize, is_valid: bool, why: &str) -> Checked {
+    length(text, most)?;
+    if is_valid {
+        Ok(())
+    } else {
+        Err(format!("{text:?} {why}"))
+    }
+}
+
 fn lower(b: u8) -> bool {
     b.is_ascii_lowercase() || b.is_ascii_digit()
 }
 
+fn alphanumeric(b: u8) -> bool {
+    b.is_ascii_alphanumeric()
+}
+
 fn word(b: u8) -> bool {
-    b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_' | b'.')
+    alphanumeric(b) || matches!(b, b'-' | b'_' | b'.')
+}
+
+fn wildcard(b: u8) -> bool {
+    matches!(b, b'*' | b'?')
 }
 
 fn is_dns_label(text: &str) -> bool {
@@ -45,24 +65,17 @@ fn is_dns_label(text: &str) -> bool {
 
 /// Checks the name of a namespace (DNS-1123 label).
 pub(crate) fn dns_label(text: &str) -> Checked {
-    length(text, LABEL_LENGTH)?;
-    if is_dns_label(text) {
-        return Ok(());
-    }
-    Err(format!(
-        "{text:?} is not a valid DNS label: use lower-case letters, digits and \"-\", with a letter or digit at both ends"
-    ))
+    let why = "is not a valid DNS label: use lower-case letters, digits and \"-\", with a letter or \
+        digit at both ends";
+    valid(text, LABEL_LENGTH, is_dns_label(text), why)
 }
 
 /// Checks the name of an object (DNS-1123 subdomain).
 pub(crate) fn dns_subdomain(text: &str) -> Checked {
-    length(text, SUBDOMAIN_LENGTH)?;
-    if text.split('.').all(is_dns_label) {
-        return Ok(());
-    }
-    Err(format!(
-        "{text:?} is not a valid DNS name: use lower-case letters, digits, \"-\" and \".\", with a letter or digit at both ends"
-    ))
+    let is_valid = text.split('.').all(is_dns_label);
+    let why = "is not a valid DNS name: use lower-case letters, digits, \"-\" and \".\", with a \
+        letter or digit at both ends";
+    valid(text, SUBDOMAIN_LENGTH, is_valid, why)
 }
 
 /// Checks the name of an object of the API group `group`. Names are DNS names, except for the RBAC
@@ -91,17 +104,11 @@ pub(crate) fn path_segment(text: &str) -> Checked {
 
 /// Checks a kind: letters, digits and "-", beginning with a letter.
 pub(crate) fn kind(text: &str) -> Checked {
-    length(text, LABEL_LENGTH)?;
-    let alphanumeric = |b: u8| b.is_ascii_alphanumeric();
-    if consists(text, alphanumeric, |b| {
-        b.is_ascii_alphanumeric() || b == b'-'
-    }) && !text.starts_with(|c: char| c.is_ascii_digit())
-    {
-        return Ok(());
-    }
-    Err(format!(
-        "{text:?} is not a valid kind: use letters and digits, beginning with a letter, as in ConfigMap"
-    ))
+    let is_valid = consists(text, alphanumeric, |b| alphanumeric(b) || b == b'-')
+        && !text.starts_with(|c: char| c.is_ascii_digit());
+    let why = "is not a valid kind: use letters and digits, beginning with a letter, as in \
+        ConfigMap";
+    valid(text, LABEL_LENGTH, is_valid, why)
 }
 
 /// Checks a label key, an annotation key or a finalizer: a name, with an optional domain and slash
@@ -116,12 +123,10 @@ pub(crate) fn qualified_name(text: &str) -> Checked {
             name
         }
     };
-    if name.len() <= LABEL_LENGTH && consists(name, |b| b.is_ascii_alphanumeric(), word) {
-        return Ok(());
-    }
-    Err(format!(
-        "{text:?} must have a name of 1 to {LABEL_LENGTH} letters, digits, \"-\", \"_\" and \".\", a letter or digit at both ends"
-    ))
+    let is_valid = name.len() <= LABEL_LENGTH && consists(name, alphanumeric, word);
+    let why = "must have a name of 1 to 63 letters, digits, \"-\", \"_\" and \".\", a letter or \
+        digit at both ends";
+    valid(text, KEY_LENGTH, is_valid, why)
 }
 
 /// Checks an annotation key. It is like a label key, but the domain may have capitals, too.
@@ -134,13 +139,9 @@ pub(crate) fn label_value(text: &str) -> Checked {
     if text.is_empty() {
         return Ok(());
     }
-    length(text, LABEL_LENGTH)?;
-    if consists(text, |b| b.is_ascii_alphanumeric(), word) {
-        return Ok(());
-    }
-    Err(format!(
-        "{text:?} is not a valid label value: use letters, digits, \"-\", \"_\" and \".\", with a letter or digit at both ends"
-    ))
+    let why = "is not a valid label value: use letters, digits, \"-\", \"_\" and \".\", with a letter \
+        or digit at both ends";
+    valid(text, LABEL_LENGTH, consists(text, alphanumeric, word), why)
 }
 
 /// True if the API server decodes the text as base64: with padding, and with any line ends in it.
@@ -163,76 +164,50 @@ pub(crate) fn is_base64(text: &str) -> bool {
 /// Checks a finalizer for a rule. Only the API server uses finalizers without a domain.
 pub(crate) fn finalizer(text: &str) -> Checked {
     qualified_name(text)?;
-    if text.contains('/') {
-        return Ok(());
-    }
-    Err(format!(
-        "{text:?} must have a domain, as in example.com/name"
-    ))
+    let why = "must have a domain, as in example.com/name";
+    valid(text, KEY_LENGTH, text.contains('/'), why)
 }
 
 /// Checks the type of a Secret. The API server accepts any text, but this check refuses obvious
 /// mistakes.
 pub(crate) fn secret_type(text: &str) -> Checked {
-    length(text, SUBDOMAIN_LENGTH)?;
-    if consists(
-        text,
-        |b| b.is_ascii_alphanumeric(),
-        |b| word(b) || b == b'/',
-    ) {
-        return Ok(());
-    }
-    Err(format!(
-        "{text:?} is not a valid type: use letters, digits, \"-\", \"_\", \".\" and \"/\", with a letter or digit at both ends"
-    ))
+    let is_valid = consists(text, alphanumeric, |b| word(b) || b == b'/');
+    let why = "is not a valid type: use letters, digits, \"-\", \"_\", \".\" and \"/\", with a letter \
+        or digit at both ends";
+    valid(text, SUBDOMAIN_LENGTH, is_valid, why)
 }
 
 /// Checks a glob for names of namespaces.
 pub(crate) fn namespace_glob(text: &str) -> Checked {
-    length(text, LABEL_LENGTH)?;
-    let outer = |b: u8| lower(b) || matches!(b, b'*' | b'?');
-    if consists(text, outer, |b| lower(b) || matches!(b, b'-' | b'*' | b'?')) {
-        return Ok(());
-    }
-    Err(format!(
-        "{text:?} is not a valid name of a namespace: use lower-case letters, digits and \"-\", and as wildcards \"*\" and \"?\""
-    ))
+    let outer = |b| lower(b) || wildcard(b);
+    let is_valid = consists(text, outer, |b| lower(b) || wildcard(b) || b == b'-');
+    let why = "is not a valid name of a namespace: use lower-case letters, digits and \"-\", and as \
+        wildcards \"*\" and \"?\"";
+    valid(text, LABEL_LENGTH, is_valid, why)
 }
 
 /// Checks a key of a Secret's or a ConfigMap's data (`IsConfigMapKey` of Kubernetes).
 pub(crate) fn data_key(text: &str) -> Checked {
-    length(text, 253)?;
-    if text.bytes().all(word) && text != "." && !text.starts_with("..") {
-        return Ok(());
-    }
-    Err(format!(
-        "{text:?} is not a valid key: use letters, digits, \"-\", \"_\" and \".\", and do not begin with \"..\""
-    ))
+    let is_valid = text.bytes().all(word) && text != "." && !text.starts_with("..");
+    let why = "is not a valid key: use letters, digits, \"-\", \"_\" and \".\", and do not begin with \
+        \"..\"";
+    valid(text, SUBDOMAIN_LENGTH, is_valid, why)
 }
 
 /// Checks a glob for such keys.
 pub(crate) fn data_glob(text: &str) -> Checked {
-    length(text, 253)?;
-    if text.bytes().all(|b| word(b) || matches!(b, b'*' | b'?')) {
-        return Ok(());
-    }
-    Err(format!(
-        "{text:?} is not a valid key: use letters, digits, \"-\", \"_\" and \".\", and as wildcards \"*\" and \"?\""
-    ))
+    let is_valid = text.bytes().all(|b| word(b) || wildcard(b));
+    let why = "is not a valid key: use letters, digits, \"-\", \"_\" and \".\", and as wildcards \"*\" \
+        and \"?\"";
+    valid(text, SUBDOMAIN_LENGTH, is_valid, why)
 }
 
 /// Checks a glob for keys of labels or annotations.
 pub(crate) fn key_glob(text: &str) -> Checked {
-    length(text, KEY_LENGTH)?;
-    if text
-        .bytes()
-        .all(|b| word(b) || matches!(b, b'/' | b'*' | b'?'))
-    {
-        return Ok(());
-    }
-    Err(format!(
-        "{text:?} is not a valid key: use letters, digits, \"-\", \"_\", \".\" and \"/\", and as wildcards \"*\" and \"?\""
-    ))
+    let is_valid = text.bytes().all(|b| word(b) || wildcard(b) || b == b'/');
+    let why = "is not a valid key: use letters, digits, \"-\", \"_\", \".\" and \"/\", and as wildcards \
+        \"*\" and \"?\"";
+    valid(text, KEY_LENGTH, is_valid, why)
 }
 
 #[cfg(test)]

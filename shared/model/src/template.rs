@@ -5,7 +5,7 @@
 //! is rendered, and this can't fail. The values of the copy's namespace are filled in last. This
 //! fails if the namespace lacks the label.
 
-use std::{borrow::Cow, fmt};
+use std::{borrow::Cow, fmt, iter};
 
 use serde_json::Value;
 
@@ -31,6 +31,9 @@ pub enum Variable {
     /// The value of the namespace's label with this key.
     Label(Box<str>),
 }
+
+/// Returns the text that stands for each variable of the namespace.
+pub(crate) type Show<'a> = &'a dyn Fn(&Variable) -> String;
 
 /// The copy's namespace, which gives the variables their values.
 #[derive(Clone, Copy, Debug)]
@@ -101,15 +104,14 @@ fn look_for_misses<'a>(value: &'a Value, field: String, found: &mut Vec<(String,
     match value {
         Value::String(text) => found.extend(near_miss(text).map(|miss| (field, miss))),
         Value::Array(items) => {
-            items
-                .iter()
-                .enumerate()
-                .for_each(|(i, item)| look_for_misses(item, format!("{field}[{i}]"), found));
+            for (i, item) in items.iter().enumerate() {
+                look_for_misses(item, format!("{field}[{i}]"), found);
+            }
         }
         Value::Object(fields) => {
-            fields
-                .iter()
-                .for_each(|(key, value)| look_for_misses(value, format!("{field}.{key}"), found));
+            for (key, value) in fields {
+                look_for_misses(value, format!("{field}.{key}"), found);
+            }
         }
         Value::Null | Value::Bool(_) | Value::Number(_) => {}
     }
@@ -179,12 +181,12 @@ impl Template {
     }
 
     /// The text. `show` returns the text for each variable of the namespace.
-    pub fn text<'a>(&'a self, show: impl Fn(&'a Variable) -> Cow<'a, str>) -> String {
+    pub fn text<'a, S: Into<Cow<'a, str>>>(&'a self, show: impl Fn(&'a Variable) -> S) -> String {
         let show = |piece: &'a Piece| match piece {
             Piece::Text(text) => Cow::Borrowed(&**text),
             Piece::SourceName => "$(source.name)".into(),
             Piece::SourceNamespace => "$(source.namespace)".into(),
-            Piece::Namespace(variable) => show(variable),
+            Piece::Namespace(variable) => show(variable).into(),
         };
         self.0.iter().map(show).collect()
     }
@@ -215,14 +217,16 @@ impl Template {
         }
     }
 
-    /// Checks a value of a Secret's `data` or of a `ConfigMap`'s `binaryData`. Only the API server
-    /// checks a value with variables.
+    /// Checks a value of a Secret's `data` or of a `ConfigMap`'s `binaryData`. It has no variables:
+    /// names and labels are hardly ever base64, and the API server would refuse each copy.
     pub(crate) fn check_base64(&self) -> Result<(), String> {
         match self.literal() {
-            Some(text) if !syntax::is_base64(text) => Err("must be base64, as all values of a \
-                Secret's data and of a ConfigMap's binaryData"
-                .into()),
-            _ => Ok(()),
+            Some(text) if syntax::is_base64(text) => Ok(()),
+            _ => Err(
+                "must be base64 without variables, as all values of a Secret's data and of a \
+                ConfigMap's binaryData"
+                    .into(),
+            ),
         }
     }
 
@@ -244,20 +248,16 @@ pub(crate) fn check_sample(
     template: &Template,
     check: impl Fn(&str) -> Result<(), String>,
 ) -> Result<(), String> {
-    let sample = |value: &'static str| check(&template.text(|_| value.into()));
+    let sample = |value: &'static str| check(&template.text(|_| value));
     // The value of a label may be empty.
     sample("x").or_else(|why| sample("").map_err(|_| why))
 }
 
 /// Fills in the strings of a value. The strings were checked before. `show` returns the text for
 /// each variable of the namespace. Keys are plain text.
-pub(crate) fn fill_in(value: &mut Value, source: &SourceRef, show: &dyn Fn(&Variable) -> String) {
+pub(crate) fn fill_in(value: &mut Value, source: &SourceRef, show: Show<'_>) {
     match value {
-        Value::String(text) => {
-            *text = checked(text)
-                .of_source(source)
-                .text(|variable| Cow::Owned(show(variable)));
-        }
+        Value::String(text) => *text = checked(text).of_source(source).text(show),
         Value::Array(items) => items
             .iter_mut()
             .for_each(|item| fill_in(item, source, show)),
@@ -271,19 +271,19 @@ pub(crate) fn fill_in(value: &mut Value, source: &SourceRef, show: &dyn Fn(&Vari
 /// The variables of the namespace in the strings of a value. The strings were checked before.
 pub(crate) fn variables_in(value: &Value) -> Vec<Variable> {
     let mut variables = Vec::new();
-    each_text(value, &mut |text| {
+    for text in texts(value) {
         variables.extend(checked(text).variables().cloned());
-    });
+    }
     variables
 }
 
-/// Calls `tell` with every string in a value, but not with keys.
-pub(crate) fn each_text(value: &Value, tell: &mut impl FnMut(&str)) {
+/// All strings in a value, but not its keys.
+pub(crate) fn texts(value: &Value) -> Box<dyn Iterator<Item = &str> + '_> {
     match value {
-        Value::String(text) => tell(text),
-        Value::Array(items) => items.iter().for_each(|item| each_text(item, tell)),
-        Value::Object(fields) => fields.values().for_each(|field| each_text(field, tell)),
-        Value::Null | Value::Bool(_) | Value::Number(_) => {}
+        Value::String(text) => Box::new(iter::once(&**text)),
+        Value::Array(items) => Box::new(items.iter().flat_map(texts)),
+        Value::Object(fields) => Box::new(fields.values().flat_map(texts)),
+        Value::Null | Value::Bool(_) | Value::Number(_) => Box::new(iter::empty()),
     }
 }
 
@@ -296,20 +296,23 @@ fn piece(variable: &str) -> Result<Option<Piece>, String> {
     let key = variable
         .strip_prefix("namespace.labels['")
         .and_then(|rest| rest.strip_suffix("']"));
-    match variable {
-        "source.name" => Ok(Some(Piece::SourceName)),
-        "source.namespace" => Ok(Some(Piece::SourceNamespace)),
-        "namespace.name" => Ok(Some(Piece::Namespace(Variable::Name))),
+    let piece = match variable {
+        "source.name" => Piece::SourceName,
+        "source.namespace" => Piece::SourceNamespace,
+        "namespace.name" => Piece::Namespace(Variable::Name),
         _ if let Some(key) = key => {
             syntax::qualified_name(key)
                 .map_err(|why| format!("$({variable}): the label's key {why}"))?;
-            Ok(Some(Piece::Namespace(Variable::Label(key.into()))))
+            Piece::Namespace(Variable::Label(key.into()))
         }
-        _ if variable.starts_with("source.") || variable.starts_with("namespace.") => Err(format!(
-            "there is no variable $({variable}); there are {VARIABLES}"
-        )),
-        _ => Ok(None),
-    }
+        _ if variable.starts_with("source.") || variable.starts_with("namespace.") => {
+            return Err(format!(
+                "there is no variable $({variable}); there are {VARIABLES}"
+            ));
+        }
+        _ => return Ok(None),
+    };
+    Ok(Some(piece))
 }
 
 #[cfg(test)]

@@ -3,13 +3,13 @@
 
 use std::collections::BTreeSet;
 
-use serde_json::{Map, Value, map::Entry};
+use serde_json::{Map, Value, json};
 
 use crate::{
     kind::GroupVersionKind,
     marks::is_ours,
     patch::JsonPatch,
-    refusal::{Refusal, Refusals},
+    refusal::Refusals,
     source::{SourceRef, refused_type},
     syntax,
     template::{Template, Variable},
@@ -21,6 +21,8 @@ use self::keys::{ANNOTATIONS, DataEdits, Edits, LABELS};
 
 /// Most finalizers.
 const FINALIZERS: usize = 8;
+
+type Fields = Map<String, Value>;
 
 /// The changes to an object.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -45,38 +47,30 @@ enum Use<'a> {
 impl Transform {
     /// Compiles the transform of a rule. Its texts may have variables of any of `sources`. Refusals
     /// name fields below `field`.
-    pub fn of_copies(
+    pub(crate) fn of_copies(
         spec: &mimeo_api::CopyTransform,
         field: &str,
         sources: &[SourceRef],
-    ) -> Result<Self, Vec<Refusal>> {
+        refusals: &mut Refusals,
+    ) -> Self {
         let mimeo_api::CopyTransform { common, json_patch } = spec;
-        let mut refusals = Refusals::default();
-        let parsed = Self::parse(
-            common,
-            field,
-            Use::Copies(sources),
-            sources.iter().map(|source| &source.gvk),
-        );
-        let parsed = refusals.all(parsed);
-        let json_patch = refusals.all(JsonPatch::parse(
-            json_patch,
-            &format!("{field}.jsonPatch"),
-            sources,
-        ));
-        refusals.finish_with(parsed.zip(json_patch).map(|(parsed, json_patch)| Self {
-            json_patch,
-            ..parsed
-        }))
+        let kinds = sources.iter().map(|source| &source.gvk);
+        let common = Self::parse(common, field, Use::Copies(sources), kinds, refusals);
+        let field = format!("{field}.jsonPatch");
+        Self {
+            json_patch: JsonPatch::parse(json_patch, &field, sources, refusals),
+            ..common
+        }
     }
 
     /// Compiles the transform of a policy for objects of these kinds.
-    pub fn of_admission(
+    pub(crate) fn of_admission(
         spec: &mimeo_api::Transform,
         field: &str,
         kinds: &[GroupVersionKind],
-    ) -> Result<Self, Vec<Refusal>> {
-        Self::parse(spec, field, Use::Admission, kinds.iter())
+        refusals: &mut Refusals,
+    ) -> Self {
+        Self::parse(spec, field, Use::Admission, kinds.iter(), refusals)
     }
 
     fn parse<'a>(
@@ -84,7 +78,8 @@ impl Transform {
         field: &str,
         used: Use<'_>,
         mut kinds: impl Iterator<Item = &'a GroupVersionKind> + Clone,
-    ) -> Result<Self, Vec<Refusal>> {
+        refusals: &mut Refusals,
+    ) -> Self {
         let mimeo_api::Transform {
             type_,
             labels,
@@ -92,7 +87,6 @@ impl Transform {
             data,
             finalizers,
         } = spec;
-        let mut refusals = Refusals::default();
         let secrets = kinds.clone().all(GroupVersionKind::is_secret);
         if !data.is_noop() && !kinds.all(|kind| kind.is_secret() || kind.is_config_map()) {
             refusals.add(
@@ -114,28 +108,20 @@ impl Transform {
                 refusals.add(at_type, "is only for Secrets");
             }
         }
-        let labels = refusals.all(Edits::parse(
-            labels,
-            &format!("{field}.labels"),
-            used,
-            LABELS,
-        ));
-        let annotations = refusals.all(Edits::parse(
-            annotations,
-            &format!("{field}.annotations"),
-            used,
-            ANNOTATIONS,
-        ));
-        let data = DataEdits::parse(data, &format!("{field}.data"), &mut refusals);
-        refuse_finalizers(finalizers, &format!("{field}.finalizers"), &mut refusals);
-        refusals.finish_with(labels.zip(annotations).map(|(labels, annotations)| Self {
+        let at = |part: &str| format!("{field}.{part}");
+        let labels = Edits::parse(labels, &at("labels"), used, LABELS, refusals);
+        let annotations =
+            Edits::parse(annotations, &at("annotations"), used, ANNOTATIONS, refusals);
+        let data = DataEdits::parse(data, &at("data"), refusals);
+        refuse_finalizers(finalizers, &at("finalizers"), refusals);
+        Self {
             secret_type: type_.clone(),
             labels,
             annotations,
             data,
             finalizers: finalizers.clone(),
             json_patch: JsonPatch::default(),
-        }))
+        }
     }
 
     /// Type of a copy, or of a new object. `None` keeps the type of the source or the object.
@@ -177,33 +163,14 @@ impl Transform {
             return;
         };
         if let Some(wanted) = &self.secret_type {
-            let kept = match stored {
-                None => Some(wanted.as_str()),
-                Some(stored) => stored["type"].as_str(),
-            };
-            if let Some(kept) = kept {
-                fields.insert("type".into(), kept.into());
-            }
+            let kept = stored.map_or(Some(&**wanted), |stored| stored["type"].as_str());
+            fields.extend(kept.map(|kept| ("type".into(), kept.into())));
         }
         if let Some(metadata) = object_in(fields, "metadata") {
             self.labels.rewrite(metadata, "labels", namespace);
             self.annotations.rewrite(metadata, "annotations", namespace);
             add_finalizers(&self.finalizers, metadata);
         }
-    }
-
-    /// True if it changes nothing.
-    pub fn is_noop(&self) -> bool {
-        let Self {
-            secret_type,
-            labels,
-            annotations,
-            data,
-            finalizers,
-            json_patch,
-        } = self;
-        let metadata = labels.is_noop() && annotations.is_noop() && finalizers.is_empty();
-        secret_type.is_none() && metadata && data.is_noop() && json_patch.is_noop()
     }
 }
 
@@ -213,29 +180,24 @@ pub fn is_being_deleted(object: &Value) -> bool {
 }
 
 /// The object at `key`. It is added if it does not exist.
-fn object_in<'a>(
-    parent: &'a mut Map<String, Value>,
-    key: &str,
-) -> Option<&'a mut Map<String, Value>> {
-    let value = parent.entry(key).or_insert(Value::Null);
-    if value.is_null() {
-        *value = Value::Object(Map::new());
-    }
-    value.as_object_mut()
+fn object_in<'a>(parent: &'a mut Fields, key: &str) -> Option<&'a mut Fields> {
+    set_in(parent, key, Map::new().into()).as_object_mut()
 }
 
-fn add_finalizers(finalizers: &[String], metadata: &mut Map<String, Value>) {
+/// The value at `key`. A missing or null value becomes `empty`.
+fn set_in<'a>(parent: &'a mut Fields, key: &str, empty: Value) -> &'a mut Value {
+    let value = parent.entry(key).or_insert(Value::Null);
+    if value.is_null() {
+        *value = empty;
+    }
+    value
+}
+
+fn add_finalizers(finalizers: &[String], metadata: &mut Fields) {
     if finalizers.is_empty() {
         return;
     }
-    let value = match metadata.entry("finalizers") {
-        Entry::Vacant(vacant) => vacant.insert(Value::Array(Vec::new())),
-        Entry::Occupied(occupied) => occupied.into_mut(),
-    };
-    if value.is_null() {
-        *value = Value::Array(Vec::new());
-    }
-    let Some(there) = value.as_array_mut() else {
+    let Some(there) = set_in(metadata, "finalizers", json!([])).as_array_mut() else {
         return;
     };
     for finalizer in finalizers {
@@ -246,9 +208,7 @@ fn add_finalizers(finalizers: &[String], metadata: &mut Map<String, Value>) {
 }
 
 fn refuse_finalizers(finalizers: &[String], field: &str, refusals: &mut Refusals) {
-    if finalizers.len() > FINALIZERS {
-        refusals.add(field, format!("must not have more than {FINALIZERS} items"));
-    }
+    refusals.limit(field, finalizers.len(), FINALIZERS);
     for (i, finalizer) in finalizers.iter().enumerate() {
         let field = format!("{field}[{i}]");
         refusals.one(&field, syntax::finalizer(finalizer));

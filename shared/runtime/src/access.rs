@@ -3,9 +3,8 @@
 use std::fmt::Debug;
 
 use k8s_openapi::api::authorization::v1::{
-    NonResourceAttributes, ResourceAttributes, SelfSubjectAccessReview,
-    SelfSubjectAccessReviewSpec, SubjectAccessReview, SubjectAccessReviewSpec,
-    SubjectAccessReviewStatus,
+    NonResourceAttributes, ResourceAttributes, SelfSubjectAccessReview, SubjectAccessReview,
+    SubjectAccessReviewSpec, SubjectAccessReviewStatus,
 };
 use kube::{Api, Client, Resource, api::PostParams, core::Status};
 use mimeo_model::{review::User, right::Right};
@@ -24,11 +23,9 @@ pub async fn is_allowed(
     right: &Right,
     deadline: Instant,
 ) -> kube::Result<bool> {
-    let spec = SubjectAccessReviewSpec {
-        resource_attributes: Some(attributes(right)),
-        ..about(user)
-    };
-    ask(client, spec, deadline).await
+    let mut review = about(user);
+    review.spec.resource_attributes = Some(attributes(right));
+    decision(review_of(client, &review, deadline).await?.status)
 }
 
 /// Whether the user may use this verb on a path outside the resource API, such as `get` on
@@ -43,15 +40,12 @@ pub async fn may_visit(
     path: &str,
     deadline: Instant,
 ) -> kube::Result<bool> {
-    let attributes = NonResourceAttributes {
+    let mut review = about(user);
+    review.spec.non_resource_attributes = Some(NonResourceAttributes {
         verb: Some(verb.to_owned()),
         path: Some(path.to_owned()),
-    };
-    let spec = SubjectAccessReviewSpec {
-        non_resource_attributes: Some(attributes),
-        ..about(user)
-    };
-    ask(client, spec, deadline).await
+    });
+    decision(review_of(client, &review, deadline).await?.status)
 }
 
 /// Whether the user of the client has the permission. Every user may ask this.
@@ -59,26 +53,8 @@ pub async fn may_visit(
 /// # Errors
 /// As for [`is_allowed`].
 pub async fn may_self(client: &Client, right: &Right, deadline: Instant) -> kube::Result<bool> {
-    let spec = SelfSubjectAccessReviewSpec {
-        resource_attributes: Some(attributes(right)),
-        ..SelfSubjectAccessReviewSpec::default()
-    };
-    let review = SelfSubjectAccessReview {
-        spec,
-        ..SelfSubjectAccessReview::default()
-    };
-    decision(review_of(client, &review, deadline).await?.status)
-}
-
-async fn ask(
-    client: &Client,
-    spec: SubjectAccessReviewSpec,
-    deadline: Instant,
-) -> kube::Result<bool> {
-    let review = SubjectAccessReview {
-        spec,
-        ..SubjectAccessReview::default()
-    };
+    let mut review = SelfSubjectAccessReview::default();
+    review.spec.resource_attributes = Some(attributes(right));
     decision(review_of(client, &review, deadline).await?.status)
 }
 
@@ -91,19 +67,23 @@ where
     until(deadline, reviews.create(&PostParams::default(), review)).await
 }
 
-fn about(user: &User) -> SubjectAccessReviewSpec {
+/// A question about this user, still without the permission.
+fn about(user: &User) -> SubjectAccessReview {
     let User {
         name,
         uid,
         groups,
         extra,
     } = user.clone();
-    SubjectAccessReviewSpec {
-        user: Some(name),
-        uid: Some(uid).filter(|uid| !uid.is_empty()),
-        groups: Some(groups),
-        extra: Some(extra),
-        ..SubjectAccessReviewSpec::default()
+    SubjectAccessReview {
+        spec: SubjectAccessReviewSpec {
+            user: Some(name),
+            uid: Some(uid).filter(|uid| !uid.is_empty()),
+            groups: Some(groups),
+            extra: Some(extra),
+            ..SubjectAccessReviewSpec::default()
+        },
+        ..SubjectAccessReview::default()
     }
 }
 

@@ -73,6 +73,16 @@ pub enum CallError {
 /// The result of a request.
 pub type CallResult<T> = Result<T, CallError>;
 
+/// A request, if it could be built. Object names come from the API server or were checked at
+/// admission. An error here therefore points to a bug in Mimeo and not to a bad name.
+pub(crate) type Message = CallResult<Request<Body>>;
+
+impl From<http::Error> for CallError {
+    fn from(error: http::Error) -> Self {
+        Self::Silent(format!("the request can't be built: {error}"))
+    }
+}
+
 /// A complete answer.
 pub(crate) struct Answer {
     /// The HTTP status.
@@ -126,9 +136,9 @@ impl Answer {
 }
 
 /// A GET.
-pub(crate) fn read(uri: &str, accept: &str) -> CallResult<Request<Body>> {
+pub(crate) fn read(uri: &str, accept: &str) -> Message {
     let request = Request::get(uri).header(ACCEPT, accept);
-    request.body(Body::empty()).map_err(|error| invalid(&error))
+    Ok(request.body(Body::empty())?)
 }
 
 /// A request with a JSON body, which asks for the metadata of the answer alone.
@@ -136,31 +146,25 @@ pub(crate) fn write(
     method: Method,
     uri: &str,
     content_type: &str,
-    body: Body,
-) -> CallResult<Request<Body>> {
+    body: impl Into<Vec<u8>>,
+) -> Message {
     let request = Request::builder()
         .method(method)
         .uri(uri)
         .header(ACCEPT, METADATA)
         .header(CONTENT_TYPE, content_type);
-    request.body(body).map_err(|error| invalid(&error))
-}
-
-// Object names come from the API server or were checked at admission. An error here therefore
-// points to a bug in Mimeo and not to a bad name.
-fn invalid(error: &http::Error) -> CallError {
-    CallError::Silent(format!("the request can't be built: {error}"))
+    Ok(request.body(Body::from(body.into()))?)
 }
 
 /// Sends a request and reads its whole answer within `deadline`.
 pub(crate) async fn call(
     client: &Client,
-    request: Request<Body>,
+    request: Message,
     deadline: Duration,
 ) -> CallResult<Answer> {
     let exchange = async {
         let response = client
-            .send(request)
+            .send(request?)
             .await
             .map_err(|error| CallError::Silent(Fault(&error).to_string()))?;
         let (head, body) = response.into_parts();

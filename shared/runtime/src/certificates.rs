@@ -24,7 +24,12 @@ pub use self::{
     bundle::{Bundle, Renewal},
     credential::{Credential, PrivateKeyPem, expiries},
 };
-use crate::{client::Clients, duration, shutdown::CancellationToken, tls::ServingMaterial};
+use crate::{
+    client::Clients,
+    duration,
+    shutdown::CancellationToken,
+    tls::{Certificate, ServingMaterial},
+};
 
 /// Flags of the serving certificate.
 #[derive(Debug, Clone, Args)]
@@ -66,7 +71,7 @@ impl CertificateArgs {
         namespace: &str,
         names: ServingNames,
         shutdown: CancellationToken,
-    ) -> watch::Receiver<Option<Arc<ServingMaterial>>> {
+    ) -> Certificate {
         match &self.cert_dir {
             Some(folder) => mounted::start(folder.clone(), self.ca_overlap),
             None => in_cluster::start(
@@ -74,17 +79,13 @@ impl CertificateArgs {
                 namespace,
                 &self.tls_secret,
                 names,
-                self.lifetimes(),
+                Lifetimes {
+                    ca: self.ca_validity,
+                    serving: self.certificate_validity,
+                    overlap: self.ca_overlap,
+                },
                 shutdown,
             ),
-        }
-    }
-
-    fn lifetimes(&self) -> Lifetimes {
-        Lifetimes {
-            ca: self.ca_validity,
-            serving: self.certificate_validity,
-            overlap: self.ca_overlap,
         }
     }
 }
@@ -160,16 +161,16 @@ impl<T: PartialEq> Polled<T> {
     }
 }
 
+type Publisher = watch::Sender<Option<Arc<ServingMaterial>>>;
+
 /// Publishes the material, unless it equals the last one.
-fn offer(publish: &watch::Sender<Option<Arc<ServingMaterial>>>, material: ServingMaterial) {
+fn offer(publish: &Publisher, material: ServingMaterial) {
     publish.send_if_modified(|current| {
-        if current
-            .as_ref()
-            .is_some_and(|current| current.is_same(&material))
-        {
-            return false;
+        let known = current.as_ref();
+        let news = known.is_none_or(|known| !known.is_same(&material));
+        if news {
+            *current = Some(Arc::new(material));
         }
-        *current = Some(Arc::new(material));
-        true
+        news
     });
 }

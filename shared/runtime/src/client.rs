@@ -42,6 +42,8 @@ const WATCH_SILENCE: Duration = Duration::from_secs(100);
 /// The largest number of concurrent writes. More idle connections would only cost memory at both
 /// ends.
 const IDLE_CONNECTIONS: usize = 64;
+/// The same for watches, which last.
+const IDLE_WATCHES: usize = 2;
 /// Shorter than the idle timeouts of load balancers in front of API servers.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(50);
 const KEEPALIVE: Duration = Duration::from_secs(15);
@@ -57,8 +59,7 @@ pub struct ClientArgs {
 }
 
 /// Counts requests to the API server. Cheap to clone.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct ApiRequests(pub(crate) Family<ApiRequest, Counter>);
+pub(crate) type ApiRequests = Family<ApiRequest, Counter>;
 
 /// The labels of a request. The code is 0 if there was no answer.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -91,10 +92,10 @@ impl ClientArgs {
         let agent = HeaderValue::from_str(&format!("{program}/{}", env!("CARGO_PKG_VERSION")))?;
         config.headers.push((USER_AGENT, agent));
         let counts = ApiRequests::default();
-        let build = |flavour| build(&config, flavour, counts.clone());
+        let build = |silence, idle| build(&config, silence, idle, counts.clone());
         Ok(Clients {
-            requests: build(Flavour::Requests)?,
-            watcher: Watcher::from(build(Flavour::Watches)?),
+            requests: build(None, IDLE_CONNECTIONS)?,
+            watcher: Watcher::from(build(Some(WATCH_SILENCE), IDLE_WATCHES)?),
             counts,
         })
     }
@@ -119,28 +120,24 @@ impl ClientArgs {
 /// # Errors
 /// A part of the configuration cannot be used.
 pub fn client(config: &Config) -> anyhow::Result<Client> {
-    build(config, Flavour::Requests, ApiRequests::default())
-}
-
-#[derive(Clone, Copy)]
-enum Flavour {
-    Requests,
-    Watches,
+    build(config, None, IDLE_CONNECTIONS, ApiRequests::default())
 }
 
 /// Builds kube's own stack with three differences. It has no retries, which would hide
 /// back-pressure and would count as requests. It has no tracing layer, because each error is logged
-/// where it is handled. Its pool is bounded.
-fn build(config: &Config, flavour: Flavour, counts: ApiRequests) -> anyhow::Result<Client> {
+/// where it is handled. Its pool is bounded. A connection that is silent for longer than `silence`
+/// is closed, and at most `idle` idle connections are kept.
+fn build(
+    config: &Config,
+    silence: Option<Duration>,
+    idle: usize,
+    counts: ApiRequests,
+) -> anyhow::Result<Client> {
     tls::install_provider();
     ensure!(
         config.proxy_url.is_none(),
         "the kubeconfig's proxy-url is not supported"
     );
-    let (silence, idle) = match flavour {
-        Flavour::Requests => (None, IDLE_CONNECTIONS),
-        Flavour::Watches => (Some(WATCH_SILENCE), 2),
-    };
     let mut tcp = HttpConnector::new();
     tcp.enforce_http(false);
     tcp.set_nodelay(true);
@@ -162,7 +159,7 @@ fn build(config: &Config, flavour: Flavour, counts: ApiRequests) -> anyhow::Resu
         async move {
             let answer = sent.await;
             let code = answer.as_ref().map_or(0, |answer| answer.status().as_u16());
-            counts.0.get_or_create(&ApiRequest { method, code }).inc();
+            counts.get_or_create(&ApiRequest { method, code }).inc();
             answer
         }
     });

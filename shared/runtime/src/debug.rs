@@ -16,7 +16,7 @@ use axum::{
 };
 use mimeo_engine::{Inside, Numbers};
 use parking_lot::Mutex;
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 use tracing::info;
 
 use crate::{handle::Handle, telemetry::LogFilter, watch::Health};
@@ -68,59 +68,41 @@ impl DebugPages {
     pub fn of_watches(&self, health: &Health) {
         let health = health.clone();
         self.add("watches", move || {
-            let silence = health.silence().into_iter();
-            let mut watches: BTreeMap<String, Value> = silence
-                .map(|(resource, time)| {
-                    (
-                        resource.into_owned(),
-                        json!({"silentSeconds": time.as_secs(), "failures": {}}),
-                    )
-                })
-                .collect();
-            for ((resource, reason), count) in health.failures() {
-                watches
-                    .entry(resource.into_owned())
-                    .or_insert_with(|| json!({}))["failures"][reason] = count.into();
+            let mut watches = json!({});
+            for (resource, time) in health.silence() {
+                watches[resource] = json!({"silentSeconds": time.as_secs(), "failures": {}});
             }
-            json!(watches)
+            for ((resource, reason), count) in health.failures() {
+                watches[resource]["failures"][reason] = count.into();
+            }
+            watches
         });
     }
 
     /// The routes of the pages. The state has one only if `shows_state` is true.
     pub(crate) fn router(&self, shows_state: bool) -> Router {
-        let router = Router::new().route("/log-level", get(log_level).put(set_log_level));
-        let router = if shows_state {
-            router.route("/debug/state", get(state))
-        } else {
-            router
-        };
+        let mut router = Router::new().route("/log-level", get(log_level).put(set_log_level));
+        if shows_state {
+            router = router.route("/debug/state", get(state));
+        }
         router
             .layer(DefaultBodyLimit::max(LONGEST_FILTER))
             .with_state(self.clone())
     }
-
-    fn state(&self) -> Value {
-        let tokio = tokio::runtime::Handle::current().metrics();
-        let parts = self.parts.lock();
-        let mut state: Map<String, Value> = parts
-            .iter()
-            .map(|(name, read)| ((*name).to_owned(), read()))
-            .collect();
-        state.insert("version".into(), env!("CARGO_PKG_VERSION").into());
-        state.insert(
-            "uptimeSeconds".into(),
-            self.started.elapsed().as_secs().into(),
-        );
-        let tasks = json!({
-            "alive": tokio.num_alive_tasks(), "queued": tokio.global_queue_depth(), "workers": tokio.num_workers(),
-        });
-        state.insert("tasks".into(), tasks);
-        state.into()
-    }
 }
 
 async fn state(State(pages): State<DebugPages>) -> Json<Value> {
-    Json(pages.state())
+    let tokio = tokio::runtime::Handle::current().metrics();
+    let tasks = json!({
+        "alive": tokio.num_alive_tasks(), "queued": tokio.global_queue_depth(), "workers": tokio.num_workers(),
+    });
+    let uptime = pages.started.elapsed().as_secs();
+    let version = env!("CARGO_PKG_VERSION");
+    let mut state = json!({"version": version, "uptimeSeconds": uptime, "tasks": tasks});
+    for (name, read) in &*pages.parts.lock() {
+        state[*name] = read();
+    }
+    Json(state)
 }
 
 async fn log_level(State(pages): State<DebugPages>) -> String {

@@ -60,9 +60,7 @@ impl Discovery {
     /// It is unknown whether the kind is served, most often because the server of an aggregated API
     /// is down. Never treat this error as "not served".
     pub async fn find(&self, gvk: &GroupVersionKind) -> CallResult<Option<Resource>> {
-        let Some(served) = self.served(gvk).await? else {
-            return Ok(None);
-        };
+        let served = self.served(gvk).await?;
         let Some(found) = served.iter().find(|served| served.kind == gvk.kind) else {
             return Ok(None);
         };
@@ -77,8 +75,8 @@ impl Discovery {
         }))
     }
 
-    /// Looks the kind up in its own version first, and then in every other version that is served.
-    /// Each version shows the same objects.
+    /// Looks the kind up in its own version first, and then in every version that is served, in the
+    /// server's order. Each version shows the same objects.
     ///
     /// # Errors
     /// As [`Discovery::find`].
@@ -87,16 +85,17 @@ impl Discovery {
         gvk: &GroupVersionKind,
     ) -> CallResult<Option<Resource>> {
         let found = self.find(gvk).await?;
-        if found.is_some() {
+        // The core group has only one version.
+        if found.is_some() || gvk.group.is_empty() {
             return Ok(found);
         }
-        for version in self.versions(gvk).await? {
-            let found = self
-                .find(&GroupVersionKind {
-                    version,
-                    ..gvk.clone()
-                })
-                .await?;
+        let group: Option<APIGroup> = self.get(&format!("/apis/{}", encode(&gvk.group))).await?;
+        for served in group.into_iter().flat_map(|group| group.versions) {
+            let other = GroupVersionKind {
+                version: served.version.into(),
+                ..gvk.clone()
+            };
+            let found = self.find(&other).await?;
             if found.is_some() {
                 return Ok(found);
             }
@@ -131,35 +130,23 @@ impl Discovery {
 
     /// The kinds of this group and version; none if the server does not serve it. Only such an
     /// absence is not cached, because its end may not be announced.
-    async fn served(&self, gvk: &GroupVersionKind) -> CallResult<Option<Arc<[Served]>>> {
+    async fn served(&self, gvk: &GroupVersionKind) -> CallResult<Arc<[Served]>> {
         let key = (gvk.group.clone(), gvk.version.clone());
         if let Some(known) = self.known.lock().get(&key) {
-            return Ok(Some(known.clone()));
+            return Ok(known.clone());
         }
         let list: Option<APIResourceList> = self.get(&group_path(gvk)).await?;
         let Some(list) = list else {
-            return Ok(None);
+            return Ok(Arc::default());
         };
         let served: Arc<[Served]> = list.resources.into_iter().filter_map(reduce).collect();
         self.known.lock().insert(key, served.clone());
-        Ok(Some(served))
-    }
-
-    /// The versions of the kind's group, in the server's order. The core group has only one, so
-    /// none is returned for it.
-    async fn versions(&self, gvk: &GroupVersionKind) -> CallResult<Vec<Box<str>>> {
-        if gvk.group.is_empty() {
-            return Ok(Vec::new());
-        }
-        let path = format!("/apis/{}", encode(&gvk.group));
-        let group: Option<APIGroup> = self.get(&path).await?;
-        let versions = group.into_iter().flat_map(|group| group.versions);
-        Ok(versions.map(|served| served.version.into()).collect())
+        Ok(served)
     }
 
     /// Reads the object at this path; none if the server answers 404.
     async fn get<T: DeserializeOwned>(&self, path: &str) -> CallResult<Option<T>> {
-        let answer = call::call(&self.client, call::read(path, call::JSON)?, DEADLINE).await?;
+        let answer = call::call(&self.client, call::read(path, call::JSON), DEADLINE).await?;
         match answer.accept() {
             Err(CallError::NotFound) => Ok(None),
             answer => answer?

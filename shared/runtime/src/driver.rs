@@ -12,18 +12,14 @@ use kube::Client;
 use mimeo_engine::{
     Action, Answer, Engine, GrantUpdate, HeldDeletion, Job, Notice, Request, Task, Verb, copy::Why,
 };
-use mimeo_model::{
-    kind::{GroupVersionKind, Resource},
-    names,
-    outcome::Outcome,
-};
+use mimeo_model::{names, outcome::Outcome};
 use tokio::sync::{SemaphorePermit, watch};
 use tracing::{debug, info, warn};
 
 use crate::{
     call::{CallError, CallResult},
     discovery::Discovery,
-    handle::{Handle, admits},
+    handle::Handle,
     limiter::Limiter,
     writer::{KINDS_CONFIG_MAP, Writer},
 };
@@ -74,8 +70,15 @@ pub async fn drive(handle: Handle, tools: Tools, mut active: watch::Receiver<boo
         if !*active.borrow() {
             continue;
         }
-        let (action, wake_at) = next_action(&handle);
+        let (action, wake_at, notices) = handle.look(|engine, now| {
+            let action = engine.next(now);
+            let wake_at = engine.wake_at().map(|due| due.saturating_sub(now));
+            (action, wake_at, engine.notices())
+        });
+        tell(&notices);
         let Some(action) = action else {
+            // A plan can end a wait, for example of a pod request, without any write.
+            handle.tell_of_change();
             // Jobs need permits, too. So the loop keeps none while there is no work.
             drop(permit);
             tokio::select! {
@@ -106,21 +109,6 @@ pub async fn drive(handle: Handle, tools: Tools, mut active: watch::Receiver<boo
             }
         }
     }
-}
-
-/// Returns the next action. If there is none, returns when to ask again even if no event arrives.
-fn next_action(handle: &Handle) -> (Option<Action>, Option<Duration>) {
-    let (action, wake_at, notices) = handle.look(|engine, now| {
-        let action = engine.next(now);
-        let wake_at = engine.wake_at().map(|due| due.saturating_sub(now));
-        (action, wake_at, engine.notices())
-    });
-    tell(&notices);
-    if action.is_none() {
-        // A plan can end a wait, for example of a pod request, without any write.
-        handle.tell_of_change();
-    }
-    (action, wake_at)
 }
 
 /// Logs one line for each change. Reads and dry runs change nothing.
@@ -190,55 +178,37 @@ async fn carry_out<'a>(
     turn: &mut Option<SemaphorePermit<'a>>,
 ) -> CallResult<Answer> {
     let writer = &tools.writer;
-    let written = |done: bool| if done { Answer::Done } else { Answer::Changed };
-    match task {
-        Task::RecordKind(gvk) => writer.record(gvk).await.map(|()| Answer::Done),
-        Task::ForgetKind(kind, places) => writer.unrecord(kind, places).await.map(written),
-        Task::RecordCrd(kind, uid) => writer.record_crd(*kind, uid).await.map(|()| Answer::Done),
-        Task::ConfirmRule(id) => writer.read_rule(id).await.map(Answer::Rule),
-        Task::ConfirmSource(source) => {
-            let resource = resource(tools, &source.gvk).await?;
-            *turn = handle.turn_to_read().await;
-            writer
-                .read_source(source, &resource)
-                .await
-                .map(Answer::Source)
-        }
-        Task::ConfirmGrants(namespace) => writer.read_grants(namespace).await.map(Answer::Grants),
-        Task::ReadSource(source) => {
-            let resource = resource(tools, &source.gvk).await?;
-            *turn = handle.turn_to_read().await;
-            let object = writer
-                .read(&resource, &source.namespace, &source.name)
-                .await?
-                .filter(|object| admits(source, object.value()));
-            Ok(Answer::Object(object))
-        }
+    let written = match task {
+        Task::RecordKind(gvk) => writer.record(gvk).await,
+        Task::ForgetKind(kind, places) => writer.unrecord(kind, places).await,
+        Task::RecordCrd(kind, uid) => writer.record_crd(*kind, uid).await,
         Task::RecordCreated {
             namespace,
             created,
             version,
-        } => writer
-            .record_created(namespace, created, *version)
-            .await
-            .map(written),
+        } => writer.record_created(namespace, created, *version).await,
         Task::RemoveLabel {
             namespace,
             nonce,
             version,
             ..
-        } => writer
-            .remove_label(namespace, nonce, *version)
-            .await
-            .map(written),
-    }
-}
-
-/// Returns the resource of a kind. [`CallError::NotFound`] means that the kind isn't served. Then
-/// the read proves nothing about its objects.
-async fn resource(tools: &Tools, gvk: &GroupVersionKind) -> CallResult<Resource> {
-    let found = tools.discovery.find(gvk).await?;
-    found.ok_or(CallError::NotFound)
+        } => writer.remove_label(namespace, nonce, *version).await,
+        Task::ConfirmRule(id) => return writer.read_rule(id).await.map(Answer::Rule),
+        Task::ConfirmGrants(home) => return writer.read_grants(home).await.map(Answer::Grants),
+        Task::ConfirmSource(source) | Task::ReadSource(source) => {
+            // If the kind isn't served, the read proves nothing about the source.
+            let resource = tools.discovery.find(&source.gvk).await?;
+            let resource = resource.ok_or(CallError::NotFound)?;
+            *turn = handle.turn_to_read().await;
+            return if matches!(task, Task::ReadSource(_)) {
+                writer.read(source, &resource).await.map(Answer::Object)
+            } else {
+                let read = writer.read_source(source, &resource).await;
+                read.map(Answer::Source)
+            };
+        }
+    };
+    written.map(|()| Answer::Done)
 }
 
 /// Writes statuses when they are due, at most one at a time for each rule. Only the reconciler's
@@ -268,12 +238,9 @@ pub async fn report(handle: Handle, writer: Writer, mut active: watch::Receiver<
             }
         }
         let due = handle.look(|engine, now| {
-            let due = engine
-                .index()
-                .status_due()
-                .into_iter()
-                .chain(engine.index().grant_statuses_due())
-                .min();
+            let index = engine.index();
+            let due = index.status_due().into_iter();
+            let due = due.chain(index.grant_statuses_due()).min();
             due.map(|due| due.saturating_sub(now))
         });
         let pause = due.unwrap_or(Duration::from_hours(1)).max(PACE);
@@ -300,19 +267,17 @@ pub async fn announce(
             return;
         }
         changes.skip();
-        let (event_updates, due) = handle.look(|engine, now| {
-            let event_updates = engine.event_updates(now);
-            (
-                event_updates,
-                engine.events_due().map(|due| due.saturating_sub(now)),
-            )
+        let (updates, due) = handle.look(|engine, now| {
+            let updates = engine.event_updates(now);
+            let due = engine.events_due();
+            (updates, due.map(|due| due.saturating_sub(now)))
         });
-        for event_update in event_updates {
+        for update in &updates {
             if !*active.borrow() {
                 break;
             }
             let failed = writer
-                .write_event(event_update, &reporter, Timestamp::now())
+                .write_event(update, &reporter, Timestamp::now())
                 .await
                 .err();
             // The cause of one failure usually stops most Events, so the same error is logged once.

@@ -42,7 +42,7 @@ pub async fn follow<T: DeserializeOwned>(
 ///
 /// Needs the permissions `get`, `list` and `watch` for that name. Failures are logged and retried
 /// without end.
-pub struct Follower<K>(watch::Receiver<Known<Option<K>>>);
+pub struct Follower<K>(watch::Receiver<Option<K>>);
 
 impl<K> Follower<K>
 where
@@ -53,15 +53,16 @@ where
     pub fn new(watcher: Watcher, api: &Api<K>, name: &str) -> Self {
         let (path, name) = (api.resource_url().to_owned(), name.to_owned());
         let what = format!("{}/{name}", K::plural(&()));
-        let (publish, states) = watch::channel(Known::Unknown);
+        let (publish, states) = watch::channel(None);
         tokio::spawn(async move {
-            let following = follow(watcher, path, &name, what, |state| match state {
-                Known::Listed(None) => _ = publish.send_replace(Known::Listed(None)),
-                Known::Listed(Some(Decoded::Whole(object))) => {
-                    publish.send_replace(Known::Listed(Some(object)));
-                }
-                // The last state stays valid.
-                _ => {}
+            let following = follow(watcher, path, &name, what, |state| {
+                let state = match state {
+                    Known::Listed(None) => None,
+                    Known::Listed(Some(Decoded::Whole(object))) => Some(object),
+                    // The last state stays valid.
+                    _ => return,
+                };
+                publish.send_replace(state);
             });
             tokio::select! {
                 () = following => {}
@@ -79,7 +80,7 @@ where
             // The task ends only with the runtime.
             pending::<()>().await;
         }
-        self.0.borrow_and_update().listed().cloned().flatten()
+        self.0.borrow_and_update().clone()
     }
 }
 

@@ -24,7 +24,7 @@ use axum::{
     middleware::{Next, from_fn, from_fn_with_state},
     response::{IntoResponse, Response},
 };
-use k8s_openapi::api::authentication::v1::{TokenReview, TokenReviewSpec, UserInfo};
+use k8s_openapi::api::authentication::v1::{TokenReview, UserInfo};
 use kube::Client;
 use mimeo_model::review::User;
 use parking_lot::Mutex;
@@ -132,30 +132,18 @@ async fn pass(State(reviewer): State<Arc<Reviewer>>, request: Request, next: Nex
     }
 }
 
-/// Why a visitor is refused.
-#[derive(Debug, PartialEq, Eq)]
-enum Refused {
-    /// There is no token, or the API server does not know it.
-    Unauthorized,
-    /// The user lacks the permission.
-    Forbidden,
-    /// The API server gave no decision.
-    Unanswered,
-}
+/// The answer to a visitor who is refused.
+type Refused = (StatusCode, &'static str);
 
-impl IntoResponse for Refused {
-    fn into_response(self) -> Response {
-        match self {
-            Self::Unauthorized => (StatusCode::UNAUTHORIZED, "Unauthorized\n"),
-            Self::Forbidden => (StatusCode::FORBIDDEN, "Forbidden\n"),
-            Self::Unanswered => (
-                StatusCode::SERVICE_UNAVAILABLE,
-                "the API server doesn't say who may see this\n",
-            ),
-        }
-        .into_response()
-    }
-}
+/// There is no token, or the API server does not know it.
+const UNAUTHORIZED: Refused = (StatusCode::UNAUTHORIZED, "Unauthorized\n");
+/// The user lacks the permission.
+const FORBIDDEN: Refused = (StatusCode::FORBIDDEN, "Forbidden\n");
+/// The API server gave no decision.
+const UNANSWERED: Refused = (
+    StatusCode::SERVICE_UNAVAILABLE,
+    "the API server doesn't say who may see this\n",
+);
 
 /// A request, reduced to the question about it. Only a hash of the token is kept.
 #[derive(PartialEq, Eq, Hash)]
@@ -179,22 +167,21 @@ impl Reviewer {
         method: &Method,
         path: &str,
     ) -> Result<(), Refused> {
-        let token = bearer(headers).ok_or(Refused::Unauthorized)?;
-        let verb = method.as_str().to_ascii_lowercase();
+        let token = bearer(headers).ok_or(UNAUTHORIZED)?;
         let visit = Visit {
             token: Sha256::digest(token).into(),
-            verb,
+            verb: method.as_str().to_ascii_lowercase(),
             path: path.to_owned(),
         };
         if self.remembers(&visit) {
             return Ok(());
         }
         let Ok(_room) = self.room.try_acquire() else {
-            return Err(Refused::Unanswered);
+            return Err(UNANSWERED);
         };
         let answer = self.ask(token, &visit).await.unwrap_or_else(|error| {
             warn!(error = %Fault(&error), "cannot ask who may see metrics and the like");
-            Err(Refused::Unanswered)
+            Err(UNANSWERED)
         });
         if answer.is_ok() {
             self.remember(visit);
@@ -205,26 +192,20 @@ impl Reviewer {
     async fn ask(&self, token: &str, visit: &Visit) -> kube::Result<Result<(), Refused>> {
         let deadline = Instant::now() + DEADLINE;
         let Some(user) = self.user(token, deadline).await? else {
-            return Ok(Err(Refused::Unauthorized));
+            return Ok(Err(UNAUTHORIZED));
         };
         let Visit { verb, path, .. } = visit;
         if may_visit(&self.client, &user, verb, path, deadline).await? {
             return Ok(Ok(()));
         }
         debug!(user = user.name, verb, path, "visitor turned away");
-        Ok(Err(Refused::Forbidden))
+        Ok(Err(FORBIDDEN))
     }
 
     /// The token's user; `None` if the API server does not know the token.
     async fn user(&self, token: &str, deadline: Instant) -> kube::Result<Option<User>> {
-        let spec = TokenReviewSpec {
-            token: token.to_owned(),
-            ..TokenReviewSpec::default()
-        };
-        let review = TokenReview {
-            spec,
-            ..TokenReview::default()
-        };
+        let mut review = TokenReview::default();
+        review.spec.token = token.to_owned();
         let answer = review_of(&self.client, &review, deadline).await?;
         let status = answer
             .status

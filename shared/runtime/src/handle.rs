@@ -51,21 +51,12 @@ struct Shared {
 pub struct CopyRequests {
     all: Family<Written, Counter>,
     /// Those that undid a change by another client.
-    reverts: Family<Reverted, Counter>,
+    reverts: Family<[(&'static str, String); 1], Counter>,
 }
 
 /// The label of a write that undid a change by another client: the kind of the change.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct Reverted {
-    cause: String,
-}
-
-impl Reverted {
-    fn by(why: Why) -> Self {
-        Self {
-            cause: format!("{why:?}"),
-        }
-    }
+fn cause(why: Why) -> [(&'static str, String); 1] {
+    [("cause", format!("{why:?}"))]
 }
 
 /// The labels of a write: its verb and its result.
@@ -89,14 +80,13 @@ impl CopyRequests {
         registry.register("copies_reverted", help, this.reverts.clone());
         // Each series starts at zero. A series that first appears with its first event would hide
         // this event from a rate.
-        for (verb, result) in VERBS
-            .into_iter()
-            .flat_map(|verb| RESULTS.map(|result| (verb, result)))
-        {
-            let _ = this.all.get_or_create(&Written { verb, result });
+        for verb in VERBS {
+            for result in RESULTS {
+                let _ = this.all.get_or_create(&Written { verb, result });
+            }
         }
         for why in Why::REVERTS {
-            let _ = this.reverts.get_or_create(&Reverted::by(why));
+            let _ = this.reverts.get_or_create(&cause(why));
         }
         this
     }
@@ -186,7 +176,7 @@ impl Handle {
         counts.all.get_or_create(&written).inc();
         let reverted = request.ticket.why.filter(|why| Why::REVERTS.contains(why));
         if let (Some(why), Outcome::Object(_)) = (reverted, outcome) {
-            counts.reverts.get_or_create(&Reverted::by(why)).inc();
+            counts.reverts.get_or_create(&cause(why)).inc();
         }
         self.shared
             .traces
@@ -199,10 +189,7 @@ impl Handle {
                 span.set("kind", &request.resource.gvk.kind);
                 span.set("namespace", &request.ticket.namespace);
                 span.set("name", &request.ticket.name);
-                if matches!(
-                    outcome,
-                    Outcome::Refused(_) | Outcome::Immutable(_) | Outcome::Unavailable { .. }
-                ) {
+                if matches!(written.result, "refused" | "unavailable") {
                     span.fail();
                 }
             });
@@ -257,9 +244,4 @@ impl Changes {
             sleep(pace).await;
         }
     }
-}
-
-/// Whether this object, which has the source's name, also has the labels that the source needs.
-pub(crate) fn admits(source: &SourceRef, object: &Value) -> bool {
-    source.admits(|key| object["metadata"]["labels"][key].as_str())
 }

@@ -161,10 +161,7 @@ impl Server {
         let is_http2 = stream.get_ref().1.alpn_protocol() == Some(b"h2");
         let mut router = self.router.clone();
         if !is_http2 {
-            let parting = Parting {
-                leaving: self.leaving.clone(),
-                at: begun + LIFETIME,
-            };
+            let parting = (self.leaving.clone(), begun + LIFETIME);
             router = router.layer(middleware::map_response_with_state(parting, part));
         }
         let (io, service) = (TokioIo::new(stream), TowerToHyperService::new(router));
@@ -206,22 +203,18 @@ impl Server {
     }
 }
 
-/// When HTTP/1.1 clients are asked to connect again.
-#[derive(Clone)]
-struct Parting {
-    leaving: CancellationToken,
-    at: Instant,
-}
-
 /// Asks an HTTP/1.1 client to close its connection, once the server shuts down or the connection's
-/// lifetime is over.
+/// lifetime is over at this time.
 ///
 /// The client closes, because only the client knows whether a request is in flight. A server that
 /// closes an idle connection loses a request sent at the same moment. The client then cannot tell
 /// whether the request was carried out (RFC 9112, section 9.5). An API server speaks HTTP/1.1 with
 /// Services and treats such a request as a failed call.
-async fn part(State(parting): State<Parting>, mut response: Response) -> Response {
-    if parting.leaving.is_cancelled() || parting.at <= Instant::now() {
+async fn part(
+    State((leaving, end)): State<(CancellationToken, Instant)>,
+    mut response: Response,
+) -> Response {
+    if leaving.is_cancelled() || end <= Instant::now() {
         response
             .headers_mut()
             .insert(CONNECTION, HeaderValue::from_static("close"));

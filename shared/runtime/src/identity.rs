@@ -61,14 +61,9 @@ impl IdentityArgs {
 
     /// Mimeo's own namespace: the flag, else the Pod's namespace, else `mimeo-system`.
     pub fn namespace(&self) -> String {
-        let mounted = || {
-            std::fs::read_to_string(SERVICE_ACCOUNT_NAMESPACE)
-                .ok()
-                .map(|text| text.trim().to_owned())
-        };
         self.namespace
             .clone()
-            .or_else(mounted)
+            .or_else(|| read(SERVICE_ACCOUNT_NAMESPACE))
             .filter(|namespace| !namespace.is_empty())
             .unwrap_or_else(|| DEFAULT_NAMESPACE.to_owned())
     }
@@ -111,11 +106,13 @@ async fn until_answered(ask: impl AsyncFn() -> kube::Result<Option<String>>) -> 
 fn host() -> String {
     // The kernel's own answer, so that no crate is needed. The file exists in images built from
     // scratch, too.
-    std::fs::read_to_string("/proc/sys/kernel/hostname")
-        .ok()
-        .map(|name| name.trim().to_owned())
-        .filter(|name| !name.is_empty())
-        .unwrap_or_else(|| "localhost".to_owned())
+    read("/proc/sys/kernel/hostname").unwrap_or_else(|| "localhost".to_owned())
+}
+
+/// The only line of a file. `None`: the file is empty or cannot be read.
+fn read(path: &str) -> Option<String> {
+    let text = std::fs::read_to_string(path).ok()?;
+    Some(text.trim().to_owned()).filter(|line| !line.is_empty())
 }
 
 /// Lower-cases the text and replaces characters that an object's name must not have. Keeps the last
@@ -123,10 +120,9 @@ fn host() -> String {
 fn object_name(text: &str) -> String {
     let fit: String = text
         .chars()
-        .map(|c| c.to_ascii_lowercase())
         .map(|c| {
-            if c.is_ascii_lowercase() || c.is_ascii_digit() {
-                c
+            if c.is_ascii_alphanumeric() {
+                c.to_ascii_lowercase()
             } else {
                 '-'
             }

@@ -33,10 +33,9 @@ const RECENT: Duration = Duration::from_secs(30);
 const LONGEST_PAUSE: Duration = Duration::from_mins(1);
 
 /// Hands out permits. A clone shares the limit.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub struct Limiter(Arc<Shared>);
 
-#[derive(Debug)]
 struct Shared {
     pace: Mutex<Pace>,
     /// Wakes one waiter. That waiter wakes the next one if there is still room.
@@ -44,7 +43,6 @@ struct Shared {
 }
 
 /// Allows one request in flight. A permit that is dropped without a verdict only makes room.
-#[derive(Debug)]
 #[must_use = "dropping a permit gives the room to someone else"]
 pub struct Permit(Arc<Shared>);
 
@@ -58,6 +56,8 @@ pub enum Verdict {
         /// No request is sent before this time has passed.
         retry_after: Option<Duration>,
     },
+    /// The answer says nothing about the load.
+    Unrelated,
 }
 
 impl Limiter {
@@ -131,7 +131,6 @@ enum Room {
 }
 
 /// Decides on the limit. Time is an argument.
-#[derive(Debug)]
 struct Pace {
     min: f64,
     max: f64,
@@ -189,6 +188,7 @@ impl Pace {
                 self.paused_until = self.paused_until.max(now + pause);
                 self.cut(now);
             }
+            Verdict::Unrelated => {}
         }
     }
 

@@ -20,7 +20,7 @@ use prometheus_client::{
 };
 use tokio::sync::watch;
 
-use crate::{client::Clients, handle::Handle, tls::ServingMaterial, watch::Health};
+use crate::{client::Clients, handle::Handle, tls::Certificate, watch::Health};
 
 /// The content type of [`Metrics::text`].
 pub const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
@@ -32,8 +32,6 @@ pub struct Metrics {
     /// Certificates by their use. One metric shows all of them.
     certificates: Arc<Mutex<Vec<(&'static str, Certificate)>>>,
 }
-
-type Certificate = watch::Receiver<Option<Arc<ServingMaterial>>>;
 
 impl Metrics {
     /// Starts with `mimeo_build_info` and the expiry of certificates.
@@ -52,11 +50,10 @@ impl Metrics {
             let expiry = certificates.iter().filter_map(|(of, material)| {
                 Some(([*of], material.borrow().as_ref()?.not_after.as_second()))
             });
-            let help = "When a certificate expires, in seconds of the Unix epoch: that of the \
-                hooks, or of the operations port";
             page.gauges(
                 "certificate_expiry_timestamp_seconds",
-                help,
+                "When a certificate expires, in seconds of the Unix epoch: that of the hooks, or \
+                    of the operations port",
                 ["certificate"],
                 expiry,
             )
@@ -71,7 +68,7 @@ impl Metrics {
     }
 
     /// Adds metrics that are read for each scrape.
-    pub fn read_off(&self, read: impl Fn(&mut Page<'_>) -> fmt::Result + Send + Sync + 'static) {
+    fn read_off(&self, read: impl Fn(&mut Page<'_>) -> fmt::Result + Send + Sync + 'static) {
         self.add(|registry| registry.register_collector(Box::new(ReadOff(read))));
     }
 
@@ -81,8 +78,7 @@ impl Metrics {
     /// Only if the collector of a metric fails.
     pub fn text(&self) -> Result<String, fmt::Error> {
         let mut text = String::new();
-        let registry = self.registry.lock();
-        encode(&mut text, &registry)?;
+        encode(&mut text, &self.registry.lock())?;
         Ok(text)
     }
 
@@ -90,24 +86,28 @@ impl Metrics {
     pub fn of_watches(&self, health: &Health) {
         let health = health.clone();
         self.read_off(move |page| {
-            let help = "Time since the last word of the API server, the longest of all watches of \
-                a resource";
             let silence = health.silence().into_iter();
-            let silence = silence.map(|(resource, time)| ([resource], time.as_secs_f64()));
-            page.gauges("watch_staleness_seconds", help, ["resource"], silence)?;
-            let help = "Watches that failed and were tried again, by resource and reason";
+            page.gauges(
+                "watch_staleness_seconds",
+                "Time since the last word of the API server, the longest of all watches of a \
+                    resource",
+                ["resource"],
+                silence.map(|(resource, time)| ([resource], time.as_secs_f64())),
+            )?;
             let failures = health.failures().into_iter();
-            let failures = failures.map(|((resource, why), count)| ([resource, why.into()], count));
-            page.counters("watch_failures", help, ["resource", "reason"], failures)
+            page.write(
+                MetricType::Counter,
+                "watch_failures",
+                "Watches that failed and were tried again, by resource and reason",
+                ["resource", "reason"],
+                failures.map(|((resource, why), count)| ([resource, why.to_owned()], count)),
+                counter,
+            )
         });
     }
 
     /// Adds the expiry of this certificate.
-    pub fn of_certificate(
-        &self,
-        of: &'static str,
-        material: watch::Receiver<Option<Arc<ServingMaterial>>>,
-    ) {
+    pub fn of_certificate(&self, of: &'static str, material: Certificate) {
         self.certificates.lock().push((of, material));
     }
 
@@ -115,7 +115,7 @@ impl Metrics {
     pub fn of_clients(&self, clients: &Clients) {
         let help =
             "Requests to the API server, by method and status code; 0 if there was no answer";
-        let counts = clients.counts.0.clone();
+        let counts = clients.counts.clone();
         self.add(|registry| registry.register("api_requests", help, counts));
     }
 
@@ -144,29 +144,31 @@ impl Metrics {
     pub fn of_engine(&self, handle: &Handle) {
         let handle = handle.clone();
         self.read_off(move |page| {
-            let Numbers {
-                queued,
-                copy_lag,
-                namespace_lag,
-                ..
-            } = handle.look(|engine, _| engine.numbers());
+            let numbers = handle.look(|engine, _| engine.numbers());
             let queues = [
-                (["Namespaces"], queued.urgent),
-                (["Rules"], queued.normal),
-                (["Tenants"], queued.tenants),
+                (["Namespaces"], numbers.queued.urgent),
+                (["Rules"], numbers.queued.normal),
+                (["Tenants"], numbers.queued.tenants),
             ];
             let help = "Copies that wait for their turn, by queue";
             page.gauges("queue_depth", help, ["queue"], queues)?;
-            let help = "Time from the change of a source to the copy that has it, by the kind of \
-                its rule, in seconds";
-            let lags = copy_lag.iter().map(|(kind, lag)| ([kind.to_string()], lag));
-            page.histograms("copy_lag_seconds", help, ["rule_kind"], lags)?;
-            let help = "Time that a namespace waited for its first copies, in seconds";
-            page.histograms(
+            let lags = numbers.copy_lag.iter();
+            page.write(
+                MetricType::Histogram,
+                "copy_lag_seconds",
+                "Time from the change of a source to the copy that has it, by the kind of its \
+                    rule, in seconds",
+                ["rule_kind"],
+                lags.map(|(kind, lag)| ([kind.to_string()], lag)),
+                histogram,
+            )?;
+            page.write(
+                MetricType::Histogram,
                 "namespace_lag_seconds",
-                help,
+                "Time that a namespace waited for its first copies, in seconds",
                 [],
-                [(NO_LABELS, &namespace_lag)],
+                [(NO_LABELS, &numbers.namespace_lag)],
+                histogram,
             )
         });
     }
@@ -178,8 +180,7 @@ impl Metrics {
             let leads = *leading.borrow();
             let help = "Whether this replica leads: 1 or 0";
             page.gauge("leader", help, i64::from(leads))?;
-            let numbers = leads.then(|| handle.look(|engine, _| engine.numbers()));
-            page.rules(numbers.as_ref())
+            page.rules(leads.then(|| handle.look(|engine, _| engine.numbers())))
         });
     }
 }
@@ -193,14 +194,16 @@ impl Default for Metrics {
 const NO_LABELS: [&str; 0] = [];
 
 /// The output for metrics that are read for each scrape.
-#[derive(Debug)]
-pub struct Page<'a>(DescriptorEncoder<'a>);
+struct Page<'a>(DescriptorEncoder<'a>);
 
 impl Page<'_> {
     /// Writes a metric with a value for each set of labels. Each row has the values of the labels.
+    /// `_total` is added to the name of a counter.
     fn write<const N: usize, V: EncodeLabelValue, T>(
         &mut self,
-        (kind, name, help): (MetricType, &str, &str),
+        kind: MetricType,
+        name: &str,
+        help: &str,
         labels: [&'static str; N],
         rows: impl IntoIterator<Item = ([V; N], T)>,
         encode: impl Fn(&mut MetricEncoder<'_>, T) -> fmt::Result,
@@ -226,7 +229,7 @@ impl Page<'_> {
         rows: impl IntoIterator<Item = ([V; N], T)>,
     ) -> fmt::Result {
         let gauge = |metric: &mut MetricEncoder<'_>, value| metric.encode_gauge(&value);
-        self.write((MetricType::Gauge, name, help), labels, rows, gauge)
+        self.write(MetricType::Gauge, name, help, labels, rows, gauge)
     }
 
     /// Writes one gauge without labels.
@@ -234,93 +237,72 @@ impl Page<'_> {
         self.gauges(name, help, [], [(NO_LABELS, value)])
     }
 
-    /// Writes one counter, with a value for each set of labels. `_total` is added to its name.
-    fn counters<const N: usize, V: EncodeLabelValue, T: EncodeCounterValue>(
-        &mut self,
-        name: &str,
-        help: &str,
-        labels: [&'static str; N],
-        rows: impl IntoIterator<Item = ([V; N], T)>,
-    ) -> fmt::Result {
-        self.write(
-            (MetricType::Counter, name, help),
-            labels,
-            rows,
-            |metric, value| metric.encode_counter::<NoLabelSet, _, u64>(&value, None),
-        )
-    }
-
-    /// Writes one histogram, with values for each set of labels.
-    fn histograms<'d, const N: usize, V: EncodeLabelValue>(
-        &mut self,
-        name: &str,
-        help: &str,
-        labels: [&'static str; N],
-        rows: impl IntoIterator<Item = ([V; N], &'d Durations)>,
-    ) -> fmt::Result {
-        let bound =
-            |bound: Option<Duration>| bound.map_or(f64::INFINITY, |bound| bound.as_secs_f64());
-        self.write(
-            (MetricType::Histogram, name, help),
-            labels,
-            rows,
-            |metric, durations| {
-                let buckets = durations.buckets();
-                let buckets: Vec<(f64, u64)> =
-                    buckets.map(|(most, count)| (bound(most), count)).collect();
-                let (sum, count) = (durations.sum().as_secs_f64(), durations.count());
-                metric.encode_histogram::<NoLabelSet>(sum, count, &buckets, None)
-            },
-        )
-    }
-
-    fn rules(&mut self, numbers: Option<&Numbers>) -> fmt::Result {
-        let each = || numbers.into_iter();
-        let rules = each().flat_map(|numbers| &numbers.rules);
-        let rules = rules.map(|((kind, ready, reason), count)| {
+    /// Writes the totals of all rules. Without numbers the metrics have no values.
+    fn rules(&mut self, numbers: Option<Numbers>) -> fmt::Result {
+        let unlabelled = numbers
+            .as_ref()
+            .map(|numbers| ((NO_LABELS, numbers.waiting), (NO_LABELS, numbers.webhooks)));
+        let (waiting, webhooks) = unlabelled.unzip();
+        let Numbers {
+            rules,
+            stalled,
+            copies,
+            held,
+            ..
+        } = numbers.unwrap_or_default();
+        let rules = rules.into_iter().map(|((kind, ready, reason), count)| {
             let ready = ready.map_or("Unknown", |ready| if ready { "True" } else { "False" });
-            (
-                [kind.to_string(), ready.to_owned(), (*reason).to_owned()],
-                *count,
-            )
+            let values = [kind.to_string(), ready.to_owned(), reason.to_owned()];
+            (values, count)
         });
         let help = "Rules, by kind and by status and reason of their condition Ready";
         self.gauges("rules", help, ["kind", "ready", "reason"], rules)?;
-        let stalled = each().flat_map(|numbers| &numbers.stalled);
-        let stalled = stalled
-            .map(|((kind, reason), count)| ([kind.to_string(), (*reason).to_owned()], *count));
-        let help = "Rules that wait for a person, by kind and reason";
-        self.gauges("rules_stalled", help, ["kind", "reason"], stalled)?;
-        let copies = || each().flat_map(|numbers| &numbers.copies);
+        let stalled = stalled.into_iter();
+        self.gauges(
+            "rules_stalled",
+            "Rules that wait for a person, by kind and reason",
+            ["kind", "reason"],
+            stalled.map(|((kind, reason), count)| ([kind.to_string(), reason.to_owned()], count)),
+        )?;
         let by_kind = ["rule_kind"];
-        let desired = copies().map(|(kind, copies)| ([kind.to_string()], copies.desired));
+        let desired = copies.iter();
+        let desired = desired.map(|(kind, copies)| ([kind.to_string()], copies.desired));
         let help = "Copies that should exist, by the kind of their rule";
         self.gauges("copies_desired", help, by_kind, desired)?;
-        let synced = copies().map(|(kind, copies)| ([kind.to_string()], copies.synced));
+        let synced = copies.iter();
+        let synced = synced.map(|(kind, copies)| ([kind.to_string()], copies.synced));
         let help = "Copies that are as they should be, by the kind of their rule";
         self.gauges("copies_synced", help, by_kind, synced)?;
-        let failed = copies().flat_map(|(kind, copies)| {
-            let failed = copies.failed.iter();
-            failed.map(|(reason, count)| ([kind.to_string(), reason.to_string()], *count))
+        let failed = copies.into_iter().flat_map(|(kind, copies)| {
+            let failed = copies.failed.into_iter();
+            failed.map(move |(reason, count)| ([kind.to_string(), reason.to_string()], count))
         });
         let help = "Copies that cannot be written or deleted, by the kind of their rule and reason";
         self.gauges("copies_failed", help, ["rule_kind", "reason"], failed)?;
-        let held = each().flat_map(|numbers| &numbers.held);
-        let held = held.map(|(kind, count)| ([kind.to_string()], *count));
-        let help =
-            "Copies whose deletion is held until a person confirms it, by the kind of their rule";
-        self.gauges("deletions_held", help, by_kind, held)?;
-        let waiting = numbers.map(|numbers| (NO_LABELS, numbers.waiting));
+        let held = held.into_iter();
+        self.gauges(
+            "deletions_held",
+            "Copies whose deletion is held until a person confirms it, by the kind of their rule",
+            by_kind,
+            held.map(|(kind, count)| ([kind.to_string()], count)),
+        )?;
         let help = "Namespaces that wait for their first copies";
         self.gauges("namespaces_waiting", help, [], waiting)?;
-        let webhooks = numbers.map(|numbers| (NO_LABELS, numbers.webhooks));
-        self.gauges(
-            "webhook_replicas",
-            "Live replicas of the webhook",
-            [],
-            webhooks,
-        )
+        let help = "Live replicas of the webhook";
+        self.gauges("webhook_replicas", help, [], webhooks)
     }
+}
+
+fn counter(metric: &mut MetricEncoder<'_>, value: impl EncodeCounterValue + Copy) -> fmt::Result {
+    metric.encode_counter::<NoLabelSet, _, u64>(&value, None)
+}
+
+fn histogram(metric: &mut MetricEncoder<'_>, durations: &Durations) -> fmt::Result {
+    let bound = |bound: Option<Duration>| bound.map_or(f64::INFINITY, |bound| bound.as_secs_f64());
+    let buckets = durations.buckets();
+    let buckets: Vec<(f64, u64)> = buckets.map(|(most, count)| (bound(most), count)).collect();
+    let (sum, count) = (durations.sum().as_secs_f64(), durations.count());
+    metric.encode_histogram::<NoLabelSet>(sum, count, &buckets, None)
 }
 
 /// A collector made from a function.

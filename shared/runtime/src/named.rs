@@ -6,14 +6,12 @@
 
 use std::{fmt::Debug, io};
 
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::{
     Api, Client, Resource,
-    api::{GetParams, Patch, PatchParams},
+    api::{GetParams, ObjectMeta, Patch, PatchParams},
     core::{Request, request},
 };
-use mimeo_model::known::Decoded;
-use mimeo_model::review::is_name;
+use mimeo_model::{known::Decoded, review::is_name};
 use serde::{Serialize, de::DeserializeOwned};
 
 use crate::{call::encode, object, watch::Meta};

@@ -30,6 +30,11 @@ pub fn decode<T: DeserializeOwned>(json: &[u8]) -> Option<Decoded<T>> {
     }
 }
 
+/// The text at this JSON pointer.
+pub(crate) fn text<'a>(object: &'a Value, pointer: &str) -> Option<&'a str> {
+    object.pointer(pointer)?.as_str()
+}
+
 /// The text of each field. Fields are parsed only where necessary: elsewhere [`RawValue`] and
 /// [`IgnoredAny`] accept any depth without recursion.
 type Fields<'a> = BTreeMap<String, &'a RawValue>;
@@ -37,15 +42,11 @@ type Fields<'a> = BTreeMap<String, &'a RawValue>;
 fn mend<T: DeserializeOwned>(json: &[u8]) -> Option<Decoded<T>> {
     let mut object: Fields<'_> = serde_json::from_slice(json).ok()?;
     let mut metadata: Fields<'_> = serde_json::from_str(object.get("metadata")?.get()).ok()?;
-    let managers = metadata
-        .get("managedFields")
-        .map(|managers| to_raw_value(&entries(managers)));
-    let managers = managers.transpose().ok()?;
-    metadata.extend(
-        managers
-            .as_deref()
-            .map(|managers| ("managedFields".to_owned(), managers)),
-    );
+    let decodable_managers;
+    if let Some(managers) = metadata.get_mut("managedFields") {
+        decodable_managers = to_raw_value(&entries(managers)).ok()?;
+        *managers = &decodable_managers;
+    }
     let metadata = to_raw_value(&metadata).ok()?;
     object.insert("metadata".into(), &metadata);
     if let Ok(whole) = serde_json::from_slice(&serde_json::to_vec(&object).ok()?) {
@@ -70,12 +71,7 @@ fn entries(managers: &RawValue) -> Vec<Map<String, Value>> {
 }
 
 fn entry(mut entry: Fields<'_>) -> Map<String, Value> {
-    if entry
-        .get("time")
-        .is_some_and(|time| serde_json::from_str::<Time>(time.get()).is_err())
-    {
-        entry.remove("time");
-    }
+    entry.retain(|name, text| name != "time" || serde_json::from_str::<Time>(text.get()).is_ok());
     let fields = entry.remove("fieldsV1").and_then(|fields| {
         FieldSet { levels: LEVELS }
             .deserialize(&mut serde_json::Deserializer::from_str(fields.get()))

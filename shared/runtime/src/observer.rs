@@ -7,7 +7,8 @@ use std::{
     time::Duration,
 };
 
-use k8s_openapi::{api::core::v1::ConfigMap, apimachinery::pkg::apis::meta::v1::ObjectMeta};
+use k8s_openapi::api::core::v1::ConfigMap;
+use kube::{ResourceExt, api::ObjectMeta};
 use mimeo_api::names::API_VERSION;
 use mimeo_engine::CopyWatch;
 use mimeo_model::{
@@ -24,10 +25,12 @@ use tokio::{sync::Notify, time::Instant};
 
 use crate::{
     backoff::Backoff,
+    call::CallError,
     discovery::resource_path,
     driver::Tools,
     follow::follow,
     handle::Handle,
+    object::text,
     stored::{parse_grant, parse_rule},
     watch::{Event, LASTING, Meta, WatchSpec, Watcher, watch},
     writer::{KINDS_CONFIG_MAP, Kinds, parse_kinds},
@@ -52,18 +55,10 @@ pub struct Observer {
 
 /// The uids of one CRD. Both must be known before the engine is told: one alone would look like a
 /// CRD that was installed again.
-#[derive(Debug, Default)]
+#[derive(Default)]
 struct Crd {
-    served: Sight,
-    recorded: Sight,
-}
-
-/// A uid that the observer looks for.
-#[derive(Debug, Default)]
-enum Sight {
-    #[default]
-    NotLooked,
-    Looked(Option<Box<str>>),
+    served: Known<Option<Box<str>>>,
+    recorded: Known<Option<Box<str>>>,
 }
 
 impl Observer {
@@ -101,7 +96,14 @@ impl Observer {
         feed(
             self.watcher.clone(),
             WatchSpec::objects(path, "rules"),
-            |object| self.rule(kind, object),
+            |object: Decoded<Value>| {
+                let namespace = text(object.value(), "/metadata/namespace");
+                let id = rule_id(kind, namespace, text(object.value(), "/metadata/name"))?;
+                let (parsed, status) = parse_rule(kind, object);
+                self.handle
+                    .with(|engine, now| engine.rule_applied(id.clone(), parsed, status, now));
+                Some(id)
+            },
             |meta| {
                 let id = rule_id(kind, meta.namespace.as_deref(), meta.name.as_deref())?;
                 self.handle.with(|engine, now| engine.rule_gone(&id, now));
@@ -115,23 +117,20 @@ impl Observer {
         .await;
     }
 
-    /// Tells the engine a rule's state. Returns the rule's id.
-    fn rule(&self, kind: RuleKind, object: Decoded<Value>) -> Option<RuleId> {
-        let text = |at| object.value().pointer(at).and_then(Value::as_str);
-        let id = rule_id(kind, text("/metadata/namespace"), text("/metadata/name"))?;
-        let (parsed, status) = parse_rule(kind, object);
-        self.handle
-            .with(|engine, now| engine.rule_applied(id.clone(), parsed, status, now));
-        Some(id)
-    }
-
     /// Watches the `ReplicationGrant`s of all namespaces.
     async fn grants(self) {
         let path = format!("/apis/{API_VERSION}/replicationgrants");
         feed(
             self.watcher.clone(),
             WatchSpec::objects(path, "grants"),
-            |object| self.grant(object),
+            |object: Decoded<Value>| {
+                let namespace: Box<str> = text(object.value(), "/metadata/namespace")?.into();
+                let name: Box<str> = text(object.value(), "/metadata/name")?.into();
+                let grant = parse_grant(object);
+                self.handle
+                    .with(|engine, now| engine.grant_applied(&namespace, &name, grant, now));
+                Some((namespace, name))
+            },
             |meta| {
                 let (namespace, name) = meta.namespace.as_deref().zip(meta.name.as_deref())?;
                 self.handle
@@ -144,22 +143,6 @@ impl Observer {
             },
         )
         .await;
-    }
-
-    /// Tells the engine a grant's state. Returns the grant's namespace and name.
-    fn grant(&self, object: Decoded<Value>) -> Option<(Box<str>, Box<str>)> {
-        let text = |at| {
-            object
-                .value()
-                .pointer(at)
-                .and_then(Value::as_str)
-                .map(Box::<str>::from)
-        };
-        let (namespace, name) = text("/metadata/namespace").zip(text("/metadata/name"))?;
-        let grant = parse_grant(object);
-        self.handle
-            .with(|engine, now| engine.grant_applied(&namespace, &name, grant, now));
-        Some((namespace, name))
     }
 
     /// Watches the metadata of namespaces.
@@ -218,9 +201,8 @@ impl Observer {
             mut crds,
             confirmed,
         } = map.map(parse_kinds).unwrap_or_default();
-        let created = map
-            .and_then(|map| map.metadata.creation_timestamp.as_ref())
-            .map(|time| time.0);
+        let created = map.and_then(ResourceExt::creation_timestamp);
+        let created = created.map(|time| time.0);
         self.noted.lock().clone_from(&kinds);
         self.handle.with(|engine, now| {
             engine.kinds_since(created, now);
@@ -229,7 +211,7 @@ impl Observer {
         });
         for kind in RuleKind::ALL {
             let uid = crds.remove(&kind);
-            self.crd_is(kind, |state| state.recorded = Sight::Looked(uid));
+            self.crd_is(kind, |state| state.recorded = Known::Listed(uid));
         }
     }
 
@@ -237,11 +219,7 @@ impl Observer {
         let mut crds = self.crds.lock();
         let state = crds.entry(kind).or_default();
         change(state);
-        if let Crd {
-            served: Sight::Looked(served),
-            recorded: Sight::Looked(recorded),
-        } = state
-        {
+        if let (Known::Listed(served), Known::Listed(recorded)) = (&state.served, &state.recorded) {
             self.handle
                 .with(|engine, now| engine.crd(kind, served.clone(), recorded.clone(), now));
         }
@@ -299,9 +277,8 @@ impl Observer {
 
     fn crds_served(&self, uids: &BTreeMap<RuleKind, Box<str>>) {
         for kind in RuleKind::ALL {
-            self.crd_is(kind, |state| {
-                state.served = Sight::Looked(uids.get(&kind).cloned());
-            });
+            let uid = uids.get(&kind).cloned();
+            self.crd_is(kind, |state| state.served = Known::Listed(uid));
         }
     }
 
@@ -314,20 +291,16 @@ impl Observer {
             ..WatchSpec::metadata(path, "copies")
         };
         watch::<Meta>(self.watcher.clone(), spec, |event| match event {
-            Event::Shown(Decoded::Part(_)) => {}
-            Event::Listing => self
-                .handle
-                .with(|engine, now| engine.copies_listing(&copies, now)),
-            Event::Shown(Decoded::Whole(object)) => self
-                .handle
-                .with(|engine, now| engine.copy_applied(kind, &object.metadata, now)),
-            Event::Deleted(object) => self
-                .handle
-                .with(|engine, now| engine.copy_gone(kind, &object.metadata, now)),
             Event::Known(Known::Unserved) => self.gone(&resource),
-            Event::Known(known) => self
-                .handle
-                .with(|engine, now| engine.copies_known(&copies, known, now)),
+            event => self.handle.with(|engine, now| match event {
+                Event::Listing => engine.copies_listing(&copies, now),
+                Event::Shown(Decoded::Whole(object)) => {
+                    engine.copy_applied(kind, &object.metadata, now);
+                }
+                Event::Shown(Decoded::Part(_)) => {}
+                Event::Deleted(object) => engine.copy_gone(kind, &object.metadata, now),
+                Event::Known(known) => engine.copies_known(&copies, known, now),
+            }),
         })
         .await;
     }
@@ -392,7 +365,8 @@ impl Default for Failing {
 impl Failing {
     /// Once the failure counts as lasting, returns its reason, and whether it is returned for the
     /// first time.
-    fn despair(&mut self, denied: bool) -> Option<(Unreadable, bool)> {
+    fn despair(&mut self, error: &CallError) -> Option<(Unreadable, bool)> {
+        let denied = matches!(error, CallError::Denied { .. });
         let why = if denied {
             Unreadable::Forbidden { verb: "get" }
         } else {

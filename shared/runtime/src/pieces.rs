@@ -20,9 +20,7 @@ use kube::client::Body;
 pub(crate) struct Pieces(pub(crate) Vec<Bytes>);
 
 /// The body as the connection sends it.
-pub(crate) struct Outgoing(Kind);
-
-enum Kind {
+pub(crate) enum Outgoing {
     Whole(Body),
     /// The pieces, and how many of them were sent.
     Pieces(Vec<Bytes>, usize),
@@ -31,18 +29,18 @@ enum Kind {
 /// Not derived, because the bytes may belong to a Secret.
 impl std::fmt::Debug for Outgoing {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Outgoing").finish_non_exhaustive()
+        f.write_str("Outgoing(..)")
     }
 }
 
 /// Gives a request the body that the connection sends: its pieces if it has any, else its own body.
 pub(crate) fn unpack(request: Request<Body>) -> Request<Outgoing> {
     let (mut head, body) = request.into_parts();
-    let kind = match head.extensions.remove::<Pieces>() {
-        Some(Pieces(pieces)) => Kind::Pieces(pieces, 0),
-        None => Kind::Whole(body),
+    let body = match head.extensions.remove::<Pieces>() {
+        Some(Pieces(pieces)) => Outgoing::Pieces(pieces, 0),
+        None => Outgoing::Whole(body),
     };
-    Request::from_parts(head, Outgoing(kind))
+    Request::from_parts(head, body)
 }
 
 impl http_body::Body for Outgoing {
@@ -53,9 +51,9 @@ impl http_body::Body for Outgoing {
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, kube::Error>>> {
-        match &mut self.0 {
-            Kind::Whole(body) => Pin::new(body).poll_frame(context),
-            Kind::Pieces(pieces, sent) => {
+        match &mut *self {
+            Self::Whole(body) => Pin::new(body).poll_frame(context),
+            Self::Pieces(pieces, sent) => {
                 let piece = pieces.get_mut(*sent).map(std::mem::take);
                 *sent += usize::from(piece.is_some());
                 Poll::Ready(piece.map(|piece| Ok(Frame::data(piece))))
@@ -64,19 +62,19 @@ impl http_body::Body for Outgoing {
     }
 
     fn size_hint(&self) -> SizeHint {
-        match &self.0 {
-            Kind::Whole(body) => body.size_hint(),
+        match self {
+            Self::Whole(body) => body.size_hint(),
             // Exact, so that the request has a Content-Length and is not sent in chunks.
-            Kind::Pieces(pieces, _) => {
+            Self::Pieces(pieces, _) => {
                 SizeHint::with_exact(pieces.iter().map(|piece| piece.len() as u64).sum())
             }
         }
     }
 
     fn is_end_stream(&self) -> bool {
-        match &self.0 {
-            Kind::Whole(body) => body.is_end_stream(),
-            Kind::Pieces(pieces, sent) => *sent >= pieces.len(),
+        match self {
+            Self::Whole(body) => body.is_end_stream(),
+            Self::Pieces(pieces, sent) => *sent >= pieces.len(),
         }
     }
 }

@@ -1,7 +1,7 @@
 //! Decodes stored rules and grants as far as possible.
 
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-use mimeo_api::{ClusterReplication, Replication, ReplicationGrant, ReplicationGrantStatus};
+use kube::api::ObjectMeta;
+use mimeo_api::{ClusterReplication, Replication, ReplicationGrant};
 use mimeo_engine::Observed;
 use mimeo_model::{
     grant::{Grant, RefusedGrant, Standing},
@@ -14,21 +14,16 @@ use mimeo_model::{
 use serde::{Deserialize, de::DeserializeOwned};
 use serde_json::Value;
 
+use crate::object::text;
+
 /// Parses a rule and its status. A rule that cannot be decoded is refused without an effect on
 /// others; a newer version may have stored it, for example. The status is decoded separately, so
 /// that the same status is not written again and again.
 pub fn parse_rule(kind: RuleKind, object: Decoded<Value>) -> (Result<Rule, Refused>, Observed) {
-    let observed = object
-        .value()
-        .get("status")
-        .and_then(|status| Deserialize::deserialize(status).ok());
-    let generation = generation(object.value());
-    let home = object
-        .value()
-        .pointer("/metadata/namespace")
-        .and_then(Value::as_str);
-    let source = object
-        .value()
+    let value = object.value();
+    let (observed, generation) = (status(value), generation(value));
+    let home = text(value, "/metadata/namespace");
+    let source = value
         .pointer("/spec/sources")
         .and_then(|sources| source_text::of_spec(sources, home));
     let parsed = match kind {
@@ -53,9 +48,7 @@ pub fn parse_rule(kind: RuleKind, object: Decoded<Value>) -> (Result<Rule, Refus
 pub fn parse_grant(object: Decoded<Value>) -> Result<Grant, RefusedGrant> {
     let refused = RefusedGrant {
         generation: generation(object.value()),
-        status: grant_status(object.value())
-            .as_ref()
-            .and_then(Standing::read),
+        status: status(object.value()).as_ref().and_then(Standing::read),
     };
     decode(object)
         .and_then(|object: ReplicationGrant| Grant::parse(&object))
@@ -65,33 +58,27 @@ pub fn parse_grant(object: Decoded<Value>) -> Result<Grant, RefusedGrant> {
 /// A grant, and why it is refused, if it is. Of one that can't be decoded there are its metadata
 /// and its status alone.
 pub fn explain_grant(object: Decoded<Value>) -> (ReplicationGrant, Vec<Refusal>) {
-    let uid = object.value().pointer("/metadata/uid");
-    let metadata = ObjectMeta {
-        uid: uid.and_then(Value::as_str).map(Into::into),
-        generation: Some(generation(object.value())),
-        ..ObjectMeta::default()
+    let value = object.value();
+    let part = ReplicationGrant {
+        metadata: ObjectMeta {
+            uid: text(value, "/metadata/uid").map(Into::into),
+            generation: Some(generation(value)),
+            ..ObjectMeta::default()
+        },
+        status: status(value),
+        ..ReplicationGrant::default()
     };
-    let status = grant_status(object.value());
     match decode::<ReplicationGrant>(object) {
         Ok(grant) => {
             let refusals = Grant::parse(&grant).err().unwrap_or_default();
             (grant, refusals)
         }
-        Err(refusals) => {
-            let grant = ReplicationGrant {
-                metadata,
-                status,
-                ..ReplicationGrant::default()
-            };
-            (grant, refusals)
-        }
+        Err(refusals) => (part, refusals),
     }
 }
 
-fn grant_status(object: &Value) -> Option<ReplicationGrantStatus> {
-    object
-        .get("status")
-        .and_then(|status| Deserialize::deserialize(status).ok())
+fn status<T: DeserializeOwned>(object: &Value) -> Option<T> {
+    Deserialize::deserialize(object.get("status")?).ok()
 }
 
 fn generation(object: &Value) -> i64 {

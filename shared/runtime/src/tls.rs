@@ -68,12 +68,15 @@ impl fmt::Debug for ServingMaterial {
     }
 }
 
+/// The newest serving certificate; `None` until there is one.
+pub type Certificate = watch::Receiver<Option<Arc<ServingMaterial>>>;
+
 /// The certificate that a TLS server presents, and the clients that it accepts. Both may change
 /// while the server runs. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct Tls {
     /// The certificate.
-    pub material: watch::Receiver<Option<Arc<ServingMaterial>>>,
+    pub material: Certificate,
     /// The certificate until there is another. Handshakes fail while there is none at all.
     pub fallback: Option<Arc<ServingMaterial>>,
     /// The CAs of client certificates; `None` accepts every client.

@@ -64,7 +64,7 @@ impl TraceArgs {
         let exporter = Exporter {
             uri: endpoint.clone(),
             resource: resource(program, replica),
-            client: client(),
+            client: Client::builder(TokioExecutor::new()).build(HttpConnector::new()),
             failing: false,
         };
         tokio::spawn(exporter.run(spans));
@@ -87,7 +87,7 @@ fn endpoint(text: &str) -> anyhow::Result<Uri> {
 
 /// Takes spans. Without a collector it does nothing. Cheap to clone.
 #[derive(Clone, Debug)]
-pub struct Traces(Option<Sender<Span>>);
+pub struct Traces(Option<Sender<Value>>);
 
 impl Traces {
     /// Takes no spans.
@@ -105,22 +105,22 @@ impl Traces {
         describe: impl FnOnce(&mut Span),
     ) {
         let Some(spans) = &self.0 else { return };
+        // Without a parent the span begins a trace.
         let (trace, parent) = match parent {
             Parent::None => (random() + &random(), String::new()),
             Parent::Sampled { trace, span } => (trace, span),
             Parent::Unsampled => return,
         };
-        let mut span = Span {
-            name,
-            trace,
-            id: random(),
-            parent,
-            ended: Timestamp::now(),
-            took,
-            attributes: Vec::new(),
-            failed: false,
-        };
+        let ended = Timestamp::now();
+        let mut span = Span::default();
         describe(&mut span);
+        let span = json!({
+            "traceId": trace, "spanId": random(), "parentSpanId": parent,
+            "name": name, "kind": if parent.is_empty() { INTERNAL } else { SERVER },
+            "startTimeUnixNano": (ended - took).as_nanosecond().to_string(),
+            "endTimeUnixNano": ended.as_nanosecond().to_string(),
+            "attributes": span.attributes, "status": {"code": if span.failed { ERROR } else { UNSET }},
+        });
         // A full channel drops the span: a slow collector must not slow down the work that it
         // observes.
         let _ = spans.try_send(span);
@@ -189,39 +189,22 @@ fn random() -> String {
     format!("{:016x}", RandomState::new().build_hasher().finish())
 }
 
-/// A span: an operation with its duration.
-#[derive(Debug)]
+/// The description of a span, which is an operation with its duration.
+#[derive(Default)]
 pub struct Span {
-    name: &'static str,
-    trace: String,
-    id: String,
-    /// Empty if the span begins its trace.
-    parent: String,
-    ended: Timestamp,
-    took: Duration,
-    attributes: Vec<(&'static str, String)>,
+    attributes: Vec<Value>,
     failed: bool,
 }
 
 impl Span {
     /// Sets an attribute. The value must not be secret.
     pub fn set(&mut self, key: &'static str, value: impl fmt::Display) {
-        self.attributes.push((key, value.to_string()));
+        self.attributes.push(attribute(key, &value.to_string()));
     }
 
     /// Marks the operation as failed.
     pub fn fail(&mut self) {
         self.failed = true;
-    }
-
-    fn encode(&self) -> Value {
-        let began = self.ended - self.took;
-        json!({
-            "traceId": self.trace, "spanId": self.id, "parentSpanId": self.parent,
-            "name": self.name, "kind": if self.parent.is_empty() { INTERNAL } else { SERVER },
-            "startTimeUnixNano": began.as_nanosecond().to_string(), "endTimeUnixNano": self.ended.as_nanosecond().to_string(),
-            "attributes": attributes(&self.attributes), "status": {"code": if self.failed { ERROR } else { UNSET }},
-        })
     }
 }
 
@@ -231,21 +214,17 @@ const SERVER: u8 = 2;
 const UNSET: u8 = 0;
 const ERROR: u8 = 2;
 
-fn attributes(attributes: &[(&'static str, String)]) -> Value {
-    attributes
-        .iter()
-        .map(|(key, value)| json!({"key": key, "value": {"stringValue": value}}))
-        .collect()
+fn attribute(key: &str, value: &str) -> Value {
+    json!({"key": key, "value": {"stringValue": value}})
 }
 
-fn resource(program: &'static str, replica: &str) -> Value {
-    let version = env!("CARGO_PKG_VERSION").to_owned();
-    let of = [
-        ("service.name", program.to_owned()),
-        ("service.version", version),
-        ("service.instance.id", replica.to_owned()),
+fn resource(program: &str, replica: &str) -> Value {
+    let attributes = [
+        attribute("service.name", program),
+        attribute("service.version", env!("CARGO_PKG_VERSION")),
+        attribute("service.instance.id", replica),
     ];
-    json!({"attributes": attributes(&of)})
+    json!({"attributes": attributes})
 }
 
 struct Exporter {
@@ -256,19 +235,15 @@ struct Exporter {
     failing: bool,
 }
 
-fn client() -> Client<HttpConnector, Full<Bytes>> {
-    Client::builder(TokioExecutor::new()).build(HttpConnector::new())
-}
-
 impl Exporter {
-    async fn run(mut self, mut spans: Receiver<Span>) {
+    async fn run(mut self, mut spans: Receiver<Value>) {
         while let Some(first) = spans.recv().await {
-            let mut batch = vec![first.encode()];
+            let mut batch = vec![first];
             let deadline = Instant::now() + PATIENCE;
             while batch.len() < BATCH
                 && let Ok(Some(span)) = timeout_at(deadline, spans.recv()).await
             {
-                batch.push(span.encode());
+                batch.push(span);
             }
             let count = batch.len();
             let sent = timeout(TIMEOUT, self.send(batch)).await;

@@ -8,15 +8,9 @@ use serde::{Serialize, de::DeserializeOwned};
 
 use crate::fault::{status, within};
 
-/// Why the write failed.
-pub(crate) enum Failure {
-    /// Another write came first: the object exists already, has changed, or was deleted.
-    Conflict,
-    Request(kube::Error),
-}
-
-/// Replaces the version of the object that it names. Without a version, creates the object.
-pub(crate) async fn put<K>(api: &Api<K>, object: &K, deadline: Duration) -> Result<K, Failure>
+/// Replaces the version of the object that it names. Without a version, creates the object. `None`:
+/// another write came first, so the object exists already, has changed, or was deleted.
+pub(crate) async fn put<K>(api: &Api<K>, object: &K, deadline: Duration) -> kube::Result<Option<K>>
 where
     K: Resource + Clone + Debug + Serialize + DeserializeOwned,
 {
@@ -27,11 +21,11 @@ where
     } else {
         within(deadline, api.create(&params, object)).await
     };
-    written.map_err(|error| match status(&error) {
-        Some(409) => Failure::Conflict,
+    match written.as_ref().err().and_then(status) {
         // A 404 to a create means that the namespace is missing. That is no conflict with another
         // write.
-        Some(404) if exists => Failure::Conflict,
-        _ => Failure::Request(error),
-    })
+        Some(404) if exists => Ok(None),
+        Some(409) => Ok(None),
+        _ => written.map(Some),
+    }
 }

@@ -12,19 +12,17 @@
 mod health;
 mod wire;
 
-use std::{io, marker::PhantomData, sync::Arc, time::Duration};
+use std::{convert::Infallible, io, marker::PhantomData, sync::Arc, time::Duration};
 
 use http::{Response, StatusCode};
 use http_body_util::BodyExt;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-use kube::{Client, client::Body};
+use kube::{Client, api::ObjectMeta, client::Body};
 use mimeo_model::{
     known::{Decoded, Known},
     meta,
     outcome::Unreadable,
 };
 use serde::{Deserialize, de::DeserializeOwned};
-use serde_json::Value;
 use tokio::time::{Instant, sleep, timeout};
 use tokio_util::io::StreamReader;
 use tracing::{debug, info, warn};
@@ -38,6 +36,7 @@ use crate::{
     backoff::{Backoff, random},
     call::{self, encode},
     fault::Fault,
+    object::text,
 };
 
 /// The API server sends a bookmark about once a minute, so a watch that is silent for longer is
@@ -199,11 +198,10 @@ async fn watch_within<T: DeserializeOwned>(
     patience: Patience,
     sink: impl FnMut(Event<T>) + Send,
 ) {
-    let pulse = watcher.health.begin(&spec.path);
     let mut watch = Watch {
         objects: PhantomData,
         client: watcher.client,
-        pulse,
+        pulse: watcher.health.begin(&spec.path),
         spec,
         patience,
         sink,
@@ -211,12 +209,12 @@ async fn watch_within<T: DeserializeOwned>(
         streams: true,
         backoff: Backoff::new(FIRST_BACKOFF, LONGEST_BACKOFF),
         failing: None,
-        said: Said::Nothing,
+        said: Known::Unknown,
     };
     watch.read().await;
     loop {
         let started = Instant::now();
-        let end = watch.run().await;
+        let Err(end) = watch.run().await;
         let delay = watch.end(&end, started);
         sleep(delay).await;
     }
@@ -236,15 +234,8 @@ struct Watch<T, S> {
     backoff: Backoff,
     /// Since when the server has answered only with errors.
     failing: Option<Instant>,
-    said: Said,
-}
-
-/// The last of the events that are sent only once.
-#[derive(PartialEq, Eq)]
-enum Said {
-    Nothing,
-    NotServed,
-    Unreadable(Unreadable),
+    /// The last of the states that are sent only once.
+    said: Known<u64>,
 }
 
 /// Why a watch ended.
@@ -290,41 +281,28 @@ where
         } else {
             call::JSON
         };
-        let Ok(request) = call::read(&format!("{}/{}", self.spec.path, encode(name)), accept)
-        else {
-            return;
-        };
-        let Ok(answer) = call::call(&self.client, request, READ).await else {
-            return;
-        };
-        if let Some(object) = answer.code.is_success().then(|| answer.parse()).flatten() {
+        let request = call::read(&format!("{}/{}", self.spec.path, encode(name)), accept);
+        if let Ok(answer) = call::call(&self.client, request, READ).await
+            && answer.code.is_success()
+            && let Some(object) = answer.parse()
+        {
             (self.sink)(Event::Shown(Decoded::Whole(object)));
         }
     }
 
-    /// Lists if necessary, and watches until the watch ends.
-    async fn run(&mut self) -> End {
-        if self.version.is_none()
-            && !self.streams
-            && let Err(end) = self.list().await
-        {
-            return end;
+    /// Lists if necessary, and watches until the watch ends. It resumes from the version. Without a
+    /// version it lists first, by streaming if possible.
+    async fn run(&mut self) -> Result<Infallible, End> {
+        if self.version.is_none() && !self.streams {
+            self.list().await?;
         }
-        match self.listen().await {
-            Ok(never) => match never {},
-            Err(end) => end,
-        }
-    }
-
-    /// Resumes the watch from the version. Without a version it lists by streaming first.
-    async fn listen(&mut self) -> Result<std::convert::Infallible, End> {
         let response = self.open(&self.watch_query(), call::METADATA).await?;
         if self.version.is_none() {
             (self.sink)(Event::Listing);
         }
         let body = response
             .into_body()
-            .map_err(|error| io::Error::other(broken(&error)));
+            .map_err(|error| io::Error::other(End::from(error)));
         let mut body = StreamReader::new(body.into_data_stream());
         let (mut line, mut heard) = (Vec::new(), false);
         loop {
@@ -369,12 +347,10 @@ where
             return;
         };
         if let Decoded::Part(part) = &object {
-            let text = |at| part.pointer(at).and_then(Value::as_str);
-            let (namespace, name) = (text("/metadata/namespace"), text("/metadata/name"));
             warn!(
                 what,
-                namespace,
-                name,
+                namespace = text(part, "/metadata/namespace"),
+                name = text(part, "/metadata/name"),
                 "an object can't be decoded: it is nested too deeply, or holds what no decoder of \
                  JSON takes"
             );
@@ -386,7 +362,16 @@ where
     fn thrive(&mut self) {
         self.backoff.reset();
         self.failing = None;
-        self.said = Said::Nothing;
+        self.said = Known::Unknown;
+    }
+
+    /// Sends a state, unless it was the last one. Returns true if it was sent.
+    fn say(&mut self, state: Known<u64>) -> bool {
+        let news = std::mem::replace(&mut self.said, state) != state;
+        if news {
+            (self.sink)(Event::Known(state));
+        }
+        news
     }
 
     fn mark(&mut self, bookmark: ObjectMeta) -> Result<(), End> {
@@ -414,12 +399,9 @@ where
                 .open(&self.list_query(&next), call::METADATA_LIST)
                 .await?;
             let body = timeout(self.patience.silence, response.into_body().collect()).await;
-            let body = body
-                .map_err(|_| End::Silent)?
-                .map_err(|error| broken(&error))?;
+            let body = body.map_err(|_| End::Silent)??.to_bytes();
             self.pulse.beat();
-            let Page { metadata, items } =
-                Page::read(&body.to_bytes()).ok_or(End::Undecodable("a list"))?;
+            let Page { metadata, items } = Page::read(&body).ok_or(End::Undecodable("a list"))?;
             if std::mem::take(&mut first) {
                 (self.sink)(Event::Listing);
             }
@@ -447,9 +429,7 @@ where
         let request = call::read(&format!("{}?{query}", self.spec.path), accept)
             .map_err(|error| End::Closed(error.to_string()))?;
         let response = timeout(self.patience.silence, self.client.send(request)).await;
-        let response = response
-            .map_err(|_| End::Silent)?
-            .map_err(|error| broken(&error))?;
+        let response = response.map_err(|_| End::Silent)??;
         let code = response.status();
         if code == StatusCode::OK {
             return Ok(response);
@@ -518,9 +498,8 @@ where
                 return Duration::ZERO;
             }
             End::NotServed => {
-                if std::mem::replace(&mut self.said, Said::NotServed) != Said::NotServed {
-                    debug!(what, "kind is not served");
-                    (self.sink)(Event::Known(Known::Unserved));
+                if self.say(Known::Unserved) {
+                    debug!(what = self.spec.what, "kind is not served");
                 }
                 return self.backoff.pause().max(NOT_SERVED_BACKOFF);
             }
@@ -562,10 +541,9 @@ where
             _ => return,
         };
         self.version = None;
-        if std::mem::replace(&mut self.said, Said::Unreadable(why)) != Said::Unreadable(why) {
+        if self.say(Known::Unreadable(why)) {
             warn!(what = self.spec.what, ?why, cause = %end, "cannot be watched; nothing more is \
                 known until that changes");
-            (self.sink)(Event::Known(Known::Unreadable(why)));
         }
     }
 }
@@ -585,8 +563,10 @@ fn refused(code: u16, retry_after: Option<Duration>) -> End {
     }
 }
 
-fn broken(error: &kube::Error) -> End {
-    End::Closed(Fault(error).to_string())
+impl From<kube::Error> for End {
+    fn from(error: kube::Error) -> Self {
+        Self::Closed(Fault(&error).to_string())
+    }
 }
 
 #[cfg(test)]

@@ -6,23 +6,22 @@
 
 use std::{sync::Arc, time::Duration};
 
-use http::{Method, Request};
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-use kube::{Client, client::Body};
+use http::Method;
+use kube::{Client, api::ObjectMeta};
 use mimeo_engine::{self, Verb};
 use mimeo_model::{
     meta::Uid,
     names,
     outcome::{FailureReason, Outcome},
     ownership,
-    render::Precondition,
+    render::{Precondition, Rendering},
 };
 use serde::Deserialize;
 use serde_json::json;
 use tokio::time::Instant;
 
 use crate::{
-    call::{self, CallError, CallResult, METADATA},
+    call::{self, CallError, CallResult, METADATA, Message},
     discovery::resource_path,
     limiter::{Limiter, Permit, Verdict},
     pieces::Pieces,
@@ -80,26 +79,18 @@ impl Writer {
             // have to look at the object again, as after a conflict.
             return Outcome::Conflict;
         };
-        let (outcome, verdict) = match (request.ticket.verb, self.exchange(request, message).await)
+        let (mut outcome, mut verdict) = self.exchange(request, message).await;
+        let kind = request.resource.gvk.group_kind();
+        // The metadata that was read may be large. It is written under the same permit. Otherwise
+        // each request that waits for a second permit would keep such metadata.
+        if let (Verb::Claim(uid, version), Outcome::Object(meta)) = (request.ticket.verb, &outcome)
+            && let Some(managers) = ownership::claim(meta, &kind, request.exclusive)
         {
-            // The metadata that was read may be large. It is written under the same permit.
-            // Otherwise each request that waits for a second permit would keep such metadata.
-            (Verb::Claim(uid, version), (Outcome::Object(meta), verdict)) => {
-                match ownership::claim(&meta, &request.resource.gvk.group_kind(), request.exclusive)
-                {
-                    Some(managers) => {
-                        drop(meta);
-                        self.exchange(request, claim(request, uid, version, &managers))
-                            .await
-                    }
-                    None => (Outcome::Object(meta), verdict),
-                }
-            }
-            (_, answered) => answered,
-        };
-        if let Some(verdict) = verdict {
-            permit.done(verdict);
+            drop(outcome);
+            let message = claim(request, uid, version, &managers);
+            (outcome, verdict) = self.exchange(request, message).await;
         }
+        permit.done(verdict);
         outcome
     }
 
@@ -108,26 +99,19 @@ impl Writer {
         &self,
         request: &mimeo_engine::Request,
         message: Message,
-    ) -> (Outcome, Option<Verdict>) {
-        match message {
-            Ok(message) => {
-                let (answer, verdict) = self.measure(message).await;
-                (outcome(request, answer), verdict)
-            }
-            Err(error) => (outcome(request, Err(error)), None),
-        }
+    ) -> (Outcome, Verdict) {
+        let (answer, verdict) = self.measure(message).await;
+        (outcome(request, answer), verdict)
     }
 
     /// Sends one request. Also returns the answer's verdict on the server's load.
-    async fn measure(&self, message: Request<Body>) -> (CallResult<call::Answer>, Option<Verdict>) {
+    async fn measure(&self, message: Message) -> (CallResult<call::Answer>, Verdict) {
         let started = Instant::now();
         let answer = call::call(&self.client, message, self.deadline).await;
         let verdict = verdict(&answer, started.elapsed());
         (answer, verdict)
     }
 }
-
-type Message = CallResult<Request<Body>>;
 
 /// The path of the request's object.
 fn path(request: &mimeo_engine::Request) -> String {
@@ -142,43 +126,32 @@ fn path(request: &mimeo_engine::Request) -> String {
 fn message(request: &mimeo_engine::Request) -> Option<Message> {
     let ticket = &request.ticket;
     let path = path(request);
-    let rendering = request.rendering.as_ref();
-    let apply = |pieces, how: &str| {
-        let uri = format!("{path}?fieldManager={}{how}", names::MANAGER);
-        let message = call::write(
-            Method::PATCH,
-            &uri,
-            "application/apply-patch+yaml",
-            Body::empty(),
-        );
-        message.map(|mut message| {
-            message.extensions_mut().insert(Pieces(pieces));
-            message
-        })
-    };
-    let write =
-        |precondition, how| rendering.map(|rendering| apply(rendering.body(precondition), how));
-    match ticket.verb {
-        Verb::Create => write(Precondition::Absent, "&force=true"),
-        Verb::Apply(uid) => write(Precondition::Is(uid), "&force=true"),
-        Verb::Take(uid, version) => write(Precondition::Unchanged(uid, version), "&force=true"),
-        Verb::Learn(uid) => write(Precondition::Is(uid), "&force=true&dryRun=All"),
-        Verb::Compare(uid, version) => rendering.map(|rendering| {
-            apply(
-                rendering.unmarked(&request.ticket.name, uid, version),
-                "&dryRun=All",
-            )
-        }),
+    let rendering = request.rendering.as_deref();
+    let body = |precondition| rendering.map(|rendering| rendering.body(precondition));
+    let (pieces, how) = match ticket.verb {
+        Verb::Create => (body(Precondition::Absent), "&force=true"),
+        Verb::Apply(uid) => (body(Precondition::Is(uid)), "&force=true"),
+        Verb::Take(uid, version) => (body(Precondition::Unchanged(uid, version)), "&force=true"),
+        Verb::Learn(uid) => (body(Precondition::Is(uid)), "&force=true&dryRun=All"),
+        Verb::Compare(uid, version) => {
+            let unmarked = |rendering: &Rendering| rendering.unmarked(&ticket.name, uid, version);
+            (rendering.map(unmarked), "&dryRun=All")
+        }
         // A read without a resourceVersion is answered from storage and not from a cache. A claim's
         // entries of `managedFields` may be large. They are read only now, and are not kept.
-        Verb::Look | Verb::Claim(..) => Some(call::read(&path, METADATA)),
-        Verb::Delete(uid, version) => Some(call::write(
-            Method::DELETE,
-            &path,
-            call::JSON,
-            delete_options(uid, version),
-        )),
-    }
+        Verb::Look | Verb::Claim(..) => return Some(call::read(&path, METADATA)),
+        Verb::Delete(uid, version) => {
+            let options = delete_options(uid, version);
+            return Some(call::write(Method::DELETE, &path, call::JSON, options));
+        }
+    };
+    let pieces = Pieces(pieces?);
+    let uri = format!("{path}?fieldManager={}{how}", names::MANAGER);
+    let message = call::write(Method::PATCH, &uri, "application/apply-patch+yaml", "");
+    Some(message.map(|mut message| {
+        message.extensions_mut().insert(pieces);
+        message
+    }))
 }
 
 /// Writes only `managedFields`, which an apply cannot write.
@@ -187,18 +160,18 @@ fn claim(request: &mimeo_engine::Request, uid: Uid, version: u64, managers: &str
     let uri = format!("{}?fieldManager={}", path(request), names::MANAGER);
     let metadata =
         format!(r#""uid":"{uid}","resourceVersion":"{version}","managedFields":{managers}"#);
-    let body = Body::from(format!(r#"{{"metadata":{{{metadata}}}}}"#).into_bytes());
+    let body = format!(r#"{{"metadata":{{{metadata}}}}}"#);
     call::write(Method::PATCH, &uri, MERGE_PATCH, body)
 }
 
-fn delete_options(uid: Uid, version: u64) -> Body {
+fn delete_options(uid: Uid, version: u64) -> String {
     let options = json!({
         "apiVersion": "v1",
         "kind": "DeleteOptions",
         "preconditions": {"uid": uid.to_string(), "resourceVersion": version.to_string()},
         "propagationPolicy": "Background",
     });
-    Body::from(options.to_string().into_bytes())
+    options.to_string()
 }
 
 /// The outcome of an answer for the copy.
@@ -240,37 +213,31 @@ fn outcome(request: &mimeo_engine::Request, answer: CallResult<call::Answer>) ->
 /// Whether the object still exists after a delete. The API server answers with a Status or, for
 /// some kinds, with the object's last state. Something may hold the object, such as a finalizer.
 fn outlives_deletion(written: &Written) -> bool {
-    let ObjectMeta {
-        deletion_timestamp,
-        finalizers,
-        deletion_grace_period_seconds,
-        ..
-    } = &written.metadata;
+    let meta = &written.metadata;
+    let finalizers = meta.finalizers.iter().flatten().count();
     written.kind != "Status"
-        && deletion_timestamp.is_some()
-        && (finalizers
-            .as_ref()
-            .is_some_and(|finalizers| !finalizers.is_empty())
-            || deletion_grace_period_seconds.is_some_and(|seconds| seconds > 0))
+        && meta.deletion_timestamp.is_some()
+        && (finalizers > 0 || meta.deletion_grace_period_seconds > Some(0))
 }
 
-/// The answer's verdict on the server's load; none if it says nothing about the load.
-fn verdict(answer: &CallResult<call::Answer>, latency: Duration) -> Option<Verdict> {
+/// The answer's verdict on the server's load.
+fn verdict(answer: &CallResult<call::Answer>, latency: Duration) -> Verdict {
     let Ok(answer) = answer else {
-        return Some(Verdict::Overload { retry_after: None });
+        return Verdict::Overload { retry_after: None };
     };
     let code = answer.code.as_u16();
     if !matches!(code, 429 | 500..) {
-        return Some(Verdict::Ok(latency));
+        return Verdict::Ok(latency);
     }
     // The error comes from an admission webhook or a schema. It concerns one kind or one namespace,
     // and must not slow down the others.
     let message = answer.status().message.unwrap_or_default();
-    let elsewhere =
-        message.contains("webhook \"") || message.contains("failed to create typed patch object");
-    (!elsewhere).then_some(Verdict::Overload {
+    if message.contains("webhook \"") || message.contains("failed to create typed patch object") {
+        return Verdict::Unrelated;
+    }
+    Verdict::Overload {
         retry_after: answer.retry_after,
-    })
+    }
 }
 
 #[cfg(test)]

@@ -8,30 +8,48 @@ use mimeo_model::{
     choices::ConflictPolicy,
     id::{KindId, ProjectionId, RuleId},
     kind::GroupKind,
-    meta::{Seen, Uid},
-    names,
+    meta::Seen,
     outcome::{FailureReason, Outcome},
     ownership::content_is_ours,
-    render::Copies,
     template::Place,
 };
 
 use crate::{
     Effects, Index,
     clock::Tick,
-    copy::{Baseline, Content, CopyState, Failing, Observation, Phase, Reference, Repair, Why},
-    events::{EventCause, EventQueue},
+    copy::{Baseline, Content, CopyState, Observation, Phase, Reference, Repair, Why},
+    events::EventCause,
+    projection::Projection,
     request::{Ticket, Verb},
     work::{Timer, delay},
 };
 
 impl Index {
-    /// Records the field set of a correct copy. Copies may wait for it.
-    fn learnt(&mut self, id: ProjectionId, entry: u64) {
-        let Some(projection) = self.projections.get_mut(&id) else {
+    /// Returns the projection of a request, if it still has the content that it had when the request
+    /// was sent.
+    fn unchanged(&mut self, ticket: &Ticket) -> Option<(ProjectionId, &mut Projection)> {
+        let id = ticket.projection?;
+        let projection = self.projections.get_mut(&id)?;
+        let same = projection
+            .rendering
+            .as_ref()
+            .is_ok_and(|copies| Some(copies.checksum()) == ticket.copies);
+        same.then_some((id, projection))
+    }
+
+    /// Records which fields a correct copy owns, unless that is known. Copies may wait for it.
+    fn learn(&mut self, ticket: &Ticket, entry: u64) {
+        let Some((_, projection)) = self.unchanged(ticket) else {
             return;
         };
-        let former = std::mem::replace(&mut projection.reference, Reference::Known(entry));
+        let former = projection.reference;
+        if !matches!(
+            former,
+            Reference::Unknown | Reference::Wanted | Reference::Asked
+        ) {
+            return;
+        }
+        projection.reference = Reference::Known(entry);
         projection.failed_dry_runs = 0;
         if former != Reference::Unknown {
             let rule = projection.rule.clone();
@@ -42,60 +60,26 @@ impl Index {
     /// Allows another dry run for a projection. The API server may be able to answer by now, or the
     /// object of another copy may get an answer.
     pub(crate) fn ask_reference(&mut self, id: ProjectionId) {
-        let Some(projection) = self
-            .projections
-            .get_mut(&id)
-            .filter(|projection| projection.reference == Reference::Asked)
-        else {
-            return;
-        };
-        projection.reference = Reference::Unknown;
-        let rule = projection.rule.clone();
-        self.replan_rule(&rule);
-    }
-
-    /// Records the result of a comparison, if the compared object is still the observed one and the
-    /// compared content is still wanted.
-    fn compared(
-        &self,
-        ticket: &Ticket,
-        object: (Uid, u64),
-        content: Content,
-        place: Place<'_>,
-        copy: &mut CopyState,
-    ) {
-        if copy
-            .seen()
-            .is_some_and(|seen| (seen.uid, seen.version) == object)
-            && self.asked_for(ticket, place, copy)
+        if let Some(projection) = self.projections.get_mut(&id)
+            && projection.reference == Reference::Asked
         {
-            copy.content = content;
+            projection.reference = Reference::Unknown;
+            let rule = projection.rule.clone();
+            self.replan_rule(&rule);
         }
     }
 
     /// Records that the object was deleted or never existed. A newer object that the watch has
     /// shown since stays.
     fn take_absence(&mut self, verb: Verb, copy: &mut CopyState) {
-        match verb {
-            Verb::Apply(uid)
-            | Verb::Take(uid, _)
-            | Verb::Compare(uid, _)
-            | Verb::Learn(uid)
-            | Verb::Claim(uid, _)
-            | Verb::Delete(uid, _)
-                if copy.seen().is_some_and(|seen| seen.uid != uid) =>
-            {
-                return;
-            }
-            Verb::Create if copy.seen().is_some() => return,
-            _ => {}
-        }
-        if let (Verb::Delete(..), Some(rule)) =
-            (verb, copy.ours().and_then(|seen| seen.rule.clone()))
-        {
-            self.synced(&rule);
+        let (uid, _) = verb.expects();
+        if verb != Verb::Look && copy.seen().is_some_and(|seen| Some(seen.uid) != uid) {
+            return;
         }
         if let Verb::Delete(_, version) = verb {
+            if let Some(rule) = copy.rule() {
+                self.synced(rule);
+            }
             // A listing from before the deletion may still arrive.
             copy.unseen = copy.unseen.max(version);
         }
@@ -124,9 +108,8 @@ impl Index {
             "rbac.authorization.k8s.io" => &**kind == "RoleBinding",
             _ => false,
         };
-        let rule = self
-            .rule_of(copy)
-            .and_then(|id| self.rules.get(&id)?.rule.as_ref().ok());
+        let owner = self.projections.owner(copy);
+        let rule = owner.and_then(|id| self.valid(id));
         let given = copy.ours().is_some()
             || rule.is_some_and(|rule| rule.conflict == ConflictPolicy::Overwrite);
         harmless && given && self.settings.keeps_copies()
@@ -134,40 +117,21 @@ impl Index {
 
     /// True if the request still has the content that its copy wants.
     fn asked_for(&self, ticket: &Ticket, place: Place<'_>, copy: &CopyState) -> bool {
-        let copies = self
-            .projections
-            .wanted(copy)
-            .and_then(|projection| projection.rendering.as_ref().ok());
-        let checksum = copies.and_then(|copies| copies.checksum_at(place).ok());
+        let projection = self.projections.wanted(copy);
+        let checksum = projection.and_then(|projection| projection.checksum_at(place));
         copy.want == ticket.projection && checksum == ticket.checksum
     }
 
-    /// Learns from the answer to a write which fields a correct copy owns.
-    fn teach(&mut self, ticket: &Ticket, entry: u64) {
-        let Some((id, projection)) = ticket
-            .projection
-            .and_then(|id| Some((id, self.projections.get(&id)?)))
-        else {
-            return;
-        };
-        let same = projection
-            .rendering
-            .as_ref()
-            .is_ok_and(|copies| Some(copies.checksum()) == ticket.copies);
-        let unknown = matches!(
-            projection.reference,
-            Reference::Unknown | Reference::Wanted | Reference::Asked
-        );
-        if same && unknown {
-            self.learnt(id, entry);
-        }
+    /// Returns the rule of a request's projection.
+    fn served(&self, ticket: &Ticket) -> Option<Arc<RuleId>> {
+        let projection = self.projections.get(&ticket.projection?)?;
+        Some(projection.rule.clone())
     }
 
     /// Records that a copy of the rule was written or deleted.
-    fn synced(&mut self, rule: &Arc<RuleId>) {
-        let now = self.now;
+    fn synced(&mut self, rule: &RuleId) {
         if let Some(state) = self.rules.get_mut(rule) {
-            state.status.synced(now);
+            state.status.synced(self.now);
         }
     }
 }
@@ -197,7 +161,9 @@ impl Index {
                     Verb::Look => copy.verify = false,
                     _ => {}
                 }
-                let owner = self.rule_of(copy);
+                // The status of the rule that the copy belongs to is due now. Planning marks the
+                // status of the rule that the copy belongs to next.
+                self.mark_status_of(copy);
                 let place = Place {
                     name: &ticket.namespace,
                     labels: &namespace.labels,
@@ -206,12 +172,9 @@ impl Index {
                     self.measure(ticket, namespace.labelled, effects);
                 }
                 self.take_in(ticket, outcome, place, copy, effects);
-                if let Some(rule) = copy.ours().and_then(|seen| seen.rule.as_ref()) {
+                if let Some(rule) = copy.rule() {
                     self.consent.note_copy_in(rule, &ticket.namespace);
                 }
-                // The status of the rule that the copy belonged to is due now. Planning marks the
-                // status of the rule that the copy belongs to next.
-                owner.iter().for_each(|rule| self.mark_status_due(rule));
                 self.note_created(&ticket.namespace, &mut namespace, at);
                 self.dirty.insert(ticket.namespace.clone());
             }
@@ -229,26 +192,20 @@ impl Index {
             Outcome::Object(meta) => self.read(meta, ticket.kind).and_then(|seen| seen.entry),
             _ => None,
         };
-        let Some((id, projection)) = ticket
-            .projection
-            .and_then(|id| Some((id, self.projections.get_mut(&id)?)))
-        else {
+        let Some((id, projection)) = self.unchanged(ticket) else {
             return;
         };
-        let same = projection
-            .rendering
-            .as_ref()
-            .is_ok_and(|copies| Some(copies.checksum()) == ticket.copies);
-        if !same || projection.reference != Reference::Asked {
+        if projection.reference != Reference::Asked {
             return;
         }
         if let Some(entry) = entry {
-            self.learnt(id, entry);
+            self.learn(ticket, entry);
         } else {
             // If every copy asked again at once, each answer would plan all other copies. The
             // reference stays `Asked` until the timer fires.
-            let due = self.now + delay(&self.settings, projection.failed_dry_runs);
-            projection.failed_dry_runs = projection.failed_dry_runs.saturating_add(1);
+            let failed = projection.failed_dry_runs;
+            projection.failed_dry_runs = failed.saturating_add(1);
+            let due = self.now + delay(&self.settings, failed);
             effects.work.timer(due, Timer::Learn(id));
         }
     }
@@ -266,36 +223,26 @@ impl Index {
             (Verb::Delete(..), Outcome::Absent | Outcome::Object(_))
         );
         if gone && copy.stuck {
-            let events = &mut effects.events;
-            self.report(
-                EventCause::CopyRecreated,
-                (&ticket.namespace, copy),
-                None,
-                events,
-            );
+            self.report(EventCause::CopyRecreated, ticket, copy, effects);
         }
         match (ticket.verb, outcome) {
-            (Verb::Compare(uid, version), Outcome::Object(meta)) => {
-                let content = if content_is_ours(&meta) {
-                    Content::Same
-                } else {
-                    Content::Other
-                };
-                self.compared(ticket, (uid, version), content, place, copy);
-            }
-            (Verb::Compare(uid, version), Outcome::Differs | Outcome::Immutable(_)) => {
-                self.compared(ticket, (uid, version), Content::Other, place, copy);
+            (
+                Verb::Compare(uid, version),
+                compared @ (Outcome::Object(_) | Outcome::Differs | Outcome::Immutable(_)),
+            ) => {
+                let observed = copy.seen().map(|seen| (seen.uid, seen.version));
+                if observed == Some((uid, version)) && self.asked_for(ticket, place, copy) {
+                    copy.content = match compared {
+                        Outcome::Object(meta) if content_is_ours(&meta) => Content::Same,
+                        _ => Content::Other,
+                    };
+                }
             }
             (_, Outcome::Object(meta)) => {
                 let Some(seen) = self.read(&meta, ticket.kind) else {
                     return;
                 };
-                self.remember_origin(
-                    &seen,
-                    meta.annotations
-                        .as_ref()
-                        .and_then(|all| all.get(names::SOURCE)),
-                );
+                self.remember_origin(&seen, &meta);
                 self.take_object(ticket, seen, copy, effects);
             }
             (verb, Outcome::Conflict | Outcome::Differs) => refute(verb, copy),
@@ -370,12 +317,8 @@ impl Index {
                     .back_off(&ticket.namespace, copy, retry_after, self);
             }
         }
-        if let Some(id) = ticket
-            .projection
-            .and_then(|id| self.projections.get(&id))
-            .map(|projection| projection.rule.clone())
-        {
-            self.mark_status_due(&id);
+        if let Some(rule) = self.served(ticket) {
+            self.mark_status_due(&rule);
         }
     }
 
@@ -384,16 +327,14 @@ impl Index {
     /// written for the labels. So the time counts from the later change, and a user that may change
     /// labels cannot make copies look late.
     fn measure(&mut self, ticket: &Ticket, labelled: Tick, effects: &mut Effects) {
-        let projection = ticket.projection.and_then(|id| self.projections.get(&id));
         let written = matches!(ticket.verb, Verb::Apply(_) | Verb::Take(..))
             && ticket.why == Some(Why::Changed);
-        let now = projection.filter(|projection| {
-            written && projection.rendering.as_ref().ok().map(Copies::checksum) == ticket.copies
-        });
-        if let Some((kind, renewed)) =
-            now.and_then(|projection| Some((projection.rule.kind, projection.renewed?)))
+        if written
+            && let Some((_, projection)) = self.unchanged(ticket)
+            && let Some(renewed) = projection.renewed
         {
-            effects.lags.copies[kind].record(self.now.saturating_sub(renewed.max(labelled)));
+            let lags = &mut effects.lags.copies[projection.rule.kind];
+            lags.record(self.now.saturating_sub(renewed.max(labelled)));
         }
     }
 
@@ -419,7 +360,7 @@ impl Index {
             Verb::Create | Verb::Apply(_) | Verb::Take(..) => {
                 copy.stuck &= ticket.verb != Verb::Create;
                 if let Some(entry) = seen.entry.filter(|_| seen.checksum == ticket.checksum) {
-                    self.teach(ticket, entry);
+                    self.learn(ticket, entry);
                 }
                 // The watch event for this write may have arrived before the answer. So the answer
                 // is compared with the resourceVersion that was observed when the request was sent.
@@ -436,28 +377,18 @@ impl Index {
                     copy.streak = 0;
                 }
                 if matches!(ticket.why, Some(Why::Adopted | Why::Overwritten)) {
-                    let events = &mut effects.events;
-                    self.report(
-                        EventCause::CopyAdopted,
-                        (&ticket.namespace, copy),
-                        None,
-                        events,
-                    );
+                    self.report(EventCause::CopyAdopted, ticket, copy, effects);
                 }
                 // A client that only moved the resourceVersion, such as a storage migration, has
                 // edited nothing.
                 if written {
-                    self.edit_reverted(ticket, copy, &mut effects.events);
+                    if ticket.reverts {
+                        self.report(EventCause::EditReverted, ticket, copy, effects);
+                    }
                     // The watch shows a lost label in the same way as a deletion. But then the
                     // object still exists, and the API server refuses a create.
                     if (ticket.verb, ticket.why) == (Verb::Create, Some(Why::Vanished)) {
-                        let events = &mut effects.events;
-                        self.report(
-                            EventCause::CopyRestored,
-                            (&ticket.namespace, copy),
-                            None,
-                            events,
-                        );
+                        self.report(EventCause::CopyRestored, ticket, copy, effects);
                     }
                 }
                 // If another client removed entries from `managedFields`, only an apply shows the
@@ -470,16 +401,14 @@ impl Index {
                 // The watch may already have shown a later change of the object.
                 baseline.rewritten = copy.seen().is_some_and(|now| now.checksum != checksum);
                 copy.baseline = Some(baseline);
-                let rule = ticket
-                    .projection
-                    .and_then(|id| self.projections.get(&id))
-                    .map(|projection| projection.rule.clone());
-                if let Some(rule) = rule.filter(|_| written) {
+                if written && let Some(rule) = self.served(ticket) {
                     self.synced(&rule);
                 }
             }
             Verb::Claim(..) => {
-                self.edit_reverted(ticket, copy, &mut effects.events);
+                if ticket.reverts {
+                    self.report(EventCause::EditReverted, ticket, copy, effects);
+                }
                 copy.repair = Repair::Claimed;
                 copy.show(seen);
             }
@@ -489,8 +418,7 @@ impl Index {
             }
             Verb::Look => {
                 // No write may follow, so this answer is the one that ends an outage.
-                let ended = |failing: &Failing| failing.failure.reason.is_silence();
-                if copy.failure.as_deref().is_some_and(ended) {
+                if copy.failed().is_some_and(FailureReason::is_silence) {
                     copy.failure = None;
                 }
                 // The read found an object, but the watch lost it before the answer arrived. The
@@ -502,16 +430,12 @@ impl Index {
         }
     }
 
-    /// Reports that a write has undone the edit in its ticket, if there is one.
-    fn edit_reverted(&self, ticket: &Ticket, copy: &CopyState, events: &mut EventQueue) {
-        if let Some(edit) = &ticket.edit {
-            let editor = edit.manager.clone();
-            self.report(
-                EventCause::EditReverted,
-                (&ticket.namespace, copy),
-                editor,
-                events,
-            );
+    /// Reports the effect of a request with the next Event of the rule that the copy's numbers count
+    /// for.
+    fn report(&self, cause: EventCause, ticket: &Ticket, copy: &CopyState, effects: &mut Effects) {
+        if let Some(rule) = self.projections.owner(copy) {
+            let copy = (copy.key(&ticket.namespace), ticket.editor.clone());
+            effects.events.add(rule, cause, [copy], 0, self.now);
         }
     }
 }
@@ -519,15 +443,10 @@ impl Index {
 /// Records that the object isn't the one that the request expected. Mimeo must read it, unless the
 /// watch has shown it since.
 fn refute(verb: Verb, copy: &mut CopyState) {
-    let known = copy.seen().map(|seen| (seen.uid, seen.version));
-    let refuted = match verb {
-        Verb::Create | Verb::Look => known.is_none(),
-        Verb::Apply(uid) | Verb::Learn(uid) => known.is_none_or(|known| known.0 == uid),
-        Verb::Take(uid, version)
-        | Verb::Compare(uid, version)
-        | Verb::Claim(uid, version)
-        | Verb::Delete(uid, version) => known.is_none_or(|known| known == (uid, version)),
-    };
+    let (uid, version) = verb.expects();
+    let refuted = copy.seen().is_none_or(|seen| {
+        Some(seen.uid) == uid && version.is_none_or(|version| version == seen.version)
+    });
     if !refuted {
         return;
     }

@@ -11,10 +11,9 @@ use mimeo_model::{
 };
 
 use crate::{
-    Effects, Index, Namespace, RuleState,
+    Effects, Index, Namespace,
     copy::CopyState,
     jobs::{JobKey, Task},
-    projection::Projection,
 };
 
 impl Index {
@@ -22,14 +21,13 @@ impl Index {
     /// needed (any more).
     pub(crate) fn created_once(
         &self,
-        projection: &Projection,
         rule: &Rule,
         namespace: &Namespace,
         copy: &CopyState,
     ) -> bool {
         rule.strategy == Strategy::CreateOnce
             && (copy.shows_created(rule.conflict)
-                || self.remembers(namespace, &rule.id, projection.kind, &copy.name))
+                || self.remembers(namespace, &rule.id, copy.kind, &copy.name))
     }
 
     /// True if the observed object is in the present namespace. The watch may not have shown yet
@@ -72,26 +70,15 @@ impl Index {
     /// annotation is written. An object that was there while the rule was inactive is not recorded.
     pub(crate) fn note_created(&self, name: &str, namespace: &mut Namespace, at: usize) {
         let copy = &namespace.copies[at];
-        if !namespace.alive() {
-            return;
-        }
-        let Some(projection) = self.projections.wanted(copy) else {
-            return;
-        };
-        let acting = self.rules.get(&projection.rule).and_then(RuleState::acting);
-        let Some(rule) = acting.filter(|rule| rule.strategy == Strategy::CreateOnce) else {
-            return;
-        };
-        if !copy.shows_created(rule.conflict) || !self.is_of_now(name, namespace, copy) {
-            return;
-        }
-        let Some(created) = self.created_copy(namespace, &rule.id, projection.kind, &copy.name)
-        else {
-            return;
-        };
-        let tenants = rule.id.kind == RuleKind::Replication;
-        if namespace.created.insert(created, tenants) {
-            namespace.unrecorded.insert(created, false);
+        if let Some(rule) = self.acting_for(copy)
+            && rule.strategy == Strategy::CreateOnce
+            && namespace.alive()
+            && copy.shows_created(rule.conflict)
+            && self.is_of_now(name, namespace, copy)
+            && let Some(created) = self.created_copy(namespace, &rule.id, copy.kind, &copy.name)
+        {
+            let tenants = rule.id.kind == RuleKind::Replication;
+            namespace.created.insert(created, tenants);
         }
     }
 
@@ -108,20 +95,15 @@ impl Index {
         }
         let mut created = namespace.created.clone();
         for copy in &namespace.copies {
-            let Some(projection) = self.projections.wanted(copy) else {
-                continue;
-            };
-            let Some(rule) = self.rules.get(&projection.rule).and_then(RuleState::acting) else {
+            let Some(rule) = self.acting_for(copy) else {
                 continue;
             };
             if rule.strategy != Strategy::CreateOnce {
-                // The copies of the kind were not all observed yet. The object may be the copy of
-                // another rule, and Mimeo's labels and annotations on it decide that.
-                if !self.kinds[copy.kind].copies_known_in(name) {
-                    continue;
-                }
-                if let Some(entry) =
-                    self.created_copy(namespace, &rule.id, projection.kind, &copy.name)
+                // While the copies of the kind are not all observed, the object may be the copy of
+                // another rule. Mimeo's labels and annotations on it decide that.
+                if self.kinds[copy.kind].copies_known_in(name)
+                    && let Some(entry) =
+                        self.created_copy(namespace, &rule.id, copy.kind, &copy.name)
                 {
                     created.remove(entry);
                 }
@@ -137,7 +119,7 @@ impl Index {
     pub(crate) fn created_to_record(&self, name: &Arc<str>) -> Option<Task> {
         let namespace = self.namespaces.get(name)?;
         let created = self.created_to_keep(name, namespace)?;
-        (created != recorded(namespace)).then(|| Task::RecordCreated {
+        (created != namespace.annotated).then(|| Task::RecordCreated {
             namespace: name.clone(),
             created,
             version: namespace.version,
@@ -160,23 +142,15 @@ impl Index {
         if effects.jobs.has(&key) {
             return;
         }
-        let Some(created) = self.created_to_keep(name, namespace) else {
+        let Some(mut created) = self.created_to_keep(name, namespace) else {
             return;
         };
-        let noted = recorded(namespace);
-        namespace.unrecorded.retain(&created);
-        if created == noted {
-            // A write that changes nothing causes no watch event, so the job would never end.
-            namespace.created = created;
-        } else {
+        // A write that changes nothing causes no watch event, so its job would never end.
+        if created != namespace.annotated {
             effects.jobs.ask(key);
         }
+        // An entry of the annotation counts until the annotation no longer has it.
+        created.extend(&namespace.annotated);
+        namespace.created = created;
     }
-}
-
-/// Returns the record that the namespace's annotation holds now.
-fn recorded(namespace: &Namespace) -> CreatedCopies {
-    let mut noted = namespace.created.clone();
-    noted.subtract(&namespace.unrecorded);
-    noted
 }

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use mimeo_model::{
-    choices::{PodGate, Strategy},
+    choices::Strategy,
     id::{ProjectionId, RuleId, RuleKind},
     known::Known,
     meta::Checksum,
@@ -17,7 +17,6 @@ use crate::{
     absent::HowGone,
     copy::{CopyState, Leave, Observation, Spared, Step, Why},
     fate::Fate,
-    may_go::MayGo,
     projection::{NoRendering, Projection},
     verdict::{Need, Needs, Outlook, Verdict},
     wants::taken,
@@ -38,10 +37,11 @@ impl Index {
             // no creates there.
             return (Verdict::default(), needs);
         }
-        let mut verdict = match copy.want {
+        let verdict = match copy.want {
             Some(id) => self.decide_wanted(id, (name, namespace), copy, &mut needs),
-            None => self.decide_unwanted(name, namespace, copy, &mut needs),
+            None => self.decide_unwanted((name, namespace), copy, &mut needs),
         };
+        let mut verdict = verdict.unwrap_or_default();
         match verdict.step {
             // A copy that is created once belongs to its namespace.
             Step::Leave(Leave::CreatedOnce) => {}
@@ -74,19 +74,12 @@ impl Index {
         place: (&Arc<str>, &Namespace),
         copy: &CopyState,
         needs: &mut Needs,
-    ) -> Verdict {
-        let Some(projection) = self.projections.get(&id) else {
-            return Verdict::default();
-        };
-        let Some(state) = self.rules.get(&projection.rule) else {
-            return Verdict::default();
-        };
-        let Ok(rule) = &state.rule else {
-            let step = Step::Leave(Leave::Suspended);
-            return Verdict {
-                step,
-                ..Verdict::default()
-            };
+    ) -> Option<Verdict> {
+        let projection = self.projections.get(&id)?;
+        let rule_id = &projection.rule;
+        let state = self.rules.get(rule_id)?;
+        let Some(rule) = state.valid() else {
+            return Some(Verdict::open(Step::Leave(Leave::Suspended)));
         };
         let aim = self.aim(projection, rule, place, copy, needs);
         if aim == Step::Learn {
@@ -98,7 +91,7 @@ impl Index {
         };
         let reserved = match aim {
             Step::Leave(_) => None,
-            _ => self.reserved_for(id, copy),
+            _ => self.reserved_for(rule_id, copy),
         };
         let outlook = match aim {
             Step::Leave(Leave::UpToDate | Leave::CreatedOnce)
@@ -114,101 +107,77 @@ impl Index {
         };
         let step = match self.step_towards(aim, (projection, state), place, copy) {
             Step::Leave(Leave::NoSource)
-                if fate.goes() && !self.left_by_the_platform(id, copy, needs) =>
+                if fate.goes() && !self.left_by_the_platform(rule_id, copy, needs) =>
             {
                 Step::Leave(Leave::NoSource)
             }
-            Step::Leave(Leave::NoSource) => {
-                let may_go = self.may_go(fate, &projection.rule, place, copy, needs);
-                step_if(may_go, &projection.rule, copy, needs)
-            }
+            Step::Leave(Leave::NoSource) => self.may_go(fate, rule_id, place, copy, needs),
             step @ Step::Leave(_) => step,
             _ if let Some(winner) = reserved => {
                 needs.push(Need::Failure(Failure {
                     reason: FailureReason::RuleConflict,
-                    message: taken(winner, &projection.rule, place.0).into(),
+                    message: taken(winner, rule_id, place.0).into(),
                 }));
                 Step::Leave(Leave::Reserved)
             }
-            step if self.in_charge(place.1) && self.left_by_the_platform(id, copy, needs) => step,
+            step if self.in_charge(place.1) && self.left_by_the_platform(rule_id, copy, needs) => {
+                step
+            }
             _ => Step::Leave(Leave::Undecided),
         };
-        Verdict { step, outlook }
+        Some(Verdict { step, outlook })
     }
 
     /// Returns the verdict about a copy that no rule wants (any more).
     fn decide_unwanted(
         &self,
-        name: &Arc<str>,
-        namespace: &Namespace,
+        place: (&Arc<str>, &Namespace),
         copy: &CopyState,
         needs: &mut Needs,
-    ) -> Verdict {
+    ) -> Option<Verdict> {
         if matches!(copy.observed, Observation::Taken(_)) && self.settings.keeps_copies() {
-            return Verdict {
-                step: Step::Look,
-                ..Verdict::default()
-            };
+            return Some(Verdict::open(Step::Look));
         }
-        let Some(id) = copy.ours().and_then(|seen| seen.rule.as_ref()) else {
-            return Verdict::default();
-        };
-        let fate = self.fate(name, namespace, copy);
+        let id = copy.rule()?;
+        let fate = self.fate(place.0, place.1, copy);
         let outlook = if fate.goes() {
             Outlook::Delete
         } else {
             Outlook::Open
         };
-        let may_go = self.may_go(fate, id, (name, namespace), copy, needs);
-        let step = step_if(may_go, id, copy, needs);
-        Verdict { step, outlook }
+        let step = self.may_go(fate, id, place, copy, needs);
+        Some(Verdict { step, outlook })
     }
 
-    /// Returns the `ClusterReplication` whose copy has the place of this projection's copy although
-    /// the rule is inactive: its spec is refused, so its wishes are unknown, or it is suspended,
-    /// and a Replication takes nothing from a suspended `ClusterReplication`.
+    /// Returns the `ClusterReplication` whose copy has the place of this rule's copy although the
+    /// `ClusterReplication` is inactive: its spec is refused, so its wishes are unknown, or it is
+    /// suspended, and a Replication takes nothing from a suspended `ClusterReplication`.
     pub(crate) fn reserved_for<'a>(
         &self,
-        id: ProjectionId,
+        rule: &RuleId,
         copy: &'a CopyState,
     ) -> Option<&'a Arc<RuleId>> {
-        let rule = &self.projections.get(&id)?.rule;
-        let former = copy
-            .ours()?
-            .rule
-            .as_ref()
-            .filter(|former| former.kind == RuleKind::ClusterReplication)?;
-        let state = self.rules.get(former).filter(|_| former != rule)?;
-        let rests = match &state.rule {
+        let former = copy.platforms(rule)?;
+        let rests = match &self.rules.get(former)?.rule {
             Err(_) => true,
             Ok(former) => rule.kind == RuleKind::Replication && former.suspend,
         };
         rests.then_some(former)
     }
 
-    /// True if the `ClusterReplication`s leave the copy to this projection's rule. They come before
+    /// True if the `ClusterReplication`s leave the copy to this rule. They come before
     /// Replications, and their wishes are unknown until all of them are listed. So the copy of a
     /// `ClusterReplication` passes to another rule only where Mimeo might delete it, too.
-    fn left_by_the_platform(&self, id: ProjectionId, copy: &CopyState, needs: &mut Needs) -> bool {
-        let Some(rule) = self
-            .projections
-            .get(&id)
-            .map(|projection| projection.rule.clone())
-        else {
-            return true;
-        };
+    fn left_by_the_platform(&self, rule: &RuleId, copy: &CopyState, needs: &mut Needs) -> bool {
         let tenants = rule.kind == RuleKind::Replication;
         let rules = self.collections[RuleKind::ClusterReplication].watch.known();
         if tenants && !matches!(rules, Known::Listed(()) | Known::Unserved) {
             return false;
         }
-        let marked = copy.ours().and_then(|seen| seen.rule.clone());
-        let others =
-            |former: &Arc<RuleId>| former.kind == RuleKind::ClusterReplication && *former != rule;
-        let Some(former) = marked.filter(others) else {
+        let Some(former) = copy.platforms(rule) else {
             return true;
         };
-        match self.rules.get(&former) {
+        match self.rules.get(former) {
             Some(state) if tenants => state.acting().is_some(),
             Some(state) => state.rule.is_ok(),
             None if !tenants && !rules.is_listed() => false,
@@ -216,7 +185,7 @@ impl Index {
             // former rule does not exist. Otherwise no rule could take over the copies of a rule
             // that was lost.
             None => self
-                .how_rule_went(&former, copy, needs)
+                .how_rule_went(former, copy, needs)
                 .is_some_and(|how| how == HowGone::Deleted || !tenants),
         }
     }
@@ -242,7 +211,6 @@ impl Index {
         (name, namespace): (&Arc<str>, &Namespace),
         copy: &CopyState,
     ) -> Step {
-        let acting = state.acting().is_some();
         if step == Step::Leave(Leave::CreatedOnce) {
             let shown = |rule: &Rule| copy.shows_created(rule.conflict);
             let keeps = self.settings.keeps_copies() && state.acting().is_some_and(shown);
@@ -269,7 +237,7 @@ impl Index {
         } else {
             Step::Leave(Leave::NotListed)
         };
-        if !acting {
+        if state.acting().is_none() {
             // The preview of a suspended rule must tell a create from a conflict. Only a read can
             // do that.
             let unknown = matches!(
@@ -315,7 +283,7 @@ impl Index {
         copy: &CopyState,
         needs: &mut Needs,
     ) -> Step {
-        if self.created_once(projection, rule, namespace, copy) {
+        if self.created_once(rule, namespace, copy) {
             return Step::Leave(Leave::CreatedOnce);
         }
         match &projection.rendering {
@@ -371,28 +339,12 @@ impl Index {
             _ => step,
         }
     }
-
-    /// Returns the pod gate of the projection's rule.
-    pub(crate) fn pod_gate_of(&self, id: ProjectionId) -> PodGate {
-        let state = self
-            .projections
-            .get(&id)
-            .and_then(|projection| self.rules.get(&projection.rule));
-        state.map_or(PodGate::None, RuleState::pod_gate)
-    }
 }
 
-/// Returns the step for a copy of this rule that may or may not be deleted. A copy with an
-/// unconfirmed loss is deleted only after the rule's collected losses were approved.
-fn step_if(may_go: MayGo, rule: &Arc<RuleId>, copy: &CopyState, needs: &mut Needs) -> Step {
-    match may_go {
-        MayGo::Yes(why) => Step::Delete(why),
-        MayGo::Collect(why) if copy.approved == Some(why) => Step::Delete(why),
-        MayGo::Collect(why) => {
-            needs.push(Need::Loss(rule.clone(), why));
-            Step::Leave(Leave::Undecided)
-        }
-        MayGo::Unknown => Step::Leave(Leave::Undecided),
-        MayGo::No(why) => Step::Leave(why),
+impl CopyState {
+    /// Returns the `ClusterReplication` that Mimeo's own copy here names, if it is not this rule.
+    fn platforms(&self, rule: &RuleId) -> Option<&Arc<RuleId>> {
+        self.rule()
+            .filter(|former| former.kind == RuleKind::ClusterReplication && ***former != *rule)
     }
 }

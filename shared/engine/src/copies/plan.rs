@@ -3,14 +3,14 @@
 use std::{sync::Arc, time::Duration};
 
 use mimeo_model::{
-    id::{ProjectionId, RuleId},
+    id::RuleId,
     meta::Checksum,
     outcome::{Failure, FailureReason},
+    rule::Rule,
 };
 
 use crate::{
     Effects, Index, Namespace, SourceState,
-    clock::Tick,
     copy::{CopyState, Leave, Phase, Reference, Step, Why},
     verdict::{Need, Outlook},
     work::Timer,
@@ -23,25 +23,21 @@ const CROWD: usize = 256;
 const REST: Duration = Duration::from_micros(20);
 
 impl Index {
-    /// True if a request of another copy asks already which fields a correct copy owns.
-    fn is_asked_already(&self, projection: Option<ProjectionId>) -> bool {
-        let projection = projection.and_then(|id| self.projections.get(&id));
-        projection.is_some_and(|projection| projection.reference == Reference::Asked)
+    /// Returns the active rule that wants the copy.
+    pub(crate) fn acting_for(&self, copy: &CopyState) -> Option<&Rule> {
+        self.acting(&self.projections.wanted(copy)?.rule)
     }
 
     /// Returns the resync period of a copy, if its rule may write the copy.
     pub(crate) fn resync_of(&self, copy: &CopyState) -> Option<Duration> {
-        let projection = self.projections.wanted(copy)?;
-        let rule = self.rules.get(&projection.rule)?.acting()?;
+        let rule = self.acting_for(copy)?;
         rule.resync.filter(|_| self.settings.keeps_copies())
     }
 
-    fn mark_status_of_copy_due(&mut self, index: usize, namespace: &Namespace) {
-        let rule = namespace.copies[index]
-            .want
-            .and_then(|id| self.projections.get(&id))
-            .map(|projection| projection.rule.clone());
-        if let Some(state) = rule.and_then(|id| self.rules.get_mut(&id)) {
+    /// Marks the status of the rule whose numbers include this copy as due.
+    pub(crate) fn mark_status_of(&mut self, copy: &CopyState) {
+        let owner = self.projections.owner(copy);
+        if let Some(state) = owner.and_then(|id| self.rules.get_mut(id)) {
             state.status.mark_due();
         }
     }
@@ -52,7 +48,7 @@ impl Index {
     }
 
     /// Marks a rule's status as due.
-    pub(crate) fn mark_status_due(&mut self, id: &Arc<RuleId>) {
+    pub(crate) fn mark_status_due(&mut self, id: &RuleId) {
         if let Some(state) = self.rules.get_mut(id) {
             state.status.mark_due();
         }
@@ -149,13 +145,10 @@ impl Index {
             self.meet(needs, &copy.key(name), effects);
         }
         let urgent = namespace.pending_label.is_some();
-        let home = self
-            .rule_of(&namespace.copies[index])
-            .filter(|_| !matches!(step, Step::Leave(_)));
-        if namespace.copies[index].verdict.outlook != verdict.outlook {
-            self.mark_status_of_copy_due(index, namespace);
-        }
         let copy = &mut namespace.copies[index];
+        if copy.verdict.outlook != verdict.outlook {
+            self.mark_status_of(copy);
+        }
         let rested = copy.verdict.step == Step::Leave(Leave::Suspended);
         if rested && !matches!(step, Step::Leave(_)) {
             // The pause was one between reads of a suspended rule's object.
@@ -170,19 +163,19 @@ impl Index {
             self.settle(name, copy, (why, failure), effects);
             return;
         }
-        if step == Step::Learn && self.is_asked_already(copy.want) {
-            return;
+        let projection = self.projections.wanted(copy);
+        if step == Step::Learn
+            && projection.is_some_and(|projection| projection.reference == Reference::Asked)
+        {
+            return; // A request of another copy asks already.
         }
         if copy.phase == Phase::Idle {
             copy.phase = Phase::Queued;
-            effects.work.queue(
-                name,
-                copy,
-                urgent,
-                home.as_deref().and_then(|rule| rule.namespace.as_deref()),
-            );
+            let rule = self.rule_of(copy);
+            let home = rule.as_ref().and_then(|rule| rule.namespace.as_deref());
+            effects.work.queue(name, copy, urgent, home);
         }
-        self.mark_status_of_copy_due(index, namespace);
+        self.mark_status_of(copy);
     }
 
     /// Records that a copy needs no request now, and why.
@@ -193,8 +186,20 @@ impl Index {
         (why, failure): (Leave, Option<Failure>),
         effects: &mut Effects,
     ) {
-        // An unwanted copy counts for the rule that wrote it.
-        let rule = self.rule_of(copy);
+        let keeps = self.settings.keeps_copies();
+        let reads_again = copy.phase == Phase::Idle
+            && match why {
+                // An object that Mimeo doesn't own may lack the label that the watch selects by. So
+                // Mimeo reads it again from time to time.
+                Leave::Foreign(_) => true,
+                // No watch will show the end of this object.
+                Leave::Deleting => copy.seen().is_some_and(|seen| seen.unwatched(keeps)),
+                // The end of the pause leads to a read.
+                Leave::Suspended => {
+                    keeps && copy.lacks_label() && copy.verdict.outlook != Outlook::Open
+                }
+                _ => false,
+            };
         match why {
             Leave::UpToDate => {
                 self.remind_of_resync(name, copy, effects);
@@ -209,39 +214,12 @@ impl Index {
                     self.fail(name, copy, failure, effects);
                 }
             }
-            Leave::Foreign(why) if copy.phase == Phase::Idle => {
-                self.fail(
-                    name,
-                    copy,
-                    Failure {
-                        reason: FailureReason::Conflict,
-                        message: why.message().into(),
-                    },
-                    effects,
-                );
-                // An object that Mimeo doesn't own may lack the label that the watch selects by. So
-                // Mimeo reads it again from time to time.
-                effects.work.back_off(name, copy, None, self);
-            }
-            // No watch will show the end of this object.
-            Leave::Deleting
-                if copy.phase == Phase::Idle
-                    && copy
-                        .seen()
-                        .is_some_and(|seen| seen.unwatched(self.settings.keeps_copies())) =>
-            {
-                copy.failure = None;
-                effects.work.back_off(name, copy, None, self);
-            }
-            // The end of the pause leads to a read.
-            Leave::Suspended
-                if copy.phase == Phase::Idle
-                    && copy.lacks_label()
-                    && copy.verdict.outlook != Outlook::Open
-                    && self.settings.keeps_copies() =>
-            {
-                copy.failure = None;
-                effects.work.back_off(name, copy, None, self);
+            Leave::Foreign(why) if reads_again => {
+                let failure = Failure {
+                    reason: FailureReason::Conflict,
+                    message: why.message().into(),
+                };
+                self.fail(name, copy, failure, effects);
             }
             // That read has failed, and is told once.
             Leave::Suspended
@@ -251,9 +229,11 @@ impl Index {
             Leave::Foreign(_) | Leave::NotListed | Leave::Undecided => {}
             _ => copy.failure = None,
         }
-        if let Some(state) = rule.and_then(|id| self.rules.get_mut(&id)) {
-            state.status.mark_due();
+        if reads_again {
+            effects.work.back_off(name, copy, None, self);
         }
+        // An unwanted copy counts for the rule that wrote it.
+        self.mark_status_of(copy);
     }
 
     /// Sets the timer for the next verification of a copy, at the end of the rule's resync period.
@@ -279,24 +259,15 @@ impl Index {
 
     /// Sets a timer for the end of each missing source's grace period. The rule's copies must be
     /// decided again then.
-    pub(crate) fn remind_of_grace(&mut self, id: &Arc<RuleId>, effects: &mut Effects) {
-        let Some(Ok(rule)) = self.rules.get(id).map(|state| &state.rule) else {
-            return;
-        };
+    pub(crate) fn remind_of_grace(&self, id: &Arc<RuleId>, effects: &mut Effects) {
+        let Some(rule) = self.valid(id) else { return };
         // Sources that a selector no longer finds are not listed here. The decision about their
         // copies sets those timers.
-        let missing = rule
-            .sources
-            .iter()
-            .filter_map(|source| match self.sources.get(source) {
-                Some(SourceState::Missing { since, .. }) => Some(*since),
-                _ => None,
-            });
-        let due: Vec<Tick> = missing
-            .map(|since| since + rule.retention.source_grace)
-            .collect();
-        for due in due {
-            effects.work.timer(due, Timer::Rule(id.clone()));
+        for source in &rule.sources {
+            if let Some(SourceState::Missing { since, .. }) = self.sources.get(source) {
+                let due = *since + rule.retention.source_grace;
+                effects.work.timer(due, Timer::Rule(id.clone()));
+            }
         }
     }
 }

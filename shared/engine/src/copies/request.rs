@@ -56,17 +56,12 @@ pub struct Ticket {
     pub(crate) sent: Tick,
     /// The reason for the change. `None`: the request changes nothing.
     pub why: Option<Why>,
-    /// The edit that this request undoes, if there is one.
-    pub(crate) edit: Option<Edit>,
+    /// True if this request undoes a change of the copy by another client.
+    pub(crate) reverts: bool,
+    /// The field manager that made this change, if `managedFields` shows it.
+    pub(crate) editor: Option<Box<str>>,
     /// The resourceVersion of the observed object when the request was sent.
     pub(crate) version: Option<u64>,
-}
-
-/// A change of a copy by another client.
-#[derive(Clone, Debug)]
-pub(crate) struct Edit {
-    /// The field manager that changed the copy last, if `managedFields` shows it.
-    pub(crate) manager: Option<Box<str>>,
 }
 
 /// An operation of the API server.
@@ -93,6 +88,20 @@ pub enum Verb {
     Delete(Uid, u64),
 }
 
+impl Verb {
+    /// The uid and the resourceVersion that the object must have, as far as they matter.
+    pub(crate) fn expects(self) -> (Option<Uid>, Option<u64>) {
+        match self {
+            Self::Create | Self::Look => (None, None),
+            Self::Apply(uid) | Self::Learn(uid) => (Some(uid), None),
+            Self::Take(uid, version)
+            | Self::Compare(uid, version)
+            | Self::Claim(uid, version)
+            | Self::Delete(uid, version) => (Some(uid), Some(version)),
+        }
+    }
+}
+
 /// A repair within this time after the last one belongs to the same fight with another client. Once
 /// the pauses have grown longer than half of this time, the limit is twice the pause.
 pub(crate) const FIGHT: Duration = Duration::from_mins(1);
@@ -101,8 +110,7 @@ impl Index {
     /// True if a copy may have no fields but Mimeo's (`strategy: Replace`).
     pub(crate) fn exclusive(&self, copy: &CopyState) -> bool {
         let projection = self.projections.wanted(copy);
-        let rule =
-            projection.and_then(|projection| self.rules.get(&projection.rule)?.rule.as_ref().ok());
+        let rule = projection.and_then(|projection| self.valid(&projection.rule));
         rule.is_some_and(|rule| rule.strategy == Strategy::Replace)
     }
 
@@ -130,19 +138,15 @@ impl Index {
     /// Takes back a request that was never sent, if its copy now wants another one. Returns true in
     /// that case. The next plan then decides about the copy.
     pub(crate) fn withdraw_outdated(&mut self, ticket: &Ticket) -> bool {
-        let Some(namespace) = self.namespaces.get_mut(&ticket.namespace) else {
+        let namespace = self.namespaces.get_mut(&ticket.namespace);
+        let Some(copy) =
+            namespace.and_then(|namespace| namespace.copy_mut(ticket.kind, &ticket.name))
+        else {
             return true;
         };
-        let Ok(at) = namespace.position(ticket.kind, &ticket.name) else {
-            return true;
-        };
-        let copy = &mut namespace.copies[at];
         let verb = copy.verb().map(|(verb, _)| verb);
-        let copies = self
-            .projections
-            .wanted(copy)
-            .map(|projection| &projection.rendering);
-        let copies = copies.and_then(|copies| copies.as_ref().ok());
+        let projection = self.projections.wanted(copy);
+        let copies = projection.and_then(|projection| projection.rendering.as_ref().ok());
         let stands = copy.phase == Phase::InFlight(ticket.serial)
             && copy.want == ticket.projection
             && verb == Some(ticket.verb)
@@ -184,10 +188,8 @@ impl Index {
         }
         // A crowded namespace may rest although facts have changed since its last plan. The next
         // plan queues the copy again if that is needed.
-        let outdated = namespace.behind && {
-            let (verdict, _) = self.decide(name, namespace, &namespace.copies[at]);
-            verdict != namespace.copies[at].verdict
-        };
+        let copy = &namespace.copies[at];
+        let outdated = namespace.behind && self.decide(name, namespace, copy).0 != copy.verdict;
         let copy = &mut namespace.copies[at];
         copy.phase = Phase::Idle;
         if outdated {
@@ -221,12 +223,13 @@ impl Index {
             labels: &namespace.labels,
         };
         let rendering = copies.and_then(|copies| copies.rendering_at(place).ok());
-        let rule = projection
-            .map(|projection| projection.rule.clone())
-            .or_else(|| copy.ours().and_then(|seen| seen.rule.clone()));
+        let rule = self.rule_of(copy);
         effects.work.serial = effects.work.serial.wrapping_add(1);
         copy.phase = Phase::InFlight(effects.work.serial);
         copy.leaving |= matches!(verb, Verb::Delete(..));
+        let reverts = why.is_some_and(|why| copy.undoes_an_edit(why));
+        let seen = copy.seen();
+        let editor = seen.and_then(Seen::editor);
         let ticket = Ticket {
             namespace: name.clone(),
             name: copy.name.clone(),
@@ -238,10 +241,9 @@ impl Index {
             copies: copies.map(Copies::checksum),
             sent: self.now,
             why,
-            edit: why.filter(|why| copy.undoes_an_edit(*why)).map(|_| Edit {
-                manager: copy.seen().and_then(Seen::editor).map(Into::into),
-            }),
-            version: copy.seen().map(|seen| seen.version),
+            reverts,
+            editor: editor.filter(|_| reverts).map(Into::into),
+            version: seen.map(|seen| seen.version),
         };
         let exclusive = self.exclusive(&namespace.copies[at]);
         Some(Request {
@@ -264,22 +266,20 @@ impl Index {
         if copy.repaired == 0 || self.now > last + FIGHT.max(pause * 2) {
             // After a refused write the pauses keep growing, until the API server accepts the
             // write.
-            copy.streak = if copy.refused() { copy.streak } else { 0 };
+            if !copy.refused() {
+                copy.streak = 0;
+            }
         } else {
             let due = last + pause;
             if self.now < due {
                 let message = "another client keeps undoing Mimeo's writes of this copy, and Mimeo \
                     restores it after growing pauses; find the client by kubectl get \
                     --show-managed-fields, and stop it or have the rule leave this namespace out";
-                self.fail(
-                    name,
-                    copy,
-                    Failure {
-                        reason: FailureReason::Conflict,
-                        message: message.into(),
-                    },
-                    effects,
-                );
+                let failure = Failure {
+                    reason: FailureReason::Conflict,
+                    message: message.into(),
+                };
+                self.fail(name, copy, failure, effects);
                 effects.work.put_off(name, copy, due);
                 return true;
             }
@@ -322,9 +322,8 @@ impl CopyState {
 
     /// True if the API server refused the last write, or did not answer it.
     pub(crate) fn refused(&self) -> bool {
-        self.failure
-            .as_ref()
-            .is_some_and(|failing| failing.failure.reason != FailureReason::Conflict)
+        self.failed()
+            .is_some_and(|reason| reason != FailureReason::Conflict)
     }
 }
 
@@ -332,18 +331,17 @@ impl Why {
     /// True if this write undoes a change by another client. Quick repetitions are a fight with
     /// that client.
     pub(crate) fn repairs(self) -> bool {
-        let undoes = matches!(
+        matches!(
             self,
             Self::Drifted
                 | Self::Unproven
                 | Self::SilentlyChanged
                 | Self::LabelRemoved
                 | Self::Vanished
-        );
-        undoes
-            || matches!(
-                self,
-                Self::Disowned | Self::Shared | Self::Adopted | Self::Overwritten
-            )
+                | Self::Disowned
+                | Self::Shared
+                | Self::Adopted
+                | Self::Overwritten
+        )
     }
 }

@@ -14,7 +14,7 @@ use mimeo_model::{
 };
 
 use crate::{
-    Effects, Index, Namespace, SourceState,
+    Effects, Index, SourceState,
     absent::{Absence, Gone},
     clock::Tick,
     copy::{CopyKey, Leave, Reference, Step, Why},
@@ -66,12 +66,17 @@ impl Outlook {
     }
 }
 
+impl Verdict {
+    /// A verdict without a change that the rules are known to want.
+    pub(crate) fn open(step: Step) -> Self {
+        let outlook = Outlook::Open;
+        Self { step, outlook }
+    }
+}
+
 impl Default for Verdict {
     fn default() -> Self {
-        Self {
-            step: Step::Leave(Leave::Nothing),
-            outlook: Outlook::Open,
-        }
+        Self::open(Step::Leave(Leave::Nothing))
     }
 }
 
@@ -101,25 +106,23 @@ impl Index {
     /// change has not led to a plan of their namespace. Namespaces that wait for their next plan
     /// are left out.
     pub(crate) fn outdated_verdicts(&self) -> Vec<String> {
-        let planned = |name: &Arc<str>, namespace: &Namespace| {
-            !self.dirty.contains(name) && !namespace.behind
-        };
-        let copies = self
-            .namespaces
-            .iter()
-            .filter(|(name, namespace)| planned(name, namespace))
-            .flat_map(|(name, namespace)| {
-                let copies = namespace.copies.iter();
-                copies.map(move |copy| (name, namespace, copy))
-            });
-        copies
-            .filter_map(|(name, namespace, copy)| {
+        let mut outdated = Vec::new();
+        for (name, namespace) in &self.namespaces {
+            if self.dirty.contains(name) || namespace.behind {
+                continue;
+            }
+            for copy in &namespace.copies {
                 let (now, _) = self.decide(name, namespace, copy);
                 let stored = copy.verdict;
-                (now != stored)
-                    .then(|| format!("{name}/{}: {stored:?} has become {now:?}", copy.name))
-            })
-            .collect()
+                if now != stored {
+                    outdated.push(format!(
+                        "{name}/{}: {stored:?} has become {now:?}",
+                        copy.name
+                    ));
+                }
+            }
+        }
+        outdated
     }
 
     /// Carries out the needs of a decision about one copy.
@@ -146,7 +149,7 @@ impl Index {
                 Need::LostSource(source) => {
                     let lost = SourceState::Missing {
                         since: self.now,
-                        absence: Absence::from(None),
+                        absence: Absence::default(),
                     };
                     self.sources.entry(source).or_insert(lost);
                 }

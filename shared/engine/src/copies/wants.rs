@@ -1,7 +1,7 @@
 //! Assigns each copy of a namespace to the rule that wants it.
 
 use std::{
-    collections::{BTreeMap, BTreeSet, btree_map::Entry},
+    collections::{BTreeMap, BTreeSet},
     sync::Arc,
 };
 
@@ -88,11 +88,11 @@ impl Index {
     fn wanted(&self, name: &Arc<str>, namespace: &Namespace) -> (Wants, BlockedCopies) {
         // A webhook replica has no task in a namespace without the pending label.
         let concerned = self.settings.keeps_copies() || namespace.pending_label.is_some();
-        if !namespace.alive() || !concerned {
-            return (Wants::new(), BlockedCopies::new());
-        }
         let mut wants = Wants::new();
         let mut blocked = BlockedCopies::new();
+        if !namespace.alive() || !concerned {
+            return (wants, blocked);
+        }
         let mut rules = self.rules_for(name);
         if !self.settings.keeps_copies() {
             // A webhook replica writes only the copies of `ClusterReplication`s. They never lose a
@@ -116,59 +116,45 @@ impl Index {
                 }
                 let marked = namespace
                     .copy(projection.kind, &copy_name)
-                    .and_then(CopyState::ours)
-                    .and_then(|seen| seen.rule.as_ref());
+                    .and_then(CopyState::rule);
                 let key = (projection.kind, copy_name);
-                if let Some(present) = marked
-                    .filter(|present| self.is_yet_to_say(present, projection, name, namespace))
-                {
-                    let copies = blocked.entry(id.clone()).or_default();
-                    // Another target of the same rule may have lost the copy already.
-                    copies.entry(key).or_insert_with(|| BlockedCopy {
-                        projection: projection_id,
-                        cause: Cause::Taken(present.clone()),
-                    });
-                    continue;
-                }
                 let held = wants.get(&key);
                 let held = held.and_then(|id| Some((*id, self.projections.get(id)?)));
-                let Some((held, holder)) = held else {
+                let waits = |present: &&Arc<RuleId>| {
+                    self.is_yet_to_say(present, projection, name, namespace)
+                };
+                let (loser, lost, cause) = if let Some(present) = marked.filter(waits) {
+                    (id, projection_id, Cause::Taken(present.clone()))
+                } else if let Some((held, holder)) = held {
+                    if holder.rule == projection.rule && holder.source == projection.source {
+                        continue; // An earlier target of the same rule.
+                    }
+                    if let Some(variable) = projection.name.unset_at(namespace.place(name)) {
+                        (id, projection_id, Cause::Unset(variable.clone()))
+                    } else if holder.rule != projection.rule
+                        && self.precedes(id, &holder.rule, marked)
+                    {
+                        wants.insert(key.clone(), projection_id);
+                        (&holder.rule, held, Cause::Taken(id.clone()))
+                    } else {
+                        // Between two sources of one rule, the source of the earlier target wins,
+                        // and then the earlier source.
+                        (id, projection_id, Cause::Taken(holder.rule.clone()))
+                    }
+                } else {
                     wants.insert(key, projection_id);
                     continue;
                 };
-                if holder.rule == projection.rule && holder.source == projection.source {
-                    continue; // An earlier target of the same rule.
-                }
-                if let Some(variable) = projection.name.unset_at(namespace.place(name)) {
-                    let copies = blocked.entry(id.clone()).or_default();
-                    copies.entry(key).or_insert_with(|| BlockedCopy {
-                        projection: projection_id,
-                        cause: Cause::Unset(variable.clone()),
-                    });
-                    continue;
-                }
-                // Between two sources of one rule, the source of the earlier target wins, and then
-                // the earlier source.
-                let (winner, loser, lost) =
-                    if holder.rule != projection.rule && self.precedes(id, &holder.rule, marked) {
-                        wants.insert(key.clone(), projection_id);
-                        (id.clone(), holder.rule.clone(), held)
-                    } else {
-                        (holder.rule.clone(), id.clone(), projection_id)
-                    };
-                let copies = blocked.entry(loser).or_default();
                 // Another target of the same rule may have lost the copy already, to a rule that
                 // has lost it since.
-                let cause = Cause::Taken(winner);
-                match copies.entry(key) {
-                    Entry::Occupied(mut copy) => copy.get_mut().cause = cause,
-                    Entry::Vacant(free) => {
-                        free.insert(BlockedCopy {
-                            projection: lost,
-                            cause,
-                        });
-                    }
-                }
+                let copies = blocked.entry(loser.clone()).or_default();
+                copies
+                    .entry(key)
+                    .and_modify(|copy| copy.cause = cause.clone())
+                    .or_insert(BlockedCopy {
+                        projection: lost,
+                        cause,
+                    });
             }
         }
         (wants, blocked)
@@ -198,12 +184,7 @@ impl Index {
         b: &Arc<RuleId>,
         marked: Option<&Arc<RuleId>>,
     ) -> bool {
-        let created = |id| {
-            self.rules
-                .get(id)
-                .and_then(RuleState::valid)
-                .map(|rule| rule.created)
-        };
+        let created = |id| self.valid(id).map(|rule| rule.created);
         let rank = |id| rank(id, created(id), marked.map(|marked| &**marked));
         rank(a) < rank(b)
     }
@@ -220,12 +201,8 @@ impl Index {
         namespace: &Namespace,
     ) -> bool {
         let others = *projection.rule != *present && present.kind <= projection.rule.kind;
-        let rule = self
-            .rules
-            .get(present)
-            .filter(|_| others)
-            .and_then(RuleState::valid);
-        let Some(rule) = rule.filter(|rule| !self.knows_selected(rule)) else {
+        let waits = |rule: &&Rule| others && !self.knows_selected(rule);
+        let Some(rule) = self.valid(present).filter(waits) else {
             return false;
         };
         let kind = &self.kinds[projection.kind].group_kind;
@@ -250,10 +227,7 @@ impl Index {
             name,
             ..
         } = copy;
-        let Some(state) = self.rules.get(id) else {
-            return false;
-        };
-        let Some(rule) = state.acting() else {
+        let (Some(state), Some(rule)) = (self.rules.get(id), self.acting(id)) else {
             return false;
         };
         let Some(space) = self.namespaces.get(*namespace) else {
@@ -278,20 +252,16 @@ impl Index {
     /// watch these selectors, and only the webhook asks this. The copy's own annotation, which only
     /// Mimeo may change, names the source.
     fn may_select_for(&self, rule: &Rule, space: &Namespace, copy: &Marked<'_>) -> bool {
-        if rule.id.kind != RuleKind::Replication {
-            return false;
-        }
-        let Some(source) = copy
-            .source
-            .as_ref()
-            .filter(|source| source.gvk.is_of(&copy.kind))
-        else {
+        let Some(source) = &copy.source else {
             return false;
         };
         let place = space.place(copy.namespace);
-        self.followed(rule)
-            .iter()
-            .any(|selector| selector.could_find(source))
+        rule.id.kind == RuleKind::Replication
+            && source.gvk.is_of(&copy.kind)
+            && self
+                .followed(rule)
+                .iter()
+                .any(|selector| selector.could_find(source))
             && rule.targets.iter().any(|target| {
                 target.selection.matches(copy.namespace, &space.labels)
                     && target.copy_name(source).text_at(place) == copy.name
@@ -334,21 +304,20 @@ impl Index {
             if copy.want == want {
                 continue;
             }
-            let former = self.rule_of(copy);
+            self.mark_status_of(copy);
             let projection = want.and_then(|id| self.projections.get(&id));
-            let rule = projection.and_then(|projection| self.rules.get(&projection.rule)?.valid());
+            let rule = projection.and_then(|projection| self.valid(&projection.rule));
             if rule.is_some_and(|rule| rule.strategy == Strategy::CreateOnce) {
                 copy.look_anew();
             }
             copy.want = want;
             // The baseline belongs to the formerly wanted copy. It stays valid only if the newly
             // wanted copy has the same bytes.
-            let wanted = projection.and_then(|projection| projection.rendering.as_ref().ok());
-            let wanted = wanted.and_then(|copies| copies.checksum_at(place).ok());
-            if wanted.is_none() || copy.seen().and_then(|seen| seen.checksum) != wanted {
-                copy.baseline
-                    .iter_mut()
-                    .for_each(|baseline| baseline.right = false);
+            let wanted = projection.and_then(|projection| projection.checksum_at(place));
+            if (wanted.is_none() || copy.seen().and_then(|seen| seen.checksum) != wanted)
+                && let Some(baseline) = &mut copy.baseline
+            {
+                baseline.right = false;
             }
             copy.streak = 0;
             copy.start_over();
@@ -356,9 +325,7 @@ impl Index {
             if want.is_some() {
                 self.forgive(&copy.key(name));
             }
-            for rule in [former, self.rule_of(copy)].iter().flatten() {
-                self.mark_status_due(rule);
-            }
+            self.mark_status_of(copy);
         }
     }
 }

@@ -11,8 +11,7 @@ use mimeo_model::{
     id::{ProjectionId, RuleId},
     kind::GroupKind,
     meta::Checksum,
-    outcome::Failure,
-    outcome::FailureReason,
+    outcome::{Failure, FailureReason},
 };
 
 use crate::{
@@ -77,26 +76,19 @@ struct Turns {
 
 impl Turns {
     fn push(&mut self, home: &str, copy: CopyKey) {
-        match self.waiting.get_mut(home) {
-            Some(copies) => copies.push_back(copy),
-            None => _ = self.waiting.insert(home.into(), [copy].into()),
-        }
+        self.waiting.entry(home.into()).or_default().push_back(copy);
     }
 
     fn pop(&mut self) -> Option<CopyKey> {
         let after = (Bound::Excluded(&*self.last), Bound::Unbounded);
-        let next = self
-            .waiting
-            .range::<str, _>(after)
-            .next()
-            .or_else(|| self.waiting.iter().next());
-        let home = next?.0.clone();
-        let copies = self.waiting.get_mut(&home)?;
+        let next = self.waiting.range::<str, _>(after).next();
+        let (home, _) = next.or_else(|| self.waiting.first_key_value())?;
+        self.last = home.clone();
+        let copies = self.waiting.get_mut(&self.last)?;
         let copy = copies.pop_front();
         if copies.is_empty() {
-            self.waiting.remove(&home);
+            self.waiting.remove(&self.last);
         }
-        self.last = home;
         copy
     }
 }
@@ -262,10 +254,7 @@ impl Index {
                 // be gone by now. And an object may exist by now where a rule of a higher rank kept
                 // a copy from being created. A read must tell.
                 let barred = copy.observed == Observation::Absent
-                    && copy
-                        .failure
-                        .as_ref()
-                        .is_some_and(|failure| failure.failure.reason == FailureReason::Conflict);
+                    && copy.failed() == Some(FailureReason::Conflict);
                 let rests = copy.verdict.step == Step::Leave(Leave::Suspended);
                 if rests && copy.lacks_label() {
                     copy.verify = true;
@@ -312,16 +301,13 @@ impl Index {
         effects: &mut Effects,
     ) {
         let rule = self.rule_of(copy);
-        if let Some(rule) = &rule {
-            self.mark_status_due(rule);
-        }
-        if copy
-            .failure
-            .as_ref()
-            .is_none_or(|old| old.failure.reason != failure.reason)
-        {
-            let cause = EventCause::CopyFailed(failure.reason);
-            self.report(cause, (namespace, copy), None, &mut effects.events);
+        self.mark_status_of(copy);
+        if copy.failed() != Some(failure.reason) {
+            if let Some(rule) = &rule {
+                let cause = EventCause::CopyFailed(failure.reason);
+                let copy = (copy.key(namespace), None);
+                effects.events.add(rule, cause, [copy], 0, self.now);
+            }
             effects.notices.push(Notice {
                 rule,
                 wanted: copy.want.is_some(),

@@ -5,7 +5,7 @@
 
 pub(crate) mod issued;
 
-use std::{borrow::Cow, collections::BTreeSet, fmt, sync::Arc, time::Duration};
+use std::{collections::BTreeSet, fmt, sync::Arc, time::Duration};
 
 use mimeo_model::{
     choices::PodGate,
@@ -14,10 +14,11 @@ use mimeo_model::{
     outcome::FailureReason,
     rule::Rule,
     selection::{Labels, NameHint},
+    source::SourceSelector,
 };
 
 use crate::{
-    Awaited, Index, Namespace,
+    Awaited, Index, Namespace, RuleState,
     blocked::Blocked,
     clock::Tick,
     copy::CopyState,
@@ -122,7 +123,7 @@ impl Progress {
         copy: String,
         (rule, pod_gate): (Arc<RuleId>, PodGate),
         blocked: Option<Blocked>,
-        underway: &str,
+        underway: String,
     ) {
         let required = pod_gate == PodGate::Required;
         let list = match blocked {
@@ -132,7 +133,7 @@ impl Progress {
         };
         self.required |= required && blocked.is_none();
         let why = match blocked {
-            None => underway.to_owned(),
+            None => underway,
             Some(Blocked::Failure(FailureReason::Conflict)) => {
                 "Conflict, an object of that name exists".to_owned()
             }
@@ -161,13 +162,10 @@ impl Index {
     /// Returns the observed rules that hold the pods of a namespace with this name and these
     /// labels.
     pub fn pod_gate_rules(&self, hint: NameHint<'_>, labels: &Labels) -> BTreeSet<RuleId> {
-        let holding = self
-            .cluster_rules()
-            .filter(|(_, state)| state.pod_gate() != PodGate::None);
-        let rules = holding.filter_map(|(id, state)| Some((id, state.valid()?)));
-        rules
-            .filter(|(_, rule)| rule.could_match(hint, labels))
-            .map(|(id, _)| (**id).clone())
+        self.cluster_rules()
+            .filter_map(|(_, state)| state.acting())
+            .filter(|rule| rule.pod_gate != PodGate::None && rule.could_match(hint, labels))
+            .map(|rule| rule.id.clone())
             .collect()
     }
 
@@ -219,42 +217,39 @@ impl Index {
         let excused = progress.excused.is_empty() || progress.over_budget;
         // The label stays even longer if a copy is still waited for. Some pods waited until the
         // budget ended, or were refused and will be retried.
-        let stays = self.settings.budget + FAREWELL;
-        let told = namespace
-            .pending_label
-            .as_ref()
-            .is_none_or(|pending_label| self.now >= pending_label.since + stays);
-        let waited = progress.waiting.is_empty() || told;
+        let waited =
+            progress.waiting.is_empty() || self.is_late(namespace, self.settings.budget + FAREWELL);
         progress.settled() && progress.denied.is_empty() && excused && waited
     }
 
+    /// True if the namespace has had its pending label for this time, or has none.
+    fn is_late(&self, namespace: &Namespace, time: Duration) -> bool {
+        let pending_label = namespace.pending_label.as_ref();
+        pending_label.is_none_or(|label| self.now >= label.since + time)
+    }
+
     pub(crate) fn progress_of(&self, name: &str, namespace: &Namespace) -> Progress {
+        let pending_label = namespace.pending_label.as_ref();
         let mut progress = Progress {
             seen: true,
             uid: namespace.uid,
-            nonce: namespace
-                .pending_label
-                .as_ref()
-                .map(|pending_label| pending_label.nonce.clone()),
-            over_budget: namespace
-                .pending_label
-                .as_ref()
-                .is_none_or(|pending_label| self.now >= pending_label.since + self.settings.budget),
+            nonce: pending_label.map(|label| label.nonce.clone()),
+            over_budget: self.is_late(namespace, self.settings.budget),
             ..Progress::default()
         };
         self.await_selectors(name, namespace, &mut progress);
         for copy in &namespace.copies {
-            let Some(id) = copy.want else { continue };
-            let pod_gate = self.pod_gate_of(id);
+            let Some(projection) = self.projections.wanted(copy) else {
+                continue;
+            };
+            let state = self.rules.get(&projection.rule);
+            let pod_gate = state.map_or(PodGate::None, RuleState::pod_gate);
             if pod_gate == PodGate::None {
                 continue;
             }
             let kind = &self.kinds[copy.kind].group_kind;
             let early =
                 kind.group.is_empty() && matches!(&*kind.kind, "LimitRange" | "ServiceAccount");
-            let Some(projection) = self.projections.get(&id) else {
-                continue;
-            };
             let why = match self.hold(projection, copy) {
                 Hold::None => continue,
                 Hold::Writing => None,
@@ -262,34 +257,34 @@ impl Index {
             };
             progress.early_kinds |= early && why.is_none();
             let shown = format!("{kind} {}", copy.name);
-            let underway: Cow<'_, str> = match (&projection.rendering, &copy.failure) {
-                (Err(_), _) => "Mimeo is reading its source".into(),
-                (Ok(_), None) => "it is being written".into(),
-                (Ok(_), Some(failing)) => {
-                    let reason = failing.failure.reason;
-                    format!("it is being written; the last attempt failed with {reason}").into()
+            let underway = match (&projection.rendering, copy.failed()) {
+                (Err(_), _) => "Mimeo is reading its source".to_owned(),
+                (Ok(_), None) => "it is being written".to_owned(),
+                (Ok(_), Some(reason)) => {
+                    format!("it is being written; the last attempt failed with {reason}")
                 }
             };
-            progress.awaits(shown, (projection.rule.clone(), pod_gate), why, &underway);
+            progress.awaits(shown, (projection.rule.clone(), pod_gate), why, underway);
         }
         progress
     }
 
     /// Adds the selectors whose objects are not listed yet. Pods wait until the objects are known.
     fn await_selectors(&self, name: &str, namespace: &Namespace, progress: &mut Progress) {
-        let rules = self
-            .rules
-            .iter()
-            .filter_map(|(id, state)| Some((id, state.acting()?)));
-        let held = |rule: &Rule| rule.pod_gate != PodGate::None && !rule.selectors.is_empty();
-        let here = |rule: &Rule| held(rule) && rule.matches(name, &namespace.labels);
-        for (id, rule) in rules.filter(|(_, rule)| here(rule)) {
-            let listed = |selector| {
-                self.selectors
-                    .get(selector)
-                    .is_some_and(|findings| findings.watch.is_listed())
+        for (id, state) in &self.rules {
+            let held = |rule: &&Rule| {
+                rule.pod_gate != PodGate::None
+                    && !rule.selectors.is_empty()
+                    && rule.matches(name, &namespace.labels)
             };
-            for selector in rule.selectors.iter().filter(|selector| !listed(*selector)) {
+            let Some(rule) = state.acting().filter(held) else {
+                continue;
+            };
+            let unlisted = |selector: &&SourceSelector| {
+                let known = self.selectors.get(*selector);
+                known.is_none_or(|known| !known.watch.is_listed())
+            };
+            for selector in rule.selectors.iter().filter(unlisted) {
                 let copies = format!(
                     "copies of the {} objects that a selector finds in namespace {}",
                     selector.gvk.kind, selector.namespace
@@ -298,7 +293,7 @@ impl Index {
                     copies,
                     (id.clone(), rule.pod_gate),
                     self.selector_blocked(selector),
-                    "Mimeo is listing the sources",
+                    "Mimeo is listing the sources".to_owned(),
                 );
             }
         }
@@ -311,7 +306,7 @@ impl Index {
         if projection.rendering.is_err() || self.kinds.resource(projection.gvk()).is_none() {
             return self.blocked(projection).map_or(Hold::Writing, Hold::Cannot);
         }
-        match copy.failure.as_ref().map(|failing| failing.failure.reason) {
+        match copy.failed() {
             // An installation may use Roles instead of a `ClusterRole`. The Role for a new
             // namespace may arrive later than the namespace, and a pod in that namespace may be the
             // one to create it. So a missing permission holds no pods here.
@@ -345,28 +340,22 @@ impl Gate {
             return;
         };
         let soon = index.now + self.delay;
-        match &entry.pending_label {
-            Some(pending_label) if pending_label.nonce == nonce => {
-                entry.charge = entry
-                    .charge
-                    .map(|from| if changed { from.min(soon) } else { from });
-            }
-            _ => {
-                entry.pending_label = Some(PendingLabel {
-                    nonce: nonce.clone(),
-                    since: index.now,
+        let known = entry.pending_label.as_ref();
+        if known.is_none_or(|known| known.nonce != nonce) {
+            if let Some(awaited) = self.issued.redeem(&nonce) {
+                entry.charge = Some(match awaited {
+                    Awaited::Namespace => soon,
+                    Awaited::Labels => index.now + index.settings.takeover,
                 });
-                if let Some(awaited) = self.issued.redeem(&nonce) {
-                    entry.charge = Some(match awaited {
-                        Awaited::Namespace => soon,
-                        Awaited::Labels => index.now + index.settings.takeover,
-                    });
-                }
-                let budget = index.settings.budget;
-                for wait in [index.settings.takeover, budget, budget + FAREWELL] {
-                    work.timer(index.now + wait, Timer::Namespace(name.clone()));
-                }
             }
+            let since = index.now;
+            entry.pending_label = Some(PendingLabel { nonce, since });
+            let budget = index.settings.budget;
+            for wait in [index.settings.takeover, budget, budget + FAREWELL] {
+                work.timer(since + wait, Timer::Namespace(name.clone()));
+            }
+        } else if changed {
+            entry.charge = entry.charge.map(|from| from.min(soon));
         }
         if let Some(from) = entry.charge {
             work.timer(from, Timer::Namespace(name.clone()));
@@ -395,10 +384,10 @@ impl Index {
     /// replica set the pending label.
     pub(crate) fn take_charge(&mut self, namespace: &str) {
         let name = self.namespace_name(namespace);
-        let Some(entry) = self.namespaces.get_mut(&name) else {
-            return;
-        };
-        if entry.pending_label.is_some() && entry.charge.is_none_or(|from| from > self.now) {
+        if let Some(entry) = self.namespaces.get_mut(&name)
+            && entry.pending_label.is_some()
+            && entry.charge.is_none_or(|from| from > self.now)
+        {
             entry.charge = Some(self.now);
             self.dirty.insert(name);
         }
@@ -414,15 +403,12 @@ impl Index {
         }
         // A wait that has begun is not extended. Otherwise a user that may label a namespace could
         // block all updates of its copies.
-        let Some(entry) = self
-            .namespaces
-            .get_mut(name)
-            .filter(|entry| entry.settles <= self.now)
-        else {
-            return;
-        };
-        entry.settles = self.now + SETTLING;
-        work.timer(entry.settles, Timer::Namespace(name.clone()));
+        if let Some(entry) = self.namespaces.get_mut(name)
+            && entry.settles <= self.now
+        {
+            entry.settles = self.now + SETTLING;
+            work.timer(entry.settles, Timer::Namespace(name.clone()));
+        }
     }
 
     /// Requests the removal of the pending label once nothing holds the namespace's pods any more.

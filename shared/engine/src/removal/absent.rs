@@ -21,10 +21,11 @@ use crate::{
 };
 
 /// The facts about a missing object: a rule that copies name, or a source.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Absence {
     became: Became,
-    /// False once the read is older than [`FRESH`].
+    /// True if the read is recent enough to prove a deletion on purpose. False once it is older than
+    /// [`FRESH`].
     fresh: bool,
     /// The uid of its namespace, if this process saw the object.
     home: Option<Uid>,
@@ -39,9 +40,10 @@ pub(crate) struct Absence {
 }
 
 /// How the object disappeared.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) enum Became {
     /// Not known.
+    #[default]
     Unknown,
     /// Deleted on purpose.
     Deleted {
@@ -78,18 +80,14 @@ impl Absence {
     /// knows.
     pub(crate) fn from(home: Option<Uid>) -> Self {
         Self {
-            became: Became::Unknown,
-            fresh: false,
             home,
-            read_at: Tick::ZERO,
-            asking: BTreeSet::new(),
-            users: BTreeSet::new(),
+            ..Self::default()
         }
     }
 
     /// Returns how the object disappeared, from the point of view of a copy. `None`:
-    /// that is unknown. A deletion on purpose is proven only if the read [is
-    /// fresh](Self::is_fresh), too.
+    /// that is unknown. A deletion on purpose is proven only if the read is fresh, too: recent
+    /// enough.
     ///
     /// A read proves nothing about a copy that this process observed after the read began. The
     /// object may have been created again, and the copy may be made from it.
@@ -114,11 +112,6 @@ impl Absence {
     pub(crate) fn how_gone_for_sure(&self, copy: &CopyState, seen: &Seen) -> Option<HowGone> {
         self.how_gone(copy, seen)
             .filter(|how| *how != HowGone::Deleted || self.fresh)
-    }
-
-    /// True if the read is recent enough to prove a deletion on purpose.
-    pub(crate) fn is_fresh(&self) -> bool {
-        self.fresh
     }
 
     /// True if a read did not find out how the object disappeared.
@@ -148,12 +141,12 @@ impl Absence {
     pub(crate) fn turn_out(&mut self, became: Became, now: Tick) -> BTreeSet<Arc<str>> {
         // A user who changes copies causes one read after another. Each read proves what the one
         // before it has proven, so the other copies need no plan.
-        let proves_the_same = match (self.became, became) {
-            (Became::Deleted { since: before, .. }, Became::Deleted { since, .. }) => {
-                self.fresh && before == since
-            }
-            _ => false,
-        };
+        let proves_the_same = self.fresh
+            && matches!(
+                (self.became, became),
+                (Became::Deleted { since: before, .. }, Became::Deleted { since, .. })
+                    if before == since
+            );
         self.became = became;
         self.fresh = matches!(became, Became::Deleted { .. });
         self.read_at = now;
@@ -192,8 +185,9 @@ impl Absence {
 /// A rule that copies name but that does not exist.
 #[derive(Debug)]
 pub(crate) struct Gone {
-    /// When this process last saw the rule.
-    seen: LastSeen,
+    /// Uid of the CRD under which this process last saw the rule. `None`: not since this process
+    /// began, or only before this process knew any CRD.
+    seen_under: Option<Box<str>>,
     pub(crate) absence: Absence,
     /// The rule is remembered until this time even if no copy names it. A write whose answer was
     /// lost may still appear in the watch.
@@ -203,21 +197,12 @@ pub(crate) struct Gone {
 /// Longer than any write takes to appear in the watch.
 const REMEMBERED: Duration = Duration::from_mins(10);
 
-#[derive(Debug)]
-enum LastSeen {
-    /// Not since this process began, or only before this process knew any CRD.
-    Never,
-    /// While its CRD had this uid.
-    Under(Box<str>),
-}
-
 impl Gone {
     /// Creates the record of a rule that existed until just now, under this CRD and in this
     /// namespace.
     pub(crate) fn seen_under(crd: Option<Box<str>>, home: Option<Uid>, now: Tick) -> Self {
-        let seen = crd.map_or(LastSeen::Never, LastSeen::Under);
         Self {
-            seen,
+            seen_under: crd,
             absence: Absence::from(home),
             until: now + REMEMBERED,
         }
@@ -288,7 +273,15 @@ impl Index {
 
     /// True if the engine needs a read of the source.
     pub(crate) fn asks_for_source(&self, source: &SourceRef) -> bool {
-        matches!(self.sources.get(source), Some(SourceState::Missing { absence, .. }) if absence.is_asked())
+        self.absence(source).is_some_and(Absence::is_asked)
+    }
+
+    /// The facts about a missing source.
+    fn absence(&self, source: &SourceRef) -> Option<&Absence> {
+        match self.sources.get(source)? {
+            SourceState::Missing { absence, .. } => Some(absence),
+            SourceState::Found { .. } | SourceState::NotRead => None,
+        }
     }
 
     /// A read that found an object missing is too old now. Copies that still depend on it wait for
@@ -338,10 +331,8 @@ impl Index {
     /// Mimeo was uninstalled.
     pub(crate) fn how_rule_went_if_known(&self, id: &RuleId, copy: &CopyState) -> Option<HowGone> {
         let (gone, seen) = (self.gone.get(id)?, copy.ours()?);
-        let meant = matches!(gone.absence.became, Became::Deleted { .. });
-        let unseen = matches!(gone.seen, LastSeen::Never);
-        if meant
-            && unseen
+        if matches!(gone.absence.became, Became::Deleted { .. })
+            && gone.seen_under.is_none()
             && self
                 .kinds
                 .since
@@ -360,10 +351,8 @@ impl Index {
         copy: &CopyState,
         needs: &mut Needs,
     ) -> Option<HowGone> {
-        let how = match self.sources.get(source) {
-            Some(SourceState::Missing { absence, .. }) => absence.how_gone(copy, copy.ours()?),
-            _ => None,
-        };
+        let absence = self.absence(source);
+        let how = absence.and_then(|absence| absence.how_gone(copy, copy.ours()?));
         let key = JobKey::ConfirmSource(source.clone());
         needs.push(Need::Absence(key, how.is_none()));
         how
@@ -371,12 +360,8 @@ impl Index {
 
     /// True if the reads of all these sources are recent enough to prove that a user deleted them.
     pub(crate) fn are_freshly_read(&self, sources: &[SourceRef], needs: &mut Needs) -> bool {
-        let old = sources
-            .iter()
-            .filter(|source| match self.sources.get(*source) {
-                Some(SourceState::Missing { absence, .. }) => !absence.is_fresh(),
-                _ => true,
-            });
+        let fresh = |source| self.absence(source).is_some_and(|absence| absence.fresh);
+        let old = sources.iter().filter(|source| !fresh(*source));
         let before = needs.len();
         needs.extend(old.map(|source| Need::Absence(JobKey::ConfirmSource(source.clone()), true)));
         needs.len() == before
@@ -408,10 +393,8 @@ impl Index {
             self.became(key, Became::Unknown, effects);
             return false;
         }
-        let lived_under = match &gone.seen {
-            LastSeen::Under(crd) => Some(crd),
-            LastSeen::Never => self.collections[id.kind].crd.recorded.as_ref(),
-        };
+        let recorded = self.collections[id.kind].crd.recorded.as_ref();
+        let lived_under = gone.seen_under.as_ref().or(recorded);
         let became = match read.home {
             _ if read.crd.is_none() || read.crd.as_ref() != lived_under => Became::Unexplained,
             _ if id.namespace.is_none() => Became::Deleted { shown, since: None },
@@ -431,7 +414,7 @@ impl Index {
         shown: u64,
         effects: &mut Effects,
     ) -> bool {
-        let Some(SourceState::Missing { absence, .. }) = self.sources.get(source) else {
+        let Some(absence) = self.absence(source) else {
             return true;
         };
         let became = match read {

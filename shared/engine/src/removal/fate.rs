@@ -148,10 +148,7 @@ impl Index {
             return keep;
         }
         // A copy that another rule reserves stays, too.
-        if copy
-            .want
-            .is_some_and(|id| self.reserved_for(id, copy).is_some())
-        {
+        if self.reserved_for(&projection.rule, copy).is_some() {
             return keep;
         }
         if rule.retention.when_source_deleted == Retain::Retain {
@@ -234,7 +231,12 @@ impl Index {
         {
             match &projection.rendering {
                 Err(NoRendering::SourceMissing) => sourceless = Some(projection),
-                Ok(_) if other.may_come() => {}
+                // No known obstacle keeps the replacement away.
+                Ok(_)
+                    if !matches!(
+                        other.verdict.outlook,
+                        Outlook::Conflict | Outlook::Unfillable
+                    ) => {}
                 // The replacement of this copy, from the same source, must exist first. Nothing
                 // cuts this wait short.
                 _ => return Fate::Keep(Leave::Undecided),
@@ -256,16 +258,6 @@ impl Index {
         copies
             .filter_map(projection)
             .filter(|(_, projection)| *projection.rule == *id)
-    }
-}
-
-impl CopyState {
-    /// True if no known obstacle keeps the wanted copy away.
-    fn may_come(&self) -> bool {
-        !matches!(
-            self.verdict.outlook,
-            Outlook::Conflict | Outlook::Unfillable
-        )
     }
 }
 

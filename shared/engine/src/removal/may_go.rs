@@ -9,70 +9,66 @@ use std::sync::Arc;
 use mimeo_model::{id::RuleId, meta::Seen, source::SourceRef};
 
 use crate::{
-    Index, Namespace, RuleState, SourceState,
+    Index, Namespace, SourceState,
     absent::HowGone,
-    copy::{CopyState, Leave, Why},
+    copy::{CopyState, Leave, Step, Why},
     fate::{Fate, is_replacement},
     projection::{NoRendering, Projection},
     verdict::{Need, Needs},
 };
 
-/// Whether Mimeo may delete a copy now.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum MayGo {
-    /// Yes, for this reason.
-    Yes(Why),
-    /// A fact is missing: how the rule, the source or the grant disappeared, or whether the copy
-    /// that replaces this one exists.
-    Unknown,
-    /// Only together with the rule's other losses: no client deleted the rule, the source or the
-    /// grant on purpose.
-    Collect(Why),
-    /// No: the copy stays, for this reason.
-    No(Leave),
-}
-
 impl Index {
-    /// Returns whether a copy of this rule may be deleted now, given the copy's fate.
+    /// Returns the step for a copy of this rule with this fate: its deletion, if that is allowed now.
     pub(crate) fn may_go(
         &self,
         fate: Fate,
         id: &Arc<RuleId>,
-        (name, namespace): (&Arc<str>, &Namespace),
+        place: (&Arc<str>, &Namespace),
         copy: &CopyState,
         needs: &mut Needs,
-    ) -> MayGo {
+    ) -> Step {
         let Some(seen) = copy.ours() else {
-            return MayGo::No(Leave::Nothing);
+            return Step::Leave(Leave::Nothing);
         };
-        match fate {
-            Fate::Keep(why) => MayGo::No(why),
-            _ if self
-                .rules
-                .get(id)
-                .is_some_and(|state| state.acting().is_none()) =>
-            {
-                MayGo::No(Leave::Suspended)
+        let (how, why) = match fate {
+            Fate::Keep(why) => return Step::Leave(why),
+            _ if self.rules.contains_key(id) && self.acting(id).is_none() => {
+                return Step::Leave(Leave::Suspended);
             }
-            Fate::RuleGone => lost(self.how_rule_went(id, copy, needs), Why::RuleDeleted),
+            Fate::RuleGone => (self.how_rule_went(id, copy, needs), Why::RuleDeleted),
             // The source's grace period has not ended.
             Fate::SourceGone(sources) if self.is_new_loss(id, &sources, needs) => {
-                MayGo::No(Leave::NoSource)
+                return Step::Leave(Leave::NoSource);
             }
-            Fate::SourceGone(sources) => lost(
-                self.how_sources_went(&sources, copy, needs),
-                Why::SourceDeleted,
-            ),
-            Fate::Unmatched => self.may_go_unmatched(id, (name, namespace), copy, needs),
+            Fate::SourceGone(sources) => {
+                let how = self.how_sources_went(&sources, copy, needs);
+                (how, Why::SourceDeleted)
+            }
+            Fate::Unmatched => match self.how_consent_went(id, place, copy, needs) {
+                Some(HowGone::Unexplained) => return Step::Leave(Leave::Retained),
+                how => (how, Why::Unmatched),
+            },
             // The new copies must exist before the old one is deleted.
-            Fate::Superseded if self.awaits_successors(id, namespace, seen) => MayGo::Unknown,
-            Fate::Superseded => MayGo::Yes(Why::Superseded),
+            Fate::Superseded if self.awaits_successors(id, place.1, seen) => {
+                return Step::Leave(Leave::Undecided);
+            }
+            Fate::Superseded => return Step::Delete(Why::Superseded),
+        };
+        match how {
+            // No client deleted the rule, the source or the grant on purpose. So the copy is deleted
+            // only after the rule's collected losses were approved.
+            Some(HowGone::WithNamespace | HowGone::Unexplained) if copy.approved != Some(why) => {
+                needs.push(Need::Loss(id.clone(), why));
+                Step::Leave(Leave::Undecided)
+            }
+            Some(_) => Step::Delete(why),
+            None => Step::Leave(Leave::Undecided),
         }
     }
 
     /// True if the grace period of a source has not ended, so that the copies of the rule stay.
     fn is_new_loss(&self, id: &Arc<RuleId>, sources: &[SourceRef], needs: &mut Needs) -> bool {
-        let Some(rule) = self.rules.get(id).and_then(RuleState::acting) else {
+        let Some(rule) = self.acting(id) else {
             return true;
         };
         let mut new = false;
@@ -117,10 +113,7 @@ impl Index {
                 all = how;
             }
         }
-        if all == HowGone::Deleted && !self.are_freshly_read(sources, needs) {
-            return None;
-        }
-        Some(all)
+        (all != HowGone::Deleted || self.are_freshly_read(sources, needs)).then_some(all)
     }
 
     /// True if the rule's other copies must be written first. A copy that cannot be written is not
@@ -137,15 +130,5 @@ impl Index {
                 || self.blocked(projection).is_none() && comes(other, projection)
         };
         self.successors(id, namespace).any(due)
-    }
-}
-
-/// Returns whether a copy that has lost its rule or its source may be deleted. `how` says how the
-/// rule or the source disappeared, if that is known.
-fn lost(how: Option<HowGone>, why: Why) -> MayGo {
-    match how {
-        None => MayGo::Unknown,
-        Some(HowGone::Deleted) => MayGo::Yes(why),
-        Some(HowGone::WithNamespace | HowGone::Unexplained) => MayGo::Collect(why),
     }
 }

@@ -14,7 +14,7 @@ use mimeo_model::{
 };
 
 use crate::{
-    Effects, Effort, Index, RuleState, Settings,
+    Effects, Effort, Index, Settings,
     absent::HowGone,
     copy::{CopyKey, CopyState, Why},
     events::{EventCause, places},
@@ -275,16 +275,16 @@ impl Index {
             pending.due = due;
             effects.work.timer(due, Timer::PendingDeletion(id.clone()));
         }
-        self.approve_deletion(gone);
+        for (key, why) in gone {
+            self.approve_deletion(key, why);
+        }
     }
 
-    fn approve_deletion(&mut self, copies: Vec<(CopyKey, Why)>) {
-        for (key, why) in copies {
-            if let Some(copy) = self.copy_mut(&key) {
-                copy.approved = Some(why);
-                copy.retry_now();
-                self.dirty.insert(key.0);
-            }
+    fn approve_deletion(&mut self, key: CopyKey, why: Why) {
+        if let Some(copy) = self.copy_mut(&key) {
+            copy.approved = Some(why);
+            copy.retry_now();
+            self.dirty.insert(key.0);
         }
     }
 
@@ -295,7 +295,7 @@ impl Index {
         let Some(held) = self.losses.held(id) else {
             return false;
         };
-        let rule = self.rules.get(id).and_then(RuleState::valid);
+        let rule = self.valid(id);
         let confirmed = [
             rule.and_then(|rule| rule.confirm_deletion.as_ref()),
             self.losses.confirmed.as_ref(),
@@ -303,11 +303,12 @@ impl Index {
         if !confirmed.contains(&Some(&held.nonce)) {
             return false;
         }
-        let mut gone = Vec::new();
         for key in self.held_copies(id).into_keys() {
             let why = self.losses.get(&key).map(|(_, loss)| loss.why);
             self.losses.remove(&key);
-            gone.extend(why.map(|why| (key, why)));
+            if let Some(why) = why {
+                self.approve_deletion(key, why);
+            }
         }
         if let Some(pending) = self.losses.pending.get_mut(id) {
             pending.held = None;
@@ -317,7 +318,6 @@ impl Index {
                 self.collect_longer(id, effects);
             }
         }
-        self.approve_deletion(gone);
         self.mark_status_due(id);
         true
     }

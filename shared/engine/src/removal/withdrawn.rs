@@ -17,22 +17,20 @@ use mimeo_model::{
     grant::{Edition, Grant},
     id::RuleId,
     kind::GroupKind,
-    source::SourceRef,
 };
 
 use crate::{
     Effects, Index, Namespace,
     absent::{Absence, Became, Home, HowGone},
     consent::Consent,
-    copy::{CopyState, Leave, Why},
+    copy::CopyState,
     grants::Grants,
     jobs::JobKey,
-    may_go::MayGo,
     verdict::{Need, Needs},
 };
 
 /// The facts about a namespace that no longer grants a copy.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Withdrawal {
     absence: Absence,
     /// When the CRD of grants was created, in seconds since 1970, according to the last read.
@@ -55,18 +53,13 @@ pub struct GrantsRead {
 impl Consent {
     /// Returns the facts about a namespace that no longer grants something.
     pub(crate) fn withdrawal(&mut self, giver: &str) -> &mut Absence {
-        let entry = self.withdrawals.entry(giver.into());
-        let withdrawal = entry.or_insert_with(|| Withdrawal {
-            absence: Absence::from(None),
-            defined: 0,
-        });
-        &mut withdrawal.absence
+        let withdrawals = &mut self.withdrawals;
+        &mut withdrawals.entry(giver.into()).or_default().absence
     }
 
     /// Returns the same facts, if a copy depends on them.
     pub(crate) fn withdrawal_mut(&mut self, giver: &str) -> Option<&mut Absence> {
-        let withdrawal = self.withdrawals.get_mut(giver)?;
-        Some(&mut withdrawal.absence)
+        Some(&mut self.withdrawals.get_mut(giver)?.absence)
     }
 }
 
@@ -79,34 +72,19 @@ impl Index {
             .is_some_and(|withdrawal| withdrawal.absence.is_asked())
     }
 
-    /// Returns whether a copy may be deleted that its rule no longer wants in this namespace, or
-    /// may no longer have there.
-    pub(crate) fn may_go_unmatched(
+    /// Returns how the grant for a copy disappeared that its rule no longer wants in this namespace,
+    /// or may no longer have there. `None`: that is unknown, and the granting namespace's grants
+    /// must be read. A copy that lost no grant is collected like one that lost it with a namespace.
+    pub(crate) fn how_consent_went(
         &self,
-        id: &Arc<RuleId>,
+        id: &RuleId,
         place: (&Arc<str>, &Namespace),
         copy: &CopyState,
         needs: &mut Needs,
-    ) -> MayGo {
-        let Some(giver) = self.withdrawn_by(id, place, copy) else {
-            return MayGo::Collect(Why::Unmatched);
-        };
-        match self.how_consent_went(giver, copy, needs) {
-            None => MayGo::Unknown,
-            Some(HowGone::Deleted) => MayGo::Yes(Why::Unmatched),
-            Some(HowGone::WithNamespace) => MayGo::Collect(Why::Unmatched),
-            Some(HowGone::Unexplained) => MayGo::No(Leave::Retained),
-        }
-    }
-
-    /// Returns how a namespace's grant for a copy disappeared. `None`: that is unknown, and the
-    /// namespace's grants must be read.
-    fn how_consent_went(
-        &self,
-        giver: Box<str>,
-        copy: &CopyState,
-        needs: &mut Needs,
     ) -> Option<HowGone> {
+        let Some(giver) = self.withdrawn_by(id, place, copy) else {
+            return Some(HowGone::WithNamespace);
+        };
         let seen = copy.ours()?;
         let known = self.consent.withdrawals.get(&giver);
         let how = known.and_then(|known| {
@@ -140,28 +118,23 @@ impl Index {
         let projection = projections.find(|projection| {
             projection.kind == copy.kind && projection.name.at(place) == copy.name
         });
-        let withheld = || {
-            self.origin(copy)
-                .filter(|source| self.is_withheld(rule, source))
-        };
         let group_kind = &self.kinds[copy.kind].group_kind;
         // A selector needs a grant for objects of any name.
-        let read: Option<(&SourceRef, bool)> = match projection {
-            Some(projection) => {
-                (!projection.granted).then_some((&projection.source, projection.source.is_named()))
+        let (access, giver, object) = match projection {
+            Some(projection) if !projection.granted => {
+                let source = &projection.source;
+                let object = source.is_named().then_some(&*source.name);
+                (Access::Read, &*source.namespace, object)
             }
-            None => Some((withheld()?, false)),
-        };
-        let (access, giver, object) = match read {
-            Some((source, named)) => (
-                Access::Read,
-                &*source.namespace,
-                named.then_some(&*source.name),
-            ),
-            None if !self.may_write(id, name, group_kind, &copy.name) => {
-                (Access::Write, &**name, Some(&*copy.name))
+            Some(_) if self.may_write(id, name, group_kind, &copy.name) => return None,
+            Some(_) => (Access::Write, &**name, Some(&*copy.name)),
+            None => {
+                let source = self.origin(copy)?;
+                if !self.is_withheld(rule, source) {
+                    return None;
+                }
+                (Access::Read, &*source.namespace, None)
             }
-            None => return None,
         };
         let home = if id.namespace.as_deref() == Some(&**name) {
             Some(namespace)
@@ -239,13 +212,14 @@ impl Index {
             self.became(key, Became::Unknown, effects);
             return false;
         }
-        let before = std::mem::replace(defined, read.defined.unwrap_or_default());
+        let now = read.defined.unwrap_or_default();
+        let before = std::mem::replace(defined, now);
         let became = match (read.home, read.defined) {
             (_, None) => Became::Unexplained,
             (None, _) => Became::GoneWithNamespace,
             (Some(home), Some(_)) => absence.absent_at(home, shown),
         };
-        if before != read.defined.unwrap_or_default() {
+        if before != now {
             // The verdicts depend on the age of the CRD, too.
             self.became(key.clone(), Became::Unknown, effects);
         }

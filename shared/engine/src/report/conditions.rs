@@ -16,12 +16,12 @@ use mimeo_model::{
 
 use crate::{
     Index, RuleState,
-    authorized::Unauthorized,
     losses::Held,
     numbers::Reported,
     select::Choice,
     status::{HOOKS_KNOWN, Observed},
     tally::Tally,
+    trouble::Trouble,
 };
 
 /// The largest number of namespaces that a message names.
@@ -57,29 +57,41 @@ impl Conditions<'_> {
             | ConditionType::PodGateActive
             | ConditionType::Reconciling => {}
         }
-        let message = cut(message, MESSAGE);
-        let generation = Some(self.generation);
         self.new.push(condition(
             (type_, status),
             reason,
-            message,
-            generation,
+            cut(message),
+            Some(self.generation),
             self.old,
             self.wall,
         ));
     }
+
+    /// Sets a condition that is false because of this trouble, or else true for this reason.
+    fn set_unless(
+        &mut self,
+        trouble: Option<&Trouble>,
+        type_: ConditionType,
+        reason: ConditionReason,
+        message: &str,
+    ) {
+        match trouble {
+            Some((reason, message)) => self.set(type_, false, *reason, message),
+            None => self.set(type_, true, reason, message),
+        }
+    }
 }
 
 /// The problems of a rule.
-struct SelectorState<'a> {
+struct Problems<'a> {
     rule: &'a Rule,
     tally: &'a Tally,
-    trouble: Option<(ConditionReason, String)>,
-    unauthorized: Option<Unauthorized>,
+    sources: Option<Trouble>,
+    unauthorized: Option<Trouble>,
     unwatched: Option<String>,
 }
 
-impl SelectorState<'_> {
+impl Problems<'_> {
     /// True if copies are being written, and no problem holds them up.
     fn pending(&self) -> bool {
         let CopyCounts {
@@ -88,7 +100,7 @@ impl SelectorState<'_> {
             failed,
         } = self.tally.copies;
         let hindered =
-            self.trouble.is_some() || self.unauthorized.is_some() || self.unwatched.is_some();
+            self.sources.is_some() || self.unauthorized.is_some() || self.unwatched.is_some();
         !hindered && failed == 0 && synced < desired
     }
 
@@ -100,9 +112,9 @@ impl SelectorState<'_> {
             synced,
             failed,
         } = self.tally.copies;
-        match &self.trouble {
+        match &self.sources {
             _ if self.rule.suspend => (false, ConditionReason::Suspended, self.preview().into()),
-            _ if let Some(Unauthorized { message, .. }) = &self.unauthorized => {
+            _ if let Some((_, message)) = &self.unauthorized => {
                 (false, ConditionReason::NotAuthorized, message.into())
             }
             Some((reason, message)) => (false, *reason, message.into()),
@@ -164,63 +176,19 @@ impl SelectorState<'_> {
             String::new()
         };
         let names = names[..names.len().min(NAMED)].join(", ");
-        let first = self
-            .tally
-            .failures
-            .values()
-            .next()
-            .map(|(reason, _)| *reason);
-        let (reason, advice) = first.map_or(("unknown".into(), String::new()), |reason| {
-            (reason.to_string(), format!("; {}", reason.advice()))
-        });
         let of = plural::copies(desired);
-        format!("{failed} of {of} failed, first with {reason}: in {names}{more}{advice}")
+        let failed = format!("{failed} of {of} failed, first with");
+        match self.tally.failures.values().next() {
+            Some((reason, _)) => {
+                let advice = reason.advice();
+                format!("{failed} {reason}: in {names}{more}; {advice}")
+            }
+            None => format!("{failed} unknown: in {names}{more}"),
+        }
     }
 }
 
 impl Index {
-    fn describe_authorized(
-        &self,
-        unauthorized: Option<&Unauthorized>,
-        conditions: &mut Conditions<'_>,
-    ) {
-        match unauthorized {
-            None if let Some(Unauthorized { reason, message }) = self.rules_unread() => {
-                conditions.set(ConditionType::Authorized, false, reason, &message);
-            }
-            None => {
-                let message = "Mimeo has the permissions that the rule takes";
-                conditions.set(
-                    ConditionType::Authorized,
-                    true,
-                    ConditionReason::Allowed,
-                    message,
-                );
-            }
-            Some(Unauthorized { reason, message }) => {
-                conditions.set(ConditionType::Authorized, false, *reason, message);
-            }
-        }
-    }
-
-    pub(crate) fn describe_pod_gate(
-        &self,
-        state: &RuleState,
-        rule: &Rule,
-        conditions: &mut Conditions<'_>,
-    ) {
-        if rule.id.kind == RuleKind::Replication {
-            return; // A Replication has no pod gate.
-        }
-        let (reason, message) = self.pod_gate_word(state);
-        conditions.set(
-            ConditionType::PodGateActive,
-            reason == ConditionReason::Active,
-            reason,
-            &message,
-        );
-    }
-
     /// Returns whether pods wait for the rule's copies, as reason and message.
     pub(crate) fn pod_gate_word(&self, state: &RuleState) -> (ConditionReason, Cow<'static, str>) {
         if state.pod_gate() == PodGate::None {
@@ -279,29 +247,35 @@ impl Index {
         (tally, choice): (&Tally, &Choice),
         conditions: &mut Conditions<'_>,
     ) {
-        let findings = SelectorState {
+        let problems = Problems {
             rule,
             tally,
-            trouble: self.source_trouble(rule, choice),
+            sources: self.source_trouble(rule, choice),
             unauthorized: self.unauthorized(rule, tally),
             unwatched: self.unwatched_copies(rule),
         };
-        let (ready, reason, message) = findings.ready();
+        let (ready, reason, message) = problems.ready();
         conditions.set(ConditionType::Ready, ready, reason, &message);
-        match &findings.trouble {
-            None => conditions.set(
-                ConditionType::SourcesFound,
-                true,
-                ConditionReason::Found,
-                &found(choice),
-            ),
-            Some((reason, message)) => {
-                conditions.set(ConditionType::SourcesFound, false, *reason, message);
-            }
+        conditions.set_unless(
+            problems.sources.as_ref(),
+            ConditionType::SourcesFound,
+            ConditionReason::Found,
+            &found(choice),
+        );
+        let unread = self.rules_unread();
+        conditions.set_unless(
+            problems.unauthorized.as_ref().or(unread.as_ref()),
+            ConditionType::Authorized,
+            ConditionReason::Allowed,
+            "Mimeo has the permissions that the rule takes",
+        );
+        // A Replication has no pod gate.
+        if rule.id.kind == RuleKind::ClusterReplication {
+            let (reason, message) = self.pod_gate_word(state);
+            let active = reason == ConditionReason::Active;
+            conditions.set(ConditionType::PodGateActive, active, reason, &message);
         }
-        self.describe_authorized(findings.unauthorized.as_ref(), conditions);
-        self.describe_pod_gate(state, rule, conditions);
-        if findings.pending() && !rule.suspend {
+        if problems.pending() && !rule.suspend {
             let message = format!(
                 "{} being written",
                 copies_are(tally.copies.desired - tally.copies.synced)
@@ -346,9 +320,9 @@ impl Index {
     }
 }
 
-/// Returns the beginning of a message, with at most `most` bytes of JSON.
-fn cut(message: &str, most: usize) -> String {
-    let mut left = most;
+/// Returns the beginning of a message, up to [`MESSAGE`].
+fn cut(message: &str) -> String {
+    let mut left = MESSAGE;
     let fits = |char: &char| {
         let size = match char {
             '"' | '\\' => 2,

@@ -25,7 +25,7 @@ use mimeo_model::{
 };
 
 use crate::{
-    Index, RuleState, SourceState,
+    Index, SourceState,
     clock::Tick,
     copy::{CopyKey, CopyState},
     projection::Projection,
@@ -74,11 +74,7 @@ impl EventReason {
     pub fn type_(self) -> &'static str {
         match self {
             Self::CopyRecreated | Self::CopyAdopted => "Normal",
-            Self::CopyFailed
-            | Self::EditReverted
-            | Self::CopyRestored
-            | Self::SourceGone
-            | Self::DeletionHeld => "Warning",
+            _ => "Warning",
         }
     }
 
@@ -132,11 +128,7 @@ impl EventCause {
         match self {
             Self::CopyFailed(reason) => reason.to_string(),
             Self::SourceGone(source) => source.to_string(),
-            Self::CopyRecreated
-            | Self::CopyAdopted
-            | Self::EditReverted
-            | Self::CopyRestored
-            | Self::DeletionHeld => String::new(),
+            _ => String::new(),
         }
     }
 
@@ -230,12 +222,9 @@ impl EventQueue {
         rule: &Arc<RuleId>,
         still: impl Fn(&SourceRef) -> bool,
     ) {
-        let stays = |cause: &EventCause| match cause {
-            EventCause::SourceGone(source) => still(source),
-            _ => true,
-        };
-        self.pending
-            .retain(|(id, cause), _| id != rule || stays(cause));
+        self.pending.retain(|(id, cause), _| {
+            id != rule || !matches!(cause, EventCause::SourceGone(source) if !still(source))
+        });
     }
 
     /// Drops all topics. A standby reports none, because the leader does.
@@ -257,12 +246,9 @@ impl EventQueue {
     /// any user that may write copies can cause them at will. Within the rest,
     /// `ClusterReplication`s come first.
     fn due(&self, now: Tick) -> Vec<Topic> {
-        let due = self
-            .pending
-            .iter()
-            .filter(|(_, pending)| pending.due <= now);
-        let mut due: Vec<_> = due.map(|(topic, pending)| (topic, pending.due)).collect();
-        due.sort_by_key(|((id, cause), due)| (cause.by_users(), id.kind, *due));
+        let due = self.pending.iter();
+        let mut due: Vec<_> = due.filter(|(_, pending)| pending.due <= now).collect();
+        due.sort_by_key(|((id, cause), pending)| (cause.by_users(), id.kind, pending.due));
         due.into_iter().map(|(topic, _)| topic.clone()).collect()
     }
 }
@@ -278,7 +264,8 @@ struct ReportedCopy<'a> {
 }
 
 impl Index {
-    fn copies_of(&self, id: &Arc<RuleId>, source: &SourceRef) -> usize {
+    /// Returns the number of the rule's copies of a source.
+    pub(crate) fn copies_of(&self, id: &RuleId, source: &SourceRef) -> usize {
         let hash = source_hash(&source.to_string());
         let places = self.places(id);
         places
@@ -286,7 +273,9 @@ impl Index {
             .filter_map(|name| self.namespaces.get(name))
             .flat_map(|namespace| &namespace.copies)
             .filter_map(CopyState::ours)
-            .filter(|seen| seen.source == hash && seen.rule.as_ref() == Some(id) && !seen.elsewhere)
+            .filter(|seen| {
+                seen.source == hash && seen.rule.as_deref() == Some(id) && !seen.elsewhere
+            })
             .count()
     }
 
@@ -308,9 +297,8 @@ impl Index {
                     format!("{reason}: {}", lost.message(id, namespace))
                 } else {
                     let copy = self.copy(key)?;
-                    let failure = copy.failure.as_ref().map(|failing| &failing.failure);
-                    let failure = failure.filter(|failure| failure.reason == *reason)?;
-                    if self.rule_of(copy).as_ref() != Some(id) {
+                    let failure = &copy.failure.as_ref()?.failure;
+                    if failure.reason != *reason || self.projections.owner(copy) != Some(id) {
                         return None;
                     }
                     format!("{reason}: {}", failure.message_for(id, namespace))
@@ -327,15 +315,9 @@ impl Index {
                     .into()
             }
             EventCause::EditReverted => {
-                let copy = self.copy(key)?;
-                let projection = self
-                    .projections
-                    .wanted(copy)
-                    .filter(|projection| projection.rule == *id)?;
-                format!(
-                    "an edit was reverted; to change the copy, change its source {}",
-                    projection.source
-                )
+                let projection = self.projections.wanted(self.copy(key)?);
+                let source = &projection.filter(|wants| wants.rule == *id)?.source;
+                format!("an edit was reverted; to change the copy, change its source {source}")
             }
             EventCause::CopyRestored => {
                 "another client deleted it, and Mimeo created it again; to remove the copy for \
@@ -380,21 +362,6 @@ impl Index {
 }
 
 impl Index {
-    /// Reports a copy with the next Event of the rule that its numbers count for. `editor` is the
-    /// field manager of an undone edit.
-    pub(crate) fn report(
-        &self,
-        cause: EventCause,
-        (namespace, copy): (&Arc<str>, &CopyState),
-        editor: Option<Box<str>>,
-        events: &mut EventQueue,
-    ) {
-        if let Some(rule) = self.projections.owner(copy) {
-            let copy = copy.key(namespace);
-            events.add(rule, cause, [(copy, editor)], 0, self.now);
-        }
-    }
-
     /// Reports that a source is gone or does not exist.
     pub(crate) fn source_lost(&self, source: &SourceRef, was_there: bool, events: &mut EventQueue) {
         let granted = self
@@ -404,12 +371,11 @@ impl Index {
         let rules: BTreeSet<&Arc<RuleId>> =
             granted.map(|(_, projection)| &projection.rule).collect();
         for id in rules {
-            let Some(rule) = self.rules.get(id).and_then(RuleState::valid) else {
-                continue;
-            };
             // Copies that their rule retains without their source stay for good. After a restart
             // that is no event.
-            if was_there || rule.retention.when_source_deleted == Retain::Delete {
+            if let Some(rule) = self.valid(id)
+                && (was_there || rule.retention.when_source_deleted == Retain::Delete)
+            {
                 let copies = self.copies_of(id, source);
                 let cause = EventCause::SourceGone(source.clone());
                 events.add(id, cause, [], copies, self.now);
@@ -430,11 +396,10 @@ impl EventQueue {
             let Some(pending) = self.pending.remove(&topic) else {
                 continue;
             };
-            let mut updates = updates_of(&topic, &pending, index).into_iter();
             // Most topics may have nothing left to report.
-            if let Some(about_rule) = updates.next() {
+            if let Some((about_rule, others)) = updates_of(&topic, &pending, index) {
                 about_rules.push(about_rule);
-                about_copies.extend(updates);
+                about_copies.extend(others);
                 self.reported.insert(topic, index.now);
             }
         }
@@ -458,80 +423,70 @@ impl EventQueue {
     }
 }
 
-/// Returns the Events of a topic: one about the rule, then one about a copy in each of some
+/// Returns the Events of a topic: one about the rule, and one about a copy in each of some
 /// namespaces.
-fn updates_of(topic: &Topic, pending: &Pending, index: &Index) -> Vec<EventUpdate> {
+fn updates_of(
+    topic: &Topic,
+    pending: &Pending,
+    index: &Index,
+) -> Option<(EventUpdate, Vec<EventUpdate>)> {
     let (id, cause) = topic;
-    let rule = index.rules.get(id).and_then(RuleState::valid);
-    let detail = cause.detail();
-    let about_rule =
-        |note, count| event_update((cause, &detail), about(id, rule), None, id, note, count);
-    match cause {
+    let rule = index.valid(id);
+    let (note, count, reported) = match cause {
         EventCause::SourceGone(source) => {
             let copies = pending.others.max(index.copies_of(id, source));
-            let missing = matches!(index.sources.get(source), Some(SourceState::Missing { .. }));
-            let Some(rule) = rule.filter(|_| missing && copies > 0) else {
-                return vec![];
-            };
-            let what = if source.selector().is_none() {
+            let missing = index
+                .sources
+                .get(source)
+                .is_some_and(SourceState::is_missing);
+            if !missing || copies == 0 {
+                return None;
+            }
+            let gone = if source.selector().is_none() {
                 "is gone"
             } else {
                 "is gone, or not selected any more"
             };
-            vec![about_rule(
-                format!(
-                    "{source} {what}; it is the source of {}",
-                    rule.bereft(copies)
-                ),
-                1,
-            )]
+            let copies = rule?.bereft(copies);
+            let note = format!("{source} {gone}; it is the source of {copies}");
+            (note, 1, vec![])
         }
         EventCause::DeletionHeld => {
-            if index.losses.held(id).is_none() {
-                return vec![];
-            }
-            let copies = index.held_copies(id).len();
-            let collected = index.losses.collected(id);
-            let reported: Vec<ReportedCopy<'_>> = collected
-                .filter_map(|key| index.still(id, cause, key, None))
-                .collect();
+            index.losses.held(id)?;
+            let copies = plural::copies(index.held_copies(id).len());
             let note = if rule.is_some() {
                 format!(
-                    "Mimeo does not delete {}, because half of this rule's copies or more were \
-                         lost in a short time; the rule's condition Stalled says how to confirm \
-                         the deletion",
-                    plural::copies(copies)
+                    "Mimeo does not delete {copies}, because half of this rule's copies or more \
+                     were lost in a short time; the rule's condition Stalled says how to confirm \
+                     the deletion"
                 )
             } else {
                 format!(
                     "the rule does not exist any more, but Mimeo did not see its deletion and \
-                         keeps {}; to keep them for good, create the rule again; to delete them, \
-                         confirm the deletion as the reconciler's log says",
-                    plural::copies(copies)
+                     keeps {copies}; to keep them for good, create the rule again; to delete them, \
+                     confirm the deletion as the reconciler's log says"
                 )
             };
-            let mut all = vec![about_rule(note, 1)];
-            all.extend(about_copies(topic, rule, &reported, index));
-            all
+            let collected = index.losses.collected(id);
+            let reported = collected.filter_map(|key| index.still(id, cause, key, None));
+            (note, 1, reported.collect())
         }
-        _ if rule.is_none() => vec![],
         EventCause::CopyFailed(_)
         | EventCause::CopyRecreated
         | EventCause::CopyAdopted
         | EventCause::EditReverted
         | EventCause::CopyRestored => {
+            rule?;
             let copies = pending.copies.iter();
             let reported =
                 copies.filter_map(|(key, editor)| index.still(id, cause, key, editor.as_deref()));
             let reported: Vec<ReportedCopy<'_>> = reported.collect();
-            let Some(note) = note(&reported) else {
-                return vec![];
-            };
-            let mut all = vec![about_rule(note, reported.len())];
-            all.extend(about_copies(topic, rule, &reported, index));
-            all
+            (note(&reported)?, reported.len(), reported)
         }
-    }
+    };
+    let detail = cause.detail();
+    let about_rule = event_update((cause, &detail), about(id, rule), None, id, note, count);
+    Some((about_rule, about_copies(topic, rule, &reported, index)))
 }
 
 /// Returns one Event in each of some namespaces, about the first copy there. Users of the namespace
@@ -628,15 +583,17 @@ fn event_update(
     count: usize,
 ) -> EventUpdate {
     let reason = cause.reason();
-    let uid = regarding.uid.as_deref().unwrap_or_default();
     // The name depends only on fields that every process knows. They also cannot change in an
     // Event. So the next process continues the series.
-    let about = |field: &Option<String>| field.clone().unwrap_or_default();
-    let (kind, place, object) = (
-        about(&regarding.kind),
-        about(&regarding.namespace),
-        about(&regarding.name),
-    );
+    let ObjectReference {
+        kind,
+        namespace,
+        name,
+        uid,
+        ..
+    } = &regarding;
+    let [kind, place, object, uid] =
+        [kind, namespace, name, uid].map(|field| field.as_deref().unwrap_or_default());
     let name = format!("{reason} {detail} {rule} {kind} {place} {object} {uid}");
     note.truncate(note.floor_char_boundary(LONGEST));
     EventUpdate {

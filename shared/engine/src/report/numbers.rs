@@ -98,31 +98,17 @@ pub struct Durations {
     sum: Duration,
 }
 
-/// The bounds reach from the duration of one write to that of a wait until a person fixes a
-/// problem.
-const BOUNDS: [Duration; 15] = [
-    Duration::from_millis(5),
-    Duration::from_millis(10),
-    Duration::from_millis(25),
-    Duration::from_millis(50),
-    Duration::from_millis(100),
-    Duration::from_millis(250),
-    Duration::from_millis(500),
-    Duration::from_secs(1),
-    Duration::from_millis(2_500),
-    Duration::from_secs(5),
-    Duration::from_secs(10),
-    Duration::from_secs(30),
-    Duration::from_mins(1),
-    Duration::from_mins(5),
-    Duration::from_mins(30),
+/// The bounds in milliseconds. They reach from the duration of one write to that of a wait until a
+/// person fixes a problem.
+const BOUNDS: [u64; 15] = [
+    5, 10, 25, 50, 100, 250, 500, 1_000, 2_500, 5_000, 10_000, 30_000, 60_000, 300_000, 1_800_000,
 ];
 
 impl Durations {
     pub(crate) fn record(&mut self, duration: Duration) {
         let at = BOUNDS
             .iter()
-            .position(|bound| duration <= *bound)
+            .position(|bound| duration <= Duration::from_millis(*bound))
             .unwrap_or(BOUNDS.len());
         self.counts[at] += 1;
         self.sum += duration;
@@ -131,7 +117,8 @@ impl Durations {
     /// Returns the number of durations for each bound: at most this bound, and longer than the one
     /// before. The last bucket has no bound.
     pub fn buckets(&self) -> impl Iterator<Item = (Option<Duration>, u64)> {
-        BOUNDS.into_iter().map(Some).chain([None]).zip(self.counts)
+        let bounds = BOUNDS.map(|bound| Some(Duration::from_millis(bound)));
+        bounds.into_iter().chain([None]).zip(self.counts)
     }
 
     /// The sum of all durations.
@@ -202,8 +189,7 @@ impl Numbers {
     /// last statuses count them. Tenants can create any number of Replications, so these are left
     /// out.
     pub(crate) fn by_rule(index: &Index, most: usize) -> Vec<(Arc<RuleId>, CopyNumbers)> {
-        let rules = index.rules.iter();
-        let rules = rules.filter(|(id, _)| id.kind == RuleKind::ClusterReplication);
+        let rules = index.cluster_rules();
         rules
             .take(most)
             .map(|(id, state)| (id.clone(), state.status.reported().copies.clone()))

@@ -11,12 +11,12 @@ use mimeo_model::{
     id::{RuleId, RuleKind},
     kind::GroupKind,
     rule::Rule,
-    selection::Labels,
+    selection::{Labels, Selection, TargetSelection},
     source::SourceRef,
     template::{Place, Template},
 };
 
-use crate::{Index, RuleState, events::places, projection::Projection, wants::rank};
+use crate::{Index, Namespace, RuleState, events::places, projection::Projection, wants::rank};
 
 /// The effects that a rule would have.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -71,11 +71,7 @@ impl Index {
     /// namespaces and rules. `before` is the rule as it is stored.
     pub fn preview(&self, rule: &Rule, sources: &[SourceRef], before: Option<&Rule>) -> Preview {
         let mut preview = Preview::default();
-        let alive = self
-            .namespaces
-            .iter()
-            .filter(|(_, namespace)| namespace.alive());
-        for (name, namespace) in alive {
+        for (name, namespace) in self.alive() {
             let matches = |rule: &Rule| rule.matches(name, &namespace.labels);
             preview.all += 1;
             if matches(rule) {
@@ -84,58 +80,53 @@ impl Index {
                 preview.lost += usize::from(before.is_some_and(matches));
             }
         }
-        preview.beginning = self.beginning(rule);
-        preview.beginning_of_exclude = self.beginning_of_exclude(rule);
+        preview.beginning = rule.targets.iter().find_map(|target| {
+            self.short(
+                &target.selection,
+                TargetSelection::by_beginning,
+                TargetSelection::matches,
+            )
+        });
+        // All targets have the same exclusions.
+        let exclude = rule
+            .targets
+            .first()
+            .map(|target| target.selection.exclude());
+        preview.beginning_of_exclude = exclude
+            .into_iter()
+            .flatten()
+            .find_map(|one| self.short(one, Selection::by_beginning, Selection::matches));
         preview.contests = self.contests(rule, sources, before);
         preview
     }
 
-    /// Returns the beginning of a pattern whose target selects no namespace, and the number of
-    /// namespaces with names that begin with it. A user that writes `team-` for all such names is
-    /// advised to write `team-.*`.
-    fn beginning(&self, rule: &Rule) -> Option<(String, usize)> {
-        rule.targets.iter().find_map(|target| {
-            let one = &target.selection;
-            self.short(
-                one.beginning(),
-                |name, labels| one.matches(name, labels),
-                |name, labels| one.matches_by_beginning(name, labels),
-            )
-        })
-    }
-
-    /// Returns the same for a pattern of `spec.exclude` that excludes no namespace.
-    fn beginning_of_exclude(&self, rule: &Rule) -> Option<(String, usize)> {
-        // All targets have the same exclusions.
-        let exclude = rule.targets.first()?.selection.exclude();
-        exclude.iter().find_map(|one| {
-            self.short(
-                one.beginning(),
-                |name, labels| one.matches(name, labels),
-                |name, labels| one.matches_by_beginning(name, labels),
-            )
-        })
-    }
-
-    /// Returns the beginning and the number of namespaces that match by it, if none matches the
-    /// whole pattern.
-    fn short(
-        &self,
-        beginning: Option<&str>,
-        matches: impl Fn(&str, &Labels) -> bool,
-        matches_by_beginning: impl Fn(&str, &Labels) -> bool,
-    ) -> Option<(String, usize)> {
-        let beginning = beginning?;
+    /// The known namespaces without terminating ones.
+    fn alive(&self) -> impl Iterator<Item = (&Arc<str>, &Namespace)> {
         let namespaces = self.namespaces.iter();
-        let alive = namespaces.filter(|(_, namespace)| namespace.alive());
-        let mut count = 0;
-        for (name, namespace) in alive {
-            if matches(name, &namespace.labels) {
-                return None;
-            }
-            count += usize::from(matches_by_beginning(name, &namespace.labels));
+        let namespaces = namespaces.map(|(name, namespace)| (name, &**namespace));
+        namespaces.filter(|(_, namespace)| namespace.alive())
+    }
+
+    /// Returns the beginning of a pattern whose selection matches no namespace, and the number of
+    /// namespaces that it matches with only that beginning. A user that writes `team-` for all such
+    /// names is advised to write `team-.*`.
+    fn short<S>(
+        &self,
+        selection: &S,
+        by_beginning: fn(&S) -> Option<(S, &str)>,
+        matches: fn(&S, &str, &Labels) -> bool,
+    ) -> Option<(String, usize)> {
+        let (longer, beginning) = by_beginning(selection)?;
+        let count = |selection: &S| {
+            self.alive()
+                .filter(|(name, namespace)| matches(selection, name, &namespace.labels))
+                .count()
+        };
+        if count(selection) > 0 {
+            return None;
         }
-        (count > 0).then(|| (beginning.to_owned(), count))
+        let would_match = count(&longer);
+        (would_match > 0).then(|| (beginning.to_owned(), would_match))
     }
 
     /// Returns the copies that this rule begins to want although other rules want them, too. The
@@ -158,8 +149,8 @@ impl Index {
         let before = before.map(|before| (before, self.choose(before).sources));
         let mut found: BTreeMap<(&Arc<RuleId>, GroupKind, String), Contest> = BTreeMap::new();
         let mut questions = 0;
-        for (name, namespace) in &self.namespaces {
-            if !namespace.alive() || home.is_some_and(|home| *home != **name) {
+        for (name, namespace) in self.alive() {
+            if home.is_some_and(|home| *home != **name) {
                 continue;
             }
             questions += others.len();

@@ -117,7 +117,7 @@ impl Index {
             .collect();
         // `ClusterReplication`s come first, however many rules a tenant has. After them the rules
         // come that have waited longest.
-        due.sort_by(|(since, id), (other, than)| (id.kind, since).cmp(&(than.kind, other)));
+        due.sort_by_key(|(since, id)| (id.kind, *since));
         let mut rules = Vec::new();
         for (_, id) in due.into_iter().take(BATCH) {
             // A status with partial facts would mislead. After a start, the status stays as it was
@@ -155,10 +155,7 @@ impl Index {
             .flatten()
             .filter_map(|id| self.projections.get(id));
         self.primed()
-            && state
-                .rule
-                .as_ref()
-                .map_or(true, |rule| self.knows_selected(rule))
+            && state.valid().is_none_or(|rule| self.knows_selected(rule))
             && (id.kind == RuleKind::ClusterReplication || self.consent.known != Known::Unknown)
             && projections
                 .filter(|projection| {
@@ -166,11 +163,8 @@ impl Index {
                 })
                 .all(|projection| match self.kinds.served(projection.gvk()) {
                     Known::Listed(resource) if resource.namespaced => {
-                        let listed = state
-                            .rule
-                            .as_ref()
-                            .is_ok_and(|rule| self.knows_copies_of(rule, projection.kind));
-                        listed
+                        let knows = |rule| self.knows_copies_of(rule, projection.kind);
+                        state.valid().is_some_and(knows)
                             && (projection.rendering.is_ok() || self.blocked(projection).is_some())
                     }
                     Known::Unknown => false,
@@ -225,12 +219,10 @@ impl Index {
         };
         let before = pod_gates(self);
         self.webhooks = webhooks;
-        for ((id, _), _) in pod_gates(self)
-            .into_iter()
-            .zip(before)
-            .filter(|((_, now), (_, before))| now != before)
-        {
-            self.mark_status_due(&id);
+        for (now, before) in pod_gates(self).into_iter().zip(before) {
+            if now != before {
+                self.mark_status_due(&now.0);
+            }
         }
     }
 
@@ -256,20 +248,20 @@ impl Index {
         wall: Timestamp,
         changes: &mut Changes,
     ) -> Option<StatusUpdate> {
-        let now = self.now;
         let book = &mut self.rules.get_mut(id)?.status;
         if let Some(tick) = book.synced.take() {
-            book.last_sync = ago(wall, now.saturating_sub(tick)).or(book.last_sync);
+            book.last_sync = ago(wall, self.now.saturating_sub(tick)).or(book.last_sync);
         }
         let (status, reported) = self.compose(id, self.rules.get(id)?, tally, wall);
-        let book = &mut self.rules.get_mut(id)?.status;
+        let state = self.rules.get_mut(id)?;
+        let book = &mut state.status;
         book.reported = reported;
         if !std::mem::take(&mut book.unwritten) && book.observed.as_ref() == Some(&status) {
             return None;
         }
         book.observed = Some(status.clone());
-        book.not_before = now + PACE;
-        self.rules.get_mut(id)?.changed = changes.next();
+        book.not_before = self.now + PACE;
+        state.changed = changes.next();
         Some(StatusUpdate {
             id: (**id).clone(),
             status,
@@ -314,18 +306,12 @@ impl Index {
                     .map(Refusal::to_string)
                     .collect::<Vec<_>>()
                     .join("; ");
-                conditions.set(
-                    ConditionType::Ready,
-                    false,
-                    ConditionReason::InvalidSpec,
-                    &message,
-                );
-                conditions.set(
-                    ConditionType::Stalled,
-                    true,
-                    ConditionReason::InvalidSpec,
-                    &message,
-                );
+                for (type_, is) in [
+                    (ConditionType::Ready, false),
+                    (ConditionType::Stalled, true),
+                ] {
+                    conditions.set(type_, is, ConditionReason::InvalidSpec, &message);
+                }
             }
             Ok(rule) => {
                 self.tally_not_granted(rule, &mut tally);

@@ -153,12 +153,10 @@ impl Index {
         {
             effort.counted += u64::try_from(namespace.copies.len()).unwrap_or(u64::MAX);
             for copy in &namespace.copies {
-                let owner = self.projections.owner(copy);
-                let Some((id, tally)) = owner.and_then(|id| Some((id, tallies.get_mut(id)?)))
-                else {
-                    continue;
-                };
-                if let Some(standing) = self.standing(id, (name, namespace), copy) {
+                if let Some(id) = self.projections.owner(copy)
+                    && let Some(tally) = tallies.get_mut(id)
+                    && let Some(standing) = self.standing(id, (name, namespace), copy)
+                {
                     let kind = || self.kind_of(copy.kind).to_owned();
                     tally.count(|| (name.clone(), kind(), copy.name.clone()), standing);
                 }
@@ -189,15 +187,12 @@ impl Index {
         (name, namespace): (&str, &Namespace),
         copy: &'a CopyState,
     ) -> Option<Standing<'a>> {
-        let projection = self
-            .projections
-            .wanted(copy)
-            .filter(|projection| *projection.rule == *id);
-        if projection.is_none() {
-            return standing_unwanted(id, (name, namespace), copy);
-        }
-        Some(Standing {
-            wanted: true,
+        let projection = self.projections.wanted(copy);
+        let wanted = projection.is_some_and(|projection| *projection.rule == *id);
+        let own = |seen: &Seen| seen.rule.as_deref() == Some(id) && !seen.elsewhere;
+        let left_behind = copy.want.is_none() && namespace.alive() && copy.ours().is_some_and(own);
+        (wanted || left_behind).then(|| Standing {
+            wanted,
             outlook: copy.verdict.outlook,
             failure: failure((id, name), copy),
         })
@@ -244,23 +239,6 @@ impl Standing<'_> {
             failure: Some((reason, message.into())),
         }
     }
-}
-
-/// Returns the state of this rule's copy that no rule wants (any more).
-fn standing_unwanted<'a>(
-    id: &RuleId,
-    (name, namespace): (&str, &Namespace),
-    copy: &'a CopyState,
-) -> Option<Standing<'a>> {
-    let own = |seen: &&Seen| seen.rule.as_deref() == Some(id) && !seen.elsewhere;
-    copy.ours()
-        .filter(own)
-        .filter(|_| copy.want.is_none() && namespace.alive())?;
-    Some(Standing {
-        wanted: false,
-        outlook: copy.verdict.outlook,
-        failure: failure((id, name), copy),
-    })
 }
 
 /// Returns the failure of a copy. It is the result of the last request. Without one, a wanted copy

@@ -1,5 +1,7 @@
 //! Problems with the sources of a rule, and with the watches of its copies.
 
+use std::fmt;
+
 use jiff::Timestamp;
 
 use mimeo_model::{
@@ -7,7 +9,6 @@ use mimeo_model::{
     condition::ConditionReason,
     kind::{GroupVersionKind, Resource},
     known::Known,
-    meta::{Seen, source_hash},
     outcome::Unreadable,
     plural,
     rule::Rule,
@@ -15,37 +16,53 @@ use mimeo_model::{
 };
 
 use crate::{
-    Index, SourceState, clock::Tick, follow, missing_grants::MissingGrant, projection::NoRendering,
+    Index, SourceState, follow, missing_grants::MissingGrant, projection::NoRendering,
     select::Choice,
 };
 
+/// Why a rule cannot do its work: a stable reason, and advice.
+pub(crate) type Trouble = (ConditionReason, String);
+
+/// The place of a source, or of the sources that a selector finds.
+pub(crate) struct Home<'a> {
+    pub(crate) gvk: &'a GroupVersionKind,
+    /// `None` for an inline source.
+    pub(crate) namespace: Option<&'a str>,
+    /// The text that users know it by.
+    pub(crate) what: &'a dyn fmt::Display,
+    pub(crate) unreadable: Option<Unreadable>,
+}
+
 impl Index {
-    /// Returns the first problem with the sources, as reason and message.
-    pub(crate) fn source_trouble(
-        &self,
-        rule: &Rule,
-        choice: &Choice,
-    ) -> Option<(ConditionReason, String)> {
-        let selected = || {
-            choice
-                .sources
-                .iter()
-                .filter(|source| source.selector().is_some())
-        };
-        let trouble = rule
-            .selectors
-            .iter()
-            .find_map(|selector| self.selector_trouble(rule, selector, selected()));
-        trouble
-            .or_else(|| {
-                choice
-                    .sources
-                    .iter()
-                    .find_map(|source| self.trouble_of(rule, source))
-            })
-            .or_else(|| {
-                let found = choice.sources.len() + choice.beyond;
-                (choice.beyond > 0).then(|| {
+    pub(crate) fn home_of_source<'a>(&self, source: &'a SourceRef) -> Home<'a> {
+        Home {
+            gvk: &source.gvk,
+            namespace: source.home(),
+            what: source,
+            unreadable: self.unreadable.get(source).copied(),
+        }
+    }
+
+    pub(crate) fn home_of_selector<'a>(&self, selector: &'a SourceSelector) -> Home<'a> {
+        let known = self.selectors.get(selector);
+        Home {
+            gvk: &selector.gvk,
+            namespace: Some(&selector.namespace),
+            what: selector,
+            unreadable: known.and_then(|known| known.watch.unreadable()),
+        }
+    }
+
+    /// Returns the first problem with the sources.
+    pub(crate) fn source_trouble(&self, rule: &Rule, choice: &Choice) -> Option<Trouble> {
+        let selectors = rule.selectors.iter();
+        let mut selectors =
+            selectors.filter_map(|selector| self.selector_trouble(rule, selector, choice));
+        let sources = choice.sources.iter();
+        let mut sources = sources.filter_map(|source| self.trouble_of(rule, source));
+        selectors.next().or_else(|| sources.next()).or_else(|| {
+            let found = choice.sources.len() + choice.beyond;
+            (choice.beyond > 0).then(|| {
                 let message = format!(
                     "the rule has {}{found} sources, and Mimeo copies at most {}: of those that \
                      selectors find, the oldest",
@@ -54,152 +71,124 @@ impl Index {
                 );
                 (ConditionReason::SourceRefused, message)
             })
-            })
+        })
     }
 
     /// Returns the problem of a selector.
-    fn selector_trouble<'a>(
+    fn selector_trouble(
         &self,
         rule: &Rule,
         selector: &SourceSelector,
-        mut sources: impl Iterator<Item = &'a SourceRef>,
-    ) -> Option<(ConditionReason, String)> {
-        if let Some(home) = rule
-            .id
-            .namespace
-            .as_deref()
-            .filter(|_| !self.may_select(&rule.id, selector))
-        {
-            let message = self.grants_unknown().map(|unknown| unknown.message);
-            return Some((
-                ConditionReason::SourceRefused,
-                message.unwrap_or_else(|| MissingGrant::of_selector(selector).message(home)),
-            ));
+        choice: &Choice,
+    ) -> Option<Trouble> {
+        let granted = self.may_select(&rule.id, selector);
+        let missing = (!granted).then(|| MissingGrant::of_selector(selector));
+        let trouble = self
+            .ungranted_trouble(rule, missing)
+            .or_else(|| {
+                let message = || (ConditionReason::SourceRefused, follow::too_many());
+                (!self.counts_selectors(rule)).then(message)
+            })
+            .or_else(|| self.unread_trouble(&self.home_of_selector(selector)));
+        if trouble.is_some() || !self.selectors.contains_key(selector) {
+            return trouble;
         }
-        if !self.counts_selectors(rule) {
-            return Some((ConditionReason::SourceRefused, follow::too_many()));
-        }
-        let resource = match self.resource_of(&selector.gvk, Some(&selector.namespace)) {
-            Ok(resource) => resource,
-            Err((reason, why)) => return Some((reason, format!("{selector}: {why}"))),
-        };
-        if let Some(why) = self.selectors.get(selector)?.watch.unreadable() {
-            return Some((
-                ConditionReason::SourceRefused,
-                format!("{selector}: {}", why.explain(&resource.to_string())),
-            ));
-        }
-        let lost = self
-            .sources_of(selector)
-            .find_map(|(source, state)| match state {
-                SourceState::Missing { since, .. }
-                    if self.now < *since + rule.retention.source_grace
-                        && self.copied(rule, source) =>
-                {
-                    let grace = self.grace(rule, *since);
-                    Some((
-                        ConditionReason::InGracePeriod,
-                        format!("{source} is deleted or no longer matches the selector; {grace}"),
-                    ))
-                }
-                _ => None,
-            });
+        let lost = self.sources_of(selector).find_map(|(source, _)| {
+            let grace = self.grace(rule, source)?;
+            let message = format!("{source} is deleted or no longer matches the selector; {grace}");
+            Some((ConditionReason::InGracePeriod, message))
+        });
         let none = || {
-            (
-                ConditionReason::SourceNotFound,
-                format!("{selector}: no object matches the selector; label the objects to copy"),
-            )
+            let message =
+                format!("{selector}: no object matches the selector; label the objects to copy");
+            (ConditionReason::SourceNotFound, message)
         };
-        lost.or_else(|| (!sources.any(|source| selector.finds(source))).then(none))
+        let found = |source: &SourceRef| source.selector().is_some() && selector.finds(source);
+        lost.or_else(|| (!choice.sources.iter().any(found)).then(none))
     }
 
-    /// Says how long the copies of a source that was lost at `since` stay.
-    fn grace(&self, rule: &Rule, since: Tick) -> String {
+    /// Returns the problem that a rule lacks this grant.
+    fn ungranted_trouble(&self, rule: &Rule, missing: Option<MissingGrant<'_>>) -> Option<Trouble> {
+        let (missing, home) = missing.zip(rule.id.namespace.as_deref())?;
+        let unknown = self.grants_unknown().map(|(_, message)| message);
+        let message = unknown.unwrap_or_else(|| missing.message(home));
+        Some((ConditionReason::SourceRefused, message))
+    }
+
+    /// Returns the problem if sources here are not possible or cannot be read.
+    fn unread_trouble(&self, home: &Home<'_>) -> Option<Trouble> {
+        let (reason, why) = match self.resource_of(home.gvk, home.namespace) {
+            Ok(resource) => {
+                let why = home.unreadable?.explain(&resource.to_string());
+                (ConditionReason::SourceRefused, why)
+            }
+            Err(trouble) => trouble,
+        };
+        Some((reason, format!("{}: {why}", home.what)))
+    }
+
+    /// Says how long the copies of a source stay that was lost. `None`: the source is not lost, or
+    /// the rule deletes no copies of it after a grace period that still lasts.
+    fn grace(&self, rule: &Rule, source: &SourceRef) -> Option<String> {
         let grace = rule.retention.source_grace;
+        let end = match self.sources.get(source)? {
+            SourceState::Missing { since, .. } => *since + grace,
+            SourceState::Found { .. } | SourceState::NotRead => return None,
+        };
+        let deletes = rule.retention.when_source_deleted == Retain::Delete;
+        if self.now >= end || !deletes || self.copies_of(&rule.id, source) == 0 {
+            return None;
+        }
         let end = self
             .started
-            .and_then(|started| started.checked_add(since + grace).ok())
+            .and_then(|started| started.checked_add(end).ok())
             .and_then(|end| Timestamp::from_second(end.as_second()).ok());
-        match end {
+        Some(match end {
             Some(end) => format!(
                 "its copies stay until {end} (sourceGracePeriodSeconds {}), and longer if it comes \
                  back before",
                 grace.as_secs()
             ),
             None => format!("its copies stay for {}", plural::seconds(grace.as_secs())),
-        }
+        })
     }
 
     /// Returns the problem of a source.
-    fn trouble_of(&self, rule: &Rule, source: &SourceRef) -> Option<(ConditionReason, String)> {
-        if let Some(home) = rule
-            .id
-            .namespace
-            .as_deref()
-            .filter(|_| !self.may_read(&rule.id, source))
-        {
-            let message = self.grants_unknown().map(|unknown| unknown.message);
-            return Some((
-                ConditionReason::SourceRefused,
-                message.unwrap_or_else(|| MissingGrant::of_source(source).message(home)),
-            ));
+    fn trouble_of(&self, rule: &Rule, source: &SourceRef) -> Option<Trouble> {
+        let granted = self.may_read(&rule.id, source);
+        let missing = (!granted).then(|| MissingGrant::of_source(source));
+        let trouble = self
+            .ungranted_trouble(rule, missing)
+            .or_else(|| self.unread_trouble(&self.home_of_source(source)));
+        if trouble.is_some() {
+            return trouble;
         }
-        let resource = match self.resource_of(&source.gvk, source.home()) {
-            Ok(resource) => resource,
-            Err((reason, why)) => return Some((reason, format!("{source}: {why}"))),
-        };
-        if let Some(why) = self.unreadable.get(source) {
-            return Some((
-                ConditionReason::SourceRefused,
-                format!("{source}: {}", why.explain(&resource.to_string())),
-            ));
+        if let Some(grace) = self.grace(rule, source) {
+            let message = format!("{source} is deleted; {grace}");
+            return Some((ConditionReason::InGracePeriod, message));
         }
-        match self.sources.get(source) {
-            // A selected source in this state is being read.
-            Some(SourceState::Found { .. } | SourceState::NotRead) => {}
-            Some(SourceState::Missing { since, .. })
-                if self.now < *since + rule.retention.source_grace && self.copied(rule, source) =>
-            {
-                let grace = self.grace(rule, *since);
-                return Some((
-                    ConditionReason::InGracePeriod,
-                    format!("{source} is deleted; {grace}"),
-                ));
+        // A selected source that is not read is being read.
+        if self.sources.get(source).is_none_or(SourceState::is_missing) {
+            let message = format!("{source} does not exist; create it, or name another source");
+            return Some((ConditionReason::SourceNotFound, message));
+        }
+        let mut projections = self.projections.of_source(source);
+        projections.find_map(|(_, projection)| match &projection.rendering {
+            // A rendering that the rule makes invalid is reported as the failure of each copy.
+            Err(NoRendering::Refused(why)) if *projection.rule == rule.id && !why.by_the_rule() => {
+                Some((ConditionReason::SourceRefused, format!("{source}: {why}")))
             }
-            _ => {
-                return Some((
-                    ConditionReason::SourceNotFound,
-                    format!("{source} does not exist; create it, or name another source"),
-                ));
-            }
-        }
-        let projections = self
-            .rules
-            .get(&rule.id)
-            .into_iter()
-            .flat_map(|state| state.projections.iter().flatten());
-        let refused = projections
-            .filter_map(|id| self.projections.get(id))
-            .find_map(|projection| match &projection.rendering {
-                // A rendering that the rule makes invalid is reported as the failure of each
-                // copy.
-                Err(NoRendering::Refused(why))
-                    if projection.source == *source && !why.by_the_rule() =>
-                {
-                    Some(why)
-                }
-                _ => None,
-            });
-        refused.map(|why| (ConditionReason::SourceRefused, format!("{source}: {why}")))
+            _ => None,
+        })
     }
 
     /// Returns the resource for sources of a kind in a namespace. The error says why no such source
-    /// is possible, as reason and message.
+    /// is possible.
     fn resource_of(
         &self,
         gvk: &GroupVersionKind,
         namespace: Option<&str>,
-    ) -> Result<&Resource, (ConditionReason, String)> {
+    ) -> Result<&Resource, Trouble> {
         if let Some(why) = self.settings.reach.refuses_home(gvk, namespace) {
             return Err((ConditionReason::SourceRefused, why.to_string()));
         }
@@ -220,19 +209,6 @@ impl Index {
                 "the cluster does not serve this kind (see: kubectl api-resources)".to_owned(),
             )),
         }
-    }
-
-    /// True if copies of the source exist and the rule deletes them together with the source.
-    fn copied(&self, rule: &Rule, source: &SourceRef) -> bool {
-        let hash = source_hash(&source.to_string());
-        let made_here = |seen: &Seen| seen.source == hash && seen.rule.as_deref() == Some(&rule.id);
-        let places = self.places(&rule.id);
-        let mut copies = places
-            .iter()
-            .filter_map(|name| self.namespaces.get(name))
-            .flat_map(|namespace| &namespace.copies);
-        rule.retention.when_source_deleted == Retain::Delete
-            && copies.any(|copy| copy.ours().is_some_and(made_here))
     }
 
     /// Returns the problem if copies of the rule cannot be watched for now.

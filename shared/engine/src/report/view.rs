@@ -55,8 +55,8 @@ pub struct Cursor {
 
 #[derive(Debug)]
 enum Position {
-    Rules(Option<Arc<RuleId>>),
-    Namespaces(Option<Arc<str>>),
+    Rules(Bound<Arc<RuleId>>),
+    Namespaces(Bound<Arc<str>>),
 }
 
 /// A piece of the view.
@@ -228,36 +228,6 @@ pub(crate) struct Page<'a> {
     pub(crate) wall: Timestamp,
 }
 
-impl Index {
-    /// Adds changed rules to the view. Returns the last one added if there may be more.
-    fn view_rules(
-        &self,
-        view: &mut View,
-        seen: u64,
-        after: Option<Arc<RuleId>>,
-    ) -> Option<Arc<RuleId>> {
-        let rest = (
-            after.map_or(Bound::Unbounded, Bound::Excluded),
-            Bound::Unbounded,
-        );
-        for (id, state) in self
-            .rules
-            .range::<Arc<RuleId>, _>(rest)
-            .filter(|(_, state)| state.changed > seen)
-        {
-            view.rules.push(RuleView {
-                id: id.clone(),
-                suspended: state.rule.as_ref().is_ok_and(|rule| rule.suspend),
-                status: state.status.observed().clone(),
-            });
-            if view.rules.len() == RULES {
-                return Some(id.clone());
-            }
-        }
-        None
-    }
-}
-
 impl<'a> Page<'a> {
     fn time(self, tick: Tick) -> Option<Timestamp> {
         self.wall.checked_sub(self.now.saturating_sub(tick)).ok()
@@ -278,17 +248,11 @@ impl<'a> Page<'a> {
                     .filter(|(number, _)| *number > cursor.seen);
                 view.ended = ended.map(|(_, what)| what.clone()).collect();
             }
-            (changes.last, Position::Rules(None))
+            (changes.last, Position::Rules(Bound::Unbounded))
         });
         let next = match position {
-            Position::Rules(after) => match self.index.view_rules(&mut view, cursor.seen, after) {
-                Some(last) => Some(Position::Rules(Some(last))),
-                None => Some(Position::Namespaces(None)),
-            },
-            Position::Namespaces(after) => {
-                let last = self.view_namespaces(&mut view, cursor.seen, after);
-                last.map(|last| Position::Namespaces(Some(last)))
-            }
+            Position::Rules(from) => Some(self.view_rules(&mut view, cursor.seen, from)),
+            Position::Namespaces(from) => self.view_namespaces(&mut view, cursor.seen, from),
         };
         cursor.pass = next.map(|position| (until, position));
         if cursor.pass.is_none() {
@@ -298,24 +262,39 @@ impl<'a> Page<'a> {
         view
     }
 
+    /// Adds changed rules to the view. Returns the position of the next piece.
+    fn view_rules(self, view: &mut View, seen: u64, from: Bound<Arc<RuleId>>) -> Position {
+        let rest = (from, Bound::Unbounded);
+        let rules = self.index.rules.range::<Arc<RuleId>, _>(rest);
+        for (id, state) in rules.filter(|(_, state)| state.changed > seen) {
+            view.rules.push(RuleView {
+                id: id.clone(),
+                suspended: state.rule.as_ref().is_ok_and(|rule| rule.suspend),
+                status: state.status.observed().clone(),
+            });
+            if view.rules.len() == RULES {
+                return Position::Rules(Bound::Excluded(id.clone()));
+            }
+        }
+        Position::Namespaces(Bound::Unbounded)
+    }
+
+    /// Adds changed namespaces to the view. Returns the position of the next piece, if there may be
+    /// one.
     fn view_namespaces(
         self,
         view: &mut View,
         seen: u64,
-        after: Option<Arc<str>>,
-    ) -> Option<Arc<str>> {
-        let rest = (
-            after.map_or(Bound::Unbounded, Bound::Excluded),
-            Bound::Unbounded,
-        );
-        for (count, (name, namespace)) in
-            self.index.namespaces.range::<Arc<str>, _>(rest).enumerate()
-        {
+        from: Bound<Arc<str>>,
+    ) -> Option<Position> {
+        let rest = (from, Bound::Unbounded);
+        let namespaces = self.index.namespaces.range::<Arc<str>, _>(rest);
+        for (count, (name, namespace)) in namespaces.enumerate() {
             if namespace.changed > seen && namespace.uid.is_some() {
                 view.namespaces.push(self.view_namespace(name, namespace));
             }
             if view.namespaces.len() == NAMESPACES || count == LOOKED_AT {
-                return Some(name.clone());
+                return Some(Position::Namespaces(Bound::Excluded(name.clone())));
             }
         }
         None
@@ -457,10 +436,8 @@ impl<'a> Page<'a> {
                 shown.state = State::Failed;
                 shown.reason = Some(Reason::Failed(reason));
                 shown.message = Some(message.into_owned());
-                shown.since = copy
-                    .failure
-                    .as_ref()
-                    .and_then(|failing| self.time(failing.since));
+                let failing = copy.failure.as_ref();
+                shown.since = failing.and_then(|failing| self.time(failing.since));
             }
             // The rule leaves this copy behind.
             None if !wanted && shown.reason.is_none() => return None,

@@ -10,17 +10,22 @@ use mimeo_api::names::GROUP;
 use mimeo_model::{
     choices::PodGate,
     condition::ConditionReason,
-    id::RuleKind,
-    kind::{GroupVersionKind, Resource},
+    id::{RuleId, RuleKind},
+    kind::Resource,
     outcome::{FailureReason, Unreadable},
-    own_rights::{self, Program, ProgramRight, RoleRef},
+    own_rights::{self, Program, RoleRef},
     plural,
     reach::Reach,
     rule::Rule,
     source::SourceRef,
 };
 
-use crate::{Index, RuleState, sources::SourceState, tally::Tally, trouble::unwatched};
+use crate::{
+    Index, RuleState,
+    sources::SourceState,
+    tally::Tally,
+    trouble::{Home, Trouble, unwatched},
+};
 
 /// The largest number of namespaces that a message names.
 const NAMED: usize = 5;
@@ -43,62 +48,32 @@ impl RuleState {
     }
 }
 
-/// Why a rule cannot do its work: a stable reason, and advice.
-pub(crate) struct Unauthorized {
-    pub(crate) reason: ConditionReason,
-    pub(crate) message: String,
-}
-
-impl Unauthorized {
-    /// The rule needs more than the installation is limited to.
-    fn by_limits(message: String) -> Self {
-        Self {
-            reason: ConditionReason::ControllerForbidden,
-            message,
-        }
-    }
-}
-
-/// The place of a source, or of the sources that a selector finds.
-struct Home<'a> {
-    gvk: &'a GroupVersionKind,
-    /// `None` for an inline source.
-    namespace: Option<&'a str>,
-    /// The text that users know it by.
-    what: &'a dyn std::fmt::Display,
-    unreadable: Option<Unreadable>,
-}
-
 impl Index {
+    /// The rule, if it exists and its spec is valid.
+    pub(crate) fn valid(&self, id: &RuleId) -> Option<&Rule> {
+        self.rules.get(id)?.valid()
+    }
+
+    /// The rule, if it exists and is active.
+    pub(crate) fn acting(&self, id: &RuleId) -> Option<&Rule> {
+        self.rules.get(id)?.acting()
+    }
+
     /// Returns the first missing permission of a rule.
-    pub(crate) fn unauthorized(&self, rule: &Rule, tally: &Tally) -> Option<Unauthorized> {
-        let named = rule.sources.iter().map(|source| Home {
-            gvk: &source.gvk,
-            namespace: source.home(),
-            what: source,
-            unreadable: self.unreadable.get(source).copied(),
-        });
-        let selected = self.followed(rule).into_iter().map(|selector| Home {
-            gvk: &selector.gvk,
-            namespace: Some(&selector.namespace),
-            what: selector,
-            unreadable: self
-                .selectors
-                .get(selector)
-                .and_then(|findings| findings.watch.unreadable()),
-        });
+    pub(crate) fn unauthorized(&self, rule: &Rule, tally: &Tally) -> Option<Trouble> {
+        let named = rule.sources.iter();
+        let named = named.map(|source| self.home_of_source(source));
+        let selected = self.followed(rule).into_iter();
+        let selected = selected.map(|selector| self.home_of_selector(selector));
         let mut homes = named.chain(selected);
         self.lacks_grants(rule)
-            .or_else(|| {
-                rule.leaves_out(&self.settings.reach)
-                    .map(Unauthorized::by_limits)
-            })
+            .or_else(|| rule.leaves_out(&self.settings.reach).map(by_limits))
             .or_else(|| homes.find_map(|home| self.controller_forbidden(rule, &home, tally)))
     }
 
     /// Returns the missing grants of a Replication. This check comes first: without the grants, a
     /// Replication must learn nothing else about these namespaces.
-    fn lacks_grants(&self, rule: &Rule) -> Option<Unauthorized> {
+    fn lacks_grants(&self, rule: &Rule) -> Option<Trouble> {
         let message = || {
             let (missing, more) = self.not_granted(rule, &self.sources_had(rule), NAMED);
             let mut message = missing.join("; ");
@@ -114,63 +89,48 @@ impl Index {
         };
         let reason = self
             .grants_unknown()
-            .map_or(ConditionReason::NotGranted, |unknown| unknown.reason);
-        (!message.is_empty()).then_some(Unauthorized { reason, message })
+            .map_or(ConditionReason::NotGranted, |(reason, _)| reason);
+        (!message.is_empty()).then_some((reason, message))
     }
 
     /// Returns the problem if some kind of rule cannot be read, so that Mimeo doesn't see changes
     /// of those rules. This rule stays active meanwhile.
-    pub(crate) fn rules_unread(&self) -> Option<Unauthorized> {
+    pub(crate) fn rules_unread(&self) -> Option<Trouble> {
         RuleKind::ALL.into_iter().find_map(|kind| {
-            Some(own_kind_unreadable(
-                kind.plural(),
-                self.collections[kind].watch.unreadable()?,
-            ))
+            let why = self.collections[kind].watch.unreadable()?;
+            Some(own_kind_unreadable(kind.plural(), why))
         })
     }
 
     /// Returns the permission that the API server denies Mimeo itself for a source or its copies,
     /// and how to grant it.
-    fn controller_forbidden(
-        &self,
-        rule: &Rule,
-        home: &Home<'_>,
-        tally: &Tally,
-    ) -> Option<Unauthorized> {
+    fn controller_forbidden(&self, rule: &Rule, home: &Home<'_>, tally: &Tally) -> Option<Trouble> {
         let Home {
             gvk,
-            namespace: place,
+            namespace,
             what: source,
             unreadable,
         } = *home;
-        if let Some(why) = self.settings.reach.refuses_home(gvk, place) {
-            return Some(Unauthorized::by_limits(format!("{source}: {why}")));
+        if let Some(why) = self.settings.reach.refuses_home(gvk, namespace) {
+            return Some(by_limits(format!("{source}: {why}")));
         }
         let resource = self.kinds.resource(gvk)?;
         let denied = |why: &Unreadable| matches!(why, Unreadable::Forbidden { .. });
-        let copies = || {
-            let (namespace, why) = self
-                .unwatchable(rule, &gvk.group_kind())
-                .filter(|(_, why)| denied(why))?;
-            let what = unwatched(namespace, why, resource);
-            Some(Denied {
-                what,
-                places: namespace.into_iter().collect(),
-                written: false,
-            })
-        };
+        let copies = self
+            .unwatchable(rule, &gvk.group_kind())
+            .filter(|(_, why)| denied(why))
+            .map(|(place, why)| (unwatched(place, why, resource), place));
         let reading = || {
             let why = unreadable.filter(denied)?;
             let what = format!("{source}: {}", why.explain(&resource.to_string()));
-            Some(Denied {
-                what,
-                places: place.into_iter().collect(),
-                written: false,
-            })
+            Some((what, namespace))
         };
-        let denied = copies()
-            .or_else(reading)
-            .or_else(|| writing(resource, tally))?;
+        let denied = copies.or_else(reading).map(|(what, place)| Denied {
+            what,
+            places: place.into_iter().collect(),
+            written: false,
+        });
+        let denied = denied.or_else(|| writing(resource, tally))?;
         let role = |source: &SourceRef| match self.sources.get(source)? {
             SourceState::Found { object, .. } => RoleRef::of(object.as_deref()?),
             _ => None,
@@ -179,15 +139,18 @@ impl Index {
             .homes(role)
             .filter(|home| home.gvk.group_kind() == gvk.group_kind());
         let to_grant = denied.to_grant(homes, &self.settings.reach, resource);
-        Some(Unauthorized {
-            reason: ConditionReason::ControllerForbidden,
-            message: format!("{}; {to_grant}", denied.what),
-        })
+        let message = format!("{}; {to_grant}", denied.what);
+        Some((ConditionReason::ControllerForbidden, message))
     }
 }
 
+/// The rule needs more than the installation is limited to.
+fn by_limits(message: String) -> Trouble {
+    (ConditionReason::ControllerForbidden, message)
+}
+
 /// Returns the problem that objects of one of Mimeo's own kinds cannot be read.
-pub(crate) fn own_kind_unreadable(plural: &str, why: Unreadable) -> Unauthorized {
+pub(crate) fn own_kind_unreadable(plural: &str, why: Unreadable) -> Trouble {
     let mut message = why.explain(&format!("{plural}.{GROUP}"));
     let reason = match why {
         Unreadable::Forbidden { .. } => {
@@ -200,7 +163,7 @@ pub(crate) fn own_kind_unreadable(plural: &str, why: Unreadable) -> Unauthorized
         }
         Unreadable::Unavailable => ConditionReason::Pending,
     };
-    Unauthorized { reason, message }
+    (reason, message)
 }
 
 /// A permission that the API server denies Mimeo, with the affected namespaces as far as they are
@@ -250,19 +213,14 @@ impl Denied<'_> {
         resource: &Resource,
     ) -> String {
         let places: BTreeSet<Box<str>> = self.places.iter().map(|name| (*name).into()).collect();
-        let here = |need: &ProgramRight| {
-            need.right
-                .namespace
-                .as_deref()
-                .is_none_or(|name| self.places.contains(name))
-        };
-        let needed = own_rights::needed(homes, reach.targets.is_some().then_some(&places), |_| {
-            Some(resource.clone())
+        let places = reach.targets.is_some().then_some(&places);
+        let mut needed = own_rights::needed(homes, places, |_| Some(resource.clone()));
+        needed.retain(|need| {
+            let place = need.right.namespace.as_deref();
+            need.program == Program::Reconciler
+                && place.is_none_or(|place| self.places.contains(place))
+                && (self.written || !need.hands_out())
         });
-        let asked = |need: &ProgramRight| self.written || !need.hands_out();
-        let needed = needed
-            .into_iter()
-            .filter(|need| need.program == Program::Reconciler && here(need) && asked(need));
-        own_rights::explain(&needed.collect(), reach).join("; ")
+        own_rights::explain(&needed, reach).join("; ")
     }
 }

@@ -27,15 +27,8 @@ use mimeo_model::{
 };
 
 use crate::{
-    Effects, Index, RuleState,
-    absent::Became,
-    authorized::{Unauthorized, own_kind_unreadable},
-    clock::Tick,
-    copy::CopyState,
-    follow::Follows,
-    grants::Grants,
-    jobs::JobKey,
-    usage::Usage,
+    Effects, Index, RuleState, absent::Became, authorized::own_kind_unreadable, clock::Tick,
+    copy::CopyState, follow::Follows, grants::Grants, jobs::JobKey, trouble::Trouble, usage::Usage,
     withdrawn::Withdrawal,
 };
 
@@ -187,27 +180,17 @@ impl Index {
 
     /// Returns why the grants of other namespaces are unknown. `None`: they are known, or not
     /// listed yet.
-    pub(crate) fn grants_unknown(&self) -> Option<Unauthorized> {
-        let unknown = |why: &str| format!("Mimeo does not know what other namespaces grant: {why}");
-        match self.consent.known {
-            Known::Unknown | Known::Listed(()) => None,
+    pub(crate) fn grants_unknown(&self) -> Option<Trouble> {
+        let (reason, why) = match self.consent.known {
+            Known::Unknown | Known::Listed(()) => return None,
             Known::Unserved => {
-                let message =
-                    unknown("the cluster does not serve ReplicationGrants; install their CRD");
-                Some(Unauthorized {
-                    reason: ConditionReason::GrantsUnknown,
-                    message,
-                })
+                let why = "the cluster does not serve ReplicationGrants; install their CRD";
+                (ConditionReason::GrantsUnknown, why.to_owned())
             }
-            Known::Unreadable(why) => {
-                let Unauthorized { reason, message } =
-                    own_kind_unreadable("replicationgrants", why);
-                Some(Unauthorized {
-                    reason,
-                    message: unknown(&message),
-                })
-            }
-        }
+            Known::Unreadable(why) => own_kind_unreadable("replicationgrants", why),
+        };
+        let message = format!("Mimeo does not know what other namespaces grant: {why}");
+        Some((reason, message))
     }
 
     // ---- which namespaces a change concerns ----

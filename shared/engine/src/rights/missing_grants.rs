@@ -38,8 +38,8 @@ impl Index {
             return (vec![], 0);
         };
         let missing = self.missing_grants(rule, sources);
-        if let Some(unknown) = self.grants_unknown().filter(|_| !missing.is_empty()) {
-            return (vec![unknown.message], 0);
+        if let Some((_, unknown)) = self.grants_unknown().filter(|_| !missing.is_empty()) {
+            return (vec![unknown], 0);
         }
         let told = missing.iter().take(most).map(|lack| lack.message(home));
         (told.collect(), missing.len().saturating_sub(most))

@@ -11,11 +11,14 @@ use std::{
     sync::Arc,
 };
 
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde_json::Value;
 
 use mimeo_model::{
     id::{ProjectionId, RuleId, RuleKind},
     known::{Decoded, Known, Watched},
+    meta::Seen,
+    names,
     rule::{MOST_SOURCES, Rule},
     source::{MOST_BYTES, SourceRef, SourceRefused, SourceSelector},
 };
@@ -275,14 +278,11 @@ impl Index {
     }
 
     /// Remembers the source that a copy names in its annotation.
-    pub(crate) fn remember_origin(
-        &mut self,
-        seen: &mimeo_model::meta::Seen,
-        annotation: Option<&String>,
-    ) {
+    pub(crate) fn remember_origin(&mut self, seen: &Seen, meta: &ObjectMeta) {
+        let source = || SourceRef::parse(meta.annotations.as_ref()?.get(names::SOURCE)?);
         if seen.ours()
             && !self.origins.contains_key(&seen.source)
-            && let Some(source) = annotation.and_then(|text| SourceRef::parse(text))
+            && let Some(source) = source()
         {
             self.origins.insert(seen.source, source);
         }

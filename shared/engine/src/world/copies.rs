@@ -1,30 +1,16 @@
 //! Copies as their watch shows them.
 
-use std::sync::Arc;
-
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
 use mimeo_model::{
-    id::KindId,
     kind::GroupKind,
     meta::{Seen, Uid, version},
-    names,
 };
 
 use crate::{
     Effects, Index,
     copy::{Content, CopyState, Observation, Phase},
 };
-
-impl Index {
-    /// Returns one name that all copies of a projection share, also with the events of the watch.
-    fn copy_name(&self, kind: KindId, name: &str) -> Arc<str> {
-        self.projections
-            .copy_name(kind, name)
-            .cloned()
-            .unwrap_or_else(|| name.into())
-    }
-}
 
 impl Index {
     /// Records an object that the watch of copies shows. The object has Mimeo's label, but Mimeo
@@ -47,13 +33,8 @@ impl Index {
             self.consent.note_copy_in(&rule, &namespace);
             seen.rule = Some(rule);
         }
-        let name = self.copy_name(kind, name);
-        self.remember_origin(
-            &seen,
-            meta.annotations
-                .as_ref()
-                .and_then(|all| all.get(names::SOURCE)),
-        );
+        let name = self.projections.copy_name(kind, name);
+        self.remember_origin(&seen, meta);
         let entry = self.namespaces.entry(namespace.clone()).or_default();
         let copy = entry.copy_or_insert(kind, &name);
         copy.listing = listing;

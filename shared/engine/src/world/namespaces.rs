@@ -50,8 +50,8 @@ pub(crate) struct Namespace {
     /// The create-once record: copies that were created in the namespace once, according to its
     /// annotation or to this process.
     pub(crate) created: CreatedCopies,
-    /// The part of the create-once record that the annotation doesn't have yet.
-    pub(crate) unrecorded: CreatedCopies,
+    /// The part of the create-once record that the annotation has.
+    pub(crate) annotated: CreatedCopies,
     /// True if a former namespace of this name was deleted. The objects in `copies` may have been
     /// deleted with it.
     ended: bool,
@@ -299,10 +299,10 @@ impl Namespace {
 
     /// Takes the create-once record from the annotation. An entry that the annotation no longer has
     /// no longer counts.
-    fn note(&mut self, created: CreatedCopies) {
-        self.unrecorded.subtract(&created);
-        self.created = created;
-        self.created.extend(&self.unrecorded);
+    fn note(&mut self, annotated: CreatedCopies) {
+        self.created.subtract(&self.annotated);
+        self.created.extend(&annotated);
+        self.annotated = annotated;
     }
 
     /// True if its own watch has shown the namespace, and it is not terminating.

@@ -16,7 +16,7 @@ use crate::{
     rule::{Rule, Target},
     source::{SourceRef, SourceRefused, refused_type},
     syntax,
-    template::{Template, Variable, fill_in, variables_in},
+    template::{Show, Template, Variable, fill_in, variables_in},
 };
 
 type Fields = Map<String, Value>;
@@ -58,7 +58,7 @@ impl Draft {
         cluster: &str,
     ) -> Result<Self, SourceRefused> {
         let object = object.as_object().ok_or(SourceRefused::NotAnObject)?;
-        let draft = |show: &dyn Fn(&Variable) -> String| draft(rule, source, object, cluster, show);
+        let draft = |show: Show<'_>| draft(rule, source, object, cluster, show);
         let (metadata, body) = draft(&Variable::to_string)?;
         let mut variables = rule.transform.variables();
         if source.is_inline() {
@@ -81,7 +81,7 @@ impl Draft {
         } else {
             let names: Vec<String> = names
                 .iter()
-                .map(|name| name.text(|variable| variable.to_string().into()))
+                .map(|name| name.text(Variable::to_string))
                 .collect();
             let blanks = Blanks::unlike(&[&content, &json!([&metadata, names]).to_string()], all);
             Some(Blanked::of(blanks, variables, draft)?)
@@ -119,13 +119,8 @@ impl Draft {
     /// The reason why the target gets no copies.
     pub fn copies(&self, target: &Target) -> Result<Copies, SourceRefused> {
         let name = target.copy_name(&self.source);
-        let mut variables: BTreeSet<Variable> = name.variables().cloned().collect();
-        variables.extend(
-            self.blanks
-                .iter()
-                .flat_map(|draft| &draft.variables)
-                .cloned(),
-        );
+        let others = self.blanks.iter().flat_map(|draft| &draft.variables);
+        let variables: BTreeSet<Variable> = name.variables().chain(others).cloned().collect();
         match &self.blanks {
             Some(draft) if !variables.is_empty() => {
                 draft.form(name, variables, &self.source.gvk.group)
@@ -137,11 +132,7 @@ impl Draft {
     fn rendering(&self, name: &Template) -> Result<Copies, SourceRefused> {
         let metadata = named(&self.metadata, name, Variable::to_string);
         check_metadata(&metadata, |_| false)?;
-        let checksum = Checksum::of(
-            json!([&metadata, self.checksum.to_string()])
-                .to_string()
-                .as_bytes(),
-        );
+        let checksum = of_json(&json!([&metadata, self.checksum.to_string()]));
         let metadata = vec![metadata_text(metadata, checksum.to_string()).into()];
         Ok(Copies::Alike(Arc::new(Rendering {
             checksum,
@@ -155,7 +146,7 @@ impl Blanked {
     fn of(
         blanks: Blanks,
         variables: BTreeSet<Variable>,
-        draft: impl Fn(&dyn Fn(&Variable) -> String) -> Result<(Fields, Fields), SourceRefused>,
+        draft: impl Fn(Show<'_>) -> Result<(Fields, Fields), SourceRefused>,
     ) -> Result<Self, SourceRefused> {
         let (metadata, body) = draft(&|variable| blanks.of(variable))?;
         let apart = body.values().any(|field| in_a_list(field, &blanks.sign));
@@ -178,45 +169,37 @@ impl Blanked {
         variables: BTreeSet<Variable>,
         group: &str,
     ) -> Result<Copies, SourceRefused> {
-        let Self {
-            blanks,
-            content,
-            apart,
-            ..
-        } = self;
+        let blanks = &self.blanks;
         let metadata = named(&self.metadata, &name, |variable| blanks.of(variable));
-        let checksum = json!([&blanks.sign, &metadata, self.checksum.to_string()]);
-        let checksum = Checksum::of(checksum.to_string().as_bytes());
+        let checksum = of_json(&json!([&blanks.sign, &metadata, self.checksum.to_string()]));
         check_metadata(&metadata, |text| text.contains(&blanks.sign))?;
         let labels = metadata["labels"].as_object().into_iter().flatten();
-        let labels = labels.filter_map(|(key, value)| Some((key, value.as_str()?)));
-        let labels = labels.filter(|(_, value)| value.contains(&blanks.sign));
-        let split = |value: &str| blanks.split(&Bytes::copy_from_slice(value.as_bytes()));
-        let labels = labels
-            .map(|(key, value)| (key.clone(), split(value)))
-            .collect();
-        let metadata = blanks.split(&metadata_text(metadata, blanks.of_checksum()).into());
-        let (content, apart, group) = (content.clone(), *apart, group.into());
+        let labels = labels.filter_map(|(key, value)| {
+            let value = value.as_str().filter(|text| text.contains(&blanks.sign))?;
+            Some((key.clone(), blanks.split(&value.to_owned().into())))
+        });
         Ok(Copies::Form(Arc::new(Form {
             checksum,
             variables,
-            group,
+            group: group.into(),
             name,
-            labels,
-            apart,
-            metadata,
-            content,
+            labels: labels.collect(),
+            apart: self.apart,
+            content: self.content.clone(),
+            metadata: blanks.split(&metadata_text(metadata, blanks.of_checksum()).into()),
         })))
     }
+}
+
+/// The checksum of a value's JSON.
+pub(super) fn of_json(value: &Value) -> Checksum {
+    Checksum::of(value.to_string().as_bytes())
 }
 
 /// The metadata of copies with this name.
 fn named(metadata: &Fields, name: &Template, show: impl Fn(&Variable) -> String) -> Fields {
     let mut metadata = metadata.clone();
-    metadata.insert(
-        "name".into(),
-        name.text(|variable| show(variable).into()).into(),
-    );
+    metadata.insert("name".into(), name.text(show).into());
     metadata
 }
 
@@ -227,7 +210,7 @@ fn draft(
     source: &SourceRef,
     object: &Fields,
     cluster: &str,
-    show: &dyn Fn(&Variable) -> String,
+    show: Show<'_>,
 ) -> Result<(Fields, Fields), SourceRefused> {
     let (mut metadata, body) = unmarked(rule, source, object, show)?;
     // The patch can't change the marks and the finalizers.
@@ -244,8 +227,9 @@ fn unmarked(
     rule: &Rule,
     source: &SourceRef,
     object: &Fields,
-    show: &dyn Fn(&Variable) -> String,
+    show: Show<'_>,
 ) -> Result<(Fields, Fields), SourceRefused> {
+    let transform = &rule.transform;
     let mut filled;
     let object = if source.is_inline() {
         filled = object.clone();
@@ -258,39 +242,28 @@ fn unmarked(
     };
     let mut body = content(&source.gvk, object);
     if source.gvk.is_secret() {
-        if let Some(wanted) = rule.transform.secret_type() {
-            body.insert("type".into(), wanted.into());
-        }
+        let wanted = transform.secret_type();
+        body.extend(wanted.map(|wanted| ("type".into(), wanted.into())));
         // The check is for the type of the source and for a type set by the rule. A token
         // controller would fill in a copied token, and Helm would use a copied release.
         refused_type(body.get("type").and_then(Value::as_str)).map_or(Ok(()), Err)?;
     }
-    rule.transform
+    transform
         .data
         .copy(&mut body)
         .map_err(SourceRefused::SameKey)?;
-    let from = |field: &str| {
-        object
-            .get("metadata")
-            .and_then(|m| m.get(field))
-            .and_then(Value::as_object)
-    };
     let mut metadata = Map::new();
-    metadata.insert(
-        "labels".into(),
-        rule.transform
-            .labels
-            .copy(from("labels"), source, show)
-            .into(),
-    );
-    metadata.insert(
-        "annotations".into(),
-        rule.transform
-            .annotations
-            .copy(from("annotations"), source, show)
-            .into(),
-    );
-    rule.transform
+    for (field, edits) in [
+        ("labels", &transform.labels),
+        ("annotations", &transform.annotations),
+    ] {
+        let from = object
+            .get("metadata")
+            .and_then(|metadata| metadata.get(field));
+        let edited = edits.copy(from.and_then(Value::as_object), source, show);
+        metadata.insert(field.into(), edited.into());
+    }
+    transform
         .json_patch
         .apply(&mut metadata, &mut body, source, rule.id.kind, show)?;
     if source.gvk.is_secret() || source.gvk.is_config_map() {
@@ -309,16 +282,12 @@ fn unmarked(
 /// Checks the labels and annotations after a patch. Values with blanks are checked when the blanks
 /// are filled in.
 fn check_metadata(
-    metadata: &Map<String, Value>,
+    metadata: &Fields,
     has_blanks: impl Fn(&str) -> bool,
 ) -> Result<(), SourceRefused> {
     for field in ["labels", "annotations"] {
-        for (key, value) in metadata
-            .get(field)
-            .and_then(Value::as_object)
-            .into_iter()
-            .flatten()
-        {
+        let fields = metadata.get(field).and_then(Value::as_object);
+        for (key, value) in fields.into_iter().flatten() {
             let right = |text: &str| {
                 field != "labels" || has_blanks(text) || syntax::label_value(text).is_ok()
             };
@@ -374,12 +343,8 @@ impl Blanks {
     }
 
     fn of(&self, variable: &Variable) -> String {
-        self.number(
-            self.variables
-                .iter()
-                .position(|one| one == variable)
-                .unwrap_or_default(),
-        )
+        let number = self.variables.iter().position(|one| one == variable);
+        self.number(number.unwrap_or_default())
     }
 
     fn of_checksum(&self) -> String {
@@ -405,12 +370,9 @@ impl Blanks {
             let number = digits.fold(0_usize, |number, digit| {
                 number * 10 + usize::from(digit - b'0')
             });
+            let variable = self.variables.get(number).cloned();
             parts.push(Part::Bytes(text.slice(from..at)));
-            parts.push(
-                self.variables
-                    .get(number)
-                    .map_or(Part::Checksum, |variable| Part::Blank(variable.clone())),
-            );
+            parts.push(variable.map_or(Part::Checksum, Part::Blank));
             from = behind + number.to_string().len() + "»".len();
         }
         parts.push(Part::Bytes(text.slice(from..)));
@@ -441,8 +403,8 @@ fn behind_metadata(mut body: String) -> Bytes {
 
 /// The fields of the source without identity, metadata and status, and without values that the
 /// cluster assigned to the source alone.
-fn content(gvk: &GroupVersionKind, object: &Map<String, Value>) -> Map<String, Value> {
-    let mut content: Map<String, Value> = object
+fn content(gvk: &GroupVersionKind, object: &Fields) -> Fields {
+    let mut content: Fields = object
         .iter()
         .filter(|(key, _)| !matches!(key.as_str(), "apiVersion" | "kind" | "metadata" | "status"))
         .map(|(key, value)| (key.clone(), value.clone()))
@@ -453,22 +415,21 @@ fn content(gvk: &GroupVersionKind, object: &Map<String, Value>) -> Map<String, V
     content
 }
 
-fn remove(content: &mut Map<String, Value>, path: &[&str]) {
-    match path {
-        [] => {}
-        [last] => {
-            content.remove(*last);
-        }
-        [first, rest @ ..] => {
-            if let Some(inner) = content.get_mut(*first).and_then(Value::as_object_mut) {
-                remove(inner, rest);
-            }
-        }
+/// Removes the field at a path.
+fn remove(content: &mut Fields, path: &[&str]) {
+    let Some((last, parents)) = path.split_last() else {
+        return;
+    };
+    let parent = parents.iter().try_fold(content, |fields, parent| {
+        fields.get_mut(*parent)?.as_object_mut()
+    });
+    if let Some(fields) = parent {
+        fields.remove(*last);
     }
 }
 
 /// Sets Mimeo's labels and annotations on a copy.
-fn mark(rule: &Rule, source: &SourceRef, cluster: &str, metadata: &mut Map<String, Value>) {
+fn mark(rule: &Rule, source: &SourceRef, cluster: &str, metadata: &mut Fields) {
     let mut mark = |field: &str, key: &str, value: String| {
         if let Some(fields) = metadata.get_mut(field).and_then(Value::as_object_mut) {
             fields.insert(key.into(), value.into());
@@ -487,11 +448,8 @@ fn mark(rule: &Rule, source: &SourceRef, cluster: &str, metadata: &mut Map<Strin
     mark("annotations", names::SOURCE, source.to_string());
     mark("annotations", names::CLUSTER, cluster.into());
     if rule.strategy == Strategy::Replace {
-        mark(
-            "annotations",
-            names::STRATEGY,
-            names::STRATEGY_REPLACE.into(),
-        );
+        let replace = names::STRATEGY_REPLACE.into();
+        mark("annotations", names::STRATEGY, replace);
     }
     if let Some(retention) = rule.retention.annotation(&rule.uid) {
         mark("annotations", names::RETENTION, retention);

@@ -8,7 +8,7 @@ mod object;
 
 use std::collections::BTreeMap;
 
-use serde::{Deserialize, Deserializer};
+use serde::{Deserialize, Deserializer, de::DeserializeOwned};
 use serde_json::{Value, value::RawValue};
 
 pub use self::object::Kept;
@@ -16,25 +16,12 @@ use self::object::TOO_MANY;
 use super::{API_VERSION, GroupVersionResource, KIND, Operation, Request, User};
 use crate::{kind::GroupVersionKind, syntax};
 
-/// Longest uid of a review, kind, resource and so on, in bytes. Real ones are far shorter.
-const WORD_LENGTH: usize = 253;
 /// Longest name of an object, in bytes. Names of most kinds have at most 253 bytes. The API server
 /// sets no limit for names of Roles.
 const NAME_LENGTH: usize = 1 << 10;
-/// Longest name and uid of a user, in bytes.
-const USER_NAME_LENGTH: usize = 1 << 10;
 /// Longest JSON of a user's groups, and of the user's extra, in bytes. It has room for some
 /// thousands of groups.
 const GROUPS_LENGTH: usize = 256 << 10;
-/// The short fields of an object's metadata. They appear in logs.
-const IDENTITY: [&str; 5] = [
-    "name",
-    "generateName",
-    "namespace",
-    "uid",
-    "resourceVersion",
-];
-
 /// The bytes are not a review. The message says where the decoder stopped, but never quotes the
 /// bytes.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -79,11 +66,7 @@ pub fn decode(body: &[u8], kept: Kept) -> Result<Request, Undecodable> {
     };
     Ok(Request {
         uid: asked.uid,
-        kind: GroupVersionKind {
-            group: asked.kind.group,
-            version: asked.kind.version,
-            kind: asked.kind.kind,
-        },
+        kind: asked.kind,
         resource: asked.resource,
         sub_resource: asked.sub_resource,
         name: asked.name,
@@ -98,22 +81,17 @@ pub fn decode(body: &[u8], kept: Kept) -> Result<Request, Undecodable> {
 
 /// Parses the parts of an object that are kept.
 fn keep(object: &RawValue, kept: Kept) -> Result<Value, Undecodable> {
-    let object = object::parse(object, kept).map_err(|error| {
+    object::parse(object, kept).map_err(|error| {
         if error.to_string().starts_with(TOO_MANY) {
             undecodable("an object with too many values")
         } else {
             place(&error)
         }
-    })?;
-    let metadata = &object["metadata"];
-    let is_too_long = |text: &str| text.len() > NAME_LENGTH;
-    if IDENTITY
-        .iter()
-        .any(|field| metadata[field].as_str().is_some_and(is_too_long))
-    {
-        return Err(undecodable("an object with a name that can't be one"));
-    }
-    Ok(object)
+    })
+}
+
+fn parse<T: DeserializeOwned>(text: &RawValue) -> Result<T, Undecodable> {
+    serde_json::from_str(text.get()).map_err(|error| place(&error))
 }
 
 fn undecodable(why: &str) -> Undecodable {
@@ -145,7 +123,7 @@ struct Review<'a> {
 #[serde(rename_all = "camelCase")]
 struct Asked<'a> {
     uid: String,
-    kind: AskedKind,
+    kind: GroupVersionKind,
     resource: GroupVersionResource,
     #[serde(default, deserialize_with = "unless_empty")]
     sub_resource: Option<String>,
@@ -165,38 +143,9 @@ struct Asked<'a> {
 }
 
 impl Asked<'_> {
-    /// Checks all names in the review. They go into URLs, logs and answers, and any client may send
-    /// a review.
+    /// Checks the names in the review that go into URLs. Any client may send a review.
     fn check(&self) -> Result<(), &'static str> {
-        let AskedKind {
-            group,
-            version,
-            kind,
-        } = &self.kind;
         let resource = &self.resource;
-        let words = [
-            &*self.uid,
-            group,
-            version,
-            kind,
-            &resource.group,
-            &resource.version,
-            &resource.resource,
-        ];
-        if words
-            .into_iter()
-            .chain(self.sub_resource.as_deref())
-            .any(|word| word.len() > WORD_LENGTH)
-        {
-            return Err("a uid, kind or resource that is too long");
-        }
-        if [&self.user_info.username]
-            .into_iter()
-            .chain(&self.user_info.uid)
-            .any(|name| name.len() > USER_NAME_LENGTH)
-        {
-            return Err("a user whose name is too long");
-        }
         let names_namespace = resource.group.is_empty() && &*resource.resource == "namespaces";
         let mut namespaces = self
             .namespace
@@ -210,14 +159,6 @@ impl Asked<'_> {
         }
         Ok(())
     }
-}
-
-#[derive(Deserialize)]
-struct AskedKind {
-    #[serde(default)]
-    group: Box<str>,
-    version: Box<str>,
-    kind: Box<str>,
 }
 
 #[derive(Default, Deserialize)]
@@ -242,16 +183,8 @@ impl UserInfo<'_> {
         {
             return Err(undecodable("a user with too many groups"));
         }
-        let groups = self
-            .groups
-            .map(|text| serde_json::from_str(text.get()))
-            .transpose()
-            .map_err(|error| place(&error))?;
-        let extra: Option<BTreeMap<_, Option<_>>> = self
-            .extra
-            .map(|text| serde_json::from_str(text.get()))
-            .transpose()
-            .map_err(|error| place(&error))?;
+        let groups = self.groups.map(parse).transpose()?;
+        let extra: Option<BTreeMap<_, Option<_>>> = self.extra.map(parse).transpose()?;
         let extra = extra
             .into_iter()
             .flatten()

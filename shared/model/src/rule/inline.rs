@@ -11,11 +11,11 @@ use crate::{
     kind::GroupVersionKind,
     marks::is_mark,
     patch::DEPTH,
-    refusal::{Refusal, Refusals},
+    refusal::Refusals,
     size::size,
     source::SourceRef,
-    syntax,
-    template::{Template, each_text},
+    syntax::{self, Check},
+    template::{Template, texts},
 };
 
 /// The metadata that an inline object may set: the same fields that copies take from a source.
@@ -36,14 +36,18 @@ pub(super) fn needs_namespace(text: &str) -> bool {
 }
 
 /// Parses an object inside this rule. Refusals name fields below `field`.
-pub(super) fn parse(object: &Value, rule: &RuleId, field: &str) -> Result<SourceRef, Vec<Refusal>> {
-    let mut refusals = Refusals::default();
+pub(super) fn parse(
+    object: &Value,
+    rule: &RuleId,
+    field: &str,
+    refusals: &mut Refusals,
+) -> Option<SourceRef> {
     if size(object, DEPTH).is_none_or(|size| size > SIZE) {
         refusals.add(
             field,
             format!("must not have more than {SIZE} bytes or more than {DEPTH} levels"),
         );
-        return refusals.finish_with(None);
+        return None;
     }
     let text = |key: &str| object[key].as_str().unwrap_or_default();
     let gvk = refusals.one(
@@ -92,28 +96,26 @@ pub(super) fn parse(object: &Value, rule: &RuleId, field: &str) -> Result<Source
         syntax::object_name(group, name),
     );
     let source = gvk.map(|gvk| SourceRef::inline(gvk, rule, name));
-    refuse_variables(object, field, &mut refusals);
-    refuse_keys(metadata, &format!("{field}.metadata"), &mut refusals);
-    refusals.finish_with(source)
+    refuse_variables(object, field, refusals);
+    refuse_keys(metadata, &format!("{field}.metadata"), refusals);
+    source
 }
 
 /// Refuses unknown variables. Each reason is reported once.
 fn refuse_variables(object: &Value, field: &str, refusals: &mut Refusals) {
     let mut whys = BTreeSet::new();
-    each_text(object, &mut |text| {
+    for text in texts(object) {
         if whys.len() < TOLD {
             whys.extend(Template::parse(text).err());
         }
         if needs_namespace(text) {
             whys.insert(NO_NAMESPACE.to_owned());
         }
-    });
+    }
     for why in whys {
         refusals.add(field, why);
     }
 }
-
-type Check = fn(&str) -> Result<(), String>;
 
 /// Refuses invalid labels and annotations, and Mimeo's own. The API server checks the labels of an
 /// embedded object like those of a stored object, so they can't have variables.
@@ -129,13 +131,10 @@ fn refuse_keys(metadata: &Value, field: &str, refusals: &mut Refusals) {
             if is_mark(key) {
                 refusals.add(&field, "is reserved for Mimeo");
             }
-            refusals.one(
-                &field,
-                value
-                    .as_str()
-                    .ok_or_else(|| "must be a string".to_owned())
-                    .and_then(check_value),
-            );
+            match value.as_str() {
+                Some(value) => _ = refusals.one(&field, check_value(value)),
+                None => refusals.add(field, "must be a string"),
+            }
         }
     }
 }

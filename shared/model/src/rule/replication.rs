@@ -1,14 +1,12 @@
 //! Replications: a namespace's own rules, and the fields that they may not use.
 
-use std::collections::BTreeMap;
-
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use mimeo_api::{
-    ClusterReplicationSpec, CopyTransform, EXACT_TARGETS, NamespaceSelection, Replication,
-    ReplicationSpec, ReplicationTarget,
+    ClusterReplicationSpec, ConflictPolicy, CopyTransform, DriftPolicy, EXACT_TARGETS,
+    NamespaceSelection, Replication, ReplicationSpec, ReplicationTarget,
 };
 
-use super::{Rule, Target, target::labels_of_the_namespace};
+use super::{Rule, target::labels_of_the_namespace};
 use crate::{
     id::{RuleId, RuleKind},
     refusal::{ITEMS, Refusal, Refusals},
@@ -61,25 +59,18 @@ impl Rule {
     /// True if each possible copy of the rule would be its own source. Mimeo never writes a source.
     fn copies_nothing_but_itself(&self) -> bool {
         let labels = Labels::default();
-        let is_itself = |target: &Target, namespace: &str, source: &SourceRef| {
-            let copy = target.copy_name(source).text_at(Place {
-                name: namespace,
-                labels: &labels,
-            });
-            source.is(&source.gvk.group_kind(), namespace, &copy)
-        };
         // One object stands for all that a selector may find.
         let found = self.selectors.iter().map(|selector| selector.source("x"));
         let sources: Vec<SourceRef> = self.sources.iter().cloned().chain(found).collect();
-        let targets = self.targets.iter();
-        let mut places = targets.flat_map(|target| {
+        self.targets.iter().all(|target| {
             let names = target.selection.exact_names().unwrap_or_default();
-            names.into_iter().map(move |namespace| (target, namespace))
-        });
-        places.all(|(target, namespace)| {
-            sources
-                .iter()
-                .all(|source| is_itself(target, namespace, source))
+            names.into_iter().all(|name| {
+                let labels = &labels;
+                sources.iter().all(|source| {
+                    let copy = target.copy_name(source).text_at(Place { name, labels });
+                    source.is(&source.gvk.group_kind(), name, &copy)
+                })
+            })
         })
     }
 }
@@ -106,18 +97,16 @@ pub(crate) fn in_more_words(spec: &ReplicationSpec, home: &str) -> ClusterReplic
         inline: None,
     };
     let target = |target: &ReplicationTarget| {
-        let own = || vec![home.to_owned()];
         let namespaces = if target.namespaces.is_empty() {
-            own()
+            vec![home.to_owned()]
         } else {
             target.namespaces.clone()
         };
-        let selection = NamespaceSelection {
-            namespaces,
-            ..NamespaceSelection::default()
-        };
         mimeo_api::Target {
-            selection,
+            selection: NamespaceSelection {
+                namespaces,
+                ..NamespaceSelection::default()
+            },
             copy_name: target.copy_name.clone(),
         }
     };
@@ -144,11 +133,8 @@ pub(crate) fn in_more_words(spec: &ReplicationSpec, home: &str) -> ClusterReplic
 /// Refuses fields and values that only `ClusterReplication`s may use.
 fn refuse_to_tenants(spec: &ReplicationSpec, home: &str, refusals: &mut Refusals) {
     for (i, source) in spec.sources.iter().enumerate() {
-        if source
-            .api_version
-            .split_once('/')
-            .is_some_and(|(group, _)| group == RBAC)
-        {
+        let group = source.api_version.split_once('/');
+        if group.is_some_and(|(group, _)| group == RBAC) {
             refusals.add(
                 format!("spec.sources[{i}].kind"),
                 "must not be of rbac.authorization.k8s.io, because such objects give permissions",
@@ -163,12 +149,7 @@ fn refuse_to_tenants(spec: &ReplicationSpec, home: &str, refusals: &mut Refusals
     }
     for (i, target) in spec.targets.iter().enumerate() {
         let field = format!("spec.targets[{i}].namespaces");
-        if target.namespaces.len() > ITEMS {
-            refusals.add(&field, format!("must not have more than {ITEMS} items"));
-        }
-        for (j, name) in target.namespaces.iter().enumerate() {
-            refusals.one(&format!("{field}[{j}]"), exact_name(name));
-        }
+        refusals.each(&field, &target.namespaces, ITEMS, exact_name);
         // The grants for the copy would depend on such a label, and the rule's author would learn
         // its value.
         if labels_of_the_namespace(target.copy_name.as_deref()) {
@@ -184,31 +165,34 @@ fn refuse_to_tenants(spec: &ReplicationSpec, home: &str, refusals: &mut Refusals
         );
         refusals.add("spec.targets", why);
     }
-    let foreign = spec
-        .targets
-        .iter()
-        .flat_map(|target| &target.namespaces)
-        .find(|name| **name != home);
-    if let Some(foreign) = foreign {
-        refuse_foreign_labels(&spec.transform, foreign, home, refusals);
-    }
-    let abroad = foreign.is_some();
-    if abroad && spec.conflict_policy != mimeo_api::ConflictPolicy::Report {
+    let mut namespaces = spec.targets.iter().flat_map(|target| &target.namespaces);
+    let Some(foreign) = namespaces.find(|name| **name != home) else {
+        return;
+    };
+    refuse_foreign_labels(&spec.transform, foreign, home, refusals);
+    let finalizers = &spec.transform.common.finalizers;
+    for (field, is_so, must) in [
         // Adoption compares contents. So a rule could test a guess about the content of other
         // users' objects.
-        let why = "must be Report, because the rule has targets outside its own namespace";
-        refusals.add("spec.conflictPolicy", why);
-    }
-    if abroad && spec.drift_policy != mimeo_api::DriftPolicy::Repair {
+        (
+            "conflictPolicy",
+            spec.conflict_policy == ConflictPolicy::Report,
+            "be Report",
+        ),
         // A grant for copies is no consent to refuse requests of the namespace's owners.
-        let why = "must be Repair, because the rule has targets outside its own namespace";
-        refusals.add("spec.driftPolicy", why);
-    }
-    if abroad && !spec.transform.common.finalizers.is_empty() {
+        (
+            "driftPolicy",
+            spec.drift_policy == DriftPolicy::Repair,
+            "be Repair",
+        ),
         // Finalizers would block the deletion of a namespace if its owners do not run the
         // controller for them.
-        let why = "must be left out, because the rule has targets outside its own namespace";
-        refusals.add("spec.transform.finalizers", why);
+        ("transform.finalizers", finalizers.is_empty(), "be left out"),
+    ] {
+        if !is_so {
+            let why = "because the rule has targets outside its own namespace";
+            refusals.add(format!("spec.{field}"), format!("must {must}, {why}"));
+        }
     }
 }
 
@@ -222,29 +206,23 @@ fn refuse_foreign_labels(
     refusals: &mut Refusals,
 ) {
     let CopyTransform { common, json_patch } = transform;
-    let set = [
+    let sets = [
         ("labels", &common.labels.set),
         ("annotations", &common.annotations.set),
     ];
-    let set = set.into_iter().flat_map(|(part, set)| {
+    let set = sets.into_iter().flat_map(|(part, set)| {
         set.iter().map(move |(key, text)| {
-            (
-                format!("{part}.set[{key}]"),
-                variables_in(&text.as_str().into()),
-            )
+            let variables = variables_in(&text.as_str().into());
+            (format!("{part}.set[{key}]"), variables)
         })
     });
     let patches = json_patch.iter().enumerate().filter_map(|(i, operation)| {
-        Some((
-            format!("jsonPatch[{i}].value"),
-            variables_in(operation.value.as_ref()?),
-        ))
+        let variables = variables_in(operation.value.as_ref()?);
+        Some((format!("jsonPatch[{i}].value"), variables))
     });
+    let is_label = |variable: &&Variable| matches!(variable, Variable::Label(_));
     for (field, variables) in set.chain(patches) {
-        if let Some(label) = variables
-            .into_iter()
-            .find(|one| matches!(one, Variable::Label(_)))
-        {
+        if let Some(label) = variables.iter().find(is_label) {
             let why = format!(
                 "must not contain {label}, because target {foreign:?} is not the rule's own \
                  namespace; use $(namespace.name), or a rule whose only target is {home:?}"
@@ -272,13 +250,11 @@ fn refuse_slow_globs(transform: &mimeo_api::Transform, refusals: &mut Refusals) 
         ("data.include", &data.include),
         ("data.exclude", &data.exclude),
     ] {
-        for (i, _) in globs
-            .iter()
-            .enumerate()
-            .filter(|(_, glob)| !Glob::new(glob).is_quick())
-        {
-            let why = "must not have more than two *, nor a ? between them";
-            refusals.add(format!("spec.transform.{field}[{i}]"), why);
+        for (i, glob) in globs.iter().enumerate() {
+            if !Glob::new(glob).is_quick() {
+                let why = "must not have more than two *, nor a ? between them";
+                refusals.add(format!("spec.transform.{field}[{i}]"), why);
+            }
         }
     }
 }
@@ -294,21 +270,16 @@ fn exact_name(name: &str) -> Result<(), String> {
 
 /// The number of namespaces that get copies of each source.
 fn places(spec: &ReplicationSpec) -> usize {
-    spec.targets
-        .iter()
-        .map(|target| target.namespaces.len().max(1))
-        .sum::<usize>()
-        .max(1)
+    let of_target = |target: &ReplicationTarget| target.namespaces.len().max(1);
+    spec.targets.iter().map(of_target).sum::<usize>().max(1)
 }
 
 /// The cost of a match against the selector, in keys and values compared.
 fn load(selector: &LabelSelector) -> usize {
+    let labels = selector.match_labels.iter().flatten().count();
     let expressions = selector.match_expressions.iter().flatten();
-    let labels = selector.match_labels.as_ref().map_or(0, BTreeMap::len);
-    labels * 2
-        + expressions
-            .map(|one| 1 + one.values.as_ref().map_or(0, Vec::len))
-            .sum::<usize>()
+    let expressions = expressions.map(|one| 1 + one.values.iter().flatten().count());
+    labels * 2 + expressions.sum::<usize>()
 }
 
 #[cfg(test)]
@@ -350,7 +321,7 @@ mod tests {
                 "annotations.set[b]",
             ),
             (
-                json!({"jsonPatch": [{"op": "add", "path": "/data/a", "value": {"b": [label]}}]}),
+                json!({"jsonPatch": [{"op": "add", "path": "/spec", "value": {"b": [label]}}]}),
                 "jsonPatch[0].value",
             ),
         ] {

@@ -8,7 +8,7 @@ use super::inline;
 use crate::{
     id::RuleId,
     kind::GroupVersionKind,
-    refusal::{Refusal, Refusals},
+    refusal::{ITEMS, Refusals},
     selection::Selector,
     source::{SourceRef, SourceSelector},
     syntax,
@@ -46,33 +46,29 @@ pub(super) fn parse(
     rule: &RuleId,
     refusals: &mut Refusals,
 ) -> Sources {
-    refusals.count("spec.sources", sources.len());
+    refusals.count("spec.sources", sources.len(), ITEMS);
     let mut parsed = Sources::default();
-    let Sources {
-        known,
-        inline,
-        selectors,
-        kinds,
-    } = &mut parsed;
     for (i, source) in sources.iter().enumerate() {
         let field = format!("spec.sources[{i}]");
-        match refusals.all(parse_one(source, rule, &field)) {
+        match refusals.part(|refusals| parse_one(source, rule, &field, refusals)) {
             None => {}
             Some(Parsed::Known(source, object)) => {
-                kinds.push(source.gvk.clone());
+                parsed.kinds.push(source.gvk.clone());
+                let known = &mut parsed.known;
                 if let Some(first) = known.iter().find(|first| first.is_same_object(&source)) {
                     refusals.add(field, format!("the rule already has the source {first}"));
                 } else {
-                    inline.extend(object.map(|object| (source.clone(), object)));
+                    let object = object.map(|object| (source.clone(), object));
+                    parsed.inline.extend(object);
                     known.push(source);
                 }
             }
             Some(Parsed::Selector(selector)) => {
-                kinds.push(selector.gvk.clone());
-                if selectors.contains(&selector) {
+                parsed.kinds.push(selector.gvk.clone());
+                if parsed.selectors.contains(&selector) {
                     refusals.add(field, "the rule already has the same selector");
                 } else {
-                    selectors.push(selector);
+                    parsed.selectors.push(selector);
                 }
             }
         }
@@ -90,7 +86,8 @@ fn parse_one(
     source: &mimeo_api::Source,
     rule: &RuleId,
     field: &str,
-) -> Result<Parsed, Vec<Refusal>> {
+    refusals: &mut Refusals,
+) -> Option<Parsed> {
     let mimeo_api::Source {
         api_version,
         kind,
@@ -99,7 +96,6 @@ fn parse_one(
         selector,
         inline,
     } = source;
-    let mut refusals = Refusals::default();
     if let Some(object) = inline {
         if [api_version, kind, namespace, name]
             .iter()
@@ -112,43 +108,33 @@ fn parse_one(
                     apiVersion, kind and name, and no namespace",
             );
         }
-        let parsed = refusals.all(inline::parse(object, rule, &format!("{field}.inline")));
-        return refusals.finish_with(
-            parsed.map(|source| Parsed::Known(source, Some(Arc::new(object.clone())))),
-        );
+        let source = inline::parse(object, rule, &format!("{field}.inline"), refusals)?;
+        return Some(Parsed::Known(source, Some(Arc::new(object.clone()))));
     }
     let (Some(api_version), Some(kind), Some(namespace)) = (api_version, kind, namespace) else {
         refusals.add(field, "apiVersion, kind and namespace must be set");
-        return refusals.finish_with(None);
+        return None;
     };
     let gvk = refusals.one(field, GroupVersionKind::parse(api_version, kind));
     refusals.one(&format!("{field}.namespace"), syntax::dns_label(namespace));
     if let Some(why) = gvk.as_ref().and_then(never_copied) {
         refusals.add(format!("{field}.kind"), why);
     }
-    let parsed = match (name, selector) {
+    let namespace = namespace.as_str();
+    match (name, selector) {
         (Some(name), None) => {
             let group = gvk.as_ref().map_or("", |gvk| &gvk.group);
             refusals.one(&format!("{field}.name"), syntax::object_name(group, name));
-            gvk.map(|gvk| {
-                Parsed::Known(
-                    SourceRef::named(gvk, namespace.as_str(), name.as_str()),
-                    None,
-                )
-            })
+            let source = SourceRef::named(gvk?, namespace, name.as_str());
+            Some(Parsed::Known(source, None))
         }
         (None, Some(selector)) => {
-            let selector = refusals
-                .all(Selector::parse(selector, &format!("{field}.selector")))
-                .map(Arc::new);
-            let namespace = namespace.as_str().into();
-            gvk.zip(selector).map(|(gvk, selector)| {
-                Parsed::Selector(SourceSelector {
-                    gvk,
-                    namespace,
-                    selector,
-                })
-            })
+            let selector = Selector::parse(selector, &format!("{field}.selector"), refusals);
+            Some(Parsed::Selector(SourceSelector {
+                gvk: gvk?,
+                namespace: namespace.into(),
+                selector: Arc::new(selector),
+            }))
         }
         _ => {
             refusals.add(
@@ -157,8 +143,7 @@ fn parse_one(
             );
             None
         }
-    };
-    refusals.finish_with(parsed)
+    }
 }
 
 /// The reason why objects of the kind are never copied, if there is one.

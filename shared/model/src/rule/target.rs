@@ -2,12 +2,12 @@
 
 use std::{collections::BTreeMap, sync::Arc};
 
-use mimeo_api::{ClusterReplicationSpec, NamespaceSelection};
+use mimeo_api::ClusterReplicationSpec;
 
 use super::source::Sources;
 use crate::{
     kind::GroupKind,
-    refusal::{ITEMS, Refusal, Refusals},
+    refusal::{ITEMS, Refusals},
     selection::{Selection, TargetSelection},
     source::SourceRef,
     syntax,
@@ -23,31 +23,19 @@ pub struct Target {
     pub copy_name: Option<Template>,
 }
 
-/// Parses the targets without the excluded namespaces, and skips refused targets.
+/// Parses the targets without the excluded namespaces.
 pub(super) fn parse_targets(
     spec: &ClusterReplicationSpec,
     sources: &Sources,
     refusals: &mut Refusals,
 ) -> Vec<Target> {
-    refusals.count("spec.targets", spec.targets.len());
-    let parse = |(i, target)| {
-        refusals.all(Target::parse(
-            target,
-            sources,
-            &format!("spec.targets[{i}]"),
-        ))
-    };
-    let targets: Vec<Target> = spec.targets.iter().enumerate().filter_map(parse).collect();
-    if spec.exclude.len() > ITEMS {
-        refusals.add(
-            "spec.exclude",
-            format!("must not have more than {ITEMS} items"),
-        );
-    }
-    let parse = |(i, one): (usize, &NamespaceSelection)| {
-        refusals.all(Selection::parse(one, &format!("spec.exclude[{i}]")))
-    };
-    let exclude: Arc<[Selection]> = spec.exclude.iter().enumerate().filter_map(parse).collect();
+    refusals.count("spec.targets", spec.targets.len(), ITEMS);
+    let parse =
+        |(i, target)| Target::parse(target, sources, &format!("spec.targets[{i}]"), refusals);
+    let targets: Vec<Target> = spec.targets.iter().enumerate().map(parse).collect();
+    refusals.limit("spec.exclude", spec.exclude.len(), ITEMS);
+    let parse = |(i, one)| Selection::parse(one, &format!("spec.exclude[{i}]"), refusals);
+    let exclude: Arc<[Selection]> = spec.exclude.iter().enumerate().map(parse).collect();
     targets
         .into_iter()
         .map(|target| Target {
@@ -62,39 +50,31 @@ impl Target {
         target: &mimeo_api::Target,
         sources: &Sources,
         field: &str,
-    ) -> Result<Self, Vec<Refusal>> {
-        let mut refusals = Refusals::default();
-        let selection = refusals.all(TargetSelection::parse(&target.selection, field));
-        let at_name = format!("{field}.copyName");
-        let name = target
+        refusals: &mut Refusals,
+    ) -> Self {
+        let selection = TargetSelection::parse(&target.selection, field, refusals);
+        let field = format!("{field}.copyName");
+        let copy_name = target
             .copy_name
             .as_deref()
-            .and_then(|name| refusals.one(&at_name, Template::parse(name)));
-        let target = selection.map(|selection| Self {
-            selection,
-            copy_name: name.clone(),
-        });
+            .and_then(|name| refusals.one(&field, Template::parse(name)));
+        let name = copy_name.as_ref();
         let several = sources.known.len() > 1 || !sources.selectors.is_empty();
-        if name
-            .as_ref()
-            .is_some_and(|name| several && !name.names_source())
-        {
+        if several && name.is_some_and(|name| !name.names_source()) {
             refusals.add(
-                at_name,
+                field,
                 "must contain $(source.name), because the rule has several sources",
             );
         } else {
-            refuse_copy_names(name.as_ref(), &sources.known, &at_name, &mut refusals);
+            refuse_copy_names(name, &sources.known, &field, refusals);
             for selector in &sources.selectors {
-                refuse_copy_names(
-                    name.as_ref(),
-                    &[selector.source("x")],
-                    &at_name,
-                    &mut refusals,
-                );
+                refuse_copy_names(name, &[selector.source("x")], &field, refusals);
             }
         }
-        refusals.finish_with(target)
+        Self {
+            selection,
+            copy_name,
+        }
     }
 
     /// Name of the copies of `source`. It may still have variables of the namespace.
@@ -104,10 +84,10 @@ impl Target {
 }
 
 fn copy_name(template: Option<&Template>, source: &SourceRef) -> Template {
-    template.map_or_else(
-        || Template::of_text(&source.name),
-        |template| template.of_source(source),
-    )
+    match template {
+        Some(template) => template.of_source(source),
+        None => Template::of_text(&source.name),
+    }
 }
 
 /// Refuses invalid names, and sources that would share one copy in every namespace.
@@ -120,18 +100,18 @@ fn refuse_copy_names(
     let mut copies: BTreeMap<(GroupKind, String), &SourceRef> = BTreeMap::new();
     for source in sources {
         let name = copy_name(template, source);
+        let text = name.text(Variable::to_string);
         if let Err(why) = check_sample(&name, |name| syntax::object_name(&source.gvk.group, name)) {
-            let hint = hint(&name.text(|variable| variable.to_string().into()));
+            let hint = hint(&text);
             refusals.add(
                 field,
                 format!("the name of the copy of {source} {why}{hint}"),
             );
         }
-        let name = name.text(|variable| variable.to_string().into());
-        if let Some(first) = copies.insert((source.gvk.group_kind(), name.clone()), source) {
+        if let Some(first) = copies.insert((source.gvk.group_kind(), text.clone()), source) {
             refusals.add(
                 field,
-                format!("the copies of {first} and {source} would both be named {name:?}"),
+                format!("the copies of {first} and {source} would both be named {text:?}"),
             );
         }
     }

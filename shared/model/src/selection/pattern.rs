@@ -43,7 +43,7 @@ const COMMON: &str = concat!(
     r"(?:\((?:\?:)?",
     r"|(?:[[:word:].,^$)|-]",
     r"|\\[dswDSW_.,^$*+?{}()|\[\]\\-]",
-    r"|\[\^?(?:-?(?:[[:word:].,$*+?{}()|]|\\[dswDSW_.,^$*+?{}()|\[\]\\-]))+-?\]",
+    r"|\[\^?(?:-|(?:-?(?:[[:word:].,$*+?{}()|]|\\[dswDSW_.,^$*+?{}()|\[\]\\-]))+-?)\]",
     r")(?:[*+?]|\{[0-9]+(?:,[0-9]*)?\})?\??)*",
 );
 static SYNTAX: LazyLock<Pattern> =
@@ -71,9 +71,12 @@ impl fmt::Debug for Pattern {
 }
 
 impl Pattern {
-    /// The literal text that every match begins with.
-    pub fn beginning(&self) -> &str {
-        &self.begins
+    /// The literal text that every match begins with, and the pattern of all names that begin with
+    /// it. `None` if the text is empty.
+    pub(super) fn cut(&self) -> Option<(Self, &str)> {
+        // The text has only letters, digits and `-`, which are no operators.
+        let pattern = Self::compile(&format!("{}.*", self.begins))?;
+        (!self.begins.is_empty()).then_some((pattern, &*self.begins))
     }
 
     /// Compiles `text`.
@@ -252,6 +255,8 @@ mod tests {
     #[test]
     fn syntax_that_both_read_alike_is_taken() {
         for text in [
+            "[-]",
+            "[^-]",
             "[-a-z]",
             "[a-z.-]+",
             "[a-c-e]",

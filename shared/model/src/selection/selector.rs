@@ -6,10 +6,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, LabelSelecto
 use serde_json::{Value, json};
 
 use super::Labels;
-use crate::{
-    refusal::{Refusal, Refusals},
-    syntax,
-};
+use crate::{refusal::Refusals, syntax};
 
 /// A compiled `LabelSelector`. As for the API server, every requirement must hold, and a selector
 /// without requirements selects everything.
@@ -35,20 +32,19 @@ pub(super) enum Test {
 impl Selector {
     /// Compiles `selector`, and refuses the same selectors as the API server. Refusals name fields
     /// below `field`.
-    pub fn parse(selector: &LabelSelector, field: &str) -> Result<Self, Vec<Refusal>> {
+    pub fn parse(selector: &LabelSelector, field: &str, refusals: &mut Refusals) -> Self {
         let LabelSelector {
             match_labels,
             match_expressions,
         } = selector;
-        let (mut refusals, mut requirements) = (Refusals::default(), Vec::new());
+        let mut requirements = Vec::new();
         for (key, value) in match_labels.iter().flatten() {
             let field = format!("{field}.matchLabels[{key}]");
             refusals.one(&field, syntax::qualified_name(key));
             refusals.one(&field, syntax::label_value(value));
-            let test = Test::In([value.as_str().into()].into());
             requirements.push(Requirement {
                 key: key.as_str().into(),
-                test,
+                test: Test::In([value.as_str().into()].into()),
             });
         }
         for (i, expression) in match_expressions.iter().flatten().enumerate() {
@@ -57,13 +53,12 @@ impl Selector {
                 &format!("{field}.key"),
                 syntax::qualified_name(&expression.key),
             );
-            let test = refusals.all(Test::parse(expression, &field));
-            requirements.extend(test.map(|test| Requirement {
+            requirements.push(Requirement {
                 key: expression.key.as_str().into(),
-                test,
-            }));
+                test: Test::parse(expression, &field, refusals),
+            });
         }
-        refusals.finish_with(Some(Self { requirements }))
+        Self { requirements }
     }
 
     /// True if it selects an object with these labels.
@@ -96,12 +91,11 @@ impl Selector {
     /// The selector as a `LabelSelector` in JSON for webhook configurations. All requirements are
     /// in `matchExpressions`.
     pub fn to_json(&self) -> Value {
-        let expressions: Vec<_> = self.requirements.iter().map(Requirement::to_json).collect();
-        if expressions.is_empty() {
-            json!({})
-        } else {
-            json!({ "matchExpressions": expressions })
+        if self.is_empty() {
+            return json!({});
         }
+        let expressions: Vec<_> = self.requirements.iter().map(Requirement::to_json).collect();
+        json!({ "matchExpressions": expressions })
     }
 }
 
@@ -109,11 +103,8 @@ impl Requirement {
     pub(super) fn to_query(&self) -> String {
         let key = &self.key;
         let list = |values: &BTreeSet<Box<str>>| {
-            values
-                .iter()
-                .map(|value| &**value)
-                .collect::<Vec<_>>()
-                .join(",")
+            let values: Vec<&str> = values.iter().map(|value| &**value).collect();
+            values.join(",")
         };
         match &self.test {
             Test::In(values) => format!("{key} in ({})", list(values)),
@@ -135,13 +126,14 @@ impl Requirement {
 }
 
 impl Test {
-    fn parse(expression: &LabelSelectorRequirement, field: &str) -> Result<Self, Vec<Refusal>> {
+    /// A test with an unknown operator counts as `Exists`: it is refused, so this has no effect.
+    fn parse(expression: &LabelSelectorRequirement, field: &str, refusals: &mut Refusals) -> Self {
         let LabelSelectorRequirement {
             key: _,
             operator,
             values,
         } = expression;
-        let (mut refusals, at_values) = (Refusals::default(), format!("{field}.values"));
+        let at_values = format!("{field}.values");
         let values: BTreeSet<Box<str>> = values
             .iter()
             .flatten()
@@ -150,31 +142,29 @@ impl Test {
         for value in &values {
             refusals.one(&at_values, syntax::label_value(value));
         }
-        let test = match operator.as_str() {
-            "In" | "NotIn" if values.is_empty() => {
-                refusals.add(
-                    &at_values,
-                    format!("must not be empty for operator {operator}"),
-                );
-                None
-            }
-            "Exists" | "DoesNotExist" if !values.is_empty() => {
-                refusals.add(&at_values, format!("must be empty for operator {operator}"));
-                None
-            }
-            "In" => Some(Self::In(values)),
-            "NotIn" => Some(Self::NotIn(values)),
-            "Exists" => Some(Self::Exists),
-            "DoesNotExist" => Some(Self::DoesNotExist),
+        let is_empty = values.is_empty();
+        let (test, needs_none) = match operator.as_str() {
+            "In" => (Self::In(values), false),
+            "NotIn" => (Self::NotIn(values), false),
+            "Exists" => (Self::Exists, true),
+            "DoesNotExist" => (Self::DoesNotExist, true),
             _ => {
                 refusals.add(
                     format!("{field}.operator"),
                     "must be one of In, NotIn, Exists and DoesNotExist",
                 );
-                None
+                return Self::Exists;
             }
         };
-        refusals.finish_with(test)
+        if needs_none != is_empty {
+            let must = if needs_none {
+                "must be empty"
+            } else {
+                "must not be empty"
+            };
+            refusals.add(at_values, format!("{must} for operator {operator}"));
+        }
+        test
     }
 
     pub(super) fn passes(&self, value: Option<&str>) -> bool {

@@ -3,17 +3,17 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use json_patch::{MoveOperation, PatchOperation, RemoveOperation, jsonptr::PointerBuf};
-use serde_json::{Map, Value};
+use serde_json::Value;
 
-use super::{Use, object_in};
+use super::{Fields, Use, object_in};
 use crate::{
     marks::{is_mark, is_ours, never_carried},
     names,
-    refusal::{Refusal, Refusals},
+    refusal::Refusals,
     selection::Glob,
     source::SourceRef,
-    syntax,
-    template::{Template, Variable, check_sample, hint},
+    syntax::{self, Check},
+    template::{Show, Template, Variable, check_sample, hint},
 };
 
 /// Most keys of one `set`, and most globs of one list.
@@ -38,7 +38,7 @@ impl Keys {
         include: &[String],
         exclude: &[String],
         field: &str,
-        check: fn(&str) -> Result<(), String>,
+        check: Check,
         refusals: &mut Refusals,
     ) -> Self {
         let include = globs(include, &format!("{field}.include"), check, refusals);
@@ -59,8 +59,8 @@ impl Keys {
 /// The different rules for labels and annotations.
 #[derive(Clone, Copy)]
 pub(super) struct Syntax {
-    key: fn(&str) -> Result<(), String>,
-    value: fn(&str) -> Result<(), String>,
+    key: Check,
+    value: Check,
 }
 
 pub(super) const LABELS: Syntax = Syntax {
@@ -79,45 +79,35 @@ impl Edits {
         field: &str,
         used: Use<'_>,
         syntax: Syntax,
-    ) -> Result<Self, Vec<Refusal>> {
+        refusals: &mut Refusals,
+    ) -> Self {
         let mimeo_api::KeyEdits {
             include,
             exclude,
             set,
         } = edits;
-        let mut refusals = Refusals::default();
-        let keys = Keys::parse(include, exclude, field, syntax::key_glob, &mut refusals);
-        let set = refusals.all(parse_set(set, &format!("{field}.set"), used, syntax));
-        refusals.finish_with(set.map(|set| Self { keys, set }))
+        let keys = Keys::parse(include, exclude, field, syntax::key_glob, refusals);
+        let set = parse_set(set, &format!("{field}.set"), used, syntax, refusals);
+        Self { keys, set }
     }
 
     /// The labels or annotations of a copy of `source`, which has `from`. Mimeo's own are not
     /// included. `show` returns the text for each variable of the namespace.
-    pub(crate) fn copy(
-        &self,
-        from: Option<&Map<String, Value>>,
-        source: &SourceRef,
-        show: &dyn Fn(&Variable) -> String,
-    ) -> Map<String, Value> {
+    pub(crate) fn copy(&self, from: Option<&Fields>, source: &SourceRef, show: Show<'_>) -> Fields {
         let carried = from
             .into_iter()
             .flatten()
             .filter(|(key, _)| !never_carried(key) && self.keys.keep(key));
         let carried = carried.map(|(key, value)| (key.clone(), value.clone()));
-        let text = |template: &Template| {
-            template
-                .of_source(source)
-                .text(|variable| show(variable).into())
-        };
-        let set = self
-            .set
-            .iter()
-            .map(|(key, template)| (key.clone(), text(template).into()));
+        let set = self.set.iter().map(|(key, template)| {
+            let text = template.of_source(source).text(show);
+            (key.clone(), text.into())
+        });
         carried.chain(set).collect()
     }
 
     /// Edits the labels or annotations in the field `key` of an object's metadata.
-    pub(super) fn rewrite(&self, metadata: &mut Map<String, Value>, key: &str, namespace: &str) {
+    pub(super) fn rewrite(&self, metadata: &mut Fields, key: &str, namespace: &str) {
         if let Some(there) = metadata.get_mut(key).and_then(Value::as_object_mut) {
             there.retain(|key, value| {
                 let our_label = key == names::MANAGED_BY && value == names::MANAGED_BY_VALUE;
@@ -131,12 +121,8 @@ impl Edits {
             return;
         };
         for (key, template) in &self.set {
-            there.insert(key.clone(), template.text(|_| namespace.into()).into());
+            there.insert(key.clone(), template.text(|_| namespace).into());
         }
-    }
-
-    pub(super) fn is_noop(&self) -> bool {
-        self.set.is_empty() && self.keys.are_all()
     }
 }
 
@@ -159,12 +145,7 @@ impl DataEdits {
             rename,
         } = edits;
         let keys = Keys::parse(include, exclude, field, syntax::data_glob, refusals);
-        if rename.len() > KEYS {
-            refusals.add(
-                format!("{field}.rename"),
-                format!("must not have more than {KEYS} items"),
-            );
-        }
+        refusals.limit(&format!("{field}.rename"), rename.len(), KEYS);
         let mut taken = BTreeSet::new();
         for (old, new) in rename {
             let field = format!("{field}.rename[{old}]");
@@ -184,7 +165,7 @@ impl DataEdits {
     ///
     /// # Errors
     /// The name that two keys of the source would have.
-    pub(crate) fn copy(&self, body: &mut Map<String, Value>) -> Result<(), String> {
+    pub(crate) fn copy(&self, body: &mut Fields) -> Result<(), String> {
         let mut names = BTreeSet::new();
         for field in ["data", "binaryData"] {
             let Some(data) = body.get_mut(field).and_then(Value::as_object_mut) else {
@@ -238,23 +219,13 @@ impl DataEdits {
         changes
     }
 
-    pub(super) fn is_noop(&self) -> bool {
+    fn is_noop(&self) -> bool {
         self.rename.is_empty() && self.keys.are_all()
     }
 }
 
-fn globs(
-    globs: &[String],
-    field: &str,
-    check: fn(&str) -> Result<(), String>,
-    refusals: &mut Refusals,
-) -> Vec<Glob> {
-    if globs.len() > KEYS {
-        refusals.add(field, format!("must not have more than {KEYS} items"));
-    }
-    for (i, glob) in globs.iter().enumerate() {
-        refusals.one(&format!("{field}[{i}]"), check(glob));
-    }
+fn globs(globs: &[String], field: &str, check: Check, refusals: &mut Refusals) -> Vec<Glob> {
+    refusals.each(field, globs, KEYS, check);
     globs.iter().map(|glob| Glob::new(glob)).collect()
 }
 
@@ -263,11 +234,10 @@ fn parse_set(
     field: &str,
     used: Use<'_>,
     syntax: Syntax,
-) -> Result<BTreeMap<String, Template>, Vec<Refusal>> {
-    let (mut refusals, mut parsed) = (Refusals::default(), BTreeMap::new());
-    if set.len() > KEYS {
-        refusals.add(field, format!("must not have more than {KEYS} items"));
-    }
+    refusals: &mut Refusals,
+) -> BTreeMap<String, Template> {
+    refusals.limit(field, set.len(), KEYS);
+    let mut parsed = BTreeMap::new();
     for (key, text) in set {
         let field = format!("{field}[{key}]");
         refusals.one(&field, (syntax.key)(key));
@@ -281,15 +251,11 @@ fn parse_set(
         refusals.one(&field, checked.map_err(|why| why + &hint(text)));
         parsed.insert(key.clone(), template);
     }
-    refusals.finish_with(Some(parsed))
+    parsed
 }
 
 /// Checks the resulting text for each source, and returns only the first error.
-fn check_values(
-    template: &Template,
-    used: Use<'_>,
-    check: fn(&str) -> Result<(), String>,
-) -> Result<(), String> {
+fn check_values(template: &Template, used: Use<'_>, check: Check) -> Result<(), String> {
     match (template.literal(), used) {
         (Some(text), _) => check(text),
         (None, Use::Admission) if template.needs_source() => {

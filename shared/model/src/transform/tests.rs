@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::*;
-use crate::{kind::GroupVersionKind, names};
+use crate::{kind::GroupVersionKind, names, refusal::Refusal};
 use proptest::prelude::*;
 use serde_json::json;
 
@@ -12,14 +12,24 @@ fn source() -> SourceRef {
     SourceRef::named(gvk, "platform", "registry")
 }
 
+fn parse_of_copies(spec: Value) -> Result<Transform, Vec<Refusal>> {
+    let spec = serde_json::from_value(spec).unwrap();
+    Refusals::of(|refusals| Transform::of_copies(&spec, "t", &[source()], refusals))
+}
+
+fn parse_of_admission(spec: Value, kinds: &[GroupVersionKind]) -> Result<Transform, Vec<Refusal>> {
+    let spec = serde_json::from_value(spec).unwrap();
+    Refusals::of(|refusals| Transform::of_admission(&spec, "t", kinds, refusals))
+}
+
 #[track_caller]
 fn of_copies(spec: Value) -> Transform {
-    Transform::of_copies(&serde_json::from_value(spec).unwrap(), "t", &[source()]).unwrap()
+    parse_of_copies(spec).unwrap()
 }
 
 #[track_caller]
 fn of_admission(spec: Value) -> Transform {
-    Transform::of_admission(&serde_json::from_value(spec).unwrap(), "t", &[source().gvk]).unwrap()
+    parse_of_admission(spec, &[source().gvk]).unwrap()
 }
 
 fn rewritten(spec: Value, mut object: Value, stored: Option<&Value>) -> Value {
@@ -236,9 +246,7 @@ fn parse_refuses_with_the_field_and_the_reason() {
             "t.finalizers[0]: \"foregroundDeletion\" must have a domain",
         ),
     ] {
-        let refusals =
-            Transform::of_copies(&serde_json::from_value(spec).unwrap(), "t", &[source()])
-                .unwrap_err();
+        let refusals = parse_of_copies(spec).unwrap_err();
         assert_eq!(refusals.len(), 1, "{want}: {refusals:?}");
         assert!(
             refusals[0].to_string().starts_with(want),
@@ -251,8 +259,7 @@ fn parse_refuses_with_the_field_and_the_reason() {
 fn a_type_is_only_for_secrets_and_a_variable_only_for_copies() {
     let parse = |spec: Value, kind: &str| {
         let kinds = [source().gvk, GroupVersionKind::parse("v1", kind).unwrap()];
-        let refused = Transform::of_admission(&serde_json::from_value(spec).unwrap(), "t", &kinds)
-            .unwrap_err();
+        let refused = parse_of_admission(spec, &kinds).unwrap_err();
         refused
             .iter()
             .map(ToString::to_string)
@@ -289,7 +296,9 @@ fn a_type_is_only_for_secrets_and_a_variable_only_for_copies() {
     let mut config_map = source();
     config_map.gvk.kind = "ConfigMap".into();
     let spec = serde_json::from_value(json!({"type": "Opaque"})).unwrap();
-    assert!(Transform::of_copies(&spec, "t", &[source(), config_map]).is_err());
+    let sources = [source(), config_map];
+    let parsed = Refusals::of(|refusals| Transform::of_copies(&spec, "t", &sources, refusals));
+    assert!(parsed.is_err());
 }
 
 #[test]

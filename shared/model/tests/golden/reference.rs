@@ -84,8 +84,8 @@ const FORMATS: &[Format] = &[
     Format {
         name: "RE2",
         size: "1 to 256 characters",
-        meaning: "a regular expression in RE2's syntax",
-        condition: "must be a regular expression in RE2's syntax",
+        meaning: "a regular expression in RE2's syntax, without flags and named classes",
+        condition: "must be a regular expression in RE2's syntax, without flags and named classes",
     },
     Format {
         name: "key glob",

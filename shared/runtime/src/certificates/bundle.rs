@@ -32,25 +32,23 @@ use super::{
     credential::{Credential, Facts, issue_ca, issue_serving, seconds, timestamp},
 };
 
-/// Keys of the Secret's data. `kubernetes.io/tls` and cert-manager use the first three, too.
-pub(super) mod key {
-    pub(in crate::certificates) const SERVING: &str = "tls.crt";
-    pub(in crate::certificates) const SERVING_KEY: &str = "tls.key";
-    pub(in crate::certificates) const CA: &str = "ca.crt";
-    pub(in crate::certificates) const CA_KEY: &str = "ca.key";
-    pub(in crate::certificates) const NEXT_CA: &str = "next-ca.crt";
-    pub(in crate::certificates) const NEXT_CA_KEY: &str = "next-ca.key";
-    pub(in crate::certificates) const OLD_CA: &str = "old-ca.crt";
-    pub(in crate::certificates) const ALL: [&str; 7] = [
-        SERVING,
-        SERVING_KEY,
-        CA,
-        CA_KEY,
-        NEXT_CA,
-        NEXT_CA_KEY,
-        OLD_CA,
-    ];
-}
+// Keys of the Secret's data. `kubernetes.io/tls` and cert-manager use the first three, too.
+pub(super) const TLS_CRT: &str = "tls.crt";
+const TLS_KEY: &str = "tls.key";
+pub(super) const CA_CRT: &str = "ca.crt";
+const CA_KEY: &str = "ca.key";
+const NEXT_CA_CRT: &str = "next-ca.crt";
+const NEXT_CA_KEY: &str = "next-ca.key";
+const OLD_CA_CRT: &str = "old-ca.crt";
+const KEYS: [&str; 7] = [
+    TLS_CRT,
+    TLS_KEY,
+    CA_CRT,
+    CA_KEY,
+    NEXT_CA_CRT,
+    NEXT_CA_KEY,
+    OLD_CA_CRT,
+];
 
 /// The state of the CA's replacement.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -145,21 +143,17 @@ impl Bundle {
     pub fn renewal(&self, names: &ServingNames, lifetimes: &Lifetimes, now: Timestamp) -> Renewal {
         let overlap = seconds(lifetimes.overlap);
         let (ca, serving, now) = (&self.ca.facts, &self.serving.facts, now.as_second());
-        let step = match &self.overlap {
-            Overlap::None => (Renewal::IntroduceCa, ca.due()),
-            // The overlap ends at the latest when the replaced CA expires.
-            Overlap::Introduced(next) => (
-                Renewal::PromoteCa,
-                next.facts.issued.saturating_add(overlap).min(ca.not_after),
-            ),
-            Overlap::Retiring(_) => (
-                Renewal::FinishOverlap,
-                serving.issued.saturating_add(overlap),
-            ),
-        };
-        let expired = match &self.overlap {
-            Overlap::Introduced(next) => next.facts.not_after,
-            Overlap::None | Overlap::Retiring(_) => ca.not_after,
+        let (step, due, expired) = match &self.overlap {
+            Overlap::None => (Renewal::IntroduceCa, ca.due(), ca.not_after),
+            Overlap::Introduced(next) => {
+                // The overlap ends at the latest when the replaced CA expires.
+                let due = next.facts.issued.saturating_add(overlap).min(ca.not_after);
+                (Renewal::PromoteCa, due, next.facts.not_after)
+            }
+            Overlap::Retiring(_) => {
+                let due = serving.issued.saturating_add(overlap);
+                (Renewal::FinishOverlap, due, ca.not_after)
+            }
         };
         if now >= expired {
             return Renewal::Reissue;
@@ -173,11 +167,11 @@ impl Bundle {
         if !names.0.is_subset(&serving.names) {
             return Renewal::AddNames;
         }
-        if now >= step.1 {
-            return step.0;
+        if now >= due {
+            return step;
         }
         Renewal::Keep {
-            until: timestamp(step.1.min(serving.due())),
+            until: timestamp(due.min(serving.due())),
         }
     }
 
@@ -191,35 +185,28 @@ impl Bundle {
     ) -> anyhow::Result<Self> {
         let serving =
             |ca: &Credential, names: &ServingNames| issue_serving(ca, names, lifetimes, now);
-        let this = self.clone();
-        Ok(match (step, &self.overlap) {
-            (Renewal::Keep { .. }, _) => this,
-            (Renewal::RenewServing, _) => Self {
-                serving: serving(&self.ca, names)?,
-                ..this
-            },
+        let mut new = self.clone();
+        match (step, &self.overlap) {
+            (Renewal::Keep { .. }, _) => {}
+            (Renewal::RenewServing, _) => new.serving = serving(&self.ca, names)?,
             (Renewal::AddNames, _) => {
                 let names = names.and(&ServingNames(self.serving.facts.names.clone()));
-                Self {
-                    serving: serving(&self.ca, &names)?,
-                    ..this
-                }
+                new.serving = serving(&self.ca, &names)?;
             }
-            (Renewal::IntroduceCa, _) => Self {
-                overlap: Overlap::Introduced(issue_ca(lifetimes, now)?),
-                ..this
-            },
-            (Renewal::PromoteCa, Overlap::Introduced(next)) => Self {
-                serving: serving(next, names)?,
-                ca: next.clone(),
-                overlap: Overlap::Retiring(self.ca.certificate.clone()),
-            },
-            (Renewal::FinishOverlap, _) => Self {
-                overlap: Overlap::None,
-                ..this
-            },
-            (Renewal::Reissue | Renewal::PromoteCa, _) => Self::issue(names, lifetimes, now)?,
-        })
+            (Renewal::IntroduceCa, _) => {
+                new.overlap = Overlap::Introduced(issue_ca(lifetimes, now)?);
+            }
+            (Renewal::PromoteCa, Overlap::Introduced(next)) => {
+                new.serving = serving(next, names)?;
+                new.overlap = Overlap::Retiring(new.ca.certificate);
+                new.ca = next.clone();
+            }
+            (Renewal::FinishOverlap, _) => new.overlap = Overlap::None,
+            (Renewal::Reissue | Renewal::PromoteCa, _) => {
+                return Self::issue(names, lifetimes, now);
+            }
+        }
+        Ok(new)
     }
 
     /// Reads a bundle from a Secret's data.
@@ -231,17 +218,17 @@ impl Bundle {
         };
         let credential =
             |certificate, key| Credential::parse(text(certificate)?, text(key)?, certificate);
-        let overlap = if data.contains_key(key::NEXT_CA) {
-            Overlap::Introduced(credential(key::NEXT_CA, key::NEXT_CA_KEY)?)
-        } else if data.contains_key(key::OLD_CA) {
-            let old = text(key::OLD_CA)?;
+        let overlap = if data.contains_key(NEXT_CA_CRT) {
+            Overlap::Introduced(credential(NEXT_CA_CRT, NEXT_CA_KEY)?)
+        } else if data.contains_key(OLD_CA_CRT) {
+            let old = text(OLD_CA_CRT)?;
             Facts::parse(&old).context("old-ca.crt is no certificate in PEM")?;
             Overlap::Retiring(old)
         } else {
             Overlap::None
         };
-        let ca = credential(key::CA, key::CA_KEY)?;
-        let serving = credential(key::SERVING, key::SERVING_KEY)?;
+        let ca = credential(CA_CRT, CA_KEY)?;
+        let serving = credential(TLS_CRT, TLS_KEY)?;
         Ok(Self {
             ca,
             serving,
@@ -251,22 +238,22 @@ impl Bundle {
 
     /// Writes the bundle to a Secret's data. Keys that do not belong to the bundle stay.
     pub fn write_to(&self, data: &mut BTreeMap<String, ByteString>) {
-        data.retain(|name, _| !key::ALL.contains(&name.as_str()));
+        data.retain(|name, _| !KEYS.contains(&name.as_str()));
         let mut put = |name: &str, text: &str| {
             data.insert(name.to_owned(), ByteString(text.as_bytes().to_vec()))
         };
-        put(key::CA, &self.ca.certificate);
-        put(key::CA_KEY, self.ca.key.expose());
-        put(key::SERVING, &self.serving.certificate);
-        put(key::SERVING_KEY, self.serving.key.expose());
+        put(CA_CRT, &self.ca.certificate);
+        put(CA_KEY, self.ca.key.expose());
+        put(TLS_CRT, &self.serving.certificate);
+        put(TLS_KEY, self.serving.key.expose());
         match &self.overlap {
             Overlap::None => {}
             Overlap::Introduced(next) => {
-                put(key::NEXT_CA, &next.certificate);
-                put(key::NEXT_CA_KEY, next.key.expose());
+                put(NEXT_CA_CRT, &next.certificate);
+                put(NEXT_CA_KEY, next.key.expose());
             }
             Overlap::Retiring(old) => {
-                put(key::OLD_CA, old);
+                put(OLD_CA_CRT, old);
             }
         }
     }

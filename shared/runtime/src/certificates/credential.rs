@@ -12,7 +12,10 @@ use rustls::sign::CertifiedKey;
 use time::OffsetDateTime;
 use x509_parser::{extensions::GeneralName, extensions::ParsedExtension, prelude::X509Certificate};
 
-use super::{Lifetimes, ServingNames, bundle::key};
+use super::{
+    Lifetimes, ServingNames,
+    bundle::{CA_CRT, TLS_CRT},
+};
 use crate::tls;
 
 /// Certificates are valid from this long before they are issued, for clients with slow clocks.
@@ -171,7 +174,7 @@ pub(super) fn issue_ca(lifetimes: &Lifetimes, now: Timestamp) -> anyhow::Result<
         validity(now.as_second(), seconds(lifetimes.ca), i64::MAX);
     let key = KeyPair::generate()?;
     let certificate = params.self_signed(&key)?.pem();
-    Credential::parse(certificate, key.serialize_pem(), key::CA)
+    Credential::parse(certificate, key.serialize_pem(), CA_CRT)
 }
 
 pub(super) fn issue_serving(
@@ -197,7 +200,7 @@ pub(super) fn issue_serving(
     let issuer = Issuer::from_ca_cert_pem(&ca.certificate, ca_key)?;
     let key = KeyPair::generate()?;
     let certificate = params.signed_by(&key, &issuer)?.pem();
-    Credential::parse(certificate, key.serialize_pem(), key::SERVING)
+    Credential::parse(certificate, key.serialize_pem(), TLS_CRT)
 }
 
 fn common_name(name: &str) -> DistinguishedName {

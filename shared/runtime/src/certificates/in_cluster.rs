@@ -12,23 +12,24 @@
 //! Needs these permissions in its namespace: `create` on Secrets, and `get`, `list`, `watch`,
 //! `update` on this one name.
 
-use std::{collections::BTreeMap, sync::Arc, time::Duration};
+use std::time::Duration;
 
 use anyhow::{Context, anyhow, bail};
-use jiff::{SignedDuration, Timestamp};
-use k8s_openapi::{ByteString, api::core::v1::Secret};
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::Secret;
 use kube::{Api, ResourceExt, api::ObjectMeta};
 use tokio::{sync::watch, time::sleep};
 use tracing::{error, info};
 
-use super::{Bundle, Lifetimes, Renewal, ServingMaterial, ServingNames, offer};
+use super::{Bundle, Lifetimes, Publisher, Renewal, ServingNames, offer};
 use crate::{
     backoff::Backoff,
     client::Clients,
     fault::{Fault, within},
     follow::Follower,
     shutdown::CancellationToken,
-    versioned::{Failure, put},
+    tls::Certificate,
+    versioned::put,
 };
 
 /// This value differs from the one on copies: a list of copies by their label must not contain this
@@ -49,7 +50,7 @@ pub fn start(
     names: ServingNames,
     lifetimes: Lifetimes,
     shutdown: CancellationToken,
-) -> watch::Receiver<Option<Arc<ServingMaterial>>> {
+) -> Certificate {
     let (publish, receiver) = watch::channel(None);
     let api = Api::namespaced(clients.requests.clone(), namespace);
     let follower = Follower::new(clients.watcher.clone(), &api, name);
@@ -82,11 +83,7 @@ struct Keeper {
 }
 
 impl Keeper {
-    async fn keep(
-        mut self,
-        mut follower: Follower<Secret>,
-        publish: &watch::Sender<Option<Arc<ServingMaterial>>>,
-    ) {
+    async fn keep(mut self, mut follower: Follower<Secret>, publish: &Publisher) {
         let mut backoff = Backoff::new(Duration::from_secs(1), Duration::from_mins(1));
         let mut seen = follower.next().await;
         loop {
@@ -117,7 +114,7 @@ impl Keeper {
     async fn settle(
         &mut self,
         mut secret: Option<Secret>,
-        publish: &watch::Sender<Option<Arc<ServingMaterial>>>,
+        publish: &Publisher,
     ) -> anyhow::Result<(Option<Secret>, Timestamp)> {
         loop {
             let (bundle, step) = self.plan(secret.as_ref(), Timestamp::now())?;
@@ -161,17 +158,15 @@ impl Keeper {
     ) -> anyhow::Result<Option<Secret>> {
         let body = with_bundle(secret.unwrap_or_else(|| self.empty()), bundle);
         match put(&self.api, &body, REQUEST_DEADLINE).await {
-            Ok(secret) => {
+            Ok(Some(secret)) => {
                 info!(secret = self.name, ?step, not_after = %bundle.serving().not_after(), "serving certificate written");
                 Ok(Some(secret))
             }
-            Err(Failure::Conflict) => {
+            Ok(None) => {
                 let read = within(REQUEST_DEADLINE, self.api.get_opt(&self.name)).await;
                 read.map_err(|error| anyhow!("failed to read the Secret: {}", Fault(&error)))
             }
-            Err(Failure::Request(error)) => {
-                bail!("failed to write the Secret: {}", Fault(&error))
-            }
+            Err(error) => bail!("failed to write the Secret: {}", Fault(&error)),
         }
     }
 
@@ -199,20 +194,21 @@ fn with_bundle(mut secret: Secret, bundle: &Bundle) -> Secret {
     secret
         .labels_mut()
         .insert(MANAGED_BY.0.to_owned(), MANAGED_BY.1.to_owned());
-    let data: &mut BTreeMap<String, ByteString> = secret.data.get_or_insert_default();
-    bundle.write_to(data);
+    bundle.write_to(secret.data.get_or_insert_default());
     secret
 }
 
 fn until(time: Timestamp) -> Duration {
-    let left: SignedDuration = time.duration_since(Timestamp::now());
-    Duration::try_from(left)
+    Duration::try_from(time.duration_since(Timestamp::now()))
         .unwrap_or_default()
         .clamp(SHORTEST_SLEEP, LONGEST_SLEEP)
 }
 
 #[cfg(test)]
 mod tests {
+    use jiff::SignedDuration;
+    use k8s_openapi::ByteString;
+
     use super::*;
 
     fn keeper(known: Option<Bundle>) -> Keeper {

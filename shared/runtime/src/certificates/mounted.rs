@@ -24,14 +24,14 @@ use tokio::{
 use tracing::{info, warn};
 
 use super::{Polled, ServingMaterial, credential::not_after, offer};
-use crate::tls;
+use crate::tls::{self, Certificate};
 
 const PERIOD: Duration = Duration::from_secs(2);
 
 /// Reads `tls.crt`, `tls.key` and, if present, `ca.crt` from the folder, periodically, until all
 /// receivers are dropped. Files that cannot be used (half written, for example) change nothing, and
 /// one warning is logged. A former CA stays in the bundle for `overlap`.
-pub fn start(folder: PathBuf, overlap: Duration) -> watch::Receiver<Option<Arc<ServingMaterial>>> {
+pub fn start(folder: PathBuf, overlap: Duration) -> Certificate {
     let (publish, receiver) = watch::channel(None);
     tokio::spawn(async move {
         let mut trusted = Trusted {

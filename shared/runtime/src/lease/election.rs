@@ -23,7 +23,7 @@ use tokio::{
 };
 use tracing::{info, warn};
 
-use super::{SeenLease, observe, whole_seconds};
+use super::{SeenLease, observe, seen::holder, whole_seconds};
 use crate::{
     backoff::Backoff,
     client::Clients,
@@ -31,7 +31,7 @@ use crate::{
     fault::{Fault, within},
     follow::Follower,
     shutdown::CancellationToken,
-    versioned::{Failure, put},
+    versioned::put,
     watch::Watcher,
 };
 
@@ -138,27 +138,25 @@ impl Candidate {
                     .map(str::to_owned),
             );
             let asked = Instant::now();
-            let wake = match next_move(observed.as_ref(), &self.me, asked) {
-                Move::Wait(expiry) => expiry,
-                Move::Create | Move::Take => match self
-                    .hold(observed.as_ref().and_then(SeenLease::existing))
-                    .await
-                {
-                    Ok(lease) => return (lease, asked),
-                    Err(Failure::Conflict) => {
+            let wake = if let Some(expiry) = held_until(observed.as_ref(), &self.me, asked) {
+                expiry
+            } else {
+                let existing = observed.as_ref().and_then(SeenLease::existing);
+                match self.hold(existing).await {
+                    Ok(Some(lease)) => return (lease, asked),
+                    Ok(None) => {
                         // The watch will soon show the other write. But the watch of an API server
                         // that was restored from a backup may not, so the Lease is read as well.
                         if let Ok(lease) = self.read().await {
                             observed = observe(observed, lease, Instant::now());
                         }
-                        Instant::now() + backoff.pause()
                     }
-                    Err(Failure::Request(error)) => {
+                    Err(error) => {
                         warn!(lease = self.name, error = %Fault(&error), "failed to acquire the \
                             Lease, retrying");
-                        Instant::now() + backoff.pause()
                     }
-                },
+                }
+                Instant::now() + backoff.pause()
             };
             tokio::select! {
                 seen = follower.next() => observed = observe(observed, seen, Instant::now()),
@@ -182,9 +180,9 @@ impl Candidate {
             }
             let asked = Instant::now();
             match timeout_at(deadline, self.renew(&mut lease)).await {
-                Ok(Ok(())) => renewed = asked,
-                Ok(Err(Failure::Conflict)) | Err(_) => bail!("leadership lost"),
-                Ok(Err(Failure::Request(error))) => {
+                Ok(Ok(true)) => renewed = asked,
+                Ok(Ok(false)) | Err(_) => bail!("leadership lost"),
+                Ok(Err(error)) => {
                     warn!(lease = self.name, error = %Fault(&error), "failed to renew the Lease, \
                         retrying");
                 }
@@ -193,34 +191,33 @@ impl Candidate {
     }
 
     /// One renewal. If another write came first and left this replica the holder, the renewal is
-    /// tried once more.
-    async fn renew(&self, lease: &mut Lease) -> Result<(), Failure> {
+    /// tried once more. Returns false if another replica holds the Lease.
+    async fn renew(&self, lease: &mut Lease) -> kube::Result<bool> {
         for _ in 0..2 {
-            match self.hold(Some(lease)).await {
-                Ok(new) => {
-                    *lease = new;
-                    return Ok(());
+            if let Some(new) = self.hold(Some(lease)).await? {
+                *lease = new;
+                return Ok(true);
+            }
+            match self.read().await? {
+                Some(now) if holder(&now) == Some(&*self.me) => *lease = now,
+                Some(_) => return Ok(false),
+                // The Lease was deleted. The replica that creates it now leads.
+                None => {
+                    let Some(created) = self.hold(None).await? else {
+                        return Ok(false);
+                    };
+                    *lease = created;
+                    return Ok(true);
                 }
-                Err(Failure::Conflict) => match self.read().await? {
-                    Some(now) if held_by(&now, &self.me) => *lease = now,
-                    Some(_) => return Err(Failure::Conflict),
-                    // The Lease was deleted. The replica that creates it now leads.
-                    None => {
-                        *lease = self.hold(None).await?;
-                        return Ok(());
-                    }
-                },
-                Err(failure) => return Err(failure),
             }
         }
         // Other clients keep writing the Lease. This counts as a failed request.
-        Err(Failure::Request(kube::Error::Service(
-            "the Lease keeps changing".into(),
-        )))
+        Err(kube::Error::Service("the Lease keeps changing".into()))
     }
 
     /// Writes this replica as the holder, into a new Lease or in place of exactly this version.
-    async fn hold(&self, lease: Option<&Lease>) -> Result<Lease, Failure> {
+    /// `None`: another write came first.
+    async fn hold(&self, lease: Option<&Lease>) -> kube::Result<Option<Lease>> {
         let before = lease.and_then(|lease| lease.spec.as_ref());
         let spec = Some(held(
             before,
@@ -243,10 +240,8 @@ impl Candidate {
         .await
     }
 
-    async fn read(&self) -> Result<Option<Lease>, Failure> {
-        within(self.request_deadline(), self.api.get_opt(&self.name))
-            .await
-            .map_err(Failure::Request)
+    async fn read(&self) -> kube::Result<Option<Lease>> {
+        within(self.request_deadline(), self.api.get_opt(&self.name)).await
     }
 
     /// Releases the Lease. Call it after all work of the leader has stopped: a standby takes over at
@@ -258,14 +253,14 @@ impl Candidate {
             .map(|spec| released(spec, Timestamp::now()));
         let body = Lease { spec, ..lease };
         match put(&self.api, &body, self.request_deadline()).await {
-            Ok(_) => info!(lease = self.name, "Lease released"),
-            Err(Failure::Conflict) => {
+            Ok(Some(_)) => info!(lease = self.name, "Lease released"),
+            Ok(None) => {
                 warn!(
                     lease = self.name,
                     "the Lease was changed or deleted meanwhile, it is not released"
                 );
             }
-            Err(Failure::Request(error)) => {
+            Err(error) => {
                 warn!(lease = self.name, error = %Fault(&error), "failed to release the Lease, it \
                     will expire");
             }
@@ -278,35 +273,13 @@ impl Candidate {
     }
 }
 
-fn held_by(lease: &Lease, me: &str) -> bool {
-    lease
-        .spec
-        .as_ref()
-        .and_then(|spec| spec.holder_identity.as_deref())
-        == Some(me)
-}
-
-/// The next step of a replica that does not lead.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Move {
-    /// There is no Lease, and the holder of the last one must have noticed its loss by now.
-    Create,
-    /// The Lease has no holder, or it has expired, or the holder is an earlier process with this
-    /// replica's name.
-    Take,
-    /// Another replica holds the Lease, at least until this time.
-    Wait(Instant),
-}
-
-fn next_move(observed: Option<&SeenLease>, me: &str, now: Instant) -> Move {
-    let Some(observed) = observed else {
-        return Move::Create;
-    };
-    match observed.holder() {
-        Some(holder) if holder != me && now < observed.expiry() => Move::Wait(observed.expiry()),
-        _ if observed.deleted => Move::Create,
-        _ => Move::Take,
-    }
+/// Until when, at least, another replica holds the Lease. `None` if this replica may take it: the
+/// Lease has no holder, or it has expired, or the holder is an earlier process with this replica's
+/// name. If there is no Lease, the holder of the last one must have noticed its loss by now.
+fn held_until(observed: Option<&SeenLease>, me: &str, now: Instant) -> Option<Instant> {
+    let observed = observed?;
+    let others = observed.holder().is_some_and(|holder| holder != me);
+    Some(observed.expiry()).filter(|expiry| others && now < *expiry)
 }
 
 /// The spec with which `me` takes or keeps the Lease.

@@ -27,11 +27,7 @@ impl SeenLease {
     }
 
     pub(super) fn holder(&self) -> Option<&str> {
-        self.lease
-            .spec
-            .as_ref()
-            .and_then(|spec| spec.holder_identity.as_deref())
-            .filter(|holder| !holder.is_empty())
+        holder(&self.lease).filter(|holder| !holder.is_empty())
     }
 
     fn duration(&self) -> Duration {
@@ -43,6 +39,11 @@ impl SeenLease {
             .unwrap_or(0);
         Duration::from_secs(u64::try_from(seconds).unwrap_or(0))
     }
+}
+
+/// The Lease's holder. An empty text stands for none.
+pub(super) fn holder(lease: &Lease) -> Option<&str> {
+    lease.spec.as_ref()?.holder_identity.as_deref()
 }
 
 /// The state after `seen` was received. A write that leaves the spec as it was (such as an

@@ -10,7 +10,7 @@ use super::Page;
 pub(super) fn metrics(page: &mut Page<'_>) -> fmt::Result {
     use procfs::{WithCurrentSystemInfo as _, process::Process};
 
-    use super::NO_LABELS;
+    use super::{MetricType, NO_LABELS, counter};
 
     let Ok(process) = Process::myself() else {
         return Ok(());
@@ -20,9 +20,15 @@ pub(super) fn metrics(page: &mut Page<'_>) -> fmt::Result {
     };
     #[allow(clippy::cast_precision_loss)] // 52 bits hold the ticks of a million years.
     let seconds = |ticks: u64| ticks as f64 / procfs::ticks_per_second() as f64;
-    let help = "Processor time of the process, in seconds";
-    let time = seconds(stat.utime + stat.stime);
-    page.counters("process_cpu_seconds", help, [], [(NO_LABELS, time)])?;
+    let time = [(NO_LABELS, seconds(stat.utime + stat.stime))];
+    page.write(
+        MetricType::Counter,
+        "process_cpu_seconds",
+        "Processor time of the process, in seconds",
+        [],
+        time,
+        counter,
+    )?;
     let help = "Memory of the process that is in the machine's memory, in bytes";
     let resident = stat.rss_bytes().get();
     page.gauge("process_resident_memory_bytes", help, resident)?;

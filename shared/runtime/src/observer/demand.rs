@@ -17,7 +17,7 @@ use tokio::{sync::Notify, task::AbortHandle, time::Instant};
 use tracing::{debug, warn};
 
 use super::{Failing, Observer, sources::Members};
-use crate::call::{CallError, CallResult};
+use crate::call::CallResult;
 
 impl Observer {
     /// Keeps everything open that the engine's demand names, and follows its changes. `wake`
@@ -32,14 +32,12 @@ impl Observer {
             // Work on the demand takes at most a fifth of the time. This holds even if a tenant
             // with thousands of rules changes the demand all the time.
             tokio::time::sleep(took * 4).await;
-            let current = self
-                .handle
-                .look(|engine, _| engine.index().demand_version());
-            let moved = || {
+            let newest = || {
                 self.handle
                     .look(|engine, _| engine.index().demand_version())
-                    != current
             };
+            let current = newest();
+            let moved = || newest() != current;
             let mut pause = Duration::from_mins(10);
             if version != Some(current) {
                 let began = Instant::now();
@@ -95,7 +93,7 @@ impl Observer {
         let mut pause = Duration::MAX;
         let mut missing = BTreeSet::new();
         for gvk in kinds {
-            let error = match self.look_up(gvk).await {
+            match self.look_up(gvk).await {
                 Ok(found) => {
                     failing.remove(*gvk);
                     let (resource, other) = match found {
@@ -112,19 +110,20 @@ impl Observer {
                             engine.kind(&other.gvk.clone(), Known::Listed(other), now);
                         }
                     });
-                    continue;
                 }
                 // A missing answer does not mean "not served".
-                Err(error) => error,
-            };
-            pause = pause.min(Duration::from_secs(5));
-            let streak = failing.entry((*gvk).clone()).or_default();
-            if let Some((why, news)) = streak.despair(matches!(error, CallError::Denied { .. })) {
-                if news {
-                    warn!(kind = %gvk.kind, group = %gvk.group, %error, "cannot look a kind up");
+                Err(error) => {
+                    pause = pause.min(Duration::from_secs(5));
+                    let streak = failing.entry((*gvk).clone()).or_default();
+                    if let Some((why, news)) = streak.despair(&error) {
+                        if news {
+                            warn!(kind = %gvk.kind, group = %gvk.group, %error, "cannot look a \
+                                kind up");
+                        }
+                        self.handle
+                            .with(|engine, now| engine.kind(gvk, Known::Unreadable(why), now));
+                    }
                 }
-                self.handle
-                    .with(|engine, now| engine.kind(gvk, Known::Unreadable(why), now));
             }
         }
         missing
@@ -173,38 +172,28 @@ impl Observer {
         members.set(sources, open.sources.contains_key(&watch));
         open.sources.entry(watch.clone()).or_insert_with(|| {
             let selectors = watch.looks_for(demand.selectors.keys());
-            let task = match watch {
+            let observer = self.clone();
+            let (resource, namespace) = match watch {
                 SourceWatch::Named(source) => {
                     let resource = known(demand.sources.get(&source), &source.gvk);
-                    Task::start(&resource, self.clone().source(source, resource.clone()))
+                    return Task::start(&resource, observer.source(source, resource.clone()));
                 }
                 SourceWatch::Selected(selector) => {
                     let resource = known(demand.selectors.get(&selector), &selector.gvk);
-                    Task::start(&resource, self.clone().selected(selector, resource.clone()))
+                    return Task::start(&resource, observer.selected(selector, resource.clone()));
                 }
                 SourceWatch::Namespace {
                     resource,
                     namespace,
-                } => self.start_many(&resource, Some(namespace), members, &selectors),
-                SourceWatch::Cluster { resource } => {
-                    self.start_many(&resource, None, members, &selectors)
-                }
+                } => (resource, Some(namespace)),
+                SourceWatch::Cluster { resource } => (resource, None),
             };
-            Task { selectors, ..task }
+            let many = observer.many(resource.clone(), namespace, members, selectors.clone());
+            Task {
+                selectors,
+                ..Task::start(&resource, many)
+            }
         });
-    }
-
-    fn start_many(
-        &self,
-        resource: &Resource,
-        namespace: Option<Box<str>>,
-        members: Arc<Members>,
-        selectors: &BTreeSet<SourceSelector>,
-    ) -> Task {
-        let many = self
-            .clone()
-            .many(resource.clone(), namespace, members, selectors.clone());
-        Task::start(resource, many)
     }
 }
 

@@ -6,6 +6,7 @@ use std::{
 };
 
 use k8s_openapi::api::coordination::v1::Lease;
+use kube::ResourceExt;
 use mimeo_engine::Webhooks;
 use mimeo_model::{
     known::{Decoded, Known},
@@ -110,12 +111,7 @@ impl Replicas {
 }
 
 fn annotation<'a>(lease: &'a Lease, key: &str) -> Option<&'a str> {
-    lease
-        .metadata
-        .annotations
-        .as_ref()?
-        .get(key)
-        .map(String::as_str)
+    lease.annotations().get(key).map(String::as_str)
 }
 
 #[cfg(test)]

@@ -20,10 +20,9 @@ use tracing::warn;
 
 use super::{Failing, Observer};
 use crate::{
-    call::CallError,
     discovery::resource_path,
     follow::follow,
-    handle::admits,
+    object::text,
     watch::{Event, Meta, WatchSpec, watch},
 };
 
@@ -61,23 +60,19 @@ impl Observer {
         };
         // The sources in the listing that is in progress; none outside of a listing.
         let mut found = Some(Found::default());
-        let show = |found: &mut Option<Found>, object: Decoded<Value>| {
-            let name = object
-                .value()
-                .pointer("/metadata/name")
-                .and_then(Value::as_str);
-            let Some(name) = name.filter(|name| !selector.passes_over(name)) else {
-                return;
-            };
-            let source = selector.source(name);
-            if let Some(found) = found {
-                found.extend(Member::of(object.value()));
-            }
-            self.handle.source(&source, Some(object));
-        };
         watch::<Value>(self.watcher.clone(), spec, |event| match event {
             Event::Listing => found = Some(Found::default()),
-            Event::Shown(object) => show(&mut found, object),
+            Event::Shown(object) => {
+                let name = text(object.value(), "/metadata/name");
+                let Some(name) = name.filter(|name| !selector.passes_over(name)) else {
+                    return;
+                };
+                let source = selector.source(name);
+                if let Some(found) = &mut found {
+                    found.extend(Member::of(object.value()));
+                }
+                self.handle.source(&source, Some(object));
+            }
             Event::Deleted(object) => {
                 let Some(name) = object.metadata.name else {
                     return;
@@ -114,7 +109,10 @@ impl Observer {
         };
         for selector in selectors {
             let here = many.selected.entry(selector.namespace.clone());
-            here.or_default().push(Selected::new(selector));
+            here.or_default().push(Selected {
+                selector,
+                found: Found::default(),
+            });
         }
         let watching = watch::<Meta>(self.watcher.clone(), spec, |event| match event {
             Event::Listing => many.list(),
@@ -141,31 +139,23 @@ impl Observer {
                 failing.remove(&source);
                 continue;
             }
-            let error = match self
-                .tools
-                .writer
-                .read(resource, &source.namespace, &source.name)
-                .await
-            {
+            match self.tools.writer.read(&source, resource).await {
                 Ok(object) => {
                     failing.remove(&source);
-                    self.handle.source(
-                        &source,
-                        object.filter(|object| admits(&source, object.value())),
-                    );
-                    continue;
+                    self.handle.source(&source, object);
                 }
-                Err(error) => error,
-            };
-            let streak = failing.entry(source.clone()).or_default();
-            if let Some((why, news)) = streak.despair(matches!(error, CallError::Denied { .. })) {
-                if news {
-                    warn!(%source, %error, "cannot read a source");
+                Err(error) => {
+                    let streak = failing.entry(source.clone()).or_default();
+                    if let Some((why, news)) = streak.despair(&error) {
+                        if news {
+                            warn!(%source, %error, "cannot read a source");
+                        }
+                        self.handle
+                            .with(|engine, now| engine.source_unreadable(&source, why, now));
+                    }
+                    reads.want_at(source, Instant::now() + streak.backoff.pause());
                 }
-                self.handle
-                    .with(|engine, now| engine.source_unreadable(&source, why, now));
             }
-            reads.want_at(source, Instant::now() + streak.backoff.pause());
         }
     }
 }
@@ -311,13 +301,6 @@ struct Selected {
 }
 
 impl Selected {
-    fn new(selector: SourceSelector) -> Self {
-        Self {
-            selector,
-            found: Found::default(),
-        }
-    }
-
     /// Returns the source that must be read: the object belongs to the selector's sources now, or
     /// did until now. `member` is the object, unless it was deleted.
     fn show(&mut self, Meta { metadata }: &Meta, member: Option<&Member>) -> Option<SourceRef> {

@@ -1,7 +1,6 @@
 //! The health of watches: when each one last received data, and how often each one failed.
 
 use std::{
-    borrow::Cow,
     collections::BTreeMap,
     sync::{Arc, Weak},
     time::Duration,
@@ -19,14 +18,14 @@ pub struct Health(Arc<Mutex<Known>>);
 #[derive(Debug, Default)]
 struct Known {
     watches: Vec<Weak<Pulse>>,
-    failures: BTreeMap<(Box<str>, &'static str), u64>,
+    failures: BTreeMap<(String, &'static str), u64>,
 }
 
 /// The health of one watch.
 #[derive(Debug)]
 pub(super) struct Pulse {
     /// The resource, such as `secrets` or `deployments.apps`.
-    resource: Box<str>,
+    resource: String,
     heard: Mutex<Instant>,
     health: Health,
 }
@@ -34,24 +33,18 @@ pub(super) struct Pulse {
 impl Health {
     /// For each resource, the longest time since one of its watches last received data. A bookmark
     /// counts as data.
-    pub fn silence(&self) -> BTreeMap<Cow<'static, str>, Duration> {
+    pub fn silence(&self) -> BTreeMap<String, Duration> {
         let mut silence = BTreeMap::new();
         for pulse in self.0.lock().watches.iter().filter_map(Weak::upgrade) {
-            let longest: &mut Duration = silence
-                .entry(Cow::Owned(pulse.resource.to_string()))
-                .or_default();
+            let longest: &mut Duration = silence.entry(pulse.resource.clone()).or_default();
             *longest = pulse.heard.lock().elapsed().max(*longest);
         }
         silence
     }
 
     /// How often watches failed, for each resource and reason.
-    pub fn failures(&self) -> BTreeMap<(Cow<'static, str>, &'static str), u64> {
-        let known = self.0.lock();
-        let failures = known.failures.iter();
-        failures
-            .map(|((resource, why), count)| ((Cow::Owned(resource.to_string()), *why), *count))
-            .collect()
+    pub fn failures(&self) -> BTreeMap<(String, &'static str), u64> {
+        self.0.lock().failures.clone()
     }
 
     /// Adds a watch of the collection at this path.
@@ -106,12 +99,12 @@ impl Pulse {
 }
 
 /// The plural and the group in an API path.
-fn resource(path: &str) -> Box<str> {
+fn resource(path: &str) -> String {
     let parts: Vec<&str> = path.trim_matches('/').split('/').collect();
     let plural = parts.last().copied().unwrap_or_default();
     match parts[..] {
-        ["apis", group, ..] => format!("{plural}.{group}").into(),
-        _ => plural.into(),
+        ["apis", group, ..] => format!("{plural}.{group}"),
+        _ => plural.to_owned(),
     }
 }
 
@@ -135,7 +128,7 @@ mod tests {
                 "clusterreplications.mimeo.dev",
             ),
         ] {
-            assert_eq!(&*resource(path), want);
+            assert_eq!(resource(path), want);
         }
     }
 

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::ListMeta;
+use kube::core::ListMeta;
 use mimeo_model::known::Decoded;
 use serde::{Deserialize, de::DeserializeOwned};
 use serde_json::value::RawValue;
@@ -18,34 +18,27 @@ use crate::object;
 /// memory forever.
 const KEPT_BUFFER: usize = 64 << 10;
 
-/// A line of a watch. An object is none if not even its metadata can be decoded.
-#[allow(clippy::large_enum_variant)] // There is one at a time.
-pub(super) enum Line<T> {
-    Shown(Option<Decoded<T>>),
-    Deleted(Option<Meta>),
-    Bookmark(Meta),
-    Error(Refusal),
-}
-
-/// The server writes `type` first, so `object` is parsed directly as the right type.
+/// A line of a watch. The server writes `type` first, so `object` is parsed directly as the right
+/// type.
 #[allow(clippy::large_enum_variant)] // There is one at a time.
 #[derive(Deserialize)]
 #[serde(tag = "type", content = "object", rename_all = "UPPERCASE")]
-enum Event<T, M> {
-    Added(T),
-    Modified(T),
+pub(super) enum Line<T, M> {
+    #[serde(rename = "ADDED", alias = "MODIFIED")]
+    Shown(T),
     Deleted(M),
     Bookmark(Meta),
     Error(Refusal),
 }
 
-impl<T: DeserializeOwned> Line<T> {
-    /// Reads a line; none if it is not an event.
+impl<T: DeserializeOwned> Line<Option<Decoded<T>>, Option<Meta>> {
+    /// Reads a line; none if it is not an event. An object is none if not even its metadata can be
+    /// decoded.
     pub(super) fn read(line: &[u8]) -> Option<Self> {
-        if let Ok(event) = serde_json::from_slice::<Event<T, Meta>>(line) {
+        if let Ok(event) = serde_json::from_slice::<Line<T, Meta>>(line) {
             return Some(event.map(|object| Some(Decoded::Whole(object)), Some));
         }
-        let event: Event<&RawValue, &RawValue> = serde_json::from_slice(line).ok()?;
+        let event: Line<&RawValue, &RawValue> = serde_json::from_slice(line).ok()?;
         let deleted = |object: &RawValue| match object::decode(object.get().as_bytes())? {
             Decoded::Whole(meta) => Some(meta),
             Decoded::Part(_) => None,
@@ -54,14 +47,10 @@ impl<T: DeserializeOwned> Line<T> {
     }
 }
 
-impl<O, M> Event<O, M> {
-    fn map<T>(
-        self,
-        shown: impl FnOnce(O) -> Option<Decoded<T>>,
-        deleted: impl FnOnce(M) -> Option<Meta>,
-    ) -> Line<T> {
+impl<T, M> Line<T, M> {
+    fn map<U, N>(self, shown: impl FnOnce(T) -> U, deleted: impl FnOnce(M) -> N) -> Line<U, N> {
         match self {
-            Self::Added(object) | Self::Modified(object) => Line::Shown(shown(object)),
+            Self::Shown(object) => Line::Shown(shown(object)),
             Self::Deleted(object) => Line::Deleted(deleted(object)),
             Self::Bookmark(bookmark) => Line::Bookmark(bookmark),
             Self::Error(refusal) => Line::Error(refusal),

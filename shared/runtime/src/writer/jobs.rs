@@ -2,16 +2,16 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use http::{Method, Request};
+use http::Method;
 use jiff::Timestamp;
 use k8s_openapi::{
-    api::{
-        core::v1::ConfigMap,
-        events::v1::{Event, EventSeries},
-    },
-    apimachinery::pkg::apis::meta::v1::{ListMeta, MicroTime, ObjectMeta},
+    api::{core::v1::ConfigMap, events::v1::Event},
+    apimachinery::pkg::apis::meta::v1::MicroTime,
 };
-use kube::client::Body;
+use kube::{
+    ResourceExt,
+    core::{ListMeta, ObjectMeta},
+};
 use mimeo_api::names::{API_VERSION, GROUP, VERSION};
 use mimeo_engine::{
     EventUpdate, GrantUpdate, GrantsRead, Home, RuleRead, SourceRead, StatusUpdate,
@@ -33,9 +33,9 @@ use tracing::warn;
 
 use super::{Writer, Written};
 use crate::{
-    call::{self, CallError, CallResult, JSON, METADATA, METADATA_LIST, encode},
+    call::{self, CallError, CallResult, JSON, METADATA, METADATA_LIST, Message, encode},
     discovery::{Discovery, resource_path},
-    object,
+    object::{self, text},
     stored::{explain_grant, parse_grant},
 };
 
@@ -56,11 +56,7 @@ pub struct Kinds {
 /// Parses the kinds `ConfigMap`. Entries that can't be parsed are skipped with a warning.
 pub fn parse_kinds(object: &ConfigMap) -> Kinds {
     let annotation = |key| {
-        let value = object
-            .metadata
-            .annotations
-            .as_ref()
-            .and_then(|annotations| annotations.get(key));
+        let value = object.annotations().get(key);
         value
             .filter(|value| !value.is_empty())
             .map(|value| value.as_str().into())
@@ -116,14 +112,11 @@ struct Grants {
 
 impl Writer {
     /// Removes the pending label from a namespace that still has this nonce and this
-    /// resourceVersion. Returns false if the namespace has changed, so that the caller must check
-    /// it again. A deleted namespace counts as done.
-    pub async fn remove_label(
-        &self,
-        namespace: &str,
-        nonce: &str,
-        version: u64,
-    ) -> CallResult<bool> {
+    /// resourceVersion. A deleted namespace counts as done.
+    ///
+    /// # Errors
+    /// [`CallError::Conflict`] if the namespace has changed, so that the caller must check it again.
+    pub async fn remove_label(&self, namespace: &str, nonce: &str, version: u64) -> CallResult<()> {
         let label = format!(
             "/metadata/labels/{}",
             names::PENDING_LABEL.replace('~', "~0").replace('/', "~1")
@@ -134,21 +127,19 @@ impl Writer {
             {"op": "remove", "path": label},
         ]);
         let path = namespace_path(namespace);
-        match self
-            .patch(&path, "application/json-patch+json", &patch)
-            .await
-        {
-            Ok(()) | Err(CallError::NotFound) => Ok(true),
-            Err(CallError::Conflict | CallError::Invalid) => Ok(false),
-            Err(error) => Err(error),
+        let written = self.write(Method::PATCH, &path, "application/json-patch+json", &patch);
+        match unless_gone(written.await) {
+            // One of the tests failed.
+            Err(CallError::Invalid) => Err(CallError::Conflict),
+            written => written,
         }
     }
 
     /// Records in a namespace's annotation the copies that were created once in it, if the
-    /// namespace still has this resourceVersion. Returns false if it has changed, so that the
-    /// caller must check it again. A deleted namespace counts as done.
+    /// namespace still has this resourceVersion. A deleted namespace counts as done.
     ///
     /// # Errors
+    /// [`CallError::Conflict`] if the namespace has changed, so that the caller must check it again.
     /// [`CallError::Invalid`] if the namespace's annotations would be too large. A retry cannot
     /// succeed before a user removes some of them.
     pub async fn record_created(
@@ -156,14 +147,10 @@ impl Writer {
         namespace: &str,
         created: &CreatedCopies,
         version: u64,
-    ) -> CallResult<bool> {
+    ) -> CallResult<()> {
         let text = (!created.is_empty()).then(|| created.to_string());
         let patch = json!({"metadata": {"resourceVersion": version.to_string(), "annotations": {names::CREATED_ONCE: text}}});
-        match self.merge(&namespace_path(namespace), &patch).await {
-            Ok(()) | Err(CallError::NotFound) => Ok(true),
-            Err(CallError::Conflict) => Ok(false),
-            Err(error) => Err(error),
-        }
+        unless_gone(self.merge(&namespace_path(namespace), &patch).await)
     }
 
     /// Reads a rule, and then its CRD. A CRD that is the known one after the read of the rule was
@@ -229,19 +216,22 @@ impl Writer {
         Ok(found.filter(|meta| meta.deletion_timestamp.is_none()))
     }
 
-    /// Reads a whole object from the storage, without any cache. `None`: it does not exist.
+    /// Reads a whole source from the storage, without any cache. `None`: there is no object with
+    /// its name, or the object lacks the labels that the source needs.
     ///
     /// # Errors
     /// [`CallError::NotFound`] if its kind isn't served. Then the read proves nothing about the
-    /// object.
+    /// source.
     pub async fn read(
         &self,
+        source: &SourceRef,
         resource: &Resource,
-        namespace: &str,
-        name: &str,
     ) -> CallResult<Option<Decoded<Value>>> {
-        let path = resource_path(resource, Some(namespace), Some(name));
-        self.object_at(&path, JSON).await
+        let path = resource_path(resource, Some(&source.namespace), Some(&source.name));
+        let object: Option<Decoded<Value>> = self.object_at(&path, JSON).await?;
+        Ok(object.filter(|object| {
+            source.admits(|key| object.value()["metadata"]["labels"][key].as_str())
+        }))
     }
 
     /// Reads a grant from the storage, without any cache. `None`: it does not exist. The request is
@@ -275,7 +265,7 @@ impl Writer {
         let found = self.list_grants(namespace, "").await?;
         // A grant that can't be decoded grants nothing. It does not stop the others.
         let grants = found.into_iter().flatten().filter_map(|grant| {
-            let name = grant.value().pointer("/metadata/name")?.as_str()?.into();
+            let name = text(grant.value(), "/metadata/name")?.into();
             Some((name, parse_grant(grant).ok()?.edition))
         });
         let grants = grants.collect();
@@ -311,35 +301,33 @@ impl Writer {
     }
 
     /// Removes that record if there are no copies in these namespaces. A `None` in the list stands
-    /// for all namespaces. Returns false if there is a copy after all, or if the kind isn't served
-    /// and nothing can be proved.
-    pub async fn unrecord(
-        &self,
-        kind: &GroupKind,
-        places: &[Option<Box<str>>],
-    ) -> CallResult<bool> {
+    /// for all namespaces.
+    ///
+    /// # Errors
+    /// [`CallError::Conflict`] if there is a copy after all, or if the kind isn't served and nothing
+    /// can be proved.
+    pub async fn unrecord(&self, kind: &GroupKind, places: &[Option<Box<str>>]) -> CallResult<()> {
         let (path, key) = (self.kinds_path(), kind.to_string());
         let Some(map) = self.read_at::<ConfigMap>(&path, JSON).await? else {
-            return Ok(true);
+            return Ok(());
         };
         let mut kinds = parse_kinds(&map).kinds.into_iter();
         let Some(gvk) = kinds.find(|gvk| gvk.group_kind() == *kind) else {
-            return Ok(true);
+            return Ok(());
         };
         let discovery = Discovery::new(self.client.clone());
-        let Some(resource) = discovery.find_in_any_version(&gvk).await? else {
-            return Ok(false);
-        };
+        let resource = discovery.find_in_any_version(&gvk).await?;
+        let resource = resource.ok_or(CallError::Conflict)?;
         for place in places {
             if self.has_copies(&resource, place.as_deref()).await? {
-                return Ok(false);
+                return Err(CallError::Conflict);
             }
         }
         // The patch names the resourceVersion that was read. So a record that was written since
         // then stays.
         let version = map.metadata.resource_version;
         let patch = json!({"metadata": {"resourceVersion": version}, "data": {key: null}});
-        self.merge(&path, &patch).await.map(|()| true)
+        self.merge(&path, &patch).await
     }
 
     /// Records the uid of the CRD of these rules.
@@ -356,10 +344,7 @@ impl Writer {
             "metadata": {"name": &*update.id.name},
             "status": &update.status,
         });
-        match self.apply_status(&rule_path(&update.id), &object).await {
-            Err(CallError::NotFound) => Ok(()),
-            written => written,
-        }
+        unless_gone(self.apply_status(&rule_path(&update.id), &object).await)
     }
 
     /// Applies the status of the object at this path.
@@ -368,7 +353,7 @@ impl Writer {
             "{path}/status?fieldManager={}&force=true",
             names::STATUS_MANAGER
         );
-        self.patch(&path, "application/apply-patch+yaml", object)
+        self.write(Method::PATCH, &path, "application/apply-patch+yaml", object)
             .await
     }
 
@@ -413,33 +398,42 @@ impl Writer {
     /// `reporter` is this replica's name.
     pub async fn write_event(
         &self,
-        event_update: EventUpdate,
+        update: &EventUpdate,
         reporter: &str,
         at: Timestamp,
     ) -> CallResult<()> {
-        let namespace = event_update
-            .regarding
-            .namespace
-            .as_deref()
-            .unwrap_or(EVENTS_NAMESPACE);
+        let regarding = &update.regarding;
+        let namespace = regarding.namespace.as_deref().unwrap_or(EVENTS_NAMESPACE);
         let path = format!(
             "/apis/events.k8s.io/v1/namespaces/{}/events",
             encode(namespace)
         );
-        let one = format!("{path}/{}", event_update.name);
+        let one = format!("{path}/{}", update.name);
+        let series = |count: i32| json!({"count": count, "lastObservedTime": MicroTime(at)});
         if let Some(known) = self.read_at::<Event>(&one, JSON).await? {
             // The API server accepts changes to no other field of an Event.
-            let count = known
-                .series
-                .map_or(1, |series| series.count)
-                .saturating_add(event_update.count);
-            let series = EventSeries {
-                count,
-                last_observed_time: MicroTime(at),
-            };
+            let before = known.series.map_or(1, |series| series.count);
+            let series = series(before.saturating_add(update.count));
             return self.merge(&one, &json!({"series": series})).await;
         }
-        let event = event(event_update, reporter, at);
+        let ascii = reporter.chars().filter(char::is_ascii);
+        let reporter: String = ascii.take(LONGEST_REPORTER).collect();
+        let event = json!({
+            "apiVersion": "events.k8s.io/v1",
+            "kind": "Event",
+            "metadata": {"name": update.name},
+            "eventTime": MicroTime(at),
+            // A single Event is no series.
+            "series": (update.count > 1).then(|| series(update.count)),
+            "type": update.reason.type_(),
+            "reason": update.reason.to_string(),
+            "action": update.reason.action(),
+            "note": update.note,
+            "regarding": regarding,
+            "related": update.related,
+            "reportingController": names::REPORTER,
+            "reportingInstance": reporter,
+        });
         self.write(Method::POST, &path, JSON, &event).await
     }
 
@@ -473,12 +467,8 @@ impl Writer {
     }
 
     async fn merge(&self, path: &str, patch: &Value) -> CallResult<()> {
-        self.patch(path, "application/merge-patch+json", patch)
+        self.write(Method::PATCH, path, "application/merge-patch+json", patch)
             .await
-    }
-
-    async fn patch(&self, path: &str, content_type: &str, patch: &Value) -> CallResult<()> {
-        self.write(Method::PATCH, path, content_type, patch).await
     }
 
     async fn write(
@@ -488,8 +478,7 @@ impl Writer {
         content_type: &str,
         body: &Value,
     ) -> CallResult<()> {
-        let body = Body::from(body.to_string().into_bytes());
-        let answer = self.answer(call::write(method, path, content_type, body));
+        let answer = self.answer(call::write(method, path, content_type, body.to_string()));
         answer.await?.accept().map(drop)
     }
 
@@ -546,14 +535,19 @@ impl Writer {
     }
 
     /// Returns any answer, even an error. The request needs a permit like every other request.
-    async fn answer(&self, request: CallResult<Request<Body>>) -> CallResult<call::Answer> {
-        let request = request?;
+    async fn answer(&self, request: Message) -> CallResult<call::Answer> {
         let permit = self.permit().await;
         let (answer, verdict) = self.measure(request).await;
-        if let Some(verdict) = verdict {
-            permit.done(verdict);
-        }
+        permit.done(verdict);
         answer
+    }
+}
+
+/// A write to an object that no longer exists counts as done.
+fn unless_gone(written: CallResult<()>) -> CallResult<()> {
+    match written {
+        Err(CallError::NotFound) => Ok(()),
+        written => written,
     }
 }
 
@@ -565,44 +559,6 @@ fn undecodable() -> CallError {
 const EVENTS_NAMESPACE: &str = "default";
 /// The longest name of a reporting replica that the API server accepts.
 const LONGEST_REPORTER: usize = 128;
-
-fn event(event_update: EventUpdate, reporter: &str, at: Timestamp) -> Value {
-    let EventUpdate {
-        name,
-        regarding,
-        related,
-        reason,
-        note,
-        count,
-    } = event_update;
-    let reporter: String = reporter
-        .chars()
-        .filter(char::is_ascii)
-        .take(LONGEST_REPORTER)
-        .collect();
-    let event = Event {
-        metadata: ObjectMeta {
-            name: Some(name.into()),
-            ..ObjectMeta::default()
-        },
-        event_time: Some(MicroTime(at)),
-        // A single Event is no series.
-        series: (count > 1).then_some(EventSeries {
-            count,
-            last_observed_time: MicroTime(at),
-        }),
-        type_: Some(reason.type_().into()),
-        reason: Some(reason.to_string()),
-        action: Some(reason.action().into()),
-        note: Some(note),
-        regarding: Some(regarding),
-        related,
-        reporting_controller: Some(names::REPORTER.into()),
-        reporting_instance: Some(reporter),
-        ..Event::default()
-    };
-    json!(event)
-}
 
 fn grants_path(namespace: &str) -> String {
     let namespace = encode(namespace);

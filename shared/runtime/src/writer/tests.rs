@@ -363,10 +363,10 @@ async fn the_limiter_learns_of_overload_alone() {
 #[tokio::test]
 async fn a_mark_is_removed_if_it_is_the_one() {
     let cases = [
-        (status(200, &json!({})), Ok(true)),
-        (status(404, &json!({"name": "team"})), Ok(true)),
-        (status(422, &json!({})), Ok(false)),
-        (status(409, &json!({})), Ok(false)),
+        (status(200, &json!({})), Ok(())),
+        (status(404, &json!({"name": "team"})), Ok(())),
+        (status(422, &json!({})), Err(CallError::Conflict)),
+        (status(409, &json!({})), Err(CallError::Conflict)),
         (
             status(403, &json!({})),
             Err(CallError::Denied { code: 403 }),
@@ -398,9 +398,9 @@ async fn a_mark_is_removed_if_it_is_the_one() {
 #[tokio::test]
 async fn what_was_created_once_is_noted_unless_there_is_no_room_for_it() {
     let cases = [
-        (status(200, &json!({})), Ok(true)),
-        (status(404, &json!({"name": "team"})), Ok(true)),
-        (status(409, &json!({})), Ok(false)),
+        (status(200, &json!({})), Ok(())),
+        (status(404, &json!({"name": "team"})), Ok(())),
+        (status(409, &json!({})), Err(CallError::Conflict)),
         (status(422, &json!({})), Err(CallError::Invalid)),
     ];
     for (script, want) in cases {
@@ -766,9 +766,13 @@ async fn a_kind_with_copies_stays_noted() {
     let verbs = ["create", "delete", "get", "list", "patch", "watch"];
     let served = json!([{"name": "secrets", "singularName": "", "namespaced": true, "kind": "Secret", "verbs": verbs}]);
     let cases = [
-        (list(json!([{"metadata": {}}]), ""), Ok(false), 3),
-        (list(json!([]), "more"), Ok(false), 3),
-        (list(json!([]), ""), Ok(true), 4),
+        (
+            list(json!([{"metadata": {}}]), ""),
+            Err(CallError::Conflict),
+            3,
+        ),
+        (list(json!([]), "more"), Err(CallError::Conflict), 3),
+        (list(json!([]), ""), Ok(()), 4),
         (
             status(403, &json!({})),
             Err(CallError::Denied { code: 403 }),
@@ -829,9 +833,8 @@ async fn an_object_is_missing_only_by_a_clear_answer() {
     ];
     for (script, want) in cases {
         let server = Server::start([script]).await;
-        let read = writer(&server)
-            .read(&secrets(), "platform", "registry")
-            .await;
+        let source = SourceRef::named(secrets().gvk, "platform", "registry");
+        let read = writer(&server).read(&source, &secrets()).await;
         assert_eq!(
             read.map(|object| object.map(|object| object.value().clone())),
             want
@@ -965,7 +968,7 @@ async fn an_event_is_written_or_its_series_continued_and_is_tried_once() {
         let server = Server::start(scripts).await;
         assert_eq!(
             writer(&server)
-                .write_event(event_update(count), "replica", at)
+                .write_event(&event_update(count), "replica", at)
                 .await,
             want
         );

@@ -161,18 +161,17 @@ async fn a_value_that_cannot_be_decoded_is_invalid_and_no_outage() -> Result<()>
     let patched = |path: &str, value: &str| json!({"jsonPatch": [{"op": "add", "path": path, "value": value}]});
     let secret = secret.secret(&scene.home, "registry");
     let quota = quota.source("v1", "ResourceQuota", &scene.home, "limits");
-    for (rule, path, value, named) in [
-        // Only the API server sees that this value is not base64.
-        (
-            &secret,
-            "/data/x",
-            "not so $(namespace.name)",
-            "answered 500",
-        ),
-        (&quota, "/spec/hard/cpu", "not so", "quantities"),
+    // Only the API server sees that this value is not base64.
+    let label = json!({
+        "labels": {"set": {"tier": "not-so"}},
+        "jsonPatch": [{"op": "copy", "from": "/metadata/labels/tier", "path": "/data/x"}],
+    });
+    for (rule, transform, named) in [
+        (&secret, label, "answered 500"),
+        (&quota, patched("/spec/hard/cpu", "not-so"), "quantities"),
     ] {
         rule.clone()
-            .set("transform", patched(path, value))
+            .set("transform", transform)
             .create(&scene.client)
             .await?;
         let told = invalid(
@@ -180,7 +179,7 @@ async fn a_value_that_cannot_be_decoded_is_invalid_and_no_outage() -> Result<()>
                 .wait_condition(&rule.name, "Ready", "False", "CopiesFailed")
                 .await?,
         )?;
-        assert!(told.contains(named) && !told.contains("not so"), "{told}");
+        assert!(told.contains(named) && !told.contains("not-so"), "{told}");
     }
     secret
         .clone()

@@ -44,9 +44,9 @@ pub fn refused(operation: &Operation, secrets: bool) -> bool {
     let texts = || operation.worth().into_iter().flat_map(Worth::texts);
     let pieces = texts().flat_map(|text| &text.0);
     let test = matches!(operation, Operation::Test(..));
-    // The data of a Secret is base64. Only the server checks a text with variables.
+    // The data of a Secret is base64.
     let encoded = secrets && !test && parts == [Part::Data];
-    let unencoded = encoded && texts().any(|text| is_plain(text) && !is_base64(&text.text()));
+    let unencoded = encoded && texts().any(|text| !is_plain(text) || !is_base64(&text.text()));
     let bad = |piece: &Piece| matches!(piece, Piece::Unknown(_)) || test && of_namespace(piece);
     !allowed || leaks || unencoded || { pieces }.any(bad)
 }

@@ -31,53 +31,45 @@ pub enum Kept {
 impl Kept {
     fn parts(self) -> Part {
         match self {
-            Self::Marks => Part::Fields(&[("metadata", MARKED)]),
-            Self::Metadata => Part::Fields(&[("metadata", METADATA)]),
-            Self::Mark => Part::Fields(&[("metadata", OF_NAMESPACE)]),
-            Self::Content => Part::Fields(&[
-                ("apiVersion", Part::Whole),
-                ("kind", Part::Whole),
-                ("metadata", METADATA),
-                ("type", Part::Whole),
-                ("data", Part::Keys),
-                ("binaryData", Part::Keys),
-                ("stringData", Part::Keys),
-            ]),
-            Self::Rule => Part::Fields(&[
-                ("apiVersion", Part::Whole),
-                ("kind", Part::Whole),
-                ("metadata", METADATA),
-                ("spec", Part::Whole),
-            ]),
+            Self::Marks => Part::Fields(&[], &[("metadata", MARKED)]),
+            Self::Metadata => Part::Fields(&[], &[("metadata", METADATA)]),
+            Self::Mark => Part::Fields(&[], &[("metadata", OF_NAMESPACE)]),
+            Self::Content => Part::Fields(
+                &["apiVersion", "kind", "type"],
+                &[
+                    ("metadata", METADATA),
+                    ("data", Part::Keys),
+                    ("binaryData", Part::Keys),
+                    ("stringData", Part::Keys),
+                ],
+            ),
+            Self::Rule => Part::Fields(&["apiVersion", "kind", "spec"], &[("metadata", METADATA)]),
         }
     }
 }
 
-const MARKED: Part = Part::Fields(&[("name", Part::Whole), ("annotations", MARKS)]);
-const MARKS: Part = Part::Fields(&[(names::RULE, Part::Whole), (names::SOURCE, Part::Whole)]);
-const OF_NAMESPACE: Part = Part::Fields(&[
-    ("name", Part::Whole),
-    ("uid", Part::Whole),
-    ("resourceVersion", Part::Whole),
-    ("deletionTimestamp", Part::Whole),
-    (
+const MARKED: Part = Part::Fields(&["name"], &[("annotations", MARKS)]);
+const MARKS: Part = Part::Fields(&[names::RULE, names::SOURCE], &[]);
+const OF_NAMESPACE: Part = Part::Fields(
+    &["name", "uid", "resourceVersion", "deletionTimestamp"],
+    &[("labels", Part::Fields(&[names::PENDING_LABEL], &[]))],
+);
+const METADATA: Part = Part::Fields(
+    &[
+        "name",
+        "generateName",
+        "namespace",
+        "uid",
+        "resourceVersion",
+        "generation",
+        "creationTimestamp",
+        "deletionTimestamp",
         "labels",
-        Part::Fields(&[(names::PENDING_LABEL, Part::Whole)]),
-    ),
-]);
-const METADATA: Part = Part::Fields(&[
-    ("name", Part::Whole),
-    ("generateName", Part::Whole),
-    ("namespace", Part::Whole),
-    ("uid", Part::Whole),
-    ("resourceVersion", Part::Whole),
-    ("generation", Part::Whole),
-    ("creationTimestamp", Part::Whole),
-    ("deletionTimestamp", Part::Whole),
-    ("labels", Part::Whole),
-    ("annotations", Part::Whole),
-    ("finalizers", Part::Whole),
-]);
+        "annotations",
+        "finalizers",
+    ],
+    &[],
+);
 
 /// Most values in the kept parts of one object. A map counts as five values, because its first node
 /// takes as much memory. The limit allows about 4 MiB. The largest rule within its schema has half
@@ -106,8 +98,8 @@ enum Part {
     /// The keys of a map, each with the value null, because no hook needs the values of a Secret.
     /// Nothing of a value that is not a map: other kinds may have any value under the same name.
     Keys,
-    /// These fields of a map.
-    Fields(&'static [(&'static str, Part)]),
+    /// These fields of a map: those that are kept whole, and those of which a part is kept.
+    Fields(&'static [&'static str], &'static [(&'static str, Part)]),
 }
 
 /// Parses a part of a value, within the number of values that are left.
@@ -129,7 +121,7 @@ impl Parse<'_> {
         match self.part {
             Part::Whole => Ok(value.into()),
             Part::Keys => Ok(Value::Null),
-            Part::Fields(_) => Err(Error::custom("no map")),
+            Part::Fields(..) => Err(Error::custom("no map")),
         }
     }
 }
@@ -188,7 +180,7 @@ impl<'de> Visitor<'de> for Parse<'_> {
                 while list.next_element::<IgnoredAny>()?.is_some() {}
                 Ok(Value::Null)
             }
-            Part::Fields(_) => Err(Error::custom("no map")),
+            Part::Fields(..) => Err(Error::custom("no map")),
         }
     }
 
@@ -199,8 +191,9 @@ impl<'de> Visitor<'de> for Parse<'_> {
             let part = match self.part {
                 Part::Whole => Some(Part::Whole),
                 Part::Keys => None,
-                Part::Fields(kept) => {
-                    let field = kept.iter().find(|(name, _)| *name == key);
+                Part::Fields(whole, _) if whole.contains(&&*key) => Some(Part::Whole),
+                Part::Fields(_, parts) => {
+                    let field = parts.iter().find(|(name, _)| *name == key);
                     field.map(|(_, part)| *part)
                 }
             };

@@ -304,7 +304,7 @@ fn a_broken_secret_is_refused_by_the_key_that_is_wrong() {
     let (mut one, mut two) = (BTreeMap::new(), BTreeMap::new());
     issued().write_to(&mut one);
     issued().write_to(&mut two);
-    one.insert(key::CA_KEY.to_owned(), two[key::CA_KEY].clone());
+    one.insert(CA_KEY.to_owned(), two[CA_KEY].clone());
     let error = Bundle::from_data(&one).expect_err("not its key");
     assert_eq!(error.to_string(), "ca.crt and its key can't be used");
     assert!(!format!("{error:?}").contains("PRIVATE"), "{error:?}");

@@ -70,55 +70,57 @@ fn a_lease_is_taken_when_it_is_free_or_was_not_renewed_for_its_duration() {
         deleted: false,
     });
     let cases = [
-        ("no Lease", None, after(0), Move::Create),
-        ("an empty one", unspecified, after(0), Move::Take),
-        ("released", seen(None), after(0), Move::Take),
+        ("no Lease", None, after(0), (None, false)),
+        ("an empty one", unspecified, after(0), (None, true)),
+        ("released", seen(None), after(0), (None, true)),
         (
             "released the other way",
             seen(Some("")),
             after(0),
-            Move::Take,
+            (None, true),
         ),
         (
             "mine from an earlier life",
             seen(Some(ME)),
             after(0),
-            Move::Take,
+            (None, true),
         ),
         (
             "another's",
             seen(Some("you")),
             after(0),
-            Move::Wait(after(15)),
+            (Some(after(15)), true),
         ),
         (
             "another's, a moment before it expires",
             seen(Some("you")),
             after(14),
-            Move::Wait(after(15)),
+            (Some(after(15)), true),
         ),
         (
             "another's, expired",
             seen(Some("you")),
             after(15),
-            Move::Take,
+            (None, true),
         ),
         (
             "another's, deleted under it",
             gone(Some("you")),
             after(14),
-            Move::Wait(after(15)),
+            (Some(after(15)), false),
         ),
         (
             "another's, deleted long ago",
             gone(Some("you")),
             after(15),
-            Move::Create,
+            (None, false),
         ),
-        ("released and deleted", gone(None), after(9), Move::Create),
+        ("released and deleted", gone(None), after(9), (None, false)),
     ];
     for (what, observed, now, want) in cases {
-        assert_eq!(next_move(observed.as_ref(), ME, now), want, "{what}");
+        let exists = observed.as_ref().and_then(SeenLease::existing).is_some();
+        let held = held_until(observed.as_ref(), ME, now);
+        assert_eq!((held, exists), want, "{what}");
     }
 }
 
@@ -151,7 +153,7 @@ fn taking_renewing_and_releasing_keep_the_record() {
         since: Instant::now(),
         deleted: false,
     };
-    assert_eq!(next_move(Some(&seen), "you", seen.since), Move::Take);
+    assert_eq!(held_until(Some(&seen), "you", seen.since), None);
     assert_eq!(
         held(None, ME, Duration::ZERO, now).lease_duration_seconds,
         Some(1)
