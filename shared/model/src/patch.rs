@@ -333,7 +333,10 @@ mod tests {
         let data = json!({"b": "MQ==", "c": "MQ=="});
         let spec = json!({"$(source.name)": ["platform", 1, true], "at": "$(namespace.name)"});
         assert_eq!(body, json!({"type": "Opaque", "data": data, "spec": spec}));
-        assert_eq!(parse(&operations).unwrap().variables(), [Variable::Name; 2]);
+        assert_eq!(
+            parse(&operations).unwrap().variables(),
+            [Variable::Name, Variable::Name]
+        );
     }
 
     #[test]

@@ -217,6 +217,16 @@ impl Template {
         }
     }
 
+    /// Most bytes of the text, for any source in any namespace.
+    pub(crate) fn longest(&self) -> usize {
+        let longest = |piece: &Piece| match piece {
+            Piece::Text(text) => text.len(),
+            Piece::SourceName => 253,
+            Piece::SourceNamespace | Piece::Namespace(_) => 63,
+        };
+        self.0.iter().map(longest).sum()
+    }
+
     /// Checks a value of a Secret's `data` or of a `ConfigMap`'s `binaryData`. It has no variables:
     /// names and labels are hardly ever base64, and the API server would refuse each copy.
     pub(crate) fn check_base64(&self) -> Result<(), String> {

@@ -1,6 +1,6 @@
 //! Checks whether Mimeo's CRDs lack a field that this program needs. The result is logged once and
 //! is a readiness check. A rollout without new CRDs therefore stops, and the former program keeps
-//! running.
+//! running. CRDs that are replaced by older ones later are not noticed before the next start.
 
 use std::time::Duration;
 
@@ -9,10 +9,10 @@ use kube::{Api, Client};
 use mimeo_api::crds;
 use mimeo_model::definition::lacks;
 use tokio::time::sleep;
-use tracing::{error, info};
+use tracing::{error, info, warn};
 
 use crate::{
-    fault::{status, within},
+    fault::{Fault, status, within},
     readiness::Check,
 };
 
@@ -22,25 +22,28 @@ const DEADLINE: Duration = Duration::from_secs(10);
 const PAUSE: Duration = Duration::from_secs(5);
 
 /// Reads Mimeo's CRDs again and again until none lacks a field, and then sets the check. A CRD that
-/// is missing altogether or must not be read passes: the code that needs the kind reports that.
+/// is missing altogether, must not be read or cannot be decoded passes: the code that needs the kind
+/// reports that.
 ///
 /// Needs the permission `get` on these CRDs.
 pub async fn check(client: Client, check: Check) {
     let api: Api<CustomResourceDefinition> = Api::all(client);
     let mut told = String::new();
     loop {
-        let (mut lacking, mut unread) = (Vec::new(), false);
+        let (mut lacking, mut unread) = (Vec::new(), String::new());
         for name in crds().into_iter().filter_map(|crd| crd.metadata.name) {
             match within(DEADLINE, api.get_opt(&name)).await {
                 Ok(crd) => {
                     let fields = crd.iter().flat_map(lacks);
                     lacking.extend(fields.map(|field| format!("{name} {field}")));
                 }
-                Err(error) => unread |= status(&error) != Some(403),
+                Err(kube::Error::SerdeError(_)) => {}
+                Err(error) if status(&error) == Some(403) => {}
+                Err(error) => unread = Fault(&error).to_string(),
             }
         }
         let lacks = lacking.join(", ");
-        if lacks.is_empty() && !unread {
+        if lacks.is_empty() && unread.is_empty() {
             if !told.is_empty() {
                 info!("each definition has all that this program needs");
             }
@@ -53,6 +56,12 @@ pub async fn check(client: Client, check: Check) {
                  fields until you run kubectl apply -k manifests/crds"
             );
             told = lacks;
+        } else if !unread.is_empty() && unread != told {
+            warn!(
+                error = unread,
+                "failed to read the definitions, retrying; this program is not ready before"
+            );
+            told = unread;
         }
         sleep(PAUSE).await;
     }

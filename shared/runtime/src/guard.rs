@@ -9,7 +9,10 @@
 use std::{
     collections::HashMap,
     net::{Ipv4Addr, Ipv6Addr, SocketAddr},
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
     time::Duration,
 };
 
@@ -66,6 +69,7 @@ impl Guard {
             client,
             room: Semaphore::new(ASKING),
             allowed: Mutex::default(),
+            unanswered: AtomicBool::new(false),
         })))
     }
 
@@ -158,6 +162,8 @@ struct Reviewer {
     room: Semaphore,
     /// The allowed visits, each with the time until which that holds.
     allowed: Mutex<HashMap<Visit, Instant>>,
+    /// Whether the last question had no answer. It is logged once, and not for each request.
+    unanswered: AtomicBool,
 }
 
 impl Reviewer {
@@ -179,8 +185,13 @@ impl Reviewer {
         let Ok(_room) = self.room.try_acquire() else {
             return Err(UNANSWERED);
         };
-        let answer = self.ask(token, &visit).await.unwrap_or_else(|error| {
-            warn!(error = %Fault(&error), "cannot ask who may see metrics and the like");
+        let asked = self.ask(token, &visit).await;
+        let before = self.unanswered.swap(asked.is_err(), Ordering::Relaxed);
+        let answer = asked.unwrap_or_else(|error| {
+            if !before {
+                warn!(error = %Fault(&error), "cannot ask who may see metrics and the like, so \
+                    nobody may");
+            }
             Err(UNANSWERED)
         });
         if answer.is_ok() {

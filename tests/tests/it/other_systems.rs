@@ -540,8 +540,14 @@ async fn every_part_of_a_rule_in_the_tables_is_taken() -> Result<()> {
     let path = file.path().display().to_string();
     for part in parts {
         let told = json!(part).to_string();
+        // The data of a Secret is base64, so text is put into ConfigMaps.
+        let kind = if told.contains("/data/") {
+            "ConfigMap"
+        } else {
+            "Secret"
+        };
         let mut spec = json!({
-            "sources": [{"apiVersion": "v1", "kind": "Secret", "namespace": "default", "name": "regcred"}],
+            "sources": [{"apiVersion": "v1", "kind": kind, "namespace": "default", "name": "regcred"}],
             "targets": [{"namespaces": ["shop"]}],
         });
         spec.as_object_mut().context("a spec")?.extend(part);

@@ -499,6 +499,9 @@ fn bad_targets() -> Vec<Case> {
 }
 
 fn bad_transforms() -> Vec<Case> {
+    let annotations: serde_json::Map<String, Value> = (0..64)
+        .map(|n| (format!("example.com/{n}"), json!("x".repeat(4096))))
+        .collect();
     vec![
         (
             "a label key",
@@ -529,6 +532,11 @@ fn bad_transforms() -> Vec<Case> {
             "an annotation key",
             set("annotations", "a b", "c"),
             &["spec.transform.annotations.set"],
+        ),
+        (
+            "annotations over the limit",
+            transform(&json!({"annotations": {"set": annotations}})),
+            &["spec.transform.annotations"],
         ),
         (
             "a glob of keys",
@@ -764,6 +772,7 @@ const BY_THE_WEBHOOK: &[&str] = &[
     "a label that no value makes right",
     "a variable in an annotation",
     "an annotation key",
+    "annotations over the limit",
     "our label",
     "a label of ours",
     "an annotation of ours",

@@ -46,7 +46,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_flood_displaces_the_oldest_and_not_what_comes_after_it() {
+    fn a_flood_displaces_the_others_and_not_what_comes_after_it() {
         let mut issued = Issued::default();
         issued.add("old", Awaited::Namespace);
         for number in 0..2 * MOST {

@@ -153,8 +153,8 @@ impl Index {
             if home.is_some_and(|home| *home != **name) {
                 continue;
             }
-            questions += others.len();
-            if questions > QUESTIONS {
+            questions += others.len() + rule.targets.len() * sources.len();
+            if others.is_empty() || questions > QUESTIONS {
                 break;
             }
             let place = namespace.place(name);

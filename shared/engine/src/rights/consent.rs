@@ -432,7 +432,7 @@ impl Index {
 
     /// The grants to these rules have changed. Determines again which sources they may read.
     fn review_sources(&mut self, rules: &BTreeSet<Arc<RuleId>>, effects: &mut Effects) {
-        let (mut changed, mut answers) = (Vec::new(), BTreeMap::new());
+        let (mut changed, mut answers) = (BTreeSet::new(), BTreeMap::new());
         for rule in rules {
             self.review_selectors(rule, effects);
             self.consent.forget_missing_grants(rule);
@@ -452,7 +452,7 @@ impl Index {
                     .entry(question)
                     .or_insert_with(|| self.may_read(rule, &projection.source));
                 if projection.granted != granted {
-                    changed.push(id);
+                    changed.insert(id);
                 }
                 stays &= projection.granted && granted;
                 if let Some(projection) = self.projections.get_mut(&id) {
@@ -466,7 +466,7 @@ impl Index {
             }
         }
         if !changed.is_empty() {
-            self.render_projections(changed, effects);
+            self.render_projections(changed.into_iter().collect(), effects);
             self.demand_changed();
         }
     }

@@ -361,6 +361,11 @@ impl Index {
                 || needed.contains(id)
                 || served.contains(group_kind);
             if !needed {
+                let nothing = GroupKind {
+                    group: "".into(),
+                    kind: "".into(),
+                };
+                states[usize::from(id.0)] = KindState::new(nothing);
                 vacant.push(*id);
             }
             needed

@@ -363,13 +363,13 @@ fn watched(
     work: &mut work::Work,
     name: &Arc<str>,
     namespace: &mut Namespace,
-    shown: bool,
+    keeps_copies: bool,
 ) -> Vec<CopyState> {
     let mut copies = std::mem::take(&mut namespace.copies);
     copies
         .iter_mut()
         .for_each(|copy| work.remind(name, copy, None));
-    copies.retain(|copy| shown && copy.seen().is_some_and(|seen| seen.labelled));
+    copies.retain(|copy| keeps_copies && copy.seen().is_some_and(|seen| seen.labelled));
     for copy in &mut copies {
         copy.want = None;
         copy.verdict = Verdict::default();

@@ -66,6 +66,9 @@ impl Index {
         };
         effects.work.tidy_after = self.now + rest;
         let owners = self.forget_unnamed();
+        if !self.settings.keeps_copies() {
+            return; // A webhook replica knows too little of copies for the rest.
+        }
         // An existing rule may have lost the source of a copy whose labels and annotations still
         // name another rule.
         let over = |id: &&Arc<RuleId>| !owners.contains(*id) && !self.rules.contains_key(*id);

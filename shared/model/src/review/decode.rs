@@ -16,12 +16,21 @@ use self::object::TOO_MANY;
 use super::{API_VERSION, GroupVersionResource, KIND, Operation, Request, User};
 use crate::{kind::GroupVersionKind, syntax};
 
-/// Longest name of an object, in bytes. Names of most kinds have at most 253 bytes. The API server
-/// sets no limit for names of Roles.
+/// Longest name of an object or user, uid, kind and so on, in bytes. Names of most kinds have at
+/// most 253 bytes. The API server sets no limit for names of Roles.
 const NAME_LENGTH: usize = 1 << 10;
 /// Longest JSON of a user's groups, and of the user's extra, in bytes. It has room for some
 /// thousands of groups.
 const GROUPS_LENGTH: usize = 256 << 10;
+/// The short fields of an object's metadata. They appear in logs.
+const IDENTITY: [&str; 5] = [
+    "name",
+    "generateName",
+    "namespace",
+    "uid",
+    "resourceVersion",
+];
+
 /// The bytes are not a review. The message says where the decoder stopped, but never quotes the
 /// bytes.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -81,13 +90,20 @@ pub fn decode(body: &[u8], kept: Kept) -> Result<Request, Undecodable> {
 
 /// Parses the parts of an object that are kept.
 fn keep(object: &RawValue, kept: Kept) -> Result<Value, Undecodable> {
-    object::parse(object, kept).map_err(|error| {
+    let object = object::parse(object, kept).map_err(|error| {
         if error.to_string().starts_with(TOO_MANY) {
             undecodable("an object with too many values")
         } else {
             place(&error)
         }
-    })
+    })?;
+    let mut names = IDENTITY
+        .iter()
+        .filter_map(|field| object["metadata"][field].as_str());
+    if names.any(|name| name.len() > NAME_LENGTH) {
+        return Err(undecodable("an object with a name that can't be one"));
+    }
+    Ok(object)
 }
 
 fn parse<T: DeserializeOwned>(text: &RawValue) -> Result<T, Undecodable> {
@@ -143,9 +159,29 @@ struct Asked<'a> {
 }
 
 impl Asked<'_> {
-    /// Checks the names in the review that go into URLs. Any client may send a review.
+    /// Checks all names in the review. They go into URLs, logs, answers and further requests, and
+    /// any client may send a review.
     fn check(&self) -> Result<(), &'static str> {
-        let resource = &self.resource;
+        let (kind, resource) = (&self.kind, &self.resource);
+        let words = [
+            &*self.uid,
+            &kind.group,
+            &kind.version,
+            &kind.kind,
+            &resource.group,
+            &resource.version,
+            &resource.resource,
+            &self.user_info.username,
+        ];
+        let more = [&self.sub_resource, &self.user_info.uid];
+        let more = more.into_iter().flatten().map(String::as_str);
+        if words
+            .into_iter()
+            .chain(more)
+            .any(|word| word.len() > NAME_LENGTH)
+        {
+            return Err("a word that is too long");
+        }
         let names_namespace = resource.group.is_empty() && &*resource.resource == "namespaces";
         let mut namespaces = self
             .namespace

@@ -74,9 +74,12 @@ impl Pattern {
     /// The literal text that every match begins with, and the pattern of all names that begin with
     /// it. `None` if the text is empty.
     pub(super) fn cut(&self) -> Option<(Self, &str)> {
+        if self.begins.is_empty() {
+            return None;
+        }
         // The text has only letters, digits and `-`, which are no operators.
         let pattern = Self::compile(&format!("{}.*", self.begins))?;
-        (!self.begins.is_empty()).then_some((pattern, &*self.begins))
+        Some((pattern, &self.begins))
     }
 
     /// Compiles `text`.

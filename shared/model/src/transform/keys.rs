@@ -233,23 +233,32 @@ fn parse_set(
     set: &BTreeMap<String, String>,
     field: &str,
     used: Use<'_>,
-    syntax: Syntax,
+    Syntax {
+        key: check_key,
+        value,
+    }: Syntax,
     refusals: &mut Refusals,
 ) -> BTreeMap<String, Template> {
     refusals.limit(field, set.len(), KEYS);
     let mut parsed = BTreeMap::new();
     for (key, text) in set {
         let field = format!("{field}[{key}]");
-        refusals.one(&field, (syntax.key)(key));
+        refusals.one(&field, check_key(key));
         if is_mark(key) {
             refusals.add(&field, "is reserved for Mimeo");
         }
         let Some(template) = refusals.one(&field, Template::parse(text)) else {
             continue;
         };
-        let checked = check_values(&template, used, syntax.value);
+        let checked = check_values(&template, used, value);
         refusals.one(&field, checked.map_err(|why| why + &hint(text)));
         parsed.insert(key.clone(), template);
+    }
+    let sizes = parsed.iter().map(|(key, text)| key.len() + text.longest());
+    let most = syntax::ANNOTATIONS_SIZE;
+    if sizes.sum::<usize>() > most {
+        let message = format!("must not have more than {most} bytes in all keys and values");
+        refusals.add(field, message);
     }
     parsed
 }

@@ -174,6 +174,11 @@ fn odd_shapes_are_passed_over() {
 #[test]
 fn parse_refuses_with_the_field_and_the_reason() {
     let many: BTreeMap<_, _> = (0..65).map(|i| (format!("k{i}"), "")).collect();
+    let set = |keys: usize, text: &str| {
+        let all = (0..keys).map(|i| (format!("k{i}"), text.to_owned()));
+        json!({"annotations": {"set": all.collect::<BTreeMap<_, _>>()}})
+    };
+    let names = "$(source.name)".repeat(200);
     for (spec, want) in [
         (json!({"type": ""}), "t.type: must not be empty"),
         (
@@ -216,6 +221,14 @@ fn parse_refuses_with_the_field_and_the_reason() {
         (
             json!({"labels": {"set": {names::MANAGED_BY: "x"}}}),
             "t.labels.set[app.kubernetes.io/managed-by]: is reserved",
+        ),
+        (
+            set(60, &"v".repeat(5000)),
+            "t.annotations.set: must not have more than 262144 bytes",
+        ),
+        (
+            set(6, &names),
+            "t.annotations.set: must not have more than 262144 bytes",
         ),
         (
             json!({"annotations": {"set": many}}),

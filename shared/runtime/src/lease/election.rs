@@ -181,7 +181,8 @@ impl Candidate {
             let asked = Instant::now();
             match timeout_at(deadline, self.renew(&mut lease)).await {
                 Ok(Ok(true)) => renewed = asked,
-                Ok(Ok(false)) | Err(_) => bail!("leadership lost"),
+                Ok(Ok(false)) => bail!("leadership lost: another replica took the Lease"),
+                Err(_) => bail!("leadership lost: the Lease could not be renewed in time"),
                 Ok(Err(error)) => {
                     warn!(lease = self.name, error = %Fault(&error), "failed to renew the Lease, \
                         retrying");

@@ -231,6 +231,7 @@ fn all_is_kept_of_who_writes_one_of_mimeos_own() {
 #[test]
 fn what_cannot_be_a_name_is_no_review() {
     let resource = json!({"group": "", "version": "v1", "resource": "namespaces"});
+    let too_long = json!("n".repeat(5_000));
     for (field, bad) in [
         ("namespace", json!("mallory/configmaps/mallory")),
         ("namespace", json!("..")),
@@ -243,17 +244,37 @@ fn what_cannot_be_a_name_is_no_review() {
         ("name", json!("..")),
         ("name", json!("a%2fb")),
         ("name", json!("a\nb")),
-        ("name", json!("n".repeat(5_000))),
+        ("name", too_long.clone()),
+        ("uid", too_long.clone()),
+        ("subResource", too_long.clone()),
+        (
+            "kind",
+            json!({"group": too_long, "version": "v1", "kind": "Secret"}),
+        ),
+        (
+            "resource",
+            json!({"group": "", "version": "v1", "resource": too_long}),
+        ),
+        ("userInfo", json!({"username": too_long})),
+        ("userInfo", json!({"username": "ann", "uid": too_long})),
     ] {
         let mut review = review();
         review["request"][field] = bad.clone();
         let refused = undecodable(&review.to_string());
-        assert!(refused.why.contains("can't be one"), "{field}: {refused}");
+        assert!(
+            refused.why.contains("can't be one") || refused.why.contains("too long"),
+            "{field}: {refused}"
+        );
         let answer = encode_unread(
             review.to_string().as_bytes(),
             &bad_request(refused.to_string()),
         );
         assert!(answer.len() < 1_000, "{field}");
+    }
+    for field in IDENTITY {
+        let mut review = review();
+        review["request"]["object"]["metadata"][field] = too_long.clone();
+        undecodable(&review.to_string());
     }
     for (name, resource, good) in [
         (
