@@ -57,7 +57,7 @@ pub struct CopyTransform {
     /// and type and stringData of a Secret. In metadata they may change single labels and
     /// annotations; both maps exist, even if empty. The data of a Secret stays in data, and its
     /// values are base64 without variables. If an operation cannot be done or a test fails, each
-    /// copy fails with the reason Invalid. In strings of other values $(source.name),
+    /// copy fails with the reason Invalid. In strings of values $(source.name),
     /// $(source.namespace), $(namespace.name) and $(namespace.labels['key']) stand for those of the
     /// source and of the copy's namespace; in values of a test only those of the source. At most
     /// 32.

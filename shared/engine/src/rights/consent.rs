@@ -241,8 +241,10 @@ impl Index {
         if id.kind == RuleKind::ClusterReplication {
             let mut places = BTreeSet::new();
             for (name, namespace) in &self.namespaces {
+                // A copy that the rule wants is where it matches. Others may be left from before.
+                let wrote = |copy: &CopyState| copy.rule().is_some_and(|rule| **rule == *id);
                 if rule.is_some_and(|rule| rule.matches(name, &namespace.labels))
-                    || namespace.copies.iter().any(|copy| self.concerns(copy, id))
+                    || namespace.copies.iter().any(wrote)
                 {
                     places.insert(name.clone());
                 }
@@ -255,15 +257,6 @@ impl Index {
             .map(|(name, _)| name);
         let copies_in = self.consent.copies_in.get(id).into_iter().flatten();
         known.chain(copies_in).cloned().collect()
-    }
-
-    /// True if the rule wants the copy, or wrote the object that is there.
-    fn concerns(&self, copy: &CopyState, id: &RuleId) -> bool {
-        let wants = self.projections.wanted(copy);
-        wants.is_some_and(|projection| *projection.rule == *id)
-            || copy
-                .ours()
-                .is_some_and(|seen| seen.rule.as_deref() == Some(id))
     }
 
     /// A rule has changed. The namespaces that it concerns must be planned again.
