@@ -80,7 +80,7 @@ impl Builder {
         self
     }
 
-    /// Whether API servers log each request for [`ControlPlane::audit_since`]. By default they do
+    /// Whether API servers log each request for [`Plane::audit_since`]. By default they do
     /// not.
     #[must_use]
     pub fn audit(mut self, log: bool) -> Self {
@@ -89,7 +89,7 @@ impl Builder {
     }
 
     /// Whether API servers show webhooks a client certificate, signed by the CA in
-    /// [`ControlPlane::callers_ca`]. By default they do not.
+    /// [`Plane::callers_ca`]. By default they do not.
     #[must_use]
     pub fn shows_certificate(mut self, shows: bool) -> Self {
         self.shows_certificate = shows;
@@ -348,7 +348,7 @@ impl Plane {
         self.ready(component).await
     }
 
-    /// [`ControlPlane::kill`] and then [`ControlPlane::start_again`].
+    /// [`Plane::kill`] and then [`Plane::start_again`].
     pub async fn restart(&self, component: Component) -> Result<()> {
         self.kill(component)?;
         self.start_again(component).await
@@ -360,7 +360,7 @@ impl Plane {
         self.disturb(component)?.signal(Signal::STOP)
     }
 
-    /// Ends [`ControlPlane::pause`].
+    /// Ends [`Plane::pause`].
     pub fn resume(&self, component: Component) -> Result<()> {
         self.process(component)?.signal(Signal::CONT)
     }
@@ -405,7 +405,7 @@ impl Plane {
     }
 
     /// The position after every request that was answered before this call, for
-    /// [`ControlPlane::audit_since`].
+    /// [`Plane::audit_since`].
     ///
     /// # Errors
     /// There is no audit log ([`Builder::audit`]), or an API server is paused.
@@ -421,7 +421,7 @@ impl Plane {
     /// counts when it begins.
     ///
     /// # Errors
-    /// The same as for [`ControlPlane::audit_mark`].
+    /// The same as for [`Plane::audit_mark`].
     pub async fn audit_since(&self, mark: &AuditMark) -> Result<Vec<AuditEvent>> {
         let events = self.audit_events(mark).await?;
         Ok(events
@@ -433,7 +433,7 @@ impl Plane {
     /// The watches that ended between the mark and this call, whenever they began.
     ///
     /// # Errors
-    /// The same as for [`ControlPlane::audit_mark`].
+    /// The same as for [`Plane::audit_mark`].
     pub async fn watches_ended_since(&self, mark: &AuditMark) -> Result<Vec<AuditEvent>> {
         let events = self.audit_events(mark).await?;
         Ok(events.into_iter().filter(AuditEvent::ends_watch).collect())
