@@ -69,12 +69,6 @@ impl CreatedCopies {
     pub fn remove(&mut self, entry: CreatedCopy) {
         self.0.remove(&entry);
     }
-
-    /// Keeps only the entries that are also in `these`.
-    pub fn retain(&mut self, these: &Self) {
-        self.0.retain(|entry| these.contains(*entry));
-    }
-
     /// Keeps only the entries that are not in `these`.
     pub fn subtract(&mut self, these: &Self) {
         self.0.retain(|entry| !these.contains(*entry));

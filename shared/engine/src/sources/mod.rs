@@ -400,9 +400,9 @@ impl Index {
         for id in &concerned {
             self.replan_rule(id);
         }
-        let places: BTreeSet<Arc<str>> = concerned.iter().flat_map(|id| self.places(id)).collect();
-        for name in places {
-            let Some(namespace) = self.namespaces.get_mut(&name) else {
+        // The copies of these projections are in namespaces that are dirty now.
+        for name in &self.dirty {
+            let Some(namespace) = self.namespaces.get_mut(name) else {
                 continue;
             };
             let copies = namespace.copies.iter_mut();
