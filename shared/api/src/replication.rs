@@ -248,8 +248,8 @@ pub struct ReplicationSource {
     /// name a copy to copy it. It finds service account tokens and Helm releases only if
     /// transform.type is set. It never finds kube-root-ca.crt and openshift-service-ca.crt, which
     /// exist in each namespace anyway. A Replication has only as many sources as make 256 copies in
-    /// its targets' namespaces. At most 64 keys and values. All Replications of a namespace have at
-    /// most 32 selectors together; those of the oldest rules count.
+    /// its targets' namespaces. At most 64 keys and values. Each selector takes 256 of the copies
+    /// that all Replications of the namespace may have.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "schema::label_selector")]
     pub selector: Option<LabelSelector>,

@@ -73,7 +73,7 @@ use self::{
     removal::{absent, fate, losses, pending, withdrawn},
     report::{conditions, events, numbers, preview, status, tally, trouble, view},
     rights::{authorized, consent, grants, missing_grants, usage},
-    sources::{follow, members, select},
+    sources::{members, select},
     world::{copy_watches, demand, kinds, namespaces, record, rules},
 };
 use self::{kinds::KindState, namespaces::Namespace, rules::RuleState, sources::SourceState};

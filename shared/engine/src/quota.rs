@@ -1,7 +1,7 @@
 //! One quota for the objects of a namespace: the oldest fit, and the rest waits.
 //!
-//! A quota counts objects and their cost. The cost is a number of smaller objects: copies, names or
-//! selectors. This file counts Replications; `grants` counts grants and `follow` counts selectors.
+//! A quota counts objects and their cost. The cost is a number of smaller objects: copies or names.
+//! This file counts Replications, and `grants` counts grants.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -182,7 +182,7 @@ fn used_up() -> Refusal {
         field: "spec".into(),
         message: format!(
             "a namespace may have at most {REPLICATIONS} Replications, with {COPIES} copies in all \
-             (sources times target namespaces, and 256 where a selector finds the sources); older \
+             (sources times target namespaces, and 256 for each selector); older \
              Replications use that up: delete some of them, then change this one"
         ),
     }

@@ -286,20 +286,17 @@ impl Rule {
         targets.map(move |target| target.copy_name(source).text_at(place))
     }
 
-    /// Most copies that a Replication may have: its sources times its target namespaces.
+    /// The copies that a Replication counts for: its sources times its target namespaces. Each
+    /// selector counts for as many copies as a rule may have.
     pub fn most_copies(&self) -> usize {
-        let sources = if self.selectors.is_empty() {
-            self.sources.len()
-        } else {
-            self.most_sources
-        };
         let namespaces = |target: &Target| {
             target
                 .selection
                 .exact_names()
                 .map_or(0, |names| names.len())
         };
-        sources * self.targets.iter().map(namespaces).sum::<usize>()
+        let targets: usize = self.targets.iter().map(namespaces).sum();
+        self.sources.len() * targets + self.selectors.len() * replication::MOST_COPIES
     }
 
     /// True if the rule names this source, or one of its selectors finds it.

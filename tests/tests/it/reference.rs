@@ -14,7 +14,7 @@ pub(crate) const PROGRAMS: [&str; 2] = ["mimeo-webhook", "mimeo-reconciler"];
 
 /// The limits: the file of the constant, its text, and the words for the limit and its value on the
 /// page.
-const LIMITS: [(&str, &str, &str, &str); 26] = [
+const LIMITS: [(&str, &str, &str, &str); 25] = [
     (
         "webhook/src/policies.rs",
         "const MOST: usize = 256;",
@@ -62,12 +62,6 @@ const LIMITS: [(&str, &str, &str, &str); 26] = [
         "const COPIES: usize = 10_240;",
         "Replications of a namespace",
         "10,240",
-    ),
-    (
-        "shared/engine/src/sources/follow.rs",
-        "const MOST: usize = 32;",
-        "selectors of a namespace",
-        "32",
     ),
     (
         "shared/model/src/grant.rs",

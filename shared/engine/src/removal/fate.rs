@@ -185,9 +185,6 @@ impl Index {
             return None;
         }
         let keep = |why| Some(Fate::Keep(why));
-        if !self.counts_selectors(rule) {
-            return keep(Leave::Undecided);
-        }
         if rule.retention.when_source_deleted == Retain::Retain {
             return keep(Leave::Retained);
         }

@@ -16,8 +16,7 @@ use mimeo_model::{
 };
 
 use crate::{
-    Index, SourceState, follow, missing_grants::MissingGrant, projection::NoRendering,
-    select::Choice,
+    Index, SourceState, missing_grants::MissingGrant, projection::NoRendering, select::Choice,
 };
 
 /// Why a rule cannot do its work: a stable reason, and advice.
@@ -85,10 +84,6 @@ impl Index {
         let missing = (!granted).then(|| MissingGrant::of_selector(selector));
         let trouble = self
             .ungranted_trouble(rule, missing)
-            .or_else(|| {
-                let message = || (ConditionReason::SourceRefused, follow::too_many());
-                (!self.counts_selectors(rule)).then(message)
-            })
             .or_else(|| self.unread_trouble(&self.home_of_selector(selector)));
         if trouble.is_some() || !self.selectors.contains_key(selector) {
             return trouble;

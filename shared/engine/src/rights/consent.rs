@@ -28,7 +28,7 @@ use mimeo_model::{
 
 use crate::{
     Effects, Index, RuleState, absent::Became, authorized::own_kind_unreadable, clock::Tick,
-    copy::CopyState, follow::Follows, grants::Grants, jobs::JobKey, trouble::Trouble, usage::Usage,
+    copy::CopyState, grants::Grants, jobs::JobKey, trouble::Trouble, usage::Usage,
     withdrawn::Withdrawal,
 };
 
@@ -40,7 +40,6 @@ pub(crate) struct Consent {
     /// The message about the missing grants of each `Replication`, empty if none is missing. It is
     /// made on first use, and again after a change of the facts that it depends on.
     pub(crate) missing_grants: BTreeMap<Arc<RuleId>, OnceCell<String>>,
-    pub(crate) follows: Follows,
     pub(crate) known: Known<()>,
     /// `Replication`s by the namespaces that they target. Such a namespace need not exist.
     pub(crate) targeting: BTreeMap<Box<str>, BTreeSet<Arc<RuleId>>>,

@@ -3,9 +3,7 @@
 //!
 //! - `select`: the sources that the selectors of rules find
 //! - `members`: the order of these sources
-//! - `follow`: which selectors are followed
 
-pub(crate) mod follow;
 pub(crate) mod members;
 pub(crate) mod select;
 

@@ -177,6 +177,36 @@ impl Index {
         choice
     }
 
+    /// The selectors of a rule that are followed: it may select there. All selectors of
+    /// `ClusterReplication`s are followed, and those of a Replication in its own namespace and in
+    /// namespaces that consent. If a selector isn't followed, Mimeo watches nothing and looks
+    /// nothing up for it, and the rule gets no sources from it. That holds even if the same selector
+    /// is followed for another rule.
+    pub(crate) fn followed<'a>(&self, rule: &'a Rule) -> Vec<&'a SourceSelector> {
+        rule.selectors
+            .iter()
+            .filter(|selector| self.may_select(&rule.id, selector))
+            .collect()
+    }
+
+    /// True if one of the rule's selectors could find this object, but the object's namespace does
+    /// not grant that.
+    pub(crate) fn is_withheld(&self, rule: &Rule, source: &SourceRef) -> bool {
+        rule.selectors
+            .iter()
+            .any(|selector| selector.could_find(source) && !self.may_select(&rule.id, selector))
+    }
+
+    /// The rules that have a selector, whether it is followed for them or not.
+    pub(crate) fn rules_selecting(&self, selector: &SourceSelector) -> Vec<Arc<RuleId>> {
+        self.selectors
+            .get(selector)
+            .into_iter()
+            .flat_map(|findings| &findings.rules)
+            .cloned()
+            .collect()
+    }
+
     /// Returns everything that a selector finds, or has found.
     pub(crate) fn sources_of<'a>(
         &'a self,
@@ -290,6 +320,41 @@ impl Index {
 }
 
 impl Index {
+    /// Records the new selectors of a rule, or that it has none. The new findings have no effect
+    /// before the caller asks for the rule's projections.
+    pub(crate) fn replace_selectors(
+        &mut self,
+        id: &Arc<RuleId>,
+        old: Option<&Rule>,
+        new: Option<&Rule>,
+    ) {
+        for selector in old.into_iter().flat_map(|rule| &rule.selectors) {
+            if let Some(findings) = self.selectors.get_mut(selector) {
+                findings.rules.remove(id);
+            }
+        }
+        for selector in new.into_iter().flat_map(|rule| &rule.selectors) {
+            self.selectors
+                .entry(selector.clone())
+                .or_default()
+                .rules
+                .insert(id.clone());
+        }
+    }
+
+    /// Updates the sources of a rule after a change of the grants to its namespace. Copies are
+    /// deleted at once if the owner revoked the grant, and collected if labels have changed.
+    pub(crate) fn review_selectors(&mut self, id: &Arc<RuleId>, effects: &mut Effects) {
+        if self
+            .valid(id)
+            .is_some_and(|rule| !rule.selectors.is_empty())
+        {
+            self.refit_projections(id, effects);
+            self.replan_rule(id);
+            self.demand_changed();
+        }
+    }
+
     /// Records the state of a selector's watch. A list has all objects that exist now.
     /// `Engine::source` shows each of them too, before or after this call. The objects that it
     /// found before stay valid while it can't be watched.

@@ -206,7 +206,7 @@ impl Index {
         let former = old.as_ref().and_then(RuleState::valid);
         let valid = rule.as_ref().ok();
         self.forget_places(id, former);
-        let shift = self.replace_selectors(id, former, valid);
+        self.replace_selectors(id, former, valid);
         let projections = valid.map_or_else(Vec::new, |rule| self.add_claims(id, rule, effects));
         let version = rule.as_ref().map_or(0, |rule| rule.resource_version);
         let newest = &mut self.collections[id.kind].newest;
@@ -247,7 +247,6 @@ impl Index {
             .events
             .forget_sources(id, |source| valid.is_some_and(|rule| rule.may_have(source)));
         self.keep_all_copied(id, effects);
-        self.follow_anew(shift, effects);
         effects.work.tidy_later();
         self.mark_status_due(id);
         self.remind_of_grace(id, effects);
@@ -291,9 +290,8 @@ impl Index {
         effects.changes.end(Ended::Rule(id.clone()));
         let former = old.valid();
         self.forget_places(&id, former);
-        let shift = self.replace_selectors(&id, former, None);
+        self.replace_selectors(&id, former, None);
         self.retire(&old.projections.concat(), &[]);
-        self.follow_anew(shift, effects);
         self.losses.end(&id);
         effects.events.forget_sources(&id, |_| false);
         effects.work.tidy_later();

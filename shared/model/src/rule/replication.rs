@@ -18,7 +18,7 @@ use crate::{
 
 /// Most copies of one rule. So Mimeo can quickly decide the fate of all copies of a namespace's
 /// rules.
-const MOST_COPIES: usize = 256;
+pub(super) const MOST_COPIES: usize = 256;
 /// Most keys and values of one selector. Mimeo compares it with the labels of every object, and
 /// with every other selector.
 const LOAD: usize = 64;

@@ -363,38 +363,35 @@ fn aged(name: &str, age: i64, selectors: usize) -> Rule {
 }
 
 #[test]
-fn of_many_selectors_of_a_namespaces_rules_the_oldest_rules_count() {
+fn of_many_rules_with_selectors_in_a_namespace_the_oldest_count() {
     let mut scene = Scene::new(&["home", "other"]);
-    for age in 1..=31 {
+    for age in 1..=39 {
         scene.rule(aged(&format!("r{age}"), age, 1));
     }
     assert_eq!(
-        scene
-            .engine
-            .index()
-            .refuses_selectors(&aged("next", 100, 1)),
+        scene.engine.index().refuses_rule(&aged("next", 100, 1)),
         None
     );
     let last = scene.rule(aged("last", 50, 1));
-    assert_eq!(scene.selectors("home").len(), 32);
+    assert_eq!(scene.selectors("home").len(), 40);
     scene.find("home", &["x"]);
     let written = scene.done();
     assert!(
-        written.len() == 32 && written.contains(&"write home/x-last".to_owned()),
+        written.len() == 40 && written.contains(&"write home/x-last".to_owned()),
         "{written:?}"
     );
     let refused = scene
         .engine
         .index()
-        .refuses_selectors(&aged("next", 100, 1))
+        .refuses_rule(&aged("next", 100, 1))
         .unwrap()
         .to_string();
     assert!(
-        refused.contains("may have at most 32 selectors in all"),
+        refused.contains("older Replications use that up"),
         "{refused}"
     );
     assert_eq!(
-        scene.engine.index().refuses_selectors(&aged("r1", 1, 1)),
+        scene.engine.index().refuses_rule(&aged("r1", 1, 1)),
         None,
         "it is one of them"
     );
@@ -402,25 +399,26 @@ fn of_many_selectors_of_a_namespaces_rules_the_oldest_rules_count() {
         scene
             .engine
             .index()
-            .refuses_selectors(&replication("other", "r", &selecting("other", &["other"])))
+            .refuses_rule(&replication("other", "r", &selecting("other", &["other"])))
             .is_none()
     );
 
-    // A restore may store such rules without a check. Then the younger ones no longer count, and
-    // their copies stay.
+    // A restore may store such rules without a check. Then the younger ones are refused, and their
+    // copies stay.
     scene.rule(aged("older", 20, 1));
-    assert_eq!(scene.selectors("home").len(), 32);
+    assert_eq!(scene.selectors("home").len(), 40);
     scene.wait(600);
     assert_eq!(scene.done(), NOTHING);
-    let (_, reason, message) = condition(&scene.status(&last), "SourcesFound");
+    let (_, reason, message) = condition(&scene.status(&last), "Ready");
     assert!(
-        reason == "SourceRefused" && message.contains("at most 32 selectors"),
+        reason == "InvalidSpec" && message.contains("older Replications use that up"),
         "{reason} {message}"
     );
-    // They count again once there is room.
+    // A refused rule counts again when it changes and there is room.
     scene
         .engine
         .rule_gone(&"Replication/home/r3".parse::<RuleId>().unwrap(), scene.now);
+    scene.rule(aged("last", 50, 1));
     scene.find("home", &["x", "y"]);
     assert!(scene.done().contains(&"write home/y-last".to_owned()));
     assert_eq!(words(&scene.status(&last), "Ready"), "True Synced");
