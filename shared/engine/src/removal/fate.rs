@@ -190,18 +190,19 @@ impl Index {
         }
         let mut lost = Vec::new();
         for selector in selectors {
-            let Some(found) = self.finds(selector, &source.name) else {
+            let Some(members) = self.found(selector) else {
                 return keep(Leave::Undecided);
             };
+            let found = members.get(&source.name);
             let source = selector.source(source.name.clone());
             match self.sources.get(&source) {
                 Some(SourceState::NotRead) => return keep(Leave::Undecided),
                 // The selector finds the object, but the rule already has as many sources as it may
                 // have.
-                None if found => return keep(Leave::Retained),
+                None if found.is_some() => return keep(Leave::Retained),
                 // The object was never copied, or the rule already has as many sources as it may
                 // have. An object that has become a copy is no source any more.
-                Some(SourceState::Found { facts, .. }) if !facts.copy => {
+                Some(SourceState::Found { .. }) if found.is_none_or(|found| !found.copy) => {
                     return keep(Leave::Retained);
                 }
                 Some(SourceState::Found { .. } | SourceState::Missing { .. }) | None => {

@@ -18,7 +18,8 @@ const KEPT: usize = 4 * MOST_SOURCES;
 /// So an object that is created or copied later takes no other object's place.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Member {
-    copy: bool,
+    /// True if the object is a copy. Rules may name copies, but their selectors find none.
+    pub(crate) copy: bool,
     refused: bool,
     /// The time as the API server writes it. The order of these texts is the order of time.
     created: Box<str>,

@@ -14,12 +14,12 @@ use serde_json::Value;
 use mimeo_model::{
     id::{KindId, ProjectionId, RuleId, RuleKind},
     known::Decoded,
-    meta::{Uid, is_copy, version},
+    meta::{Uid, version},
     outcome::Unreadable,
     render::{Copies, Draft},
     rule::{Rule, Target},
     size::bytes_of,
-    source::{MOST_BYTES, SourceRef, SourceRefused, refused_size, refused_type},
+    source::{SourceRef, SourceRefused, refused_size, refused_type},
 };
 
 use crate::{
@@ -64,7 +64,6 @@ impl SourceState {
     /// object.
     fn undecodable(rest: &Value) -> Self {
         let facts = Facts {
-            copy: is_copy(&rest["metadata"]),
             never: Some(SourceRefused::Undecodable),
             bytes: 0,
         };
@@ -103,8 +102,6 @@ fn version_of(object: &Value) -> u64 {
 /// known even if the object isn't held.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Facts {
-    /// True if the object is a copy. Rules may name copies, but their selectors find none.
-    pub(crate) copy: bool,
     /// Why the object is never copied with its own type.
     pub(crate) never: Option<SourceRefused>,
     /// Its size as JSON, without `managedFields`.
@@ -119,7 +116,6 @@ impl Facts {
             .then(|| refused_type(object["type"].as_str()))
             .flatten();
         Self {
-            copy: is_copy(&object["metadata"]),
             never,
             bytes: bytes_of(object) - bytes_of(&object["metadata"]["managedFields"]),
         }
@@ -198,30 +194,6 @@ impl Index {
         }
     }
 
-    /// True if the source isn't too large for the rule.
-    pub(crate) fn has_size_for(&self, projection: &Projection) -> bool {
-        refused_size(
-            projection.rule.kind,
-            self.size_of_source(&projection.source),
-        )
-        .is_none()
-    }
-
-    /// Forgets the content of a named source that is too large for all rules that name it.
-    fn let_go_if_too_large(&mut self, source: &SourceRef) {
-        let too_large = source.is_named()
-            && self.size_of_source(source) > MOST_BYTES
-            && !self
-                .projections
-                .of_source(source)
-                .any(|(_, projection)| self.has_size_for(projection));
-        if let Some(SourceState::Found { object, .. }) = self.sources.get_mut(source)
-            && too_large
-        {
-            *object = None;
-        }
-    }
-
     /// Records for the rules and sources of a deleted namespace that they were deleted with it.
     /// Their own watches may show that later.
     pub(crate) fn leave_home(&mut self, name: &str, uid: Option<Uid>) {
@@ -258,6 +230,7 @@ impl Index {
         } else if self.sources.contains_key(source) {
             self.take_source(source, object, effects);
             self.render_source(source, effects);
+            self.keep_if_copied(source, effects);
         }
     }
 
@@ -292,7 +265,6 @@ impl Index {
             }
             (Some(Decoded::Whole(object)), _) => {
                 *state = SourceState::found(source, Arc::new(object));
-                self.let_go_if_too_large(source);
             }
             (Some(Decoded::Part(rest)), _) => *state = SourceState::undecodable(&rest),
         }
@@ -309,22 +281,6 @@ impl Index {
         }
         if lost {
             self.source_lost(source, was_there, &mut effects.events);
-        }
-    }
-
-    /// Reads a named source for a `ClusterReplication` if its content was forgotten because it is
-    /// too large for the Replications that name it.
-    pub(crate) fn read_if_let_go(
-        &mut self,
-        rules: RuleKind,
-        source: &SourceRef,
-        effects: &mut Effects,
-    ) {
-        let let_go = self.sources.get(source).is_some_and(|state| {
-            matches!(state, SourceState::Found { object: None, facts, .. } if facts.bytes > MOST_BYTES)
-        });
-        if rules == RuleKind::ClusterReplication && source.is_named() && let_go {
-            self.read_again(source, effects);
         }
     }
 

@@ -15,16 +15,17 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde_json::Value;
 
 use mimeo_model::{
-    id::{ProjectionId, RuleId, RuleKind},
+    id::{ProjectionId, RuleId},
     known::{Decoded, Known, Watched},
     meta::Seen,
     names,
-    rule::{MOST_SOURCES, Rule},
-    source::{MOST_BYTES, SourceRef, SourceRefused, SourceSelector},
+    rule::Rule,
+    source::{SourceRef, SourceRefused, SourceSelector, refused_size},
 };
 
 use crate::{
-    Effects, Index, Member, Members, SourceState, copy::CopyState, jobs::JobKey, sources::Facts,
+    Effects, Index, Member, Members, SourceState, copy::CopyState, jobs::JobKey,
+    projection::Projection, sources::Facts,
 };
 
 /// The objects that one selector finds, as far as they are known.
@@ -38,8 +39,6 @@ pub(crate) struct SelectorState {
     /// Before the watch has shown everything that the selector finds, no object counts.
     pub(crate) watch: Watched,
     members: Members,
-    /// The number of its objects that are held before everything was shown.
-    loose: usize,
 }
 
 impl SelectorState {
@@ -58,17 +57,11 @@ impl SelectorState {
         .is_listed()
     }
 
-    fn is_platforms(&self) -> bool {
-        self.rules
-            .first()
-            .is_some_and(|id| id.kind == RuleKind::ClusterReplication)
+    /// True if a rule may take the object.
+    fn offers(&self, name: &str) -> bool {
+        self.members.first().any(|member| *member.name == *name)
     }
 }
-
-/// The largest number of objects of a `Replication`'s selector that are held before all of them are
-/// listed. After the listing it is known which of the other objects are copied, and those are read
-/// again.
-const LOOSE: usize = MOST_SOURCES;
 
 /// The sources that a rule copies now.
 #[derive(Debug, Default)]
@@ -100,15 +93,19 @@ impl Index {
         }
     }
 
-    /// True if the selector is not listed yet, so that its copied objects are unknown, and there is
-    /// room to hold this object meanwhile.
-    fn has_room_till_listed(&self, selector: &SourceSelector, bytes: usize) -> bool {
-        let unlisted = self
-            .selectors
-            .get(selector)
-            .filter(|findings| !findings.watch.is_listed());
-        let few = |findings: &SelectorState| findings.loose < LOOSE && bytes <= MOST_BYTES;
-        unlisted.is_some_and(|findings| findings.is_platforms() || few(findings))
+    /// True if the selector of the source is not listed yet, so that its copied objects are unknown,
+    /// and this object may be one of them.
+    fn may_be_copied_later(&self, source: &SourceRef) -> bool {
+        let bytes = self.size_of_source(source);
+        let findings = source
+            .selector()
+            .and_then(|selector| self.selectors.get(&selector));
+        findings.is_some_and(|findings| {
+            let mut rules = findings.rules.iter();
+            !findings.watch.is_listed()
+                && findings.offers(&source.name)
+                && rules.any(|id| refused_size(id.kind, bytes).is_none())
+        })
     }
 
     /// Returns the sources that a stored rule copies.
@@ -137,16 +134,12 @@ impl Index {
         };
         let mut taken: BTreeSet<_> = rule.sources.iter().map(SourceRef::object).collect();
         for selector in self.followed(rule) {
-            let Some(findings) = self
-                .selectors
-                .get(selector)
-                .filter(|findings| findings.watch.is_listed())
-            else {
+            let Some(members) = self.found(selector) else {
                 continue;
             };
-            choice.beyond += findings.members.originals_beyond();
-            choice.uncounted |= findings.members.hides_originals();
-            for member in findings.members.first() {
+            choice.beyond += members.originals_beyond();
+            choice.uncounted |= members.hides_originals();
+            for member in members.first() {
                 let source = selector.source(&*member.name);
                 let facts = match self.sources.get(&source) {
                     Some(SourceState::Found { facts, .. }) => Some(facts),
@@ -154,7 +147,7 @@ impl Index {
                     Some(SourceState::Missing { .. }) | None => continue,
                 };
                 let object = source.object();
-                if facts.is_some_and(|facts| facts.copy) || taken.contains(&object) {
+                if member.copy || taken.contains(&object) {
                     continue;
                 }
                 // A rule that changes the type of Secrets may copy the object, unless the object
@@ -268,14 +261,9 @@ impl Index {
 
     /// True if each selector of the rule is listed, or can't be listed for a known reason.
     pub(crate) fn knows_selected(&self, rule: &Rule) -> bool {
-        let listed = |selector| {
-            self.selectors
-                .get(selector)
-                .is_some_and(|findings| findings.watch.is_listed())
-        };
-        self.followed(rule)
-            .into_iter()
-            .all(|selector| listed(selector) || self.selector_blocked(selector).is_some())
+        self.followed(rule).into_iter().all(|selector| {
+            self.found(selector).is_some() || self.selector_blocked(selector).is_some()
+        })
     }
 
     fn mark_statuses_due_of_selector(&mut self, selector: &SourceSelector) {
@@ -297,14 +285,10 @@ impl Index {
         copy.ours().and_then(|seen| self.origins.get(&seen.source))
     }
 
-    /// Returns whether a selector finds an object with this name. `None`: the selector is not
-    /// listed yet.
-    pub(crate) fn finds(&self, selector: &SourceSelector, name: &str) -> Option<bool> {
-        let findings = self
-            .selectors
-            .get(selector)
-            .filter(|findings| findings.watch.is_listed())?;
-        Some(findings.members.get(name).is_some())
+    /// Returns the objects that a selector finds. `None`: the selector is not listed yet.
+    pub(crate) fn found(&self, selector: &SourceSelector) -> Option<&Members> {
+        let findings = self.selectors.get(selector)?;
+        findings.watch.is_listed().then_some(&findings.members)
     }
 
     /// Remembers the source that a copy names in its annotation.
@@ -392,7 +376,6 @@ impl Index {
             return;
         };
         let mut changed = findings.watch.becomes(Known::Listed(()));
-        findings.loose = 0;
         let members = findings.members.relisted(found);
         let former = std::mem::replace(&mut findings.members, members);
         let known: BTreeSet<Arc<str>> = former
@@ -468,11 +451,7 @@ impl Index {
             .members
             .excess()
             .map(|member| selector.source(&*member.name));
-        let held = object.is_some()
-            && findings
-                .members
-                .first()
-                .any(|member| *member.name == *source.name);
+        let held = object.is_some() && findings.offers(&source.name);
         if findings.members.depleted() && self.relist.insert(selector.clone()) {
             self.demand_changed();
         }
@@ -505,30 +484,25 @@ impl Index {
         self.keep_if_copied(source, effects);
     }
 
-    /// Holds a selected object only if copies are made from it. So it drops the object if no rule
-    /// takes it, or if it is too large for every rule that does. If the object is needed but not
-    /// held, it is read again.
+    /// Holds an object only if copies are made from it. So it drops the object if no rule takes it,
+    /// or if it is too large for every rule that does. If the object is needed but not held, it is
+    /// read again.
     pub(crate) fn keep_if_copied(&mut self, source: &SourceRef, effects: &mut Effects) {
-        let Some(selector) = source.selector() else {
-            return;
-        };
+        let bytes = self.size_of_source(source);
+        let fits = |projection: &Projection| refused_size(projection.rule.kind, bytes).is_none();
         let copied = self
             .projections
             .of_source(source)
-            .any(|(_, projection)| projection.granted && self.has_size_for(projection));
-        let waits = !copied && self.has_room_till_listed(&selector, self.size_of_source(source));
-        let Some(SourceState::Found { object, .. }) = self.sources.get_mut(source) else {
+            .any(|(_, projection)| fits(projection));
+        let kept = copied || self.may_be_copied_later(source);
+        let Some(SourceState::Found { object, facts, .. }) = self.sources.get_mut(source) else {
             return;
         };
-        match object {
-            None if copied => self.read_again(source, effects),
-            Some(_) if waits => {
-                self.selectors
-                    .entry(selector)
-                    .and_modify(|findings| findings.loose += 1);
-            }
-            Some(_) if !copied => *object = None,
-            _ => {}
+        let decodable = facts.never != Some(SourceRefused::Undecodable);
+        if object.is_none() && copied && decodable {
+            self.read_again(source, effects);
+        } else if !kept {
+            *object = None;
         }
     }
 
@@ -594,7 +568,7 @@ impl Index {
                 .flatten()
                 .filter_map(known)
                 .collect();
-            let projections = self.add_projections(&id, rule, &sources, &former, effects);
+            let projections = self.add_projections(&id, rule, &sources, &former);
             let kept: BTreeSet<&ProjectionId> = projections.iter().flatten().collect();
             for ((_, source), gone) in former
                 .iter()
@@ -615,11 +589,7 @@ impl Index {
 
     /// Drops the objects that only former rules copied.
     pub(crate) fn keep_what_is_copied(&mut self, effects: &mut Effects) {
-        let listed = |selector| {
-            self.selectors
-                .get(&selector)
-                .is_some_and(|findings| findings.watch.is_listed())
-        };
+        let listed = |selector| self.found(&selector).is_some();
         let held = self
             .sources
             .iter()

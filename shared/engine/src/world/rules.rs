@@ -207,7 +207,7 @@ impl Index {
         let valid = rule.as_ref().ok();
         self.forget_places(id, former);
         self.replace_selectors(id, former, valid);
-        let projections = valid.map_or_else(Vec::new, |rule| self.add_claims(id, rule, effects));
+        let projections = valid.map_or_else(Vec::new, |rule| self.add_claims(id, rule));
         let version = rule.as_ref().map_or(0, |rule| rule.resource_version);
         let newest = &mut self.collections[id.kind].newest;
         *newest = version.max(*newest);
@@ -261,12 +261,7 @@ impl Index {
     }
 
     /// Adds the rule's places, its sources, and a projection for each source and target.
-    fn add_claims(
-        &mut self,
-        id: &Arc<RuleId>,
-        rule: &Rule,
-        effects: &mut Effects,
-    ) -> Vec<Vec<ProjectionId>> {
+    fn add_claims(&mut self, id: &Arc<RuleId>, rule: &Rule) -> Vec<Vec<ProjectionId>> {
         self.learn_places(id, rule);
         for (source, object) in &rule.inline {
             self.sources
@@ -276,7 +271,7 @@ impl Index {
             self.kinds.ask(&selector.gvk);
         }
         let sources = self.choose(rule).sources;
-        self.add_projections(id, rule, &sources, &BTreeMap::new(), effects)
+        self.add_projections(id, rule, &sources, &BTreeMap::new())
     }
 
     /// Records that a rule no longer exists according to its watch.
@@ -348,7 +343,6 @@ impl Index {
         rule: &Rule,
         sources: &[SourceRef],
         former: &BTreeMap<(usize, SourceRef), ProjectionId>,
-        effects: &mut Effects,
     ) -> Vec<Vec<ProjectionId>> {
         let mut projections = vec![Vec::new(); rule.targets.len()];
         let mut renderer = Renderer::default();
@@ -368,7 +362,6 @@ impl Index {
                 };
                 self.kinds.ask(&source.gvk);
                 let granted = self.may_read(id, source);
-                self.read_if_let_go(id.kind, source, effects);
                 let state = self
                     .sources
                     .entry(source.clone())
