@@ -99,37 +99,21 @@ impl Index {
         };
         let name = self.namespace_name(name);
         let uid = meta.uid.as_deref().and_then(Uid::parse);
-        let entry = self.namespaces.entry(name.clone()).or_default();
         let version = version(meta.resource_version.as_deref());
-        // A read may have been faster than the watch. So an earlier object of the same name is out
-        // of date, too.
-        if entry.uid.is_some() && version <= entry.version {
-            return;
-        }
-        let former = entry.uid.filter(|former| Some(*former) != uid);
-        let mut rules = BTreeSet::new();
-        if former.is_some() {
+        let known = self.namespaces.get(&name);
+        if let Some(known) = known.filter(|known| known.uid.is_some()) {
+            // A read may have been faster than the watch. So an earlier object of the same name is
+            // out of date, too.
+            if version <= known.version {
+                return;
+            }
             // The namespace was deleted and created again with the same name. None of the former
             // objects is in it.
-            rules.extend(
-                entry
-                    .copies
-                    .iter()
-                    .filter_map(|copy| self.projections.owner(copy).cloned()),
-            );
-            rules.extend(entry.blocked.keys().cloned());
-            let copies = watched(
-                &mut effects.work,
-                &name,
-                entry,
-                self.settings.keeps_copies(),
-            );
-            **entry = Namespace {
-                copies,
-                ended: true,
-                ..Namespace::default()
-            };
+            if known.uid != uid {
+                self.namespace_gone(&name, effects);
+            }
         }
+        let entry = self.namespaces.entry(name.clone()).or_default();
         if std::mem::take(&mut entry.ended) {
             // The object is older than the known namespace. It is most likely a copy in the former
             // namespace, and the watch will still show its deletion.
@@ -160,9 +144,11 @@ impl Index {
         if changed || !known {
             entry.labelled = self.now;
         }
-        if changed {
-            rules.extend(fill_in_anew(entry, &name, &old, &self.projections));
-        }
+        let rules = if changed {
+            fill_in_anew(entry, &name, &old, &self.projections)
+        } else {
+            BTreeSet::new()
+        };
         entry.terminating = meta.deletion_timestamp.is_some();
         let created = meta
             .annotations
@@ -174,9 +160,6 @@ impl Index {
                 .unwrap_or_default(),
         );
         rules.iter().for_each(|rule| self.mark_status_due(rule));
-        if former.is_some() {
-            self.leave_home(&name, former);
-        }
         if watched {
             self.demand_changed();
         }
@@ -186,7 +169,7 @@ impl Index {
         if changed {
             self.let_settle(&name, &mut effects.work);
         }
-        if changed || !known || former.is_some() {
+        if changed || !known {
             self.review_home(&name, effects);
         }
         self.dirty.insert(name);
