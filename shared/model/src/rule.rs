@@ -249,31 +249,6 @@ impl Rule {
             .any(|target| target.selection.matches(name, labels))
     }
 
-    /// True if the rule wants a copy of this kind and name in that namespace. `sources` are all
-    /// current sources of the rule.
-    pub fn wants(
-        &self,
-        sources: &[SourceRef],
-        kind: &GroupKind,
-        copy: &str,
-        place: Place<'_>,
-    ) -> bool {
-        let of_kind = || sources.iter().filter(|source| source.gvk.is_of(kind));
-        let Place {
-            name: namespace,
-            labels,
-        } = place;
-        let makes = |target: &Target| {
-            of_kind().any(|source| target.copy_name(source).text_at(place) == copy)
-        };
-        // Mimeo never writes a source.
-        !of_kind().any(|source| source.is(kind, namespace, copy))
-            && self
-                .targets
-                .iter()
-                .any(|target| target.selection.matches(namespace, labels) && makes(target))
-    }
-
     /// The names of the copies that the rule makes of a source in a namespace: one for each target
     /// that selects the namespace.
     pub fn copy_names<'a>(

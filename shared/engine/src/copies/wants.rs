@@ -120,9 +120,7 @@ impl Index {
                 let key = (projection.kind, copy_name);
                 let held = wants.get(&key);
                 let held = held.and_then(|id| Some((*id, self.projections.get(id)?)));
-                let waits = |present: &&Arc<RuleId>| {
-                    self.is_yet_to_say(present, projection, name, namespace)
-                };
+                let waits = |present: &&Arc<RuleId>| self.is_yet_to_say(present, id);
                 let (loser, lost, cause) = if let Some(present) = marked.filter(waits) {
                     (id, projection_id, Cause::Taken(present.clone()))
                 } else if let Some((held, holder)) = held {
@@ -189,34 +187,15 @@ impl Index {
         rank(a) < rank(b)
     }
 
-    /// True if the rule `present`, which the annotation of the present copy names, may want the
-    /// copy once its selectors are listed. No other rule takes the copy before that, because the
-    /// other rule would then keep it. A `ClusterReplication` wins the copy in any case, so a
-    /// Replication reserves nothing against it.
-    fn is_yet_to_say(
-        &self,
-        present: &RuleId,
-        projection: &Projection,
-        name: &str,
-        namespace: &Namespace,
-    ) -> bool {
-        let others = *projection.rule != *present && present.kind <= projection.rule.kind;
-        let waits = |rule: &&Rule| others && !self.knows_selected(rule);
-        let Some(rule) = self.valid(present).filter(waits) else {
-            return false;
-        };
-        let kind = &self.kinds[projection.kind].group_kind;
-        let place = namespace.place(name);
-        let copy = projection.name.at(place);
-        let selects = || {
-            rule.selectors
-                .iter()
-                .any(|selector| selector.gvk.is_of(kind))
-        };
-        rule.wants(&rule.sources, kind, &copy, place)
-            || selects()
-                && !rule.is_source(kind, name, &copy)
-                && rule.matches(name, &namespace.labels)
+    /// True if the selectors of the rule `present` are not listed yet. The annotation of the present
+    /// copy names this rule. Until the listing no other rule takes the copy, because the other rule
+    /// would then keep it. A `ClusterReplication` wins the copy in any case, so a Replication
+    /// reserves nothing against it.
+    fn is_yet_to_say(&self, present: &RuleId, other: &RuleId) -> bool {
+        let rule = self.valid(present);
+        *other != *present
+            && present.kind <= other.kind
+            && rule.is_some_and(|rule| !self.knows_selected(rule))
     }
 
     /// True if the rule wants that copy and denies changes by other clients (`driftPolicy: Deny`).
