@@ -66,8 +66,8 @@ impl Projection {
 pub(crate) struct Projections {
     by_id: BTreeMap<ProjectionId, Projection>,
     by_object: BTreeMap<Object, BTreeSet<ProjectionId>>,
-    /// Copy names that are the same in all namespaces, each with the number of its projections.
-    names: BTreeMap<(KindId, Arc<str>), usize>,
+    /// Copy names that are the same in all namespaces.
+    names: BTreeSet<Arc<str>>,
     last: u32,
 }
 
@@ -82,14 +82,14 @@ impl Projections {
         NonZeroU32::new(self.last).map(ProjectionId)
     }
 
-    pub(crate) fn insert(&mut self, id: ProjectionId, projection: Projection) {
+    pub(crate) fn insert(&mut self, id: ProjectionId, mut projection: Projection) {
         self.by_object
             .entry(projection.source.object())
             .or_default()
             .insert(id);
-        if let CopyName::Alike(name) = &projection.name {
-            let key = (projection.kind, name.clone());
-            *self.names.entry(key).or_default() += 1;
+        if let CopyName::Alike(name) = &mut projection.name {
+            *name = self.copy_name(name);
+            self.names.insert(name.clone());
         }
         self.by_id.insert(id, projection);
     }
@@ -103,23 +103,17 @@ impl Projections {
                 self.by_object.remove(&object);
             }
         }
-        if let CopyName::Alike(name) = &projection.name {
-            let key = (projection.kind, name.clone());
-            if let Some(count) = self.names.get_mut(&key) {
-                *count -= 1;
-                if *count == 0 {
-                    self.names.remove(&key);
-                }
-            }
-        }
         Some(projection)
     }
 
     /// Returns one name that all copies of a projection share, also with the events of the watch.
-    pub(crate) fn copy_name(&self, kind: KindId, name: &str) -> Arc<str> {
-        let key: (KindId, Arc<str>) = (kind, name.into());
-        let shared = self.names.get_key_value(&key);
-        shared.map_or(&key, |(shared, _)| shared).1.clone()
+    pub(crate) fn copy_name(&self, name: &str) -> Arc<str> {
+        self.names.get(name).cloned().unwrap_or_else(|| name.into())
+    }
+
+    /// Forgets the names that no projection and no copy has any more.
+    pub(crate) fn forget_names(&mut self) {
+        self.names.retain(|name| Arc::strong_count(name) > 1);
     }
 
     pub(crate) fn get(&self, id: &ProjectionId) -> Option<&Projection> {

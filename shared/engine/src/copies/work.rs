@@ -110,7 +110,6 @@ pub(crate) enum Timer {
     /// The statuses of all rules are due.
     Rules,
     Tidy,
-    Everything,
 }
 
 impl Work {
@@ -282,10 +281,6 @@ impl Index {
                 self.replan_rule(&id);
             }
             Timer::Tidy => effects.work.tidy_later(),
-            Timer::Everything => {
-                effects.work.tidy_later();
-                self.replan_all();
-            }
             Timer::Rules => self.mark_all_statuses_due(),
             Timer::PendingDeletion(id) => self.end_collecting(&id, effects),
         }

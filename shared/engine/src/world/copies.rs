@@ -33,7 +33,7 @@ impl Index {
             self.consent.note_copy_in(&rule, &namespace);
             seen.rule = Some(rule);
         }
-        let name = self.projections.copy_name(kind, name);
+        let name = self.projections.copy_name(name);
         self.remember_origin(&seen, meta);
         let entry = self.namespaces.entry(namespace.clone()).or_default();
         let copy = entry.copy_or_insert(kind, &name);

@@ -261,7 +261,7 @@ impl Index {
         if let Some(until) = of_kind.map(|(_, gone)| gone.until).max()
             && until > self.now
         {
-            effects.work.timer(until, Timer::Everything);
+            effects.work.timer(until, Timer::Tidy);
         }
     }
 }

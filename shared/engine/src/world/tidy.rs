@@ -126,6 +126,7 @@ impl Index {
         self.gone
             .retain(|id, gone| owners.contains(id) || self.now < gone.until);
         self.forget_needless_kinds();
+        self.projections.forget_names();
         owners
     }
 }
