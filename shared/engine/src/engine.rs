@@ -139,11 +139,6 @@ impl Engine {
         self.index.at(now).kind(gvk, served, &mut self.effects);
     }
 
-    /// Records that the CRD of a kind, given by its plural, was created or changed.
-    pub fn defined(&mut self, group: &str, plural: &str, now: Tick) {
-        self.index.at(now).defined(group, plural, &mut self.effects);
-    }
-
     /// Records the kinds in the kinds `ConfigMap`, in the recorded versions. Copies of these may
     /// exist.
     pub fn kinds_recorded(&mut self, kinds: &BTreeSet<GroupVersionKind>, now: Tick) {

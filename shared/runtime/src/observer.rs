@@ -264,10 +264,8 @@ impl Observer {
             }
             if !listing {
                 // A CRD's name consists of its plural and its group.
-                let (plural, group) = name.split_once('.').unwrap_or_default();
+                let (_, group) = name.split_once('.').unwrap_or_default();
                 self.tools.discovery.forget_group(group);
-                self.handle
-                    .with(|engine, now| engine.defined(group, plural, now));
                 self.crds_served(&served);
                 changed();
             }

@@ -5,23 +5,17 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     ops,
     sync::Arc,
-    time::Duration,
 };
 
 use mimeo_model::{
     id::{KindId, RuleId},
     kind::{GroupKind, GroupVersionKind, Resource},
     known::Known,
-    outcome::FailureReason,
     source::SourceRef,
 };
 
 use crate::{
-    Effects, Index, RuleState,
-    copy::{CopyState, Phase},
-    copy_watches::CopyWatches,
-    jobs::JobKey,
-    projection::Projection,
+    Effects, Index, RuleState, copy_watches::CopyWatches, jobs::JobKey, projection::Projection,
 };
 
 /// The kinds that rules name or that copies have.
@@ -152,9 +146,6 @@ pub(crate) fn namespaced(served: &Known<Resource>) -> Option<&Resource> {
     served.listed().filter(|resource| resource.namespaced)
 }
 
-/// How long API servers may take to apply a CRD after a watch shows it.
-const DEFINED: Duration = Duration::from_secs(5);
-
 impl Index {
     fn replan_rules_of_kind(&mut self, gvk: &GroupVersionKind) {
         let names = |state: &RuleState| {
@@ -207,7 +198,6 @@ impl Index {
         }
         let never = !served.is_listed() && !known.is_listed();
         *known = served;
-        self.try_refused(&gvk.group_kind(), effects);
         let sources: Vec<SourceRef> = self
             .sources
             .keys()
@@ -226,50 +216,6 @@ impl Index {
             self.replan_all();
         }
         self.demand_changed();
-    }
-
-    /// Records that the CRD of a kind, given by its plural, was created or changed. The new schema
-    /// may accept copies that the former one refused.
-    pub(crate) fn defined(&mut self, group: &str, plural: &str, effects: &mut Effects) {
-        let here = |served: &Known<Resource>| {
-            served
-                .listed()
-                .is_some_and(|resource| *resource.plural == *plural)
-        };
-        let kinds = self
-            .kinds
-            .served
-            .iter()
-            .filter(|(gvk, served)| *gvk.group == *group && here(served));
-        let kinds: BTreeSet<GroupKind> = kinds.map(|(gvk, _)| gvk.group_kind()).collect();
-        for kind in &kinds {
-            self.try_refused(kind, effects);
-        }
-    }
-
-    /// Retries the copies of a kind that were refused for their content, once every API server may
-    /// have the CRD.
-    fn try_refused(&mut self, kind: &GroupKind, effects: &mut Effects) {
-        let Some(id) = self.kinds.id(kind) else {
-            return;
-        };
-        let refused = |copy: &CopyState| {
-            let reason = copy.failure.as_ref().map(|failing| failing.failure.reason);
-            copy.phase == Phase::Waiting
-                && matches!(
-                    reason,
-                    Some(FailureReason::Invalid | FailureReason::TooLarge)
-                )
-        };
-        for (name, namespace) in &mut self.namespaces {
-            for copy in namespace
-                .copies
-                .iter_mut()
-                .filter(|copy| copy.kind == id && refused(copy))
-            {
-                effects.work.put_off(name, copy, self.now + DEFINED);
-            }
-        }
     }
 
     /// Records the kinds in the kinds `ConfigMap`, in the recorded versions. Copies of these may
