@@ -60,12 +60,10 @@ impl Index {
         let sources = choice.sources.iter();
         let mut sources = sources.filter_map(|source| self.trouble_of(rule, source));
         selectors.next().or_else(|| sources.next()).or_else(|| {
-            let found = choice.sources.len() + choice.beyond;
-            (choice.beyond > 0).then(|| {
+            choice.beyond.then(|| {
                 let message = format!(
-                    "the rule has {}{found} sources, and Mimeo copies at most {}: of those that \
+                    "the rule has too many sources, and Mimeo copies at most {}: of those that \
                      selectors find, the oldest",
-                    if choice.uncounted { "at least " } else { "" },
                     rule.most_sources
                 );
                 (ConditionReason::SourceRefused, message)

@@ -103,17 +103,6 @@ impl Members {
         self.in_order.iter().nth(MOST_SOURCES)
     }
 
-    /// The number of kept originals beyond those that a rule may take.
-    pub(crate) fn originals_beyond(&self) -> usize {
-        let originals = self.in_order.iter().take_while(|member| !member.copy);
-        originals.count().saturating_sub(MOST_SOURCES)
-    }
-
-    /// True if some originals are not kept.
-    pub(crate) fn hides_originals(&self) -> bool {
-        self.beyond.as_ref().is_some_and(|beyond| !beyond.copy)
-    }
-
     pub(crate) fn iter(&self) -> impl Iterator<Item = &Member> {
         self.in_order.iter()
     }

@@ -70,10 +70,8 @@ pub(crate) struct Choice {
     pub(crate) sources: Vec<SourceRef>,
     /// Objects that the selectors find and that are never copied, with the reason.
     pub(crate) passed: Vec<(SourceRef, SourceRefused)>,
-    /// The number of found objects beyond those that the rule may have.
-    pub(crate) beyond: usize,
-    /// True if there are more such objects, because not all of them are kept.
-    pub(crate) uncounted: bool,
+    /// True if the selectors find more objects than the rule may have.
+    pub(crate) beyond: bool,
 }
 
 impl Index {
@@ -137,8 +135,7 @@ impl Index {
             let Some(members) = self.found(selector) else {
                 continue;
             };
-            choice.beyond += members.originals_beyond();
-            choice.uncounted |= members.hides_originals();
+            choice.beyond |= members.excess().is_some_and(|member| !member.copy);
             for member in members.first() {
                 let source = selector.source(&*member.name);
                 let facts = match self.sources.get(&source) {
@@ -163,7 +160,7 @@ impl Index {
                     taken.insert(object);
                     choice.sources.push(source);
                 } else {
-                    choice.beyond += 1;
+                    choice.beyond = true;
                 }
             }
         }

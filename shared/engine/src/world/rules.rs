@@ -60,20 +60,6 @@ pub(crate) struct RuleState {
     pub(crate) changed: u64,
 }
 
-/// One rule, as a watch shows it.
-struct ShownRule {
-    rule: Result<Rule, Refused>,
-    observed: Observed,
-}
-
-impl ShownRule {
-    /// True if its spec is the known one.
-    fn says_the_same(&self, known: &RuleState) -> bool {
-        let same = |new: &Rule, old: &Rule| old.generation == new.generation && old.uid == new.uid;
-        matches!((&self.rule, &known.rule), (Ok(new), Ok(old)) if same(new, old))
-    }
-}
-
 impl Index {
     /// True if changes of `ClusterReplication`s are visible, as far as is known.
     pub fn follows_rules(&self) -> bool {
@@ -172,35 +158,46 @@ impl Index {
         if self.gone.remove(&id).is_some() {
             effects.jobs.end(&JobKey::ConfirmRule(id.clone()));
         }
-        let shown = ShownRule { rule, observed };
-        match self.rules.get(&id) {
-            Some(known) if shown.says_the_same(known) => self.note_rule(&id, shown, effects),
-            _ => self.replace_rule(&id, shown, effects),
+        let known = self.valid(&id);
+        let says_the_same = |new: &Rule| {
+            known.is_some_and(|old| old.generation == new.generation && old.uid == new.uid)
+        };
+        match rule {
+            Ok(rule) if says_the_same(&rule) => self.note_rule(&id, rule, observed, effects),
+            rule => self.replace_rule(&id, rule, observed, effects),
         }
     }
 
     /// Records a rule with the same spec and changed metadata or status. Of these the engine uses
     /// the confirmation and the status.
-    fn note_rule(&mut self, id: &Arc<RuleId>, shown: ShownRule, effects: &mut Effects) {
+    fn note_rule(
+        &mut self,
+        id: &Arc<RuleId>,
+        rule: Rule,
+        observed: Observed,
+        effects: &mut Effects,
+    ) {
         let Some(state) = self.rules.get_mut(id) else {
             return;
         };
-        let confirmation = |rule: &Result<Rule, Refused>| {
-            rule.as_ref()
-                .ok()
-                .and_then(|rule| rule.confirm_deletion.clone())
-        };
-        let confirmed = confirmation(&state.rule) != confirmation(&shown.rule);
-        state.rule = shown.rule;
-        state.status.observe(shown.observed);
+        let confirmed = state
+            .valid()
+            .is_none_or(|old| old.confirm_deletion != rule.confirm_deletion);
+        state.rule = Ok(rule);
+        state.status.observe(observed);
         if confirmed {
             self.confirm(id, effects);
         }
     }
 
     /// Records a rule that is new or has another spec.
-    fn replace_rule(&mut self, id: &Arc<RuleId>, shown: ShownRule, effects: &mut Effects) {
-        let ShownRule { rule, observed } = shown;
+    fn replace_rule(
+        &mut self,
+        id: &Arc<RuleId>,
+        rule: Result<Rule, Refused>,
+        observed: Observed,
+        effects: &mut Effects,
+    ) {
         self.replan_rule(id);
         let old = self.rules.remove(id);
         let former = old.as_ref().and_then(RuleState::valid);

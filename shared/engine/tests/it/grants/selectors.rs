@@ -340,7 +340,7 @@ fn a_rule_takes_as_many_as_make_as_many_copies_as_it_may_have() {
     let (_, reason, message) = condition(&scene.status(&id), "SourcesFound");
     assert_eq!(reason, "SourceRefused");
     assert!(
-        message.starts_with("the rule has 5 sources, and Mimeo copies at most 4"),
+        message.starts_with("the rule has too many sources, and Mimeo copies at most 4"),
         "{message}"
     );
 }

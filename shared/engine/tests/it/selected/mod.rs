@@ -373,7 +373,7 @@ fn of_very_many_the_next_are_asked_for_when_the_first_have_gone() {
     assert!(
         condition(&world.status(), "SourcesFound")
             .1
-            .starts_with("the rule has at least 1024 sources, ")
+            .starts_with("the rule has too many sources, ")
     );
     world.read = Some(SourceRead::Relabelled);
     for object in &all[256..1000] {
