@@ -296,6 +296,11 @@ impl Index {
                 .into_iter()
                 .flatten(),
         );
+        self.replan_rules(rules);
+    }
+
+    /// The situation of these rules has changed.
+    pub(crate) fn replan_rules(&mut self, rules: impl IntoIterator<Item = Arc<RuleId>>) {
         for id in rules {
             self.mark_status_due(&id);
             self.replan_rule(&id);

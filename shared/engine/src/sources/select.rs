@@ -263,18 +263,9 @@ impl Index {
         })
     }
 
-    fn mark_statuses_due_of_selector(&mut self, selector: &SourceSelector) {
-        for id in self.rules_selecting(selector) {
-            self.mark_status_due(&id);
-        }
-    }
-
     /// Plans again for all rules with this selector, whether or not an object was found or lost.
     fn replan_rules_of_selector(&mut self, selector: &SourceSelector) {
-        for id in self.rules_selecting(selector) {
-            self.mark_status_due(&id);
-            self.replan_rule(&id);
-        }
+        self.replan_rules(self.rules_selecting(selector));
     }
 
     /// Returns the source that a copy names in its annotation.
@@ -470,11 +461,14 @@ impl Index {
         }
         if moved || self.seen_as(source) != before {
             self.refit_selecting(selector, effects);
-            self.mark_statuses_due_of_selector(selector);
             // An object that is not copied now has no projection that would cause a plan. But
             // copies may have been made from it earlier, and may be deleted now.
-            if self.projections.of_source(source).next().is_none() {
-                self.replan_rules_of_selector(selector);
+            let copied = self.projections.of_source(source).next().is_some();
+            for id in self.rules_selecting(selector) {
+                self.mark_status_due(&id);
+                if !copied {
+                    self.replan_rule(&id);
+                }
             }
         }
         self.render_source(source, effects);
@@ -599,18 +593,11 @@ impl Index {
     /// Requests a read of selected objects that the rule copies now, and drops those that it no
     /// longer copies.
     pub(crate) fn keep_all_copied(&mut self, id: &RuleId, effects: &mut Effects) {
-        let first = self
-            .rules
-            .get(id)
-            .and_then(|state| state.projections.first())
-            .into_iter()
-            .flatten();
-        let sources: Vec<SourceRef> = first
-            .filter_map(|projection| self.projections.get(projection))
-            .map(|projection| projection.source.clone())
-            .collect();
-        sources
-            .iter()
-            .for_each(|source| self.keep_if_copied(source, effects));
+        let sources = self
+            .valid(id)
+            .map(|rule| self.sources_had(rule).into_owned());
+        for source in sources.unwrap_or_default() {
+            self.keep_if_copied(&source, effects);
+        }
     }
 }

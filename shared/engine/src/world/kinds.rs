@@ -160,10 +160,7 @@ impl Index {
             .filter(|(_, state)| names(state))
             .map(|(id, _)| id.clone())
             .collect();
-        for id in rules {
-            self.mark_status_due(&id);
-            self.replan_rule(&id);
-        }
+        self.replan_rules(rules);
     }
 
     /// Forgets the results of discovery for kinds that are neither served nor named by a rule.
