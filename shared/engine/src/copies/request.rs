@@ -331,17 +331,7 @@ impl Why {
     /// True if this write undoes a change by another client. Quick repetitions are a fight with
     /// that client.
     pub(crate) fn repairs(self) -> bool {
-        matches!(
-            self,
-            Self::Drifted
-                | Self::Unproven
-                | Self::SilentlyChanged
-                | Self::LabelRemoved
-                | Self::Vanished
-                | Self::Disowned
-                | Self::Shared
-                | Self::Adopted
-                | Self::Overwritten
-        )
+        Self::REVERTS.contains(&self)
+            || matches!(self, Self::Unproven | Self::Adopted | Self::Overwritten)
     }
 }

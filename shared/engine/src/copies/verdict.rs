@@ -136,7 +136,10 @@ impl Index {
                             let unseen = || Gone::seen_under(None, None, Tick::ZERO);
                             Some(&mut gone.or_insert_with(unseen).absence)
                         }
-                        JobKey::ConfirmGrants(giver) => Some(self.consent.withdrawal(giver)),
+                        JobKey::ConfirmGrants(giver) => {
+                            let known = self.consent.withdrawals.entry(giver.clone());
+                            Some(&mut known.or_default().absence)
+                        }
                         _ => self.absence_mut(&key),
                     };
                     if let Some(absence) = absence {

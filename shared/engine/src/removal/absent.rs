@@ -286,7 +286,9 @@ impl Index {
                 SourceState::Missing { absence, .. } => Some(absence),
                 _ => None,
             },
-            JobKey::ConfirmGrants(giver) => self.consent.withdrawal_mut(giver),
+            JobKey::ConfirmGrants(giver) => {
+                Some(&mut self.consent.withdrawals.get_mut(giver)?.absence)
+            }
             _ => None,
         }
     }

@@ -32,7 +32,7 @@ use crate::{
 /// The facts about a namespace that no longer grants a copy.
 #[derive(Debug, Default)]
 pub(crate) struct Withdrawal {
-    absence: Absence,
+    pub(crate) absence: Absence,
     /// When the CRD of grants was created, in seconds since 1970, according to the last read.
     defined: u32,
 }
@@ -48,19 +48,6 @@ pub struct GrantsRead {
     /// When the CRD of grants was created, in seconds since 1970. `None`: the CRD does not exist or
     /// is being deleted.
     pub defined: Option<u32>,
-}
-
-impl Consent {
-    /// Returns the facts about a namespace that no longer grants something.
-    pub(crate) fn withdrawal(&mut self, giver: &str) -> &mut Absence {
-        let withdrawals = &mut self.withdrawals;
-        &mut withdrawals.entry(giver.into()).or_default().absence
-    }
-
-    /// Returns the same facts, if a copy depends on them.
-    pub(crate) fn withdrawal_mut(&mut self, giver: &str) -> Option<&mut Absence> {
-        Some(&mut self.withdrawals.get_mut(giver)?.absence)
-    }
 }
 
 impl Index {

@@ -38,7 +38,10 @@ pub(crate) enum SourceState {
         /// `None` if the object isn't held: no rule copies it, or it is too large for all rules
         /// that would.
         object: Option<Arc<Value>>,
-        facts: Facts,
+        /// Why the object is never copied with its own type. Known even if the object isn't held.
+        never: Option<SourceRefused>,
+        /// Its size as JSON, without `managedFields`.
+        bytes: usize,
         version: u64,
         /// The uid of its namespace, if that namespace is known to have been deleted since.
         home: Option<Uid>,
@@ -52,9 +55,12 @@ pub(crate) enum SourceState {
 impl SourceState {
     /// The source exists, and the engine holds the object.
     pub(crate) fn found(source: &SourceRef, object: Arc<Value>) -> Self {
+        let secret = source.gvk.is_secret();
+        let never = secret.then(|| refused_type(object["type"].as_str()));
         Self::Found {
             version: version_of(&object),
-            facts: Facts::of(source, &object),
+            never: never.flatten(),
+            bytes: bytes_of(&object) - bytes_of(&object["metadata"]["managedFields"]),
             object: Some(object),
             home: None,
         }
@@ -63,13 +69,10 @@ impl SourceState {
     /// The source exists, but only this part of it can be decoded. Mimeo makes no copies of half an
     /// object.
     fn undecodable(rest: &Value) -> Self {
-        let facts = Facts {
+        Self::Found {
+            object: None,
             never: Some(SourceRefused::Undecodable),
             bytes: 0,
-        };
-        Self::Found {
-            facts,
-            object: None,
             version: version_of(rest),
             home: None,
         }
@@ -96,30 +99,6 @@ fn version_of(object: &Value) -> u64 {
             .pointer("/metadata/resourceVersion")
             .and_then(Value::as_str),
     )
-}
-
-/// The facts for the decision whether a rule takes an object that its selector finds. They are
-/// known even if the object isn't held.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Facts {
-    /// Why the object is never copied with its own type.
-    pub(crate) never: Option<SourceRefused>,
-    /// Its size as JSON, without `managedFields`.
-    pub(crate) bytes: usize,
-}
-
-impl Facts {
-    fn of(source: &SourceRef, object: &Value) -> Self {
-        let never = source
-            .gvk
-            .is_secret()
-            .then(|| refused_type(object["type"].as_str()))
-            .flatten();
-        Self {
-            never,
-            bytes: bytes_of(object) - bytes_of(&object["metadata"]["managedFields"]),
-        }
-    }
 }
 
 /// `Debug` is not derived, because the object may be a Secret.
@@ -189,7 +168,7 @@ impl Index {
     /// Returns the size of a source as JSON, or 0 if it was not read.
     pub(crate) fn size_of_source(&self, source: &SourceRef) -> usize {
         match self.sources.get(source) {
-            Some(SourceState::Found { facts, .. }) => facts.bytes,
+            Some(SourceState::Found { bytes, .. }) => *bytes,
             _ => 0,
         }
     }
@@ -398,17 +377,11 @@ impl Renderer {
         match state {
             _ if !projection.granted => Err(NoRendering::NotGranted),
             SourceState::Found {
-                facts:
-                    Facts {
-                        never: Some(SourceRefused::Undecodable),
-                        ..
-                    },
+                never: Some(SourceRefused::Undecodable),
                 ..
             } => Err(NoRendering::Refused(SourceRefused::Undecodable)),
-            SourceState::Found { facts, .. }
-                if refused_size(rule.id.kind, facts.bytes).is_some() =>
-            {
-                Err(NoRendering::Refused(SourceRefused::TooLarge(facts.bytes)))
+            SourceState::Found { bytes, .. } if refused_size(rule.id.kind, *bytes).is_some() => {
+                Err(NoRendering::Refused(SourceRefused::TooLarge(*bytes)))
             }
             SourceState::NotRead | SourceState::Found { object: None, .. } => {
                 Err(NoRendering::NotRead)

@@ -25,7 +25,7 @@ use mimeo_model::{
 
 use crate::{
     Effects, Index, Member, Members, SourceState, copy::CopyState, jobs::JobKey,
-    projection::Projection, sources::Facts,
+    projection::Projection,
 };
 
 /// The objects that one selector finds, as far as they are known.
@@ -75,19 +75,13 @@ pub(crate) struct Choice {
 }
 
 impl Index {
-    /// Returns the facts that decide if a rule takes the source: whether it exists, and the details
-    /// if it was read. The size is left out.
-    fn seen_as(&self, source: &SourceRef) -> (bool, Option<Facts>) {
+    /// Returns the facts that decide if a rule takes the source: whether it exists, whether it was
+    /// read, and why it is never copied.
+    fn seen_as(&self, source: &SourceRef) -> (bool, bool, Option<SourceRefused>) {
         match self.sources.get(source) {
-            Some(SourceState::NotRead) => (true, None),
-            Some(SourceState::Found { facts, .. }) => (
-                true,
-                Some(Facts {
-                    bytes: 0,
-                    ..facts.clone()
-                }),
-            ),
-            Some(SourceState::Missing { .. }) | None => (false, None),
+            Some(SourceState::NotRead) => (true, false, None),
+            Some(SourceState::Found { never, .. }) => (true, true, never.clone()),
+            Some(SourceState::Missing { .. }) | None => (false, false, None),
         }
     }
 
@@ -138,8 +132,8 @@ impl Index {
             choice.beyond |= members.excess().is_some_and(|member| !member.copy);
             for member in members.first() {
                 let source = selector.source(&*member.name);
-                let facts = match self.sources.get(&source) {
-                    Some(SourceState::Found { facts, .. }) => Some(facts),
+                let never = match self.sources.get(&source) {
+                    Some(SourceState::Found { never, .. }) => never.as_ref(),
                     Some(SourceState::NotRead) => None,
                     Some(SourceState::Missing { .. }) | None => continue,
                 };
@@ -150,7 +144,6 @@ impl Index {
                 // A rule that changes the type of Secrets may copy the object, unless the object
                 // can't be decoded.
                 let retyped = rule.transform.secret_type().is_some();
-                let never = facts.and_then(|facts| facts.never.as_ref());
                 if let Some(why) = never
                     .filter(|why| !retyped || **why == SourceRefused::Undecodable)
                     .cloned()
@@ -486,10 +479,10 @@ impl Index {
             .of_source(source)
             .any(|(_, projection)| fits(projection));
         let kept = copied || self.may_be_copied_later(source);
-        let Some(SourceState::Found { object, facts, .. }) = self.sources.get_mut(source) else {
+        let Some(SourceState::Found { object, never, .. }) = self.sources.get_mut(source) else {
             return;
         };
-        let decodable = facts.never != Some(SourceRefused::Undecodable);
+        let decodable = *never != Some(SourceRefused::Undecodable);
         if object.is_none() && copied && decodable {
             self.read_again(source, effects);
         } else if !kept {

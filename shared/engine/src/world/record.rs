@@ -108,17 +108,10 @@ impl Index {
         }
     }
 
-    /// True while a kind's record is being removed.
-    pub(crate) fn is_being_forgotten(&self, kind: &GroupKind) -> bool {
-        self.kinds
-            .id(kind)
-            .is_some_and(|id| self.kinds[id].note == Note::Removing)
-    }
-
     /// The record of a kind stays for now, because a copy was found after all.
     pub(crate) fn kept_kind(&mut self, kind: &GroupKind) {
-        if self.is_being_forgotten(kind)
-            && let Some(id) = self.kinds.id(kind)
+        if let Some(id) = self.kinds.id(kind)
+            && self.kinds[id].note == Note::Removing
         {
             self.kinds[id].note = Note::Present { fresh: false };
             // Copies of a rule that came to want the kind wait for this.
