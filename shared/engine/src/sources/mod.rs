@@ -7,7 +7,10 @@
 pub(crate) mod members;
 pub(crate) mod select;
 
-use std::{collections::BTreeSet, sync::Arc};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
 
 use serde_json::Value;
 
@@ -290,7 +293,8 @@ impl Index {
         projections: Vec<ProjectionId>,
         effects: &mut Effects,
     ) {
-        let mut touched = BTreeSet::new();
+        // The rules, each with whether one of its renderings has changed.
+        let mut rules: BTreeMap<Arc<RuleId>, bool> = BTreeMap::new();
         let mut changed = BTreeSet::new();
         let mut renderer = Renderer::default();
         for id in projections {
@@ -306,32 +310,25 @@ impl Index {
             let Some(state) = self.sources.get(&projection.source) else {
                 continue;
             };
-            touched.insert(projection.rule.clone());
+            let replans = rules.entry(projection.rule.clone()).or_default();
             let cluster = &self.settings.cluster;
             let rendering = renderer.rendering(rule, target, projection, state, cluster);
-            let same = rendering == projection.rendering;
-            if !same {
+            // If the copies don't carry the edit of the source, nothing more happens.
+            if rendering != projection.rendering {
                 projection.reference = first_reference(self.settings.keeps_copies(), &rendering);
                 projection.failed_dry_runs = 0;
                 projection.rendering = rendering;
                 projection.renewed = Some(self.now);
-            }
-            // If the copies don't carry the edit of the source, nothing more happens.
-            if !same {
                 changed.insert(id);
+                *replans = true;
             }
         }
-        for id in &touched {
+        for (id, replans) in &rules {
             self.mark_status_due(id);
             self.remind_of_grace(id, effects);
-        }
-        let concerned: BTreeSet<Arc<RuleId>> = changed
-            .iter()
-            .filter_map(|id| self.projections.get(id))
-            .map(|projection| projection.rule.clone())
-            .collect();
-        for id in &concerned {
-            self.replan_rule(id);
+            if *replans {
+                self.replan_rule(id);
+            }
         }
         // The copies of these projections are in namespaces that are dirty now.
         for name in &self.dirty {
