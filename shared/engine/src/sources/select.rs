@@ -583,8 +583,7 @@ impl Index {
             .for_each(|source| self.keep_if_copied(source, effects));
     }
 
-    /// Requests a read of selected objects that the rule copies now, and drops those that it no
-    /// longer copies.
+    /// Requests a read of the sources that the rule copies now and that aren't held.
     pub(crate) fn keep_all_copied(&mut self, id: &RuleId, effects: &mut Effects) {
         let sources = self
             .valid(id)

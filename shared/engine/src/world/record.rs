@@ -151,10 +151,6 @@ impl Index {
             })
     }
 
-    pub(crate) fn has_rules(&self, kind: RuleKind) -> bool {
-        self.rules.keys().any(|id| id.kind == kind)
-    }
-
     /// True if a copy names a rule of this kind that does not exist.
     fn has_gone(&self, kind: RuleKind) -> bool {
         self.gone.keys().any(|id| id.kind == kind)
@@ -219,9 +215,7 @@ impl Index {
             effects.jobs.ask(JobKey::RecordKind(kind));
         }
         for kind in RuleKind::ALL {
-            let used =
-                kind == RuleKind::ClusterReplication || self.has_rules(kind) || self.has_gone(kind);
-            if used && self.crd_unrecorded(kind) {
+            if self.crd_unrecorded(kind) {
                 effects.jobs.ask(JobKey::RecordCrd(kind));
             }
         }
@@ -239,10 +233,7 @@ impl Index {
         for (id, _) in elsewhere {
             effects.jobs.ask(JobKey::ConfirmRule(id.clone()));
         }
-        // If no tenant ever had a rule, there are no rules of a former CRD to tell apart.
-        let used =
-            kind == RuleKind::ClusterReplication || recorded.is_some() || self.has_rules(kind);
-        if !used || current == recorded {
+        if current == recorded {
             return;
         }
         if self.may_replace_crd(kind) {
