@@ -258,7 +258,6 @@ impl Engine {
             }
         }
         let work = &mut self.effects.work;
-        work.rest();
         if work.untidy && self.index.now < work.tidy_after {
             work.timer(work.tidy_after, Timer::Tidy);
         } else if work.untidy {

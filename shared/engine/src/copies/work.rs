@@ -50,14 +50,12 @@ pub struct Notice {
     pub failure: Failure,
 }
 
-/// An empty queue keeps room for this many copies.
-const FEW: usize = 64;
-
 #[derive(Debug, Default)]
 pub(crate) struct Work {
-    urgent: VecDeque<CopyKey>,
-    normal: VecDeque<CopyKey>,
-    tenants: Turns,
+    /// The copies that wait for their requests. No queue is empty.
+    waiting: BTreeMap<Queue, VecDeque<CopyKey>>,
+    /// The tenants' queue that had the last turn.
+    last: Queue,
     timers: BTreeSet<(Tick, Timer)>,
     pub(crate) serial: u32,
     pub(crate) untidy: bool,
@@ -65,32 +63,17 @@ pub(crate) struct Work {
     pub(crate) tidy_after: Tick,
 }
 
-/// The waiting copies of `Replication`s, by the namespace of their rule. The namespaces take turns,
-/// so one namespace with many copies cannot delay the others.
-#[derive(Debug, Default)]
-struct Turns {
-    waiting: BTreeMap<Box<str>, VecDeque<CopyKey>>,
-    /// The namespace that had the last turn.
-    last: Box<str>,
-}
-
-impl Turns {
-    fn push(&mut self, home: &str, copy: CopyKey) {
-        self.waiting.entry(home.into()).or_default().push_back(copy);
-    }
-
-    fn pop(&mut self) -> Option<CopyKey> {
-        let after = (Bound::Excluded(&*self.last), Bound::Unbounded);
-        let next = self.waiting.range::<str, _>(after).next();
-        let (home, _) = next.or_else(|| self.waiting.first_key_value())?;
-        self.last = home.clone();
-        let copies = self.waiting.get_mut(&self.last)?;
-        let copy = copies.pop_front();
-        if copies.is_empty() {
-            self.waiting.remove(&self.last);
-        }
-        copy
-    }
+/// A queue of copies. The first queue with copies is served first.
+#[derive(Debug, Default, Clone, PartialEq, Eq, PartialOrd, Ord)]
+enum Queue {
+    /// Copies in namespaces whose pods wait for them.
+    #[default]
+    Urgent,
+    /// Other copies of `ClusterReplication`s.
+    Normal,
+    /// Copies of the `Replication`s of a namespace. These queues take turns, so one namespace with
+    /// many copies cannot delay the others.
+    Tenants(Box<str>),
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
@@ -124,27 +107,32 @@ impl Work {
         if std::mem::replace(&mut copy.in_queue, true) {
             return;
         }
-        let queued = copy.key(namespace);
-        match home {
-            Some(home) => self.tenants.push(home, queued),
-            None if urgent => self.urgent.push_back(queued),
-            None => self.normal.push_back(queued),
-        }
+        let queue = match home {
+            Some(home) => Queue::Tenants(home.into()),
+            None if urgent => Queue::Urgent,
+            None => Queue::Normal,
+        };
+        let waiting = self.waiting.entry(queue).or_default();
+        waiting.push_back(copy.key(namespace));
         self.untidy = true;
     }
 
     pub(crate) fn pop(&mut self) -> Option<CopyKey> {
-        self.urgent
-            .pop_front()
-            .or_else(|| self.normal.pop_front())
-            .or_else(|| self.tenants.pop())
-    }
-
-    /// The queue is empty. Gives the memory of a large fan-out back instead of keeping it for the
-    /// next one.
-    pub(crate) fn rest(&mut self) {
-        self.urgent.shrink_to(FEW);
-        self.normal.shrink_to(FEW);
+        let (first, _) = self.waiting.first_key_value()?;
+        let mut queue = first.clone();
+        if let Queue::Tenants(_) = first {
+            let after = (Bound::Excluded(&self.last), Bound::Unbounded);
+            if let Some((next, _)) = self.waiting.range::<Queue, _>(after).next() {
+                queue = next.clone();
+            }
+            self.last = queue.clone();
+        }
+        let copies = self.waiting.get_mut(&queue)?;
+        let copy = copies.pop_front();
+        if copies.is_empty() {
+            self.waiting.remove(&queue);
+        }
+        copy
     }
 
     pub(crate) fn timers(&self) -> usize {
@@ -152,12 +140,16 @@ impl Work {
     }
 
     pub(crate) fn queued(&self) -> Queued {
-        let tenants = self.tenants.waiting.values().map(VecDeque::len).sum();
-        Queued {
-            urgent: self.urgent.len(),
-            normal: self.normal.len(),
-            tenants,
+        let mut queued = Queued::default();
+        for (queue, copies) in &self.waiting {
+            let count = match queue {
+                Queue::Urgent => &mut queued.urgent,
+                Queue::Normal => &mut queued.normal,
+                Queue::Tenants(_) => &mut queued.tenants,
+            };
+            *count += copies.len();
         }
+        queued
     }
 
     /// Something has disappeared. The next tidying removes the state that only it needed.
