@@ -1,7 +1,7 @@
 //! The outcome of a request: an answer of the API server, reduced to the few cases that the engine
 //! treats differently.
 
-use std::{fmt, time::Duration};
+use std::time::Duration;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{
     ObjectMeta, Status, StatusCause, StatusDetails,
@@ -93,6 +93,14 @@ pub enum Unreadable {
 }
 
 impl Unreadable {
+    /// The reason in one stable word.
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::Forbidden { .. } => "Forbidden",
+            Self::Unavailable => "Unavailable",
+        }
+    }
+
     /// The reason for people: the fault when Mimeo reads `resource`.
     pub fn explain(self, resource: &str) -> String {
         match self {
@@ -140,15 +148,6 @@ impl FailureReason {
 }
 
 /// Prints the stable word.
-impl fmt::Display for Unreadable {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Forbidden { .. } => "Forbidden",
-            Self::Unavailable => "Unavailable",
-        })
-    }
-}
-
 impl Outcome {
     /// The outcome for an error answer to a request about the object `name`. `retry_after` comes
     /// from the HTTP header.

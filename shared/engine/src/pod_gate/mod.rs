@@ -35,6 +35,9 @@ use crate::{
 /// budget ended is retried one or two seconds later.
 const FAREWELL: Duration = Duration::from_secs(5);
 
+/// The word for a conflict, with its meaning for users that look at a pod.
+const CONFLICT: Blocked = "Conflict, an object of that name exists";
+
 /// How far one watch may be ahead of another. A longer lead is rare, and only costs a needless
 /// request.
 const SETTLING: Duration = Duration::from_millis(250);
@@ -132,13 +135,7 @@ impl Progress {
             Some(_) => &mut self.excused,
         };
         self.required |= required && blocked.is_none();
-        let why = match blocked {
-            None => underway,
-            Some(Blocked::Failure(FailureReason::Conflict)) => {
-                "Conflict, an object of that name exists".to_owned()
-            }
-            Some(why) => why.to_string(),
-        };
+        let why = blocked.map_or(underway, ToOwned::to_owned);
         list.push(AwaitedCopy {
             copy,
             rule,
@@ -311,10 +308,9 @@ impl Index {
             // namespace may arrive later than the namespace, and a pod in that namespace may be the
             // one to create it. So a missing permission holds no pods here.
             Some(FailureReason::Forbidden) if self.settings.reach.targets.is_some() => Hold::None,
-            Some(reason) if !reason.is_silence() => Hold::Cannot(Blocked::Failure(reason)),
-            _ if copy.verdict.outlook == Outlook::Conflict => {
-                Hold::Cannot(Blocked::Failure(FailureReason::Conflict))
-            }
+            Some(FailureReason::Conflict) => Hold::Cannot(CONFLICT),
+            Some(reason) if !reason.is_silence() => Hold::Cannot(reason.as_str()),
+            _ if copy.verdict.outlook == Outlook::Conflict => Hold::Cannot(CONFLICT),
             _ => Hold::Writing,
         }
     }

@@ -192,7 +192,7 @@ impl Index {
             )),
             Known::Listed(resource) => Ok(resource),
             Known::Unreadable(why) => {
-                let version = gvk.api_version();
+                let (version, why) = (gvk.api_version(), why.word());
                 let message =
                     format!("the API server does not say which kinds {version} has ({why})");
                 Err((ConditionReason::SourceRefused, message))
