@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use mimeo_model::{
-    id::RuleKind,
+    id::{RuleId, RuleKind},
     kind::{GroupVersionKind, Resource},
     source::{SourceRef, SourceSelector},
 };
@@ -38,8 +38,11 @@ impl Index {
         self.demand_version += 1;
     }
 
-    /// Returns the watches that rules of these kinds need.
-    fn demanded(&self, rules: &[RuleKind]) -> Demand {
+    /// Returns the watches that rules need.
+    fn demanded(&self) -> Demand {
+        // New namespaces do not wait for the copies of Replications.
+        let waited_for =
+            |id: &RuleId| self.settings.keeps_copies() || id.kind == RuleKind::ClusterReplication;
         let mut demand = Demand {
             confined: self.settings.reach.sources.is_some(),
             ..Demand::default()
@@ -56,7 +59,7 @@ impl Index {
             if let Some(resource) = self.kinds.resource(projection.gvk()) {
                 let named = projection.source.is_named();
                 if named
-                    && rules.contains(&projection.rule.kind)
+                    && waited_for(&projection.rule)
                     && !demand.sources.contains_key(&projection.source)
                 {
                     demand
@@ -67,7 +70,7 @@ impl Index {
             }
         }
         let selecting = self.rules.values().filter_map(RuleState::valid);
-        let selecting = selecting.filter(|rule| rules.contains(&rule.id.kind));
+        let selecting = selecting.filter(|rule| waited_for(&rule.id));
         let refused = |selector: &&SourceSelector| {
             let home = Some(&*selector.namespace);
             self.settings
@@ -108,13 +111,7 @@ impl Index {
     /// show, because no events about it arrive from now on. Until this call the state stays valid,
     /// even if the demand changes back and forth.
     pub(crate) fn demand(&mut self, effects: &mut Effects) -> Demand {
-        // New namespaces do not wait for the copies of Replications.
-        let kinds: &[RuleKind] = if self.settings.keeps_copies() {
-            &RuleKind::ALL
-        } else {
-            &[RuleKind::ClusterReplication]
-        };
-        let mut demand = self.demanded(kinds);
+        let mut demand = self.demanded();
         // A watch that is closed and opened again makes a new listing.
         for selector in std::mem::take(&mut self.relist) {
             if demand.selectors.remove(&selector).is_some() {

@@ -71,11 +71,6 @@ impl Kinds {
     pub(crate) fn ask(&mut self, gvk: &GroupVersionKind) -> &mut Known<Resource> {
         self.served.entry(gvk.clone()).or_default()
     }
-
-    /// Makes the kind count as not served.
-    pub(crate) fn give_up(&mut self, gvk: &GroupVersionKind) {
-        self.served.insert(gvk.clone(), Known::Unserved);
-    }
 }
 
 impl ops::Index<KindId> for Kinds {

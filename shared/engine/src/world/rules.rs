@@ -354,7 +354,7 @@ impl Index {
                 let Some(kind) = self.kind_id(&source.gvk.group_kind()) else {
                     // The rule's status says that the kind isn't served. Of so many kinds hardly
                     // any can be served.
-                    self.kinds.give_up(&source.gvk);
+                    *self.kinds.ask(&source.gvk) = Known::Unserved;
                     continue;
                 };
                 self.kinds.ask(&source.gvk);
