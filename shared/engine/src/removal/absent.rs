@@ -152,15 +152,6 @@ impl Absence {
         again
     }
 
-    /// Returns the namespaces that must be planned again because the read has become too old.
-    fn expire(&mut self, now: Tick) -> BTreeSet<Arc<str>> {
-        if now < self.read_at + FRESH {
-            return BTreeSet::new();
-        }
-        self.fresh = false;
-        std::mem::take(&mut self.users)
-    }
-
     /// Returns how the object disappeared if a read found this namespace but not the object.
     /// `shown` is the number of observations of copies when the read began.
     pub(crate) fn absent_at(&self, home: Home, shown: u64) -> Became {
@@ -268,12 +259,15 @@ impl Index {
         }
     }
 
-    /// A read that found an object missing is too old now. Copies that still depend on it wait for
-    /// another read.
+    /// A read that found an object missing may be too old now. Copies that still depend on it then
+    /// wait for another read.
     pub(crate) fn expire(&mut self, key: &JobKey) {
         let now = self.now;
-        if let Some(absence) = self.absence_mut(key) {
-            let mut users = absence.expire(now);
+        if let Some(absence) = self.absence_mut(key)
+            && now >= absence.read_at + FRESH
+        {
+            absence.fresh = false;
+            let mut users = std::mem::take(&mut absence.users);
             self.dirty.append(&mut users);
         }
     }
