@@ -187,10 +187,10 @@ impl Index {
         rank(a) < rank(b)
     }
 
-    /// True if the selectors of the rule `present` are not listed yet. The annotation of the present
-    /// copy names this rule. Until the listing no other rule takes the copy, because the other rule
-    /// would then keep it. A `ClusterReplication` wins the copy in any case, so a Replication
-    /// reserves nothing against it.
+    /// True if the selectors of the rule `present` are not listed yet. The annotation of the copy
+    /// names this rule. Until the listing no other rule takes the copy, because the other rule would
+    /// then keep it. A `ClusterReplication` wins the copy in any case, so a Replication reserves
+    /// nothing against it.
     fn is_yet_to_say(&self, present: &RuleId, other: &RuleId) -> bool {
         let rule = self.valid(present);
         *other != *present

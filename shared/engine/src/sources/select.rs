@@ -85,8 +85,8 @@ impl Index {
         }
     }
 
-    /// True if the selector of the source is not listed yet, so that its copied objects are unknown,
-    /// and this object may be one of them.
+    /// True if the selector of the source is not listed yet, so that its copied objects are
+    /// unknown, and this object may be one of them.
     fn may_be_copied_later(&self, source: &SourceRef) -> bool {
         let bytes = self.size_of_source(source);
         let findings = source
@@ -163,8 +163,8 @@ impl Index {
     /// The selectors of a rule that are followed: it may select there. All selectors of
     /// `ClusterReplication`s are followed, and those of a Replication in its own namespace and in
     /// namespaces that consent. If a selector isn't followed, Mimeo watches nothing and looks
-    /// nothing up for it, and the rule gets no sources from it. That holds even if the same selector
-    /// is followed for another rule.
+    /// nothing up for it, and the rule gets no sources from it. That holds even if the same
+    /// selector is followed for another rule.
     pub(crate) fn followed<'a>(&self, rule: &'a Rule) -> Vec<&'a SourceSelector> {
         rule.selectors
             .iter()
