@@ -22,7 +22,7 @@ use crate::{
     clock::Tick,
     conditions::Conditions,
     numbers::Reported,
-    tally::{CellName, FAILURES, Tally},
+    tally::{CellName, Tally},
     view::Changes,
     work::Timer,
 };
@@ -99,6 +99,7 @@ const PACE: Duration = Duration::from_secs(1);
 /// A webhook configuration reaches every API server within this time.
 pub(crate) const HOOKS_KNOWN: Duration = Duration::from_secs(5);
 const SOURCES: usize = 32;
+const FAILURES: usize = 20;
 /// The longest status, in bytes of JSON. With very long names, fewer entries fit than the other
 /// limits allow. Each client that watches rules receives the whole status with each change.
 const LONGEST: usize = 16 * 1024 - 1;
@@ -314,7 +315,7 @@ impl Index {
                 }
             }
             Ok(rule) => {
-                self.tally_not_granted(rule, &mut tally);
+                self.tally_not_granted(id, rule, &mut tally);
                 let choice = self.choose(rule);
                 self.describe(state, rule, (&tally, &choice), &mut conditions);
                 self.describe_held(id, &mut conditions);
@@ -373,8 +374,8 @@ fn failure(
 ) -> CopyFailure {
     CopyFailure {
         kind,
-        namespace: namespace.to_string(),
-        name: name.to_string(),
+        namespace,
+        name,
         reason: reason.to_string(),
         message: message.chars().take(300).collect(),
     }

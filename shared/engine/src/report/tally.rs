@@ -10,29 +10,30 @@ use mimeo_api::{CopyCounts, Plan, PlannedCopy};
 
 use mimeo_model::{
     id::{KindId, RuleId},
-    meta::Seen,
     outcome::FailureReason,
     rule::Rule,
 };
 
 use crate::{CopyNumbers, Effort, Index, Namespace, copy::CopyState, verdict::Outlook};
 
-/// The largest number of failures that are reported for a rule.
-pub(crate) const FAILURES: usize = 20;
 const PLANNED: usize = 20;
 
 /// Namespace, kind and name: the order in which failures are reported.
-pub(crate) type CellName = (Arc<str>, String, Arc<str>);
+pub(crate) type CellName = (String, String, String);
 
-/// The state of one copy for a rule. The rule wants a copy there, or has left a copy there that it
-/// no longer wants.
+/// The state of one copy for its rule. The rule wants the copy, or has left it behind.
 pub(crate) struct Standing<'a> {
+    pub(crate) rule: &'a Arc<RuleId>,
+    pub(crate) kind: &'a str,
+    pub(crate) name: Cow<'a, str>,
     /// True if the rule wants a copy.
     pub(crate) wanted: bool,
     /// The change that the rule wants. [`Outlook::Right`]: the copy is correct.
     pub(crate) outlook: Outlook,
     /// The failure: a stable reason, and a sentence for users.
     pub(crate) failure: Option<(FailureReason, Cow<'a, str>)>,
+    /// The copy and its namespace. `None`: the rule cannot have the copy.
+    pub(crate) copy: Option<(&'a Arc<str>, &'a CopyState)>,
 }
 
 /// The counts of the copies of one rule.
@@ -58,19 +59,12 @@ impl Tally {
     /// Returns the number of copies, and the number of failures for each reason.
     pub(crate) fn numbers(&self) -> CopyNumbers {
         let CopyCounts {
-            desired,
-            synced,
-            failed,
+            desired, synced, ..
         } = self.copies;
         let count = |count: i32| usize::try_from(count).unwrap_or_default();
         let mut reasons = BTreeMap::new();
         for (reason, _) in self.failures.values() {
             *reasons.entry(*reason).or_default() += 1;
-        }
-        // Only failures with the reason `NotGranted` are counted without being listed by name.
-        let more = count(failed).saturating_sub(self.failures.len());
-        if more > 0 {
-            *reasons.entry(FailureReason::NotGranted).or_default() += more;
         }
         CopyNumbers {
             desired: count(desired),
@@ -80,18 +74,18 @@ impl Tally {
     }
 
     /// Counts a copy. Most copies are correct, so their names are in no list.
-    pub(crate) fn count(&mut self, copy: impl Fn() -> CellName, standing: Standing<'_>) {
-        let Standing {
-            wanted,
-            outlook,
-            failure,
-        } = standing;
-        self.copies.desired += i32::from(wanted);
-        self.copies.synced += i32::from(outlook == Outlook::Right);
-        self.plan(outlook, &copy);
-        if let Some((reason, message)) = failure {
+    pub(crate) fn count(&mut self, namespace: &str, standing: &Standing<'_>) {
+        let copy = || {
+            let (kind, name) = (standing.kind.to_owned(), standing.name.to_string());
+            (namespace.to_owned(), kind, name)
+        };
+        self.copies.desired += i32::from(standing.wanted);
+        self.copies.synced += i32::from(standing.outlook == Outlook::Right);
+        self.plan(standing.outlook, &copy);
+        if let Some((reason, message)) = &standing.failure {
             self.copies.failed += 1;
-            self.failures.insert(copy(), (reason, message.into()));
+            self.failures
+                .insert(copy(), (*reason, Box::from(&**message)));
         }
     }
 
@@ -122,8 +116,8 @@ fn planned(((namespace, kind, name), action): (&CellName, &Outlook)) -> PlannedC
     PlannedCopy {
         action: action.planned().unwrap_or_default().to_owned(),
         kind: kind.clone(),
-        namespace: namespace.to_string(),
-        name: name.to_string(),
+        namespace: namespace.clone(),
+        name: name.clone(),
     }
 }
 
@@ -135,41 +129,23 @@ impl Index {
         rules: Vec<Arc<RuleId>>,
         effort: &mut Effort,
     ) -> Vec<(Arc<RuleId>, Tally)> {
-        let valid = |id: &&Arc<RuleId>| self.rules.get(*id).is_some_and(|state| state.rule.is_ok());
-        let mut tallies: BTreeMap<_, _> = rules
-            .iter()
-            .filter(valid)
-            .map(|id| (id.clone(), Tally::default()))
-            .collect();
+        let valid = |id: &&Arc<RuleId>| self.valid(id).is_some();
+        let counted: BTreeSet<Arc<RuleId>> = rules.iter().filter(valid).cloned().collect();
         // A ClusterReplication may have copies anywhere.
-        let places: BTreeSet<Arc<str>> = if tallies.keys().any(|id| id.namespace.is_none()) {
+        let places: BTreeSet<Arc<str>> = if counted.iter().any(|id| id.namespace.is_none()) {
             self.namespaces.keys().cloned().collect()
         } else {
-            tallies.keys().flat_map(|id| self.places(id)).collect()
+            counted.iter().flat_map(|id| self.places(id)).collect()
         };
+        let mut tallies: BTreeMap<&Arc<RuleId>, Tally> = BTreeMap::new();
         for (name, namespace) in places
             .iter()
             .filter_map(|name| self.namespaces.get_key_value(name))
         {
             effort.counted += u64::try_from(namespace.copies.len()).unwrap_or(u64::MAX);
-            for copy in &namespace.copies {
-                if let Some(id) = self.projections.owner(copy)
-                    && let Some(tally) = tallies.get_mut(id)
-                    && let Some(standing) = self.standing(id, (name, namespace), copy)
-                {
-                    let kind = || self.kind_of(copy.kind).to_owned();
-                    tally.count(|| (name.clone(), kind(), copy.name.clone()), standing);
-                }
-            }
-            for (id, blocked) in &namespace.blocked {
-                let Some(tally) = tallies.get_mut(id) else {
-                    continue;
-                };
-                for ((kind, copy_name), copy) in blocked {
-                    let standing = Standing::blocked(copy.reason(), copy.message(id, name));
-                    let kind = || self.kind_of(*kind).to_owned();
-                    tally.count(|| (name.clone(), kind(), copy_name.clone()), standing);
-                }
+            for standing in self.standings(name, namespace, |id| counted.contains(id)) {
+                let tally = tallies.entry(standing.rule).or_default();
+                tally.count(name, &standing);
             }
         }
         let tally = |id| {
@@ -179,64 +155,100 @@ impl Index {
         rules.into_iter().map(tally).collect()
     }
 
-    /// Returns the state of a copy for this rule. `None`: the rule wants no copy there and has none
-    /// there.
-    pub(crate) fn standing<'a>(
+    /// Returns the states of the copies in a namespace that belong to the asked rules, and of the
+    /// copies that these rules want there and cannot have.
+    pub(crate) fn standings<'a>(
         &'a self,
-        id: &RuleId,
-        (name, namespace): (&str, &Namespace),
-        copy: &'a CopyState,
-    ) -> Option<Standing<'a>> {
-        let projection = self.projections.wanted(copy);
-        let wanted = projection.is_some_and(|projection| *projection.rule == *id);
-        let own = |seen: &Seen| seen.rule.as_deref() == Some(id) && !seen.elsewhere;
-        let left_behind = copy.want.is_none() && namespace.alive() && copy.ours().is_some_and(own);
-        (wanted || left_behind).then(|| Standing {
-            wanted,
-            outlook: copy.verdict.outlook,
-            failure: failure((id, name), copy),
-        })
+        name: &'a Arc<str>,
+        namespace: &'a Namespace,
+        asked: impl Fn(&RuleId) -> bool + Copy,
+    ) -> impl Iterator<Item = Standing<'a>> {
+        let copies = namespace.copies.iter().filter_map(move |copy| {
+            let rule = self.projections.owner(copy).filter(|id| asked(id))?;
+            let wanted = self.projections.wanted(copy).is_some();
+            let left_behind = copy.want.is_none()
+                && namespace.alive()
+                && copy.ours().is_some_and(|seen| !seen.elsewhere);
+            (wanted || left_behind).then(|| Standing {
+                rule,
+                kind: self.kind_of(copy.kind),
+                name: (&*copy.name).into(),
+                wanted,
+                outlook: copy.verdict.outlook,
+                failure: failure(rule, name, copy),
+                copy: Some((name, copy)),
+            })
+        });
+        let blocked = namespace.blocked.iter();
+        let blocked = blocked
+            .filter(move |(id, _)| asked(id))
+            .flat_map(move |(id, blocked)| {
+                blocked.iter().map(move |((kind, copy_name), copy)| {
+                    let failure = (copy.reason(), copy.message(id, name).into());
+                    Standing::without_copy(id, self.kind_of(*kind), (&**copy_name).into(), failure)
+                })
+            });
+        copies.chain(blocked)
     }
 
     pub(crate) fn kind_of(&self, kind: KindId) -> &str {
         &self.kinds[kind].group_kind.kind
     }
 
-    /// Counts the copies that a rule lacks grants for. The count is the same whether their
-    /// namespaces exist or not.
-    pub(crate) fn tally_not_granted(&self, rule: &Rule, tally: &mut Tally) {
-        let Some(home) = rule.id.namespace.as_deref() else {
-            return;
-        };
-        let copies = self.ungranted_copies(rule, None);
-        let count = i32::try_from(copies.len()).unwrap_or(i32::MAX);
-        tally.copies.desired += count;
-        if !self.grants_known() {
-            return; // The copies may be correct.
-        }
-        tally.copies.failed += count;
-        // A status never shows more than these.
-        for ((namespace, kind, name), lack) in copies.into_iter().take(FAILURES) {
-            let copy = (namespace.into(), kind.to_owned(), name.into());
-            tally
-                .failures
-                .insert(copy, (FailureReason::NotGranted, lack.message(home).into()));
+    /// Returns the states of the copies that a rule lacks grants for, in one namespace or in all,
+    /// each with its namespace. They are the same whether the namespace exists or not.
+    pub(crate) fn ungranted_standings<'a>(
+        &self,
+        id: &'a Arc<RuleId>,
+        rule: &'a Rule,
+        only: Option<&str>,
+    ) -> impl Iterator<Item = (&'a str, Standing<'a>)> {
+        let home = id.namespace.as_deref();
+        let copies = home.map(|home| (home, self.ungranted_copies(rule, only)));
+        copies.into_iter().flat_map(move |(home, copies)| {
+            copies
+                .into_iter()
+                .map(move |((namespace, kind, name), lack)| {
+                    let failure = (FailureReason::NotGranted, lack.message(home).into());
+                    let standing = Standing::without_copy(id, kind, name.into(), failure);
+                    (namespace, standing)
+                })
+        })
+    }
+
+    /// Counts the copies that a rule lacks grants for.
+    pub(crate) fn tally_not_granted(&self, id: &Arc<RuleId>, rule: &Rule, tally: &mut Tally) {
+        let known = self.grants_known();
+        for (namespace, mut standing) in self.ungranted_standings(id, rule, None) {
+            if !known {
+                standing.failure = None; // The copy may be correct.
+            }
+            tally.count(namespace, &standing);
         }
     }
 }
 
-impl Standing<'_> {
-    /// The state of a copy that the rule cannot have, mostly because another rule has it.
-    pub(crate) fn blocked(reason: FailureReason, message: String) -> Self {
-        let outlook = if reason == FailureReason::RuleConflict {
+impl<'a> Standing<'a> {
+    /// The state of a copy that the rule wants and cannot have.
+    fn without_copy(
+        rule: &'a Arc<RuleId>,
+        kind: &'a str,
+        name: Cow<'a, str>,
+        failure: (FailureReason, Cow<'a, str>),
+    ) -> Self {
+        let outlook = if failure.0 == FailureReason::RuleConflict {
             Outlook::Conflict
         } else {
             Outlook::Open
         };
         Self {
+            rule,
+            kind,
+            name,
             wanted: true,
             outlook,
-            failure: Some((reason, message.into())),
+            failure: Some(failure),
+            copy: None,
         }
     }
 }
@@ -244,7 +256,8 @@ impl Standing<'_> {
 /// Returns the failure of a copy. It is the result of the last request. Without one, a wanted copy
 /// fails if the present object is being deleted and still exists.
 fn failure<'a>(
-    (rule, namespace): (&RuleId, &str),
+    rule: &RuleId,
+    namespace: &str,
     copy: &'a CopyState,
 ) -> Option<(FailureReason, Cow<'a, str>)> {
     let deleting = copy.seen().is_some_and(|seen| seen.deleting);

@@ -16,7 +16,7 @@ use mimeo_api::ClusterReplicationStatus;
 
 use mimeo_model::{id::RuleId, outcome::FailureReason};
 
-use crate::{Index, Namespace, clock::Tick, copy::CopyState, tally::Standing, verdict::Outlook};
+use crate::{Index, Namespace, clock::Tick, tally::Standing, verdict::Outlook};
 
 /// The largest number of rules in a piece.
 const RULES: usize = 64;
@@ -181,21 +181,6 @@ impl Changes {
     }
 }
 
-impl CopyView {
-    /// A copy that the rule wants and cannot have.
-    fn failed(kind: &str, name: &str, reason: FailureReason, message: Option<String>) -> Self {
-        Self {
-            kind: kind.to_owned(),
-            name: name.to_owned(),
-            wanted: true,
-            state: State::Failed,
-            reason: Some(Reason::Failed(reason)),
-            message,
-            since: None,
-        }
-    }
-}
-
 /// The reason for the state of a copy. Its `Display` is the stable word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reason {
@@ -342,15 +327,14 @@ impl<'a> Page<'a> {
     pub(crate) fn copies(self, id: &RuleId, namespace: &str) -> Vec<CopyView> {
         let shown = match self.index.namespaces.get_key_value(namespace) {
             Some((name, namespace)) => self.shown(name, namespace, Some(id)),
-            None => self.not_granted(id, namespace, true),
+            None => self.not_granted(id, namespace).collect(),
         };
         let mut copies: Vec<CopyView> = shown.into_iter().map(|(_, copy)| copy).collect();
         copies.sort_by(|a, b| (&a.kind, &a.name).cmp(&(&b.kind, &b.name)));
         copies
     }
 
-    /// Returns the copies in a namespace. With `only`, returns those of one rule, and their
-    /// messages, which take longer to make.
+    /// Returns the copies in a namespace. With `only`, returns those of one rule.
     fn shown(
         self,
         name: &'a Arc<str>,
@@ -358,25 +342,12 @@ impl<'a> Page<'a> {
         only: Option<&RuleId>,
     ) -> Vec<(&'a Arc<RuleId>, CopyView)> {
         let asked = |id: &RuleId| only.is_none_or(|only| id == only);
-        let mut all = Vec::new();
-        for copy in &namespace.copies {
-            let owner = self.index.projections.owner(copy);
-            if owner.is_some_and(|id| asked(id)) {
-                all.extend(self.show_copy((name, namespace), copy));
-            }
-        }
-        for (id, blocked) in namespace.blocked.iter().filter(|(id, _)| asked(id)) {
-            all.extend(blocked.iter().map(|((kind, copy_name), copy)| {
-                let kind = self.index.kind_of(*kind);
-                let message = only.map(|_| copy.message(id, name));
-                (
-                    id,
-                    CopyView::failed(kind, copy_name, copy.reason(), message),
-                )
-            }));
-        }
+        let standings = self.index.standings(name, namespace, asked);
+        let mut all: Vec<_> = standings
+            .filter_map(|standing| self.show(standing))
+            .collect();
         for id in self.index.rules_for(name).iter().filter(|id| asked(id)) {
-            all.extend(self.not_granted(id, name, only.is_some()));
+            all.extend(self.not_granted(id, name));
         }
         all
     }
@@ -386,64 +357,57 @@ impl<'a> Page<'a> {
         self,
         id: &RuleId,
         namespace: &str,
-        with_messages: bool,
-    ) -> Vec<(&'a Arc<RuleId>, CopyView)> {
-        let Some((id, state)) = self.index.rules.get_key_value(id) else {
-            return vec![];
-        };
-        let known = |_: &&str| self.index.grants_known();
-        let Some(home) = id.namespace.as_deref().filter(known) else {
-            return vec![];
-        };
-        let rule = state.rule.iter();
-        let copies = rule.flat_map(|rule| self.index.ungranted_copies(rule, Some(namespace)));
-        let copies = copies.map(|((_, kind, name), lack)| {
-            let message = with_messages.then(|| lack.message(home));
-            let reason = FailureReason::NotGranted;
-            (id, CopyView::failed(kind, &name, reason, message))
-        });
-        copies.collect()
+    ) -> impl Iterator<Item = (&'a Arc<RuleId>, CopyView)> + use<'a> {
+        let rule = self.index.rules.get_key_value(id);
+        let rule = rule.filter(|_| self.index.grants_known());
+        let rule = rule.and_then(|(id, state)| Some((id, state.valid()?)));
+        let standings: Vec<_> = rule
+            .into_iter()
+            .flat_map(|(id, rule)| self.index.ungranted_standings(id, rule, Some(namespace)))
+            .collect();
+        standings
+            .into_iter()
+            .filter_map(move |(_, standing)| self.show(standing))
     }
 
-    fn show_copy(
-        self,
-        (name, namespace): (&Arc<str>, &Namespace),
-        copy: &CopyState,
-    ) -> Option<(&'a Arc<RuleId>, CopyView)> {
-        let rule = self.index.projections.owner(copy)?;
-        let (rule, state) = self.index.rules.get_key_value(rule)?;
-        let parsed = state.valid()?;
+    fn show(self, standing: Standing<'a>) -> Option<(&'a Arc<RuleId>, CopyView)> {
         let Standing {
+            rule,
+            kind,
+            name,
             wanted,
             outlook,
             failure,
-        } = self.index.standing(rule, (name, namespace), copy)?;
+            copy,
+        } = standing;
+        let parsed = self.index.valid(rule)?;
         let written = copy
-            .ours()
+            .and_then(|(_, copy)| copy.ours())
             .map(|seen| i64::from(seen.written))
             .filter(|seconds| *seconds > 0);
         let mut shown = CopyView {
-            kind: self.index.kind_of(copy.kind).to_owned(),
-            name: copy.name.to_string(),
+            kind: kind.to_owned(),
+            name: name.into_owned(),
             wanted,
             state: State::Pending,
             reason: Reason::planned(outlook),
             message: None,
             since: written.and_then(|seconds| Timestamp::from_second(seconds).ok()),
         };
+        let held = |(namespace, copy)| self.index.holds(rule, namespace, copy);
         match failure {
             Some((reason, message)) => {
                 shown.state = State::Failed;
                 shown.reason = Some(Reason::Failed(reason));
                 shown.message = Some(message.into_owned());
-                let failing = copy.failure.as_ref();
+                let failing = copy.and_then(|(_, copy)| copy.failure.as_ref());
                 shown.since = failing.and_then(|failing| self.time(failing.since));
             }
             // The rule leaves this copy behind.
             None if !wanted && shown.reason.is_none() => return None,
             None if parsed.suspend => shown.state = State::Suspended,
             None if outlook == Outlook::Right => shown.state = State::Synced,
-            None if self.index.holds(rule, name, copy) => shown.state = State::Held,
+            None if copy.is_some_and(held) => shown.state = State::Held,
             None => {}
         }
         Some((rule, shown))
