@@ -7,7 +7,6 @@
 
 use std::{
     collections::{BTreeMap, VecDeque},
-    ops::Bound,
     sync::Arc,
 };
 
@@ -16,14 +15,10 @@ use mimeo_api::ClusterReplicationStatus;
 
 use mimeo_model::{id::RuleId, outcome::FailureReason};
 
-use crate::{Index, Namespace, clock::Tick, tally::Standing, verdict::Outlook};
+use crate::{Index, Namespace, RuleState, clock::Tick, tally::Standing, verdict::Outlook};
 
-/// The largest number of rules in a piece.
-const RULES: usize = 64;
-/// The largest number of namespaces in a piece.
-const NAMESPACES: usize = 64;
-/// The largest number of namespaces that are looked at for one piece.
-const LOOKED_AT: usize = 1024;
+/// The largest number of rules, namespaces and endings in a piece.
+const PIECE: usize = 64;
 /// The number of endings that are remembered. A viewer that has missed more gets the whole view
 /// again.
 const REMEMBERED: usize = 1024;
@@ -49,14 +44,8 @@ pub enum State {
 pub struct Cursor {
     /// All changes up to this one were shown.
     seen: u64,
-    /// The current pass: the change that it leads up to, and its position.
-    pass: Option<(u64, Position)>,
-}
-
-#[derive(Debug)]
-enum Position {
-    Rules(Bound<Arc<RuleId>>),
-    Namespaces(Bound<Arc<str>>),
+    /// The last change when the viewer began. Earlier endings do not concern the viewer.
+    begun: u64,
 }
 
 /// A piece of the view.
@@ -143,6 +132,13 @@ pub struct CopyView {
     pub since: Option<Timestamp>,
 }
 
+/// One change that a view shows.
+enum Changed<'a> {
+    Rule(&'a Arc<RuleId>, &'a RuleState),
+    Namespace(&'a Arc<str>, &'a Namespace),
+    Ended(&'a Ended),
+}
+
 /// The numbers of changes.
 #[derive(Debug, Default)]
 pub(crate) struct Changes {
@@ -155,7 +151,7 @@ pub(crate) struct Changes {
 impl Changes {
     /// True if the viewer has not seen everything.
     pub(crate) fn has_news(&self, cursor: &Cursor) -> bool {
-        cursor.pass.is_some() || cursor.seen < self.last
+        cursor.seen < self.last
     }
 
     /// Returns the number for a change that happens now.
@@ -218,71 +214,55 @@ impl<'a> Page<'a> {
         self.wall.checked_sub(self.now.saturating_sub(tick)).ok()
     }
 
-    /// Returns the next piece of the changes.
+    /// Returns the next piece of the changes, the earliest first.
     pub(crate) fn view(self, cursor: &mut Cursor, changes: &Changes) -> View {
-        let mut view = View::default();
-        let (until, position) = cursor.pass.take().unwrap_or_else(|| {
-            if cursor.seen < changes.forgotten {
-                cursor.seen = 0;
-            }
-            view.anew = cursor.seen == 0;
-            if !view.anew {
-                let ended = changes
-                    .ended
-                    .iter()
-                    .filter(|(number, _)| *number > cursor.seen);
-                view.ended = ended.map(|(_, what)| what.clone()).collect();
-            }
-            (changes.last, Position::Rules(Bound::Unbounded))
-        });
-        let next = match position {
-            Position::Rules(from) => Some(self.view_rules(&mut view, cursor.seen, from)),
-            Position::Namespaces(from) => self.view_namespaces(&mut view, cursor.seen, from),
+        let anew = cursor.seen == 0 || cursor.seen.max(cursor.begun) < changes.forgotten;
+        if anew {
+            (cursor.seen, cursor.begun) = (0, changes.last);
+        }
+        let rules = self.index.rules.iter();
+        let rules = rules.map(|(id, state)| (state.changed, Changed::Rule(id, state)));
+        let namespaces = self.index.namespaces.iter();
+        let namespaces = namespaces
+            .filter(|(_, namespace)| namespace.uid.is_some())
+            .map(|(name, namespace)| (namespace.changed, Changed::Namespace(name, namespace)));
+        let ended = changes.ended.iter();
+        let ended = ended
+            .filter(|(number, _)| *number > cursor.begun)
+            .map(|(number, what)| (*number, Changed::Ended(what)));
+        let mut news: Vec<_> = rules
+            .chain(namespaces)
+            .chain(ended)
+            .filter(|(number, _)| *number > cursor.seen)
+            .collect();
+        let whole = news.len() <= PIECE;
+        if !whole {
+            news.select_nth_unstable_by_key(PIECE, |(number, _)| *number);
+            news.truncate(PIECE);
+        }
+        let mut view = View {
+            anew,
+            whole,
+            ..View::default()
         };
-        cursor.pass = next.map(|position| (until, position));
-        if cursor.pass.is_none() {
-            cursor.seen = until;
-            view.whole = true;
+        if whole {
+            cursor.seen = changes.last;
+        }
+        for (number, changed) in news {
+            cursor.seen = cursor.seen.max(number);
+            match changed {
+                Changed::Ended(what) => view.ended.push(what.clone()),
+                Changed::Rule(id, state) => view.rules.push(RuleView {
+                    id: id.clone(),
+                    suspended: state.rule.as_ref().is_ok_and(|rule| rule.suspend),
+                    status: state.status.observed().clone(),
+                }),
+                Changed::Namespace(name, namespace) => {
+                    view.namespaces.push(self.view_namespace(name, namespace));
+                }
+            }
         }
         view
-    }
-
-    /// Adds changed rules to the view. Returns the position of the next piece.
-    fn view_rules(self, view: &mut View, seen: u64, from: Bound<Arc<RuleId>>) -> Position {
-        let rest = (from, Bound::Unbounded);
-        let rules = self.index.rules.range::<Arc<RuleId>, _>(rest);
-        for (id, state) in rules.filter(|(_, state)| state.changed > seen) {
-            view.rules.push(RuleView {
-                id: id.clone(),
-                suspended: state.rule.as_ref().is_ok_and(|rule| rule.suspend),
-                status: state.status.observed().clone(),
-            });
-            if view.rules.len() == RULES {
-                return Position::Rules(Bound::Excluded(id.clone()));
-            }
-        }
-        Position::Namespaces(Bound::Unbounded)
-    }
-
-    /// Adds changed namespaces to the view. Returns the position of the next piece, if there may be
-    /// one.
-    fn view_namespaces(
-        self,
-        view: &mut View,
-        seen: u64,
-        from: Bound<Arc<str>>,
-    ) -> Option<Position> {
-        let rest = (from, Bound::Unbounded);
-        let namespaces = self.index.namespaces.range::<Arc<str>, _>(rest);
-        for (count, (name, namespace)) in namespaces.enumerate() {
-            if namespace.changed > seen && namespace.uid.is_some() {
-                view.namespaces.push(self.view_namespace(name, namespace));
-            }
-            if view.namespaces.len() == NAMESPACES || count == LOOKED_AT {
-                return Some(Position::Namespaces(Bound::Excluded(name.clone())));
-            }
-        }
-        None
     }
 
     fn view_namespace(self, name: &Arc<str>, namespace: &Namespace) -> NamespaceView {
