@@ -333,7 +333,7 @@ impl Engine {
 
     /// Returns the statuses that are due, as of the time `wall`.
     pub fn statuses(&mut self, now: Tick, wall: Timestamp) -> Vec<StatusUpdate> {
-        self.index.at(now).take_time(wall);
+        self.index.at(now);
         self.plan();
         let due = self.index.due_statuses();
         let tallies = self.index.tallies(due, &mut self.effects.effort);

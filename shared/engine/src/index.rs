@@ -59,10 +59,6 @@ pub struct Index {
     pub(crate) webhooks: Webhooks,
     /// When a webhook began to run without a break.
     pub(crate) webhooks_since: Tick,
-    /// The wall-clock time of tick zero, taken once. `None` until the first statuses are written. A
-    /// grace period's end computed from each status's own time would differ by rounding, and each
-    /// status would be written again.
-    pub(crate) started: Option<jiff::Timestamp>,
     /// The number of changes to the set of needed watches.
     pub(crate) demand_version: u64,
     pub(crate) now: Tick,
@@ -92,7 +88,6 @@ impl Index {
             dirty: BTreeSet::new(),
             webhooks: Webhooks::default(),
             webhooks_since: Tick::ZERO,
-            started: None,
             demand_version: 0,
             now: Tick::ZERO,
         }

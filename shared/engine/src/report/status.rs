@@ -227,11 +227,6 @@ impl Index {
         }
     }
 
-    /// Takes the wall-clock time of tick zero, once.
-    pub(crate) fn take_time(&mut self, wall: Timestamp) {
-        self.started = self.started.or_else(|| ago(wall, self.now));
-    }
-
     /// Records that a status could not be written.
     pub(crate) fn status_failed(&mut self, id: &RuleId) {
         if let Some(state) = self.rules.get_mut(id) {

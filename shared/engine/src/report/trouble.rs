@@ -2,8 +2,6 @@
 
 use std::fmt;
 
-use jiff::Timestamp;
-
 use mimeo_model::{
     choices::Retain,
     condition::ConditionReason,
@@ -123,27 +121,19 @@ impl Index {
     /// Says how long the copies of a source stay that was lost. `None`: the source is not lost, or
     /// the rule deletes no copies of it after a grace period that still lasts.
     fn grace(&self, rule: &Rule, source: &SourceRef) -> Option<String> {
-        let grace = rule.retention.source_grace;
-        let end = match self.sources.get(source)? {
-            SourceState::Missing { since, .. } => *since + grace,
-            SourceState::Found { .. } | SourceState::NotRead => return None,
+        let Some(SourceState::Missing { since, .. }) = self.sources.get(source) else {
+            return None;
         };
+        let grace = rule.retention.source_grace;
         let deletes = rule.retention.when_source_deleted == Retain::Delete;
-        if self.now >= end || !deletes || self.copies_of(&rule.id, source) == 0 {
+        if self.now >= *since + grace || !deletes || self.copies_of(&rule.id, source) == 0 {
             return None;
         }
-        let end = self
-            .started
-            .and_then(|started| started.checked_add(end).ok())
-            .and_then(|end| Timestamp::from_second(end.as_second()).ok());
-        Some(match end {
-            Some(end) => format!(
-                "its copies stay until {end} (sourceGracePeriodSeconds {}), and longer if it comes \
-                 back before",
-                grace.as_secs()
-            ),
-            None => format!("its copies stay for {}", plural::seconds(grace.as_secs())),
-        })
+        Some(format!(
+            "its copies stay for {} after that (sourceGracePeriodSeconds), and longer if it comes \
+             back before",
+            plural::seconds(grace.as_secs())
+        ))
     }
 
     /// Returns the problem of a source.
