@@ -1,14 +1,10 @@
 //! The conditions of a rule.
 
-use std::borrow::Cow;
-
-use jiff::Timestamp;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use mimeo_api::{CopyCounts, Plan};
 
 use mimeo_model::{
     choices::PodGate,
-    condition::{ConditionReason, ConditionType, condition},
+    condition::{ConditionReason, ConditionType},
     id::{RuleId, RuleKind},
     names, plural,
     rule::Rule,
@@ -17,7 +13,6 @@ use mimeo_model::{
 use crate::{
     Index, RuleState,
     losses::Held,
-    numbers::Reported,
     select::Choice,
     status::{HOOKS_KNOWN, Observed},
     tally::Tally,
@@ -30,55 +25,14 @@ const NAMED: usize = 5;
 /// conditions.
 const MESSAGE: usize = 2000;
 
-/// The conditions of a status in preparation. Each condition keeps its transition time while its
-/// status stays the same (Kubernetes API conventions).
-pub(crate) struct Conditions<'a> {
-    pub(crate) old: &'a [Condition],
-    pub(crate) wall: Timestamp,
-    pub(crate) generation: i64,
-    pub(crate) new: Vec<Condition>,
-    /// The same facts in values that don't depend on the rule.
-    pub(crate) reported: Reported,
-}
+/// A condition in preparation: its type, its status, its reason and its message.
+pub(crate) type Finding = (ConditionType, bool, Trouble);
 
-impl Conditions<'_> {
-    pub(crate) fn set(
-        &mut self,
-        type_: ConditionType,
-        status: bool,
-        reason: ConditionReason,
-        message: &str,
-    ) {
-        match type_ {
-            ConditionType::Ready => self.reported.ready = Some((status, reason)),
-            ConditionType::Stalled => self.reported.stalled = Some(reason),
-            ConditionType::SourcesFound
-            | ConditionType::Authorized
-            | ConditionType::PodGateActive
-            | ConditionType::Reconciling => {}
-        }
-        self.new.push(condition(
-            (type_, status),
-            reason,
-            cut(message),
-            Some(self.generation),
-            self.old,
-            self.wall,
-        ));
-    }
-
-    /// Sets a condition that is false because of this trouble, or else true for this reason.
-    fn set_unless(
-        &mut self,
-        trouble: Option<&Trouble>,
-        type_: ConditionType,
-        reason: ConditionReason,
-        message: &str,
-    ) {
-        match trouble {
-            Some((reason, message)) => self.set(type_, false, *reason, message),
-            None => self.set(type_, true, reason, message),
-        }
+/// Returns a condition that is false because of this trouble, or else true for this reason.
+fn unless(type_: ConditionType, trouble: Option<Trouble>, good: Trouble) -> Finding {
+    match trouble {
+        Some(trouble) => (type_, false, trouble),
+        None => (type_, true, good),
     }
 }
 
@@ -106,39 +60,41 @@ impl Problems<'_> {
 
     /// Returns the condition Ready. If there are several problems, it shows the first that a user
     /// must solve.
-    fn ready(&self) -> (bool, ConditionReason, Cow<'_, str>) {
+    fn ready(&self) -> (bool, Trouble) {
         let CopyCounts {
             desired,
             synced,
             failed,
         } = self.tally.copies;
-        match &self.sources {
-            _ if self.rule.suspend => (false, ConditionReason::Suspended, self.preview().into()),
+        let (reason, message) = match &self.sources {
+            _ if self.rule.suspend => (ConditionReason::Suspended, self.preview()),
             _ if let Some((_, message)) = &self.unauthorized => {
-                (false, ConditionReason::NotAuthorized, message.into())
+                (ConditionReason::NotAuthorized, message.clone())
             }
-            Some((reason, message)) => (false, *reason, message.into()),
+            Some(trouble) => trouble.clone(),
             None if let Some(message) = &self.unwatched => {
-                (false, ConditionReason::Pending, message.into())
+                (ConditionReason::Pending, message.clone())
             }
-            None if failed > 0 => (false, ConditionReason::CopiesFailed, self.failures().into()),
+            None if failed > 0 => (ConditionReason::CopiesFailed, self.failures()),
             None if desired == 0 => (
-                true,
                 ConditionReason::NoNamespaceMatches,
-                "no namespace is selected".into(),
+                "no namespace is selected".to_owned(),
             ),
             None if self.pending() => (
-                false,
                 ConditionReason::Pending,
-                format!("{synced} of {} up to date", copies_are(desired)).into(),
+                format!("{synced} of {} up to date", copies_are(desired)),
             ),
-            None if desired == 1 => (true, ConditionReason::Synced, "1 copy is up to date".into()),
+            None if desired == 1 => (ConditionReason::Synced, "1 copy is up to date".to_owned()),
             None => (
-                true,
                 ConditionReason::Synced,
-                format!("all {desired} copies are up to date").into(),
+                format!("all {desired} copies are up to date"),
             ),
-        }
+        };
+        let ready = matches!(
+            reason,
+            ConditionReason::NoNamespaceMatches | ConditionReason::Synced
+        );
+        (ready, (reason, message))
     }
 
     fn preview(&self) -> String {
@@ -190,33 +146,23 @@ impl Problems<'_> {
 
 impl Index {
     /// Returns whether pods wait for the rule's copies, as reason and message.
-    pub(crate) fn pod_gate_word(&self, state: &RuleState) -> (ConditionReason, Cow<'static, str>) {
+    pub(crate) fn pod_gate_word(&self, state: &RuleState) -> Trouble {
+        let replicas = self.webhooks.seen.len();
         if state.pod_gate() == PodGate::None {
-            (
-                ConditionReason::Disabled,
-                "pods do not wait for this rule's copies".into(),
-            )
-        } else if self.webhooks.seen.is_empty() {
+            let message = "pods do not wait for this rule's copies";
+            (ConditionReason::Disabled, message.to_owned())
+        } else if replicas == 0 {
             let message = "no webhook replica is alive: new namespaces get their copies from the \
                 reconciler, pods do not wait";
-            (ConditionReason::WebhookUnavailable, message.into())
+            (ConditionReason::WebhookUnavailable, message.to_owned())
         } else if let Some(contested) = &self.webhooks.contested {
-            (
-                ConditionReason::WebhookContested,
-                contested.to_string().into(),
-            )
+            (ConditionReason::WebhookContested, contested.to_string())
         } else if !self.taken_in(state) {
-            (
-                ConditionReason::Pending,
-                "not every webhook replica knows this version of the rule yet".into(),
-            )
+            let message = "not every webhook replica knows this version of the rule yet";
+            (ConditionReason::Pending, message.to_owned())
         } else {
-            let count = self.webhooks.seen.len();
-            (
-                ConditionReason::Active,
-                format!("pods of new namespaces wait for their copies; webhook replicas: {count}")
-                    .into(),
-            )
+            let message = "pods of new namespaces wait for their copies; webhook replicas: ";
+            (ConditionReason::Active, format!("{message}{replicas}"))
         }
     }
 
@@ -239,14 +185,14 @@ impl Index {
 }
 
 impl Index {
-    /// Sets all conditions of a rule that is active, or would be active if it weren't suspended.
-    pub(crate) fn describe(
+    /// Returns all conditions of a rule with a valid spec.
+    pub(crate) fn findings(
         &self,
         state: &RuleState,
         rule: &Rule,
-        (tally, choice): (&Tally, &Choice),
-        conditions: &mut Conditions<'_>,
-    ) {
+        tally: &Tally,
+        choice: &Choice,
+    ) -> Vec<Finding> {
         let problems = Problems {
             rule,
             tally,
@@ -254,48 +200,36 @@ impl Index {
             unauthorized: self.unauthorized(rule, tally),
             unwatched: self.unwatched_copies(rule),
         };
-        let (ready, reason, message) = problems.ready();
-        conditions.set(ConditionType::Ready, ready, reason, &message);
-        conditions.set_unless(
-            problems.sources.as_ref(),
-            ConditionType::SourcesFound,
-            ConditionReason::Found,
-            &found(choice),
-        );
-        let unread = self.rules_unread();
-        conditions.set_unless(
-            problems.unauthorized.as_ref().or(unread.as_ref()),
-            ConditionType::Authorized,
-            ConditionReason::Allowed,
-            "Mimeo has the permissions that the rule takes",
-        );
+        let (ready, why) = problems.ready();
+        let pending = problems.pending() && !rule.suspend;
+        let all_found = (ConditionReason::Found, found(choice));
+        let denied = problems.unauthorized.or_else(|| self.rules_unread());
+        let allowed = "Mimeo has the permissions that the rule takes";
+        let allowed = (ConditionReason::Allowed, allowed.to_owned());
+        let mut findings = vec![
+            (ConditionType::Ready, ready, why),
+            unless(ConditionType::SourcesFound, problems.sources, all_found),
+            unless(ConditionType::Authorized, denied, allowed),
+        ];
         // A Replication has no pod gate.
         if rule.id.kind == RuleKind::ClusterReplication {
-            let (reason, message) = self.pod_gate_word(state);
-            let active = reason == ConditionReason::Active;
-            conditions.set(ConditionType::PodGateActive, active, reason, &message);
+            let why = self.pod_gate_word(state);
+            let active = why.0 == ConditionReason::Active;
+            findings.push((ConditionType::PodGateActive, active, why));
         }
-        if problems.pending() && !rule.suspend {
-            let message = format!(
-                "{} being written",
-                copies_are(tally.copies.desired - tally.copies.synced)
-            );
-            conditions.set(
-                ConditionType::Reconciling,
-                true,
-                ConditionReason::Pending,
-                &message,
-            );
+        if pending {
+            let missing = tally.copies.desired - tally.copies.synced;
+            let message = format!("{} being written", copies_are(missing));
+            let why = (ConditionReason::Pending, message);
+            findings.push((ConditionType::Reconciling, true, why));
         }
+        findings.extend(self.held_deletion(&rule.id));
+        findings
     }
-}
 
-impl Index {
-    /// Sets the condition Stalled if deletions wait for a confirmation.
-    pub(crate) fn describe_held(&self, id: &RuleId, conditions: &mut Conditions<'_>) {
-        let Some(Held { nonce, .. }) = self.losses.held(id) else {
-            return;
-        };
+    /// Returns the condition Stalled if deletions wait for a confirmation.
+    fn held_deletion(&self, id: &RuleId) -> Option<Finding> {
+        let Held { nonce, .. } = self.losses.held(id)?;
         let copies = plural::copies(self.held_copies(id).len());
         let window = match self.settings.deletion_window.as_secs() {
             seconds if seconds % 60 == 0 => format!("{} min", seconds / 60),
@@ -311,17 +245,13 @@ impl Index {
              kubectl annotate --overwrite {rule} {}={nonce}",
             names::CONFIRM_DELETION,
         );
-        conditions.set(
-            ConditionType::Stalled,
-            true,
-            ConditionReason::DeletionHeld,
-            &message,
-        );
+        let why = (ConditionReason::DeletionHeld, message);
+        Some((ConditionType::Stalled, true, why))
     }
 }
 
 /// Returns the beginning of a message, up to [`MESSAGE`].
-fn cut(message: &str) -> String {
+pub(crate) fn cut(message: &str) -> String {
     let mut left = MESSAGE;
     let fits = |char: &char| {
         let size = match char {

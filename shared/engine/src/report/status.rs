@@ -8,7 +8,7 @@ use mimeo_api::{ClusterReplicationStatus, CopyFailure, SourceStatus};
 use serde::Serialize;
 
 use mimeo_model::{
-    condition::{ConditionReason, ConditionType},
+    condition::{ConditionReason, ConditionType, condition},
     id::{RuleId, RuleKind},
     known::Known,
     outcome::FailureReason,
@@ -20,7 +20,7 @@ use mimeo_model::{
 use crate::{
     Effects, Index, RuleState, SourceState,
     clock::Tick,
-    conditions::Conditions,
+    conditions::cut,
     numbers::Reported,
     tally::{CellName, Tally},
     view::Changes,
@@ -286,14 +286,8 @@ impl Index {
             last_sync_time,
             ..ClusterReplicationStatus::default()
         };
-        let mut conditions = Conditions {
-            old: old.map_or(&[], |old| &old.conditions),
-            wall,
-            generation,
-            new: Vec::new(),
-            reported: Reported::default(),
-        };
-        match &state.rule {
+        let mut reported = Reported::default();
+        let findings = match &state.rule {
             Err(refused) => {
                 status.source.clone_from(&refused.source);
                 let message = refused
@@ -302,19 +296,17 @@ impl Index {
                     .map(Refusal::to_string)
                     .collect::<Vec<_>>()
                     .join("; ");
-                for (type_, is) in [
-                    (ConditionType::Ready, false),
-                    (ConditionType::Stalled, true),
-                ] {
-                    conditions.set(type_, is, ConditionReason::InvalidSpec, &message);
-                }
+                let why = (ConditionReason::InvalidSpec, message);
+                vec![
+                    (ConditionType::Ready, false, why.clone()),
+                    (ConditionType::Stalled, true, why),
+                ]
             }
             Ok(rule) => {
                 self.tally_not_granted(id, rule, &mut tally);
                 let choice = self.choose(rule);
-                self.describe(state, rule, (&tally, &choice), &mut conditions);
-                self.describe_held(id, &mut conditions);
-                conditions.reported.copies = tally.numbers();
+                let findings = self.findings(state, rule, &tally, &choice);
+                reported.copies = tally.numbers();
                 status.copies = Some(tally.copies);
                 status.source = source_text::of_sources(&choice.sources, &rule.selectors);
                 status.plan = rule.suspend.then(|| tally.planned());
@@ -330,10 +322,21 @@ impl Index {
                     .take(FAILURES)
                     .map(failure)
                     .collect();
+                findings
             }
+        };
+        let old = old.map_or(&[][..], |old| &old.conditions);
+        for (type_, is, (reason, message)) in findings {
+            match type_ {
+                ConditionType::Ready => reported.ready = Some((is, reason)),
+                ConditionType::Stalled => reported.stalled = Some(reason),
+                _ => {}
+            }
+            let message = cut(&message);
+            let condition = condition((type_, is), reason, message, Some(generation), old, wall);
+            status.conditions.push(condition);
         }
-        status.conditions = conditions.new;
-        (shortened(status), conditions.reported)
+        (shortened(status), reported)
     }
 }
 
