@@ -96,7 +96,7 @@ async fn a_source_that_mimeo_may_not_read_is_told_and_waited_for_by_nobody() -> 
                 &client,
                 "Authorized",
                 "ControllerForbidden",
-                "may not write copies of kind PodTemplate in team-a",
+                "may not write copies of kind PodTemplate in namespace team-a",
             )
             .await?;
             ensure!(denied.contains(missing), "{denied}");

@@ -6,12 +6,15 @@ use mimeo_model::{
     choices::PodGate,
     condition::{ConditionReason, ConditionType},
     id::{RuleId, RuleKind},
-    names, plural,
+    names,
+    outcome::FailureReason,
+    plural,
     rule::Rule,
 };
 
 use crate::{
     Index, RuleState,
+    events::places,
     losses::Held,
     select::Choice,
     status::{HOOKS_KNOWN, Observed},
@@ -19,8 +22,6 @@ use crate::{
     trouble::Trouble,
 };
 
-/// The largest number of namespaces that a message names.
-const NAMED: usize = 5;
 /// The longest message of a condition, in bytes of JSON. A status has room for the messages of all
 /// conditions.
 const MESSAGE: usize = 2000;
@@ -62,9 +63,7 @@ impl Problems<'_> {
     /// must solve.
     fn ready(&self) -> (bool, Trouble) {
         let CopyCounts {
-            desired,
-            synced,
-            failed,
+            desired, synced, ..
         } = self.tally.copies;
         let (reason, message) = match &self.sources {
             _ if self.rule.suspend => (ConditionReason::Suspended, self.preview()),
@@ -75,7 +74,9 @@ impl Problems<'_> {
             None if let Some(message) = &self.unwatched => {
                 (ConditionReason::Pending, message.clone())
             }
-            None if failed > 0 => (ConditionReason::CopiesFailed, self.failures()),
+            None if let Some((first, _)) = self.tally.failures.values().next() => {
+                (ConditionReason::CopiesFailed, self.failures(*first))
+            }
             None if desired == 0 => (
                 ConditionReason::NoNamespaceMatches,
                 "no namespace is selected".to_owned(),
@@ -115,7 +116,7 @@ impl Problems<'_> {
     }
 
     /// Returns the namespaces of the failed copies, and advice for the first failure.
-    fn failures(&self) -> String {
+    fn failures(&self, first: FailureReason) -> String {
         let CopyCounts {
             desired, failed, ..
         } = self.tally.copies;
@@ -126,21 +127,12 @@ impl Problems<'_> {
             .map(|(namespace, ..)| &**namespace)
             .collect();
         names.dedup();
-        let more = if names.len() > NAMED {
-            format!(" and {}", plural::more_namespaces(names.len() - NAMED))
-        } else {
-            String::new()
-        };
-        let names = names[..names.len().min(NAMED)].join(", ");
-        let of = plural::copies(desired);
-        let failed = format!("{failed} of {of} failed, first with");
-        match self.tally.failures.values().next() {
-            Some((reason, _)) => {
-                let advice = reason.advice();
-                format!("{failed} {reason}: in {names}{more}; {advice}")
-            }
-            None => format!("{failed} unknown: in {names}{more}"),
-        }
+        format!(
+            "{failed} of {} failed, first with {first}: in {}; {}",
+            plural::copies(desired),
+            places(&names),
+            first.advice()
+        )
     }
 }
 

@@ -14,14 +14,13 @@ use mimeo_model::{
     kind::Resource,
     outcome::{FailureReason, Unreadable},
     own_rights::{self, Program, RoleRef},
-    plural,
-    reach::Reach,
     rule::Rule,
     source::SourceRef,
 };
 
 use crate::{
     Index, RuleState,
+    events::places,
     sources::SourceState,
     tally::Tally,
     trouble::{Home, Trouble, unwatched},
@@ -125,12 +124,14 @@ impl Index {
             let what = format!("{source}: {}", why.explain(&resource.to_string()));
             Some((what, namespace))
         };
-        let denied = copies.or_else(reading).map(|(what, place)| Denied {
-            what,
-            places: place.into_iter().collect(),
-            written: false,
-        });
-        let denied = denied.or_else(|| writing(resource, tally))?;
+        let read = copies.or_else(reading);
+        // If a write was denied, the written object is known. If it gives permissions to others,
+        // Mimeo needs these permissions itself.
+        let written = read.is_none();
+        let (what, places) = match read {
+            None => writing(resource, tally)?,
+            Some((what, place)) => (what, place.into_iter().collect()),
+        };
         let role = |source: &SourceRef| match self.sources.get(source)? {
             SourceState::Found { object, .. } => RoleRef::of(object.as_deref()?),
             _ => None,
@@ -138,8 +139,20 @@ impl Index {
         let homes = rule
             .homes(role)
             .filter(|home| home.gvk.group_kind() == gvk.group_kind());
-        let to_grant = denied.to_grant(homes, &self.settings.reach, resource);
-        let message = format!("{}; {to_grant}", denied.what);
+        let reach = &self.settings.reach;
+        let targets: BTreeSet<Box<str>> = places.iter().map(|name| (*name).into()).collect();
+        let targets = reach.targets.is_some().then_some(&targets);
+        // These are all permissions that the reconciler needs for the kind in these namespaces.
+        // Only the next denial would show which of them is missing.
+        let mut needed = own_rights::needed(homes, targets, |_| Some(resource.clone()));
+        needed.retain(|need| {
+            let place = need.right.namespace.as_deref();
+            need.program == Program::Reconciler
+                && place.is_none_or(|place| places.contains(place))
+                && (written || !need.hands_out())
+        });
+        let to_grant = own_rights::explain(&needed, reach).join("; ");
+        let message = format!("{what}; {to_grant}");
         Some((ConditionReason::ControllerForbidden, message))
     }
 }
@@ -166,61 +179,19 @@ pub(crate) fn own_kind_unreadable(plural: &str, why: Unreadable) -> Trouble {
     (reason, message)
 }
 
-/// A permission that the API server denies Mimeo, with the affected namespaces as far as they are
-/// known.
-struct Denied<'a> {
-    what: String,
-    places: BTreeSet<&'a str>,
-    /// True if a write was denied. Then the written object is known. If it gives permissions to
-    /// others, Mimeo needs these permissions itself.
-    written: bool,
-}
-
-/// Returns the namespaces in which the API server denied writes of copies of this kind.
-fn writing<'a>(resource: &Resource, tally: &'a Tally) -> Option<Denied<'a>> {
+/// Returns the problem that the API server denied writes of copies of this kind, and the namespaces
+/// in which it did.
+fn writing<'a>(resource: &Resource, tally: &'a Tally) -> Option<(String, BTreeSet<&'a str>)> {
     let kind = &*resource.gvk.kind;
     let denied = tally
         .failures
         .iter()
         .filter(|((_, of, _), (reason, _))| of == kind && *reason == FailureReason::Forbidden);
-    let places: BTreeSet<&str> = denied.map(|((namespace, ..), _)| &**namespace).collect();
-    let first = places
-        .iter()
-        .take(NAMED)
-        .copied()
-        .collect::<Vec<_>>()
-        .join(", ");
-    let mut what = format!("Mimeo may not write copies of kind {kind} in {first}");
-    match places.len() {
-        0 => return None,
-        1..=NAMED => {}
-        all => _ = write!(what, " and {}", plural::more_namespaces(all - NAMED)),
-    }
-    Some(Denied {
-        what,
-        places,
-        written: true,
-    })
-}
-
-impl Denied<'_> {
-    /// Returns all permissions that the reconciler needs for the kind in these namespaces. Only the
-    /// next denial would show which of them is missing.
-    fn to_grant<'a>(
-        &self,
-        homes: impl Iterator<Item = own_rights::Home<'a>>,
-        reach: &Reach,
-        resource: &Resource,
-    ) -> String {
-        let places: BTreeSet<Box<str>> = self.places.iter().map(|name| (*name).into()).collect();
-        let places = reach.targets.is_some().then_some(&places);
-        let mut needed = own_rights::needed(homes, places, |_| Some(resource.clone()));
-        needed.retain(|need| {
-            let place = need.right.namespace.as_deref();
-            need.program == Program::Reconciler
-                && place.is_none_or(|place| self.places.contains(place))
-                && (self.written || !need.hands_out())
-        });
-        own_rights::explain(&needed, reach).join("; ")
-    }
+    let names: BTreeSet<&str> = denied.map(|((namespace, ..), _)| &**namespace).collect();
+    let listed: Vec<&str> = names.iter().copied().collect();
+    let what = format!(
+        "Mimeo may not write copies of kind {kind} in {}",
+        places(&listed)
+    );
+    (!names.is_empty()).then_some((what, names))
 }

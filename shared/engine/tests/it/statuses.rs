@@ -265,8 +265,8 @@ fn a_rule_is_reconciling_while_its_copies_are_being_written_and_nothing_has_fail
     assert_eq!(told(&status), ["Ready False CopiesFailed"]);
     let places = format!("{}, {}", world.names.label(0), world.names.label(1));
     let message = format!(
-        "64 of 64 copies failed, first with AdmissionDenied: in {places}; exempt Mimeo's copies \
-         from the admission plugin, policy or webhook that denies them"
+        "64 of 64 copies failed, first with AdmissionDenied: in namespaces {places}; exempt Mimeo's \
+         copies from the admission plugin, policy or webhook that denies them"
     );
     assert_eq!(status.conditions[0].message, message);
 }

@@ -325,7 +325,7 @@ fn a_rule_says_which_copies_mimeo_is_denied() {
     world.expect(
         "Authorized",
         "ControllerForbidden",
-        "Mimeo may not write copies of kind Secret in team; missing permissions",
+        "Mimeo may not write copies of kind Secret in namespace team; missing permissions",
     );
     world.now += Duration::from_hours(1);
     assert_eq!(world.requests(), [Verb::Create], "it is tried again");
