@@ -83,6 +83,11 @@ impl TargetSelection {
         self
     }
 
+    /// The selection before any namespace is excluded.
+    pub fn selection(&self) -> &Selection {
+        &self.selection
+    }
+
     /// The selections of excluded namespaces.
     pub fn exclude(&self) -> &[Selection] {
         &self.exclude
@@ -171,16 +176,6 @@ impl TargetSelection {
     /// True if the exact name is listed. A glob that matches it does not count.
     pub fn names(&self, name: &str) -> bool {
         self.selection.lists(name)
-    }
-
-    /// Like [`Selection::by_beginning`].
-    pub fn by_beginning(&self) -> Option<(Self, &str)> {
-        let (selection, beginning) = self.selection.by_beginning()?;
-        let by_beginning = Self {
-            selection,
-            ..self.clone()
-        };
-        Some((by_beginning, beginning))
     }
 
     /// The cost of a match, in names compared.

@@ -11,7 +11,7 @@ use mimeo_model::{
     id::{RuleId, RuleKind},
     kind::GroupKind,
     rule::Rule,
-    selection::{Labels, Selection, TargetSelection},
+    selection::{Selection, TargetSelection},
     source::SourceRef,
     template::{Place, Template},
 };
@@ -27,7 +27,7 @@ pub struct Preview {
     pub all: usize,
     /// Number of namespaces that the rule selected before and no longer selects.
     pub lost: usize,
-    /// Set if a target with a pattern selects no namespace. The text is the beginning of that
+    /// Set if a target with a pattern selects no namespace, even without `spec.exclude`. The text is the beginning of that
     /// pattern. The number is that of the namespaces that the pattern would select if it ended with
     /// `.*` there. A user that writes `team-` means all of these, but a pattern matches whole
     /// names.
@@ -80,22 +80,14 @@ impl Index {
                 preview.lost += usize::from(before.is_some_and(matches));
             }
         }
-        preview.beginning = rule.targets.iter().find_map(|target| {
-            self.short(
-                &target.selection,
-                TargetSelection::by_beginning,
-                TargetSelection::matches,
-            )
-        });
+        let selections = || rule.targets.iter().map(|target| &target.selection);
+        preview.beginning = selections().find_map(|target| self.short(target.selection()));
         // All targets have the same exclusions.
-        let exclude = rule
-            .targets
-            .first()
-            .map(|target| target.selection.exclude());
+        let exclude = selections().next().map(TargetSelection::exclude);
         preview.beginning_of_exclude = exclude
             .into_iter()
             .flatten()
-            .find_map(|one| self.short(one, Selection::by_beginning, Selection::matches));
+            .find_map(|one| self.short(one));
         preview.contests = self.contests(rule, sources, before);
         preview
     }
@@ -110,16 +102,11 @@ impl Index {
     /// Returns the beginning of a pattern whose selection matches no namespace, and the number of
     /// namespaces that it matches with only that beginning. A user that writes `team-` for all such
     /// names is advised to write `team-.*`.
-    fn short<S>(
-        &self,
-        selection: &S,
-        by_beginning: fn(&S) -> Option<(S, &str)>,
-        matches: fn(&S, &str, &Labels) -> bool,
-    ) -> Option<(String, usize)> {
-        let (longer, beginning) = by_beginning(selection)?;
-        let count = |selection: &S| {
+    fn short(&self, selection: &Selection) -> Option<(String, usize)> {
+        let (longer, beginning) = selection.by_beginning()?;
+        let count = |selection: &Selection| {
             self.alive()
-                .filter(|(name, namespace)| matches(selection, name, &namespace.labels))
+                .filter(|(name, namespace)| selection.matches(name, &namespace.labels))
                 .count()
         };
         if count(selection) > 0 {
