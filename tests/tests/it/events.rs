@@ -288,7 +288,7 @@ async fn what_is_adopted_and_what_is_held_is_told_of_the_rule_and_in_the_first_n
     };
     assert_eq!(
         words(&about_rule[0]),
-        ("Normal".to_owned(), "Adopt".to_owned())
+        ("Normal".to_owned(), "Reconcile".to_owned())
     );
     let about_copies = wait_told(&scene, "Secret", "CopyAdopted", |told| told.len() >= 10).await?;
     let there: Vec<String> = about_copies.iter().map(namespace_of).collect();
@@ -306,7 +306,7 @@ async fn what_is_adopted_and_what_is_held_is_told_of_the_rule_and_in_the_first_n
     let about_rule = wait_told(&scene, "ClusterReplication", "DeletionHeld", so).await?;
     assert_eq!(
         (about_rule.len(), words(&about_rule[0])),
-        (1, ("Warning".to_owned(), "Delete".to_owned()))
+        (1, ("Warning".to_owned(), "Reconcile".to_owned()))
     );
     let note = about_rule[0].note.clone().unwrap_or_default();
     assert!(

@@ -18,7 +18,7 @@ use crate::{
     Effects, Index,
     clock::Tick,
     copy::{Baseline, Content, CopyState, Observation, Phase, Reference, Repair, Why},
-    events::EventCause,
+    events::EventReason,
     projection::Projection,
     request::{Ticket, Verb},
     work::{Timer, delay},
@@ -223,7 +223,7 @@ impl Index {
             (Verb::Delete(..), Outcome::Absent | Outcome::Object(_))
         );
         if gone && copy.stuck {
-            self.report(EventCause::CopyRecreated, ticket, copy, effects);
+            self.report(EventReason::CopyRecreated, ticket, copy, effects);
         }
         match (ticket.verb, outcome) {
             (
@@ -377,18 +377,18 @@ impl Index {
                     copy.streak = 0;
                 }
                 if matches!(ticket.why, Some(Why::Adopted | Why::Overwritten)) {
-                    self.report(EventCause::CopyAdopted, ticket, copy, effects);
+                    self.report(EventReason::CopyAdopted, ticket, copy, effects);
                 }
                 // A client that only moved the resourceVersion, such as a storage migration, has
                 // edited nothing.
                 if written {
                     if ticket.reverts {
-                        self.report(EventCause::EditReverted, ticket, copy, effects);
+                        self.report(EventReason::EditReverted, ticket, copy, effects);
                     }
                     // The watch shows a lost label in the same way as a deletion. But then the
                     // object still exists, and the API server refuses a create.
                     if (ticket.verb, ticket.why) == (Verb::Create, Some(Why::Vanished)) {
-                        self.report(EventCause::CopyRestored, ticket, copy, effects);
+                        self.report(EventReason::CopyRestored, ticket, copy, effects);
                     }
                 }
                 // If another client removed entries from `managedFields`, only an apply shows the
@@ -407,7 +407,7 @@ impl Index {
             }
             Verb::Claim(..) => {
                 if ticket.reverts {
-                    self.report(EventCause::EditReverted, ticket, copy, effects);
+                    self.report(EventReason::EditReverted, ticket, copy, effects);
                 }
                 copy.repair = Repair::Claimed;
                 copy.show(seen);
@@ -432,10 +432,10 @@ impl Index {
 
     /// Reports the effect of a request with the next Event of the rule that the copy's numbers count
     /// for.
-    fn report(&self, cause: EventCause, ticket: &Ticket, copy: &CopyState, effects: &mut Effects) {
+    fn report(&self, cause: EventReason, ticket: &Ticket, copy: &CopyState, effects: &mut Effects) {
         if let Some(rule) = self.projections.owner(copy) {
             let copy = (copy.key(&ticket.namespace), ticket.editor.clone());
-            effects.events.add(rule, cause, [copy], 0, self.now);
+            effects.events.add(rule, cause, Some(copy), self.now);
         }
     }
 }

@@ -20,7 +20,7 @@ use mimeo_model::{
 };
 
 use crate::{
-    Effects, Index, Namespace, RuleState, copy::CopyState, events::EventCause,
+    Effects, Index, Namespace, RuleState, copy::CopyState, events::EventReason,
     projection::Projection,
 };
 
@@ -265,8 +265,8 @@ impl Index {
             for (key, copy) in copies {
                 if known.get(id).and_then(|known| known.get(key)) != Some(copy) {
                     let key = (name.clone(), key.0, key.1.clone());
-                    let cause = EventCause::CopyFailed(copy.reason());
-                    effects.events.add(id, cause, [(key, None)], 0, self.now);
+                    let cause = EventReason::CopyFailed(copy.reason());
+                    effects.events.add(id, cause, Some((key, None)), self.now);
                 }
             }
             self.mark_status_due(id);

@@ -18,7 +18,7 @@ use crate::{
     Effects, Index, Queued, Settings,
     clock::Tick,
     copy::{CopyKey, CopyState, Failing, Leave, Observation, Phase, Step},
-    events::EventCause,
+    events::EventReason,
     jobs::{Job, JobKey},
     request::Request,
 };
@@ -291,9 +291,9 @@ impl Index {
         self.mark_status_of(copy);
         if copy.failed() != Some(failure.reason) {
             if let Some(rule) = &rule {
-                let cause = EventCause::CopyFailed(failure.reason);
+                let cause = EventReason::CopyFailed(failure.reason);
                 let copy = (copy.key(namespace), None);
-                effects.events.add(rule, cause, [copy], 0, self.now);
+                effects.events.add(rule, cause, Some(copy), self.now);
             }
             effects.notices.push(Notice {
                 rule,

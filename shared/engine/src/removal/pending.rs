@@ -17,7 +17,7 @@ use crate::{
     Effects, Effort, Index, Settings,
     absent::HowGone,
     copy::{CopyKey, CopyState, Why},
-    events::{EventCause, places},
+    events::{EventReason, places},
     losses::{Held, Loss, PendingDeletion},
     work::Timer,
 };
@@ -186,7 +186,7 @@ impl Index {
             }
             effects
                 .events
-                .add(id, EventCause::DeletionHeld, [], 0, self.now);
+                .add(id, EventReason::DeletionHeld, None, self.now);
             self.show_pending(id, effects);
         }
         self.mark_status_due(id);

@@ -21,7 +21,6 @@ use mimeo_model::{
     plural,
     rule::Rule,
     source::SourceRef,
-    words,
 };
 
 use crate::{
@@ -49,51 +48,9 @@ pub struct EventUpdate {
     pub count: i32,
 }
 
-words! {
-    /// Why an Event is written. The reason determines the Event's type and action.
-    EventReason {
-        /// Copies could not be written or deleted.
-        CopyFailed,
-        /// A copy was deleted, to be created again.
-        CopyRecreated,
-        /// An object that Mimeo didn't own has become a copy.
-        CopyAdopted,
-        /// Another client changed a copy, and Mimeo restored it.
-        EditReverted,
-        /// Another client deleted a copy, and Mimeo created it again.
-        CopyRestored,
-        /// A source with copies is gone.
-        SourceGone,
-        /// So many copies were lost at once that Mimeo deletes none until a user confirms it.
-        DeletionHeld,
-    }
-}
-
-impl EventReason {
-    /// `Normal` or `Warning`.
-    pub fn type_(self) -> &'static str {
-        match self {
-            Self::CopyRecreated | Self::CopyAdopted => "Normal",
-            _ => "Warning",
-        }
-    }
-
-    /// The action that Mimeo was about to do, or did.
-    pub fn action(self) -> &'static str {
-        match self {
-            Self::CopyFailed | Self::SourceGone => "Reconcile",
-            Self::CopyRecreated => "Replace",
-            Self::CopyAdopted => "Adopt",
-            Self::EditReverted => "Revert",
-            Self::CopyRestored => "Restore",
-            Self::DeletionHeld => "Delete",
-        }
-    }
-}
-
-/// The occurrence behind an Event about a rule or its copies.
+/// Why an Event is written. Its word is stable, and determines the Event's type.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum EventCause {
+pub enum EventReason {
     /// Copies could not be written or deleted, for this reason.
     CopyFailed(FailureReason),
     /// A copy was deleted, to be created again.
@@ -104,26 +61,35 @@ pub(crate) enum EventCause {
     EditReverted,
     /// Another client deleted a copy, and Mimeo created it again.
     CopyRestored,
-    /// A source with copies is gone.
+    /// This source with copies is gone.
     SourceGone(SourceRef),
     /// So many copies were lost at once that Mimeo deletes none until a user confirms it.
     DeletionHeld,
 }
 
-impl EventCause {
-    fn reason(&self) -> EventReason {
+impl EventReason {
+    /// The stable word.
+    pub fn as_str(&self) -> &'static str {
         match self {
-            Self::CopyFailed(_) => EventReason::CopyFailed,
-            Self::CopyRecreated => EventReason::CopyRecreated,
-            Self::CopyAdopted => EventReason::CopyAdopted,
-            Self::EditReverted => EventReason::EditReverted,
-            Self::CopyRestored => EventReason::CopyRestored,
-            Self::SourceGone(_) => EventReason::SourceGone,
-            Self::DeletionHeld => EventReason::DeletionHeld,
+            Self::CopyFailed(_) => "CopyFailed",
+            Self::CopyRecreated => "CopyRecreated",
+            Self::CopyAdopted => "CopyAdopted",
+            Self::EditReverted => "EditReverted",
+            Self::CopyRestored => "CopyRestored",
+            Self::SourceGone(_) => "SourceGone",
+            Self::DeletionHeld => "DeletionHeld",
         }
     }
 
-    /// The detail that distinguishes Events with the same reason.
+    /// `Normal` or `Warning`.
+    pub fn type_(&self) -> &'static str {
+        match self {
+            Self::CopyRecreated | Self::CopyAdopted => "Normal",
+            _ => "Warning",
+        }
+    }
+
+    /// The detail that distinguishes Events with the same word.
     fn detail(&self) -> String {
         match self {
             Self::CopyFailed(reason) => reason.to_string(),
@@ -138,7 +104,7 @@ impl EventCause {
     }
 }
 
-type Topic = (Arc<RuleId>, EventCause);
+type Topic = (Arc<RuleId>, EventReason);
 
 /// How long a topic collects its copies, counted from the first one.
 const COLLECTED: Duration = Duration::from_secs(5);
@@ -170,8 +136,6 @@ struct Pending {
     due: Tick,
     /// The concerned copies, each with the field manager of the undone edit, if it is known.
     copies: BTreeMap<CopyKey, Option<Box<str>>>,
-    /// The number of concerned copies that are not reported one by one.
-    others: usize,
 }
 
 impl EventQueue {
@@ -185,19 +149,18 @@ impl EventQueue {
         }
     }
 
-    /// Adds these copies to a topic, or this number of other copies.
+    /// Adds a topic, or a copy to a topic, with the field manager of the undone edit.
     pub(crate) fn add(
         &mut self,
         rule: &Arc<RuleId>,
-        cause: EventCause,
-        copies: impl IntoIterator<Item = (CopyKey, Option<Box<str>>)>,
-        others: usize,
+        reason: EventReason,
+        copy: Option<(CopyKey, Option<Box<str>>)>,
         now: Tick,
     ) {
         if !self.reports {
             return;
         }
-        let topic = (rule.clone(), cause);
+        let topic = (rule.clone(), reason);
         let due = (now + COLLECTED).max(
             self.reported
                 .get(&topic)
@@ -206,13 +169,11 @@ impl EventQueue {
         let pending = self.pending.entry(topic).or_insert_with(|| Pending {
             due,
             copies: BTreeMap::new(),
-            others: 0,
         });
-        for (copy, editor) in copies {
+        if let Some((copy, editor)) = copy {
             let known = pending.copies.entry(copy).or_default();
             *known = editor.or(known.take());
         }
-        pending.others = pending.others.max(others);
     }
 
     /// Drops the topics about sources that the rule no longer has. The rule has changed or was
@@ -223,7 +184,7 @@ impl EventQueue {
         still: impl Fn(&SourceRef) -> bool,
     ) {
         self.pending.retain(|(id, cause), _| {
-            id != rule || !matches!(cause, EventCause::SourceGone(source) if !still(source))
+            id != rule || !matches!(cause, EventReason::SourceGone(source) if !still(source))
         });
     }
 
@@ -284,13 +245,13 @@ impl Index {
     fn still<'a>(
         &'a self,
         id: &Arc<RuleId>,
-        cause: &EventCause,
+        cause: &EventReason,
         key: &'a CopyKey,
         editor: Option<&'a str>,
     ) -> Option<ReportedCopy<'a>> {
         let (namespace, kind, name) = key;
         let message = match cause {
-            EventCause::CopyFailed(reason) => {
+            EventReason::CopyFailed(reason) => {
                 let blocked = self.namespaces.get(namespace)?.blocked.get(id);
                 let lost = blocked.and_then(|copies| copies.get(&(*kind, name.clone())));
                 if let Some(lost) = lost.filter(|lost| lost.reason() == *reason) {
@@ -304,32 +265,32 @@ impl Index {
                     format!("{reason}: {}", failure.message_for(id, namespace))
                 }
             }
-            EventCause::CopyAdopted => {
+            EventReason::CopyAdopted => {
                 "an object that Mimeo did not write has become the copy, by the rule's \
                  conflictPolicy"
                     .into()
             }
-            EventCause::DeletionHeld => {
+            EventReason::DeletionHeld => {
                 "is lost, with many others in a short time, and stays until a person confirms the \
                  deletion"
                     .into()
             }
-            EventCause::EditReverted => {
+            EventReason::EditReverted => {
                 let projection = self.projections.wanted(self.copy(key)?);
                 let source = &projection.filter(|wants| wants.rule == *id)?.source;
                 format!("an edit was reverted; to change the copy, change its source {source}")
             }
-            EventCause::CopyRestored => {
+            EventReason::CopyRestored => {
                 "another client deleted it, and Mimeo created it again; to remove the copy for \
                  good, have the rule leave this namespace out"
                     .into()
             }
-            EventCause::CopyRecreated => {
+            EventReason::CopyRecreated => {
                 "deleted and created again, because the API server does not allow the change in \
                  place"
                     .into()
             }
-            EventCause::SourceGone(_) => return None, // Only the rule has an Event for this.
+            EventReason::SourceGone(_) => return None, // Only the rule has an Event for this.
         };
         Some(ReportedCopy {
             key,
@@ -375,10 +336,9 @@ impl Index {
             // that is no event.
             if let Some(rule) = self.valid(id)
                 && (was_there || rule.retention.when_source_deleted == Retain::Delete)
+                && self.copies_of(id, source) > 0
             {
-                let copies = self.copies_of(id, source);
-                let cause = EventCause::SourceGone(source.clone());
-                events.add(id, cause, [], copies, self.now);
+                events.add(id, EventReason::SourceGone(source.clone()), None, self.now);
             }
         }
     }
@@ -433,13 +393,13 @@ fn updates_of(
     let (id, cause) = topic;
     let rule = index.valid(id);
     let (note, count, reported) = match cause {
-        EventCause::SourceGone(source) => {
-            let copies = pending.others.max(index.copies_of(id, source));
+        EventReason::SourceGone(source) => {
+            let copies = index.copies_of(id, source);
             let missing = index
                 .sources
                 .get(source)
                 .is_some_and(SourceState::is_missing);
-            if !missing || copies == 0 {
+            if !missing {
                 return None;
             }
             let gone = if source.selector().is_none() {
@@ -447,11 +407,14 @@ fn updates_of(
             } else {
                 "is gone, or not selected any more"
             };
-            let copies = rule?.bereft(copies);
-            let note = format!("{source} {gone}; it is the source of {copies}");
+            let fate = match copies {
+                0 => "its copies are deleted".to_owned(),
+                _ => format!("it is the source of {}", rule?.bereft(copies)),
+            };
+            let note = format!("{source} {gone}; {fate}");
             (note, 1, vec![])
         }
-        EventCause::DeletionHeld => {
+        EventReason::DeletionHeld => {
             index.losses.held(id)?;
             let copies = plural::copies(index.held_copies(id).len());
             let note = if rule.is_some() {
@@ -471,11 +434,11 @@ fn updates_of(
             let reported = collected.filter_map(|key| index.still(id, cause, key, None));
             (note, 1, reported.collect())
         }
-        EventCause::CopyFailed(_)
-        | EventCause::CopyRecreated
-        | EventCause::CopyAdopted
-        | EventCause::EditReverted
-        | EventCause::CopyRestored => {
+        EventReason::CopyFailed(_)
+        | EventReason::CopyRecreated
+        | EventReason::CopyAdopted
+        | EventReason::EditReverted
+        | EventReason::CopyRestored => {
             rule?;
             let copies = pending.copies.iter();
             let reported =
@@ -575,14 +538,13 @@ fn about(id: &RuleId, rule: Option<&Rule>) -> ObjectReference {
 
 /// Builds an Event. `detail` distinguishes it from other Events with the same reason.
 fn event_update(
-    (cause, detail): (&EventCause, &str),
+    (cause, detail): (&EventReason, &str),
     regarding: ObjectReference,
     related: Option<ObjectReference>,
     rule: &RuleId,
     mut note: String,
     count: usize,
 ) -> EventUpdate {
-    let reason = cause.reason();
     // The name depends only on fields that every process knows. They also cannot change in an
     // Event. So the next process continues the series.
     let ObjectReference {
@@ -594,13 +556,14 @@ fn event_update(
     } = &regarding;
     let [kind, place, object, uid] =
         [kind, namespace, name, uid].map(|field| field.as_deref().unwrap_or_default());
+    let reason = cause.as_str();
     let name = format!("{reason} {detail} {rule} {kind} {place} {object} {uid}");
     note.truncate(note.floor_char_boundary(LONGEST));
     EventUpdate {
         name: format!("mimeo.{}", Checksum::of(name.as_bytes())).into(),
         regarding,
         related,
-        reason,
+        reason: cause.clone(),
         note,
         count: i32::try_from(count).unwrap_or(i32::MAX),
     }

@@ -426,8 +426,8 @@ impl Writer {
             // A single Event is no series.
             "series": (update.count > 1).then(|| series(update.count)),
             "type": update.reason.type_(),
-            "reason": update.reason.to_string(),
-            "action": update.reason.action(),
+            "reason": update.reason.as_str(),
+            "action": "Reconcile",
             "note": update.note,
             "regarding": regarding,
             "related": update.related,

@@ -913,7 +913,7 @@ async fn an_event_is_written_or_its_series_continued_and_is_tried_once() {
             ..Default::default()
         },
         related: None,
-        reason: EventReason::CopyFailed,
+        reason: EventReason::CopyRestored,
         note: "no".into(),
         count,
     };
