@@ -1,6 +1,6 @@
 //! The status of a rule, and when it is written.
 
-use std::{sync::Arc, time::Duration};
+use std::{cell::OnceCell, sync::Arc, time::Duration};
 
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
@@ -64,12 +64,16 @@ pub(crate) struct Book {
     last_sync: Option<Timestamp>,
     /// The values of the last status.
     reported: Reported,
+    /// The message about the missing grants, empty if none is missing. It is made on first use, and
+    /// again once the status is due.
+    pub(crate) missing_grants: OnceCell<String>,
 }
 
 impl Book {
-    /// Marks the status as due.
+    /// Marks the status as due, because a fact in it has changed.
     pub(crate) fn mark_due(&mut self) {
         self.due = true;
+        self.missing_grants.take();
     }
 
     pub(crate) fn synced(&mut self, now: Tick) {

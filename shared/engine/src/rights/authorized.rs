@@ -81,9 +81,9 @@ impl Index {
             }
             message
         };
-        let known = self.consent.missing_grants.get(&rule.id);
-        let message = match known.filter(|_| self.grants_known()) {
-            Some(known) => known.get_or_init(message).clone(),
+        let state = self.rules.get(&rule.id).filter(|_| self.grants_known());
+        let message = match state {
+            Some(state) => state.status.missing_grants.get_or_init(message).clone(),
             None => message(),
         };
         let reason = self

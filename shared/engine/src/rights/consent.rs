@@ -8,7 +8,6 @@
 //! these namespaces are planned again.
 
 use std::{
-    cell::OnceCell,
     collections::{BTreeMap, BTreeSet},
     sync::Arc,
 };
@@ -37,9 +36,6 @@ use crate::{
 pub(crate) struct Consent {
     /// The grants, by namespace.
     pub(crate) grants: BTreeMap<Box<str>, Grants>,
-    /// The message about the missing grants of each `Replication`, empty if none is missing. It is
-    /// made on first use, and again after a change of the facts that it depends on.
-    pub(crate) missing_grants: BTreeMap<Arc<RuleId>, OnceCell<String>>,
     pub(crate) known: Known<()>,
     /// `Replication`s by the namespaces that they target. Such a namespace need not exist.
     pub(crate) targeting: BTreeMap<Box<str>, BTreeSet<Arc<RuleId>>>,
@@ -59,13 +55,6 @@ impl Consent {
         let indices = [&self.targeting, &self.reading].into_iter();
         let concerned = indices.filter_map(|index| index.get(namespace));
         concerned.flatten().collect()
-    }
-
-    /// Drops the message about the missing grants of a rule. The next use makes it again.
-    pub(crate) fn forget_missing_grants(&mut self, rule: &Arc<RuleId>) {
-        if let Some(known) = self.missing_grants.get_mut(rule) {
-            known.take();
-        }
     }
 
     /// Records that a copy of the rule is in this namespace.
@@ -143,13 +132,6 @@ impl Index {
         self.given(Access::Write, id, namespace).covers(kind, name)
     }
 
-    /// True if a rule may have copies of this kind in the namespace, even if only copies with
-    /// certain names.
-    pub(crate) fn may_write_some(&self, id: &RuleId, namespace: &str, kind: &GroupKind) -> bool {
-        self.given(Access::Write, id, namespace)
-            .any(|grant| grant.concerns(kind))
-    }
-
     /// Returns the grants of a namespace that admit a rule. A caller asks once for all objects of
     /// the rule. To find out if a grant admits the rule costs as much as to find out if it covers
     /// an object.
@@ -205,9 +187,6 @@ impl Index {
             reading.insert(id.clone());
         }
         consent.usage_changed_by(rule, self.now);
-        if id.kind == RuleKind::Replication {
-            consent.missing_grants.insert(id.clone(), OnceCell::new());
-        }
     }
 
     pub(crate) fn forget_places(&mut self, id: &Arc<RuleId>, rule: Option<&Rule>) {
@@ -220,7 +199,6 @@ impl Index {
             remove(&mut consent.reading, namespace, id);
         }
         consent.usage_changed_by(rule, self.now);
-        consent.missing_grants.remove(id);
     }
 
     /// Returns the rules that may want copies in a namespace: all `ClusterReplication`s, and the
@@ -397,7 +375,6 @@ impl Index {
             .iter()
             .filter(|id| id.namespace.as_deref() != Some(namespace))
         {
-            self.consent.forget_missing_grants(id);
             self.mark_status_due(id);
         }
         if let Some((name, _)) = self.namespaces.get_key_value(namespace) {
@@ -432,7 +409,6 @@ impl Index {
         let (mut changed, mut answers) = (BTreeSet::new(), BTreeMap::new());
         for rule in rules {
             self.review_selectors(rule, effects);
-            self.consent.forget_missing_grants(rule);
             self.mark_status_due(rule);
             let Some(state) = self.rules.get(rule) else {
                 continue;
@@ -499,5 +475,10 @@ impl Given<'_> {
 
     pub(crate) fn covers(&self, kind: &GroupKind, name: &str) -> bool {
         self.any(|grant| grant.covers(kind, name))
+    }
+
+    /// True if at least objects of some names are covered.
+    pub(crate) fn concerns(&self, kind: &GroupKind) -> bool {
+        self.any(|grant| grant.concerns(kind))
     }
 }

@@ -1,10 +1,7 @@
 //! The grants that a rule lacks in other namespaces, and their messages. All of it is the same
 //! whether such a namespace grants nothing or doesn't exist.
 
-use std::{
-    cell::OnceCell,
-    collections::{BTreeMap, BTreeSet},
-};
+use std::collections::{BTreeMap, BTreeSet};
 
 use mimeo_api::Access;
 
@@ -66,11 +63,9 @@ impl Index {
 
     /// Returns the copies that a stored rule may not have, in one namespace or in all.
     pub(crate) fn ungranted_copies<'a>(&self, rule: &'a Rule, only: Option<&str>) -> Ungranted<'a> {
-        let message = self.consent.missing_grants.get(&rule.id);
-        if message
-            .and_then(OnceCell::get)
-            .is_some_and(String::is_empty)
-        {
+        let state = self.rules.get(&rule.id);
+        let message = state.and_then(|state| state.status.missing_grants.get());
+        if message.is_some_and(String::is_empty) {
             return BTreeMap::new();
         }
         self.ungranted(rule, &self.sources_had(rule), only)

@@ -566,7 +566,6 @@ impl Index {
             effects.work.tidy_later();
         }
         self.rules.insert(id.clone(), state);
-        self.consent.forget_missing_grants(&id);
         self.keep_all_copied(&id, effects);
         self.replan_rule(&id);
     }

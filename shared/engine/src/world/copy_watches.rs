@@ -2,6 +2,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use mimeo_api::Access;
+
 use mimeo_model::{
     id::KindId,
     kind::{GroupKind, Resource},
@@ -102,18 +104,13 @@ impl Index {
                 .iter()
                 .filter(|target| target.selection.matches(name, labels))
                 .any(|target| {
-                    // `ClusterReplication`s need no consent.
-                    let mut copies = rule.sources.iter();
+                    let given = self.given(Access::Write, &rule.id, name);
                     // The findings of selectors aren't known yet.
-                    let mut kinds = rule
-                        .selectors
-                        .iter()
-                        .map(|selector| selector.gvk.group_kind());
-                    rule.id.namespace.is_none()
-                        || kinds.any(|kind| self.may_write_some(&rule.id, name, &kind))
-                        || copies.any(|source| {
+                    let mut selectors = rule.selectors.iter();
+                    selectors.any(|selector| given.concerns(&selector.gvk.group_kind()))
+                        || rule.sources.iter().any(|source| {
                             let copy = target.copy_name(source).text_at(Place { name, labels });
-                            self.may_write(&rule.id, name, &source.gvk.group_kind(), &copy)
+                            given.covers(&source.gvk.group_kind(), &copy)
                         })
                 })
         };
