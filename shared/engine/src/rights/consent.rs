@@ -27,7 +27,7 @@ use mimeo_model::{
 
 use crate::{
     Effects, Index, RuleState, absent::Became, authorized::own_kind_unreadable, clock::Tick,
-    copy::CopyState, grants::Grants, jobs::JobKey, trouble::Trouble, usage::Usage,
+    copy::CopyState, grants::Grants, jobs::JobKey, trouble::Trouble,
     withdrawn::Withdrawal,
 };
 
@@ -45,8 +45,8 @@ pub(crate) struct Consent {
     pub(crate) reading: BTreeMap<Box<str>, BTreeSet<Arc<RuleId>>>,
     /// The reads of namespaces that no longer grant access to some existing copies.
     pub(crate) withdrawals: BTreeMap<Box<str>, Withdrawal>,
-    /// The namespaces in which the users of the grants must be counted again.
-    pub(crate) usage: Usage,
+    /// When the users of one namespace's grants may be counted next.
+    pub(crate) next_usage: Tick,
 }
 
 impl Consent {
@@ -315,7 +315,6 @@ impl Index {
         let changed = grants.take(name);
         if grants.is_empty() {
             self.consent.grants.remove(namespace);
-            self.consent.usage.forget(namespace);
         }
         if changed {
             self.review_grants(namespace, effects);

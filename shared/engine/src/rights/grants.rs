@@ -13,6 +13,8 @@ pub(crate) struct Grants {
     quota: Quota<Known, { grant::MOST }, { grant::LOAD }>,
     /// The grants with an invalid spec. They grant nothing.
     refused: BTreeMap<Box<str>, RefusedGrant>,
+    /// When their statuses may be written at the earliest, if they may have changed.
+    pub(crate) due: Option<Tick>,
 }
 
 #[derive(Debug)]

@@ -44,27 +44,11 @@ pub struct GrantUpdate {
     pub standing: Standing,
 }
 
-/// Namespaces with grants that may need new statuses.
-#[derive(Debug, Default)]
-pub(crate) struct Usage {
-    /// Each namespace with the earliest time of its turn. Only namespaces with grants are here.
-    due: BTreeMap<Box<str>, Tick>,
-    next_turn: Tick,
-}
-
-impl Usage {
-    /// Removes a namespace that has no grants any more.
-    pub(crate) fn forget(&mut self, namespace: &str) {
-        self.due.remove(namespace);
-    }
-}
-
 impl Consent {
     /// Records a change of a namespace's grants, or of the Replications that use them.
     pub(crate) fn usage_changed(&mut self, namespace: &str, now: Tick) {
-        let due = &mut self.usage.due;
-        if self.grants.contains_key(namespace) && !due.contains_key(namespace) {
-            due.insert(namespace.into(), now + COLLECTED);
+        if let Some(grants) = self.grants.get_mut(namespace) {
+            grants.due = grants.due.or(Some(now + COLLECTED));
         }
     }
 
@@ -80,10 +64,15 @@ impl Index {
     /// Returns the namespace with the next turn, and when it is. `None` until the Replications and
     /// grants are known.
     fn next_usage(&self) -> Option<(Tick, &str)> {
-        let Usage { due, next_turn } = &self.consent.usage;
+        let Consent {
+            grants, next_usage, ..
+        } = &self.consent;
         let known = self.all_rules_of(RuleKind::Replication) && self.grants_known();
-        let (namespace, due) = due.iter().min_by_key(|(_, due)| **due)?;
-        known.then(|| ((*due).max(*next_turn), &**namespace))
+        let due = grants
+            .iter()
+            .filter_map(|(namespace, grants)| Some((grants.due?, &**namespace)));
+        let (due, namespace) = due.min().filter(|_| known)?;
+        Some((due.max(*next_usage), namespace))
     }
 
     /// When `Engine::grant_statuses` may return statuses. `None` until the Replications and
@@ -133,17 +122,14 @@ impl Index {
         let Some(namespace) = turn.map(|(_, namespace)| Box::<str>::from(namespace)) else {
             return vec![];
         };
-        self.consent.usage.next_turn = self.now + PACE;
-        self.consent.usage.due.remove(&namespace);
+        self.consent.next_usage = self.now + PACE;
         let used = self.used(&namespace);
         let used = |name: &str| used.get(name).copied().unwrap_or_default();
         let Some(grants) = self.consent.grants.get_mut(&namespace) else {
             return vec![];
         };
         let updates = grants.status_updates(WRITES, used);
-        if updates.len() == WRITES {
-            self.consent.usage_changed(&namespace, self.now);
-        }
+        grants.due = (updates.len() == WRITES).then(|| self.now + COLLECTED);
         let update = |(name, standing)| GrantUpdate {
             namespace: namespace.clone(),
             name,
@@ -154,10 +140,9 @@ impl Index {
 
     /// Records that a grant's status could not be written.
     pub(crate) fn grant_status_failed(&mut self, namespace: &str, name: &str) {
-        let Consent { grants, usage, .. } = &mut self.consent;
-        if let Some(grants) = grants.get_mut(namespace) {
+        if let Some(grants) = self.consent.grants.get_mut(namespace) {
             grants.status_failed(name);
-            usage.due.insert(namespace.into(), self.now + RETRY);
+            grants.due = Some(self.now + RETRY);
         }
     }
 }
