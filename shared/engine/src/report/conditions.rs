@@ -85,10 +85,9 @@ impl Problems<'_> {
                 ConditionReason::Pending,
                 format!("{synced} of {} up to date", copies_are(desired)),
             ),
-            None if desired == 1 => (ConditionReason::Synced, "1 copy is up to date".to_owned()),
             None => (
                 ConditionReason::Synced,
-                format!("all {desired} copies are up to date"),
+                format!("{} up to date", copies_are(desired)),
             ),
         };
         let ready = matches!(
@@ -269,15 +268,10 @@ fn copies_are(number: i32) -> String {
 
 /// Returns the message for found sources. It names the first source that is passed over.
 fn found(choice: &Choice) -> String {
-    let more = match choice.passed.len() {
-        0 | 1 => String::new(),
-        2 => ", and 1 more is passed over".to_owned(),
-        count => format!(", and {} more are passed over", count - 1),
-    };
-    let passed = choice
-        .passed
-        .first()
-        .map(|(source, why)| format!("; {source} is selected, but {why}{more}"));
+    let passed = choice.passed.first().map(|(source, why)| {
+        let count = choice.passed.len();
+        format!("; {source} is selected, but {why}; passed over in all: {count}")
+    });
     format!("every source was found{}", passed.unwrap_or_default())
 }
 

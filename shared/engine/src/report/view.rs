@@ -100,7 +100,8 @@ pub struct NamespaceView {
 pub struct PlaceView {
     /// The rule.
     pub rule: Arc<RuleId>,
-    /// The worst of its copies' states.
+    /// The worst of its copies' states. The next two fields are those of the first copy with this
+    /// state.
     pub state: State,
     /// A word for the failure or for the planned action. `None` if the rule itself shows the
     /// reason.
@@ -271,30 +272,19 @@ impl<'a> Page<'a> {
             places.entry(rule).or_default().push(copy);
         }
         let place = |(rule, copies): (&Arc<RuleId>, Vec<CopyView>)| {
-            let states = || copies.iter().map(|copy| copy.state);
-            let synced = states().filter(|state| *state == State::Synced).count();
-            let state = states().max().unwrap_or(State::Pending);
-            let alike = || copies.iter().filter(|copy| copy.state == state);
-            // For failures this is the first one, otherwise the latest time of a copy.
-            let since = alike().filter_map(|copy| copy.since);
-            let since = if state == State::Failed {
-                since.min()
-            } else {
-                since.max()
-            };
-            let reason = alike()
-                .find_map(|copy| copy.reason)
-                .map(|word| word.to_string());
-            PlaceView {
+            let synced = |copy: &&CopyView| copy.state == State::Synced;
+            // Of several copies in this state, `max_by_key` finds the last one.
+            let worst = copies.iter().rev().max_by_key(|copy| copy.state)?;
+            Some(PlaceView {
                 rule: rule.clone(),
-                state,
-                reason,
-                since,
+                state: worst.state,
+                reason: worst.reason.map(|word| word.to_string()),
+                since: worst.since,
                 copies: copies.len(),
-                synced,
-            }
+                synced: copies.iter().filter(synced).count(),
+            })
         };
-        let places = places.into_iter().map(place).collect();
+        let places = places.into_iter().filter_map(place).collect();
         NamespaceView {
             name: name.clone(),
             terminating: !namespace.alive(),
