@@ -27,10 +27,10 @@ pub struct Preview {
     pub all: usize,
     /// Number of namespaces that the rule selected before and no longer selects.
     pub lost: usize,
-    /// Set if a target with a pattern selects no namespace, even without `spec.exclude`. The text is the beginning of that
-    /// pattern. The number is that of the namespaces that the pattern would select if it ended with
-    /// `.*` there. A user that writes `team-` means all of these, but a pattern matches whole
-    /// names.
+    /// Set if a target with a pattern selects no namespace, even without `spec.exclude`. The text
+    /// is the beginning of that pattern. The number is that of the namespaces that the pattern
+    /// would select if it ended with `.*` there. A user that writes `team-` means all of these, but
+    /// a pattern matches whole names.
     pub beginning: Option<(String, usize)>,
     /// The same for an item of `spec.exclude` with a pattern that excludes no namespace.
     pub beginning_of_exclude: Option<(String, usize)>,

@@ -241,21 +241,14 @@ impl Index {
         let mut places = self.places(id);
         // In the namespaces of its sources, this rule may now protect more objects from other
         // rules, or fewer, because no source is ever written.
-        let projections = self
-            .rules
-            .get(id)
+        let homes: BTreeSet<&str> = self
+            .projected_sources(id)
+            .map(|source| &*source.namespace)
+            .collect();
+        let homes = homes
             .into_iter()
-            .flat_map(|state| state.projections.iter().flatten());
-        let sources = projections
-            .filter_map(|projection| self.projections.get(projection))
-            .map(|projection| &*projection.source.namespace);
-        let homes: BTreeSet<&str> = sources.collect();
-        places.extend(
-            homes
-                .into_iter()
-                .filter_map(|name| self.namespaces.get_key_value(name))
-                .map(|(name, _)| name.clone()),
-        );
+            .filter_map(|name| self.namespaces.get_key_value(name));
+        places.extend(homes.map(|(name, _)| name.clone()));
         self.dirty.extend(places);
     }
 

@@ -12,6 +12,7 @@ use mimeo_model::{
     id::RuleKind,
     kind::GroupKind,
     rule::{Rule, Target},
+    source::SourceRef,
 };
 
 use crate::{
@@ -104,11 +105,9 @@ impl Index {
             if counted > COUNTED {
                 break;
             }
-            let needs = needs(rule, namespace);
-            for (name, grant) in &*admitting {
-                if needs.iter().any(|need| gives(grant, need)) {
-                    *used.entry((*name).into()).or_default() += 1;
-                }
+            let uses = uses(rule, namespace);
+            for (name, _) in admitting.iter().filter(|(_, grant)| uses(grant)) {
+                *used.entry((*name).into()).or_default() += 1;
             }
         }
         used
@@ -147,43 +146,35 @@ impl Index {
     }
 }
 
-/// The access to objects of a kind in another namespace. The name is `None` for the objects that a
-/// selector finds.
-type Need = (Access, GroupKind, Option<String>);
-
-/// Returns the access that a Replication needs in another namespace.
-fn needs(rule: &Rule, namespace: &str) -> Vec<Need> {
-    let here = |target: &&Target| target.selection.names(namespace);
-    let targets: Vec<&Target> = rule.targets.iter().filter(here).collect();
-    let mut needs = Vec::new();
-    for source in &rule.sources {
-        let kind = source.gvk.group_kind();
-        for target in &targets {
-            let name = copy_name(target, source, namespace);
-            needs.push((Access::Write, kind.clone(), Some(name)));
-        }
-        if source.home() == Some(namespace) {
-            needs.push((Access::Read, kind, Some(source.name.to_string())));
+/// Returns whether a grant gives at least some of the access that a Replication needs in another
+/// namespace.
+fn uses<'a>(rule: &'a Rule, namespace: &'a str) -> impl Fn(&Grant) -> bool + 'a {
+    let targets = rule.targets.iter();
+    let targets = targets.filter(|target| target.selection.names(namespace));
+    let copy = |target: &Target, source: &SourceRef| {
+        let name = copy_name(target, source, namespace);
+        (source.gvk.group_kind(), name)
+    };
+    let copies = targets.flat_map(|target| rule.sources.iter().map(move |it| copy(target, it)));
+    let copies: Vec<(GroupKind, String)> = copies.collect();
+    move |grant: &Grant| {
+        let mut sources = rule.sources.iter();
+        let mut selectors = rule.selectors.iter();
+        match grant.access {
+            Access::Read => {
+                sources.any(|source| {
+                    source.home() == Some(namespace)
+                        && grant.covers(&source.gvk.group_kind(), &source.name)
+                }) || selectors.any(|selector| {
+                    *selector.namespace == *namespace
+                        && grant.covers_any(&selector.gvk.group_kind())
+                })
+            }
+            Access::Write => {
+                copies.iter().any(|(kind, name)| grant.covers(kind, name))
+                    || rule.names(namespace)
+                        && selectors.any(|selector| grant.concerns(&selector.gvk.group_kind()))
+            }
         }
     }
-    for selector in &rule.selectors {
-        let kind = selector.gvk.group_kind();
-        if !targets.is_empty() {
-            needs.push((Access::Write, kind.clone(), None));
-        }
-        if *selector.namespace == *namespace {
-            needs.push((Access::Read, kind, None));
-        }
-    }
-    needs
-}
-
-/// True if the grant gives at least some of this access.
-fn gives(grant: &Grant, (access, kind, name): &Need) -> bool {
-    grant.access == *access
-        && match (name, access) {
-            (Some(name), _) => grant.covers(kind, name),
-            (None, Access::Read) => grant.covers_any(kind),
-            (None, Access::Write) => grant.concerns(kind),
-        }
 }

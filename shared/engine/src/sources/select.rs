@@ -105,16 +105,18 @@ impl Index {
         if rule.selectors.is_empty() {
             return Cow::Borrowed(&rule.sources);
         }
-        let projections = self
-            .rules
-            .get(&rule.id)
-            .and_then(|state| state.projections.first())
+        self.projected_sources(&rule.id).cloned().collect()
+    }
+
+    /// The sources that the projections of a stored rule have.
+    pub(crate) fn projected_sources(&self, id: &RuleId) -> impl Iterator<Item = &SourceRef> {
+        // The projections of each target have the same sources.
+        let first = self.rules.get(id).and_then(|rule| rule.projections.first());
+        first
             .into_iter()
-            .flatten();
-        projections
+            .flatten()
             .filter_map(|projection| self.projections.get(projection))
-            .map(|projection| projection.source.clone())
-            .collect()
+            .map(|projection| &projection.source)
     }
 
     /// Chooses the sources that a rule copies now: first the named ones, then those that its
