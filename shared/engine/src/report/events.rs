@@ -24,7 +24,7 @@ use mimeo_model::{
 };
 
 use crate::{
-    Index, SourceState,
+    Index,
     clock::Tick,
     copy::{CopyKey, CopyState},
     projection::Projection,
@@ -174,18 +174,6 @@ impl EventQueue {
             let known = pending.copies.entry(copy).or_default();
             *known = editor.or(known.take());
         }
-    }
-
-    /// Drops the topics about sources that the rule no longer has. The rule has changed or was
-    /// deleted.
-    pub(crate) fn forget_sources(
-        &mut self,
-        rule: &Arc<RuleId>,
-        still: impl Fn(&SourceRef) -> bool,
-    ) {
-        self.pending.retain(|(id, cause), _| {
-            id != rule || !matches!(cause, EventReason::SourceGone(source) if !still(source))
-        });
     }
 
     /// Drops all topics. A standby reports none, because the leader does.
@@ -394,22 +382,17 @@ fn updates_of(
     let rule = index.valid(id);
     let (note, count, reported) = match cause {
         EventReason::SourceGone(source) => {
-            let copies = index.copies_of(id, source);
-            let missing = index
-                .sources
-                .get(source)
-                .is_some_and(SourceState::is_missing);
-            if !missing {
-                return None;
-            }
+            let rule = rule.filter(|rule| rule.may_have(source))?;
+            let state = index.sources.get(source);
+            state.filter(|state| state.is_missing())?;
             let gone = if source.selector().is_none() {
                 "is gone"
             } else {
                 "is gone, or not selected any more"
             };
-            let fate = match copies {
+            let fate = match index.copies_of(id, source) {
                 0 => "its copies are deleted".to_owned(),
-                _ => format!("it is the source of {}", rule?.bereft(copies)),
+                copies => format!("it is the source of {}", rule.bereft(copies)),
             };
             let note = format!("{source} {gone}; {fate}");
             (note, 1, vec![])

@@ -239,10 +239,6 @@ impl Index {
                 changed: effects.changes.next(),
             },
         );
-        let valid = self.rules.get(id).and_then(RuleState::valid);
-        effects
-            .events
-            .forget_sources(id, |source| valid.is_some_and(|rule| rule.may_have(source)));
         self.keep_all_copied(id, effects);
         effects.work.tidy_later();
         self.mark_status_due(id);
@@ -285,7 +281,6 @@ impl Index {
         self.replace_selectors(&id, former, None);
         self.retire(&old.projections.concat(), &[]);
         self.losses.end(&id);
-        effects.events.forget_sources(&id, |_| false);
         effects.work.tidy_later();
         let home = || self.namespaces.get(id.namespace.as_deref()?)?.uid;
         let gone = absent::Gone::seen_under(old.crd, old.home.or_else(home), self.now);

@@ -564,7 +564,11 @@ fn of_a_source_that_a_rule_names_no_more_nothing_is_told() {
     world
         .engine
         .rule_applied(rule.id.clone(), Ok(rule), None, world.now);
-    assert_eq!(world.engine.events_due(), None);
+    world.wait(5);
+    assert_eq!(
+        (world.announced(), world.engine.events_due()),
+        (vec![], None)
+    );
 }
 
 #[test]
