@@ -5,7 +5,7 @@ use std::fmt;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use mimeo_api::ClusterReplicationStatus;
-use mimeo_engine::{AwaitedCopy, CopyView, Outlook, Progress as Waits, Reason, State as Decided};
+use mimeo_engine::{AwaitedCopy, CopyView, Outlook, Progress as Waits, State as Decided};
 use mimeo_model::{
     choices::Strategy,
     condition::ConditionReason,
@@ -117,9 +117,9 @@ pub(crate) fn state(
         let held = || is_lost(copy) && status.and_then(held_deletion).is_some();
         match copy.state {
             Decided::Failed => {
-                let reason = copy.reason.map(|reason| reason.to_string());
-                let message = copy.message.clone().unwrap_or_default();
-                return (State::Failed(reason.unwrap_or_default()), message);
+                let reason = copy.reason().unwrap_or_default().to_owned();
+                let message = copy.failure.as_ref().map(|(_, message)| message.clone());
+                return (State::Failed(reason), message.unwrap_or_default());
             }
             Decided::Synced => {
                 let rule = stored.rule.as_ref();
@@ -168,7 +168,7 @@ pub(crate) fn is_failure(
 
 /// True if Mimeo has to delete the copy.
 pub(crate) fn is_lost(copy: &CopyView) -> bool {
-    copy.reason == Some(Reason::Planned(Outlook::Delete))
+    copy.failure.is_none() && copy.outlook == Outlook::Delete
 }
 
 /// The state of a copy that the rule wants, and that is not correct.
@@ -197,10 +197,10 @@ fn missing(
         );
         return (State::Pending, message);
     }
-    let planned = match copy.and_then(|copy| copy.reason) {
-        Some(Reason::Planned(Outlook::Create)) => "Mimeo has to create the copy",
-        Some(Reason::Planned(Outlook::Update)) => "Mimeo has to update the copy",
-        Some(Reason::Planned(Outlook::Delete)) => "Mimeo has to delete the copy",
+    let planned = match copy.map(|copy| copy.outlook) {
+        Some(Outlook::Create) => "Mimeo has to create the copy",
+        Some(Outlook::Update) => "Mimeo has to update the copy",
+        Some(Outlook::Delete) => "Mimeo has to delete the copy",
         _ => "Mimeo has not decided about the copy yet",
     };
     match status.and_then(unnamed) {
@@ -234,8 +234,8 @@ fn cause<'a>(
     });
     // Mimeo plans a write only of a copy that nothing keeps away.
     let planned = matches!(
-        copy.and_then(|copy| copy.reason),
-        Some(Reason::Planned(Outlook::Create | Outlook::Update))
+        copy.map(|copy| copy.outlook),
+        Some(Outlook::Create | Outlook::Update)
     );
     let first = failed.first().filter(|_| !planned);
     named.or(first).copied()

@@ -5,7 +5,7 @@ use std::{
     fmt,
 };
 
-use mimeo_engine::{CopyView, Reason, Request, State, Verb};
+use mimeo_engine::{CopyView, Request, State, Verb};
 use mimeo_model::{id::RuleId, outcome::FailureReason};
 use serde::Serialize;
 
@@ -160,15 +160,16 @@ impl Effects {
         let action = match copy.state {
             State::Failed => {
                 // A condition names the missing grants already.
-                let not_granted = Reason::Failed(FailureReason::NotGranted);
-                if let Some(reason) = copy.reason.filter(|reason| *reason != not_granted) {
+                if let Some((reason, message)) = copy.failure
+                    && reason != FailureReason::NotGranted
+                {
                     self.failures.insert(Failure {
                         rule: rule.to_string(),
                         namespace: Some(namespace.to_owned()),
                         kind: Some(copy.kind),
                         name: Some(copy.name),
                         reason: reason.to_string(),
-                        message: copy.message.unwrap_or_default(),
+                        message,
                     });
                 }
                 return;

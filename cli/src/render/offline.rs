@@ -6,7 +6,7 @@ use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use mimeo_api::{ClusterReplicationStatus, names::REPLICATION_GRANT};
 use mimeo_engine::{
-    Answer, Job, Member, Members, Question, Reason, Request, Settings, Snapshot, State, Task, Verb,
+    Answer, Job, Member, Members, Question, Request, Settings, Snapshot, Task, Verb,
 };
 use mimeo_model::{
     id::{RuleId, RuleKind},
@@ -293,12 +293,11 @@ impl Offline<'_> {
     /// The failures of single copies, by rule.
     fn failed(&self) -> BTreeMap<RuleId, Vec<String>> {
         let mut failed: BTreeMap<RuleId, Vec<String>> = BTreeMap::new();
-        // A condition names the missing grants already.
-        let not_granted = Reason::Failed(FailureReason::NotGranted);
         unsynced(&self.snapshot, |rule, namespace, copy| {
-            let reason = copy.reason.filter(|reason| *reason != not_granted);
-            if let (State::Failed, Some(reason)) = (copy.state, reason) {
-                let message = copy.message.unwrap_or_default();
+            // A condition names the missing grants already.
+            if let Some((reason, message)) = copy.failure
+                && reason != FailureReason::NotGranted
+            {
                 let place = format!("{} {namespace}/{}", copy.kind, copy.name);
                 let failed = failed.entry(rule.clone()).or_default();
                 failed.push(format!("{reason}: {place}: {message}"));

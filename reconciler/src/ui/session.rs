@@ -229,7 +229,7 @@ fn tell_rule(number: u32, rule: &RuleView) -> Value {
 /// A copy, as the page requests it for one rule and namespace.
 pub(super) fn tell_copy(copy: &CopyView) -> Value {
     json!({
-        "kind": copy.kind, "name": copy.name, "state": number(copy.state), "reason": copy.reason.map(|reason| reason.to_string()),
-        "message": copy.message, "since": copy.since,
+        "kind": copy.kind, "name": copy.name, "state": number(copy.state), "reason": copy.reason(),
+        "message": copy.failure.as_ref().map(|(_, message)| message), "since": copy.since,
     })
 }

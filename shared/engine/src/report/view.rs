@@ -125,10 +125,10 @@ pub struct CopyView {
     pub wanted: bool,
     /// Its state.
     pub state: State,
-    /// As in [`PlaceView`].
-    pub reason: Option<Reason>,
-    /// The meaning of the reason in this case.
-    pub message: Option<String>,
+    /// The failure, and a sentence about it.
+    pub failure: Option<(FailureReason, String)>,
+    /// The change that the rule wants.
+    pub outlook: Outlook,
     /// As in [`PlaceView`].
     pub since: Option<Timestamp>,
 }
@@ -178,27 +178,13 @@ impl Changes {
     }
 }
 
-/// The reason for the state of a copy. Its `Display` is the stable word.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Reason {
-    /// The copy could not be written or deleted.
-    Failed(FailureReason),
-    /// The planned change.
-    Planned(Outlook),
-}
-
-impl Reason {
-    fn planned(outlook: Outlook) -> Option<Self> {
-        outlook.planned().map(|_| Self::Planned(outlook))
-    }
-}
-
-impl std::fmt::Display for Reason {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Self::Failed(reason) => reason.fmt(f),
-            Self::Planned(outlook) => f.write_str(outlook.planned().unwrap_or_default()),
-        }
+impl CopyView {
+    /// Returns the stable word for the failure, or else for the planned change.
+    pub fn reason(&self) -> Option<&'static str> {
+        let failure = self.failure.as_ref();
+        failure
+            .map(|(reason, _)| reason.as_str())
+            .or_else(|| self.outlook.planned())
     }
 }
 
@@ -278,7 +264,7 @@ impl<'a> Page<'a> {
             Some(PlaceView {
                 rule: rule.clone(),
                 state: worst.state,
-                reason: worst.reason.map(|word| word.to_string()),
+                reason: worst.reason().map(str::to_owned),
                 since: worst.since,
                 copies: copies.len(),
                 synced: copies.iter().filter(synced).count(),
@@ -360,21 +346,20 @@ impl<'a> Page<'a> {
             name: name.into_owned(),
             wanted,
             state: State::Pending,
-            reason: Reason::planned(outlook),
-            message: None,
+            failure: None,
+            outlook,
             since: written.and_then(|seconds| Timestamp::from_second(seconds).ok()),
         };
         let held = |(namespace, copy)| self.index.holds(rule, namespace, copy);
         match failure {
             Some((reason, message)) => {
                 shown.state = State::Failed;
-                shown.reason = Some(Reason::Failed(reason));
-                shown.message = Some(message.into_owned());
+                shown.failure = Some((reason, message.into_owned()));
                 let failing = copy.and_then(|(_, copy)| copy.failure.as_ref());
                 shown.since = failing.and_then(|failing| self.time(failing.since));
             }
             // The rule leaves this copy behind.
-            None if !wanted && shown.reason.is_none() => return None,
+            None if !wanted && outlook.planned().is_none() => return None,
             None if parsed.suspend => shown.state = State::Suspended,
             None if outlook == Outlook::Right => shown.state = State::Synced,
             None if copy.is_some_and(held) => shown.state = State::Held,

@@ -246,8 +246,12 @@ fn states_have_reasons_and_ages() {
     };
     let copy = &copies(&world)[0];
     assert_eq!(
-        (&*copy.kind, &*copy.name, copy.message.as_deref()),
-        ("Secret", "s00", Some("not you"))
+        (&*copy.kind, &*copy.name, &copy.failure),
+        (
+            "Secret",
+            "s00",
+            &Some((FailureReason::QuotaExceeded, "not you".to_owned()))
+        )
     );
 
     world.wait(400);
@@ -258,7 +262,7 @@ fn states_have_reasons_and_ages() {
         [synced(5)],
         "what has not changed isn't shown again"
     );
-    assert_eq!(copies(&world)[0].message, None);
+    assert_eq!(copies(&world)[0].failure, None);
 
     world.rule(
         0,

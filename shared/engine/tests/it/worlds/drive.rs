@@ -298,13 +298,14 @@ impl Cluster {
             for namespace in self.server.of(Res::Namespace) {
                 let name = &namespace.key.name;
                 for copy in engine.copies(&rule, name, now, Timestamp::UNIX_EPOCH) {
+                    let reason = copy.reason();
                     let key = (rule.to_string(), name.clone(), copy.kind, copy.name);
                     let found = changes.remove(&key).unwrap_or_default();
-                    let planned = copy.state == State::Pending && copy.reason.is_some();
+                    let planned = copy.state == State::Pending && reason.is_some();
                     if found != usize::from(planned) {
                         faults.push(format!(
-                            "{key:?} is {:?} {:?} and has {found} changes",
-                            copy.state, copy.reason
+                            "{key:?} is {:?} {reason:?} and has {found} changes",
+                            copy.state
                         ));
                     }
                 }
@@ -318,13 +319,13 @@ impl Cluster {
         let states =
             |copies: Vec<CopyView>| -> BTreeMap<(String, String), (State, Option<String>)> {
                 let state = |copy: CopyView| {
-                    let reason = copy.reason.map(|reason| reason.to_string());
+                    let reason = copy.reason().map(str::to_owned);
                     // Only a write shows that the API server refuses it.
-                    let refused = |message: String| message.starts_with("the API server answered");
+                    let refused = copy
+                        .failure
+                        .is_some_and(|(_, message)| message.starts_with("the API server answered"));
                     let (state, reason) = match copy.state {
-                        State::Failed if copy.message.is_some_and(refused) => {
-                            (State::Pending, None)
-                        }
+                        State::Failed if refused => (State::Pending, None),
                         State::Pending => (State::Pending, None),
                         // Which of two conflicts is told first depends on what was read before.
                         State::Failed if reason.as_deref() == Some("RuleConflict") => {
