@@ -181,15 +181,11 @@ pub(crate) fn statuses(snapshot: &mut Snapshot) -> BTreeMap<RuleId, ClusterRepli
 pub(crate) fn places(snapshot: &Snapshot, mut each: impl FnMut(&str, &PlaceView)) {
     let (engine, now) = snapshot.decided();
     let mut cursor = Cursor::default();
-    loop {
-        let view = engine.view(&mut cursor, now, Timestamp::UNIX_EPOCH);
+    while let Some(view) = engine.view(&mut cursor, now, Timestamp::UNIX_EPOCH) {
         for namespace in &view.namespaces {
             for place in &namespace.places {
                 each(&namespace.name, place);
             }
-        }
-        if view.whole {
-            return;
         }
     }
 }

@@ -107,10 +107,10 @@ impl Session {
         if !*self.known.leading.borrow() {
             return None;
         }
-        let view = self.known.handle.look(|engine, now| {
-            let news = engine.has_news(&self.cursor);
-            news.then(|| engine.view(&mut self.cursor, now, Timestamp::now()))
-        })?;
+        let view = self
+            .known
+            .handle
+            .look(|engine, now| engine.view(&mut self.cursor, now, Timestamp::now()))?;
         if view.anew {
             self.numbers.clear();
         }

@@ -396,13 +396,9 @@ impl Engine {
         Inside::of(&self.index, &self.effects)
     }
 
-    /// True if the viewer has not seen everything.
-    pub fn has_news(&self, cursor: &Cursor) -> bool {
-        self.effects.changes.has_news(cursor)
-    }
-
-    /// Returns the next piece of the changes; `wall` is the present time.
-    pub fn view(&self, cursor: &mut Cursor, now: Tick, wall: Timestamp) -> View {
+    /// Returns the next piece of the changes; `wall` is the present time. `None`: the viewer has
+    /// seen everything.
+    pub fn view(&self, cursor: &mut Cursor, now: Tick, wall: Timestamp) -> Option<View> {
         self.page(now, wall).view(cursor, &self.effects.changes)
     }
 

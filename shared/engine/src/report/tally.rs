@@ -148,7 +148,7 @@ impl Index {
                 tally.count(name, &standing);
             }
         }
-        let tally = |id| {
+        let tally = |id: Arc<RuleId>| {
             let tally = tallies.remove(&id).unwrap_or_default();
             (id, tally)
         };

@@ -150,11 +150,6 @@ pub(crate) struct Changes {
 }
 
 impl Changes {
-    /// True if the viewer has not seen everything.
-    pub(crate) fn has_news(&self, cursor: &Cursor) -> bool {
-        cursor.seen < self.last
-    }
-
     /// Returns the number for a change that happens now.
     pub(crate) fn next(&mut self) -> u64 {
         self.last += 1;
@@ -201,8 +196,12 @@ impl<'a> Page<'a> {
         self.wall.checked_sub(self.now.saturating_sub(tick)).ok()
     }
 
-    /// Returns the next piece of the changes, the earliest first.
-    pub(crate) fn view(self, cursor: &mut Cursor, changes: &Changes) -> View {
+    /// Returns the next piece of the changes, the earliest first. `None`: the viewer has seen
+    /// everything.
+    pub(crate) fn view(self, cursor: &mut Cursor, changes: &Changes) -> Option<View> {
+        if cursor.seen == changes.last {
+            return None;
+        }
         let anew = cursor.seen == 0 || cursor.seen.max(cursor.begun) < changes.forgotten;
         if anew {
             (cursor.seen, cursor.begun) = (0, changes.last);
@@ -249,7 +248,7 @@ impl<'a> Page<'a> {
                 }
             }
         }
-        view
+        Some(view)
     }
 
     fn view_namespace(self, name: &Arc<str>, namespace: &Namespace) -> NamespaceView {

@@ -178,8 +178,8 @@ impl World {
     fn look(&mut self) -> Vec<View> {
         let mut pieces = Vec::new();
         let wall = self.wall();
-        while self.engine.has_news(&self.cursor) {
-            pieces.push(self.engine.view(&mut self.cursor, self.now, wall));
+        while let Some(view) = self.engine.view(&mut self.cursor, self.now, wall) {
+            pieces.push(view);
         }
         pieces
     }

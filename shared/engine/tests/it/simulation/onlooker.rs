@@ -18,11 +18,10 @@ pub struct Onlooker {
 impl Onlooker {
     /// Takes the next piece, if there is one.
     pub fn look(&mut self, engine: &Engine, now: Tick) -> bool {
-        if !engine.has_news(&self.cursor) {
-            return false;
-        }
         let wall = Timestamp::UNIX_EPOCH + Duration::from_hours(1) + now;
-        let view = engine.view(&mut self.cursor, now, wall);
+        let Some(view) = engine.view(&mut self.cursor, now, wall) else {
+            return false;
+        };
         if view.anew {
             self.rules.clear();
             self.namespaces.clear();
