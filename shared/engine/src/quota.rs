@@ -161,7 +161,7 @@ impl Index {
             if let Some(state) = self.rules.get(out)
                 && let Ok(rule) = &state.rule
             {
-                let (refused, observed) = (refused(rule), state.status.observed().clone());
+                let (refused, observed) = (refused(rule), state.status.observed.clone());
                 self.rule_applied((**out).clone(), Err(refused), observed, effects);
             }
         }

@@ -162,7 +162,7 @@ impl Numbers {
                 ready,
                 stalled,
                 copies,
-            } = state.status.reported();
+            } = &state.status.reported;
             let (ready, reason) = ready.map_or((None, "Unknown"), |(ready, reason)| {
                 (Some(ready), reason.as_str())
             });
@@ -192,7 +192,7 @@ impl Numbers {
         let rules = index.cluster_rules();
         rules
             .take(most)
-            .map(|(id, state)| (id.clone(), state.status.reported().copies.clone()))
+            .map(|(id, state)| (id.clone(), state.status.reported.copies.clone()))
             .collect()
     }
 }

@@ -54,7 +54,8 @@ pub struct Webhooks {
 pub(crate) struct Book {
     due: bool,
     not_before: Tick,
-    observed: Observed,
+    /// The status for users. [`Book::observe`] changes it.
+    pub(crate) observed: Observed,
     /// True if the last write of the status failed.
     unwritten: bool,
     /// When a copy was last written or deleted. It is `None` again once `last_sync` has that time.
@@ -63,7 +64,7 @@ pub(crate) struct Book {
     /// and so perhaps by a full second in the status.
     last_sync: Option<Timestamp>,
     /// The values of the last status.
-    reported: Reported,
+    pub(crate) reported: Reported,
     /// The message about the missing grants, empty if none is missing. It is made on first use, and
     /// again once the status is due.
     pub(crate) missing_grants: OnceCell<String>,
@@ -86,15 +87,6 @@ impl Book {
     pub(crate) fn observe(&mut self, observed: Observed) {
         self.due |= self.observed.is_some() && self.observed != observed;
         self.observed = observed;
-    }
-
-    pub(crate) fn reported(&self) -> &Reported {
-        &self.reported
-    }
-
-    /// The status for users.
-    pub(crate) fn observed(&self) -> &Observed {
-        &self.observed
     }
 }
 

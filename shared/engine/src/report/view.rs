@@ -241,7 +241,7 @@ impl<'a> Page<'a> {
                 Changed::Rule(id, state) => view.rules.push(RuleView {
                     id: id.clone(),
                     suspended: state.rule.as_ref().is_ok_and(|rule| rule.suspend),
-                    status: state.status.observed().clone(),
+                    status: state.status.observed.clone(),
                 }),
                 Changed::Namespace(name, namespace) => {
                     view.namespaces.push(self.view_namespace(name, namespace));
