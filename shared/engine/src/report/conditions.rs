@@ -22,10 +22,6 @@ use crate::{
     trouble::Trouble,
 };
 
-/// The longest message of a condition, in bytes of JSON. A status has room for the messages of all
-/// conditions.
-const MESSAGE: usize = 2000;
-
 /// A condition in preparation: its type, its status, its reason and its message.
 pub(crate) type Finding = (ConditionType, bool, Trouble);
 
@@ -239,22 +235,6 @@ impl Index {
         let why = (ConditionReason::DeletionHeld, message);
         Some((ConditionType::Stalled, true, why))
     }
-}
-
-/// Returns the beginning of a message, up to [`MESSAGE`].
-pub(crate) fn cut(message: &str) -> String {
-    let mut left = MESSAGE;
-    let fits = |char: &char| {
-        let size = match char {
-            '"' | '\\' => 2,
-            control if control.is_control() => 6,
-            other => other.len_utf8(),
-        };
-        let rest = left.checked_sub(size);
-        left = rest.unwrap_or_default();
-        rest.is_some()
-    };
-    message.chars().take_while(fits).collect()
 }
 
 /// "1 copy is", "12 copies are".

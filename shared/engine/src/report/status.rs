@@ -20,7 +20,6 @@ use mimeo_model::{
 use crate::{
     Effects, Index, RuleState, SourceState,
     clock::Tick,
-    conditions::cut,
     numbers::Reported,
     tally::{CellName, Tally},
     view::Changes,
@@ -99,6 +98,9 @@ const FAILURES: usize = 20;
 /// The longest status, in bytes of JSON. With very long names, fewer entries fit than the other
 /// limits allow. Each client that watches rules receives the whole status with each change.
 const LONGEST: usize = 16 * 1024 - 1;
+/// The longest message of a condition, in bytes of JSON. A status has room for the messages of all
+/// conditions.
+const MESSAGE: usize = 2000;
 /// The largest number of statuses at once; they are written one by one.
 const BATCH: usize = 128;
 
@@ -328,7 +330,7 @@ impl Index {
                 ConditionType::Stalled => reported.stalled = Some(reason),
                 _ => {}
             }
-            let message = cut(&message);
+            let message = cut(message);
             let condition = condition((type_, is), reason, message, Some(generation), old, wall);
             status.conditions.push(condition);
         }
@@ -356,6 +358,14 @@ fn shorten<T: Serialize>(items: &mut Vec<T>, over: &mut usize) {
     {
         *over = over.saturating_sub(json_size(&item));
     }
+}
+
+/// Shortens a message until it has at most [`MESSAGE`] bytes, a quarter at a time.
+fn cut(mut message: String) -> String {
+    while json_size(&message) > MESSAGE {
+        message.truncate(message.floor_char_boundary(message.len() / 4 * 3));
+    }
+    message
 }
 
 fn json_size(value: &impl Serialize) -> usize {
