@@ -363,12 +363,7 @@ impl Index {
         let reading = reading.get(namespace).cloned().unwrap_or_default();
         let targeting = targeting.get(namespace).cloned().unwrap_or_default();
         self.review_sources(&reading, effects);
-        for id in targeting
-            .iter()
-            .filter(|id| id.namespace.as_deref() != Some(namespace))
-        {
-            self.mark_status_due(id);
-        }
+        targeting.iter().for_each(|id| self.mark_status_due(id));
         if let Some((name, _)) = self.namespaces.get_key_value(namespace) {
             self.dirty.insert(name.clone());
         }
@@ -377,16 +372,10 @@ impl Index {
     /// A namespace was created or deleted, or its labels have changed. Other namespaces may grant
     /// more or less to its rules now.
     pub(crate) fn review_home(&mut self, namespace: &str, effects: &mut Effects) {
-        let first = RuleId {
-            kind: RuleKind::Replication,
-            namespace: Some(namespace.into()),
-            name: "".into(),
-        };
-        let rules = self.rules.range::<RuleId, _>(&first..);
-        let rules: BTreeSet<Arc<RuleId>> = rules
-            .map(|(id, _)| id.clone())
-            .take_while(|id| id.namespace.as_deref() == Some(namespace))
-            .collect();
+        let held = self.replications.get(namespace);
+        let rules: BTreeSet<Arc<RuleId>> = held
+            .map(|held| held.iter().map(|(_, id)| id.clone()).collect())
+            .unwrap_or_default();
         self.review_sources(&rules, effects);
         for id in &rules {
             if let Some(rule) = self.rules.get(id).and_then(RuleState::valid) {
