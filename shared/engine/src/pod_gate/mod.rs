@@ -148,11 +148,6 @@ impl Progress {
     pub fn ready(&self) -> bool {
         self.seen && self.waiting.is_empty() && self.denied.is_empty() && self.excused.is_empty()
     }
-
-    /// True if no copy needs to be waited for any longer.
-    pub fn settled(&self) -> bool {
-        self.seen && (self.waiting.is_empty() || (self.over_budget && !self.required))
-    }
 }
 
 impl Index {
@@ -214,9 +209,9 @@ impl Index {
         let excused = progress.excused.is_empty() || progress.over_budget;
         // The label stays even longer if a copy is still waited for. Some pods waited until the
         // budget ended, or were refused and will be retried.
-        let waited =
-            progress.waiting.is_empty() || self.is_late(namespace, self.settings.budget + FAREWELL);
-        progress.settled() && progress.denied.is_empty() && excused && waited
+        let late = self.is_late(namespace, self.settings.budget + FAREWELL);
+        let waited = progress.waiting.is_empty() || late && !progress.required;
+        progress.denied.is_empty() && excused && waited
     }
 
     /// True if the namespace has had its pending label for this time, or has none.
