@@ -130,29 +130,20 @@ impl Settings {
     }
 }
 
-/// One value for each kind of rule.
+/// One value for each kind of rule, in the order of the kinds.
 #[derive(Debug, Default)]
-struct PerKind<T> {
-    cluster: T,
-    local: T,
-}
+struct PerKind<T>([T; 2]);
 
 impl<T> std::ops::Index<RuleKind> for PerKind<T> {
     type Output = T;
 
     fn index(&self, kind: RuleKind) -> &T {
-        match kind {
-            RuleKind::ClusterReplication => &self.cluster,
-            RuleKind::Replication => &self.local,
-        }
+        &self.0[kind as usize]
     }
 }
 
 impl<T> std::ops::IndexMut<RuleKind> for PerKind<T> {
     fn index_mut(&mut self, kind: RuleKind) -> &mut T {
-        match kind {
-            RuleKind::ClusterReplication => &mut self.cluster,
-            RuleKind::Replication => &mut self.local,
-        }
+        &mut self.0[kind as usize]
     }
 }
