@@ -1,86 +1,126 @@
 //! Follows one named object, by the same [`watch`](crate::watch) as everything else.
 
-use std::future::pending;
+use std::sync::Arc;
 
 use kube::{Api, Resource};
 use mimeo_model::known::{Decoded, Known};
+use parking_lot::Mutex;
 use serde::de::DeserializeOwned;
-use tokio::sync::watch;
+use tokio::{
+    sync::Notify,
+    task::JoinSet,
+    time::{Instant, sleep},
+};
 
-use crate::watch::{Event, WatchSpec, Watcher, watch as open};
+use crate::watch::{Event, WatchSpec, Watcher, watch};
 
-/// Follows the object `name` of the collection at `path` until dropped. `sink` gets the object's
-/// state whenever it may have changed. The state is listed with the object, listed with `None` if
-/// there is no such object, or not known for a reason. The watch's name in logs is `what`.
-pub async fn follow<T: DeserializeOwned>(
-    watcher: Watcher,
-    path: impl Into<String>,
-    name: &str,
-    what: impl Into<String>,
-    mut sink: impl FnMut(Known<Option<Decoded<T>>>) + Send,
-) {
-    let spec = WatchSpec {
-        name: Some(name.to_owned()),
-        ..WatchSpec::objects(path, what)
-    };
-    let mut seen = false;
-    open::<T>(watcher, spec, |event| match event {
-        Event::Listing => seen = false,
-        Event::Shown(object) => {
-            seen = true;
-            sink(Known::Listed(Some(object)));
-        }
-        Event::Deleted(_) => sink(Known::Listed(None)),
-        Event::Known(Known::Listed(_)) if seen => {}
-        Event::Known(state) => sink(state.map(|_| None)),
-    })
-    .await;
-}
+/// The state of the object: listed with the object, listed with `None` if there is no such object,
+/// or not known for a reason.
+pub(crate) type State<T> = Known<Option<Decoded<T>>>;
 
-/// The successive states of one object that Mimeo owns, such as its Secret or its Lease. Only the
-/// newest state is kept.
+/// The successive states of one object. Only the newest state is kept, until it is taken.
 ///
 /// Needs the permissions `get`, `list` and `watch` for that name. Failures are logged and retried
 /// without end.
-pub struct Follower<K>(watch::Receiver<Option<K>>);
+pub struct Follower<T> {
+    newest: Arc<Newest<T>>,
+    /// The task that watches. It ends with this value.
+    _watching: JoinSet<()>,
+}
+
+struct Newest<T> {
+    state: Mutex<Option<State<T>>>,
+    more: Notify,
+}
+
+impl<T> Newest<T> {
+    fn put(&self, state: State<T>) {
+        *self.state.lock() = Some(state);
+        self.more.notify_one();
+    }
+}
+
+/// The pause after a handover, as a multiple of the time that the handover took.
+const REST: u32 = 10;
 
 impl<K> Follower<K>
 where
-    K: Resource<DynamicType = ()> + Clone + DeserializeOwned + Send + Sync + 'static,
+    K: Resource<DynamicType = ()> + DeserializeOwned + Send + Sync + 'static,
 {
-    /// Follows the object `name` of the collection of `api` in a task that ends with this value.
-    /// The watcher's client sends the requests.
+    /// Follows the object `name` of the collection of `api`. The watcher's client sends the
+    /// requests.
     pub fn new(watcher: Watcher, api: &Api<K>, name: &str) -> Self {
-        let (path, name) = (api.resource_url().to_owned(), name.to_owned());
         let what = format!("{}/{name}", K::plural(&()));
-        let (publish, states) = watch::channel(None);
-        tokio::spawn(async move {
-            let following = follow(watcher, path, &name, what, |state| {
-                let state = match state {
-                    Known::Listed(None) => None,
-                    Known::Listed(Some(Decoded::Whole(object))) => Some(object),
-                    // The last state stays valid.
-                    _ => return,
-                };
-                publish.send_replace(state);
-            });
-            tokio::select! {
-                () = following => {}
-                () = publish.closed() => {}
-            }
+        Self::at(watcher, api.resource_url(), name, what)
+    }
+}
+
+impl<T> Follower<T>
+where
+    T: DeserializeOwned + Send + Sync + 'static,
+{
+    /// Follows the object `name` of the collection at `path`. The watch's name in logs is `what`.
+    pub(crate) fn at(watcher: Watcher, path: &str, name: &str, what: String) -> Self {
+        let newest = Arc::new(Newest {
+            state: Mutex::new(None),
+            more: Notify::new(),
         });
-        Self(states)
+        let spec = WatchSpec {
+            name: Some(name.to_owned()),
+            ..WatchSpec::objects(path, what)
+        };
+        let (publish, mut seen) = (newest.clone(), false);
+        let mut watching = JoinSet::new();
+        watching.spawn(watch::<T>(watcher, spec, move |event| match event {
+            Event::Listing => seen = false,
+            Event::Shown(object) => {
+                seen = true;
+                publish.put(Known::Listed(Some(object)));
+            }
+            Event::Deleted(_) => publish.put(Known::Listed(None)),
+            Event::Known(Known::Listed(_)) if seen => {}
+            Event::Known(state) => publish.put(state.map(|_| None)),
+        }));
+        Self {
+            newest,
+            _watching: watching,
+        }
     }
 
-    /// The next state: the object, or `None` if it does not exist. The first call returns the
-    /// current state. Each later call waits for a change, and may return the same state again.
-    /// Cancel safe.
-    pub async fn next(&mut self) -> Option<K> {
-        if self.0.changed().await.is_err() {
-            // The task ends only with the runtime.
-            pending::<()>().await;
+    /// The next object, or `None` if it does not exist. The first call returns the current state.
+    /// Each later call waits for a change, and may return the same state again. A state that is not
+    /// known, or an object that cannot be decoded, is no change. Cancel safe.
+    pub async fn next(&mut self) -> Option<T> {
+        loop {
+            match self.state().await {
+                Known::Listed(None) => return None,
+                Known::Listed(Some(Decoded::Whole(object))) => return Some(object),
+                // The last state stays valid.
+                _ => {}
+            }
         }
-        self.0.borrow_and_update().clone()
+    }
+
+    /// Hands each state over until dropped. The receiver may need a long time for it: thousands of
+    /// copies may have to be rendered. If an object changed ten times a second, it could keep the
+    /// engine busy for all users. So the first state is handed over at once. Later only the newest
+    /// state is, and the pauses leave most of the time to other work.
+    pub(crate) async fn hand_over(mut self, mut to: impl FnMut(State<T>)) {
+        loop {
+            let state = self.state().await;
+            let began = Instant::now();
+            to(state);
+            sleep(began.elapsed() * REST).await;
+        }
+    }
+
+    async fn state(&mut self) -> State<T> {
+        loop {
+            if let Some(state) = self.newest.state.lock().take() {
+                return state;
+            }
+            self.newest.more.notified().await;
+        }
     }
 }
 
@@ -132,5 +172,41 @@ mod tests {
             "{:?}",
             server.requests()
         );
+    }
+
+    #[tokio::test]
+    async fn what_takes_long_to_be_taken_up_is_taken_up_seldom_and_then_the_newest() {
+        const COST: Duration = Duration::from_millis(20);
+        let newest = Arc::new(Newest {
+            state: Mutex::new(None),
+            more: Notify::new(),
+        });
+        let follower = Follower {
+            newest: newest.clone(),
+            _watching: JoinSet::new(),
+        };
+        let listed = |value: u32| Known::Listed(Some(Decoded::Whole(value)));
+        let (told, mut heard) = tokio::sync::mpsc::unbounded_channel();
+        let taking = follower.hand_over(|state| {
+            std::thread::sleep(COST);
+            let _ = told.send((state, Instant::now()));
+        });
+        let changing = async {
+            newest.put(listed(0));
+            let (first, began) = heard.recv().await.expect("the first");
+            (1..=50).for_each(|value| newest.put(listed(value)));
+            let (second, then) = heard.recv().await.expect("the newest");
+            assert_eq!((first, second), (listed(0), listed(50)));
+            assert!(then - began >= COST * REST, "{:?}", then - began);
+            newest.put(listed(51));
+            newest.put(Known::Unserved);
+            assert!(heard.try_recv().is_err());
+            let (third, _) = heard.recv().await.expect("the newest");
+            assert_eq!(third, Known::Unserved, "it takes the place of the object");
+        };
+        tokio::select! {
+            () = taking => {}
+            () = changing => {}
+        }
     }
 }

@@ -8,7 +8,7 @@ use std::{
 };
 
 use k8s_openapi::api::core::v1::ConfigMap;
-use kube::{ResourceExt, api::ObjectMeta};
+use kube::{Api, ResourceExt, api::ObjectMeta};
 use mimeo_api::names::API_VERSION;
 use mimeo_engine::CopyWatch;
 use mimeo_model::{
@@ -28,7 +28,7 @@ use crate::{
     call::CallError,
     discovery::resource_path,
     driver::Tools,
-    follow::follow,
+    follow::Follower,
     handle::Handle,
     object::text,
     stored::{parse_grant, parse_rule},
@@ -179,20 +179,12 @@ impl Observer {
     /// Watches the kinds `ConfigMap`. It records the kinds that may have copies, the uids of the
     /// CRDs of rules, and the last confirmation by a person.
     async fn kinds(self) {
-        let path = format!(
-            "/api/v1/namespaces/{}/configmaps",
-            self.tools.writer.namespace()
-        );
-        let watcher = self.watcher.clone();
-        follow::<ConfigMap>(watcher, path, KINDS_CONFIG_MAP, "kinds", |state| {
-            match state {
-                Known::Listed(Some(Decoded::Whole(map))) => self.kinds_are(Some(&map)),
-                Known::Listed(None) => self.kinds_are(None),
-                // The former content stays valid.
-                _ => {}
-            }
-        })
-        .await;
+        let client = self.watcher.client.clone();
+        let maps: Api<ConfigMap> = Api::namespaced(client, self.tools.writer.namespace());
+        let mut follower = Follower::new(self.watcher.clone(), &maps, KINDS_CONFIG_MAP);
+        loop {
+            self.kinds_are(follower.next().await.as_ref());
+        }
     }
 
     fn kinds_are(&self, map: Option<&ConfigMap>) {

@@ -21,7 +21,7 @@ use tracing::warn;
 use super::{Failing, Observer};
 use crate::{
     discovery::resource_path,
-    follow::follow,
+    follow::Follower,
     object::text,
     watch::{Event, Meta, WatchSpec, watch},
 };
@@ -30,25 +30,20 @@ use crate::{
 mod tests;
 
 impl Observer {
+    /// Watches one source by its name.
     pub(super) async fn source(self, source: SourceRef, resource: Resource) {
         let path = resource_path(&resource, Some(&source.namespace), None);
         let (watcher, what) = (self.watcher.clone(), format!("source {source}"));
-        let tell = |object| self.handle.source(&source, object);
-        let newest = Newest::default();
-        let following = follow(watcher, path, &source.name, what, |state| match state {
-            Known::Listed(object) => newest.put(object),
-            Known::Unserved => {
-                newest.take();
-                self.gone(&resource);
-            }
-            Known::Unreadable(why) => {
-                newest.take().into_iter().for_each(tell);
-                self.handle
-                    .with(|engine, now| engine.source_unreadable(&source, why, now));
-            }
+        let follower = Follower::<Value>::at(watcher, &path, &source.name, what);
+        let tell = |state| match state {
+            Known::Listed(object) => self.handle.source(&source, object),
+            Known::Unserved => self.gone(&resource),
+            Known::Unreadable(why) => self
+                .handle
+                .with(|engine, now| engine.source_unreadable(&source, why, now)),
             Known::Unknown => {}
-        });
-        tokio::join!(following, newest.hand_over(tell));
+        };
+        follower.hand_over(tell).await;
     }
 
     /// Watches the sources that a selector finds.
@@ -156,49 +151,6 @@ impl Observer {
                     reads.want_at(source, Instant::now() + streak.backoff.pause());
                 }
             }
-        }
-    }
-}
-
-/// The pause after a handover, as a multiple of the time that the handover took.
-const REST: u32 = 10;
-
-/// The newest state that a watch showed, and its handover to the engine. The engine may need a long
-/// time for it: thousands of copies may have to be rendered. If an object changed ten times a
-/// second, it could keep the engine busy for all users. So the first state is handed over at once.
-/// Later only the newest state is, and the pauses leave most of the time to other work.
-struct Newest<T> {
-    value: Mutex<Option<T>>,
-    more: Notify,
-}
-
-impl<T> Default for Newest<T> {
-    fn default() -> Self {
-        Self {
-            value: Mutex::default(),
-            more: Notify::default(),
-        }
-    }
-}
-
-impl<T> Newest<T> {
-    fn put(&self, value: T) {
-        *self.value.lock() = Some(value);
-        self.more.notify_one();
-    }
-
-    fn take(&self) -> Option<T> {
-        self.value.lock().take()
-    }
-
-    /// Hands over until dropped.
-    async fn hand_over(&self, mut to: impl FnMut(T)) {
-        loop {
-            self.more.notified().await;
-            let Some(value) = self.take() else { continue };
-            let began = Instant::now();
-            to(value);
-            tokio::time::sleep(began.elapsed() * REST).await;
         }
     }
 }

@@ -277,29 +277,3 @@ async fn a_source_waits_its_turn_once() {
     assert_eq!(reads.next().await, source("a"));
     assert!(reads.due.lock().is_empty());
 }
-
-#[tokio::test]
-async fn what_takes_long_to_be_taken_up_is_taken_up_seldom_and_then_the_newest() {
-    const COST: Duration = Duration::from_millis(20);
-    let newest = Newest::default();
-    let (told, mut heard) = tokio::sync::mpsc::unbounded_channel();
-    let taking = newest.hand_over(|value: u32| {
-        std::thread::sleep(COST);
-        let _ = told.send((value, Instant::now()));
-    });
-    let changing = async {
-        newest.put(0);
-        let (first, began) = heard.recv().await.expect("the first");
-        (1..=50).for_each(|value| newest.put(value));
-        let (second, then) = heard.recv().await.expect("the newest");
-        assert_eq!((first, second), (0, 50));
-        assert!(then - began >= COST * REST, "{:?}", then - began);
-        newest.put(51);
-        assert_eq!(newest.take(), Some(51), "it can be taken back");
-        assert!(heard.try_recv().is_err());
-    };
-    tokio::select! {
-        () = taking => {}
-        () = changing => {}
-    }
-}
