@@ -13,7 +13,7 @@ use mimeo_model::role::Role;
 use mimeo_runtime::{
     client::{ClientArgs, Clients},
     definitions,
-    driver::{Tools, announce, drive, remind, report},
+    driver::{Tools, drive, remind, report},
     duration,
     handle::{CopyRequests, Handle},
     identity::{Identity, IdentityArgs},
@@ -220,9 +220,8 @@ fn keep(
     observer.start(|| {});
     tokio::spawn(observer.webhooks());
     let (handle, writer) = (handle.clone(), tools.writer.clone());
-    tokio::spawn(report(handle.clone(), writer.clone(), leading.clone()));
     let reporter = identity.replica.clone();
-    tokio::spawn(announce(handle.clone(), writer, reporter, leading.clone()));
+    tokio::spawn(report(handle.clone(), writer, reporter, leading.clone()));
     tokio::spawn(remind(handle.clone()));
     tokio::spawn(drive(handle, tools, leading))
 }
