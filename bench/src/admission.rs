@@ -88,7 +88,6 @@ async fn noop() -> Result<String> {
         material,
         fallback: None,
         callers: None,
-        http2: true,
     };
     let drain = DrainArgs {
         shutdown_delay: Duration::ZERO,

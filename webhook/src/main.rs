@@ -108,7 +108,6 @@ async fn serve(flags: Flags, program: Program) -> anyhow::Result<()> {
         material: material.clone(),
         fallback: None,
         callers: flags.endpoint.client_ca_file.clone().map(callers::start),
-        http2: true,
     };
     tokio::spawn(verifies(tls.callers.clone(), checks.callers.clone()));
     let (hooks, drain) = (router(app.clone()), flags.drain.clone());

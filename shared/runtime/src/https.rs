@@ -1,5 +1,7 @@
 //! Serves an axum router over TLS, and shuts down without losing a request.
 //!
+//! It speaks HTTP/1.1 alone, as API servers do with the webhook of a Service.
+//!
 //! The router handles bodies from their first byte on: it limits their size and their time.
 
 use std::{io, pin::pin, time::Duration};
@@ -7,9 +9,9 @@ use std::{io, pin::pin, time::Duration};
 use axum::{Router, extract::State, middleware, response::Response};
 use clap::Args;
 use http::{HeaderValue, header::CONNECTION};
-use hyper::server::conn::{http1, http2};
+use hyper::server::conn::http1;
 use hyper_util::{
-    rt::{TokioExecutor, TokioIo, TokioTimer},
+    rt::{TokioIo, TokioTimer},
     service::TowerToHyperService,
 };
 use tokio::{
@@ -27,30 +29,19 @@ const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long a new connection may take to send its first request once the server shuts down. An API
 /// server that has just connected has a review to send. Without this time its call would fail.
 const LATE: Duration = Duration::from_secs(2);
-/// How long an HTTP/1.1 connection may be without the complete head of a request. Go closes an idle
+/// How long a connection may be without the complete head of a request. Go closes an idle
 /// connection after 90 s. The client should close first, because it cannot lose a request that way.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(100);
-/// After this time the server asks the client to connect again: HTTP/2 by GOAWAY, HTTP/1.1 with the
-/// next answer. Without this limit a client could keep an HTTP/2 connection forever by answering
-/// pings.
+/// After this time the server asks the client to connect again, with the next answer.
 const LIFETIME: Duration = Duration::from_mins(5);
-/// After this further time the server drops the connection. It is longer than an HTTP/1.1 client
-/// may take to send a request, and longer than any request takes.
+/// After this further time the server drops the connection. It is longer than a client may take to
+/// send a request, and longer than any request takes.
 const GRACE: Duration = Duration::from_mins(2);
-/// Connections at once. API servers speak HTTP/1.1 with a Service's webhook. They need a connection
-/// for each concurrent request, and keep some idle ones for each hook and each `TransformPolicy`.
+/// Connections at once. API servers need a connection for each concurrent request, and keep some
+/// idle ones for each hook and each `TransformPolicy`.
 const CONNECTIONS: usize = 512;
-/// Unread bytes of bodies that one HTTP/2 connection may have sent, and one of its streams.
-const WINDOW: u32 = 64 << 10;
-/// Unread bytes that one HTTP/1.1 connection may have sent, and so the longest head of a request.
+/// Unread bytes that one connection may have sent, and so the longest head of a request.
 const HEAD: usize = 32 << 10;
-/// An HTTP/2 client that has been silent for this long is pinged.
-const PING_INTERVAL: Duration = Duration::from_secs(30);
-/// An HTTP/2 client that doesn't answer a ping within this is dropped.
-const PING_TIMEOUT: Duration = Duration::from_secs(10);
-/// Requests at once on an HTTP/2 connection. An API server that needs more opens another
-/// connection.
-const CONCURRENT_STREAMS: u32 = 250;
 
 /// Flags for the shutdown.
 #[derive(Debug, Clone, Args)]
@@ -66,9 +57,8 @@ pub struct DrainArgs {
 }
 
 /// Serves until the shutdown, and then in three steps. First it goes on for the shutdown delay;
-/// each HTTP/1.1 answer then asks the client to connect elsewhere. Then it stops accepting and lets
-/// requests in flight end; all clients are asked to connect elsewhere. After the drain timeout it
-/// drops the remaining connections.
+/// each answer then asks the client to connect elsewhere. Then it stops accepting and lets requests
+/// in flight end. After the drain timeout it drops the remaining connections.
 pub async fn serve(
     listener: TcpListener,
     router: Router,
@@ -158,58 +148,39 @@ impl Server {
     /// Answers the requests of one connection.
     async fn answer(&self, stream: &mut TlsStream<TcpStream>) {
         let begun = Instant::now();
-        let is_http2 = stream.get_ref().1.alpn_protocol() == Some(b"h2");
-        let mut router = self.router.clone();
-        if !is_http2 {
-            let parting = (self.leaving.clone(), begun + LIFETIME);
-            router = router.layer(middleware::map_response_with_state(parting, part));
-        }
+        let parting = (self.leaving.clone(), begun + LIFETIME);
+        let router = self
+            .router
+            .clone()
+            .layer(middleware::map_response_with_state(parting, part));
         let (io, service) = (TokioIo::new(stream), TowerToHyperService::new(router));
-        let ended = self.ended(is_http2, begun);
-        // The same for two types that have no trait in common.
-        let result = if is_http2 {
-            let mut connection = pin!(http2_server().serve_connection(io, service));
-            tokio::select! {
-                result = connection.as_mut() => result,
-                () = ended => {
-                    connection.as_mut().graceful_shutdown();
-                    connection.await
-                }
-            }
-        } else {
-            let mut connection = pin!(http1_server(IDLE_TIMEOUT).serve_connection(io, service));
-            tokio::select! {
-                result = connection.as_mut() => result,
-                () = ended => {
-                    connection.as_mut().graceful_shutdown();
-                    connection.await
-                }
+        let mut connection = pin!(http1_server(IDLE_TIMEOUT).serve_connection(io, service));
+        let drained = async {
+            self.draining.cancelled().await;
+            // If a connection is asked to end before its first request was read, it may end without
+            // an answer.
+            sleep_until(begun + LATE).await;
+        };
+        let result = tokio::select! {
+            result = connection.as_mut() => result,
+            () = drained => {
+                connection.as_mut().graceful_shutdown();
+                connection.await
             }
         };
         if let Err(error) = result {
             debug!(%error, "connection failed");
         }
     }
-
-    /// Returns when a connection that began at `begun` should end: when the server drains, or at
-    /// the end of an HTTP/2 connection's lifetime.
-    async fn ended(&self, http2: bool, begun: Instant) {
-        tokio::select! {
-            // If a connection is asked to end before its first request was read, it may end without
-            // an answer.
-            () = self.draining.cancelled() => sleep_until(begun + LATE).await,
-            () = sleep_until(begun + LIFETIME), if http2 => {}
-        }
-    }
 }
 
-/// Asks an HTTP/1.1 client to close its connection, once the server shuts down or the connection's
+/// Asks a client to close its connection, once the server shuts down or the connection's
 /// lifetime is over at this time.
 ///
 /// The client closes, because only the client knows whether a request is in flight. A server that
 /// closes an idle connection loses a request sent at the same moment. The client then cannot tell
-/// whether the request was carried out (RFC 9112, section 9.5). An API server speaks HTTP/1.1 with
-/// Services and treats such a request as a failed call.
+/// whether the request was carried out (RFC 9112, section 9.5). An API server treats
+/// such a request as a failed call.
 async fn part(
     State((leaving, end)): State<(CancellationToken, Instant)>,
     mut response: Response,
@@ -239,18 +210,6 @@ pub(crate) fn http1_server(patience: Duration) -> http1::Builder {
         .timer(TokioTimer::new())
         .header_read_timeout(patience)
         .max_buf_size(HEAD);
-    builder
-}
-
-fn http2_server() -> http2::Builder<TokioExecutor> {
-    let mut builder = http2::Builder::new(TokioExecutor::new());
-    builder
-        .timer(TokioTimer::new())
-        .keep_alive_interval(PING_INTERVAL)
-        .keep_alive_timeout(PING_TIMEOUT)
-        .max_concurrent_streams(CONCURRENT_STREAMS)
-        .initial_connection_window_size(WINDOW)
-        .initial_stream_window_size(WINDOW);
     builder
 }
 

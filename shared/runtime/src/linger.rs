@@ -5,9 +5,8 @@
 //! reset (RFC 9293, section 3.10.7.1). The client's write fails, and the client does not read the
 //! announcement. An API server treats this as a failed call, and refuses the request under review.
 //!
-//! A client that reads the announcement sends its request on another connection: HTTP/2's GOAWAY
-//! names the last request that the server accepted. So the server goes on reading, and discards the
-//! input until the client closes too.
+//! A client that reads the announcement sends its request on another connection. So the server goes
+//! on reading, and discards the input until the client closes too.
 
 use std::{io, time::Duration};
 

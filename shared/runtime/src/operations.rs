@@ -123,7 +123,6 @@ impl OpsArgs {
             material,
             fallback: own,
             callers: None,
-            http2: false,
         }))
     }
 }

@@ -81,8 +81,6 @@ pub struct Tls {
     pub fallback: Option<Arc<ServingMaterial>>,
     /// The CAs of client certificates; `None` accepts every client.
     pub callers: Option<Callers>,
-    /// True for HTTP/2 and HTTP/1.1, false for HTTP/1.1 alone.
-    pub http2: bool,
 }
 
 impl Tls {
@@ -113,9 +111,6 @@ impl Tls {
             .with_client_cert_verifier(callers)
             .with_cert_resolver(Arc::new(SingleCertAndKey::from(key)));
         config.alpn_protocols = vec![b"http/1.1".to_vec()];
-        if self.http2 {
-            config.alpn_protocols.insert(0, b"h2".to_vec());
-        }
         // API servers do not resume sessions, so the server keeps no sessions.
         config.session_storage = Arc::new(NoServerSessionStorage {});
         config.send_tls13_tickets = 0;

@@ -112,12 +112,6 @@ const LIMITS: [(&str, &str, &str, &str); 25] = [
         "2 min",
     ),
     (
-        "shared/runtime/src/https.rs",
-        "const CONCURRENT_STREAMS: u32 = 250;",
-        "HTTP/2 connection",
-        "250",
-    ),
-    (
         "shared/model/src/registration.rs",
         "const TIMEOUT: Duration = Duration::from_secs(5);",
         "body of a review and its answer",

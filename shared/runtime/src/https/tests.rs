@@ -57,7 +57,6 @@ async fn run_with(drain: DrainArgs, fallback: Option<Arc<ServingMaterial>>) -> R
         material,
         fallback,
         callers: None,
-        http2: true,
     };
     let task = tokio::spawn(serve(listener, router, tls, drain, shutdown.clone()));
     Running {
@@ -92,13 +91,12 @@ async fn a_new_certificate_is_served_at_once_and_old_connections_go_on() {
         server.publish.borrow().clone().expect("published"),
         material(),
     );
-    let stream = connect(server.address, client(&old, b"h2"))
+    let stream = connect(server.address, client(&old, b"http/1.1"))
         .await
         .expect("trusted");
-    let (mut sender, connection) =
-        hyper::client::conn::http2::handshake(TokioExecutor::new(), TokioIo::new(stream))
-            .await
-            .expect("HTTP/2");
+    let (mut sender, connection) = http1::handshake(TokioIo::new(stream))
+        .await
+        .expect("HTTP/1.1");
     tokio::spawn(connection);
     let running = tokio::spawn(sender.send_request(request("/slow")));
     server.publish.send_replace(Some(Arc::clone(&new)));
@@ -113,6 +111,7 @@ async fn a_new_certificate_is_served_at_once_and_old_connections_go_on() {
         text(running.await.expect("a task").expect("an answer")).await,
         b"slow"
     );
+    sender.ready().await.expect("the connection is kept");
     assert_eq!(
         text(
             sender
@@ -129,11 +128,11 @@ async fn a_new_certificate_is_served_at_once_and_old_connections_go_on() {
 async fn without_a_certificate_handshakes_fail_and_later_succeed() {
     let server = run(DRAIN).await;
     let material = server.publish.send_replace(None).expect("published");
-    connect(server.address, client(&material, b"h2"))
+    connect(server.address, client(&material, b"http/1.1"))
         .await
         .expect_err("nothing to serve");
     server.publish.send_replace(Some(Arc::clone(&material)));
-    connect(server.address, client(&material, b"h2"))
+    connect(server.address, client(&material, b"http/1.1"))
         .await
         .expect("served");
 }
@@ -143,14 +142,14 @@ async fn another_certificate_stands_in_until_the_wanted_one_is_there() {
     let own = material();
     let server = run_with(DRAIN, Some(Arc::clone(&own))).await;
     let wanted = server.publish.send_replace(None).expect("published");
-    connect(server.address, client(&own, b"h2"))
+    connect(server.address, client(&own, b"http/1.1"))
         .await
         .expect("served");
     server.publish.send_replace(Some(Arc::clone(&wanted)));
-    connect(server.address, client(&wanted, b"h2"))
+    connect(server.address, client(&wanted, b"http/1.1"))
         .await
         .expect("the wanted one is served");
-    connect(server.address, client(&own, b"h2"))
+    connect(server.address, client(&own, b"http/1.1"))
         .await
         .expect_err("the other one isn't");
 }
@@ -159,22 +158,21 @@ async fn another_certificate_stands_in_until_the_wanted_one_is_there() {
 async fn shutdown_accepts_for_a_while_then_ends_requests_in_flight() {
     let server = run(DRAIN).await;
     let trusted = server.publish.borrow().clone().expect("published");
-    let http2 = connect(server.address, client(&trusted, b"h2"))
+    let early = connect(server.address, client(&trusted, b"http/1.1"))
         .await
         .expect("trusted");
-    let (mut multiplexed, connection) =
-        hyper::client::conn::http2::handshake(TokioExecutor::new(), TokioIo::new(http2))
-            .await
-            .expect("HTTP/2");
+    let (mut early, connection) = http1::handshake(TokioIo::new(early))
+        .await
+        .expect("HTTP/1.1");
     tokio::spawn(connection);
-    let first = tokio::spawn(multiplexed.send_request(request("/slow")));
+    let first = tokio::spawn(early.send_request(request("/slow")));
     sleep(Duration::from_millis(50)).await;
     server.shutdown.cancel();
 
-    let http1 = connect(server.address, client(&trusted, b"http/1.1"))
+    let late = connect(server.address, client(&trusted, b"http/1.1"))
         .await
         .expect("still accepting");
-    let (mut single, connection) = http1::handshake(TokioIo::new(http1))
+    let (mut single, connection) = http1::handshake(TokioIo::new(late))
         .await
         .expect("HTTP/1.1");
     tokio::spawn(connection);
@@ -254,43 +252,32 @@ async fn whoever_goes_on_asking_by_http1_is_sent_elsewhere_before_the_drain() {
 
 #[tokio::test]
 async fn who_had_connected_before_the_drain_is_answered() {
-    for protocol in [&b"h2"[..], b"http/1.1"] {
-        let server = run(DrainArgs {
-            shutdown_delay: Duration::ZERO,
-            ..DRAIN
-        })
-        .await;
-        let trusted = server.publish.borrow().clone().expect("published");
-        // Connected without waiting: the server runs on the same thread and has not accepted this
-        // connection yet.
-        let early = std::net::TcpStream::connect(server.address).expect("it listens");
-        server.shutdown.cancel();
-        while TcpStream::connect(server.address).await.is_ok() {}
-        early.set_nonblocking(true).expect("possible");
-        let early = TcpStream::from_std(early).expect("a stream");
-        let stream = upgrade(early, client(&trusted, protocol))
-            .await
-            .expect("a handshake");
-        let answer = if protocol == b"h2" {
-            let (mut sender, connection) =
-                hyper::client::conn::http2::handshake(TokioExecutor::new(), TokioIo::new(stream))
-                    .await
-                    .expect("HTTP/2");
-            tokio::spawn(connection);
-            sender.send_request(request("/slow")).await
-        } else {
-            let (mut sender, connection) = http1::handshake(TokioIo::new(stream))
-                .await
-                .expect("HTTP/1.1");
-            tokio::spawn(connection);
-            sender.send_request(request("/slow")).await
-        };
-        assert_eq!(text(answer.expect("an answer")).await, b"slow");
-        timeout(Duration::from_secs(5), server.task)
-            .await
-            .expect("it ends by itself")
-            .expect("without a panic");
-    }
+    let server = run(DrainArgs {
+        shutdown_delay: Duration::ZERO,
+        ..DRAIN
+    })
+    .await;
+    let trusted = server.publish.borrow().clone().expect("published");
+    // Connected without waiting: the server runs on the same thread and has not accepted this
+    // connection yet.
+    let early = std::net::TcpStream::connect(server.address).expect("it listens");
+    server.shutdown.cancel();
+    while TcpStream::connect(server.address).await.is_ok() {}
+    early.set_nonblocking(true).expect("possible");
+    let early = TcpStream::from_std(early).expect("a stream");
+    let stream = upgrade(early, client(&trusted, b"http/1.1"))
+        .await
+        .expect("a handshake");
+    let (mut sender, connection) = http1::handshake(TokioIo::new(stream))
+        .await
+        .expect("HTTP/1.1");
+    tokio::spawn(connection);
+    let answer = sender.send_request(request("/slow")).await;
+    assert_eq!(text(answer.expect("an answer")).await, b"slow");
+    timeout(Duration::from_secs(5), server.task)
+        .await
+        .expect("it ends by itself")
+        .expect("without a panic");
 }
 
 /// An API server may write its next review before it has read the request to connect elsewhere.
@@ -302,25 +289,18 @@ async fn who_asks_while_it_is_told_to_go_elsewhere_is_not_cut_off() {
     })
     .await;
     let trusted = server.publish.borrow().clone().expect("published");
-    let mut stream = connect(server.address, client(&trusted, b"h2"))
+    let mut stream = connect(server.address, client(&trusted, b"http/1.1"))
         .await
         .expect("trusted");
-    // The preface, empty settings, and the acknowledgement of the ping. The ping tells the server
-    // whether the client has read the GOAWAY.
+    server.shutdown.cancel();
     stream
-        .write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0")
+        .write_all(b"GET /fast HTTP/1.1\r\nhost: localhost\r\n\r\n")
         .await
         .expect("it reads");
-    server.shutdown.cancel();
-    let mut told = Vec::new();
-    while stream.read_buf(&mut told).await.expect("in order") > 0 {
-        let ping = told.windows(5).position(|head| head == [0, 0, 8, 6, 0]);
-        if let Some(data) = ping.and_then(|at| told.get(at + 9..at + 17)) {
-            let pong = [&[0, 0, 8, 6, 1, 0, 0, 0, 0], data].concat();
-            told.clear();
-            stream.write_all(&pong).await.expect("it reads");
-        }
-    }
+    let mut answer = Vec::new();
+    stream.read_to_end(&mut answer).await.expect("in order");
+    let answer = String::from_utf8_lossy(&answer);
+    assert!(answer.contains("connection: close"), "{answer}");
     let request = [0; 1 << 10];
     for _ in 0..5 {
         stream
@@ -386,14 +366,6 @@ async fn a_client_that_begins_no_handshake_or_request_is_closed() {
 async fn a_connection_has_a_lifetime_and_no_answer_is_lost_by_it() {
     let server = run(DRAIN).await;
     let trusted = server.publish.borrow().clone().expect("published");
-    let stream = connect(server.address, client(&trusted, b"h2"))
-        .await
-        .expect("trusted");
-    let (mut multiplexed, http2) =
-        hyper::client::conn::http2::handshake(TokioExecutor::new(), TokioIo::new(stream))
-            .await
-            .expect("HTTP/2");
-    let http2 = tokio::spawn(http2);
     let stream = connect(server.address, client(&trusted, b"http/1.1"))
         .await
         .expect("trusted");
@@ -408,11 +380,6 @@ async fn a_connection_has_a_lifetime_and_no_answer_is_lost_by_it() {
             .expect("an answer");
         assert!(answer.headers().get("connection").is_none());
         assert_eq!(text(answer).await, b"fast");
-        let answer = multiplexed
-            .send_request(request("/fast"))
-            .await
-            .expect("an answer");
-        assert_eq!(text(answer).await, b"fast");
         skip(LIFETIME / 4).await;
     }
     skip(IDLE_TIMEOUT / 5).await;
@@ -426,7 +393,6 @@ async fn a_connection_has_a_lifetime_and_no_answer_is_lost_by_it() {
         .is_some_and(|word| word == "close");
     assert!(parting, "it is told to connect again");
     assert_eq!(text(answer).await, b"fast");
-    for ended in [timeout(GRACE, http1).await, timeout(GRACE, http2).await] {
-        let _ = ended.expect("it has ended").expect("without a panic");
-    }
+    let ended = timeout(GRACE, http1).await;
+    let _ = ended.expect("it has ended").expect("without a panic");
 }
