@@ -1,7 +1,7 @@
 //! Opens and closes watches as the engine's demand changes, and looks up the kinds in the demand.
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::{BTreeMap, BTreeSet, btree_map::Entry},
     sync::Arc,
     time::Duration,
 };
@@ -155,80 +155,9 @@ impl Observer {
             });
         }
         let wanted = watches(&demand.sources, &demand.selectors, demand.confined);
-        let again = open.close(&wanted, demand);
-        for watch in wanted {
-            self.open(watch, demand, open);
-        }
-        again
-    }
-
-    /// Opens a watch of sources, unless it is open, and gives it the sources that it serves.
-    fn open(&self, watch: SourceWatch, demand: &Demand, open: &mut Open) {
-        let members = match &watch {
-            SourceWatch::Named(_) | SourceWatch::Selected(_) => Arc::default(),
-            wide => open.members.entry(wide.clone()).or_default().clone(),
-        };
-        let sources = demand.sources.keys().filter(|source| watch.shows(source));
-        members.set(sources, open.sources.contains_key(&watch));
-        open.sources.entry(watch.clone()).or_insert_with(|| {
-            let selectors = watch.looks_for(demand.selectors.keys());
-            let observer = self.clone();
-            let (resource, namespace) = match watch {
-                SourceWatch::Named(source) => {
-                    let resource = known(demand.sources.get(&source), &source.gvk);
-                    return Task::start(&resource, observer.source(source, resource.clone()));
-                }
-                SourceWatch::Selected(selector) => {
-                    let resource = known(demand.selectors.get(&selector), &selector.gvk);
-                    return Task::start(&resource, observer.selected(selector, resource.clone()));
-                }
-                SourceWatch::Namespace {
-                    resource,
-                    namespace,
-                } => (resource, Some(namespace)),
-                SourceWatch::Cluster { resource } => (resource, None),
-            };
-            let many = observer.many(resource.clone(), namespace, members, selectors.clone());
-            Task {
-                selectors,
-                ..Task::start(&resource, many)
-            }
-        });
-    }
-}
-
-/// A watch of all objects of a kind is reopened for each change of its selectors, and then lists
-/// all objects. To keep a user from causing such listings all the time, each pause before a
-/// reopening is longer than the last. This is the first pause.
-const FIRST_PAUSE: Duration = Duration::from_millis(250);
-/// The longest pause. A watch that was open for six times this long begins with the first pause
-/// again.
-const LONGEST_PAUSE: Duration = Duration::from_secs(10);
-
-#[derive(Default)]
-struct Open {
-    copies: BTreeMap<CopyWatch, Task>,
-    sources: BTreeMap<SourceWatch, Task>,
-    members: BTreeMap<SourceWatch, Arc<Members>>,
-    /// The pauses of watches that were reopened for other selectors.
-    pauses: BTreeMap<SourceWatch, Duration>,
-}
-
-impl Open {
-    /// Closes the watches of sources that are no longer wanted, and those that must be reopened for
-    /// other selectors. Returns when to try again with those that were opened too recently.
-    fn close(&mut self, wanted: &BTreeSet<SourceWatch>, demand: &Demand) -> Option<Instant> {
-        let Self {
-            sources,
-            members,
-            pauses,
-            ..
-        } = self;
-        members.retain(|watch, _| wanted.contains(watch));
-        pauses.retain(|watch, _| wanted.contains(watch));
         let now = Instant::now();
         let mut again: Option<Instant> = None;
-        sources.retain(|watch, task| {
+        open.sources.retain(|watch, task| {
             if !wanted.contains(watch) {
                 return task.stop();
             }
@@ -237,19 +166,68 @@ impl Open {
             if task.selectors == watch.looks_for(demand.selectors.keys()) {
                 return true;
             }
-            let pause = pauses.entry(watch.clone()).or_insert(FIRST_PAUSE);
-            let due = task.began + *pause;
-            if due > now {
-                again = Some(again.map_or(due, |again| again.min(due)));
-                return true;
+            let due = task.began + REOPENING;
+            if due <= now {
+                return task.stop();
             }
-            let calm = now.duration_since(task.began) > LONGEST_PAUSE * 6;
-            let next = if calm { FIRST_PAUSE } else { *pause * 2 };
-            *pause = next.min(LONGEST_PAUSE);
-            task.stop()
+            again = Some(again.map_or(due, |again| again.min(due)));
+            true
         });
+        for watch in wanted {
+            let sources = demand.sources.keys().filter(|source| watch.shows(source));
+            match open.sources.entry(watch.clone()) {
+                Entry::Occupied(task) => task.get().members.set(sources, true),
+                Entry::Vacant(task) => {
+                    let members = Arc::<Members>::default();
+                    members.set(sources, false);
+                    task.insert(self.open(watch, demand, members));
+                }
+            }
+        }
         again
     }
+
+    /// Opens a watch of sources. A watch of all objects of a kind serves these members.
+    fn open(&self, watch: SourceWatch, demand: &Demand, members: Arc<Members>) -> Task {
+        let selectors = watch.looks_for(demand.selectors.keys());
+        let observer = self.clone();
+        let (resource, namespace) = match watch {
+            SourceWatch::Named(source) => {
+                let resource = known(demand.sources.get(&source), &source.gvk);
+                return Task::start(&resource, observer.source(source, resource.clone()));
+            }
+            SourceWatch::Selected(selector) => {
+                let resource = known(demand.selectors.get(&selector), &selector.gvk);
+                return Task::start(&resource, observer.selected(selector, resource.clone()));
+            }
+            SourceWatch::Namespace {
+                resource,
+                namespace,
+            } => (resource, Some(namespace)),
+            SourceWatch::Cluster { resource } => (resource, None),
+        };
+        let many = observer.many(
+            resource.clone(),
+            namespace,
+            members.clone(),
+            selectors.clone(),
+        );
+        Task {
+            selectors,
+            members,
+            ..Task::start(&resource, many)
+        }
+    }
+}
+
+/// A watch of all objects of a kind is reopened for each change of its selectors, and then lists
+/// all objects. To keep a user from causing such listings all the time, it stays open for this long.
+const REOPENING: Duration = Duration::from_secs(5);
+
+#[derive(Default)]
+struct Open {
+    copies: BTreeMap<CopyWatch, Task>,
+    sources: BTreeMap<SourceWatch, Task>,
 }
 
 struct Task {
@@ -257,6 +235,8 @@ struct Task {
     began: Instant,
     /// The selectors that the watch looks for, if it shows all objects of a kind.
     selectors: BTreeSet<SourceSelector>,
+    /// The sources that the watch serves, if it shows all objects of a kind.
+    members: Arc<Members>,
     abort: AbortHandle,
 }
 
@@ -267,6 +247,7 @@ impl Task {
             resource: resource.clone(),
             began: Instant::now(),
             selectors: BTreeSet::new(),
+            members: Arc::default(),
             abort,
         }
     }
