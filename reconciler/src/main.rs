@@ -13,11 +13,12 @@ use mimeo_model::role::Role;
 use mimeo_runtime::{
     client::{ClientArgs, Clients},
     definitions,
-    driver::{Tools, drive, remind, report},
+    driver::{drive, remind, report},
     duration,
     handle::{CopyRequests, Handle},
     identity::{Identity, IdentityArgs},
     lease::{Candidate, LeaseArgs},
+    limiter::Limiter,
     observer::Observer,
     operations::OpsArgs,
     program::Program,
@@ -25,6 +26,7 @@ use mimeo_runtime::{
     readiness::Check,
     telemetry::TelemetryArgs,
     trace::TraceArgs,
+    writer::Writer,
 };
 use tokio::{sync::watch, task::JoinHandle, time::sleep};
 
@@ -210,20 +212,20 @@ fn keep(
     leading: watch::Receiver<bool>,
 ) -> JoinHandle<()> {
     let most = args.concurrency;
-    let tools = Tools::new(
-        &clients.requests,
-        (4.min(most), most),
+    let writer = Writer::new(
+        clients.requests.clone(),
+        Limiter::new(4.min(most), most),
         args.request_timeout,
         &identity.namespace,
     );
-    let observer = Observer::new(handle, &clients.watcher, &tools);
+    let observer = Observer::new(handle, &clients.watcher, &writer);
     observer.start(|| {});
     tokio::spawn(observer.webhooks());
-    let (handle, writer) = (handle.clone(), tools.writer.clone());
     let reporter = identity.replica.clone();
-    tokio::spawn(report(handle.clone(), writer, reporter, leading.clone()));
+    let reporting = report(handle.clone(), writer.clone(), reporter, leading.clone());
+    tokio::spawn(reporting);
     tokio::spawn(remind(handle.clone()));
-    tokio::spawn(drive(handle, tools, leading))
+    tokio::spawn(drive(handle.clone(), writer, leading))
 }
 
 /// Keeps two checks current: rules and namespaces have been listed, and `ClusterReplications` can

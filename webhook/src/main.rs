@@ -34,16 +34,18 @@ use mimeo_model::{
 use mimeo_runtime::{
     certificates::callers,
     client::Clients,
-    driver::{Tools, drive},
+    driver::drive,
     handle::{CopyRequests, Handle},
     https,
     identity::{Identity, username},
+    limiter::Limiter,
     listen::listen,
     metrics::Metrics,
     observer::Observer,
     program::Program,
     readiness::{Check, Readiness},
     tls::{Callers, ServingMaterial, Tls},
+    writer::Writer,
 };
 use tokio::{
     sync::{Semaphore, watch},
@@ -96,9 +98,9 @@ async fn serve(flags: Flags, program: Program) -> anyhow::Result<()> {
     let Some((identity, username)) = shutdown.run_until_cancelled(asked).await else {
         return Ok(());
     };
-    let (app, tools) = app(&flags, clients, &identity, username, &program.metrics);
+    let (app, writer) = app(&flags, clients, &identity, username, &program.metrics);
     program.show(&app.handle);
-    observe(clients, tools, &app, &checks);
+    observe(clients, writer, &app, &checks);
 
     let namespace = &identity.namespace;
     let certificate = &flags.certificate;
@@ -142,7 +144,7 @@ fn app(
     identity: &Identity,
     username: String,
     metrics: &Metrics,
-) -> (Arc<App>, Tools) {
+) -> (Arc<App>, Writer) {
     let settings = Settings {
         budget: flags.hooks.pod_gate_budget,
         reach: flags.reach.reach(),
@@ -151,11 +153,14 @@ fn app(
     let traces = flags.trace.start(PROGRAM, &identity.replica);
     let counts = metrics.add(CopyRequests::new);
     let own_namespace = identity.namespace.clone();
-    let tools = Tools::new(&clients.requests, CONCURRENCY, DEADLINE, &own_namespace);
+    let client = clients.requests.clone();
+    let (least, most) = CONCURRENCY;
+    let limiter = Limiter::new(least, most);
+    let writer = Writer::new(client.clone(), limiter, DEADLINE, &own_namespace);
     let app = App {
         handle: Handle::new(Engine::new(settings), counts, traces.clone()),
-        client: clients.requests.clone(),
-        discovery: tools.discovery.clone(),
+        client,
+        discovery: writer.discovery.clone(),
         policies: Arc::default(),
         traces,
         metrics: metrics.add(Answers::new),
@@ -170,7 +175,7 @@ fn app(
         own_namespace,
         username,
     };
-    (Arc::new(app), tools)
+    (Arc::new(app), writer)
 }
 
 /// Conditions that must hold before this replica is ready.
@@ -195,9 +200,9 @@ impl Checks {
 }
 
 /// Starts the watches and the driver, which carries out the engine's decisions.
-fn observe(clients: &Clients, tools: Tools, app: &Arc<App>, checks: &Checks) {
+fn observe(clients: &Clients, writer: Writer, app: &Arc<App>, checks: &Checks) {
     let policies = app.policies.clone();
-    Observer::new(&app.handle, &clients.watcher, &tools).start(move || policies.kinds_changed());
+    Observer::new(&app.handle, &clients.watcher, &writer).start(move || policies.kinds_changed());
     let listed = checks.policies.clone();
     let (policies, watcher) = (app.policies.clone(), clients.watcher.clone());
     tokio::spawn(async move { policies.follow(watcher, || listed.set(true)).await });
@@ -211,7 +216,7 @@ fn observe(clients: &Clients, tools: Tools, app: &Arc<App>, checks: &Checks) {
         // Several replicas may fill namespaces at the same time. The webhook therefore needs no
         // leader.
         let (_always, active) = watch::channel(true);
-        drive(handle, tools, active).await;
+        drive(handle, writer, active).await;
     });
 }
 

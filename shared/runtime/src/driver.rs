@@ -3,12 +3,10 @@
 
 use std::{
     collections::BTreeSet,
-    sync::Arc,
     time::{Duration, Instant},
 };
 
 use jiff::Timestamp;
-use kube::Client;
 use mimeo_engine::{
     Action, Answer, Engine, GrantUpdate, HeldDeletion, Job, Notice, Request, Task, Verb, copy::Why,
 };
@@ -18,44 +16,16 @@ use tracing::{debug, info, warn};
 
 use crate::{
     call::{CallError, CallResult},
-    discovery::Discovery,
     handle::Handle,
-    limiter::Limiter,
     writer::{KINDS_CONFIG_MAP, Writer},
 };
-
-/// The means to carry out an engine's actions.
-#[derive(Clone)]
-pub struct Tools {
-    /// Carries out requests and jobs.
-    pub writer: Writer,
-    /// Finds the resource of a source's kind.
-    pub discovery: Arc<Discovery>,
-}
-
-impl Tools {
-    /// Sends requests by this client. Each ends after `deadline`. The number of concurrent requests
-    /// adapts to the API server, between `least` and `most`. `namespace` is Mimeo's own namespace.
-    pub fn new(
-        client: &Client,
-        (least, most): (usize, usize),
-        deadline: Duration,
-        namespace: &str,
-    ) -> Self {
-        let limiter = Limiter::new(least, most);
-        Self {
-            writer: Writer::new(client.clone(), limiter, deadline, namespace),
-            discovery: Arc::new(Discovery::new(client.clone())),
-        }
-    }
-}
 
 /// How often the engine of a standby forgets state that has ended.
 const REST: Duration = Duration::from_mins(1);
 
 /// Carries out the engine's actions while `active` is true. A standby only takes in events. Runs
 /// until dropped.
-pub async fn drive(handle: Handle, tools: Tools, mut active: watch::Receiver<bool>) {
+pub async fn drive(handle: Handle, writer: Writer, mut active: watch::Receiver<bool>) {
     loop {
         match tokio::time::timeout(REST, active.wait_for(|active| *active)).await {
             Ok(Ok(_)) => {}
@@ -66,7 +36,7 @@ pub async fn drive(handle: Handle, tools: Tools, mut active: watch::Receiver<boo
             }
         }
         let woken = handle.woken();
-        let permit = tools.writer.permit().await;
+        let permit = writer.permit().await;
         if !*active.borrow() {
             continue;
         }
@@ -88,12 +58,12 @@ pub async fn drive(handle: Handle, tools: Tools, mut active: watch::Receiver<boo
             }
             continue;
         };
-        let (handle, tools) = (handle.clone(), tools.clone());
+        let (handle, writer) = (handle.clone(), writer.clone());
         match action {
             Action::Request(request) => {
                 tokio::spawn(async move {
                     let began = Instant::now();
-                    let outcome = tools.writer.carry_out(&request, permit).await;
+                    let outcome = writer.carry_out(&request, permit).await;
                     note(&request, &outcome);
                     handle.measure(&request, &outcome, began.elapsed());
                     let notices = handle.with(|engine, now| {
@@ -105,7 +75,7 @@ pub async fn drive(handle: Handle, tools: Tools, mut active: watch::Receiver<boo
             }
             Action::Job(job) => {
                 drop(permit);
-                tokio::spawn(async move { run(&handle, &tools, &job).await });
+                tokio::spawn(async move { run(&handle, &writer, &job).await });
             }
         }
     }
@@ -150,9 +120,9 @@ fn tell(notices: &[Notice]) {
 }
 
 /// Carries out a job once. The engine decides if and when a failed job is retried.
-async fn run(handle: &Handle, tools: &Tools, job: &Job) {
+async fn run(handle: &Handle, writer: &Writer, job: &Job) {
     let mut turn = None;
-    let answer = match carry_out(handle, tools, &job.task, &mut turn).await {
+    let answer = match carry_out(handle, writer, &job.task, &mut turn).await {
         Ok(answer) => answer,
         Err(CallError::Conflict) => Answer::Changed,
         // The status of each rule that needs a kind says that the kind isn't served.
@@ -173,11 +143,10 @@ async fn run(handle: &Handle, tools: &Tools, job: &Job) {
 /// content is held. So such reads take turns: `turn` holds the place until the engine has decided.
 async fn carry_out<'a>(
     handle: &'a Handle,
-    tools: &Tools,
+    writer: &Writer,
     task: &Task,
     turn: &mut Option<SemaphorePermit<'a>>,
 ) -> CallResult<Answer> {
-    let writer = &tools.writer;
     let written = match task {
         Task::RecordKind(gvk) => writer.record(gvk).await,
         Task::ForgetKind(kind, places) => writer.unrecord(kind, places).await,
@@ -197,7 +166,7 @@ async fn carry_out<'a>(
         Task::ConfirmGrants(home) => return writer.read_grants(home).await.map(Answer::Grants),
         Task::ConfirmSource(source) | Task::ReadSource(source) => {
             // If the kind isn't served, the read proves nothing about the source.
-            let resource = tools.discovery.find(&source.gvk).await?;
+            let resource = writer.discovery.find(&source.gvk).await?;
             let resource = resource.ok_or(CallError::NotFound)?;
             *turn = handle.turn_to_read().await;
             return if matches!(task, Task::ReadSource(_)) {

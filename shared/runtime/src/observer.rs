@@ -27,13 +27,12 @@ use crate::{
     backoff::Backoff,
     call::CallError,
     discovery::resource_path,
-    driver::Tools,
     follow::Follower,
     handle::Handle,
     object::text,
     stored::{parse_grant, parse_rule},
     watch::{Event, LASTING, Meta, WatchSpec, Watcher, watch},
-    writer::{KINDS_CONFIG_MAP, Kinds, parse_kinds},
+    writer::{KINDS_CONFIG_MAP, Kinds, Writer, parse_kinds},
 };
 
 mod demand;
@@ -46,7 +45,7 @@ pub struct Observer {
     handle: Handle,
     watcher: Watcher,
     /// Finds kinds, and reads single sources when the watch of a kind shows a change.
-    tools: Tools,
+    writer: Writer,
     /// The last state of each CRD of rules: its uid as served, and its uid as recorded.
     crds: Arc<Mutex<BTreeMap<RuleKind, Crd>>>,
     /// The kinds that may have copies, as last recorded.
@@ -63,11 +62,11 @@ struct Crd {
 
 impl Observer {
     /// An observer that opens no watch yet.
-    pub fn new(handle: &Handle, watcher: &Watcher, tools: &Tools) -> Self {
+    pub fn new(handle: &Handle, watcher: &Watcher, writer: &Writer) -> Self {
         Self {
             handle: handle.clone(),
             watcher: watcher.clone(),
-            tools: tools.clone(),
+            writer: writer.clone(),
             crds: Arc::default(),
             noted: Arc::default(),
         }
@@ -180,7 +179,7 @@ impl Observer {
     /// CRDs of rules, and the last confirmation by a person.
     async fn kinds(self) {
         let client = self.watcher.client.clone();
-        let maps: Api<ConfigMap> = Api::namespaced(client, self.tools.writer.namespace());
+        let maps: Api<ConfigMap> = Api::namespaced(client, self.writer.namespace());
         let mut follower = Follower::new(self.watcher.clone(), &maps, KINDS_CONFIG_MAP);
         loop {
             self.kinds_are(follower.next().await.as_ref());
@@ -236,7 +235,7 @@ impl Observer {
                     // Answers from before the first listing need not be forgotten: they are no
                     // older than the listing.
                     if listed {
-                        self.tools.discovery.forget();
+                        self.writer.discovery.forget();
                     }
                     (listing, listed) = (false, true);
                     self.crds_served(&served);
@@ -257,7 +256,7 @@ impl Observer {
             if !listing {
                 // A CRD's name consists of its plural and its group.
                 let (_, group) = name.split_once('.').unwrap_or_default();
-                self.tools.discovery.forget_group(group);
+                self.writer.discovery.forget_group(group);
                 self.crds_served(&served);
                 changed();
             }
@@ -296,7 +295,7 @@ impl Observer {
     }
 
     fn gone(&self, resource: &Resource) {
-        self.tools.discovery.forget();
+        self.writer.discovery.forget();
         self.handle
             .with(|engine, now| engine.kind(&resource.gvk, Known::Unserved, now));
     }

@@ -22,7 +22,7 @@ use tokio::time::Instant;
 
 use crate::{
     call::{self, CallError, CallResult, METADATA, Message},
-    discovery::resource_path,
+    discovery::{Discovery, resource_path},
     limiter::{Limiter, Permit, Verdict},
     pieces::Pieces,
 };
@@ -34,6 +34,8 @@ pub use jobs::{KINDS_CONFIG_MAP, Kinds, parse_kinds};
 /// Sends requests to one API server. Cheap to clone.
 #[derive(Clone)]
 pub struct Writer {
+    /// Finds the resources of kinds.
+    pub discovery: Arc<Discovery>,
     client: Client,
     limiter: Limiter,
     deadline: Duration,
@@ -55,6 +57,7 @@ impl Writer {
     /// own namespace.
     pub fn new(client: Client, limiter: Limiter, deadline: Duration, namespace: &str) -> Self {
         Self {
+            discovery: Arc::new(Discovery::new(client.clone())),
             client,
             limiter,
             deadline,

@@ -128,7 +128,7 @@ impl Observer {
         }
         missing
             .into_iter()
-            .for_each(|group| self.tools.discovery.forget_group(group));
+            .for_each(|group| self.writer.discovery.forget_group(group));
         pause
     }
 
@@ -136,9 +136,9 @@ impl Observer {
     /// of the copies may no longer be served.
     async fn look_up(&self, gvk: &GroupVersionKind) -> CallResult<Option<Resource>> {
         if self.noted.lock().contains(gvk) {
-            self.tools.discovery.find_in_any_version(gvk).await
+            self.writer.discovery.find_in_any_version(gvk).await
         } else {
-            self.tools.discovery.find(gvk).await
+            self.writer.discovery.find(gvk).await
         }
     }
 

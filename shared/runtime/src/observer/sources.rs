@@ -134,7 +134,7 @@ impl Observer {
                 failing.remove(&source);
                 continue;
             }
-            match self.tools.writer.read(&source, resource).await {
+            match self.writer.read(&source, resource).await {
                 Ok(object) => {
                     failing.remove(&source);
                     self.handle.source(&source, object);

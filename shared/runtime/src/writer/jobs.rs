@@ -34,7 +34,7 @@ use tracing::warn;
 use super::{Writer, Written};
 use crate::{
     call::{self, CallError, CallResult, JSON, METADATA, METADATA_LIST, Message, encode},
-    discovery::{Discovery, resource_path},
+    discovery::resource_path,
     object::{self, text},
     stored::{explain_grant, parse_grant},
 };
@@ -315,8 +315,7 @@ impl Writer {
         let Some(gvk) = kinds.find(|gvk| gvk.group_kind() == *kind) else {
             return Ok(());
         };
-        let discovery = Discovery::new(self.client.clone());
-        let resource = discovery.find_in_any_version(&gvk).await?;
+        let resource = self.discovery.find_in_any_version(&gvk).await?;
         let resource = resource.ok_or(CallError::Conflict)?;
         for place in places {
             if self.has_copies(&resource, place.as_deref()).await? {

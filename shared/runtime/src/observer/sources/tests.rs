@@ -8,11 +8,12 @@ use serde_json::json;
 
 use super::*;
 use crate::{
-    driver::Tools,
     handle::{CopyRequests, Handle},
+    limiter::Limiter,
     object::tests::{nested, object as text_of, undecodable},
     testing::{Script, Server},
     trace::Traces,
+    writer::Writer,
 };
 
 const UID: &str = "0f3e4d5c-1a2b-3c4d-5e6f-708192a3b4c5";
@@ -66,8 +67,9 @@ fn observer(server: &Server, names: &[&str]) -> Observer {
     engine.kind(&secrets().gvk, Known::Listed(secrets()), SECOND);
     let client = server.client();
     let handle = Handle::new(engine, CopyRequests::default(), Traces::off());
-    let tools = Tools::new(&client, (1, 1), Duration::from_secs(5), "mimeo");
-    Observer::new(&handle, &client.clone().into(), &tools)
+    let (limiter, deadline) = (Limiter::new(1, 1), Duration::from_secs(5));
+    let writer = Writer::new(client.clone(), limiter, deadline, "mimeo");
+    Observer::new(&handle, &client.into(), &writer)
 }
 
 /// Runs `work` until `holds` returns true for the engine.
