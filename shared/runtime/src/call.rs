@@ -18,7 +18,10 @@ use mimeo_model::known::Decoded;
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 use serde::de::DeserializeOwned;
 
-use crate::{fault::Fault, object};
+use crate::{
+    fault::Fault,
+    object::{self, Page},
+};
 
 /// Accept header for an object's metadata alone. Servers that cannot reduce an object send the
 /// whole object.
@@ -105,6 +108,11 @@ impl Answer {
     /// object.
     pub(crate) fn object<T: DeserializeOwned>(&self) -> Option<Decoded<T>> {
         object::decode(&self.body)
+    }
+
+    /// The list in a 2xx answer. Returns none if the body is not a list.
+    pub(crate) fn page<T: DeserializeOwned>(&self) -> Option<Page<T>> {
+        Page::read(&self.body)
     }
 
     /// Returns a 2xx answer, or the error that another status stands for.

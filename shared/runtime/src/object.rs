@@ -11,6 +11,7 @@
 use std::{collections::BTreeMap, fmt};
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use kube::core::ListMeta;
 use mimeo_model::known::Decoded;
 use serde::{
     Deserialize, Deserializer,
@@ -27,6 +28,43 @@ pub fn decode<T: DeserializeOwned>(json: &[u8]) -> Option<Decoded<T>> {
     match serde_json::from_slice(json) {
         Ok(object) => Some(Decoded::Whole(object)),
         Err(_) => mend(json),
+    }
+}
+
+/// A page of a list. An object is none if not even its metadata can be decoded.
+pub(crate) struct Page<T> {
+    pub(crate) metadata: ListMeta,
+    pub(crate) items: Vec<Option<Decoded<T>>>,
+}
+
+#[derive(Deserialize)]
+#[serde(bound = "T: Deserialize<'de>")]
+struct List<T> {
+    #[serde(default)]
+    metadata: ListMeta,
+    /// Null in an empty list of metadata. An object without this field is not a list.
+    #[serde(deserialize_with = "Deserialize::deserialize")]
+    items: Option<Vec<T>>,
+}
+
+impl<T: DeserializeOwned> Page<T> {
+    /// Reads a page; none if it is not a list.
+    pub(crate) fn read(page: &[u8]) -> Option<Self> {
+        if let Ok(List { metadata, items }) = serde_json::from_slice(page) {
+            let items = items
+                .into_iter()
+                .flatten()
+                .map(|object| Some(Decoded::Whole(object)))
+                .collect();
+            return Some(Self { metadata, items });
+        }
+        let List::<&RawValue> { metadata, items } = serde_json::from_slice(page).ok()?;
+        let items = items
+            .into_iter()
+            .flatten()
+            .map(|object| decode(object.get().as_bytes()))
+            .collect();
+        Some(Self { metadata, items })
     }
 }
 

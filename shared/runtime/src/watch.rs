@@ -30,13 +30,13 @@ use tracing::{debug, info, warn};
 pub use self::health::Health;
 use self::{
     health::Pulse,
-    wire::{Dated, Line, Page, Refusal, next_line},
+    wire::{Dated, Line, Refusal, next_line},
 };
 use crate::{
     backoff::{Backoff, random},
     call::{self, encode},
     fault::Fault,
-    object::text,
+    object::{Page, text},
 };
 
 /// The API server sends a bookmark about once a minute, so a watch that is silent for longer is

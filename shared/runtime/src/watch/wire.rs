@@ -2,7 +2,6 @@
 
 use std::time::Duration;
 
-use kube::core::ListMeta;
 use mimeo_model::known::Decoded;
 use serde::{Deserialize, de::DeserializeOwned};
 use serde_json::value::RawValue;
@@ -81,40 +80,6 @@ pub(super) struct DatedObject<'a> {
 pub(super) struct DatedMeta<'a> {
     #[serde(rename = "resourceVersion")]
     pub(super) version: &'a str,
-}
-
-/// A page of a list. An object is none if not even its metadata can be decoded.
-pub(super) struct Page<T> {
-    pub(super) metadata: ListMeta,
-    pub(super) items: Vec<Option<Decoded<T>>>,
-}
-
-#[derive(Deserialize)]
-struct List<T> {
-    metadata: ListMeta,
-    /// Null in an empty list of metadata.
-    items: Option<Vec<T>>,
-}
-
-impl<T: DeserializeOwned> Page<T> {
-    /// Reads a page; none if it is not a list.
-    pub(super) fn read(page: &[u8]) -> Option<Self> {
-        if let Ok(List { metadata, items }) = serde_json::from_slice(page) {
-            let items = items
-                .into_iter()
-                .flatten()
-                .map(|object| Some(Decoded::Whole(object)))
-                .collect();
-            return Some(Self { metadata, items });
-        }
-        let List::<&RawValue> { metadata, items } = serde_json::from_slice(page).ok()?;
-        let items = items
-            .into_iter()
-            .flatten()
-            .map(|object| object::decode(object.get().as_bytes()))
-            .collect();
-        Some(Self { metadata, items })
-    }
 }
 
 /// Replaces the line by the next one. An incomplete line at the end of the body is dropped.

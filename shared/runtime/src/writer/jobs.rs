@@ -8,10 +8,7 @@ use k8s_openapi::{
     api::{core::v1::ConfigMap, events::v1::Event},
     apimachinery::pkg::apis::meta::v1::MicroTime,
 };
-use kube::{
-    ResourceExt,
-    core::{ListMeta, ObjectMeta},
-};
+use kube::{ResourceExt, core::ObjectMeta};
 use mimeo_api::names::{API_VERSION, GROUP, VERSION};
 use mimeo_engine::{
     EventUpdate, GrantUpdate, GrantsRead, Home, RuleRead, SourceRead, StatusUpdate,
@@ -24,18 +21,15 @@ use mimeo_model::{
     meta, names,
     source::SourceRef,
 };
-use serde::{
-    Deserialize,
-    de::{DeserializeOwned, IgnoredAny},
-};
-use serde_json::{Value, json, value::RawValue};
+use serde::de::{DeserializeOwned, IgnoredAny};
+use serde_json::{Value, json};
 use tracing::warn;
 
 use super::{Writer, Written};
 use crate::{
     call::{self, CallError, CallResult, JSON, METADATA, METADATA_LIST, Message, encode},
     discovery::resource_path,
-    object::{self, text},
+    object::{Page, text},
     stored::{explain_grant, parse_grant},
 };
 
@@ -96,18 +90,6 @@ fn parse_kind(key: &str, api_version: &str) -> Option<GroupVersionKind> {
         );
     }
     parsed
-}
-
-#[derive(Deserialize)]
-struct Page {
-    metadata: ListMeta,
-    /// The API server sends null for an empty list of metadata.
-    items: Option<Vec<IgnoredAny>>,
-}
-
-#[derive(Deserialize)]
-struct Grants {
-    items: Vec<Box<RawValue>>,
 }
 
 impl Writer {
@@ -244,11 +226,9 @@ impl Writer {
         namespace: &str,
         name: &str,
     ) -> CallResult<Option<Decoded<Value>>> {
-        let query = format!(
-            "?fieldSelector={}",
-            encode(&format!("metadata.name={name}"))
-        );
-        let mut found = self.list_grants(namespace, &query).await?;
+        let selector = encode(&format!("metadata.name={name}"));
+        let path = format!("{}?fieldSelector={selector}", grants_path(namespace));
+        let mut found = self.list(&path, JSON).await?.items;
         // A grant that can't be decoded still exists, so this is an error.
         found
             .pop()
@@ -262,9 +242,9 @@ impl Writer {
     /// # Errors
     /// [`CallError::NotFound`] if grants aren't served.
     pub async fn read_grants(&self, namespace: &str) -> CallResult<GrantsRead> {
-        let found = self.list_grants(namespace, "").await?;
+        let found: Page<Value> = self.list(&grants_path(namespace), JSON).await?;
         // A grant that can't be decoded grants nothing. It does not stop the others.
-        let grants = found.into_iter().flatten().filter_map(|grant| {
+        let grants = found.items.into_iter().flatten().filter_map(|grant| {
             let name = text(grant.value(), "/metadata/name")?.into();
             Some((name, parse_grant(grant).ok()?.edition))
         });
@@ -276,22 +256,6 @@ impl Writer {
             home: self.look_home(namespace).await?,
             defined,
         })
-    }
-
-    /// Reads a namespace's grants. `None` stands for a grant that can't be decoded.
-    async fn list_grants(
-        &self,
-        namespace: &str,
-        query: &str,
-    ) -> CallResult<Vec<Option<Decoded<Value>>>> {
-        let path = format!("{}{query}", grants_path(namespace));
-        let list: Option<Grants> = self.read_at(&path, JSON).await?;
-        let list = list.ok_or(CallError::NotFound)?;
-        Ok(list
-            .items
-            .iter()
-            .map(|grant| object::decode(grant.get().as_bytes()))
-            .collect())
     }
 
     /// Records that copies of a kind may exist.
@@ -492,10 +456,14 @@ impl Writer {
             "{}?limit=1&labelSelector={selector}",
             resource_path(resource, namespace, None)
         );
-        let page: Option<Page> = self.read_at(&path, METADATA_LIST).await?;
-        let Page { metadata, items } = page.ok_or(CallError::NotFound)?;
-        Ok(items.is_some_and(|items| !items.is_empty())
-            || metadata.continue_.is_some_and(|next| !next.is_empty()))
+        let Page::<IgnoredAny> { metadata, items } = self.list(&path, METADATA_LIST).await?;
+        Ok(!items.is_empty() || metadata.continue_.is_some_and(|next| !next.is_empty()))
+    }
+
+    /// Reads a list, or a page of it.
+    async fn list<T: DeserializeOwned>(&self, path: &str, accept: &str) -> CallResult<Page<T>> {
+        let answer = self.answer(call::read(path, accept)).await?;
+        answer.accept()?.page().ok_or_else(undecodable)
     }
 
     async fn read_at<T: DeserializeOwned>(
