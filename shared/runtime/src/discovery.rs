@@ -15,7 +15,6 @@ use kube::Client;
 use mimeo_model::kind::{GroupVersionKind, Resource};
 use parking_lot::Mutex;
 use serde::de::DeserializeOwned;
-use tracing::debug;
 
 use crate::call::{self, CallError, CallResult, encode};
 
@@ -40,8 +39,6 @@ struct Served {
     kind: Box<str>,
     plural: Box<str>,
     namespaced: bool,
-    /// The first needed verb that the kind lacks.
-    lacks: Option<&'static str>,
 }
 
 impl Discovery {
@@ -61,14 +58,8 @@ impl Discovery {
     /// is down. Never treat this error as "not served".
     pub async fn find(&self, gvk: &GroupVersionKind) -> CallResult<Option<Resource>> {
         let served = self.served(gvk).await?;
-        let Some(found) = served.iter().find(|served| served.kind == gvk.kind) else {
-            return Ok(None);
-        };
-        if let Some(verb) = found.lacks {
-            debug!(%gvk, verb, "kind counts as not served: it lacks a verb");
-            return Ok(None);
-        }
-        Ok(Some(Resource {
+        let found = served.iter().find(|served| served.kind == gvk.kind);
+        Ok(found.map(|found| Resource {
             gvk: gvk.clone(),
             plural: found.plural.clone(),
             namespaced: found.namespaced,
@@ -113,7 +104,7 @@ impl Discovery {
             let written = [&one.kind, &one.plural]
                 .into_iter()
                 .any(|name| name.eq_ignore_ascii_case(&gvk.kind));
-            written && one.kind != gvk.kind && one.namespaced && one.lacks.is_none()
+            written && one.kind != gvk.kind && one.namespaced
         };
         served.iter().find(alike).map(|one| one.kind.clone())
     }
@@ -157,19 +148,14 @@ impl Discovery {
     }
 }
 
+/// None for a kind that lacks a needed verb, and for a subresource such as `secrets/status`.
 fn reduce(resource: APIResource) -> Option<Served> {
-    // `secrets/status` and the like are subresources.
-    if resource.name.contains('/') {
-        return None;
-    }
-    let lacks = VERBS
-        .into_iter()
-        .find(|verb| !resource.verbs.iter().any(|has| has == verb));
-    Some(Served {
+    let has = |verb: &str| resource.verbs.iter().any(|has| has == verb);
+    let serves = VERBS.into_iter().all(has) && !resource.name.contains('/');
+    serves.then(|| Served {
         kind: resource.kind.into(),
         plural: resource.name.into(),
         namespaced: resource.namespaced,
-        lacks,
     })
 }
 
