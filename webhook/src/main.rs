@@ -125,7 +125,7 @@ async fn serve(flags: Flags, program: Program) -> anyhow::Result<()> {
     // A replica that is not ready receives no requests and so holds no pods. Its Lease, which says
     // that it does, therefore starts only once it is ready.
     let ready = async {
-        let overlap = certificate.ca_overlap;
+        let overlap = certificate.lifetimes.overlap;
         let contested = register(clients, &app, registration, material, overlap, &checks).await;
         program.readiness.complete().await;
         contested

@@ -47,16 +47,9 @@ pub struct CertificateArgs {
         default_value = "mimeo-webhook-tls"
     )]
     pub tls_secret: String,
-    /// Validity of the CA that Mimeo issues (as in 365d, 12h); Mimeo replaces it after two thirds
-    #[arg(long, env = "MIMEO_CA_VALIDITY", value_name = "DURATION", default_value = "365d", value_parser = duration::parse)]
-    pub ca_validity: Duration,
-    /// Validity of the serving certificate (as in 90d, 12h); Mimeo replaces it after two thirds
-    #[arg(long, env = "MIMEO_CERTIFICATE_VALIDITY", value_name = "DURATION", default_value = "90d", value_parser = duration::parse)]
-    pub certificate_validity: Duration,
-    /// Pause between the three steps of a CA's replacement, and the time for which a former ca.crt
-    /// of the folder stays trusted (as in 1h, 30s)
-    #[arg(long, env = "MIMEO_CA_OVERLAP", value_name = "DURATION", default_value = "1h", value_parser = duration::parse)]
-    pub ca_overlap: Duration,
+    /// How long certificates are valid.
+    #[command(flatten)]
+    pub lifetimes: Lifetimes,
 }
 
 impl CertificateArgs {
@@ -73,31 +66,31 @@ impl CertificateArgs {
         shutdown: CancellationToken,
     ) -> Certificate {
         match &self.cert_dir {
-            Some(folder) => mounted::start(folder.clone(), self.ca_overlap),
+            Some(folder) => mounted::start(folder.clone(), self.lifetimes.overlap),
             None => in_cluster::start(
                 clients,
                 namespace,
                 &self.tls_secret,
                 names,
-                Lifetimes {
-                    ca: self.ca_validity,
-                    serving: self.certificate_validity,
-                    overlap: self.ca_overlap,
-                },
+                self.lifetimes,
                 shutdown,
             ),
         }
     }
 }
 
-/// The lifetimes of certificates.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// The lifetimes of certificates. A serving certificate is never valid for longer than its CA.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Args)]
 pub struct Lifetimes {
-    /// Validity of a CA.
+    /// Validity of the CA that Mimeo issues (as in 365d, 12h); Mimeo replaces it after two thirds
+    #[arg(long = "ca-validity", env = "MIMEO_CA_VALIDITY", value_name = "DURATION", default_value = "365d", value_parser = duration::parse)]
     pub ca: Duration,
-    /// Validity of a serving certificate. It never exceeds that of its CA.
+    /// Validity of the serving certificate (as in 90d, 12h); Mimeo replaces it after two thirds
+    #[arg(long = "certificate-validity", env = "MIMEO_CERTIFICATE_VALIDITY", value_name = "DURATION", default_value = "90d", value_parser = duration::parse)]
     pub serving: Duration,
-    /// Time between two steps of the replacement of a CA.
+    /// Pause between the three steps of a CA's replacement, and the time for which a former ca.crt
+    /// of the folder stays trusted (as in 1h, 30s)
+    #[arg(long = "ca-overlap", env = "MIMEO_CA_OVERLAP", value_name = "DURATION", default_value = "1h", value_parser = duration::parse)]
     pub overlap: Duration,
 }
 

@@ -66,11 +66,7 @@ pub async fn drive(handle: Handle, writer: Writer, mut active: watch::Receiver<b
                     let outcome = writer.carry_out(&request, permit).await;
                     note(&request, &outcome);
                     handle.measure(&request, &outcome, began.elapsed());
-                    let notices = handle.with(|engine, now| {
-                        engine.outcome(&request.ticket, outcome, now);
-                        engine.notices()
-                    });
-                    tell(&notices);
+                    handle.with(|engine, now| engine.outcome(&request.ticket, outcome, now));
                 });
             }
             Action::Job(job) => {
