@@ -33,13 +33,9 @@ pub fn start(file: PathBuf) -> Callers {
                     info!(file = %file.display(), "CA of API servers loaded");
                     publish.send_replace(Some(verifier));
                 }
-                Some(Err(why)) if publish.borrow().is_none() => {
-                    warn!(file = %file.display(), why, "CA of API servers can't be used, every \
-                        caller is refused until it can");
-                }
                 Some(Err(why)) => {
                     warn!(file = %file.display(), why, "CA of API servers can't be used, keeping \
-                        the last one");
+                        the last one; without one every caller is refused");
                 }
             }
             sleep(PERIOD).await;
