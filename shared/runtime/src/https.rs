@@ -1,6 +1,7 @@
 //! Serves an axum router over TLS, and shuts down without losing a request.
 //!
-//! It speaks HTTP/1.1 alone, as API servers do with the webhook of a Service.
+//! It speaks HTTP/1.1 alone, as API servers do with the webhook of a Service. The operations server
+//! answers its connections by the same code, without TLS too.
 //!
 //! The router handles bodies from their first byte on: it limits their size and their time.
 
@@ -15,7 +16,7 @@ use hyper_util::{
     service::TowerToHyperService,
 };
 use tokio::{
-    io::AsyncBufReadExt,
+    io::{AsyncBufReadExt, AsyncRead, AsyncWrite},
     net::{TcpListener, TcpStream},
     time::{Instant, sleep, sleep_until, timeout},
 };
@@ -68,8 +69,10 @@ pub async fn serve(
 ) {
     let draining = CancellationToken::new();
     let server = Server {
-        tls,
+        tls: Some(tls),
         router,
+        idle: IDLE_TIMEOUT,
+        lifetime: LIFETIME + GRACE,
         leaving: shutdown.clone(),
         draining: draining.clone(),
     };
@@ -112,22 +115,34 @@ fn waiting(listener: TcpListener) -> impl Iterator<Item = TcpStream> {
     })
 }
 
+/// Answers connections. Cheap to clone.
 #[derive(Clone)]
-struct Server {
-    tls: Tls,
-    router: Router,
-    leaving: CancellationToken,
-    draining: CancellationToken,
+pub(crate) struct Server {
+    /// `None` for plain HTTP.
+    pub(crate) tls: Option<Tls>,
+    pub(crate) router: Router,
+    /// How long a connection may be without the complete head of a request.
+    pub(crate) idle: Duration,
+    /// A connection is dropped after this time.
+    pub(crate) lifetime: Duration,
+    /// Once cancelled, each answer ends its connection.
+    pub(crate) leaving: CancellationToken,
+    /// Once cancelled, all connections end.
+    pub(crate) draining: CancellationToken,
 }
 
 impl Server {
-    async fn connection(self, stream: TcpStream) {
+    /// Answers the requests of one connection.
+    pub(crate) async fn connection(self, stream: TcpStream) {
+        let Some(tls) = &self.tls else {
+            return self.answer(stream, |stream| stream).await;
+        };
         let too_late = async {
             self.draining.cancelled().await;
             sleep(LATE).await;
         };
-        let handshake = timeout(HANDSHAKE_TIMEOUT, handshake(&self.tls, stream));
-        let mut stream = tokio::select! {
+        let handshake = timeout(HANDSHAKE_TIMEOUT, handshake(tls, stream));
+        let stream = tokio::select! {
             () = too_late => return,
             result = handshake => match result {
                 Ok(Ok(stream)) => stream,
@@ -135,18 +150,23 @@ impl Server {
                 Err(_) => return debug!("TLS handshake timed out"),
             },
         };
-        if timeout(LIFETIME + GRACE, self.answer(&mut stream))
-            .await
-            .is_err()
-        {
+        self.answer(stream, |stream| stream.into_inner().0).await;
+    }
+
+    /// Answers the requests of a stream over this TCP connection.
+    async fn answer<S>(&self, mut stream: S, tcp: impl FnOnce(S) -> TcpStream)
+    where
+        S: AsyncRead + AsyncWrite + Unpin,
+    {
+        let answered = self.answer_requests(&mut stream);
+        if timeout(self.lifetime, answered).await.is_err() {
             return debug!("connection dropped at the end of its time");
         }
         // The remaining input does not matter, so a connection that broke is handled alike.
-        linger::close(stream.into_inner().0).await;
+        linger::close(tcp(stream)).await;
     }
 
-    /// Answers the requests of one connection.
-    async fn answer(&self, stream: &mut TlsStream<TcpStream>) {
+    async fn answer_requests(&self, stream: impl AsyncRead + AsyncWrite + Unpin) {
         let begun = Instant::now();
         let parting = (self.leaving.clone(), begun + LIFETIME);
         let router = self
@@ -154,7 +174,14 @@ impl Server {
             .clone()
             .layer(middleware::map_response_with_state(parting, part));
         let (io, service) = (TokioIo::new(stream), TowerToHyperService::new(router));
-        let mut connection = pin!(http1_server(IDLE_TIMEOUT).serve_connection(io, service));
+        let mut connection = pin!(
+            http1::Builder::new()
+                .timer(TokioTimer::new())
+                // Hyper counts the idle time between requests as time to read the next head.
+                .header_read_timeout(self.idle)
+                .max_buf_size(HEAD)
+                .serve_connection(io, service)
+        );
         let drained = async {
             self.draining.cancelled().await;
             // If a connection is asked to end before its first request was read, it may end without
@@ -200,17 +227,6 @@ async fn handshake(tls: &Tls, stream: TcpStream) -> io::Result<TlsStream<TcpStre
     let mut stream = tls.accept(stream).await?;
     stream.fill_buf().await?;
     Ok(stream)
-}
-
-/// HTTP/1.1 with a client that may take this long for the head of a request. Hyper counts the idle
-/// time between requests as time to read the next head.
-pub(crate) fn http1_server(patience: Duration) -> http1::Builder {
-    let mut builder = http1::Builder::new();
-    builder
-        .timer(TokioTimer::new())
-        .header_read_timeout(patience)
-        .max_buf_size(HEAD);
-    builder
 }
 
 #[cfg(test)]

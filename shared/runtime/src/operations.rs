@@ -21,30 +21,25 @@ use axum::{
     routing::get,
 };
 use clap::{Args, ValueEnum};
-use hyper_util::{rt::TokioIo, service::TowerToHyperService};
 use kube::Client;
-use tokio::{
-    io::{AsyncRead, AsyncWrite},
-    net::{TcpListener, TcpStream},
-    sync::watch,
-    time::timeout,
-};
-use tracing::{debug, error, info};
+use tokio::{net::TcpListener, sync::watch, time::timeout};
+use tracing::{error, info};
 
 use crate::{
     certificates::{mounted, unverified},
     connections::Connections,
     debug::DebugPages,
     guard::{Guard, Peer},
-    https::http1_server,
+    https::Server,
     listen::listen,
     metrics::{CONTENT_TYPE as METRICS_CONTENT_TYPE, Metrics},
     readiness::Readiness,
+    shutdown::CancellationToken,
     tls::Tls,
 };
 
-/// For the TLS handshake, for the head of the request, and for the rest of the request until the
-/// answer begins.
+/// For the head of the request, and for the rest of the request until the answer begins. The TLS
+/// handshake has as much.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// For a whole connection, even if its client does not read the answer. A page that shows a stream
 /// for longer connects again.
@@ -151,17 +146,26 @@ pub fn serve(
 }
 
 async fn accept(listener: TcpListener, tls: Option<Tls>, router: Router) {
-    let router = router.layer(from_fn(in_time));
+    // Each connection ends with its first answer.
+    let leaving = CancellationToken::new();
+    leaving.cancel();
+    let server = Server {
+        tls,
+        router: router.layer(from_fn(in_time)),
+        idle: PATIENCE,
+        lifetime: LIFETIME,
+        leaving,
+        draining: CancellationToken::new(),
+    };
     let mut connections = Connections::new(CONNECTIONS);
     loop {
         let (stream, peer) = connections.accept(&listener).await;
-        let router = router.clone().layer(Extension(Peer(peer)));
-        let connection = connection(stream, tls.clone(), router);
-        connections.serve(async move {
-            if timeout(LIFETIME, connection).await.is_err() {
-                debug!("connection dropped at the end of its time");
-            }
-        });
+        let router = server.router.clone().layer(Extension(Peer(peer)));
+        let server = Server {
+            router,
+            ..server.clone()
+        };
+        connections.serve(server.connection(stream));
     }
 }
 
@@ -169,26 +173,6 @@ async fn in_time(request: Request, next: Next) -> Response {
     timeout(PATIENCE, next.run(request))
         .await
         .unwrap_or_else(|_| StatusCode::REQUEST_TIMEOUT.into_response())
-}
-
-async fn connection(stream: TcpStream, tls: Option<Tls>, router: Router) {
-    let Some(tls) = tls else {
-        return answer(stream, router).await;
-    };
-    match timeout(PATIENCE, tls.accept(stream)).await {
-        Ok(Ok(stream)) => answer(stream, router).await,
-        Ok(Err(error)) => debug!(%error, "TLS handshake failed"),
-        Err(_) => debug!("TLS handshake timed out"),
-    }
-}
-
-async fn answer(stream: impl AsyncRead + AsyncWrite + Unpin, router: Router) {
-    let connection = http1_server(PATIENCE)
-        .keep_alive(false)
-        .serve_connection(TokioIo::new(stream), TowerToHyperService::new(router));
-    if let Err(error) = connection.await {
-        debug!(%error, "connection failed");
-    }
 }
 
 fn router(guard: &Guard, readiness: Readiness, metrics: Metrics) -> Router {

@@ -3,14 +3,14 @@
 use axum::body::Body;
 use futures::{FutureExt, StreamExt};
 use tokio::{
-    io::{AsyncReadExt, AsyncWriteExt},
-    time::{sleep, timeout},
+    io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt},
+    net::TcpStream,
+    time::sleep,
 };
 
 use super::*;
 use crate::{
     certificates::{Bundle, Lifetimes, ServingNames},
-    shutdown::CancellationToken,
     testing::{Server, debug_pages, hurry, tls_client, tls_connect},
 };
 
