@@ -258,12 +258,9 @@ enum End {
     NotServed,
     #[error("not allowed ({0})")]
     Denied(StatusCode),
-    /// The server may say how long to wait.
-    #[error("the server is busy ({0})")]
-    Busy(StatusCode, Option<Duration>),
-    /// Any other refusal.
+    /// Any other refusal. A busy server may say how long to wait.
     #[error("refused ({0})")]
-    Refused(StatusCode),
+    Refused(StatusCode, Option<Duration>),
     #[error("{0} can't be decoded")]
     Undecodable(&'static str),
 }
@@ -485,10 +482,7 @@ where
         let what = &*self.spec.what;
         let settled = started.elapsed() >= SETTLED;
         self.pulse.end(end, settled);
-        if !matches!(
-            end,
-            End::Closed(_) | End::Silent | End::Busy(..) | End::Refused(_)
-        ) {
+        if !matches!(end, End::Closed(_) | End::Silent | End::Refused(..)) {
             self.version = None;
         }
         match end {
@@ -509,7 +503,7 @@ where
         }
         match end {
             End::Closed(_) | End::Silent | End::Mute | End::Expired if settled => Duration::ZERO,
-            End::Busy(_, Some(retry_after)) => self.backoff.pause().max(*retry_after),
+            End::Refused(_, Some(retry_after)) => self.backoff.pause().max(*retry_after),
             _ => self.backoff.pause(),
         }
     }
@@ -528,12 +522,7 @@ where
                 self.failing = None;
                 return;
             }
-            End::Closed(_)
-            | End::Silent
-            | End::Mute
-            | End::Busy(..)
-            | End::Refused(_)
-            | End::Undecodable(_)
+            End::Closed(_) | End::Silent | End::Mute | End::Refused(..) | End::Undecodable(_)
                 if self.failing.get_or_insert(started).elapsed() >= self.patience.lasting =>
             {
                 Unreadable::Unavailable
@@ -555,11 +544,10 @@ fn refused(code: u16, retry_after: Option<Duration>) -> End {
         StatusCode::GONE => End::Expired,
         StatusCode::NOT_FOUND => End::NotServed,
         StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => End::Denied(code),
-        StatusCode::TOO_MANY_REQUESTS => End::Busy(code, retry_after),
+        StatusCode::TOO_MANY_REQUESTS => End::Refused(code, retry_after),
         // A starting server asks for a wait of seconds that is not necessary. For a watch the
         // back-off is long enough.
-        code if code.is_server_error() => End::Busy(code, None),
-        code => End::Refused(code),
+        code => End::Refused(code, None),
     }
 }
 

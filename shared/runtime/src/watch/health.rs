@@ -84,8 +84,7 @@ impl Pulse {
                 self.beat();
                 "Denied"
             }
-            End::Busy(..) => "Busy",
-            End::Refused(_) => "Refused",
+            End::Refused(..) => "Refused",
             End::Undecodable(_) => "Undecodable",
         };
         *self
@@ -169,7 +168,7 @@ mod tests {
             [(("secrets".into(), "Denied"), 1)].into()
         );
         tokio::time::advance(Duration::from_secs(7)).await;
-        watch.end(&End::Refused(StatusCode::BAD_GATEWAY), false);
+        watch.end(&End::Refused(StatusCode::BAD_GATEWAY, None), false);
         assert_eq!(
             health.silence(),
             [("secrets".into(), Duration::from_secs(7))].into()
