@@ -12,9 +12,9 @@ use crate::{
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum SourceWatch {
     /// Shows this source alone, with its content.
-    Named(SourceRef),
+    Named(SourceRef, Resource),
     /// Shows the sources that this selector finds, with their content.
-    Selected(SourceSelector),
+    Selected(SourceSelector, Resource),
     /// Shows the metadata of every object of the kind in this namespace. If a source changes, or an
     /// object matches a selector, Mimeo reads its content separately.
     Namespace {
@@ -34,8 +34,8 @@ impl SourceWatch {
     /// True if the watch shows that source.
     pub fn shows(&self, source: &SourceRef) -> bool {
         match self {
-            Self::Named(named) => named == source,
-            Self::Selected(selector) => selector.finds(source),
+            Self::Named(named, _) => named == source,
+            Self::Selected(selector, _) => selector.finds(source),
             Self::Namespace {
                 resource,
                 namespace,
@@ -51,7 +51,7 @@ impl SourceWatch {
         selectors: impl Iterator<Item = &'a SourceSelector>,
     ) -> BTreeSet<SourceSelector> {
         let looks_for = |selector: &&SourceSelector| match self {
-            Self::Named(_) | Self::Selected(_) => false,
+            Self::Named(..) | Self::Selected(..) => false,
             Self::Namespace {
                 resource,
                 namespace,
@@ -76,11 +76,11 @@ pub fn watches(
     confined: bool,
 ) -> BTreeSet<SourceWatch> {
     let named = sources.iter().map(|(source, resource)| {
-        let watch = SourceWatch::Named(source.clone());
+        let watch = SourceWatch::Named(source.clone(), resource.clone());
         ((resource, &*source.namespace), watch)
     });
     let selected = selectors.iter().map(|(selector, resource)| {
-        let watch = SourceWatch::Selected(selector.clone());
+        let watch = SourceWatch::Selected(selector.clone(), resource.clone());
         ((resource, &*selector.namespace), watch)
     });
     let mut by_namespace: BTreeMap<(&Resource, &str), Vec<SourceWatch>> = BTreeMap::new();
@@ -195,7 +195,7 @@ mod tests {
         let few = selected(1, 8, 3);
         assert_eq!(
             few.iter()
-                .filter(|watch| matches!(watch, SourceWatch::Selected(_)))
+                .filter(|watch| matches!(watch, SourceWatch::Selected(..)))
                 .count(),
             5
         );

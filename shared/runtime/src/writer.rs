@@ -77,12 +77,7 @@ impl Writer {
 
     /// Carries out one request of the engine. The permit's limiter learns the result.
     pub async fn carry_out(&self, request: &mimeo_engine::Request, permit: Permit) -> Outcome {
-        let Some(message) = message(request) else {
-            // There is nothing to write. The engine never makes such a request. If it did, it would
-            // have to look at the object again, as after a conflict.
-            return Outcome::Conflict;
-        };
-        let (mut outcome, mut verdict) = self.exchange(request, message).await;
+        let (mut outcome, mut verdict) = self.exchange(request, message(request)).await;
         let kind = request.resource.gvk.group_kind();
         // The metadata that was read may be large. It is written under the same permit. Otherwise
         // each request that waits for a second permit would keep such metadata.
@@ -125,8 +120,8 @@ fn path(request: &mimeo_engine::Request) -> String {
     )
 }
 
-/// The HTTP request; none if there is nothing to write.
-fn message(request: &mimeo_engine::Request) -> Option<Message> {
+/// The HTTP request. The engine gives each write a rendering: the API server refuses an empty body.
+fn message(request: &mimeo_engine::Request) -> Message {
     let ticket = &request.ticket;
     let path = path(request);
     let rendering = request.rendering.as_deref();
@@ -142,19 +137,19 @@ fn message(request: &mimeo_engine::Request) -> Option<Message> {
         }
         // A read without a resourceVersion is answered from storage and not from a cache. A claim's
         // entries of `managedFields` may be large. They are read only now, and are not kept.
-        Verb::Look | Verb::Claim(..) => return Some(call::read(&path, METADATA)),
+        Verb::Look | Verb::Claim(..) => return call::read(&path, METADATA),
         Verb::Delete(uid, version) => {
             let options = delete_options(uid, version);
-            return Some(call::write(Method::DELETE, &path, call::JSON, options));
+            return call::write(Method::DELETE, &path, call::JSON, options);
         }
     };
-    let pieces = Pieces(pieces?);
+    let pieces = Pieces(pieces.unwrap_or_default());
     let uri = format!("{path}?fieldManager={}{how}", names::MANAGER);
     let message = call::write(Method::PATCH, &uri, "application/apply-patch+yaml", "");
-    Some(message.map(|mut message| {
+    message.map(|mut message| {
         message.extensions_mut().insert(pieces);
         message
-    }))
+    })
 }
 
 /// Writes only `managedFields`, which an apply cannot write.

@@ -192,12 +192,10 @@ impl Observer {
         let selectors = watch.looks_for(demand.selectors.keys());
         let observer = self.clone();
         let (resource, namespace) = match watch {
-            SourceWatch::Named(source) => {
-                let resource = known(demand.sources.get(&source), &source.gvk);
+            SourceWatch::Named(source, resource) => {
                 return Task::start(&resource, observer.source(source, resource.clone()));
             }
-            SourceWatch::Selected(selector) => {
-                let resource = known(demand.selectors.get(&selector), &selector.gvk);
+            SourceWatch::Selected(selector, resource) => {
                 return Task::start(&resource, observer.selected(selector, resource.clone()));
             }
             SourceWatch::Namespace {
@@ -257,13 +255,4 @@ impl Task {
         self.abort.abort();
         false
     }
-}
-
-/// The resource of a kind in the demand. One without a plural stands for a kind that is not there.
-fn known(resource: Option<&Resource>, gvk: &GroupVersionKind) -> Resource {
-    resource.cloned().unwrap_or_else(|| Resource {
-        gvk: gvk.clone(),
-        plural: "".into(),
-        namespaced: true,
-    })
 }

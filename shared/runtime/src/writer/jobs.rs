@@ -358,7 +358,7 @@ impl Writer {
     }
 
     /// Writes an Event, or continues the existing series, even a series of another process.
-    /// `reporter` is this replica's name.
+    /// `reporter` is this replica's name, in ASCII and with at most 128 characters.
     pub async fn write_event(
         &self,
         update: &EventUpdate,
@@ -379,8 +379,6 @@ impl Writer {
             let series = series(before.saturating_add(update.count));
             return self.merge(&one, &json!({"series": series})).await;
         }
-        let ascii = reporter.chars().filter(char::is_ascii);
-        let reporter: String = ascii.take(LONGEST_REPORTER).collect();
         let event = json!({
             "apiVersion": "events.k8s.io/v1",
             "kind": "Event",
@@ -524,8 +522,6 @@ fn undecodable() -> CallError {
 
 /// Events about objects without a namespace are written to this namespace.
 const EVENTS_NAMESPACE: &str = "default";
-/// The longest name of a reporting replica that the API server accepts.
-const LONGEST_REPORTER: usize = 128;
 
 fn grants_path(namespace: &str) -> String {
     let namespace = encode(namespace);
