@@ -2,9 +2,12 @@
 
 use std::fmt::Debug;
 
-use k8s_openapi::api::authorization::v1::{
-    NonResourceAttributes, ResourceAttributes, SelfSubjectAccessReview, SubjectAccessReview,
-    SubjectAccessReviewSpec, SubjectAccessReviewStatus,
+use k8s_openapi::api::{
+    authentication::v1::UserInfo,
+    authorization::v1::{
+        NonResourceAttributes, ResourceAttributes, SelfSubjectAccessReview, SubjectAccessReview,
+        SubjectAccessReviewSpec, SubjectAccessReviewStatus,
+    },
 };
 use kube::{Api, Client, Resource, api::PostParams, core::Status};
 use mimeo_model::{review::User, right::Right};
@@ -23,9 +26,21 @@ pub async fn is_allowed(
     right: &Right,
     deadline: Instant,
 ) -> kube::Result<bool> {
-    let mut review = about(user);
-    review.spec.resource_attributes = Some(attributes(right));
-    decision(review_of(client, &review, deadline).await?.status)
+    let User {
+        name,
+        uid,
+        groups,
+        extra,
+    } = user.clone();
+    let spec = SubjectAccessReviewSpec {
+        user: Some(name),
+        uid: Some(uid).filter(|uid| !uid.is_empty()),
+        groups: Some(groups),
+        extra: Some(extra),
+        resource_attributes: Some(attributes(right)),
+        ..SubjectAccessReviewSpec::default()
+    };
+    ask(client, spec, deadline).await
 }
 
 /// Whether the user may use this verb on a path outside the resource API, such as `get` on
@@ -35,16 +50,34 @@ pub async fn is_allowed(
 /// As for [`is_allowed`].
 pub async fn may_visit(
     client: &Client,
-    user: &User,
+    user: UserInfo,
     verb: &str,
     path: &str,
     deadline: Instant,
 ) -> kube::Result<bool> {
-    let mut review = about(user);
-    review.spec.non_resource_attributes = Some(NonResourceAttributes {
-        verb: Some(verb.to_owned()),
-        path: Some(path.to_owned()),
-    });
+    let spec = SubjectAccessReviewSpec {
+        user: user.username,
+        uid: user.uid,
+        groups: user.groups,
+        extra: user.extra,
+        non_resource_attributes: Some(NonResourceAttributes {
+            verb: Some(verb.to_owned()),
+            path: Some(path.to_owned()),
+        }),
+        ..SubjectAccessReviewSpec::default()
+    };
+    ask(client, spec, deadline).await
+}
+
+async fn ask(
+    client: &Client,
+    spec: SubjectAccessReviewSpec,
+    deadline: Instant,
+) -> kube::Result<bool> {
+    let review = SubjectAccessReview {
+        spec,
+        ..SubjectAccessReview::default()
+    };
     decision(review_of(client, &review, deadline).await?.status)
 }
 
@@ -65,26 +98,6 @@ where
 {
     let reviews: Api<K> = Api::all(client.clone());
     until(deadline, reviews.create(&PostParams::default(), review)).await
-}
-
-/// A question about this user, still without the permission.
-fn about(user: &User) -> SubjectAccessReview {
-    let User {
-        name,
-        uid,
-        groups,
-        extra,
-    } = user.clone();
-    SubjectAccessReview {
-        spec: SubjectAccessReviewSpec {
-            user: Some(name),
-            uid: Some(uid).filter(|uid| !uid.is_empty()),
-            groups: Some(groups),
-            extra: Some(extra),
-            ..SubjectAccessReviewSpec::default()
-        },
-        ..SubjectAccessReview::default()
-    }
 }
 
 fn decision(status: Option<SubjectAccessReviewStatus>) -> kube::Result<bool> {

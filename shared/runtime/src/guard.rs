@@ -29,7 +29,6 @@ use axum::{
 };
 use k8s_openapi::api::authentication::v1::{TokenReview, UserInfo};
 use kube::Client;
-use mimeo_model::review::User;
 use parking_lot::Mutex;
 use sha2::{Digest, Sha256};
 use tokio::{sync::Semaphore, time::Instant};
@@ -206,22 +205,23 @@ impl Reviewer {
             return Ok(Err(UNAUTHORIZED));
         };
         let Visit { verb, path, .. } = visit;
-        if may_visit(&self.client, &user, verb, path, deadline).await? {
+        let name = user.username.clone();
+        if may_visit(&self.client, user, verb, path, deadline).await? {
             return Ok(Ok(()));
         }
-        debug!(user = user.name, verb, path, "visitor turned away");
+        debug!(user = name, verb, path, "visitor turned away");
         Ok(Err(FORBIDDEN))
     }
 
     /// The token's user; `None` if the API server does not know the token.
-    async fn user(&self, token: &str, deadline: Instant) -> kube::Result<Option<User>> {
+    async fn user(&self, token: &str, deadline: Instant) -> kube::Result<Option<UserInfo>> {
         let mut review = TokenReview::default();
         review.spec.token = token.to_owned();
         let answer = review_of(&self.client, &review, deadline).await?;
         let status = answer
             .status
             .filter(|status| status.authenticated == Some(true));
-        Ok(status.and_then(|status| status.user).map(user))
+        Ok(status.and_then(|status| status.user))
     }
 
     fn remembers(&self, visit: &Visit) -> bool {
@@ -248,21 +248,6 @@ fn bearer(headers: &HeaderMap) -> Option<&str> {
     let (scheme, token) = headers.get(AUTHORIZATION)?.to_str().ok()?.split_once(' ')?;
     let token = token.trim();
     (scheme.eq_ignore_ascii_case("bearer") && !token.is_empty()).then_some(token)
-}
-
-fn user(info: UserInfo) -> User {
-    let UserInfo {
-        username,
-        uid,
-        groups,
-        extra,
-    } = info;
-    User {
-        name: username.unwrap_or_default(),
-        uid: uid.unwrap_or_default(),
-        groups: groups.unwrap_or_default(),
-        extra: extra.unwrap_or_default(),
-    }
 }
 
 #[cfg(test)]
