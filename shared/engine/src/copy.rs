@@ -568,13 +568,17 @@ impl CopyState {
         }
     }
 
+    /// True if the known state is of this version or newer. A version of 0 is always old.
+    pub fn knows(&self, version: u64) -> bool {
+        version <= self.seen().map_or(0, |known| known.version)
+    }
+
     /// Records an object that the watch or an answer shows. Returns false if the observation is
     /// older than the known state: answers and events overtake each other.
     pub fn show(&mut self, mut seen: Seen) -> bool {
-        let shown = self.seen().map_or(0, |known| known.version);
         // The answer to a write may arrive after the watch event that shows the write undone.
         let refuted = seen.labelled && seen.version <= self.unseen;
-        if seen.version <= shown || refuted {
+        if self.knows(seen.version) || refuted {
             return false;
         }
         // The object that could not be changed was a different one.

@@ -20,9 +20,9 @@ use crate::{
 };
 
 /// With this many copies or more, tidying takes a while.
-const MANY: u32 = 1024;
-/// The pause after tidying, for each copy. It is about ten times as long as the tidying took.
-const EACH: Duration = Duration::from_micros(5);
+const MANY: u32 = 128;
+/// The pause after tidying, for each copy. It is about a hundred times as long as the tidying took.
+const EACH: Duration = Duration::from_micros(50);
 
 impl Index {
     /// Forgets sources that no selector finds any more and that no copy names any more.
