@@ -98,7 +98,7 @@ pub(crate) struct Picture {
     pub(crate) waiting: BTreeMap<String, Waits>,
     /// The facts that could not be read.
     pub(crate) unread: Unread,
-    /// The rules and grants of files that may do more than the stored ones.
+    /// The rules and grants of files that differ from the stored ones by more than `suspend: true`.
     pub(crate) widened: BTreeSet<Key>,
 }
 

@@ -20,12 +20,11 @@ use kube::{
 use mimeo_api::{ClusterReplication, Replication, ReplicationGrant, TransformPolicy, names};
 use mimeo_engine::author;
 use mimeo_model::{
-    authority::{Need, of_grant, of_policy, of_rule},
+    authority::{Need, of_grant, of_policy, of_rule, only_suspends},
     grant::Grant,
     id::RuleKind,
     kind::{GroupVersionKind, Resource},
     meta::is_copy,
-    narrowing,
     own_rights::{self, ProgramRight, RoleRef},
     policy::Policy,
     reach::{OutOfReach, Reach},
@@ -138,9 +137,10 @@ impl Check<'_> {
         refuse(&rule.refuse_kinds(|gvk| kinds.resource(gvk)))?;
         let needs = of_rule(&rule, |gvk| kinds.resource(gvk));
         if let Err(refusal) = self.authorize(&needs, &kinds).await {
-            // A user who may delete or suspend the rule is allowed to do so, and learns nothing
-            // more about the cluster.
-            return if self.takes_away() {
+            // A user who may delete the rule is allowed to suspend it, and learns nothing more about
+            // the cluster.
+            let old = self.request.old_object.as_ref();
+            return if old.is_some_and(|old| only_suspends(old, self.object)) {
                 Ok(vec![])
             } else {
                 Err(refusal)
@@ -170,10 +170,8 @@ impl Check<'_> {
         let kinds = grant.objects.iter().map(|objects| &objects.gvk).collect();
         let kinds = self.kinds(kinds).await;
         let home = self.request.namespace.as_deref().unwrap_or_default();
-        if !self.takes_away() {
-            let needs = of_grant(&grant, home, |gvk| kinds.resource(gvk));
-            self.authorize(&needs, &kinds).await?;
-        }
+        let needs = of_grant(&grant, home, |gvk| kinds.resource(gvk));
+        self.authorize(&needs, &kinds).await?;
         let name = self.request.name.as_deref().unwrap_or_default();
         let refused = self
             .app
@@ -199,12 +197,6 @@ impl Check<'_> {
             names::REPLICATION => parse::<Replication, _>(object, Rule::parse_replication),
             _ => parse::<ClusterReplication, _>(object, Rule::parse),
         }
-    }
-
-    /// True if the request only takes something away from a rule or grant that is stored and valid.
-    fn takes_away(&self) -> bool {
-        let old = self.request.old_object.as_ref();
-        old.is_some_and(|old| narrowing::takes_away(&self.request.kind.kind, old, self.object))
     }
 
     /// Refuses an author without the permissions.

@@ -9,7 +9,8 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use mimeo_api::names::REPLICATION_GRANT;
 use mimeo_engine::{Answer, SourceRead, Task};
 use mimeo_model::{
-    grant::Grant, known::Decoded, narrowing::takes_away, outcome::Outcome, source::SourceSelector,
+    authority::only_suspends, grant::Grant, known::Decoded, outcome::Outcome,
+    source::SourceSelector,
 };
 use mimeo_runtime::stored::explain_grant;
 use serde_json::{Map, Value, json};
@@ -31,7 +32,7 @@ pub(crate) struct Overlay {
     files: Files,
     /// The rules and grants with another spec.
     changed: BTreeSet<Key>,
-    /// Those of them that may do more than before, so that their author needs permissions.
+    /// Those of them that are not only suspended, so that their author needs permissions.
     pub(super) widened: BTreeSet<Key>,
 }
 
@@ -57,7 +58,7 @@ impl Overlay {
             let (object, changed) = with_spec(stored, object);
             if changed {
                 self.changed.insert(key.clone());
-                if !stored.is_some_and(|stored| takes_away(kind, stored, &object)) {
+                if !stored.is_some_and(|stored| only_suspends(stored, &object)) {
                     self.widened.insert(key.clone());
                 }
             }

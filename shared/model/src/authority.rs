@@ -12,6 +12,7 @@ use std::{
 };
 
 use mimeo_api::{Access, names::GROUP};
+use serde_json::Value;
 
 use crate::{
     choices::PodGate,
@@ -165,6 +166,17 @@ pub fn of_policy(
     write.into_iter().map(Need::of).collect()
 }
 
+/// True if the change from the stored rule `old` to `new` only sets `spec.suspend`. Such a change
+/// needs no permission besides the one to update the rule: the user could also delete the rule.
+pub fn only_suspends(old: &Value, new: &Value) -> bool {
+    let rest = |rule: &Value| {
+        let mut spec = rule["spec"].as_object()?.clone();
+        spec.remove("suspend");
+        Some(spec)
+    };
+    new["spec"]["suspend"] == true && rest(old) == rest(new)
+}
+
 /// The result for all needed permissions, from the answers known so far.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Finding<'a> {
@@ -255,7 +267,7 @@ fn right(
 #[cfg(test)]
 #[allow(clippy::unwrap_used)] // It is how a test fails.
 mod tests {
-    use serde_json::{Value, json};
+    use serde_json::json;
 
     use super::*;
 
@@ -394,6 +406,35 @@ mod tests {
             "update secrets in namespace home",
         ];
         assert_eq!(needs("Write", secrets(&["a"])), writes);
+    }
+
+    #[test]
+    fn to_suspend_a_rule_takes_no_permission_and_any_other_change_does() {
+        let rule = |spec: &Value| json!({"metadata": {"name": "r"}, "spec": spec});
+        let target = json!({"namespaces": ["one"]});
+        let old =
+            json!({"sources": [secret("a")], "targets": [target, everywhere()], "suspend": false});
+        let with = |field: &str, value: Value| {
+            let mut spec = old.clone();
+            spec[field] = value;
+            spec
+        };
+        let suspended = with("suspend", json!(true));
+        assert!(only_suspends(&rule(&old), &rule(&suspended)));
+        let mut without = old.clone();
+        without.as_object_mut().unwrap().remove("suspend");
+        assert!(only_suspends(&rule(&without), &rule(&suspended)));
+        for new in [
+            old.clone(),
+            with("targets", json!([target])),
+            with("podGate", json!("None")),
+        ] {
+            assert!(!only_suspends(&rule(&old), &rule(&new)), "{new}");
+            assert!(!only_suspends(&rule(&suspended), &rule(&new)), "{new}");
+        }
+        let fewer = json!({"sources": [secret("a")], "targets": [target], "suspend": true});
+        assert!(!only_suspends(&rule(&old), &rule(&fewer)));
+        assert!(!only_suspends(&rule(&json!("odd")), &rule(&suspended)));
     }
 
     fn everywhere() -> Value {

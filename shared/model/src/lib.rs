@@ -18,7 +18,6 @@ pub mod known;
 pub mod marks;
 pub mod meta;
 pub mod names;
-pub mod narrowing;
 pub mod outcome;
 pub mod own_rights;
 pub mod ownership;

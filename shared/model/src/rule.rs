@@ -36,7 +36,6 @@ mod replication;
 mod source;
 mod target;
 
-pub(crate) use self::replication::in_more_words;
 use self::target::{parse_targets, refuse_chosen_names};
 pub use self::{source::MOST_SOURCES, target::Target};
 

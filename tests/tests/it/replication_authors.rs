@@ -191,8 +191,8 @@ async fn a_grant_that_is_narrowed_or_widened_takes_effect_on_the_copies_that_the
     update(consent("Read", &taker.home, &[])).await?;
     holds([(&taker, [true, true]), (&other, [false, false])]).await?;
 
-    // A user may write grants but cannot read the objects. The user may not widen a grant. A
-    // narrower grant needs no other permission.
+    // A user may write grants but cannot read the objects. The user may not change a grant unless
+    // the changed grant gives nothing but what the user has.
     let user = scene.setting.control_plane.user(&unique(&scene.tag), &[])?;
     let rights =
         json!({"apiGroups": ["mimeo.dev"], "resources": ["replicationgrants"], "verbs": ["*"]});
@@ -213,15 +213,21 @@ async fn a_grant_that_is_narrowed_or_widened_takes_effect_on_the_copies_that_the
         let to = json!([{"apiVersion": "v1", "kind": "Secret", "names": names}]);
         Patch::Merge(json!({"spec": {"objects": to}}))
     };
-    his.patch("g", &PatchParams::default(), &names(&["db"]))
-        .await?;
-    holds([(&taker, [true, false]), (&other, [false, false])]).await?;
     match his
-        .patch("g", &PatchParams::default(), &names(&["db", "web"]))
+        .patch("g", &PatchParams::default(), &names(&["db"]))
         .await
     {
         Err(kube::Error::Api(status)) if status.message.contains("may not get secrets/db") => {}
         outcome => anyhow::bail!("{outcome:?}"),
     }
+    holds([(&taker, [true, true]), (&other, [false, false])]).await?;
+    let db = json!({"apiGroups": [""], "resources": ["secrets"], "resourceNames": ["db"], "verbs": ["get"]});
+    grant(&scene, "User", user.name(), Some(&owner.home), &db).await?;
+    eventually(SOON, "the user's permission", || async {
+        his.patch("g", &PatchParams::default(), &names(&["db"]))
+            .await?;
+        Ok(Some(()))
+    })
+    .await?;
     holds([(&taker, [true, false]), (&other, [false, false])]).await
 }

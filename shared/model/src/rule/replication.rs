@@ -76,7 +76,7 @@ impl Rule {
 }
 
 /// The `ClusterReplication` that means the same as this Replication.
-pub(crate) fn in_more_words(spec: &ReplicationSpec, home: &str) -> ClusterReplicationSpec {
+fn in_more_words(spec: &ReplicationSpec, home: &str) -> ClusterReplicationSpec {
     let ReplicationSpec {
         sources,
         targets,
