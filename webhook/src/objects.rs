@@ -44,7 +44,7 @@ async fn answer(app: &App, name: &str, request: &Request) -> Verdict {
 
 fn rewrite(known: &Known, request: &Request) -> Verdict {
     if let Ok(policy) = &known.policy {
-        return policy.rewrite(request).into();
+        return policy.rewrite(request);
     }
     let name = known.object.metadata.name.as_deref().unwrap_or_default();
     let kind = &request.kind.kind;

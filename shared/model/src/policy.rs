@@ -15,8 +15,6 @@ use crate::{
     transform::{Transform, is_being_deleted},
 };
 
-mod spoilt;
-
 /// Most kinds of one policy.
 const KINDS: usize = 8;
 /// Most excluded namespaces of one policy.
@@ -113,12 +111,12 @@ impl Policy {
         self.kinds.iter().enumerate().filter_map(refuse).collect()
     }
 
-    /// The policy's changes to the object of `request`. It changes nothing unless the new object
-    /// matches. The API server also asks if only the stored object matches.
-    pub fn rewrite(&self, request: &Request) -> Rewrite {
+    /// The answer with the policy's changes to the object of `request`. It changes nothing unless
+    /// the new object matches. The API server also asks if only the stored object matches.
+    pub fn rewrite(&self, request: &Request) -> Verdict {
         let object = request.object.as_ref();
         let Some(object) = object.filter(|object| self.is_for(request, object)) else {
-            return Rewrite::default();
+            return Verdict::ALLOW;
         };
         let stored = request
             .old_object
@@ -131,31 +129,17 @@ impl Policy {
             stored,
             request.namespace.as_deref().unwrap_or_default(),
         );
-        let data = self.transform.data.changes(object);
-        let kind = &request.kind.kind;
-        let refusal =
-            spoilt::spoilt(object, &before, &after, &data, request.kind.is_secret()).map(|why| {
-                format!(
-                    "TransformPolicy {} would make this {kind} invalid: {why}. Change the policy \
-                 (spec.transform), or exclude the object from it (spec.match)",
-                    self.name
-                )
-            });
         let mut patch = json_patch::diff(&before, &after);
-        patch.0.extend(data);
+        patch.0.extend(self.transform.data.changes(object));
         let mut warnings = Vec::new();
         warnings.extend(stored.and_then(|stored| self.kept_type(stored)));
         if !PROGRAMS
             .iter()
             .any(|prefix| request.user.name.starts_with(prefix))
         {
-            warnings.extend(self.changed(kind, &patch));
+            warnings.extend(self.changed(&request.kind.kind, &patch));
         }
-        Rewrite {
-            patch,
-            warnings,
-            refusal,
-        }
+        Verdict::Patch { patch, warnings }
     }
 
     /// The warning that tells a person which parts the policy has changed. The API server also
@@ -272,32 +256,6 @@ fn rewritable(object: &Value) -> Value {
     part.into()
 }
 
-/// The changes of a policy to one object.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct Rewrite {
-    /// Empty if the object already is as the policy wants it.
-    pub patch: Patch,
-    /// Warnings for the client.
-    pub warnings: Vec<String>,
-    /// The reason to refuse the object instead: the patch would make it invalid.
-    pub refusal: Option<String>,
-}
-
-impl From<Rewrite> for Verdict {
-    fn from(
-        Rewrite {
-            patch,
-            warnings,
-            refusal,
-        }: Rewrite,
-    ) -> Self {
-        match refusal {
-            Some(message) => Self::deny(422, "Invalid", message),
-            None => Self::Patch { patch, warnings },
-        }
-    }
-}
-
 #[cfg(test)]
 #[allow(clippy::unwrap_used)] // It is how a test fails.
 mod tests {
@@ -369,24 +327,24 @@ mod tests {
         }
     }
 
+    #[track_caller]
+    fn patched(policy: &Policy, request: &Request) -> (Patch, Vec<String>) {
+        match policy.rewrite(request) {
+            Verdict::Patch { patch, warnings } => (patch, warnings),
+            Verdict::Allow { warnings } => (Patch(vec![]), warnings),
+            other @ Verdict::Deny { .. } => panic!("{other:?}"),
+        }
+    }
+
     /// The object after the policy, and the warnings.
     #[track_caller]
     fn admitted(policy: &Policy, object: Value, stored: Option<Value>) -> (Value, Vec<String>) {
-        let Rewrite {
-            patch,
-            warnings,
-            refusal,
-        } = policy.rewrite(&request(object.clone(), stored.clone()));
-        assert_eq!(refusal, None);
+        let (patch, warnings) = patched(policy, &request(object.clone(), stored.clone()));
         assert!(!format!("{patch:?}").contains("c2VjcmV0"));
         let mut out = object;
         json_patch::patch(&mut out, &patch).unwrap();
-        let again = policy.rewrite(&request(out.clone(), stored));
-        assert!(
-            again.patch.0.is_empty(),
-            "the second time changed {}",
-            again.patch
-        );
+        let (again, _) = patched(policy, &request(out.clone(), stored));
+        assert!(again.0.is_empty(), "the second time changed {again}");
         (out, warnings)
     }
 
@@ -436,7 +394,7 @@ mod tests {
         let told = |name: &str, object: Value| {
             let mut request = request(object, None);
             request.user.name = name.into();
-            policy.rewrite(&request).warnings
+            patched(&policy, &request).1
         };
         let changed = "TransformPolicy devops changed finalizers, labels, type of this Secret. If \
             the API server refuses it for that, change the policy or exclude the object from it \
@@ -458,74 +416,6 @@ mod tests {
             [""; 0],
             "nothing is changed"
         );
-    }
-
-    #[test]
-    fn what_the_policy_alone_would_make_invalid_is_refused_in_its_name() {
-        let pattern = |transform: &Value, object: &Value| {
-            let mut spoiling = good();
-            spoiling["spec"]["transform"] = transform.clone();
-            policy(spoiling)
-                .rewrite(&request(object.clone(), None))
-                .refusal
-        };
-        let long =
-            json!({"labels": {"set": {"at": format!("{}$(namespace.name)", "x".repeat(61))}}});
-        let tls = json!({"type": "kubernetes.io/tls"});
-        let hidden = json!({"data": {"exclude": ["password"]}});
-        let renamed = json!({"type": "kubernetes.io/tls", "data": {"rename": {"crt": "tls.crt", "key": "tls.key"}}});
-        let of_type = |type_: &str, keys: &[&str]| {
-            let mut object = secret();
-            object["type"] = json!(type_);
-            object["data"] = keys
-                .iter()
-                .map(|key| ((*key).to_owned(), Value::Null))
-                .collect::<Map<_, _>>()
-                .into();
-            object
-        };
-        for (transform, object, why) in [
-            (
-                &long,
-                secret(),
-                Some("label at must not be longer than 63 characters"),
-            ),
-            (
-                &tls,
-                secret(),
-                Some("type kubernetes.io/tls needs the key tls.crt in its data"),
-            ),
-            (
-                &tls,
-                of_type("Opaque", &["tls.crt"]),
-                Some("type kubernetes.io/tls needs the key tls.key in its data"),
-            ),
-            (&tls, of_type("Opaque", &["tls.crt", "tls.key"]), None),
-            (&renamed, of_type("Opaque", &["crt", "key"]), None),
-            (
-                &hidden,
-                of_type("kubernetes.io/basic-auth", &["password"]),
-                Some(
-                    "type kubernetes.io/basic-auth needs the key username or password in its data",
-                ),
-            ),
-            (
-                &hidden,
-                of_type("kubernetes.io/basic-auth", &["password", "username"]),
-                None,
-            ),
-            // The object was invalid before the policy, so the API server refuses it with its own
-            // message.
-            (&hidden, of_type("kubernetes.io/tls", &["password"]), None),
-        ] {
-            let want = why.map(|why| {
-                format!(
-                    "TransformPolicy devops would make this Secret invalid: {why}. Change the \
-                     policy (spec.transform), or exclude the object from it (spec.match)"
-                )
-            });
-            assert_eq!(pattern(transform, &object), want, "{transform} {object}");
-        }
     }
 
     #[test]
@@ -565,17 +455,13 @@ mod tests {
         for (what, change) in changes {
             let mut request = request(secret(), None);
             change(&mut request);
-            assert_eq!(
-                policy(good()).rewrite(&request),
-                Rewrite::default(),
-                "{what}"
-            );
+            assert_eq!(policy(good()).rewrite(&request), Verdict::ALLOW, "{what}");
         }
     }
 
     #[test]
     fn the_patch_says_only_what_changes() {
-        let patch = policy(good()).rewrite(&request(secret(), None)).patch;
+        let (patch, _) = patched(&policy(good()), &request(secret(), None));
         let want = json!([
             {"op": "add", "path": "/metadata/finalizers", "value": ["finalizers.kubesphere.io/credential"]},
             {"op": "add", "path": "/metadata/labels/participant", "value": "kyverno"},
