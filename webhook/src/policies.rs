@@ -84,14 +84,6 @@ impl Known {
         let created = self.object.metadata.creation_timestamp.as_ref();
         (created, self.name())
     }
-
-    /// The message of the status, if it says that another client keeps changing the configuration.
-    fn contested(&self) -> Option<&str> {
-        let status = self.object.status.as_ref()?;
-        let reason = ConditionReason::WebhookContested.as_str();
-        let told = status.conditions.iter().find(|one| one.reason == reason)?;
-        Some(&told.message)
-    }
 }
 
 /// All policies in the cluster. Changes of them, and of the kinds that the cluster serves, are
@@ -217,23 +209,6 @@ impl Finding {
             passing: false,
         }
     }
-
-    /// Says of a registered policy that another client keeps changing the configuration.
-    /// `contested` is this replica's message. `disturbed` says whether this replica has recently
-    /// seen the configuration differ.
-    ///
-    /// Replicas may disagree about a fight, and about the client: each counts its own writes only.
-    /// The message of the first replica stays as long as any replica sees changes. Otherwise the
-    /// replicas would overwrite each other's statuses without end.
-    fn contest(&mut self, known: &Known, contested: Option<&str>, disturbed: bool) {
-        let told = known.contested().filter(|_| disturbed);
-        if let (true, Some(message)) = (self.ready, told.or(contested)) {
-            *self = Self {
-                passing: true,
-                ..Self::not(ConditionReason::WebhookContested, message)
-            };
-        }
-    }
 }
 
 impl Registrar {
@@ -258,11 +233,9 @@ impl Registrar {
 
     /// Runs until dropped. Registers no policy before it receives a registration.
     pub(crate) async fn run(mut self, mut registration: channel::Receiver<Option<Registration>>) {
-        let mut contested = self.kept.contested();
         let mut policies = self.policies.0.subscribe();
         loop {
             let current = registration.borrow_and_update().clone();
-            contested.mark_unchanged();
             let listed = policies.borrow_and_update().listed;
             let pause = match current.filter(|_| listed) {
                 None => LOOK_AGAIN,
@@ -274,7 +247,6 @@ impl Registrar {
             tokio::select! {
                 changed = policies.changed() => if changed.is_err() { return },
                 changed = registration.changed() => if changed.is_err() { return },
-                changed = contested.changed() => if changed.is_err() { return },
                 () = sleep(pause) => {}
             }
         }
@@ -285,25 +257,18 @@ impl Registrar {
         let mut known: Vec<Arc<Known>> = self.policies.0.borrow().known.values().cloned().collect();
         known.sort_by(|a, b| a.age().cmp(&b.age()));
         let all_served = self.look_kinds_up(&known).await;
-        let (accepted, mut findings) = self.judge_all(registration, known).await?;
-        let contested = self.kept.contested().borrow().clone();
-        let disturbed = self.kept.disturbed();
-        for (known, finding) in &mut findings {
-            finding.contest(known, contested.as_deref(), disturbed);
-        }
+        let (accepted, findings) = self.judge_all(registration, known).await?;
         self.count(&accepted, &findings);
         let configuration = self.wanted(registration, &accepted);
         let wanted = checksum(&configuration);
         self.kept.want(configuration);
-        if contested.is_none() {
-            if timeout(DEADLINE, self.kept.holds()).await.is_err() {
-                // The task that writes the configuration has logged the reason. Until it succeeds
-                // no status calls a policy active.
-                return Ok(RETRY);
-            }
-            if self.heard.replace(wanted) != Some(wanted) {
-                sleep(HEARD).await;
-            }
+        if timeout(DEADLINE, self.kept.holds()).await.is_err() {
+            // The task that writes the configuration has logged the reason. Until it succeeds no
+            // status calls a policy active.
+            return Ok(RETRY);
+        }
+        if self.heard.replace(wanted) != Some(wanted) {
+            sleep(HEARD).await;
         }
         let settled = all_served && !findings.iter().any(|(_, finding)| finding.passing);
         for (known, finding) in findings {
@@ -515,13 +480,12 @@ fn compose(
 mod tests {
     use super::*;
 
-    fn known(status: Option<TransformPolicyStatus>) -> Known {
-        let mut object: TransformPolicy = serde_json::from_value(json!({
+    fn known() -> Known {
+        let object: TransformPolicy = serde_json::from_value(json!({
             "apiVersion": "mimeo.dev/v1alpha1", "kind": "TransformPolicy", "metadata": {"name": "a", "generation": 2},
             "spec": {"match": {"kinds": [], "objectSelector": {}}, "transform": {}},
         }))
         .unwrap();
-        object.status = status;
         Known::new(object)
     }
 
@@ -529,11 +493,11 @@ mod tests {
     fn a_status_that_says_the_same_is_the_same() {
         let at = |second| Timestamp::from_second(second).unwrap();
         let yes = || Finding::active("");
-        let first = compose(&known(None), yes(), None, at(10));
-        let later = compose(&known(None), yes(), Some(&first), at(20));
+        let first = compose(&known(), yes(), None, at(10));
+        let later = compose(&known(), yes(), Some(&first), at(20));
         assert_eq!(first, later);
         let no = compose(
-            &known(None),
+            &known(),
             Finding::not(ConditionReason::Rejected, "no"),
             Some(&first),
             at(20),
@@ -549,43 +513,10 @@ mod tests {
     }
 
     #[test]
-    fn while_another_client_changes_the_configuration_all_replicas_say_the_same() {
-        let ready = |contested, status, disturbed| {
-            let known = known(status);
-            let mut finding = Finding::active("");
-            finding.contest(&known, contested, disturbed);
-            let old = known.object.status.as_ref();
-            compose(&known, finding, old, Timestamp::UNIX_EPOCH)
-        };
-        let first = ready(Some("by a"), None, true);
-        let says = |status: &TransformPolicyStatus| {
-            let ready = &status.conditions[0];
-            (ready.reason.clone(), ready.message.clone())
-        };
-        let contested = |message: &str| ("WebhookContested".to_owned(), message.to_owned());
-        assert_eq!(first.conditions[0].status, "False");
-        assert_eq!(says(&first), contested("by a"));
-        // Another replica blames another client, or none yet.
-        for other in [Some("by b"), None] {
-            assert_eq!(ready(other, Some(first.clone()), true), first);
-        }
-        // The first replica is gone. A long time later the other one has seen no change, or a new
-        // fight.
-        let over = ready(None, Some(first.clone()), false);
-        assert_eq!(says(&over).0, "Active");
-        let new = ready(Some("by b"), Some(first), false);
-        assert_eq!(says(&new), contested("by b"));
-        // A policy that is not registered has its own reason.
-        let mut refused = Finding::not(ConditionReason::Rejected, "no");
-        refused.contest(&known(None), Some("by a"), true);
-        assert_eq!(refused.reason, ConditionReason::Rejected);
-    }
-
-    #[test]
     fn what_a_listing_does_not_show_is_gone() {
         let policies = Policies::default();
         for name in ["a", "b"] {
-            policies.change(|all| all.insert(name.into(), Arc::new(known(None))));
+            policies.change(|all| all.insert(name.into(), Arc::new(known())));
         }
         assert!(!policies.0.borrow().listed);
         policies.complete(&[Box::from("a")].into());

@@ -6,7 +6,7 @@
 //! as no change, so they do not disturb each other. During an update of Mimeo the replicas are
 //! unequal. Each then waits longer and longer between its writes.
 
-use std::{cmp::Reverse, fmt::Debug, sync::Arc, time::Duration};
+use std::{fmt::Debug, sync::Arc, time::Duration};
 
 use k8s_openapi::api::{
     admissionregistration::v1::{MutatingWebhookConfiguration, ValidatingWebhookConfiguration},
@@ -43,14 +43,10 @@ const OWNER: &str = "mimeo-webhook";
 const DEADLINE: Duration = Duration::from_secs(10);
 /// Time without a write after which a fight with another client is over.
 const FIGHT: Duration = Duration::from_mins(5);
-/// From this pause on, the statuses of rules report the other client. The fourth write in a row
-/// reaches it.
-const CONTESTED: Duration = Duration::from_secs(4);
-/// The same if no other client is known. During an update two versions of Mimeo write the same
+/// From this pause on, the statuses of rules report the other client. The sixth or seventh write in
+/// a row reaches it, within a minute. During an update two versions of Mimeo write the same
 /// configuration, for as long as the update takes.
-const CONTESTED_BY_ANOTHER_VERSION: Duration = Duration::from_secs(30);
-/// Most field managers that a message names. Each name has up to 128 bytes.
-const MANAGERS: usize = 5;
+const CONTESTED: Duration = Duration::from_secs(30);
 
 /// A webhook configuration that a task keeps as wanted.
 #[derive(Debug)]
@@ -60,8 +56,6 @@ pub(crate) struct Kept {
     /// The contents that the cluster was last seen to have.
     held: watch::Receiver<Option<Arc<Value>>>,
     contested: watch::Receiver<Option<String>>,
-    /// When the cluster was last seen to have other contents than wanted. The start counts, too.
-    disturbed: watch::Receiver<Instant>,
 }
 
 impl Kept {
@@ -89,7 +83,6 @@ impl Kept {
     {
         let (publish, held) = watch::channel(None);
         let (tell, contested) = watch::channel(None);
-        let (note, disturbed) = watch::channel(Instant::now());
         let wanted = watch::Sender::new(None);
         let api = Api::all(clients.requests.clone());
         let follower = Follower::new(clients.watcher.clone(), &api, name);
@@ -100,10 +93,9 @@ impl Kept {
             metrics: metrics.clone(),
             held: publish,
             contested: tell,
-            disturbed: note,
             owned: false,
             applied: None,
-            put_back: None,
+            wrote: false,
             repairs: Repairs::default(),
         };
         tokio::spawn(keeper.run(follower, wanted.subscribe()));
@@ -111,7 +103,6 @@ impl Kept {
             wanted,
             held,
             contested,
-            disturbed,
         }
     }
 
@@ -119,11 +110,6 @@ impl Kept {
     /// message stays until five minutes after the last write.
     pub(crate) fn contested(&self) -> watch::Receiver<Option<String>> {
         self.contested.clone()
-    }
-
-    /// True if the configuration was seen to differ within the time after which a fight is over.
-    pub(crate) fn disturbed(&self) -> bool {
-        self.disturbed.borrow().elapsed() < FIGHT
     }
 
     /// Sets the contents that the configuration must have from now on.
@@ -155,14 +141,12 @@ struct Keeper<K> {
     metrics: Answers,
     held: watch::Sender<Option<Arc<Value>>>,
     contested: watch::Sender<Option<String>>,
-    disturbed: watch::Sender<Instant>,
     /// True once the configuration was seen with an owner.
     owned: bool,
     /// The contents that were last written, or last seen to match exactly.
     applied: Option<Arc<Value>>,
-    /// The `managedFields` right after the last write. `None` if that write failed: a write that the
-    /// API server keeps refusing is not a fight.
-    put_back: Option<Value>,
+    /// True if the last write succeeded. A write that the API server keeps refusing is not a fight.
+    wrote: bool,
     repairs: Repairs,
 }
 
@@ -190,7 +174,7 @@ where
             if let Some(want) = due.filter(|_| Instant::now() >= not_before) {
                 let pause = self.pause(&want);
                 not_before = Instant::now() + pause;
-                if let Some(written) = self.restore(want, &live, pause).await {
+                if let Some(written) = self.restore(want, pause).await {
                     live = written;
                 }
                 continue;
@@ -224,9 +208,7 @@ where
             self.contested
                 .send_if_modified(|told| told.take().is_some());
         }
-        if due.is_some() {
-            self.disturbed.send_replace(Instant::now());
-        } else {
+        if due.is_none() {
             self.applied = want.cloned();
             self.held.send_if_modified(|held| {
                 let changed = held.as_ref() != want;
@@ -238,11 +220,10 @@ where
     }
 
     /// Writes the contents once. Returns the configuration that the API server has stored.
-    async fn restore(&mut self, want: Arc<Value>, live: &Value, pause: Duration) -> Option<Value> {
-        if let Some(before) = self.put_back.take()
-            && self.applied.as_ref() == Some(&want)
-        {
-            self.tell(live, &before, pause);
+    async fn restore(&mut self, want: Arc<Value>, pause: Duration) -> Option<Value> {
+        let fights = std::mem::take(&mut self.wrote) && self.applied.as_ref() == Some(&want);
+        if fights && pause >= CONTESTED {
+            self.tell(pause);
         }
         let written = self.write(&want).await.unwrap_or_else(|error| {
             let error = format!("{error:#}");
@@ -252,33 +233,21 @@ where
             );
             None
         })?;
-        self.put_back = Some(written["metadata"]["managedFields"].clone());
+        self.wrote = true;
         self.applied = Some(want);
         Some(written)
     }
 
-    /// Logs and reports the other client that keeps changing the configuration after Mimeo has
-    /// written it. The first changes in a row are not reported. `before` are the `managedFields`
-    /// that Mimeo's write has left.
-    fn tell(&self, live: &Value, before: &Value, pause: Duration) {
-        let (kind, managers) = (K::kind(&()), managers(live, before));
-        let another_version = managers.is_empty() && !live.is_null();
-        if pause
-            < if another_version {
-                CONTESTED_BY_ANOTHER_VERSION
-            } else {
-                CONTESTED
-            }
-        {
-            return;
-        }
+    /// Logs and reports that another client keeps changing the configuration after Mimeo has written
+    /// it.
+    fn tell(&self, pause: Duration) {
+        let kind = K::kind(&());
         let message = "another client, or another version of mimeo-webhook, keeps changing this \
             webhook configuration";
-        warn!(name = self.name, %kind, field_managers = managers.join(", "), pause = ?pause, message);
-        // The first message stays. A new message would cause a write of every rule's status.
-        let sentence = contested(&kind, self.name, (!live.is_null()).then_some(&managers));
+        warn!(name = self.name, %kind, pause = ?pause, message);
+        let sentence = contested(&kind, self.name);
         self.contested
-            .send_if_modified(|told| told.is_none() && told.replace(sentence).is_none());
+            .send_if_modified(|told| told.replace(sentence).is_none());
     }
 
     /// Time to wait between this write and the next one.
@@ -396,34 +365,13 @@ impl Repairs {
     }
 }
 
-/// The message about a configuration that these field managers keep changing. `None`: another
-/// client keeps deleting it.
-fn contested(kind: &str, name: &str, managers: Option<&[&str]>) -> String {
-    let effect = match name {
-        POLICIES_NAME => "objects may not be rewritten",
-        _ => "pods may not wait for their copies",
-    };
-    let Some(managers) = managers else {
-        return format!(
-            "{kind} {name} is deleted again and again. Mimeo creates it again each time, after a longer pause; until then {effect}. Stop the \
-             client that deletes it"
-        );
-    };
-    let others = match managers {
-        // Another version of Mimeo uses the same field manager.
-        [] => {
-            "another version of mimeo-webhook, or by a client that only removes fields".to_owned()
-        }
-        all if all.len() <= MANAGERS => all.join(", "),
-        all => format!(
-            "{} and {} more",
-            all[..MANAGERS].join(", "),
-            all.len() - MANAGERS
-        ),
-    };
+/// The message about a configuration that another client keeps changing or deleting.
+fn contested(kind: &str, name: &str) -> String {
     format!(
-        "{kind} {name} is changed again and again by {others}. Mimeo restores it each time, after a longer pause; until then {effect}. Have \
-         no other client write it"
+        "{kind} {name} is changed or deleted again and again by another client, or by another \
+         version of mimeo-webhook. Mimeo restores it each time, after a longer pause; until then \
+         pods may not wait for their copies. Have no other client write it: kubectl get {kind} \
+         {name} -o yaml --show-managed-fields shows the clients"
     )
 }
 
@@ -474,30 +422,6 @@ fn value<K: Serialize>(object: Option<K>) -> Value {
         .unwrap_or_default()
 }
 
-/// Field managers besides Mimeo's that have changed the object since its `managedFields` were
-/// `before`, the most recent writer first. A manager whose entry is as before has not: `kubectl`
-/// stays listed for as long as the object exists if it has created it.
-fn managers<'a>(live: &'a Value, before: &Value) -> Vec<&'a str> {
-    let unchanged = |entry: &Value| before.as_array().is_some_and(|all| all.contains(entry));
-    let entries = live["metadata"]["managedFields"]
-        .as_array()
-        .into_iter()
-        .flatten();
-    let mut entries: Vec<&Value> = entries.filter(|entry| !unchanged(entry)).collect();
-    // Times are whole seconds. Entries with equal times are sorted by name.
-    entries.sort_by_key(|entry| (Reverse(entry["time"].as_str()), entry["manager"].as_str()));
-    let mut names = Vec::new();
-    for name in entries
-        .into_iter()
-        .filter_map(|entry| entry["manager"].as_str())
-    {
-        if name != MANAGER && !names.contains(&name) {
-            names.push(name);
-        }
-    }
-    names
-}
-
 /// The CA certificates of the hooks as registered now, in PEM. Other replicas may serve
 /// certificates that only these can verify and that this replica does not know. Such a certificate
 /// comes from a Secret with the name that was configured before, or from the time before a
@@ -523,7 +447,7 @@ pub(crate) async fn trusted_before(clients: &Clients) -> String {
 mod tests {
     use super::*;
 
-    /// Four writes, each within five minutes of the one before, are a fight. Five minutes without a
+    /// Seven writes, each within five minutes of the one before, are a fight. Five minutes without a
     /// write end it.
     #[test]
     fn who_changes_it_again_and_again_fights() {
@@ -531,86 +455,25 @@ mod tests {
         let at = |seconds| start + Duration::from_secs(seconds);
         let mut repairs = Repairs::default();
         assert_eq!(repairs.fight_ends(), None);
-        for seconds in [0, 299, 598] {
-            assert!(repairs.next(false, at(seconds)) <= CONTESTED);
+        for seconds in [0, 299, 598, 897, 1196] {
+            assert!(repairs.next(false, at(seconds)) < CONTESTED);
         }
-        assert!(repairs.next(false, at(897)) > CONTESTED);
-        assert_eq!(repairs.fight_ends(), Some(at(897 + 300)));
-        assert!(
-            repairs.next(true, at(898)) <= Duration::from_secs(1),
-            "Mimeo wants something else"
-        );
-        for seconds in [899, 900, 901] {
+        for seconds in [1495, 1794] {
             repairs.next(false, at(seconds));
         }
-        assert!(repairs.next(false, at(902)) > CONTESTED);
+        assert!(repairs.next(false, at(2093)) >= CONTESTED);
+        assert_eq!(repairs.fight_ends(), Some(at(2093 + 300)));
         assert!(
-            repairs.next(false, at(902 + 300)) <= Duration::from_secs(1),
+            repairs.next(true, at(2094)) <= Duration::from_secs(1),
+            "Mimeo wants something else"
+        );
+        for seconds in 2095..2102 {
+            repairs.next(false, at(seconds));
+        }
+        assert!(repairs.next(false, at(2102)) >= CONTESTED);
+        assert!(
+            repairs.next(false, at(2102 + 300)) <= Duration::from_secs(1),
             "a new one"
         );
-    }
-
-    #[test]
-    fn who_fights_is_named() {
-        let message = |managers| contested("MutatingWebhookConfiguration", "mimeo", managers);
-        for (managers, named) in [
-            (
-                &[][..],
-                "changed again and again by another version of mimeo-webhook, or by a client that \
-                 only removes fields. Mimeo",
-            ),
-            (&["a", "b"], "changed again and again by a, b. Mimeo"),
-            (
-                &["a", "b", "c", "d", "e", "f", "g"],
-                "changed again and again by a, b, c, d, e and 2 more. Mimeo",
-            ),
-        ] {
-            let message = message(Some(managers));
-            assert!(message.contains(named), "{message}");
-        }
-        let deleted = message(None);
-        assert!(
-            deleted.contains("mimeo is deleted again and again"),
-            "{deleted}"
-        );
-        for (name, effect) in [
-            (NAME, "pods may not wait for their copies"),
-            (POLICIES_NAME, "objects may not be rewritten"),
-        ] {
-            let message = contested("MutatingWebhookConfiguration", name, Some(&["a"]));
-            let ends = format!("; until then {effect}. Have no other client write it");
-            assert!(message.ends_with(&ends), "{message}");
-        }
-    }
-
-    /// The client that created the configuration has an entry for as long as the object exists.
-    #[test]
-    fn who_has_changed_nothing_since_is_not_named() {
-        let fields = |managers: &[(&str, &str)]| -> Value {
-            let entry = |(manager, time): &(&str, &str)| json!({"manager": manager, "time": time});
-            managers.iter().map(entry).collect()
-        };
-        let (earlier, later) = ("2026-01-01T00:00:00Z", "2026-01-02T00:00:00Z");
-        let before = fields(&[("kubectl", earlier), (MANAGER, earlier)]);
-        for (live, named) in [
-            (&[("kubectl", earlier), (MANAGER, later)][..], &[][..]),
-            (
-                &[
-                    ("kubectl", earlier),
-                    (MANAGER, earlier),
-                    ("enforcer", later),
-                ],
-                &["enforcer"],
-            ),
-            (&[("kubectl", later), (MANAGER, earlier)], &["kubectl"]),
-            (
-                &[("a", earlier), ("b", earlier), ("a", later), ("c", later)],
-                &["a", "c", "b"],
-            ),
-        ] {
-            let live = json!({"metadata": {"managedFields": fields(live)}});
-            assert_eq!(managers(&live, &before), named, "{live}");
-        }
-        assert_eq!(managers(&Value::Null, &before), [""; 0]);
     }
 }

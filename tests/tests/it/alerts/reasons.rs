@@ -128,7 +128,7 @@ fn every_reason_of_ready_has_the_alert_that_is_for_it_and_the_runbook_names_it_t
         }
     }
     // The condition Ready of a TransformPolicy has fewer reasons, and one alert.
-    for reason in [InvalidSpec, KindNotServed, Rejected, WebhookContested] {
+    for reason in [InvalidSpec, KindNotServed, Rejected] {
         let told = (
             "mimeo_policies",
             vec![
@@ -329,7 +329,7 @@ fn counted(text: &str) -> BTreeMap<(String, BTreeMap<String, String>), f64> {
 /// Replication has the same reasons, by the same code.
 ///
 /// Other tests make the reasons of a `TransformPolicy`'s Ready: `watched.rs` has `KindNotServed`
-/// with its metric and `WebhookContested`, `flood.rs` has `Rejected`, `copies/told.rs` has
+/// with its metric, `flood.rs` has `Rejected`, `copies/told.rs` has
 /// `Active`, and `invalid.rs` has `InvalidSpec` and the reasons of a grant's Ready. The reasons of
 /// other conditions are in `unreadable.rs`, `replications.rs`, `pod_gate.rs`, `outage.rs`,
 /// `harm.rs` and `copies/go.rs`.
