@@ -15,7 +15,7 @@ use futures::future::join_all;
 use k8s_openapi::{api::rbac::v1::RoleBinding, apimachinery::pkg::apis::meta::v1::ObjectMeta};
 use kube::{
     Api,
-    api::{ApiResource, DynamicObject, ListParams},
+    api::{ApiResource, DynamicObject},
 };
 use mimeo_api::{ClusterReplication, Replication, ReplicationGrant, TransformPolicy, names};
 use mimeo_engine::author;
@@ -24,7 +24,6 @@ use mimeo_model::{
     grant::Grant,
     id::RuleKind,
     kind::{GroupVersionKind, Resource},
-    meta::is_copy,
     own_rights::{self, ProgramRight, RoleRef},
     policy::Policy,
     reach::{OutOfReach, Reach},
@@ -32,7 +31,7 @@ use mimeo_model::{
     review::{Request, Verdict},
     right::Right,
     rule::Rule,
-    source::{SourceRef, SourceSelector},
+    source::SourceRef,
     template::{VARIABLES, Variable},
 };
 use mimeo_runtime::named;
@@ -46,12 +45,6 @@ use crate::{
     permissions::{self, Questions},
     warnings::{self, Detail},
 };
-
-/// Most objects of a selector that are counted. This is more than a rule may have as sources.
-const LISTED: u32 = 512;
-
-/// Most selectors of a tenant's rule that are checked.
-const TENANTS_LISTS: usize = 4;
 
 /// Answers `/mutate/rules`.
 pub(crate) fn note_author(request: &Request) -> Verdict {
@@ -283,14 +276,9 @@ impl Draft<'_> {
         warnings.extend(self.missing_sources(&sources).await);
         let told = self.of_namespaces().await;
         let rights = self.rights(&sources, told).await;
-        let mut sources = rule.sources.clone();
-        for (found, warning) in self.selected(selectors).await {
-            sources.extend(found);
-            warnings.extend(warning);
-        }
-        sources.truncate(rule.most_sources);
-        warnings.extend(warnings::not_granted(app, rule, &sources));
-        warnings.extend(warnings::foresee(app, rule, &sources, before, told));
+        warnings.extend(selectors.into_iter().filter_map(warnings::empty_selector));
+        warnings.extend(warnings::not_granted(app, rule));
+        warnings.extend(warnings::foresee(app, rule, before, told));
         warnings.extend(warnings::untold_retention(rule, before));
         warnings.extend(warnings::missing_rights(app, rights, reach, check.deadline).await);
         warnings
@@ -366,48 +354,7 @@ impl Draft<'_> {
         let missing = join_all(sources.iter().map(read)).await;
         missing.into_iter().flatten().collect()
     }
-
-    /// The results of [`Self::select`] for the selectors that can be listed.
-    async fn selected(&self, mut selectors: Vec<&SourceSelector>) -> Vec<Selected> {
-        // Each selector costs a list. A tenant may write any number of rules, so the webhook checks
-        // only the first few selectors of each.
-        if self.rule.id.kind == RuleKind::Replication {
-            selectors.truncate(TENANTS_LISTS);
-        }
-        let lists = selectors.into_iter().map(|selector| self.select(selector));
-        join_all(lists).await.into_iter().flatten().collect()
-    }
-
-    /// Lists the objects that a selector finds. Returns `None` without an answer before the
-    /// deadline.
-    async fn select(&self, selector: &SourceSelector) -> Option<Selected> {
-        let resource = self.kinds.resource(&selector.gvk)?;
-        let api = self.check.api(&selector.namespace, &resource);
-        let labels = selector.selector.to_query();
-        let list = ListParams::default().labels(&labels).limit(LISTED);
-        let found = self.check.ask(api.list_metadata(&list)).await?.ok()?;
-        let original = |metadata: &&ObjectMeta| {
-            serde_json::to_value(metadata).is_ok_and(|metadata| !is_copy(&metadata))
-        };
-        let objects = found.items.iter().map(|object| &object.metadata);
-        let names = objects
-            .filter(original)
-            .filter_map(|metadata| metadata.name.as_deref());
-        let sources: Vec<SourceRef> = names
-            .filter(|name| !selector.passes_over(name))
-            .map(|name| selector.source(name))
-            .collect();
-        let more = found
-            .metadata
-            .continue_
-            .is_some_and(|next| !next.is_empty());
-        let warning = warnings::selected(selector, sources.len(), more, self.rule.most_sources);
-        Some((sources, warning))
-    }
 }
-
-/// The objects that a selector finds, and the warning about it.
-type Selected = (Vec<SourceRef>, Option<String>);
 
 /// The items that no limit of the installation refuses. Each other item adds a warning.
 fn reachable<'a, T: Display>(

@@ -52,17 +52,11 @@ pub(crate) enum Detail {
 }
 
 /// Warnings about the namespaces that the rule selects and the other rules that want the same
-/// copies. `sources` are all sources that the rule has at present; `before` is the stored rule.
-pub(crate) fn foresee(
-    app: &App,
-    rule: &Rule,
-    sources: &[SourceRef],
-    before: Option<&Rule>,
-    told: Detail,
-) -> Vec<String> {
+/// copies. The sources that selectors find are not known here. `before` is the stored rule.
+pub(crate) fn foresee(app: &App, rule: &Rule, before: Option<&Rule>, told: Detail) -> Vec<String> {
     let preview = app.index(|index| {
         let primed = index.primed();
-        primed.then(|| index.preview(rule, sources, before))
+        primed.then(|| index.preview(rule, &rule.sources, before))
     });
     let Some(mut preview) = preview else {
         return vec![];
@@ -185,10 +179,10 @@ fn contest(contest: &Contest) -> String {
     format!("{gets}. Name one rule's copies differently (copyName)")
 }
 
-/// Warnings about grants that a tenant's rule lacks; none for other rules. `sources` are all sources
-/// that it has at present. The warnings do not depend on whether the other namespaces exist.
-pub(crate) fn not_granted(app: &App, rule: &Rule, sources: &[SourceRef]) -> Vec<String> {
-    let (mut warnings, more) = app.index(|index| index.not_granted(rule, sources, GRANTS));
+/// Warnings about grants that a tenant's rule lacks for its selectors and its named sources; none
+/// for other rules. The warnings do not depend on whether the other namespaces exist.
+pub(crate) fn not_granted(app: &App, rule: &Rule) -> Vec<String> {
+    let (mut warnings, more) = app.index(|index| index.not_granted(rule, &rule.sources, GRANTS));
     warnings.extend(and_more(
         more,
         "missing ReplicationGrant",
@@ -232,35 +226,19 @@ pub(crate) fn missing_source(source: &SourceRef) -> String {
     format!("source {source} does not exist; nothing is copied until it does")
 }
 
-/// The warning about a selector that finds no objects, or more than the rule may have as sources,
-/// or that is empty.
-pub(crate) fn selected(
-    selector: &SourceSelector,
-    found: usize,
-    more: bool,
-    most: usize,
-) -> Option<String> {
+/// The warning about a selector that is empty.
+pub(crate) fn empty_selector(selector: &SourceSelector) -> Option<String> {
     let SourceSelector {
         gvk,
         namespace,
         selector,
     } = selector;
-    let kind = &gvk.kind;
-    let count = format!("{}{found}", if more { "more than " } else { "" });
-    match found {
-        0 => Some(format!(
-            "no {kind} in namespace {namespace} matches the selector; nothing is copied for it \
-             until one does"
-        )),
-        found if found > most => Some(format!(
-            "{count} objects of kind {kind} in namespace {namespace} match the selector; the rule has at most {most} \
-             sources, and Mimeo copies the oldest"
-        )),
-        _ if selector.is_empty() => Some(format!(
-            "a selector is empty: every {kind} in namespace {namespace} is copied, now {count}"
-        )),
-        _ => None,
-    }
+    selector.is_empty().then(|| {
+        format!(
+            "a selector is empty: every {} in namespace {namespace} is copied",
+            gvk.kind
+        )
+    })
 }
 
 /// Warnings that say how to grant the permissions which Mimeo's programs lack for the rule's kinds.
@@ -488,18 +466,7 @@ mod tests {
                 vec![out_of_reach(&format!("sources {some}"), OutOfReach::Kind)],
                 "this installation of Mimeo does not copy the kind (--kinds)",
             ),
-            (
-                selected(&some, 0, false, 256).into_iter().collect(),
-                "; nothing is copied for it until one does",
-            ),
-            (
-                selected(&some, 512, true, 256).into_iter().collect(),
-                "and Mimeo copies the oldest",
-            ),
-            (
-                selected(&every, 200, false, 256).into_iter().collect(),
-                "is copied, now 200",
-            ),
+            (empty_selector(&every).into_iter().collect(), "is copied"),
             (
                 vec![super::contest(&contest(true, 1))],
                 ". Name one rule's copies differently (copyName)",

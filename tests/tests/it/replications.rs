@@ -325,23 +325,6 @@ async fn what_a_tenant_selects_at_home_is_found_now_and_later() -> Result<()> {
     tenant.may(&secrets(&["list"])).await?;
     tenant.writes("replications", "r", &spec).await?;
     tenant.status("r", "SourcesFound", "SourceNotFound").await?;
-    let file = tempfile::NamedTempFile::new()?;
-    let metadata = json!({"namespace": tenant.home, "name": "dry"});
-    let rule = json!({"apiVersion": "mimeo.dev/v1alpha1", "kind": "Replication", "metadata": metadata, "spec": spec});
-    std::fs::write(file.path(), rule.to_string())?;
-    let path = file.path().display().to_string();
-    let told = kubectl(
-        &scene.setting.control_plane,
-        ["apply", "--dry-run=server", "-f", &path],
-    )?;
-    ensure!(
-        told.contains(&format!(
-            "no Secret in namespace {} matches the selector",
-            tenant.home
-        )),
-        "{told}"
-    );
-
     tenant.labelled("a", "one").await?;
     scene
         .wait_secret(&tenant.home, "copy-of-a", has("one"))

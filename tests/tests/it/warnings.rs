@@ -6,8 +6,7 @@ use kube::Api;
 use mimeo_api::{ClusterReplication, TransformPolicy};
 use mimeo_tests::author::{Author, secrets};
 use mimeo_tests::scenario::{
-    RuleSpec, SOON, Scene, any, apply, condition, create, kubectl, kubectl_as, merge, rule,
-    wait_for,
+    RuleSpec, SOON, Scene, any, apply, condition, create, kubectl, kubectl_as, rule, wait_for,
 };
 use mimeo_tests::tenant::{Tenant, consent, copying};
 use mimeo_tests::{eventually, unique};
@@ -72,33 +71,21 @@ async fn a_rule_that_does_what_it_says_is_told_how_many_namespaces_it_selects_an
 }
 
 #[tokio::test]
-async fn a_selector_that_finds_nothing_or_everything_is_told() -> Result<()> {
+async fn a_selector_that_finds_everything_is_told() -> Result<()> {
     let scene = STAGE.scene("select").await?;
     scene.namespaces(1).await?;
     let of_labels = |labels: Value| scene.rule().selected("v1", "Secret", &scene.home, &labels);
     seen(&scene, &of_labels(json!({})), 1).await?;
-    let nothing = of_labels(json!({"matchLabels": {"copy": "yes"}}));
-    let parts = [
-        &*format!("no Secret in namespace {} matches", scene.home),
-        "the rule selects 1 of ",
-    ];
-    assert_told(&warnings(&scene, &nothing, false)?, &parts);
-    scene.secret("a", &[("k", "v")]).await?;
-    scene.secret("b", &[("k", "v")]).await?;
-    let everything = format!("every Secret in namespace {} is copied, now 2", scene.home);
+    let some = of_labels(json!({"matchLabels": {"copy": "yes"}}));
+    assert_told(
+        &warnings(&scene, &some, false)?,
+        &["the rule selects 1 of "],
+    );
+    let everything = format!("every Secret in namespace {} is copied", scene.home);
     assert_told(
         &warnings(&scene, &of_labels(json!({})), false)?,
         &[&everything],
     );
-    for name in ["a", "b"] {
-        merge(
-            &scene.secrets(&scene.home),
-            name,
-            json!({"metadata": {"labels": {"copy": "yes"}}}),
-        )
-        .await?;
-    }
-    assert_told(&warnings(&scene, &nothing, false)?, &[]);
     Ok(())
 }
 
