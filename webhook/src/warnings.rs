@@ -17,7 +17,7 @@ use mimeo_model::{
     plural,
     reach::{OutOfReach, Reach},
     review::User,
-    rule::Rule,
+    rule::{Rule, Target},
     source::{SourceRef, SourceSelector},
     template::near_misses as near_misses_in,
 };
@@ -70,7 +70,6 @@ pub(crate) fn foresee(app: &App, rule: &Rule, before: Option<&Rule>, told: Detai
     }
     let mut warnings = Vec::new();
     warnings.extend(selection(rule, &preview, told == Detail::Counts));
-    warnings.extend(short_patterns(&preview));
     warnings.extend(losses(rule, &preview));
     warnings.extend(contested(&preview.contests));
     warnings
@@ -106,34 +105,17 @@ fn selection(rule: &Rule, preview: &Preview, counts: bool) -> Option<String> {
              namespaces; kube-system, kube-public and kube-node-lease are left out unless a target \
              names them"
         )),
-        None if matching == 0
-            && let Some((begins, count)) = &preview.beginning =>
-        {
-            Some(format!(
-                "no namespace matches the rule now. Patterns match the whole name; {begins}.* \
-                 would match {}",
-                plural::namespaces(*count)
-            ))
+        None if matching == 0 => {
+            let by_pattern = |target: &Target| target.selection.is_by_pattern();
+            let hint = if rule.targets.iter().any(by_pattern) {
+                ". A namespacePattern must match the whole name, as in team-.*"
+            } else {
+                ""
+            };
+            Some(format!("no namespace matches the rule now{hint}"))
         }
-        None if matching == 0 => Some("no namespace matches the rule now".into()),
         None => counts.then(|| format!("the rule selects {matching} of {all} namespaces")),
     }
-}
-
-/// The warnings about a pattern that selects nothing beside targets that select something, and about
-/// one that excludes nothing.
-fn short_patterns(preview: &Preview) -> impl Iterator<Item = String> {
-    let of_targets = preview.beginning.as_ref().filter(|_| preview.matching > 0);
-    let of_exclude = preview.beginning_of_exclude.as_ref();
-    let both = [(of_targets, "the rule"), (of_exclude, "spec.exclude")];
-    both.into_iter().filter_map(|(beginning, place)| {
-        let (begins, count) = beginning?;
-        Some(format!(
-            "no namespace matches a namespacePattern of {place} now. Patterns match the whole \
-             name; {begins}.* would match {}",
-            plural::namespaces(*count)
-        ))
-    })
 }
 
 fn losses(rule: &Rule, preview: &Preview) -> Option<String> {

@@ -83,16 +83,6 @@ impl TargetSelection {
         self
     }
 
-    /// The selection before any namespace is excluded.
-    pub fn selection(&self) -> &Selection {
-        &self.selection
-    }
-
-    /// The selections of excluded namespaces.
-    pub fn exclude(&self) -> &[Selection] {
-        &self.exclude
-    }
-
     /// True if the namespace `name` with these labels is selected.
     ///
     /// Exclusion wins. A system namespace matches only if its exact name is listed.
@@ -176,6 +166,11 @@ impl TargetSelection {
     /// True if the exact name is listed. A glob that matches it does not count.
     pub fn names(&self, name: &str) -> bool {
         self.selection.lists(name)
+    }
+
+    /// True if it selects by a pattern.
+    pub fn is_by_pattern(&self) -> bool {
+        self.selection.pattern.is_some()
     }
 
     /// The cost of a match, in names compared.
@@ -264,18 +259,6 @@ impl Selection {
             && self.labels.as_ref().is_none_or(|selector| {
                 selector.matches_by(|key| namespace_label(key, name, labels))
             })
-    }
-
-    /// The literal text at the beginning of the pattern, and the selection with the pattern cut
-    /// there: `team-.*` for `team-[0-9]+`. `None` without a pattern, or if the pattern begins with
-    /// an operator.
-    pub fn by_beginning(&self) -> Option<(Self, &str)> {
-        let (pattern, beginning) = self.pattern.as_ref()?.cut()?;
-        let by_beginning = Self {
-            pattern: Some(pattern),
-            ..self.clone()
-        };
-        Some((by_beginning, beginning))
     }
 
     /// Returns the first part that does not match the namespace, for people.

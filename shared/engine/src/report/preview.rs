@@ -11,7 +11,6 @@ use mimeo_model::{
     id::{RuleId, RuleKind},
     kind::GroupKind,
     rule::Rule,
-    selection::{Selection, TargetSelection},
     source::SourceRef,
     template::{Place, Template},
 };
@@ -27,13 +26,6 @@ pub struct Preview {
     pub all: usize,
     /// Number of namespaces that the rule selected before and no longer selects.
     pub lost: usize,
-    /// Set if a target with a pattern selects no namespace, even without `spec.exclude`. The text
-    /// is the beginning of that pattern. The number is that of the namespaces that the pattern
-    /// would select if it ended with `.*` there. A user that writes `team-` means all of these, but
-    /// a pattern matches whole names.
-    pub beginning: Option<(String, usize)>,
-    /// The same for an item of `spec.exclude` with a pattern that excludes no namespace.
-    pub beginning_of_exclude: Option<(String, usize)>,
     /// Copies that this rule begins to want although another rule wants them, too. The copies in
     /// the most namespaces come first.
     pub contests: Vec<Contest>,
@@ -80,14 +72,6 @@ impl Index {
                 preview.lost += usize::from(before.is_some_and(matches));
             }
         }
-        let selections = || rule.targets.iter().map(|target| &target.selection);
-        preview.beginning = selections().find_map(|target| self.short(target.selection()));
-        // All targets have the same exclusions.
-        let exclude = selections().next().map(TargetSelection::exclude);
-        preview.beginning_of_exclude = exclude
-            .into_iter()
-            .flatten()
-            .find_map(|one| self.short(one));
         preview.contests = self.contests(rule, sources, before);
         preview
     }
@@ -97,23 +81,6 @@ impl Index {
         let namespaces = self.namespaces.iter();
         let namespaces = namespaces.map(|(name, namespace)| (name, &**namespace));
         namespaces.filter(|(_, namespace)| namespace.alive())
-    }
-
-    /// Returns the beginning of a pattern whose selection matches no namespace, and the number of
-    /// namespaces that it matches with only that beginning. A user that writes `team-` for all such
-    /// names is advised to write `team-.*`.
-    fn short(&self, selection: &Selection) -> Option<(String, usize)> {
-        let (longer, beginning) = selection.by_beginning()?;
-        let count = |selection: &Selection| {
-            self.alive()
-                .filter(|(name, namespace)| selection.matches(name, &namespace.labels))
-                .count()
-        };
-        if count(selection) > 0 {
-            return None;
-        }
-        let would_match = count(&longer);
-        (would_match > 0).then(|| (beginning.to_owned(), would_match))
     }
 
     /// Returns the copies that this rule begins to want although other rules want them, too. The

@@ -87,65 +87,6 @@ fn namespaces_are_counted_and_those_that_are_lost() {
     assert_eq!((preview.matching, preview.all, preview.lost), (4, 6, 2));
 }
 
-/// A pattern matches whole names, so `a-` matches none of these.
-#[test]
-fn of_a_pattern_that_matches_nothing_it_is_told_how_many_names_begin_so() {
-    let engine = engine(&[], 3);
-    for (pattern, want) in [
-        ("a-", Some(("a-".to_owned(), 3))),
-        ("b-[a-z]+", Some(("b-".to_owned(), 3))),
-        ("x-.*", None),
-        ("a-[0-9]", None),
-    ] {
-        let preview = preview_of(
-            &engine,
-            &rule("r", None, "s", &json!([{"namespacePattern": pattern}])),
-            None,
-        );
-        assert_eq!(preview.beginning, want, "{pattern}");
-    }
-    // Another target that selects something changes nothing about that.
-    let targets = json!([{"namespaces": ["b-0"]}, {"namespacePattern": "a-[0-9]"}, {"namespacePattern": "a-"}]);
-    let preview = preview_of(&engine, &rule("r", None, "s", &targets), None);
-    assert_eq!(
-        (preview.matching, preview.beginning),
-        (4, Some(("a-".to_owned(), 3)))
-    );
-    // Other settings than the pattern exclude these.
-    for item in [
-        json!({"namespacePattern": "a-.*", "namespaceSelector": {"matchLabels": {"tier": "gold"}}}),
-        json!({"namespacePattern": "a-", "namespaces": ["b-*"]}),
-    ] {
-        let preview = preview_of(&engine, &rule("r", None, "s", &json!([item])), None);
-        assert_eq!((preview.matching, &preview.beginning), (0, &None), "{item}");
-    }
-}
-
-/// The author would believe that the namespaces are excluded.
-#[test]
-fn of_a_pattern_that_excludes_nothing_it_is_told_how_many_names_begin_so() {
-    let engine = engine(&[], 3);
-    let mut object = object("r", None, "s", &globs(&["*"]));
-    let mut told = |exclude: Value| {
-        object["spec"]["exclude"] = exclude;
-        let rule = Rule::parse(&from_value(object.clone()).unwrap()).unwrap();
-        preview_of(&engine, &rule, None).beginning_of_exclude
-    };
-    let short = Some(("a-".to_owned(), 3));
-    assert_eq!(told(json!([{"namespacePattern": "a-"}])), short);
-    let beside =
-        json!([{"namespaces": ["a-1"]}, {"namespacePattern": "b-.*"}, {"namespacePattern": "a-"}]);
-    assert_eq!(told(beside), short);
-    for exclude in [
-        json!([{"namespacePattern": "a-.*"}]),
-        json!([{"namespacePattern": "x-"}]),
-        json!([{"namespacePattern": "a-", "namespaces": ["b-*"]}]),
-        json!([]),
-    ] {
-        assert_eq!(told(exclude.clone()), None, "{exclude}");
-    }
-}
-
 #[test]
 fn another_rule_for_the_same_copies_is_found_where_both_want_them() {
     let other = rule("other", Some("2026-01-01T00:00:00Z"), "s", &globs(&["a-*"]));

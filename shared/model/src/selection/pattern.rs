@@ -71,17 +71,6 @@ impl fmt::Debug for Pattern {
 }
 
 impl Pattern {
-    /// The literal text that every match begins with, and the pattern of all names that begin with
-    /// it. `None` if the text is empty.
-    pub(super) fn cut(&self) -> Option<(Self, &str)> {
-        if self.begins.is_empty() {
-            return None;
-        }
-        // The text has only letters, digits and `-`, which are no operators.
-        let pattern = Self::compile(&format!("{}.*", self.begins))?;
-        Some((pattern, &self.begins))
-    }
-
     /// Compiles `text`.
     ///
     /// # Errors
