@@ -27,23 +27,15 @@ pub struct Draft {
     source: SourceRef,
     /// Labels, annotations and finalizers, without the name.
     metadata: Fields,
-    content: Bytes,
-    /// Checksum of the content.
-    checksum: Checksum,
-    blanks: Option<Blanked>,
-}
-
-/// The same parts, with blanks for the variables of the namespace. The names of copies may have
-/// variables, too.
-struct Blanked {
-    blanks: Blanks,
-    /// The variables outside the names.
-    variables: BTreeSet<Variable>,
-    metadata: Fields,
     content: Arc<[Part]>,
     /// Checksum of the content, including the blanks.
     checksum: Checksum,
+    /// The variables of the namespace outside the names of the copies.
+    variables: BTreeSet<Variable>,
+    /// True if the content has a variable inside a list.
     apart: bool,
+    /// What stands for the variables. `None` if there are none, not even in the names.
+    blanks: Option<Blanks>,
 }
 
 impl Draft {
@@ -76,23 +68,38 @@ impl Draft {
             .cloned()
             .collect();
         let content = Value::Object(body).to_string();
-        let blanks = if all.is_empty() {
-            None
-        } else {
-            let names: Vec<String> = names
-                .iter()
-                .map(|name| name.text(Variable::to_string))
-                .collect();
-            let blanks = Blanks::unlike(&[&content, &json!([&metadata, names]).to_string()], all);
-            Some(Blanked::of(blanks, variables, draft)?)
-        };
         let checksum = Checksum::of(content.as_bytes());
+        if all.is_empty() {
+            return Ok(Self {
+                source: source.clone(),
+                metadata,
+                content: [Part::Bytes(behind_metadata(content))].into(),
+                checksum,
+                variables,
+                apart: false,
+                blanks: None,
+            });
+        }
+        let names: Vec<String> = names
+            .iter()
+            .map(|name| name.text(Variable::to_string))
+            .collect();
+        let text = of_json(&json!([checksum.to_string(), &metadata, names]));
+        let blanks = Blanks {
+            sign: format!("«{text}:"),
+            variables: all.into_iter().collect(),
+        };
+        let (metadata, body) = draft(&|variable| blanks.of(variable))?;
+        let apart = body.values().any(|field| in_a_list(field, &blanks.sign));
+        let content = Value::Object(body).to_string();
         Ok(Self {
             source: source.clone(),
             metadata,
-            content: behind_metadata(content),
-            checksum,
-            blanks,
+            checksum: Checksum::of(content.as_bytes()),
+            content: blanks.split(&behind_metadata(content)).into(),
+            variables,
+            apart,
+            blanks: Some(blanks),
         })
     }
 
@@ -119,60 +126,27 @@ impl Draft {
     /// The reason why the target gets no copies.
     pub fn copies(&self, target: &Target) -> Result<Copies, SourceRefused> {
         let name = target.copy_name(&self.source);
-        let others = self.blanks.iter().flat_map(|draft| &draft.variables);
-        let variables: BTreeSet<Variable> = name.variables().chain(others).cloned().collect();
-        match &self.blanks {
-            Some(draft) if !variables.is_empty() => {
-                draft.form(name, variables, &self.source.gvk.group)
-            }
-            _ => self.rendering(&name),
-        }
-    }
-
-    fn rendering(&self, name: &Template) -> Result<Copies, SourceRefused> {
-        let metadata = named(&self.metadata, name, Variable::to_string);
-        check_metadata(&metadata, |_| false)?;
+        let variables = name.variables().chain(&self.variables);
+        let variables: BTreeSet<Variable> = variables.cloned().collect();
+        let blanks = self.blanks.as_ref();
+        let show = |variable: &Variable| blanks.map_or_else(String::new, |all| all.of(variable));
+        let mut metadata = self.metadata.clone();
+        metadata.insert("name".into(), name.text(show).into());
+        check_metadata(&metadata, |text| {
+            blanks.is_some_and(|blanks| text.contains(&blanks.sign))
+        })?;
         let checksum = of_json(&json!([&metadata, self.checksum.to_string()]));
-        let metadata = vec![metadata_text(metadata, checksum.to_string()).into()];
-        Ok(Copies::Alike(Arc::new(Rendering {
-            checksum,
-            metadata,
-            content: vec![self.content.clone()],
-        })))
-    }
-}
-
-impl Blanked {
-    fn of(
-        blanks: Blanks,
-        variables: BTreeSet<Variable>,
-        draft: impl Fn(Show<'_>) -> Result<(Fields, Fields), SourceRefused>,
-    ) -> Result<Self, SourceRefused> {
-        let (metadata, body) = draft(&|variable| blanks.of(variable))?;
-        let apart = body.values().any(|field| in_a_list(field, &blanks.sign));
-        let content = Value::Object(body).to_string();
-        let checksum = Checksum::of(content.as_bytes());
-        let content = blanks.split(&behind_metadata(content)).into();
-        Ok(Self {
-            blanks,
-            variables,
-            metadata,
-            content,
-            checksum,
-            apart,
-        })
-    }
-
-    fn form(
-        &self,
-        name: Template,
-        variables: BTreeSet<Variable>,
-        group: &str,
-    ) -> Result<Copies, SourceRefused> {
-        let blanks = &self.blanks;
-        let metadata = named(&self.metadata, &name, |variable| blanks.of(variable));
-        let checksum = of_json(&json!([&blanks.sign, &metadata, self.checksum.to_string()]));
-        check_metadata(&metadata, |text| text.contains(&blanks.sign))?;
+        let Some(blanks) = blanks.filter(|_| !variables.is_empty()) else {
+            let content = self.content.iter().filter_map(|part| match part {
+                Part::Bytes(bytes) => Some(bytes.clone()),
+                Part::Blank(_) | Part::Checksum => None,
+            });
+            return Ok(Copies::Alike(Arc::new(Rendering {
+                checksum,
+                metadata: vec![metadata_text(metadata, checksum.to_string()).into()],
+                content: content.collect(),
+            })));
+        };
         let labels = metadata["labels"].as_object().into_iter().flatten();
         let labels = labels.filter_map(|(key, value)| {
             let value = value.as_str().filter(|text| text.contains(&blanks.sign))?;
@@ -181,7 +155,7 @@ impl Blanked {
         Ok(Copies::Form(Arc::new(Form {
             checksum,
             variables,
-            group: group.into(),
+            group: self.source.gvk.group.clone(),
             name,
             labels: labels.collect(),
             apart: self.apart,
@@ -194,13 +168,6 @@ impl Blanked {
 /// The checksum of a value's JSON.
 pub(super) fn of_json(value: &Value) -> Checksum {
     Checksum::of(value.to_string().as_bytes())
-}
-
-/// The metadata of copies with this name.
-fn named(metadata: &Fields, name: &Template, show: impl Fn(&Variable) -> String) -> Fields {
-    let mut metadata = metadata.clone();
-    metadata.insert("name".into(), name.text(show).into());
-    metadata
 }
 
 /// The metadata and the other fields of the copies, without name and checksum. `show` returns the
@@ -313,35 +280,16 @@ fn in_a_list(value: &Value, sign: &str) -> bool {
 
 /// The text that stands in a copy for a variable. It consists of a sign, which nothing else in the
 /// text contains, and a number.
+///
+/// The sign has a hash of the whole text, and no author can write a text that contains its own hash.
+/// The first character of the sign occurs nowhere else in it. So neighbouring text can't form a
+/// second sign together with it.
 struct Blanks {
     sign: String,
     variables: Vec<Variable>,
 }
 
 impl Blanks {
-    /// Chooses a sign that none of these texts contains. The texts spell out the variables.
-    fn unlike(texts: &[&str], variables: BTreeSet<Variable>) -> Self {
-        // A text of finite length lacks at least one of these signs. The first character of a sign
-        // occurs nowhere else in it. So neighbouring text can't form a second sign together with
-        // it.
-        let mut sign = "«".to_owned();
-        // The first number depends on all of the text. An author can't write a text that contains
-        // it, so the first sign almost always fits.
-        let first = texts.iter().fold(0_u64, |first, text| {
-            first.wrapping_add(Checksum::of(text.as_bytes()).short())
-        });
-        for number in (0_u64..).map(|number| first.wrapping_add(number)) {
-            sign = format!("«{number}:");
-            if !texts.iter().any(|text| text.contains(&sign)) {
-                break;
-            }
-        }
-        Self {
-            sign,
-            variables: variables.into_iter().collect(),
-        }
-    }
-
     fn of(&self, variable: &Variable) -> String {
         let number = self.variables.iter().position(|one| one == variable);
         self.number(number.unwrap_or_default())
