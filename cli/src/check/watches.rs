@@ -135,7 +135,6 @@ mod tests {
         let status = json!({"conditions": conditions});
         let refused = Refused {
             generation: 1,
-            source: None,
             refusals: Vec::new(),
         };
         let stored = Stored {

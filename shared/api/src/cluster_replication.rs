@@ -439,8 +439,7 @@ pub struct ClusterReplicationStatus {
 
     /// The first source, and how many more there are: Secret platform/registry +2. Of an inline one
     /// its kind, then the word inline. While no object is found, a selector stands for what it may
-    /// find: Secret platform/(selector). Also of a rule whose spec is invalid, if its first source
-    /// has a kind and a name.
+    /// find: Secret platform/(selector).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 512))]
     pub source: Option<String>,

@@ -11,7 +11,6 @@ use mimeo_model::{
     id::RuleId,
     refusal::{Refusal, Refused},
     rule::Rule,
-    source_text,
 };
 
 use crate::{Effects, Index};
@@ -172,7 +171,6 @@ impl Index {
 fn refused(rule: &Rule) -> Refused {
     Refused {
         generation: rule.generation,
-        source: source_text::of_sources(&rule.sources, &rule.selectors),
         refusals: vec![used_up()],
     }
 }

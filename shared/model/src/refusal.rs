@@ -20,8 +20,6 @@ pub struct Refusal {
 pub struct Refused {
     /// The `metadata.generation` of the refused spec.
     pub generation: i64,
-    /// Its sources as the column SOURCE shows them, if that much can be read.
-    pub source: Option<String>,
     /// All reasons for the refusal.
     pub refusals: Vec<Refusal>,
 }

@@ -1,7 +1,5 @@
 //! The text of the column SOURCE: the first source of a rule, and how many more there are.
 
-use serde_json::Value;
-
 use crate::source::{SourceRef, SourceSelector};
 
 /// Stands for the name of an object that a selector has yet to find.
@@ -23,23 +21,6 @@ pub fn of_sources<'a>(
     let first = selectors.next()?;
     let text = text(&first.gvk.kind, Some(&first.namespace), SELECTED);
     Some(counted(text, selectors.count()))
-}
-
-/// The same of the `spec.sources` of an object that need not be a valid rule; none if its first
-/// source isn't one. `home` is the namespace of a source that names none.
-pub fn of_spec(sources: &Value, home: Option<&str>) -> Option<String> {
-    let (first, more) = sources.as_array()?.split_first()?;
-    let field = |name: &str| first.get(name)?.as_str();
-    let text = if let Some(inline) = first.get("inline") {
-        text(inline.get("kind")?.as_str()?, None, "")
-    } else {
-        let name = match first.get("selector") {
-            Some(_) => SELECTED,
-            None => field("name")?,
-        };
-        text(field("kind")?, Some(field("namespace").or(home)?), name)
-    };
-    Some(counted(text, more.len()))
 }
 
 fn text(kind: &str, namespace: Option<&str>, name: &str) -> String {
@@ -104,44 +85,13 @@ mod tests {
     }
 
     #[test]
-    fn an_invalid_rule_shows_its_source_where_it_names_one() {
-        let named =
-            json!({"apiVersion": "v1", "kind": "Secret", "namespace": "platform", "name": "a"});
-        let own = json!({"apiVersion": "v1", "kind": "Secret", "name": "a"});
-        let inline = json!({"inline": {"kind": "ConfigMap", "metadata": {"name": "a"}}});
-        let selected =
-            json!({"kind": "Secret", "namespace": "platform", "selector": {"matchLabels": 7}});
-        for (sources, home, want) in [
-            (json!([named]), None, Some("Secret platform/a")),
-            (json!([named, own, 7]), None, Some("Secret platform/a +2")),
-            (json!([own]), Some("team"), Some("Secret team/a")),
-            (json!([own]), None, None),
-            (json!([inline]), None, Some("ConfigMap inline")),
-            (json!([inline, named]), None, Some("ConfigMap inline +1")),
-            (json!([selected]), None, Some("Secret platform/(selector)")),
-            (
-                json!([{"kind": "Secret", "namespace": "platform"}]),
-                None,
-                None,
-            ),
-            (
-                json!([{"kind": 7, "namespace": "platform", "name": "a"}]),
-                None,
-                None,
-            ),
-            (json!([{"inline": {}}]), None, None),
-            (json!([]), None, None),
-            (json!("a"), None, None),
-            (Value::Null, None, None),
-        ] {
-            assert_eq!(of_spec(&sources, home).as_deref(), want, "{sources}");
-        }
-    }
-
-    #[test]
     fn the_text_is_no_longer_than_the_schema_allows() {
-        let long = json!({"kind": "K".repeat(600), "namespace": "n", "name": "ä".repeat(600)});
-        let text = of_spec(&json!([long, long]), None).unwrap();
+        let kind = GroupVersionKind {
+            kind: "K".repeat(600).into(),
+            ..secret()
+        };
+        let long = SourceRef::named(kind, "n", "ä".repeat(600));
+        let text = of_sources(&[long.clone(), long], []).unwrap();
         assert!(text.len() <= 512 && text.ends_with("K +1"), "{text}");
     }
 }

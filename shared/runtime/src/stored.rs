@@ -9,7 +9,6 @@ use mimeo_model::{
     known::Decoded,
     refusal::{Refusal, Refused},
     rule::Rule,
-    source_text,
 };
 use serde::{Deserialize, de::DeserializeOwned};
 use serde_json::Value;
@@ -22,10 +21,6 @@ use crate::object::text;
 pub fn parse_rule(kind: RuleKind, object: Decoded<Value>) -> (Result<Rule, Refused>, Observed) {
     let value = object.value();
     let (observed, generation) = (status(value), generation(value));
-    let home = text(value, "/metadata/namespace");
-    let source = value
-        .pointer("/spec/sources")
-        .and_then(|sources| source_text::of_spec(sources, home));
     let parsed = match kind {
         RuleKind::ClusterReplication => {
             decode(object).and_then(|object: ClusterReplication| Rule::parse(&object))
@@ -37,7 +32,6 @@ pub fn parse_rule(kind: RuleKind, object: Decoded<Value>) -> (Result<Rule, Refus
     (
         parsed.map_err(|refusals| Refused {
             generation,
-            source,
             refusals,
         }),
         observed,

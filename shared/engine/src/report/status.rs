@@ -287,7 +287,6 @@ impl Index {
         let mut reported = Reported::default();
         let findings = match &state.rule {
             Err(refused) => {
-                status.source.clone_from(&refused.source);
                 let message = refused
                     .refusals
                     .iter()

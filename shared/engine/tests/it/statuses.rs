@@ -298,12 +298,10 @@ fn a_rule_that_is_refused_says_so_of_its_present_generation_and_keeps_its_copies
         };
         world.apply(Err(Refused {
             generation: 7,
-            source: Some("Secret platform/registry".into()),
             refusals: vec![refusal],
         }));
         let status = world.status();
         assert_eq!(status.observed_generation, Some(7));
-        assert_eq!(status.source.as_deref(), Some("Secret platform/registry"));
         let told: Vec<_> = status
             .conditions
             .iter()

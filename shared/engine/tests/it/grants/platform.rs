@@ -156,7 +156,6 @@ fn a_rule_that_rests_keeps_its_copies_and_tenants_are_told_whose_they_are() {
             "refused" => {
                 let refused = Refused {
                     generation: 2,
-                    source: None,
                     refusals: vec![],
                 };
                 scene.engine.rule_applied(p, Err(refused), None, scene.now);
@@ -403,7 +402,6 @@ fn a_platforms_copy_passes_to_another_rule_of_its_only_when_it_is_known_what_bec
         p.clone(),
         Err(Refused {
             generation: 1,
-            source: None,
             refusals: vec![],
         }),
         None,

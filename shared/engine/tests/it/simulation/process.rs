@@ -808,7 +808,6 @@ pub fn parse(object: &Object) -> Result<Rule, Refused> {
         .parse(object);
     rule.map_err(|refusals| Refused {
         generation: object.meta().generation.unwrap_or_default(),
-        source: None,
         refusals,
     })
 }
