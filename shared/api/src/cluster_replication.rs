@@ -1,14 +1,6 @@
 //! `ClusterReplication`: the rule of the platform's administrators. It copies sources into many
 //! namespaces.
 
-// `kubectl explain` prints the comments of fields, and it would print backticks, too. Printer
-// columns repeat their types.
-#![allow(
-    clippy::doc_markdown,
-    clippy::doc_link_with_quotes,
-    clippy::duplicated_attributes
-)]
-
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, LabelSelector, Time};
 use kube::CustomResource;
 use schemars::JsonSchema;

@@ -11,6 +11,14 @@
 //! [`crds`] is the only source of the CRDs. `manifests/crds/` has them as YAML, and a test compares
 //! the two.
 
+// `kubectl explain` prints the comments of fields, and it would print backticks, too. Printer
+// columns repeat their types.
+#![allow(
+    clippy::doc_markdown,
+    clippy::doc_link_with_quotes,
+    clippy::duplicated_attributes
+)]
+
 pub mod cluster_replication;
 pub mod names;
 pub mod replication;

@@ -1,14 +1,6 @@
 //! `Replication`: a tenant's rule. It copies objects into its own namespace, or between consenting
 //! namespaces.
 
-// `kubectl explain` prints the comments of fields, and it would print backticks, too. Printer
-// columns repeat their types.
-#![allow(
-    clippy::doc_markdown,
-    clippy::doc_link_with_quotes,
-    clippy::duplicated_attributes
-)]
-
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use kube::CustomResource;
 use schemars::JsonSchema;
@@ -37,56 +29,7 @@ use crate::{
     derive = "PartialEq",
     doc = "Replication keeps copies of objects in its own namespace and, where these consent by a \
         ReplicationGrant, from and in others. A namespace may have at most 1024 Replications, with \
-        10240 copies in all, of which the oldest count. A source has at most 256 KiB as JSON.",
-    printcolumn(name = "Source", type_ = "string", json_path = ".status.source"),
-    printcolumn(
-        name = "Ready",
-        type_ = "string",
-        json_path = r#".status.conditions[?(@.type=="Ready")].status"#
-    ),
-    printcolumn(
-        name = "Desired",
-        type_ = "integer",
-        json_path = ".status.copies.desired"
-    ),
-    printcolumn(
-        name = "Synced",
-        type_ = "integer",
-        json_path = ".status.copies.synced"
-    ),
-    printcolumn(
-        name = "Failed",
-        type_ = "integer",
-        json_path = ".status.copies.failed"
-    ),
-    printcolumn(
-        name = "Reason",
-        type_ = "string",
-        json_path = r#".status.conditions[?(@.type=="Ready")].reason"#
-    ),
-    printcolumn(
-        name = "Message",
-        type_ = "string",
-        json_path = r#".status.conditions[?(@.type=="Ready")].message"#,
-        priority = 1
-    ),
-    printcolumn(
-        name = "Last Sync",
-        type_ = "date",
-        json_path = ".status.lastSyncTime",
-        priority = 1
-    ),
-    printcolumn(
-        name = "Suspended",
-        type_ = "boolean",
-        json_path = ".spec.suspend",
-        priority = 1
-    ),
-    printcolumn(
-        name = "Age",
-        type_ = "date",
-        json_path = ".metadata.creationTimestamp"
-    )
+        10240 copies in all, of which the oldest count. A source has at most 256 KiB as JSON."
 )]
 #[serde(rename_all = "camelCase")]
 #[schemars(extend("x-kubernetes-validations" = [

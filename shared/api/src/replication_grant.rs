@@ -1,13 +1,5 @@
 //! `ReplicationGrant`: the consent of a namespace's owner to Replications of other namespaces.
 
-// `kubectl explain` prints the comments of fields, and it would print backticks, too. Printer
-// columns repeat their types.
-#![allow(
-    clippy::doc_markdown,
-    clippy::doc_link_with_quotes,
-    clippy::duplicated_attributes
-)]
-
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use kube::CustomResource;
 use schemars::JsonSchema;

@@ -23,6 +23,9 @@ pub fn crds() -> Vec<CustomResourceDefinition> {
         Replication::crd(),
         TransformPolicy::crd(),
     ];
+    // `kubectl get` shows the same columns of both kinds of rules.
+    let columns = crds[0].spec.versions[0].additional_printer_columns.clone();
+    crds[2].spec.versions[0].additional_printer_columns = columns;
     for version in crds.iter_mut().flat_map(|crd| &mut crd.spec.versions) {
         if let Some(root) = version
             .schema

@@ -1,8 +1,5 @@
 //! The selection of namespaces: three ways to choose them, used by targets, exclusions and grants.
 
-// `kubectl explain` prints the comments of fields, and it would print backticks, too.
-#![allow(clippy::doc_markdown)]
-
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};

@@ -1,8 +1,5 @@
 //! The changes to an object, shared by the rules for copies and the policies that act at admission.
 
-// `kubectl explain` prints the comments of fields, and it would print backticks, too.
-#![allow(clippy::doc_markdown, clippy::doc_link_with_quotes)]
-
 use std::collections::BTreeMap;
 
 use schemars::{JsonSchema, Schema, SchemaGenerator};

@@ -1,9 +1,5 @@
 //! `TransformPolicy`: changes objects at admission, for every writer.
 
-// `kubectl explain` prints the comments of fields, and it would print backticks, too. Printer
-// columns repeat their types.
-#![allow(clippy::doc_markdown, clippy::duplicated_attributes)]
-
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, LabelSelector};
 use kube::CustomResource;
 use schemars::JsonSchema;
