@@ -375,23 +375,12 @@ fn contested(kind: &str, name: &str) -> String {
     )
 }
 
-/// The API server's refusal of a configuration.
-pub(crate) struct Refused {
-    pub(crate) message: String,
-    /// True if the contents are not the reason: the user lacks a permission, or a policy of the
-    /// cluster forbids the write.
-    pub(crate) forbidden: bool,
-}
-
 /// Tries a configuration of policies in a dry run.
 ///
 /// # Errors
-/// The inner error is the API server's refusal. The outer error means that the API server gave no
+/// The inner error is the message of the API server's refusal. The outer error means that the API server gave no
 /// answer.
-pub(crate) async fn try_out(
-    client: &Client,
-    wanted: &Value,
-) -> anyhow::Result<Result<(), Refused>> {
+pub(crate) async fn try_out(client: &Client, wanted: &Value) -> anyhow::Result<Result<(), String>> {
     let api: Api<MutatingWebhookConfiguration> = Api::all(client.clone());
     let params = PatchParams {
         dry_run: true,
@@ -405,10 +394,7 @@ pub(crate) async fn try_out(
     {
         Ok(_) => Ok(Ok(())),
         Err(kube::Error::Api(refusal)) if matches!(refusal.code, 400 | 403 | 413 | 422) => {
-            Ok(Err(Refused {
-                message: refusal.message.clone(),
-                forbidden: refusal.code == 403,
-            }))
+            Ok(Err(refusal.message.clone()))
         }
         Err(error) => Err(error.into()),
     }
