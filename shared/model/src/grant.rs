@@ -12,6 +12,7 @@ use crate::{
     meta::Uid,
     refusal::{Refusal, Refusals, in_one_line},
     selection::{Glob, Labels, TargetSelection},
+    syntax,
 };
 
 /// Most items of each list in a grant.
@@ -357,14 +358,16 @@ fn parse_objects(
             "must be the name of an object, in which * stands for any characters and ? for one",
         );
     }
-    let names: Vec<Glob> = names.iter().map(|name| Glob::new(name)).collect();
-    if let Some(slow) = names.iter().find(|glob| !glob.is_quick()) {
+    if let Some(slow) = names.iter().find(|name| !syntax::is_quick_glob(name)) {
         let why = format!(
             "must not have {slow} in it: a name may have two * at most, and no ? between them"
         );
         refusals.add(field, why);
     }
-    Some(Granted { gvk: gvk?, names })
+    Some(Granted {
+        gvk: gvk?,
+        names: names.iter().map(|name| Glob::new(name)).collect(),
+    })
 }
 
 #[cfg(test)]

@@ -194,8 +194,29 @@ pub(crate) fn data_key(text: &str) -> Checked {
     valid(text, SUBDOMAIN_LENGTH, is_valid, why)
 }
 
+/// True if a glob is fast to compare with many names: its ends are compared once, and at most one
+/// part is searched for, which has no `?`.
+pub(crate) fn is_quick_glob(text: &str) -> bool {
+    match text.split('*').collect::<Vec<_>>()[..] {
+        [_] | [_, _] => true,
+        [_, middle, _] => !middle.contains('?'),
+        _ => false,
+    }
+}
+
+/// Checks a glob for keys. Mimeo compares it with every key of a source at each change of the
+/// source.
+fn quick_glob(text: &str) -> Checked {
+    if is_quick_glob(text) {
+        Ok(())
+    } else {
+        Err("must not have more than two *, nor a ? between them".into())
+    }
+}
+
 /// Checks a glob for such keys.
 pub(crate) fn data_glob(text: &str) -> Checked {
+    quick_glob(text)?;
     let is_valid = text.bytes().all(|b| word(b) || wildcard(b));
     let why = "is not a valid key: use letters, digits, \"-\", \"_\" and \".\", and as wildcards \"*\" \
         and \"?\"";
@@ -204,6 +225,7 @@ pub(crate) fn data_glob(text: &str) -> Checked {
 
 /// Checks a glob for keys of labels or annotations.
 pub(crate) fn key_glob(text: &str) -> Checked {
+    quick_glob(text)?;
     let is_valid = text.bytes().all(|b| word(b) || wildcard(b) || b == b'/');
     let why = "is not a valid key: use letters, digits, \"-\", \"_\", \".\" and \"/\", and as wildcards \
         \"*\" and \"?\"";

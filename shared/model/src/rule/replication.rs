@@ -10,7 +10,7 @@ use super::{Rule, target::labels_of_the_namespace};
 use crate::{
     id::{RuleId, RuleKind},
     refusal::{ITEMS, Refusal, Refusals},
-    selection::{Glob, Labels},
+    selection::Labels,
     source::SourceRef,
     syntax,
     template::{Place, Variable, variables_in},
@@ -157,7 +157,6 @@ fn refuse_to_tenants(spec: &ReplicationSpec, home: &str, refusals: &mut Refusals
             refusals.add(format!("spec.targets[{i}].copyName"), why);
         }
     }
-    refuse_slow_globs(&spec.transform.common, refusals);
     let copies = spec.sources.len().saturating_mul(places(spec));
     if copies > MOST_COPIES {
         let why = format!(
@@ -228,33 +227,6 @@ fn refuse_foreign_labels(
                  namespace; use $(namespace.name), or a rule whose only target is {home:?}"
             );
             refusals.add(format!("spec.transform.{field}"), why);
-        }
-    }
-}
-
-/// Refuses globs that are too slow for Replications. Mimeo compares each glob with every key of a
-/// source at each change of the source.
-fn refuse_slow_globs(transform: &mimeo_api::Transform, refusals: &mut Refusals) {
-    let mimeo_api::Transform {
-        type_: _,
-        labels,
-        annotations,
-        data,
-        finalizers: _,
-    } = transform;
-    for (field, globs) in [
-        ("labels.include", &labels.include),
-        ("labels.exclude", &labels.exclude),
-        ("annotations.include", &annotations.include),
-        ("annotations.exclude", &annotations.exclude),
-        ("data.include", &data.include),
-        ("data.exclude", &data.exclude),
-    ] {
-        for (i, glob) in globs.iter().enumerate() {
-            if !Glob::new(glob).is_quick() {
-                let why = "must not have more than two *, nor a ? between them";
-                refusals.add(format!("spec.transform.{field}[{i}]"), why);
-            }
         }
     }
 }

@@ -1,8 +1,8 @@
 //! Globs: names with the wildcards `*` and `?`.
 
-use std::fmt;
-
 use memchr::memmem;
+
+use crate::syntax;
 
 /// The cost of a glob, a pattern or a label requirement, in names compared.
 pub(super) const GLOB_LOAD: usize = 8;
@@ -44,14 +44,9 @@ impl Glob {
             })
     }
 
-    /// True if the glob is fast enough for Replications: its ends are compared once, and at most
-    /// one part is searched for, which has no `?`.
+    /// True if the glob is fast to compare with many names.
     pub fn is_quick(&self) -> bool {
-        match self.0.split('*').collect::<Vec<_>>()[..] {
-            [_] | [_, _] => true,
-            [_, middle, _] => !middle.contains('?'),
-            _ => false,
-        }
+        syntax::is_quick_glob(&self.0)
     }
 
     /// True if a text can match that begins with `prefix` and is longer.
@@ -80,12 +75,6 @@ impl Glob {
     /// The only text that the glob matches, if there is only one.
     pub fn literal(&self) -> Option<&str> {
         (!self.0.contains(['*', '?'])).then_some(&*self.0)
-    }
-}
-
-impl fmt::Display for Glob {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
     }
 }
 
