@@ -1,8 +1,6 @@
 //! Objects inside a rule, and the fields that they may have. Only the API server decides if an
 //! object is valid for its kind, when Mimeo writes the copies.
 
-use std::collections::BTreeSet;
-
 use serde_json::{Map, Value};
 
 use super::source::never_copied;
@@ -23,8 +21,6 @@ const METADATA: [&str; 3] = ["name", "labels", "annotations"];
 
 /// Most bytes of one object: the limit of a ConfigMap.
 const SIZE: usize = 1024 * 1024;
-/// Most unknown variables that one refusal of an object names.
-const TOLD: usize = 8;
 
 /// The reason to refuse a variable in a rule with an inline source.
 pub(super) const NO_NAMESPACE: &str =
@@ -96,25 +92,14 @@ pub(super) fn parse(
         syntax::object_name(group, name),
     );
     let source = gvk.map(|gvk| SourceRef::inline(gvk, rule, name));
-    refuse_variables(object, field, refusals);
-    refuse_keys(metadata, &format!("{field}.metadata"), refusals);
-    source
-}
-
-/// Refuses unknown variables. Each reason is reported once.
-fn refuse_variables(object: &Value, field: &str, refusals: &mut Refusals) {
-    let mut whys = BTreeSet::new();
-    for text in texts(object) {
-        if whys.len() < TOLD {
-            whys.extend(Template::parse(text).err());
-        }
-        if needs_namespace(text) {
-            whys.insert(NO_NAMESPACE.to_owned());
-        }
-    }
-    for why in whys {
+    if let Some(why) = texts(object).find_map(|text| Template::parse(text).err()) {
         refusals.add(field, why);
     }
+    if texts(object).any(needs_namespace) {
+        refusals.add(field, NO_NAMESPACE);
+    }
+    refuse_keys(metadata, &format!("{field}.metadata"), refusals);
+    source
 }
 
 /// Refuses invalid labels and annotations, and Mimeo's own. The API server checks the labels of an
