@@ -3,15 +3,13 @@
 
 use std::time::Duration;
 
-use crate::words;
-
 /// Longest grace period for a deleted source, in seconds: one day.
 const GRACE: i32 = 86_400;
 
 /// The grace period if none is given, as in an annotation.
 pub(crate) const DEFAULT_GRACE: Duration = Duration::from_mins(1);
 
-pub use mimeo_api::{ConflictPolicy, Retention as Retain, Strategy};
+pub use mimeo_api::{ConflictPolicy, PodGate, Retention as Retain, Strategy};
 
 /// The fate of copies that the rule no longer wants, by the reason.
 #[derive(Clone, Debug, PartialEq)]
@@ -105,28 +103,6 @@ pub fn retaining_rule(text: &str) -> Option<&str> {
         .find_map(|part| part.strip_prefix(UID)?.strip_prefix('='))
 }
 
-words! {
-    /// How pods of a new namespace wait for its copies. A stricter choice is greater.
-    PodGate {
-        /// Pods do not wait.
-        None,
-        /// Pods wait for a limited time. Then Mimeo admits them with a warning.
-        BestEffort,
-        /// Mimeo refuses pods until the copies exist.
-        Required,
-    }
-}
-
-impl From<mimeo_api::PodGate> for PodGate {
-    fn from(pod_gate: mimeo_api::PodGate) -> Self {
-        match pod_gate {
-            mimeo_api::PodGate::None => Self::None,
-            mimeo_api::PodGate::BestEffort => Self::BestEffort,
-            mimeo_api::PodGate::Required => Self::Required,
-        }
-    }
-}
-
 #[cfg(test)]
 #[allow(clippy::unwrap_used)] // It is how a test fails.
 mod tests {
@@ -172,10 +148,5 @@ mod tests {
                 .unwrap(),
             "rule=Retain"
         );
-    }
-
-    #[test]
-    fn pod_gates_are_ordered_by_strictness() {
-        assert!(PodGate::None < PodGate::BestEffort && PodGate::BestEffort < PodGate::Required);
     }
 }

@@ -154,26 +154,13 @@ fn check(
         JsonPatchOp::Add | JsonPatchOp::Replace | JsonPatchOp::Test
     );
     let takes_from = matches!(op, JsonPatchOp::Move | JsonPatchOp::Copy);
-    for (part, takes, is_set, missing, needless) in [
-        (
-            "value",
-            takes_value,
-            value.is_some(),
-            "must be set, and not be null",
-            "is only for add, replace and test",
-        ),
-        (
-            "from",
-            takes_from,
-            from.is_some(),
-            "must be set",
-            "is only for move and copy",
-        ),
-    ] {
-        if takes != is_set {
-            let message = if takes { missing } else { needless };
-            refusals.add(format!("{field}.{part}"), message);
-        }
+    if takes_value != value.is_some() {
+        let why = "must be set, and not be null, for add, replace and test, and for these alone";
+        refusals.add(format!("{field}.value"), why);
+    }
+    if takes_from != from.is_some() {
+        let why = "must be set for move and copy, and for these alone";
+        refusals.add(format!("{field}.from"), why);
     }
     let is_encoded = |source: &SourceRef| match part(path) {
         Some("data") => source.gvk.is_secret(),
@@ -457,7 +444,7 @@ mod tests {
             ),
             (
                 json!([{"op": "remove", "path": "/data/x", "from": "/data/y"}]),
-                "p[0].from: is only for move and copy",
+                "p[0].from: must be set for move and copy, and for these alone",
             ),
             (
                 json!([{"op": "add", "path": "/data/x"}]),
@@ -465,7 +452,7 @@ mod tests {
             ),
             (
                 json!([{"op": "remove", "path": "/data/x", "value": 1}]),
-                "p[0].value: is only for add",
+                "p[0].value: must be set, and not be null, for add",
             ),
             (
                 json!([{"op": "add", "path": "/x", "value": ["$(source.uid)"]}]),

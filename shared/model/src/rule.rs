@@ -207,7 +207,7 @@ impl Rule {
                 conflict: spec.conflict_policy,
                 drift: spec.drift_policy,
                 retention,
-                pod_gate: spec.pod_gate.into(),
+                pod_gate: spec.pod_gate,
                 resync,
                 suspend: spec.suspend,
                 confirm_deletion: confirm_deletion.map(|value| value.as_str().into()),

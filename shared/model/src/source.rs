@@ -136,17 +136,6 @@ impl SourceRef {
             self.name.clone(),
         )
     }
-
-    /// True for the same object, even in another version, or with another origin.
-    pub(crate) fn is_same_object(&self, other: &Self) -> bool {
-        (&self.gvk.group, &self.gvk.kind, &self.namespace, &self.name)
-            == (
-                &other.gvk.group,
-                &other.gvk.kind,
-                &other.namespace,
-                &other.name,
-            )
-    }
 }
 
 impl fmt::Display for SourceRef {

@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::{
-    kind::Resource,
+    kind::{GroupVersionKind, Resource},
     source::{SourceRef, SourceSelector},
 };
 
@@ -31,16 +31,24 @@ pub enum SourceWatch {
 }
 
 impl SourceWatch {
+    /// True if the watch shows all objects of the kind in that namespace.
+    fn covers(&self, gvk: &GroupVersionKind, place: &str) -> bool {
+        match self {
+            Self::Named(..) | Self::Selected(..) => false,
+            Self::Namespace {
+                resource,
+                namespace,
+            } => resource.gvk == *gvk && **namespace == *place,
+            Self::Cluster { resource } => resource.gvk == *gvk,
+        }
+    }
+
     /// True if the watch shows that source.
     pub fn shows(&self, source: &SourceRef) -> bool {
         match self {
             Self::Named(named, _) => named == source,
             Self::Selected(selector, _) => selector.finds(source),
-            Self::Namespace {
-                resource,
-                namespace,
-            } => resource.gvk == source.gvk && *namespace == source.namespace,
-            Self::Cluster { resource } => resource.gvk == source.gvk,
+            wide => wide.covers(&source.gvk, &source.namespace),
         }
     }
 
@@ -50,15 +58,8 @@ impl SourceWatch {
         &self,
         selectors: impl Iterator<Item = &'a SourceSelector>,
     ) -> BTreeSet<SourceSelector> {
-        let looks_for = |selector: &&SourceSelector| match self {
-            Self::Named(..) | Self::Selected(..) => false,
-            Self::Namespace {
-                resource,
-                namespace,
-            } => resource.gvk == selector.gvk && *namespace == selector.namespace,
-            Self::Cluster { resource } => resource.gvk == selector.gvk,
-        };
-        selectors.filter(looks_for).cloned().collect()
+        let covers = |one: &&SourceSelector| self.covers(&one.gvk, &one.namespace);
+        selectors.filter(covers).cloned().collect()
     }
 }
 

@@ -86,7 +86,7 @@ impl fmt::Display for AwaitedCopy {
             pod_gate,
             why,
         } = self;
-        write!(f, "{copy} ({rule}, podGate {pod_gate}): {why}")
+        write!(f, "{copy} ({rule}, podGate {pod_gate:?}): {why}")
     }
 }
 

@@ -55,7 +55,7 @@ pub(super) fn parse(
             Some(Parsed::Known(source, object)) => {
                 parsed.kinds.push(source.gvk.clone());
                 let known = &mut parsed.known;
-                if let Some(first) = known.iter().find(|first| first.is_same_object(&source)) {
+                if let Some(first) = known.iter().find(|first| first.object() == source.object()) {
                     refusals.add(field, format!("the rule already has the source {first}"));
                 } else {
                     let object = object.map(|object| (source.clone(), object));
