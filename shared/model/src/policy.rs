@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 
 use json_patch::{Patch, PatchOperation};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use mimeo_api::{FailurePolicy, TransformPolicy};
 use serde_json::{Map, Value};
 
@@ -28,7 +29,7 @@ const PROGRAMS: [&str; 4] = [
 ];
 
 /// The objects that a policy changes at admission, and the changes.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Policy {
     /// Name of the policy. The requests of the API server carry it in their path.
     pub name: Box<str>,
@@ -39,10 +40,11 @@ pub struct Policy {
     /// Kinds of the objects, in the author's order.
     pub kinds: Vec<GroupVersionKind>,
     /// Selects the objects by their labels. Never empty.
-    pub object_selector: Selector,
-    /// Selects the objects' namespaces by their labels. `None` selects all. Only the API server
-    /// evaluates it.
-    pub namespace_selector: Option<Selector>,
+    object_selector: Selector,
+    /// The same for the API server, which asks only about objects that it selects.
+    pub registered_selector: LabelSelector,
+    /// Selects the objects' namespaces by their labels. Only the API server evaluates it.
+    pub namespace_selector: LabelSelector,
     /// Exact names of namespaces that the policy leaves alone.
     pub exclude_namespaces: Vec<Box<str>>,
     /// The changes.
@@ -71,9 +73,8 @@ impl Policy {
             refusals.add("spec.match.objectSelector", "must not be empty");
         }
         let at_namespaces = "spec.match.namespaceSelector";
-        let namespace_selector = spec.match_.namespace_selector.as_ref();
-        let namespace_selector = namespace_selector
-            .map(|selector| Selector::parse(selector, at_namespaces, &mut refusals));
+        let namespace_selector = spec.match_.namespace_selector.clone().unwrap_or_default();
+        Selector::parse(&namespace_selector, at_namespaces, &mut refusals);
         let exclude_namespaces = parse_excluded(&spec.match_.exclude_namespaces, &mut refusals);
         let at_transform = "spec.transform";
         let transform =
@@ -87,6 +88,7 @@ impl Policy {
             generation: metadata.generation.unwrap_or_default(),
             kinds,
             object_selector,
+            registered_selector: spec.match_.object_selector.clone(),
             namespace_selector,
             exclude_namespaces,
             transform,

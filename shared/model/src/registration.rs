@@ -25,7 +25,7 @@ use crate::{
     names::{DRIFT, DRIFT_DENY, MANAGER, PENDING_LABEL},
     policy::Policy,
     review::GroupVersionResource,
-    selection::{NAMESPACE_NAME, Selector},
+    selection::NAMESPACE_NAME,
 };
 
 /// Name of both configurations of the fixed hooks, one mutating and one validating.
@@ -352,7 +352,7 @@ impl Registration {
                 "name": entry_name(&policy.name),
                 "clientConfig": self.client_config(&format!("{OBJECTS_PATH}{}", policy.name)),
                 "rules": rules,
-                "objectSelector": policy.object_selector.to_json(),
+                "objectSelector": policy.registered_selector,
                 "namespaceSelector": self.namespaces_of(policy),
                 "matchConditions": [self.not_exempt("namespace")],
                 "failurePolicy": policy.failure_policy,
@@ -368,10 +368,7 @@ impl Registration {
     /// The policy's own selector and its excluded namespaces. The API server labels every namespace
     /// with its name, so a label selector can exclude exact names.
     fn namespaces_of(&self, policy: &Policy) -> Value {
-        let mut selector = policy
-            .namespace_selector
-            .as_ref()
-            .map_or_else(|| json!({}), Selector::to_json);
+        let mut selector = json!(policy.namespace_selector);
         let own = std::iter::once(self.own_namespace.as_str());
         let excluded: BTreeSet<_> = policy
             .exclude_namespaces

@@ -204,8 +204,8 @@ pub(crate) fn is_quick_glob(text: &str) -> bool {
     }
 }
 
-/// Checks a glob for keys. Mimeo compares it with every key of a source at each change of the
-/// source.
+/// Checks a glob for keys or for names of objects. Mimeo compares it with every key of a source at
+/// each change of the source, and with the names of many copies.
 fn quick_glob(text: &str) -> Checked {
     if is_quick_glob(text) {
         Ok(())
@@ -214,7 +214,14 @@ fn quick_glob(text: &str) -> Checked {
     }
 }
 
-/// Checks a glob for such keys.
+/// Checks a glob for names of objects.
+pub(crate) fn object_glob(text: &str) -> Checked {
+    quick_glob(text)?;
+    let why = "is not the name of an object, in which * stands for any characters and ? for one";
+    valid(text, SUBDOMAIN_LENGTH, !text.contains(['/', '%']), why)
+}
+
+/// Checks a glob for keys of a Secret's or a ConfigMap's data.
 pub(crate) fn data_glob(text: &str) -> Checked {
     quick_glob(text)?;
     let is_valid = text.bytes().all(|b| word(b) || wildcard(b));

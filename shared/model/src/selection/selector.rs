@@ -3,7 +3,6 @@
 use std::collections::BTreeSet;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, LabelSelectorRequirement};
-use serde_json::{Value, json};
 
 use super::Labels;
 use crate::{refusal::Refusals, syntax};
@@ -87,16 +86,6 @@ impl Selector {
             .collect::<Vec<_>>()
             .join(",")
     }
-
-    /// The selector as a `LabelSelector` in JSON for webhook configurations. All requirements are
-    /// in `matchExpressions`.
-    pub fn to_json(&self) -> Value {
-        if self.is_empty() {
-            return json!({});
-        }
-        let expressions: Vec<_> = self.requirements.iter().map(Requirement::to_json).collect();
-        json!({ "matchExpressions": expressions })
-    }
 }
 
 impl Requirement {
@@ -111,16 +100,6 @@ impl Requirement {
             Test::NotIn(values) => format!("{key} notin ({})", list(values)),
             Test::Exists => key.to_string(),
             Test::DoesNotExist => format!("!{key}"),
-        }
-    }
-
-    fn to_json(&self) -> Value {
-        let key = &self.key;
-        match &self.test {
-            Test::In(values) => json!({"key": key, "operator": "In", "values": values}),
-            Test::NotIn(values) => json!({"key": key, "operator": "NotIn", "values": values}),
-            Test::Exists => json!({"key": key, "operator": "Exists"}),
-            Test::DoesNotExist => json!({"key": key, "operator": "DoesNotExist"}),
         }
     }
 }
