@@ -324,12 +324,7 @@ pub fn forbid(message: String) -> Verdict {
 #[allow(clippy::unwrap_used)] // It is how a test fails.
 mod tests {
     use super::*;
-    use mimeo_model::{
-        choices::PodGate,
-        id::RuleKind,
-        kind::GroupVersionKind,
-        review::{GroupVersionResource, User},
-    };
+    use mimeo_model::{choices::PodGate, id::RuleKind, kind::GroupVersionKind, review::User};
 
     /// Two rules: `gold` holds namespaces labelled tier=gold, and `team` holds names that begin
     /// with `team-`.
@@ -384,12 +379,6 @@ mod tests {
         Request {
             uid: "u".into(),
             kind: GroupVersionKind::parse("v1", "Namespace").unwrap(),
-            resource: GroupVersionResource {
-                group: "".into(),
-                version: "v1".into(),
-                resource: "namespaces".into(),
-            },
-            sub_resource: None,
             name: object["metadata"]["name"].as_str().map(Into::into),
             namespace: None,
             operation,

@@ -262,7 +262,7 @@ fn rewritable(object: &Value) -> Value {
 #[allow(clippy::unwrap_used)] // It is how a test fails.
 mod tests {
     use super::*;
-    use crate::review::{GroupVersionResource, User};
+    use crate::review::User;
     use serde_json::json;
 
     const TYPE: &str = "credential.devops.kubesphere.io/basic-auth";
@@ -306,12 +306,6 @@ mod tests {
         Request {
             uid: "u".into(),
             kind: GroupVersionKind::parse("v1", "Secret").unwrap(),
-            resource: GroupVersionResource {
-                group: "".into(),
-                version: "v1".into(),
-                resource: "secrets".into(),
-            },
-            sub_resource: None,
             name: Some("git".into()),
             namespace: Some("team".into()),
             operation: if stored.is_some() {

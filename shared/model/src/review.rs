@@ -31,10 +31,6 @@ pub struct Request {
     pub uid: String,
     /// Kind of the object, in the version that the webhook's rule asks for.
     pub kind: GroupVersionKind,
-    /// The resource, in the same version.
-    pub resource: GroupVersionResource,
-    /// The subresource, as in `status`, `finalize`.
-    pub sub_resource: Option<String>,
     /// Name of the object. It is a valid path segment, and for a namespace a DNS label. `None` if
     /// the API server has yet to generate the name from [`Self::generate_name`].
     pub name: Option<String>,
@@ -89,8 +85,6 @@ impl fmt::Debug for Request {
         f.debug_struct("Request")
             .field("uid", &self.uid)
             .field("kind", &self.kind)
-            .field("resource", &self.resource)
-            .field("sub_resource", &self.sub_resource)
             .field("name", &self.name)
             .field("namespace", &self.namespace)
             .field("operation", &self.operation)
@@ -133,8 +127,6 @@ pub enum Operation {
     Update,
     /// The object is deleted.
     Delete,
-    /// A client connects to the object, as with `exec`.
-    Connect,
 }
 
 /// The answer to a review.

@@ -76,8 +76,6 @@ pub fn decode(body: &[u8], kept: Kept) -> Result<Request, Undecodable> {
     Ok(Request {
         uid: asked.uid,
         kind: asked.kind,
-        resource: asked.resource,
-        sub_resource: asked.sub_resource,
         name: asked.name,
         namespace: asked.namespace,
         operation: asked.operation,
@@ -142,8 +140,6 @@ struct Asked<'a> {
     kind: GroupVersionKind,
     resource: GroupVersionResource,
     #[serde(default, deserialize_with = "unless_empty")]
-    sub_resource: Option<String>,
-    #[serde(default, deserialize_with = "unless_empty")]
     name: Option<String>,
     #[serde(default, deserialize_with = "unless_empty")]
     namespace: Option<String>,
@@ -173,11 +169,9 @@ impl Asked<'_> {
             &resource.resource,
             &self.user_info.username,
         ];
-        let more = [&self.sub_resource, &self.user_info.uid];
-        let more = more.into_iter().flatten().map(String::as_str);
         if words
             .into_iter()
-            .chain(more)
+            .chain(self.user_info.uid.as_deref())
             .any(|word| word.len() > NAME_LENGTH)
         {
             return Err("a word that is too long");
