@@ -33,10 +33,6 @@ const PROGRAMS: [&str; 4] = [
 pub struct Policy {
     /// Name of the policy. The requests of the API server carry it in their path.
     pub name: Box<str>,
-    /// The object's uid. Empty before the policy is stored.
-    pub uid: Box<str>,
-    /// The `metadata.generation`. 0 before the policy is stored.
-    pub generation: i64,
     /// Kinds of the objects, in the author's order.
     pub kinds: Vec<GroupVersionKind>,
     /// Selects the objects by their labels. Never empty.
@@ -84,8 +80,6 @@ impl Policy {
         }
         refusals.finish_with(Some(Self {
             name: name.into(),
-            uid: metadata.uid.as_deref().unwrap_or_default().into(),
-            generation: metadata.generation.unwrap_or_default(),
             kinds,
             object_selector,
             registered_selector: spec.match_.object_selector.clone(),

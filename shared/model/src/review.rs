@@ -23,7 +23,7 @@ pub use self::{
 const API_VERSION: &str = "admission.k8s.io/v1";
 const KIND: &str = "AdmissionReview";
 
-/// The request that the API server asks about. `Debug` omits the objects, because they may be
+/// The request that the API server asks about. `Debug` shows only the uid, because the objects may be
 /// Secrets.
 #[derive(Clone, PartialEq)]
 pub struct Request {
@@ -84,12 +84,6 @@ impl fmt::Debug for Request {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Request")
             .field("uid", &self.uid)
-            .field("kind", &self.kind)
-            .field("name", &self.name)
-            .field("namespace", &self.namespace)
-            .field("operation", &self.operation)
-            .field("user", &self.user.name)
-            .field("dry_run", &self.dry_run)
             .finish_non_exhaustive()
     }
 }
