@@ -177,7 +177,10 @@ impl Policy {
 
     /// The warning about an object that was stored with another type before the policy existed.
     fn kept_type(&self, stored: &Value) -> Option<String> {
-        let (wanted, kept) = (self.transform.secret_type()?, stored["type"].as_str()?);
+        let (wanted, kept) = (
+            self.transform.secret_type.as_deref()?,
+            stored["type"].as_str()?,
+        );
         (wanted != kept).then(|| kept_type(&self.name, kept, wanted))
     }
 }

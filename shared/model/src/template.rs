@@ -245,11 +245,11 @@ impl Template {
         self.0.contains(&Piece::SourceName)
     }
 
-    /// True if it has a variable of the source.
-    pub fn needs_source(&self) -> bool {
+    /// True if it has no other variable than `$(namespace.name)`.
+    pub(crate) fn has_one_variable(&self) -> bool {
         self.0
             .iter()
-            .any(|piece| matches!(piece, Piece::SourceName | Piece::SourceNamespace))
+            .all(|piece| matches!(piece, Piece::Text(_) | Piece::Namespace(Variable::Name)))
     }
 }
 
@@ -443,11 +443,12 @@ mod tests {
 
     #[test]
     fn a_template_knows_what_is_in_it() {
-        for (text, literal, names_source, needs_source, variables) in [
-            ("", Some(""), false, false, 0),
-            ("$(x)", Some("$(x)"), false, false, 0),
-            ("$(source.namespace)", None, false, true, 0),
-            ("a$(source.name)", None, true, true, 0),
+        for (text, literal, names_source, has_one, variables) in [
+            ("", Some(""), false, true, 0),
+            ("$(x)", Some("$(x)"), false, true, 0),
+            ("$(source.namespace)", None, false, false, 0),
+            ("a$(source.name)", None, true, false, 0),
+            ("a$(namespace.name)", None, false, true, 1),
             (
                 "$(namespace.name)$(namespace.labels['a'])",
                 None,
@@ -460,11 +461,11 @@ mod tests {
             let known = (
                 template.literal(),
                 template.names_source(),
-                template.needs_source(),
+                template.has_one_variable(),
             );
             assert_eq!(
                 (known, template.variables().count()),
-                ((literal, names_source, needs_source), variables),
+                ((literal, names_source, has_one), variables),
                 "{text:?}"
             );
         }

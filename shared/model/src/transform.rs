@@ -27,11 +27,13 @@ type Fields = Map<String, Value>;
 /// The changes to an object.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Transform {
-    secret_type: Option<String>,
+    /// Type of a copy, or of a new object. `None` keeps the type of the source or the object.
+    pub secret_type: Option<String>,
     pub(crate) labels: Edits,
     pub(crate) annotations: Edits,
     pub(crate) data: DataEdits,
-    finalizers: Vec<String>,
+    /// Finalizers for a copy, or to add to an object, in the author's order.
+    pub(crate) finalizers: Vec<String>,
     pub(crate) json_patch: JsonPatch,
 }
 
@@ -122,16 +124,6 @@ impl Transform {
             finalizers: finalizers.clone(),
             json_patch: JsonPatch::default(),
         }
-    }
-
-    /// Type of a copy, or of a new object. `None` keeps the type of the source or the object.
-    pub fn secret_type(&self) -> Option<&str> {
-        self.secret_type.as_deref()
-    }
-
-    /// Finalizers for a copy, or to add to an object, in the author's order.
-    pub fn finalizers(&self) -> &[String] {
-        &self.finalizers
     }
 
     /// All variables of the namespace in its texts.

@@ -1254,7 +1254,7 @@ async fn a_bad_policy_is_refused_with_its_field_and_not_stored() -> Result<()> {
             json!({"/transform/annotations": {"set": {"a": "$(source.name)"}}}),
             &[
                 "spec.transform.annotations.set[a]",
-                "variables of the source",
+                "a TransformPolicy has only the variable",
             ],
         ),
         (

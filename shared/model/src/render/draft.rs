@@ -182,9 +182,9 @@ fn draft(
     let (mut metadata, body) = unmarked(rule, source, object, show)?;
     // The patch can't change the marks and the finalizers.
     mark(rule, source, cluster, &mut metadata);
-    let finalizers = rule.transform.finalizers();
+    let finalizers = &rule.transform.finalizers;
     if !finalizers.is_empty() {
-        metadata.insert("finalizers".into(), finalizers.into());
+        metadata.insert("finalizers".into(), finalizers.clone().into());
     }
     Ok((metadata, body))
 }
@@ -209,7 +209,7 @@ fn unmarked(
     };
     let mut body = content(&source.gvk, object);
     if source.gvk.is_secret() {
-        let wanted = transform.secret_type();
+        let wanted = transform.secret_type.as_deref();
         body.extend(wanted.map(|wanted| ("type".into(), wanted.into())));
         // The check is for the type of the source and for a type set by the rule. A token
         // controller would fill in a copied token, and Helm would use a copied release.

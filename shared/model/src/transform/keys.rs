@@ -13,7 +13,7 @@ use crate::{
     selection::Glob,
     source::SourceRef,
     syntax::{self, Check},
-    template::{Show, Template, Variable, check_sample, hint},
+    template::{Show, Template, check_sample, hint},
 };
 
 /// Most keys of one `set`, and most globs of one list.
@@ -267,19 +267,10 @@ fn parse_set(
 fn check_values(template: &Template, used: Use<'_>, check: Check) -> Result<(), String> {
     match (template.literal(), used) {
         (Some(text), _) => check(text),
-        (None, Use::Admission) if template.needs_source() => {
-            Err("must not contain variables of the source: a TransformPolicy has none".into())
+        (None, Use::Admission) if template.has_one_variable() => check_sample(template, check),
+        (None, Use::Admission) => {
+            Err("a TransformPolicy has only the variable $(namespace.name)".into())
         }
-        (None, Use::Admission) => match template
-            .variables()
-            .find(|variable| **variable != Variable::Name)
-        {
-            Some(variable) => Err(format!(
-                "must not contain {variable}: a TransformPolicy has only the variable \
-                 $(namespace.name)"
-            )),
-            None => check_sample(template, check),
-        },
         (None, Use::Copies(sources)) => sources.iter().try_for_each(|source| {
             check_sample(&template.of_source(source), check)
                 .map_err(|why| format!("the value for {source} {why}"))

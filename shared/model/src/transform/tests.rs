@@ -91,7 +91,7 @@ fn a_copy_is_stripped_then_included_then_excluded_then_set() {
         json!({"a": "b"})
     );
     assert_eq!(
-        (transform.secret_type(), transform.finalizers()),
+        (transform.secret_type.as_deref(), &*transform.finalizers),
         (Some("Opaque"), &["a.b/c".to_owned()][..])
     );
 }
@@ -291,15 +291,16 @@ fn a_type_is_only_for_secrets_and_a_variable_only_for_copies() {
     );
     assert_eq!(
         message,
-        "t.labels.set[a]: must not contain variables of the source: a TransformPolicy has none"
+        "t.labels.set[a]: a TransformPolicy has only the variable $(namespace.name)"
     );
     let message = parse(
         json!({"labels": {"set": {"a": "$(namespace.labels['b'])"}}}),
         "Secret",
     );
-    let want = "t.labels.set[a]: must not contain $(namespace.labels['b']): a TransformPolicy has \
-        only the variable $(namespace.name)";
-    assert_eq!(message, want);
+    assert_eq!(
+        message,
+        "t.labels.set[a]: a TransformPolicy has only the variable $(namespace.name)"
+    );
     let object = json!({"metadata": {"name": "n"}});
     let spec = json!({"labels": {"set": {"at": "in-$(namespace.name)"}}});
     assert_eq!(
