@@ -70,8 +70,8 @@ impl Questions {
     }
 }
 
-/// Checks that the user has all needed permissions. `object` is the kind and name of the object that
-/// the user writes.
+/// Checks that the user has all needed permissions. `object` is the kind and name of the object
+/// that the user writes.
 ///
 /// # Errors
 /// A refusal with the missing permissions, or one that says why the check has no answer.

@@ -238,8 +238,8 @@ where
         Some(written)
     }
 
-    /// Logs and reports that another client keeps changing the configuration after Mimeo has written
-    /// it.
+    /// Logs and reports that another client keeps changing the configuration after Mimeo has
+    /// written it.
     fn tell(&self, pause: Duration) {
         let kind = K::kind(&());
         let message = "another client, or another version of mimeo-webhook, keeps changing this \
@@ -378,8 +378,8 @@ fn contested(kind: &str, name: &str) -> String {
 /// Tries a configuration of policies in a dry run.
 ///
 /// # Errors
-/// The inner error is the message of the API server's refusal. The outer error means that the API server gave no
-/// answer.
+/// The inner error is the message of the API server's refusal. The outer error means that the API
+/// server gave no answer.
 pub(crate) async fn try_out(client: &Client, wanted: &Value) -> anyhow::Result<Result<(), String>> {
     let api: Api<MutatingWebhookConfiguration> = Api::all(client.clone());
     let params = PatchParams {
@@ -433,8 +433,8 @@ pub(crate) async fn trusted_before(clients: &Clients) -> String {
 mod tests {
     use super::*;
 
-    /// Seven writes, each within five minutes of the one before, are a fight. Five minutes without a
-    /// write end it.
+    /// Seven writes, each within five minutes of the one before, are a fight. Five minutes without
+    /// a write end it.
     #[test]
     fn who_changes_it_again_and_again_fights() {
         let start = Instant::now();

@@ -130,8 +130,8 @@ impl Check<'_> {
         refuse(&rule.refuse_kinds(|gvk| kinds.resource(gvk)))?;
         let needs = of_rule(&rule, |gvk| kinds.resource(gvk));
         if let Err(refusal) = self.authorize(&needs, &kinds).await {
-            // A user who may delete the rule is allowed to suspend it, and learns nothing more about
-            // the cluster.
+            // A user who may delete the rule is allowed to suspend it, and learns nothing more
+            // about the cluster.
             let old = self.request.old_object.as_ref();
             return if old.is_some_and(|old| only_suspends(old, self.object)) {
                 Ok(vec![])

@@ -47,8 +47,8 @@ const NAMED: usize = 5;
 ///
 /// - For each named source: to `get` it. An inline source needs no such permission.
 /// - For each selector: to `get` and `list` all objects of its kind in its namespace.
-/// - For the copies: to create, update and delete objects of any name wherever the rule targets. For
-///   targets that name their namespaces exactly, this means these namespaces.
+/// - For the copies: to create, update and delete objects of any name wherever the rule targets.
+///   For targets that name their namespaces exactly, this means these namespaces.
 /// - For copies of Roles and `RoleBindings`: the permissions that the API server also demands.
 /// - For `podGate: Required`: the verb `gate` on the rule.
 ///

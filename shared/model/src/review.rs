@@ -23,8 +23,8 @@ pub use self::{
 const API_VERSION: &str = "admission.k8s.io/v1";
 const KIND: &str = "AdmissionReview";
 
-/// The request that the API server asks about. `Debug` shows only the uid, because the objects may be
-/// Secrets.
+/// The request that the API server asks about. `Debug` shows only the uid, because the objects may
+/// be Secrets.
 #[derive(Clone, PartialEq)]
 pub struct Request {
     /// Identifies the review. The answer repeats it.

@@ -1314,7 +1314,8 @@ async fn who_fights_over_the_hooks_is_told(client: &Client, pair: &Pair) -> Resu
     Ok(())
 }
 
-/// Returns `Some` if a webhook's log says that a client keeps changing a configuration of this kind.
+/// Returns `Some` if a webhook's log says that a client keeps changing a configuration of this
+/// kind.
 fn logs_the_fight(webhook: &Replica, kind: &str) -> Result<Option<()>> {
     let log = webhook.program.log()?;
     let told = log.lines().any(|line| {

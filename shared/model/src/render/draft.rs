@@ -281,9 +281,9 @@ fn in_a_list(value: &Value, sign: &str) -> bool {
 /// The text that stands in a copy for a variable. It consists of a sign, which nothing else in the
 /// text contains, and a number.
 ///
-/// The sign has a hash of the whole text, and no author can write a text that contains its own hash.
-/// The first character of the sign occurs nowhere else in it. So neighbouring text can't form a
-/// second sign together with it.
+/// The sign has a hash of the whole text, and no author can write a text that contains its own
+/// hash. The first character of the sign occurs nowhere else in it. So neighbouring text can't form
+/// a second sign together with it.
 struct Blanks {
     sign: String,
     variables: Vec<Variable>,
