@@ -86,7 +86,7 @@ fn answer(namespace: &str, state: &State, copy: &AwaitedCopy) -> Answer {
         rule: rule.to_string(),
         source: copy.clone(),
         state: state.clone(),
-        message: format!("the copy is missing (podGate: {pod_gate}): {why}"),
+        message: format!("the copy is missing (podGate: {pod_gate:?}): {why}"),
         fix,
     }
 }

@@ -45,7 +45,7 @@ pub(super) fn answers(
         Err(refused) => {
             // Its copies are unknown, but a spec with the name is worth a look.
             let named = stored.object["spec"].to_string().contains(key.name);
-            let source = refused.source.clone().unwrap_or_default();
+            let source = String::new();
             let explained = (State::InvalidSpec, refusals(&refused.refusals));
             let answer = || answer(picture, key, (id, None), source, explained);
             return named.then(answer).into_iter().collect();

@@ -120,7 +120,9 @@ impl Index {
                 let key = (projection.kind, copy_name);
                 let held = wants.get(&key);
                 let held = held.and_then(|id| Some((*id, self.projections.get(id)?)));
-                let waits = |present: &&Arc<RuleId>| self.is_yet_to_say(present, id);
+                let waits = |present: &&Arc<RuleId>| {
+                    self.is_yet_to_say(present, id, name, &namespace.labels)
+                };
                 let (loser, lost, cause) = if let Some(present) = marked.filter(waits) {
                     (id, projection_id, Cause::Taken(present.clone()))
                 } else if let Some((held, holder)) = held {
@@ -187,15 +189,15 @@ impl Index {
         rank(a) < rank(b)
     }
 
-    /// True if the selectors of the rule `present` are not listed yet. The annotation of the copy
-    /// names this rule. Until the listing no other rule takes the copy, because the other rule would
-    /// then keep it. A `ClusterReplication` wins the copy in any case, so a Replication reserves
-    /// nothing against it.
-    fn is_yet_to_say(&self, present: &RuleId, other: &RuleId) -> bool {
-        let rule = self.valid(present);
+    /// True if the rule `present`, which the annotation of the present copy names, may want the
+    /// copy once its selectors are listed. No other rule takes the copy before that, because the
+    /// other rule would then keep it. A `ClusterReplication` wins the copy in any case, so a
+    /// Replication reserves nothing against it.
+    fn is_yet_to_say(&self, present: &RuleId, other: &RuleId, name: &str, labels: &Labels) -> bool {
+        let waits = |rule: &Rule| rule.matches(name, labels) && !self.knows_selected(rule);
         *other != *present
             && present.kind <= other.kind
-            && rule.is_some_and(|rule| !self.knows_selected(rule))
+            && self.valid(present).is_some_and(waits)
     }
 
     /// True if the rule wants that copy and denies changes by other clients (`driftPolicy: Deny`).
