@@ -161,7 +161,7 @@ impl Bundle {
         if now >= ca.not_after {
             return Renewal::PromoteCa;
         }
-        if now >= serving.due() {
+        if now >= serving.due() || !serving.signed_by(ca) {
             return Renewal::RenewServing;
         }
         if !names.0.is_subset(&serving.names) {

@@ -10,7 +10,7 @@ use rcgen::{
 };
 use rustls::sign::CertifiedKey;
 use time::OffsetDateTime;
-use x509_parser::{extensions::GeneralName, prelude::X509Certificate};
+use x509_parser::{extensions::GeneralName, extensions::ParsedExtension, prelude::X509Certificate};
 
 use super::{
     Lifetimes, ServingNames,
@@ -86,6 +86,8 @@ pub(super) struct Facts {
     pub(super) issued: i64,
     pub(super) not_after: i64,
     pub(super) names: BTreeSet<String>,
+    key_id: Option<Vec<u8>>,
+    issuer_key_id: Option<Vec<u8>>,
 }
 
 impl Facts {
@@ -93,17 +95,33 @@ impl Facts {
         let (_, pem) = x509_parser::pem::parse_x509_pem(pem.as_bytes()).ok()?;
         let certificate = pem.parse_x509().ok()?;
         let validity = certificate.validity();
-        Some(Self {
+        let mut facts = Self {
             issued: validity.not_before.timestamp().saturating_add(BACKDATED),
             not_after: validity.not_after.timestamp(),
             names: names(&certificate),
-        })
+            key_id: None,
+            issuer_key_id: None,
+        };
+        for extension in certificate.extensions() {
+            match extension.parsed_extension() {
+                ParsedExtension::SubjectKeyIdentifier(id) => facts.key_id = Some(id.0.to_vec()),
+                ParsedExtension::AuthorityKeyIdentifier(id) => {
+                    facts.issuer_key_id = id.key_identifier.as_ref().map(|id| id.0.to_vec());
+                }
+                _ => {}
+            }
+        }
+        Some(facts)
     }
 
     /// When the certificate should be replaced: after two thirds of its life.
     pub(super) fn due(&self) -> i64 {
         let life = self.not_after.saturating_sub(self.issued).max(0);
         self.issued.saturating_add(life / 3 * 2 + life % 3 * 2 / 3)
+    }
+
+    pub(super) fn signed_by(&self, ca: &Self) -> bool {
+        self.issuer_key_id.is_some() && self.issuer_key_id == ca.key_id
     }
 }
 
