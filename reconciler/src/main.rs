@@ -13,7 +13,7 @@ use mimeo_model::role::Role;
 use mimeo_runtime::{
     client::{ClientArgs, Clients},
     definitions,
-    driver::{drive, remind, report},
+    driver::{announce, drive, remind, report},
     duration,
     handle::{CopyRequests, Handle},
     identity::{Identity, IdentityArgs},
@@ -221,9 +221,9 @@ fn keep(
     let observer = Observer::new(handle, &clients.watcher, &writer);
     observer.start(|| {});
     tokio::spawn(observer.webhooks());
-    let reporter = identity.replica.clone();
-    let reporting = report(handle.clone(), writer.clone(), reporter, leading.clone());
-    tokio::spawn(reporting);
+    tokio::spawn(report(handle.clone(), writer.clone(), leading.clone()));
+    let (events, reporter) = (writer.clone(), identity.replica.clone());
+    tokio::spawn(announce(handle.clone(), events, reporter, leading.clone()));
     tokio::spawn(remind(handle.clone()));
     tokio::spawn(drive(handle.clone(), writer, leading))
 }

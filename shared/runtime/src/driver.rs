@@ -176,19 +176,10 @@ async fn carry_out<'a>(
     written.map(|()| Answer::Done)
 }
 
-/// Writes the statuses and the Events that are due, one at a time. Events name this replica as
-/// their reporter. Only the reconciler's engine has any. Runs until dropped.
-///
-/// Each Event is tried only once. Events are not Mimeo's purpose, so a failed one is not worth
-/// another request to the API server.
-pub async fn report(
-    handle: Handle,
-    writer: Writer,
-    reporter: String,
-    mut active: watch::Receiver<bool>,
-) {
+/// Writes statuses when they are due, at most one at a time for each rule. Only the reconciler's
+/// engine has any. Runs until dropped.
+pub async fn report(handle: Handle, writer: Writer, mut active: watch::Receiver<bool>) {
     let mut changes = handle.changes();
-    let mut trouble = None;
     loop {
         if active.wait_for(|active| *active).await.is_err() {
             return;
@@ -211,23 +202,10 @@ pub async fn report(
                 handle.look(|engine, now| engine.grant_status_failed(namespace, name, now));
             }
         }
-        for update in handle.look(Engine::event_updates) {
-            let written = writer.write_event(&update, &reporter, Timestamp::now());
-            let failed = written.await.err();
-            // The cause of one failure usually stops most Events, so the same error is logged once.
-            if let Some(error) = failed.as_ref().filter(|_| failed != trouble) {
-                warn!(%error, "Event not written");
-            }
-            trouble = failed;
-        }
         let due = handle.look(|engine, now| {
             let index = engine.index();
-            let due = [
-                index.status_due(),
-                index.grant_statuses_due(),
-                engine.events_due(),
-            ];
-            let due = due.into_iter().flatten().min();
+            let due = index.status_due().into_iter();
+            let due = due.chain(index.grant_statuses_due()).min();
             due.map(|due| due.saturating_sub(now))
         });
         let pause = due.unwrap_or(Duration::from_hours(1)).max(PACE);
@@ -235,17 +213,62 @@ pub async fn report(
     }
 }
 
-/// The shortest time between two rounds of statuses and Events.
+/// The shortest time between two rounds of statuses.
 const PACE: Duration = Duration::from_millis(100);
 
+/// Writes Events when they are due, under this replica's name. Each is tried only once. Events are
+/// not Mimeo's purpose, so a failed one is not worth another request to the API server. Only the
+/// reconciler's engine has any. Runs until dropped.
+pub async fn announce(
+    handle: Handle,
+    writer: Writer,
+    reporter: String,
+    mut active: watch::Receiver<bool>,
+) {
+    let mut changes = handle.changes();
+    let mut trouble = None;
+    loop {
+        if active.wait_for(|active| *active).await.is_err() {
+            return;
+        }
+        changes.skip();
+        let (updates, due) = handle.look(|engine, now| {
+            let updates = engine.event_updates(now);
+            let due = engine.events_due();
+            (updates, due.map(|due| due.saturating_sub(now)))
+        });
+        for update in &updates {
+            if !*active.borrow() {
+                break;
+            }
+            let failed = writer
+                .write_event(update, &reporter, Timestamp::now())
+                .await
+                .err();
+            // The cause of one failure usually stops most Events, so the same error is logged once.
+            if let Some(error) = failed.as_ref().filter(|_| failed != trouble) {
+                warn!(%error, "Event not written");
+            }
+            trouble = failed;
+        }
+        // No Event is due at once.
+        let pause = due.unwrap_or(Duration::from_hours(1));
+        let pace = pause.min(Duration::from_secs(1));
+        changes.next_within(pause, pace).await;
+    }
+}
+
 /// Logs the held deletions of rules that no longer exist, because these rules have no status to
-/// show them. Each is logged once, and only a few in a minute. Any user can write labels and
+/// show them. Each is logged once, and only a few at a time. Any user can write labels and
 /// annotations that name rules which never existed. Runs until dropped.
 pub async fn remind(handle: Handle) {
-    let mut logged = Logged::default();
+    let (mut told, mut more) = (Logged::default(), 0);
     let mut changes = handle.changes();
     loop {
-        changes.next_within(MINUTE, Duration::from_secs(1)).await;
+        // Without a change the remaining ones are logged next.
+        if more == 0 {
+            changes.next().await;
+        }
         let held = handle.look(|engine, _| {
             let held = |held: HeldDeletion<'_>| {
                 let copies = held.copies.len();
@@ -253,8 +276,8 @@ pub async fn remind(handle: Handle) {
             };
             engine.held().map(held).collect()
         });
-        let news = logged.news(held);
-        let all_told = news.len() < AT_ONCE;
+        let news;
+        (news, more) = told.news(held);
         for (nonce, (rule, copies)) in news {
             warn!(
                 rule,
@@ -265,13 +288,14 @@ pub async fn remind(handle: Handle) {
                 names::CONFIRM_DELETION,
             );
         }
-        if !all_told {
-            tokio::time::sleep(MINUTE).await;
+        let mut pause = Duration::from_secs(1);
+        if more > 0 {
+            warn!(more, "deletions held of more rules that are gone");
+            pause = Duration::from_mins(1);
         }
+        tokio::time::sleep(pause).await;
     }
 }
-
-const MINUTE: Duration = Duration::from_mins(1);
 
 /// The largest number of held deletions that are logged at a time.
 const AT_ONCE: usize = 20;
@@ -281,14 +305,18 @@ const AT_ONCE: usize = 20;
 struct Logged(BTreeSet<String>);
 
 impl Logged {
-    /// Returns the held deletions that must be logged now.
-    fn news<T>(&mut self, mut held: Vec<(String, T)>) -> Vec<(String, T)> {
+    /// Returns the held deletions that must be logged now, and the number of those that must wait.
+    fn news<T>(&mut self, held: Vec<(String, T)>) -> (Vec<(String, T)>, usize) {
         let nonces: BTreeSet<&String> = held.iter().map(|(nonce, _)| nonce).collect();
         self.0.retain(|nonce| nonces.contains(nonce));
-        held.retain(|(nonce, _)| !self.0.contains(nonce));
-        held.truncate(AT_ONCE);
-        self.0.extend(held.iter().map(|(nonce, _)| nonce.clone()));
-        held
+        let mut news: Vec<_> = held
+            .into_iter()
+            .filter(|(nonce, _)| !self.0.contains(nonce))
+            .collect();
+        let more = news.len().saturating_sub(AT_ONCE);
+        news.truncate(AT_ONCE);
+        self.0.extend(news.iter().map(|(nonce, _)| nonce.clone()));
+        (news, more)
     }
 }
 
@@ -304,15 +332,15 @@ mod tests {
                 .collect()
         };
         let mut told = Logged::default();
-        assert_eq!(told.news::<()>(held(0..50)), held(0..20));
-        assert_eq!(told.news(held(0..50)), held(20..40));
-        assert_eq!(told.news(held(0..50)), held(40..50));
-        assert_eq!(told.news(held(0..50)), vec![]);
-        assert_eq!(told.news(held(49..50)), vec![]);
+        assert_eq!(told.news::<()>(held(0..50)), (held(0..20), 30));
+        assert_eq!(told.news(held(0..50)), (held(20..40), 10));
+        assert_eq!(told.news(held(0..50)), (held(40..50), 0));
+        assert_eq!(told.news(held(0..50)), (vec![], 0));
+        assert_eq!(told.news(held(49..50)), (vec![], 0));
         assert_eq!(told.0.len(), 1);
         assert_eq!(
             told.news(held(48..50)),
-            held(48..49),
+            (held(48..49), 0),
             "it was not held meanwhile"
         );
     }
