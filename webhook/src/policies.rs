@@ -43,7 +43,7 @@ use tracing::{info, warn};
 
 use crate::{
     metrics::Answers,
-    register::{Kept, MANAGER, try_out},
+    register::{Kept, MANAGER, Refused, try_out},
 };
 
 /// Most policies in the configuration. The configuration is one object and must fit into etcd.
@@ -168,8 +168,8 @@ pub(crate) struct Registrar {
     kept: Kept,
     /// The last known resource of each kind. A failed lookup leaves the entry as it is.
     served: BTreeMap<GroupVersionKind, Resource>,
-    /// The contents of entries that the API server has accepted in a dry run.
-    tried: BTreeSet<Checksum>,
+    /// Results of dry runs, by the contents of the entry.
+    tried: BTreeMap<Checksum, Result<(), String>>,
     /// The configuration that every API server uses by now.
     heard: Option<Checksum>,
     /// Names of the policies that are registered.
@@ -181,6 +181,9 @@ struct Finding {
     ready: bool,
     reason: ConditionReason,
     message: String,
+    /// True if the result may change without an event that this process would see. The registrar
+    /// then checks again soon.
+    passing: bool,
 }
 
 impl Finding {
@@ -189,6 +192,7 @@ impl Finding {
             ready: false,
             reason,
             message: message.into(),
+            passing: false,
         }
     }
 
@@ -202,6 +206,7 @@ impl Finding {
             ready: true,
             reason: ConditionReason::Active,
             message: format!("matching objects are rewritten as they are written{also}"),
+            passing: false,
         }
     }
 }
@@ -220,7 +225,7 @@ impl Registrar {
             kept: Kept::mutating(clients, metrics, POLICIES_NAME),
             metrics: metrics.clone(),
             served: BTreeMap::new(),
-            tried: BTreeSet::new(),
+            tried: BTreeMap::new(),
             heard: None,
             registered: BTreeSet::new(),
         }
@@ -265,9 +270,7 @@ impl Registrar {
         if self.heard.replace(wanted) != Some(wanted) {
             sleep(HEARD).await;
         }
-        // The end of a rejection has no event: permissions and the cluster's own policies change.
-        let rejected = |finding: &Finding| finding.reason == ConditionReason::Rejected;
-        let settled = all_served && !findings.iter().any(|(_, finding)| rejected(finding));
+        let settled = all_served && !findings.iter().any(|(_, finding)| finding.passing);
         for (known, finding) in findings {
             self.report(&known, finding).await?;
         }
@@ -300,7 +303,7 @@ impl Registrar {
             };
             findings.push((known, finding));
         }
-        self.tried.retain(|key| keys.contains(key));
+        self.tried.retain(|key, _| keys.contains(key));
         Ok((accepted, findings))
     }
 
@@ -367,13 +370,30 @@ impl Registrar {
         wanted: &Value,
         missing: &str,
     ) -> anyhow::Result<Finding> {
-        if !self.tried.contains(&key) {
-            if let Err(message) = try_out(&self.client, wanted).await? {
-                return Ok(Finding::not(ConditionReason::Rejected, message));
-            }
-            self.tried.insert(key);
-        }
-        Ok(Finding::active(missing))
+        let verdict = if let Some(verdict) = self.tried.get(&key) {
+            verdict.clone()
+        } else {
+            let verdict = match try_out(&self.client, wanted).await? {
+                // The result is not remembered, because permissions and the cluster's own policies
+                // change.
+                Err(Refused {
+                    message,
+                    forbidden: true,
+                }) => {
+                    return Ok(Finding {
+                        passing: true,
+                        ..Finding::not(ConditionReason::Rejected, message)
+                    });
+                }
+                tried => tried.map_err(|refused| refused.message),
+            };
+            self.tried.insert(key, verdict.clone());
+            verdict
+        };
+        Ok(match verdict {
+            Err(message) => Finding::not(ConditionReason::Rejected, message),
+            Ok(()) => Finding::active(missing),
+        })
     }
 
     /// Looks up every kind that a policy names. Returns true if all of them are served.

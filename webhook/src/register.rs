@@ -375,12 +375,23 @@ fn contested(kind: &str, name: &str) -> String {
     )
 }
 
+/// The API server's refusal of a configuration.
+pub(crate) struct Refused {
+    pub(crate) message: String,
+    /// True if the contents are not the reason: the user lacks a permission, or a policy of the
+    /// cluster forbids the write.
+    pub(crate) forbidden: bool,
+}
+
 /// Tries a configuration of policies in a dry run.
 ///
 /// # Errors
-/// The inner error is the message of the API server's refusal. The outer error means that the API
-/// server gave no answer.
-pub(crate) async fn try_out(client: &Client, wanted: &Value) -> anyhow::Result<Result<(), String>> {
+/// The inner error is the API server's refusal. The outer error means that the API server gave no
+/// answer.
+pub(crate) async fn try_out(
+    client: &Client,
+    wanted: &Value,
+) -> anyhow::Result<Result<(), Refused>> {
     let api: Api<MutatingWebhookConfiguration> = Api::all(client.clone());
     let params = PatchParams {
         dry_run: true,
@@ -394,7 +405,10 @@ pub(crate) async fn try_out(client: &Client, wanted: &Value) -> anyhow::Result<R
     {
         Ok(_) => Ok(Ok(())),
         Err(kube::Error::Api(refusal)) if matches!(refusal.code, 400 | 403 | 413 | 422) => {
-            Ok(Err(refusal.message.clone()))
+            Ok(Err(Refused {
+                message: refusal.message.clone(),
+                forbidden: refusal.code == 403,
+            }))
         }
         Err(error) => Err(error.into()),
     }
