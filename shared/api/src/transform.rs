@@ -136,8 +136,9 @@ impl Transform {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct DataEdits {
-    /// Keys to keep, exact or with * (any characters) and ? (one character). Default: ["*"], which
-    /// is all of them. An empty list keeps none. At most 64.
+    /// Keys to keep, exact or with * (any characters) and ? (one character). At most two * in one,
+    /// and no ? between them. Default: ["*"], which is all of them. An empty list keeps none. At
+    /// most 64.
     #[serde(default = "every_key")]
     #[schemars(schema_with = "schema::data_globs")]
     pub include: Vec<String>,
@@ -177,8 +178,9 @@ impl DataEdits {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct KeyEdits {
-    /// Keys to keep, exact or with * (any characters) and ? (one character). Default: ["*"], which
-    /// is all of them. An empty list keeps none. At most 64.
+    /// Keys to keep, exact or with * (any characters) and ? (one character). At most two * in one,
+    /// and no ? between them. Default: ["*"], which is all of them. An empty list keeps none. At
+    /// most 64.
     #[serde(default = "every_key")]
     #[schemars(schema_with = "schema::key_globs")]
     pub include: Vec<String>,
@@ -238,16 +240,12 @@ pub(crate) fn of_rule(generator: &mut SchemaGenerator) -> Schema {
     )
 }
 
-/// The same for a Replication, which has narrower limits on globs and variables.
+/// The same for a Replication, which has narrower limits on variables.
 pub(crate) fn of_tenants_rule(generator: &mut SchemaGenerator) -> Schema {
-    let globs = "At most two * in one, and no ? between them.";
     let labels = "Labels of the namespace only where every target is this rule's own namespace.";
     described(
         of_rule(generator),
         &[
-            ("labels/properties/include", globs),
-            ("annotations/properties/include", globs),
-            ("data/properties/include", globs),
             ("labels/properties/set", labels),
             ("annotations/properties/set", labels),
             ("jsonPatch", labels),

@@ -147,7 +147,6 @@ impl FailureReason {
     }
 }
 
-/// Prints the stable word.
 impl Outcome {
     /// The outcome for an error answer to a request about the object `name`. `retry_after` comes
     /// from the HTTP header.
