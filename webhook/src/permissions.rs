@@ -2,11 +2,13 @@
 //!
 //! It fails closed: a permission that the API server cannot confirm counts as missing.
 
+use std::collections::BTreeMap;
+
 use futures::future::try_join_all;
 use kube::Client;
 use mimeo_engine::admission::{come_again, forbid};
 use mimeo_model::{
-    authority::lacks,
+    authority::{Finding, Need, find, lacks},
     review::{User, Verdict},
     right::Right,
 };
@@ -70,8 +72,9 @@ impl Questions {
     }
 }
 
-/// Checks that the user has all needed permissions. `object` is the kind and name of the object
-/// that the user writes.
+/// Checks all needs, in at most two rounds. The first asks for each needed permission. The second
+/// asks, for each that was denied, for the permissions that are enough instead. `object` is the kind
+/// and name of the object that the user writes.
 ///
 /// # Errors
 /// A refusal with the missing permissions, or one that says why the check has no answer.
@@ -79,28 +82,32 @@ pub(crate) async fn check(
     questions: &Questions,
     user: &User,
     object: &str,
-    needs: &[Right],
+    needs: &[Need],
     deadline: Instant,
 ) -> Result<(), Verdict> {
-    let mut missing: Vec<&Right> = Vec::new();
-    for some in needs.chunks(PARALLEL) {
-        let asked = some
-            .iter()
-            .map(|right| questions.may(user, right, deadline));
-        let answered = try_join_all(asked)
-            .await
-            .map_err(|error| unanswered(user, &error))?;
-        let denied = some.iter().zip(answered).filter(|(_, may)| !may);
-        missing.extend(denied.map(|(right, _)| right));
+    let mut answers: BTreeMap<&Right, bool> = BTreeMap::new();
+    loop {
+        let open = match find(needs, |right| answers.get(right).copied()) {
+            Finding::Held => return Ok(()),
+            Finding::Lacks(missing) => {
+                return Err(forbid(format!(
+                    "{object} needs permissions that its author does not have: {}; grant these to the author, or let a user who has \
+                     them write it",
+                    lacks(&user.name, &missing)
+                )));
+            }
+            Finding::Ask(open) => open,
+        };
+        for some in open.chunks(PARALLEL) {
+            let asked = some
+                .iter()
+                .map(|right| questions.may(user, right, deadline));
+            let answered = try_join_all(asked)
+                .await
+                .map_err(|error| unanswered(user, &error))?;
+            answers.extend(some.iter().copied().zip(answered));
+        }
     }
-    if missing.is_empty() {
-        return Ok(());
-    }
-    Err(forbid(format!(
-        "{object} needs permissions that its author does not have: {}; grant these to the author, \
-         or let a user who has them write it",
-        lacks(&user.name, &missing)
-    )))
 }
 
 fn unanswered(user: &User, error: &kube::Error) -> Verdict {
@@ -185,11 +192,17 @@ mod tests {
         (Client::new(service, "default"), asked)
     }
 
-    async fn checked(
-        client: &Client,
-        needs: &[Right],
-        time: Duration,
-    ) -> Result<(), (u16, String)> {
+    fn need(instead: &[&str]) -> Need {
+        Need {
+            right: right(None),
+            instead: instead
+                .iter()
+                .map(|namespace| right(Some(namespace)))
+                .collect(),
+        }
+    }
+
+    async fn checked(client: &Client, needs: &[Need], time: Duration) -> Result<(), (u16, String)> {
         match check(
             &Questions::new(client.clone()),
             &ann(),
@@ -207,25 +220,27 @@ mod tests {
     #[tokio::test]
     async fn a_review_carries_all_that_an_authorizer_may_look_at() {
         let (client, asked) = server(|_| (201, json!({"allowed": true})));
-        assert_eq!(checked(&client, &[right(None)], SOON).await, Ok(()));
+        assert_eq!(checked(&client, &[need(&["platform"])], SOON).await, Ok(()));
         let attributes = json!({"verb": "get", "group": "", "version": "*", "resource": "secrets", "name": "registry"});
         let spec = json!({
             "user": "ann", "uid": "u-7", "groups": ["g"], "extra": {"k": ["v"]}, "resourceAttributes": attributes,
         });
-        assert_eq!(*asked.lock().unwrap(), [spec]);
+        assert_eq!(
+            *asked.lock().unwrap(),
+            [spec],
+            "what is held everywhere isn't asked for in one namespace"
+        );
     }
 
     #[tokio::test]
-    async fn each_permission_that_is_missing_is_named() {
+    async fn what_is_not_held_everywhere_is_enough_where_it_is_needed() {
         let (client, _) = server(|asked| {
             (
                 201,
                 json!({"allowed": asked["namespace"] == "a" || asked["namespace"] == "b"}),
             )
         });
-        let there =
-            |names: &[&str]| -> Vec<Right> { names.iter().map(|name| right(Some(name))).collect() };
-        assert_eq!(checked(&client, &there(&["a", "b"]), SOON).await, Ok(()));
+        assert_eq!(checked(&client, &[need(&["a", "b"])], SOON).await, Ok(()));
         let refused = |code: u16, says: &str, result: Result<(), (u16, String)>| {
             let (got, message) = result.unwrap_err();
             assert!(
@@ -239,19 +254,19 @@ mod tests {
                 "{got} {message}"
             );
         };
-        let everywhere = checked(&client, &[right(None)], SOON).await;
+        let everywhere = checked(&client, &[need(&[])], SOON).await;
         refused(
             403,
             "user \"ann\" may not get secrets/registry in all namespaces;",
             everywhere,
         );
-        let one_more = checked(&client, &there(&["a", "c", "b"]), SOON).await;
+        let one_more = checked(&client, &[need(&["a", "c", "b"])], SOON).await;
         refused(
             403,
             "user \"ann\" may not get secrets/registry in namespace c;",
             one_more,
         );
-        let many = checked(&client, &vec![right(None); 7], SOON).await;
+        let many = checked(&client, &vec![need(&[]); 7], SOON).await;
         assert!(many.unwrap_err().1.contains(" and 2 more;"));
     }
 
@@ -307,7 +322,7 @@ mod tests {
                 "cannot check the permissions",
             ),
         ] {
-            let (got, message) = checked(&server(answer).0, &[right(None)], SOON)
+            let (got, message) = checked(&server(answer).0, &[need(&[])], SOON)
                 .await
                 .unwrap_err();
             assert!(
@@ -317,7 +332,7 @@ mod tests {
         }
         let silent = checked(
             &server(|_| (0, Value::Null)).0,
-            &[right(None)],
+            &[need(&[])],
             Duration::from_millis(10),
         )
         .await;

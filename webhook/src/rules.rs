@@ -20,7 +20,7 @@ use kube::{
 use mimeo_api::{ClusterReplication, Replication, ReplicationGrant, TransformPolicy, names};
 use mimeo_engine::author;
 use mimeo_model::{
-    authority::{of_grant, of_policy, of_rule, only_suspends},
+    authority::{Need, of_grant, of_policy, of_rule, only_suspends},
     grant::Grant,
     id::RuleKind,
     kind::{GroupVersionKind, Resource},
@@ -193,7 +193,7 @@ impl Check<'_> {
     }
 
     /// Refuses an author without the permissions.
-    async fn authorize(&self, needs: &[Right], kinds: &Kinds) -> Result<(), Verdict> {
+    async fn authorize(&self, needs: &[Need], kinds: &Kinds) -> Result<(), Verdict> {
         let Self { app, request, .. } = self;
         let (kind, name) = (&request.kind.kind, request.shown_name());
         let object = format!("{kind} {name}");

@@ -1,7 +1,7 @@
 //! The missing permissions of the author of new and changed rules and grants, and of Mimeo.
 //!
 //! The webhook asks the same when the objects are written. It does not ask about a change that only
-//! suspends a rule. The author is the user of this command.
+//! takes something away. The author is the user of this command.
 
 use std::{collections::BTreeMap, fmt::Write as _};
 
@@ -10,7 +10,7 @@ use k8s_openapi::api::authentication::v1::SelfSubjectReview;
 use kube::{Api, api::PostParams};
 use mimeo_api::names::REPLICATION_GRANT;
 use mimeo_model::{
-    authority::{self, of_grant, of_rule},
+    authority::{self, Finding, Need, find, of_grant, of_rule},
     grant::Grant,
     id::RuleId,
     kind::{GroupVersionKind, Resource},
@@ -142,34 +142,37 @@ impl Asking<'_> {
     }
 
     /// Asks whether the user has the permissions that an object needs.
-    async fn author(&mut self, object: &str, needs: &[Right]) {
+    async fn author(&mut self, object: &str, needs: &[Need]) {
         let client = &self.connected.client;
-        let deadline = Instant::now() + self.connected.timeout;
-        let open = |right: &&Right| !self.held.contains_key(*right);
-        let open: Vec<&Right> = needs.iter().filter(open).collect();
-        let asked = open.into_iter().map(async |right: &Right| {
-            let held = may_self(client, right, deadline).await;
-            (right.clone(), held)
-        });
-        let answers: Vec<_> = stream::iter(asked)
-            .buffer_unordered(AT_ONCE)
-            .collect()
-            .await;
-        for (right, held) in answers {
-            let Ok(held) = held else {
-                self.missing.unknown.push(format!(
-                    "{object}: whether you have the permissions that it needs is unknown, because the API server gives no answer."
-                ));
-                return;
+        loop {
+            let open = match find(needs, |right| self.held.get(right).copied()) {
+                Finding::Held => return,
+                Finding::Lacks(missing) => {
+                    let user = self.user().await;
+                    let sentence = authority::lacks(&user, &missing);
+                    self.missing.author.push(format!("{object}: {sentence}"));
+                    return;
+                }
+                Finding::Ask(open) => open,
             };
-            self.held.insert(right, held);
-        }
-        let denied = |right: &&Right| self.held.get(*right) == Some(&false);
-        let missing: Vec<&Right> = needs.iter().filter(denied).collect();
-        if !missing.is_empty() {
-            let user = self.user().await;
-            let sentence = authority::lacks(&user, &missing);
-            self.missing.author.push(format!("{object}: {sentence}"));
+            let deadline = Instant::now() + self.connected.timeout;
+            let asked = open.into_iter().map(async |right: &Right| {
+                let held = may_self(client, right, deadline).await;
+                (right.clone(), held)
+            });
+            let answers: Vec<_> = stream::iter(asked)
+                .buffer_unordered(AT_ONCE)
+                .collect()
+                .await;
+            for (right, held) in answers {
+                let Ok(held) = held else {
+                    self.missing.unknown.push(format!(
+                        "{object}: whether you have the permissions that it needs is unknown, because the API server gives no answer."
+                    ));
+                    return;
+                };
+                self.held.insert(right, held);
+            }
         }
     }
 

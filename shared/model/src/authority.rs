@@ -6,7 +6,10 @@
 //! the same way. The needed permissions do not depend on the objects that exist, so a refusal
 //! reveals none of them.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    slice,
+};
 
 use mimeo_api::{Access, names::GROUP};
 use serde_json::Value;
@@ -42,19 +45,36 @@ const MOST: usize = 256;
 /// Most missing permissions that a message names.
 const NAMED: usize = 5;
 
+/// A needed permission, and the permissions that can replace it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Need {
+    /// This permission is enough.
+    pub right: Right,
+    /// All of these together are enough, too. Empty if nothing can replace `right`.
+    pub instead: Vec<Right>,
+}
+
+impl Need {
+    fn of(right: Right) -> Self {
+        Self {
+            right,
+            instead: Vec::new(),
+        }
+    }
+}
+
 /// The permissions that the author of a rule needs. For a Replication these are only the permissions
 /// in its own namespace, because other namespaces consent with grants.
 ///
 /// - For each named source: to `get` it. An inline source needs no such permission.
 /// - For each selector: to `get` and `list` all objects of its kind in its namespace.
 /// - For the copies: to create, update and delete objects of any name wherever the rule targets.
-///   For targets that name their namespaces exactly, this means these namespaces.
 /// - For copies of Roles and `RoleBindings`: the permissions that the API server also demands.
 /// - For `podGate: Required`: the verb `gate` on the rule.
 ///
 /// If `look_up` does not find a kind, its resource name is unknown. The author then needs the
 /// permission for all resources of the kind's API group.
-pub fn of_rule(rule: &Rule, look_up: impl Fn(&GroupVersionKind) -> Option<Resource>) -> Vec<Right> {
+pub fn of_rule(rule: &Rule, look_up: impl Fn(&GroupVersionKind) -> Option<Resource>) -> Vec<Need> {
     let home = rule.id.namespace.as_deref();
     let own = |namespace: &str| home.is_none_or(|home| home == namespace);
     let named = rule.sources.iter().filter(|source| source.is_named());
@@ -75,31 +95,33 @@ pub fn of_rule(rule: &Rule, look_up: impl Fn(&GroupVersionKind) -> Option<Resour
             ..right(verb, &selector.gvk, &look_up)
         })
     });
-    let mut needs: Vec<Right> = read.chain(select).collect();
-    let targets = named_targets(rule).unwrap_or_default();
+    let mut needs: Vec<Need> = read.chain(select).map(Need::of).collect();
+    let mut targets = named_targets(rule).unwrap_or_default();
     if home.is_none_or(|home| targets.contains(home)) {
         let write = to_write(OF_COPIES, rule.kinds.iter(), home, &look_up);
-        let by_name = home.is_none() && (1..=MOST).contains(&(targets.len() * write.len()));
-        if by_name {
-            needs.extend(write.iter().flat_map(|right| {
-                targets.iter().map(move |name| Right {
-                    namespace: Some((*name).into()),
-                    ..right.clone()
-                })
-            }));
-        } else {
-            needs.extend(write);
+        if home.is_some() || targets.len() * write.len() > MOST {
+            targets.clear();
         }
+        needs.extend(write.into_iter().map(|right| {
+            let there = |name: &&str| Right {
+                namespace: Some((*name).into()),
+                ..right.clone()
+            };
+            Need {
+                instead: targets.iter().map(there).collect(),
+                right,
+            }
+        }));
     }
     if rule.pod_gate == PodGate::Required {
-        needs.push(Right {
+        needs.push(Need::of(Right {
             name: Some(rule.id.name.clone()),
             ..Right::new(GATE, GROUP, rule.id.kind.plural())
-        });
+        }));
     }
     // Several selectors of one kind need the same permissions.
     let mut known = BTreeSet::new();
-    needs.retain(|need| known.insert(need.clone()));
+    needs.retain(|need| known.insert(need.right.clone()));
     needs
 }
 
@@ -109,7 +131,7 @@ pub fn of_grant(
     grant: &Grant,
     home: &str,
     look_up: impl Fn(&GroupVersionKind) -> Option<Resource>,
-) -> Vec<Right> {
+) -> Vec<Need> {
     let mut needs = BTreeSet::new();
     for to in &grant.objects {
         let verbs = match grant.access {
@@ -130,7 +152,7 @@ pub fn of_grant(
             }
         }
     }
-    needs.into_iter().collect()
+    needs.into_iter().map(Need::of).collect()
 }
 
 /// The permissions that the author of a policy needs: to create and update objects of its kinds in
@@ -139,9 +161,9 @@ pub fn of_grant(
 pub fn of_policy(
     policy: &Policy,
     look_up: impl Fn(&GroupVersionKind) -> Option<Resource>,
-) -> Vec<Right> {
+) -> Vec<Need> {
     let write = to_write(OF_POLICIES, policy.kinds.iter(), None, &look_up);
-    write.into_iter().collect()
+    write.into_iter().map(Need::of).collect()
 }
 
 /// True if the change from the stored rule `old` to `new` only sets `spec.suspend`. Such a change
@@ -153,6 +175,41 @@ pub fn only_suspends(old: &Value, new: &Value) -> bool {
         Some(spec)
     };
     new["spec"]["suspend"] == true && rest(old) == rest(new)
+}
+
+/// The result for all needed permissions, from the answers known so far.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Finding<'a> {
+    /// The answers for these permissions are needed, too.
+    Ask(Vec<&'a Right>),
+    /// The user has all needed permissions.
+    Held,
+    /// The user does not have these permissions.
+    Lacks(Vec<&'a Right>),
+}
+
+/// Tells if a user has all needed permissions. `held` returns the answers so far. A permission in
+/// single namespaces is not asked for if the user has it in all namespaces.
+pub fn find(needs: &[Need], held: impl Fn(&Right) -> Option<bool>) -> Finding<'_> {
+    let (mut open, mut missing) = (Vec::new(), Vec::new());
+    for Need { right, instead } in needs {
+        let asked = match held(right) {
+            Some(false) if !instead.is_empty() => &instead[..],
+            _ => slice::from_ref(right),
+        };
+        for right in asked {
+            match held(right) {
+                None => open.push(right),
+                Some(true) => {}
+                Some(false) => missing.push(right),
+            }
+        }
+    }
+    match (open.is_empty(), missing.is_empty()) {
+        (false, _) => Finding::Ask(open),
+        (true, true) => Finding::Held,
+        (true, false) => Finding::Lacks(missing),
+    }
 }
 
 /// The message that names the permissions which a user lacks.
@@ -232,7 +289,7 @@ mod tests {
         })
     }
 
-    fn needs(sources: &[Value], targets: &[Value]) -> Vec<Right> {
+    fn needs(sources: &[Value], targets: &[Value]) -> Vec<Need> {
         let rule = json!({
             "apiVersion": "mimeo.dev/v1alpha1", "kind": "ClusterReplication", "metadata": {"name": "registry"},
             "spec": {"sources": sources, "targets": targets},
@@ -243,12 +300,20 @@ mod tests {
         )
     }
 
-    fn told(needs: &[Right]) -> Vec<String> {
-        needs.iter().map(ToString::to_string).collect()
+    /// One line for each need: first the permission, then its replacements.
+    fn told(needs: &[Need]) -> Vec<String> {
+        let tell = |need: &Need| {
+            let rights: Vec<_> = std::iter::once(&need.right)
+                .chain(&need.instead)
+                .map(ToString::to_string)
+                .collect();
+            rights.join(" | ")
+        };
+        needs.iter().map(tell).collect()
     }
 
     /// The needs of a Replication in namespace `home`.
-    fn needs_at_home(spec: &Value) -> Vec<Right> {
+    fn needs_at_home(spec: &Value) -> Vec<Need> {
         let rule = json!({
             "apiVersion": "mimeo.dev/v1alpha1", "kind": "Replication", "metadata": {"namespace": "home", "name": "r"},
             "spec": spec,
@@ -420,15 +485,9 @@ mod tests {
     fn named_namespaces_take_rights_in_these_alone() {
         let named = json!({"namespaces": ["one", "two"]});
         let got = needs(&[secret("a")], std::slice::from_ref(&named));
-        let want = [
-            "create secrets in namespace one",
-            "create secrets in namespace two",
-            "delete secrets in namespace one",
-            "delete secrets in namespace two",
-            "update secrets in namespace one",
-            "update secrets in namespace two",
-        ];
-        assert_eq!(told(&got)[1..], want);
+        let want = "create secrets in all namespaces | create secrets in namespace one | create \
+            secrets in namespace two";
+        assert_eq!(told(&got)[1], want);
         // Any other target could select any namespace.
         for other in [
             everywhere(),
@@ -437,23 +496,32 @@ mod tests {
         ] {
             let got = needs(&[secret("a")], &[named.clone(), other]);
             assert!(
-                got[1..].iter().all(|need| need.namespace.is_none()),
+                got.iter().all(|need| need.instead.is_empty()),
                 "{:?}",
                 told(&got)
             );
         }
         let more = json!({"namespaces": ["two", "three"]});
         let got = needs(&[secret("a")], &[named, more]);
-        assert_eq!(got[1..].len(), 3 * 3, "{:?}", told(&got));
+        assert!(
+            got[1..].iter().all(|need| need.instead.len() == 3),
+            "{:?}",
+            told(&got)
+        );
     }
 
     #[test]
     fn what_is_asked_is_bounded() {
         let names = |count| (0..count).map(|n| format!("team-{n}")).collect::<Vec<_>>();
         let target = |count| json!({"namespaces": names(count)});
-        let asked = |targets: &[Value]| needs(&[secret("a")], targets).len() - 1;
-        assert_eq!(asked(&[target(85)]), 255);
-        assert_eq!(asked(&[target(86)]), 3, "in all namespaces");
+        let instead = |targets: &[Value]| {
+            needs(&[secret("a")], targets)
+                .iter()
+                .map(|need| need.instead.len())
+                .sum::<usize>()
+        };
+        assert_eq!(instead(&[target(85)]), 255);
+        assert_eq!(instead(&[target(86)]), 0);
     }
 
     #[test]
@@ -465,14 +533,18 @@ mod tests {
             );
             let beyond = got
                 .into_iter()
-                .filter(|need| !matches!(need.verb, "get" | "create" | "update" | "delete"));
+                .filter(|need| !matches!(need.right.verb, "get" | "create" | "update" | "delete"));
             told(&beyond.collect::<Vec<_>>())
         };
-        let there = |right: &str| format!("{right}.rbac.authorization.k8s.io in namespace team");
-        assert_eq!(rights("Role"), [there("escalate roles")]);
+        let both = |right: &str| {
+            format!(
+                "{right}.rbac.authorization.k8s.io in all namespaces | {right}.rbac.authorization.k8s.io in namespace team"
+            )
+        };
+        assert_eq!(rights("Role"), [both("escalate roles")]);
         assert_eq!(
             rights("RoleBinding"),
-            [there("bind clusterroles"), there("bind roles")]
+            [both("bind clusterroles"), both("bind roles")]
         );
         assert!(
             needs(&[of_kind("example.com/v1", "Role")], &[everywhere()]).len() == 4,
@@ -493,13 +565,51 @@ mod tests {
     }
 
     #[test]
-    fn some_of_the_missing_permissions_are_named() {
-        let needs = needs(&[secret("a")], &[everywhere()]);
+    fn what_is_not_held_everywhere_is_asked_for_where_it_is_needed() {
+        let needs = needs(&[secret("a")], &[json!({"namespaces": ["one", "two"]})]);
+        let find = |held: fn(&Right) -> Option<bool>| match find(&needs, held) {
+            Finding::Ask(rights) => rights
+                .into_iter()
+                .map(|right| format!("{right}?"))
+                .collect(),
+            Finding::Held => vec![],
+            Finding::Lacks(rights) => rights
+                .into_iter()
+                .map(ToString::to_string)
+                .collect::<Vec<_>>(),
+        };
+        let first: Vec<String> = needs
+            .iter()
+            .map(|need| format!("{}?", need.right))
+            .collect();
+        assert_eq!(find(|_| None), first);
+        assert_eq!(find(|_| Some(true)), [""; 0]);
         assert_eq!(
-            lacks("ann", &[&needs[0]]),
+            find(|right| Some(right.verb == "get" || right.namespace.is_some())),
+            [""; 0]
+        );
+        let deletes = |right: &Right| {
+            (right.verb != "delete" || right.namespace.is_some()).then_some(right.verb != "create")
+        };
+        assert_eq!(
+            find(deletes),
+            ["delete secrets in all namespaces?"],
+            "what is missing for certain is told when all is known",
+        );
+        let create = [
+            "create secrets in namespace one",
+            "create secrets in namespace two",
+        ];
+        assert_eq!(find(|right| Some(right.verb != "create")), create);
+        assert_eq!(
+            find(|right| Some(right.verb != "get")),
+            ["get secrets/a in namespace platform"]
+        );
+        assert_eq!(
+            lacks("ann", &[&needs[0].right]),
             r#"user "ann" may not get secrets/a in namespace platform"#
         );
-        assert!(lacks("ann", &[&needs[0]; 7]).ends_with(" and 2 more"));
+        assert!(lacks("ann", &[&needs[0].right; 7]).ends_with(" and 2 more"));
     }
 
     #[test]

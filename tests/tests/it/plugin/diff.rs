@@ -341,7 +341,7 @@ async fn missing_permissions_of_the_author_are_named() -> Result<()> {
     ] {
         assert!(output.stdout.contains(words), "{words}: {}", output.stdout);
     }
-    // A change that only suspends the rule needs no permissions.
+    // A change that takes something away needs no permissions.
     rule.create(&scene.client).await?;
     scene.wait_synced(tag).await?;
     let suspended = rule.set("suspend", json!(true)).object();
