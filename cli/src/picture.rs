@@ -99,7 +99,7 @@ pub(crate) struct Picture {
     /// The facts that could not be read.
     pub(crate) unread: Unread,
     /// The rules and grants of files that differ from the stored ones by more than `suspend: true`.
-    pub(crate) widened: BTreeSet<Key>,
+    pub(crate) to_authorize: BTreeSet<Key>,
 }
 
 impl Picture {

@@ -44,8 +44,8 @@ const DEADLINE: Duration = Duration::from_secs(10);
 /// Time without a write after which a fight with another client is over.
 const FIGHT: Duration = Duration::from_mins(5);
 /// From this pause on, the statuses of rules report the other client. The sixth or seventh write in
-/// a row reaches it, within a minute. During an update two versions of Mimeo write the same
-/// configuration, for as long as the update takes.
+/// a row reaches it. During an update two versions of Mimeo write the same configuration, for as
+/// long as the update takes.
 const CONTESTED: Duration = Duration::from_secs(30);
 
 /// A webhook configuration that a task keeps as wanted.

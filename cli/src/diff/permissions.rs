@@ -84,7 +84,7 @@ pub(super) async fn missing(
     let rules: Vec<&Rule> = picture
         .rules
         .iter()
-        .filter(|(id, _)| picture.widened.contains(&key(id)))
+        .filter(|(id, _)| picture.to_authorize.contains(&key(id)))
         .filter_map(|(_, stored)| stored.rule.as_ref().ok())
         .collect();
     for rule in &rules {
@@ -93,7 +93,7 @@ pub(super) async fn missing(
         asking.author(&rule.id.to_string(), &needs).await;
     }
     let grants = files.of_kind(REPLICATION_GRANT);
-    for (key, found) in grants.filter(|(key, _)| picture.widened.contains(key)) {
+    for (key, found) in grants.filter(|(key, _)| picture.to_authorize.contains(key)) {
         let (grant, _) = explain_grant(Decoded::Whole(found.object.clone()));
         if let Ok(grant) = Grant::parse(&grant) {
             asking

@@ -33,7 +33,7 @@ pub(crate) struct Overlay {
     /// The rules and grants with another spec.
     changed: BTreeSet<Key>,
     /// Those of them that are not only suspended, so that their author needs permissions.
-    pub(super) widened: BTreeSet<Key>,
+    pub(super) to_authorize: BTreeSet<Key>,
 }
 
 impl Overlay {
@@ -59,7 +59,7 @@ impl Overlay {
             if changed {
                 self.changed.insert(key.clone());
                 if !stored.is_some_and(|stored| only_suspends(stored, &object)) {
-                    self.widened.insert(key.clone());
+                    self.to_authorize.insert(key.clone());
                 }
             }
             found.push(Decoded::Whole(object));

@@ -68,7 +68,7 @@ impl Reading {
 
     pub(super) fn finish(mut self) -> Picture {
         self.waiting();
-        self.picture.widened = self.overlay.widened;
+        self.picture.to_authorize = self.overlay.to_authorize;
         self.picture
     }
 
@@ -124,7 +124,7 @@ impl Reading {
                 kinds: BTreeMap::new(),
                 waiting: BTreeMap::new(),
                 unread,
-                widened: BTreeSet::new(),
+                to_authorize: BTreeSet::new(),
             },
             progress: Progress::default(),
         })

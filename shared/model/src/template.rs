@@ -246,7 +246,7 @@ impl Template {
     }
 
     /// True if it has no other variable than `$(namespace.name)`.
-    pub(crate) fn has_one_variable(&self) -> bool {
+    pub(crate) fn has_only_the_namespace(&self) -> bool {
         self.0
             .iter()
             .all(|piece| matches!(piece, Piece::Text(_) | Piece::Namespace(Variable::Name)))
@@ -461,7 +461,7 @@ mod tests {
             let known = (
                 template.literal(),
                 template.names_source(),
-                template.has_one_variable(),
+                template.has_only_the_namespace(),
             );
             assert_eq!(
                 (known, template.variables().count()),

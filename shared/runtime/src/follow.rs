@@ -1,6 +1,6 @@
 //! Follows one named object, by the same [`watch`](crate::watch) as everything else.
 
-use std::sync::Arc;
+use std::{collections::VecDeque, sync::Arc};
 
 use kube::{Api, Resource};
 use mimeo_model::known::{Decoded, Known};
@@ -18,7 +18,8 @@ use crate::watch::{Event, WatchSpec, Watcher, watch};
 /// or not known for a reason.
 pub(crate) type State<T> = Known<Option<Decoded<T>>>;
 
-/// The successive states of one object. Only the newest state is kept, until it is taken.
+/// The successive states of one object. Until it is taken, only the newest state is kept, and with
+/// a state that is not known the one before it.
 ///
 /// Needs the permissions `get`, `list` and `watch` for that name. Failures are logged and retried
 /// without end.
@@ -29,13 +30,26 @@ pub struct Follower<T> {
 }
 
 struct Newest<T> {
-    state: Mutex<Option<State<T>>>,
+    /// At most two states.
+    untaken: Mutex<VecDeque<State<T>>>,
     more: Notify,
 }
 
 impl<T> Newest<T> {
+    fn new() -> Arc<Self> {
+        Arc::new(Self {
+            untaken: Mutex::default(),
+            more: Notify::new(),
+        })
+    }
+
     fn put(&self, state: State<T>) {
-        *self.state.lock() = Some(state);
+        let mut untaken = self.untaken.lock();
+        // The last known object stays valid while its watch fails, so it must arrive as well.
+        let fails = !state.is_listed();
+        untaken.retain(|before| fails && before.is_listed());
+        untaken.push_back(state);
+        drop(untaken);
         self.more.notify_one();
     }
 }
@@ -61,10 +75,7 @@ where
 {
     /// Follows the object `name` of the collection at `path`. The watch's name in logs is `what`.
     pub(crate) fn at(watcher: Watcher, path: &str, name: &str, what: String) -> Self {
-        let newest = Arc::new(Newest {
-            state: Mutex::new(None),
-            more: Notify::new(),
-        });
+        let newest = Newest::new();
         let spec = WatchSpec {
             name: Some(name.to_owned()),
             ..WatchSpec::objects(path, what)
@@ -116,7 +127,7 @@ where
 
     async fn state(&mut self) -> State<T> {
         loop {
-            if let Some(state) = self.newest.state.lock().take() {
+            if let Some(state) = self.newest.untaken.lock().pop_front() {
                 return state;
             }
             self.newest.more.notified().await;
@@ -177,10 +188,7 @@ mod tests {
     #[tokio::test]
     async fn what_takes_long_to_be_taken_up_is_taken_up_seldom_and_then_the_newest() {
         const COST: Duration = Duration::from_millis(20);
-        let newest = Arc::new(Newest {
-            state: Mutex::new(None),
-            more: Notify::new(),
-        });
+        let newest = Newest::new();
         let follower = Follower {
             newest: newest.clone(),
             _watching: JoinSet::new(),
@@ -201,8 +209,10 @@ mod tests {
             newest.put(listed(51));
             newest.put(Known::Unserved);
             assert!(heard.try_recv().is_err());
-            let (third, _) = heard.recv().await.expect("the newest");
-            assert_eq!(third, Known::Unserved, "it takes the place of the object");
+            newest.put(Known::Unknown);
+            let (third, _) = heard.recv().await.expect("the object");
+            let (last, _) = heard.recv().await.expect("the newest");
+            assert_eq!((third, last), (listed(51), Known::Unknown));
         };
         tokio::select! {
             () = taking => {}

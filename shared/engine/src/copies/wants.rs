@@ -195,9 +195,7 @@ impl Index {
     /// Replication reserves nothing against it.
     fn is_yet_to_say(&self, present: &RuleId, other: &RuleId, name: &str, labels: &Labels) -> bool {
         let waits = |rule: &Rule| rule.matches(name, labels) && !self.knows_selected(rule);
-        *other != *present
-            && present.kind <= other.kind
-            && self.valid(present).is_some_and(waits)
+        *other != *present && present.kind <= other.kind && self.valid(present).is_some_and(waits)
     }
 
     /// True if the rule wants that copy and denies changes by other clients (`driftPolicy: Deny`).

@@ -27,8 +27,7 @@ use mimeo_model::{
 
 use crate::{
     Effects, Index, RuleState, absent::Became, authorized::own_kind_unreadable, clock::Tick,
-    copy::CopyState, grants::Grants, jobs::JobKey, trouble::Trouble,
-    withdrawn::Withdrawal,
+    copy::CopyState, grants::Grants, jobs::JobKey, trouble::Trouble, withdrawn::Withdrawal,
 };
 
 /// The grants, and the `Replication`s by the namespaces that they concern.

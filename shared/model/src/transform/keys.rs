@@ -267,7 +267,9 @@ fn parse_set(
 fn check_values(template: &Template, used: Use<'_>, check: Check) -> Result<(), String> {
     match (template.literal(), used) {
         (Some(text), _) => check(text),
-        (None, Use::Admission) if template.has_one_variable() => check_sample(template, check),
+        (None, Use::Admission) if template.has_only_the_namespace() => {
+            check_sample(template, check)
+        }
         (None, Use::Admission) => {
             Err("a TransformPolicy has only the variable $(namespace.name)".into())
         }

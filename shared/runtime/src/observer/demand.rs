@@ -162,8 +162,11 @@ impl Observer {
                 return task.stop();
             }
             // A watch of all objects of a kind would not show the objects of a new selector before
-            // its next listing. So it is reopened for other selectors.
-            if task.selectors == watch.looks_for(demand.selectors.keys()) {
+            // its next listing. So it is reopened for other selectors, and also if these have been
+            // demanded and dropped in between: the engine has forgotten the listing of a selector
+            // that left and came back.
+            task.stale |= task.selectors != watch.looks_for(demand.selectors.keys());
+            if !task.stale {
                 return true;
             }
             let due = task.began + REOPENING;
@@ -233,6 +236,8 @@ struct Task {
     began: Instant,
     /// The selectors that the watch looks for, if it shows all objects of a kind.
     selectors: BTreeSet<SourceSelector>,
+    /// True if other selectors were demanded since the watch was opened.
+    stale: bool,
     /// The sources that the watch serves, if it shows all objects of a kind.
     members: Arc<Members>,
     abort: AbortHandle,
@@ -245,6 +250,7 @@ impl Task {
             resource: resource.clone(),
             began: Instant::now(),
             selectors: BTreeSet::new(),
+            stale: false,
             members: Arc::default(),
             abort,
         }

@@ -320,7 +320,8 @@ fn too_many_are_taken_by_their_age() {
     let status = world.status();
     let (reason, message) = condition(&status, "SourcesFound");
     assert!(
-        reason == "False SourceRefused" && message.starts_with("the rule has 300 sources, "),
+        reason == "False SourceRefused"
+            && message.starts_with("the rule has too many sources, and Mimeo copies at most 256: "),
         "{reason} {message}"
     );
     assert_eq!(status.sources.len(), 32);
