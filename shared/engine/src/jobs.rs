@@ -291,10 +291,7 @@ impl Jobs {
 
 impl Index {
     /// Returns the task of a job at this moment. `None`: the job is no longer needed.
-    fn task(&mut self, key: &JobKey) -> Option<Task> {
-        let asked = self
-            .absence_mut(key)
-            .is_some_and(|absence| absence.is_asked());
+    fn task(&self, key: &JobKey) -> Option<Task> {
         match key {
             JobKey::RecordKind(kind) => self.kind_to_record(kind).map(Task::RecordKind),
             JobKey::ForgetKind(kind) => self
@@ -303,13 +300,15 @@ impl Index {
             JobKey::RecordCrd(kind) => self
                 .crd_to_record(*kind)
                 .map(|uid| Task::RecordCrd(*kind, uid)),
-            JobKey::ConfirmRule(id) => {
-                (asked || self.may_be_of_another_crd(id)).then(|| Task::ConfirmRule((**id).clone()))
-            }
-            JobKey::ConfirmSource(source) => asked.then(|| Task::ConfirmSource(source.clone())),
-            JobKey::ConfirmGrants(namespace) => {
-                asked.then(|| Task::ConfirmGrants(namespace.clone()))
-            }
+            JobKey::ConfirmRule(id) => self
+                .asks_for_rule(id)
+                .then(|| Task::ConfirmRule((**id).clone())),
+            JobKey::ConfirmSource(source) => self
+                .asks_for_source(source)
+                .then(|| Task::ConfirmSource(source.clone())),
+            JobKey::ConfirmGrants(namespace) => self
+                .asks_for_grants(namespace)
+                .then(|| Task::ConfirmGrants(namespace.clone())),
             JobKey::ReadSource(source) => self
                 .is_unread(source)
                 .then(|| Task::ReadSource(source.clone())),

@@ -85,8 +85,9 @@ impl Absence {
         }
     }
 
-    /// Returns how the object disappeared, from the point of view of a copy. `None`: that is
-    /// unknown. A deletion on purpose is proven only if the read is fresh: recent enough.
+    /// Returns how the object disappeared, from the point of view of a copy. `None`:
+    /// that is unknown. A deletion on purpose is proven only if the read is fresh, too: recent
+    /// enough.
     ///
     /// A read proves nothing about a copy that this process observed after the read began. The
     /// object may have been created again, and the copy may be made from it.
@@ -101,12 +102,16 @@ impl Absence {
             Became::Deleted {
                 since: Some(since), ..
             } if seen.last_made() <= since => Some(HowGone::WithNamespace),
-            Became::Deleted { shown, .. } => {
-                (self.fresh && copy.shown <= shown).then_some(HowGone::Deleted)
-            }
+            Became::Deleted { shown, .. } => (copy.shown <= shown).then_some(HowGone::Deleted),
             Became::GoneWithNamespace => Some(HowGone::WithNamespace),
             Became::Unexplained => Some(HowGone::Unexplained),
         }
+    }
+
+    /// The same, but `None` for a deletion on purpose that is not proven any more.
+    pub(crate) fn how_gone_for_sure(&self, copy: &CopyState, seen: &Seen) -> Option<HowGone> {
+        self.how_gone(copy, seen)
+            .filter(|how| *how != HowGone::Deleted || self.fresh)
     }
 
     /// True if a read did not find out how the object disappeared.
@@ -245,10 +250,21 @@ pub struct RuleRead {
 }
 
 impl Index {
-    /// True if the rule may belong to another CRD than the one served now.
-    pub(crate) fn may_be_of_another_crd(&self, id: &RuleId) -> bool {
-        let known = self.rules.get(id);
-        known.is_some_and(|state| state.crd != self.collections[id.kind].crd.current)
+    /// True if the engine needs a read of the rule. Either a copy names the rule and the rule does
+    /// not exist, or the rule may belong to another CRD than the one served now.
+    pub(crate) fn asks_for_rule(&self, id: &RuleId) -> bool {
+        match self.rules.get(id) {
+            Some(state) => state.crd != self.collections[id.kind].crd.current,
+            None => self
+                .gone
+                .get(id)
+                .is_some_and(|gone| gone.absence.is_asked()),
+        }
+    }
+
+    /// True if the engine needs a read of the source.
+    pub(crate) fn asks_for_source(&self, source: &SourceRef) -> bool {
+        self.absence(source).is_some_and(Absence::is_asked)
     }
 
     /// The facts about a missing source.
@@ -320,7 +336,7 @@ impl Index {
         {
             return Some(HowGone::Unexplained);
         }
-        gone.absence.how_gone(copy, seen)
+        gone.absence.how_gone_for_sure(copy, seen)
     }
 
     /// Returns how a missing source of this copy disappeared. `None`: that is unknown, and the
@@ -336,6 +352,15 @@ impl Index {
         let key = JobKey::ConfirmSource(source.clone());
         needs.push(Need::Absence(key, how.is_none()));
         how
+    }
+
+    /// True if the reads of all these sources are recent enough to prove that a user deleted them.
+    pub(crate) fn are_freshly_read(&self, sources: &[SourceRef], needs: &mut Needs) -> bool {
+        let fresh = |source| self.absence(source).is_some_and(|absence| absence.fresh);
+        let old = sources.iter().filter(|source| !fresh(*source));
+        let before = needs.len();
+        needs.extend(old.map(|source| Need::Absence(JobKey::ConfirmSource(source.clone()), true)));
+        needs.len() == before
     }
 }
 

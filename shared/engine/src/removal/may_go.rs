@@ -92,32 +92,28 @@ impl Index {
         new
     }
 
-    /// Returns how the possible sources of this copy disappeared. They were deleted on purpose only
-    /// if each of them was. `None`: that is unknown for at least one of them.
+    /// Returns how the possible sources of this copy disappeared. `None`: that is unknown for at
+    /// least one of them.
     fn how_sources_went(
         &self,
         sources: &[SourceRef],
         copy: &CopyState,
         needs: &mut Needs,
     ) -> Option<HowGone> {
-        let (mut loss, mut known) = (None, true);
+        let mut all = HowGone::Deleted;
         for source in sources {
             let how = match self.sources.get(source) {
                 // The object still exists, but it has become a copy. No client has deleted it.
-                Some(SourceState::Found { .. } | SourceState::NotRead) => {
-                    Some(HowGone::Unexplained)
-                }
+                Some(SourceState::Found { .. } | SourceState::NotRead) => HowGone::Unexplained,
                 Some(SourceState::Missing { .. }) | None => {
-                    self.how_source_went(source, copy, needs)
+                    self.how_source_went(source, copy, needs)?
                 }
             };
-            match how {
-                None => known = false,
-                Some(HowGone::Deleted) => {}
-                Some(_) => loss = how,
+            if how != HowGone::Deleted {
+                all = how;
             }
         }
-        loss.or_else(|| known.then_some(HowGone::Deleted))
+        (all != HowGone::Deleted || self.are_freshly_read(sources, needs)).then_some(all)
     }
 
     /// True if the rule's other copies must be written first. A copy that cannot be written is not

@@ -51,6 +51,14 @@ pub struct GrantsRead {
 }
 
 impl Index {
+    /// True if the engine needs a read of the namespace's grants.
+    pub(crate) fn asks_for_grants(&self, namespace: &str) -> bool {
+        self.consent
+            .withdrawals
+            .get(namespace)
+            .is_some_and(|withdrawal| withdrawal.absence.is_asked())
+    }
+
     /// Returns how the grant for a copy disappeared that its rule no longer wants in this namespace,
     /// or may no longer have there. `None`: that is unknown, and the granting namespace's grants
     /// must be read. A copy that lost no grant is collected like one that lost it with a namespace.
@@ -67,7 +75,7 @@ impl Index {
         let seen = copy.ours()?;
         let known = self.consent.withdrawals.get(&giver);
         let how = known.and_then(|known| {
-            let how = known.absence.how_gone(copy, seen)?;
+            let how = known.absence.how_gone_for_sure(copy, seen)?;
             // The copy was granted under a former CRD. The grant went with that CRD, and no owner
             // took it back.
             let former = seen.last_made() < known.defined;
