@@ -319,6 +319,7 @@ impl Engine {
         self.fire(now);
         self.effects.events.forget();
         self.effects.changes.forget();
+        self.effects.notices.clear();
         self.index.rest();
     }
 

@@ -65,15 +65,20 @@ pub(crate) struct Book {
     /// The values of the last status.
     pub(crate) reported: Reported,
     /// The message about the missing grants, empty if none is missing. It is made on first use, and
-    /// again once the status is due.
+    /// again after a change of the facts that it depends on.
     pub(crate) missing_grants: OnceCell<String>,
 }
 
 impl Book {
-    /// Marks the status as due, because a fact in it has changed.
+    /// Marks the status as due.
     pub(crate) fn mark_due(&mut self) {
         self.due = true;
+    }
+
+    /// The rule, its sources or its grants have changed.
+    pub(crate) fn grants_changed(&mut self) {
         self.missing_grants.take();
+        self.due = true;
     }
 
     pub(crate) fn synced(&mut self, now: Tick) {

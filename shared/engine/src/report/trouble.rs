@@ -130,8 +130,7 @@ impl Index {
             return None;
         }
         Some(format!(
-            "its copies stay for {} after that (sourceGracePeriodSeconds), and longer if it comes \
-             back before",
+            "its copies stay for {} after that (sourceGracePeriodSeconds), or after Mimeo's restart",
             plural::seconds(grace.as_secs())
         ))
     }

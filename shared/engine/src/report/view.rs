@@ -2,8 +2,8 @@
 //!
 //! Usually no page is open, so the engine keeps little for it. Every rule and every namespace has
 //! the number of its last change, and the last few endings are remembered. A viewer has a
-//! [`Cursor`] and asks for the changes since then. Each piece is so small that it holds up no other
-//! work. A view has names, states and times, and never the content of a copy.
+//! [`Cursor`] and asks for the changes since then. Each piece is small, but looks at the number
+//! of every rule and namespace. A view has names, states and times, and never the content of a copy.
 
 use std::{
     collections::{BTreeMap, VecDeque},

@@ -36,6 +36,9 @@ pub(crate) struct Consent {
     /// The grants, by namespace.
     pub(crate) grants: BTreeMap<Box<str>, Grants>,
     pub(crate) known: Known<()>,
+    /// For each selector of a `Replication`, in the rule's order: whether it is granted. A plan
+    /// needs the answers for each copy.
+    pub(crate) selects: BTreeMap<Arc<RuleId>, Vec<bool>>,
     /// `Replication`s by the namespaces that they target. Such a namespace need not exist.
     pub(crate) targeting: BTreeMap<Box<str>, BTreeSet<Arc<RuleId>>>,
     /// Namespaces in which a copy of the `Replication` was seen since the last tidying.
@@ -362,7 +365,7 @@ impl Index {
         let reading = reading.get(namespace).cloned().unwrap_or_default();
         let targeting = targeting.get(namespace).cloned().unwrap_or_default();
         self.review_sources(&reading, effects);
-        targeting.iter().for_each(|id| self.mark_status_due(id));
+        targeting.iter().for_each(|id| self.grants_changed(id));
         if let Some((name, _)) = self.namespaces.get_key_value(namespace) {
             self.dirty.insert(name.clone());
         }
@@ -384,12 +387,18 @@ impl Index {
         }
     }
 
+    fn grants_changed(&mut self, id: &RuleId) {
+        if let Some(state) = self.rules.get_mut(id) {
+            state.status.grants_changed();
+        }
+    }
+
     /// The grants to these rules have changed. Determines again which sources they may read.
     fn review_sources(&mut self, rules: &BTreeSet<Arc<RuleId>>, effects: &mut Effects) {
         let (mut changed, mut answers) = (BTreeSet::new(), BTreeMap::new());
         for rule in rules {
             self.review_selectors(rule, effects);
-            self.mark_status_due(rule);
+            self.grants_changed(rule);
             let Some(state) = self.rules.get(rule) else {
                 continue;
             };

@@ -15,7 +15,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde_json::Value;
 
 use mimeo_model::{
-    id::{ProjectionId, RuleId},
+    id::{ProjectionId, RuleId, RuleKind},
     known::{Decoded, Known, Watched},
     meta::Seen,
     names,
@@ -168,18 +168,33 @@ impl Index {
     /// nothing up for it, and the rule gets no sources from it. That holds even if the same
     /// selector is followed for another rule.
     pub(crate) fn followed<'a>(&self, rule: &'a Rule) -> Vec<&'a SourceSelector> {
-        rule.selectors
-            .iter()
-            .filter(|selector| self.may_select(&rule.id, selector))
+        if rule.id.kind == RuleKind::ClusterReplication {
+            return rule.selectors.iter().collect();
+        }
+        self.selectors_of(rule)
+            .filter(|(_, granted)| *granted)
+            .map(|(selector, _)| selector)
             .collect()
     }
 
     /// True if one of the rule's selectors could find this object, but the object's namespace does
     /// not grant that.
     pub(crate) fn is_withheld(&self, rule: &Rule, source: &SourceRef) -> bool {
-        rule.selectors
-            .iter()
-            .any(|selector| selector.could_find(source) && !self.may_select(&rule.id, selector))
+        self.selectors_of(rule)
+            .any(|(selector, granted)| !granted && selector.could_find(source))
+    }
+
+    /// The selectors of a stored Replication, each with whether it is granted.
+    fn selectors_of<'a>(&self, rule: &'a Rule) -> impl Iterator<Item = (&'a SourceSelector, bool)> {
+        let granted = self.consent.selects.get(&rule.id).into_iter().flatten();
+        rule.selectors.iter().zip(granted.copied())
+    }
+
+    fn find_granted(&self, rule: &Rule) -> Vec<bool> {
+        let selectors = rule.selectors.iter();
+        selectors
+            .map(|selector| self.may_select(&rule.id, selector))
+            .collect()
     }
 
     /// The rules that have a selector, whether it is followed for them or not.
@@ -307,18 +322,32 @@ impl Index {
                 .rules
                 .insert(id.clone());
         }
+        self.consent.selects.remove(id);
+        let selects = |new: &&Rule| id.namespace.is_some() && !new.selectors.is_empty();
+        if let Some(new) = new.filter(selects) {
+            let granted = self.find_granted(new);
+            self.consent.selects.insert(id.clone(), granted);
+        }
     }
 
-    /// Updates the sources of a rule after a change of the grants to its namespace. Copies are
-    /// deleted at once if the owner revoked the grant, and collected if labels have changed.
+    /// Updates the sources of a rule after a change of the grants to its namespace.
     pub(crate) fn review_selectors(&mut self, id: &Arc<RuleId>, effects: &mut Effects) {
-        if self
-            .valid(id)
-            .is_some_and(|rule| !rule.selectors.is_empty())
-        {
+        let Some(known) = self.consent.selects.get(id) else {
+            return;
+        };
+        let Some(granted) = self.valid(id).map(|rule| self.find_granted(rule)) else {
+            return;
+        };
+        let (same, all) = (*known == granted, !granted.contains(&false));
+        if !same {
+            self.consent.selects.insert(id.clone(), granted);
             self.refit_projections(id, effects);
-            self.replan_rule(id);
             self.demand_changed();
+        }
+        // Copies are deleted at once if the owner revoked the grant, and collected if labels have
+        // changed.
+        if !same || !all {
+            self.replan_rule(id);
         }
     }
 
@@ -564,7 +593,7 @@ impl Index {
                 self.keep_if_copied(source, effects);
             }
             state.projections = projections;
-            state.status.mark_due();
+            state.status.grants_changed();
             effects.work.tidy_later();
         }
         self.rules.insert(id.clone(), state);

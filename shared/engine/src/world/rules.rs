@@ -225,6 +225,7 @@ impl Index {
             old.status
         });
         book.observe(observed);
+        book.grants_changed();
         self.rules.insert(
             id.clone(),
             RuleState {

@@ -297,8 +297,9 @@ fn tidying_up_after_so_many_copies_rests_in_between() {
     const PAUSE: Duration = Duration::from_millis(240);
     let mut world = World::new();
     let failed = || {
+        // Not retried soon.
         Outcome::Refused(Failure {
-            reason: FailureReason::Forbidden,
+            reason: FailureReason::Invalid,
             message: "no".into(),
         })
     };
