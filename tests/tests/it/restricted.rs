@@ -285,7 +285,7 @@ async fn the_role_for_a_new_namespace_may_come_later(cluster: &Cluster) -> Resul
     cluster.holds("team-b", "one").await?;
     cluster
         .says("pull", "Ready", |one| {
-            one.status == "True" && one.message.contains("all 2 copies")
+            one.status == "True" && one.message.contains("2 copies")
         })
         .await?;
     let after = cluster.setting.control_plane.audit_since(&before).await?;
