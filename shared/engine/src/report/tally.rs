@@ -81,7 +81,7 @@ impl Tally {
         };
         self.copies.desired += i32::from(standing.wanted);
         self.copies.synced += i32::from(standing.outlook == Outlook::Right);
-        self.plan(standing.outlook, &copy);
+        self.plan(standing.outlook, copy);
         if let Some((reason, message)) = &standing.failure {
             self.copies.failed += 1;
             self.failures
