@@ -64,7 +64,6 @@ pub(crate) async fn run(flags: &Flags) -> Result<Results> {
 impl Stage {
     async fn set(count: usize, bytes: usize) -> Result<Self> {
         let control_plane = ControlPlane::builder().audit(true).start().await?;
-        control_plane.end_when_dropped();
         let kubeconfig = control_plane.kubeconfig().display().to_string();
         let connection = Connection::try_parse_from(["bench", "--kubeconfig", &kubeconfig])?;
         let clients = connection.client.clients("mimeo-bench").await?;

@@ -32,7 +32,7 @@ const RECEIVED: &str = "RequestReceived";
 /// User agent of this crate's own requests (readiness, marks). Tests do not count these.
 pub(crate) const OWN_USER_AGENT: &str = "mimeo-tests-control-plane";
 
-/// A position in the audit logs; see [`crate::Plane::audit_mark`].
+/// A position in the audit logs; see [`crate::ControlPlane::audit_mark`].
 #[derive(Debug, Clone)]
 pub struct AuditMark(pub(crate) Vec<u64>);
 

@@ -3,10 +3,9 @@
 //! The servers are plain child processes ([`crate::process`]). Each question to them uses a client
 //! made for that call, so a control plane belongs to no runtime.
 
-use std::ops::Deref;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -23,7 +22,6 @@ use tokio::sync::OnceCell;
 use crate::audit::{self, AuditEvent, AuditMark};
 use crate::pki::{self, Authority};
 use crate::process::{Process, Spec};
-use crate::reuse::{self, Baseline};
 use crate::user::User;
 use crate::wait::eventually;
 use crate::{binaries, guard, ports};
@@ -54,7 +52,7 @@ pub enum Component {
 }
 
 /// Options of a control plane; from [`ControlPlane::builder`].
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone)]
 pub struct Builder {
     api_servers: usize,
     controller_manager: bool,
@@ -80,7 +78,7 @@ impl Builder {
         self
     }
 
-    /// Whether API servers log each request for [`Plane::audit_since`]. By default they do
+    /// Whether API servers log each request for [`ControlPlane::audit_since`]. By default they do
     /// not.
     #[must_use]
     pub fn audit(mut self, log: bool) -> Self {
@@ -89,7 +87,7 @@ impl Builder {
     }
 
     /// Whether API servers show webhooks a client certificate, signed by the CA in
-    /// [`Plane::callers_ca`]. By default they do not.
+    /// [`ControlPlane::callers_ca`]. By default they do not.
     #[must_use]
     pub fn shows_certificate(mut self, shows: bool) -> Self {
         self.shows_certificate = shows;
@@ -107,20 +105,10 @@ impl Builder {
     /// Starts the control plane and returns once every server is ready. By then the bootstrap roles
     /// and namespaces exist. With a controller manager the `default` service account exists too.
     ///
-    /// If an earlier test has left such a control plane undisturbed, it is emptied and returned
-    /// instead.
-    ///
     /// # Errors
     /// A server does not become ready (the error has the end of its log), or the binaries cannot be
     /// built.
     pub async fn start(self) -> Result<ControlPlane> {
-        while let Some(servers) = reuse::take(&self) {
-            match servers.emptied().await {
-                Ok(servers) => return Ok(ControlPlane(Some(servers))),
-                // Its servers may have been killed from outside.
-                Err(error) => eprintln!("a control plane is not used again: {error:#}"),
-            }
-        }
         let binaries = binaries::directory().await?;
         let mut attempt = 1;
         loop {
@@ -145,14 +133,13 @@ impl Builder {
             .map(|index| Ok(Mutex::new(Process::start(layout.api_server(index, self)?)?)))
             .collect::<Result<_>>()?;
         let admin = layout.write_user(&authority, "admin", &["system:masters"])?;
+        let audit = self.audit;
         let settled = (0..self.api_servers).map(|_| AtomicU64::new(0)).collect();
-        let mut started = Plane {
+        let mut started = ControlPlane {
             controller_manager: None,
             api_servers,
             etcd,
-            builder: self.clone(),
-            disturbed: AtomicBool::new(false),
-            baseline: Baseline::default(),
+            audit,
             settled,
             authority,
             admin,
@@ -170,58 +157,21 @@ impl Builder {
             started.controller_manager = Some(Mutex::new(Process::start(spec)?));
             started.ready(Component::ControllerManager).await?;
         }
-        match Baseline::read(&started.own_client(Component::Etcd).await?).await {
-            Ok(baseline) => started.baseline = baseline,
-            Err(error) => {
-                eprintln!("a control plane is used once: {error:#}");
-                started.end_when_dropped();
-            }
-        }
-        Ok(ControlPlane(Some(started)))
-    }
-}
-
-/// A control plane of its own. Dropping it ends it, or leaves it to a later test if no server was
-/// disturbed ([`Plane::end_when_dropped`]).
-pub struct ControlPlane(Option<Plane>);
-
-impl Deref for ControlPlane {
-    type Target = Plane;
-
-    fn deref(&self) -> &Plane {
-        self.0.as_ref().expect("only the destructor takes them")
-    }
-}
-
-impl Drop for ControlPlane {
-    fn drop(&mut self) {
-        let Some(servers) = self.0.take() else { return };
-        if servers.disturbed.load(Ordering::Relaxed) {
-            return;
-        }
-        match servers.still_running() {
-            Ok(()) if std::thread::panicking() => {}
-            Ok(()) => reuse::keep(servers),
-            // The test has most likely failed, and shows this.
-            Err(error) => eprintln!("a server has ended by itself: {error:#}"),
-        }
+        Ok(started)
     }
 }
 
 /// A running control plane: etcd without fsync, API servers with RBAC and TLS, controller manager.
 ///
-/// All servers listen on loopback only and keep their state in a temporary directory. Dropping them
-/// kills them and removes the directory. The same happens however this process ends. Service
-/// account admission is off: pods need no account, and no node runs them.
-pub struct Plane {
+/// All servers listen on loopback only and keep their state in a temporary directory. Dropping the
+/// control plane kills the servers and removes the directory. The same happens however this process
+/// ends. Service account admission is off: pods need no account, and no node runs them.
+pub struct ControlPlane {
     // Fields are dropped in this order, the directory last.
     controller_manager: Option<Mutex<Process>>,
     api_servers: Vec<Mutex<Process>>,
     etcd: Mutex<Process>,
-    pub(crate) builder: Builder,
-    /// True if no other test may use the servers.
-    disturbed: AtomicBool,
-    baseline: Baseline,
+    audit: bool,
     /// For each API server, a position in its audit log, in bytes. Every write before it has been
     /// answered.
     settled: Vec<AtomicU64>,
@@ -254,21 +204,6 @@ impl ControlPlane {
     pub async fn shared() -> Result<&'static Self> {
         static SHARED: Shared = Shared::new(|| ControlPlane::builder().audit(true));
         SHARED.get().await
-    }
-}
-
-impl Plane {
-    /// Deletes everything that a test left, and waits until every server is ready.
-    async fn emptied(mut self) -> Result<Self> {
-        let etcd = self.own_client(Component::Etcd).await?;
-        self.baseline.restore(&etcd).await?;
-        for index in 0..self.api_servers.len() {
-            self.ready(Component::ApiServer(index)).await?;
-        }
-        if self.controller_manager.is_some() {
-            self.ready(Component::ControllerManager).await?;
-        }
-        Ok(self)
     }
 
     /// File with the CA of the client certificates that API servers show webhooks, if they do. No
@@ -316,12 +251,12 @@ impl Plane {
 
     /// Kills a server (SIGKILL) and waits for its end. Its stored data stays.
     pub fn kill(&self, component: Component) -> Result<()> {
-        self.disturb(component)?.kill()
+        self.process(component)?.kill()
     }
 
     /// Sends SIGTERM and returns at once. An API server with open watches may need a minute to end.
     pub fn terminate(&self, component: Component) -> Result<()> {
-        self.disturb(component)?.signal(Signal::TERM)
+        self.process(component)?.signal(Signal::TERM)
     }
 
     /// Starts a server that has ended, with its data and on its old port. Returns once it is ready.
@@ -335,7 +270,7 @@ impl Plane {
                 bail!("{component:?} still runs");
             }
             if let Component::ApiServer(index) = component
-                && self.builder.audit
+                && self.audit
             {
                 // Requests that the old process had begun are never answered.
                 self.settled[index].store(
@@ -349,7 +284,7 @@ impl Plane {
         self.ready(component).await
     }
 
-    /// [`Plane::kill`] and then [`Plane::start_again`].
+    /// [`ControlPlane::kill`] and then [`ControlPlane::start_again`].
     pub async fn restart(&self, component: Component) -> Result<()> {
         self.kill(component)?;
         self.start_again(component).await
@@ -358,10 +293,10 @@ impl Plane {
     /// Freezes a server (SIGSTOP). Its connections stay open, its watches go silent, and it answers
     /// nothing.
     pub fn pause(&self, component: Component) -> Result<()> {
-        self.disturb(component)?.signal(Signal::STOP)
+        self.process(component)?.signal(Signal::STOP)
     }
 
-    /// Ends [`Plane::pause`].
+    /// Ends [`ControlPlane::pause`].
     pub fn resume(&self, component: Component) -> Result<()> {
         self.process(component)?.signal(Signal::CONT)
     }
@@ -406,7 +341,7 @@ impl Plane {
     }
 
     /// The position after every request that was answered before this call, for
-    /// [`Plane::audit_since`].
+    /// [`ControlPlane::audit_since`].
     ///
     /// # Errors
     /// There is no audit log ([`Builder::audit`]), or an API server is paused.
@@ -422,7 +357,7 @@ impl Plane {
     /// counts when it begins.
     ///
     /// # Errors
-    /// The same as for [`Plane::audit_mark`].
+    /// The same as for [`ControlPlane::audit_mark`].
     pub async fn audit_since(&self, mark: &AuditMark) -> Result<Vec<AuditEvent>> {
         let events = self.audit_events(mark).await?;
         Ok(events
@@ -434,7 +369,7 @@ impl Plane {
     /// The watches that ended between the mark and this call, whenever they began.
     ///
     /// # Errors
-    /// The same as for [`Plane::audit_mark`].
+    /// The same as for [`ControlPlane::audit_mark`].
     pub async fn watches_ended_since(&self, mark: &AuditMark) -> Result<Vec<AuditEvent>> {
         let events = self.audit_events(mark).await?;
         Ok(events.into_iter().filter(AuditEvent::ends_watch).collect())
@@ -454,7 +389,7 @@ impl Plane {
     /// answers of all earlier writes. After that the log covers every write that the test has seen,
     /// even if only through a watch.
     async fn settle_audit(&self) -> Result<()> {
-        if !self.builder.audit {
+        if !self.audit {
             bail!("this control plane was started without an audit log");
         }
         for index in 0..self.api_servers.len() {
@@ -479,30 +414,6 @@ impl Plane {
             self.settled[index].fetch_max(until, Ordering::Relaxed);
         }
         Ok(())
-    }
-
-    /// Keeps later tests from using the control plane. An idle one would disturb a measurement.
-    pub fn end_when_dropped(&self) {
-        self.disturbed.store(true, Ordering::Relaxed);
-    }
-
-    /// Returns an error with the end of the log if a server has ended.
-    fn still_running(&self) -> Result<()> {
-        let api_servers = (0..self.api_servers.len()).map(Component::ApiServer);
-        let manager = self
-            .controller_manager
-            .as_ref()
-            .map(|_| Component::ControllerManager);
-        for component in api_servers.chain([Component::Etcd]).chain(manager) {
-            self.process(component)?.still_running()?;
-        }
-        Ok(())
-    }
-
-    /// Returns a process that the test is about to disturb.
-    fn disturb(&self, component: Component) -> Result<MutexGuard<'_, Process>> {
-        self.end_when_dropped();
-        self.process(component)
     }
 
     fn process(&self, component: Component) -> Result<MutexGuard<'_, Process>> {

@@ -153,7 +153,6 @@ async fn run(once: bool) -> Result<()> {
     story.chapter("Mimeo, on a control plane of its own")?;
     let start = async {
         let control_plane = ControlPlane::start().await?;
-        control_plane.end_when_dropped();
         let version = control_plane
             .client()
             .await?

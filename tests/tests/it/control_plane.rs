@@ -5,17 +5,16 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use k8s_openapi::api::core::v1::{ConfigMap, Namespace, Secret};
-use k8s_openapi::api::rbac::v1::{ClusterRole, PolicyRule, Role, RoleBinding, RoleRef, Subject};
+use k8s_openapi::api::rbac::v1::{PolicyRule, Role, RoleBinding, RoleRef, Subject};
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::api::{DeleteParams, ListParams, ObjectMeta, PostParams};
 use kube::core::{ApiResource, DynamicObject, GroupVersionKind};
-use kube::{Api, Client, ResourceExt};
+use kube::{Api, Client};
 use mimeo_tests::scenario::SOON;
 use mimeo_tests::{
     Component, ControlPlane, Program, Shared, create_namespace, create_secret, eventually,
     install_crd, unique,
 };
-use serde::de::DeserializeOwned;
 
 static PAIR: Shared = Shared::new(|| ControlPlane::builder().api_servers(2).audit(true));
 
@@ -173,12 +172,8 @@ async fn a_deleted_namespace_goes_and_takes_its_objects_along() -> Result<()> {
 
 #[tokio::test]
 async fn an_installed_crd_is_served() -> Result<()> {
-    install_widgets(&PAIR.get().await?.client().await?).await?;
-    Ok(())
-}
-
-/// Installs a kind of its own, and creates an object of it.
-async fn install_widgets(client: &Client) -> Result<Api<DynamicObject>> {
+    let pair = PAIR.get().await?;
+    let client = pair.client().await?;
     let crd: CustomResourceDefinition = serde_json::from_value(serde_json::json!({
         "apiVersion": "apiextensions.k8s.io/v1",
         "kind": "CustomResourceDefinition",
@@ -193,17 +188,17 @@ async fn install_widgets(client: &Client) -> Result<Api<DynamicObject>> {
             }],
         },
     }))?;
-    install_crd(client, &crd).await?;
+    install_crd(&client, &crd).await?;
 
     let widget = ApiResource::from_gvk(&GroupVersionKind::gvk("example.com", "v1", "Widget"));
-    let widgets: Api<DynamicObject> = Api::namespaced_with(client.clone(), "default", &widget);
+    let widgets: Api<DynamicObject> = Api::namespaced_with(client, "default", &widget);
     widgets
         .create(
             &PostParams::default(),
             &DynamicObject::new("first", &widget),
         )
         .await?;
-    Ok(widgets)
+    Ok(())
 }
 
 #[tokio::test]
@@ -254,79 +249,6 @@ async fn another_control_plane_loses_its_servers_and_no_data() -> Result<()> {
     .await?;
     assert!(other.resident_bytes(Component::ApiServer(0))? > 50 << 20);
     Ok(())
-}
-
-/// A test that starts a control plane may get the one that an earlier test has left.
-#[tokio::test]
-async fn an_undisturbed_control_plane_is_used_again_and_empty() -> Result<()> {
-    // No other test uses this argument.
-    let start = || {
-        ControlPlane::builder()
-            .api_server_arg("--event-ttl=2h")
-            .start()
-    };
-    let first = start().await?;
-    let (kubeconfig, client) = (first.kubeconfig().to_owned(), first.client().await?);
-    let roles: Api<ClusterRole> = Api::all(client.clone());
-    let (new, view) = (names(&client).await?, roles.get("view").await?);
-
-    let namespace = unique("team");
-    create_namespace(&client, &namespace, &[]).await?;
-    create_secret(&client, &namespace, "registry", &[("password", "example")]).await?;
-    let widgets = install_widgets(&client).await?;
-    let mut changed = view.clone();
-    changed
-        .metadata
-        .labels
-        .get_or_insert_default()
-        .insert("tier".into(), "gold".into());
-    roles
-        .replace("view", &PostParams::default(), &changed)
-        .await?;
-    assert_ne!(names(&client).await?, new);
-
-    drop(first);
-    let second = start().await?;
-    assert_eq!(second.kubeconfig(), kubeconfig);
-    assert_eq!(names(&client).await?, new);
-    assert_eq!(
-        roles.get("view").await?.metadata.labels,
-        view.metadata.labels
-    );
-    eventually(SOON, "the end of a kind", || async {
-        Ok(widgets
-            .list(&ListParams::default())
-            .await
-            .is_err()
-            .then_some(()))
-    })
-    .await?;
-    install_widgets(&client).await?;
-
-    second.kill(Component::ControllerManager)?;
-    drop(second);
-    assert_ne!(start().await?.kubeconfig(), kubeconfig);
-    Ok(())
-}
-
-/// Returns the names of the objects that tests create most.
-async fn names(client: &Client) -> Result<Vec<String>> {
-    async fn of<K>(client: &Client) -> Result<Vec<String>>
-    where
-        K: kube::Resource<DynamicType = ()> + Clone + std::fmt::Debug + DeserializeOwned,
-    {
-        let list = Api::<K>::all(client.clone())
-            .list(&ListParams::default())
-            .await?;
-        Ok(list.items.iter().map(ResourceExt::name_any).collect())
-    }
-    let all = [
-        of::<Namespace>(client).await?,
-        of::<Secret>(client).await?,
-        of::<ClusterRole>(client).await?,
-        of::<CustomResourceDefinition>(client).await?,
-    ];
-    Ok(all.concat())
 }
 
 #[tokio::test]
