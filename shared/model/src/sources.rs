@@ -32,7 +32,7 @@ pub enum SourceWatch {
 
 impl SourceWatch {
     /// True if the watch shows all objects of the kind in that namespace.
-    fn covers(&self, gvk: &GroupVersionKind, place: &str) -> bool {
+    pub fn covers(&self, gvk: &GroupVersionKind, place: &str) -> bool {
         match self {
             Self::Named(..) | Self::Selected(..) => false,
             Self::Namespace {
@@ -40,15 +40,6 @@ impl SourceWatch {
                 namespace,
             } => resource.gvk == *gvk && **namespace == *place,
             Self::Cluster { resource } => resource.gvk == *gvk,
-        }
-    }
-
-    /// True if the watch shows that source.
-    pub fn shows(&self, source: &SourceRef) -> bool {
-        match self {
-            Self::Named(named, _) => named == source,
-            Self::Selected(selector, _) => selector.finds(source),
-            wide => wide.covers(&source.gvk, &source.namespace),
         }
     }
 

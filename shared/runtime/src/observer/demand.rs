@@ -177,7 +177,8 @@ impl Observer {
             true
         });
         for watch in wanted {
-            let sources = demand.sources.keys().filter(|source| watch.shows(source));
+            let sources = demand.sources.keys();
+            let sources = sources.filter(|source| watch.covers(&source.gvk, &source.namespace));
             match open.sources.entry(watch.clone()) {
                 Entry::Occupied(task) => task.get().members.set(sources, true),
                 Entry::Vacant(task) => {
