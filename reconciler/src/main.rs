@@ -115,7 +115,9 @@ const PROGRAM: &str = "mimeo-reconciler";
 /// Name of the Lease that elects the leading replica.
 const LEASE: &str = "mimeo-reconciler";
 
-#[tokio::main(worker_threads = 2)]
+// One thread is enough: the engine does one thing at a time. A second one took a seventh more
+// processor time, for wake-ups between them.
+#[tokio::main(flavor = "current_thread")]
 async fn main() -> anyhow::Result<()> {
     let flags = Flags::parse();
     let program = Program::start(PROGRAM, &flags.telemetry, &flags.client).await?;
