@@ -5,7 +5,7 @@
 //! Mimeo owns an object if `managedFields` has an entry of the field manager `mimeo`, or had one
 //! when this process saw the same object before. The comments call such an object Mimeo's own copy.
 
-use std::sync::Arc;
+use std::{num::NonZeroU64, sync::Arc};
 
 use mimeo_model::{
     choices::ConflictPolicy,
@@ -126,8 +126,8 @@ pub struct CopyState {
     pub content: Content,
     /// The progress of a repair that takes more than one request.
     pub repair: Repair,
-    /// When the resync period of the rule ends.
-    pub resync: Option<Tick>,
+    /// When the resync period of the rule ends, in milliseconds.
+    pub resync: Option<NonZeroU64>,
     /// True if a request must verify the copy even if it looks correct: the rule's resync period
     /// has passed, or the plan of a suspended rule rests on an object that no watch shows.
     pub verify: bool,

@@ -1,6 +1,6 @@
 //! An object's metadata, reduced to the few values that decide about a copy.
 
-use std::{num::NonZeroU128, sync::Arc};
+use std::{num::NonZeroU64, ptr, sync::Arc};
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ManagedFieldsEntry, ObjectMeta, Time};
 use serde_json::Value;
@@ -49,37 +49,41 @@ impl std::fmt::Display for Uid {
     }
 }
 
-/// The first 128 bits of a SHA-256 hash. Two renderings never share one, neither by accident nor by
-/// an attack. It is never zero, so that an `Option` of it needs no extra memory.
+/// The first 128 bits of a SHA-256 hash, as two halves. Two renderings never share one, neither by
+/// accident nor by an attack. The first half is never zero, so that an `Option` needs no extra
+/// memory. (A `u128` would be aligned to 16 bytes, and each copy would take more memory.)
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Checksum(NonZeroU128);
+pub struct Checksum(NonZeroU64, u64);
 
 impl Checksum {
     /// The checksum of these bytes.
     pub fn of(bytes: &[u8]) -> Self {
         let digest = Sha256::digest(bytes);
-        let mut first = [0u8; 16];
-        first.copy_from_slice(&digest[..16]);
-        Self(NonZeroU128::new(u128::from_be_bytes(first)).unwrap_or(NonZeroU128::MIN))
+        let half = |bytes: &[u8]| {
+            bytes
+                .iter()
+                .fold(0, |number, byte| number << 8 | u64::from(*byte))
+        };
+        let first = NonZeroU64::new(half(&digest[..8])).unwrap_or(NonZeroU64::MIN);
+        Self(first, half(&digest[8..16]))
     }
 
     /// Parses an annotation's text in the form that [`Display`](std::fmt::Display) writes.
     pub fn parse(text: &str) -> Option<Self> {
-        let number = u128::from_str_radix(text, 16).ok();
-        let number = number.filter(|_| text.len() == 32);
-        number.and_then(NonZeroU128::new).map(Self)
+        let (first, second) = text.split_at_checked(16).filter(|_| text.len() == 32)?;
+        let half = |text| u64::from_str_radix(text, 16).ok();
+        Some(Self(NonZeroU64::new(half(first)?)?, half(second)?))
     }
 
     /// The first half, for uses where 64 bits are enough to tell values apart.
-    #[allow(clippy::cast_possible_truncation)] // The high half is meant.
     pub fn short(self) -> u64 {
-        (self.0.get() >> 64) as u64
+        self.0.get()
     }
 }
 
 impl std::fmt::Display for Checksum {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{:032x}", self.0)
+        write!(f, "{:016x}{:016x}", self.0, self.1)
     }
 }
 
@@ -217,6 +221,11 @@ impl Seen {
         let annotation = |key: &str| Some(meta.annotations.as_ref()?.get(key)?.as_str());
         let entries = meta.managed_fields.as_deref().unwrap_or_default();
         let own = entries.iter().find(|entry| is_our_apply(entry));
+        let entry = own.map(field_set);
+        let rest: Vec<_> = entries
+            .iter()
+            .filter(|entry| !own.is_some_and(|own| ptr::eq(own, *entry)))
+            .collect();
         let rare = Rare {
             retention: annotation(names::RETENTION).map(Retention::from_annotation),
             retained_by: annotation(names::RETENTION)
@@ -236,8 +245,9 @@ impl Seen {
         Some(Self {
             uid,
             version: version(meta.resource_version.as_deref()),
-            entry: own.map(field_set),
-            managers: hash(&entries),
+            entry,
+            // Mimeo's own fields, which are most of all, are hashed only once.
+            managers: hash(&(entry, own.map(|own| &own.time), rest)),
             stripped: entries.is_empty()
                 && labelled
                 && of_here

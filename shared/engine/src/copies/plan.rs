@@ -1,6 +1,6 @@
 //! Goes over the namespaces that changed, copy by copy.
 
-use std::{sync::Arc, time::Duration};
+use std::{num::NonZeroU64, sync::Arc, time::Duration};
 
 use mimeo_model::{
     id::RuleId,
@@ -247,12 +247,12 @@ impl Index {
         effects: &mut Effects,
     ) {
         let millis = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
-        let due = self.resync_of(copy).map(|period| {
-            let moment = Checksum::of(format!("{namespace}/{}", copy.name).as_bytes()).short()
-                % millis(period);
-            let periods = (millis(self.now) + millis(period) - moment) / millis(period);
-            Duration::from_millis(moment)
-                + period.saturating_mul(u32::try_from(periods).unwrap_or(u32::MAX))
+        let due = self.resync_of(copy).and_then(|period| {
+            let (now, period) = (millis(self.now), millis(period));
+            let copy = format!("{namespace}/{}", copy.name);
+            let moment = Checksum::of(copy.as_bytes()).short() % period;
+            let periods = (now + period - moment) / period;
+            NonZeroU64::new(moment + period.saturating_mul(periods))
         });
         effects.work.remind(namespace, copy, due);
     }

@@ -2,6 +2,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
+    num::NonZeroU64,
     ops::Bound,
     sync::Arc,
     time::Duration,
@@ -199,20 +200,26 @@ impl Work {
         self.timer(due, former.1);
     }
 
-    /// Sets the time at which a copy must be verified, or `None` for never. It replaces any former
-    /// time.
-    pub(crate) fn remind(&mut self, namespace: &Arc<str>, copy: &mut CopyState, due: Option<Tick>) {
+    /// Sets the time at which a copy must be verified, in milliseconds, or `None` for never. It
+    /// replaces any former time.
+    pub(crate) fn remind(
+        &mut self,
+        namespace: &Arc<str>,
+        copy: &mut CopyState,
+        due: Option<NonZeroU64>,
+    ) {
         let former = std::mem::replace(&mut copy.resync, due);
         if former == due {
             return;
         }
-        let timer = Timer::Resync(copy.key(namespace));
+        let timer = |due: NonZeroU64| {
+            let timer = Timer::Resync(copy.key(namespace));
+            (Duration::from_millis(due.get()), timer)
+        };
         if let Some(former) = former {
-            self.timers.remove(&(former, timer.clone()));
+            self.timers.remove(&timer(former));
         }
-        if let Some(due) = due {
-            self.timer(due, timer);
-        }
+        self.timers.extend(due.map(timer));
     }
 }
 

@@ -21,8 +21,8 @@ use crate::{
 
 /// With this many copies or more, tidying takes a while.
 const MANY: u32 = 128;
-/// The pause after tidying, for each copy. It is about thirty times as long as the tidying took.
-const EACH: Duration = Duration::from_micros(15);
+/// The pause after tidying, for each copy. It is about a hundred times as long as the tidying took.
+const EACH: Duration = Duration::from_micros(45);
 
 impl Index {
     /// Forgets sources that no selector finds any more and that no copy names any more.

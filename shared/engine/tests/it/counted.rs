@@ -293,8 +293,8 @@ fn what_replicas_take_in_makes_no_status_due_that_says_nothing_else_for_it() {
 
 #[test]
 fn tidying_up_after_so_many_copies_rests_in_between() {
-    /// 15 µs for each of the 16,000 copies.
-    const PAUSE: Duration = Duration::from_millis(240);
+    /// 45 µs for each of the 16,000 copies.
+    const PAUSE: Duration = Duration::from_millis(720);
     let mut world = World::new();
     let failed = || {
         // Not retried soon.
