@@ -26,16 +26,13 @@ use axum::{
     },
     routing::{MethodRouter, get},
 };
-use futures::{StreamExt, stream::unfold};
+use futures::stream::unfold;
 use jiff::Timestamp;
 use mimeo_model::id::RuleId;
 use mimeo_runtime::{guard::Guard, handle::Handle};
 use serde::Deserialize;
 use serde_json::Value;
-use tokio::{
-    sync::{Semaphore, watch},
-    time::sleep,
-};
+use tokio::sync::{Semaphore, watch};
 
 use self::session::{Session, tell_copy};
 
@@ -54,9 +51,6 @@ pub(crate) struct UiArgs {
 const VISITORS: usize = 16;
 /// Longest time without an event. The page treats a longer silence as a lost connection.
 const HEARTBEAT: Duration = Duration::from_secs(5);
-/// Longest duration of one stream. The page then reconnects and shows again that it has the
-/// permission, which may have been removed in the meantime.
-const LONGEST: Duration = Duration::from_mins(10);
 
 /// Content Security Policy of the page. It loads nothing from other origins, and no text can become
 /// a document or a script.
@@ -159,7 +153,8 @@ async fn harden(mut response: Response) -> Response {
     response
 }
 
-/// Streams server-sent events until the client disconnects.
+/// Streams server-sent events until the connection ends, after 5 minutes at most. The page then
+/// reconnects and shows again that it has the permission, which may have been removed in the meantime.
 async fn stream(State(page): State<Page>) -> Result<impl IntoResponse, Refusal> {
     let known = page.known()?.clone();
     let visit = page.visitors.try_acquire_owned();
@@ -173,10 +168,7 @@ async fn stream(State(page): State<Page>) -> Result<impl IntoResponse, Refusal> 
         (Session::new(known), visit),
         async |(mut session, visit)| Some((session.next().await, (session, visit))),
     );
-    Ok(
-        Sse::new(events.take_until(sleep(LONGEST)))
-            .keep_alive(KeepAlive::new().interval(HEARTBEAT)),
-    )
+    Ok(Sse::new(events).keep_alive(KeepAlive::new().interval(HEARTBEAT)))
 }
 
 /// Query of `/ui/copies`: one rule in one namespace.
