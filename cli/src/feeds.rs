@@ -2,7 +2,12 @@
 
 use anyhow::Result;
 use clap::Args;
-use mimeo_model::{choices::Retain, rule::Rule, source::SourceRef, template::Place};
+use mimeo_model::{
+    choices::{Retain, Strategy},
+    rule::Rule,
+    source::SourceRef,
+    template::Place,
+};
 use mimeo_runtime::discovery::resource_path;
 use serde::Serialize;
 
@@ -153,6 +158,9 @@ fn when_deleted(rule: &Rule) -> String {
     let grace = rule.retention.source_grace.as_secs();
     match rule.retention.when_source_deleted {
         _ if rule.suspend => "The rule is suspended: its copies stay as they are.".into(),
+        _ if rule.strategy == Strategy::CreateOnce => {
+            "Its copies stay as they are (strategy: CreateOnce).".into()
+        }
         Retain::Retain => {
             "Its copies stay as they are (retentionPolicy.whenSourceDeleted: Retain).".into()
         }

@@ -99,21 +99,37 @@ async fn the_copies_of_a_source_are_listed_by_rule_and_namespace() -> Result<()>
 async fn copies_that_stay_without_their_source_are_told() -> Result<()> {
     let scene = STAGE.scene("where-stays").await?;
     scene.namespace().await?;
-    scene.secret(REGISTRY, &[("token", "one")]).await?;
-    scene
-        .rule()
-        .secret(&scene.home, REGISTRY)
-        .set("retentionPolicy", json!({"whenSourceDeleted": "Retain"}))
-        .create(&scene.client)
-        .await?;
-    let control_plane = &scene.setting.control_plane;
-    let source = format!("{}/{REGISTRY}", scene.home);
-    let args = ["where", "secret", &source, "-o", "json"];
-    let feeds = run(control_plane, None, &args)?.json()?;
-    let told = "Its copies stay as they are (retentionPolicy.whenSourceDeleted: Retain).";
-    assert_eq!(feeds["rules"][0]["whenDeleted"], told, "{feeds:#}");
-    let text = run(control_plane, None, &args[..3])?.stdout;
-    let line = format!("If the source is deleted: {told}\n");
-    assert!(text.contains(&line), "{text}");
+    let policy = json!({"whenSourceDeleted": "Retain"});
+    for (name, field, value, why) in [
+        (
+            "kept",
+            "retentionPolicy",
+            policy,
+            "retentionPolicy.whenSourceDeleted: Retain",
+        ),
+        (
+            "once",
+            "strategy",
+            json!("CreateOnce"),
+            "strategy: CreateOnce",
+        ),
+    ] {
+        scene.secret(name, &[("token", "one")]).await?;
+        rule(&format!("{}-{name}", scene.tag))
+            .to_label("scene", &scene.tag)
+            .secret(&scene.home, name)
+            .set(field, value)
+            .create(&scene.client)
+            .await?;
+        let control_plane = &scene.setting.control_plane;
+        let source = format!("{}/{name}", scene.home);
+        let args = ["where", "secret", &source, "-o", "json"];
+        let feeds = run(control_plane, None, &args)?.json()?;
+        let told = format!("Its copies stay as they are ({why}).");
+        assert_eq!(feeds["rules"][0]["whenDeleted"], told, "{feeds:#}");
+        let text = run(control_plane, None, &args[..3])?.stdout;
+        let line = format!("If the source is deleted: {told}\n");
+        assert!(text.contains(&line), "{text}");
+    }
     Ok(())
 }
