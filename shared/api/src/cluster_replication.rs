@@ -256,8 +256,8 @@ pub struct Source {
     pub name: Option<String>,
 
     /// Labels of the sources: every object of the kind in the namespace with these labels is a
-    /// source while it has them. An empty selector ({}) means every object. An object that loses
-    /// the labels counts as deleted. A rule has at most 256 sources. Of the objects that selectors
+    /// source while it has them. An empty selector ({}) means every object. If an object loses
+    /// the labels, its copies are deleted after the grace period, or held if they are many. A rule has at most 256 sources. Of the objects that selectors
     /// find the oldest count, and the others are reported. A selector never finds copies of Mimeo:
     /// name a copy to copy it. It finds service account tokens and Helm releases only if
     /// transform.type is set. It never finds kube-root-ca.crt and openshift-service-ca.crt, which
@@ -461,7 +461,7 @@ pub struct CopyCounts {
     pub desired: i32,
     /// Copies that exist and are right.
     pub synced: i32,
-    /// Copies that could not be written, conflicts included.
+    /// Copies that could not be written or deleted, conflicts included.
     pub failed: i32,
 }
 

@@ -1,4 +1,4 @@
-//! One quota for the objects of a namespace: the oldest fit, and the rest waits.
+//! One quota for the objects of a namespace: the oldest fit.
 //!
 //! A quota counts objects and their cost. The cost is a number of smaller objects: copies or names.
 //! This file counts Replications, and `grants` counts grants.
