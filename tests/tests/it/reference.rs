@@ -96,7 +96,7 @@ const LIMITS: [(&str, &str, &str, &str); 24] = [
     (
         "shared/runtime/src/https.rs",
         "const IDLE_TIMEOUT: Duration = Duration::from_secs(100);",
-        "idle HTTP/1.1 connection",
+        "idle connection",
         "100 s",
     ),
     (
