@@ -66,7 +66,10 @@ pub async fn drive(handle: Handle, writer: Writer, mut active: watch::Receiver<b
                     let outcome = writer.carry_out(&request, permit).await;
                     note(&request, &outcome);
                     handle.measure(&request, &outcome, began.elapsed());
-                    handle.with(|engine, now| engine.outcome(&request.ticket, outcome, now));
+                    tell(&handle.with(|engine, now| {
+                        engine.outcome(&request.ticket, outcome, now);
+                        engine.notices()
+                    }));
                 });
             }
             Action::Job(job) => {

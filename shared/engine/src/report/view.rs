@@ -60,7 +60,7 @@ pub struct View {
     pub rules: Vec<RuleView>,
     /// Namespaces as they are now.
     pub namespaces: Vec<NamespaceView>,
-    /// True if the view is complete for now.
+    /// True if the viewer has seen all that there was when it began.
     pub whole: bool,
 }
 
@@ -248,6 +248,7 @@ impl<'a> Page<'a> {
                 }
             }
         }
+        view.whole |= cursor.seen >= cursor.begun;
         Some(view)
     }
 

@@ -330,6 +330,9 @@ impl Index {
                 self.replan_rule(id);
             }
         }
+        if changed.is_empty() {
+            return;
+        }
         // The copies of these projections are in namespaces that are dirty now.
         for name in &self.dirty {
             let Some(namespace) = self.namespaces.get_mut(name) else {

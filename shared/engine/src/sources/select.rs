@@ -236,9 +236,10 @@ impl Index {
             .map_or_else(|| self.sources.contains_key(source), watched)
     }
 
-    /// True if the engine knows this resourceVersion of the source.
+    /// True if the engine knows this resourceVersion of the source, and its last read succeeded.
     pub fn knows(&self, source: &SourceRef, version: u64) -> bool {
         matches!(self.sources.get(source), Some(SourceState::Found { version: known, .. }) if *known == version)
+            && !self.unreadable.contains_key(source)
     }
 
     /// True if the source must still be read.

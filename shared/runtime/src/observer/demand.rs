@@ -169,7 +169,7 @@ impl Observer {
             if !task.stale {
                 return true;
             }
-            let due = task.began + REOPENING;
+            let due = task.members.told().unwrap_or(now) + REOPENING;
             if due <= now {
                 return task.stop();
             }
@@ -223,7 +223,8 @@ impl Observer {
 }
 
 /// A watch of all objects of a kind is reopened for each change of its selectors, and then lists
-/// all objects. To keep a user from causing such listings all the time, it stays open for this long.
+/// all objects. To keep a user from causing such listings all the time, it stays open for this long
+/// after a listing, however long that took.
 const REOPENING: Duration = Duration::from_secs(5);
 
 #[derive(Default)]
@@ -234,7 +235,6 @@ struct Open {
 
 struct Task {
     resource: Resource,
-    began: Instant,
     /// The selectors that the watch looks for, if it shows all objects of a kind.
     selectors: BTreeSet<SourceSelector>,
     /// True if other selectors were demanded since the watch was opened.
@@ -249,7 +249,6 @@ impl Task {
         let abort = tokio::spawn(work).abort_handle();
         Self {
             resource: resource.clone(),
-            began: Instant::now(),
             selectors: BTreeSet::new(),
             stale: false,
             members: Arc::default(),

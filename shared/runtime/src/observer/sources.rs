@@ -161,9 +161,15 @@ impl Observer {
 pub(super) struct Members {
     wanted: Mutex<BTreeSet<SourceRef>>,
     reads: Reads,
+    told: Mutex<Option<Instant>>,
 }
 
 impl Members {
+    /// When the watch last told how far its objects are known. `None`: it is still listing them.
+    pub(super) fn told(&self) -> Option<Instant> {
+        *self.told.lock()
+    }
+
     /// Replaces the sources. New ones are read if the watch is running. Otherwise its first listing
     /// shows them.
     pub(super) fn set<'a>(&self, sources: impl Iterator<Item = &'a SourceRef>, running: bool) {
@@ -206,9 +212,19 @@ impl Many<'_> {
         let home = metadata.namespace.as_deref().unwrap_or_default();
         let name = metadata.name.as_deref().unwrap_or_default();
         let named = SourceRef::named(self.resource.gvk.clone(), home, name);
-        if let Some(source) = self.members.wanted.lock().get(&named) {
-            self.missing.remove(source);
-            reads.want(source.clone());
+        let version = meta::version(metadata.resource_version.as_deref());
+        let handle = &self.observer.handle;
+        // A new listing shows mostly known versions. These are not read again. Otherwise a user who
+        // makes the watch list again and again could keep the last of many sources from being read.
+        let news = |source: &SourceRef| {
+            !there || !handle.look(|engine, _| engine.index().knows(source, version))
+        };
+        let wanted = self.members.wanted.lock().get(&named).cloned();
+        if let Some(source) = wanted {
+            self.missing.remove(&source);
+            if news(&source) {
+                reads.want(source);
+            }
         }
         let Some(here) = self.selected.get_mut(home) else {
             return;
@@ -217,16 +233,11 @@ impl Many<'_> {
         let shown = here
             .iter_mut()
             .filter_map(|selected| selected.show(object, member.as_ref()));
-        let version = meta::version(metadata.resource_version.as_deref());
-        let handle = &self.observer.handle;
-        // A new listing shows mostly known versions. These are not read again.
-        let news = |source: &SourceRef| {
-            !there || !handle.look(|engine, _| engine.index().knows(source, version))
-        };
         shown.filter(news).for_each(|source| reads.want(source));
     }
 
     fn know(&mut self, known: Known<u64>) {
+        *self.members.told.lock() = Some(Instant::now());
         if known.is_listed() {
             let missing = std::mem::take(&mut self.missing);
             missing

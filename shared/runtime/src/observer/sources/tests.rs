@@ -267,6 +267,36 @@ async fn a_deleted_source_is_not_revived_by_a_read_under_way() {
     assert_eq!(server.requests().len(), 3);
 }
 
+/// A user that makes such watches list again and again must not keep the last of many sources from
+/// being read.
+#[tokio::test]
+async fn a_new_listing_leads_to_reads_of_changed_sources_only() {
+    let names = ["a", "b"];
+    let added = |name, version| {
+        let added = json!({"type": "ADDED", "object": object(name, version)});
+        format!("{added}\n")
+    };
+    let server = Server::start([
+        listing(&names).hold(),
+        Script::json(200, &object("a", 9)),
+        Script::json(200, &object("b", 9)),
+        Script::text(200, added("a", 9) + &added("b", 11) + &end()).hold(),
+        Script::json(200, &object("b", 11)),
+    ])
+    .await;
+    let observer = observer(&server, &names);
+    let handle = observer.handle.clone();
+    for version in [9, 11] {
+        until(many(observer.clone(), &names), &handle, |engine, _| {
+            engine.index().knows(&source("b"), version)
+        })
+        .await;
+    }
+    let requests = server.requests();
+    assert_eq!(requests.len(), 5, "{requests:?}");
+    assert!(requests[4].ends_with("/secrets/b"), "{requests:?}");
+}
+
 #[tokio::test]
 async fn a_source_waits_its_turn_once() {
     let reads = Reads::default();
