@@ -60,7 +60,7 @@ pub struct View {
     pub rules: Vec<RuleView>,
     /// Namespaces as they are now.
     pub namespaces: Vec<NamespaceView>,
-    /// True if the viewer has seen all that there was when it began.
+    /// True if the viewer has seen everything that existed when it began.
     pub whole: bool,
 }
 
@@ -221,19 +221,16 @@ impl<'a> Page<'a> {
             .chain(ended)
             .filter(|(number, _)| *number > cursor.seen)
             .collect();
-        let whole = news.len() <= PIECE;
-        if !whole {
+        if news.len() <= PIECE {
+            cursor.seen = changes.last;
+        } else {
             news.select_nth_unstable_by_key(PIECE, |(number, _)| *number);
             news.truncate(PIECE);
         }
         let mut view = View {
             anew,
-            whole,
             ..View::default()
         };
-        if whole {
-            cursor.seen = changes.last;
-        }
         for (number, changed) in news {
             cursor.seen = cursor.seen.max(number);
             match changed {
@@ -248,7 +245,7 @@ impl<'a> Page<'a> {
                 }
             }
         }
-        view.whole |= cursor.seen >= cursor.begun;
+        view.whole = cursor.seen >= cursor.begun;
         Some(view)
     }
 

@@ -414,6 +414,23 @@ fn pieces_are_small_and_what_has_changed_alone_comes_again() {
     assert!(!pieces[0].anew);
 }
 
+/// The page shows nothing before a view is whole.
+#[test]
+fn a_view_becomes_whole_although_more_changes_each_time_than_fits_into_a_piece() {
+    let mut world = World::new(1, 500);
+    world.answer(|_| None);
+    let wall = world.wall();
+    let whole = (6..30).any(|version| {
+        for number in 0..100 {
+            world.namespace(&format!("team-{number:05}"), &version.to_string());
+        }
+        world.answer(|_| None);
+        let view = world.engine.view(&mut world.cursor, world.now, wall);
+        view.unwrap().whole
+    });
+    assert!(whole);
+}
+
 #[test]
 fn who_has_missed_too_much_is_shown_everything_anew() {
     let mut world = World::new(1, 2000);
