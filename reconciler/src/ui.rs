@@ -154,7 +154,8 @@ async fn harden(mut response: Response) -> Response {
 }
 
 /// Streams server-sent events until the connection ends, after 5 minutes at most. The page then
-/// reconnects and shows again that it has the permission, which may have been removed in the meantime.
+/// reconnects and shows again that it has the permission, which may have been removed in the
+/// meantime.
 async fn stream(State(page): State<Page>) -> Result<impl IntoResponse, Refusal> {
     let known = page.known()?.clone();
     let visit = page.visitors.try_acquire_owned();

@@ -185,14 +185,15 @@ pub struct ReplicationSource {
     pub name: Option<String>,
 
     /// Labels of the sources: every object of the kind in the namespace with these labels is a
-    /// source while it has them. An empty selector ({}) means every object. If an object loses
-    /// the labels, its copies are deleted after the grace period, or held if they are many. A rule has at most 256 sources. Of the objects that selectors
-    /// find the oldest count, and the others are reported. A selector never finds copies of Mimeo:
-    /// name a copy to copy it. It finds service account tokens and Helm releases only if
-    /// transform.type is set. It never finds kube-root-ca.crt and openshift-service-ca.crt, which
-    /// exist in each namespace anyway. A Replication has only as many sources as make 256 copies in
-    /// its targets' namespaces. At most 64 keys and values. Each selector takes 256 of the copies
-    /// that all Replications of the namespace may have.
+    /// source while it has them. An empty selector ({}) means every object. If an object loses the
+    /// labels, its copies are deleted after the grace period, or held if they are many. A rule has
+    /// at most 256 sources. Of the objects that selectors find the oldest count, and the others are
+    /// reported. A selector never finds copies of Mimeo: name a copy to copy it. It finds service
+    /// account tokens and Helm releases only if transform.type is set. It never finds
+    /// kube-root-ca.crt and openshift-service-ca.crt, which exist in each namespace anyway. A
+    /// Replication has only as many sources as make 256 copies in its targets' namespaces. At most
+    /// 64 keys and values. Each selector takes 256 of the copies that all Replications of the
+    /// namespace may have.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "schema::label_selector")]
     pub selector: Option<LabelSelector>,

@@ -23,8 +23,8 @@ use crate::{schema, selection::NamespaceSelection};
     derive = "PartialEq",
     doc = "ReplicationGrant lets Replications of other namespaces copy objects out of its \
         namespace, or write copies into it. At most 256 of a namespace count, with 1024 names in \
-        all, the oldest first; a name with * or ? and each label count as 8 names, a pattern as 8 or more. \
-        Whether it counts, its condition Ready says.",
+        all, the oldest first; a name with * or ? and each label count as 8 names, a pattern as 8 \
+        or more. Whether it counts, its condition Ready says.",
     printcolumn(name = "Access", type_ = "string", json_path = ".spec.access"),
     printcolumn(name = "Grantees", type_ = "string", json_path = ".status.grantees"),
     printcolumn(name = "Objects", type_ = "string", json_path = ".status.objects"),

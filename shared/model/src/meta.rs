@@ -246,7 +246,7 @@ impl Seen {
             uid,
             version: version(meta.resource_version.as_deref()),
             entry,
-            // Mimeo's own fields, which are most of all, are hashed only once.
+            // Mimeo's own fields are the largest part, and `entry` is their hash already.
             managers: hash(&(entry, own.map(|own| &own.time), rest)),
             stripped: entries.is_empty()
                 && labelled
