@@ -8,9 +8,9 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::{
+    copy_options::{CopyOptions, conditions},
     schema::{self, rule, rule_of},
     selection::{NamespaceSelection, one_is_set},
-    transform::{self, CopyTransform},
 };
 
 /// The objects to copy, the namespaces that get copies, and how Mimeo keeps the copies.
@@ -78,7 +78,7 @@ use crate::{
     )
 )]
 #[serde(rename_all = "camelCase")]
-#[schemars(extend("x-kubernetes-validations" = [
+#[schemars(extend("x-kubernetes-validations" = conditions([
     rule_of(
         ".targets",
         "(size(self.sources) == 1 && !has(self.sources[0].selector)) \
@@ -98,23 +98,7 @@ use crate::{
          s.kind in ['Secret', 'ConfigMap'])",
         "transform.data is only for Secrets and ConfigMaps",
     ),
-    rule_of(
-        ".retentionPolicy",
-        "self.strategy != 'CreateOnce' || !has(self.retentionPolicy)",
-        "retentionPolicy must be left out: with strategy CreateOnce copies always stay",
-    ),
-    rule_of(
-        ".driftPolicy",
-        "self.driftPolicy != 'Deny' || self.strategy == 'Replace'",
-        "driftPolicy Deny needs strategy Replace: with Apply others may add fields to a copy, and \
-         with CreateOnce they own it",
-    ),
-    rule_of(
-        ".resyncSeconds",
-        "self.strategy != 'CreateOnce' || self.resyncSeconds == 0",
-        "resyncSeconds must be 0: with strategy CreateOnce Mimeo never updates a copy",
-    ),
-]))]
+])))]
 pub struct ClusterReplicationSpec {
     /// The objects to copy: by name, by labels, or embedded in this rule. At least 1, at most 32.
     #[schemars(length(min = 1, max = 32), extend("x-kubernetes-list-type" = "atomic"))]
@@ -132,51 +116,6 @@ pub struct ClusterReplicationSpec {
     #[schemars(length(max = 32), extend("x-kubernetes-list-type" = "atomic"))]
     pub exclude: Vec<NamespaceSelection>,
 
-    /// How the copies differ from their sources. If left out, they do not.
-    #[serde(default, skip_serializing_if = "CopyTransform::is_noop")]
-    #[schemars(schema_with = "transform::of_rule")]
-    pub transform: CopyTransform,
-
-    /// How Mimeo writes copies. Apply: by server-side apply; fields, keys, labels and annotations
-    /// of other clients stay. Replace: likewise, but fields of other clients are removed, except
-    /// finalizers and owner references. Do not use Replace for kinds into which controllers write
-    /// (a Deployment, a PersistentVolumeClaim): Mimeo and the controller would undo each other's
-    /// writes without end. CreateOnce: Mimeo creates a copy where no object has its name, and never
-    /// updates, restores or deletes it afterwards. An existing object counts as created, unless
-    /// conflictPolicy is Overwrite. The namespace's annotation mimeo.dev/seeded records created
-    /// copies for as long as the namespace exists. Without the annotation a missing copy is created
-    /// again. Default: Apply.
-    #[serde(default)]
-    pub strategy: Strategy,
-
-    /// Policy for an object that has a copy's name and is not Mimeo's. Report: Mimeo leaves the
-    /// object alone and reports it. Adopt: the object becomes the copy if it has the copy's
-    /// content, or a label or annotation that another tool sets only on copies; otherwise as
-    /// Report. If the API server does not let Mimeo change the object in place (type of a Secret,
-    /// immutable data, roleRef), Mimeo leaves it alone and reports Invalid. Overwrite: the object
-    /// becomes the copy in spite of its content. Mimeo writes over it in place, so with strategy
-    /// Apply its other fields stay. A Secret, ConfigMap or RoleBinding that cannot be changed in
-    /// place is deleted and created again; names of copies must then not contain labels of the
-    /// namespace. An adopted or overwritten object is deleted when copies are deleted. An object
-    /// that any ClusterReplication names as its source is always left alone. If two rules want the
-    /// same name, one rule has it and the other reports a conflict. A copy that a rule no longer
-    /// wants is taken over in place. Default: Report.
-    #[serde(default)]
-    pub conflict_policy: ConflictPolicy,
-
-    /// Policy for changes and deletions of copies by other clients. Repair: Mimeo restores the
-    /// copy. Deny: the API server refuses the request, unless the namespace is being deleted. If no
-    /// webhook could refuse the request, Mimeo restores the copy. Deny needs strategy Replace: with
-    /// Apply other clients may add fields to a copy, and with CreateOnce the copy is theirs.
-    /// Default: Repair.
-    #[serde(default)]
-    pub drift_policy: DriftPolicy,
-
-    /// Whether copies that are no longer wanted are deleted or stay. Not with strategy CreateOnce:
-    /// such copies always stay. Default: all are deleted.
-    #[serde(default, skip_serializing_if = "RetentionPolicy::is_default")]
-    pub retention_policy: RetentionPolicy,
-
     /// Whether pods of a new namespace wait for its copies. BestEffort: pods wait for a limited
     /// time and are then admitted with a warning. Required: pods are refused until the copies
     /// exist; the author of the rule needs the verb gate on clusterreplications. None: pods do not
@@ -184,20 +123,9 @@ pub struct ClusterReplicationSpec {
     #[serde(default)]
     pub pod_gate: PodGate,
 
-    /// Period in seconds in which Mimeo verifies each copy in addition to its watches. It applies
-    /// the copy; if the copy is right, the apply changes nothing. The verifications of a rule's
-    /// copies are spread over the period. From 10 to 604800, or 0: never. Not with strategy
-    /// CreateOnce, whose copies belong to their namespaces. Default: 0.
-    #[serde(default)]
-    #[schemars(range(min = 0, max = 604_800), extend("x-kubernetes-validations" = [
-        rule("self == 0 || self >= 10", "must be 0 or at least 10"),
-    ]))]
-    pub resync_seconds: i32,
-
-    /// Stop writing and deleting for this rule. While this is true, no pod waits for the rule's
-    /// copies, and status.plan shows what the rule would do. Default: false.
-    #[serde(default)]
-    pub suspend: bool,
+    /// How the copies are made and kept. Both kinds of rule have these fields.
+    #[serde(flatten)]
+    pub copies: CopyOptions,
 }
 
 /// The objects to copy: one object by its name, objects by their labels, or an object embedded in
@@ -295,103 +223,6 @@ pub struct Target {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 1024))]
     pub copy_name: Option<String>,
-}
-
-/// How Mimeo writes copies.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
-pub enum Strategy {
-    /// Server-side apply: fields of other clients stay.
-    #[default]
-    Apply,
-    /// Exclusive: fields of other clients are removed.
-    Replace,
-    /// Created once. From then on the copy belongs to its namespace.
-    CreateOnce,
-}
-
-/// Policy for an object that has a copy's name and is not Mimeo's.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
-pub enum ConflictPolicy {
-    /// The object is left alone and reported.
-    #[default]
-    Report,
-    /// The object becomes the copy if it has the copy's content or another tool's mark. Otherwise
-    /// it is left alone and reported.
-    Adopt,
-    /// The object becomes the copy.
-    Overwrite,
-}
-
-/// Policy for changes and deletions of copies by other clients.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
-pub enum DriftPolicy {
-    /// Mimeo restores the copy.
-    #[default]
-    Repair,
-    /// The API server refuses the request.
-    Deny,
-}
-
-/// Whether a copy that is no longer wanted is deleted or stays, by cause.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "camelCase")]
-pub struct RetentionPolicy {
-    /// When this rule is deleted. Delete: the copies are deleted. Retain: they stay as they are.
-    /// Mimeo records the choice on each copy when it writes the copy. So a change has no effect on
-    /// copies that are not written afterwards, as while the rule is suspended or its source is
-    /// missing. A later rule of the same name takes over the copies that it wants, and leaves the
-    /// others. Default: Delete.
-    #[serde(default)]
-    pub when_rule_deleted: Retention,
-
-    /// When a namespace is no longer selected. Delete: its copies are deleted. Retain: they stay as
-    /// they are. Default: Delete.
-    #[serde(default)]
-    pub when_unmatched: Retention,
-
-    /// When a source is deleted. Delete: its copies are deleted after the grace period. Retain:
-    /// they stay as they are. Default: Delete.
-    #[serde(default)]
-    pub when_source_deleted: Retention,
-
-    /// Grace period in seconds after the deletion of a source. If the source is created again
-    /// within it, its copies stay. The period begins again when the reconciler restarts. From 0 to
-    /// 86400. Default: 60.
-    #[serde(default = "grace")]
-    #[schemars(range(min = 0, max = 86400))]
-    pub source_grace_period_seconds: i32,
-}
-
-impl Default for RetentionPolicy {
-    fn default() -> Self {
-        Self {
-            when_rule_deleted: Retention::default(),
-            when_unmatched: Retention::default(),
-            when_source_deleted: Retention::default(),
-            source_grace_period_seconds: grace(),
-        }
-    }
-}
-
-impl RetentionPolicy {
-    /// True if the policy equals the default for a missing one.
-    pub fn is_default(&self) -> bool {
-        *self == Self::default()
-    }
-}
-
-const fn grace() -> i32 {
-    60
-}
-
-/// Whether a copy that is no longer wanted is deleted or stays.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
-pub enum Retention {
-    /// The copy is deleted.
-    #[default]
-    Delete,
-    /// The copy stays, and is no longer updated.
-    Retain,
 }
 
 /// Whether pods of a new namespace wait for its copies.

@@ -20,6 +20,7 @@
 )]
 
 pub mod cluster_replication;
+pub mod copy_options;
 pub mod names;
 pub mod replication;
 pub mod replication_grant;
@@ -29,9 +30,11 @@ pub mod transform;
 pub mod transform_policy;
 
 pub use cluster_replication::{
-    ClusterReplication, ClusterReplicationSpec, ClusterReplicationStatus, ConflictPolicy,
-    CopyCounts, CopyFailure, DriftPolicy, Plan, PlannedCopy, PodGate, Retention, RetentionPolicy,
-    Source, SourceStatus, Strategy, Target,
+    ClusterReplication, ClusterReplicationSpec, ClusterReplicationStatus, CopyCounts, CopyFailure,
+    Plan, PlannedCopy, PodGate, Source, SourceStatus, Target,
+};
+pub use copy_options::{
+    ConflictPolicy, CopyOptions, DriftPolicy, Retention, RetentionPolicy, Strategy,
 };
 pub use replication::{Replication, ReplicationSource, ReplicationSpec, ReplicationTarget};
 pub use replication_grant::{

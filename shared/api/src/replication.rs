@@ -7,11 +7,9 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    cluster_replication::{
-        ClusterReplicationStatus, ConflictPolicy, DriftPolicy, RetentionPolicy, Strategy,
-    },
+    cluster_replication::ClusterReplicationStatus,
+    copy_options::{CopyOptions, conditions},
     schema::{self, rule, rule_of},
-    transform::{self, CopyTransform},
 };
 
 /// The objects to copy, the namespaces that get copies, and how Mimeo keeps the copies.
@@ -32,7 +30,7 @@ use crate::{
         10240 copies in all, of which the oldest count. A source has at most 256 KiB as JSON."
 )]
 #[serde(rename_all = "camelCase")]
-#[schemars(extend("x-kubernetes-validations" = [
+#[schemars(extend("x-kubernetes-validations" = conditions([
     rule_of(
         ".targets",
         "(size(self.sources) == 1 && !has(self.sources[0].selector)) || !has(self.targets) \
@@ -51,23 +49,7 @@ use crate::{
          || self.sources.all(s, s.apiVersion == 'v1' && s.kind in ['Secret', 'ConfigMap'])",
         "transform.data is only for Secrets and ConfigMaps",
     ),
-    rule_of(
-        ".retentionPolicy",
-        "self.strategy != 'CreateOnce' || !has(self.retentionPolicy)",
-        "retentionPolicy must be left out: with strategy CreateOnce copies always stay",
-    ),
-    rule_of(
-        ".driftPolicy",
-        "self.driftPolicy != 'Deny' || self.strategy == 'Replace'",
-        "driftPolicy Deny needs strategy Replace: with Apply others may add fields to a copy, and \
-         with CreateOnce they own it",
-    ),
-    rule_of(
-        ".resyncSeconds",
-        "self.strategy != 'CreateOnce' || self.resyncSeconds == 0",
-        "resyncSeconds must be 0: with strategy CreateOnce Mimeo never updates a copy",
-    ),
-]))]
+])))]
 pub struct ReplicationSpec {
     /// The objects to copy: by name or by labels. At least 1, at most 32.
     #[schemars(length(min = 1, max = 32), extend("x-kubernetes-list-type" = "atomic"))]
@@ -79,72 +61,9 @@ pub struct ReplicationSpec {
     #[schemars(length(min = 1, max = 32), extend("x-kubernetes-list-type" = "atomic"))]
     pub targets: Vec<ReplicationTarget>,
 
-    /// How the copies differ from their sources. If left out, they do not. Finalizers are allowed
-    /// only if every target is this rule's own namespace.
-    #[serde(default, skip_serializing_if = "CopyTransform::is_noop")]
-    #[schemars(schema_with = "transform::of_tenants_rule")]
-    pub transform: CopyTransform,
-
-    /// How Mimeo writes copies. Apply: by server-side apply; fields, keys, labels and annotations
-    /// of other clients stay. Replace: likewise, but fields of other clients are removed, except
-    /// finalizers and owner references. Do not use Replace for kinds into which controllers write
-    /// (a Deployment, a PersistentVolumeClaim): Mimeo and the controller would undo each other's
-    /// writes without end. CreateOnce: Mimeo creates a copy where no object has its name, and never
-    /// updates, restores or deletes it afterwards. An existing object counts as created, unless
-    /// conflictPolicy is Overwrite. The namespace's annotation mimeo.dev/seeded records created
-    /// copies for as long as the namespace exists. Without the annotation a missing copy is created
-    /// again. Default: Apply.
-    #[serde(default)]
-    pub strategy: Strategy,
-
-    /// Policy for an object that has a copy's name and is not Mimeo's. Report: Mimeo leaves the
-    /// object alone and reports it. Adopt: the object becomes the copy if it has the copy's
-    /// content, or a label or annotation that another tool sets only on copies; otherwise as
-    /// Report. If the API server does not let Mimeo change the object in place (type of a Secret,
-    /// immutable data, roleRef), Mimeo leaves it alone and reports Invalid. Overwrite: the object
-    /// becomes the copy in spite of its content. Mimeo writes over it in place, so with strategy
-    /// Apply its other fields stay. A Secret, ConfigMap or RoleBinding that cannot be changed in
-    /// place is deleted and created again; names of copies must then not contain labels of the
-    /// namespace. An adopted or overwritten object is deleted when copies are deleted. An object
-    /// that any ClusterReplication names as its source is always left alone. If two rules want the
-    /// same name, one rule has it and the other reports a conflict. A copy that a rule no longer
-    /// wants is taken over in place. Adopt and Overwrite are allowed only if every target is this
-    /// rule's own namespace. An object that a Replication names as its source, and may read, is
-    /// left alone, too. If a ClusterReplication wants the same copy, the ClusterReplication has it.
-    /// Default: Report.
-    #[serde(default)]
-    pub conflict_policy: ConflictPolicy,
-
-    /// Policy for changes and deletions of copies by other clients. Repair: Mimeo restores the
-    /// copy. Deny: the API server refuses the request, unless the namespace is being deleted. If no
-    /// webhook could refuse the request, Mimeo restores the copy. Deny needs strategy Replace: with
-    /// Apply other clients may add fields to a copy, and with CreateOnce the copy is theirs. The
-    /// API server refuses no request of the cluster's own clients: service accounts of kube-system,
-    /// nodes, system:kube-*. Deny is allowed only if every target is this rule's own namespace.
-    /// Default: Repair.
-    #[serde(default)]
-    pub drift_policy: DriftPolicy,
-
-    /// Whether copies that are no longer wanted are deleted or stay. A copy that its namespace no
-    /// longer grants counts as unmatched. Not with strategy CreateOnce: such copies always stay.
-    /// Default: all are deleted.
-    #[serde(default, skip_serializing_if = "RetentionPolicy::is_default")]
-    pub retention_policy: RetentionPolicy,
-
-    /// Period in seconds in which Mimeo verifies each copy in addition to its watches. It applies
-    /// the copy; if the copy is right, the apply changes nothing. The verifications of a rule's
-    /// copies are spread over the period. From 10 to 604800, or 0: never. Not with strategy
-    /// CreateOnce, whose copies belong to their namespaces. Default: 0.
-    #[serde(default)]
-    #[schemars(range(min = 0, max = 604_800), extend("x-kubernetes-validations" = [
-        rule("self == 0 || self >= 10", "must be 0 or at least 10"),
-    ]))]
-    pub resync_seconds: i32,
-
-    /// Stop writing and deleting for this rule. While this is true, status.plan shows what the rule
-    /// would do. Default: false.
-    #[serde(default)]
-    pub suspend: bool,
+    /// How the copies are made and kept. Both kinds of rule have these fields.
+    #[serde(flatten)]
+    pub copies: CopyOptions,
 }
 
 /// The objects to copy: one object by its name, or objects by their labels.

@@ -217,10 +217,14 @@ fn every_key() -> Vec<String> {
     vec!["*".to_owned()]
 }
 
-/// The schema of [`CopyTransform`], with descriptions for a `ClusterReplication`.
+/// The schema of [`CopyTransform`], with descriptions for a rule.
 pub(crate) fn of_rule(generator: &mut SchemaGenerator) -> Schema {
-    let variables = "In values $(source.name), $(source.namespace), $(namespace.name) and \
-        $(namespace.labels['key']) stand for the source's and the copy's namespace.";
+    let labels = "In a Replication, labels of the namespace only where every target is its own \
+        namespace.";
+    let variables = format!(
+        "In values $(source.name), $(source.namespace), $(namespace.name) and \
+         $(namespace.labels['key']) stand for the source's and the copy's namespace. {labels}"
+    );
     described(
         CopyTransform::json_schema(generator),
         &[
@@ -234,20 +238,8 @@ pub(crate) fn of_rule(generator: &mut SchemaGenerator) -> Schema {
                 "Those by which GitOps tools, Helm, kubectl and other replicators know their \
                  objects are never carried to a copy.",
             ),
-            ("labels/properties/set", variables),
-            ("annotations/properties/set", variables),
-        ],
-    )
-}
-
-/// The same for a Replication, which has narrower limits on variables.
-pub(crate) fn of_tenants_rule(generator: &mut SchemaGenerator) -> Schema {
-    let labels = "Labels of the namespace only where every target is this rule's own namespace.";
-    described(
-        of_rule(generator),
-        &[
-            ("labels/properties/set", labels),
-            ("annotations/properties/set", labels),
+            ("labels/properties/set", &variables),
+            ("annotations/properties/set", &variables),
             ("jsonPatch", labels),
         ],
     )

@@ -147,26 +147,29 @@ impl Rule {
         }
         let targets = parse_targets(spec, &sources, &mut refusals);
         let transform = Transform::of_copies(
-            &spec.transform,
+            &spec.copies.transform,
             "spec.transform",
             &sources.samples(),
             &mut refusals,
         );
-        let strategy = spec.strategy;
-        if strategy == Strategy::CreateOnce && !spec.retention_policy.is_default() {
+        let strategy = spec.copies.strategy;
+        if strategy == Strategy::CreateOnce && !spec.copies.retention_policy.is_default() {
             refusals.add(
                 "spec.retentionPolicy",
                 "must be left out: with strategy CreateOnce copies always stay",
             );
         }
-        if spec.conflict_policy == ConflictPolicy::Overwrite {
+        if spec.copies.conflict_policy == ConflictPolicy::Overwrite {
             refuse_chosen_names(&spec.targets, &mut refusals);
         }
-        if spec.drift_policy == DriftPolicy::Deny && strategy != Strategy::Replace {
+        if spec.copies.drift_policy == DriftPolicy::Deny && strategy != Strategy::Replace {
             refusals.add("spec.driftPolicy", DENY_NEEDS_REPLACE);
         }
         let resync = refusals
-            .one("spec.resyncSeconds", parse_resync(spec.resync_seconds))
+            .one(
+                "spec.resyncSeconds",
+                parse_resync(spec.copies.resync_seconds),
+            )
             .flatten();
         if strategy == Strategy::CreateOnce && resync.is_some() {
             refusals.add(
@@ -176,7 +179,7 @@ impl Rule {
         }
         let retention = refusals.one(
             "spec.retentionPolicy.sourceGracePeriodSeconds",
-            Retention::parse(&spec.retention_policy),
+            Retention::parse(&spec.copies.retention_policy),
         );
         let retention = retention.map(|retention| match strategy {
             Strategy::Apply | Strategy::Replace => retention,
@@ -204,12 +207,12 @@ impl Rule {
                 targets,
                 transform,
                 strategy,
-                conflict: spec.conflict_policy,
-                drift: spec.drift_policy,
+                conflict: spec.copies.conflict_policy,
+                drift: spec.copies.drift_policy,
                 retention,
                 pod_gate: spec.pod_gate,
                 resync,
-                suspend: spec.suspend,
+                suspend: spec.copies.suspend,
                 confirm_deletion: confirm_deletion.map(|value| value.as_str().into()),
             }
         }))
@@ -368,7 +371,7 @@ fn refuse_source_namespace(spec: &ClusterReplicationSpec, refusals: &mut Refusal
             refusals.add(format!("spec.targets[{i}].copyName"), inline::NO_NAMESPACE);
         }
     }
-    let transform = serde_json::to_value(&spec.transform).unwrap_or_default();
+    let transform = serde_json::to_value(&spec.copies.transform).unwrap_or_default();
     if texts(&transform).any(inline::needs_namespace) {
         refusals.add("spec.transform", inline::NO_NAMESPACE);
     }

@@ -847,7 +847,7 @@ async fn an_upgrade_brings_newer_definitions_and_neither_it_nor_a_rollback_loses
     cluster.helm(&["upgrade", "mimeo", CHART])?.await??;
     eventually(SOON, "the rule to be suspended", || async {
         let suspended = merge(&rules, "registry", json!({"spec": {"suspend": true}})).await?;
-        Ok(suspended.spec.suspend.then_some(()))
+        Ok(suspended.spec.copies.suspend.then_some(()))
     })
     .await?;
     pair.reconciler

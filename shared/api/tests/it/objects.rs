@@ -56,14 +56,14 @@ spec:
 #[test]
 fn what_is_left_out_has_its_default() {
     let spec = read::<ClusterReplication>(SHORTEST).spec;
-    assert_eq!(spec.transform, CopyTransform::default());
-    assert!(spec.transform.is_noop());
-    assert_eq!(spec.strategy, Strategy::Apply);
-    assert_eq!(spec.conflict_policy, ConflictPolicy::Report);
+    assert_eq!(spec.copies.transform, CopyTransform::default());
+    assert!(spec.copies.transform.is_noop());
+    assert_eq!(spec.copies.strategy, Strategy::Apply);
+    assert_eq!(spec.copies.conflict_policy, ConflictPolicy::Report);
     assert_eq!(spec.pod_gate, PodGate::BestEffort);
-    assert!(!spec.suspend);
+    assert!(!spec.copies.suspend);
     assert_eq!(
-        spec.retention_policy,
+        spec.copies.retention_policy,
         RetentionPolicy {
             when_rule_deleted: Retention::Delete,
             when_unmatched: Retention::Delete,
@@ -114,13 +114,19 @@ fn what_is_said_is_kept() {
     assert_eq!(edge.selection.namespaces, ["edge"]);
     assert!(edge.selection.namespace_selector.is_none());
     assert!(
-        spec.transform.common.labels.include.is_empty(),
+        spec.copies.transform.common.labels.include.is_empty(),
         "an empty list keeps no key"
     );
-    assert_eq!(spec.transform.common.annotations.include, ["*"]);
-    assert_eq!(spec.retention_policy.when_source_deleted, Retention::Retain);
-    assert_eq!(spec.retention_policy.when_unmatched, Retention::Delete);
-    assert_eq!(spec.retention_policy.source_grace_period_seconds, 0);
+    assert_eq!(spec.copies.transform.common.annotations.include, ["*"]);
+    assert_eq!(
+        spec.copies.retention_policy.when_source_deleted,
+        Retention::Retain
+    );
+    assert_eq!(
+        spec.copies.retention_policy.when_unmatched,
+        Retention::Delete
+    );
+    assert_eq!(spec.copies.retention_policy.source_grace_period_seconds, 0);
 }
 
 #[test]

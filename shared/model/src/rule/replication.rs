@@ -80,13 +80,7 @@ fn in_more_words(spec: &ReplicationSpec, home: &str) -> ClusterReplicationSpec {
     let ReplicationSpec {
         sources,
         targets,
-        transform,
-        strategy,
-        conflict_policy,
-        drift_policy,
-        retention_policy,
-        resync_seconds,
-        suspend,
+        copies,
     } = spec;
     let source = |source: &mimeo_api::ReplicationSource| mimeo_api::Source {
         api_version: Some(source.api_version.clone()),
@@ -118,15 +112,9 @@ fn in_more_words(spec: &ReplicationSpec, home: &str) -> ClusterReplicationSpec {
         sources: sources.iter().map(source).collect(),
         targets,
         exclude: Vec::new(),
-        transform: transform.clone(),
-        strategy: *strategy,
-        conflict_policy: *conflict_policy,
-        drift_policy: *drift_policy,
-        retention_policy: retention_policy.clone(),
         // The owner of one namespace must not make the pods of other namespaces wait.
         pod_gate: mimeo_api::PodGate::None,
-        resync_seconds: *resync_seconds,
-        suspend: *suspend,
+        copies: copies.clone(),
     }
 }
 
@@ -168,20 +156,20 @@ fn refuse_to_tenants(spec: &ReplicationSpec, home: &str, refusals: &mut Refusals
     let Some(foreign) = namespaces.find(|name| **name != home) else {
         return;
     };
-    refuse_foreign_labels(&spec.transform, foreign, home, refusals);
-    let finalizers = &spec.transform.common.finalizers;
+    refuse_foreign_labels(&spec.copies.transform, foreign, home, refusals);
+    let finalizers = &spec.copies.transform.common.finalizers;
     for (field, is_so, must) in [
         // Adoption compares contents. So a rule could test a guess about the content of other
         // users' objects.
         (
             "conflictPolicy",
-            spec.conflict_policy == ConflictPolicy::Report,
+            spec.copies.conflict_policy == ConflictPolicy::Report,
             "be Report",
         ),
         // A grant for copies is no consent to refuse requests of the namespace's owners.
         (
             "driftPolicy",
-            spec.drift_policy == DriftPolicy::Repair,
+            spec.copies.drift_policy == DriftPolicy::Repair,
             "be Repair",
         ),
         // Finalizers would block the deletion of a namespace if its owners do not run the
