@@ -34,8 +34,9 @@ pub enum Observation {
     /// read must show which object it is. The uid is that of Mimeo's own copy, if one was here
     /// before.
     Taken(Option<Uid>),
-    /// An object, whether Mimeo owns it or not.
-    Present(Box<Seen>),
+    /// An object, whether Mimeo owns it or not. Not in a box: that would be a small allocation that
+    /// stays among those of the request, and would keep holes in memory.
+    Present(Seen),
 }
 
 /// The baseline for later comparisons: the state of an object at a certain moment. The moment is
@@ -607,7 +608,7 @@ impl CopyState {
         });
         baseline.rewritten |= rewritten;
         seen.was_ours |= was_ours;
-        self.observed = Observation::Present(Box::new(seen));
+        self.observed = Observation::Present(seen);
         self.content = Content::Unknown;
         true
     }
