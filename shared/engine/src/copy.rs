@@ -34,8 +34,8 @@ pub enum Observation {
     /// read must show which object it is. The uid is that of Mimeo's own copy, if one was here
     /// before.
     Taken(Option<Uid>),
-    /// An object, whether Mimeo owns it or not. Not in a box: that would be a small allocation that
-    /// stays among those of the request, and would keep holes in memory.
+    /// An object, whether Mimeo owns it or not. It is not boxed. A box would be allocated between
+    /// the memory of two requests and outlive both. The gaps between such boxes would stay unused.
     Present(Seen),
 }
 
