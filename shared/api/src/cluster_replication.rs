@@ -78,27 +78,10 @@ use crate::{
     )
 )]
 #[serde(rename_all = "camelCase")]
-#[schemars(extend("x-kubernetes-validations" = conditions([
-    rule_of(
-        ".targets",
-        "(size(self.sources) == 1 && !has(self.sources[0].selector)) \
-         || self.targets.all(t, !has(t.copyName) || t.copyName.contains('$(source.name)'))",
-        "with several sources or a selector, targets[].copyName must contain $(source.name)",
-    ),
-    rule_of(
-        ".transform.type",
-        "!has(self.transform) || !has(self.transform.type) \
-         || self.sources.all(s, has(s.kind) && s.apiVersion == 'v1' && s.kind == 'Secret')",
-        "transform.type is only for Secrets",
-    ),
-    rule_of(
-        ".transform.data",
-        "!has(self.transform) || !has(self.transform.data) || self.sources.all(s, has(s.inline) ? \
-         s.inline.apiVersion == 'v1' && s.inline.kind == 'ConfigMap' : s.apiVersion == 'v1' && \
-         s.kind in ['Secret', 'ConfigMap'])",
-        "transform.data is only for Secrets and ConfigMaps",
-    ),
-])))]
+#[schemars(extend("x-kubernetes-validations" = conditions(
+    "has(s.inline) ? s.inline.apiVersion == 'v1' && s.inline.kind == 'ConfigMap' : \
+     s.apiVersion == 'v1' && s.kind in ['Secret', 'ConfigMap']",
+)))]
 pub struct ClusterReplicationSpec {
     /// The objects to copy: by name, by labels, or embedded in this rule. At least 1, at most 32.
     #[schemars(length(min = 1, max = 32), extend("x-kubernetes-list-type" = "atomic"))]

@@ -82,9 +82,29 @@ pub struct CopyOptions {
     pub suspend: bool,
 }
 
-/// The conditions of a kind of rule: its own, and those on [`CopyOptions`].
-pub(crate) fn conditions(own: [Value; 3]) -> Vec<Value> {
-    let shared = [
+/// The conditions of both kinds of rule, which a kind completes with `data`: the sources for which
+/// `transform.data` is allowed. Only a `ClusterReplication` has sources that are embedded in it.
+pub(crate) fn conditions(data: &str) -> [Value; 6] {
+    [
+        rule_of(
+            ".targets",
+            "(size(self.sources) == 1 && !has(self.sources[0].selector)) || !has(self.targets) \
+             || self.targets.all(t, !has(t.copyName) || t.copyName.contains('$(source.name)'))",
+            "with several sources or a selector, targets[].copyName must contain $(source.name)",
+        ),
+        rule_of(
+            ".transform.type",
+            "!has(self.transform) || !has(self.transform.type) \
+             || self.sources.all(s, has(s.kind) && s.apiVersion == 'v1' && s.kind == 'Secret')",
+            "transform.type is only for Secrets",
+        ),
+        rule_of(
+            ".transform.data",
+            &format!(
+                "!has(self.transform) || !has(self.transform.data) || self.sources.all(s, {data})"
+            ),
+            "transform.data is only for Secrets and ConfigMaps",
+        ),
         rule_of(
             ".retentionPolicy",
             "self.strategy != 'CreateOnce' || !has(self.retentionPolicy)",
@@ -101,8 +121,7 @@ pub(crate) fn conditions(own: [Value; 3]) -> Vec<Value> {
             "self.strategy != 'CreateOnce' || self.resyncSeconds == 0",
             "resyncSeconds must be 0: with strategy CreateOnce Mimeo never updates a copy",
         ),
-    ];
-    own.into_iter().chain(shared).collect()
+    ]
 }
 
 /// How Mimeo writes copies.

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use crate::{
     cluster_replication::ClusterReplicationStatus,
     copy_options::{CopyOptions, conditions},
-    schema::{self, rule, rule_of},
+    schema::{self, rule},
 };
 
 /// The objects to copy, the namespaces that get copies, and how Mimeo keeps the copies.
@@ -30,26 +30,9 @@ use crate::{
         10240 copies in all, of which the oldest count. A source has at most 256 KiB as JSON."
 )]
 #[serde(rename_all = "camelCase")]
-#[schemars(extend("x-kubernetes-validations" = conditions([
-    rule_of(
-        ".targets",
-        "(size(self.sources) == 1 && !has(self.sources[0].selector)) || !has(self.targets) \
-         || self.targets.all(t, !has(t.copyName) || t.copyName.contains('$(source.name)'))",
-        "with several sources or a selector, targets[].copyName must contain $(source.name)",
-    ),
-    rule_of(
-        ".transform.type",
-        "!has(self.transform) || !has(self.transform.type) \
-         || self.sources.all(s, s.apiVersion == 'v1' && s.kind == 'Secret')",
-        "transform.type is only for Secrets",
-    ),
-    rule_of(
-        ".transform.data",
-        "!has(self.transform) || !has(self.transform.data) \
-         || self.sources.all(s, s.apiVersion == 'v1' && s.kind in ['Secret', 'ConfigMap'])",
-        "transform.data is only for Secrets and ConfigMaps",
-    ),
-])))]
+#[schemars(extend("x-kubernetes-validations" = conditions(
+    "s.apiVersion == 'v1' && s.kind in ['Secret', 'ConfigMap']",
+)))]
 pub struct ReplicationSpec {
     /// The objects to copy: by name or by labels. At least 1, at most 32.
     #[schemars(length(min = 1, max = 32), extend("x-kubernetes-list-type" = "atomic"))]
