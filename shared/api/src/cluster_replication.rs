@@ -114,7 +114,7 @@ pub struct ClusterReplicationSpec {
 /// The objects to copy: one object by its name, objects by their labels, or an object embedded in
 /// the rule.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "camelCase")]
+#[serde(default, rename_all = "camelCase")]
 #[schemars(extend("x-kubernetes-validations" = [
     rule("!has(self.kind) || self.kind != 'Namespace'", "kind Namespace is never copied"),
     rule(
@@ -144,17 +144,17 @@ pub struct ClusterReplicationSpec {
 pub struct Source {
     /// API version of the source, with its group if it has one: v1, apps/v1. Required, except with
     /// inline.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "schema::api_version")]
     pub api_version: Option<String>,
 
     /// Kind of the source: any namespaced kind. Required, except with inline.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "schema::kind")]
     pub kind: Option<String>,
 
     /// Namespace of the source. Required, except with inline.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "schema::namespace_name")]
     pub namespace: Option<String>,
 
@@ -162,7 +162,7 @@ pub struct Source {
     /// this one. A ClusterReplication ranks above a Replication, then the older rule above the
     /// younger one, then the rule whose namespace and name come first. A rule writes no object that
     /// a rule of a higher rank names as its source.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "schema::object_name")]
     pub name: Option<String>,
 
@@ -173,7 +173,7 @@ pub struct Source {
     /// reported. A selector never finds copies of Mimeo: name a copy to copy it. It finds service
     /// account tokens and Helm releases only if transform.type is set. It never finds
     /// kube-root-ca.crt and openshift-service-ca.crt, which exist in each namespace anyway.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "schema::label_selector")]
     pub selector: Option<LabelSelector>,
 
@@ -184,7 +184,7 @@ pub struct Source {
     /// $(namespace.labels['key']) for those of the copy's namespace. A namespace without that label
     /// gets no copy and is reported. At most 1 MiB. As with other sources, labels and annotations
     /// of GitOps tools, Helm and kubectl are not copied.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "schema::embedded_object")]
     pub inline: Option<Value>,
 }
@@ -222,48 +222,48 @@ pub enum PodGate {
 
 /// The state of a rule as Mimeo last saw it.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "camelCase")]
+#[serde(default, rename_all = "camelCase")]
 #[schemars(description = "What Mimeo last saw and did for this rule.")]
 pub struct ClusterReplicationStatus {
     /// The metadata.generation that this status describes.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub observed_generation: Option<i64>,
 
     /// Conditions of the rule: Ready, SourcesFound, Authorized, PodGateActive. Reconciling and
     /// Stalled appear only while they are true.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "schema::conditions")]
     pub conditions: Vec<Condition>,
 
     /// Number of copies, by their state.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub copies: Option<CopyCounts>,
 
     /// What the rule would do if it were not suspended. Set only while it is suspended.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub plan: Option<Plan>,
 
     /// The first source, and how many more there are: Secret platform/registry +2. Of an inline one
     /// its kind, then the word inline. While no object is found, a selector stands for what it may
     /// find: Secret platform/(selector).
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 512))]
     pub source: Option<String>,
 
     /// The sources of the rule, and the version of each that was last read. The first 32 of them,
     /// or fewer if long names would make the status larger than 16 KiB.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 32), extend("x-kubernetes-list-type" = "atomic"))]
     pub sources: Vec<SourceStatus>,
 
     /// Copies that could not be written or deleted: the first 20 of them, or fewer if long names
     /// would make the status larger than 16 KiB.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 20), extend("x-kubernetes-list-type" = "atomic"))]
     pub failures: Vec<CopyFailure>,
 
     /// When a copy was last written or deleted.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub last_sync_time: Option<Time>,
 }
 

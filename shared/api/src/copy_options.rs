@@ -12,11 +12,11 @@ use crate::{
 
 /// How a rule's copies are made and kept. Both kinds of rule have these fields.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "camelCase")]
+#[serde(default, rename_all = "camelCase")]
 pub struct CopyOptions {
     /// How the copies differ from their sources. If left out, they do not. In a Replication,
     /// finalizers are allowed only if every target is its own namespace.
-    #[serde(default, skip_serializing_if = "CopyTransform::is_noop")]
+    #[serde(skip_serializing_if = "CopyTransform::is_noop")]
     #[schemars(schema_with = "transform::of_rule")]
     pub transform: CopyTransform,
 
@@ -29,7 +29,6 @@ pub struct CopyOptions {
     /// conflictPolicy is Overwrite. The namespace's annotation mimeo.dev/seeded records created
     /// copies for as long as the namespace exists. Without the annotation a missing copy is created
     /// again. Default: Apply.
-    #[serde(default)]
     pub strategy: Strategy,
 
     /// Policy for an object that has a copy's name and is not Mimeo's. Report: Mimeo leaves the
@@ -47,7 +46,6 @@ pub struct CopyOptions {
     /// before a Replication. A copy that a rule no longer wants is taken over in place. In a
     /// Replication, Adopt and Overwrite are allowed only if every target is its own namespace.
     /// Default: Report.
-    #[serde(default)]
     pub conflict_policy: ConflictPolicy,
 
     /// Policy for changes and deletions of copies by other clients. Repair: Mimeo restores the
@@ -57,20 +55,18 @@ pub struct CopyOptions {
     /// Replication, Deny is allowed only if every target is its own namespace. There the API server
     /// refuses no request of the cluster's own clients: service accounts of kube-system, nodes,
     /// system:kube-*. Default: Repair.
-    #[serde(default)]
     pub drift_policy: DriftPolicy,
 
     /// Whether copies that are no longer wanted are deleted or stay. A Replication's copy that its
     /// namespace no longer grants counts as unmatched. Not with strategy CreateOnce: such copies
     /// always stay. Default: all are deleted.
-    #[serde(default, skip_serializing_if = "RetentionPolicy::is_default")]
+    #[serde(skip_serializing_if = "RetentionPolicy::is_default")]
     pub retention_policy: RetentionPolicy,
 
     /// Period in seconds in which Mimeo verifies each copy in addition to its watches. It applies
     /// the copy; if the copy is right, the apply changes nothing. The verifications of a rule's
     /// copies are spread over the period. From 10 to 604800, or 0: never. Not with strategy
     /// CreateOnce, whose copies belong to their namespaces. Default: 0.
-    #[serde(default)]
     #[schemars(range(min = 0, max = 604_800), extend("x-kubernetes-validations" = [
         rule("self == 0 || self >= 10", "must be 0 or at least 10"),
     ]))]
@@ -78,7 +74,6 @@ pub struct CopyOptions {
 
     /// Stop writing and deleting for this rule. While this is true, no pod waits for the rule's
     /// copies, and status.plan shows what the rule would do. Default: false.
-    #[serde(default)]
     pub suspend: bool,
 }
 
@@ -161,30 +156,26 @@ pub enum DriftPolicy {
 
 /// Whether a copy that is no longer wanted is deleted or stays, by cause.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "camelCase")]
+#[serde(default, rename_all = "camelCase")]
 pub struct RetentionPolicy {
     /// When this rule is deleted. Delete: the copies are deleted. Retain: they stay as they are.
     /// Mimeo records the choice on each copy when it writes the copy. So a change has no effect on
     /// copies that are not written afterwards, as while the rule is suspended or its source is
     /// missing. A later rule of the same name takes over the copies that it wants, and leaves the
     /// others. Default: Delete.
-    #[serde(default)]
     pub when_rule_deleted: Retention,
 
     /// When a namespace is no longer selected. Delete: its copies are deleted. Retain: they stay as
     /// they are. Default: Delete.
-    #[serde(default)]
     pub when_unmatched: Retention,
 
     /// When a source is deleted. Delete: its copies are deleted after the grace period. Retain:
     /// they stay as they are. Default: Delete.
-    #[serde(default)]
     pub when_source_deleted: Retention,
 
     /// Grace period in seconds after the deletion of a source. If the source is created again
     /// within it, its copies stay. The period begins again when the reconciler restarts. From 0 to
     /// 86400. Default: 60.
-    #[serde(default = "grace")]
     #[schemars(range(min = 0, max = 86400))]
     pub source_grace_period_seconds: i32,
 }
@@ -195,7 +186,7 @@ impl Default for RetentionPolicy {
             when_rule_deleted: Retention::default(),
             when_unmatched: Retention::default(),
             when_source_deleted: Retention::default(),
-            source_grace_period_seconds: grace(),
+            source_grace_period_seconds: 60,
         }
     }
 }
@@ -205,10 +196,6 @@ impl RetentionPolicy {
     pub fn is_default(&self) -> bool {
         *self == Self::default()
     }
-}
-
-const fn grace() -> i32 {
-    60
 }
 
 /// Whether a copy that is no longer wanted is deleted or stays.

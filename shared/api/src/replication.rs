@@ -105,19 +105,19 @@ pub struct ReplicationSource {
 #[derive(
     Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema,
 )]
-#[serde(rename_all = "camelCase")]
+#[serde(default, rename_all = "camelCase")]
 pub struct ReplicationTarget {
     /// Names of namespaces. Each namespace other than this rule's own must consent with a
     /// ReplicationGrant with access Write. The status doesn't tell whether such a namespace exists.
     /// At least 1, at most 32. Default: this rule's own namespace.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "schema::target_namespaces")]
     pub namespaces: Vec<String>,
 
     /// Name of the copies. $(source.name) and $(source.namespace) stand for those of the source,
     /// $(namespace.name) for that of the copy's namespace. If the rule has several sources or a
     /// selector, the name must contain $(source.name). Default: the source's name.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 1024))]
     pub copy_name: Option<String>,
 }

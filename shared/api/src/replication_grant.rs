@@ -115,31 +115,31 @@ pub struct GrantedObjects {
 
 /// State of a grant as Mimeo last saw it. Written whole, like the status of a rule.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "camelCase")]
+#[serde(default, rename_all = "camelCase")]
 #[schemars(description = "What Mimeo last saw of this grant.")]
 pub struct ReplicationGrantStatus {
     /// The metadata.generation that this status describes.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub observed_generation: Option<i64>,
 
     /// Conditions of the grant: Ready, which is True if the grant counts. If it does not, the reason
     /// is TooManyGrants or InvalidSpec.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "schema::conditions")]
     pub conditions: Vec<Condition>,
 
     /// Number of Replications of other namespaces that use the grant: those with a source or a
     /// target that it covers. At most 200 are counted.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub replications: Option<i32>,
 
     /// The grantees in one line, shortened if too long.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 256))]
     pub grantees: Option<String>,
 
     /// The objects in one line, shortened if too long.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 256))]
     pub objects: Option<String>,
 }

@@ -17,21 +17,21 @@ pub(crate) fn one_is_set() -> serde_json::Value {
 /// Namespaces by name, by pattern and by label. Set at least one of the three. All that are set
 /// must match.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "camelCase")]
+#[serde(default, rename_all = "camelCase")]
 #[schemars(extend("x-kubernetes-validations" = [one_is_set()]))]
 pub struct NamespaceSelection {
     /// Names of namespaces, exact or with * (any characters) and ? (one character). At most 128.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "schema::namespace_globs")]
     pub namespaces: Vec<String>,
 
     /// Regular expression (RE2 syntax) that must match the whole name of a namespace.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "schema::name_pattern")]
     pub namespace_pattern: Option<String>,
 
     /// Namespaces with these labels. An empty selector ({}) means every namespace.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "schema::label_selector")]
     pub namespace_selector: Option<LabelSelector>,
 }

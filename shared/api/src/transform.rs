@@ -10,33 +10,33 @@ use crate::schema;
 
 /// Changes of an object. The default changes nothing.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "camelCase")]
+#[serde(default, rename_all = "camelCase")]
 pub struct Transform {
     /// Type of the Secret. Allowed only if all objects concerned are Secrets. Not the type of
     /// service account tokens or Helm releases. If left out, the type stays.
-    #[serde(rename = "type", default, skip_serializing_if = "Option::is_none")]
+    #[serde(rename = "type", skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 253))]
     pub type_: Option<String>,
 
     /// Labels to keep and to set.
-    #[serde(default, skip_serializing_if = "KeyEdits::is_noop")]
+    #[serde(skip_serializing_if = "KeyEdits::is_noop")]
     #[schemars(schema_with = "label_edits")]
     pub labels: KeyEdits,
 
     /// Annotations to keep and to set.
-    #[serde(default, skip_serializing_if = "KeyEdits::is_noop")]
+    #[serde(skip_serializing_if = "KeyEdits::is_noop")]
     #[schemars(schema_with = "annotation_edits")]
     pub annotations: KeyEdits,
 
     /// Keys of data and binaryData to keep, and their new names. Allowed only if all objects
     /// concerned are Secrets or ConfigMaps.
-    #[serde(default, skip_serializing_if = "DataEdits::is_noop")]
+    #[serde(skip_serializing_if = "DataEdits::is_noop")]
     pub data: DataEdits,
 
     /// Finalizers to set, each as domain/name. Mimeo keeps them while the object is not being
     /// deleted. Something else must remove each finalizer, otherwise the object can never be
     /// deleted. At most 8.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "schema::finalizers")]
     pub finalizers: Vec<String>,
 }
@@ -134,24 +134,23 @@ impl Transform {
 /// Edits of the keys of `data` and `binaryData`: keep what `include` matches and `exclude` does
 /// not, then rename.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "camelCase")]
+#[serde(default, rename_all = "camelCase")]
 pub struct DataEdits {
     /// Keys to keep, exact or with * (any characters) and ? (one character). At most two * in one,
     /// and no ? between them. Default: ["*"], which is all of them. An empty list keeps none. At
     /// most 64.
-    #[serde(default = "every_key")]
     #[schemars(schema_with = "schema::data_globs")]
     pub include: Vec<String>,
 
     /// Keys to leave out although they are included, exact or with * and ? as in include. At most
     /// 64.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "schema::data_globs")]
     pub exclude: Vec<String>,
 
     /// New names of keys that are kept, by their old names. A name of a missing key has no effect.
     /// Two keys must not get the same name. At most 64.
-    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     #[schemars(schema_with = "schema::data_names")]
     pub rename: BTreeMap<String, String>,
 }
@@ -176,23 +175,22 @@ impl DataEdits {
 /// Edits of labels or annotations: keep what `include` matches and `exclude` does not, then set
 /// `set`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "camelCase")]
+#[serde(default, rename_all = "camelCase")]
 pub struct KeyEdits {
     /// Keys to keep, exact or with * (any characters) and ? (one character). At most two * in one,
     /// and no ? between them. Default: ["*"], which is all of them. An empty list keeps none. At
     /// most 64.
-    #[serde(default = "every_key")]
     #[schemars(schema_with = "schema::key_globs")]
     pub include: Vec<String>,
 
     /// Keys to leave out although they are included, exact or with * and ? as in include. At most
     /// 64.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "schema::key_globs")]
     pub exclude: Vec<String>,
 
     /// Keys and values to set, even if the object has other values. At most 64.
-    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub set: BTreeMap<String, String>,
 }
 

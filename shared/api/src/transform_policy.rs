@@ -142,15 +142,15 @@ pub enum FailurePolicy {
 
 /// The state of a policy as Mimeo last saw it. Written whole, like the status of a rule.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "camelCase")]
+#[serde(default, rename_all = "camelCase")]
 #[schemars(description = "What Mimeo last saw and did for this policy.")]
 pub struct TransformPolicyStatus {
     /// The metadata.generation that this status describes.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub observed_generation: Option<i64>,
 
     /// Conditions of the policy: Ready.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "schema::conditions")]
     pub conditions: Vec<Condition>,
 }
