@@ -66,7 +66,7 @@ pub struct CopyTransform {
 impl CopyTransform {
     /// True if the copy equals its source.
     pub fn is_noop(&self) -> bool {
-        self.common.is_noop() && self.json_patch.is_empty()
+        *self == Self::default()
     }
 }
 
@@ -116,18 +116,7 @@ pub enum JsonPatchOp {
 impl Transform {
     /// True if the object stays as it is.
     pub fn is_noop(&self) -> bool {
-        let Self {
-            type_,
-            labels,
-            annotations,
-            data,
-            finalizers,
-        } = self;
-        type_.is_none()
-            && labels.is_noop()
-            && annotations.is_noop()
-            && data.is_noop()
-            && finalizers.is_empty()
+        *self == Self::default()
     }
 }
 
