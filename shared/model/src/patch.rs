@@ -15,7 +15,7 @@ use crate::{
     size::size,
     source::{MOST_BYTES, SourceRef, SourceRefused},
     syntax,
-    template::{Show, Template, Variable, fill_in, texts, variables_in},
+    template::{Show, Template, fill_in, texts},
 };
 
 /// Most operations of one patch.
@@ -64,15 +64,6 @@ impl JsonPatch {
 
     pub(crate) fn is_noop(&self) -> bool {
         self.operations.is_empty()
-    }
-
-    /// The variables of the namespace in the patch's values.
-    pub(crate) fn variables(&self) -> Vec<Variable> {
-        self.operations
-            .iter()
-            .filter_map(|operation| operation.value.as_ref())
-            .flat_map(variables_in)
-            .collect()
     }
 
     /// Patches a copy. `metadata` has only labels and annotations, without Mimeo's own. `body` has
@@ -249,7 +240,7 @@ fn check_value(value: &Value, op: JsonPatchOp, encoded: bool) -> Result<(), Stri
 #[allow(clippy::unwrap_used)] // It is how a test fails.
 mod tests {
     use super::*;
-    use crate::{kind::GroupVersionKind, refusal::Refusal};
+    use crate::{kind::GroupVersionKind, refusal::Refusal, template::Variable};
 
     fn source(kind: &str) -> SourceRef {
         SourceRef::named(
@@ -320,10 +311,6 @@ mod tests {
         let data = json!({"b": "MQ==", "c": "MQ=="});
         let spec = json!({"$(source.name)": ["platform", 1, true], "at": "$(namespace.name)"});
         assert_eq!(body, json!({"type": "Opaque", "data": data, "spec": spec}));
-        assert_eq!(
-            parse(&operations).unwrap().variables(),
-            [Variable::Name, Variable::Name]
-        );
     }
 
     #[test]

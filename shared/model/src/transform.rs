@@ -1,8 +1,6 @@
 //! The differences between a copy and its source, and the changes of a policy to an object at
 //! admission.
 
-use std::collections::BTreeSet;
-
 use serde_json::{Map, Value, json};
 
 use crate::{
@@ -12,7 +10,6 @@ use crate::{
     refusal::Refusals,
     source::{SourceRef, refused_type},
     syntax,
-    template::{Template, Variable},
 };
 
 mod keys;
@@ -124,20 +121,6 @@ impl Transform {
             finalizers: finalizers.clone(),
             json_patch: JsonPatch::default(),
         }
-    }
-
-    /// All variables of the namespace in its texts.
-    pub fn variables(&self) -> BTreeSet<Variable> {
-        let values = self
-            .labels
-            .set
-            .values()
-            .chain(self.annotations.set.values());
-        values
-            .flat_map(Template::variables)
-            .cloned()
-            .chain(self.json_patch.variables())
-            .collect()
     }
 
     /// Changes an object at admission, except its data. `stored` is the old object of an UPDATE.

@@ -1,6 +1,6 @@
 //! Makes the body of the copies from a source.
 
-use std::{collections::BTreeSet, sync::Arc};
+use std::{cell::RefCell, collections::BTreeSet, sync::Arc};
 
 use bytes::Bytes;
 use mimeo_api::DriftPolicy;
@@ -16,7 +16,7 @@ use crate::{
     rule::{Rule, Target},
     source::{SourceRef, SourceRefused, refused_type},
     syntax,
-    template::{Show, Template, Variable, fill_in, variables_in},
+    template::{Show, Template, Variable, fill_in},
 };
 
 type Fields = Map<String, Value>;
@@ -51,11 +51,13 @@ impl Draft {
     ) -> Result<Self, SourceRefused> {
         let object = object.as_object().ok_or(SourceRefused::NotAnObject)?;
         let draft = |show: Show<'_>| draft(rule, source, object, cluster, show);
-        let (metadata, body) = draft(&Variable::to_string)?;
-        let mut variables = rule.transform.variables();
-        if source.is_inline() {
-            variables.extend(object.values().flat_map(variables_in));
-        }
+        // The first draft shows the text of the copies, and asks for each variable in it.
+        let variables = RefCell::new(BTreeSet::new());
+        let (metadata, body) = draft(&|variable| {
+            variables.borrow_mut().insert(variable.clone());
+            variable.to_string()
+        })?;
+        let variables = variables.into_inner();
         let names: Vec<Template> = rule
             .targets
             .iter()

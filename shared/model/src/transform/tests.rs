@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::*;
-use crate::{kind::GroupVersionKind, names, refusal::Refusal};
+use crate::{kind::GroupVersionKind, names, refusal::Refusal, template::Variable};
 use proptest::prelude::*;
 use serde_json::json;
 
