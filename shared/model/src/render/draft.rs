@@ -34,8 +34,8 @@ pub struct Draft {
     variables: BTreeSet<Variable>,
     /// True if the content has a variable inside a list.
     apart: bool,
-    /// What stands for the variables. `None` if there are none, not even in the names.
-    blanks: Option<Blanks>,
+    /// What stands for the variables, including those in the names.
+    blanks: Blanks,
 }
 
 impl Draft {
@@ -53,7 +53,7 @@ impl Draft {
         let draft = |show: Show<'_>| draft(rule, source, object, cluster, show);
         // The first draft shows the text of the copies, and asks for each variable in it.
         let variables = RefCell::new(BTreeSet::new());
-        let (metadata, body) = draft(&|variable| {
+        let (mut metadata, mut body) = draft(&|variable| {
             variables.borrow_mut().insert(variable.clone());
             variable.to_string()
         })?;
@@ -69,19 +69,8 @@ impl Draft {
             .chain(&variables)
             .cloned()
             .collect();
-        let content = Value::Object(body).to_string();
-        let checksum = Checksum::of(content.as_bytes());
-        if all.is_empty() {
-            return Ok(Self {
-                source: source.clone(),
-                metadata,
-                content: [Part::Bytes(behind_metadata(content))].into(),
-                checksum,
-                variables,
-                apart: false,
-                blanks: None,
-            });
-        }
+        let mut content = Value::Object(body).to_string();
+        let mut checksum = Checksum::of(content.as_bytes());
         let names: Vec<String> = names
             .iter()
             .map(|name| name.text(Variable::to_string))
@@ -91,17 +80,21 @@ impl Draft {
             sign: format!("«{text}:"),
             variables: all.into_iter().collect(),
         };
-        let (metadata, body) = draft(&|variable| blanks.of(variable))?;
-        let apart = body.values().any(|field| in_a_list(field, &blanks.sign));
-        let content = Value::Object(body).to_string();
+        let mut apart = false;
+        if !blanks.variables.is_empty() {
+            (metadata, body) = draft(&|variable| blanks.of(variable))?;
+            apart = body.values().any(|field| in_a_list(field, &blanks.sign));
+            content = Value::Object(body).to_string();
+            checksum = Checksum::of(content.as_bytes());
+        }
         Ok(Self {
             source: source.clone(),
             metadata,
-            checksum: Checksum::of(content.as_bytes()),
+            checksum,
             content: blanks.split(&behind_metadata(content)).into(),
             variables,
             apart,
-            blanks: Some(blanks),
+            blanks,
         })
     }
 
@@ -130,15 +123,13 @@ impl Draft {
         let name = target.copy_name(&self.source);
         let variables = name.variables().chain(&self.variables);
         let variables: BTreeSet<Variable> = variables.cloned().collect();
-        let blanks = self.blanks.as_ref();
-        let show = |variable: &Variable| blanks.map_or_else(String::new, |all| all.of(variable));
+        let blanks = &self.blanks;
+        let shown = name.text(|variable| blanks.of(variable));
         let mut metadata = self.metadata.clone();
-        metadata.insert("name".into(), name.text(show).into());
-        check_metadata(&metadata, |text| {
-            blanks.is_some_and(|blanks| text.contains(&blanks.sign))
-        })?;
+        metadata.insert("name".into(), shown.into());
+        check_metadata(&metadata, &blanks.sign)?;
         let checksum = of_json(&json!([&metadata, self.checksum.to_string()]));
-        let Some(blanks) = blanks.filter(|_| !variables.is_empty()) else {
+        if variables.is_empty() {
             let content = self.content.iter().filter_map(|part| match part {
                 Part::Bytes(bytes) => Some(bytes.clone()),
                 Part::Blank(_) | Part::Checksum => None,
@@ -148,7 +139,7 @@ impl Draft {
                 metadata: vec![metadata_text(metadata, checksum.to_string()).into()],
                 content: content.collect(),
             })));
-        };
+        }
         let labels = metadata["labels"].as_object().into_iter().flatten();
         let labels = labels.filter_map(|(key, value)| {
             let value = value.as_str().filter(|text| text.contains(&blanks.sign))?;
@@ -248,17 +239,14 @@ fn unmarked(
     Ok((metadata, body))
 }
 
-/// Checks the labels and annotations after a patch. Values with blanks are checked when the blanks
-/// are filled in.
-fn check_metadata(
-    metadata: &Fields,
-    has_blanks: impl Fn(&str) -> bool,
-) -> Result<(), SourceRefused> {
+/// Checks the labels and annotations after a patch. Values with blanks, which begin with this sign,
+/// are checked when the blanks are filled in.
+fn check_metadata(metadata: &Fields, sign: &str) -> Result<(), SourceRefused> {
     for field in ["labels", "annotations"] {
         let fields = metadata.get(field).and_then(Value::as_object);
         for (key, value) in fields.into_iter().flatten() {
             let right = |text: &str| {
-                field != "labels" || has_blanks(text) || syntax::label_value(text).is_ok()
+                field != "labels" || text.contains(sign) || syntax::label_value(text).is_ok()
             };
             if !value.as_str().is_some_and(right) {
                 return Err(SourceRefused::Metadata {
