@@ -26,17 +26,12 @@ pub struct Retention {
 
 impl Retention {
     /// Mimeo never deletes a copy.
-    pub const ALWAYS: Self = Self::all(Retain::Retain);
-
-    /// The same fate for every reason.
-    const fn all(retain: Retain) -> Self {
-        Self {
-            when_rule_deleted: retain,
-            when_unmatched: retain,
-            when_source_deleted: retain,
-            source_grace: DEFAULT_GRACE,
-        }
-    }
+    pub const ALWAYS: Self = Self {
+        when_rule_deleted: Retain::Retain,
+        when_unmatched: Retain::Retain,
+        when_source_deleted: Retain::Retain,
+        source_grace: DEFAULT_GRACE,
+    };
 
     pub(crate) fn parse(policy: &mimeo_api::RetentionPolicy) -> Result<Self, String> {
         let grace = policy.source_grace_period_seconds;
@@ -69,32 +64,25 @@ impl Retention {
         }
         (!retained.is_empty()).then(|| retained.join(","))
     }
-
-    /// Reads [`RETENTION`](crate::names::RETENTION). Any part that it does not understand counts as
-    /// `Retain`, because to keep a copy does no harm.
-    pub fn from_annotation(text: &str) -> Self {
-        let mut retention = Self::all(Retain::Delete);
-        for part in text.split(',') {
-            let (when, what) = part.split_once('=').unwrap_or((part, ""));
-            let retain = if what.trim() == "Delete" {
-                Retain::Delete
-            } else {
-                Retain::Retain
-            };
-            match when.trim() {
-                "rule" => retention.when_rule_deleted = retain,
-                "unmatched" => retention.when_unmatched = retain,
-                "source" => retention.when_source_deleted = retain,
-                UID => {}
-                _ => return Self::ALWAYS,
-            }
-        }
-        retention
-    }
 }
 
 /// The key of a rule's uid in [`RETENTION`](crate::names::RETENTION).
 const UID: &str = "uid";
+
+/// True if a copy with this value of [`RETENTION`](crate::names::RETENTION) stays when its rule is
+/// deleted. Any part that Mimeo does not understand counts as `Retain`, because to keep a copy does
+/// no harm.
+pub fn outlives_rule(text: &str) -> bool {
+    text.split(',').any(|part| {
+        let (when, what) = part.split_once('=').unwrap_or((part, ""));
+        match when.trim() {
+            "rule" => what.trim() != "Delete",
+            // These matter only while the rule exists.
+            "unmatched" | "source" | UID => false,
+            _ => true,
+        }
+    })
+}
 
 /// The uid of the rule that last wrote this copy, if the copy stays when the rule is deleted. Read
 /// from [`RETENTION`](crate::names::RETENTION).
@@ -109,7 +97,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn retention_survives_its_annotation() {
+    fn the_annotation_says_whether_a_copy_outlives_its_rule() {
         for bits in 0..8_u8 {
             let retain = |bit: u8| {
                 if bits & bit == 0 {
@@ -127,7 +115,7 @@ mod tests {
             match retention.annotation("u-1") {
                 None => assert_eq!(bits, 0),
                 Some(text) => {
-                    assert_eq!(Retention::from_annotation(&text), retention, "{text}");
+                    assert_eq!(outlives_rule(&text), bits & 1 != 0, "{text}");
                     assert_eq!(
                         retaining_rule(&text),
                         (bits & 1 != 0).then_some("u-1"),
@@ -136,17 +124,9 @@ mod tests {
                 }
             }
         }
-        for text in ["", "x", "Retain", "rule=Retain,later=Delete"] {
-            assert_eq!(
-                Retention::from_annotation(text).annotation("").unwrap(),
-                "rule=Retain,unmatched=Retain,source=Retain"
-            );
+        for text in ["", "x", "Retain", "rule=Keep", "rule=Delete,later=Delete"] {
+            assert!(outlives_rule(text), "{text}");
         }
-        assert_eq!(
-            Retention::from_annotation("rule=Keep,source=Delete")
-                .annotation("")
-                .unwrap(),
-            "rule=Retain"
-        );
+        assert!(!outlives_rule("rule=Delete,source=Retain"));
     }
 }

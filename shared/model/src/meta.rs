@@ -7,7 +7,7 @@ use serde_json::Value;
 use sha2::{Digest, Sha256};
 
 use crate::{
-    choices::{Retention, retaining_rule},
+    choices::{outlives_rule, retaining_rule},
     id::RuleId,
     kind::GroupKind,
     marks::is_copy_mark,
@@ -156,8 +156,8 @@ pub struct Seen {
 /// Facts that only few copies have, stored separately to keep the other copies small in memory.
 #[derive(Clone, Debug, Default, PartialEq)]
 struct Rare {
-    /// The retention of the copy after the deletion of its rule. `None` means delete.
-    retention: Option<Retention>,
+    /// True if the copy stays when its rule is deleted.
+    outlives_rule: bool,
     /// Hash of the uid of the rule that set the retention, if the copy has it.
     retained_by: Option<u64>,
     /// The fields that other managers own in the copy.
@@ -182,9 +182,9 @@ impl Seen {
         self.written.max(self.created)
     }
 
-    /// The retention of the copy after the deletion of its rule. `None` means delete.
-    pub fn retention(&self) -> Option<&Retention> {
-        self.rare.as_ref()?.retention.as_ref()
+    /// True if the copy stays when its rule is deleted.
+    pub fn outlives_rule(&self) -> bool {
+        self.rare.as_ref().is_some_and(|rare| rare.outlives_rule)
     }
 
     /// True if an earlier rule of the same name, with another uid than this, left the copy in
@@ -227,7 +227,7 @@ impl Seen {
             .filter(|entry| !own.is_some_and(|own| ptr::eq(own, *entry)))
             .collect();
         let rare = Rare {
-            retention: annotation(names::RETENTION).map(Retention::from_annotation),
+            outlives_rule: annotation(names::RETENTION).is_some_and(outlives_rule),
             retained_by: annotation(names::RETENTION)
                 .and_then(retaining_rule)
                 .map(source_hash),

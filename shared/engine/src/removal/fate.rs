@@ -68,10 +68,7 @@ impl Index {
         // The copy is now itself the source of other copies. They would be deleted with it.
         let feeds = self.is_named(id.kind, copy.kind, name, &copy.name);
         let Some(state) = self.rules.get(id) else {
-            let retained = seen
-                .retention()
-                .is_some_and(|retention| retention.when_rule_deleted == Retain::Retain);
-            return if feeds || retained {
+            return if feeds || seen.outlives_rule() {
                 Fate::Keep(Leave::Retained)
             } else {
                 Fate::RuleGone
