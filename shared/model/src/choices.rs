@@ -3,6 +3,8 @@
 
 use std::time::Duration;
 
+use crate::refusal::Refusals;
+
 /// Longest grace period for a deleted source, in seconds: one day.
 const GRACE: i32 = 86_400;
 
@@ -33,16 +35,20 @@ impl Retention {
         source_grace: DEFAULT_GRACE,
     };
 
-    pub(crate) fn parse(policy: &mimeo_api::RetentionPolicy) -> Result<Self, String> {
+    pub(crate) fn parse(policy: &mimeo_api::RetentionPolicy, refusals: &mut Refusals) -> Self {
         let grace = policy.source_grace_period_seconds;
-        let seconds = u64::try_from(grace).ok().filter(|_| grace <= GRACE);
-        let seconds = seconds.ok_or_else(|| format!("must be from 0 to {GRACE}, not {grace}"))?;
-        Ok(Self {
+        if !(0..=GRACE).contains(&grace) {
+            refusals.add(
+                "spec.retentionPolicy.sourceGracePeriodSeconds",
+                format!("must be from 0 to {GRACE}, not {grace}"),
+            );
+        }
+        Self {
             when_rule_deleted: policy.when_rule_deleted,
             when_unmatched: policy.when_unmatched,
             when_source_deleted: policy.when_source_deleted,
-            source_grace: Duration::from_secs(seconds),
-        })
+            source_grace: Duration::from_secs(grace.unsigned_abs().into()),
+        }
     }
 
     /// The value of [`RETENTION`](crate::names::RETENTION), as in

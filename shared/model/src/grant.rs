@@ -287,7 +287,7 @@ impl Grant {
         }
         let metadata = &object.metadata;
         let created = metadata.creation_timestamp.as_ref();
-        refusals.finish_with(Some(Self {
+        refusals.finish_with(Self {
             created: created.map_or(Timestamp::MAX, |time| time.0),
             edition: Edition {
                 uid: metadata.uid.as_deref().and_then(Uid::parse),
@@ -298,7 +298,7 @@ impl Grant {
             access: spec.access,
             grantees,
             objects,
-        }))
+        })
     }
 
     /// True if Replications in the namespace `home`, which has these labels, get this access to the

@@ -78,7 +78,7 @@ impl Policy {
         if spec.transform.is_noop() {
             refusals.add(at_transform, "must change something");
         }
-        refusals.finish_with(Some(Self {
+        refusals.finish_with(Self {
             name: name.into(),
             kinds,
             object_selector,
@@ -87,7 +87,7 @@ impl Policy {
             exclude_namespaces,
             transform,
             failure_policy: spec.failure_policy,
-        }))
+        })
     }
 
     /// The refusals that follow from discovery. A kind that `look_up` does not find is not refused,

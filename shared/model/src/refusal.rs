@@ -78,12 +78,12 @@ impl Refusals {
         parse(self).filter(|_| self.0.len() == before)
     }
 
-    /// Returns `parsed` if nothing was refused. A caller that passes `None` has added a refusal
-    /// before.
-    pub(crate) fn finish_with<T>(self, parsed: Option<T>) -> Result<T, Vec<Refusal>> {
-        match parsed {
-            Some(parsed) if self.0.is_empty() => Ok(parsed),
-            _ => Err(self.0),
+    /// Returns `parsed` if nothing was refused.
+    pub(crate) fn finish_with<T>(self, parsed: T) -> Result<T, Vec<Refusal>> {
+        if self.0.is_empty() {
+            Ok(parsed)
+        } else {
+            Err(self.0)
         }
     }
 }
@@ -97,7 +97,7 @@ mod tests {
         pub(crate) fn of<T>(parse: impl FnOnce(&mut Self) -> T) -> Result<T, Vec<Refusal>> {
             let mut refusals = Self::default();
             let parsed = parse(&mut refusals);
-            refusals.finish_with(Some(parsed))
+            refusals.finish_with(parsed)
         }
     }
 }

@@ -177,45 +177,40 @@ impl Rule {
                 "must be 0: with strategy CreateOnce Mimeo never updates a copy",
             );
         }
-        let retention = refusals.one(
-            "spec.retentionPolicy.sourceGracePeriodSeconds",
-            Retention::parse(&spec.copies.retention_policy),
-        );
-        let retention = retention.map(|retention| match strategy {
+        let retention = Retention::parse(&spec.copies.retention_policy, &mut refusals);
+        let retention = match strategy {
             Strategy::Apply | Strategy::Replace => retention,
             Strategy::CreateOnce => Retention::ALWAYS,
-        });
+        };
         let confirm_deletion = metadata
             .annotations
             .as_ref()
             .and_then(|annotations| annotations.get(names::CONFIRM_DELETION));
-        refusals.finish_with(retention.map(|retention| {
-            Self {
-                id,
-                uid: metadata.uid.as_deref().unwrap_or_default().into(),
-                generation: metadata.generation.unwrap_or_default(),
-                resource_version: version(metadata.resource_version.as_deref()),
-                created: metadata
-                    .creation_timestamp
-                    .as_ref()
-                    .map_or(jiff::Timestamp::MAX, |time| time.0),
-                sources: sources.known,
-                inline: sources.inline,
-                selectors: sources.selectors,
-                most_sources: MOST_SOURCES,
-                kinds: sources.kinds,
-                targets,
-                transform,
-                strategy,
-                conflict: spec.copies.conflict_policy,
-                drift: spec.copies.drift_policy,
-                retention,
-                pod_gate: spec.pod_gate,
-                resync,
-                suspend: spec.copies.suspend,
-                confirm_deletion: confirm_deletion.map(|value| value.as_str().into()),
-            }
-        }))
+        refusals.finish_with(Self {
+            id,
+            uid: metadata.uid.as_deref().unwrap_or_default().into(),
+            generation: metadata.generation.unwrap_or_default(),
+            resource_version: version(metadata.resource_version.as_deref()),
+            created: metadata
+                .creation_timestamp
+                .as_ref()
+                .map_or(jiff::Timestamp::MAX, |time| time.0),
+            sources: sources.known,
+            inline: sources.inline,
+            selectors: sources.selectors,
+            most_sources: MOST_SOURCES,
+            kinds: sources.kinds,
+            targets,
+            transform,
+            strategy,
+            conflict: spec.copies.conflict_policy,
+            drift: spec.copies.drift_policy,
+            retention,
+            pod_gate: spec.pod_gate,
+            resync,
+            suspend: spec.copies.suspend,
+            confirm_deletion: confirm_deletion.map(|value| value.as_str().into()),
+        })
     }
 
     /// Limits the rule's targets to the namespaces of this installation. Sources out of reach stay,
