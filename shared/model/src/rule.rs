@@ -218,7 +218,7 @@ impl Rule {
     #[must_use]
     pub fn within(mut self, reach: &Reach) -> Self {
         for target in &mut self.targets {
-            target.selection.confine(reach.targets.as_ref());
+            target.selection.reach.clone_from(&reach.targets);
         }
         self
     }

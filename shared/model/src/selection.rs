@@ -57,13 +57,14 @@ impl Mismatch {
 #[derive(Clone, Debug)]
 pub struct TargetSelection {
     selection: Selection,
-    exclude: Arc<[Selection]>,
+    /// The excluded namespaces: all that any of these selections matches.
+    pub(crate) exclude: Arc<[Selection]>,
     /// The namespaces that this installation may write into. `None` means all.
-    reach: Option<Arc<BTreeSet<Box<str>>>>,
+    pub(crate) reach: Option<Arc<BTreeSet<Box<str>>>>,
 }
 
 impl TargetSelection {
-    /// Compiles `selection`. Refusals name fields below `field`.
+    /// Compiles `selection`, without exclusions and limits. Refusals name fields below `field`.
     pub(crate) fn parse(
         selection: &NamespaceSelection,
         field: &str,
@@ -74,13 +75,6 @@ impl TargetSelection {
             exclude: Arc::default(),
             reach: None,
         }
-    }
-
-    /// Excludes the namespaces that any of these selections matches.
-    #[must_use]
-    pub fn excluding(mut self, exclude: &Arc<[Selection]>) -> Self {
-        self.exclude = exclude.clone();
-        self
     }
 
     /// True if the namespace `name` with these labels is selected.
@@ -145,11 +139,6 @@ impl TargetSelection {
                         .any(|exclude| exclude.matches_whatever_the_name(labels))
             }
         }
-    }
-
-    /// Limits the selection to these namespaces. `None` sets no limit.
-    pub(crate) fn confine(&mut self, reach: Option<&Arc<BTreeSet<Box<str>>>>) {
-        self.reach = reach.cloned();
     }
 
     /// The names in its list, if all of them are exact. No other namespace is selected, but the
@@ -375,9 +364,11 @@ mod tests {
             Refusals::of(|refusals| Selection::parse(&one, "exclude", refusals)).unwrap()
         });
         let spec = serde_json::from_value(spec).unwrap();
-        Refusals::of(|refusals| TargetSelection::parse(&spec, "t", refusals))
-            .unwrap()
-            .excluding(&exclude.collect())
+        let parsed = Refusals::of(|refusals| TargetSelection::parse(&spec, "t", refusals));
+        TargetSelection {
+            exclude: exclude.collect(),
+            ..parsed.unwrap()
+        }
     }
 
     #[track_caller]

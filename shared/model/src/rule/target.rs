@@ -32,17 +32,14 @@ pub(super) fn parse_targets(
     refusals.count("spec.targets", spec.targets.len(), ITEMS);
     let parse =
         |(i, target)| Target::parse(target, sources, &format!("spec.targets[{i}]"), refusals);
-    let targets: Vec<Target> = spec.targets.iter().enumerate().map(parse).collect();
+    let mut targets: Vec<Target> = spec.targets.iter().enumerate().map(parse).collect();
     refusals.limit("spec.exclude", spec.exclude.len(), ITEMS);
     let parse = |(i, one)| Selection::parse(one, &format!("spec.exclude[{i}]"), refusals);
     let exclude: Arc<[Selection]> = spec.exclude.iter().enumerate().map(parse).collect();
+    for target in &mut targets {
+        target.selection.exclude = exclude.clone();
+    }
     targets
-        .into_iter()
-        .map(|target| Target {
-            selection: target.selection.excluding(&exclude),
-            ..target
-        })
-        .collect()
 }
 
 impl Target {
