@@ -15,18 +15,13 @@ pub enum SourceWatch {
     Named(SourceRef, Resource),
     /// Shows the sources that this selector finds, with their content.
     Selected(SourceSelector, Resource),
-    /// Shows the metadata of every object of the kind in this namespace. If a source changes, or an
-    /// object matches a selector, Mimeo reads its content separately.
-    Namespace {
+    /// Shows the metadata of every object of the kind. If a source changes, or an object matches a
+    /// selector, Mimeo reads its content separately.
+    Kind {
         /// Plural and group-version of the kind.
         resource: Resource,
-        /// The namespace.
-        namespace: Box<str>,
-    },
-    /// The same for all namespaces.
-    Cluster {
-        /// Plural and group-version of the kind.
-        resource: Resource,
+        /// The namespace. `None` means all namespaces.
+        namespace: Option<Box<str>>,
     },
 }
 
@@ -35,11 +30,10 @@ impl SourceWatch {
     pub fn covers(&self, gvk: &GroupVersionKind, place: &str) -> bool {
         match self {
             Self::Named(..) | Self::Selected(..) => false,
-            Self::Namespace {
+            Self::Kind {
                 resource,
                 namespace,
-            } => resource.gvk == *gvk && **namespace == *place,
-            Self::Cluster { resource } => resource.gvk == *gvk,
+            } => resource.gvk == *gvk && namespace.as_deref().is_none_or(|one| one == place),
         }
     }
 
@@ -79,15 +73,15 @@ pub fn watches(
     for (place, watch) in named.chain(selected) {
         by_namespace.entry(place).or_default().push(watch);
     }
-    let wide = |resource: &Resource, namespace: &str| SourceWatch::Namespace {
+    let wide = |resource: &Resource, namespace: Option<&str>| SourceWatch::Kind {
         resource: resource.clone(),
-        namespace: namespace.into(),
+        namespace: namespace.map(Into::into),
     };
     let narrow = by_namespace
         .iter()
         .flat_map(|(&(resource, namespace), watches)| {
             if watches.len() > PER_NAMESPACE {
-                vec![wide(resource, namespace)]
+                vec![wide(resource, Some(namespace))]
             } else {
                 watches.clone()
             }
@@ -97,16 +91,9 @@ pub fn watches(
         return narrow;
     }
     let places = by_namespace.into_keys();
-    let widest = places.map(|(resource, namespace)| {
-        if confined {
-            wide(resource, namespace)
-        } else {
-            SourceWatch::Cluster {
-                resource: resource.clone(),
-            }
-        }
-    });
-    widest.collect()
+    places
+        .map(|(resource, namespace)| wide(resource, confined.then_some(namespace)))
+        .collect()
 }
 
 #[cfg(test)]
@@ -141,17 +128,33 @@ mod tests {
         assert_eq!(named(2, 8).len(), 16);
         assert!(matches!(
             named(1, 9).first(),
-            Some(SourceWatch::Namespace { .. })
+            Some(SourceWatch::Kind {
+                namespace: Some(_),
+                ..
+            })
         ));
         assert_eq!(named(8, 8).len(), 64);
         let many = named(65, 1);
-        assert!(many.len() == 1 && matches!(many.first(), Some(SourceWatch::Cluster { .. })));
+        assert!(
+            many.len() == 1
+                && matches!(
+                    many.first(),
+                    Some(SourceWatch::Kind {
+                        namespace: None,
+                        ..
+                    })
+                )
+        );
         let confined = watches(&sources(65, 1), &BTreeMap::new(), true);
         assert!(
             confined.len() == 65
-                && confined
-                    .iter()
-                    .all(|watch| matches!(watch, SourceWatch::Namespace { .. }))
+                && confined.iter().all(|watch| matches!(
+                    watch,
+                    SourceWatch::Kind {
+                        namespace: Some(_),
+                        ..
+                    }
+                ))
         );
     }
 
@@ -193,11 +196,17 @@ mod tests {
         );
         assert!(matches!(
             selected(1, 9, 3).first(),
-            Some(SourceWatch::Namespace { .. })
+            Some(SourceWatch::Kind {
+                namespace: Some(_),
+                ..
+            })
         ));
         assert!(matches!(
             selected(65, 1, 0).first(),
-            Some(SourceWatch::Cluster { .. })
+            Some(SourceWatch::Kind {
+                namespace: None,
+                ..
+            })
         ));
     }
 }

@@ -202,11 +202,10 @@ impl Observer {
             SourceWatch::Selected(selector, resource) => {
                 return Task::start(&resource, observer.selected(selector, resource.clone()));
             }
-            SourceWatch::Namespace {
+            SourceWatch::Kind {
                 resource,
                 namespace,
-            } => (resource, Some(namespace)),
-            SourceWatch::Cluster { resource } => (resource, None),
+            } => (resource, namespace),
         };
         let many = observer.many(
             resource.clone(),
