@@ -383,7 +383,7 @@ mod tests {
         let grant = parse(&json!({"grantees": from, "objects": to})).unwrap();
         let (none, gold) = (
             Labels::new(),
-            Labels::from([("tier".into(), "gold".into())]),
+            std::iter::once(("tier".into(), "gold".into())).collect::<Labels>(),
         );
         let secret = kind("v1", "Secret");
         for (access, home, labels, kind, name, covered) in [

@@ -338,10 +338,12 @@ mod tests {
 
     #[test]
     fn variables_are_filled_in_and_other_text_is_left() {
-        let labels = Labels::from([
+        let labels: Labels = [
             ("team".into(), "a".into()),
             ("example.com/x".into(), "$(source.name)".into()),
-        ]);
+        ]
+        .into_iter()
+        .collect();
         let place = Place {
             name: "shop",
             labels: &labels,

@@ -16,7 +16,7 @@ use mimeo_model::{
     reach::Reach,
     role::Role,
     rule::Rule,
-    selection::NameHint,
+    selection::{Labels, NameHint},
     source::SourceRef,
 };
 use serde_json::{from_value, json};
@@ -134,7 +134,7 @@ fn each_namespace_in_reach_has_a_watch_of_its_own_and_waits_for_no_other() {
     let rules = |engine: &Engine, name| {
         engine
             .index()
-            .pod_gate_rules(NameHint::Exact(name), &[].into())
+            .pod_gate_rules(NameHint::Exact(name), &Labels::new())
             .len()
     };
     assert_eq!(

@@ -29,12 +29,6 @@ impl FromIterator<(Box<str>, Box<str>)> for Labels {
     }
 }
 
-impl<const N: usize> From<[(Box<str>, Box<str>); N]> for Labels {
-    fn from(labels: [(Box<str>, Box<str>); N]) -> Self {
-        labels.into_iter().collect()
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -42,12 +36,14 @@ mod tests {
     #[test]
     fn labels_are_found_whatever_order_they_come_in() {
         let label = |key: &str, value: &str| (Box::from(key), Box::from(value));
-        let labels = Labels::from([
+        let labels: Labels = [
             label("b", "2"),
             label("c", "3"),
             label("a", "0"),
             label("a", "1"),
-        ]);
+        ]
+        .into_iter()
+        .collect();
         for (key, value) in [
             ("a", Some("1")),
             ("b", Some("2")),
@@ -58,10 +54,8 @@ mod tests {
         ] {
             assert_eq!(labels.get(key), value, "{key}");
         }
-        assert_eq!(
-            labels,
-            Labels::from([label("a", "1"), label("b", "2"), label("c", "3")])
-        );
+        let sorted = [label("a", "1"), label("b", "2"), label("c", "3")];
+        assert_eq!(labels, sorted.into_iter().collect());
         assert_eq!(Labels::new().get("a"), None);
     }
 }
