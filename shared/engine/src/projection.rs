@@ -1,6 +1,5 @@
 //! A projection: one source of one rule for one target of the rule. All namespaces of the target
-//! share its rendering (the copy as bytes), or its form (the copy with blanks for the namespace's
-//! values).
+//! share its copies (the body with blanks for the checksum and the namespace's values).
 
 use std::{
     collections::{BTreeMap, BTreeSet},

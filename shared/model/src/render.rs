@@ -1,6 +1,6 @@
 //! The body of a copy. It is rendered once for each version of the source and each target, and
-//! shared by all namespaces of the target. Each namespace only fills in the values of its
-//! variables. The module `draft` makes the body from the source.
+//! shared by all namespaces of the target. Each namespace only fills in the checksum and the values
+//! of its variables. The module `draft` makes the body from the source.
 
 use std::{collections::BTreeSet, sync::Arc};
 
@@ -87,70 +87,25 @@ impl Rendering {
     }
 }
 
-/// The copies of one source for one target: equal in all namespaces, or a form that each namespace
-/// fills in.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Copies {
-    /// The copies contain no variable of the namespace.
-    Alike(Arc<Rendering>),
-    /// The copies contain variables of the namespace.
-    Form(Arc<Form>),
-}
-
-impl Copies {
-    /// Identifies these copies among all others, for any values of the variables.
-    pub fn checksum(&self) -> Checksum {
-        match self {
-            Self::Alike(rendering) => rendering.checksum,
-            Self::Form(form) => form.checksum,
-        }
-    }
-
-    /// True if two correct copies may own different fields. `managedFields` identify an item of a
-    /// list by its key, so a variable in a list can change the path of a field.
-    pub fn own_fields_apart(&self) -> bool {
-        matches!(self, Self::Form(form) if form.apart)
-    }
-
-    /// The checksum of the copy in one namespace. It is computed without copying the body.
-    ///
-    /// # Errors
-    /// The reason why this namespace gets no copy.
-    pub fn checksum_at(&self, place: Place<'_>) -> Result<Checksum, Failure> {
-        match self {
-            Self::Alike(rendering) => Ok(rendering.checksum),
-            Self::Form(form) => form.checksum_at(place),
-        }
-    }
-
-    /// The copy in one namespace.
-    ///
-    /// # Errors
-    /// Those of [`Self::checksum_at`].
-    pub fn rendering_at(&self, place: Place<'_>) -> Result<Arc<Rendering>, Failure> {
-        match self {
-            Self::Alike(rendering) => Ok(rendering.clone()),
-            Self::Form(form) => form.fill(place).map(Arc::new),
-        }
-    }
-}
-
-/// The body of a copy with blanks. All namespaces share the parts between the blanks.
+/// The copies of one source for one target: a body with blanks, which each namespace fills in. All
+/// namespaces share the parts between the blanks. Copies without variables of the namespace have no
+/// blank except the checksum.
 #[derive(Clone, PartialEq, Eq)]
-pub struct Form {
-    /// Checksum of everything except the values of the blanks.
-    checksum: Checksum,
+pub struct Copies {
+    /// Identifies these copies among all others, for any values of the blanks.
+    pub checksum: Checksum,
     variables: BTreeSet<Variable>,
     /// API group of the copy. It determines the valid names.
     group: Box<str>,
     name: Template,
     /// Labels with blanks. Their syntax is known, so an invalid value is found before the write.
     labels: Vec<(String, Vec<Part>)>,
-    /// True if a blank is inside a list. Its value may then be part of the key that identifies an
-    /// item for the API server.
-    apart: bool,
+    /// True if two correct copies may own different fields, because a blank is inside a list.
+    /// `managedFields` identify an item of a list by its key, so a value there can change the path
+    /// of a field.
+    pub own_fields_apart: bool,
     metadata: Vec<Part>,
-    /// Shared by the forms of all targets.
+    /// Shared by the copies for all targets.
     content: Arc<[Part]>,
 }
 
@@ -173,14 +128,21 @@ impl Part {
 }
 
 /// Not derived, because the bytes may belong to a Secret.
-impl std::fmt::Debug for Form {
+impl std::fmt::Debug for Copies {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Form({}, {:?})", self.checksum, self.variables)
+        write!(f, "Copies({}, {:?})", self.checksum, self.variables)
     }
 }
 
-impl Form {
-    fn checksum_at(&self, place: Place<'_>) -> Result<Checksum, Failure> {
+impl Copies {
+    /// The checksum of the copy in one namespace. It is computed without copying the body.
+    ///
+    /// # Errors
+    /// The reason why this namespace gets no copy.
+    pub fn checksum_at(&self, place: Place<'_>) -> Result<Checksum, Failure> {
+        if self.variables.is_empty() {
+            return Ok(self.checksum);
+        }
         let mut values = Vec::with_capacity(self.variables.len());
         for variable in &self.variables {
             let unset = || failure(FailureReason::VariableUnset, unset(variable));
@@ -201,7 +163,11 @@ impl Form {
         Ok(of_json(&json!([self.checksum.to_string(), values])))
     }
 
-    fn fill(&self, place: Place<'_>) -> Result<Rendering, Failure> {
+    /// The copy in one namespace.
+    ///
+    /// # Errors
+    /// Those of [`Self::checksum_at`].
+    pub fn rendering_at(&self, place: Place<'_>) -> Result<Rendering, Failure> {
         let checksum = self.checksum_at(place)?;
         let fill = |part: &Part| match part {
             Part::Bytes(bytes) => bytes.clone(),

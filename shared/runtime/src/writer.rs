@@ -124,7 +124,7 @@ fn path(request: &mimeo_engine::Request) -> String {
 fn message(request: &mimeo_engine::Request) -> Message {
     let ticket = &request.ticket;
     let path = path(request);
-    let rendering = request.rendering.as_deref();
+    let rendering = request.rendering.as_ref();
     let body = |precondition| rendering.map(|rendering| rendering.body(precondition));
     let (pieces, how) = match ticket.verb {
         Verb::Create => (body(Precondition::Absent), "&force=true"),

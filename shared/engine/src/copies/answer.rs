@@ -33,7 +33,7 @@ impl Index {
         let same = projection
             .rendering
             .as_ref()
-            .is_ok_and(|copies| Some(copies.checksum()) == ticket.copies);
+            .is_ok_and(|copies| Some(copies.checksum) == ticket.copies);
         same.then_some((id, projection))
     }
 

@@ -8,7 +8,7 @@ use mimeo_model::{
     kind::{GroupVersionKind, Resource},
     meta::{Checksum, Seen, Uid},
     outcome::{Failure, FailureReason},
-    render::{Copies, Rendering},
+    render::Rendering,
     template::Place,
 };
 
@@ -29,7 +29,7 @@ pub struct Request {
     /// The resource of the API server to send the request to.
     pub resource: Resource,
     /// The object to write. `None`: the request writes no object.
-    pub rendering: Option<Arc<Rendering>>,
+    pub rendering: Option<Rendering>,
     /// True if no other manager may own a field of the copy.
     pub exclusive: bool,
     /// The rule that the request serves.
@@ -150,7 +150,7 @@ impl Index {
         let stands = copy.phase == Phase::InFlight(ticket.serial)
             && copy.want == ticket.projection
             && verb == Some(ticket.verb)
-            && copies.map(Copies::checksum) == ticket.copies;
+            && copies.map(|copies| copies.checksum) == ticket.copies;
         if !stands {
             copy.phase = Phase::Idle;
             copy.leaving = false;
@@ -238,7 +238,7 @@ impl Index {
             serial: effects.work.serial,
             projection: copy.want,
             checksum: rendering.as_ref().map(|rendering| rendering.checksum),
-            copies: copies.map(Copies::checksum),
+            copies: copies.map(|copies| copies.checksum),
             sent: self.now,
             why,
             reverts,

@@ -352,7 +352,7 @@ pub(crate) fn first_reference(
 ) -> Reference {
     match rendering {
         _ if !keeps_copies => Reference::Waived,
-        Ok(copies) if copies.own_fields_apart() => Reference::Apart,
+        Ok(copies) if copies.own_fields_apart => Reference::Apart,
         _ => Reference::Unknown,
     }
 }

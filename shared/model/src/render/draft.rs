@@ -6,7 +6,7 @@ use bytes::Bytes;
 use mimeo_api::DriftPolicy;
 use serde_json::{Map, Value, json};
 
-use super::{Copies, Form, Part, Rendering};
+use super::{Copies, Part};
 use crate::{
     choices::Strategy,
     id::{RuleId, RuleKind},
@@ -129,32 +129,21 @@ impl Draft {
         metadata.insert("name".into(), shown.into());
         check_metadata(&metadata, &blanks.sign)?;
         let checksum = of_json(&json!([&metadata, self.checksum.to_string()]));
-        if variables.is_empty() {
-            let content = self.content.iter().filter_map(|part| match part {
-                Part::Bytes(bytes) => Some(bytes.clone()),
-                Part::Blank(_) | Part::Checksum => None,
-            });
-            return Ok(Copies::Alike(Arc::new(Rendering {
-                checksum,
-                metadata: vec![metadata_text(metadata, checksum.to_string()).into()],
-                content: content.collect(),
-            })));
-        }
         let labels = metadata["labels"].as_object().into_iter().flatten();
         let labels = labels.filter_map(|(key, value)| {
             let value = value.as_str().filter(|text| text.contains(&blanks.sign))?;
             Some((key.clone(), blanks.split(&value.to_owned().into())))
         });
-        Ok(Copies::Form(Arc::new(Form {
+        Ok(Copies {
             checksum,
             variables,
             group: self.source.gvk.group.clone(),
             name,
             labels: labels.collect(),
-            apart: self.apart,
+            own_fields_apart: self.apart,
             content: self.content.clone(),
             metadata: blanks.split(&metadata_text(metadata, blanks.of_checksum()).into()),
-        })))
+        })
     }
 }
 
