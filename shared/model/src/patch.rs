@@ -6,7 +6,7 @@
 
 use json_patch::{PatchErrorKind, jsonptr::Pointer};
 use mimeo_api::{JsonPatchOp, JsonPatchOperation};
-use serde_json::{Map, Value, from_value, json};
+use serde_json::{Value, from_value, json};
 
 use crate::{
     id::RuleKind,
@@ -66,24 +66,20 @@ impl JsonPatch {
         self.operations.is_empty()
     }
 
-    /// Patches a copy. `metadata` has only labels and annotations, without Mimeo's own. `body` has
-    /// no identity. `rules` is the kind of the copy's rule.
+    /// Patches a copy. It has no identity, and its metadata has only labels and annotations,
+    /// without Mimeo's own. No path leads to its root or to its metadata as a whole, so both stay
+    /// objects. `rules` is the kind of the copy's rule.
     ///
     /// # Errors
-    /// The operation that fails and the reason, without any of the data.
+    /// The operation that fails and the reason, without any of the data. The copy is then only
+    /// partly patched.
     pub(crate) fn apply(
         &self,
-        metadata: &mut Map<String, Value>,
-        body: &mut Map<String, Value>,
+        copy: &mut Value,
         source: &SourceRef,
         rules: RuleKind,
         show: Show<'_>,
     ) -> Result<(), SourceRefused> {
-        if self.is_noop() {
-            return Ok(());
-        }
-        body.insert("metadata".into(), std::mem::take(metadata).into());
-        let mut copy = Value::Object(std::mem::take(body));
         // An operation can double the copy by copying a part into itself. So the size is checked
         // after each operation.
         let most = match rules {
@@ -95,25 +91,15 @@ impl JsonPatch {
             let mut operation = json!(operation);
             fill_in(&mut operation["value"], source, show);
             let operation = from_value(operation).map_err(|_| refused("it can't be done"))?;
-            // If an operation fails, the partly patched copy is dropped.
-            json_patch::patch_unsafe(&mut copy, &[operation])
+            json_patch::patch_unsafe(copy, &[operation])
                 .map_err(|error| refused(explain(&error.kind)))?;
-            let size = size(&copy, DEPTH);
+            let size = size(copy, DEPTH);
             let size = size.ok_or_else(|| refused("the result is nested too deeply"))?;
             if size > most {
                 return Err(SourceRefused::PatchTooLarge { number, most });
             }
         }
-        if let Value::Object(mut copy) = copy
-            && let Some(Value::Object(patched)) = copy.remove("metadata")
-        {
-            (*metadata, *body) = (patched, copy);
-            return Ok(());
-        }
-        Err(SourceRefused::JsonPatch {
-            number: self.operations.len() - 1,
-            why: "no object is left",
-        })
+        Ok(())
     }
 }
 
@@ -270,25 +256,19 @@ mod tests {
 
     /// A patched copy: metadata and the other fields.
     fn patched(operations: &Value, data: &Value) -> Result<[Value; 2], String> {
-        let mut metadata = json!({"labels": {"a": "b"}, "annotations": {}})
-            .as_object()
+        let metadata = json!({"labels": {"a": "b"}, "annotations": {}});
+        let mut copy = json!({"metadata": metadata, "type": "Opaque", "data": data});
+        parse(operations)
             .unwrap()
-            .clone();
-        let mut body = json!({"type": "Opaque", "data": data})
-            .as_object()
-            .unwrap()
-            .clone();
-        let patch = parse(operations).unwrap();
-        patch
             .apply(
-                &mut metadata,
-                &mut body,
+                &mut copy,
                 &source("Secret"),
                 RuleKind::Replication,
                 &Variable::to_string,
             )
             .map_err(|refused| refused.to_string())?;
-        Ok([metadata.into(), body.into()])
+        let metadata = copy.as_object_mut().unwrap().remove("metadata").unwrap();
+        Ok([metadata, copy])
     }
 
     #[test]

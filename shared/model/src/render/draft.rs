@@ -26,7 +26,7 @@ type Fields = Map<String, Value>;
 pub struct Draft {
     source: SourceRef,
     /// Labels, annotations and finalizers, without the name.
-    metadata: Fields,
+    metadata: Value,
     content: Arc<[Part]>,
     /// Checksum of the content, including the blanks.
     checksum: Checksum,
@@ -69,7 +69,7 @@ impl Draft {
             .chain(&variables)
             .cloned()
             .collect();
-        let mut content = Value::Object(body).to_string();
+        let mut content = body.to_string();
         let mut checksum = Checksum::of(content.as_bytes());
         let names: Vec<String> = names
             .iter()
@@ -83,8 +83,8 @@ impl Draft {
         let mut apart = false;
         if !blanks.variables.is_empty() {
             (metadata, body) = draft(&|variable| blanks.of(variable))?;
-            apart = body.values().any(|field| in_a_list(field, &blanks.sign));
-            content = Value::Object(body).to_string();
+            apart = in_a_list(&body, &blanks.sign);
+            content = body.to_string();
             checksum = Checksum::of(content.as_bytes());
         }
         Ok(Self {
@@ -109,10 +109,11 @@ impl Draft {
         object: &Value,
     ) -> Result<Value, SourceRefused> {
         let object = object.as_object().ok_or(SourceRefused::NotAnObject)?;
-        let (mut metadata, mut body) = unmarked(rule, source, object, &Variable::to_string)?;
-        metadata.retain(|_, fields| *fields != json!({}));
-        body.insert("metadata".into(), metadata.into());
-        Ok(body.into())
+        let mut copy = unmarked(rule, source, object, &Variable::to_string)?;
+        if let Some(metadata) = copy["metadata"].as_object_mut() {
+            metadata.retain(|_, fields| *fields != json!({}));
+        }
+        Ok(copy)
     }
 
     /// The copies for one target of the rule.
@@ -126,7 +127,7 @@ impl Draft {
         let blanks = &self.blanks;
         let shown = name.text(|variable| blanks.of(variable));
         let mut metadata = self.metadata.clone();
-        metadata.insert("name".into(), shown.into());
+        metadata["name"] = shown.into();
         check_metadata(&metadata, &blanks.sign)?;
         let checksum = of_json(&json!([&metadata, self.checksum.to_string()]));
         let labels = metadata["labels"].as_object().into_iter().flatten();
@@ -160,24 +161,28 @@ fn draft(
     object: &Fields,
     cluster: &str,
     show: Show<'_>,
-) -> Result<(Fields, Fields), SourceRefused> {
-    let (mut metadata, body) = unmarked(rule, source, object, show)?;
+) -> Result<(Value, Value), SourceRefused> {
+    let mut body = unmarked(rule, source, object, show)?;
+    let metadata = body
+        .as_object_mut()
+        .and_then(|copy| copy.remove("metadata"));
+    let mut metadata = metadata.unwrap_or_default();
     // The patch can't change the marks and the finalizers.
     mark(rule, source, cluster, &mut metadata);
     let finalizers = &rule.transform.finalizers;
     if !finalizers.is_empty() {
-        metadata.insert("finalizers".into(), finalizers.clone().into());
+        metadata["finalizers"] = finalizers.clone().into();
     }
     Ok((metadata, body))
 }
 
-/// The same without Mimeo's marks and without finalizers.
+/// The copies as one object without name, without Mimeo's marks and without finalizers.
 fn unmarked(
     rule: &Rule,
     source: &SourceRef,
     object: &Fields,
     show: Show<'_>,
-) -> Result<(Fields, Fields), SourceRefused> {
+) -> Result<Value, SourceRefused> {
     let transform = &rule.transform;
     let mut filled;
     let object = if source.is_inline() {
@@ -189,17 +194,17 @@ fn unmarked(
     } else {
         object
     };
-    let mut body = content(&source.gvk, object);
+    let mut copy = content(&source.gvk, object);
     if source.gvk.is_secret() {
         let wanted = transform.secret_type.as_deref();
-        body.extend(wanted.map(|wanted| ("type".into(), wanted.into())));
+        copy.extend(wanted.map(|wanted| ("type".into(), wanted.into())));
         // The check is for the type of the source and for a type set by the rule. A token
         // controller would fill in a copied token, and Helm would use a copied release.
-        refused_type(body.get("type").and_then(Value::as_str)).map_or(Ok(()), Err)?;
+        refused_type(copy.get("type").and_then(Value::as_str)).map_or(Ok(()), Err)?;
     }
     transform
         .data
-        .copy(&mut body)
+        .copy(&mut copy)
         .map_err(SourceRefused::SameKey)?;
     let mut metadata = Map::new();
     for (field, edits) in [
@@ -212,28 +217,31 @@ fn unmarked(
         let edited = edits.copy(from.and_then(Value::as_object), source, show);
         metadata.insert(field.into(), edited.into());
     }
+    copy.insert("metadata".into(), metadata.into());
+    let mut copy = Value::Object(copy);
     transform
         .json_patch
-        .apply(&mut metadata, &mut body, source, rule.id.kind, show)?;
-    if source.gvk.is_secret() || source.gvk.is_config_map() {
+        .apply(&mut copy, source, rule.id.kind, show)?;
+    if let Some(fields) = copy.as_object_mut()
+        && (source.gvk.is_secret() || source.gvk.is_config_map())
+    {
         // An empty map equals a missing field. So Mimeo writes no copy if a source changes from one
         // to the other.
-        body.retain(|field, value| {
+        fields.retain(|field, value| {
             !matches!(field.as_str(), "data" | "binaryData") || *value != json!({})
         });
     }
     // These fields are set after the patch, so the patch can't change them.
-    body.insert("apiVersion".into(), source.gvk.api_version().into());
-    body.insert("kind".into(), (*source.gvk.kind).into());
-    Ok((metadata, body))
+    copy["apiVersion"] = source.gvk.api_version().into();
+    copy["kind"] = (*source.gvk.kind).into();
+    Ok(copy)
 }
 
 /// Checks the labels and annotations after a patch. Values with blanks, which begin with this sign,
 /// are checked when the blanks are filled in.
-fn check_metadata(metadata: &Fields, sign: &str) -> Result<(), SourceRefused> {
+fn check_metadata(metadata: &Value, sign: &str) -> Result<(), SourceRefused> {
     for field in ["labels", "annotations"] {
-        let fields = metadata.get(field).and_then(Value::as_object);
-        for (key, value) in fields.into_iter().flatten() {
+        for (key, value) in metadata[field].as_object().into_iter().flatten() {
             let right = |text: &str| {
                 field != "labels" || text.contains(sign) || syntax::label_value(text).is_ok()
             };
@@ -308,17 +316,12 @@ impl Blanks {
 }
 
 /// `…metadata's members`: the part of the body after the id.
-fn metadata_text(mut metadata: Fields, checksum: String) -> String {
-    if let Some(annotations) = metadata
-        .get_mut("annotations")
-        .and_then(Value::as_object_mut)
-    {
-        annotations.insert(names::CHECKSUM.into(), checksum.into());
-    }
-    let mut metadata = Value::Object(metadata).to_string();
-    metadata.pop();
-    metadata.remove(0);
-    metadata
+fn metadata_text(mut metadata: Value, checksum: String) -> String {
+    metadata["annotations"][names::CHECKSUM] = checksum.into();
+    let mut text = metadata.to_string();
+    text.pop();
+    text.remove(0);
+    text
 }
 
 /// `},…the other members}`: the part of the body after the metadata.
@@ -356,12 +359,8 @@ fn remove(content: &mut Fields, path: &[&str]) {
 }
 
 /// Sets Mimeo's labels and annotations on a copy.
-fn mark(rule: &Rule, source: &SourceRef, cluster: &str, metadata: &mut Fields) {
-    let mut mark = |field: &str, key: &str, value: String| {
-        if let Some(fields) = metadata.get_mut(field).and_then(Value::as_object_mut) {
-            fields.insert(key.into(), value.into());
-        }
-    };
+fn mark(rule: &Rule, source: &SourceRef, cluster: &str, metadata: &mut Value) {
+    let mut mark = |field: &str, key: &str, value: String| metadata[field][key] = value.into();
     mark("labels", names::MANAGED_BY, names::MANAGED_BY_VALUE.into());
     let label = match rule.id.kind {
         RuleKind::ClusterReplication => names::CLUSTER_REPLICATION,
