@@ -50,10 +50,6 @@ impl Keys {
         self.include.iter().any(|glob| glob.matches(key))
             && !self.exclude.iter().any(|glob| glob.matches(key))
     }
-
-    fn are_all(&self) -> bool {
-        self.exclude.is_empty() && self.include == [Glob::new("*")]
-    }
 }
 
 /// The different rules for labels and annotations.
@@ -190,9 +186,6 @@ impl DataEdits {
     /// an earlier run may have renamed it. A key keeps its old name if the new name is taken.
     pub(crate) fn changes(&self, object: &Value) -> Vec<PatchOperation> {
         let mut changes = Vec::new();
-        if self.is_noop() {
-            return changes;
-        }
         let fields =
             ["data", "binaryData", "stringData"].map(|field| (field, object[field].as_object()));
         let has = |key: &str| {
@@ -217,10 +210,6 @@ impl DataEdits {
             }
         }
         changes
-    }
-
-    fn is_noop(&self) -> bool {
-        self.rename.is_empty() && self.keys.are_all()
     }
 }
 
