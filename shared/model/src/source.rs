@@ -38,7 +38,7 @@ pub enum Origin {
     /// By its name.
     Named,
     /// By its labels. The source exists only while the selector matches.
-    Selected(Arc<Selector>),
+    Selected(Arc<SourceSelector>),
     /// The object is part of this rule, so there is nothing to read.
     Inline(Arc<RuleId>),
 }
@@ -105,16 +105,7 @@ impl SourceRef {
     }
 
     /// The selector that finds the source, if there is one.
-    pub fn selector(&self) -> Option<SourceSelector> {
-        Some(SourceSelector {
-            gvk: self.gvk.clone(),
-            namespace: self.namespace.clone(),
-            selector: self.labels()?.clone(),
-        })
-    }
-
-    /// The labels by which rules refer to the source, if they do so.
-    fn labels(&self) -> Option<&Arc<Selector>> {
+    pub fn selector(&self) -> Option<&SourceSelector> {
         match &self.origin {
             Origin::Named | Origin::Inline(_) => None,
             Origin::Selected(selector) => Some(selector),
@@ -124,8 +115,8 @@ impl SourceRef {
     /// True if an object of the source's name is this source. `label` returns the value of a label
     /// by its key.
     pub fn admits<'a>(&self, label: impl Fn(&str) -> Option<&'a str>) -> bool {
-        self.labels()
-            .is_none_or(|selector| selector.matches_by(label))
+        self.selector()
+            .is_none_or(|found| found.selector.matches_by(label))
     }
 
     /// Kind, namespace and name. They are the same for every rule and every version of the kind.
@@ -169,16 +160,9 @@ pub struct SourceSelector {
 impl SourceSelector {
     /// The object `name` as a source that this selector finds.
     pub fn source(&self, name: impl Into<Box<str>>) -> SourceRef {
-        let Self {
-            gvk,
-            namespace,
-            selector,
-        } = self.clone();
         SourceRef {
-            gvk,
-            namespace,
-            name: name.into(),
-            origin: Origin::Selected(selector),
+            origin: Origin::Selected(Arc::new(self.clone())),
+            ..SourceRef::named(self.gvk.clone(), self.namespace.clone(), name)
         }
     }
 
@@ -198,9 +182,7 @@ impl SourceSelector {
 
     /// True if this selector is the origin of the source.
     pub fn finds(&self, source: &SourceRef) -> bool {
-        self.namespace == source.namespace
-            && self.gvk == source.gvk
-            && source.labels() == Some(&self.selector)
+        source.selector() == Some(self)
     }
 }
 

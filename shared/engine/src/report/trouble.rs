@@ -94,7 +94,7 @@ impl Index {
                 format!("{selector}: no object matches the selector; label the objects to copy");
             (ConditionReason::SourceNotFound, message)
         };
-        let found = |source: &SourceRef| source.selector().is_some() && selector.finds(source);
+        let found = |source: &SourceRef| selector.finds(source);
         lost.or_else(|| (!choice.sources.iter().any(found)).then(none))
     }
 

@@ -108,7 +108,7 @@ impl Index {
     /// True if a rule may read a source.
     pub(crate) fn may_read(&self, id: &RuleId, source: &SourceRef) -> bool {
         match source.selector() {
-            Some(selector) => self.may_select(id, &selector),
+            Some(selector) => self.may_select(id, selector),
             None => self
                 .given(Access::Read, id, &source.namespace)
                 .covers(&source.gvk.group_kind(), &source.name),
@@ -265,7 +265,7 @@ impl Index {
         rules.extend(
             source
                 .selector()
-                .map(|selector| self.rules_selecting(&selector))
+                .map(|selector| self.rules_selecting(selector))
                 .into_iter()
                 .flatten(),
         );

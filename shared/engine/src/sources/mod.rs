@@ -208,7 +208,7 @@ impl Index {
         effects: &mut Effects,
     ) {
         if let Some(selector) = source.selector() {
-            self.selected_source(&selector, source, object, effects);
+            self.selected_source(selector, source, object, effects);
         } else if self.sources.contains_key(source) {
             self.take_source(source, object, effects);
             self.render_source(source, effects);

@@ -91,7 +91,7 @@ impl Index {
         let bytes = self.size_of_source(source);
         let findings = source
             .selector()
-            .and_then(|selector| self.selectors.get(&selector));
+            .and_then(|selector| self.selectors.get(selector));
         findings.is_some_and(|findings| {
             let mut rules = findings.rules.iter();
             !findings.watch.is_listed()
@@ -226,9 +226,9 @@ impl Index {
     /// True if the engine needs events about the source: a rule names it, or a selector that finds
     /// it is watched.
     pub fn follows(&self, source: &SourceRef) -> bool {
-        let watched = |selector| {
+        let watched = |selector: &SourceSelector| {
             self.selectors
-                .get(&selector)
+                .get(selector)
                 .is_some_and(|findings| findings.watched)
         };
         source
@@ -604,7 +604,7 @@ impl Index {
 
     /// Drops the objects that only former rules copied.
     pub(crate) fn keep_what_is_copied(&mut self, effects: &mut Effects) {
-        let listed = |selector| self.found(&selector).is_some();
+        let listed = |selector: &SourceSelector| self.found(selector).is_some();
         let held = self
             .sources
             .iter()

@@ -145,7 +145,7 @@ impl Index {
         };
         let unselected: Vec<SourceSelector> = silent.filter_map(listed).collect();
         let watched = |source: &SourceRef| match source.selector() {
-            Some(selector) => demand.selectors.contains_key(&selector),
+            Some(selector) => demand.selectors.contains_key(selector),
             None => source.is_inline() || demand.sources.contains_key(source),
         };
         let kept = |source: &SourceRef| {
