@@ -37,7 +37,10 @@ pub const MOST: usize = 1024;
 /// [`CREATED_ONCE`](crate::names::CREATED_ONCE): 16 hexadecimal digits for each entry, in order,
 /// separated by commas.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct CreatedCopies(BTreeSet<CreatedCopy>);
+pub struct CreatedCopies {
+    /// The copies. New ones are added by [`Self::insert`], which keeps the limit.
+    pub entries: BTreeSet<CreatedCopy>,
+}
 
 impl CreatedCopies {
     /// Parses an annotation, and ignores text that it does not understand.
@@ -46,43 +49,20 @@ impl CreatedCopies {
         let is_entry = |word: &&str| word.len() == 16 && !word.starts_with('+');
         let words = text.split(',').filter(is_entry);
         let numbers = words.filter_map(|word| u64::from_str_radix(word, 16).ok());
-        Self(numbers.map(CreatedCopy).collect())
-    }
-
-    /// True if it has no entry.
-    pub fn is_empty(&self) -> bool {
-        self.0.is_empty()
-    }
-
-    /// True if this copy has been created.
-    pub fn contains(&self, entry: CreatedCopy) -> bool {
-        self.0.contains(&entry)
+        let entries = numbers.map(CreatedCopy).collect();
+        Self { entries }
     }
 
     /// Records that the copy has been created. A Replication's entry (`tenants`) is not recorded
     /// beyond [`MOST`]. Returns true if the entry is new.
     pub fn insert(&mut self, entry: CreatedCopy, tenants: bool) -> bool {
-        (!tenants || self.0.len() < MOST) && self.0.insert(entry)
-    }
-
-    /// Removes an entry that no longer matters.
-    pub fn remove(&mut self, entry: CreatedCopy) {
-        self.0.remove(&entry);
-    }
-    /// Keeps only the entries that are not in `these`.
-    pub fn subtract(&mut self, these: &Self) {
-        self.0.retain(|entry| !these.contains(*entry));
-    }
-
-    /// Adds all entries of `others`.
-    pub fn extend(&mut self, others: &Self) {
-        self.0.extend(&others.0);
+        (!tenants || self.entries.len() < MOST) && self.entries.insert(entry)
     }
 }
 
 impl fmt::Display for CreatedCopies {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (i, CreatedCopy(entry)) in self.0.iter().enumerate() {
+        for (i, CreatedCopy(entry)) in self.entries.iter().enumerate() {
             write!(f, "{}{entry:016x}", if i == 0 { "" } else { "," })?;
         }
         Ok(())
@@ -118,19 +98,19 @@ mod tests {
             entry(uid, "ClusterReplication/a", "ConfigMap", "x"),
             entry(uid, "ClusterReplication/a", "Secret", "y"),
         ];
-        let mut entries = CreatedCopies::default();
-        assert_eq!(entries.to_string(), "");
+        let mut created = CreatedCopies::default();
+        assert_eq!(created.to_string(), "");
         for (count, entry) in all.into_iter().enumerate() {
             assert!(
-                !entries.contains(entry),
+                !created.entries.contains(&entry),
                 "the {count}th is another than those before"
             );
-            entries.insert(entry, false);
-            assert_eq!(entries.to_string().len(), (count + 1) * 17 - 1);
+            created.insert(entry, false);
+            assert_eq!(created.to_string().len(), (count + 1) * 17 - 1);
         }
-        assert_eq!(CreatedCopies::parse(&entries.to_string()), entries);
-        entries.remove(all[0]);
-        assert!(!entries.contains(all[0]) && entries.contains(all[1]));
+        assert_eq!(CreatedCopies::parse(&created.to_string()), created);
+        created.entries.remove(&all[0]);
+        assert!(!created.entries.contains(&all[0]) && created.entries.contains(&all[1]));
     }
 
     #[test]
@@ -143,24 +123,34 @@ mod tests {
                 &number.to_string(),
             )
         };
-        let mut entries = CreatedCopies::default();
-        (0..=MOST).for_each(|number| _ = entries.insert(numbered(number), true));
-        assert!(entries.contains(numbered(MOST - 1)) && !entries.contains(numbered(MOST)));
-        entries.insert(numbered(MOST + 1), false);
-        assert!(entries.contains(numbered(MOST + 1)), "the platform's are");
-        assert_eq!(CreatedCopies::parse(&entries.to_string()), entries);
+        let mut created = CreatedCopies::default();
+        (0..=MOST).for_each(|number| _ = created.insert(numbered(number), true));
+        assert!(
+            created.entries.contains(&numbered(MOST - 1))
+                && !created.entries.contains(&numbered(MOST))
+        );
+        created.insert(numbered(MOST + 1), false);
+        assert!(
+            created.entries.contains(&numbered(MOST + 1)),
+            "the platform's are"
+        );
+        assert_eq!(CreatedCopies::parse(&created.to_string()), created);
         for gone in [0, 1] {
-            entries.remove(numbered(gone));
+            created.entries.remove(&numbered(gone));
         }
-        entries.insert(numbered(MOST), true);
-        assert!(entries.contains(numbered(MOST)), "there is room again");
+        created.insert(numbered(MOST), true);
+        assert!(
+            created.entries.contains(&numbered(MOST)),
+            "there is room again"
+        );
     }
 
     #[test]
     fn what_makes_no_sense_is_passed_over() {
-        assert!(CreatedCopies::parse("").is_empty());
+        assert!(CreatedCopies::parse("").entries.is_empty());
         assert!(
             CreatedCopies::parse("x,,+00000000000000f,0123, 0123456789abcdef,0123456789abcdef0")
+                .entries
                 .is_empty()
         );
         assert_eq!(

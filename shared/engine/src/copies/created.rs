@@ -50,8 +50,8 @@ impl Index {
         name: &str,
     ) -> bool {
         let created = || self.created_copy(namespace, rule, kind, name);
-        !namespace.created.is_empty()
-            && created().is_some_and(|created| namespace.created.contains(created))
+        let recorded = &namespace.created.entries;
+        !recorded.is_empty() && created().is_some_and(|created| recorded.contains(&created))
     }
 
     fn created_copy(
@@ -89,7 +89,7 @@ impl Index {
             && namespace.alive()
             && self.all_rules()
             && self.in_charge(namespace)
-            && !namespace.created.is_empty();
+            && !namespace.created.entries.is_empty();
         if !writes {
             return None;
         }
@@ -105,7 +105,7 @@ impl Index {
                     && let Some(entry) =
                         self.created_copy(namespace, &rule.id, copy.kind, &copy.name)
                 {
-                    created.remove(entry);
+                    created.entries.remove(&entry);
                 }
             } else if !copy.settled() {
                 return None; // The answer to its request plans the namespace again.
@@ -150,7 +150,7 @@ impl Index {
             effects.jobs.ask(key);
         }
         // An entry of the annotation counts until the annotation no longer has it.
-        created.extend(&namespace.annotated);
+        created.entries.extend(&namespace.annotated.entries);
         namespace.created = created;
     }
 }

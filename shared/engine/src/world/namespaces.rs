@@ -283,8 +283,9 @@ impl Namespace {
     /// Takes the create-once record from the annotation. An entry that the annotation no longer has
     /// no longer counts.
     fn note(&mut self, annotated: CreatedCopies) {
-        self.created.subtract(&self.annotated);
-        self.created.extend(&annotated);
+        let gone = &self.annotated.entries;
+        self.created.entries.retain(|entry| !gone.contains(entry));
+        self.created.entries.extend(&annotated.entries);
         self.annotated = annotated;
     }
 

@@ -130,7 +130,7 @@ impl Writer {
         created: &CreatedCopies,
         version: u64,
     ) -> CallResult<()> {
-        let text = (!created.is_empty()).then(|| created.to_string());
+        let text = (!created.entries.is_empty()).then(|| created.to_string());
         let patch = json!({"metadata": {"resourceVersion": version.to_string(), "annotations": {names::CREATED_ONCE: text}}});
         unless_gone(self.merge(&namespace_path(namespace), &patch).await)
     }

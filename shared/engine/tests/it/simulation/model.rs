@@ -493,7 +493,7 @@ pub fn remembers(namespace: &Object, rule: &str, key: &Key) -> bool {
     let seed = CreatedCopy::new(uid, &rule, &key.res.gvk().group_kind(), &key.name);
     namespace
         .annotation(names::CREATED_ONCE)
-        .is_some_and(|text| CreatedCopies::parse(text).contains(seed))
+        .is_some_and(|text| CreatedCopies::parse(text).entries.contains(&seed))
 }
 
 /// Checks a copy of a `CreateOnce` rule. Returns `None` if the copy is still to be created.
