@@ -209,7 +209,7 @@ pub struct Target {
 }
 
 /// Whether pods of a new namespace wait for its copies.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum PodGate {
     /// Pods wait for a limited time, and are then admitted with a warning.
     #[default]

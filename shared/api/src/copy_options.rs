@@ -120,7 +120,7 @@ pub(crate) fn conditions(data: &str) -> [Value; 6] {
 }
 
 /// How Mimeo writes copies.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum Strategy {
     /// Server-side apply: fields of other clients stay.
     #[default]
@@ -132,7 +132,7 @@ pub enum Strategy {
 }
 
 /// Policy for an object that has a copy's name and is not Mimeo's.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum ConflictPolicy {
     /// The object is left alone and reported.
     #[default]
@@ -145,7 +145,7 @@ pub enum ConflictPolicy {
 }
 
 /// Policy for changes and deletions of copies by other clients.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum DriftPolicy {
     /// Mimeo restores the copy.
     #[default]
@@ -199,7 +199,7 @@ impl RetentionPolicy {
 }
 
 /// Whether a copy that is no longer wanted is deleted or stays.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum Retention {
     /// The copy is deleted.
     #[default]

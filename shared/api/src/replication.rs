@@ -102,9 +102,7 @@ pub struct ReplicationSource {
 }
 
 /// Namespaces that get copies, and the name of the copies there.
-#[derive(
-    Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema,
-)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, rename_all = "camelCase")]
 pub struct ReplicationTarget {
     /// Names of namespaces. Each namespace other than this rule's own must consent with a

@@ -69,18 +69,7 @@ pub struct ReplicationGrantSpec {
 
 /// The access that the grant gives.
 #[derive(
-    Clone,
-    Copy,
-    Debug,
-    Default,
-    PartialEq,
-    Eq,
-    Hash,
-    PartialOrd,
-    Ord,
-    Serialize,
-    Deserialize,
-    JsonSchema,
+    Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema,
 )]
 pub enum Access {
     /// Copy objects out of the namespace.
@@ -91,9 +80,7 @@ pub enum Access {
 }
 
 /// Objects of one kind.
-#[derive(
-    Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema,
-)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct GrantedObjects {
     /// API version of the objects, with its group if it has one: v1, apps/v1. The grant covers all

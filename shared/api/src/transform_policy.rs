@@ -113,9 +113,7 @@ pub struct ObjectMatch {
 }
 
 /// A kind of objects.
-#[derive(
-    Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema,
-)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 #[schemars(extend("x-kubernetes-validations" = [
     rule("self.kind != 'Namespace'", "kind Namespace is never rewritten"),
@@ -131,7 +129,7 @@ pub struct MatchedKind {
 }
 
 /// What the API server does with a matching write while no webhook answers.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum FailurePolicy {
     /// It refuses the write.
     #[default]

@@ -100,11 +100,11 @@ impl FromStr for RuleId {
 }
 
 /// The number of a kind (in all versions) that has or had copies.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct KindId(pub u16);
 
 /// The number of a projection. A process never uses a number twice.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ProjectionId(pub NonZeroU32);
 
 #[cfg(test)]

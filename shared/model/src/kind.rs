@@ -9,7 +9,7 @@ use crate::syntax;
 /// A kind in all of its versions.
 ///
 /// Prints as `Secret` in the core group and as `Certificate.cert-manager.io` in other groups.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct GroupKind {
     /// API group, empty for the core group.
     pub group: Box<str>,
@@ -46,7 +46,7 @@ impl FromStr for GroupKind {
 }
 
 /// A kind in one version, as objects name it by `apiVersion` and `kind`.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
 pub struct GroupVersionKind {
     /// API group, empty for the core group.
     #[serde(default)]

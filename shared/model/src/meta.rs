@@ -20,7 +20,7 @@ use crate::{
 ///
 /// The API server assigns only UUIDs (RFC 9562). If the uid of an object is not a UUID, Mimeo does
 /// not read the object and never treats it as its own.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Uid([u8; 16]);
 
 impl Uid {
@@ -52,7 +52,7 @@ impl std::fmt::Display for Uid {
 /// The first 128 bits of a SHA-256 hash, as two halves. Two renderings never share one, neither by
 /// accident nor by an attack. The first half is never zero, so that an `Option` needs no extra
 /// memory. (A `u128` would be aligned to 16 bytes, and each copy would take more memory.)
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Checksum(NonZeroU64, u64);
 
 impl Checksum {

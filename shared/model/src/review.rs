@@ -89,7 +89,7 @@ impl fmt::Debug for Request {
 }
 
 /// A resource in one version, as URLs and admission rules name it.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
 pub struct GroupVersionResource {
     /// API group, empty for the core group.
     #[serde(default)]
@@ -112,7 +112,7 @@ impl GroupVersionResource {
 }
 
 /// The operation of a request.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "UPPERCASE")]
 pub enum Operation {
     /// The object is created.

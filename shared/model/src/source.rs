@@ -19,7 +19,7 @@ const INLINE: &str = "inline/";
 ///
 /// Prints as `v1/Secret/platform/registry` and `apps/v1/Deployment/platform/web`. An inline source
 /// has no namespace and prints as `inline/v1/ConfigMap/settings`.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct SourceRef {
     /// Kind of the source, in the version that Mimeo uses to read it and to write its copies.
     pub gvk: GroupVersionKind,
@@ -33,7 +33,7 @@ pub struct SourceRef {
 
 /// The way in which rules refer to a source. The same object counts as different sources to rules
 /// that refer to it differently. It may exist for one of them and not for the other.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Origin {
     /// By its name.
     Named,
@@ -147,7 +147,7 @@ impl fmt::Display for SourceRef {
 /// A selector for sources: all objects of a kind in one namespace with matching labels.
 ///
 /// Prints as `v1/Secret/platform`.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct SourceSelector {
     /// The kind, in the version that Mimeo uses to read the sources and to write their copies.
     pub gvk: GroupVersionKind,

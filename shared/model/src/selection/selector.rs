@@ -9,18 +9,18 @@ use crate::{refusal::Refusals, syntax};
 
 /// A compiled `LabelSelector`. As for the API server, every requirement must hold, and a selector
 /// without requirements selects everything.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Selector {
     pub(super) requirements: Vec<Requirement>,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Requirement {
     pub(super) key: Box<str>,
     pub(super) test: Test,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Test {
     In(BTreeSet<Box<str>>),
     NotIn(BTreeSet<Box<str>>),

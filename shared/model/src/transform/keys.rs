@@ -23,7 +23,7 @@ const KEYS: usize = 64;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Edits {
     keys: Keys,
-    pub(super) set: BTreeMap<String, Template>,
+    set: BTreeMap<String, Template>,
 }
 
 /// The keys to keep: each key that matches a glob of `include` and none of `exclude`.
