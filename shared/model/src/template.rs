@@ -150,11 +150,9 @@ impl Template {
         Ok(template)
     }
 
-    /// Makes a template of plain text. Variables in it are not recognized.
-    pub fn of_text(text: &str) -> Self {
-        let mut template = Self(Vec::new());
-        template.push_text(text);
-        template
+    /// The variable `$(source.name)` alone.
+    pub(crate) fn source_name() -> Self {
+        Self(vec![Piece::SourceName])
     }
 
     fn push_text(&mut self, text: &str) {
@@ -298,7 +296,7 @@ pub(crate) fn texts(value: &Value) -> Box<dyn Iterator<Item = &str> + '_> {
 }
 
 fn checked(text: &str) -> Template {
-    Template::parse(text).unwrap_or_else(|_| Template::of_text(text))
+    Template::parse(text).unwrap_or_else(|_| Template(vec![Piece::Text(text.into())]))
 }
 
 /// The variable of this name. `None` if it is plain text.

@@ -19,8 +19,8 @@ use crate::{
 pub struct Target {
     /// The selected namespaces.
     pub selection: TargetSelection,
-    /// Name of the copies. `None` means the source's name.
-    pub copy_name: Option<Template>,
+    /// Name of the copies. The default is the source's name.
+    copy_name: Template,
 }
 
 /// Parses the targets without the excluded namespaces.
@@ -55,61 +55,50 @@ impl Target {
             .copy_name
             .as_deref()
             .and_then(|name| refusals.one(&field, Template::parse(name)));
-        let name = copy_name.as_ref();
+        let target = Self {
+            selection,
+            copy_name: copy_name.unwrap_or_else(Template::source_name),
+        };
         let several = sources.known.len() > 1 || !sources.selectors.is_empty();
-        if several && name.is_some_and(|name| !name.names_source()) {
+        if several && !target.copy_name.names_source() {
             refusals.add(
                 field,
                 "must contain $(source.name), because the rule has several sources",
             );
         } else {
-            refuse_copy_names(name, &sources.known, &field, refusals);
+            target.refuse_copy_names(&sources.known, &field, refusals);
             for selector in &sources.selectors {
-                refuse_copy_names(name, &[selector.source("x")], &field, refusals);
+                target.refuse_copy_names(&[selector.source("x")], &field, refusals);
             }
         }
-        Self {
-            selection,
-            copy_name,
-        }
+        target
     }
 
     /// Name of the copies of `source`. It may still have variables of the namespace.
     pub fn copy_name(&self, source: &SourceRef) -> Template {
-        copy_name(self.copy_name.as_ref(), source)
+        self.copy_name.of_source(source)
     }
-}
 
-fn copy_name(template: Option<&Template>, source: &SourceRef) -> Template {
-    match template {
-        Some(template) => template.of_source(source),
-        None => Template::of_text(&source.name),
-    }
-}
-
-/// Refuses invalid names, and sources that would share one copy in every namespace.
-fn refuse_copy_names(
-    template: Option<&Template>,
-    sources: &[SourceRef],
-    field: &str,
-    refusals: &mut Refusals,
-) {
-    let mut copies: BTreeMap<(GroupKind, String), &SourceRef> = BTreeMap::new();
-    for source in sources {
-        let name = copy_name(template, source);
-        let text = name.text(Variable::to_string);
-        if let Err(why) = check_sample(&name, |name| syntax::object_name(&source.gvk.group, name)) {
-            let hint = hint(&text);
-            refusals.add(
-                field,
-                format!("the name of the copy of {source} {why}{hint}"),
-            );
-        }
-        if let Some(first) = copies.insert((source.gvk.group_kind(), text.clone()), source) {
-            refusals.add(
-                field,
-                format!("the copies of {first} and {source} would both be named {text:?}"),
-            );
+    /// Refuses invalid names, and sources that would share one copy in every namespace.
+    fn refuse_copy_names(&self, sources: &[SourceRef], field: &str, refusals: &mut Refusals) {
+        let mut copies: BTreeMap<(GroupKind, String), &SourceRef> = BTreeMap::new();
+        for source in sources {
+            let name = self.copy_name(source);
+            let text = name.text(Variable::to_string);
+            let check = |name: &str| syntax::object_name(&source.gvk.group, name);
+            if let Err(why) = check_sample(&name, check) {
+                let hint = hint(&text);
+                refusals.add(
+                    field,
+                    format!("the name of the copy of {source} {why}{hint}"),
+                );
+            }
+            if let Some(first) = copies.insert((source.gvk.group_kind(), text.clone()), source) {
+                refusals.add(
+                    field,
+                    format!("the copies of {first} and {source} would both be named {text:?}"),
+                );
+            }
         }
     }
 }
