@@ -13,16 +13,13 @@ use kube::{
 use mimeo_model::names::{LEADER, LEADER_VALUE};
 use mimeo_runtime::{
     backoff::Backoff,
-    fault::{Fault, within},
+    fault::{DEADLINE, Fault, within},
     identity::Identity,
     named,
 };
 use serde_json::json;
 use tokio::{sync::watch, time::sleep};
 use tracing::{info, warn};
-
-/// Time limit of one request.
-const TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The flag of the label.
 #[derive(Debug, clap::Args)]
@@ -62,7 +59,7 @@ async fn label(pods: &Api<Pod>, leader: &str) -> bool {
         return false;
     }
     let labelled = ListParams::default().labels(LEADER);
-    let found = match within(TIMEOUT, pods.list_metadata(&labelled)).await {
+    let found = match within(DEADLINE, pods.list_metadata(&labelled)).await {
         Ok(found) => found.items,
         Err(error) => {
             warn!(error = %Fault(&error), "pods with the leader label not listed, retrying");
@@ -81,7 +78,7 @@ async fn label(pods: &Api<Pod>, leader: &str) -> bool {
 async fn patch(pods: &Api<Pod>, name: &str, value: Option<&str>) -> bool {
     let change = Patch::Merge(json!({"metadata": {"labels": {LEADER: value}}}));
     let params = PatchParams::default();
-    match within(TIMEOUT, named::patch(pods, name, &params, &change)).await {
+    match within(DEADLINE, named::patch(pods, name, &params, &change)).await {
         Ok(_) => true,
         Err(kube::Error::Api(status)) if status.is_not_found() && value.is_none() => true,
         Err(error) => {

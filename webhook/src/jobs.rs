@@ -17,14 +17,12 @@ use kube::{
 };
 use mimeo_api::ClusterReplication;
 use mimeo_model::registration::{NAME, POLICIES_NAME};
-use mimeo_runtime::fault::{Fault, status, within};
+use mimeo_runtime::fault::{DEADLINE, Fault, status, within};
 use serde::de::DeserializeOwned;
 use serde_json::{from_value, json};
 use tokio::time::{Instant, sleep};
 use tracing::info;
 
-/// Timeout of one request.
-const DEADLINE: Duration = Duration::from_secs(10);
 /// Timeout of a whole Job.
 const PATIENCE: Duration = Duration::from_mins(1);
 /// Pause between two attempts.

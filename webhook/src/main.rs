@@ -35,6 +35,7 @@ use mimeo_runtime::{
     certificates::callers,
     client::Clients,
     driver::drive,
+    fault::DEADLINE,
     handle::{CopyRequests, Handle},
     https,
     identity::{Identity, username},
@@ -60,8 +61,6 @@ use crate::{
 
 /// The program's name in the API server's audit log and in traces.
 const PROGRAM: &str = "mimeo-webhook";
-/// Timeout of one request to the API server.
-const DEADLINE: Duration = Duration::from_secs(10);
 /// Minimum and maximum number of concurrent requests. A webhook replica fills single namespaces;
 /// the reconciler writes the bulk of the copies.
 const CONCURRENCY: (usize, usize) = (4, 32);

@@ -30,7 +30,7 @@ use mimeo_model::{
 use mimeo_runtime::{
     client::Clients,
     discovery::Discovery,
-    fault::{Fault, status, within},
+    fault::{DEADLINE, Fault, status, within},
     observer::feed,
     watch::{WatchSpec, Watcher},
 };
@@ -56,7 +56,6 @@ const RETRY: Duration = Duration::from_secs(5);
 /// Time until every API server uses a configuration that was written. API servers watch their
 /// configurations. A status that calls a policy active any earlier would be wrong.
 const HEARD: Duration = Duration::from_secs(1);
-const DEADLINE: Duration = Duration::from_secs(10);
 
 /// A policy as last seen.
 #[derive(Debug)]

@@ -20,7 +20,7 @@ use mimeo_model::registration::{NAME, POLICIES_NAME};
 use mimeo_runtime::{
     backoff::Backoff,
     client::Clients,
-    fault::{Fault, status, within},
+    fault::{DEADLINE, Fault, status, within},
     follow::Follower,
 };
 use serde::{Serialize, de::DeserializeOwned};
@@ -40,7 +40,6 @@ use crate::{
 pub(crate) const MANAGER: &str = "mimeo-webhook";
 /// The `ClusterRole` that owns the configurations. Deleting it means removing Mimeo.
 const OWNER: &str = "mimeo-webhook";
-const DEADLINE: Duration = Duration::from_secs(10);
 /// Time without a write after which a fight with another client is over.
 const FIGHT: Duration = Duration::from_mins(5);
 /// From this pause on, the statuses of rules report the other client. The sixth or seventh write in

@@ -12,12 +12,10 @@ use tokio::time::sleep;
 use tracing::{error, info, warn};
 
 use crate::{
-    fault::{Fault, status, within},
+    fault::{DEADLINE, Fault, status, within},
     readiness::Check,
 };
 
-/// For one request.
-const DEADLINE: Duration = Duration::from_secs(10);
 /// Time between two looks.
 const PAUSE: Duration = Duration::from_secs(5);
 

@@ -8,7 +8,7 @@
 //! caller notices when a kind may have appeared or disappeared, and then has the cached answer
 //! forgotten.
 
-use std::{collections::BTreeMap, sync::Arc, time::Duration};
+use std::{collections::BTreeMap, sync::Arc};
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{APIGroup, APIResource, APIResourceList};
 use kube::Client;
@@ -16,14 +16,14 @@ use mimeo_model::kind::{GroupVersionKind, Resource};
 use parking_lot::Mutex;
 use serde::de::DeserializeOwned;
 
-use crate::call::{self, CallError, CallResult, encode};
+use crate::{
+    call::{self, CallError, CallResult, encode},
+    fault::DEADLINE,
+};
 
 /// The verbs that Mimeo uses on the objects of a kind. Mimeo cannot handle a kind that lacks one of
 /// them.
 const VERBS: [&str; 6] = ["get", "list", "watch", "create", "patch", "delete"];
-
-/// For one request.
-const DEADLINE: Duration = Duration::from_secs(10);
 
 /// Looks kinds up and caches the answers.
 pub struct Discovery {

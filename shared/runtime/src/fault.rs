@@ -4,6 +4,9 @@ use std::{fmt, io, time::Duration};
 
 use tokio::time::{Instant, timeout_at};
 
+/// The usual deadline of one request.
+pub const DEADLINE: Duration = Duration::from_secs(10);
+
 /// Runs one request with a total deadline.
 ///
 /// # Errors

@@ -11,11 +11,8 @@ use tracing::warn;
 
 use crate::{
     backoff::Backoff,
-    fault::{Fault, within},
+    fault::{DEADLINE, Fault, within},
 };
-
-/// For one request.
-const DEADLINE: Duration = Duration::from_secs(10);
 
 const SERVICE_ACCOUNT_NAMESPACE: &str = "/var/run/secrets/kubernetes.io/serviceaccount/namespace";
 const DEFAULT_NAMESPACE: &str = "mimeo-system";

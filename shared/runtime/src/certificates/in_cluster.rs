@@ -25,7 +25,7 @@ use super::{Bundle, Lifetimes, Publisher, Renewal, ServingNames, offer};
 use crate::{
     backoff::Backoff,
     client::Clients,
-    fault::{Fault, within},
+    fault::{DEADLINE, Fault, within},
     follow::Follower,
     shutdown::CancellationToken,
     tls::Certificate,
@@ -35,7 +35,6 @@ use crate::{
 /// This value differs from the one on copies: a list of copies by their label must not contain this
 /// Secret.
 const MANAGED_BY: (&str, &str) = ("app.kubernetes.io/managed-by", "mimeo-webhook");
-const REQUEST_DEADLINE: Duration = Duration::from_secs(10);
 /// The clock is checked at least this often. A sleep does not count the time in which the machine
 /// is suspended.
 const LONGEST_SLEEP: Duration = Duration::from_hours(1);
@@ -157,13 +156,13 @@ impl Keeper {
         step: Renewal,
     ) -> anyhow::Result<Option<Secret>> {
         let body = with_bundle(secret.unwrap_or_else(|| self.empty()), bundle);
-        match put(&self.api, &body, REQUEST_DEADLINE).await {
+        match put(&self.api, &body, DEADLINE).await {
             Ok(Some(secret)) => {
                 info!(secret = self.name, ?step, not_after = %bundle.serving().not_after(), "serving certificate written");
                 Ok(Some(secret))
             }
             Ok(None) => {
-                let read = within(REQUEST_DEADLINE, self.api.get_opt(&self.name)).await;
+                let read = within(DEADLINE, self.api.get_opt(&self.name)).await;
                 read.map_err(|error| anyhow!("failed to read the Secret: {}", Fault(&error)))
             }
             Err(error) => bail!("failed to write the Secret: {}", Fault(&error)),
