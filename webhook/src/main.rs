@@ -26,6 +26,9 @@ use std::{sync::Arc, time::Duration};
 
 use anyhow::Context;
 use clap::Parser;
+use k8s_openapi::api::admissionregistration::v1::{
+    MutatingWebhookConfiguration, ValidatingWebhookConfiguration,
+};
 use mimeo_engine::{Engine, Settings};
 use mimeo_model::{
     registration::{NAME, Registration},
@@ -56,7 +59,7 @@ use tracing::info;
 
 use crate::{
     app::App, flags::Flags, heartbeat::beat, hooks::router, limits::Limits, metrics::Answers,
-    paced::Paced, permissions::Questions, policies::Registrar, register::Kept,
+    paced::Paced, permissions::Questions, policies::Registrar, register::Keeper,
 };
 
 /// The program's name in the API server's audit log and in traces.
@@ -254,8 +257,8 @@ async fn register(
     );
     tokio::spawn(registrar.run(current));
     let kept = Arc::new((
-        Kept::mutating(clients, &app.metrics, NAME),
-        Kept::validating(clients, &app.metrics, NAME),
+        Keeper::<MutatingWebhookConfiguration>::start(clients, &app.metrics, NAME),
+        Keeper::<ValidatingWebhookConfiguration>::start(clients, &app.metrics, NAME),
     ));
     let hooks = kept.clone();
     tokio::spawn(async move {

@@ -12,7 +12,10 @@ use std::{
 };
 
 use jiff::Timestamp;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
+use k8s_openapi::{
+    api::admissionregistration::v1::MutatingWebhookConfiguration,
+    apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time},
+};
 use kube::{
     Api, Client,
     api::{Patch, PatchParams},
@@ -43,7 +46,7 @@ use tracing::{info, warn};
 
 use crate::{
     metrics::Answers,
-    register::{Kept, MANAGER, Refused, try_out},
+    register::{Keeper, Kept, MANAGER, Refused, try_out},
 };
 
 /// Most policies in the configuration. The configuration is one object and must fit into etcd.
@@ -221,7 +224,7 @@ impl Registrar {
             policies,
             client: clients.requests.clone(),
             discovery,
-            kept: Kept::mutating(clients, metrics, POLICIES_NAME),
+            kept: Keeper::<MutatingWebhookConfiguration>::start(clients, metrics, POLICIES_NAME),
             metrics: metrics.clone(),
             served: BTreeMap::new(),
             tried: BTreeMap::new(),

@@ -9,8 +9,7 @@
 use std::{fmt::Debug, sync::Arc, time::Duration};
 
 use k8s_openapi::api::{
-    admissionregistration::v1::{MutatingWebhookConfiguration, ValidatingWebhookConfiguration},
-    rbac::v1::ClusterRole,
+    admissionregistration::v1::MutatingWebhookConfiguration, rbac::v1::ClusterRole,
 };
 use kube::{
     Api, Client, Resource,
@@ -58,53 +57,6 @@ pub(crate) struct Kept {
 }
 
 impl Kept {
-    /// Starts to keep the mutating configuration with this name. The task writes nothing before the
-    /// first call of [`want`](Self::want).
-    pub(crate) fn mutating(clients: &Clients, metrics: &Answers, name: &'static str) -> Self {
-        Self::start::<MutatingWebhookConfiguration>(clients, metrics, name)
-    }
-
-    /// Starts to keep the validating configuration with this name.
-    pub(crate) fn validating(clients: &Clients, metrics: &Answers, name: &'static str) -> Self {
-        Self::start::<ValidatingWebhookConfiguration>(clients, metrics, name)
-    }
-
-    fn start<K>(clients: &Clients, metrics: &Answers, name: &'static str) -> Self
-    where
-        K: Resource<DynamicType = ()>
-            + Clone
-            + Debug
-            + Serialize
-            + DeserializeOwned
-            + Send
-            + Sync
-            + 'static,
-    {
-        let (publish, held) = watch::channel(None);
-        let (tell, contested) = watch::channel(None);
-        let wanted = watch::Sender::new(None);
-        let api = Api::all(clients.requests.clone());
-        let follower = Follower::new(clients.watcher.clone(), &api, name);
-        let keeper = Keeper::<K> {
-            api,
-            roles: Api::all(clients.requests.clone()),
-            name,
-            metrics: metrics.clone(),
-            held: publish,
-            contested: tell,
-            owned: false,
-            applied: None,
-            wrote: false,
-            repairs: Repairs::default(),
-        };
-        tokio::spawn(keeper.run(follower, wanted.subscribe()));
-        Self {
-            wanted,
-            held,
-            contested,
-        }
-    }
-
     /// A message while another client keeps changing the configuration, otherwise `None`. The
     /// message stays until five minutes after the last write.
     pub(crate) fn contested(&self) -> watch::Receiver<Option<String>> {
@@ -133,7 +85,8 @@ impl Kept {
     }
 }
 
-struct Keeper<K> {
+/// The task that keeps one webhook configuration, of kind `K`.
+pub(crate) struct Keeper<K> {
     api: Api<K>,
     roles: Api<ClusterRole>,
     name: &'static str,
@@ -160,6 +113,34 @@ where
         + Sync
         + 'static,
 {
+    /// Starts to keep the configuration with this name. The task writes nothing before the first
+    /// call of [`Kept::want`].
+    pub(crate) fn start(clients: &Clients, metrics: &Answers, name: &'static str) -> Kept {
+        let (publish, held) = watch::channel(None);
+        let (tell, contested) = watch::channel(None);
+        let wanted = watch::Sender::new(None);
+        let api = Api::all(clients.requests.clone());
+        let follower = Follower::new(clients.watcher.clone(), &api, name);
+        let keeper = Self {
+            api,
+            roles: Api::all(clients.requests.clone()),
+            name,
+            metrics: metrics.clone(),
+            held: publish,
+            contested: tell,
+            owned: false,
+            applied: None,
+            wrote: false,
+            repairs: Repairs::default(),
+        };
+        tokio::spawn(keeper.run(follower, wanted.subscribe()));
+        Kept {
+            wanted,
+            held,
+            contested,
+        }
+    }
+
     async fn run(
         mut self,
         mut follower: Follower<K>,
