@@ -65,13 +65,7 @@ impl Kept {
 
     /// Sets the contents that the configuration must have from now on.
     pub(crate) fn want(&self, wanted: Value) {
-        self.wanted.send_if_modified(|current| {
-            let changed = current.as_deref() != Some(&wanted);
-            if changed {
-                *current = Some(Arc::new(wanted));
-            }
-            changed
-        });
+        self.wanted.send_replace(Some(Arc::new(wanted)));
     }
 
     /// Returns once the cluster has the contents that were wanted last. Cancel safe.
@@ -190,11 +184,7 @@ where
         }
         if due.is_none() {
             self.applied = want.cloned();
-            self.held.send_if_modified(|held| {
-                let changed = held.as_ref() != want;
-                *held = want.cloned();
-                changed
-            });
+            self.held.send_replace(want.cloned());
         }
         due
     }
