@@ -46,7 +46,7 @@ use tracing::{info, warn};
 
 use crate::{
     metrics::Answers,
-    register::{Keeper, Kept, MANAGER, Refused, try_out},
+    register::{Keeper, Kept, MANAGER, try_out},
 };
 
 /// Most policies in the configuration. The configuration is one object and must fit into etcd.
@@ -376,18 +376,15 @@ impl Registrar {
             verdict.clone()
         } else {
             let verdict = match try_out(&self.client, wanted).await? {
-                // The result is not remembered, because permissions and the cluster's own policies
-                // change.
-                Err(Refused {
-                    message,
-                    forbidden: true,
-                }) => {
+                // The contents are not the reason: this program lacks a permission, or a policy of
+                // the cluster forbids the write. Both may change, so the result is not remembered.
+                Err(refusal) if refusal.code == 403 => {
                     return Ok(Finding {
                         passing: true,
-                        ..Finding::not(ConditionReason::Rejected, message)
+                        ..Finding::not(ConditionReason::Rejected, refusal.message)
                     });
                 }
-                tried => tried.map_err(|refused| refused.message),
+                tried => tried.map_err(|refusal| refusal.message),
             };
             self.tried.insert(key, verdict.clone());
             verdict

@@ -14,6 +14,7 @@ use k8s_openapi::api::{
 use kube::{
     Api, Client, Resource,
     api::{Patch, PatchParams},
+    core::Status,
 };
 use mimeo_model::registration::{NAME, POLICIES_NAME};
 use mimeo_runtime::{
@@ -345,14 +346,6 @@ fn contested(kind: &str, name: &str) -> String {
     )
 }
 
-/// The API server's refusal of a configuration.
-pub(crate) struct Refused {
-    pub(crate) message: String,
-    /// True if the contents are not the reason: the user lacks a permission, or a policy of the
-    /// cluster forbids the write.
-    pub(crate) forbidden: bool,
-}
-
 /// Tries a configuration of policies in a dry run.
 ///
 /// # Errors
@@ -361,7 +354,7 @@ pub(crate) struct Refused {
 pub(crate) async fn try_out(
     client: &Client,
     wanted: &Value,
-) -> anyhow::Result<Result<(), Refused>> {
+) -> kube::Result<Result<(), Box<Status>>> {
     let api: Api<MutatingWebhookConfiguration> = Api::all(client.clone());
     let params = PatchParams {
         dry_run: true,
@@ -375,12 +368,9 @@ pub(crate) async fn try_out(
     {
         Ok(_) => Ok(Ok(())),
         Err(kube::Error::Api(refusal)) if matches!(refusal.code, 400 | 403 | 413 | 422) => {
-            Ok(Err(Refused {
-                message: refusal.message.clone(),
-                forbidden: refusal.code == 403,
-            }))
+            Ok(Err(refusal))
         }
-        Err(error) => Err(error.into()),
+        Err(error) => Err(error),
     }
 }
 
