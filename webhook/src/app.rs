@@ -5,7 +5,6 @@ use std::{sync::Arc, time::Duration};
 use k8s_openapi::{api::core::v1::Namespace, apimachinery::pkg::apis::meta::v1::ObjectMeta};
 use kube::{Api, Client};
 use mimeo_engine::Index;
-use mimeo_model::meta::Uid;
 use mimeo_runtime::{discovery::Discovery, fault::until, handle::Handle, named, trace::Traces};
 use tokio::{sync::Semaphore, time::Instant};
 
@@ -64,16 +63,4 @@ impl App {
         let api: Api<Namespace> = Api::all(self.client.clone());
         until(deadline, named::read_metadata(&api, name)).await
     }
-}
-
-/// State of a namespace according to the API server.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Live {
-    /// The namespace has the pending label: it waits for copies.
-    Marked(Uid),
-    /// The namespace has no pending label or does not exist. In the second case the API server
-    /// itself refuses the request.
-    Unmarked,
-    /// The API server did not answer.
-    Unknown,
 }

@@ -24,7 +24,7 @@ use tokio::{
 };
 use tracing::{debug, info, warn};
 
-use crate::app::{App, Live};
+use crate::app::App;
 
 /// Other replicas help after this time. The replica that set the pending label normally fills the
 /// namespace within a few milliseconds.
@@ -80,11 +80,8 @@ async fn wait(app: &App, request: &Request, namespace: &str, deadline: Instant) 
         }
         if confirmed.is_none() && (!waits || progress.uid.is_none()) {
             match read(app, namespace, until).await {
-                Live::Marked(uid) => confirmed = Some(uid),
-                Live::Unmarked => return GateDecision::Admit { warnings: vec![] },
-                Live::Unknown => {
-                    return GateDecision::ComeAgain(admission::unread(namespace));
-                }
+                Ok(uid) => confirmed = Some(uid),
+                Err(decision) => return decision,
             }
             continue;
         }
@@ -114,17 +111,21 @@ async fn wait(app: &App, request: &Request, namespace: &str, deadline: Instant) 
     }
 }
 
-/// Reads a namespace, and passes its state to the engine.
-async fn read(app: &App, namespace: &str, until: Instant) -> Live {
+/// Reads a namespace, and passes its state to the engine. Returns its uid if it waits for copies,
+/// and the decision otherwise. A namespace that does not exist needs no wait: the API server itself
+/// refuses the request.
+async fn read(app: &App, namespace: &str, until: Instant) -> Result<Uid, GateDecision> {
+    let admit = GateDecision::Admit { warnings: vec![] };
+    let unread = GateDecision::ComeAgain(admission::unread(namespace));
     let Ok(Ok(_permit)) = timeout_at(until, app.reads.acquire()).await else {
-        return Live::Unknown;
+        return Err(unread);
     };
     let meta = match app.read_namespace(namespace, until).await {
-        Ok(None) => return Live::Unmarked,
+        Ok(None) => return Err(admit),
         Ok(Some(meta)) => meta,
         Err(error) => {
             warn!(namespace, error = %Fault(&error), "failed to read a namespace");
-            return Live::Unknown;
+            return Err(unread);
         }
     };
     let labels = meta.labels.as_ref();
@@ -132,7 +133,7 @@ async fn read(app: &App, namespace: &str, until: Instant) -> Live {
     let uid = meta.uid.as_deref().and_then(Uid::parse).filter(|_| marked);
     app.handle
         .with(|engine, now| engine.namespace_applied(&meta, now));
-    uid.map_or(Live::Unmarked, Live::Marked)
+    uid.ok_or(admit)
 }
 
 /// A slot among the held requests.
