@@ -46,19 +46,21 @@ pub struct Observer {
     watcher: Watcher,
     /// Finds kinds, and reads single sources when the watch of a kind shows a change.
     writer: Writer,
-    /// The last state of each CRD of rules: its uid as served, and its uid as recorded.
-    crds: Arc<Mutex<BTreeMap<RuleKind, Crd>>>,
+    /// The last state of the CRDs of rules.
+    crds: Arc<Mutex<Crds>>,
     /// The kinds that may have copies, as last recorded.
     noted: Arc<Mutex<BTreeSet<GroupVersionKind>>>,
 }
 
-/// The uids of one CRD. Both must be known before the engine is told: one alone would look like a
-/// CRD that was installed again.
+/// The uids of the CRDs of rules, as served and as recorded. Both must be known before the engine is
+/// told: one alone would look like a CRD that was installed again.
 #[derive(Default)]
-struct Crd {
-    served: Known<Option<Box<str>>>,
-    recorded: Known<Option<Box<str>>>,
+struct Crds {
+    served: Option<Uids>,
+    recorded: Option<Uids>,
 }
+
+type Uids = BTreeMap<RuleKind, Box<str>>;
 
 impl Observer {
     /// An observer that opens no watch yet.
@@ -189,7 +191,7 @@ impl Observer {
     fn kinds_are(&self, map: Option<&ConfigMap>) {
         let Kinds {
             kinds,
-            mut crds,
+            crds,
             confirmed,
         } = map.map(parse_kinds).unwrap_or_default();
         let created = map.and_then(ResourceExt::creation_timestamp);
@@ -200,19 +202,18 @@ impl Observer {
             engine.kinds_recorded(&kinds, now);
             engine.confirmed(confirmed.as_deref(), now);
         });
-        for kind in RuleKind::ALL {
-            let uid = crds.remove(&kind);
-            self.crd_is(kind, |state| state.recorded = Known::Listed(uid));
-        }
+        self.crds_are(|known| known.recorded = Some(crds));
     }
 
-    fn crd_is(&self, kind: RuleKind, change: impl FnOnce(&mut Crd)) {
+    fn crds_are(&self, change: impl FnOnce(&mut Crds)) {
         let mut crds = self.crds.lock();
-        let state = crds.entry(kind).or_default();
-        change(state);
-        if let (Known::Listed(served), Known::Listed(recorded)) = (&state.served, &state.recorded) {
-            self.handle
-                .with(|engine, now| engine.crd(kind, served.clone(), recorded.clone(), now));
+        change(&mut crds);
+        if let (Some(served), Some(recorded)) = (&crds.served, &crds.recorded) {
+            for kind in RuleKind::ALL {
+                let (served, recorded) = (served.get(&kind).cloned(), recorded.get(&kind).cloned());
+                self.handle
+                    .with(|engine, now| engine.crd(kind, served, recorded, now));
+            }
         }
     }
 
@@ -221,7 +222,7 @@ impl Observer {
     async fn crds(self, changed: impl Fn() + Send + Sync) {
         let path = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions";
         let spec = WatchSpec::metadata(path, "CRDs");
-        let mut served: BTreeMap<RuleKind, Box<str>> = BTreeMap::new();
+        let mut served = Uids::new();
         let (mut listing, mut listed) = (true, false);
         watch::<Meta>(self.watcher.clone(), spec, |event| {
             let (Meta { metadata }, exists) = match event {
@@ -238,7 +239,7 @@ impl Observer {
                         self.writer.discovery.forget();
                     }
                     (listing, listed) = (false, true);
-                    self.crds_served(&served);
+                    self.crds_are(|crds| crds.served = Some(served.clone()));
                     return changed();
                 }
                 Event::Shown(Decoded::Part(_)) | Event::Known(_) => return,
@@ -257,18 +258,11 @@ impl Observer {
                 // A CRD's name consists of its plural and its group.
                 let (_, group) = name.split_once('.').unwrap_or_default();
                 self.writer.discovery.forget_group(group);
-                self.crds_served(&served);
+                self.crds_are(|crds| crds.served = Some(served.clone()));
                 changed();
             }
         })
         .await;
-    }
-
-    fn crds_served(&self, uids: &BTreeMap<RuleKind, Box<str>>) {
-        for kind in RuleKind::ALL {
-            let uid = uids.get(&kind).cloned();
-            self.crd_is(kind, |state| state.served = Known::Listed(uid));
-        }
     }
 
     async fn copies(self, copies: CopyWatch, resource: Resource) {
