@@ -17,37 +17,20 @@ pub(crate) struct Answers {
     admission: Family<Answer, Histogram>,
     /// Requests that wait for copies at this moment.
     pub(crate) held: Gauge,
-    registered: Family<Configuration, Gauge>,
-    policies: Family<Policies, Gauge>,
-    rewritten: Family<Rewriter, Counter>,
+    /// By the kind and the name of a webhook configuration.
+    registered: Family<Labels<2>, Gauge>,
+    /// By the condition Ready of policies.
+    policies: Family<Labels<2>, Gauge>,
+    /// By the policy that rewrote an object.
+    rewritten: Family<Labels<1>, Counter>,
 }
 
-/// Labels that identify a webhook configuration.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct Configuration {
-    kind: String,
-    name: &'static str,
-}
+/// The names and the values of a series' labels.
+type Labels<const N: usize> = [(&'static str, String); N];
 
-/// Labels that group policies by their condition Ready.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct Policies {
-    ready: &'static str,
-    reason: String,
-}
-
-/// Label that names the policy that rewrote an object.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct Rewriter {
-    policy: String,
-}
-
-impl Rewriter {
-    fn new(policy: &str) -> Self {
-        Self {
-            policy: policy.into(),
-        }
-    }
+/// The label of a policy that rewrites objects.
+fn rewriter(policy: &str) -> Labels<1> {
+    [("policy", policy.to_owned())]
 }
 
 /// A hook of the webhook.
@@ -168,13 +151,9 @@ impl Answers {
     }
 
     /// Records whether the API server has the configuration as Mimeo wants it.
-    pub(crate) fn registered(&self, kind: &str, name: &'static str, yes: bool) {
-        self.registered
-            .get_or_create(&Configuration {
-                kind: kind.into(),
-                name,
-            })
-            .set(yes.into());
+    pub(crate) fn registered(&self, kind: &str, name: &str, yes: bool) {
+        let labels = [("kind", kind.to_owned()), ("name", name.to_owned())];
+        self.registered.get_or_create(&labels).set(yes.into());
     }
 
     /// Counts the policies by status and reason.
@@ -182,10 +161,8 @@ impl Answers {
         self.policies.clear();
         let counted = |ready, reason: ConditionReason| {
             let ready = if ready { "True" } else { "False" };
-            self.policies.get_or_create_owned(&Policies {
-                ready,
-                reason: reason.to_string(),
-            })
+            let labels = [("ready", ready.to_owned()), ("reason", reason.to_string())];
+            self.policies.get_or_create_owned(&labels)
         };
         // A cluster without policies reports zero, so that the series always exists.
         counted(true, ConditionReason::Active).set(0);
@@ -196,18 +173,18 @@ impl Answers {
 
     /// Starts counting rewrites of a policy from zero. Called for each policy that is registered.
     pub(crate) fn rewrites_by(&self, policy: &str) {
-        drop(self.rewritten.get_or_create(&Rewriter::new(policy)));
+        drop(self.rewritten.get_or_create(&rewriter(policy)));
     }
 
     /// Removes the count of a policy that is no longer registered.
     pub(crate) fn rewrites_no_more(&self, policy: &str) {
-        self.rewritten.remove(&Rewriter::new(policy));
+        self.rewritten.remove(&rewriter(policy));
     }
 
     /// Counts one rewrite by a policy. A policy that is not registered does not count, because any
     /// caller may put any name into the path.
     pub(crate) fn rewrote(&self, policy: &str) {
-        if let Some(count) = self.rewritten.get(&Rewriter::new(policy)) {
+        if let Some(count) = self.rewritten.get(&rewriter(policy)) {
             count.inc();
         }
     }
