@@ -3,8 +3,6 @@
 //! Each new leader takes the label off all other Pods, because a former leader may have been killed.
 //! The label decides nothing. Only the Lease elects the leader.
 
-use std::time::Duration;
-
 use k8s_openapi::api::core::v1::Pod;
 use kube::{
     Api, Client,
@@ -44,7 +42,7 @@ impl LabelArgs {
             return;
         }
         let pods = Api::namespaced(client, &identity.namespace);
-        let mut backoff = Backoff::new(Duration::from_secs(1), Duration::from_mins(1));
+        let mut backoff = Backoff::default();
         while !label(&pods, &identity.replica).await {
             sleep(backoff.pause()).await;
         }

@@ -305,18 +305,10 @@ where
 }
 
 /// Times of writes, and the pause between them.
+#[derive(Default)]
 struct Repairs {
     last: Option<Instant>,
     backoff: Backoff,
-}
-
-impl Default for Repairs {
-    fn default() -> Self {
-        Self {
-            last: None,
-            backoff: Backoff::new(Duration::from_secs(1), Duration::from_mins(1)),
-        }
-    }
 }
 
 impl Repairs {

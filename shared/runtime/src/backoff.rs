@@ -14,6 +14,13 @@ pub struct Backoff {
     next: Duration,
 }
 
+impl Default for Backoff {
+    /// From one second to one minute.
+    fn default() -> Self {
+        Self::new(Duration::from_secs(1), Duration::from_mins(1))
+    }
+}
+
 impl Backoff {
     /// Starts with `first` and never exceeds `longest`.
     pub fn new(first: Duration, longest: Duration) -> Self {

@@ -83,7 +83,7 @@ struct Keeper {
 
 impl Keeper {
     async fn keep(mut self, mut follower: Follower<Secret>, publish: &Publisher) {
-        let mut backoff = Backoff::new(Duration::from_secs(1), Duration::from_mins(1));
+        let mut backoff = Backoff::default();
         let mut seen = follower.next().await;
         loop {
             let pause = match self.settle(seen.clone(), publish).await {
