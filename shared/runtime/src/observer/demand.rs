@@ -13,7 +13,7 @@ use mimeo_model::{
     source::SourceSelector,
     sources::{SourceWatch, watches},
 };
-use tokio::{sync::Notify, task::AbortHandle, time::Instant};
+use tokio::{sync::Notify, task::JoinSet, time::Instant};
 use tracing::{debug, warn};
 
 use super::{Failing, Observer, sources::Members};
@@ -146,20 +146,20 @@ impl Observer {
     /// these, returns the time of the next attempt.
     fn follow(&self, demand: &Demand, open: &mut Open) -> Option<Instant> {
         open.copies
-            .retain(|watch, task| demand.copies.get(watch) == Some(&task.resource) || task.stop());
+            .retain(|(watch, resource), _| demand.copies.get(watch) == Some(resource));
         for (watch, resource) in &demand.copies {
-            open.copies.entry(watch.clone()).or_insert_with(|| {
+            let key = (watch.clone(), resource.clone());
+            open.copies.entry(key).or_insert_with(|| {
                 debug!(kind = %watch.kind, namespace = watch.namespace, "watching copies");
-                let copies = self.clone().copies(watch.clone(), resource.clone());
-                Task::start(resource, copies)
+                Task::start(self.clone().copies(watch.clone(), resource.clone()))
             });
         }
         let wanted = watches(&demand.sources, &demand.selectors, demand.confined);
         let now = Instant::now();
-        let mut again: Option<Instant> = None;
+        let mut again = Vec::new();
         open.sources.retain(|watch, task| {
             if !wanted.contains(watch) {
-                return task.stop();
+                return false;
             }
             // A watch of all objects of a kind would not show the objects of a new selector before
             // its next listing. So it is reopened for other selectors, and also if these have been
@@ -170,11 +170,9 @@ impl Observer {
                 return true;
             }
             let due = task.members.told().unwrap_or(now) + REOPENING;
-            if due <= now {
-                return task.stop();
-            }
-            again = Some(again.map_or(due, |again| again.min(due)));
-            true
+            let waits = due > now;
+            again.extend(waits.then_some(due));
+            waits
         });
         for watch in wanted {
             let sources = demand.sources.keys();
@@ -188,7 +186,7 @@ impl Observer {
                 }
             }
         }
-        again
+        again.into_iter().min()
     }
 
     /// Opens a watch of sources. A watch of all objects of a kind serves these members.
@@ -197,26 +195,21 @@ impl Observer {
         let observer = self.clone();
         let (resource, namespace) = match watch {
             SourceWatch::Named(source, resource) => {
-                return Task::start(&resource, observer.source(source, resource.clone()));
+                return Task::start(observer.source(source, resource));
             }
             SourceWatch::Selected(selector, resource) => {
-                return Task::start(&resource, observer.selected(selector, resource.clone()));
+                return Task::start(observer.selected(selector, resource));
             }
             SourceWatch::Kind {
                 resource,
                 namespace,
             } => (resource, namespace),
         };
-        let many = observer.many(
-            resource.clone(),
-            namespace,
-            members.clone(),
-            selectors.clone(),
-        );
+        let many = observer.many(resource, namespace, members.clone(), selectors.clone());
         Task {
             selectors,
             members,
-            ..Task::start(&resource, many)
+            ..Task::start(many)
         }
     }
 }
@@ -228,36 +221,30 @@ const REOPENING: Duration = Duration::from_secs(5);
 
 #[derive(Default)]
 struct Open {
-    copies: BTreeMap<CopyWatch, Task>,
+    copies: BTreeMap<(CopyWatch, Resource), Task>,
     sources: BTreeMap<SourceWatch, Task>,
 }
 
+/// An open watch. It closes when this value is dropped.
 struct Task {
-    resource: Resource,
     /// The selectors that the watch looks for, if it shows all objects of a kind.
     selectors: BTreeSet<SourceSelector>,
     /// True if other selectors were demanded since the watch was opened.
     stale: bool,
     /// The sources that the watch serves, if it shows all objects of a kind.
     members: Arc<Members>,
-    abort: AbortHandle,
+    _watching: JoinSet<()>,
 }
 
 impl Task {
-    fn start(resource: &Resource, work: impl Future<Output = ()> + Send + 'static) -> Self {
-        let abort = tokio::spawn(work).abort_handle();
+    fn start(work: impl Future<Output = ()> + Send + 'static) -> Self {
+        let mut watching = JoinSet::new();
+        watching.spawn(work);
         Self {
-            resource: resource.clone(),
             selectors: BTreeSet::new(),
             stale: false,
             members: Arc::default(),
-            abort,
+            _watching: watching,
         }
-    }
-
-    /// Ends the watch. Always returns false, for `retain`.
-    fn stop(&self) -> bool {
-        self.abort.abort();
-        false
     }
 }
