@@ -16,9 +16,8 @@ use anyhow::{Result, bail};
 use clap::Args;
 use futures::{StreamExt as _, stream};
 use mimeo_model::right::Right;
-use mimeo_runtime::access::may_self;
+use mimeo_runtime::{access::may_self, fault::within};
 use serde::Serialize;
-use tokio::time::Instant;
 
 use self::{
     effects::{Action, CopyKey, Effect, Effects, Failure},
@@ -113,8 +112,7 @@ async fn scope(connected: &Connected) -> Scope {
         namespace: None,
         name: None,
     };
-    let deadline = Instant::now() + connected.timeout;
-    match may_self(&connected.client, &list, deadline).await {
+    match within(connected.timeout, may_self(&connected.client, &list)).await {
         Ok(false) => Scope::One(connected.namespace.clone()),
         Ok(true) | Err(_) => Scope::All,
     }

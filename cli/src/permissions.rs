@@ -14,9 +14,8 @@ use mimeo_model::{
 use mimeo_runtime::{
     access::is_allowed,
     discovery::resource_path,
-    fault::{Fault, status},
+    fault::{Fault, status, within},
 };
-use tokio::time::Instant;
 
 use crate::{
     connect::Connected,
@@ -57,8 +56,8 @@ pub(crate) async fn ask(
     answers.unknown.extend(unknown);
     let one = |need: ProgramRight| async move {
         let user = accounts.user(need.program);
-        let deadline = Instant::now() + connected.timeout;
-        let allowed = is_allowed(&connected.client, &user, &need.right, deadline).await;
+        let asked = is_allowed(&connected.client, &user, &need.right);
+        let allowed = within(connected.timeout, asked).await;
         let allowed = allowed.map_err(|error| match status(&error) {
             Some(403) => {
                 "you have no permission to check the permissions of Mimeo's accounts (create \

@@ -66,7 +66,7 @@ impl Questions {
         right: &Right,
         deadline: Instant,
     ) -> kube::Result<bool> {
-        let question = Box::pin(is_allowed(&self.client, user, right, deadline));
+        let question = Box::pin(is_allowed(&self.client, user, right));
         let answer = self.ask(question, deadline).await;
         answer.unwrap_or_else(|| Err(late()))
     }

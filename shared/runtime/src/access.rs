@@ -1,4 +1,5 @@
-//! Asks the API server for a user's permissions, with a `SubjectAccessReview`.
+//! Asks the API server for a user's permissions, with a `SubjectAccessReview`. The caller sets the
+//! deadline of each question.
 
 use std::fmt::Debug;
 
@@ -12,20 +13,12 @@ use k8s_openapi::api::{
 use kube::{Api, Client, Resource, api::PostParams, core::Status};
 use mimeo_model::{review::User, right::Right};
 use serde::{Serialize, de::DeserializeOwned};
-use tokio::time::Instant;
-
-use crate::fault::until;
 
 /// Whether the user has the permission.
 ///
 /// # Errors
 /// The API server gave no decision. An error does not mean that the permission is missing.
-pub async fn is_allowed(
-    client: &Client,
-    user: &User,
-    right: &Right,
-    deadline: Instant,
-) -> kube::Result<bool> {
+pub async fn is_allowed(client: &Client, user: &User, right: &Right) -> kube::Result<bool> {
     let User {
         name,
         uid,
@@ -40,7 +33,7 @@ pub async fn is_allowed(
         resource_attributes: Some(attributes(right)),
         ..SubjectAccessReviewSpec::default()
     };
-    ask(client, spec, deadline).await
+    ask(client, spec).await
 }
 
 /// Whether the user may use this verb on a path outside the resource API, such as `get` on
@@ -53,7 +46,6 @@ pub async fn may_visit(
     user: UserInfo,
     verb: &str,
     path: &str,
-    deadline: Instant,
 ) -> kube::Result<bool> {
     let spec = SubjectAccessReviewSpec {
         user: user.username,
@@ -66,38 +58,34 @@ pub async fn may_visit(
         }),
         ..SubjectAccessReviewSpec::default()
     };
-    ask(client, spec, deadline).await
+    ask(client, spec).await
 }
 
-async fn ask(
-    client: &Client,
-    spec: SubjectAccessReviewSpec,
-    deadline: Instant,
-) -> kube::Result<bool> {
+async fn ask(client: &Client, spec: SubjectAccessReviewSpec) -> kube::Result<bool> {
     let review = SubjectAccessReview {
         spec,
         ..SubjectAccessReview::default()
     };
-    decision(review_of(client, &review, deadline).await?.status)
+    decision(review_of(client, &review).await?.status)
 }
 
 /// Whether the user of the client has the permission. Every user may ask this.
 ///
 /// # Errors
 /// As for [`is_allowed`].
-pub async fn may_self(client: &Client, right: &Right, deadline: Instant) -> kube::Result<bool> {
+pub async fn may_self(client: &Client, right: &Right) -> kube::Result<bool> {
     let mut review = SelfSubjectAccessReview::default();
     review.spec.resource_attributes = Some(attributes(right));
-    decision(review_of(client, &review, deadline).await?.status)
+    decision(review_of(client, &review).await?.status)
 }
 
 /// Creates a review, which the API server answers and does not store.
-pub(crate) async fn review_of<K>(client: &Client, review: &K, deadline: Instant) -> kube::Result<K>
+pub(crate) async fn review_of<K>(client: &Client, review: &K) -> kube::Result<K>
 where
     K: Resource<DynamicType = ()> + Clone + Debug + Serialize + DeserializeOwned,
 {
     let reviews: Api<K> = Api::all(client.clone());
-    until(deadline, reviews.create(&PostParams::default(), review)).await
+    reviews.create(&PostParams::default(), review).await
 }
 
 fn decision(status: Option<SubjectAccessReviewStatus>) -> kube::Result<bool> {

@@ -36,7 +36,7 @@ use tracing::{debug, warn};
 
 use crate::{
     access::{may_visit, review_of},
-    fault::Fault,
+    fault::{Fault, within},
 };
 
 /// How long an allowed visit is remembered, so that scrapes cost next to nothing. A refusal is not
@@ -184,7 +184,7 @@ impl Reviewer {
         let Ok(_room) = self.room.try_acquire() else {
             return Err(UNANSWERED);
         };
-        let asked = self.ask(token, &visit).await;
+        let asked = within(DEADLINE, self.ask(token, &visit)).await;
         let before = self.unanswered.swap(asked.is_err(), Ordering::Relaxed);
         let answer = asked.unwrap_or_else(|error| {
             if !before {
@@ -200,13 +200,12 @@ impl Reviewer {
     }
 
     async fn ask(&self, token: &str, visit: &Visit) -> kube::Result<Result<(), Refused>> {
-        let deadline = Instant::now() + DEADLINE;
-        let Some(user) = self.user(token, deadline).await? else {
+        let Some(user) = self.user(token).await? else {
             return Ok(Err(UNAUTHORIZED));
         };
         let Visit { verb, path, .. } = visit;
         let name = user.username.clone();
-        if may_visit(&self.client, user, verb, path, deadline).await? {
+        if may_visit(&self.client, user, verb, path).await? {
             return Ok(Ok(()));
         }
         debug!(user = name, verb, path, "visitor turned away");
@@ -214,10 +213,10 @@ impl Reviewer {
     }
 
     /// The token's user; `None` if the API server does not know the token.
-    async fn user(&self, token: &str, deadline: Instant) -> kube::Result<Option<UserInfo>> {
+    async fn user(&self, token: &str) -> kube::Result<Option<UserInfo>> {
         let mut review = TokenReview::default();
         review.spec.token = token.to_owned();
-        let answer = review_of(&self.client, &review, deadline).await?;
+        let answer = review_of(&self.client, &review).await?;
         let status = answer
             .status
             .filter(|status| status.authenticated == Some(true));
