@@ -18,10 +18,10 @@ use std::{
 use axum::{
     Json, Router,
     extract::{Query, State},
-    http::{HeaderName, HeaderValue, StatusCode, header},
+    http::{HeaderName, StatusCode, header},
     middleware::map_response,
     response::{
-        IntoResponse, Redirect, Response,
+        AppendHeaders, IntoResponse, Redirect, Response,
         sse::{KeepAlive, Sse},
     },
     routing::{MethodRouter, get},
@@ -139,7 +139,7 @@ fn script(text: &'static str) -> MethodRouter {
 }
 
 /// Adds the security headers to every answer.
-async fn harden(mut response: Response) -> Response {
+async fn harden(response: Response) -> impl IntoResponse {
     let same_origin = HeaderName::from_static("cross-origin-resource-policy");
     let headers = [
         (header::CONTENT_SECURITY_POLICY, POLICY),
@@ -148,9 +148,7 @@ async fn harden(mut response: Response) -> Response {
         (header::CACHE_CONTROL, "no-store"),
         (same_origin, "same-origin"),
     ];
-    let headers = headers.map(|(name, value)| (name, HeaderValue::from_static(value)));
-    response.headers_mut().extend(headers);
-    response
+    (AppendHeaders(headers), response)
 }
 
 /// Streams server-sent events until the connection ends, after 5 minutes at most. The page then

@@ -128,10 +128,6 @@ impl ServingNames {
             format!("{name}.{namespace}.svc.cluster.local"),
         ])
     }
-
-    fn and(&self, others: &Self) -> Self {
-        Self(self.0.union(&others.0).cloned().collect())
-    }
 }
 
 fn canonical(host: &str) -> String {

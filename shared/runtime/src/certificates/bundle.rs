@@ -190,8 +190,8 @@ impl Bundle {
             (Renewal::Keep { .. }, _) => {}
             (Renewal::RenewServing, _) => new.serving = serving(&self.ca, names)?,
             (Renewal::AddNames, _) => {
-                let names = names.and(&ServingNames(self.serving.facts.names.clone()));
-                new.serving = serving(&self.ca, &names)?;
+                let all = ServingNames(&names.0 | &self.serving.facts.names);
+                new.serving = serving(&self.ca, &all)?;
             }
             (Renewal::IntroduceCa, _) => {
                 new.overlap = Overlap::Introduced(issue_ca(lifetimes, now)?);
