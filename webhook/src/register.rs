@@ -146,6 +146,7 @@ where
         loop {
             let want = wanted.borrow_and_update().clone();
             let due = self.look(&live, want.as_ref());
+            let waits = due.is_some();
             if let Some(want) = due.filter(|_| Instant::now() >= not_before) {
                 let pause = self.pause(&want);
                 not_before = Instant::now() + pause;
@@ -154,7 +155,6 @@ where
                 }
                 continue;
             }
-            let retry = want.is_some_and(|want| !self.holds(&live, &want));
             let fight_ends = self
                 .repairs
                 .fight_ends()
@@ -162,7 +162,7 @@ where
             tokio::select! {
                 seen = follower.next() => live = value(seen),
                 changed = wanted.changed() => if changed.is_err() { return },
-                () = sleep_until(not_before), if retry => {}
+                () = sleep_until(not_before), if waits => {}
                 () = sleep_until(fight_ends.unwrap_or(not_before)), if fight_ends.is_some() => {}
             }
         }
@@ -223,7 +223,7 @@ where
 
     /// Time to wait between this write and the next one.
     fn pause(&mut self, want: &Arc<Value>) -> Duration {
-        let news = self.held.borrow().as_ref() != Some(want) && self.held.borrow().is_some();
+        let news = self.held.borrow().as_ref().is_some_and(|held| held != want);
         self.repairs.next(news, Instant::now())
     }
 
@@ -253,13 +253,13 @@ where
             return Ok(None);
         }
         let params = PatchParams::apply(MANAGER).force();
-        let mut written = value(Some(
+        let mut written = value(
             within(
                 DEADLINE,
                 self.api.patch(self.name, &params, &Patch::Apply(&body)),
             )
             .await?,
-        ));
+        );
         if !holds(&written, want, Trust::Exactly) {
             written = self.replace(&written, &body).await?;
         }
@@ -279,9 +279,9 @@ where
             field_manager: Some(MANAGER.into()),
             ..PatchParams::default()
         };
-        Ok(value(Some(
+        Ok(value(
             within(DEADLINE, self.api.patch(self.name, &params, &patch)).await?,
-        )))
+        ))
     }
 
     /// Names the `ClusterRole` as the owner of the configuration. Returns false if the configuration
@@ -367,11 +367,9 @@ pub(crate) async fn try_out(
 }
 
 /// The object as JSON, or null if there is none.
-fn value<K: Serialize>(object: Option<K>) -> Value {
+fn value(object: impl Serialize) -> Value {
     // Serialization cannot fail: a typed object has no maps with keys other than strings.
-    object
-        .and_then(|object| serde_json::to_value(object).ok())
-        .unwrap_or_default()
+    serde_json::to_value(object).unwrap_or_default()
 }
 
 /// The CA certificates of the hooks as registered now, in PEM. Other replicas may serve
