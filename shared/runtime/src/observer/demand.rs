@@ -26,7 +26,6 @@ impl Observer {
         let mut changes = self.handle.changes();
         let mut open = Open::default();
         let mut failing: BTreeMap<GroupVersionKind, Failing> = BTreeMap::new();
-        let mut version = None;
         let mut took = Duration::ZERO;
         loop {
             // Work on the demand takes at most a fifth of the time. This holds even if a tenant
@@ -38,31 +37,25 @@ impl Observer {
             };
             let current = newest();
             let moved = || newest() != current;
-            let mut pause = Duration::from_mins(10);
-            if version != Some(current) {
-                let began = Instant::now();
-                let demand = self.handle.look(|engine, _| engine.demand());
-                version = Some(current);
-                if let Some(due) = self.follow(&demand, &mut open) {
-                    pause = pause.min(due.saturating_duration_since(Instant::now()));
-                }
-                took = began.elapsed();
-                failing.retain(|gvk, _| demand.kinds.contains(gvk));
-                // Kinds that are failing come last: a hanging server of one kind must not delay the
-                // demand that follows from the other kinds.
-                let (last, first): (Vec<_>, Vec<_>) = demand
-                    .kinds
-                    .iter()
-                    .partition(|gvk| failing.contains_key(gvk));
-                for kinds in [first, last] {
-                    pause = pause.min(self.discover(&kinds, &mut failing).await);
-                    if moved() {
-                        break;
-                    }
-                }
+            let began = Instant::now();
+            let demand = self.handle.look(|engine, _| engine.demand());
+            let mut pause = self.follow(&demand, &mut open);
+            took = began.elapsed();
+            failing.retain(|gvk, _| demand.kinds.contains(gvk));
+            // Kinds that are failing come last: a hanging server of one kind must not delay the
+            // demand that follows from the other kinds.
+            let (last, first): (Vec<_>, Vec<_>) = demand
+                .kinds
+                .iter()
+                .partition(|gvk| failing.contains_key(gvk));
+            for kinds in [first, last] {
+                pause = pause.min(self.discover(&kinds, &mut failing).await);
                 if moved() {
-                    continue;
+                    break;
                 }
+            }
+            if moved() {
+                continue;
             }
             let changed = async {
                 loop {
@@ -77,8 +70,8 @@ impl Observer {
             };
             tokio::select! {
                 () = changed => {}
-                () = wake.notified() => version = None,
-                () = tokio::time::sleep(pause) => version = None,
+                () = wake.notified() => {}
+                () = tokio::time::sleep(pause) => {}
             }
         }
     }
@@ -142,9 +135,9 @@ impl Observer {
         }
     }
 
-    /// Opens and closes watches. Some watches must be reopened but were opened too recently. For
-    /// these, returns the time of the next attempt.
-    fn follow(&self, demand: &Demand, open: &mut Open) -> Option<Instant> {
+    /// Opens and closes watches. Returns the time until the next attempt, at most ten minutes. Some
+    /// watches must be reopened but were opened too recently.
+    fn follow(&self, demand: &Demand, open: &mut Open) -> Duration {
         open.copies
             .retain(|(watch, resource), _| demand.copies.get(watch) == Some(resource));
         for (watch, resource) in &demand.copies {
@@ -156,7 +149,7 @@ impl Observer {
         }
         let wanted = watches(&demand.sources, &demand.selectors, demand.confined);
         let now = Instant::now();
-        let mut again = Vec::new();
+        let mut pause = Duration::from_mins(10);
         open.sources.retain(|watch, task| {
             if !wanted.contains(watch) {
                 return false;
@@ -170,9 +163,12 @@ impl Observer {
                 return true;
             }
             let due = task.members.told().unwrap_or(now) + REOPENING;
-            let waits = due > now;
-            again.extend(waits.then_some(due));
-            waits
+            let left = due.saturating_duration_since(now);
+            if left.is_zero() {
+                return false;
+            }
+            pause = pause.min(left);
+            true
         });
         for watch in wanted {
             let sources = demand.sources.keys();
@@ -186,7 +182,7 @@ impl Observer {
                 }
             }
         }
-        again.into_iter().min()
+        pause
     }
 
     /// Opens a watch of sources. A watch of all objects of a kind serves these members.
