@@ -6,6 +6,8 @@
 //! body with the pieces.
 
 use std::{
+    collections::VecDeque,
+    convert::Infallible,
     pin::Pin,
     task::{Context, Poll},
 };
@@ -13,69 +15,45 @@ use std::{
 use bytes::Bytes;
 use http::Request;
 use http_body::{Frame, SizeHint};
+use http_body_util::Either;
 use kube::client::Body;
 
-/// The pieces of a body: an extension of a request that has an empty body.
+/// The pieces of a body that are not sent yet: an extension of a request that has an empty body.
 #[derive(Clone)]
-pub(crate) struct Pieces(pub(crate) Vec<Bytes>);
+pub(crate) struct Pieces(pub(crate) VecDeque<Bytes>);
 
 /// The body as the connection sends it.
-pub(crate) enum Outgoing {
-    Whole(Body),
-    /// The pieces, and how many of them were sent.
-    Pieces(Vec<Bytes>, usize),
-}
-
-/// Not derived, because the bytes may belong to a Secret.
-impl std::fmt::Debug for Outgoing {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Outgoing(..)")
-    }
-}
+pub(crate) type Outgoing = Either<Body, Pieces>;
 
 /// Gives a request the body that the connection sends: its pieces if it has any, else its own body.
 pub(crate) fn unpack(request: Request<Body>) -> Request<Outgoing> {
     let (mut head, body) = request.into_parts();
     let body = match head.extensions.remove::<Pieces>() {
-        Some(Pieces(pieces)) => Outgoing::Pieces(pieces, 0),
-        None => Outgoing::Whole(body),
+        Some(pieces) => Either::Right(pieces),
+        None => Either::Left(body),
     };
     Request::from_parts(head, body)
 }
 
-impl http_body::Body for Outgoing {
+impl http_body::Body for Pieces {
     type Data = Bytes;
-    type Error = kube::Error;
+    type Error = Infallible;
 
     fn poll_frame(
         mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, kube::Error>>> {
-        match &mut *self {
-            Self::Whole(body) => Pin::new(body).poll_frame(context),
-            Self::Pieces(pieces, sent) => {
-                let piece = pieces.get_mut(*sent).map(std::mem::take);
-                *sent += usize::from(piece.is_some());
-                Poll::Ready(piece.map(|piece| Ok(Frame::data(piece))))
-            }
-        }
+        _: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+        let piece = self.0.pop_front();
+        Poll::Ready(piece.map(|piece| Ok(Frame::data(piece))))
     }
 
+    /// Exact, so that the request has a Content-Length and is not sent in chunks.
     fn size_hint(&self) -> SizeHint {
-        match self {
-            Self::Whole(body) => body.size_hint(),
-            // Exact, so that the request has a Content-Length and is not sent in chunks.
-            Self::Pieces(pieces, _) => {
-                SizeHint::with_exact(pieces.iter().map(|piece| piece.len() as u64).sum())
-            }
-        }
+        SizeHint::with_exact(self.0.iter().map(|piece| piece.len() as u64).sum())
     }
 
     fn is_end_stream(&self) -> bool {
-        match self {
-            Self::Whole(body) => body.is_end_stream(),
-            Self::Pieces(pieces, sent) => *sent >= pieces.len(),
-        }
+        self.0.is_empty()
     }
 }
 
@@ -89,11 +67,12 @@ mod tests {
     #[tokio::test]
     async fn pieces_take_the_place_of_the_body() {
         let middle = Bytes::from(vec![b'x'; 1000]);
-        let pieces = Pieces(vec![
+        let pieces = [
             Bytes::from_static(b"{"),
             middle.clone(),
             Bytes::from_static(b"}"),
-        ]);
+        ];
+        let pieces = Pieces(pieces.into());
         let mut request = Request::new(Body::empty());
         request.extensions_mut().insert(pieces);
         let mut body = unpack(request).into_body();

@@ -143,7 +143,7 @@ fn message(request: &mimeo_engine::Request) -> Message {
             return call::write(Method::DELETE, &path, call::JSON, options);
         }
     };
-    let pieces = Pieces(pieces.unwrap_or_default());
+    let pieces = Pieces(pieces.unwrap_or_default().into());
     let uri = format!("{path}?fieldManager={}{how}", names::MANAGER);
     let message = call::write(Method::PATCH, &uri, "application/apply-patch+yaml", "");
     message.map(|mut message| {
