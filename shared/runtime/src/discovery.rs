@@ -32,14 +32,7 @@ pub struct Discovery {
 }
 
 /// The served kinds, by group and version.
-type Known = BTreeMap<(Box<str>, Box<str>), Arc<[Served]>>;
-
-/// One kind of a group and version, reduced to the fields that Mimeo uses.
-struct Served {
-    kind: Box<str>,
-    plural: Box<str>,
-    namespaced: bool,
-}
+type Known = BTreeMap<(Box<str>, Box<str>), Arc<[Resource]>>;
 
 impl Discovery {
     /// A discovery with an empty cache. It sends nothing yet.
@@ -58,12 +51,7 @@ impl Discovery {
     /// is down. Never treat this error as "not served".
     pub async fn find(&self, gvk: &GroupVersionKind) -> CallResult<Option<Resource>> {
         let served = self.served(gvk).await?;
-        let found = served.iter().find(|served| served.kind == gvk.kind);
-        Ok(found.map(|found| Resource {
-            gvk: gvk.clone(),
-            plural: found.plural.clone(),
-            namespaced: found.namespaced,
-        }))
+        Ok(served.iter().find(|served| served.gvk == *gvk).cloned())
     }
 
     /// Looks the kind up in its own version first, and then in every version that is served, in the
@@ -100,13 +88,11 @@ impl Discovery {
     pub fn meant(&self, gvk: &GroupVersionKind) -> Option<Box<str>> {
         let known = self.known.lock();
         let served = known.get(&(gvk.group.clone(), gvk.version.clone()))?;
-        let alike = |one: &&Served| {
-            let written = [&one.kind, &one.plural]
-                .into_iter()
-                .any(|name| name.eq_ignore_ascii_case(&gvk.kind));
-            written && one.kind != gvk.kind && one.namespaced
+        let written = |name: &str| name.eq_ignore_ascii_case(&gvk.kind);
+        let alike = |one: &&Resource| {
+            (written(&one.gvk.kind) || written(&one.plural)) && one.gvk != *gvk && one.namespaced
         };
-        served.iter().find(alike).map(|one| one.kind.clone())
+        served.iter().find(alike).map(|one| one.gvk.kind.clone())
     }
 
     /// Forgets everything, so that the next question goes to the server.
@@ -121,7 +107,7 @@ impl Discovery {
 
     /// The kinds of this group and version; none if the server does not serve it. Only such an
     /// absence is not cached, because its end may not be announced.
-    async fn served(&self, gvk: &GroupVersionKind) -> CallResult<Arc<[Served]>> {
+    async fn served(&self, gvk: &GroupVersionKind) -> CallResult<Arc<[Resource]>> {
         let key = (gvk.group.clone(), gvk.version.clone());
         if let Some(known) = self.known.lock().get(&key) {
             return Ok(known.clone());
@@ -130,7 +116,8 @@ impl Discovery {
         let Some(list) = list else {
             return Ok(Arc::default());
         };
-        let served: Arc<[Served]> = list.resources.into_iter().filter_map(reduce).collect();
+        let resources = list.resources.into_iter();
+        let served: Arc<[Resource]> = resources.filter_map(|one| reduce(gvk, one)).collect();
         self.known.lock().insert(key, served.clone());
         Ok(served)
     }
@@ -148,12 +135,16 @@ impl Discovery {
     }
 }
 
-/// None for a kind that lacks a needed verb, and for a subresource such as `secrets/status`.
-fn reduce(resource: APIResource) -> Option<Served> {
+/// A resource of the group and version of `gvk`, reduced to the fields that Mimeo uses. None for a
+/// kind that lacks a needed verb, and for a subresource such as `secrets/status`.
+fn reduce(gvk: &GroupVersionKind, resource: APIResource) -> Option<Resource> {
     let has = |verb: &str| resource.verbs.iter().any(|has| has == verb);
     let serves = VERBS.into_iter().all(has) && !resource.name.contains('/');
-    serves.then(|| Served {
-        kind: resource.kind.into(),
+    serves.then(|| Resource {
+        gvk: GroupVersionKind {
+            kind: resource.kind.into(),
+            ..gvk.clone()
+        },
         plural: resource.name.into(),
         namespaced: resource.namespaced,
     })

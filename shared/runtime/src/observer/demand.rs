@@ -89,18 +89,17 @@ impl Observer {
             match self.look_up(gvk).await {
                 Ok(found) => {
                     failing.remove(*gvk);
-                    let (resource, other) = match found {
-                        Some(resource) if resource.gvk == **gvk => (Some(resource), None),
-                        other => (None, other),
-                    };
-                    if resource.is_none() {
+                    let served = found.as_ref().is_some_and(|found| found.gvk == **gvk);
+                    if !served {
                         missing.insert(&gvk.group);
                         pause = pause.min(Duration::from_secs(30));
                     }
                     self.handle.with(|engine, now| {
-                        engine.kind(gvk, resource.into(), now);
-                        if let Some(other) = other {
-                            engine.kind(&other.gvk.clone(), Known::Listed(other), now);
+                        if !served {
+                            engine.kind(gvk, Known::Unserved, now);
+                        }
+                        if let Some(found) = found {
+                            engine.kind(&found.gvk.clone(), Known::Listed(found), now);
                         }
                     });
                 }
