@@ -107,10 +107,7 @@ pub(crate) async fn beat(
             }
         }
     };
-    tokio::select! {
-        () = renewing => {}
-        () = shutdown.cancelled() => {}
-    }
+    shutdown.run_until_cancelled(renewing).await;
     let deleted = within(DEADLINE, api.delete(&name, &DeleteParams::default())).await;
     if let Err(error) = deleted
         && status(&error) != Some(404)

@@ -31,9 +31,6 @@ use crate::{
     namespaces, objects, pod_gate, rules,
 };
 
-/// Timeout of the API server, and the longest timeout that the webhook accepts from a caller.
-const LONGEST: Duration = TIMEOUT;
-
 /// The router, with one path for each hook.
 pub(crate) fn router(app: Arc<App>) -> Router {
     let hook = |hook| {
@@ -75,7 +72,8 @@ impl Added {
             .timeout
             .as_deref()
             .and_then(|text| duration::parse(text).ok());
-        let timeout = told.map_or(LONGEST, |told| told.min(LONGEST));
+        // The API server's own timeout is the longest that is accepted from a caller.
+        let timeout = told.map_or(TIMEOUT, |told| told.min(TIMEOUT));
         let margin = (timeout / 10).max(Duration::from_millis(200));
         arrived + timeout.saturating_sub(margin)
     }

@@ -129,18 +129,17 @@ impl Check<'_> {
         let kinds = self.kinds(rule.kinds.iter().collect()).await;
         refuse(&rule.refuse_kinds(|gvk| kinds.resource(gvk)))?;
         let needs = of_rule(&rule, |gvk| kinds.resource(gvk));
+        let old = self.request.old_object.as_ref();
         if let Err(refusal) = self.authorize(&needs, &kinds).await {
             // A user who may delete the rule is allowed to suspend it, and learns nothing more
             // about the cluster.
-            let old = self.request.old_object.as_ref();
             return if old.is_some_and(|old| only_suspends(old, self.object)) {
                 Ok(vec![])
             } else {
                 Err(refusal)
             };
         }
-        let before = self.request.old_object.as_ref();
-        let before = before.and_then(|old| Some(self.parse_rule(old).ok()?.within(&reach)));
+        let before = old.and_then(|old| Some(self.parse_rule(old).ok()?.within(&reach)));
         // A rule that makes no more copies than before stays editable and removable, wherever it
         // is.
         let copies = before.as_ref().map(Rule::most_copies);

@@ -88,15 +88,14 @@ impl Session {
             return None;
         }
         self.known.handle.look(|engine, _| {
-            let nonces = || engine.held().map(|held| held.nonce);
-            let current: Vec<Box<str>> = nonces().map(Into::into).collect();
+            let current: Vec<Box<str>> = engine.held().map(|held| held.nonce.into()).collect();
             if self.held.as_ref() == Some(&current) {
                 return None;
             }
+            let more = current.len().saturating_sub(HELD);
             self.held = Some(current);
             let deletions = engine.held().take(HELD);
             let deletions: Vec<Value> = deletions.map(|held| tell_held(&held)).collect();
-            let more = nonces().count().saturating_sub(HELD);
             let held = json!({"deletions": deletions, "more": more});
             Some(Event::default().event("held").json_data(held))
         })
