@@ -115,16 +115,8 @@ fn read(path: &str) -> Option<String> {
 /// Lower-cases the text and replaces characters that an object's name must not have. Keeps the last
 /// 63 characters, because names differ at their end.
 fn object_name(text: &str) -> String {
-    let fit: String = text
-        .chars()
-        .map(|c| {
-            if c.is_ascii_alphanumeric() {
-                c.to_ascii_lowercase()
-            } else {
-                '-'
-            }
-        })
-        .collect();
+    let fit = text.to_ascii_lowercase();
+    let fit = fit.replace(|c: char| !c.is_ascii_alphanumeric(), "-");
     let tail = &fit[fit.len().saturating_sub(63)..];
     tail.trim_matches('-').to_owned()
 }

@@ -14,7 +14,6 @@ use crate::{
     readiness::Readiness,
     shutdown,
     telemetry::TelemetryArgs,
-    tls::install_provider,
 };
 
 /// A program that has started.
@@ -43,7 +42,6 @@ impl Program {
         client: &ClientArgs,
     ) -> anyhow::Result<Self> {
         let debug = DebugPages::new(telemetry.init()?);
-        install_provider();
         let shutdown = shutdown::on_signals()?;
         Ok(Self {
             readiness: Readiness::new(shutdown.clone()),

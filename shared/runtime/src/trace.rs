@@ -65,7 +65,6 @@ impl TraceArgs {
             uri: endpoint.clone(),
             resource: resource(program, replica),
             client: Client::builder(TokioExecutor::new()).build(HttpConnector::new()),
-            failing: false,
         };
         tokio::spawn(exporter.run(spans));
         Traces(Some(send))
@@ -231,12 +230,12 @@ struct Exporter {
     uri: Uri,
     resource: Value,
     client: Client<HttpConnector, Full<Bytes>>,
-    /// Whether the last batch was lost. The loss is logged once.
-    failing: bool,
 }
 
 impl Exporter {
-    async fn run(mut self, mut spans: Receiver<Value>) {
+    async fn run(self, mut spans: Receiver<Value>) {
+        // Whether the last batch was lost. The loss is logged once.
+        let mut failing = false;
         while let Some(first) = spans.recv().await {
             let mut batch = vec![first];
             let deadline = Instant::now() + PATIENCE;
@@ -249,13 +248,13 @@ impl Exporter {
             let sent = timeout(TIMEOUT, self.send(batch)).await;
             let sent = sent.context("no answer in time").flatten();
             match &sent {
-                Ok(()) if self.failing => info!("traces are taken again"),
-                Err(error) if !self.failing => {
+                Ok(()) if failing => info!("traces are taken again"),
+                Err(error) if !failing => {
                     warn!(endpoint = %self.uri, %error, count, "traces are lost");
                 }
                 _ => {}
             }
-            self.failing = sent.is_err();
+            failing = sent.is_err();
         }
     }
 

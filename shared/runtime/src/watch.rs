@@ -390,7 +390,6 @@ where
     /// Lists in pages.
     async fn list(&mut self) -> Result<(), End> {
         let mut next = String::new();
-        let mut first = true;
         loop {
             let response = self
                 .open(&self.list_query(&next), call::METADATA_LIST)
@@ -399,7 +398,7 @@ where
             let body = body.map_err(|_| End::Silent)??.to_bytes();
             self.pulse.beat();
             let Page { metadata, items } = Page::read(&body).ok_or(End::Undecodable("a list"))?;
-            if std::mem::take(&mut first) {
+            if next.is_empty() {
                 (self.sink)(Event::Listing);
             }
             items.into_iter().for_each(|item| self.show(item));

@@ -18,7 +18,10 @@ pub(crate) struct SeenLease {
 impl SeenLease {
     /// When the holder counts as dead, unless the Lease changes before.
     pub(crate) fn expiry(&self) -> Instant {
-        self.since + self.duration()
+        let spec = self.lease.spec.as_ref();
+        let seconds = spec.and_then(|spec| spec.lease_duration_seconds);
+        let seconds = u64::try_from(seconds.unwrap_or(0)).unwrap_or(0);
+        self.since + Duration::from_secs(seconds)
     }
 
     /// The Lease, unless it was deleted.
@@ -28,16 +31,6 @@ impl SeenLease {
 
     pub(super) fn holder(&self) -> Option<&str> {
         holder(&self.lease).filter(|holder| !holder.is_empty())
-    }
-
-    fn duration(&self) -> Duration {
-        let seconds = self
-            .lease
-            .spec
-            .as_ref()
-            .and_then(|spec| spec.lease_duration_seconds)
-            .unwrap_or(0);
-        Duration::from_secs(u64::try_from(seconds).unwrap_or(0))
     }
 }
 
