@@ -149,10 +149,7 @@ async fn main() -> anyhow::Result<()> {
 
     let candidate = Candidate::new(clients, namespace, LEASE, replica, &flags.lease)?;
     let leading = candidate.leading();
-    metrics.of_leader(&handle, leading.clone());
-    if flags.keep.rule_metrics > 0 {
-        metrics.of_rules(&handle, leading.clone(), flags.keep.rule_metrics);
-    }
+    metrics.of_leader(&handle, leading.clone(), flags.keep.rule_metrics);
     let label = flags
         .label
         .follow(clients.requests.clone(), identity.clone(), leading.clone());

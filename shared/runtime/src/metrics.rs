@@ -119,29 +119,6 @@ impl Metrics {
         self.add(|registry| registry.register("api_requests", help, counts));
     }
 
-    /// Adds the copies of the first `most` `ClusterReplication`s, by name, while this replica leads.
-    pub fn of_rules(&self, handle: &Handle, leading: watch::Receiver<bool>, most: usize) {
-        let handle = handle.clone();
-        self.read_off(move |page| {
-            if !*leading.borrow() {
-                return Ok(());
-            }
-            let numbers = handle.look(|engine, _| engine.rule_numbers(most));
-            let rows = numbers.iter().flat_map(|(id, copies)| {
-                let failed = copies.failed.values().sum();
-                let pending = copies.desired.saturating_sub(copies.synced + failed);
-                let states = [
-                    ("Synced", copies.synced),
-                    ("Pending", pending),
-                    ("Failed", failed),
-                ];
-                states.map(|(state, count)| ([&*id.name, state], count))
-            });
-            let help = "Copies of a ClusterReplication, by state";
-            page.gauges("rule_copies", help, ["rule", "state"], rows)
-        });
-    }
-
     /// Adds the engine's queues, and how long copies and namespaces waited.
     pub fn of_engine(&self, handle: &Handle) {
         let handle = handle.clone();
@@ -175,8 +152,9 @@ impl Metrics {
         });
     }
 
-    /// Adds whether this replica leads and, while it does, the totals of all rules.
-    pub fn of_leader(&self, handle: &Handle, leading: watch::Receiver<bool>) {
+    /// Adds whether this replica leads. While it does, adds the totals of all rules, and the copies
+    /// of the first `most` `ClusterReplication`s by name.
+    pub fn of_leader(&self, handle: &Handle, leading: watch::Receiver<bool>, most: usize) {
         let handle = handle.clone();
         self.read_off(move |page| {
             let leads = *leading.borrow();
@@ -185,7 +163,23 @@ impl Metrics {
             if !leads {
                 return Ok(());
             }
-            page.rules(handle.look(|engine, _| engine.numbers()))
+            page.rules(handle.look(|engine, _| engine.numbers()))?;
+            if most == 0 {
+                return Ok(());
+            }
+            let numbers = handle.look(|engine, _| engine.rule_numbers(most));
+            let rows = numbers.iter().flat_map(|(id, copies)| {
+                let failed = copies.failed.values().sum();
+                let pending = copies.desired.saturating_sub(copies.synced + failed);
+                let states = [
+                    ("Synced", copies.synced),
+                    ("Pending", pending),
+                    ("Failed", failed),
+                ];
+                states.map(|(state, count)| ([&*id.name, state], count))
+            });
+            let help = "Copies of a ClusterReplication, by state";
+            page.gauges("rule_copies", help, ["rule", "state"], rows)
         });
     }
 }
@@ -345,7 +339,7 @@ mod tests {
         let metrics = Metrics::new();
         let handle = Handle::new(engine, metrics.add(CopyRequests::new), Traces::off());
         metrics.of_engine(&handle);
-        metrics.of_leader(&handle, leading);
+        metrics.of_leader(&handle, leading, 0);
         let text = metrics.text().expect("it encodes");
         assert!(text.contains("\nmimeo_leader 0\n"), "{text}");
         assert!(!text.contains("mimeo_deletions_held"), "{text}");
