@@ -47,8 +47,8 @@ use mimeo_runtime::{
     metrics::Metrics,
     observer::Observer,
     program::Program,
-    readiness::{Check, Readiness},
-    tls::{Callers, ServingMaterial, Tls},
+    readiness::Check,
+    tls::{Callers, Certificate, Tls},
     writer::Writer,
 };
 use tokio::{
@@ -86,7 +86,14 @@ async fn serve(flags: Flags, program: Program) -> anyhow::Result<()> {
     // Invalid flags end the program before it sends or answers any request.
     let (endpoint, serving_names) = flags.endpoint.resolve(&flags.identity.namespace())?;
     let pod_gate_resources = flags.hooks.pod_gate_resources()?;
-    let checks = Checks::new(&program.readiness);
+    // Conditions that must hold before this replica is ready.
+    let informed = program
+        .readiness
+        .check("rules, namespaces and sources read");
+    let listed = program.readiness.check("policies listed");
+    let served = program.readiness.check("certificate served");
+    let verifiable = program.readiness.check("CA of API servers loaded");
+    let registered = program.readiness.check("hooks registered");
     program.operate(&flags.ops, |_| axum::Router::new())?;
     let listener = listen(flags.endpoint.listen)?;
     info!(address = %listener.local_addr()?, "listening");
@@ -102,7 +109,7 @@ async fn serve(flags: Flags, program: Program) -> anyhow::Result<()> {
     };
     let (app, writer) = app(&flags, clients, &identity, username, &program.metrics);
     program.show(&app.handle);
-    observe(clients, writer, &app, &checks);
+    observe(clients, writer, &app, informed, listed);
 
     let namespace = &identity.namespace;
     let certificate = &flags.certificate;
@@ -113,7 +120,7 @@ async fn serve(flags: Flags, program: Program) -> anyhow::Result<()> {
         fallback: None,
         callers: flags.endpoint.client_ca_file.clone().map(callers::start),
     };
-    tokio::spawn(verifies(tls.callers.clone(), checks.callers.clone()));
+    tokio::spawn(verifies(tls.callers.clone(), verifiable));
     let (hooks, drain) = (router(app.clone()), flags.drain.clone());
     let serving = tokio::spawn(https::serve(listener, hooks, tls, drain, shutdown.clone()));
     let registration = Registration {
@@ -128,7 +135,8 @@ async fn serve(flags: Flags, program: Program) -> anyhow::Result<()> {
     // that it does, therefore starts only once it is ready.
     let ready = async {
         let overlap = certificate.lifetimes.overlap;
-        let contested = register(clients, &app, registration, material, overlap, &checks).await;
+        let contested = register(clients, &app, registration, material, overlap, served).await;
+        registered.set(true);
         program.readiness.complete().await;
         contested
     };
@@ -180,35 +188,13 @@ fn app(
     (Arc::new(app), writer)
 }
 
-/// Conditions that must hold before this replica is ready.
-struct Checks {
-    informed: Check,
-    policies: Check,
-    certificate: Check,
-    callers: Check,
-    registered: Check,
-}
-
-impl Checks {
-    fn new(readiness: &Readiness) -> Self {
-        Self {
-            informed: readiness.check("rules, namespaces and sources read"),
-            policies: readiness.check("policies listed"),
-            certificate: readiness.check("certificate served"),
-            callers: readiness.check("CA of API servers loaded"),
-            registered: readiness.check("hooks registered"),
-        }
-    }
-}
-
 /// Starts the watches and the driver, which carries out the engine's decisions.
-fn observe(clients: &Clients, writer: Writer, app: &Arc<App>, checks: &Checks) {
+fn observe(clients: &Clients, writer: Writer, app: &Arc<App>, informed: Check, listed: Check) {
     let policies = app.policies.clone();
     Observer::new(&app.handle, &clients.watcher, &writer).start(move || policies.kinds_changed());
-    let listed = checks.policies.clone();
     let (policies, watcher) = (app.policies.clone(), clients.watcher.clone());
     tokio::spawn(async move { policies.follow(watcher, || listed.set(true)).await });
-    let (handle, informed) = (app.handle.clone(), checks.informed.clone());
+    let handle = app.handle.clone();
     tokio::spawn(async move {
         handle.until(|engine| engine.index().informed()).await;
         informed.set(true);
@@ -241,13 +227,12 @@ async fn register(
     clients: &Clients,
     app: &App,
     registration: Registration,
-    mut material: watch::Receiver<Option<Arc<ServingMaterial>>>,
+    mut material: Certificate,
     overlap: Duration,
-    checks: &Checks,
+    served: Check,
 ) -> watch::Receiver<Option<String>> {
     let before = register::trusted_before(clients).await;
     let overlap_ends = Instant::now() + overlap;
-    let served = checks.certificate.clone();
     let (publish, current) = watch::channel(None);
     let registrar = Registrar::new(
         app.policies.clone(),
@@ -287,6 +272,5 @@ async fn register(
     });
     kept.0.holds().await;
     kept.1.holds().await;
-    checks.registered.set(true);
     kept.0.contested()
 }
