@@ -40,15 +40,6 @@ const CA_KEY: &str = "ca.key";
 const NEXT_CA_CRT: &str = "next-ca.crt";
 const NEXT_CA_KEY: &str = "next-ca.key";
 const OLD_CA_CRT: &str = "old-ca.crt";
-const KEYS: [&str; 7] = [
-    TLS_CRT,
-    TLS_KEY,
-    CA_CRT,
-    CA_KEY,
-    NEXT_CA_CRT,
-    NEXT_CA_KEY,
-    OLD_CA_CRT,
-];
 
 /// The state of the CA's replacement.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -238,7 +229,10 @@ impl Bundle {
 
     /// Writes the bundle to a Secret's data. Keys that do not belong to the bundle stay.
     pub fn write_to(&self, data: &mut BTreeMap<String, ByteString>) {
-        data.retain(|name, _| !KEYS.contains(&name.as_str()));
+        // Only an overlap has these. The other keys are written below in any case.
+        for name in [NEXT_CA_CRT, NEXT_CA_KEY, OLD_CA_CRT] {
+            data.remove(name);
+        }
         let mut put = |name: &str, text: &str| {
             data.insert(name.to_owned(), ByteString(text.as_bytes().to_vec()))
         };

@@ -5,8 +5,8 @@ use std::{collections::BTreeSet, fmt, net::IpAddr, time::Duration};
 use anyhow::Context;
 use jiff::Timestamp;
 use rcgen::{
-    BasicConstraints, CertificateParams, DistinguishedName, DnType, ExtendedKeyUsagePurpose, IsCa,
-    Issuer, KeyPair, KeyUsagePurpose,
+    BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
+    KeyUsagePurpose,
 };
 use rustls::sign::CertifiedKey;
 use time::OffsetDateTime;
@@ -167,7 +167,8 @@ pub(super) fn issue_ca(lifetimes: &Lifetimes, now: Timestamp) -> anyhow::Result<
     let mut params = CertificateParams::default();
     // Each CA has a name of its own, so that a client does not treat the old CA as the issuer of
     // the new one's certificates.
-    params.distinguished_name = common_name(&format!("mimeo-ca@{}", now.as_second()));
+    let name = format!("mimeo-ca@{}", now.as_second());
+    params.distinguished_name.push(DnType::CommonName, name);
     params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
     params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
     (params.not_before, params.not_after) =
@@ -185,7 +186,8 @@ pub(super) fn issue_serving(
 ) -> anyhow::Result<Credential> {
     let mut params = CertificateParams::new(names.0.iter().cloned().collect::<Vec<_>>())
         .context("failed to issue a certificate")?;
-    params.distinguished_name = common_name("mimeo-webhook");
+    let name = "mimeo-webhook";
+    params.distinguished_name.push(DnType::CommonName, name);
     params.use_authority_key_identifier_extension = true;
     params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
     params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
@@ -201,12 +203,6 @@ pub(super) fn issue_serving(
     let key = KeyPair::generate()?;
     let certificate = params.signed_by(&key, &issuer)?.pem();
     Credential::parse(certificate, key.serialize_pem(), TLS_CRT)
-}
-
-fn common_name(name: &str) -> DistinguishedName {
-    let mut distinguished = DistinguishedName::new();
-    distinguished.push(DnType::CommonName, name);
-    distinguished
 }
 
 fn validity(now: i64, length: i64, latest: i64) -> (OffsetDateTime, OffsetDateTime) {
