@@ -327,8 +327,10 @@ where
             // from them.
             if let Some(version) = &mut self.version {
                 // A watch can also resume from an older version. It then shows some events again.
-                if let Ok(dated) = serde_json::from_slice::<Dated<'_>>(&line) {
-                    dated.object.metadata.version.clone_into(version);
+                if let Ok(Dated { object }) = serde_json::from_slice(&line)
+                    && let Some(newest) = object.metadata.resource_version
+                {
+                    *version = newest;
                 }
                 self.thrive();
             }

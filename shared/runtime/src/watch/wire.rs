@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use kube::core::ListMeta;
 use mimeo_model::known::Decoded;
 use serde::{Deserialize, de::DeserializeOwned};
 use serde_json::value::RawValue;
@@ -63,23 +64,15 @@ pub(super) struct Refusal {
     pub(super) code: u16,
 }
 
-/// Reads only the resourceVersion of an event.
+/// Reads only the resourceVersion of an event, which metadata of lists has too.
 #[derive(Deserialize)]
-pub(super) struct Dated<'a> {
-    #[serde(borrow)]
-    pub(super) object: DatedObject<'a>,
+pub(super) struct Dated {
+    pub(super) object: DatedObject,
 }
 
 #[derive(Deserialize)]
-pub(super) struct DatedObject<'a> {
-    #[serde(borrow)]
-    pub(super) metadata: DatedMeta<'a>,
-}
-
-#[derive(Deserialize)]
-pub(super) struct DatedMeta<'a> {
-    #[serde(rename = "resourceVersion")]
-    pub(super) version: &'a str,
+pub(super) struct DatedObject {
+    pub(super) metadata: ListMeta,
 }
 
 /// Replaces the line by the next one. An incomplete line at the end of the body is dropped.
