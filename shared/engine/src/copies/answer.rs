@@ -165,7 +165,7 @@ impl Index {
                 // status of the rule that the copy belongs to next.
                 self.mark_status_of(copy);
                 let place = Place {
-                    name: &ticket.namespace,
+                    name: &namespace.name,
                     labels: &namespace.labels,
                 };
                 if matches!(outcome, Outcome::Object(_)) {
@@ -175,7 +175,7 @@ impl Index {
                 if let Some(rule) = copy.rule() {
                     self.consent.note_copy_in(rule, &ticket.namespace);
                 }
-                self.note_created(&ticket.namespace, &mut namespace, at);
+                self.note_created(&mut namespace, at);
                 self.dirty.insert(ticket.namespace.clone());
             }
         }

@@ -35,8 +35,11 @@ impl Index {
     /// facts proves the present namespace: the object is newer, or a request has found it, or a
     /// later listing still shows it. Returns false for a copy that this process may have deleted
     /// itself.
-    pub(crate) fn is_of_now(&self, name: &str, namespace: &Namespace, copy: &CopyState) -> bool {
-        let listed = self.kinds[copy.kind].watches.of(Some(name)).listed_at;
+    pub(crate) fn is_of_now(&self, namespace: &Namespace, copy: &CopyState) -> bool {
+        let listed = self.kinds[copy.kind]
+            .watches
+            .of(Some(&namespace.name))
+            .listed_at;
         let newer = || copy.seen().is_none_or(|seen| seen.version > namespace.born);
         !copy.leaving && (copy.proven || listed >= namespace.born || newer())
     }
@@ -68,13 +71,13 @@ impl Index {
     /// Records the object at a copy's place as created, if its rule is active and has `strategy:
     /// CreateOnce`. So Mimeo does not create the copy again if it is deleted, even before the
     /// annotation is written. An object that was there while the rule was inactive is not recorded.
-    pub(crate) fn note_created(&self, name: &str, namespace: &mut Namespace, at: usize) {
+    pub(crate) fn note_created(&self, namespace: &mut Namespace, at: usize) {
         let copy = &namespace.copies[at];
         if let Some(rule) = self.acting_for(copy)
             && rule.strategy == Strategy::CreateOnce
             && namespace.alive()
             && copy.shows_created(rule.conflict)
-            && self.is_of_now(name, namespace, copy)
+            && self.is_of_now(namespace, copy)
             && let Some(created) = self.created_copy(namespace, &rule.id, copy.kind, &copy.name)
         {
             let tenants = rule.id.kind == RuleKind::Replication;
@@ -84,7 +87,7 @@ impl Index {
 
     /// Returns the record that the namespace's annotation must hold. `None`: this process does not
     /// write it, or a fact that decides about it is still unknown.
-    fn created_to_keep(&self, name: &str, namespace: &Namespace) -> Option<CreatedCopies> {
+    fn created_to_keep(&self, namespace: &Namespace) -> Option<CreatedCopies> {
         let writes = self.settings.keeps_copies()
             && namespace.alive()
             && self.all_rules()
@@ -101,7 +104,7 @@ impl Index {
             if rule.strategy != Strategy::CreateOnce {
                 // While the copies of the kind are not all observed, the object may be the copy of
                 // another rule. Mimeo's labels and annotations on it decide that.
-                if self.kinds[copy.kind].copies_known_in(name)
+                if self.kinds[copy.kind].copies_known_in(&namespace.name)
                     && let Some(entry) =
                         self.created_copy(namespace, &rule.id, copy.kind, &copy.name)
                 {
@@ -118,7 +121,7 @@ impl Index {
     /// annotation is up to date.
     pub(crate) fn created_to_record(&self, name: &Arc<str>) -> Option<Task> {
         let namespace = self.namespaces.get(name)?;
-        let created = self.created_to_keep(name, namespace)?;
+        let created = self.created_to_keep(namespace)?;
         (created != namespace.annotated).then(|| Task::RecordCreated {
             namespace: name.clone(),
             created,
@@ -131,18 +134,13 @@ impl Index {
     /// Requests one write that records all created copies in the namespace's annotation. If a rule
     /// no longer has `strategy: CreateOnce`, its entries are removed. If such a rule changes back
     /// later, the copy that exists then is recorded again.
-    pub(crate) fn plan_created(
-        &mut self,
-        name: &Arc<str>,
-        namespace: &mut Namespace,
-        effects: &mut Effects,
-    ) {
-        (0..namespace.copies.len()).for_each(|at| self.note_created(name, namespace, at));
-        let key = JobKey::RecordCreated(name.clone());
+    pub(crate) fn plan_created(&mut self, namespace: &mut Namespace, effects: &mut Effects) {
+        (0..namespace.copies.len()).for_each(|at| self.note_created(namespace, at));
+        let key = JobKey::RecordCreated(namespace.name.clone());
         if effects.jobs.has(&key) {
             return;
         }
-        let Some(mut created) = self.created_to_keep(name, namespace) else {
+        let Some(mut created) = self.created_to_keep(namespace) else {
             return;
         };
         // A write that changes nothing causes no watch event, so its job would never end.

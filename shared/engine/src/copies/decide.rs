@@ -25,12 +25,7 @@ use crate::{
 impl Index {
     /// Returns the verdict about one copy in the present situation, and what must be done before
     /// the verdict can change.
-    pub(crate) fn decide(
-        &self,
-        name: &Arc<str>,
-        namespace: &Namespace,
-        copy: &CopyState,
-    ) -> (Verdict, Needs) {
+    pub(crate) fn decide(&self, namespace: &Namespace, copy: &CopyState) -> (Verdict, Needs) {
         let mut needs = Needs::new();
         if !namespace.alive() {
             // The copies of a terminating namespace are deleted with it, and the API server accepts
@@ -38,8 +33,8 @@ impl Index {
             return (Verdict::default(), needs);
         }
         let verdict = match copy.want {
-            Some(id) => self.decide_wanted(id, (name, namespace), copy, &mut needs),
-            None => self.decide_unwanted((name, namespace), copy, &mut needs),
+            Some(id) => self.decide_wanted(id, namespace, copy, &mut needs),
+            None => self.decide_unwanted(namespace, copy, &mut needs),
         };
         let mut verdict = verdict.unwrap_or_default();
         match verdict.step {
@@ -71,7 +66,7 @@ impl Index {
     fn decide_wanted(
         &self,
         id: ProjectionId,
-        place: (&Arc<str>, &Namespace),
+        namespace: &Namespace,
         copy: &CopyState,
         needs: &mut Needs,
     ) -> Option<Verdict> {
@@ -81,7 +76,7 @@ impl Index {
         let Some(rule) = state.valid() else {
             return Some(Verdict::open(Step::Leave(Leave::Suspended)));
         };
-        let aim = self.aim(projection, rule, place, copy, needs);
+        let aim = self.aim(projection, rule, namespace, copy, needs);
         if aim == Step::Learn {
             needs.push(Need::Reference(id));
         }
@@ -105,22 +100,24 @@ impl Index {
             Step::Apply(_) | Step::Claim(_) | Step::Take(_) => Outlook::Update,
             Step::Leave(_) | Step::Compare | Step::Look | Step::Delete(_) => Outlook::Open,
         };
-        let step = match self.step_towards(aim, (projection, state), place, copy) {
+        let step = match self.step_towards(aim, (projection, state), namespace, copy) {
             Step::Leave(Leave::NoSource)
                 if fate.goes() && !self.left_by_the_platform(rule_id, copy, needs) =>
             {
                 Step::Leave(Leave::NoSource)
             }
-            Step::Leave(Leave::NoSource) => self.may_go(fate, rule_id, place, copy, needs),
+            Step::Leave(Leave::NoSource) => self.may_go(fate, rule_id, namespace, copy, needs),
             step @ Step::Leave(_) => step,
             _ if let Some(winner) = reserved => {
                 needs.push(Need::Failure(Failure {
                     reason: FailureReason::RuleConflict,
-                    message: taken(winner, rule_id, place.0).into(),
+                    message: taken(winner, rule_id, &namespace.name).into(),
                 }));
                 Step::Leave(Leave::Reserved)
             }
-            step if self.in_charge(place.1) && self.left_by_the_platform(rule_id, copy, needs) => {
+            step if self.in_charge(namespace)
+                && self.left_by_the_platform(rule_id, copy, needs) =>
+            {
                 step
             }
             _ => Step::Leave(Leave::Undecided),
@@ -131,7 +128,7 @@ impl Index {
     /// Returns the verdict about a copy that no rule wants (any more).
     fn decide_unwanted(
         &self,
-        place: (&Arc<str>, &Namespace),
+        namespace: &Namespace,
         copy: &CopyState,
         needs: &mut Needs,
     ) -> Option<Verdict> {
@@ -139,13 +136,13 @@ impl Index {
             return Some(Verdict::open(Step::Look));
         }
         let id = copy.rule()?;
-        let fate = self.fate(place.0, place.1, copy);
+        let fate = self.fate(namespace, copy);
         let outlook = if fate.goes() {
             Outlook::Delete
         } else {
             Outlook::Open
         };
-        let step = self.may_go(fate, id, place, copy, needs);
+        let step = self.may_go(fate, id, namespace, copy, needs);
         Some(Verdict { step, outlook })
     }
 
@@ -208,7 +205,7 @@ impl Index {
         &self,
         step: Step,
         (projection, state): (&Projection, &RuleState),
-        (name, namespace): (&Arc<str>, &Namespace),
+        namespace: &Namespace,
         copy: &CopyState,
     ) -> Step {
         if step == Step::Leave(Leave::CreatedOnce) {
@@ -217,7 +214,7 @@ impl Index {
             // The namespace records a create-once copy for good. So a read must first show that the
             // object is really in this namespace.
             let doubted = keeps
-                && !self.is_of_now(name, namespace, copy)
+                && !self.is_of_now(namespace, copy)
                 && self.kinds.resource(projection.gvk()).is_some();
             return if doubted { Step::Look } else { step };
         }
@@ -231,7 +228,7 @@ impl Index {
             return step;
         }
         let kind = &self.kinds[projection.kind];
-        let listed = kind.copies_known_in(name) || !self.settings.keeps_copies();
+        let listed = kind.copies_known_in(&namespace.name) || !self.settings.keeps_copies();
         let step = if listed {
             step
         } else {
@@ -279,7 +276,7 @@ impl Index {
         &self,
         projection: &Projection,
         rule: &Rule,
-        (name, namespace): (&Arc<str>, &Namespace),
+        namespace: &Namespace,
         copy: &CopyState,
         needs: &mut Needs,
     ) -> Step {
@@ -287,8 +284,8 @@ impl Index {
             return Step::Leave(Leave::CreatedOnce);
         }
         match &projection.rendering {
-            Ok(copies) => match copies.checksum_at(namespace.place(name)) {
-                Ok(checksum) => self.compare(projection, checksum, rule, name, copy),
+            Ok(copies) => match copies.checksum_at(namespace.place()) {
+                Ok(checksum) => self.compare(projection, checksum, rule, &namespace.name, copy),
                 Err(failure) => {
                     needs.push(Need::Failure(failure));
                     Step::Leave(Leave::Unfillable)

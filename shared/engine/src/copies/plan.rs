@@ -92,13 +92,13 @@ impl Index {
             return;
         };
         namespace.behind = false;
-        self.assign(name, &mut namespace, effects);
+        self.assign(&mut namespace, effects);
         // Wanted copies come first: the decision about an unwanted copy depends on whether the
         // wanted copies exist.
         for wanted in [true, false] {
             for index in 0..namespace.copies.len() {
                 if namespace.copies[index].want.is_some() == wanted {
-                    self.consider(name, &mut namespace, index, effects);
+                    self.consider(&mut namespace, index, effects);
                 }
             }
         }
@@ -108,8 +108,8 @@ impl Index {
         namespace
             .copies
             .retain(|copy| copy.want.is_some() || known(copy) || !copy.settled());
-        self.plan_label(name, &namespace, &mut effects.jobs);
-        self.plan_created(name, &mut namespace, effects);
+        self.plan_label(&namespace, &mut effects.jobs);
+        self.plan_created(&mut namespace, effects);
         namespace.changed = effects.changes.next();
         if namespace.uid.is_some() || !namespace.copies.is_empty() {
             self.namespaces.insert(name.clone(), namespace);
@@ -117,20 +117,14 @@ impl Index {
     }
 
     /// Decides the next step for one copy and queues the copy if a request is needed.
-    fn consider(
-        &mut self,
-        name: &Arc<str>,
-        namespace: &mut Namespace,
-        index: usize,
-        effects: &mut Effects,
-    ) {
+    fn consider(&mut self, namespace: &mut Namespace, index: usize, effects: &mut Effects) {
         let copy = &namespace.copies[index];
         if self.kinds.known && copy.ours().is_some() && !self.kinds[copy.kind].may_have_copies() {
             // The kind was removed from the `ConfigMap` `mimeo-kinds` while the copy was being
             // written.
             self.record(copy.kind, effects);
         }
-        let (verdict, needs) = self.decide(name, namespace, copy);
+        let (verdict, needs) = self.decide(namespace, copy);
         effects.effort.decided += 1;
         let failure = needs.iter().find_map(|need| match need {
             Need::Failure(failure) => Some(failure.clone()),
@@ -139,10 +133,10 @@ impl Index {
         let step = verdict.step;
         let lost = needs.iter().any(|need| matches!(need, Need::Loss(..)));
         if !lost && !step.awaits_facts() && !self.losses.pending.is_empty() {
-            self.not_lost(&copy.key(name));
+            self.not_lost(&copy.key(&namespace.name));
         }
         if !needs.is_empty() {
-            self.meet(needs, &copy.key(name), effects);
+            self.meet(needs, &copy.key(&namespace.name), effects);
         }
         let urgent = namespace.pending_label.is_some();
         let copy = &mut namespace.copies[index];
@@ -160,7 +154,7 @@ impl Index {
             if copy.phase == Phase::Queued {
                 copy.phase = Phase::Idle;
             }
-            self.settle(name, copy, (why, failure), effects);
+            self.settle(&namespace.name, copy, (why, failure), effects);
             return;
         }
         let projection = self.projections.wanted(copy);
@@ -173,7 +167,7 @@ impl Index {
             copy.phase = Phase::Queued;
             let rule = self.rule_of(copy);
             let home = rule.as_ref().and_then(|rule| rule.namespace.as_deref());
-            effects.work.queue(name, copy, urgent, home);
+            effects.work.queue(&namespace.name, copy, urgent, home);
         }
         self.mark_status_of(copy);
     }

@@ -167,7 +167,7 @@ impl Index {
         effects: &mut Effects,
     ) -> Option<Request> {
         let mut namespace = self.namespaces.remove(name)?;
-        let request = self.request_in(name, &mut namespace, *kind, copy_name, effects);
+        let request = self.request_in(&mut namespace, *kind, copy_name, effects);
         namespace.changed = effects.changes.next();
         self.namespaces.insert(name.clone(), namespace);
         request
@@ -175,7 +175,6 @@ impl Index {
 
     fn request_in(
         &mut self,
-        name: &Arc<str>,
         namespace: &mut Namespace,
         kind: KindId,
         copy_name: &str,
@@ -189,7 +188,7 @@ impl Index {
         // A crowded namespace may rest although facts have changed since its last plan. The next
         // plan queues the copy again if that is needed.
         let copy = &namespace.copies[at];
-        let outdated = namespace.behind && self.decide(name, namespace, copy).0 != copy.verdict;
+        let outdated = namespace.behind && self.decide(namespace, copy).0 != copy.verdict;
         let copy = &mut namespace.copies[at];
         copy.phase = Phase::Idle;
         if outdated {
@@ -204,7 +203,7 @@ impl Index {
             Repair::Begun if why == Some(Why::Shared) => true,
             Repair::Begun | Repair::None => matches!(copy.observed, Observation::Hidden(_)),
         };
-        if why.is_some_and(Why::repairs) && !begun && self.fights(name, copy, effects) {
+        if why.is_some_and(Why::repairs) && !begun && self.fights(&namespace.name, copy, effects) {
             return None;
         }
         let projection = copy.want.and_then(|id| self.projections.get_mut(&id));
@@ -219,7 +218,7 @@ impl Index {
         let resource = self.resource(kind, projection.map(Projection::gvk))?;
         let copies = projection.and_then(|projection| projection.rendering.as_ref().ok());
         let place = Place {
-            name,
+            name: &namespace.name,
             labels: &namespace.labels,
         };
         let rendering = copies.and_then(|copies| copies.rendering_at(place).ok());
@@ -231,7 +230,7 @@ impl Index {
         let seen = copy.seen();
         let editor = seen.and_then(Seen::editor);
         let ticket = Ticket {
-            namespace: name.clone(),
+            namespace: namespace.name.clone(),
             name: copy.name.clone(),
             verb,
             kind,

@@ -112,7 +112,7 @@ impl Index {
                 continue;
             }
             for copy in &namespace.copies {
-                let (now, _) = self.decide(name, namespace, copy);
+                let (now, _) = self.decide(namespace, copy);
                 let stored = copy.verdict;
                 if now != stored {
                     outdated.push(format!(

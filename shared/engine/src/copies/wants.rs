@@ -15,7 +15,6 @@ use mimeo_model::{
     outcome::FailureReason,
     render::unset,
     rule::Rule,
-    selection::Labels,
     template::{Place, Variable},
 };
 
@@ -85,7 +84,7 @@ type Wants = BTreeMap<(KindId, Arc<str>), ProjectionId>;
 impl Index {
     /// Returns the copies that rules want in a namespace, each with the winning projection. Returns
     /// also the copies that losing rules cannot have.
-    fn wanted(&self, name: &Arc<str>, namespace: &Namespace) -> (Wants, BlockedCopies) {
+    fn wanted(&self, namespace: &Namespace) -> (Wants, BlockedCopies) {
         // A webhook replica has no task in a namespace without the pending label.
         let concerned = self.settings.keeps_copies() || namespace.pending_label.is_some();
         let mut wants = Wants::new();
@@ -93,6 +92,7 @@ impl Index {
         if !namespace.alive() || !concerned {
             return (wants, blocked);
         }
+        let name = &namespace.name;
         let mut rules = self.rules_for(name);
         if !self.settings.keeps_copies() {
             // A webhook replica writes only the copies of `ClusterReplication`s. They never lose a
@@ -104,9 +104,8 @@ impl Index {
             let given = given
                 .entry(&id.namespace)
                 .or_insert_with(|| self.given(Access::Write, id, name));
-            for (projection_id, projection) in self.projections_for(state, name, &namespace.labels)
-            {
-                let copy_name = projection.name.at(namespace.place(name));
+            for (projection_id, projection) in self.projections_for(state, namespace) {
+                let copy_name = projection.name.at(namespace.place());
                 let kind = &self.kinds[projection.kind].group_kind;
                 if self.is_own_source(state, kind, name, &copy_name) {
                     continue; // A source is never written, not even as a copy.
@@ -120,16 +119,14 @@ impl Index {
                 let key = (projection.kind, copy_name);
                 let held = wants.get(&key);
                 let held = held.and_then(|id| Some((*id, self.projections.get(id)?)));
-                let waits = |present: &&Arc<RuleId>| {
-                    self.is_yet_to_say(present, id, name, &namespace.labels)
-                };
+                let waits = |present: &&Arc<RuleId>| self.is_yet_to_say(present, id, namespace);
                 let (loser, lost, cause) = if let Some(present) = marked.filter(waits) {
                     (id, projection_id, Cause::Taken(present.clone()))
                 } else if let Some((held, holder)) = held {
                     if holder.rule == projection.rule && holder.source == projection.source {
                         continue; // An earlier target of the same rule.
                     }
-                    if let Some(variable) = projection.name.unset_at(namespace.place(name)) {
+                    if let Some(variable) = projection.name.unset_at(namespace.place()) {
                         (id, projection_id, Cause::Unset(variable.clone()))
                     } else if holder.rule != projection.rule
                         && self.precedes(id, &holder.rule, marked)
@@ -164,11 +161,11 @@ impl Index {
     pub(crate) fn projections_for<'a>(
         &'a self,
         state: &'a RuleState,
-        name: &'a str,
-        labels: &'a Labels,
+        namespace: &'a Namespace,
     ) -> impl Iterator<Item = (ProjectionId, &'a Projection)> {
         let rule = state.rule.as_ref().into_iter();
         let targets = rule.flat_map(|rule: &Rule| rule.targets.iter().zip(&state.projections));
+        let Place { name, labels } = namespace.place();
         let matched = targets.filter(move |(target, _)| target.selection.matches(name, labels));
         matched
             .flat_map(|(_, projections)| projections)
@@ -193,8 +190,10 @@ impl Index {
     /// copy once its selectors are listed. No other rule takes the copy before that, because the
     /// other rule would then keep it. A `ClusterReplication` wins the copy in any case, so a
     /// Replication reserves nothing against it.
-    fn is_yet_to_say(&self, present: &RuleId, other: &RuleId, name: &str, labels: &Labels) -> bool {
-        let waits = |rule: &Rule| rule.matches(name, labels) && !self.knows_selected(rule);
+    fn is_yet_to_say(&self, present: &RuleId, other: &RuleId, namespace: &Namespace) -> bool {
+        let waits = |rule: &Rule| {
+            rule.matches(&namespace.name, &namespace.labels) && !self.knows_selected(rule)
+        };
         *other != *present && present.kind <= other.kind && self.valid(present).is_some_and(waits)
     }
 
@@ -216,11 +215,11 @@ impl Index {
         let makes = |projection: &Projection| {
             projection.granted
                 && projection.gvk().is_of(kind)
-                && *projection.name.at(space.place(namespace)) == **name
+                && *projection.name.at(space.place()) == **name
         };
         denies
             && (self
-                .projections_for(state, namespace, &space.labels)
+                .projections_for(state, space)
                 .any(|(_, projection)| makes(projection))
                 || self.may_select_for(rule, space, copy))
             && !self.is_own_source(state, kind, namespace, name)
@@ -234,7 +233,7 @@ impl Index {
         let Some(source) = &copy.source else {
             return false;
         };
-        let place = space.place(copy.namespace);
+        let place = space.place();
         rule.id.kind == RuleKind::Replication
             && source.gvk.is_of(&copy.kind)
             && self
@@ -250,13 +249,8 @@ impl Index {
 
 impl Index {
     /// Assigns to every copy of the namespace the projection that wants it.
-    pub(crate) fn assign(
-        &mut self,
-        name: &Arc<str>,
-        namespace: &mut Namespace,
-        effects: &mut Effects,
-    ) {
-        let (wants, blocked) = self.wanted(name, namespace);
+    pub(crate) fn assign(&mut self, namespace: &mut Namespace, effects: &mut Effects) {
+        let (wants, blocked) = self.wanted(namespace);
         let known = std::mem::replace(&mut namespace.blocked, blocked);
         let differs = |id: &&Arc<RuleId>| known.get(*id) != namespace.blocked.get(*id);
         let rules: BTreeSet<_> = known.keys().chain(namespace.blocked.keys()).collect();
@@ -264,7 +258,7 @@ impl Index {
             let copies = namespace.blocked.get(id).into_iter().flatten();
             for (key, copy) in copies {
                 if known.get(id).and_then(|known| known.get(key)) != Some(copy) {
-                    let key = (name.clone(), key.0, key.1.clone());
+                    let key = (namespace.name.clone(), key.0, key.1.clone());
                     let cause = EventReason::CopyFailed(copy.reason());
                     effects.events.add(id, cause, Some((key, None)), self.now);
                 }
@@ -275,7 +269,7 @@ impl Index {
             namespace.copy_or_insert(*kind, copy_name);
         }
         let place = Place {
-            name,
+            name: &namespace.name,
             labels: &namespace.labels,
         };
         for copy in &mut namespace.copies {
@@ -300,9 +294,9 @@ impl Index {
             }
             copy.streak = 0;
             copy.start_over();
-            effects.work.remind(name, copy, None);
+            effects.work.remind(&namespace.name, copy, None);
             if want.is_some() {
-                self.forgive(&copy.key(name));
+                self.forgive(&copy.key(&namespace.name));
             }
             self.mark_status_of(copy);
         }

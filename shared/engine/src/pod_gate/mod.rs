@@ -189,21 +189,20 @@ impl Index {
     pub(crate) fn label_to_remove(&self, name: &Arc<str>) -> Option<Task> {
         let namespace = self.namespaces.get(name)?;
         let pending_label = namespace.pending_label.as_ref()?;
-        self.held_by_nothing(name, namespace)
-            .then(|| Task::RemoveLabel {
-                namespace: name.clone(),
-                nonce: pending_label.nonce.clone(),
-                version: namespace.version,
-                since: pending_label.since,
-            })
+        self.held_by_nothing(namespace).then(|| Task::RemoveLabel {
+            namespace: name.clone(),
+            nonce: pending_label.nonce.clone(),
+            version: namespace.version,
+            since: pending_label.since,
+        })
     }
 
     /// True if the pending label may be removed, and this process may do it.
-    fn held_by_nothing(&self, name: &str, namespace: &Namespace) -> bool {
+    fn held_by_nothing(&self, namespace: &Namespace) -> bool {
         if !namespace.alive() || !self.primed() || !self.in_charge(namespace) {
             return false;
         }
-        let progress = self.progress_of(name, namespace);
+        let progress = self.progress_of(namespace);
         // The label stays until the budget ends if a BestEffort copy cannot be written. Meanwhile
         // pods get their warning.
         let excused = progress.excused.is_empty() || progress.over_budget;
@@ -220,7 +219,7 @@ impl Index {
         pending_label.is_none_or(|label| self.now >= label.since + time)
     }
 
-    pub(crate) fn progress_of(&self, name: &str, namespace: &Namespace) -> Progress {
+    pub(crate) fn progress_of(&self, namespace: &Namespace) -> Progress {
         let pending_label = namespace.pending_label.as_ref();
         let mut progress = Progress {
             seen: true,
@@ -229,7 +228,7 @@ impl Index {
             over_budget: self.is_late(namespace, self.settings.budget),
             ..Progress::default()
         };
-        self.await_selectors(name, namespace, &mut progress);
+        self.await_selectors(namespace, &mut progress);
         for copy in &namespace.copies {
             let Some(projection) = self.projections.wanted(copy) else {
                 continue;
@@ -262,12 +261,12 @@ impl Index {
     }
 
     /// Adds the selectors whose objects are not listed yet. Pods wait until the objects are known.
-    fn await_selectors(&self, name: &str, namespace: &Namespace, progress: &mut Progress) {
+    fn await_selectors(&self, namespace: &Namespace, progress: &mut Progress) {
         for (id, state) in &self.rules {
             let held = |rule: &&Rule| {
                 rule.pod_gate != PodGate::None
                     && !rule.selectors.is_empty()
-                    && rule.matches(name, &namespace.labels)
+                    && rule.matches(&namespace.name, &namespace.labels)
             };
             let Some(rule) = state.acting().filter(held) else {
                 continue;
@@ -340,7 +339,7 @@ impl Gate {
                 });
             }
             let since = index.now;
-            entry.pending_label = Some(PendingLabel { nonce, since });
+            entry.pending_label = Some(Box::new(PendingLabel { nonce, since }));
             let budget = index.settings.budget;
             for wait in [index.settings.takeover, budget, budget + FAREWELL] {
                 work.timer(since + wait, Timer::Namespace(name.clone()));
@@ -403,9 +402,9 @@ impl Index {
     }
 
     /// Requests the removal of the pending label once nothing holds the namespace's pods any more.
-    pub(crate) fn plan_label(&self, name: &Arc<str>, namespace: &Namespace, jobs: &mut Jobs) {
-        if namespace.pending_label.is_some() && self.held_by_nothing(name, namespace) {
-            jobs.ask(JobKey::RemoveLabel(name.clone()));
+    pub(crate) fn plan_label(&self, namespace: &Namespace, jobs: &mut Jobs) {
+        if namespace.pending_label.is_some() && self.held_by_nothing(namespace) {
+            jobs.ask(JobKey::RemoveLabel(namespace.name.clone()));
         }
     }
 
@@ -413,7 +412,7 @@ impl Index {
     pub(crate) fn progress(&self, namespace: &str) -> Progress {
         let entry = self.namespaces.get(namespace);
         match entry.filter(|entry| entry.uid.is_some() && self.primed()) {
-            Some(entry) => self.progress_of(namespace, entry),
+            Some(entry) => self.progress_of(entry),
             None => Progress::default(),
         }
     }

@@ -6,7 +6,6 @@ use mimeo_model::{
     id::{RuleId, RuleKind},
     meta::{Seen, source_hash},
     rule::Rule,
-    selection::Labels,
     source::SourceRef,
 };
 
@@ -44,7 +43,7 @@ impl Fate {
 
 impl Index {
     /// Returns the fate of a copy that no rule wants (any more).
-    pub(crate) fn fate(&self, name: &str, namespace: &Namespace, copy: &CopyState) -> Fate {
+    pub(crate) fn fate(&self, namespace: &Namespace, copy: &CopyState) -> Fate {
         let Some(seen) = copy.ours() else {
             return Fate::Keep(Leave::Nothing);
         };
@@ -66,7 +65,7 @@ impl Index {
             return Fate::Keep(Leave::Undecided);
         }
         // The copy is now itself the source of other copies. They would be deleted with it.
-        let feeds = self.is_named(id.kind, copy.kind, name, &copy.name);
+        let feeds = self.is_named(id.kind, copy.kind, &namespace.name, &copy.name);
         let Some(state) = self.rules.get(id) else {
             return if feeds || seen.outlives_rule() {
                 Fate::Keep(Leave::Retained)
@@ -83,7 +82,7 @@ impl Index {
             return Fate::Keep(Leave::Retained);
         }
         // A copy that has lost its own source is deleted even if other copies are made from it.
-        if let Some(fate) = self.unselected(rule, name, &namespace.labels, copy) {
+        if let Some(fate) = self.unselected(rule, namespace, copy) {
             return fate;
         }
         if feeds || rule.retention.when_unmatched == Retain::Retain {
@@ -98,12 +97,12 @@ impl Index {
             .flatten()
             .filter_map(|projection| self.projections.get(projection));
         let makes = projections.any(|projection| {
-            projection.kind == copy.kind && projection.name.at(namespace.place(name)) == copy.name
+            projection.kind == copy.kind && projection.name.at(namespace.place()) == copy.name
         });
         let withheld = self
             .origin(copy)
             .is_some_and(|source| self.is_withheld(rule, source));
-        if makes || withheld || !rule.matches(name, &namespace.labels) {
+        if makes || withheld || !rule.matches(&namespace.name, &namespace.labels) {
             // The rule still makes this copy elsewhere, or would make it. So the change was in the
             // namespace, in the rule's selection, or in the grants.
             return Fate::Unmatched;
@@ -157,13 +156,7 @@ impl Index {
     /// Returns the fate of a copy that no rule wants because the rule's selectors no longer find
     /// its source. It is treated like a copy of a named source that was deleted. Without a grant
     /// the findings of a selector are unknown, so such a copy is not decided here.
-    fn unselected(
-        &self,
-        rule: &Rule,
-        name: &str,
-        labels: &Labels,
-        copy: &CopyState,
-    ) -> Option<Fate> {
+    fn unselected(&self, rule: &Rule, namespace: &Namespace, copy: &CopyState) -> Option<Fate> {
         let source = self
             .origin(copy)
             .filter(|source| !self.is_withheld(rule, source))?;
@@ -177,7 +170,8 @@ impl Index {
         let mut projections = self
             .projections
             .of_object(&kind, &source.namespace, &source.name);
-        if !rule.matches(name, labels) || projections.any(|projection| *projection.rule == rule.id)
+        if !rule.matches(&namespace.name, &namespace.labels)
+            || projections.any(|projection| *projection.rule == rule.id)
         {
             return None;
         }

@@ -23,7 +23,7 @@ impl Index {
         &self,
         fate: Fate,
         id: &Arc<RuleId>,
-        place: (&Arc<str>, &Namespace),
+        namespace: &Namespace,
         copy: &CopyState,
         needs: &mut Needs,
     ) -> Step {
@@ -44,12 +44,12 @@ impl Index {
                 let how = self.how_sources_went(&sources, copy, needs);
                 (how, Why::SourceDeleted)
             }
-            Fate::Unmatched => match self.how_consent_went(id, place, copy, needs) {
+            Fate::Unmatched => match self.how_consent_went(id, namespace, copy, needs) {
                 Some(HowGone::Unexplained) => return Step::Leave(Leave::Retained),
                 how => (how, Why::Unmatched),
             },
             // The new copies must exist before the old one is deleted.
-            Fate::Superseded if self.awaits_successors(id, place.1, seen) => {
+            Fate::Superseded if self.awaits_successors(id, namespace, seen) => {
                 return Step::Leave(Leave::Undecided);
             }
             Fate::Superseded => return Step::Delete(Why::Superseded),

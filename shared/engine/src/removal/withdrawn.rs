@@ -9,7 +9,7 @@
 //! A lost CRD takes no consent back. A copy is collected like any other loss if the cause is a lost
 //! namespace, or new labels on the `Replication`'s own namespace.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::collections::BTreeMap;
 
 use mimeo_api::Access;
 
@@ -17,6 +17,7 @@ use mimeo_model::{
     grant::{Edition, Grant},
     id::RuleId,
     kind::GroupKind,
+    template::Place,
 };
 
 use crate::{
@@ -65,11 +66,11 @@ impl Index {
     pub(crate) fn how_consent_went(
         &self,
         id: &RuleId,
-        place: (&Arc<str>, &Namespace),
+        namespace: &Namespace,
         copy: &CopyState,
         needs: &mut Needs,
     ) -> Option<HowGone> {
-        let Some(giver) = self.withdrawn_by(id, place, copy) else {
+        let Some(giver) = self.withdrawn_by(id, namespace, copy) else {
             return Some(HowGone::WithNamespace);
         };
         let seen = copy.ours()?;
@@ -91,19 +92,17 @@ impl Index {
     fn withdrawn_by(
         &self,
         id: &RuleId,
-        (name, namespace): (&Arc<str>, &Namespace),
+        namespace: &Namespace,
         copy: &CopyState,
     ) -> Option<Box<str>> {
+        let Place { name, labels } = namespace.place();
         let state = self.rules.get(id)?;
-        let rule = state
-            .valid()
-            .filter(|rule| rule.matches(name, &namespace.labels))?;
-        let place = namespace.place(name);
+        let rule = state.valid().filter(|rule| rule.matches(name, labels))?;
         let mut projections = self
-            .projections_for(state, name, &namespace.labels)
+            .projections_for(state, namespace)
             .map(|(_, projection)| projection);
         let projection = projections.find(|projection| {
-            projection.kind == copy.kind && projection.name.at(place) == copy.name
+            projection.kind == copy.kind && projection.name.at(namespace.place()) == copy.name
         });
         let group_kind = &self.kinds[copy.kind].group_kind;
         // A selector needs a grant for objects of any name.
@@ -114,7 +113,7 @@ impl Index {
                 (Access::Read, &*source.namespace, object)
             }
             Some(_) if self.may_write(id, name, group_kind, &copy.name) => return None,
-            Some(_) => (Access::Write, &**name, Some(&*copy.name)),
+            Some(_) => (Access::Write, name, Some(&*copy.name)),
             None => {
                 let source = self.origin(copy)?;
                 if !self.is_withheld(rule, source) {
@@ -123,7 +122,7 @@ impl Index {
                 (Access::Read, &*source.namespace, None)
             }
         };
-        let home = if id.namespace.as_deref() == Some(&**name) {
+        let home = if id.namespace.as_deref() == Some(name) {
             Some(namespace)
         } else {
             let home = id.namespace.as_deref()?;

@@ -63,8 +63,8 @@ impl Index {
     /// namespaces and rules. `before` is the rule as it is stored.
     pub fn preview(&self, rule: &Rule, sources: &[SourceRef], before: Option<&Rule>) -> Preview {
         let mut preview = Preview::default();
-        for (name, namespace) in self.alive() {
-            let matches = |rule: &Rule| rule.matches(name, &namespace.labels);
+        for namespace in self.alive() {
+            let matches = |rule: &Rule| rule.matches(&namespace.name, &namespace.labels);
             preview.all += 1;
             if matches(rule) {
                 preview.matching += 1;
@@ -77,10 +77,9 @@ impl Index {
     }
 
     /// The known namespaces without terminating ones.
-    fn alive(&self) -> impl Iterator<Item = (&Arc<str>, &Namespace)> {
-        let namespaces = self.namespaces.iter();
-        let namespaces = namespaces.map(|(name, namespace)| (name, &**namespace));
-        namespaces.filter(|(_, namespace)| namespace.alive())
+    fn alive(&self) -> impl Iterator<Item = &Namespace> {
+        let namespaces = self.namespaces.values().map(|namespace| &**namespace);
+        namespaces.filter(|namespace| namespace.alive())
     }
 
     /// Returns the copies that this rule begins to want although other rules want them, too. The
@@ -103,7 +102,8 @@ impl Index {
         let before = before.map(|before| (before, self.choose(before).sources));
         let mut found: BTreeMap<(&Arc<RuleId>, GroupKind, String), Contest> = BTreeMap::new();
         let mut questions = 0;
-        for (name, namespace) in self.alive() {
+        for namespace in self.alive() {
+            let name = &namespace.name;
             if home.is_some_and(|home| *home != **name) {
                 continue;
             }
@@ -111,7 +111,7 @@ impl Index {
             if others.is_empty() || questions > QUESTIONS {
                 break;
             }
-            let place = namespace.place(name);
+            let place = namespace.place();
             let mut own = self.makes(rule, sources, place);
             if let Some((before, sources)) = &before {
                 let had = self.makes(before, sources, place);

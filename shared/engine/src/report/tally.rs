@@ -138,14 +138,11 @@ impl Index {
             counted.iter().flat_map(|id| self.places(id)).collect()
         };
         let mut tallies: BTreeMap<&Arc<RuleId>, Tally> = BTreeMap::new();
-        for (name, namespace) in places
-            .iter()
-            .filter_map(|name| self.namespaces.get_key_value(name))
-        {
+        for namespace in places.iter().filter_map(|name| self.namespaces.get(name)) {
             effort.counted += u64::try_from(namespace.copies.len()).unwrap_or(u64::MAX);
-            for standing in self.standings(name, namespace, |id| counted.contains(id)) {
+            for standing in self.standings(namespace, |id| counted.contains(id)) {
                 let tally = tallies.entry(standing.rule).or_default();
-                tally.count(name, &standing);
+                tally.count(&namespace.name, &standing);
             }
         }
         let tally = |id: Arc<RuleId>| {
@@ -159,10 +156,10 @@ impl Index {
     /// copies that these rules want there and cannot have.
     pub(crate) fn standings<'a>(
         &'a self,
-        name: &'a Arc<str>,
         namespace: &'a Namespace,
         asked: impl Fn(&RuleId) -> bool + Copy,
     ) -> impl Iterator<Item = Standing<'a>> {
+        let name = &namespace.name;
         let copies = namespace.copies.iter().filter_map(move |copy| {
             let rule = self.projections.owner(copy).filter(|id| asked(id))?;
             let wanted = self.projections.wanted(copy).is_some();

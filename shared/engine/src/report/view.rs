@@ -136,7 +136,7 @@ pub struct CopyView {
 /// One change that a view shows.
 enum Changed<'a> {
     Rule(&'a Arc<RuleId>, &'a RuleState),
-    Namespace(&'a Arc<str>, &'a Namespace),
+    Namespace(&'a Namespace),
     Ended(&'a Ended),
 }
 
@@ -208,10 +208,10 @@ impl<'a> Page<'a> {
         }
         let rules = self.index.rules.iter();
         let rules = rules.map(|(id, state)| (state.changed, Changed::Rule(id, state)));
-        let namespaces = self.index.namespaces.iter();
+        let namespaces = self.index.namespaces.values();
         let namespaces = namespaces
-            .filter(|(_, namespace)| namespace.uid.is_some())
-            .map(|(name, namespace)| (namespace.changed, Changed::Namespace(name, namespace)));
+            .filter(|namespace| namespace.uid.is_some())
+            .map(|namespace| (namespace.changed, Changed::Namespace(namespace)));
         let ended = changes.ended.iter();
         let ended = ended
             .filter(|(number, _)| *number > cursor.begun)
@@ -240,8 +240,8 @@ impl<'a> Page<'a> {
                     suspended: state.rule.as_ref().is_ok_and(|rule| rule.suspend),
                     status: state.status.observed.clone(),
                 }),
-                Changed::Namespace(name, namespace) => {
-                    view.namespaces.push(self.view_namespace(name, namespace));
+                Changed::Namespace(namespace) => {
+                    view.namespaces.push(self.view_namespace(namespace));
                 }
             }
         }
@@ -249,9 +249,9 @@ impl<'a> Page<'a> {
         Some(view)
     }
 
-    fn view_namespace(self, name: &Arc<str>, namespace: &Namespace) -> NamespaceView {
+    fn view_namespace(self, namespace: &Namespace) -> NamespaceView {
         let mut places: BTreeMap<&Arc<RuleId>, Vec<CopyView>> = BTreeMap::new();
-        for (rule, copy) in self.shown(name, namespace, None) {
+        for (rule, copy) in self.shown(namespace, None) {
             places.entry(rule).or_default().push(copy);
         }
         let place = |(rule, copies): (&Arc<RuleId>, Vec<CopyView>)| {
@@ -269,7 +269,7 @@ impl<'a> Page<'a> {
         };
         let places = places.into_iter().filter_map(place).collect();
         NamespaceView {
-            name: name.clone(),
+            name: namespace.name.clone(),
             terminating: !namespace.alive(),
             places,
         }
@@ -278,8 +278,8 @@ impl<'a> Page<'a> {
     /// Returns the copies of a rule in a namespace, by kind and name. In a namespace that doesn't
     /// exist, these are the copies that lack a grant.
     pub(crate) fn copies(self, id: &RuleId, namespace: &str) -> Vec<CopyView> {
-        let shown = match self.index.namespaces.get_key_value(namespace) {
-            Some((name, namespace)) => self.shown(name, namespace, Some(id)),
+        let shown = match self.index.namespaces.get(namespace) {
+            Some(namespace) => self.shown(namespace, Some(id)),
             None => self.not_granted(id, namespace).collect(),
         };
         let mut copies: Vec<CopyView> = shown.into_iter().map(|(_, copy)| copy).collect();
@@ -290,17 +290,17 @@ impl<'a> Page<'a> {
     /// Returns the copies in a namespace. With `only`, returns those of one rule.
     fn shown(
         self,
-        name: &'a Arc<str>,
         namespace: &'a Namespace,
         only: Option<&RuleId>,
     ) -> Vec<(&'a Arc<RuleId>, CopyView)> {
         let asked = |id: &RuleId| only.is_none_or(|only| id == only);
-        let standings = self.index.standings(name, namespace, asked);
+        let standings = self.index.standings(namespace, asked);
         let mut all: Vec<_> = standings
             .filter_map(|standing| self.show(standing))
             .collect();
-        for id in self.index.rules_for(name).iter().filter(|id| asked(id)) {
-            all.extend(self.not_granted(id, name));
+        let rules = self.index.rules_for(&namespace.name);
+        for id in rules.iter().filter(|id| asked(id)) {
+            all.extend(self.not_granted(id, &namespace.name));
         }
         all
     }

@@ -8,7 +8,7 @@ use mimeo_model::{
 };
 
 use crate::{
-    Effects, Index,
+    Effects, Index, Namespace,
     copy::{Content, CopyState, Observation, Phase},
 };
 
@@ -43,7 +43,8 @@ impl Index {
         }
         let name = self.projections.copy_name(name);
         self.remember_origin(&seen, meta);
-        let entry = self.namespaces.entry(namespace.clone()).or_default();
+        let entry = self.namespaces.entry(namespace.clone());
+        let entry = entry.or_insert_with(|| Box::new(Namespace::new(&namespace)));
         let copy = entry.copy_or_insert(id, &name);
         copy.listing = listing;
         let owner = self.projections.owner(copy).cloned();
@@ -79,7 +80,7 @@ impl Index {
         };
         if let Ok(at) = entry.position(kind, name) {
             // A create-once copy counts as created even if it disappears before the next plan.
-            self.note_created(&namespace, &mut entry, at);
+            self.note_created(&mut entry, at);
             let born = entry.born;
             let copy = &mut entry.copies[at];
             let version = version(meta.resource_version.as_deref());

@@ -29,6 +29,7 @@ use crate::{
 /// One namespace. Its own watch has shown it, or so far only copies in it were seen.
 #[derive(Debug, Default)]
 pub(crate) struct Namespace {
+    pub(crate) name: Arc<str>,
     /// `None` until its own watch has shown it.
     pub(crate) uid: Option<Uid>,
     pub(crate) version: u64,
@@ -42,7 +43,8 @@ pub(crate) struct Namespace {
     /// Until then the reconciler writes no copies. The webhook has just written them, and the watch
     /// of copies may show that later.
     pub(crate) settles: Tick,
-    pub(crate) pending_label: Option<PendingLabel>,
+    /// Boxed, because few namespaces have it at a time.
+    pub(crate) pending_label: Option<Box<PendingLabel>>,
     /// From when on this webhook replica fills the namespace.
     pub(crate) charge: Option<Tick>,
     pub(crate) copies: Vec<CopyState>,
@@ -113,7 +115,8 @@ impl Index {
                 self.namespace_gone(&name, effects);
             }
         }
-        let entry = self.namespaces.entry(name.clone()).or_default();
+        let entry = self.namespaces.entry(name.clone());
+        let entry = entry.or_insert_with(|| Box::new(Namespace::new(&name)));
         if std::mem::take(&mut entry.ended) {
             // The object is older than the known namespace. It is most likely a copy in the former
             // namespace, and the watch will still show its deletion.
@@ -145,7 +148,7 @@ impl Index {
             entry.labelled = self.now;
         }
         let rules = if changed {
-            fill_in_anew(entry, &name, &old, &self.projections)
+            fill_in_anew(entry, &old, &self.projections)
         } else {
             BTreeSet::new()
         };
@@ -217,21 +220,14 @@ impl Index {
             self.mark_status_due(id);
         }
         self.review_home(&name, effects);
-        let copies = watched(
-            &mut effects.work,
-            &name,
-            &mut old,
-            self.settings.keeps_copies(),
-        );
+        let copies = watched(&mut effects.work, &mut old, self.settings.keeps_copies());
         if !copies.is_empty() {
-            self.namespaces.insert(
-                name,
-                Box::new(Namespace {
-                    copies,
-                    ended: true,
-                    ..Namespace::default()
-                }),
-            );
+            let ended = Namespace {
+                copies,
+                ended: true,
+                ..Namespace::new(&name)
+            };
+            self.namespaces.insert(name, Box::new(ended));
         }
     }
 
@@ -252,6 +248,14 @@ impl Index {
 }
 
 impl Namespace {
+    /// A namespace that no watch has shown yet.
+    pub(crate) fn new(name: &Arc<str>) -> Self {
+        Self {
+            name: name.clone(),
+            ..Self::default()
+        }
+    }
+
     pub(crate) fn position(&self, kind: KindId, name: &str) -> Result<usize, usize> {
         self.copies
             .binary_search_by(|copy| (copy.kind, &*copy.name).cmp(&(kind, name)))
@@ -295,9 +299,9 @@ impl Namespace {
     }
 
     /// The values of the namespace for variables in its copies.
-    pub(crate) fn place<'a>(&'a self, name: &'a str) -> Place<'a> {
+    pub(crate) fn place(&self) -> Place<'_> {
         Place {
-            name,
+            name: &self.name,
             labels: &self.labels,
         }
     }
@@ -313,17 +317,14 @@ impl Namespace {
 /// copies, such as a missing value, may be out of date.
 fn fill_in_anew(
     namespace: &mut Namespace,
-    name: &str,
     old: &Labels,
     projections: &Projections,
 ) -> BTreeSet<Arc<RuleId>> {
-    let (before, now) = (
-        Place { name, labels: old },
-        Place {
-            name,
-            labels: &namespace.labels,
-        },
-    );
+    let now = Place {
+        name: &namespace.name,
+        labels: &namespace.labels,
+    };
+    let before = Place { labels: old, ..now };
     let mut rules = BTreeSet::new();
     for copy in &mut namespace.copies {
         let Some(projection) = copy.want.and_then(|id| projections.get(&id)) else {
@@ -343,16 +344,11 @@ fn fill_in_anew(
 /// Returns the copies of a deleted namespace that the watch of copies will report as deleted. The
 /// watch may already have shown copies of the next namespace of that name. All other state is
 /// dropped with the namespace.
-fn watched(
-    work: &mut work::Work,
-    name: &Arc<str>,
-    namespace: &mut Namespace,
-    keeps_copies: bool,
-) -> Vec<CopyState> {
+fn watched(work: &mut work::Work, namespace: &mut Namespace, keeps_copies: bool) -> Vec<CopyState> {
     let mut copies = std::mem::take(&mut namespace.copies);
     copies
         .iter_mut()
-        .for_each(|copy| work.remind(name, copy, None));
+        .for_each(|copy| work.remind(&namespace.name, copy, None));
     copies.retain(|copy| keeps_copies && copy.seen().is_some_and(|seen| seen.labelled));
     for copy in &mut copies {
         copy.want = None;
