@@ -285,7 +285,7 @@ impl Index {
         }
         match &projection.rendering {
             Ok(copies) => match copies.checksum_at(namespace.place()) {
-                Ok(checksum) => self.compare(projection, checksum, rule, &namespace.name, copy),
+                Ok(checksum) => self.compare(projection, checksum, rule, namespace, copy),
                 Err(failure) => {
                     needs.push(Need::Failure(failure));
                     Step::Leave(Leave::Unfillable)
@@ -307,7 +307,7 @@ impl Index {
         projection: &Projection,
         checksum: Checksum,
         rule: &Rule,
-        name: &str,
+        namespace: &Namespace,
         copy: &CopyState,
     ) -> Step {
         let exclusive = rule.strategy == Strategy::Replace;
@@ -316,13 +316,11 @@ impl Index {
             // All rules must be known before Mimeo writes over an object that it doesn't own. Any
             // of them may name the object as its source.
             Step::Take(_) | Step::Compare if !self.all_rules() => Step::Leave(Leave::Undecided),
-            Step::Take(_) | Step::Compare
-                if self.is_source(rule.id.kind, projection.kind, name, &copy.name) =>
-            {
+            Step::Take(_) | Step::Compare if self.is_source(rule.id.kind, namespace, copy) => {
                 Step::Leave(Leave::Foreign(Spared::Source))
             }
             // Each rule of a ring would have to rank above the next one, so no ring can form.
-            _ if self.is_named_above(&projection.rule, projection.kind, name, &copy.name) => {
+            _ if self.is_named_above(&projection.rule, namespace, copy) => {
                 // With `strategy: CreateOnce` an existing object counts as the created copy.
                 // Elsewhere the create request shows whether an object exists. No create is allowed
                 // here, so a read shows it.

@@ -65,7 +65,7 @@ impl Index {
             return Fate::Keep(Leave::Undecided);
         }
         // The copy is now itself the source of other copies. They would be deleted with it.
-        let feeds = self.is_named(id.kind, copy.kind, &namespace.name, &copy.name);
+        let feeds = self.is_named(id.kind, namespace, copy);
         let Some(state) = self.rules.get(id) else {
             return if feeds || seen.outlives_rule() {
                 Fate::Keep(Leave::Retained)

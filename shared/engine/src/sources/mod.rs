@@ -15,7 +15,7 @@ use std::{
 use serde_json::Value;
 
 use mimeo_model::{
-    id::{KindId, ProjectionId, RuleId, RuleKind},
+    id::{ProjectionId, RuleId, RuleKind},
     known::Decoded,
     meta::{Uid, version},
     outcome::Unreadable,
@@ -26,7 +26,7 @@ use mimeo_model::{
 };
 
 use crate::{
-    Effects, Index, absent,
+    Effects, Index, Namespace, absent,
     clock::Tick,
     copy::{CopyState, Reference},
     jobs::JobKey,
@@ -116,36 +116,33 @@ impl std::fmt::Debug for SourceState {
 }
 
 impl Index {
+    /// The projections of the object at a copy's place, in any version. A source that its rule may
+    /// not read doesn't count.
+    fn sources_at(
+        &self,
+        namespace: &Namespace,
+        copy: &CopyState,
+    ) -> impl Iterator<Item = &Projection> {
+        let kind = &self.kinds[copy.kind].group_kind;
+        self.projections
+            .of_object(kind, &namespace.name, &copy.name)
+            .filter(|projection| projection.granted)
+    }
+
     /// True if the object is a source that a rule of the kind `by` must leave alone. For
     /// `ClusterReplication`s, the sources of Replications don't count. Otherwise a tenant could
-    /// name the place of a copy as a source, and so keep the copy away or keep it for good. A
-    /// source that its rule may not read doesn't count either.
-    pub(crate) fn is_source(
-        &self,
-        by: RuleKind,
-        kind: KindId,
-        namespace: &str,
-        name: &str,
-    ) -> bool {
-        let kind = &self.kinds[kind].group_kind;
-        self.projections
-            .of_object(kind, namespace, name)
-            .any(|projection| projection.granted && projection.rule.kind <= by)
+    /// name the place of a copy as a source, and so keep the copy away or keep it for good.
+    pub(crate) fn is_source(&self, by: RuleKind, namespace: &Namespace, copy: &CopyState) -> bool {
+        let mut sources = self.sources_at(namespace, copy);
+        sources.any(|projection| projection.rule.kind <= by)
     }
 
     /// True if the object is a source that a rule of the kind `by` must leave alone, because a rule
     /// names it. Objects that selectors find don't count: a selector takes them as they come and
     /// go.
-    pub(crate) fn is_named(&self, by: RuleKind, kind: KindId, namespace: &str, name: &str) -> bool {
-        let kind = &self.kinds[kind].group_kind;
-        let counts = |projection: &Projection| {
-            projection.granted
-                && projection.rule.kind <= by
-                && projection.source.selector().is_none()
-        };
-        self.projections
-            .of_object(kind, namespace, name)
-            .any(counts)
+    pub(crate) fn is_named(&self, by: RuleKind, namespace: &Namespace, copy: &CopyState) -> bool {
+        let mut sources = self.sources_at(namespace, copy);
+        sources.any(|projection| projection.source.is_named() && projection.rule.kind <= by)
     }
 
     /// True if a rule of a higher rank than this one names the object as its source. The same rank
@@ -155,17 +152,13 @@ impl Index {
     pub(crate) fn is_named_above(
         &self,
         rule: &Arc<RuleId>,
-        kind: KindId,
-        namespace: &str,
-        name: &str,
+        namespace: &Namespace,
+        copy: &CopyState,
     ) -> bool {
-        let kind = &self.kinds[kind].group_kind;
         let above = |projection: &Projection| {
-            projection.granted
-                && projection.source.is_named()
-                && self.precedes(&projection.rule, rule, None)
+            projection.source.is_named() && self.precedes(&projection.rule, rule, None)
         };
-        self.projections.of_object(kind, namespace, name).any(above)
+        self.sources_at(namespace, copy).any(above)
     }
 
     /// Returns the size of a source as JSON, or 0 if it was not read.
