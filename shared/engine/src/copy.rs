@@ -87,7 +87,7 @@ pub(crate) type CopyKey = (Arc<str>, KindId, Arc<str>);
 /// One copy of one namespace. An engine may hold a hundred thousand of them, so the struct stays
 /// small.
 #[allow(clippy::struct_excessive_bools)] // Facts that are true or not, each on its own.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct CopyState {
     /// Kind of the copy.
     pub kind: KindId,
@@ -145,10 +145,11 @@ pub struct CopyState {
 }
 
 /// The progress of the requests about a copy.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Phase {
     /// No request is needed now. Either the last decision says so, or the request of another copy
     /// asks the same question.
+    #[default]
     Idle,
     /// The copy is in the queue.
     Queued,
@@ -318,9 +319,10 @@ impl Spared {
 }
 
 /// The result of comparing an object that Mimeo does not own with the rendering.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Content {
     /// Not compared.
+    #[default]
     Unknown,
     /// The object has the content of the rendering, no more and no less.
     Same,
@@ -329,9 +331,10 @@ pub enum Content {
 }
 
 /// The progress of a repair that takes more than one request.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Repair {
     /// No such repair is in progress.
+    #[default]
     None,
     /// An apply has shown fields of other managers that must be removed.
     Begun,
@@ -365,27 +368,7 @@ impl CopyState {
         Self {
             kind,
             name,
-            want: None,
-            observed: Observation::Unknown,
-            baseline: None,
-            failure: None,
-            verdict: Verdict::default(),
-            phase: Phase::Idle,
-            in_queue: false,
-            due: Tick::ZERO,
-            streak: 0,
-            unseen: 0,
-            listing: 0,
-            approved: None,
-            stuck: false,
-            content: Content::Unknown,
-            repair: Repair::None,
-            resync: None,
-            verify: false,
-            leaving: false,
-            proven: false,
-            shown: 0,
-            repaired: 0,
+            ..Self::default()
         }
     }
 

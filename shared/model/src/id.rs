@@ -100,7 +100,7 @@ impl FromStr for RuleId {
 }
 
 /// The number of a kind (in all versions) that has or had copies.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct KindId(pub u16);
 
 /// The number of a projection. A process never uses a number twice.
