@@ -43,8 +43,6 @@ pub struct Index {
     /// no longer finds stays here as long as copies of it exist.
     pub(crate) sources: BTreeMap<SourceRef, SourceState>,
     pub(crate) selectors: BTreeMap<SourceSelector, select::SelectorState>,
-    /// Selectors that must be listed again.
-    pub(crate) relist: BTreeSet<SourceSelector>,
     /// The sources that copies name in their annotations, by the hash of the reference.
     pub(crate) origins: BTreeMap<u64, SourceRef>,
     /// Sources that can't be read now. The state from the last successful read stays valid
@@ -79,7 +77,6 @@ impl Index {
             namespaces_listed: false,
             sources: BTreeMap::new(),
             selectors: BTreeMap::new(),
-            relist: BTreeSet::new(),
             origins: BTreeMap::new(),
             unreadable: BTreeMap::new(),
             kinds: kinds::Kinds::default(),

@@ -38,7 +38,7 @@ pub(crate) struct SelectorState {
     pub(crate) watched: bool,
     /// Before the watch has shown everything that the selector finds, no object counts.
     pub(crate) watch: Watched,
-    members: Members,
+    pub(crate) members: Members,
 }
 
 impl SelectorState {
@@ -465,7 +465,7 @@ impl Index {
             .excess()
             .map(|member| selector.source(&*member.name));
         let held = object.is_some() && findings.offers(&source.name);
-        if findings.members.depleted() && self.relist.insert(selector.clone()) {
+        if findings.members.depleted() {
             self.demand_changed();
         }
         if let Some(excess) = excess

@@ -10,7 +10,7 @@ use mimeo_model::{
 
 use crate::{
     Effects, Index, RuleState, SourceState, copy_watches::CopyWatch, jobs::JobKey,
-    kinds::namespaced, projection::Projection, select,
+    kinds::namespaced, projection::Projection,
 };
 
 /// The watches that are needed now. The driver compares them with the open watches.
@@ -112,10 +112,12 @@ impl Index {
     /// even if the demand changes back and forth.
     pub(crate) fn demand(&mut self, effects: &mut Effects) -> Demand {
         let mut demand = self.demanded();
-        // A watch that is closed and opened again makes a new listing.
-        for selector in std::mem::take(&mut self.relist) {
-            if demand.selectors.remove(&selector).is_some() {
-                self.demand_changed();
+        // A watch that is closed and opened again makes a new listing. The closed watch takes the
+        // members along, so the selector is demanded again next time.
+        let known = self.selectors.iter();
+        for (selector, _) in known.filter(|(_, findings)| findings.members.depleted()) {
+            if demand.selectors.remove(selector).is_some() {
+                self.demand_version += 1;
             }
         }
         self.forget_unwatched(&demand, effects);
@@ -133,17 +135,13 @@ impl Index {
             .collect();
         self.selectors
             .retain(|_, findings| !findings.rules.is_empty());
+        let mut unselected = Vec::new();
         for (selector, findings) in &mut self.selectors {
             findings.watched = demand.selectors.contains_key(selector);
+            if !findings.watched && findings.forget() {
+                unselected.push(selector.clone());
+            }
         }
-        let silent = self
-            .selectors
-            .iter_mut()
-            .filter(|(_, findings)| !findings.watched);
-        let listed = |(selector, findings): (&SourceSelector, &mut select::SelectorState)| {
-            findings.forget().then(|| selector.clone())
-        };
-        let unselected: Vec<SourceSelector> = silent.filter_map(listed).collect();
         let watched = |source: &SourceRef| match source.selector() {
             Some(selector) => demand.selectors.contains_key(selector),
             None => source.is_inline() || demand.sources.contains_key(source),
