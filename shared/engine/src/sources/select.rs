@@ -552,22 +552,9 @@ impl Index {
     }
 
     pub(crate) fn refit_projections(&mut self, id: &Arc<RuleId>, effects: &mut Effects) {
-        let Some((state, rule)) = self
-            .rules
-            .get(id)
-            .and_then(|state| Some((state, state.valid()?)))
-        else {
-            return;
-        };
+        let Some(rule) = self.valid(id) else { return };
         let sources = self.choose(rule).sources;
-        let has = |projections: &Vec<ProjectionId>| {
-            projections
-                .iter()
-                .filter_map(|projection| self.projections.get(projection))
-                .map(|projection| &projection.source)
-                .eq(&sources)
-        };
-        if state.projections.iter().all(has) {
+        if self.projected_sources(id).eq(&sources) {
             return;
         }
         let Some((id, mut state)) = self.rules.remove_entry(id) else {
