@@ -166,7 +166,7 @@ impl Index {
 
     /// Resets the progress of watches that are no longer open.
     pub(crate) fn forget_watches(&mut self, watched: &BTreeMap<CopyWatch, Resource>) {
-        for (_, kind) in self.kinds.iter_mut() {
+        for kind in self.kinds.iter_mut() {
             let KindState {
                 group_kind,
                 note,

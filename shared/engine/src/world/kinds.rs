@@ -48,8 +48,8 @@ impl Kinds {
         (0..=u16::MAX).map(KindId).zip(&self.states)
     }
 
-    pub(crate) fn iter_mut(&mut self) -> impl Iterator<Item = (KindId, &mut KindState)> {
-        (0..=u16::MAX).map(KindId).zip(&mut self.states)
+    pub(crate) fn iter_mut(&mut self) -> impl Iterator<Item = &mut KindState> {
+        self.states.iter_mut()
     }
 
     /// Returns the result of discovery for a kind in this version.
@@ -237,10 +237,10 @@ impl Index {
         }
         self.kinds.known = true;
         let named: BTreeSet<GroupKind> = kinds.iter().map(GroupVersionKind::group_kind).collect();
-        for (_, kind) in self
+        for kind in self
             .kinds
             .iter_mut()
-            .filter(|(_, kind)| !named.contains(&kind.group_kind))
+            .filter(|kind| !named.contains(&kind.group_kind))
         {
             kind.note = Note::Absent;
             let key = JobKey::ForgetKind(kind.group_kind.clone());
@@ -298,12 +298,8 @@ impl Index {
                 || kind.lost
                 || needed.contains(id)
                 || served.contains(group_kind);
+            // The state stays until the number is used again. It says that there are no copies.
             if !needed {
-                let nothing = GroupKind {
-                    group: "".into(),
-                    kind: "".into(),
-                };
-                states[usize::from(id.0)] = KindState::new(nothing);
                 vacant.push(*id);
             }
             needed
