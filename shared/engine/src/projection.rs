@@ -75,13 +75,10 @@ type Object = (GroupKind, Box<str>, Box<str>);
 
 #[allow(clippy::trivially_copy_pass_by_ref)] // As with any map.
 impl Projections {
-    /// Returns the number for a new projection, or `None` if all numbers are used up.
-    pub(crate) fn next_id(&mut self) -> Option<ProjectionId> {
+    /// Adds a projection. Returns its number, or `None` if all numbers are used up.
+    pub(crate) fn insert(&mut self, mut projection: Projection) -> Option<ProjectionId> {
         self.last = self.last.checked_add(1)?;
-        NonZeroU32::new(self.last).map(ProjectionId)
-    }
-
-    pub(crate) fn insert(&mut self, id: ProjectionId, mut projection: Projection) {
+        let id = ProjectionId(NonZeroU32::new(self.last)?);
         self.by_object
             .entry(projection.source.object())
             .or_default()
@@ -91,6 +88,7 @@ impl Projections {
             self.names.insert(name.clone());
         }
         self.by_id.insert(id, projection);
+        Some(id)
     }
 
     pub(crate) fn remove(&mut self, id: &ProjectionId) -> Option<Projection> {

@@ -26,7 +26,7 @@ use mimeo_model::{
 };
 
 use crate::{
-    Effects, Index, Namespace, absent,
+    Effects, Index, Namespace, Settings, absent,
     clock::Tick,
     copy::{CopyState, Reference},
     jobs::JobKey,
@@ -304,13 +304,8 @@ impl Index {
                 continue;
             };
             let replans = rules.entry(projection.rule.clone()).or_default();
-            let cluster = &self.settings.cluster;
-            let rendering = renderer.rendering(rule, target, projection, state, cluster);
             // If the copies don't carry the edit of the source, nothing more happens.
-            if rendering != projection.rendering {
-                projection.reference = first_reference(self.settings.keeps_copies(), &rendering);
-                projection.failed_dry_runs = 0;
-                projection.rendering = rendering;
+            if renderer.render(rule, target, projection, state, &self.settings) {
                 projection.renewed = Some(self.now);
                 changed.insert(id);
                 *replans = true;
@@ -339,17 +334,6 @@ impl Index {
     }
 }
 
-pub(crate) fn first_reference(
-    keeps_copies: bool,
-    rendering: &Result<Copies, NoRendering>,
-) -> Reference {
-    match rendering {
-        _ if !keeps_copies => Reference::Waived,
-        Ok(copies) if copies.own_fields_apart => Reference::Apart,
-        _ => Reference::Unknown,
-    }
-}
-
 /// Renders the copies of several projections. The draft for a rule and a source is kept for the
 /// rule's next target.
 #[derive(Default)]
@@ -358,8 +342,31 @@ pub(crate) struct Renderer {
 }
 
 impl Renderer {
+    /// Renders the copies of a projection. Returns true if they have changed.
+    pub(crate) fn render(
+        &mut self,
+        rule: &Rule,
+        target: &Target,
+        projection: &mut Projection,
+        state: &SourceState,
+        settings: &Settings,
+    ) -> bool {
+        let rendering = self.rendering(rule, target, projection, state, &settings.cluster);
+        let changed = rendering != projection.rendering;
+        if changed {
+            projection.reference = match &rendering {
+                _ if !settings.keeps_copies() => Reference::Waived,
+                Ok(copies) if copies.own_fields_apart => Reference::Apart,
+                _ => Reference::Unknown,
+            };
+            projection.failed_dry_runs = 0;
+            projection.rendering = rendering;
+        }
+        changed
+    }
+
     /// Returns the copies of a projection.
-    pub(crate) fn rendering(
+    fn rendering(
         &mut self,
         rule: &Rule,
         target: &Target,

@@ -23,7 +23,7 @@ use crate::{
     jobs::JobKey,
     projection::{NoRendering, Projection},
     record::CrdState,
-    sources::{Renderer, first_reference},
+    sources::Renderer,
     status::{self, Observed},
     view::Ended,
     work,
@@ -359,9 +359,6 @@ impl Index {
                     .sources
                     .entry(source.clone())
                     .or_insert(SourceState::NotRead);
-                let Some(number) = self.projections.next_id() else {
-                    continue;
-                };
                 let mut projection = Projection {
                     rule: id.clone(),
                     target: index,
@@ -374,13 +371,8 @@ impl Index {
                     rendering: Err(NoRendering::NotRead),
                     renewed: None,
                 };
-                let cluster = &self.settings.cluster;
-                projection.rendering =
-                    renderer.rendering(rule, target, &projection, state, cluster);
-                projection.reference =
-                    first_reference(self.settings.keeps_copies(), &projection.rendering);
-                self.projections.insert(number, projection);
-                added.push(number);
+                renderer.render(rule, target, &mut projection, state, &self.settings);
+                added.extend(self.projections.insert(projection));
             }
         }
         projections
