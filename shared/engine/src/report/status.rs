@@ -378,7 +378,7 @@ fn json_size(value: &impl Serialize) -> usize {
 }
 
 fn failure(
-    ((namespace, kind, name), (reason, message)): (CellName, (FailureReason, Box<str>)),
+    ((namespace, kind, name), (reason, message)): (CellName, (FailureReason, String)),
 ) -> CopyFailure {
     CopyFailure {
         kind,

@@ -31,7 +31,7 @@ pub(crate) struct Standing<'a> {
     /// The change that the rule wants. [`Outlook::Right`]: the copy is correct.
     pub(crate) outlook: Outlook,
     /// The failure: a stable reason, and a sentence for users.
-    pub(crate) failure: Option<(FailureReason, Cow<'a, str>)>,
+    pub(crate) failure: Option<(FailureReason, String)>,
     /// The copy and its namespace. `None`: the rule cannot have the copy.
     pub(crate) copy: Option<(&'a Arc<str>, &'a CopyState)>,
 }
@@ -43,7 +43,7 @@ pub(crate) struct Tally {
     pub(crate) plan: Plan,
     /// The first copies that the plan counts.
     planned: BTreeMap<CellName, Outlook>,
-    pub(crate) failures: BTreeMap<CellName, (FailureReason, Box<str>)>,
+    pub(crate) failures: BTreeMap<CellName, (FailureReason, String)>,
 }
 
 impl Tally {
@@ -74,7 +74,7 @@ impl Tally {
     }
 
     /// Counts a copy. Most copies are correct, so their names are in no list.
-    pub(crate) fn count(&mut self, namespace: &str, standing: &Standing<'_>) {
+    pub(crate) fn count(&mut self, namespace: &str, standing: Standing<'_>) {
         let copy = || {
             let (kind, name) = (standing.kind.to_owned(), standing.name.to_string());
             (namespace.to_owned(), kind, name)
@@ -82,10 +82,9 @@ impl Tally {
         self.copies.desired += i32::from(standing.wanted);
         self.copies.synced += i32::from(standing.outlook == Outlook::Right);
         self.plan(standing.outlook, copy);
-        if let Some((reason, message)) = &standing.failure {
+        if let Some(failure) = standing.failure {
             self.copies.failed += 1;
-            self.failures
-                .insert(copy(), (*reason, Box::from(&**message)));
+            self.failures.insert(copy(), failure);
         }
     }
 
@@ -142,7 +141,7 @@ impl Index {
             effort.counted += u64::try_from(namespace.copies.len()).unwrap_or(u64::MAX);
             for standing in self.standings(namespace, |id| counted.contains(id)) {
                 let tally = tallies.entry(standing.rule).or_default();
-                tally.count(&namespace.name, &standing);
+                tally.count(&namespace.name, standing);
             }
         }
         let tally = |id: Arc<RuleId>| {
@@ -181,7 +180,7 @@ impl Index {
             .filter(move |(id, _)| asked(id))
             .flat_map(move |(id, blocked)| {
                 blocked.iter().map(move |((kind, copy_name), copy)| {
-                    let failure = (copy.reason(), copy.message(id, name).into());
+                    let failure = (copy.reason(), copy.message(id, name));
                     Standing::without_copy(id, self.kind_of(*kind), (&**copy_name).into(), failure)
                 })
             });
@@ -206,7 +205,7 @@ impl Index {
             copies
                 .into_iter()
                 .map(move |((namespace, kind, name), lack)| {
-                    let failure = (FailureReason::NotGranted, lack.message(home).into());
+                    let failure = (FailureReason::NotGranted, lack.message(home));
                     let standing = Standing::without_copy(id, kind, name.into(), failure);
                     (namespace, standing)
                 })
@@ -220,7 +219,7 @@ impl Index {
             if !known {
                 standing.failure = None; // The copy may be correct.
             }
-            tally.count(namespace, &standing);
+            tally.count(namespace, standing);
         }
     }
 }
@@ -231,7 +230,7 @@ impl<'a> Standing<'a> {
         rule: &'a Arc<RuleId>,
         kind: &'a str,
         name: Cow<'a, str>,
-        failure: (FailureReason, Cow<'a, str>),
+        failure: (FailureReason, String),
     ) -> Self {
         let outlook = if failure.0 == FailureReason::RuleConflict {
             Outlook::Conflict
@@ -252,22 +251,18 @@ impl<'a> Standing<'a> {
 
 /// Returns the failure of a copy. It is the result of the last request. Without one, a wanted copy
 /// fails if the present object is being deleted and still exists.
-fn failure<'a>(
-    rule: &RuleId,
-    namespace: &str,
-    copy: &'a CopyState,
-) -> Option<(FailureReason, Cow<'a, str>)> {
+fn failure(rule: &RuleId, namespace: &str, copy: &CopyState) -> Option<(FailureReason, String)> {
     let deleting = copy.seen().is_some_and(|seen| seen.deleting);
     let going = deleting && copy.verdict.outlook == Outlook::Conflict;
     match &copy.failure {
         Some(failing) => Some((
             failing.failure.reason,
-            Cow::Borrowed(failing.failure.message_for(rule, namespace)),
+            failing.failure.message_for(rule, namespace).to_owned(),
         )),
         None => going.then(|| {
             (
                 FailureReason::Conflict,
-                "what has its name is being deleted, and a finalizer keeps it".into(),
+                "what has its name is being deleted, and a finalizer keeps it".to_owned(),
             )
         }),
     }

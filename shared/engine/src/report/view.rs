@@ -280,7 +280,7 @@ impl<'a> Page<'a> {
     pub(crate) fn copies(self, id: &RuleId, namespace: &str) -> Vec<CopyView> {
         let shown = match self.index.namespaces.get(namespace) {
             Some(namespace) => self.shown(namespace, Some(id)),
-            None => self.not_granted(id, namespace).collect(),
+            None => self.not_granted(id, namespace),
         };
         let mut copies: Vec<CopyView> = shown.into_iter().map(|(_, copy)| copy).collect();
         copies.sort_by(|a, b| (&a.kind, &a.name).cmp(&(&b.kind, &b.name)));
@@ -306,21 +306,14 @@ impl<'a> Page<'a> {
     }
 
     /// Returns the copies of a rule that lack a grant in a namespace, whether it exists or not.
-    fn not_granted(
-        self,
-        id: &RuleId,
-        namespace: &str,
-    ) -> impl Iterator<Item = (&'a Arc<RuleId>, CopyView)> + use<'a> {
+    fn not_granted(self, id: &RuleId, namespace: &str) -> Vec<(&'a Arc<RuleId>, CopyView)> {
         let rule = self.index.rules.get_key_value(id);
         let rule = rule.filter(|_| self.index.grants_known());
         let rule = rule.and_then(|(id, state)| Some((id, state.valid()?)));
-        let standings: Vec<_> = rule
-            .into_iter()
+        rule.into_iter()
             .flat_map(|(id, rule)| self.index.ungranted_standings(id, rule, Some(namespace)))
-            .collect();
-        standings
-            .into_iter()
-            .filter_map(move |(_, standing)| self.show(standing))
+            .filter_map(|(_, standing)| self.show(standing))
+            .collect()
     }
 
     fn show(self, standing: Standing<'a>) -> Option<(&'a Arc<RuleId>, CopyView)> {
@@ -343,15 +336,14 @@ impl<'a> Page<'a> {
             name: name.into_owned(),
             wanted,
             state: State::Pending,
-            failure: None,
+            failure,
             outlook,
             since: written.and_then(|seconds| Timestamp::from_second(seconds).ok()),
         };
         let held = |(namespace, copy)| self.index.holds(rule, namespace, copy);
-        match failure {
-            Some((reason, message)) => {
+        match &shown.failure {
+            Some(_) => {
                 shown.state = State::Failed;
-                shown.failure = Some((reason, message.into_owned()));
                 let failing = copy.and_then(|(_, copy)| copy.failure.as_ref());
                 shown.since = failing.and_then(|failing| self.time(failing.since));
             }
