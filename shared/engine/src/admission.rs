@@ -4,13 +4,10 @@
 //! This file only decides. The caller waits, writes, reads the clock, and decodes and encodes
 //! reviews ([`review`](mimeo_model::review)).
 
-use std::collections::BTreeSet;
-
 use json_patch::Patch;
 use serde_json::{Value, json};
 
 use mimeo_model::{
-    id::RuleId,
     meta::Checksum,
     names::PENDING_LABEL,
     plural,
@@ -19,7 +16,7 @@ use mimeo_model::{
     transform::is_being_deleted,
 };
 
-use crate::{AwaitedCopy, Progress};
+use crate::{AwaitedCopy, Engine, Progress};
 
 /// The place of the pending label in a namespace, as a JSON pointer.
 const LABEL_POINTER: &str = "/metadata/labels/mimeo.dev~1copies";
@@ -29,16 +26,6 @@ const NAMED: usize = 5;
 const RETRY_SECONDS: u32 = 1;
 /// The advice for clients that don't retry by themselves.
 const RETRY: &str = "Retry in 1 s";
-
-/// The known rules.
-pub trait Rules {
-    /// True if every rule was seen.
-    fn known(&self) -> bool;
-    /// Rules that hold the pods of a namespace with this name and these labels.
-    fn holding(&self, hint: NameHint<'_>, labels: &Labels) -> BTreeSet<RuleId>;
-    /// True if this replica issued the nonce `token`.
-    fn issued(&self, nonce: &str) -> bool;
-}
 
 /// Returns the value of a new pending label: different for every admission, impossible to guess,
 /// and a valid label value.
@@ -82,13 +69,13 @@ pub enum LabelChange {
 /// A second decision changes nothing: a label with a nonce that was issued here stays as it is.
 pub fn namespace(
     request: &Request,
-    rules: &impl Rules,
+    engine: &Engine,
     mimeo_users: &[String],
     nonce: &str,
 ) -> NamespaceDecision {
     match (request.operation, &request.object) {
-        (Operation::Create, Some(object)) => created(request, object, rules, nonce),
-        (Operation::Update, Some(object)) => updated(request, object, rules, mimeo_users),
+        (Operation::Create, Some(object)) => created(request, object, engine, nonce),
+        (Operation::Update, Some(object)) => updated(request, object, engine, mimeo_users),
         _ => unchanged(),
     }
 }
@@ -105,12 +92,7 @@ fn changed(patch: Patch, label: LabelChange) -> NamespaceDecision {
     }
 }
 
-fn created(
-    request: &Request,
-    object: &Value,
-    rules: &impl Rules,
-    nonce: &str,
-) -> NamespaceDecision {
+fn created(request: &Request, object: &Value, engine: &Engine, nonce: &str) -> NamespaceDecision {
     let name = request
         .name
         .as_deref()
@@ -120,10 +102,11 @@ fn created(
         NameHint::Exact,
     );
     let preset = pending_label(object);
+    let index = engine.index();
     // A rule that is not known yet may match.
-    if !rules.known() || !rules.holding(hint, &labels(object)).is_empty() {
+    if !index.primed() || !index.pod_gate_rules(hint, &labels(object)).is_empty() {
         return match preset {
-            Some(preset) if rules.issued(preset) => unchanged(),
+            Some(preset) if engine.has_issued(preset) => unchanged(),
             _ => changed(set_label(object, nonce), LabelChange::Set),
         };
     }
@@ -136,7 +119,7 @@ fn created(
 fn updated(
     request: &Request,
     object: &Value,
-    rules: &impl Rules,
+    engine: &Engine,
     mimeo_users: &[String],
 ) -> NamespaceDecision {
     let old = request.old_object.as_ref().unwrap_or(&Value::Null);
@@ -154,11 +137,12 @@ fn updated(
         return decision;
     }
     let hint = NameHint::Exact(request.name.as_deref().unwrap_or_default());
-    let already = rules.holding(hint, &before);
+    let index = engine.index();
+    let already = index.pod_gate_rules(hint, &before);
     // A rule that is not known yet may match.
-    decision.label_first = !rules.known()
-        || rules
-            .holding(hint, &after)
+    decision.label_first = !index.primed()
+        || index
+            .pod_gate_rules(hint, &after)
             .iter()
             .any(|rule| !already.contains(rule));
     decision
@@ -324,15 +308,47 @@ pub fn forbid(message: String) -> Verdict {
 #[allow(clippy::unwrap_used)] // It is how a test fails.
 mod tests {
     use super::*;
-    use mimeo_model::{choices::PodGate, id::RuleKind, kind::GroupVersionKind, review::User};
+    use crate::{Awaited, Settings, clock::Tick};
+    use mimeo_model::{
+        choices::PodGate,
+        id::{RuleId, RuleKind},
+        kind::GroupVersionKind,
+        known::Known,
+        review::User,
+        role::Role,
+        rule::Rule,
+    };
+    use std::collections::BTreeSet;
 
-    /// Two rules: `gold` holds namespaces labelled tier=gold, and `team` holds names that begin
-    /// with `team-`.
-    struct Fake {
-        known: bool,
+    /// An engine with two rules: `gold` holds namespaces labelled tier=gold, and `team` holds names
+    /// that begin with `team-`. It issued one nonce. `known` is true once all rules were seen.
+    fn engine(known: bool) -> Engine {
+        let mut engine = Engine::new(Settings::new(Role::Injector, "cluster"));
+        let gold = json!({"namespaceSelector": {"matchLabels": {"tier": "gold"}}});
+        let team = json!({"namespaces": ["team-*"]});
+        for (name, target) in [("gold", gold), ("team", team)] {
+            let source =
+                json!({"apiVersion": "v1", "kind": "Secret", "namespace": "home", "name": "s"});
+            let rule = json!({
+                "apiVersion": "mimeo.dev/v1alpha1", "kind": "ClusterReplication", "metadata": {"name": name},
+                "spec": {"sources": [source], "targets": [target], "podGate": "Required"},
+            });
+            let rule = Rule::parse(&serde_json::from_value(rule).unwrap()).unwrap();
+            engine.rule_applied(id(name), Ok(rule), None, Tick::ZERO);
+        }
+        if known {
+            let ids = [id("gold"), id("team")].into();
+            engine.rules_known(
+                RuleKind::ClusterReplication,
+                Known::Listed(&ids),
+                Tick::ZERO,
+            );
+            engine.rules_known(RuleKind::Replication, Known::Unserved, Tick::ZERO);
+            engine.namespaces_listed(&BTreeSet::new(), Tick::ZERO);
+        }
+        engine.issue("issued-here", Awaited::Namespace, Tick::ZERO);
+        engine
     }
-
-    const FAKE: Fake = Fake { known: true };
 
     fn id(name: &str) -> RuleId {
         RuleId {
@@ -342,29 +358,11 @@ mod tests {
         }
     }
 
-    impl Rules for Fake {
-        fn known(&self) -> bool {
-            self.known
-        }
-
-        fn holding(&self, hint: NameHint<'_>, labels: &Labels) -> BTreeSet<RuleId> {
-            assert!(
-                labels.get(PENDING_LABEL).is_none(),
-                "the pending label is no label of the user's"
-            );
-            let (NameHint::Exact(name) | NameHint::Prefix(name)) = hint;
-            let gold = labels
-                .get("tier")
-                .is_some_and(|tier| tier == "gold")
-                .then(|| id("gold"));
-            gold.into_iter()
-                .chain(name.starts_with("team-").then(|| id("team")))
-                .collect()
-        }
-
-        fn issued(&self, nonce: &str) -> bool {
-            nonce == "issued-here"
-        }
+    #[test]
+    fn the_pending_label_is_no_label_of_the_users() {
+        let namespace = namespace_with(&[(PENDING_LABEL, "t"), ("tier", "gold")]);
+        let labels = labels(&namespace);
+        assert!(labels.get(PENDING_LABEL).is_none() && labels.get("tier").is_some());
     }
 
     fn namespace_with(labels: &[(&str, &str)]) -> Value {
@@ -392,8 +390,8 @@ mod tests {
         }
     }
 
-    fn decide(request: &Request, rules: &Fake) -> NamespaceDecision {
-        namespace(request, rules, &["mimeo".into()], "fresh")
+    fn decide(request: &Request, known: bool) -> NamespaceDecision {
+        namespace(request, &engine(known), &["mimeo".into()], "fresh")
     }
 
     /// Returns the pending label after the decision's patch.
@@ -471,7 +469,7 @@ mod tests {
                 object["metadata"]["labels"][PENDING_LABEL] = preset.into();
             }
             let request = request(Operation::Create, None, object.clone());
-            let decision = decide(&request, &Fake { known });
+            let decision = decide(&request, known);
             assert_eq!(
                 (patched(&request, &decision).as_deref(), decision.label),
                 (want, does),
@@ -497,7 +495,7 @@ mod tests {
         ] {
             let mut request = request(Operation::Update, Some(old.clone()), new.clone());
             request.user.name = user.into();
-            let decision = decide(&request, &FAKE);
+            let decision = decide(&request, true);
             assert_eq!(patched(&request, &decision).as_deref(), want, "{old} {new}");
             assert_eq!(
                 decision.label == LabelChange::Restored,
@@ -505,7 +503,7 @@ mod tests {
                 "{old} {new}"
             );
             request.dry_run = true;
-            assert_eq!(decide(&request, &FAKE).patch, decision.patch);
+            assert_eq!(decide(&request, true).patch, decision.patch);
         }
     }
 
@@ -531,7 +529,7 @@ mod tests {
             ("only asks", dry, true, false),
             ("is going", going, true, false),
         ] {
-            let decision = decide(&request, &Fake { known });
+            let decision = decide(&request, known);
             assert_eq!(decision.label_first, want, "{what}");
         }
     }

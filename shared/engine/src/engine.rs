@@ -14,7 +14,6 @@ use mimeo_model::{
     outcome::{Outcome, Unreadable},
     refusal::Refused,
     rule::Rule,
-    selection::{Labels, NameHint},
     source::{SourceRef, SourceSelector},
 };
 use serde_json::Value;
@@ -22,8 +21,8 @@ use serde_json::Value;
 use crate::{
     Action, Answer, Awaited, CopyNumbers, CopyView, CopyWatch, Cursor, Demand, Effects, Effort,
     EventUpdate, GrantUpdate, HeldDeletion, Index, Inside, Job, Members, Notice, Numbers, Observed,
-    Progress, Settings, StatusUpdate, Ticket, Verb, View, Webhooks, admission::Rules, clock::Tick,
-    pod_gate::Gate, view::Page, work::Timer,
+    Progress, Settings, StatusUpdate, Ticket, Verb, View, Webhooks, clock::Tick, pod_gate::Gate,
+    view::Page, work::Timer,
 };
 
 /// The state machine: the observed state of the cluster, and all work in progress.
@@ -228,6 +227,11 @@ impl Engine {
     pub fn issue(&mut self, nonce: &str, awaited: Awaited, now: Tick) {
         self.index.at(now);
         self.gate.issued.add(nonce, awaited);
+    }
+
+    /// True if this replica set a pending label with this nonce and has not seen it yet.
+    pub(crate) fn has_issued(&self, nonce: &str) -> bool {
+        self.gate.issued.contains(nonce)
     }
 
     /// Records that a pod waits in this namespace. This replica helps to write the copies, even if
@@ -435,19 +439,5 @@ impl Engine {
     /// How much the engine has done so far. For tests.
     pub fn effort(&self) -> Effort {
         self.effects.effort
-    }
-}
-
-impl Rules for Engine {
-    fn known(&self) -> bool {
-        self.index.primed()
-    }
-
-    fn holding(&self, hint: NameHint<'_>, labels: &Labels) -> BTreeSet<RuleId> {
-        self.index.pod_gate_rules(hint, labels)
-    }
-
-    fn issued(&self, nonce: &str) -> bool {
-        self.gate.issued.contains(nonce)
     }
 }
