@@ -216,7 +216,7 @@ impl Index {
 
     /// Returns the namespaces in which a rule may want copies, or has some.
     pub(crate) fn places(&self, id: &RuleId) -> BTreeSet<Arc<str>> {
-        let rule = self.rules.get(id).and_then(RuleState::valid);
+        let rule = self.valid(id);
         if id.kind == RuleKind::ClusterReplication {
             let mut places = BTreeSet::new();
             for (name, namespace) in &self.namespaces {
@@ -262,13 +262,9 @@ impl Index {
             .of_source(source)
             .map(|(_, projection)| projection.rule.clone())
             .collect();
-        rules.extend(
-            source
-                .selector()
-                .map(|selector| self.rules_selecting(selector))
-                .into_iter()
-                .flatten(),
-        );
+        if let Some(selector) = source.selector() {
+            rules.extend(self.rules_selecting(selector));
+        }
         self.replan_rules(rules);
     }
 

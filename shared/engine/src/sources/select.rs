@@ -406,15 +406,10 @@ impl Index {
                 .get(name)
                 .is_none_or(|member| findings.members.reaches(member))
         });
-        let first: Vec<Arc<str>> = findings
-            .members
-            .first()
-            .map(|member| member.name.clone())
-            .collect();
-        for name in first {
+        for member in findings.members.first() {
             // The caller also shows the object itself, so no job needs to read it.
             self.sources
-                .entry(selector.source(&*name))
+                .entry(selector.source(&*member.name))
                 .or_insert(SourceState::NotRead);
         }
         for name in excess {
@@ -603,11 +598,9 @@ impl Index {
 
     /// Requests a read of the sources that the rule copies now and that aren't held.
     pub(crate) fn keep_all_copied(&mut self, id: &RuleId, effects: &mut Effects) {
-        let sources = self
-            .valid(id)
-            .map(|rule| self.sources_had(rule).into_owned());
-        for source in sources.unwrap_or_default() {
-            self.keep_if_copied(&source, effects);
+        let sources: Vec<SourceRef> = self.projected_sources(id).cloned().collect();
+        for source in &sources {
+            self.keep_if_copied(source, effects);
         }
     }
 }
