@@ -317,9 +317,6 @@ impl Index {
                     .back_off(&ticket.namespace, copy, retry_after, self);
             }
         }
-        if let Some(rule) = self.served(ticket) {
-            self.mark_status_due(&rule);
-        }
     }
 
     /// Records how long a source's change took to reach this copy, if the request wrote that

@@ -180,14 +180,9 @@ impl Index {
         let Some(state) = self.rules.get_mut(id) else {
             return;
         };
-        let confirmed = state
-            .valid()
-            .is_none_or(|old| old.confirm_deletion != rule.confirm_deletion);
         state.rule = Ok(rule);
         state.status.observe(observed);
-        if confirmed {
-            self.confirm(id, effects);
-        }
+        self.confirm(id, effects);
     }
 
     /// Records a rule that is new or has another spec.
