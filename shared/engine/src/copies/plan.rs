@@ -126,18 +126,13 @@ impl Index {
         }
         let (verdict, needs) = self.decide(namespace, copy);
         effects.effort.decided += 1;
-        let failure = needs.iter().find_map(|need| match need {
-            Need::Failure(failure) => Some(failure.clone()),
-            _ => None,
-        });
         let step = verdict.step;
+        let key = copy.key(&namespace.name);
         let lost = needs.iter().any(|need| matches!(need, Need::Loss(..)));
-        if !lost && !step.awaits_facts() && !self.losses.pending.is_empty() {
-            self.not_lost(&copy.key(&namespace.name));
+        if !lost && !step.awaits_facts() {
+            self.not_lost(&key);
         }
-        if !needs.is_empty() {
-            self.meet(needs, &copy.key(&namespace.name), effects);
-        }
+        let failure = self.meet(needs, &key, effects);
         let urgent = namespace.pending_label.is_some();
         let copy = &mut namespace.copies[index];
         if copy.verdict.outlook != verdict.outlook {

@@ -125,8 +125,15 @@ impl Index {
         outdated
     }
 
-    /// Carries out the needs of a decision about one copy.
-    pub(crate) fn meet(&mut self, needs: Needs, copy: &CopyKey, effects: &mut Effects) {
+    /// Carries out the needs of a decision about one copy. Returns the failure to report, once the
+    /// verdict is stored.
+    pub(crate) fn meet(
+        &mut self,
+        needs: Needs,
+        copy: &CopyKey,
+        effects: &mut Effects,
+    ) -> Option<Failure> {
+        let mut reported = None;
         for need in needs {
             match need {
                 Need::Absence(key, asks) => {
@@ -164,13 +171,13 @@ impl Index {
                         projection.reference = Reference::Wanted;
                     }
                 }
-                // The plan reports it, once the verdict is stored.
-                Need::Failure(_) => {}
+                Need::Failure(failure) => reported = Some(failure),
                 Need::Loss(id, why) => {
                     self.kinds[copy.1].lost = true;
                     self.collect(&id, copy, why, effects);
                 }
             }
         }
+        reported
     }
 }
