@@ -202,13 +202,14 @@ impl Index {
     ) {
         if let Some(selector) = source.selector() {
             self.selected_source(selector, source, object, effects);
-        } else if self.sources.contains_key(source) {
+        } else {
             self.take_source(source, object, effects);
             self.render_source(source, effects);
             self.keep_if_copied(source, effects);
         }
     }
 
+    /// Records the state of a source, unless the engine has forgotten the source.
     pub(crate) fn take_source(
         &mut self,
         source: &SourceRef,
@@ -218,12 +219,12 @@ impl Index {
         let Some(state) = self.sources.get_mut(source) else {
             return;
         };
-        let readable_again = self.unreadable.remove(source).is_some();
+        self.unreadable.remove(source);
         let was_there = matches!(state, SourceState::Found { .. });
-        let lost = object.is_none() && !matches!(state, SourceState::Missing { .. });
+        let lost = object.is_none();
         match (object, &state) {
-            (None, SourceState::Missing { .. }) if !readable_again => return,
-            (None, SourceState::Missing { .. }) => {}
+            // A source that is still missing is still asked about.
+            (None, SourceState::Missing { .. }) => return,
             (None, known) => {
                 // If this process never saw the source, the source may have been in a former
                 // namespace of that name.
@@ -243,17 +244,9 @@ impl Index {
             }
             (Some(Decoded::Part(rest)), _) => *state = SourceState::undecodable(&rest),
         }
-        // The answers of earlier reads are older than what was shown just now. But a source that is
-        // still missing is still asked about.
-        if lost
-            || !self
-                .sources
-                .get(source)
-                .is_some_and(SourceState::is_missing)
-        {
-            effects.jobs.end(&JobKey::ConfirmSource(source.clone()));
-            effects.jobs.end(&JobKey::ReadSource(source.clone()));
-        }
+        // The answers of earlier reads are older than the object that was shown just now.
+        effects.jobs.end(&JobKey::ConfirmSource(source.clone()));
+        effects.jobs.end(&JobKey::ReadSource(source.clone()));
         if lost {
             self.source_lost(source, was_there, &mut effects.events);
         }

@@ -476,9 +476,7 @@ impl Index {
                 .entry(source.clone())
                 .or_insert(SourceState::NotRead);
         }
-        if held || self.sources.contains_key(source) {
-            self.take_source(source, object, effects);
-        }
+        self.take_source(source, object, effects);
         if moved || self.seen_as(source) != before {
             self.refit_selecting(selector, effects);
             // An object that is not copied now has no projection that would cause a plan. But
