@@ -373,13 +373,12 @@ impl Index {
     /// A pod waits in this namespace. This replica helps to write the copies, even if another
     /// replica set the pending label.
     pub(crate) fn take_charge(&mut self, namespace: &str) {
-        let name = self.namespace_name(namespace);
-        if let Some(entry) = self.namespaces.get_mut(&name)
+        if let Some(entry) = self.namespaces.get_mut(namespace)
             && entry.pending_label.is_some()
             && entry.charge.is_none_or(|from| from > self.now)
         {
             entry.charge = Some(self.now);
-            self.dirty.insert(name);
+            self.dirty.insert(entry.name.clone());
         }
     }
 

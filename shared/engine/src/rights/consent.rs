@@ -231,9 +231,7 @@ impl Index {
             return places;
         }
         let targets = rule.into_iter().flat_map(named_targets);
-        let known = targets
-            .filter_map(|name| self.namespaces.get_key_value(name))
-            .map(|(name, _)| name);
+        let known = targets.filter_map(|name| Some(&self.namespaces.get(name)?.name));
         let copies_in = self.consent.copies_in.get(id).into_iter().flatten();
         known.chain(copies_in).cloned().collect()
     }
@@ -249,8 +247,8 @@ impl Index {
             .collect();
         let homes = homes
             .into_iter()
-            .filter_map(|name| self.namespaces.get_key_value(name));
-        places.extend(homes.map(|(name, _)| name.clone()));
+            .filter_map(|name| self.namespaces.get(name));
+        places.extend(homes.map(|home| home.name.clone()));
         self.dirty.extend(places);
     }
 
@@ -362,8 +360,8 @@ impl Index {
         let targeting = targeting.get(namespace).cloned().unwrap_or_default();
         self.review_sources(&reading, effects);
         targeting.iter().for_each(|id| self.grants_changed(id));
-        if let Some((name, _)) = self.namespaces.get_key_value(namespace) {
-            self.dirty.insert(name.clone());
+        if let Some(entry) = self.namespaces.get(namespace) {
+            self.dirty.insert(entry.name.clone());
         }
     }
 

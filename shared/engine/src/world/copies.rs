@@ -74,8 +74,7 @@ impl Index {
         let Some(kind) = self.kind_id(kind) else {
             return;
         };
-        let namespace = self.namespace_name(namespace);
-        let Some(mut entry) = self.namespaces.remove(&namespace) else {
+        let Some((namespace, mut entry)) = self.namespaces.remove_entry(namespace) else {
             return;
         };
         if let Ok(at) = entry.position(kind, name) {

@@ -235,9 +235,9 @@ impl Index {
     pub(crate) fn namespaces_listed(&mut self, listed: &BTreeSet<Box<str>>, effects: &mut Effects) {
         let lost: Vec<Arc<str>> = self
             .namespaces
-            .iter()
-            .filter(|(name, state)| state.uid.is_some() && !listed.contains(&***name))
-            .map(|(name, _)| name.clone())
+            .values()
+            .filter(|entry| entry.uid.is_some() && !listed.contains(&*entry.name))
+            .map(|entry| entry.name.clone())
             .collect();
         for name in lost {
             self.namespace_gone(&name, effects);

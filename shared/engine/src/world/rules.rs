@@ -133,8 +133,8 @@ impl Index {
         let gone = self.projections.remove(&id)?;
         // A source is never written. Where this was the last projection of a source, another rule
         // may write over the object now.
-        if let Some((home, _)) = self.namespaces.get_key_value(&*gone.source.namespace) {
-            self.dirty.insert(home.clone());
+        if let Some(home) = self.namespaces.get(&*gone.source.namespace) {
+            self.dirty.insert(home.name.clone());
         }
         Some(gone)
     }
