@@ -56,6 +56,8 @@ const MOST: usize = 256;
 const LOOK_AGAIN: Duration = Duration::from_mins(1);
 /// Pause after a failure.
 const RETRY: Duration = Duration::from_secs(5);
+/// Longest time that a round waits until its configuration is written.
+const WRITTEN: Duration = DEADLINE;
 /// Time until every API server uses a configuration that was written. API servers watch their
 /// configurations. A status that calls a policy active any earlier would be wrong.
 const HEARD: Duration = Duration::from_secs(1);
@@ -264,7 +266,7 @@ impl Registrar {
         let configuration = self.wanted(registration, &accepted);
         let wanted = checksum(&configuration);
         self.kept.want(configuration);
-        if timeout(DEADLINE, self.kept.holds()).await.is_err() {
+        if timeout(WRITTEN, self.kept.holds()).await.is_err() {
             // The task that writes the configuration has logged the reason. Until it succeeds no
             // status calls a policy active.
             return Ok(RETRY);

@@ -52,7 +52,7 @@ const CONTESTED: Duration = Duration::from_secs(30);
 pub(crate) struct Kept {
     /// The contents that the configuration must have, without its owner.
     wanted: watch::Sender<Option<Arc<Value>>>,
-    /// The contents that the cluster was last seen to have.
+    /// The wanted contents that the cluster was last seen to have.
     held: watch::Receiver<Option<Arc<Value>>>,
     contested: watch::Receiver<Option<String>>,
 }
@@ -64,7 +64,8 @@ impl Kept {
         self.contested.clone()
     }
 
-    /// Sets the contents that the configuration must have from now on.
+    /// Sets the contents that the configuration must have from now on. Equal contents only wake the
+    /// task, which then finds nothing to write.
     pub(crate) fn want(&self, wanted: Value) {
         self.wanted.send_replace(Some(Arc::new(wanted)));
     }

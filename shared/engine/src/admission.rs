@@ -64,7 +64,7 @@ pub enum LabelChange {
 }
 
 /// Decides about the creation or change of a namespace, for any subresource. The users in
-/// `mimeo_users` may change the pending label freely; `token` is the nonce for a new label.
+/// `mimeo_users` may change the pending label freely. A new label has the value `nonce`.
 ///
 /// A second decision changes nothing: a label with a nonce that was issued here stays as it is.
 pub fn namespace(

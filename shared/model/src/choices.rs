@@ -83,7 +83,8 @@ pub fn outlives_rule(text: &str) -> bool {
         let (when, what) = part.split_once('=').unwrap_or((part, ""));
         match when.trim() {
             "rule" => what.trim() != "Delete",
-            // These matter only while the rule exists.
+            // "unmatched" and "source" matter only while the rule exists, and "uid" only to a later
+            // rule of the same name.
             "unmatched" | "source" | UID => false,
             _ => true,
         }
@@ -133,6 +134,7 @@ mod tests {
         for text in ["", "x", "Retain", "rule=Keep", "rule=Delete,later=Delete"] {
             assert!(outlives_rule(text), "{text}");
         }
+        assert!(outlives_rule("rule=Retain,rule=Delete"));
         assert!(!outlives_rule("rule=Delete,source=Retain"));
     }
 }

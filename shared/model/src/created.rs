@@ -38,7 +38,8 @@ pub const MOST: usize = 1024;
 /// separated by commas.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CreatedCopies {
-    /// The copies. New ones are added by [`Self::insert`], which keeps the limit.
+    /// The entries. [`Self::insert`] records a new copy and keeps the limit. The entries of an
+    /// annotation are taken as they are.
     pub entries: BTreeSet<CreatedCopy>,
 }
 

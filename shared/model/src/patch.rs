@@ -67,8 +67,9 @@ impl JsonPatch {
     }
 
     /// Patches a copy. It has no identity, and its metadata has only labels and annotations,
-    /// without Mimeo's own. No path leads to its root or to its metadata as a whole, so both stay
-    /// objects. `rules` is the kind of the copy's rule.
+    /// without Mimeo's own. No checked path leads to its root, its metadata, its labels or its
+    /// annotations as a whole, so all four stay objects. The draft relies on that. `rules` is the
+    /// kind of the copy's rule.
     ///
     /// # Errors
     /// The operation that fails and the reason, without any of the data. The copy is then only

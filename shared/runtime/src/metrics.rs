@@ -153,7 +153,7 @@ impl Metrics {
     }
 
     /// Adds whether this replica leads. While it does, adds the totals of all rules, and the copies
-    /// of the first `most` `ClusterReplication`s by name.
+    /// of the first `most` `ClusterReplication`s by name. With 0 there are none of single rules.
     pub fn of_leader(&self, handle: &Handle, leading: watch::Receiver<bool>, most: usize) {
         let handle = handle.clone();
         self.read_off(move |page| {

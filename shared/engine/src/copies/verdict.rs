@@ -125,8 +125,8 @@ impl Index {
         outdated
     }
 
-    /// Carries out the needs of a decision about one copy. Returns the failure to report, once the
-    /// verdict is stored.
+    /// Carries out the needs of a decision about one copy. Returns the decision's failure, which
+    /// the caller reports after it has stored the verdict.
     pub(crate) fn meet(
         &mut self,
         needs: Needs,

@@ -223,7 +223,7 @@ impl Index {
         let was_there = matches!(state, SourceState::Found { .. });
         let lost = object.is_none();
         match (object, &state) {
-            // A source that is still missing is still asked about.
+            // Nothing has changed. A read that confirms the absence may be in progress. It goes on.
             (None, SourceState::Missing { .. }) => return,
             (None, known) => {
                 // If this process never saw the source, the source may have been in a former
@@ -244,7 +244,7 @@ impl Index {
             }
             (Some(Decoded::Part(rest)), _) => *state = SourceState::undecodable(&rest),
         }
-        // The answers of earlier reads are older than the object that was shown just now.
+        // The answers of earlier reads are older than the state that was shown just now.
         effects.jobs.end(&JobKey::ConfirmSource(source.clone()));
         effects.jobs.end(&JobKey::ReadSource(source.clone()));
         if lost {

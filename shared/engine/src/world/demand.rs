@@ -112,8 +112,9 @@ impl Index {
     /// even if the demand changes back and forth.
     pub(crate) fn demand(&mut self, effects: &mut Effects) -> Demand {
         let mut demand = self.demanded();
-        // A watch that is closed and opened again makes a new listing. The closed watch takes the
-        // members along, so the selector is demanded again next time.
+        // A watch that is closed and opened again makes a new listing. `forget_unwatched` drops the
+        // members of a closed watch. The selector is then no longer depleted, and is demanded again
+        // next time.
         let known = self.selectors.iter();
         for (selector, _) in known.filter(|(_, findings)| findings.members.depleted()) {
             if demand.selectors.remove(selector).is_some() {

@@ -298,7 +298,7 @@ impl Index {
                 || kind.lost
                 || needed.contains(id)
                 || served.contains(group_kind);
-            // The state stays until the number is used again. It says that there are no copies.
+            // The state stays until the number is used again. Readers find no copies in it.
             if !needed {
                 vacant.push(*id);
             }

@@ -29,6 +29,7 @@ use crate::{
 /// One namespace. Its own watch has shown it, or so far only copies in it were seen.
 #[derive(Debug, Default)]
 pub(crate) struct Namespace {
+    /// Its key among the namespaces.
     pub(crate) name: Arc<str>,
     /// `None` until its own watch has shown it.
     pub(crate) uid: Option<Uid>,

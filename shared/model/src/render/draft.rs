@@ -51,7 +51,8 @@ impl Draft {
     ) -> Result<Self, SourceRefused> {
         let object = object.as_object().ok_or(SourceRefused::NotAnObject)?;
         let draft = |show: Show<'_>| draft(rule, source, object, cluster, show);
-        // The first draft shows the text of the copies, and asks for each variable in it.
+        // The first draft shows each variable as it is written. It asks for the text of each one,
+        // so it also finds the variables.
         let variables = RefCell::new(BTreeSet::new());
         let (mut metadata, mut body) = draft(&|variable| {
             variables.borrow_mut().insert(variable.clone());
@@ -237,8 +238,8 @@ fn unmarked(
     Ok(copy)
 }
 
-/// Checks the labels and annotations after a patch. Values with blanks, which begin with this sign,
-/// are checked when the blanks are filled in.
+/// Checks the labels and annotations after a patch. Every blank begins with `sign`. A label's value
+/// with a blank is checked once the blank is filled in.
 fn check_metadata(metadata: &Value, sign: &str) -> Result<(), SourceRefused> {
     for field in ["labels", "annotations"] {
         for (key, value) in metadata[field].as_object().into_iter().flatten() {

@@ -195,17 +195,15 @@ impl DataEdits {
         };
         for (field, data) in &fields {
             for key in data.iter().flat_map(|data| data.keys()) {
-                let path = PointerBuf::from_tokens([field, &**key]);
+                let path = |key: &str| PointerBuf::from_tokens([*field, key]);
                 if !self.keys.keep(key) {
                     if !self.rename.values().any(|new| new == key) {
+                        let path = path(key);
                         changes.push(PatchOperation::Remove(RemoveOperation { path }));
                     }
                 } else if let Some(new) = self.rename.get(key).filter(|new| !has(new)) {
-                    let to = PointerBuf::from_tokens([field, &**new]);
-                    changes.push(PatchOperation::Move(MoveOperation {
-                        from: path,
-                        path: to,
-                    }));
+                    let (from, path) = (path(key), path(new));
+                    changes.push(PatchOperation::Move(MoveOperation { from, path }));
                 }
             }
         }

@@ -134,8 +134,8 @@ impl Observer {
         }
     }
 
-    /// Opens and closes watches. Returns the time until the next attempt, at most ten minutes. Some
-    /// watches must be reopened but were opened too recently.
+    /// Opens and closes watches. Returns the time until the next call: ten minutes, or less if a
+    /// watch must be reopened that was opened too recently.
     fn follow(&self, demand: &Demand, open: &mut Open) -> Duration {
         open.copies
             .retain(|(watch, resource), _| demand.copies.get(watch) == Some(resource));

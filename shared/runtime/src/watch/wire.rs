@@ -64,7 +64,8 @@ pub(super) struct Refusal {
     pub(super) code: u16,
 }
 
-/// Reads only the resourceVersion of an event, which metadata of lists has too.
+/// Reads only the resourceVersion of an event. `ListMeta` has this field and skips the object's
+/// other metadata.
 #[derive(Deserialize)]
 pub(super) struct Dated {
     pub(super) object: DatedObject,
