@@ -2,8 +2,8 @@
 
 use std::{sync::Arc, time::Duration};
 
-use k8s_openapi::{api::core::v1::Namespace, apimachinery::pkg::apis::meta::v1::ObjectMeta};
-use kube::{Api, Client};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use kube::Client;
 use mimeo_engine::Index;
 use mimeo_runtime::{discovery::Discovery, fault::until, handle::Handle, named, trace::Traces};
 use tokio::{sync::Semaphore, time::Instant};
@@ -60,7 +60,7 @@ impl App {
         name: &str,
         deadline: Instant,
     ) -> kube::Result<Option<ObjectMeta>> {
-        let api: Api<Namespace> = Api::all(self.client.clone());
-        until(deadline, named::read_metadata(&api, name)).await
+        let read = named::read_metadata(&self.client, "/api/v1/namespaces", name);
+        until(deadline, read).await
     }
 }

@@ -13,10 +13,7 @@ use std::{
 
 use futures::future::join_all;
 use k8s_openapi::{api::rbac::v1::RoleBinding, apimachinery::pkg::apis::meta::v1::ObjectMeta};
-use kube::{
-    Api,
-    api::{ApiResource, DynamicObject},
-};
+use kube::Api;
 use mimeo_api::{ClusterReplication, Replication, ReplicationGrant, TransformPolicy, names};
 use mimeo_engine::author;
 use mimeo_model::{
@@ -34,7 +31,7 @@ use mimeo_model::{
     source::SourceRef,
     template::{VARIABLES, Variable},
 };
-use mimeo_runtime::named;
+use mimeo_runtime::{discovery::resource_path, named};
 use serde::{Deserialize, de::DeserializeOwned};
 use serde_json::Value;
 use tokio::time::Instant;
@@ -221,18 +218,6 @@ impl Check<'_> {
         }
         Kinds(found)
     }
-
-    fn api(&self, namespace: &str, resource: &Resource) -> Api<DynamicObject> {
-        let Resource { gvk, plural, .. } = resource;
-        let kind = ApiResource {
-            group: gvk.group.to_string(),
-            version: gvk.version.to_string(),
-            api_version: gvk.api_version(),
-            kind: gvk.kind.to_string(),
-            plural: plural.to_string(),
-        };
-        Api::namespaced_with(self.app.client.clone(), namespace, &kind)
-    }
 }
 
 /// A rule that nothing forbids, and all that its warnings depend on.
@@ -345,8 +330,8 @@ impl Draft<'_> {
     async fn missing_sources(&self, sources: &[&SourceRef]) -> Vec<String> {
         let read = async |source: &&SourceRef| {
             let resource = self.kinds.resource(&source.gvk)?;
-            let api = self.check.api(source.home()?, &resource);
-            let read = named::read_metadata(&api, &source.name);
+            let path = resource_path(&resource, Some(source.home()?), None);
+            let read = named::read_metadata(&self.check.app.client, &path, &source.name);
             let found = self.check.ask(read).await?.ok()?;
             found.is_none().then(|| warnings::missing_source(source))
         };

@@ -27,17 +27,18 @@ where
     api.get_opt(&segment(name)?).await
 }
 
-/// The metadata of the object with this name; none if it does not exist.
+/// The metadata of the object with this name; none if it does not exist. `path` is the path of all
+/// objects of its kind, or of those in its namespace.
 ///
 /// # Errors
 /// As for [`read`].
-pub async fn read_metadata<K: Resource + Clone>(
-    api: &Api<K>,
+pub async fn read_metadata(
+    client: &Client,
+    path: &str,
     name: &str,
 ) -> kube::Result<Option<ObjectMeta>> {
-    let request =
-        Request::new(api.resource_url()).get_metadata(&segment(name)?, &GetParams::default());
-    match metadata(api, request).await {
+    let request = Request::new(path).get_metadata(&segment(name)?, &GetParams::default());
+    match metadata(client, request).await {
         Err(kube::Error::Api(status)) if status.is_not_found() => Ok(None),
         found => found.map(Some),
     }
@@ -58,17 +59,17 @@ where
     P: Serialize,
 {
     let request = Request::new(api.resource_url()).patch_metadata(&segment(name)?, params, patch);
-    metadata(api, request).await
+    metadata(&Client::from(api.clone()), request).await
 }
 
 /// Sends a request that the server answers with an object's metadata. Entries of `managedFields`
 /// that cannot be decoded do not matter here. Otherwise the webhook could not read such a
 /// namespace, and the namespace would be unprotected.
-async fn metadata<K: Clone>(
-    api: &Api<K>,
+async fn metadata(
+    client: &Client,
     request: Result<http::Request<Vec<u8>>, request::Error>,
 ) -> kube::Result<ObjectMeta> {
-    let answer = Client::from(api.clone())
+    let answer = client
         .request_text(request.map_err(kube::Error::BuildRequest)?)
         .await?;
     match object::decode(answer.as_bytes()) {
@@ -102,6 +103,8 @@ mod tests {
         testing::{Script, Server},
     };
 
+    const NAMESPACES: &str = "/api/v1/namespaces";
+
     /// Otherwise the owner of a namespace could prevent all checks that read the namespace.
     #[tokio::test]
     async fn what_is_in_managed_fields_keeps_nobody_from_reading() {
@@ -109,7 +112,7 @@ mod tests {
             let answer = || Script::text(200, text_of("team", 7, &[&bad], ""));
             let server = Server::start([answer(), answer()]).await;
             let api: Api<Namespace> = Api::all(server.client());
-            let read = read_metadata(&api, "team")
+            let read = read_metadata(&server.client(), NAMESPACES, "team")
                 .await
                 .expect("read")
                 .expect("there");
@@ -137,7 +140,9 @@ mod tests {
         let name = "x?y#z";
         let written = patch(&api, name, &PatchParams::default(), &change).await;
         assert_eq!(written.expect("written").name.as_deref(), Some(name));
-        let found = read_metadata(&api, name).await.expect("read");
+        let found = read_metadata(&server.client(), NAMESPACES, name)
+            .await
+            .expect("read");
         assert_eq!(found.expect("there").name.as_deref(), Some(name));
         let maps: Api<ConfigMap> = Api::namespaced(server.client(), "team");
         let found = read(&maps, name).await.expect("read").expect("there");
@@ -150,7 +155,8 @@ mod tests {
             "team%2Fconfigmaps%2Fx",
             "../nodes/x",
         ] {
-            assert!(read_metadata(&api, name).await.is_err(), "{name:?}");
+            let found = read_metadata(&server.client(), NAMESPACES, name).await;
+            assert!(found.is_err(), "{name:?}");
             assert!(
                 patch(&api, name, &PatchParams::default(), &change)
                     .await
