@@ -143,7 +143,9 @@ impl Observer {
             let key = (watch.clone(), resource.clone());
             open.copies.entry(key).or_insert_with(|| {
                 debug!(kind = %watch.kind, namespace = watch.namespace, "watching copies");
-                Task::start(self.clone().copies(watch.clone(), resource.clone()))
+                let mut watching = JoinSet::new();
+                watching.spawn(self.clone().copies(watch.clone(), resource.clone()));
+                watching
             });
         }
         let wanted = watches(&demand.sources, &demand.selectors, demand.confined);
@@ -188,23 +190,27 @@ impl Observer {
     fn open(&self, watch: SourceWatch, demand: &Demand, members: Arc<Members>) -> Task {
         let selectors = watch.looks_for(demand.selectors.keys());
         let observer = self.clone();
-        let (resource, namespace) = match watch {
+        let mut watching = JoinSet::new();
+        match watch {
             SourceWatch::Named(source, resource) => {
-                return Task::start(observer.source(source, resource));
+                watching.spawn(observer.source(source, resource))
             }
             SourceWatch::Selected(selector, resource) => {
-                return Task::start(observer.selected(selector, resource));
+                watching.spawn(observer.selected(selector, resource))
             }
             SourceWatch::Kind {
                 resource,
                 namespace,
-            } => (resource, namespace),
+            } => {
+                let many = observer.many(resource, namespace, members.clone(), selectors.clone());
+                watching.spawn(many)
+            }
         };
-        let many = observer.many(resource, namespace, members.clone(), selectors.clone());
         Task {
             selectors,
+            stale: false,
             members,
-            ..Task::start(many)
+            _watching: watching,
         }
     }
 }
@@ -214,13 +220,14 @@ impl Observer {
 /// after a listing, however long that took.
 const REOPENING: Duration = Duration::from_secs(5);
 
+/// The open watches. Each closes when its task is dropped.
 #[derive(Default)]
 struct Open {
-    copies: BTreeMap<(CopyWatch, Resource), Task>,
+    copies: BTreeMap<(CopyWatch, Resource), JoinSet<()>>,
     sources: BTreeMap<SourceWatch, Task>,
 }
 
-/// An open watch. It closes when this value is dropped.
+/// An open watch of sources.
 struct Task {
     /// The selectors that the watch looks for, if it shows all objects of a kind.
     selectors: BTreeSet<SourceSelector>,
@@ -228,18 +235,6 @@ struct Task {
     stale: bool,
     /// The sources that the watch serves, if it shows all objects of a kind.
     members: Arc<Members>,
+    /// Closes the watch when it is dropped.
     _watching: JoinSet<()>,
-}
-
-impl Task {
-    fn start(work: impl Future<Output = ()> + Send + 'static) -> Self {
-        let mut watching = JoinSet::new();
-        watching.spawn(work);
-        Self {
-            selectors: BTreeSet::new(),
-            stale: false,
-            members: Arc::default(),
-            _watching: watching,
-        }
-    }
 }
