@@ -42,7 +42,7 @@ pub struct Policy {
     /// Selects the objects' namespaces by their labels. Only the API server evaluates it.
     pub namespace_selector: LabelSelector,
     /// Exact names of namespaces that the policy leaves alone.
-    pub exclude_namespaces: Vec<Box<str>>,
+    pub exclude_namespaces: Vec<String>,
     /// The changes.
     pub transform: Transform,
     /// The API server's reaction while no webhook answers.
@@ -71,7 +71,9 @@ impl Policy {
         let at_namespaces = "spec.match.namespaceSelector";
         let namespace_selector = spec.match_.namespace_selector.clone().unwrap_or_default();
         Selector::parse(&namespace_selector, at_namespaces, &mut refusals);
-        let exclude_namespaces = parse_excluded(&spec.match_.exclude_namespaces, &mut refusals);
+        let excluded = &spec.match_.exclude_namespaces;
+        let at_excluded = "spec.match.excludeNamespaces";
+        refusals.each(at_excluded, excluded, NAMESPACES, syntax::dns_label);
         let at_transform = "spec.transform";
         let transform =
             Transform::of_admission(&spec.transform, at_transform, &kinds, &mut refusals);
@@ -84,7 +86,7 @@ impl Policy {
             object_selector,
             registered_selector: spec.match_.object_selector.clone(),
             namespace_selector,
-            exclude_namespaces,
+            exclude_namespaces: excluded.clone(),
             transform,
             failure_policy: spec.failure_policy,
         })
@@ -169,7 +171,7 @@ impl Policy {
             && !self
                 .exclude_namespaces
                 .iter()
-                .any(|excluded| &**excluded == namespace)
+                .any(|excluded| excluded == namespace)
             && self
                 .object_selector
                 .matches_by(|key| labels?.get(key)?.as_str())
@@ -231,12 +233,6 @@ fn never_rewritten(gvk: &GroupVersionKind) -> Option<&'static str> {
         }
         _ => None,
     }
-}
-
-fn parse_excluded(namespaces: &[String], refusals: &mut Refusals) -> Vec<Box<str>> {
-    let field = "spec.match.excludeNamespaces";
-    refusals.each(field, namespaces, NAMESPACES, syntax::dns_label);
-    namespaces.iter().cloned().map(Into::into).collect()
 }
 
 /// The part of an object that a transform may change. It has no data, so no secret data gets into

@@ -373,7 +373,7 @@ impl Registration {
         let excluded: BTreeSet<_> = policy
             .exclude_namespaces
             .iter()
-            .map(|name| &**name)
+            .map(String::as_str)
             .chain(own)
             .collect();
         let exclusion = json!({"key": NAMESPACE_NAME, "operator": "NotIn", "values": excluded});
