@@ -176,9 +176,8 @@ async fn read_grants(
 fn others<'a>(rule: &'a Rule, home: &str) -> BTreeSet<&'a str> {
     let sources = rule.sources.iter().map(|source| &*source.namespace);
     let selectors = rule.selectors.iter().map(|one| &*one.namespace);
-    let targets = rule.targets.iter();
-    let targets = targets.flat_map(|target| target.selection.exact_names().unwrap_or_default());
-    let mut all: BTreeSet<&str> = sources.chain(selectors).chain(targets).collect();
+    let named = sources.chain(selectors).chain(rule.named_targets());
+    let mut all: BTreeSet<&str> = named.collect();
     all.remove(home);
     all
 }

@@ -318,8 +318,7 @@ fn absent(files: &Files, rule: &Rule) -> BTreeSet<String> {
     };
     let kinds = kinds.filter(|gvk| !has(gvk));
     let kinds = kinds.map(|gvk| format!("copies objects of kind {gvk}, and no file has one"));
-    let names = rule.targets.iter();
-    let names = names.flat_map(|target| target.selection.exact_names().unwrap_or_default());
+    let names = rule.named_targets();
     let there = |name: &str| {
         let mut keys = files.iter().map(|(key, _)| key);
         keys.any(|key| key.namespace == name || key.kind == "Namespace" && key.name == name)

@@ -228,15 +228,20 @@ impl Rule {
     /// installations.
     pub fn leaves_out(&self, reach: &Reach) -> Option<String> {
         self.id.namespace.as_ref()?;
-        let names = self
-            .targets
-            .iter()
-            .flat_map(|target| target.selection.exact_names().unwrap_or_default());
+        let names = self.named_targets();
         let out: BTreeSet<&str> = names.filter(|name| !reach.is_target(name)).collect();
         let out = out.into_iter().collect::<Vec<_>>().join(", ");
         let message =
             "this installation of Mimeo writes no copies into the namespace (--target-namespaces)";
         (!out.is_empty()).then(|| format!("{out}: {message}"))
+    }
+
+    /// The namespaces in the lists of its targets. A target with a glob in its list, or without a
+    /// list, is left out.
+    pub fn named_targets(&self) -> impl Iterator<Item = &str> {
+        self.targets
+            .iter()
+            .flat_map(|target| target.selection.exact_names().unwrap_or_default())
     }
 
     /// True if the namespace `name` with these labels is a target.
@@ -261,13 +266,7 @@ impl Rule {
     /// The copies that a Replication counts for: its sources times its target namespaces. Each
     /// selector counts for as many copies as a rule may have.
     pub fn most_copies(&self) -> usize {
-        let namespaces = |target: &Target| {
-            target
-                .selection
-                .exact_names()
-                .map_or(0, |names| names.len())
-        };
-        let targets: usize = self.targets.iter().map(namespaces).sum();
+        let targets = self.named_targets().count();
         self.sources.len() * targets + self.selectors.len() * replication::MOST_COPIES
     }
 

@@ -431,10 +431,7 @@ impl Index {
 /// Returns the namespaces that a `Replication` names as targets.
 pub(crate) fn named_targets(rule: &Rule) -> impl Iterator<Item = &str> {
     let local = rule.id.kind == RuleKind::Replication;
-    let targets = rule.targets.iter().filter(move |_| local);
-    targets
-        .filter_map(|target| target.selection.exact_names())
-        .flatten()
+    local.then(|| rule.named_targets()).into_iter().flatten()
 }
 
 /// Returns the namespaces, except its own, in which a `Replication` names or selects sources.
