@@ -158,8 +158,12 @@ impl Absence {
     }
 
     /// Returns how the object disappeared if a read found this namespace but not the object.
-    /// `shown` is the number of observations of copies when the read began.
-    pub(crate) fn absent_at(&self, home: Home, shown: u64) -> Became {
+    /// `None`: the read found neither. `shown` is the number of observations of copies when the
+    /// read began.
+    pub(crate) fn absent_at(&self, home: Option<Home>, shown: u64) -> Became {
+        let Some(home) = home else {
+            return Became::GoneWithNamespace;
+        };
         match self.home {
             // The object went with its former namespace. The present one is another namespace of
             // the same name.
@@ -228,10 +232,9 @@ impl Home {
 pub enum SourceRead {
     /// The source exists. Its watch shows it, or will.
     Present,
-    /// The source does not exist, but its namespace does.
-    Absent(Home),
-    /// The source does not exist, and its namespace does not exist or is being deleted.
-    Homeless,
+    /// The source does not exist. Its namespace is `None` if it does not exist either, or is being
+    /// deleted.
+    Absent(Option<Home>),
     /// The source exists, but its selector no longer matches its labels.
     Relabelled,
 }
@@ -391,11 +394,12 @@ impl Index {
         }
         let recorded = self.collections[id.kind].crd.recorded.as_ref();
         let lived_under = gone.seen_under.as_ref().or(recorded);
-        let became = match read.home {
-            _ if read.crd.is_none() || read.crd.as_ref() != lived_under => Became::Unexplained,
-            _ if id.namespace.is_none() => Became::Deleted { shown, since: None },
-            Some(home) => gone.absence.absent_at(home, shown),
-            None => Became::GoneWithNamespace,
+        let became = if read.crd.is_none() || read.crd.as_ref() != lived_under {
+            Became::Unexplained
+        } else if id.namespace.is_none() {
+            Became::Deleted { shown, since: None }
+        } else {
+            gone.absence.absent_at(read.home, shown)
         };
         self.became(key, became, effects);
         true
@@ -416,7 +420,6 @@ impl Index {
         let became = match read {
             SourceRead::Present => Became::Unknown,
             SourceRead::Absent(home) => absence.absent_at(home, shown),
-            SourceRead::Homeless => Became::GoneWithNamespace,
             SourceRead::Relabelled => Became::Unexplained,
         };
         self.became(JobKey::ConfirmSource(source.clone()), became, effects);

@@ -200,10 +200,10 @@ impl Index {
         }
         let now = read.defined.unwrap_or_default();
         let before = std::mem::replace(defined, now);
-        let became = match (read.home, read.defined) {
-            (_, None) => Became::Unexplained,
-            (None, _) => Became::GoneWithNamespace,
-            (Some(home), Some(_)) => absence.absent_at(home, shown),
+        let became = if read.defined.is_none() {
+            Became::Unexplained
+        } else {
+            absence.absent_at(read.home, shown)
         };
         if before != now {
             // The verdicts depend on the age of the CRD, too.

@@ -105,7 +105,7 @@ impl World {
                 }
                 Action::Job(job) => {
                     if matches!(job.task, Task::ConfirmSource(_)) {
-                        let read = Answer::Source(SourceRead::Absent(home(999, 0)));
+                        let read = Answer::Source(SourceRead::Absent(Some(home(999, 0))));
                         self.engine.answered(&job, read, self.now);
                     }
                 }

@@ -168,7 +168,7 @@ impl Writer {
         let path = resource_path(resource, Some(&source.namespace), Some(&source.name));
         let Some(found) = self.look(&path).await? else {
             let home = self.look_home(&source.namespace).await?;
-            return Ok(home.map_or(SourceRead::Homeless, SourceRead::Absent));
+            return Ok(SourceRead::Absent(home));
         };
         let labels = found.labels.unwrap_or_default();
         let selected = source.admits(|key| labels.get(key).map(String::as_str));

@@ -682,12 +682,16 @@ async fn a_source_is_gone_only_by_a_clear_answer() {
     let absent = |kind: &str| status(404, &json!({"name": "x", "kind": kind}));
     let cases = [
         (there(), there(), Ok(SourceRead::Present)),
-        (absent("secrets"), there(), Ok(SourceRead::Absent(home))),
-        (absent("secrets"), going(), Ok(SourceRead::Homeless)),
+        (
+            absent("secrets"),
+            there(),
+            Ok(SourceRead::Absent(Some(home))),
+        ),
+        (absent("secrets"), going(), Ok(SourceRead::Absent(None))),
         (
             absent("secrets"),
             absent("namespaces"),
-            Ok(SourceRead::Homeless),
+            Ok(SourceRead::Absent(None)),
         ),
         (
             absent("secrets"),

@@ -43,7 +43,7 @@ fn a_source_that_went_with_a_former_namespace_is_lost_after_a_restart_too() {
         scene.engine.source(&source("a", "b"), None, scene.now);
         scene.wait(61);
         assert!(scene.asks(&Task::ConfirmSource(source("a", "b"))));
-        let read = SourceRead::Absent(home(scene.uids["a"], CREATED_AT));
+        let read = SourceRead::Absent(Some(home(scene.uids["a"], CREATED_AT)));
         scene.answer(&Task::ConfirmSource(source("a", "b")), Answer::Source(read));
         assert_eq!(scene.done().len(), if meant { 20 } else { 0 }, "{written}");
         scene.wait(60);
@@ -76,7 +76,7 @@ fn lose_with_namespace(scene: &mut Scene) {
     scene.uids.remove("a");
     scene.namespace("a", &json!({}));
     scene.wait(61);
-    let read = SourceRead::Absent(home(scene.uids["a"], CREATED_AT));
+    let read = SourceRead::Absent(Some(home(scene.uids["a"], CREATED_AT)));
     scene.answer(&Task::ConfirmSource(source("a", "b")), Answer::Source(read));
     scene.run();
 }

@@ -183,9 +183,11 @@ fn read_source(server: &Server, source: &SourceRef) -> Option<SourceRead> {
     let home = server
         .namespace(&source.namespace)
         .filter(|namespace| !namespace.deleting);
-    home.map_or(Some(SourceRead::Homeless), |home| {
-        Home::of(&home.meta()).map(SourceRead::Absent)
-    })
+    let home = match home {
+        Some(home) => Some(Home::of(&home.meta())?),
+        None => None,
+    };
+    Some(SourceRead::Absent(home))
 }
 
 pub fn describe(answer: &Answer) -> String {
