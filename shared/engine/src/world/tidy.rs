@@ -1,10 +1,6 @@
 //! Removes state that is no longer needed.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    sync::Arc,
-    time::Duration,
-};
+use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
 use mimeo_model::{
     id::{KindId, RuleId, RuleKind},
@@ -107,21 +103,15 @@ impl Index {
     fn forget_unnamed(&mut self) -> BTreeSet<Arc<RuleId>> {
         let mut owners: BTreeSet<Arc<RuleId>> = BTreeSet::new();
         let mut origins: BTreeSet<u64> = BTreeSet::new();
-        let mut copies_in: BTreeMap<Arc<RuleId>, BTreeSet<Arc<str>>> = BTreeMap::new();
+        self.consent.copies_in.clear();
         for (name, namespace) in &self.namespaces {
             for seen in namespace.copies.iter().filter_map(CopyState::ours) {
                 origins.insert(seen.source);
                 let Some(owner) = &seen.rule else { continue };
-                if owner.kind == RuleKind::Replication {
-                    copies_in
-                        .entry(owner.clone())
-                        .or_default()
-                        .insert(name.clone());
-                }
+                self.consent.note_copy_in(owner, name);
                 owners.insert(owner.clone());
             }
         }
-        self.consent.copies_in = copies_in;
         self.forget_origins(&origins);
         self.gone
             .retain(|id, gone| owners.contains(id) || self.now < gone.until);
