@@ -43,18 +43,6 @@ struct Problems<'a> {
 }
 
 impl Problems<'_> {
-    /// True if copies are being written, and no problem holds them up.
-    fn pending(&self) -> bool {
-        let CopyCounts {
-            desired,
-            synced,
-            failed,
-        } = self.tally.copies;
-        let hindered =
-            self.sources.is_some() || self.unauthorized.is_some() || self.unwatched.is_some();
-        !hindered && failed == 0 && synced < desired
-    }
-
     /// Returns the condition Ready. If there are several problems, it shows the first that a user
     /// must solve.
     fn ready(&self) -> (bool, Trouble) {
@@ -77,7 +65,7 @@ impl Problems<'_> {
                 ConditionReason::NoNamespaceMatches,
                 "no namespace is selected".to_owned(),
             ),
-            None if self.pending() => (
+            None if synced < desired => (
                 ConditionReason::Pending,
                 format!("{synced} of {} up to date", copies_are(desired)),
             ),
@@ -188,7 +176,8 @@ impl Index {
             unwatched: self.unwatched_copies(rule),
         };
         let (ready, why) = problems.ready();
-        let pending = problems.pending() && !rule.suspend;
+        // A rule whose copies cannot be watched is pending, too, but writes none.
+        let pending = why.0 == ConditionReason::Pending && problems.unwatched.is_none();
         let all_found = (ConditionReason::Found, found(choice));
         let denied = problems.unauthorized.or_else(|| self.rules_unread());
         let allowed = "Mimeo has the permissions that the rule takes";
