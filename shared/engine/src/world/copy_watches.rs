@@ -167,26 +167,20 @@ impl Index {
     /// Resets the progress of watches that are no longer open.
     pub(crate) fn forget_watches(&mut self, watched: &BTreeMap<CopyWatch, Resource>) {
         for kind in self.kinds.iter_mut() {
-            let KindState {
-                group_kind,
-                note,
-                watches,
-                ..
-            } = kind;
             let mut any = false;
-            for (namespace, progress) in &mut watches.places {
+            for (namespace, progress) in &mut kind.watches.places {
                 let watch = CopyWatch {
-                    kind: group_kind.clone(),
+                    kind: kind.group_kind.clone(),
                     namespace: namespace.clone(),
                 };
-                let kept = watched.contains_key(&watch);
-                any |= kept;
-                if !kept {
+                if watched.contains_key(&watch) {
+                    any = true;
+                } else {
                     progress.watch = Watched::default();
                 }
             }
-            if !any && *note == (Note::Present { fresh: true }) {
-                *note = Note::Present { fresh: false };
+            if let Note::Present { fresh } = &mut kind.note {
+                *fresh &= any;
             }
         }
     }
@@ -214,28 +208,27 @@ impl Index {
     /// listing didn't show were absent then. Copies seen so far stay known while they can't be
     /// watched.
     pub(crate) fn copies_known(&mut self, watch: &CopyWatch, known: Known<u64>) {
-        let Some(id) = self.kind_id(&watch.kind) else {
-            return;
-        };
         let Some(progress) = self.watch_progress(watch) else {
             return;
         };
         let unreadable = progress.watch.unreadable();
         progress.watch.becomes(known);
-        if progress.watch.unreadable() != unreadable {
-            self.mark_all_statuses_due();
-        }
+        let changed = progress.watch.unreadable() != unreadable;
         if let Known::Listed(at) = known {
-            self.copies_listed(watch, id, at);
+            progress.listed_at = at;
+            let listing = progress.listing;
+            self.copies_listed(watch, listing, at);
+        }
+        if changed {
+            self.mark_all_statuses_due();
         }
     }
 
-    fn copies_listed(&mut self, watch: &CopyWatch, id: KindId, at: u64) {
-        let Some(progress) = self.watch_progress(watch) else {
+    /// Records that the listing with this number did not show the other copies known so far.
+    fn copies_listed(&mut self, watch: &CopyWatch, listing: u8, at: u64) {
+        let Some(id) = self.kinds.id(&watch.kind) else {
             return;
         };
-        progress.listed_at = at;
-        let listing = progress.listing;
         let shown = |name: &str| watch.namespace.as_deref().is_none_or(|only| only == name);
         let mut owners = BTreeSet::new();
         for (_, entry) in self.namespaces.iter_mut().filter(|(name, _)| shown(name)) {
