@@ -128,7 +128,7 @@ impl Index {
         let Some(seen) = copy.ours() else { return keep };
         // A copy of another source stays: the user may have changed the rule to a source that does
         // not exist yet.
-        if seen.deleting || seen.source != source_hash(&projection.source.to_string()) {
+        if seen.deleting || !is_replacement(projection, seen) {
             return keep;
         }
         // A former rule of the same name retained this copy. The present rule has never written it,

@@ -237,7 +237,7 @@ impl<'a> Page<'a> {
                 Changed::Ended(what) => view.ended.push(what.clone()),
                 Changed::Rule(id, state) => view.rules.push(RuleView {
                     id: id.clone(),
-                    suspended: state.rule.as_ref().is_ok_and(|rule| rule.suspend),
+                    suspended: state.valid().is_some_and(|rule| rule.suspend),
                     status: state.status.observed.clone(),
                 }),
                 Changed::Namespace(namespace) => {

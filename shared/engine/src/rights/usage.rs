@@ -16,7 +16,7 @@ use mimeo_model::{
 };
 
 use crate::{
-    Index, RuleState,
+    Index,
     clock::Tick,
     consent::{Consent, named_targets, read_abroad},
     missing_grants::copy_name,
@@ -97,8 +97,7 @@ impl Index {
                 let grants = self.admitting(namespace, home);
                 grants.map(|(name, grant, _)| (name, grant)).collect()
             });
-            let rule = self.rules.get(id).and_then(RuleState::valid);
-            let Some(rule) = rule.filter(|_| !admitting.is_empty()) else {
+            let Some(rule) = self.valid(id).filter(|_| !admitting.is_empty()) else {
                 continue;
             };
             counted += 1;

@@ -143,12 +143,7 @@ pub(crate) fn namespaced(served: &Known<Resource>) -> Option<&Resource> {
 
 impl Index {
     fn replan_rules_of_kind(&mut self, gvk: &GroupVersionKind) {
-        let names = |state: &RuleState| {
-            state
-                .rule
-                .as_ref()
-                .is_ok_and(|rule| rule.kinds.contains(gvk))
-        };
+        let names = |state: &RuleState| state.valid().is_some_and(|rule| rule.kinds.contains(gvk));
         let rules: Vec<Arc<RuleId>> = self
             .rules
             .iter()

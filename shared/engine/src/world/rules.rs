@@ -149,10 +149,7 @@ impl Index {
         observed: Observed,
         effects: &mut Effects,
     ) {
-        let id = self
-            .rules
-            .get_key_value(&id)
-            .map_or_else(|| Arc::new(id), |(known, _)| known.clone());
+        let id = self.rule_name(&Arc::new(id));
         let rule = self.count_replication(&id, rule, effects);
         let rule = rule.map(|rule| rule.within(&self.settings.reach));
         if self.gone.remove(&id).is_some() {
