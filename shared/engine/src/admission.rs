@@ -204,7 +204,7 @@ pub enum GateDecision {
 /// pending label there.
 pub fn pod_gate(namespace: &str, progress: &Progress) -> GateDecision {
     let Progress {
-        seen,
+        uid,
         nonce,
         denied,
         excused,
@@ -212,13 +212,12 @@ pub fn pod_gate(namespace: &str, progress: &Progress) -> GateDecision {
         required,
         over_budget,
         early_kinds,
-        uid: _,
     } = progress;
     let wait_for = |copies: &[AwaitedCopy], next: &str| {
         let see = copies.first().map_or_else(String::new, see);
         format!("pods in {namespace} wait for {}{next}. {see}", list(copies))
     };
-    if !seen {
+    if uid.is_none() {
         return GateDecision::Wait(still_reading(namespace));
     }
     if nonce.is_none() {
@@ -314,6 +313,7 @@ mod tests {
         id::{RuleId, RuleKind},
         kind::GroupVersionKind,
         known::Known,
+        meta::Uid,
         review::User,
         role::Role,
         rule::Rule,
@@ -536,7 +536,7 @@ mod tests {
 
     fn marked() -> Progress {
         Progress {
-            seen: true,
+            uid: Uid::parse("00000000-0000-4000-8000-000000000001"),
             nonce: Some("t".into()),
             ..Progress::default()
         }

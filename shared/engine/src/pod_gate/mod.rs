@@ -91,12 +91,9 @@ impl fmt::Display for AwaitedCopy {
 }
 
 /// The copies that still hold the pods of a namespace.
-#[allow(clippy::struct_excessive_bools)] // Four independent facts.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Progress {
-    /// True if this process has seen the namespace at all.
-    pub seen: bool,
-    /// The uid of the observed namespace.
+    /// The uid of the observed namespace. `None`: this process has not seen the namespace yet.
     pub uid: Option<Uid>,
     /// The nonce of the pending label that this process saw on the namespace.
     pub nonce: Option<Box<str>>,
@@ -146,7 +143,10 @@ impl Progress {
 
     /// True if pods may be admitted without a warning.
     pub fn ready(&self) -> bool {
-        self.seen && self.waiting.is_empty() && self.denied.is_empty() && self.excused.is_empty()
+        self.uid.is_some()
+            && self.waiting.is_empty()
+            && self.denied.is_empty()
+            && self.excused.is_empty()
     }
 }
 
@@ -222,7 +222,6 @@ impl Index {
     pub(crate) fn progress_of(&self, namespace: &Namespace) -> Progress {
         let pending_label = namespace.pending_label.as_ref();
         let mut progress = Progress {
-            seen: true,
             uid: namespace.uid,
             nonce: pending_label.map(|label| label.nonce.clone()),
             over_budget: self.is_late(namespace, self.settings.budget),
@@ -271,10 +270,7 @@ impl Index {
             let Some(rule) = state.acting().filter(held) else {
                 continue;
             };
-            let unlisted = |selector: &&SourceSelector| {
-                let known = self.selectors.get(*selector);
-                known.is_none_or(|known| !known.watch.is_listed())
-            };
+            let unlisted = |selector: &&SourceSelector| self.found(selector).is_none();
             for selector in rule.selectors.iter().filter(unlisted) {
                 let copies = format!(
                     "copies of the {} objects that a selector finds in namespace {}",
@@ -323,8 +319,7 @@ impl Gate {
         let Some(entry) = index.namespaces.get_mut(name) else {
             return;
         };
-        let nonce: Option<Box<str>> = entry.nonce().map(Into::into);
-        let Some(nonce) = nonce else {
+        let Some(nonce) = entry.nonce().map(Box::<str>::from) else {
             entry.pending_label = None;
             entry.charge = None;
             return;

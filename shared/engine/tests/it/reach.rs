@@ -214,7 +214,7 @@ fn pods_do_not_wait_where_mimeo_has_no_right_yet() {
         engine.outcome(&request.ticket, Outcome::Refused(failure), NOW);
         let progress = engine.progress("a", NOW);
         assert_eq!(!progress.denied.is_empty(), held, "{progress:?}");
-        assert!(progress.seen && progress.waiting.is_empty());
+        assert!(progress.uid.is_some() && progress.waiting.is_empty());
     }
 }
 
