@@ -91,7 +91,8 @@ impl Index {
         copy.approved = None;
     }
 
-    fn read(&self, meta: &ObjectMeta, kind: KindId) -> Option<Seen> {
+    /// Reads the metadata of an object of this kind. `None`: its uid is not a UUID.
+    pub(crate) fn read(&self, meta: &ObjectMeta, kind: KindId) -> Option<Seen> {
         let mut seen = Seen::read(meta, &self.kinds[kind].group_kind, &self.settings.cluster)?;
         seen.rule = seen.rule.map(|rule| self.rule_name(&rule));
         Some(seen)

@@ -4,7 +4,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
 use mimeo_model::{
     kind::GroupKind,
-    meta::{Seen, Uid, version},
+    meta::{Uid, version},
 };
 
 use crate::{
@@ -32,14 +32,12 @@ impl Index {
             copy.listing = listing;
             return;
         }
-        let Some(mut seen) = Seen::read(meta, kind, &self.settings.cluster) else {
+        let Some(seen) = self.read(meta, id) else {
             return;
         };
         let namespace = self.namespace_name(namespace);
         if let Some(rule) = &seen.rule {
-            let rule = self.rule_name(rule);
-            self.consent.note_copy_in(&rule, &namespace);
-            seen.rule = Some(rule);
+            self.consent.note_copy_in(rule, &namespace);
         }
         let name = self.projections.copy_name(name);
         self.remember_origin(&seen, meta);
