@@ -160,26 +160,17 @@ impl Index {
             known.is_some_and(|old| old.generation == new.generation && old.uid == new.uid)
         };
         match rule {
-            Ok(rule) if says_the_same(&rule) => self.note_rule(&id, rule, observed, effects),
+            Ok(rule) if says_the_same(&rule) => {
+                // Of changed metadata and of the status, the engine uses the confirmation and the
+                // status.
+                if let Some(state) = self.rules.get_mut(&id) {
+                    state.rule = Ok(rule);
+                    state.status.observe(observed);
+                }
+                self.confirm(&id, effects);
+            }
             rule => self.replace_rule(&id, rule, observed, effects),
         }
-    }
-
-    /// Records a rule with the same spec and changed metadata or status. Of these the engine uses
-    /// the confirmation and the status.
-    fn note_rule(
-        &mut self,
-        id: &Arc<RuleId>,
-        rule: Rule,
-        observed: Observed,
-        effects: &mut Effects,
-    ) {
-        let Some(state) = self.rules.get_mut(id) else {
-            return;
-        };
-        state.rule = Ok(rule);
-        state.status.observe(observed);
-        self.confirm(id, effects);
     }
 
     /// Records a rule that is new or has another spec.
