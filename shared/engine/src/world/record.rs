@@ -67,7 +67,8 @@ impl Index {
         let CrdState { current, .. } = &self.collections[kind].crd;
         let mut rules = self.rules.iter().filter(|(id, _)| id.kind == kind);
         rules.all(|(_, state)| state.crd == *current)
-            && !self.has_gone(kind)
+            // No copy names a rule of this kind that does not exist.
+            && !self.gone.keys().any(|id| id.kind == kind)
             && self.every_copy_seen()
     }
 
@@ -149,11 +150,6 @@ impl Index {
                     || unserved(kind)
                     || !self.settings.reach.copies(&kind.group_kind)
             })
-    }
-
-    /// True if a copy names a rule of this kind that does not exist.
-    fn has_gone(&self, kind: RuleKind) -> bool {
-        self.gone.keys().any(|id| id.kind == kind)
     }
 }
 

@@ -21,17 +21,6 @@ const MANY: u32 = 128;
 const EACH: Duration = Duration::from_micros(45);
 
 impl Index {
-    /// Forgets sources that no selector finds any more and that no copy names any more.
-    fn forget_origins(&mut self, copied: &BTreeSet<u64>) {
-        self.origins.retain(|hash, _| copied.contains(hash));
-        let copied = |source: &SourceRef| copied.contains(&source_hash(&source.to_string()));
-        self.sources.retain(|source, state| {
-            source.selector().is_none() || !state.is_missing() || copied(source)
-        });
-    }
-}
-
-impl Index {
     /// Forgets rules that no copy names any more, and kinds that need no watch any more. It runs
     /// when the queue is empty.
     pub(crate) fn tidy(&mut self, effects: &mut Effects) {
@@ -112,7 +101,11 @@ impl Index {
                 owners.insert(owner.clone());
             }
         }
-        self.forget_origins(&origins);
+        self.origins.retain(|hash, _| origins.contains(hash));
+        let copied = |source: &SourceRef| origins.contains(&source_hash(&source.to_string()));
+        self.sources.retain(|source, state| {
+            source.selector().is_none() || !state.is_missing() || copied(source)
+        });
         self.gone
             .retain(|id, gone| owners.contains(id) || self.now < gone.until);
         self.forget_needless_kinds();
