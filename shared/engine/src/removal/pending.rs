@@ -304,9 +304,8 @@ impl Index {
             return false;
         }
         for key in self.held_copies(id).into_keys() {
-            let why = self.losses.get(&key).map(|(_, loss)| loss.why);
-            self.losses.remove(&key);
-            if let Some(why) = why {
+            if let Some((_, &Loss { why, .. })) = self.losses.get(&key) {
+                self.losses.remove(&key);
                 self.approve_deletion(key, why);
             }
         }

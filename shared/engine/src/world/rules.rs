@@ -188,21 +188,19 @@ impl Index {
         self.forget_places(id, former);
         self.replace_selectors(id, former, valid);
         let projections = valid.map_or_else(Vec::new, |rule| self.add_claims(id, rule));
-        let version = rule.as_ref().map_or(0, |rule| rule.resource_version);
+        let version = valid.map_or(0, |rule| rule.resource_version);
         let newest = &mut self.collections[id.kind].newest;
         *newest = version.max(*newest);
-        let pod_gate_proven = rule
-            .as_ref()
-            .is_ok_and(|rule| pod_gate_active(&observed, rule.generation));
+        let pod_gate_proven = valid.is_some_and(|rule| pod_gate_active(&observed, rule.generation));
         // After the CRD is installed again, a watch may still show rules of the former CRD for a
         // while. A known rule with the same uid lives under the same CRD as before.
-        let same = old
-            .as_ref()
-            .filter(|old| matches!((&old.rule, &rule), (Ok(old), Ok(new)) if old.uid == new.uid));
-        let crd = same.map_or_else(
-            || self.collections[id.kind].crd.certain(),
-            |old| old.crd.clone(),
-        );
+        let same = former
+            .zip(valid)
+            .is_some_and(|(old, new)| old.uid == new.uid);
+        let crd = match &old {
+            Some(old) if same => old.crd.clone(),
+            _ => self.collections[id.kind].crd.certain(),
+        };
         let mut book = old.map_or_else(status::Book::default, |old| {
             self.retire(&old.projections.concat(), &projections.concat());
             old.status
