@@ -395,6 +395,14 @@ mod tests {
                 "p[0].path: is reserved for Mimeo",
             ),
             (
+                json!([{"op": "remove", "path": "/metadata/annotations"}]),
+                "p[0].path: must be one label",
+            ),
+            (
+                json!([{"op": "move", "from": "/metadata/labels", "path": "/data/x"}]),
+                "p[0].from: must be one label",
+            ),
+            (
                 json!([{"op": "copy", "from": "/metadata", "path": "/data/x"}]),
                 "p[0].from: must be one label",
             ),
