@@ -222,7 +222,7 @@ fn plan(
 
 fn add(objects: &mut Objects, gvk: &GroupVersionKind, name: Option<String>) {
     // The name of a copy may have the star of a source of any name.
-    let name = name.filter(|name| name != "*" && Glob::new(name).is_quick());
+    let name = name.filter(|name| name != "*" && Glob(name).is_quick());
     let names = objects
         .entry(gvk.clone())
         .or_insert_with(|| Some(BTreeSet::new()));

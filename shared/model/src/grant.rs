@@ -226,18 +226,22 @@ pub struct Granted {
     /// The version in which the grant names the kind.
     pub gvk: GroupVersionKind,
     /// Names of the objects, and globs over names. If there are none, any name is granted.
-    names: Vec<Glob>,
+    names: Vec<String>,
 }
 
 impl Granted {
     /// The names, if all of them are exact. `None` if the grant covers names that it does not list.
     pub fn exact_names(&self) -> Option<Vec<&str>> {
-        let names: Option<Vec<&str>> = self.names.iter().map(Glob::literal).collect();
+        let names: Option<Vec<&str>> = self.names.iter().map(|name| Glob(name).literal()).collect();
         names.filter(|_| !self.is_any())
     }
 
     fn load(&self) -> usize {
-        1 + self.names.iter().map(Glob::load).sum::<usize>()
+        1 + self
+            .names
+            .iter()
+            .map(|name| Glob(name).load())
+            .sum::<usize>()
     }
 
     /// True if the grant covers objects of any name. The grantee may then also learn which objects
@@ -247,7 +251,7 @@ impl Granted {
     }
 
     fn covers(&self, kind: &GroupKind, name: &str) -> bool {
-        let named = || self.names.iter().any(|glob| glob.matches(name));
+        let named = || self.names.iter().any(|glob| Glob(glob).matches(name));
         self.gvk.is_of(kind) && (self.is_any() || named())
     }
 }
@@ -350,7 +354,7 @@ fn parse_objects(
     refusals.each(&format!("{field}.names"), names, NAMES, syntax::object_glob);
     Some(Granted {
         gvk: gvk?,
-        names: names.iter().map(|name| Glob::new(name)).collect(),
+        names: names.clone(),
     })
 }
 

@@ -29,79 +29,64 @@ const RESULT: usize = 1536 * 1024;
 /// Deepest nesting of a copy after any of the operations, and of a value.
 pub(crate) const DEPTH: usize = 100;
 
-/// A checked patch.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct JsonPatch {
-    operations: Vec<JsonPatchOperation>,
+/// Checks a patch for the copies of these sources. Refusals name fields below `field`.
+pub(crate) fn check(
+    operations: &[JsonPatchOperation],
+    field: &str,
+    sources: &[SourceRef],
+    refusals: &mut Refusals,
+) {
+    refusals.limit(field, operations.len(), OPERATIONS);
+    let size = operations
+        .iter()
+        .filter_map(|one| size(one.value.as_ref()?, DEPTH))
+        .sum::<usize>();
+    if size > VALUES {
+        refusals.add(
+            field,
+            format!("must not have more than {VALUES} bytes in all values"),
+        );
+    }
+    for (i, operation) in operations.iter().enumerate() {
+        check_operation(operation, &format!("{field}[{i}]"), sources, refusals);
+    }
 }
 
-impl JsonPatch {
-    /// Checks a patch for the copies of these sources. Refusals name fields below `field`.
-    pub(crate) fn parse(
-        operations: &[JsonPatchOperation],
-        field: &str,
-        sources: &[SourceRef],
-        refusals: &mut Refusals,
-    ) -> Self {
-        refusals.limit(field, operations.len(), OPERATIONS);
-        let size = operations
-            .iter()
-            .filter_map(|one| size(one.value.as_ref()?, DEPTH))
-            .sum::<usize>();
-        if size > VALUES {
-            refusals.add(
-                field,
-                format!("must not have more than {VALUES} bytes in all values"),
-            );
-        }
-        for (i, operation) in operations.iter().enumerate() {
-            check(operation, &format!("{field}[{i}]"), sources, refusals);
-        }
-        Self {
-            operations: operations.to_vec(),
+/// Patches a copy by checked operations. The copy has no identity, and its metadata has only labels
+/// and annotations, without Mimeo's own. No checked path leads to its root, its metadata, its
+/// labels or its annotations as a whole, so all four stay objects. The draft relies on that.
+/// `rules` is the kind of the copy's rule.
+///
+/// # Errors
+/// The operation that fails and the reason, without any of the data. The copy is then only partly
+/// patched.
+pub(crate) fn apply(
+    operations: &[JsonPatchOperation],
+    copy: &mut Value,
+    source: &SourceRef,
+    rules: RuleKind,
+    show: Show<'_>,
+) -> Result<(), SourceRefused> {
+    // An operation can double the copy by copying a part into itself. So the size is checked
+    // after each operation.
+    let most = match rules {
+        RuleKind::ClusterReplication => RESULT,
+        RuleKind::Replication => MOST_BYTES,
+    };
+    for (number, operation) in operations.iter().enumerate() {
+        let refused = |why| SourceRefused::JsonPatch { number, why };
+        let mut operation = json!(operation);
+        fill_in(&mut operation["value"], source, show);
+        let operation = from_value(operation).map_err(|_| refused("it can't be done"))?;
+        json_patch::patch_unsafe(copy, &[operation])
+            .map_err(|error| refused(explain(&error.kind)))?;
+        let size = size(copy, DEPTH);
+        let size = size.ok_or_else(|| refused("the result is nested too deeply"))?;
+        if size > most {
+            return Err(SourceRefused::PatchTooLarge { number, most });
         }
     }
-
-    pub(crate) fn is_noop(&self) -> bool {
-        self.operations.is_empty()
-    }
-
-    /// Patches a copy. It has no identity, and its metadata has only labels and annotations,
-    /// without Mimeo's own. No checked path leads to its root, its metadata, its labels or its
-    /// annotations as a whole, so all four stay objects. The draft relies on that. `rules` is the
-    /// kind of the copy's rule.
-    ///
-    /// # Errors
-    /// The operation that fails and the reason, without any of the data. The copy is then only
-    /// partly patched.
-    pub(crate) fn apply(
-        &self,
-        copy: &mut Value,
-        source: &SourceRef,
-        rules: RuleKind,
-        show: Show<'_>,
-    ) -> Result<(), SourceRefused> {
-        // An operation can double the copy by copying a part into itself. So the size is checked
-        // after each operation.
-        let most = match rules {
-            RuleKind::ClusterReplication => RESULT,
-            RuleKind::Replication => MOST_BYTES,
-        };
-        for (number, operation) in self.operations.iter().enumerate() {
-            let refused = |why| SourceRefused::JsonPatch { number, why };
-            let mut operation = json!(operation);
-            fill_in(&mut operation["value"], source, show);
-            let operation = from_value(operation).map_err(|_| refused("it can't be done"))?;
-            json_patch::patch_unsafe(copy, &[operation])
-                .map_err(|error| refused(explain(&error.kind)))?;
-            let size = size(copy, DEPTH);
-            let size = size.ok_or_else(|| refused("the result is nested too deeply"))?;
-            if size > most {
-                return Err(SourceRefused::PatchTooLarge { number, most });
-            }
-        }
-        Ok(())
-    }
+    Ok(())
 }
 
 /// The messages of the `json_patch` crate name paths, and a later version might name values.
@@ -115,7 +100,7 @@ fn explain(kind: &PatchErrorKind) -> &'static str {
     }
 }
 
-fn check(
+fn check_operation(
     operation: &JsonPatchOperation,
     field: &str,
     sources: &[SourceRef],
@@ -237,11 +222,11 @@ mod tests {
         )
     }
 
-    fn parse(operations: &Value) -> Result<JsonPatch, String> {
+    fn parse(operations: &Value) -> Result<Vec<JsonPatchOperation>, String> {
         parse_for("Secret", operations)
     }
 
-    fn parse_for(kind: &str, operations: &Value) -> Result<JsonPatch, String> {
+    fn parse_for(kind: &str, operations: &Value) -> Result<Vec<JsonPatchOperation>, String> {
         let operations: Vec<JsonPatchOperation> = from_value(operations.clone()).unwrap();
         let joined = |refusals: Vec<Refusal>| {
             refusals
@@ -251,23 +236,22 @@ mod tests {
                 .join("\n")
         };
         let sources = [source(kind)];
-        Refusals::of(|refusals| JsonPatch::parse(&operations, "p", &sources, refusals))
-            .map_err(joined)
+        Refusals::of(|refusals| check(&operations, "p", &sources, refusals)).map_err(joined)?;
+        Ok(operations)
     }
 
     /// A patched copy: metadata and the other fields.
     fn patched(operations: &Value, data: &Value) -> Result<[Value; 2], String> {
         let metadata = json!({"labels": {"a": "b"}, "annotations": {}});
         let mut copy = json!({"metadata": metadata, "type": "Opaque", "data": data});
-        parse(operations)
-            .unwrap()
-            .apply(
-                &mut copy,
-                &source("Secret"),
-                RuleKind::Replication,
-                &Variable::to_string,
-            )
-            .map_err(|refused| refused.to_string())?;
+        apply(
+            &parse(operations).unwrap(),
+            &mut copy,
+            &source("Secret"),
+            RuleKind::Replication,
+            &Variable::to_string,
+        )
+        .map_err(|refused| refused.to_string())?;
         let metadata = copy.as_object_mut().unwrap().remove("metadata").unwrap();
         Ok([metadata, copy])
     }

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use json_patch::{Patch, PatchOperation};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
-use mimeo_api::{FailurePolicy, TransformPolicy};
+use mimeo_api::{FailurePolicy, Transform, TransformPolicy};
 use serde_json::{Map, Value};
 
 use crate::{
@@ -13,7 +13,7 @@ use crate::{
     review::{Operation, Request, Verdict},
     selection::Selector,
     syntax,
-    transform::{Transform, is_being_deleted},
+    transform::{self, check_of_admission, data_changes, is_being_deleted},
 };
 
 /// Most kinds of one policy.
@@ -75,8 +75,7 @@ impl Policy {
         let at_excluded = "spec.match.excludeNamespaces";
         refusals.each(at_excluded, excluded, NAMESPACES, syntax::dns_label);
         let at_transform = "spec.transform";
-        let transform =
-            Transform::of_admission(&spec.transform, at_transform, &kinds, &mut refusals);
+        check_of_admission(&spec.transform, at_transform, &kinds, &mut refusals);
         if spec.transform.is_noop() {
             refusals.add(at_transform, "must change something");
         }
@@ -87,7 +86,7 @@ impl Policy {
             registered_selector: spec.match_.object_selector.clone(),
             namespace_selector,
             exclude_namespaces: excluded.clone(),
-            transform,
+            transform: spec.transform.clone(),
             failure_policy: spec.failure_policy,
         })
     }
@@ -122,13 +121,14 @@ impl Policy {
             .filter(|_| request.operation == Operation::Update);
         let before = rewritable(object);
         let mut after = before.clone();
-        self.transform.rewrite(
+        transform::rewrite(
+            &self.transform,
             &mut after,
             stored,
             request.namespace.as_deref().unwrap_or_default(),
         );
         let mut patch = json_patch::diff(&before, &after);
-        patch.0.extend(self.transform.data.changes(object));
+        patch.0.extend(data_changes(&self.transform.data, object));
         let mut warnings = Vec::new();
         warnings.extend(stored.and_then(|stored| self.kept_type(stored)));
         if !PROGRAMS
@@ -179,10 +179,7 @@ impl Policy {
 
     /// The warning about an object that was stored with another type before the policy existed.
     fn kept_type(&self, stored: &Value) -> Option<String> {
-        let (wanted, kept) = (
-            self.transform.secret_type.as_deref()?,
-            stored["type"].as_str()?,
-        );
+        let (wanted, kept) = (self.transform.type_.as_deref()?, stored["type"].as_str()?);
         (wanted != kept).then(|| kept_type(&self.name, kept, wanted))
     }
 }

@@ -11,7 +11,7 @@ use std::{
 };
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-use mimeo_api::{ClusterReplication, ClusterReplicationSpec, DriftPolicy};
+use mimeo_api::{ClusterReplication, ClusterReplicationSpec, CopyTransform, DriftPolicy};
 use serde_json::Value;
 
 use crate::{
@@ -28,7 +28,7 @@ use crate::{
     source::{SourceRef, SourceSelector},
     syntax,
     template::{Place, Template, texts},
-    transform::Transform,
+    transform::check_of_copies,
 };
 
 mod inline;
@@ -75,7 +75,7 @@ pub struct Rule {
     /// The targets. A namespace gets copies if any of them matches.
     pub targets: Vec<Target>,
     /// The differences between a copy and its source.
-    pub transform: Transform,
+    pub transform: CopyTransform,
     /// How copies are written.
     pub strategy: Strategy,
     /// The policy for an object that has a copy's name and is not Mimeo's.
@@ -146,7 +146,7 @@ impl Rule {
             refuse_source_namespace(spec, &mut refusals);
         }
         let targets = parse_targets(spec, &sources, &mut refusals);
-        let transform = Transform::of_copies(
+        check_of_copies(
             &spec.copies.transform,
             "spec.transform",
             &sources.samples(),
@@ -201,7 +201,7 @@ impl Rule {
             most_sources: MOST_SOURCES,
             kinds: sources.kinds,
             targets,
-            transform,
+            transform: spec.copies.transform.clone(),
             strategy,
             conflict: spec.copies.conflict_policy,
             drift: spec.copies.drift_policy,
@@ -313,7 +313,7 @@ impl Rule {
             let inline = self.inline.get(source);
             let bound = || inline.map_or_else(|| role(source), |object| RoleRef::of(object));
             // The result of a patch is not known yet.
-            let known = own_rights::binds(&source.gvk) && self.transform.json_patch.is_noop();
+            let known = own_rights::binds(&source.gvk) && self.transform.json_patch.is_empty();
             Home {
                 gvk: &source.gvk,
                 namespace: source.home(),

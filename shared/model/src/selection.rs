@@ -148,7 +148,7 @@ impl TargetSelection {
             .names
             .as_ref()?
             .iter()
-            .map(Glob::literal)
+            .map(|name| Glob(name).literal())
             .collect()
     }
 
@@ -169,7 +169,11 @@ impl TargetSelection {
             pattern,
             labels,
         } = &self.selection;
-        names.iter().flatten().map(Glob::load).sum::<usize>()
+        names
+            .iter()
+            .flatten()
+            .map(|name| Glob(name).load())
+            .sum::<usize>()
             + pattern.as_ref().map_or(0, Pattern::load)
             + labels
                 .as_ref()
@@ -192,7 +196,7 @@ impl TargetSelection {
 #[derive(Clone, Debug)]
 pub struct Selection {
     /// Names and globs. Any of them must match.
-    names: Option<Vec<Glob>>,
+    names: Option<Vec<String>>,
     /// A regular expression over the whole name.
     pattern: Option<Pattern>,
     labels: Option<Selector>,
@@ -218,8 +222,6 @@ impl Selection {
         }
         let at_names = format!("{field}.namespaces");
         refusals.each(&at_names, namespaces, NAMES, syntax::namespace_glob);
-        let names = namespaces.iter().map(|name| Glob::new(name));
-        let names = (!namespaces.is_empty()).then(|| names.collect());
         let pattern = namespace_pattern.as_deref().and_then(|pattern| {
             refusals.one(
                 &format!("{field}.namespacePattern"),
@@ -230,7 +232,7 @@ impl Selection {
             Selector::parse(selector, &format!("{field}.namespaceSelector"), refusals)
         });
         Self {
-            names,
+            names: (!namespaces.is_empty()).then(|| namespaces.clone()),
             pattern,
             labels,
         }
@@ -240,7 +242,7 @@ impl Selection {
     pub fn matches(&self, name: &str, labels: &Labels) -> bool {
         self.names
             .as_ref()
-            .is_none_or(|globs| globs.iter().any(|glob| glob.matches(name)))
+            .is_none_or(|globs| globs.iter().any(|glob| Glob(glob).matches(name)))
             && self
                 .pattern
                 .as_ref()
@@ -253,7 +255,7 @@ impl Selection {
     /// Returns the first part that does not match the namespace, for people.
     fn mismatch(&self, name: &str, labels: &Labels) -> Option<Mismatch> {
         let globs = self.names.as_ref();
-        if globs.is_some_and(|globs| !globs.iter().any(|glob| glob.matches(name))) {
+        if globs.is_some_and(|globs| !globs.iter().any(|glob| Glob(glob).matches(name))) {
             return Some(Mismatch::of(
                 "no item of namespaces matches its name".into(),
             ));
@@ -289,7 +291,7 @@ impl Selection {
 
     /// True if `name` itself is in the list. A glob that matches it does not count.
     fn lists(&self, name: &str) -> bool {
-        self.names.iter().flatten().any(|glob| glob.is(name))
+        self.names.iter().flatten().any(|listed| listed == name)
     }
 
     /// True if a name can match that begins with `prefix` and is longer.
@@ -303,7 +305,7 @@ impl Selection {
         };
         self.names
             .as_ref()
-            .is_none_or(|globs| globs.iter().any(|glob| glob.could_match(prefix)))
+            .is_none_or(|globs| globs.iter().any(|glob| Glob(glob).could_match(prefix)))
             && self
                 .pattern
                 .as_ref()

@@ -295,7 +295,8 @@ pub(crate) fn texts(value: &Value) -> Box<dyn Iterator<Item = &str> + '_> {
     }
 }
 
-fn checked(text: &str) -> Template {
+/// The template of a text that was checked before.
+pub(crate) fn checked(text: &str) -> Template {
     Template::parse(text).unwrap_or_else(|_| Template(vec![Piece::Text(text.into())]))
 }
 

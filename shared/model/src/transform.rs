@@ -1,12 +1,13 @@
 //! The differences between a copy and its source, and the changes of a policy to an object at
 //! admission.
 
+use mimeo_api::{CopyTransform, Transform};
 use serde_json::{Map, Value, json};
 
 use crate::{
     kind::GroupVersionKind,
     marks::is_ours,
-    patch::JsonPatch,
+    patch,
     refusal::Refusals,
     source::{SourceRef, refused_type},
     syntax,
@@ -14,25 +15,13 @@ use crate::{
 
 mod keys;
 
-use self::keys::{ANNOTATIONS, DataEdits, Edits, LABELS};
+use self::keys::{ANNOTATIONS, LABELS, check_data, check_keys, rewrite_keys};
+pub(crate) use self::keys::{copy_data, copy_keys, data_changes};
 
 /// Most finalizers.
 const FINALIZERS: usize = 8;
 
 type Fields = Map<String, Value>;
-
-/// The changes to an object.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Transform {
-    /// Type of a copy, or of a new object. `None` keeps the type of the source or the object.
-    pub secret_type: Option<String>,
-    pub(crate) labels: Edits,
-    pub(crate) annotations: Edits,
-    pub(crate) data: DataEdits,
-    /// Finalizers for a copy, or to add to an object, in the author's order.
-    pub(crate) finalizers: Vec<String>,
-    pub(crate) json_patch: JsonPatch,
-}
 
 /// The use of a text with variables. It determines the check of the text.
 #[derive(Clone, Copy)]
@@ -43,109 +32,99 @@ enum Use<'a> {
     Admission,
 }
 
-impl Transform {
-    /// Compiles the transform of a rule. Its texts may have variables of any of `sources`. Refusals
-    /// name fields below `field`.
-    pub(crate) fn of_copies(
-        spec: &mimeo_api::CopyTransform,
-        field: &str,
-        sources: &[SourceRef],
-        refusals: &mut Refusals,
-    ) -> Self {
-        let mimeo_api::CopyTransform { common, json_patch } = spec;
-        let kinds = sources.iter().map(|source| &source.gvk);
-        let common = Self::parse(common, field, Use::Copies(sources), kinds, refusals);
-        let field = format!("{field}.jsonPatch");
-        Self {
-            json_patch: JsonPatch::parse(json_patch, &field, sources, refusals),
-            ..common
-        }
-    }
+/// Checks the transform of a rule. Its texts may have variables of any of `sources`. Refusals
+/// name fields below `field`.
+pub(crate) fn check_of_copies(
+    spec: &CopyTransform,
+    field: &str,
+    sources: &[SourceRef],
+    refusals: &mut Refusals,
+) {
+    let CopyTransform { common, json_patch } = spec;
+    let kinds = sources.iter().map(|source| &source.gvk);
+    check(common, field, Use::Copies(sources), kinds, refusals);
+    patch::check(json_patch, &format!("{field}.jsonPatch"), sources, refusals);
+}
 
-    /// Compiles the transform of a policy for objects of these kinds.
-    pub(crate) fn of_admission(
-        spec: &mimeo_api::Transform,
-        field: &str,
-        kinds: &[GroupVersionKind],
-        refusals: &mut Refusals,
-    ) -> Self {
-        Self::parse(spec, field, Use::Admission, kinds.iter(), refusals)
-    }
+/// Checks the transform of a policy for objects of these kinds.
+pub(crate) fn check_of_admission(
+    spec: &Transform,
+    field: &str,
+    kinds: &[GroupVersionKind],
+    refusals: &mut Refusals,
+) {
+    check(spec, field, Use::Admission, kinds.iter(), refusals);
+}
 
-    fn parse<'a>(
-        spec: &mimeo_api::Transform,
-        field: &str,
-        used: Use<'_>,
-        mut kinds: impl Iterator<Item = &'a GroupVersionKind> + Clone,
-        refusals: &mut Refusals,
-    ) -> Self {
-        let mimeo_api::Transform {
-            type_,
-            labels,
-            annotations,
-            data,
-            finalizers,
-        } = spec;
-        let secrets = kinds.clone().all(GroupVersionKind::is_secret);
-        if !data.is_noop() && !kinds.all(|kind| kind.is_secret() || kind.is_config_map()) {
+fn check<'a>(
+    spec: &Transform,
+    field: &str,
+    used: Use<'_>,
+    mut kinds: impl Iterator<Item = &'a GroupVersionKind> + Clone,
+    refusals: &mut Refusals,
+) {
+    let Transform {
+        type_,
+        labels,
+        annotations,
+        data,
+        finalizers,
+    } = spec;
+    let secrets = kinds.clone().all(GroupVersionKind::is_secret);
+    if !data.is_noop() && !kinds.all(|kind| kind.is_secret() || kind.is_config_map()) {
+        refusals.add(
+            format!("{field}.data"),
+            "is only for Secrets and ConfigMaps",
+        );
+    }
+    let at_type = format!("{field}.type");
+    if let Some(text) = type_ {
+        refusals.one(&at_type, syntax::secret_type(text));
+        if refused_type(Some(text)).is_some() {
             refusals.add(
-                format!("{field}.data"),
-                "is only for Secrets and ConfigMaps",
+                &at_type,
+                "must not be that of service account tokens or Helm \
+                     releases: Kubernetes or Helm would use the Secret as one",
             );
         }
-        let at_type = format!("{field}.type");
-        if let Some(text) = type_ {
-            refusals.one(&at_type, syntax::secret_type(text));
-            if refused_type(Some(text)).is_some() {
-                refusals.add(
-                    &at_type,
-                    "must not be that of service account tokens or Helm \
-                     releases: Kubernetes or Helm would use the Secret as one",
-                );
-            }
-            if !secrets {
-                refusals.add(at_type, "is only for Secrets");
-            }
-        }
-        let at = |part: &str| format!("{field}.{part}");
-        let labels = Edits::parse(labels, &at("labels"), used, LABELS, refusals);
-        let annotations =
-            Edits::parse(annotations, &at("annotations"), used, ANNOTATIONS, refusals);
-        let data = DataEdits::parse(data, &at("data"), refusals);
-        refuse_finalizers(finalizers, &at("finalizers"), refusals);
-        Self {
-            secret_type: type_.clone(),
-            labels,
-            annotations,
-            data,
-            finalizers: finalizers.clone(),
-            json_patch: JsonPatch::default(),
+        if !secrets {
+            refusals.add(at_type, "is only for Secrets");
         }
     }
+    let at = |part: &str| format!("{field}.{part}");
+    check_keys(labels, &at("labels"), used, LABELS, refusals);
+    check_keys(annotations, &at("annotations"), used, ANNOTATIONS, refusals);
+    check_data(data, &at("data"), refusals);
+    refuse_finalizers(finalizers, &at("finalizers"), refusals);
+}
 
-    /// Changes an object at admission, except its data. `stored` is the old object of an UPDATE.
-    /// The variable `$(namespace.name)` has the value `namespace`.
-    ///
-    /// A new Secret gets the type of the transform. A stored Secret keeps its type, which is
-    /// immutable. So a client can send the original type again without an error. An object that is
-    /// being deleted is not changed, otherwise no client could remove its finalizers. Mimeo's
-    /// labels and annotations are not changed. A second run changes nothing.
-    pub fn rewrite(&self, object: &mut Value, stored: Option<&Value>, namespace: &str) {
-        if is_being_deleted(object) || stored.is_some_and(is_being_deleted) {
-            return;
-        }
-        let Some(fields) = object.as_object_mut() else {
-            return;
-        };
-        if let Some(wanted) = &self.secret_type {
-            let kept = stored.map_or(Some(&**wanted), |stored| stored["type"].as_str());
-            fields.extend(kept.map(|kept| ("type".into(), kept.into())));
-        }
-        if let Some(metadata) = object_in(fields, "metadata") {
-            self.labels.rewrite(metadata, "labels", namespace);
-            self.annotations.rewrite(metadata, "annotations", namespace);
-            add_finalizers(&self.finalizers, metadata);
-        }
+/// Changes an object at admission, except its data. `stored` is the old object of an UPDATE.
+/// The variable `$(namespace.name)` has the value `namespace`.
+///
+/// A new Secret gets the type of the transform. A stored Secret keeps its type, which is
+/// immutable. So a client can send the original type again without an error. An object that is
+/// being deleted is not changed, otherwise no client could remove its finalizers. Mimeo's
+/// labels and annotations are not changed. A second run changes nothing.
+pub(crate) fn rewrite(
+    transform: &Transform,
+    object: &mut Value,
+    stored: Option<&Value>,
+    namespace: &str,
+) {
+    if is_being_deleted(object) || stored.is_some_and(is_being_deleted) {
+        return;
+    }
+    let Some(fields) = object.as_object_mut() else {
+        return;
+    };
+    if let Some(wanted) = &transform.type_ {
+        let kept = stored.map_or(Some(&**wanted), |stored| stored["type"].as_str());
+        fields.extend(kept.map(|kept| ("type".into(), kept.into())));
+    }
+    if let Some(metadata) = object_in(fields, "metadata") {
+        rewrite_keys(&transform.labels, metadata, "labels", namespace);
+        rewrite_keys(&transform.annotations, metadata, "annotations", namespace);
+        add_finalizers(&transform.finalizers, metadata);
     }
 }
 

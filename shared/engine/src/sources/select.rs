@@ -145,7 +145,7 @@ impl Index {
                 }
                 // A rule that changes the type of Secrets may copy the object, unless the object
                 // can't be decoded.
-                let retyped = rule.transform.secret_type.is_some();
+                let retyped = rule.transform.common.type_.is_some();
                 if let Some(why) = never
                     .filter(|why| !retyped || **why == SourceRefused::Undecodable)
                     .cloned()

@@ -3,7 +3,7 @@
 use std::{cell::RefCell, collections::BTreeSet, sync::Arc};
 
 use bytes::Bytes;
-use mimeo_api::DriftPolicy;
+use mimeo_api::{CopyTransform, DriftPolicy};
 use serde_json::{Map, Value, json};
 
 use super::{Copies, Part};
@@ -12,11 +12,12 @@ use crate::{
     id::{RuleId, RuleKind},
     kind::{GroupVersionKind, assigned},
     meta::Checksum,
-    names,
+    names, patch,
     rule::{Rule, Target},
     source::{SourceRef, SourceRefused, refused_type},
     syntax,
     template::{Show, Template, Variable, fill_in},
+    transform::{copy_data, copy_keys},
 };
 
 type Fields = Map<String, Value>;
@@ -170,7 +171,7 @@ fn draft(
     let mut metadata = metadata.unwrap_or_default();
     // The patch can't change the marks and the finalizers.
     mark(rule, source, cluster, &mut metadata);
-    let finalizers = &rule.transform.finalizers;
+    let finalizers = &rule.transform.common.finalizers;
     if !finalizers.is_empty() {
         metadata["finalizers"] = finalizers.clone().into();
     }
@@ -184,7 +185,7 @@ fn unmarked(
     object: &Fields,
     show: Show<'_>,
 ) -> Result<Value, SourceRefused> {
-    let transform = &rule.transform;
+    let CopyTransform { common, json_patch } = &rule.transform;
     let mut filled;
     let object = if source.is_inline() {
         filled = object.clone();
@@ -197,32 +198,27 @@ fn unmarked(
     };
     let mut copy = content(&source.gvk, object);
     if source.gvk.is_secret() {
-        let wanted = transform.secret_type.as_deref();
+        let wanted = common.type_.as_deref();
         copy.extend(wanted.map(|wanted| ("type".into(), wanted.into())));
         // The check is for the type of the source and for a type set by the rule. A token
         // controller would fill in a copied token, and Helm would use a copied release.
         refused_type(copy.get("type").and_then(Value::as_str)).map_or(Ok(()), Err)?;
     }
-    transform
-        .data
-        .copy(&mut copy)
-        .map_err(SourceRefused::SameKey)?;
+    copy_data(&common.data, &mut copy).map_err(SourceRefused::SameKey)?;
     let mut metadata = Map::new();
     for (field, edits) in [
-        ("labels", &transform.labels),
-        ("annotations", &transform.annotations),
+        ("labels", &common.labels),
+        ("annotations", &common.annotations),
     ] {
         let from = object
             .get("metadata")
             .and_then(|metadata| metadata.get(field));
-        let edited = edits.copy(from.and_then(Value::as_object), source, show);
+        let edited = copy_keys(edits, from.and_then(Value::as_object), source, show);
         metadata.insert(field.into(), edited.into());
     }
     copy.insert("metadata".into(), metadata.into());
     let mut copy = Value::Object(copy);
-    transform
-        .json_patch
-        .apply(&mut copy, source, rule.id.kind, show)?;
+    patch::apply(json_patch, &mut copy, source, rule.id.kind, show)?;
     if let Some(fields) = copy.as_object_mut()
         && (source.gvk.is_secret() || source.gvk.is_config_map())
     {

@@ -7,22 +7,18 @@ use crate::syntax;
 /// The cost of a glob, a pattern or a label requirement, in names compared.
 pub(super) const GLOB_LOAD: usize = 8;
 
-/// A name or a glob. `*` stands for any characters, and `?` for one character.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Glob(Box<str>);
+/// A name or a glob. `*` stands for any characters, and `?` for one character. The caller checks the
+/// characters that its names allow.
+#[derive(Clone, Copy, Debug)]
+pub struct Glob<'a>(pub &'a str);
 
-impl Glob {
-    /// Makes a glob of any text. The caller checks the characters that its names allow.
-    pub fn new(text: &str) -> Self {
-        Self(text.into())
-    }
-
+impl<'a> Glob<'a> {
     /// True if the glob matches the whole of `text`. It compares bytes, because the names are
     /// ASCII.
     ///
     /// A match is one pass over both texts. Only a part with a `?` between stars takes more: up to
     /// one step for each character of the text and each of the part.
-    pub fn matches(&self, text: &str) -> bool {
+    pub fn matches(self, text: &str) -> bool {
         let text = text.as_bytes();
         let Some((first, rest)) = self.0.split_once('*') else {
             return fits(self.0.as_bytes(), text);
@@ -45,12 +41,12 @@ impl Glob {
     }
 
     /// True if the glob is fast to compare with many names.
-    pub fn is_quick(&self) -> bool {
-        syntax::is_quick_glob(&self.0)
+    pub fn is_quick(self) -> bool {
+        syntax::is_quick_glob(self.0)
     }
 
     /// True if a text can match that begins with `prefix` and is longer.
-    pub(super) fn could_match(&self, prefix: &str) -> bool {
+    pub(super) fn could_match(self, prefix: &str) -> bool {
         let (glob, prefix) = (self.0.as_bytes(), prefix.as_bytes());
         // Any characters may follow after the first star, so only the part before it is compared.
         let star = glob.iter().position(|&b| b == b'*');
@@ -59,12 +55,8 @@ impl Glob {
         agrees && (star.is_some() || fixed.len() > prefix.len())
     }
 
-    pub(super) fn is(&self, name: &str) -> bool {
-        &*self.0 == name
-    }
-
     /// The cost of a match, in names compared.
-    pub fn load(&self) -> usize {
+    pub fn load(self) -> usize {
         if self.literal().is_some() {
             1
         } else {
@@ -73,8 +65,8 @@ impl Glob {
     }
 
     /// The only text that the glob matches, if there is only one.
-    pub fn literal(&self) -> Option<&str> {
-        (!self.0.contains(['*', '?'])).then_some(&*self.0)
+    pub fn literal(self) -> Option<&'a str> {
+        (!self.0.contains(['*', '?'])).then_some(self.0)
     }
 }
 
@@ -121,7 +113,7 @@ mod tests {
             ("*a?*", false),
             ("*a*b*", false),
         ] {
-            assert_eq!(Glob::new(glob).is_quick(), quick, "{glob}");
+            assert_eq!(Glob(glob).is_quick(), quick, "{glob}");
         }
     }
 
@@ -143,7 +135,7 @@ mod tests {
                     ),
                     (format!("*{part}*c*"), false),
                 ] {
-                    assert_eq!(Glob::new(&glob).matches(&text), matches, "{glob}");
+                    assert_eq!(Glob(&glob).matches(&text), matches, "{glob}");
                 }
             }
         }
@@ -152,7 +144,7 @@ mod tests {
     proptest! {
         #[test]
         fn globs_match_as_the_naive_matcher_does(glob in "[ab*?]{0,8}", text in "[ab]{0,10}") {
-            prop_assert_eq!(Glob::new(&glob).matches(&text), naive(glob.as_bytes(), text.as_bytes()));
+            prop_assert_eq!(Glob(&glob).matches(&text), naive(glob.as_bytes(), text.as_bytes()));
         }
     }
 }

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use json_patch::{MoveOperation, PatchOperation, RemoveOperation, jsonptr::PointerBuf};
+use mimeo_api::{DataEdits, KeyEdits};
 use serde_json::Value;
 
 use super::{Fields, Use, object_in};
@@ -13,43 +14,16 @@ use crate::{
     selection::Glob,
     source::SourceRef,
     syntax::{self, Check},
-    template::{Show, Template, check_sample, hint},
+    template::{Show, Template, Variable, check_sample, checked, hint},
 };
 
 /// Most keys of one `set`, and most globs of one list.
 const KEYS: usize = 64;
 
-/// Edits of labels or of annotations.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Edits {
-    keys: Keys,
-    set: BTreeMap<String, Template>,
-}
-
-/// The keys to keep: each key that matches a glob of `include` and none of `exclude`.
-#[derive(Clone, Debug, PartialEq, Eq)]
-struct Keys {
-    include: Vec<Glob>,
-    exclude: Vec<Glob>,
-}
-
-impl Keys {
-    fn parse(
-        include: &[String],
-        exclude: &[String],
-        field: &str,
-        check: Check,
-        refusals: &mut Refusals,
-    ) -> Self {
-        let include = globs(include, &format!("{field}.include"), check, refusals);
-        let exclude = globs(exclude, &format!("{field}.exclude"), check, refusals);
-        Self { include, exclude }
-    }
-
-    fn keep(&self, key: &str) -> bool {
-        self.include.iter().any(|glob| glob.matches(key))
-            && !self.exclude.iter().any(|glob| glob.matches(key))
-    }
+/// True if these lists of globs keep the key: one of `include` matches it, and none of `exclude`.
+fn keeps(include: &[String], exclude: &[String], key: &str) -> bool {
+    let matches = |globs: &[String]| globs.iter().any(|glob| Glob(glob).matches(key));
+    matches(include) && !matches(exclude)
 }
 
 /// The different rules for labels and annotations.
@@ -69,154 +43,149 @@ pub(super) const ANNOTATIONS: Syntax = Syntax {
     value: |_| Ok(()),
 };
 
-impl Edits {
-    pub(super) fn parse(
-        edits: &mimeo_api::KeyEdits,
-        field: &str,
-        used: Use<'_>,
-        syntax: Syntax,
-        refusals: &mut Refusals,
-    ) -> Self {
-        let mimeo_api::KeyEdits {
-            include,
-            exclude,
-            set,
-        } = edits;
-        let keys = Keys::parse(include, exclude, field, syntax::key_glob, refusals);
-        let set = parse_set(set, &format!("{field}.set"), used, syntax, refusals);
-        Self { keys, set }
-    }
+/// Checks the edits of labels or of annotations. Refusals name fields below `field`.
+pub(super) fn check_keys(
+    edits: &KeyEdits,
+    field: &str,
+    used: Use<'_>,
+    syntax: Syntax,
+    refusals: &mut Refusals,
+) {
+    let KeyEdits {
+        include,
+        exclude,
+        set,
+    } = edits;
+    refusals.each(&format!("{field}.include"), include, KEYS, syntax::key_glob);
+    refusals.each(&format!("{field}.exclude"), exclude, KEYS, syntax::key_glob);
+    check_set(set, &format!("{field}.set"), used, syntax, refusals);
+}
 
-    /// The labels or annotations of a copy of `source`, which has `from`. Mimeo's own are not
-    /// included. `show` returns the text for each variable of the namespace.
-    pub(crate) fn copy(&self, from: Option<&Fields>, source: &SourceRef, show: Show<'_>) -> Fields {
-        let carried = from
-            .into_iter()
-            .flatten()
-            .filter(|(key, _)| !never_carried(key) && self.keys.keep(key));
-        let carried = carried.map(|(key, value)| (key.clone(), value.clone()));
-        let set = self.set.iter().map(|(key, template)| {
-            let text = template.of_source(source).text(show);
-            (key.clone(), text.into())
+/// The labels or annotations of a copy of `source`, which has `from`. Mimeo's own are not
+/// included. `show` returns the text for each variable of the namespace.
+pub(crate) fn copy_keys(
+    edits: &KeyEdits,
+    from: Option<&Fields>,
+    source: &SourceRef,
+    show: Show<'_>,
+) -> Fields {
+    let carried = from
+        .into_iter()
+        .flatten()
+        .filter(|(key, _)| !never_carried(key) && keeps(&edits.include, &edits.exclude, key));
+    let carried = carried.map(|(key, value)| (key.clone(), value.clone()));
+    let set = edits.set.iter().map(|(key, text)| {
+        let text = checked(text).of_source(source).text(show);
+        (key.clone(), text.into())
+    });
+    carried.chain(set).collect()
+}
+
+/// Edits the labels or annotations in the field `key` of an object's metadata.
+pub(super) fn rewrite_keys(edits: &KeyEdits, metadata: &mut Fields, key: &str, namespace: &str) {
+    if let Some(there) = metadata.get_mut(key).and_then(Value::as_object_mut) {
+        there.retain(|key, value| {
+            let our_label = key == names::MANAGED_BY && value == names::MANAGED_BY_VALUE;
+            keeps(&edits.include, &edits.exclude, key) || is_ours(key) || our_label
         });
-        carried.chain(set).collect()
     }
+    if edits.set.is_empty() {
+        return;
+    }
+    let Some(there) = object_in(metadata, key) else {
+        return;
+    };
+    // The texts have no other variable.
+    let variable = Variable::Name.to_string();
+    for (key, text) in &edits.set {
+        there.insert(key.clone(), text.replace(&variable, namespace).into());
+    }
+}
+/// Checks the edits of the keys of `data`. Refusals name fields below `field`.
+pub(super) fn check_data(edits: &DataEdits, field: &str, refusals: &mut Refusals) {
+    let DataEdits {
+        include,
+        exclude,
+        rename,
+    } = edits;
+    refusals.each(
+        &format!("{field}.include"),
+        include,
+        KEYS,
+        syntax::data_glob,
+    );
+    refusals.each(
+        &format!("{field}.exclude"),
+        exclude,
+        KEYS,
+        syntax::data_glob,
+    );
+    refusals.limit(&format!("{field}.rename"), rename.len(), KEYS);
+    let mut taken = BTreeSet::new();
+    for (old, new) in rename {
+        let field = format!("{field}.rename[{old}]");
+        refusals.one(&field, syntax::data_key(old));
+        refusals.one(&field, syntax::data_key(new));
+        if !taken.insert(new) {
+            refusals.add(field, format!("another key is renamed to {new:?} as well"));
+        }
+    }
+}
 
-    /// Edits the labels or annotations in the field `key` of an object's metadata.
-    pub(super) fn rewrite(&self, metadata: &mut Fields, key: &str, namespace: &str) {
-        if let Some(there) = metadata.get_mut(key).and_then(Value::as_object_mut) {
-            there.retain(|key, value| {
-                let our_label = key == names::MANAGED_BY && value == names::MANAGED_BY_VALUE;
-                self.keys.keep(key) || is_ours(key) || our_label
-            });
-        }
-        if self.set.is_empty() {
-            return;
-        }
-        let Some(there) = object_in(metadata, key) else {
-            return;
+/// Edits the data of a copy.
+///
+/// # Errors
+/// The name that two keys of the source would have.
+pub(crate) fn copy_data(edits: &DataEdits, body: &mut Fields) -> Result<(), String> {
+    let mut names = BTreeSet::new();
+    for field in ["data", "binaryData"] {
+        let Some(data) = body.get_mut(field).and_then(Value::as_object_mut) else {
+            continue;
         };
-        for (key, template) in &self.set {
-            there.insert(key.clone(), template.text(|_| namespace).into());
-        }
-    }
-}
-
-/// Edits of the keys of `data`.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct DataEdits {
-    keys: Keys,
-    rename: BTreeMap<String, String>,
-}
-
-impl DataEdits {
-    pub(super) fn parse(
-        edits: &mimeo_api::DataEdits,
-        field: &str,
-        refusals: &mut Refusals,
-    ) -> Self {
-        let mimeo_api::DataEdits {
-            include,
-            exclude,
-            rename,
-        } = edits;
-        let keys = Keys::parse(include, exclude, field, syntax::data_glob, refusals);
-        refusals.limit(&format!("{field}.rename"), rename.len(), KEYS);
-        let mut taken = BTreeSet::new();
-        for (old, new) in rename {
-            let field = format!("{field}.rename[{old}]");
-            refusals.one(&field, syntax::data_key(old));
-            refusals.one(&field, syntax::data_key(new));
-            if !taken.insert(new) {
-                refusals.add(field, format!("another key is renamed to {new:?} as well"));
+        for (key, value) in std::mem::take(data)
+            .into_iter()
+            .filter(|(key, _)| keeps(&edits.include, &edits.exclude, key))
+        {
+            let name = edits.rename.get(&key).unwrap_or(&key).clone();
+            if !names.insert(name.clone()) {
+                return Err(name);
             }
-        }
-        Self {
-            keys,
-            rename: rename.clone(),
+            data.insert(name, value);
         }
     }
+    Ok(())
+}
 
-    /// Edits the data of a copy.
-    ///
-    /// # Errors
-    /// The name that two keys of the source would have.
-    pub(crate) fn copy(&self, body: &mut Fields) -> Result<(), String> {
-        let mut names = BTreeSet::new();
-        for field in ["data", "binaryData"] {
-            let Some(data) = body.get_mut(field).and_then(Value::as_object_mut) else {
-                continue;
-            };
-            for (key, value) in std::mem::take(data)
-                .into_iter()
-                .filter(|(key, _)| self.keys.keep(key))
-            {
-                let name = self.rename.get(&key).unwrap_or(&key).clone();
-                if !names.insert(name.clone()) {
-                    return Err(name);
+/// The changes to the data of an object at admission, without any of the data. A second run
+/// changes nothing. A key that is the new name of another key is never removed, because
+/// an earlier run may have renamed it. A key keeps its old name if the new name is taken.
+pub(crate) fn data_changes(edits: &DataEdits, object: &Value) -> Vec<PatchOperation> {
+    let mut changes = Vec::new();
+    let fields =
+        ["data", "binaryData", "stringData"].map(|field| (field, object[field].as_object()));
+    let has = |key: &str| {
+        fields
+            .iter()
+            .any(|(_, data)| data.is_some_and(|data| data.contains_key(key)))
+    };
+    for (field, data) in &fields {
+        for key in data.iter().flat_map(|data| data.keys()) {
+            let path = |key: &str| PointerBuf::from_tokens([*field, key]);
+            if !keeps(&edits.include, &edits.exclude, key) {
+                if !edits.rename.values().any(|new| new == key) {
+                    let path = path(key);
+                    changes.push(PatchOperation::Remove(RemoveOperation { path }));
                 }
-                data.insert(name, value);
+            } else if let Some(new) = edits.rename.get(key).filter(|new| !has(new)) {
+                let (from, path) = (path(key), path(new));
+                changes.push(PatchOperation::Move(MoveOperation { from, path }));
             }
         }
-        Ok(())
     }
-
-    /// The changes to the data of an object at admission, without any of the data. A second run
-    /// changes nothing. A key that is the new name of another key is never removed, because
-    /// an earlier run may have renamed it. A key keeps its old name if the new name is taken.
-    pub(crate) fn changes(&self, object: &Value) -> Vec<PatchOperation> {
-        let mut changes = Vec::new();
-        let fields =
-            ["data", "binaryData", "stringData"].map(|field| (field, object[field].as_object()));
-        let has = |key: &str| {
-            fields
-                .iter()
-                .any(|(_, data)| data.is_some_and(|data| data.contains_key(key)))
-        };
-        for (field, data) in &fields {
-            for key in data.iter().flat_map(|data| data.keys()) {
-                let path = |key: &str| PointerBuf::from_tokens([*field, key]);
-                if !self.keys.keep(key) {
-                    if !self.rename.values().any(|new| new == key) {
-                        let path = path(key);
-                        changes.push(PatchOperation::Remove(RemoveOperation { path }));
-                    }
-                } else if let Some(new) = self.rename.get(key).filter(|new| !has(new)) {
-                    let (from, path) = (path(key), path(new));
-                    changes.push(PatchOperation::Move(MoveOperation { from, path }));
-                }
-            }
-        }
-        changes
-    }
+    changes
 }
 
-fn globs(globs: &[String], field: &str, check: Check, refusals: &mut Refusals) -> Vec<Glob> {
-    refusals.each(field, globs, KEYS, check);
-    globs.iter().map(|glob| Glob::new(glob)).collect()
-}
-
-fn parse_set(
+fn check_set(
     set: &BTreeMap<String, String>,
     field: &str,
     used: Use<'_>,
@@ -225,9 +194,9 @@ fn parse_set(
         value,
     }: Syntax,
     refusals: &mut Refusals,
-) -> BTreeMap<String, Template> {
+) {
     refusals.limit(field, set.len(), KEYS);
-    let mut parsed = BTreeMap::new();
+    let mut size = 0;
     for (key, text) in set {
         let field = format!("{field}[{key}]");
         refusals.one(&field, check_key(key));
@@ -239,15 +208,13 @@ fn parse_set(
         };
         let checked = check_values(&template, used, value);
         refusals.one(&field, checked.map_err(|why| why + &hint(text)));
-        parsed.insert(key.clone(), template);
+        size += key.len() + template.longest();
     }
-    let sizes = parsed.iter().map(|(key, text)| key.len() + text.longest());
     let most = syntax::ANNOTATIONS_SIZE;
-    if sizes.sum::<usize>() > most {
+    if size > most {
         let message = format!("must not have more than {most} bytes in all keys and values");
         refusals.add(field, message);
     }
-    parsed
 }
 
 /// Checks the resulting text for each source, and returns only the first error.
