@@ -233,17 +233,15 @@ impl Index {
         let Some(source) = &copy.source else {
             return false;
         };
-        let place = space.place();
         rule.id.kind == RuleKind::Replication
             && source.gvk.is_of(&copy.kind)
             && self
                 .followed(rule)
                 .iter()
                 .any(|selector| selector.could_find(source))
-            && rule.targets.iter().any(|target| {
-                target.selection.matches(copy.namespace, &space.labels)
-                    && target.copy_name(source).text_at(place) == copy.name
-            })
+            && rule
+                .copy_names(source, space.place())
+                .any(|name| name == copy.name)
     }
 }
 

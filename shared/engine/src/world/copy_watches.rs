@@ -100,18 +100,16 @@ impl Index {
     pub fn reached(&self, rule: &Rule) -> Option<BTreeSet<Box<str>>> {
         let targets = self.settings.reach.targets.as_ref()?;
         let writes = |name: &str, labels: &Labels| {
-            rule.targets
-                .iter()
-                .filter(|target| target.selection.matches(name, labels))
-                .any(|target| {
-                    let given = self.given(Access::Write, &rule.id, name);
-                    // The findings of selectors aren't known yet.
-                    let mut selectors = rule.selectors.iter();
-                    selectors.any(|selector| given.concerns(&selector.gvk.group_kind()))
-                        || rule.sources.iter().any(|source| {
-                            let copy = target.copy_name(source).text_at(Place { name, labels });
-                            given.covers(&source.gvk.group_kind(), &copy)
-                        })
+            if !rule.matches(name, labels) {
+                return false;
+            }
+            let given = self.given(Access::Write, &rule.id, name);
+            // The findings of selectors aren't known yet.
+            let mut selectors = rule.selectors.iter();
+            selectors.any(|selector| given.concerns(&selector.gvk.group_kind()))
+                || rule.sources.iter().any(|source| {
+                    let mut copies = rule.copy_names(source, Place { name, labels });
+                    copies.any(|copy| given.covers(&source.gvk.group_kind(), &copy))
                 })
         };
         let reached = |name: &str| {

@@ -58,18 +58,14 @@ impl Rule {
 
     /// True if each possible copy of the rule would be its own source. Mimeo never writes a source.
     fn copies_nothing_but_itself(&self) -> bool {
-        let labels = Labels::default();
+        let labels = &Labels::default();
         // One object stands for all that a selector may find.
         let found = self.selectors.iter().map(|selector| selector.source("x"));
         let sources: Vec<SourceRef> = self.sources.iter().cloned().chain(found).collect();
-        self.targets.iter().all(|target| {
-            let names = target.selection.exact_names().unwrap_or_default();
-            names.into_iter().all(|name| {
-                let labels = &labels;
-                sources.iter().all(|source| {
-                    let copy = target.copy_name(source).text_at(Place { name, labels });
-                    source.is(&source.gvk.group_kind(), name, &copy)
-                })
+        self.named_targets().all(|name| {
+            sources.iter().all(|source| {
+                let mut copies = self.copy_names(source, Place { name, labels });
+                copies.all(|copy| source.is(&source.gvk.group_kind(), name, &copy))
             })
         })
     }
