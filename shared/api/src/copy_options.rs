@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::{
+    is_default,
     schema::{rule, rule_of},
     transform::{self, CopyTransform},
 };
@@ -16,7 +17,7 @@ use crate::{
 pub struct CopyOptions {
     /// How the copies differ from their sources. If left out, they do not. In a Replication,
     /// finalizers are allowed only if every target is its own namespace.
-    #[serde(skip_serializing_if = "CopyTransform::is_noop")]
+    #[serde(skip_serializing_if = "is_default")]
     #[schemars(schema_with = "transform::of_rule")]
     pub transform: CopyTransform,
 
@@ -60,7 +61,7 @@ pub struct CopyOptions {
     /// Whether copies that are no longer wanted are deleted or stay. A Replication's copy that its
     /// namespace no longer grants counts as unmatched. Not with strategy CreateOnce: such copies
     /// always stay. Default: all are deleted.
-    #[serde(skip_serializing_if = "RetentionPolicy::is_default")]
+    #[serde(skip_serializing_if = "is_default")]
     pub retention_policy: RetentionPolicy,
 
     /// Period in seconds in which Mimeo verifies each copy in addition to its watches. It applies
@@ -188,13 +189,6 @@ impl Default for RetentionPolicy {
             when_source_deleted: Retention::default(),
             source_grace_period_seconds: 60,
         }
-    }
-}
-
-impl RetentionPolicy {
-    /// True if the policy equals the default for a missing one.
-    pub fn is_default(&self) -> bool {
-        *self == Self::default()
     }
 }
 

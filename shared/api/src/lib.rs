@@ -49,3 +49,8 @@ pub use transform_policy::{
     FailurePolicy, MatchedKind, ObjectMatch, TransformPolicy, TransformPolicySpec,
     TransformPolicyStatus,
 };
+
+/// True if a field that is left out means the same as this value.
+pub fn is_default<T: Default + PartialEq>(value: &T) -> bool {
+    *value == T::default()
+}

@@ -6,7 +6,7 @@ use schemars::{JsonSchema, Schema, SchemaGenerator};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::schema;
+use crate::{is_default, schema};
 
 /// Changes of an object. The default changes nothing.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -19,18 +19,18 @@ pub struct Transform {
     pub type_: Option<String>,
 
     /// Labels to keep and to set.
-    #[serde(skip_serializing_if = "KeyEdits::is_noop")]
+    #[serde(skip_serializing_if = "is_default")]
     #[schemars(schema_with = "label_edits")]
     pub labels: KeyEdits,
 
     /// Annotations to keep and to set.
-    #[serde(skip_serializing_if = "KeyEdits::is_noop")]
+    #[serde(skip_serializing_if = "is_default")]
     #[schemars(schema_with = "annotation_edits")]
     pub annotations: KeyEdits,
 
     /// Keys of data and binaryData to keep, and their new names. Allowed only if all objects
     /// concerned are Secrets or ConfigMaps.
-    #[serde(skip_serializing_if = "DataEdits::is_noop")]
+    #[serde(skip_serializing_if = "is_default")]
     pub data: DataEdits,
 
     /// Finalizers to set, each as domain/name. Mimeo keeps them while the object is not being
@@ -61,13 +61,6 @@ pub struct CopyTransform {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 32), extend("x-kubernetes-list-type" = "atomic"))]
     pub json_patch: Vec<JsonPatchOperation>,
-}
-
-impl CopyTransform {
-    /// True if the copy equals its source.
-    pub fn is_noop(&self) -> bool {
-        *self == Self::default()
-    }
 }
 
 /// One operation of a JSON Patch.
@@ -113,13 +106,6 @@ pub enum JsonPatchOp {
     Test,
 }
 
-impl Transform {
-    /// True if the object stays as it is.
-    pub fn is_noop(&self) -> bool {
-        *self == Self::default()
-    }
-}
-
 /// Edits of the keys of `data` and `binaryData`: keep what `include` matches and `exclude` does
 /// not, then rename.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -154,13 +140,6 @@ impl Default for DataEdits {
     }
 }
 
-impl DataEdits {
-    /// True if every key is kept with its name.
-    pub fn is_noop(&self) -> bool {
-        *self == Self::default()
-    }
-}
-
 /// Edits of labels or annotations: keep what `include` matches and `exclude` does not, then set
 /// `set`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -190,13 +169,6 @@ impl Default for KeyEdits {
             exclude: Vec::new(),
             set: BTreeMap::new(),
         }
-    }
-}
-
-impl KeyEdits {
-    /// True if every key is kept and none is set.
-    pub fn is_noop(&self) -> bool {
-        *self == Self::default()
     }
 }
 

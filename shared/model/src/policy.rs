@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use json_patch::{Patch, PatchOperation};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
-use mimeo_api::{FailurePolicy, Transform, TransformPolicy};
+use mimeo_api::{FailurePolicy, Transform, TransformPolicy, is_default};
 use serde_json::{Map, Value};
 
 use crate::{
@@ -76,7 +76,7 @@ impl Policy {
         refusals.each(at_excluded, excluded, NAMESPACES, syntax::dns_label);
         let at_transform = "spec.transform";
         check_of_admission(&spec.transform, at_transform, &kinds, &mut refusals);
-        if spec.transform.is_noop() {
+        if is_default(&spec.transform) {
             refusals.add(at_transform, "must change something");
         }
         refusals.finish_with(Self {

@@ -11,7 +11,9 @@ use std::{
 };
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-use mimeo_api::{ClusterReplication, ClusterReplicationSpec, CopyTransform, DriftPolicy};
+use mimeo_api::{
+    ClusterReplication, ClusterReplicationSpec, CopyTransform, DriftPolicy, is_default,
+};
 use serde_json::Value;
 
 use crate::{
@@ -153,7 +155,7 @@ impl Rule {
             &mut refusals,
         );
         let strategy = spec.copies.strategy;
-        if strategy == Strategy::CreateOnce && !spec.copies.retention_policy.is_default() {
+        if strategy == Strategy::CreateOnce && !is_default(&spec.copies.retention_policy) {
             refusals.add(
                 "spec.retentionPolicy",
                 "must be left out: with strategy CreateOnce copies always stay",

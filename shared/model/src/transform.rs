@@ -1,7 +1,7 @@
 //! The differences between a copy and its source, and the changes of a policy to an object at
 //! admission.
 
-use mimeo_api::{CopyTransform, Transform};
+use mimeo_api::{CopyTransform, Transform, is_default};
 use serde_json::{Map, Value, json};
 
 use crate::{
@@ -71,7 +71,7 @@ fn check<'a>(
         finalizers,
     } = spec;
     let secrets = kinds.clone().all(GroupVersionKind::is_secret);
-    if !data.is_noop() && !kinds.all(|kind| kind.is_secret() || kind.is_config_map()) {
+    if !is_default(data) && !kinds.all(|kind| kind.is_secret() || kind.is_config_map()) {
         refusals.add(
             format!("{field}.data"),
             "is only for Secrets and ConfigMaps",
