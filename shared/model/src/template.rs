@@ -276,13 +276,12 @@ pub(crate) fn fill_in(value: &mut Value, source: &SourceRef, show: Show<'_>) {
     }
 }
 
-/// The variables of the namespace in the strings of a value. The strings were checked before.
-pub(crate) fn variables_in(value: &Value) -> Vec<Variable> {
-    let mut variables = Vec::new();
-    for text in texts(value) {
-        variables.extend(checked(text).variables().cloned());
-    }
-    variables
+/// The first variable in the text that stands for a label of the namespace.
+pub(crate) fn label_in(text: &str) -> Option<Variable> {
+    let template = checked(text);
+    let mut variables = template.variables();
+    let label = variables.find(|variable| matches!(variable, Variable::Label(_)));
+    label.cloned()
 }
 
 /// All strings in a value, but not its keys.
@@ -295,7 +294,7 @@ pub(crate) fn texts(value: &Value) -> Box<dyn Iterator<Item = &str> + '_> {
     }
 }
 
-/// The template of a text that was checked before.
+/// The template of a text that was checked elsewhere. A text that was refused counts as plain.
 pub(crate) fn checked(text: &str) -> Template {
     Template::parse(text).unwrap_or_else(|_| Template(vec![Piece::Text(text.into())]))
 }

@@ -6,14 +6,14 @@ use mimeo_api::{
     NamespaceSelection, Replication, ReplicationSpec, ReplicationTarget,
 };
 
-use super::{Rule, target::labels_of_the_namespace};
+use super::Rule;
 use crate::{
     id::{RuleId, RuleKind},
     refusal::{ITEMS, Refusal, Refusals},
     selection::Labels,
     source::SourceRef,
     syntax,
-    template::{Place, Variable, variables_in},
+    template::{Place, label_in, texts},
 };
 
 /// Most copies of one rule. So Mimeo can quickly decide the fate of all copies of a namespace's
@@ -136,7 +136,7 @@ fn refuse_to_tenants(spec: &ReplicationSpec, home: &str, refusals: &mut Refusals
         refusals.each(&field, &target.namespaces, ITEMS, exact_name);
         // The grants for the copy would depend on such a label, and the rule's author would learn
         // its value.
-        if labels_of_the_namespace(target.copy_name.as_deref()) {
+        if target.copy_name.as_deref().and_then(label_in).is_some() {
             let why = "must not contain labels of the namespace, which a Replication cannot read";
             refusals.add(format!("spec.targets[{i}].copyName"), why);
         }
@@ -194,24 +194,19 @@ fn refuse_foreign_labels(
         ("annotations", &common.annotations.set),
     ];
     let set = sets.into_iter().flat_map(|(part, set)| {
-        set.iter().map(move |(key, text)| {
-            let variables = variables_in(&text.as_str().into());
-            (format!("{part}.set[{key}]"), variables)
-        })
+        set.iter()
+            .filter_map(move |(key, text)| Some((format!("{part}.set[{key}]"), label_in(text)?)))
     });
     let patches = json_patch.iter().enumerate().filter_map(|(i, operation)| {
-        let variables = variables_in(operation.value.as_ref()?);
-        Some((format!("jsonPatch[{i}].value"), variables))
+        let label = texts(operation.value.as_ref()?).find_map(label_in)?;
+        Some((format!("jsonPatch[{i}].value"), label))
     });
-    let is_label = |variable: &&Variable| matches!(variable, Variable::Label(_));
-    for (field, variables) in set.chain(patches) {
-        if let Some(label) = variables.iter().find(is_label) {
-            let why = format!(
-                "must not contain {label}, because target {foreign:?} is not the rule's own \
-                 namespace; use $(namespace.name), or a rule whose only target is {home:?}"
-            );
-            refusals.add(format!("spec.transform.{field}"), why);
-        }
+    for (field, label) in set.chain(patches) {
+        let why = format!(
+            "must not contain {label}, because target {foreign:?} is not the rule's own \
+             namespace; use $(namespace.name), or a rule whose only target is {home:?}"
+        );
+        refusals.add(format!("spec.transform.{field}"), why);
     }
 }
 

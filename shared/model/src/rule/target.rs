@@ -11,7 +11,7 @@ use crate::{
     selection::{Selection, TargetSelection},
     source::SourceRef,
     syntax,
-    template::{Template, Variable, check_sample, hint},
+    template::{Template, Variable, check_sample, hint, label_in},
 };
 
 /// Namespaces that get copies, and the copies' name there.
@@ -107,18 +107,10 @@ impl Target {
 /// could choose the object that Mimeo overwrites there.
 pub(super) fn refuse_chosen_names(targets: &[mimeo_api::Target], refusals: &mut Refusals) {
     for (i, target) in targets.iter().enumerate() {
-        if labels_of_the_namespace(target.copy_name.as_deref()) {
+        if target.copy_name.as_deref().and_then(label_in).is_some() {
             let why = "must not contain labels of the namespace if conflictPolicy is Overwrite: \
                 users who set the labels would choose what is overwritten";
             refusals.add(format!("spec.targets[{i}].copyName"), why);
         }
     }
-}
-
-pub(super) fn labels_of_the_namespace(name: Option<&str>) -> bool {
-    let name = name.and_then(|name| Template::parse(name).ok());
-    name.is_some_and(|name| {
-        name.variables()
-            .any(|variable| matches!(variable, Variable::Label(_)))
-    })
 }
