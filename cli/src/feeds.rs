@@ -5,8 +5,8 @@ use clap::Args;
 use mimeo_model::{
     choices::{Retain, Strategy},
     rule::Rule,
+    selection::Place,
     source::SourceRef,
-    template::Place,
 };
 use mimeo_runtime::discovery::resource_path;
 use serde::Serialize;

@@ -18,6 +18,7 @@ use mimeo_model::{
     names,
     outcome::Unreadable,
     reach::Reach,
+    selection::Place,
 };
 use mimeo_runtime::{
     call::encode,
@@ -441,7 +442,11 @@ impl Reading {
                 };
                 let labels = self.picture.labels(one).unwrap_or_default();
                 let mut rules = self.picture.valid_rules();
-                rules.any(|rule| rule.sources.contains(source) && rule.matches(one, &labels))
+                let place = Place {
+                    name: one,
+                    labels: &labels,
+                };
+                rules.any(|rule| rule.sources.contains(source) && rule.matches(place))
             }
             Question::Kind(_)
             | Question::Selected(..)

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use anyhow::{Result, bail};
 use mimeo_engine::{CopyView, PlaceView};
-use mimeo_model::{id::RuleId, source::SourceRef, template::Place};
+use mimeo_model::{id::RuleId, selection::Place, source::SourceRef};
 use serde::Serialize;
 
 use crate::{

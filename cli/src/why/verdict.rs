@@ -5,9 +5,8 @@ use mimeo_model::{
     choices::Strategy,
     id::RuleId,
     names::CREATED_ONCE,
-    selection::{Mismatch, NAMESPACE_NAME},
+    selection::{Mismatch, NAMESPACE_NAME, Place},
     source::SourceRef,
-    template::Place,
 };
 use serde::Serialize;
 
@@ -68,7 +67,7 @@ pub(super) fn answers(
         let targets = rule.targets.iter();
         let named = targets.filter(|target| target.copy_name(&source).text_at(place) == key.name);
         let mismatches: Vec<Option<Mismatch>> = named
-            .map(|target| target.selection.mismatch(key.namespace, &labels))
+            .map(|target| target.selection.mismatch(place))
             .collect();
         if mismatches.iter().any(Option::is_none) {
             let explained = explain(picture, key, id, Some(&source));

@@ -12,8 +12,9 @@ use mimeo_model::{
     kind::{GroupKind, GroupVersionKind},
     meta::Checksum,
     render::Copies,
+    selection::Place,
     source::{SourceRef, SourceRefused},
-    template::{Place, Template, Variable},
+    template::{Template, Variable},
 };
 
 use crate::{

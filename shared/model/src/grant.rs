@@ -11,7 +11,7 @@ use crate::{
     kind::{GroupKind, GroupVersionKind},
     meta::Uid,
     refusal::{Refusal, Refusals, in_one_line},
-    selection::{Glob, Labels, TargetSelection},
+    selection::{Glob, Place, TargetSelection},
     syntax,
 };
 
@@ -305,14 +305,9 @@ impl Grant {
         })
     }
 
-    /// True if Replications in the namespace `home`, which has these labels, get this access to the
-    /// granted objects.
-    pub fn admits(&self, access: Access, home: &str, labels: &Labels) -> bool {
-        self.access == access
-            && self
-                .grantees
-                .iter()
-                .any(|grantee| grantee.matches(home, labels))
+    /// True if Replications in the namespace `home` get this access to the granted objects.
+    pub fn admits(&self, access: Access, home: Place<'_>) -> bool {
+        self.access == access && self.grantees.iter().any(|grantee| grantee.matches(home))
     }
 
     /// True if the grant gives this access and selects some of the grantees by their labels.
@@ -364,6 +359,7 @@ mod tests {
     use serde_json::{Value, from_value, json};
 
     use super::*;
+    use crate::selection::Labels;
 
     fn parse(spec: &Value) -> Result<Grant, Vec<String>> {
         let object = json!({
@@ -422,7 +418,8 @@ mod tests {
                 false,
             ),
         ] {
-            let granted = grant.admits(access, home, labels) && grant.covers(kind, name);
+            let granted =
+                grant.admits(access, Place { name: home, labels }) && grant.covers(kind, name);
             assert_eq!(granted, covered, "{access:?} {home} {kind} {name}");
         }
         let deployments = kind("apps/v1", "Deployment");

@@ -10,8 +10,9 @@ use serde_json::{Value, json};
 use crate::{
     meta::{Checksum, Uid},
     outcome::{Failure, FailureReason},
+    selection::Place,
     syntax,
-    template::{Place, Template, Variable},
+    template::{Template, Variable},
 };
 
 mod draft;

@@ -26,10 +26,10 @@ use crate::{
     plural,
     reach::Reach,
     refusal::{Refusal, Refusals},
-    selection::{Labels, NameHint},
+    selection::{Labels, NameHint, Place},
     source::{SourceRef, SourceSelector},
     syntax,
-    template::{Place, Template, texts},
+    template::{Template, texts},
     transform::check_of_copies,
 };
 
@@ -246,11 +246,11 @@ impl Rule {
             .flat_map(|target| target.selection.exact_names().unwrap_or_default())
     }
 
-    /// True if the namespace `name` with these labels is a target.
-    pub fn matches(&self, name: &str, labels: &Labels) -> bool {
+    /// True if the namespace is a target.
+    pub fn matches(&self, place: Place<'_>) -> bool {
         self.targets
             .iter()
-            .any(|target| target.selection.matches(name, labels))
+            .any(|target| target.selection.matches(place))
     }
 
     /// The names of the copies that the rule makes of a source in a namespace: one for each target
@@ -260,8 +260,8 @@ impl Rule {
         source: &'a SourceRef,
         place: Place<'a>,
     ) -> impl Iterator<Item = String> + 'a {
-        let matches = move |target: &&Target| target.selection.matches(place.name, place.labels);
-        let targets = self.targets.iter().filter(matches);
+        let targets = self.targets.iter();
+        let targets = targets.filter(move |target| target.selection.matches(place));
         targets.map(move |target| target.copy_name(source).text_at(place))
     }
 
@@ -460,7 +460,9 @@ mod tests {
             (Strategy::Apply, ConflictPolicy::Adopt)
         );
         assert_eq!((rule.pod_gate, rule.suspend), (PodGate::Required, true));
-        assert!(rule.matches("team-a", &Labels::new()) && !rule.matches("other", &Labels::new()));
+        let labels = &Labels::new();
+        let matches = |name| rule.matches(Place { name, labels });
+        assert!(matches("team-a") && !matches("other"));
         assert!(rule.could_match(NameHint::Prefix("team-"), &Labels::new()));
     }
 

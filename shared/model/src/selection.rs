@@ -28,6 +28,15 @@ const GENERATED_PREFIX_LENGTH: usize = 58;
 /// Most items of one list of names.
 const NAMES: usize = 128;
 
+/// A namespace, as selections and the variables of a copy see it.
+#[derive(Clone, Copy, Debug)]
+pub struct Place<'a> {
+    /// Name of the namespace.
+    pub name: &'a str,
+    /// Labels of the namespace.
+    pub labels: &'a Labels,
+}
+
 /// The name of a namespace that is about to be created. `generateName` gives only its beginning.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NameHint<'a> {
@@ -77,37 +86,35 @@ impl TargetSelection {
         }
     }
 
-    /// True if the namespace `name` with these labels is selected.
+    /// True if the namespace is selected.
     ///
     /// Exclusion wins. A system namespace matches only if its exact name is listed.
-    pub fn matches(&self, name: &str, labels: &Labels) -> bool {
+    pub fn matches(&self, place: Place<'_>) -> bool {
+        let Place { name, .. } = place;
         self.reach.as_ref().is_none_or(|reach| reach.contains(name))
             && (!SYSTEM_NAMESPACES.contains(&name) || self.selection.lists(name))
-            && self.selection.matches(name, labels)
-            && !self
-                .exclude
-                .iter()
-                .any(|exclude| exclude.matches(name, labels))
+            && self.selection.matches(place)
+            && !self.exclude.iter().any(|exclude| exclude.matches(place))
     }
 
     /// Returns why the namespace is not selected: the first of the reasons, for people. `None`: it is
     /// selected.
-    pub fn mismatch(&self, name: &str, labels: &Labels) -> Option<Mismatch> {
+    pub fn mismatch(&self, place: Place<'_>) -> Option<Mismatch> {
         let why = |why: &str| Some(Mismatch::of(why.into()));
-        if self.matches(name, labels) {
+        if self.matches(place) {
             return None;
         }
         if self
             .reach
             .as_ref()
-            .is_some_and(|reach| !reach.contains(name))
+            .is_some_and(|reach| !reach.contains(place.name))
         {
             return why("this installation writes no copies into it (--target-namespaces)");
         }
-        if let Some(mismatch) = self.selection.mismatch(name, labels) {
+        if let Some(mismatch) = self.selection.mismatch(place) {
             return Some(mismatch);
         }
-        let excluded = |exclude: &Selection| exclude.matches(name, labels);
+        let excluded = |exclude: &Selection| exclude.matches(place);
         if let Some(item) = self.exclude.iter().position(excluded) {
             return why(&format!("spec.exclude[{item}] matches it"));
         }
@@ -126,7 +133,7 @@ impl TargetSelection {
     /// namespace.
     pub fn could_match(&self, hint: NameHint<'_>, labels: &Labels) -> bool {
         match hint {
-            NameHint::Exact(name) => self.matches(name, labels),
+            NameHint::Exact(name) => self.matches(Place { name, labels }),
             NameHint::Prefix(prefix) => {
                 let prefix = prefix.get(..GENERATED_PREFIX_LENGTH).unwrap_or(prefix);
                 self.reach
@@ -238,24 +245,25 @@ impl Selection {
         }
     }
 
-    /// True if the namespace `name` with these labels matches.
-    pub fn matches(&self, name: &str, labels: &Labels) -> bool {
+    /// True if the namespace matches.
+    pub fn matches(&self, place: Place<'_>) -> bool {
         self.names
             .as_ref()
-            .is_none_or(|globs| globs.iter().any(|glob| Glob(glob).matches(name)))
+            .is_none_or(|globs| globs.iter().any(|glob| Glob(glob).matches(place.name)))
             && self
                 .pattern
                 .as_ref()
-                .is_none_or(|pattern| pattern.matches(name))
-            && self.labels.as_ref().is_none_or(|selector| {
-                selector.matches_by(|key| namespace_label(key, name, labels))
-            })
+                .is_none_or(|pattern| pattern.matches(place.name))
+            && self
+                .labels
+                .as_ref()
+                .is_none_or(|selector| selector.matches_by(|key| namespace_label(key, place)))
     }
 
     /// Returns the first part that does not match the namespace, for people.
-    fn mismatch(&self, name: &str, labels: &Labels) -> Option<Mismatch> {
+    fn mismatch(&self, place: Place<'_>) -> Option<Mismatch> {
         let globs = self.names.as_ref();
-        if globs.is_some_and(|globs| !globs.iter().any(|glob| Glob(glob).matches(name))) {
+        if globs.is_some_and(|globs| !globs.iter().any(|glob| Glob(glob).matches(place.name))) {
             return Some(Mismatch::of(
                 "no item of namespaces matches its name".into(),
             ));
@@ -263,14 +271,14 @@ impl Selection {
         if self
             .pattern
             .as_ref()
-            .is_some_and(|pattern| !pattern.matches(name))
+            .is_some_and(|pattern| !pattern.matches(place.name))
         {
             let why = "namespacePattern doesn't match its whole name";
             return Some(Mismatch::of(why.into()));
         }
         let mut requirements = self.labels.iter().flat_map(|labels| &labels.requirements);
         requirements.find_map(|requirement| {
-            let value = namespace_label(&requirement.key, name, labels);
+            let value = namespace_label(&requirement.key, place);
             (!requirement.test.passes(value)).then(|| {
                 let found = match value {
                     Some(value) => format!("is {value:?}"),
@@ -329,11 +337,11 @@ impl Selection {
 
 /// The value of a namespace's label as it will be stored. The object in a review may lack the label
 /// with the name, or have a wrong value there.
-fn namespace_label<'a>(key: &str, name: &'a str, labels: &'a Labels) -> Option<&'a str> {
+fn namespace_label<'a>(key: &str, place: Place<'a>) -> Option<&'a str> {
     if key == NAMESPACE_NAME {
-        Some(name)
+        Some(place.name)
     } else {
-        labels.get(key)
+        place.labels.get(key)
     }
 }
 
@@ -430,7 +438,10 @@ mod tests {
             ),
         ] {
             assert_eq!(
-                target(spec.clone()).matches(name, &labels(with)),
+                target(spec.clone()).matches(Place {
+                    name,
+                    labels: &labels(with)
+                }),
                 want,
                 "{spec} {name} {with}"
             );
@@ -468,7 +479,10 @@ mod tests {
                 ("team-7", "env=prod"),
                 ("other", "env=dev"),
             ]
-            .map(|(name, with)| target.matches(name, &labels(with)));
+            .map(|(name, with)| {
+                let labels = &labels(with);
+                target.matches(Place { name, labels })
+            });
             assert_eq!(matched, [team_dev, team_prod, other_dev], "{spec}");
         }
         let both = |prefix: &str, with: &str| {
@@ -492,17 +506,25 @@ mod tests {
             json!([{"namespaces": ["sandbox-*"], "namespacePattern": ".*-7", "namespaceSelector": dev}]),
         ] {
             assert!(
-                !all(exclude.clone()).matches("sandbox-7", &labels("env=dev")),
+                !all(exclude.clone()).matches(Place {
+                    name: "sandbox-7",
+                    labels: &labels("env=dev")
+                }),
                 "{exclude}"
             );
             assert!(
-                all(exclude.clone()).matches("other", &labels("env=prod")),
+                all(exclude.clone()).matches(Place {
+                    name: "other",
+                    labels: &labels("env=prod")
+                }),
                 "{exclude}"
             );
         }
         assert!(
-            all(json!([{"namespaces": ["sandbox-*"], "namespaceSelector": dev}]))
-                .matches("sandbox-7", &labels(""))
+            all(json!([{"namespaces": ["sandbox-*"], "namespaceSelector": dev}])).matches(Place {
+                name: "sandbox-7",
+                labels: &labels("")
+            })
         );
     }
 
@@ -521,7 +543,10 @@ mod tests {
             ),
         ] {
             assert_eq!(
-                target(spec.clone()).matches("kube-system", &Labels::new()),
+                target(spec.clone()).matches(Place {
+                    name: "kube-system",
+                    labels: &Labels::new()
+                }),
                 want,
                 "{spec}"
             );
@@ -729,7 +754,9 @@ mod tests {
             for spec in [json!({"namespaces": [glob]}), json!({"namespacePattern": format!("{pattern}[ab]*")})] {
                 let target = target(spec);
                 let could = target.could_match(NameHint::Prefix(&text), &Labels::new());
-                prop_assert!(could || !target.matches(&name, &Labels::new()));
+                let labels = &Labels::new();
+                let matches = target.matches(Place { name: &name, labels });
+                prop_assert!(could || !matches);
             }
         }
     }

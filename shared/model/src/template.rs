@@ -9,7 +9,7 @@ use std::{borrow::Cow, fmt, iter};
 
 use serde_json::Value;
 
-use crate::{selection::Labels, source::SourceRef, syntax};
+use crate::{selection::Place, source::SourceRef, syntax};
 
 /// Text with variables. Any other `$(...)` is plain text.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -35,17 +35,8 @@ pub enum Variable {
 /// Returns the text that stands for each variable of the namespace.
 pub(crate) type Show<'a> = &'a dyn Fn(&Variable) -> String;
 
-/// The copy's namespace, which gives the variables their values.
-#[derive(Clone, Copy, Debug)]
-pub struct Place<'a> {
-    /// Name of the namespace.
-    pub name: &'a str,
-    /// Labels of the namespace.
-    pub labels: &'a Labels,
-}
-
 impl Variable {
-    /// The value in that namespace. `None` if the namespace does not have the label.
+    /// The value in the copy's namespace. `None` if the namespace does not have the label.
     pub fn value<'a>(&self, place: Place<'a>) -> Option<&'a str> {
         match self {
             Self::Name => Some(place.name),
@@ -327,7 +318,7 @@ fn piece(variable: &str) -> Result<Option<Piece>, String> {
 #[allow(clippy::unwrap_used)] // It is how a test fails.
 mod tests {
     use super::*;
-    use crate::kind::GroupVersionKind;
+    use crate::{kind::GroupVersionKind, selection::Labels};
 
     fn source() -> SourceRef {
         let gvk = GroupVersionKind::parse("v1", "Secret").unwrap();

@@ -11,7 +11,7 @@ use mimeo_model::{
     meta::Seen,
     outcome::{FailureReason, Outcome},
     ownership::content_is_ours,
-    template::Place,
+    selection::Place,
 };
 
 use crate::{

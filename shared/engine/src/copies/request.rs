@@ -9,7 +9,7 @@ use mimeo_model::{
     meta::{Checksum, Seen, Uid},
     outcome::{Failure, FailureReason},
     render::Rendering,
-    template::Place,
+    selection::Place,
 };
 
 use crate::{

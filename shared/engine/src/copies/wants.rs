@@ -15,7 +15,8 @@ use mimeo_model::{
     outcome::FailureReason,
     render::unset,
     rule::Rule,
-    template::{Place, Variable},
+    selection::Place,
+    template::Variable,
 };
 
 use crate::{
@@ -165,8 +166,8 @@ impl Index {
     ) -> impl Iterator<Item = (ProjectionId, &'a Projection)> {
         let rule = state.rule.as_ref().into_iter();
         let targets = rule.flat_map(|rule: &Rule| rule.targets.iter().zip(&state.projections));
-        let Place { name, labels } = namespace.place();
-        let matched = targets.filter(move |(target, _)| target.selection.matches(name, labels));
+        let place = namespace.place();
+        let matched = targets.filter(move |(target, _)| target.selection.matches(place));
         matched
             .flat_map(|(_, projections)| projections)
             .filter_map(|id| Some((*id, self.projections.get(id)?)))
@@ -191,9 +192,7 @@ impl Index {
     /// other rule would then keep it. A `ClusterReplication` wins the copy in any case, so a
     /// Replication reserves nothing against it.
     fn is_yet_to_say(&self, present: &RuleId, other: &RuleId, namespace: &Namespace) -> bool {
-        let waits = |rule: &Rule| {
-            rule.matches(&namespace.name, &namespace.labels) && !self.knows_selected(rule)
-        };
+        let waits = |rule: &Rule| rule.matches(namespace.place()) && !self.knows_selected(rule);
         *other != *present && present.kind <= other.kind && self.valid(present).is_some_and(waits)
     }
 

@@ -265,7 +265,7 @@ impl Index {
             let held = |rule: &&Rule| {
                 rule.pod_gate != PodGate::None
                     && !rule.selectors.is_empty()
-                    && rule.matches(&namespace.name, &namespace.labels)
+                    && rule.matches(namespace.place())
             };
             let Some(rule) = state.acting().filter(held) else {
                 continue;

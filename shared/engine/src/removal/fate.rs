@@ -102,7 +102,7 @@ impl Index {
         let withheld = self
             .origin(copy)
             .is_some_and(|source| self.is_withheld(rule, source));
-        if makes || withheld || !rule.matches(&namespace.name, &namespace.labels) {
+        if makes || withheld || !rule.matches(namespace.place()) {
             // The rule still makes this copy elsewhere, or would make it. So the change was in the
             // namespace, in the rule's selection, or in the grants.
             return Fate::Unmatched;
@@ -170,7 +170,7 @@ impl Index {
         let mut projections = self
             .projections
             .of_object(&kind, &source.namespace, &source.name);
-        if !rule.matches(&namespace.name, &namespace.labels)
+        if !rule.matches(namespace.place())
             || projections.any(|projection| *projection.rule == rule.id)
         {
             return None;

@@ -17,7 +17,6 @@ use mimeo_model::{
     grant::{Edition, Grant},
     id::RuleId,
     kind::GroupKind,
-    template::Place,
 };
 
 use crate::{
@@ -95,9 +94,11 @@ impl Index {
         namespace: &Namespace,
         copy: &CopyState,
     ) -> Option<Box<str>> {
-        let Place { name, labels } = namespace.place();
+        let name = &*namespace.name;
         let state = self.rules.get(id)?;
-        let rule = state.valid().filter(|rule| rule.matches(name, labels))?;
+        let rule = state
+            .valid()
+            .filter(|rule| rule.matches(namespace.place()))?;
         let mut projections = self
             .projections_for(state, namespace)
             .map(|(_, projection)| projection);

@@ -11,8 +11,9 @@ use mimeo_model::{
     id::{RuleId, RuleKind},
     kind::GroupKind,
     rule::Rule,
+    selection::Place,
     source::SourceRef,
-    template::{Place, Template},
+    template::Template,
 };
 
 use crate::{Index, Namespace, RuleState, events::places, projection::Projection, wants::rank};
@@ -64,7 +65,7 @@ impl Index {
     pub fn preview(&self, rule: &Rule, sources: &[SourceRef], before: Option<&Rule>) -> Preview {
         let mut preview = Preview::default();
         for namespace in self.alive() {
-            let matches = |rule: &Rule| rule.matches(&namespace.name, &namespace.labels);
+            let matches = |rule: &Rule| rule.matches(namespace.place());
             preview.all += 1;
             if matches(rule) {
                 preview.matching += 1;
@@ -122,7 +123,7 @@ impl Index {
                 let copy = (kind, projection.name.at(place).to_string());
                 let matches = || {
                     let target = other.targets.get(projection.target);
-                    target.is_some_and(|target| target.selection.matches(name, place.labels))
+                    target.is_some_and(|target| target.selection.matches(place))
                 };
                 if !own.contains(&copy)
                     || !matches()

@@ -157,7 +157,7 @@ impl Index {
         grants
             .flat_map(Grants::counting)
             .filter(move |(_, grant, _)| {
-                known.is_some_and(|entry| grant.admits(grant.access, home, &entry.labels))
+                known.is_some_and(|entry| grant.admits(grant.access, entry.place()))
             })
     }
 
@@ -222,7 +222,7 @@ impl Index {
             for (name, namespace) in &self.namespaces {
                 // A copy that the rule wants is where it matches. Others may be left from before.
                 let wrote = |copy: &CopyState| copy.rule().is_some_and(|rule| **rule == *id);
-                if rule.is_some_and(|rule| rule.matches(name, &namespace.labels))
+                if rule.is_some_and(|rule| rule.matches(namespace.place()))
                     || namespace.copies.iter().any(wrote)
                 {
                     places.insert(name.clone());

@@ -9,9 +9,8 @@ use mimeo_model::{
     kind::GroupVersionKind,
     known::Known,
     rule::{Rule, Target},
-    selection::Labels,
+    selection::{Labels, Place},
     source::{SourceRef, SourceSelector},
-    template::Place,
 };
 
 use crate::Index;

@@ -10,8 +10,7 @@ use mimeo_model::{
     known::{Known, Watched},
     outcome::Unreadable,
     rule::Rule,
-    selection::Labels,
-    template::Place,
+    selection::Place,
 };
 
 use crate::{Demand, Index, KindState, kinds::Note};
@@ -99,23 +98,23 @@ impl Index {
     /// The namespaces in reach in which the rule would write now. `None`: the reach is unlimited.
     pub fn reached(&self, rule: &Rule) -> Option<BTreeSet<Box<str>>> {
         let targets = self.settings.reach.targets.as_ref()?;
-        let writes = |name: &str, labels: &Labels| {
-            if !rule.matches(name, labels) {
+        let writes = |place: Place<'_>| {
+            if !rule.matches(place) {
                 return false;
             }
-            let given = self.given(Access::Write, &rule.id, name);
+            let given = self.given(Access::Write, &rule.id, place.name);
             // The findings of selectors aren't known yet.
             let mut selectors = rule.selectors.iter();
             selectors.any(|selector| given.concerns(&selector.gvk.group_kind()))
                 || rule.sources.iter().any(|source| {
-                    let mut copies = rule.copy_names(source, Place { name, labels });
+                    let mut copies = rule.copy_names(source, place);
                     copies.any(|copy| given.covers(&source.gvk.group_kind(), &copy))
                 })
         };
         let reached = |name: &str| {
             self.namespaces
                 .get(name)
-                .is_some_and(|entry| writes(name, &entry.labels))
+                .is_some_and(|entry| writes(entry.place()))
         };
         Some(
             targets

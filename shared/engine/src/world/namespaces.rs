@@ -9,8 +9,7 @@ use mimeo_model::{
     id::{KindId, RuleId},
     meta::{Uid, version},
     names,
-    selection::Labels,
-    template::Place,
+    selection::{Labels, Place},
 };
 
 use crate::{

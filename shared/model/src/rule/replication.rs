@@ -10,10 +10,10 @@ use super::Rule;
 use crate::{
     id::{RuleId, RuleKind},
     refusal::{ITEMS, Refusal, Refusals},
-    selection::Labels,
+    selection::{Labels, Place},
     source::SourceRef,
     syntax,
-    template::{Place, label_in, texts},
+    template::{label_in, texts},
 };
 
 /// Most copies of one rule. So Mimeo can quickly decide the fate of all copies of a namespace's
@@ -262,6 +262,11 @@ mod tests {
         source
     }
 
+    fn matches(rule: &Rule, name: &str) -> bool {
+        let labels = &Labels::new();
+        rule.matches(Place { name, labels })
+    }
+
     #[test]
     fn labels_of_other_namespaces_are_refused_in_what_a_rule_writes() {
         let label = "$(namespace.labels['tier'])";
@@ -364,7 +369,7 @@ mod tests {
     fn a_target_without_namespaces_is_its_own_namespace() {
         let rule = parse(&json!({"sources": [secret(&json!({}))], "targets": [{"copyName": "x"}]}))
             .unwrap();
-        assert!(rule.matches("home", &Labels::new()) && !rule.matches("other", &Labels::new()));
+        assert!(matches(&rule, "home") && !matches(&rule, "other"));
     }
 
     #[test]
@@ -377,13 +382,12 @@ mod tests {
         let rule = parse(&json!({"sources": [secret(&json!({"namespace": "other"}))]})).unwrap();
         assert_eq!(rule.id.to_string(), "Replication/home/pull");
         assert_eq!(rule.sources[0].to_string(), "v1/Secret/other/db");
-        let none = Labels::new();
-        assert!(rule.matches("home", &none) && !rule.matches("other", &none));
+        assert!(matches(&rule, "home") && !matches(&rule, "other"));
         assert_eq!(rule.pod_gate, PodGate::None);
         let targets = json!([{"namespaces": ["a", "b"], "copyName": "x"}]);
         let rule = parse(&json!({"sources": [secret(&json!({}))], "targets": targets})).unwrap();
         assert_eq!(rule.sources[0].to_string(), "v1/Secret/home/db");
-        assert!(rule.matches("b", &none) && !rule.matches("home", &none));
+        assert!(matches(&rule, "b") && !matches(&rule, "home"));
         assert_eq!(
             rule.targets[0].copy_name(&rule.sources[0]).literal(),
             Some("x")
