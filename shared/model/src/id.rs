@@ -71,27 +71,29 @@ impl fmt::Display for RuleId {
     }
 }
 
-/// The text is not the identity of a rule of a known kind.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("not kind/name of a rule")]
-pub struct NotARuleId;
-
 impl FromStr for RuleId {
-    type Err = NotARuleId;
+    type Err = &'static str;
 
-    fn from_str(text: &str) -> Result<Self, NotARuleId> {
-        let (kind, rest) = text.split_once('/').ok_or(NotARuleId)?;
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        Self::read(text).ok_or("not kind/name of a rule")
+    }
+}
+
+impl RuleId {
+    /// Reads the text that [`Display`](fmt::Display) prints.
+    fn read(text: &str) -> Option<Self> {
+        let (kind, rest) = text.split_once('/')?;
         let (kind, namespace, name) = match kind {
             mimeo_api::names::CLUSTER_REPLICATION => (RuleKind::ClusterReplication, None, rest),
             mimeo_api::names::REPLICATION => {
-                let (namespace, name) = rest.split_once('/').ok_or(NotARuleId)?;
-                syntax::dns_label(namespace).map_err(|_| NotARuleId)?;
+                let (namespace, name) = rest.split_once('/')?;
+                syntax::dns_label(namespace).ok()?;
                 (RuleKind::Replication, Some(namespace.into()), name)
             }
-            _ => return Err(NotARuleId),
+            _ => return None,
         };
-        syntax::dns_subdomain(name).map_err(|_| NotARuleId)?;
-        Ok(Self {
+        syntax::dns_subdomain(name).ok()?;
+        Some(Self {
             kind,
             namespace,
             name: name.into(),
@@ -137,7 +139,7 @@ mod tests {
             "ClusterReplication/a/b",
             "Replication/a",
         ] {
-            assert_eq!(text.parse::<RuleId>(), Err(NotARuleId), "{text:?}");
+            assert!(text.parse::<RuleId>().is_err(), "{text:?}");
         }
     }
 }

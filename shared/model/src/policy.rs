@@ -13,7 +13,7 @@ use crate::{
     review::{Operation, Request, Verdict},
     selection::Selector,
     syntax,
-    transform::{self, check_of_admission, data_changes, is_being_deleted},
+    transform::{self, Use, data_changes, is_being_deleted},
 };
 
 /// Most kinds of one policy.
@@ -75,7 +75,13 @@ impl Policy {
         let at_excluded = "spec.match.excludeNamespaces";
         refusals.each(at_excluded, excluded, NAMESPACES, syntax::dns_label);
         let at_transform = "spec.transform";
-        check_of_admission(&spec.transform, at_transform, &kinds, &mut refusals);
+        transform::check(
+            &spec.transform,
+            at_transform,
+            Use::Admission,
+            kinds.iter(),
+            &mut refusals,
+        );
         if is_default(&spec.transform) {
             refusals.add(at_transform, "must change something");
         }

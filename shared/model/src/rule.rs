@@ -42,7 +42,7 @@ use self::target::{parse_targets, refuse_chosen_names};
 pub use self::{source::MOST_SOURCES, target::Target};
 
 /// Interval in seconds for the regular verification of copies: up to a week.
-const RESYNC: std::ops::RangeInclusive<u64> = 10..=604_800;
+const RESYNC: std::ops::RangeInclusive<i32> = 10..=604_800;
 
 /// The reason to refuse `driftPolicy: Deny` with another strategy. Under Apply, other clients own
 /// the fields that they add. So a tenant could add `ingress: [{}]` to a guarded `NetworkPolicy`.
@@ -167,13 +167,14 @@ impl Rule {
         if spec.copies.drift_policy == DriftPolicy::Deny && strategy != Strategy::Replace {
             refusals.add("spec.driftPolicy", DENY_NEEDS_REPLACE);
         }
-        let resync = refusals
-            .one(
+        let resync = spec.copies.resync_seconds;
+        if resync != 0 && !RESYNC.contains(&resync) {
+            let (least, most) = (RESYNC.start(), RESYNC.end());
+            refusals.add(
                 "spec.resyncSeconds",
-                parse_resync(spec.copies.resync_seconds),
-            )
-            .flatten();
-        if strategy == Strategy::CreateOnce && resync.is_some() {
+                format!("must be 0, or from {least} to {most}, not {resync}"),
+            );
+        } else if resync != 0 && strategy == Strategy::CreateOnce {
             refusals.add(
                 "spec.resyncSeconds",
                 "must be 0: with strategy CreateOnce Mimeo never updates a copy",
@@ -209,7 +210,7 @@ impl Rule {
             drift: spec.copies.drift_policy,
             retention,
             pod_gate: spec.pod_gate,
-            resync,
+            resync: (resync != 0).then(|| Duration::from_secs(resync.unsigned_abs().into())),
             suspend: spec.copies.suspend,
             confirm_deletion: confirm_deletion.map(|value| value.as_str().into()),
         })
@@ -370,18 +371,6 @@ fn refuse_source_namespace(spec: &ClusterReplicationSpec, refusals: &mut Refusal
     let transform = serde_json::to_value(&spec.copies.transform).unwrap_or_default();
     if texts(&transform).any(inline::needs_namespace) {
         refusals.add("spec.transform", inline::NO_NAMESPACE);
-    }
-}
-
-fn parse_resync(seconds: i32) -> Result<Option<Duration>, String> {
-    match u64::try_from(seconds) {
-        Ok(0) => Ok(None),
-        Ok(seconds) if RESYNC.contains(&seconds) => Ok(Some(Duration::from_secs(seconds))),
-        _ => Err(format!(
-            "must be 0, or from {} to {}, not {seconds}",
-            RESYNC.start(),
-            RESYNC.end()
-        )),
     }
 }
 

@@ -25,7 +25,7 @@ type Fields = Map<String, Value>;
 
 /// The use of a text with variables. It determines the check of the text.
 #[derive(Clone, Copy)]
-enum Use<'a> {
+pub(crate) enum Use<'a> {
     /// For copies of these sources.
     Copies(&'a [SourceRef]),
     /// For an object at admission. There is no source.
@@ -46,17 +46,9 @@ pub(crate) fn check_of_copies(
     patch::check(json_patch, &format!("{field}.jsonPatch"), sources, refusals);
 }
 
-/// Checks the transform of a policy for objects of these kinds.
-pub(crate) fn check_of_admission(
-    spec: &Transform,
-    field: &str,
-    kinds: &[GroupVersionKind],
-    refusals: &mut Refusals,
-) {
-    check(spec, field, Use::Admission, kinds.iter(), refusals);
-}
-
-fn check<'a>(
+/// Checks the transform of a rule, except its patch, or of a policy, for objects of these kinds.
+/// Refusals name fields below `field`.
+pub(crate) fn check<'a>(
     spec: &Transform,
     field: &str,
     used: Use<'_>,

@@ -20,7 +20,7 @@ fn parse_of_copies(spec: Value) -> Result<Transform, Vec<Refusal>> {
 
 fn parse_of_admission(spec: Value, kinds: &[GroupVersionKind]) -> Result<Transform, Vec<Refusal>> {
     let spec = serde_json::from_value(spec).unwrap();
-    Refusals::of(|refusals| check_of_admission(&spec, "t", kinds, refusals))?;
+    Refusals::of(|refusals| check(&spec, "t", Use::Admission, kinds.iter(), refusals))?;
     Ok(spec)
 }
 
