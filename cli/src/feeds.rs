@@ -155,7 +155,7 @@ fn fed_copies(
 
 /// The fate of a rule's copies if their source is deleted, as a sentence.
 fn when_deleted(rule: &Rule) -> String {
-    let grace = rule.retention.source_grace.as_secs();
+    let grace = rule.source_grace().as_secs();
     match rule.retention.when_source_deleted {
         _ if rule.suspend => "The rule is suspended: its copies stay as they are.".into(),
         _ if rule.strategy == Strategy::CreateOnce => {

@@ -1,75 +1,54 @@
 //! The choices of a rule's author: how Mimeo writes copies, treats an object with the copy's name
 //! and removes unwanted copies, and whether pods wait for the copies.
 
-use std::time::Duration;
+use mimeo_api::CopyOptions;
 
 use crate::refusal::Refusals;
 
 /// Longest grace period for a deleted source, in seconds: one day.
 const GRACE: i32 = 86_400;
 
-/// The grace period if none is given, as in an annotation.
-pub(crate) const DEFAULT_GRACE: Duration = Duration::from_mins(1);
+pub use mimeo_api::{ConflictPolicy, PodGate, Retention as Retain, RetentionPolicy, Strategy};
 
-pub use mimeo_api::{ConflictPolicy, PodGate, Retention as Retain, Strategy};
-
-/// The fate of copies that the rule no longer wants, by the reason.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Retention {
-    /// When the rule is deleted.
-    pub when_rule_deleted: Retain,
-    /// When the namespace is no longer selected.
-    pub when_unmatched: Retain,
-    /// When the source is deleted.
-    pub when_source_deleted: Retain,
-    /// How long Mimeo waits for a deleted source to be created again.
-    pub source_grace: Duration,
+/// The fate of copies that a rule no longer wants. With strategy `CreateOnce` they always stay.
+pub(crate) fn parse_retention(copies: &CopyOptions, refusals: &mut Refusals) -> RetentionPolicy {
+    let policy = copies.retention_policy.clone();
+    let grace = policy.source_grace_period_seconds;
+    if !(0..=GRACE).contains(&grace) {
+        refusals.add(
+            "spec.retentionPolicy.sourceGracePeriodSeconds",
+            format!("must be from 0 to {GRACE}, not {grace}"),
+        );
+    }
+    match copies.strategy {
+        Strategy::Apply | Strategy::Replace => policy,
+        Strategy::CreateOnce => RetentionPolicy {
+            when_rule_deleted: Retain::Retain,
+            when_unmatched: Retain::Retain,
+            when_source_deleted: Retain::Retain,
+            ..policy
+        },
+    }
 }
 
-impl Retention {
-    /// Mimeo never deletes a copy.
-    pub const ALWAYS: Self = Self {
-        when_rule_deleted: Retain::Retain,
-        when_unmatched: Retain::Retain,
-        when_source_deleted: Retain::Retain,
-        source_grace: DEFAULT_GRACE,
-    };
-
-    pub(crate) fn parse(policy: &mimeo_api::RetentionPolicy, refusals: &mut Refusals) -> Self {
-        let grace = policy.source_grace_period_seconds;
-        if !(0..=GRACE).contains(&grace) {
-            refusals.add(
-                "spec.retentionPolicy.sourceGracePeriodSeconds",
-                format!("must be from 0 to {GRACE}, not {grace}"),
-            );
-        }
-        Self {
-            when_rule_deleted: policy.when_rule_deleted,
-            when_unmatched: policy.when_unmatched,
-            when_source_deleted: policy.when_source_deleted,
-            source_grace: Duration::from_secs(grace.unsigned_abs().into()),
-        }
+/// The value of [`RETENTION`](crate::names::RETENTION), as in
+/// `rule=Retain,source=Retain,uid=...`. `None` if every choice is `Delete`.
+///
+/// The uid of the rule is part of the value if copies stay when the rule is deleted: a later
+/// rule of the same name is another rule. The grace period is not part of the value, because it
+/// matters only while the rule exists.
+pub(crate) fn retention_annotation(policy: &RetentionPolicy, uid: &str) -> Option<String> {
+    let parts = [
+        ("rule", policy.when_rule_deleted),
+        ("unmatched", policy.when_unmatched),
+        ("source", policy.when_source_deleted),
+    ];
+    let retained = parts.iter().filter(|(_, retain)| *retain == Retain::Retain);
+    let mut retained: Vec<_> = retained.map(|(when, _)| format!("{when}=Retain")).collect();
+    if policy.when_rule_deleted == Retain::Retain && !uid.is_empty() {
+        retained.push(format!("{UID}={uid}"));
     }
-
-    /// The value of [`RETENTION`](crate::names::RETENTION), as in
-    /// `rule=Retain,source=Retain,uid=...`. `None` if every choice is `Delete`.
-    ///
-    /// The uid of the rule is part of the value if copies stay when the rule is deleted: a later
-    /// rule of the same name is another rule. The grace period is not part of the value, because it
-    /// matters only while the rule exists.
-    pub fn annotation(&self, uid: &str) -> Option<String> {
-        let parts = [
-            ("rule", self.when_rule_deleted),
-            ("unmatched", self.when_unmatched),
-            ("source", self.when_source_deleted),
-        ];
-        let retained = parts.iter().filter(|(_, retain)| *retain == Retain::Retain);
-        let mut retained: Vec<_> = retained.map(|(when, _)| format!("{when}=Retain")).collect();
-        if self.when_rule_deleted == Retain::Retain && !uid.is_empty() {
-            retained.push(format!("{UID}={uid}"));
-        }
-        (!retained.is_empty()).then(|| retained.join(","))
-    }
+    (!retained.is_empty()).then(|| retained.join(","))
 }
 
 /// The key of a rule's uid in [`RETENTION`](crate::names::RETENTION).
@@ -113,13 +92,13 @@ mod tests {
                     Retain::Retain
                 }
             };
-            let retention = Retention {
+            let retention = RetentionPolicy {
                 when_rule_deleted: retain(1),
                 when_unmatched: retain(2),
                 when_source_deleted: retain(4),
-                source_grace: DEFAULT_GRACE,
+                ..RetentionPolicy::default()
             };
-            match retention.annotation("u-1") {
+            match retention_annotation(&retention, "u-1") {
                 None => assert_eq!(bits, 0),
                 Some(text) => {
                     assert_eq!(outlives_rule(&text), bits & 1 != 0, "{text}");

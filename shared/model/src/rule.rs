@@ -17,7 +17,7 @@ use mimeo_api::{
 use serde_json::Value;
 
 use crate::{
-    choices::{ConflictPolicy, PodGate, Retain, Retention, Strategy},
+    choices::{ConflictPolicy, PodGate, Retain, RetentionPolicy, Strategy, parse_retention},
     id::{RuleId, RuleKind},
     kind::{GroupKind, GroupVersionKind, Resource},
     meta::version,
@@ -85,7 +85,7 @@ pub struct Rule {
     /// The policy for changes of a copy by other clients.
     pub drift: DriftPolicy,
     /// The fate of copies that the rule no longer wants.
-    pub retention: Retention,
+    pub retention: RetentionPolicy,
     /// How pods of a new namespace wait for its copies.
     pub pod_gate: PodGate,
     /// Interval of the regular verification of each copy. `None`: only watches trigger it.
@@ -104,6 +104,12 @@ impl Rule {
             .any(|source| source.is(kind, namespace, name))
     }
 
+    /// How long Mimeo waits for a deleted source to be created again.
+    pub fn source_grace(&self) -> Duration {
+        let seconds = self.retention.source_grace_period_seconds;
+        Duration::from_secs(seconds.unsigned_abs().into())
+    }
+
     /// Text for people: the number of copies, and their fate without their source.
     pub fn bereft(&self, copies: usize) -> String {
         let (is, stays) = if copies == 1 {
@@ -115,7 +121,7 @@ impl Rule {
             (true, _) => format!("which {stays} while the rule is suspended"),
             (false, Retain::Retain) => format!("which {stays} without it"),
             (false, Retain::Delete) => {
-                let grace = plural::seconds(self.retention.source_grace.as_secs());
+                let grace = plural::seconds(self.source_grace().as_secs());
                 format!("which {is} deleted {grace} later")
             }
         };
@@ -180,11 +186,7 @@ impl Rule {
                 "must be 0: with strategy CreateOnce Mimeo never updates a copy",
             );
         }
-        let retention = Retention::parse(&spec.copies.retention_policy, &mut refusals);
-        let retention = match strategy {
-            Strategy::Apply | Strategy::Replace => retention,
-            Strategy::CreateOnce => Retention::ALWAYS,
-        };
+        let retention = parse_retention(&spec.copies, &mut refusals);
         let confirm_deletion = metadata
             .annotations
             .as_ref()
@@ -378,7 +380,7 @@ fn refuse_source_namespace(spec: &ClusterReplicationSpec, refusals: &mut Refusal
 #[allow(clippy::unwrap_used)] // It is how a test fails.
 mod tests {
     use super::*;
-    use crate::choices::DEFAULT_GRACE;
+    use crate::choices::retention_annotation;
     use serde_json::{Value, json};
 
     fn good() -> Value {
@@ -441,7 +443,7 @@ mod tests {
             Some("pull-registry")
         );
         assert_eq!(
-            (rule.retention.when_unmatched, rule.retention.source_grace),
+            (rule.retention.when_unmatched, rule.source_grace()),
             (Retain::Retain, Duration::from_secs(5))
         );
         assert_eq!(
@@ -459,10 +461,14 @@ mod tests {
     fn defaults_are_those_of_the_api() {
         let rule = parse(good()).unwrap();
         assert_eq!(
-            (rule.pod_gate, rule.suspend, rule.retention.annotation("")),
+            (
+                rule.pod_gate,
+                rule.suspend,
+                retention_annotation(&rule.retention, "")
+            ),
             (PodGate::BestEffort, false, None)
         );
-        assert_eq!(rule.retention.source_grace, DEFAULT_GRACE);
+        assert_eq!(rule.source_grace(), Duration::from_mins(1));
         assert_eq!(
             (rule.strategy, rule.conflict),
             (Strategy::Apply, ConflictPolicy::Report)
@@ -480,7 +486,7 @@ mod tests {
         let rule = parse(object.clone()).unwrap();
         assert_eq!(rule.strategy, Strategy::CreateOnce);
         assert_eq!(
-            rule.retention.annotation("").as_deref(),
+            retention_annotation(&rule.retention, "").as_deref(),
             Some("rule=Retain,unmatched=Retain,source=Retain")
         );
         object["spec"]["retentionPolicy"] = json!({"whenUnmatched": "Retain"});

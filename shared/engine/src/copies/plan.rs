@@ -254,7 +254,7 @@ impl Index {
         // copies sets those timers.
         for source in &rule.sources {
             if let Some(SourceState::Missing { since, .. }) = self.sources.get(source) {
-                let due = *since + rule.retention.source_grace;
+                let due = *since + rule.source_grace();
                 effects.work.timer(due, Timer::Rule(id.clone()));
             }
         }

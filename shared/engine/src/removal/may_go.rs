@@ -83,7 +83,7 @@ impl Index {
                     self.now
                 }
             };
-            let end = since + rule.retention.source_grace;
+            let end = since + rule.source_grace();
             if self.now < end {
                 needs.push(Need::GraceEnd(id.clone(), end));
                 new = true;

@@ -124,7 +124,7 @@ impl Index {
         let Some(SourceState::Missing { since, .. }) = self.sources.get(source) else {
             return None;
         };
-        let grace = rule.retention.source_grace;
+        let grace = rule.source_grace();
         let deletes = rule.retention.when_source_deleted == Retain::Delete;
         if self.now >= *since + grace || !deletes || self.copies_of(&rule.id, source) == 0 {
             return None;

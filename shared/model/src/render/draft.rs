@@ -8,7 +8,7 @@ use serde_json::{Map, Value, json};
 
 use super::{Copies, Part};
 use crate::{
-    choices::Strategy,
+    choices::{Strategy, retention_annotation},
     id::{RuleId, RuleKind},
     kind::{GroupVersionKind, assigned},
     meta::Checksum,
@@ -374,7 +374,7 @@ fn mark(rule: &Rule, source: &SourceRef, cluster: &str, metadata: &mut Value) {
         let replace = names::STRATEGY_REPLACE.into();
         mark("annotations", names::STRATEGY, replace);
     }
-    if let Some(retention) = rule.retention.annotation(&rule.uid) {
+    if let Some(retention) = retention_annotation(&rule.retention, &rule.uid) {
         mark("annotations", names::RETENTION, retention);
     }
 }
