@@ -157,7 +157,7 @@ impl Rule {
         check_of_copies(
             &spec.copies.transform,
             "spec.transform",
-            &sources.samples(),
+            &source::samples(&sources.known, &sources.selectors),
             &mut refusals,
         );
         let strategy = spec.copies.strategy;

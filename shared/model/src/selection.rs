@@ -57,8 +57,11 @@ pub struct Mismatch {
 }
 
 impl Mismatch {
-    fn of(why: String) -> Self {
-        Self { why, label: None }
+    fn of(why: &str) -> Self {
+        Self {
+            why: why.into(),
+            label: None,
+        }
     }
 }
 
@@ -100,7 +103,7 @@ impl TargetSelection {
     /// Returns why the namespace is not selected: the first of the reasons, for people. `None`: it is
     /// selected.
     pub fn mismatch(&self, place: Place<'_>) -> Option<Mismatch> {
-        let why = |why: &str| Some(Mismatch::of(why.into()));
+        let why = |why: &str| Some(Mismatch::of(why));
         if self.matches(place) {
             return None;
         }
@@ -264,9 +267,7 @@ impl Selection {
     fn mismatch(&self, place: Place<'_>) -> Option<Mismatch> {
         let globs = self.names.as_ref();
         if globs.is_some_and(|globs| !globs.iter().any(|glob| Glob(glob).matches(place.name))) {
-            return Some(Mismatch::of(
-                "no item of namespaces matches its name".into(),
-            ));
+            return Some(Mismatch::of("no item of namespaces matches its name"));
         }
         if self
             .pattern
@@ -274,7 +275,7 @@ impl Selection {
             .is_some_and(|pattern| !pattern.matches(place.name))
         {
             let why = "namespacePattern doesn't match its whole name";
-            return Some(Mismatch::of(why.into()));
+            return Some(Mismatch::of(why));
         }
         let mut requirements = self.labels.iter().flat_map(|labels| &labels.requirements);
         requirements.find_map(|requirement| {

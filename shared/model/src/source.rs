@@ -61,10 +61,8 @@ impl SourceRef {
     /// A source inside a rule.
     pub(crate) fn inline(gvk: GroupVersionKind, rule: &RuleId, name: &str) -> Self {
         Self {
-            gvk,
-            namespace: "".into(),
-            name: name.into(),
             origin: Origin::Inline(Arc::new(rule.clone())),
+            ..Self::named(gvk, "", name)
         }
     }
 

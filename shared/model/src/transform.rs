@@ -15,7 +15,7 @@ use crate::{
 
 mod keys;
 
-use self::keys::{ANNOTATIONS, LABELS, check_data, check_keys, rewrite_keys};
+use self::keys::{check_data, check_keys, rewrite_keys};
 pub(crate) use self::keys::{copy_data, copy_keys, data_changes};
 
 /// Most finalizers.
@@ -84,8 +84,22 @@ pub(crate) fn check<'a>(
         }
     }
     let at = |part: &str| format!("{field}.{part}");
-    check_keys(labels, &at("labels"), used, LABELS, refusals);
-    check_keys(annotations, &at("annotations"), used, ANNOTATIONS, refusals);
+    check_keys(
+        labels,
+        &at("labels"),
+        used,
+        syntax::qualified_name,
+        syntax::label_value,
+        refusals,
+    );
+    check_keys(
+        annotations,
+        &at("annotations"),
+        used,
+        syntax::annotation_key,
+        |_| Ok(()),
+        refusals,
+    );
     check_data(data, &at("data"), refusals);
     refuse_finalizers(finalizers, &at("finalizers"), refusals);
 }

@@ -6,12 +6,11 @@ use mimeo_api::{
     NamespaceSelection, Replication, ReplicationSpec, ReplicationTarget,
 };
 
-use super::Rule;
+use super::{Rule, source::samples};
 use crate::{
     id::{RuleId, RuleKind},
     refusal::{ITEMS, Refusal, Refusals},
     selection::{Labels, Place},
-    source::SourceRef,
     syntax,
     template::{label_in, texts},
 };
@@ -59,9 +58,7 @@ impl Rule {
     /// True if each possible copy of the rule would be its own source. Mimeo never writes a source.
     fn copies_nothing_but_itself(&self) -> bool {
         let labels = &Labels::default();
-        // One object stands for all that a selector may find.
-        let found = self.selectors.iter().map(|selector| selector.source("x"));
-        let sources: Vec<SourceRef> = self.sources.iter().cloned().chain(found).collect();
+        let sources = samples(&self.sources, &self.selectors);
         self.named_targets().all(|name| {
             sources.iter().all(|source| {
                 let mut copies = self.copy_names(source, Place { name, labels });

@@ -28,16 +28,11 @@ pub(super) struct Sources {
     pub(super) kinds: Vec<GroupVersionKind>,
 }
 
-impl Sources {
-    /// Sample sources for checks of values that are made from a source: all known sources, and one
-    /// source that each selector could find.
-    pub(super) fn samples(&self) -> Vec<SourceRef> {
-        self.known
-            .iter()
-            .cloned()
-            .chain(self.selectors.iter().map(|selector| selector.source("x")))
-            .collect()
-    }
+/// Sample sources for checks of values that are made from a source: all known sources, and one
+/// source that each selector could find.
+pub(super) fn samples(known: &[SourceRef], selectors: &[SourceSelector]) -> Vec<SourceRef> {
+    let found = selectors.iter().map(|selector| selector.source("x"));
+    known.iter().cloned().chain(found).collect()
 }
 
 /// Parses the items of `sources`, and skips refused items.

@@ -26,29 +26,13 @@ fn keeps(include: &[String], exclude: &[String], key: &str) -> bool {
     matches(include) && !matches(exclude)
 }
 
-/// The different rules for labels and annotations.
-#[derive(Clone, Copy)]
-pub(super) struct Syntax {
-    key: Check,
-    value: Check,
-}
-
-pub(super) const LABELS: Syntax = Syntax {
-    key: syntax::qualified_name,
-    value: syntax::label_value,
-};
-
-pub(super) const ANNOTATIONS: Syntax = Syntax {
-    key: syntax::annotation_key,
-    value: |_| Ok(()),
-};
-
 /// Checks the edits of labels or of annotations. Refusals name fields below `field`.
 pub(super) fn check_keys(
     edits: &KeyEdits,
     field: &str,
     used: Use<'_>,
-    syntax: Syntax,
+    check_key: Check,
+    check_value: Check,
     refusals: &mut Refusals,
 ) {
     let KeyEdits {
@@ -58,7 +42,8 @@ pub(super) fn check_keys(
     } = edits;
     refusals.each(&format!("{field}.include"), include, KEYS, syntax::key_glob);
     refusals.each(&format!("{field}.exclude"), exclude, KEYS, syntax::key_glob);
-    check_set(set, &format!("{field}.set"), used, syntax, refusals);
+    let field = format!("{field}.set");
+    check_set(set, &field, used, check_key, check_value, refusals);
 }
 
 /// The labels or annotations of a copy of `source`, which has `from`. Mimeo's own are not
@@ -189,10 +174,8 @@ fn check_set(
     set: &BTreeMap<String, String>,
     field: &str,
     used: Use<'_>,
-    Syntax {
-        key: check_key,
-        value,
-    }: Syntax,
+    check_key: Check,
+    check_value: Check,
     refusals: &mut Refusals,
 ) {
     refusals.limit(field, set.len(), KEYS);
@@ -206,7 +189,7 @@ fn check_set(
         let Some(template) = refusals.one(&field, Template::parse(text)) else {
             continue;
         };
-        let checked = check_values(&template, used, value);
+        let checked = check_values(&template, used, check_value);
         refusals.one(&field, checked.map_err(|why| why + &hint(text)));
         size += key.len() + template.longest();
     }
