@@ -66,9 +66,8 @@ pub(super) fn answers(
         }
         let targets = rule.targets.iter();
         let named = targets.filter(|target| target.copy_name(&source).text_at(place) == key.name);
-        let mismatches: Vec<Option<Mismatch>> = named
-            .map(|target| target.selection.mismatch(place))
-            .collect();
+        let mismatches: Vec<Option<Mismatch>> =
+            named.map(|target| target.mismatch(place)).collect();
         if mismatches.iter().any(Option::is_none) {
             let explained = explain(picture, key, id, Some(&source));
             let once = rule.strategy == Strategy::CreateOnce;

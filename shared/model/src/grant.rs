@@ -11,7 +11,7 @@ use crate::{
     kind::{GroupKind, GroupVersionKind},
     meta::Uid,
     refusal::{Refusal, Refusals, in_one_line},
-    selection::{Glob, Place, TargetSelection},
+    selection::{Glob, Place, Selection},
     syntax,
 };
 
@@ -215,7 +215,7 @@ pub struct Grant {
     /// The access that the grant gives.
     pub access: Access,
     /// The namespaces of the Replications that get the access.
-    grantees: Vec<TargetSelection>,
+    grantees: Vec<Selection>,
     /// The objects that the Replications get access to.
     pub objects: Vec<Granted>,
 }
@@ -267,10 +267,9 @@ impl Grant {
         let mut refusals = Refusals::default();
         refusals.count("spec.grantees", spec.grantees.len(), ITEMS);
         let grantees = spec.grantees.iter().enumerate();
-        let grantees = grantees.map(|(i, one)| {
-            TargetSelection::parse(one, &format!("spec.grantees[{i}]"), &mut refusals)
-        });
-        let grantees: Vec<TargetSelection> = grantees.collect();
+        let grantees = grantees
+            .map(|(i, one)| Selection::parse(one, &format!("spec.grantees[{i}]"), &mut refusals));
+        let grantees: Vec<Selection> = grantees.collect();
         refusals.count("spec.objects", spec.objects.len(), ITEMS);
         let objects = spec.objects.iter().enumerate();
         let objects = objects.filter_map(|(i, one)| {
@@ -279,7 +278,7 @@ impl Grant {
         let objects: Vec<Granted> = objects.collect();
         let load = grantees
             .iter()
-            .map(TargetSelection::load)
+            .map(Selection::load)
             .chain(objects.iter().map(Granted::load))
             .sum();
         if load > LOAD {
@@ -307,12 +306,12 @@ impl Grant {
 
     /// True if Replications in the namespace `home` get this access to the granted objects.
     pub fn admits(&self, access: Access, home: Place<'_>) -> bool {
-        self.access == access && self.grantees.iter().any(|grantee| grantee.matches(home))
+        self.access == access && self.grantees.iter().any(|grantee| grantee.selects(home))
     }
 
     /// True if the grant gives this access and selects some of the grantees by their labels.
     pub fn selects_by_labels(&self, access: Access) -> bool {
-        self.access == access && self.grantees.iter().any(TargetSelection::is_by_labels)
+        self.access == access && self.grantees.iter().any(Selection::is_by_labels)
     }
 
     /// True if the grant covers at least some objects of the kind.

@@ -223,7 +223,7 @@ impl Rule {
     #[must_use]
     pub fn within(mut self, reach: &Reach) -> Self {
         for target in &mut self.targets {
-            target.selection.reach.clone_from(&reach.targets);
+            target.reach.clone_from(&reach.targets);
         }
         self
     }
@@ -251,9 +251,7 @@ impl Rule {
 
     /// True if the namespace is a target.
     pub fn matches(&self, place: Place<'_>) -> bool {
-        self.targets
-            .iter()
-            .any(|target| target.selection.matches(place))
+        self.targets.iter().any(|target| target.matches(place))
     }
 
     /// The names of the copies that the rule makes of a source in a namespace: one for each target
@@ -264,7 +262,7 @@ impl Rule {
         place: Place<'a>,
     ) -> impl Iterator<Item = String> + 'a {
         let targets = self.targets.iter();
-        let targets = targets.filter(move |target| target.selection.matches(place));
+        let targets = targets.filter(move |target| target.matches(place));
         targets.map(move |target| target.copy_name(source).text_at(place))
     }
 
@@ -297,7 +295,7 @@ impl Rule {
     pub fn could_match(&self, hint: NameHint<'_>, labels: &Labels) -> bool {
         self.targets
             .iter()
-            .any(|target| target.selection.could_match(hint, labels))
+            .any(|target| target.could_match(hint, labels))
     }
 
     /// True if the rule lists the exact name of the namespace. A glob, a pattern or a selector does

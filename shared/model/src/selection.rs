@@ -4,8 +4,6 @@
 //! Selections are compiled when the rule is parsed. A match never fails, and takes at most linear
 //! time.
 
-use std::{collections::BTreeSet, sync::Arc};
-
 use mimeo_api::NamespaceSelection;
 
 use self::{glob::GLOB_LOAD, selector::Requirement};
@@ -20,10 +18,6 @@ mod selector;
 /// The label that holds the name of a namespace. The API server sets it and ignores the creator's
 /// value.
 pub const NAMESPACE_NAME: &str = "kubernetes.io/metadata.name";
-
-/// The length to which the API server cuts `generateName` before it appends five characters. The
-/// name then stays a DNS label.
-const GENERATED_PREFIX_LENGTH: usize = 58;
 
 /// Most items of one list of names.
 const NAMES: usize = 128;
@@ -57,148 +51,11 @@ pub struct Mismatch {
 }
 
 impl Mismatch {
-    fn of(why: &str) -> Self {
+    pub(crate) fn of(why: &str) -> Self {
         Self {
             why: why.into(),
             label: None,
         }
-    }
-}
-
-/// The namespaces of a target or a grantee, without the namespaces that the rule excludes.
-#[derive(Clone, Debug)]
-pub struct TargetSelection {
-    selection: Selection,
-    /// The excluded namespaces: all that any of these selections matches.
-    pub(crate) exclude: Arc<[Selection]>,
-    /// The namespaces that this installation may write into. `None` means all.
-    pub(crate) reach: Option<Arc<BTreeSet<Box<str>>>>,
-}
-
-impl TargetSelection {
-    /// Compiles `selection`, without exclusions and limits. Refusals name fields below `field`.
-    pub(crate) fn parse(
-        selection: &NamespaceSelection,
-        field: &str,
-        refusals: &mut Refusals,
-    ) -> Self {
-        Self {
-            selection: Selection::parse(selection, field, refusals),
-            exclude: Arc::default(),
-            reach: None,
-        }
-    }
-
-    /// True if the namespace is selected.
-    ///
-    /// Exclusion wins. A system namespace matches only if its exact name is listed.
-    pub fn matches(&self, place: Place<'_>) -> bool {
-        let Place { name, .. } = place;
-        self.reach.as_ref().is_none_or(|reach| reach.contains(name))
-            && (!SYSTEM_NAMESPACES.contains(&name) || self.selection.lists(name))
-            && self.selection.matches(place)
-            && !self.exclude.iter().any(|exclude| exclude.matches(place))
-    }
-
-    /// Returns why the namespace is not selected: the first of the reasons, for people. `None`: it is
-    /// selected.
-    pub fn mismatch(&self, place: Place<'_>) -> Option<Mismatch> {
-        let why = |why: &str| Some(Mismatch::of(why));
-        if self.matches(place) {
-            return None;
-        }
-        if self
-            .reach
-            .as_ref()
-            .is_some_and(|reach| !reach.contains(place.name))
-        {
-            return why("this installation writes no copies into it (--target-namespaces)");
-        }
-        if let Some(mismatch) = self.selection.mismatch(place) {
-            return Some(mismatch);
-        }
-        let excluded = |exclude: &Selection| exclude.matches(place);
-        if let Some(item) = self.exclude.iter().position(excluded) {
-            return why(&format!("spec.exclude[{item}] matches it"));
-        }
-        why("a namespace of Kubernetes itself is selected only by its exact name")
-    }
-
-    /// True if it selects by labels.
-    pub fn is_by_labels(&self) -> bool {
-        self.selection.labels.is_some()
-    }
-
-    /// True if the namespace of this name is selected, or could be once the API server completes
-    /// the name.
-    ///
-    /// True in doubt: an incomplete name can't be matched with a pattern, and can't exclude the
-    /// namespace.
-    pub fn could_match(&self, hint: NameHint<'_>, labels: &Labels) -> bool {
-        match hint {
-            NameHint::Exact(name) => self.matches(Place { name, labels }),
-            NameHint::Prefix(prefix) => {
-                let prefix = prefix.get(..GENERATED_PREFIX_LENGTH).unwrap_or(prefix);
-                self.reach
-                    .as_ref()
-                    .is_none_or(|reach| reach.iter().any(|name| name.starts_with(prefix)))
-                    && self.selection.could_match(prefix, labels)
-                    && !self
-                        .exclude
-                        .iter()
-                        .any(|exclude| exclude.matches_whatever_the_name(labels))
-            }
-        }
-    }
-
-    /// The names in its list, if all of them are exact. No other namespace is selected, but the
-    /// selection may still leave some of these out.
-    pub fn exact_names(&self) -> Option<Vec<&str>> {
-        self.selection
-            .names
-            .as_ref()?
-            .iter()
-            .map(|name| Glob(name).literal())
-            .collect()
-    }
-
-    /// True if the exact name is listed. A glob that matches it does not count.
-    pub fn names(&self, name: &str) -> bool {
-        self.selection.lists(name)
-    }
-
-    /// True if it selects by a pattern.
-    pub fn is_by_pattern(&self) -> bool {
-        self.selection.pattern.is_some()
-    }
-
-    /// The cost of a match, in names compared.
-    pub fn load(&self) -> usize {
-        let Selection {
-            names,
-            pattern,
-            labels,
-        } = &self.selection;
-        names
-            .iter()
-            .flatten()
-            .map(|name| Glob(name).load())
-            .sum::<usize>()
-            + pattern.as_ref().map_or(0, Pattern::load)
-            + labels
-                .as_ref()
-                .map_or(0, |selector| GLOB_LOAD * selector.requirements.len().max(1))
-    }
-
-    /// True if an empty selector alone selects every namespace. The author of the rule gets a
-    /// warning then.
-    pub fn selects_all(&self) -> bool {
-        let Selection {
-            names,
-            pattern,
-            labels,
-        } = &self.selection;
-        names.is_none() && pattern.is_none() && labels.as_ref().is_some_and(Selector::is_empty)
     }
 }
 
@@ -248,8 +105,14 @@ impl Selection {
         }
     }
 
+    /// True if the namespace is a target or a grantee. A system namespace is one only if its exact
+    /// name is listed.
+    pub(crate) fn selects(&self, place: Place<'_>) -> bool {
+        (!SYSTEM_NAMESPACES.contains(&place.name) || self.names(place.name)) && self.matches(place)
+    }
+
     /// True if the namespace matches.
-    pub fn matches(&self, place: Place<'_>) -> bool {
+    pub(crate) fn matches(&self, place: Place<'_>) -> bool {
         self.names
             .as_ref()
             .is_none_or(|globs| globs.iter().any(|glob| Glob(glob).matches(place.name)))
@@ -264,7 +127,7 @@ impl Selection {
     }
 
     /// Returns the first part that does not match the namespace, for people.
-    fn mismatch(&self, place: Place<'_>) -> Option<Mismatch> {
+    pub(crate) fn mismatch(&self, place: Place<'_>) -> Option<Mismatch> {
         let globs = self.names.as_ref();
         if globs.is_some_and(|globs| !globs.iter().any(|glob| Glob(glob).matches(place.name))) {
             return Some(Mismatch::of("no item of namespaces matches its name"));
@@ -298,13 +161,13 @@ impl Selection {
         })
     }
 
-    /// True if `name` itself is in the list. A glob that matches it does not count.
-    fn lists(&self, name: &str) -> bool {
+    /// True if the exact name is listed. A glob that matches it does not count.
+    pub fn names(&self, name: &str) -> bool {
         self.names.iter().flatten().any(|listed| listed == name)
     }
 
     /// True if a name can match that begins with `prefix` and is longer.
-    fn could_match(&self, prefix: &str, labels: &Labels) -> bool {
+    pub(crate) fn could_match(&self, prefix: &str, labels: &Labels) -> bool {
         let passes = |requirement: &Requirement| {
             if &*requirement.key == NAMESPACE_NAME {
                 requirement.test.could_pass(prefix)
@@ -325,7 +188,57 @@ impl Selection {
                 .is_none_or(|selector| selector.requirements.iter().all(passes))
     }
 
-    fn matches_whatever_the_name(&self, labels: &Labels) -> bool {
+    /// True if it selects by labels.
+    pub fn is_by_labels(&self) -> bool {
+        self.labels.is_some()
+    }
+
+    /// The names in its list, if all of them are exact. No other namespace is selected, but the
+    /// selection may still leave some of these out.
+    pub fn exact_names(&self) -> Option<Vec<&str>> {
+        self.names
+            .as_ref()?
+            .iter()
+            .map(|name| Glob(name).literal())
+            .collect()
+    }
+
+    /// True if it selects by a pattern.
+    pub fn is_by_pattern(&self) -> bool {
+        self.pattern.is_some()
+    }
+
+    /// The cost of a match, in names compared.
+    pub fn load(&self) -> usize {
+        let Self {
+            names,
+            pattern,
+            labels,
+        } = self;
+        names
+            .iter()
+            .flatten()
+            .map(|name| Glob(name).load())
+            .sum::<usize>()
+            + pattern.as_ref().map_or(0, Pattern::load)
+            + labels
+                .as_ref()
+                .map_or(0, |selector| GLOB_LOAD * selector.requirements.len().max(1))
+    }
+
+    /// True if an empty selector alone selects every namespace. The author of the rule gets a
+    /// warning then.
+    pub fn selects_all(&self) -> bool {
+        let Self {
+            names,
+            pattern,
+            labels,
+        } = self;
+        names.is_none() && pattern.is_none() && labels.as_ref().is_some_and(Selector::is_empty)
+    }
+
+    /// True if every namespace with these labels matches.
+    pub(crate) fn matches_whatever_the_name(&self, labels: &Labels) -> bool {
         let by_name = |requirement: &Requirement| &*requirement.key == NAMESPACE_NAME;
         let by_labels = |selector: &Selector| {
             !selector.requirements.iter().any(by_name) && selector.matches(labels)
@@ -353,6 +266,7 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
+    use crate::{rule::Target, template::Template};
 
     fn labels(text: &str) -> Labels {
         text.split_whitespace()
@@ -363,7 +277,7 @@ mod tests {
 
     /// A selection from JSON. The key `exclude` has the exclusions.
     #[track_caller]
-    fn target(mut spec: Value) -> TargetSelection {
+    fn target(mut spec: Value) -> Target {
         let exclude = spec.as_object_mut().and_then(|spec| spec.remove("exclude"));
         let exclude = exclude
             .as_ref()
@@ -375,10 +289,11 @@ mod tests {
             Refusals::of(|refusals| Selection::parse(&one, "exclude", refusals)).unwrap()
         });
         let spec = serde_json::from_value(spec).unwrap();
-        let parsed = Refusals::of(|refusals| TargetSelection::parse(&spec, "t", refusals));
-        TargetSelection {
+        Target {
             exclude: exclude.collect(),
-            ..parsed.unwrap()
+            selection: Refusals::of(|refusals| Selection::parse(&spec, "t", refusals)).unwrap(),
+            reach: None,
+            copy_name: Template::source_name(),
         }
     }
 

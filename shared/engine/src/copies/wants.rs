@@ -167,7 +167,7 @@ impl Index {
         let rule = state.rule.as_ref().into_iter();
         let targets = rule.flat_map(|rule: &Rule| rule.targets.iter().zip(&state.projections));
         let place = namespace.place();
-        let matched = targets.filter(move |(target, _)| target.selection.matches(place));
+        let matched = targets.filter(move |(target, _)| target.matches(place));
         matched
             .flat_map(|(_, projections)| projections)
             .filter_map(|id| Some((*id, self.projections.get(id)?)))

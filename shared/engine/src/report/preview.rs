@@ -123,7 +123,7 @@ impl Index {
                 let copy = (kind, projection.name.at(place).to_string());
                 let matches = || {
                     let target = other.targets.get(projection.target);
-                    target.is_some_and(|target| target.selection.matches(place))
+                    target.is_some_and(|target| target.matches(place))
                 };
                 if !own.contains(&copy)
                     || !matches()

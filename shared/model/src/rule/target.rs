@@ -1,6 +1,9 @@
 //! The targets of a rule: namespaces, and the copies' names there.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
 
 use mimeo_api::ClusterReplicationSpec;
 
@@ -8,19 +11,27 @@ use super::source::Sources;
 use crate::{
     kind::GroupKind,
     refusal::{ITEMS, Refusals},
-    selection::{Selection, TargetSelection},
+    selection::{Labels, Mismatch, NameHint, Place, Selection},
     source::SourceRef,
     syntax,
     template::{Template, Variable, check_sample, hint, label_in},
 };
 
+/// The length to which the API server cuts `generateName` before it appends five characters. The
+/// name then stays a DNS label.
+const GENERATED_PREFIX_LENGTH: usize = 58;
+
 /// Namespaces that get copies, and the copies' name there.
 #[derive(Clone, Debug)]
 pub struct Target {
-    /// The selected namespaces.
-    pub selection: TargetSelection,
+    /// The selected namespaces, with those that the rule excludes.
+    pub selection: Selection,
+    /// The excluded namespaces: all that any of these selections matches.
+    pub(crate) exclude: Arc<[Selection]>,
+    /// The namespaces that this installation may write into. `None` means all.
+    pub(crate) reach: Option<Arc<BTreeSet<Box<str>>>>,
     /// Name of the copies. The default is the source's name.
-    copy_name: Template,
+    pub(crate) copy_name: Template,
 }
 
 /// Parses the targets without the excluded namespaces.
@@ -37,7 +48,7 @@ pub(super) fn parse_targets(
     let parse = |(i, one)| Selection::parse(one, &format!("spec.exclude[{i}]"), refusals);
     let exclude: Arc<[Selection]> = spec.exclude.iter().enumerate().map(parse).collect();
     for target in &mut targets {
-        target.selection.exclude = exclude.clone();
+        target.exclude = exclude.clone();
     }
     targets
 }
@@ -49,7 +60,7 @@ impl Target {
         field: &str,
         refusals: &mut Refusals,
     ) -> Self {
-        let selection = TargetSelection::parse(&target.selection, field, refusals);
+        let selection = Selection::parse(&target.selection, field, refusals);
         let field = format!("{field}.copyName");
         let copy_name = target
             .copy_name
@@ -57,6 +68,8 @@ impl Target {
             .and_then(|name| refusals.one(&field, Template::parse(name)));
         let target = Self {
             selection,
+            exclude: Arc::default(),
+            reach: None,
             copy_name: copy_name.unwrap_or_else(Template::source_name),
         };
         let several = sources.known.len() > 1 || !sources.selectors.is_empty();
@@ -72,6 +85,59 @@ impl Target {
             }
         }
         target
+    }
+
+    /// True if the namespace gets copies. Exclusion wins.
+    pub fn matches(&self, place: Place<'_>) -> bool {
+        self.is_reached(place.name)
+            && self.selection.selects(place)
+            && !self.exclude.iter().any(|exclude| exclude.matches(place))
+    }
+
+    /// Returns why the namespace gets no copies: the first of the reasons, for people. `None`: it
+    /// gets copies.
+    pub fn mismatch(&self, place: Place<'_>) -> Option<Mismatch> {
+        let why = |why: &str| Some(Mismatch::of(why));
+        if self.matches(place) {
+            return None;
+        }
+        if !self.is_reached(place.name) {
+            return why("this installation writes no copies into it (--target-namespaces)");
+        }
+        if let Some(mismatch) = self.selection.mismatch(place) {
+            return Some(mismatch);
+        }
+        let excluded = |exclude: &Selection| exclude.matches(place);
+        if let Some(item) = self.exclude.iter().position(excluded) {
+            return why(&format!("spec.exclude[{item}] matches it"));
+        }
+        why("a namespace of Kubernetes itself is selected only by its exact name")
+    }
+
+    /// True if the namespace of this name gets copies, or could get some once the API server
+    /// completes the name.
+    ///
+    /// True in doubt: an incomplete name can't be matched with a pattern, and can't exclude the
+    /// namespace.
+    pub fn could_match(&self, hint: NameHint<'_>, labels: &Labels) -> bool {
+        match hint {
+            NameHint::Exact(name) => self.matches(Place { name, labels }),
+            NameHint::Prefix(prefix) => {
+                let prefix = prefix.get(..GENERATED_PREFIX_LENGTH).unwrap_or(prefix);
+                self.reach
+                    .as_ref()
+                    .is_none_or(|reach| reach.iter().any(|name| name.starts_with(prefix)))
+                    && self.selection.could_match(prefix, labels)
+                    && !self
+                        .exclude
+                        .iter()
+                        .any(|exclude| exclude.matches_whatever_the_name(labels))
+            }
+        }
+    }
+
+    fn is_reached(&self, name: &str) -> bool {
+        self.reach.as_ref().is_none_or(|reach| reach.contains(name))
     }
 
     /// Name of the copies of `source`. It may still have variables of the namespace.
