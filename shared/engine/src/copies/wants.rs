@@ -236,7 +236,6 @@ impl Index {
             && source.gvk.is_of(&copy.kind)
             && self
                 .followed(rule)
-                .iter()
                 .any(|selector| selector.could_find(source))
             && rule
                 .copy_names(source, space.place())

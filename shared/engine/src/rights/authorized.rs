@@ -62,7 +62,7 @@ impl Index {
     pub(crate) fn unauthorized(&self, rule: &Rule, tally: &Tally) -> Option<Trouble> {
         let named = rule.sources.iter();
         let named = named.map(|source| self.home_of_source(source));
-        let selected = self.followed(rule).into_iter();
+        let selected = self.followed(rule);
         let selected = selected.map(|selector| self.home_of_selector(selector));
         let mut homes = named.chain(selected);
         self.lacks_grants(rule)

@@ -36,9 +36,6 @@ pub(crate) struct Consent {
     /// The grants, by namespace.
     pub(crate) grants: BTreeMap<Box<str>, Grants>,
     pub(crate) known: Known<()>,
-    /// For each selector of a `Replication`, in the rule's order: whether it is granted. A plan
-    /// needs the answers for each copy.
-    pub(crate) selects: BTreeMap<Arc<RuleId>, Vec<bool>>,
     /// `Replication`s by the namespaces that they target. Such a namespace need not exist.
     pub(crate) targeting: BTreeMap<Box<str>, BTreeSet<Arc<RuleId>>>,
     /// Namespaces in which a copy of the `Replication` was seen since the last tidying.

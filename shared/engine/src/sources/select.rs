@@ -15,7 +15,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde_json::Value;
 
 use mimeo_model::{
-    id::{ProjectionId, RuleId, RuleKind},
+    id::{ProjectionId, RuleId},
     known::{Decoded, Known, Watched},
     meta::Seen,
     names,
@@ -31,8 +31,9 @@ use crate::{
 /// The objects that one selector finds, as far as they are known.
 #[derive(Debug, Default)]
 pub(crate) struct SelectorState {
-    /// The rules with this selector.
-    pub(crate) rules: BTreeSet<Arc<RuleId>>,
+    /// The rules with this selector, each with whether it may select here. A plan needs the answers
+    /// for each copy.
+    pub(crate) rules: BTreeMap<Arc<RuleId>, bool>,
     /// True if the watch of the selector is open. An event of a watch that was just closed is too
     /// late, and ignored.
     pub(crate) watched: bool,
@@ -93,7 +94,7 @@ impl Index {
             .selector()
             .and_then(|selector| self.selectors.get(selector));
         findings.is_some_and(|findings| {
-            let mut rules = findings.rules.iter();
+            let mut rules = findings.rules.keys();
             !findings.watch.is_listed()
                 && findings.offers(&source.name)
                 && rules.any(|id| refused_size(id.kind, bytes).is_none())
@@ -162,39 +163,28 @@ impl Index {
         choice
     }
 
-    /// The selectors of a rule that are followed: it may select there. All selectors of
+    /// The selectors of a stored rule that are followed: it may select there. All selectors of
     /// `ClusterReplication`s are followed, and those of a Replication in its own namespace and in
     /// namespaces that consent. If a selector isn't followed, Mimeo watches nothing and looks
     /// nothing up for it, and the rule gets no sources from it. That holds even if the same
     /// selector is followed for another rule.
-    pub(crate) fn followed<'a>(&self, rule: &'a Rule) -> Vec<&'a SourceSelector> {
-        if rule.id.kind == RuleKind::ClusterReplication {
-            return rule.selectors.iter().collect();
-        }
-        self.selectors_of(rule)
-            .filter(|(_, granted)| *granted)
-            .map(|(selector, _)| selector)
-            .collect()
+    pub(crate) fn followed<'a>(&self, rule: &'a Rule) -> impl Iterator<Item = &'a SourceSelector> {
+        let selectors = rule.selectors.iter();
+        selectors.filter(move |selector| self.is_granted(rule, selector) == Some(true))
     }
 
     /// True if one of the rule's selectors could find this object, but the object's namespace does
     /// not grant that.
     pub(crate) fn is_withheld(&self, rule: &Rule, source: &SourceRef) -> bool {
-        self.selectors_of(rule)
-            .any(|(selector, granted)| !granted && selector.could_find(source))
+        let mut selectors = rule.selectors.iter();
+        selectors.any(|selector| {
+            selector.could_find(source) && self.is_granted(rule, selector) == Some(false)
+        })
     }
 
-    /// The selectors of a stored Replication, each with whether it is granted.
-    fn selectors_of<'a>(&self, rule: &'a Rule) -> impl Iterator<Item = (&'a SourceSelector, bool)> {
-        let granted = self.consent.selects.get(&rule.id).into_iter().flatten();
-        rule.selectors.iter().zip(granted.copied())
-    }
-
-    fn find_granted(&self, rule: &Rule) -> Vec<bool> {
-        let selectors = rule.selectors.iter();
-        selectors
-            .map(|selector| self.may_select(&rule.id, selector))
-            .collect()
+    /// Whether a stored rule may select with this selector. `None`: the rule does not have it.
+    fn is_granted(&self, rule: &Rule, selector: &SourceSelector) -> Option<bool> {
+        self.selectors.get(selector)?.rules.get(&rule.id).copied()
     }
 
     /// The rules that have a selector, whether it is followed for them or not.
@@ -202,7 +192,7 @@ impl Index {
         self.selectors
             .get(selector)
             .into_iter()
-            .flat_map(|findings| &findings.rules)
+            .flat_map(|findings| findings.rules.keys())
             .cloned()
             .collect()
     }
@@ -269,7 +259,7 @@ impl Index {
 
     /// True if each selector of the rule is listed, or can't be listed for a known reason.
     pub(crate) fn knows_selected(&self, rule: &Rule) -> bool {
-        self.followed(rule).into_iter().all(|selector| {
+        self.followed(rule).all(|selector| {
             self.found(selector).is_some() || self.selector_blocked(selector).is_some()
         })
     }
@@ -317,31 +307,24 @@ impl Index {
             }
         }
         for selector in new.into_iter().flat_map(|rule| &rule.selectors) {
-            self.selectors
-                .entry(selector.clone())
-                .or_default()
-                .rules
-                .insert(id.clone());
-        }
-        self.consent.selects.remove(id);
-        let selects = |new: &&Rule| id.namespace.is_some() && !new.selectors.is_empty();
-        if let Some(new) = new.filter(selects) {
-            let granted = self.find_granted(new);
-            self.consent.selects.insert(id.clone(), granted);
+            let granted = self.may_select(id, selector);
+            let findings = self.selectors.entry(selector.clone()).or_default();
+            findings.rules.insert(id.clone(), granted);
         }
     }
 
     /// Updates the sources of a rule after a change of the grants to its namespace.
     pub(crate) fn review_selectors(&mut self, id: &Arc<RuleId>, effects: &mut Effects) {
-        let Some(known) = self.consent.selects.get(id) else {
-            return;
-        };
-        let Some(granted) = self.valid(id).map(|rule| self.find_granted(rule)) else {
-            return;
-        };
-        let (same, all) = (*known == granted, !granted.contains(&false));
+        let Some(rule) = self.valid(id) else { return };
+        let answer = |selector: &SourceSelector| (selector.clone(), self.may_select(id, selector));
+        let answers: Vec<_> = rule.selectors.iter().map(answer).collect();
+        let (mut same, mut all) = (true, true);
+        for (selector, granted) in answers {
+            let findings = self.selectors.entry(selector).or_default();
+            same &= findings.rules.insert(id.clone(), granted) == Some(granted);
+            all &= granted;
+        }
         if !same {
-            self.consent.selects.insert(id.clone(), granted);
             self.refit_projections(id, effects);
             self.demand_changed();
         }
