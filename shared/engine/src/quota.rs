@@ -54,13 +54,6 @@ impl<T, const OBJECTS: usize, const COST: usize> Quota<T, OBJECTS, COST> {
             .map(|entry| entry.value)
     }
 
-    pub(crate) fn get_mut(&mut self, name: &str) -> Option<&mut T> {
-        let created = *self.created.get(name)?;
-        self.by_age
-            .get_mut(&(created, name.into()))
-            .map(|entry| &mut entry.value)
-    }
-
     pub(crate) fn is_empty(&self) -> bool {
         self.by_age.is_empty()
     }
@@ -70,13 +63,6 @@ impl<T, const OBJECTS: usize, const COST: usize> Quota<T, OBJECTS, COST> {
         self.by_age
             .iter()
             .map(|((_, name), entry)| (name, &entry.value))
-    }
-
-    /// All objects, the oldest first, for changes.
-    pub(crate) fn iter_mut(&mut self) -> impl Iterator<Item = (&Box<str>, &mut T)> {
-        self.by_age
-            .iter_mut()
-            .map(|((_, name), entry)| (name, &mut entry.value))
     }
 
     /// Returns how many of the oldest objects fit.
@@ -214,6 +200,5 @@ mod tests {
         assert_eq!(fitting(&quota), ["b"]);
         assert_eq!(quota.remove("c"), Some(()));
         assert_eq!(fitting(&quota), ["b", "a", "d"]);
-        assert!(quota.get_mut("c").is_none() && quota.get_mut("a").is_some());
     }
 }

@@ -11,18 +11,25 @@ use crate::{clock::Tick, quota::Quota};
 pub(crate) struct Grants {
     /// The valid grants. The cost of a grant is the number of its names.
     quota: Quota<Known, { grant::MOST }, { grant::LOAD }>,
-    /// The grants with an invalid spec. They grant nothing.
-    refused: BTreeMap<Box<str>, RefusedGrant>,
+    /// The statuses of all grants. Those with an invalid spec grant nothing.
+    statuses: BTreeMap<Box<str>, Status>,
     /// When their statuses may be written at the earliest, if they may have changed.
     pub(crate) due: Option<Tick>,
 }
 
 #[derive(Debug)]
 struct Known {
-    /// The grant. Its status is the stored one, or the one that is about to be written.
     grant: Grant,
     /// When this process saw the grant appear or change.
     changed: Option<Tick>,
+}
+
+#[derive(Debug)]
+struct Status {
+    /// The `metadata.generation` of the grant.
+    generation: i64,
+    /// The stored status, or the one that is about to be written.
+    standing: Option<Standing>,
 }
 
 impl Grants {
@@ -36,88 +43,83 @@ impl Grants {
         now: Option<Tick>,
     ) -> bool {
         let former = self.quota.remove(name);
-        self.refused.remove(name);
-        match grant {
-            Ok(grant) => {
-                let Grant {
-                    created,
-                    load,
-                    edition,
-                    ..
-                } = grant;
-                let same = former.filter(|former| former.grant.edition == edition);
-                let new = same.is_none() || edition.uid.is_none();
-                let changed = same.map_or(now, |same| same.changed);
-                let known = Known { grant, changed };
-                self.quota.put(name, created, load, known);
-                new
-            }
-            Err(refused) => {
-                self.refused.insert(name.into(), refused);
-                former.is_some()
-            }
-        }
+        let (generation, standing) = match &grant {
+            Ok(grant) => (grant.edition.generation, grant.status),
+            Err(refused) => (refused.generation, refused.status),
+        };
+        let status = Status {
+            generation,
+            standing,
+        };
+        self.statuses.insert(name.into(), status);
+        let Ok(grant) = grant else {
+            return former.is_some();
+        };
+        let Grant {
+            created,
+            load,
+            edition,
+            ..
+        } = grant;
+        let same = former.filter(|former| former.grant.edition == edition);
+        let new = same.is_none() || edition.uid.is_none();
+        let changed = same.map_or(now, |same| same.changed);
+        let known = Known { grant, changed };
+        self.quota.put(name, created, load, known);
+        new
     }
 
     /// Forgets a grant. Returns false if it granted nothing.
     pub(crate) fn take(&mut self, name: &str) -> bool {
-        self.refused.remove(name);
+        self.statuses.remove(name);
         self.quota.remove(name).is_some()
     }
 
     /// Returns up to `most` statuses to write, by the grants' names. `used` returns the number of
-    /// Replications that use a grant. From now on the statuses count as written.
+    /// Replications that use a grant, and 0 for a grant that does not count. From now on the
+    /// statuses count as written.
     pub(crate) fn status_updates(
         &mut self,
         most: usize,
         used: impl Fn(&str) -> i32,
     ) -> Vec<(Box<str>, Standing)> {
         let counting = self.quota.fitting();
-        let valid = self.quota.iter_mut().enumerate();
-        let valid = valid.map(|(index, (name, Known { grant, .. }))| {
-            let (effect, replications) = if index < counting {
-                (Effect::Counts, used(name))
+        let effect = |index: usize| {
+            if index < counting {
+                Effect::Counts
             } else {
-                (Effect::TooMany, 0)
-            };
+                Effect::TooMany
+            }
+        };
+        let valid = self.quota.iter().enumerate();
+        let effects: BTreeMap<_, _> = valid
+            .map(|(index, (name, _))| (name, effect(index)))
+            .collect();
+        let updates = self.statuses.iter_mut().filter_map(|(name, status)| {
             let standing = Standing {
-                generation: grant.edition.generation,
-                effect,
-                replications,
+                generation: status.generation,
+                effect: effects.get(name).copied().unwrap_or(Effect::Invalid),
+                replications: used(name),
             };
-            (name, &mut grant.status, standing)
-        });
-        let refused = self.refused.iter_mut().map(|(name, refused)| {
-            let standing = Standing {
-                generation: refused.generation,
-                effect: Effect::Invalid,
-                replications: 0,
-            };
-            (name, &mut refused.status, standing)
-        });
-        let updates = valid.chain(refused).filter_map(|(name, status, standing)| {
-            (status.replace(standing) != Some(standing)).then(|| (name.clone(), standing))
+            let written = status.standing.replace(standing);
+            (written != Some(standing)).then(|| (name.clone(), standing))
         });
         updates.take(most).collect()
     }
 
     /// Records that a grant's status could not be written.
     pub(crate) fn status_failed(&mut self, name: &str) {
-        if let Some(known) = self.quota.get_mut(name) {
-            known.grant.status = None;
-        }
-        if let Some(refused) = self.refused.get_mut(name) {
-            refused.status = None;
+        if let Some(status) = self.statuses.get_mut(name) {
+            status.standing = None;
         }
     }
 
     pub(crate) fn is_empty(&self) -> bool {
-        self.quota.is_empty() && self.refused.is_empty()
+        self.statuses.is_empty()
     }
 
     pub(crate) fn names(&self) -> impl Iterator<Item = &Box<str>> {
-        let valid = self.quota.iter().map(|(name, _)| name);
-        valid.chain(self.refused.keys())
+        self.statuses.keys()
     }
 
     /// The valid grants, with their known editions.
