@@ -56,7 +56,7 @@ pub(crate) enum Detail {
 pub(crate) fn foresee(app: &App, rule: &Rule, before: Option<&Rule>, told: Detail) -> Vec<String> {
     let preview = app.index(|index| {
         let primed = index.primed();
-        primed.then(|| index.preview(rule, &rule.sources, before))
+        primed.then(|| index.preview(rule, before))
     });
     let Some(mut preview) = preview else {
         return vec![];

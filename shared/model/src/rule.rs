@@ -279,15 +279,12 @@ impl Rule {
             || self.selectors.iter().any(|selector| selector.finds(source))
     }
 
-    /// Kind and name of each copy that the rule makes of `sources`.
-    pub fn copies(&self, sources: &[SourceRef]) -> impl Iterator<Item = (GroupKind, Template)> {
-        let copies = |target: &Target| -> Vec<_> {
-            sources
-                .iter()
-                .map(|source| (source.gvk.group_kind(), target.copy_name(source)))
-                .collect()
-        };
-        self.targets.iter().flat_map(copies)
+    /// Kind and name of each copy that the rule makes of its named and inline sources.
+    pub fn copies(&self) -> impl Iterator<Item = (GroupKind, Template)> {
+        self.sources.iter().flat_map(move |source| {
+            let copy = move |target: &Target| (source.gvk.group_kind(), target.copy_name(source));
+            self.targets.iter().map(copy)
+        })
     }
 
     /// True if a namespace that is about to be created is a target. If its name is not known yet,

@@ -102,13 +102,14 @@ impl Index {
         }
         let mut given = BTreeMap::new();
         for (id, state) in rules.iter().filter_map(|id| self.rules.get_key_value(id)) {
+            let Some(rule) = state.valid() else { continue };
             let given = given
                 .entry(&id.namespace)
                 .or_insert_with(|| self.given(Access::Write, id, name));
             for (projection_id, projection) in self.projections_for(state, namespace) {
                 let copy_name = projection.name.at(namespace.place());
                 let kind = &self.kinds[projection.kind].group_kind;
-                if self.is_own_source(state, kind, name, &copy_name) {
+                if self.is_own_source(rule, kind, name, &copy_name) {
                     continue; // A source is never written, not even as a copy.
                 }
                 if !projection.granted || !given.covers(kind, &copy_name) {
@@ -221,7 +222,7 @@ impl Index {
                 .projections_for(state, space)
                 .any(|(_, projection)| makes(projection))
                 || self.may_select_for(rule, space, copy))
-            && !self.is_own_source(state, kind, namespace, name)
+            && !self.is_own_source(rule, kind, namespace, name)
             && self.may_write(id, namespace, kind, name)
     }
 

@@ -16,7 +16,7 @@ use mimeo_model::{
     template::Template,
 };
 
-use crate::{Index, Namespace, RuleState, events::places, projection::Projection, wants::rank};
+use crate::{Index, Namespace, events::places, projection::Projection, wants::rank};
 
 /// The effects that a rule would have.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -60,9 +60,9 @@ impl Contest {
 const QUESTIONS: usize = 25_000;
 
 impl Index {
-    /// Returns the effects of `rule` with all the `sources` that it would have, among the known
-    /// namespaces and rules. `before` is the rule as it is stored.
-    pub fn preview(&self, rule: &Rule, sources: &[SourceRef], before: Option<&Rule>) -> Preview {
+    /// Returns the effects of `rule` among the known namespaces and rules. The sources that its
+    /// selectors would find are not known. `before` is the rule as it is stored.
+    pub fn preview(&self, rule: &Rule, before: Option<&Rule>) -> Preview {
         let mut preview = Preview::default();
         for namespace in self.alive() {
             let matches = |rule: &Rule| rule.matches(namespace.place());
@@ -73,7 +73,7 @@ impl Index {
                 preview.lost += usize::from(before.is_some_and(matches));
             }
         }
-        preview.contests = self.contests(rule, sources, before);
+        preview.contests = self.contests(rule, before);
         preview
     }
 
@@ -92,14 +92,9 @@ impl Index {
     /// objects elsewhere and about the rules of other tenants. So only active rules count there:
     /// their copies exist, or soon will. An inactive rule would reveal which objects it would copy,
     /// and so their existence.
-    pub fn contests(
-        &self,
-        rule: &Rule,
-        sources: &[SourceRef],
-        before: Option<&Rule>,
-    ) -> Vec<Contest> {
+    pub fn contests(&self, rule: &Rule, before: Option<&Rule>) -> Vec<Contest> {
         let home = rule.id.namespace.as_deref();
-        let others = self.rivals(rule, sources);
+        let others = self.rivals(rule);
         let before = before.map(|before| (before, self.choose(before).sources));
         let mut found: BTreeMap<(&Arc<RuleId>, GroupKind, String), Contest> = BTreeMap::new();
         let mut questions = 0;
@@ -108,17 +103,17 @@ impl Index {
             if home.is_some_and(|home| *home != **name) {
                 continue;
             }
-            questions += others.len() + rule.targets.len() * sources.len();
+            questions += others.len() + rule.targets.len() * rule.sources.len();
             if others.is_empty() || questions > QUESTIONS {
                 break;
             }
             let place = namespace.place();
-            let mut own = self.makes(rule, sources, place);
+            let mut own = self.makes(rule, &rule.sources, place);
             if let Some((before, sources)) = &before {
                 let had = self.makes(before, sources, place);
                 own.retain(|copy| !had.contains(copy));
             }
-            for (projection, state, other) in &others {
+            for (projection, other) in &others {
                 let kind = projection.gvk().group_kind();
                 let copy = (kind, projection.name.at(place).to_string());
                 let matches = || {
@@ -127,7 +122,7 @@ impl Index {
                 };
                 if !own.contains(&copy)
                     || !matches()
-                    || self.is_own_source(state, &copy.0, name, &copy.1)
+                    || self.is_own_source(other, &copy.0, name, &copy.1)
                 {
                     continue;
                 }
@@ -180,8 +175,8 @@ impl Index {
 
     /// Returns the projections of other rules that may make a copy of the same kind and name as
     /// this rule, in any namespace.
-    fn rivals(&self, rule: &Rule, sources: &[SourceRef]) -> Vec<(&Projection, &RuleState, &Rule)> {
-        let own: Vec<(GroupKind, Template)> = rule.copies(sources).collect();
+    fn rivals(&self, rule: &Rule) -> Vec<(&Projection, &Rule)> {
+        let own: Vec<(GroupKind, Template)> = rule.copies().collect();
         let known = |id: &RuleId| {
             id.kind == RuleKind::ClusterReplication || id.namespace == rule.id.namespace
         };
@@ -194,12 +189,11 @@ impl Index {
                 })
         });
         let counted = others.filter_map(|projection| {
-            let state = self.rules.get(&projection.rule)?;
             let other = match rule.id.kind {
-                RuleKind::ClusterReplication => state.valid(),
-                RuleKind::Replication => state.acting(),
+                RuleKind::ClusterReplication => self.valid(&projection.rule),
+                RuleKind::Replication => self.acting(&projection.rule),
             };
-            Some((projection, state, other?))
+            Some((projection, other?))
         });
         counted.collect()
     }

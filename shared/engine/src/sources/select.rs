@@ -16,6 +16,7 @@ use serde_json::Value;
 
 use mimeo_model::{
     id::{ProjectionId, RuleId},
+    kind::GroupKind,
     known::{Decoded, Known, Watched},
     meta::Seen,
     names,
@@ -240,12 +241,11 @@ impl Index {
     /// True if the object is one of the rule's own sources.
     pub(crate) fn is_own_source(
         &self,
-        state: &crate::RuleState,
-        kind: &mimeo_model::kind::GroupKind,
+        rule: &Rule,
+        kind: &GroupKind,
         namespace: &str,
         name: &str,
     ) -> bool {
-        let Ok(rule) = &state.rule else { return false };
         // A quick check comes first, because this is called for every copy. Selected sources exist
         // only in the namespaces of the rule's selectors.
         let near = rule

@@ -70,7 +70,7 @@ fn told(contest: &Contest) -> (String, String, bool, Vec<&str>) {
 
 /// Returns the preview of a rule with only named sources.
 fn preview_of(engine: &Engine, rule: &Rule, before: Option<&Rule>) -> Preview {
-    engine.index().preview(rule, &rule.sources, before)
+    engine.index().preview(rule, before)
 }
 
 #[test]

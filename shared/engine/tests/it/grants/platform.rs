@@ -259,7 +259,7 @@ fn a_tenant_is_told_beforehand_who_has_his_copies_at_home_and_nothing_of_others(
         ("vault", "home", "mine", None),
     ] {
         let rule = replication("home", "second", &named(from, &[place], name));
-        let contests = scene.engine.index().contests(&rule, &rule.sources, None);
+        let contests = scene.engine.index().contests(&rule, None);
         let told: Vec<_> = contests
             .iter()
             .map(|one| (one.other.to_string(), &*one.name, one.places()))
@@ -271,10 +271,7 @@ fn a_tenant_is_told_beforehand_who_has_his_copies_at_home_and_nothing_of_others(
             "{from} {place}/{name}"
         );
         assert_eq!(
-            scene
-                .engine
-                .index()
-                .contests(&rule, &rule.sources, Some(&rule)),
+            scene.engine.index().contests(&rule, Some(&rule)),
             [],
             "{from} {place}/{name}"
         );
