@@ -541,22 +541,13 @@ impl Index {
                 let known = self.projections.get(projection)?;
                 Some(((known.target, known.source.clone()), *projection))
             };
-            let former: BTreeMap<(usize, SourceRef), ProjectionId> = state
-                .projections
-                .iter()
-                .flatten()
-                .filter_map(known)
-                .collect();
-            let projections = self.add_projections(&id, rule, &sources, &former);
-            let kept: BTreeSet<&ProjectionId> = projections.iter().flatten().collect();
-            for ((_, source), gone) in former
-                .iter()
-                .filter(|(_, projection)| !kept.contains(projection))
-            {
-                self.remove_projection(*gone);
-                self.keep_if_copied(source, effects);
+            let former = state.projections.iter().flatten();
+            let mut former: BTreeMap<_, _> = former.filter_map(known).collect();
+            state.projections = self.add_projections(&id, rule, &sources, &mut former);
+            for ((_, source), gone) in former {
+                self.remove_projection(gone);
+                self.keep_if_copied(&source, effects);
             }
-            state.projections = projections;
             state.status.grants_changed();
             effects.work.tidy_later();
         }

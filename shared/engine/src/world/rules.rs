@@ -246,7 +246,7 @@ impl Index {
             self.kinds.ask(&selector.gvk);
         }
         let sources = self.choose(rule).sources;
-        self.add_projections(id, rule, &sources, &BTreeMap::new())
+        self.add_projections(id, rule, &sources, &mut BTreeMap::new())
     }
 
     /// Records that a rule no longer exists according to its watch.
@@ -310,13 +310,13 @@ impl Index {
     }
 
     /// Returns a projection for each target and each of these sources. Projections in `former` are
-    /// used again.
+    /// used again and taken from there.
     pub(crate) fn add_projections(
         &mut self,
         id: &Arc<RuleId>,
         rule: &Rule,
         sources: &[SourceRef],
-        former: &BTreeMap<(usize, SourceRef), ProjectionId>,
+        former: &mut BTreeMap<(usize, SourceRef), ProjectionId>,
     ) -> Vec<Vec<ProjectionId>> {
         let mut projections = vec![Vec::new(); rule.targets.len()];
         let mut renderer = Renderer::default();
@@ -324,8 +324,8 @@ impl Index {
         // are made once.
         for source in sources {
             for (index, (target, added)) in rule.targets.iter().zip(&mut projections).enumerate() {
-                if let Some(projection) = former.get(&(index, source.clone())) {
-                    added.push(*projection);
+                if let Some(projection) = former.remove(&(index, source.clone())) {
+                    added.push(projection);
                     continue;
                 }
                 let Some(kind) = self.kind_id(&source.gvk.group_kind()) else {
