@@ -161,14 +161,6 @@ impl Index {
         self.sources_at(namespace, copy).any(above)
     }
 
-    /// Returns the size of a source as JSON, or 0 if it was not read.
-    pub(crate) fn size_of_source(&self, source: &SourceRef) -> usize {
-        match self.sources.get(source) {
-            Some(SourceState::Found { bytes, .. }) => *bytes,
-            _ => 0,
-        }
-    }
-
     /// Records for the rules and sources of a deleted namespace that they were deleted with it.
     /// Their own watches may show that later.
     pub(crate) fn leave_home(&mut self, name: &str, uid: Option<Uid>) {

@@ -77,20 +77,19 @@ pub(crate) struct Choice {
 }
 
 impl Index {
-    /// Returns the facts that decide if a rule takes the source: whether it exists, whether it was
-    /// read, and why it is never copied.
-    fn seen_as(&self, source: &SourceRef) -> (bool, bool, Option<SourceRefused>) {
-        match self.sources.get(source) {
-            Some(SourceState::NotRead) => (true, false, None),
-            Some(SourceState::Found { never, .. }) => (true, true, never.clone()),
-            Some(SourceState::Missing { .. }) | None => (false, false, None),
+    /// Returns the facts that decide if a rule takes the source: whether it was read, and why it is
+    /// never copied. `None`: it does not exist.
+    fn seen_as(&self, source: &SourceRef) -> Option<(bool, Option<SourceRefused>)> {
+        match self.sources.get(source)? {
+            SourceState::NotRead => Some((false, None)),
+            SourceState::Found { never, .. } => Some((true, never.clone())),
+            SourceState::Missing { .. } => None,
         }
     }
 
     /// True if the selector of the source is not listed yet, so that its copied objects are
-    /// unknown, and this object may be one of them.
-    fn may_be_copied_later(&self, source: &SourceRef) -> bool {
-        let bytes = self.size_of_source(source);
+    /// unknown, and this object of this size may be one of them.
+    fn may_be_copied_later(&self, source: &SourceRef, bytes: usize) -> bool {
         let findings = source
             .selector()
             .and_then(|selector| self.selectors.get(selector));
@@ -136,10 +135,8 @@ impl Index {
             choice.beyond |= members.excess().is_some_and(|member| !member.copy);
             for member in members.first() {
                 let source = selector.source(&*member.name);
-                let never = match self.sources.get(&source) {
-                    Some(SourceState::Found { never, .. }) => never.as_ref(),
-                    Some(SourceState::NotRead) => None,
-                    Some(SourceState::Missing { .. }) | None => continue,
+                let Some((_, never)) = self.seen_as(&source) else {
+                    continue;
                 };
                 let object = source.object();
                 if member.copy || taken.contains(&object) {
@@ -148,10 +145,8 @@ impl Index {
                 // A rule that changes the type of Secrets may copy the object, unless the object
                 // can't be decoded.
                 let retyped = rule.transform.common.type_.is_some();
-                if let Some(why) = never
-                    .filter(|why| !retyped || **why == SourceRefused::Undecodable)
-                    .cloned()
-                {
+                let refused = |why: &SourceRefused| !retyped || *why == SourceRefused::Undecodable;
+                if let Some(why) = never.filter(refused) {
                     choice.passed.push((source, why));
                 } else if choice.sources.len() < rule.most_sources {
                     taken.insert(object);
@@ -480,13 +475,15 @@ impl Index {
     /// or if it is too large for every rule that does. If the object is needed but not held, it is
     /// read again.
     pub(crate) fn keep_if_copied(&mut self, source: &SourceRef, effects: &mut Effects) {
-        let bytes = self.size_of_source(source);
+        let Some(&SourceState::Found { bytes, .. }) = self.sources.get(source) else {
+            return;
+        };
         let fits = |projection: &Projection| refused_size(projection.rule.kind, bytes).is_none();
         let copied = self
             .projections
             .of_source(source)
             .any(|(_, projection)| fits(projection));
-        let kept = copied || self.may_be_copied_later(source);
+        let kept = copied || self.may_be_copied_later(source, bytes);
         let Some(SourceState::Found { object, never, .. }) = self.sources.get_mut(source) else {
             return;
         };
