@@ -3,8 +3,12 @@
 //! A method that has effects takes `&mut Effects`. The other methods of [`Index`](crate::Index)
 //! change facts alone, and decisions change nothing.
 
+use std::collections::BTreeMap;
+
+use mimeo_model::id::RuleKind;
+
 use crate::{
-    Notice, Settings, events::EventQueue, jobs::Jobs, numbers::Lags, view::Changes, work::Work,
+    Durations, Notice, Settings, events::EventQueue, jobs::Jobs, view::Changes, work::Work,
 };
 
 /// The effects of events and decisions.
@@ -20,7 +24,10 @@ pub(crate) struct Effects {
     pub(crate) notices: Vec<Notice>,
     /// Changes for the page.
     pub(crate) changes: Changes,
-    pub(crate) lags: Lags,
+    /// The time from a source's change to each of its copies. Every kind of rule has an entry.
+    pub(crate) copy_lag: BTreeMap<RuleKind, Durations>,
+    /// The time from the pending label of a namespace to its removal.
+    pub(crate) namespace_lag: Durations,
     pub(crate) effort: Effort,
 }
 
@@ -51,7 +58,10 @@ impl Effects {
             events: EventQueue::new(settings.keeps_copies()),
             notices: Vec::new(),
             changes: Changes::default(),
-            lags: Lags::default(),
+            copy_lag: RuleKind::ALL
+                .map(|kind| (kind, Durations::default()))
+                .into(),
+            namespace_lag: Durations::default(),
             effort: Effort::default(),
         }
     }

@@ -2,7 +2,7 @@
 //!
 //! Each part does its own work. This file takes each event to the parts that it concerns, in order.
 
-use std::{collections::BTreeSet, sync::Arc};
+use std::collections::BTreeSet;
 
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
@@ -19,10 +19,10 @@ use mimeo_model::{
 use serde_json::Value;
 
 use crate::{
-    Action, Answer, Awaited, CopyNumbers, CopyView, CopyWatch, Cursor, Demand, Effects, Effort,
-    EventUpdate, GrantUpdate, HeldDeletion, Index, Inside, Job, Members, Notice, Numbers, Observed,
-    Progress, Settings, StatusUpdate, Ticket, Verb, View, Webhooks, clock::Tick, pod_gate::Gate,
-    view::Page, work::Timer,
+    Action, Answer, Awaited, CopyView, CopyWatch, Cursor, Demand, Effects, Effort, EventUpdate,
+    GrantUpdate, HeldDeletion, Index, Inside, Job, Members, Notice, Numbers, Observed, Progress,
+    Settings, StatusUpdate, Ticket, Verb, View, Webhooks, clock::Tick, pod_gate::Gate, view::Page,
+    work::Timer,
 };
 
 /// The state machine: the observed state of the cluster, and all work in progress.
@@ -389,11 +389,6 @@ impl Engine {
     /// Returns all numbers for metrics.
     pub fn numbers(&self) -> Numbers {
         Numbers::of(&self.index, &self.effects)
-    }
-
-    /// Returns the numbers of copies of the first `most` `ClusterReplication`s, by name.
-    pub fn rule_numbers(&self, most: usize) -> Vec<(Arc<RuleId>, CopyNumbers)> {
-        Numbers::by_rule(&self.index, most)
     }
 
     /// Returns the contents of the engine. This goes over every copy, so it is not for each scrape.

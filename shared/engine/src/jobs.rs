@@ -364,8 +364,7 @@ impl Index {
             }
             (Task::RemoveLabel { since, .. }, Answer::Done) => {
                 effects
-                    .lags
-                    .namespaces
+                    .namespace_lag
                     .record(self.now.saturating_sub(*since));
                 false
             }

@@ -167,7 +167,7 @@ impl Metrics {
             if most == 0 {
                 return Ok(());
             }
-            let numbers = handle.look(|engine, _| engine.rule_numbers(most));
+            let numbers = handle.look(|engine, _| engine.index().rule_numbers(most));
             let rows = numbers.iter().flat_map(|(id, copies)| {
                 let failed = copies.failed.values().sum();
                 let pending = copies.desired.saturating_sub(copies.synced + failed);

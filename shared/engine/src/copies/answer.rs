@@ -331,8 +331,8 @@ impl Index {
             && let Some((_, projection)) = self.unchanged(ticket)
             && let Some(renewed) = projection.renewed
         {
-            let lags = &mut effects.lags.copies[projection.rule.kind];
-            lags.record(self.now.saturating_sub(renewed.max(labelled)));
+            let lag = effects.copy_lag.entry(projection.rule.kind).or_default();
+            lag.record(self.now.saturating_sub(renewed.max(labelled)));
         }
     }
 

@@ -9,7 +9,7 @@ use mimeo_model::{
     outcome::FailureReason,
 };
 
-use crate::{Effects, Index, PerKind, copy::Phase};
+use crate::{Effects, Index, copy::Phase};
 
 /// The numbers of an engine at one moment.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -82,15 +82,6 @@ pub(crate) struct Reported {
     pub(crate) copies: CopyNumbers,
 }
 
-/// The time until copies were created and updated.
-#[derive(Debug, Default)]
-pub(crate) struct Lags {
-    /// From a source's change to each of its copies.
-    pub(crate) copies: PerKind<Durations>,
-    /// From the pending label of a namespace to its removal.
-    pub(crate) namespaces: Durations,
-}
-
 /// A histogram of durations.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Durations {
@@ -146,10 +137,8 @@ impl Numbers {
                 .filter(|entry| entry.alive() && entry.pending_label.is_some())
                 .count(),
             webhooks: index.webhooks.seen.len(),
-            copy_lag: RuleKind::ALL
-                .map(|kind| (kind, effects.lags.copies[kind].clone()))
-                .into(),
-            namespace_lag: effects.lags.namespaces.clone(),
+            copy_lag: effects.copy_lag.clone(),
+            namespace_lag: effects.namespace_lag.clone(),
             ..Self::default()
         };
         for (id, pending) in &index.losses.pending {
@@ -184,12 +173,12 @@ impl Numbers {
     }
 }
 
-impl Numbers {
+impl Index {
     /// Returns the numbers of copies of the first `most` `ClusterReplication`s, by name, as their
     /// last statuses count them. Tenants can create any number of Replications, so these are left
     /// out.
-    pub(crate) fn by_rule(index: &Index, most: usize) -> Vec<(Arc<RuleId>, CopyNumbers)> {
-        let rules = index.cluster_rules();
+    pub fn rule_numbers(&self, most: usize) -> Vec<(Arc<RuleId>, CopyNumbers)> {
+        let rules = self.cluster_rules();
         rules
             .take(most)
             .map(|(id, state)| (id.clone(), state.status.reported.copies.clone()))
