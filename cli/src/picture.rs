@@ -181,7 +181,7 @@ pub(crate) fn statuses(snapshot: &mut Snapshot) -> BTreeMap<RuleId, ClusterRepli
 pub(crate) fn places(snapshot: &Snapshot, mut each: impl FnMut(&str, &PlaceView)) {
     let (engine, now) = snapshot.decided();
     let mut cursor = Cursor::default();
-    while let Some(view) = engine.view(&mut cursor, now, Timestamp::UNIX_EPOCH) {
+    while let Some(view) = engine.page(now, Timestamp::UNIX_EPOCH).view(&mut cursor) {
         for namespace in &view.namespaces {
             for place in &namespace.places {
                 each(&namespace.name, place);
@@ -193,7 +193,9 @@ pub(crate) fn places(snapshot: &Snapshot, mut each: impl FnMut(&str, &PlaceView)
 /// The engine's view of a rule's copies in a namespace.
 pub(crate) fn copies(snapshot: &Snapshot, rule: &RuleId, namespace: &str) -> Vec<CopyView> {
     let (engine, now) = snapshot.decided();
-    engine.copies(rule, namespace, now, Timestamp::UNIX_EPOCH)
+    engine
+        .page(now, Timestamp::UNIX_EPOCH)
+        .copies(rule, namespace)
 }
 
 /// Visits the copies that are not synced, by namespace and rule.

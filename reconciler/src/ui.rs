@@ -192,7 +192,10 @@ async fn copies(
         .rule
         .parse()
         .map_err(|_| (StatusCode::BAD_REQUEST, "that is no rule\n"))?;
-    let copies =
-        handle.look(|engine, now| engine.copies(&rule, &place.namespace, now, Timestamp::now()));
+    let copies = handle.look(|engine, now| {
+        engine
+            .page(now, Timestamp::now())
+            .copies(&rule, &place.namespace)
+    });
     Ok(Json(copies.iter().map(tell_copy).collect()))
 }

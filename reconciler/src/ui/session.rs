@@ -109,7 +109,7 @@ impl Session {
         let view = self
             .known
             .handle
-            .look(|engine, now| engine.view(&mut self.cursor, now, Timestamp::now()))?;
+            .look(|engine, now| engine.page(now, Timestamp::now()).view(&mut self.cursor))?;
         if view.anew {
             self.numbers.clear();
         }

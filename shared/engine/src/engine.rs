@@ -19,10 +19,9 @@ use mimeo_model::{
 use serde_json::Value;
 
 use crate::{
-    Action, Answer, Awaited, CopyView, CopyWatch, Cursor, Demand, Effects, Effort, EventUpdate,
-    GrantUpdate, HeldDeletion, Index, Inside, Job, Members, Notice, Numbers, Observed, Progress,
-    Settings, StatusUpdate, Ticket, Verb, View, Webhooks, clock::Tick, pod_gate::Gate, view::Page,
-    work::Timer,
+    Action, Answer, Awaited, CopyWatch, Demand, Effects, Effort, EventUpdate, GrantUpdate,
+    HeldDeletion, Index, Inside, Job, Members, Notice, Numbers, Observed, Progress, Settings,
+    StatusUpdate, Ticket, Verb, Webhooks, clock::Tick, pod_gate::Gate, view::Page, work::Timer,
 };
 
 /// The state machine: the observed state of the cluster, and all work in progress.
@@ -396,27 +395,11 @@ impl Engine {
         Inside::of(&self.index, &self.effects)
     }
 
-    /// Returns the next piece of the changes; `wall` is the present time. `None`: the viewer has
-    /// seen everything.
-    pub fn view(&self, cursor: &mut Cursor, now: Tick, wall: Timestamp) -> Option<View> {
-        self.page(now, wall).view(cursor, &self.effects.changes)
-    }
-
-    /// Returns the copies of a rule in a namespace, by kind and name. In a namespace that does not
-    /// exist, these are the copies for which a Replication has no grant.
-    pub fn copies(
-        &self,
-        id: &RuleId,
-        namespace: &str,
-        now: Tick,
-        wall: Timestamp,
-    ) -> Vec<CopyView> {
-        self.page(now, wall).copies(id, namespace)
-    }
-
-    fn page(&self, now: Tick, wall: Timestamp) -> Page<'_> {
+    /// Returns the facts that the page shows; `wall` is the present time.
+    pub fn page(&self, now: Tick, wall: Timestamp) -> Page<'_> {
         Page {
             index: &self.index,
+            changes: &self.effects.changes,
             now,
             wall,
         }

@@ -62,7 +62,7 @@ pub use self::{
     status::{Observed, StatusUpdate, Webhooks},
     usage::GrantUpdate,
     verdict::Outlook,
-    view::{CopyView, Cursor, Ended, NamespaceView, PlaceView, RuleView, State, View},
+    view::{CopyView, Cursor, Ended, NamespaceView, Page, PlaceView, RuleView, State, View},
     withdrawn::GrantsRead,
     work::{Action, Notice},
 };

@@ -184,9 +184,10 @@ impl CopyView {
 }
 
 /// The facts that the page shows, and the time of the question by both clocks.
-#[derive(Clone, Copy)]
-pub(crate) struct Page<'a> {
+#[derive(Clone, Copy, Debug)]
+pub struct Page<'a> {
     pub(crate) index: &'a Index,
+    pub(crate) changes: &'a Changes,
     pub(crate) now: Tick,
     pub(crate) wall: Timestamp,
 }
@@ -198,7 +199,8 @@ impl<'a> Page<'a> {
 
     /// Returns the next piece of the changes, the earliest first. `None`: the viewer has seen
     /// everything.
-    pub(crate) fn view(self, cursor: &mut Cursor, changes: &Changes) -> Option<View> {
+    pub fn view(self, cursor: &mut Cursor) -> Option<View> {
+        let changes = self.changes;
         if cursor.seen == changes.last {
             return None;
         }
@@ -277,7 +279,7 @@ impl<'a> Page<'a> {
 
     /// Returns the copies of a rule in a namespace, by kind and name. In a namespace that doesn't
     /// exist, these are the copies that lack a grant.
-    pub(crate) fn copies(self, id: &RuleId, namespace: &str) -> Vec<CopyView> {
+    pub fn copies(self, id: &RuleId, namespace: &str) -> Vec<CopyView> {
         let shown = match self.index.namespaces.get(namespace) {
             Some(namespace) => self.shown(namespace, Some(id)),
             None => self.not_granted(id, namespace),

@@ -178,7 +178,7 @@ impl World {
     fn look(&mut self) -> Vec<View> {
         let mut pieces = Vec::new();
         let wall = self.wall();
-        while let Some(view) = self.engine.view(&mut self.cursor, self.now, wall) {
+        while let Some(view) = self.engine.page(self.now, wall).view(&mut self.cursor) {
             pieces.push(view);
         }
         pieces
@@ -242,7 +242,8 @@ fn states_have_reasons_and_ages() {
     let copies = |world: &World| {
         world
             .engine
-            .copies(&rule_id(0), "team-00000", world.now, world.wall())
+            .page(world.now, world.wall())
+            .copies(&rule_id(0), "team-00000")
     };
     let copy = &copies(&world)[0];
     assert_eq!(
@@ -425,7 +426,7 @@ fn a_view_becomes_whole_although_more_changes_each_time_than_fits_into_a_piece()
             world.namespace(&format!("team-{number:05}"), &version.to_string());
         }
         world.answer(|_| None);
-        let view = world.engine.view(&mut world.cursor, world.now, wall);
+        let view = world.engine.page(world.now, wall).view(&mut world.cursor);
         view.unwrap().whole
     });
     assert!(whole);

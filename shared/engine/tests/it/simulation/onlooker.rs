@@ -19,7 +19,7 @@ impl Onlooker {
     /// Takes the next piece, if there is one.
     pub fn look(&mut self, engine: &Engine, now: Tick) -> bool {
         let wall = Timestamp::UNIX_EPOCH + Duration::from_hours(1) + now;
-        let Some(view) = engine.view(&mut self.cursor, now, wall) else {
+        let Some(view) = engine.page(now, wall).view(&mut self.cursor) else {
             return false;
         };
         if view.anew {

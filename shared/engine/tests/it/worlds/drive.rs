@@ -297,7 +297,7 @@ impl Cluster {
         for rule in rules.into_iter().flatten().map(|rule| rule.key.id()) {
             for namespace in self.server.of(Res::Namespace) {
                 let name = &namespace.key.name;
-                for copy in engine.copies(&rule, name, now, Timestamp::UNIX_EPOCH) {
+                for copy in engine.page(now, Timestamp::UNIX_EPOCH).copies(&rule, name) {
                     let reason = copy.reason();
                     let key = (rule.to_string(), name.clone(), copy.kind, copy.name);
                     let found = changes.remove(&key).unwrap_or_default();
@@ -344,8 +344,8 @@ impl Cluster {
         for rule in rules.into_iter().flatten().map(|rule| rule.key.id()) {
             for namespace in self.server.of(Res::Namespace) {
                 let name = &namespace.key.name;
-                let mut read = states(engine.copies(&rule, name, now, wall));
-                let mut known = states(self.process.engine.copies(&rule, name, then, wall));
+                let mut read = states(engine.page(now, wall).copies(&rule, name));
+                let mut known = states(self.process.engine.page(then, wall).copies(&rule, name));
                 // While a rule is suspended, the reconciler doesn't notice objects of others. A
                 // snapshot reads all objects anew, so its plan may differ.
                 known.retain(|copy, (state, _)| {
