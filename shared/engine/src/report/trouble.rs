@@ -52,21 +52,20 @@ impl Index {
 
     /// Returns the first problem with the sources.
     pub(crate) fn source_trouble(&self, rule: &Rule, choice: &Choice) -> Option<Trouble> {
-        let selectors = rule.selectors.iter();
-        let mut selectors =
-            selectors.filter_map(|selector| self.selector_trouble(rule, selector, choice));
-        let sources = choice.sources.iter();
-        let mut sources = sources.filter_map(|source| self.trouble_of(rule, source));
-        selectors.next().or_else(|| sources.next()).or_else(|| {
-            choice.beyond.then(|| {
-                let message = format!(
-                    "the rule has too many sources, and Mimeo copies at most {}: of those that \
-                     selectors find, the oldest",
-                    rule.most_sources
-                );
-                (ConditionReason::SourceRefused, message)
-            })
-        })
+        let mut selectors = rule.selectors.iter();
+        let mut sources = choice.sources.iter();
+        let too_many = || {
+            let message = format!(
+                "the rule has too many sources, and Mimeo copies at most {}: of those that \
+                 selectors find, the oldest",
+                rule.most_sources
+            );
+            (ConditionReason::SourceRefused, message)
+        };
+        selectors
+            .find_map(|selector| self.selector_trouble(rule, selector, choice))
+            .or_else(|| sources.find_map(|source| self.trouble_of(rule, source)))
+            .or_else(|| choice.beyond.then(too_many))
     }
 
     /// Returns the problem of a selector.
@@ -108,14 +107,33 @@ impl Index {
 
     /// Returns the problem if sources here are not possible or cannot be read.
     fn unread_trouble(&self, home: &Home<'_>) -> Option<Trouble> {
-        let (reason, why) = match self.resource_of(home.gvk, home.namespace) {
-            Ok(resource) => {
-                let why = home.unreadable?.explain(&resource.to_string());
-                (ConditionReason::SourceRefused, why)
+        let Home {
+            gvk,
+            namespace,
+            what,
+            unreadable,
+        } = *home;
+        let refused = |why| (ConditionReason::SourceRefused, why);
+        let (reason, why) = match self.kinds.served(gvk) {
+            _ if let Some(why) = self.settings.reach.refuses_home(gvk, namespace) => {
+                refused(why.to_string())
             }
-            Err(trouble) => trouble,
+            Known::Listed(resource) if !resource.namespaced => {
+                refused("the kind is cluster-scoped".to_owned())
+            }
+            Known::Listed(resource) => refused(unreadable?.explain(&resource.to_string())),
+            Known::Unreadable(why) => {
+                let (version, why) = (gvk.api_version(), why.word());
+                refused(format!(
+                    "the API server does not say which kinds {version} has ({why})"
+                ))
+            }
+            Known::Unknown | Known::Unserved => (
+                ConditionReason::KindNotServed,
+                "the cluster does not serve this kind (see: kubectl api-resources)".to_owned(),
+            ),
         };
-        Some((reason, format!("{}: {why}", home.what)))
+        Some((reason, format!("{what}: {why}")))
     }
 
     /// Says how long the copies of a source stay that was lost. `None`: the source is not lost, or
@@ -162,35 +180,6 @@ impl Index {
             }
             _ => None,
         })
-    }
-
-    /// Returns the resource for sources of a kind in a namespace. The error says why no such source
-    /// is possible.
-    fn resource_of(
-        &self,
-        gvk: &GroupVersionKind,
-        namespace: Option<&str>,
-    ) -> Result<&Resource, Trouble> {
-        if let Some(why) = self.settings.reach.refuses_home(gvk, namespace) {
-            return Err((ConditionReason::SourceRefused, why.to_string()));
-        }
-        match self.kinds.served(gvk) {
-            Known::Listed(resource) if !resource.namespaced => Err((
-                ConditionReason::SourceRefused,
-                "the kind is cluster-scoped".to_owned(),
-            )),
-            Known::Listed(resource) => Ok(resource),
-            Known::Unreadable(why) => {
-                let (version, why) = (gvk.api_version(), why.word());
-                let message =
-                    format!("the API server does not say which kinds {version} has ({why})");
-                Err((ConditionReason::SourceRefused, message))
-            }
-            _ => Err((
-                ConditionReason::KindNotServed,
-                "the cluster does not serve this kind (see: kubectl api-resources)".to_owned(),
-            )),
-        }
     }
 
     /// Returns the problem if copies of the rule cannot be watched for now.
