@@ -253,7 +253,7 @@ impl<'a> Page<'a> {
 
     fn view_namespace(self, namespace: &Namespace) -> NamespaceView {
         let mut places: BTreeMap<&Arc<RuleId>, Vec<CopyView>> = BTreeMap::new();
-        for (rule, copy) in self.shown(namespace, None) {
+        for (rule, copy) in self.shown(&namespace.name, |_| true) {
             places.entry(rule).or_default().push(copy);
         }
         let place = |(rule, copies): (&Arc<RuleId>, Vec<CopyView>)| {
@@ -280,42 +280,35 @@ impl<'a> Page<'a> {
     /// Returns the copies of a rule in a namespace, by kind and name. In a namespace that doesn't
     /// exist, these are the copies that lack a grant.
     pub fn copies(self, id: &RuleId, namespace: &str) -> Vec<CopyView> {
-        let shown = match self.index.namespaces.get(namespace) {
-            Some(namespace) => self.shown(namespace, Some(id)),
-            None => self.not_granted(id, namespace),
-        };
+        let shown = self.shown(namespace, |rule| rule == id);
         let mut copies: Vec<CopyView> = shown.into_iter().map(|(_, copy)| copy).collect();
         copies.sort_by(|a, b| (&a.kind, &a.name).cmp(&(&b.kind, &b.name)));
         copies
     }
 
-    /// Returns the copies in a namespace. With `only`, returns those of one rule.
+    /// Returns the copies of the asked rules in a namespace, and the copies that these rules lack a
+    /// grant for there. The latter are the same whether the namespace exists or not.
     fn shown(
         self,
-        namespace: &'a Namespace,
-        only: Option<&RuleId>,
+        namespace: &str,
+        asked: impl Fn(&RuleId) -> bool + Copy,
     ) -> Vec<(&'a Arc<RuleId>, CopyView)> {
-        let asked = |id: &RuleId| only.is_none_or(|only| id == only);
-        let standings = self.index.standings(namespace, asked);
+        let index = self.index;
+        let known = index.namespaces.get(namespace).into_iter();
+        let standings = known.flat_map(|namespace| index.standings(namespace, asked));
         let mut all: Vec<_> = standings
             .filter_map(|standing| self.show(standing))
             .collect();
-        let rules = self.index.rules_for(&namespace.name);
-        for id in rules.iter().filter(|id| asked(id)) {
-            all.extend(self.not_granted(id, &namespace.name));
+        let rules = index.rules_for(namespace).into_iter();
+        for id in rules.filter(|id| index.grants_known() && asked(id)) {
+            let rule = index.rules.get_key_value(&id);
+            let rule = rule.and_then(|(id, state)| Some((id, state.valid()?)));
+            let standings = rule
+                .into_iter()
+                .flat_map(|(id, rule)| index.ungranted_standings(id, rule, Some(namespace)));
+            all.extend(standings.filter_map(|(_, standing)| self.show(standing)));
         }
         all
-    }
-
-    /// Returns the copies of a rule that lack a grant in a namespace, whether it exists or not.
-    fn not_granted(self, id: &RuleId, namespace: &str) -> Vec<(&'a Arc<RuleId>, CopyView)> {
-        let rule = self.index.rules.get_key_value(id);
-        let rule = rule.filter(|_| self.index.grants_known());
-        let rule = rule.and_then(|(id, state)| Some((id, state.valid()?)));
-        rule.into_iter()
-            .flat_map(|(id, rule)| self.index.ungranted_standings(id, rule, Some(namespace)))
-            .filter_map(|(_, standing)| self.show(standing))
-            .collect()
     }
 
     fn show(self, standing: Standing<'a>) -> Option<(&'a Arc<RuleId>, CopyView)> {
