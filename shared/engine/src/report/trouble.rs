@@ -80,7 +80,7 @@ impl Index {
         let trouble = self
             .ungranted_trouble(rule, missing)
             .or_else(|| self.unread_trouble(&self.home_of_selector(selector)));
-        if trouble.is_some() || !self.selectors.contains_key(selector) {
+        if trouble.is_some() {
             return trouble;
         }
         let lost = self.sources_of(selector).find_map(|(source, _)| {

@@ -107,11 +107,6 @@ impl Members {
         self.in_order.iter()
     }
 
-    /// True if all objects are kept.
-    pub(crate) fn complete(&self) -> bool {
-        self.beyond.is_none()
-    }
-
     /// The number of objects. If not all are kept, there are more.
     pub(crate) fn len(&self) -> usize {
         self.by_name.len()
@@ -119,7 +114,7 @@ impl Members {
 
     /// True if so many objects have disappeared that Mimeo must list the next ones.
     pub(crate) fn depleted(&self) -> bool {
-        !self.complete() && self.len() < MOST_SOURCES
+        self.beyond.is_some() && self.len() < MOST_SOURCES
     }
 
     /// Returns the members after a new listing. For known members, the known facts stay: they may

@@ -47,16 +47,8 @@ impl SelectorState {
     /// The selector isn't watched any more: drops all that was found. Returns true if the selector
     /// was listed before.
     pub(crate) fn forget(&mut self) -> bool {
-        let rules = std::mem::take(&mut self.rules);
-        std::mem::replace(
-            self,
-            Self {
-                rules,
-                ..Self::default()
-            },
-        )
-        .watch
-        .is_listed()
+        self.members = Members::default();
+        std::mem::take(&mut self.watch).is_listed()
     }
 
     /// True if a rule may take the object.
@@ -259,11 +251,6 @@ impl Index {
         })
     }
 
-    /// Plans again for all rules with this selector, whether or not an object was found or lost.
-    fn replan_rules_of_selector(&mut self, selector: &SourceSelector) {
-        self.replan_rules(self.rules_selecting(selector));
-    }
-
     /// Returns the source that a copy names in its annotation.
     pub(crate) fn origin(&self, copy: &CopyState) -> Option<&SourceRef> {
         copy.ours().and_then(|seen| self.origins.get(&seen.source))
@@ -344,7 +331,7 @@ impl Index {
         }
         let findings = self.selectors.get_mut(selector);
         if findings.is_some_and(|findings| findings.watch.becomes(known)) {
-            self.replan_rules_of_selector(selector);
+            self.replan_rules(self.rules_selecting(selector));
         }
     }
 
@@ -406,7 +393,7 @@ impl Index {
             .iter()
             .for_each(|source| self.keep_if_copied(source, effects));
         if changed {
-            self.replan_rules_of_selector(selector);
+            self.replan_rules(self.rules_selecting(selector));
         }
     }
 
