@@ -74,7 +74,7 @@ impl Index {
     /// Replication must learn nothing else about these namespaces.
     fn lacks_grants(&self, rule: &Rule) -> Option<Trouble> {
         let message = || {
-            let (missing, more) = self.not_granted(rule, &self.sources_had(rule), NAMED);
+            let (missing, more) = self.not_granted(rule, &self.choose(rule).sources, NAMED);
             let mut message = missing.join("; ");
             if more > 0 {
                 _ = write!(message, "; and {more} more");

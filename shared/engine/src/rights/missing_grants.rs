@@ -67,7 +67,7 @@ impl Index {
         if message.is_some_and(String::is_empty) {
             return BTreeMap::new();
         }
-        self.ungranted(rule, &self.sources_had(rule), only)
+        self.ungranted(rule, &self.choose(rule).sources, only)
     }
 
     fn ungranted<'a>(

@@ -6,7 +6,6 @@
 //! lost with its source, even if the loss happened before this process began.
 
 use std::{
-    borrow::Cow,
     collections::{BTreeMap, BTreeSet},
     sync::Arc,
 };
@@ -91,14 +90,6 @@ impl Index {
                 && findings.offers(&source.name)
                 && rules.any(|id| refused_size(id.kind, bytes).is_none())
         })
-    }
-
-    /// Returns the sources that a stored rule copies.
-    pub(crate) fn sources_had<'a>(&self, rule: &'a Rule) -> Cow<'a, [SourceRef]> {
-        if rule.selectors.is_empty() {
-            return Cow::Borrowed(&rule.sources);
-        }
-        self.projected_sources(&rule.id).cloned().collect()
     }
 
     /// The sources that the projections of a stored rule have.
