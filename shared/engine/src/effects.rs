@@ -3,16 +3,12 @@
 //! A method that has effects takes `&mut Effects`. The other methods of [`Index`](crate::Index)
 //! change facts alone, and decisions change nothing.
 
-use std::collections::BTreeMap;
-
-use mimeo_model::id::RuleKind;
-
 use crate::{
-    Durations, Notice, Settings, events::EventQueue, jobs::Jobs, view::Changes, work::Work,
+    Durations, Notice, PerKind, events::EventQueue, jobs::Jobs, view::Changes, work::Work,
 };
 
 /// The effects of events and decisions.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Effects {
     /// The queue of copies that need a request, and the timers.
     pub(crate) work: Work,
@@ -24,8 +20,8 @@ pub(crate) struct Effects {
     pub(crate) notices: Vec<Notice>,
     /// Changes for the page.
     pub(crate) changes: Changes,
-    /// The time from a source's change to each of its copies. Every kind of rule has an entry.
-    pub(crate) copy_lag: BTreeMap<RuleKind, Durations>,
+    /// The time from a source's change to each of its copies.
+    pub(crate) copy_lag: PerKind<Durations>,
     /// The time from the pending label of a namespace to its removal.
     pub(crate) namespace_lag: Durations,
     pub(crate) effort: Effort,
@@ -47,22 +43,5 @@ pub struct Effort {
 impl Effort {
     pub(crate) fn review(&mut self, copies: usize) {
         self.reviewed += u64::try_from(copies).unwrap_or_default();
-    }
-}
-
-impl Effects {
-    pub(crate) fn new(settings: &Settings) -> Self {
-        Self {
-            work: Work::default(),
-            jobs: Jobs::default(),
-            events: EventQueue::new(settings.keeps_copies()),
-            notices: Vec::new(),
-            changes: Changes::default(),
-            copy_lag: RuleKind::ALL
-                .map(|kind| (kind, Durations::default()))
-                .into(),
-            namespace_lag: Durations::default(),
-            effort: Effort::default(),
-        }
     }
 }

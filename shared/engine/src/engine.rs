@@ -36,9 +36,9 @@ impl Engine {
     /// Creates an engine that has observed nothing yet.
     pub fn new(settings: Settings) -> Self {
         Self {
-            effects: Effects::new(&settings),
             index: Index::new(settings),
             gate: Gate::default(),
+            effects: Effects::default(),
         }
     }
 

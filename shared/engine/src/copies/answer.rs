@@ -331,7 +331,7 @@ impl Index {
             && let Some((_, projection)) = self.unchanged(ticket)
             && let Some(renewed) = projection.renewed
         {
-            let lag = effects.copy_lag.entry(projection.rule.kind).or_default();
+            let lag = &mut effects.copy_lag[projection.rule.kind];
             lag.record(self.now.saturating_sub(renewed.max(labelled)));
         }
     }
@@ -433,7 +433,7 @@ impl Index {
     fn report(&self, cause: EventReason, ticket: &Ticket, copy: &CopyState, effects: &mut Effects) {
         if let Some(rule) = self.projections.owner(copy) {
             let copy = (copy.key(&ticket.namespace), ticket.editor.clone());
-            effects.events.add(rule, cause, Some(copy), self.now);
+            effects.events.add(rule, cause, Some(copy), self);
         }
     }
 }

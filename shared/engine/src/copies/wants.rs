@@ -257,7 +257,7 @@ impl Index {
                 if known.get(id).and_then(|known| known.get(key)) != Some(copy) {
                     let key = (namespace.name.clone(), key.0, key.1.clone());
                     let cause = EventReason::CopyFailed(copy.reason());
-                    effects.events.add(id, cause, Some((key, None)), self.now);
+                    effects.events.add(id, cause, Some((key, None)), self);
                 }
             }
             self.mark_status_due(id);

@@ -300,7 +300,7 @@ impl Index {
             if let Some(rule) = &rule {
                 let cause = EventReason::CopyFailed(failure.reason);
                 let copy = (copy.key(namespace), None);
-                effects.events.add(rule, cause, Some(copy), self.now);
+                effects.events.add(rule, cause, Some(copy), self);
             }
             effects.notices.push(Notice {
                 rule,

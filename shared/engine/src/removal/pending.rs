@@ -186,7 +186,7 @@ impl Index {
             }
             effects
                 .events
-                .add(id, EventReason::DeletionHeld, None, self.now);
+                .add(id, EventReason::DeletionHeld, None, self);
             self.show_pending(id, effects);
         }
         self.mark_status_due(id);

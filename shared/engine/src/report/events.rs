@@ -120,15 +120,13 @@ const REFILL: Duration = Duration::from_secs(6);
 const LONGEST: usize = 1024;
 
 /// The topics that are still to be reported.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct EventQueue {
     pending: BTreeMap<Topic, Pending>,
     reported: BTreeMap<Topic, Tick>,
-    /// How many Events may be written now.
-    tokens: usize,
+    /// How many Events of a burst were written and have not been refilled since.
+    spent: usize,
     refilled: Tick,
-    /// True for the reconciler. A webhook replica reports nothing.
-    reports: bool,
 }
 
 #[derive(Debug)]
@@ -139,29 +137,20 @@ struct Pending {
 }
 
 impl EventQueue {
-    pub(crate) fn new(reports: bool) -> Self {
-        Self {
-            pending: BTreeMap::new(),
-            reported: BTreeMap::new(),
-            tokens: BURST,
-            refilled: Tick::ZERO,
-            reports,
-        }
-    }
-
-    /// Adds a topic, or a copy to a topic, with the field manager of the undone edit.
+    /// Adds a topic, or a copy to a topic, with the field manager of the undone edit. A webhook
+    /// replica reports nothing.
     pub(crate) fn add(
         &mut self,
         rule: &Arc<RuleId>,
         reason: EventReason,
         copy: Option<(CopyKey, Option<Box<str>>)>,
-        now: Tick,
+        index: &Index,
     ) {
-        if !self.reports {
+        if !index.settings.keeps_copies() {
             return;
         }
         let topic = (rule.clone(), reason);
-        let due = (now + COLLECTED).max(
+        let due = (index.now + COLLECTED).max(
             self.reported
                 .get(&topic)
                 .map_or(Tick::ZERO, |reported| *reported + INTERVAL),
@@ -182,11 +171,11 @@ impl EventQueue {
     }
 
     fn refill(&mut self, now: Tick) {
-        while self.tokens < BURST && self.refilled + REFILL <= now {
-            self.tokens += 1;
+        while self.spent > 0 && self.refilled + REFILL <= now {
+            self.spent -= 1;
             self.refilled += REFILL;
         }
-        if self.tokens == BURST {
+        if self.spent == 0 {
             self.refilled = now;
         }
     }
@@ -326,7 +315,7 @@ impl Index {
                 && (was_there || rule.retention.when_source_deleted == Retain::Delete)
                 && self.copies_of(id, source) > 0
             {
-                events.add(id, EventReason::SourceGone(source.clone()), None, self.now);
+                events.add(id, EventReason::SourceGone(source.clone()), None, self);
             }
         }
     }
@@ -338,7 +327,7 @@ impl EventQueue {
         self.refill(index.now);
         let (mut about_rules, mut about_copies) = (Vec::new(), Vec::new());
         for topic in self.due(index.now) {
-            if about_rules.len() == self.tokens {
+            if about_rules.len() == BURST - self.spent {
                 break;
             }
             let Some(pending) = self.pending.remove(&topic) else {
@@ -353,19 +342,19 @@ impl EventQueue {
         }
         self.reported
             .retain(|_, reported| *reported + INTERVAL > index.now);
-        // Events about copies get the tokens that are left.
+        // Events about copies get the rest of the burst.
         let mut all = about_rules;
         all.extend(about_copies);
-        all.truncate(self.tokens);
-        self.tokens -= all.len();
+        all.truncate(BURST - self.spent);
+        self.spent += all.len();
         all
     }
 
     /// When [`EventQueue::event_updates`] has Events to write.
     pub(crate) fn next_due(&self) -> Option<Tick> {
         let due = self.pending.values().map(|pending| pending.due).min()?;
-        Some(match self.tokens {
-            0 => due.max(self.refilled + REFILL),
+        Some(match self.spent {
+            BURST => due.max(self.refilled + REFILL),
             _ => due,
         })
     }

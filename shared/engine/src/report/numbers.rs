@@ -137,7 +137,9 @@ impl Numbers {
                 .filter(|entry| entry.alive() && entry.pending_label.is_some())
                 .count(),
             webhooks: index.webhooks.seen.len(),
-            copy_lag: effects.copy_lag.clone(),
+            copy_lag: RuleKind::ALL
+                .map(|kind| (kind, effects.copy_lag[kind].clone()))
+                .into(),
             namespace_lag: effects.namespace_lag.clone(),
             ..Self::default()
         };
