@@ -36,7 +36,10 @@ impl Engine {
     /// Creates an engine that has observed nothing yet.
     pub fn new(settings: Settings) -> Self {
         Self {
-            index: Index::new(settings),
+            index: Index {
+                settings,
+                ..Index::default()
+            },
             gate: Gate::default(),
             effects: Effects::default(),
         }

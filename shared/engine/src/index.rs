@@ -22,8 +22,8 @@ use crate::{
     sources::SourceState,
 };
 
-/// The observed state of the cluster.
-#[derive(Debug)]
+/// The observed state of the cluster. By default, nothing was observed yet.
+#[derive(Debug, Default)]
 pub struct Index {
     pub(crate) settings: Settings,
     pub(crate) rules: BTreeMap<Arc<RuleId>, RuleState>,
@@ -63,33 +63,6 @@ pub struct Index {
 }
 
 impl Index {
-    /// Nothing was observed yet.
-    pub(crate) fn new(settings: Settings) -> Self {
-        Self {
-            settings,
-            rules: BTreeMap::new(),
-            collections: PerKind::default(),
-            gone: BTreeMap::new(),
-            consent: consent::Consent::default(),
-            losses: losses::Losses::default(),
-            replications: BTreeMap::new(),
-            namespaces: BTreeMap::new(),
-            namespaces_listed: false,
-            sources: BTreeMap::new(),
-            selectors: BTreeMap::new(),
-            origins: BTreeMap::new(),
-            unreadable: BTreeMap::new(),
-            kinds: kinds::Kinds::default(),
-            projections: Projections::default(),
-            shown: 0,
-            dirty: BTreeSet::new(),
-            webhooks: Webhooks::default(),
-            webhooks_since: Tick::ZERO,
-            demand_version: 0,
-            now: Tick::ZERO,
-        }
-    }
-
     /// The namespaces and kinds in which Mimeo acts.
     pub fn reach(&self) -> &Reach {
         &self.settings.reach

@@ -106,12 +106,12 @@ pub struct Settings {
     pub reach: Reach,
 }
 
-impl Settings {
-    /// Returns the default settings for a role and a cluster.
-    pub fn new(role: Role, cluster: impl Into<Box<str>>) -> Self {
+impl Default for Settings {
+    /// The default settings of a reconciler, for a cluster without an identity.
+    fn default() -> Self {
         Self {
-            role,
-            cluster: cluster.into(),
+            role: Role::Keeper,
+            cluster: Box::default(),
             takeover: Duration::from_secs(2),
             deletion_delay: Duration::from_secs(10),
             deletion_limit: 20,
@@ -120,6 +120,17 @@ impl Settings {
             backoff: Duration::from_millis(250),
             backoff_limit: Duration::from_mins(5),
             reach: Reach::default(),
+        }
+    }
+}
+
+impl Settings {
+    /// Returns the default settings for a role and a cluster.
+    pub fn new(role: Role, cluster: impl Into<Box<str>>) -> Self {
+        Self {
+            role,
+            cluster: cluster.into(),
+            ..Self::default()
         }
     }
 
