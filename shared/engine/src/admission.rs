@@ -106,7 +106,7 @@ fn created(request: &Request, object: &Value, engine: &Engine, nonce: &str) -> N
     // A rule that is not known yet may match.
     if !index.primed() || !index.pod_gate_rules(hint, &labels(object)).is_empty() {
         return match preset {
-            Some(preset) if engine.has_issued(preset) => unchanged(),
+            Some(preset) if index.gate.issued.contains(preset) => unchanged(),
             _ => changed(set_label(object, nonce), LabelChange::Set),
         };
     }

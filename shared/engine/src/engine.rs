@@ -21,14 +21,13 @@ use serde_json::Value;
 use crate::{
     Action, Answer, Awaited, CopyWatch, Demand, Effects, Effort, EventUpdate, GrantUpdate,
     HeldDeletion, Index, Inside, Job, Members, Notice, Numbers, Observed, Progress, Settings,
-    StatusUpdate, Ticket, Verb, Webhooks, clock::Tick, pod_gate::Gate, view::Page, work::Timer,
+    StatusUpdate, Ticket, Verb, Webhooks, clock::Tick, view::Page, work::Timer,
 };
 
 /// The state machine: the observed state of the cluster, and all work in progress.
 #[derive(Debug)]
 pub struct Engine {
     index: Index,
-    gate: Gate,
     effects: Effects,
 }
 
@@ -40,7 +39,6 @@ impl Engine {
                 settings,
                 ..Index::default()
             },
-            gate: Gate::default(),
             effects: Effects::default(),
         }
     }
@@ -110,7 +108,7 @@ impl Engine {
     pub fn namespace_applied(&mut self, meta: &ObjectMeta, now: Tick) {
         self.index
             .at(now)
-            .namespace_applied(meta, &mut self.gate, &mut self.effects);
+            .namespace_applied(meta, &mut self.effects);
     }
 
     /// Records that the watch of namespaces lost one. Nothing changes if a read has shown another
@@ -227,13 +225,7 @@ impl Engine {
     /// Records that this replica set a pending label with this nonce. It writes the copies once its
     /// watch shows the awaited event.
     pub fn issue(&mut self, nonce: &str, awaited: Awaited, now: Tick) {
-        self.index.at(now);
-        self.gate.issued.add(nonce, awaited);
-    }
-
-    /// True if this replica set a pending label with this nonce and has not seen it yet.
-    pub(crate) fn has_issued(&self, nonce: &str) -> bool {
-        self.gate.issued.contains(nonce)
+        self.index.at(now).gate.issued.add(nonce, awaited);
     }
 
     /// Records that a pod waits in this namespace. This replica helps to write the copies, even if
@@ -299,13 +291,12 @@ impl Engine {
 
     /// Takes in the answer to a request.
     pub fn outcome(&mut self, ticket: &Ticket, outcome: Outcome, now: Tick) {
+        let index = self.index.at(now);
         // Only the webhook uses this delay: the reconciler sets no pending label.
         if ticket.verb == Verb::Create && matches!(outcome, Outcome::Object(_)) {
-            self.gate.adapt(ticket, now);
+            index.gate.adapt(ticket, now);
         }
-        self.index
-            .at(now)
-            .outcome(ticket, outcome, &mut self.effects);
+        index.outcome(ticket, outcome, &mut self.effects);
     }
 
     /// Takes back a request that was never sent, if its copy now wants another one. Returns true in

@@ -18,8 +18,8 @@ use mimeo_model::{
 
 use crate::{
     PerKind, Settings, Webhooks, absent, clock::Tick, consent, kinds, losses,
-    namespaces::Namespace, projection::Projections, quota, rules, rules::RuleState, select,
-    sources::SourceState,
+    namespaces::Namespace, pod_gate::Gate, projection::Projections, quota, rules, rules::RuleState,
+    select, sources::SourceState,
 };
 
 /// The observed state of the cluster. By default, nothing was observed yet.
@@ -54,6 +54,7 @@ pub struct Index {
     pub(crate) shown: u64,
     /// Namespaces with changed facts, which must be planned again.
     pub(crate) dirty: BTreeSet<Arc<str>>,
+    pub(crate) gate: Gate,
     pub(crate) webhooks: Webhooks,
     /// When a webhook began to run without a break.
     pub(crate) webhooks_since: Tick,

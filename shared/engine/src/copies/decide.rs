@@ -189,12 +189,13 @@ impl Index {
 
     /// True if this process may write into the namespace now.
     pub(crate) fn in_charge(&self, namespace: &Namespace) -> bool {
+        let keeps = self.settings.keeps_copies();
         let from = match &namespace.pending_label {
-            _ if !self.settings.keeps_copies() => namespace.charge,
+            Some(label) if !keeps => label.charge,
             // A namespace with the pending label belongs to the webhook for a while. A second
             // writer would only cost a second request.
-            Some(pending_label) => Some(pending_label.since + self.settings.takeover),
-            None => Some(namespace.settles),
+            Some(label) => Some(label.since + self.settings.takeover),
+            None => keeps.then_some(namespace.settles),
         };
         from.is_some_and(|from| self.now >= from)
     }

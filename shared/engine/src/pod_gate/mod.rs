@@ -11,6 +11,7 @@ use mimeo_model::{
     choices::PodGate,
     id::{RuleId, RuleKind},
     meta::Uid,
+    names::PENDING_LABEL,
     outcome::FailureReason,
     rule::Rule,
     selection::{Labels, NameHint},
@@ -18,13 +19,12 @@ use mimeo_model::{
 };
 
 use crate::{
-    Awaited, Index, Namespace, RuleState,
+    Awaited, Index, Namespace, RuleState, Settings,
     blocked::Blocked,
     clock::Tick,
     copy::CopyState,
     issued::Issued,
     jobs::{JobKey, Jobs, Task},
-    namespaces::PendingLabel,
     projection::Projection,
     request::Ticket,
     verdict::Outlook,
@@ -188,12 +188,12 @@ impl Index {
     /// `None`: something holds its pods.
     pub(crate) fn label_to_remove(&self, name: &Arc<str>) -> Option<Task> {
         let namespace = self.namespaces.get(name)?;
-        let pending_label = namespace.pending_label.as_ref()?;
+        let (label, nonce) = namespace.pending_label.as_ref().zip(namespace.nonce())?;
         self.held_by_nothing(namespace).then(|| Task::RemoveLabel {
             namespace: name.clone(),
-            nonce: pending_label.nonce.clone(),
+            nonce: nonce.into(),
             version: namespace.version,
-            since: pending_label.since,
+            since: label.since,
         })
     }
 
@@ -220,10 +220,9 @@ impl Index {
     }
 
     pub(crate) fn progress_of(&self, namespace: &Namespace) -> Progress {
-        let pending_label = namespace.pending_label.as_ref();
         let mut progress = Progress {
             uid: namespace.uid,
-            nonce: pending_label.map(|label| label.nonce.clone()),
+            nonce: namespace.nonce().map(Into::into),
             over_budget: self.is_late(namespace, self.settings.budget),
             ..Progress::default()
         };
@@ -307,46 +306,6 @@ impl Index {
 }
 
 impl Gate {
-    /// Takes in the pending label of a namespace. `changed` is true if the labels of the namespace
-    /// differ from before.
-    pub(crate) fn see_label(
-        &mut self,
-        name: &Arc<str>,
-        changed: bool,
-        index: &mut Index,
-        work: &mut Work,
-    ) {
-        let Some(entry) = index.namespaces.get_mut(name) else {
-            return;
-        };
-        let Some(nonce) = entry.nonce().map(Box::<str>::from) else {
-            entry.pending_label = None;
-            entry.charge = None;
-            return;
-        };
-        let soon = index.now + self.delay;
-        let known = entry.pending_label.as_ref();
-        if known.is_none_or(|known| known.nonce != nonce) {
-            if let Some(awaited) = self.issued.redeem(&nonce) {
-                entry.charge = Some(match awaited {
-                    Awaited::Namespace => soon,
-                    Awaited::Labels => index.now + index.settings.takeover,
-                });
-            }
-            let since = index.now;
-            entry.pending_label = Some(Box::new(PendingLabel { nonce, since }));
-            let budget = index.settings.budget;
-            for wait in [index.settings.takeover, budget, budget + FAREWELL] {
-                work.timer(since + wait, Timer::Namespace(name.clone()));
-            }
-        } else if changed {
-            entry.charge = entry.charge.map(|from| from.min(soon));
-        }
-        if let Some(from) = entry.charge {
-            work.timer(from, Timer::Namespace(name.clone()));
-        }
-    }
-
     /// Adapts the delay before the first write into a new namespace. If a write comes too early,
     /// the API server sleeps for 50 ms until its cache has the namespace. So a create of about that
     /// duration lengthens the delay, and a quick create shortens it.
@@ -365,14 +324,47 @@ impl Gate {
 }
 
 impl Index {
+    /// Takes in the pending label of a namespace, which had the labels `old` before.
+    pub(crate) fn see_label(&mut self, name: &Arc<str>, old: &Labels, work: &mut Work) {
+        let Some(entry) = self.namespaces.get_mut(name) else {
+            return;
+        };
+        let Some(nonce) = entry.labels.get(PENDING_LABEL) else {
+            entry.pending_label = None;
+            return;
+        };
+        let label = entry.pending_label.get_or_insert_default();
+        let soon = self.now + self.gate.delay;
+        let Settings {
+            takeover, budget, ..
+        } = self.settings;
+        if old.get(PENDING_LABEL) != Some(nonce) {
+            label.since = self.now;
+            if let Some(awaited) = self.gate.issued.redeem(nonce) {
+                label.charge = Some(match awaited {
+                    Awaited::Namespace => soon,
+                    Awaited::Labels => self.now + takeover,
+                });
+            }
+            for wait in [takeover, budget, budget + FAREWELL] {
+                work.timer(self.now + wait, Timer::Namespace(name.clone()));
+            }
+        } else if *old != entry.labels {
+            label.charge = label.charge.map(|from| from.min(soon));
+        }
+        if let Some(from) = label.charge {
+            work.timer(from, Timer::Namespace(name.clone()));
+        }
+    }
+
     /// A pod waits in this namespace. This replica helps to write the copies, even if another
     /// replica set the pending label.
     pub(crate) fn take_charge(&mut self, namespace: &str) {
         if let Some(entry) = self.namespaces.get_mut(namespace)
-            && entry.pending_label.is_some()
-            && entry.charge.is_none_or(|from| from > self.now)
+            && let Some(label) = &mut entry.pending_label
+            && label.charge.is_none_or(|from| from > self.now)
         {
-            entry.charge = Some(self.now);
+            label.charge = Some(self.now);
             self.dirty.insert(entry.name.clone());
         }
     }

@@ -17,7 +17,6 @@ use crate::{
     clock::Tick,
     copy::{CopyKey, CopyState, Observation},
     jobs::JobKey,
-    pod_gate::Gate,
     projection::Projections,
     verdict::Verdict,
     view::Ended,
@@ -45,8 +44,6 @@ pub(crate) struct Namespace {
     pub(crate) settles: Tick,
     /// Boxed, because few namespaces have it at a time.
     pub(crate) pending_label: Option<Box<PendingLabel>>,
-    /// From when on this webhook replica fills the namespace.
-    pub(crate) charge: Option<Tick>,
     pub(crate) copies: Vec<CopyState>,
     pub(crate) blocked: BlockedCopies,
     /// The create-once record: copies that were created in the namespace once, according to its
@@ -66,10 +63,12 @@ pub(crate) struct Namespace {
     pub(crate) changed: u64,
 }
 
-#[derive(Debug)]
+/// The pending label of a namespace. Its nonce is among the labels.
+#[derive(Debug, Default)]
 pub(crate) struct PendingLabel {
-    pub(crate) nonce: Box<str>,
     pub(crate) since: Tick,
+    /// From when on this webhook replica fills the namespace.
+    pub(crate) charge: Option<Tick>,
 }
 
 impl Index {
@@ -90,12 +89,7 @@ impl Index {
 
 impl Index {
     /// Records a namespace with this metadata, as its watch or a read shows it.
-    pub(crate) fn namespace_applied(
-        &mut self,
-        meta: &ObjectMeta,
-        gate: &mut Gate,
-        effects: &mut Effects,
-    ) {
+    pub(crate) fn namespace_applied(&mut self, meta: &ObjectMeta, effects: &mut Effects) {
         let Some(name) = meta.name.as_deref() else {
             return;
         };
@@ -168,7 +162,7 @@ impl Index {
         }
         effects.jobs.moved(&JobKey::RecordCreated(name.clone()));
         effects.jobs.moved(&JobKey::RemoveLabel(name.clone()));
-        gate.see_label(&name, changed, self, &mut effects.work);
+        self.see_label(&name, &old, &mut effects.work);
         if changed {
             self.let_settle(&name, &mut effects.work);
         }
