@@ -301,13 +301,13 @@ impl Index {
                 .crd_to_record(*kind)
                 .map(|uid| Task::RecordCrd(*kind, uid)),
             JobKey::ConfirmRule(id) => self
-                .asks_for_rule(id)
+                .awaits_read(key)
                 .then(|| Task::ConfirmRule((**id).clone())),
             JobKey::ConfirmSource(source) => self
-                .asks_for_source(source)
+                .awaits_read(key)
                 .then(|| Task::ConfirmSource(source.clone())),
             JobKey::ConfirmGrants(namespace) => self
-                .asks_for_grants(namespace)
+                .awaits_read(key)
                 .then(|| Task::ConfirmGrants(namespace.clone())),
             JobKey::ReadSource(source) => self
                 .is_unread(source)

@@ -130,11 +130,6 @@ impl Absence {
         set.insert(namespace.clone());
     }
 
-    /// True if a copy waits for a read.
-    pub(crate) fn is_asked(&self) -> bool {
-        !self.asking.is_empty()
-    }
-
     /// Records how the object disappeared, or that this is unknown (again). Returns the namespaces
     /// that must be planned again.
     #[must_use]
@@ -253,28 +248,28 @@ pub struct RuleRead {
 }
 
 impl Index {
-    /// True if the engine needs a read of the rule. Either a copy names the rule and the rule does
-    /// not exist, or the rule may belong to another CRD than the one served now.
-    pub(crate) fn asks_for_rule(&self, id: &RuleId) -> bool {
-        match self.rules.get(id) {
-            Some(state) => state.crd != self.collections[id.kind].crd.current,
-            None => self
-                .gone
-                .get(id)
-                .is_some_and(|gone| gone.absence.is_asked()),
+    /// True if the engine still needs the read of this job. A copy waits for the read of a missing
+    /// object, or a rule may belong to another CRD than the one served now.
+    pub(crate) fn awaits_read(&self, key: &JobKey) -> bool {
+        if let JobKey::ConfirmRule(id) = key
+            && let Some(state) = self.rules.get(id)
+        {
+            return state.crd != self.collections[id.kind].crd.current;
         }
+        self.absence(key)
+            .is_some_and(|absence| !absence.asking.is_empty())
     }
 
-    /// True if the engine needs a read of the source.
-    pub(crate) fn asks_for_source(&self, source: &SourceRef) -> bool {
-        self.absence(source).is_some_and(Absence::is_asked)
-    }
-
-    /// The facts about a missing source.
-    fn absence(&self, source: &SourceRef) -> Option<&Absence> {
-        match self.sources.get(source)? {
-            SourceState::Missing { absence, .. } => Some(absence),
-            SourceState::Found { .. } | SourceState::NotRead => None,
+    /// The facts about a missing object. `key` is the job that reads the object.
+    fn absence(&self, key: &JobKey) -> Option<&Absence> {
+        match key {
+            JobKey::ConfirmRule(id) => Some(&self.gone.get(id)?.absence),
+            JobKey::ConfirmSource(source) => match self.sources.get(source)? {
+                SourceState::Missing { absence, .. } => Some(absence),
+                _ => None,
+            },
+            JobKey::ConfirmGrants(giver) => Some(&self.consent.withdrawals.get(giver)?.absence),
+            _ => None,
         }
     }
 
@@ -291,10 +286,10 @@ impl Index {
         }
     }
 
-    /// The facts about a missing object. `key` is the job that reads the object.
+    /// The same, for a change.
     pub(crate) fn absence_mut(&mut self, key: &JobKey) -> Option<&mut Absence> {
         match key {
-            JobKey::ConfirmRule(id) => self.gone.get_mut(id).map(|gone| &mut gone.absence),
+            JobKey::ConfirmRule(id) => Some(&mut self.gone.get_mut(id)?.absence),
             JobKey::ConfirmSource(source) => match self.sources.get_mut(source)? {
                 SourceState::Missing { absence, .. } => Some(absence),
                 _ => None,
@@ -350,19 +345,19 @@ impl Index {
         copy: &CopyState,
         needs: &mut Needs,
     ) -> Option<HowGone> {
-        let absence = self.absence(source);
-        let how = absence.and_then(|absence| absence.how_gone(copy, copy.ours()?));
         let key = JobKey::ConfirmSource(source.clone());
+        let absence = self.absence(&key);
+        let how = absence.and_then(|absence| absence.how_gone(copy, copy.ours()?));
         needs.push(Need::Absence(key, how.is_none()));
         how
     }
 
     /// True if the reads of all these sources are recent enough to prove that a user deleted them.
     pub(crate) fn are_freshly_read(&self, sources: &[SourceRef], needs: &mut Needs) -> bool {
-        let fresh = |source| self.absence(source).is_some_and(|absence| absence.fresh);
-        let old = sources.iter().filter(|source| !fresh(*source));
+        let reads = sources.iter().cloned().map(JobKey::ConfirmSource);
+        let old = reads.filter(|key| self.absence(key).is_none_or(|absence| !absence.fresh));
         let before = needs.len();
-        needs.extend(old.map(|source| Need::Absence(JobKey::ConfirmSource(source.clone()), true)));
+        needs.extend(old.map(|key| Need::Absence(key, true)));
         needs.len() == before
     }
 }
@@ -414,7 +409,8 @@ impl Index {
         shown: u64,
         effects: &mut Effects,
     ) -> bool {
-        let Some(absence) = self.absence(source) else {
+        let key = JobKey::ConfirmSource(source.clone());
+        let Some(absence) = self.absence(&key) else {
             return true;
         };
         let became = match read {
@@ -422,7 +418,7 @@ impl Index {
             SourceRead::Absent(home) => absence.absent_at(home, shown),
             SourceRead::Relabelled => Became::Unexplained,
         };
-        self.became(JobKey::ConfirmSource(source.clone()), became, effects);
+        self.became(key, became, effects);
         became != Became::Unknown
     }
 

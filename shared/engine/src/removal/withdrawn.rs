@@ -51,14 +51,6 @@ pub struct GrantsRead {
 }
 
 impl Index {
-    /// True if the engine needs a read of the namespace's grants.
-    pub(crate) fn asks_for_grants(&self, namespace: &str) -> bool {
-        self.consent
-            .withdrawals
-            .get(namespace)
-            .is_some_and(|withdrawal| withdrawal.absence.is_asked())
-    }
-
     /// Returns how the grant for a copy disappeared that its rule no longer wants in this namespace,
     /// or may no longer have there. `None`: that is unknown, and the granting namespace's grants
     /// must be read. A copy that lost no grant is collected like one that lost it with a namespace.

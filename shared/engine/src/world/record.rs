@@ -82,24 +82,26 @@ impl Index {
         current.is_some() && recorded.is_none()
     }
 
-    /// True if the record of a kind can be removed: no rule wants the kind, every copy was listed,
-    /// and no copy is left.
+    /// True if the record of a kind can be removed.
     pub(crate) fn is_needless(&self, kind: &GroupKind) -> bool {
-        let Some(id) = self.kinds.id(kind) else {
-            return false;
-        };
-        let state = &self.kinds[id];
-        let mut copies = self.namespaces.values().flat_map(|entry| &entry.copies);
-        match state.note {
-            Note::Absent => false,
+        self.kinds.id(kind).is_some_and(|id| {
             // A removal without an answer may have succeeded. Only a definite answer ends it.
-            Note::Removing => true,
-            Note::Present { .. } => {
-                self.all_copies_listed(state)
-                    && !self.wanted_kinds().contains(&id)
-                    && !copies.any(|copy| copy.kind == id && copy.needs_record())
-            }
-        }
+            self.kinds[id].note == Note::Removing || self.needless_kinds().contains(&id)
+        })
+    }
+
+    /// The kinds whose records are no longer needed: no rule wants the kind, every copy was listed,
+    /// and no copy is left.
+    pub(crate) fn needless_kinds(&self) -> BTreeSet<KindId> {
+        let mut needed = self.wanted_kinds();
+        let copies = self.namespaces.values().flat_map(|entry| &entry.copies);
+        let recorded = copies.filter(|copy| copy.needs_record());
+        needed.extend(recorded.map(|copy| copy.kind));
+        let needless = |(id, kind): &(KindId, &KindState)| {
+            kind.may_be_written() && !needed.contains(id) && self.all_copies_listed(kind)
+        };
+        let kinds = self.kinds.iter().filter(needless);
+        kinds.map(|(id, _)| id).collect()
     }
 
     /// The removal of a kind's record begins. From now on no copy of the kind may be written.
@@ -123,7 +125,7 @@ impl Index {
     }
 
     /// The kinds of all rules' sources.
-    pub(crate) fn wanted_kinds(&self) -> BTreeSet<KindId> {
+    fn wanted_kinds(&self) -> BTreeSet<KindId> {
         let rules = self.rules.values().filter_map(|state| state.valid());
         rules
             .flat_map(|rule| &rule.kinds)

@@ -3,7 +3,7 @@
 use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
 use mimeo_model::{
-    id::{KindId, RuleId, RuleKind},
+    id::{RuleId, RuleKind},
     meta::source_hash,
     source::SourceRef,
 };
@@ -12,7 +12,6 @@ use crate::{
     Effects, Index,
     copy::{CopyState, Phase},
     jobs::JobKey,
-    kinds::Note,
 };
 
 /// With this many copies or more, tidying takes a while.
@@ -27,7 +26,6 @@ impl Index {
         if !self.all_rules() {
             return;
         }
-        let mut named: BTreeSet<KindId> = BTreeSet::new();
         let mut count = 0;
         for copy in self
             .namespaces
@@ -39,9 +37,6 @@ impl Index {
                 // The running request may still create a copy of a rule that is gone. Its answer
                 // leads to another call.
                 return;
-            }
-            if copy.needs_record() {
-                named.insert(copy.kind);
             }
         }
         let rest = if count < MANY {
@@ -60,15 +55,9 @@ impl Index {
         let over: Vec<_> = self.losses.pending.keys().filter(over).cloned().collect();
         over.iter().for_each(|id| self.losses.end(id));
         self.forget_withdrawals();
-        let wanted = self.wanted_kinds();
-        for (id, kind) in self.kinds.iter() {
-            let needless =
-                !wanted.contains(&id) && !named.contains(&id) && self.all_copies_listed(kind);
-            if needless && matches!(kind.note, Note::Present { .. }) {
-                effects
-                    .jobs
-                    .ask(JobKey::ForgetKind(kind.group_kind.clone()));
-            }
+        for id in self.needless_kinds() {
+            let kind = self.kinds[id].group_kind.clone();
+            effects.jobs.ask(JobKey::ForgetKind(kind));
         }
         for kind in RuleKind::ALL {
             self.replace_crd(kind, effects);
