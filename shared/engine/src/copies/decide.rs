@@ -102,11 +102,10 @@ impl Index {
         };
         let step = match self.step_towards(aim, (projection, state), namespace, copy) {
             Step::Leave(Leave::NoSource)
-                if fate.goes() && !self.left_by_the_platform(rule_id, copy, needs) =>
+                if !fate.goes() || self.left_by_the_platform(rule_id, copy, needs) =>
             {
-                Step::Leave(Leave::NoSource)
+                self.may_go(fate, rule_id, namespace, copy, needs)
             }
-            Step::Leave(Leave::NoSource) => self.may_go(fate, rule_id, namespace, copy, needs),
             step @ Step::Leave(_) => step,
             _ if let Some(winner) = reserved => {
                 needs.push(Need::Failure(Failure {
@@ -238,17 +237,11 @@ impl Index {
         if state.acting().is_none() {
             // The preview of a suspended rule must tell a create from a conflict. Only a read can
             // do that.
-            let unknown = matches!(
-                copy.observed,
-                Observation::Unknown
-                    | Observation::Taken(_)
-                    | Observation::Vanished(_)
-                    | Observation::Hidden(_)
-            );
+            let known = matches!(copy.observed, Observation::Absent | Observation::Present(_));
             return match step {
                 Step::Leave(Leave::NotListed) => step,
                 _ if !self.settings.keeps_copies() => Step::Leave(Leave::Suspended),
-                _ if unknown => Step::Look,
+                _ if !known => Step::Look,
                 // Only the API server can tell whether an object would be adopted, or whether a
                 // copy was changed while no watch was open. Both requests are dry runs.
                 Step::Compare | Step::Learn => step,

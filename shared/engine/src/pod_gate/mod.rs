@@ -239,10 +239,8 @@ impl Index {
             let kind = &self.kinds[copy.kind].group_kind;
             let early =
                 kind.group.is_empty() && matches!(&*kind.kind, "LimitRange" | "ServiceAccount");
-            let why = match self.hold(projection, copy) {
-                Hold::None => continue,
-                Hold::Writing => None,
-                Hold::Cannot(why) => Some(why),
+            let Err(why) = self.holds_nothing(projection, copy) else {
+                continue;
             };
             progress.early_kinds |= early && why.is_none();
             let shown = format!("{kind} {}", copy.name);
@@ -285,22 +283,28 @@ impl Index {
         }
     }
 
-    fn hold(&self, projection: &Projection, copy: &CopyState) -> Hold {
+    /// Checks that the pods of a namespace need not wait for this copy. The error is the reason why
+    /// the copy cannot be written now. `None`: Mimeo is writing it.
+    fn holds_nothing(
+        &self,
+        projection: &Projection,
+        copy: &CopyState,
+    ) -> Result<(), Option<Blocked>> {
         if copy.verdict.outlook == Outlook::Right {
-            return Hold::None;
+            return Ok(());
         }
         if projection.rendering.is_err() || self.kinds.resource(projection.gvk()).is_none() {
-            return self.blocked(projection).map_or(Hold::Writing, Hold::Cannot);
+            return Err(self.blocked(projection));
         }
         match copy.failed() {
             // An installation may use Roles instead of a `ClusterRole`. The Role for a new
             // namespace may arrive later than the namespace, and a pod in that namespace may be the
             // one to create it. So a missing permission holds no pods here.
-            Some(FailureReason::Forbidden) if self.settings.reach.targets.is_some() => Hold::None,
-            Some(FailureReason::Conflict) => Hold::Cannot(CONFLICT),
-            Some(reason) if !reason.is_silence() => Hold::Cannot(reason.as_str()),
-            _ if copy.verdict.outlook == Outlook::Conflict => Hold::Cannot(CONFLICT),
-            _ => Hold::Writing,
+            Some(FailureReason::Forbidden) if self.settings.reach.targets.is_some() => Ok(()),
+            Some(FailureReason::Conflict) => Err(Some(CONFLICT)),
+            Some(reason) if !reason.is_silence() => Err(Some(reason.as_str())),
+            _ if copy.verdict.outlook == Outlook::Conflict => Err(Some(CONFLICT)),
+            _ => Err(None),
         }
     }
 }
@@ -402,11 +406,4 @@ impl Index {
             None => Progress::default(),
         }
     }
-}
-
-/// The meaning of one copy for the pods of its namespace.
-enum Hold {
-    None,
-    Writing,
-    Cannot(Blocked),
 }

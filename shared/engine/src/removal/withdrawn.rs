@@ -115,11 +115,9 @@ impl Index {
                 (Access::Read, &*source.namespace, None)
             }
         };
-        let home = if id.namespace.as_deref() == Some(name) {
-            Some(namespace)
-        } else {
-            let home = id.namespace.as_deref()?;
-            self.namespaces.get(home).map(|entry| &**entry)
+        let home = match id.namespace.as_deref()? {
+            home if home == name => Some(namespace),
+            home => self.namespaces.get(home).map(|entry| &**entry),
         };
         (!self.may_be_for_labels(home, access, giver, group_kind, object)).then(|| giver.into())
     }
