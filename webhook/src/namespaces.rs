@@ -45,9 +45,10 @@ pub(crate) async fn decide(app: &App, request: &Request, deadline: Instant) -> V
     let nonce = admission::nonce(&request.uid);
     let look = || {
         app.handle.look(|engine, _| {
+            let index = engine.index();
             (
-                engine.index().primed(),
-                admission::namespace(request, engine, &app.mimeo_users, &nonce),
+                index.primed(),
+                admission::namespace(request, index, &app.mimeo_users, &nonce),
             )
         })
     };

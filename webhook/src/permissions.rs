@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 
 use futures::future::try_join_all;
 use kube::Client;
-use mimeo_engine::admission::{come_again, forbid};
+use mimeo_engine::admission::come_again;
 use mimeo_model::{
     authority::{Finding, Need, find, lacks},
     review::{User, Verdict},
@@ -90,11 +90,12 @@ pub(crate) async fn check(
         let open = match find(needs, |right| answers.get(right).copied()) {
             Finding::Held => return Ok(()),
             Finding::Lacks(missing) => {
-                return Err(forbid(format!(
+                let message = format!(
                     "{object} needs permissions that its author does not have: {}; grant these to the author, or let a user who has \
                      them write it",
                     lacks(&user.name, &missing)
-                )));
+                );
+                return Err(Verdict::deny(403, "Forbidden", message));
             }
             Finding::Ask(open) => open,
         };

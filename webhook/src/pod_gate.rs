@@ -10,7 +10,7 @@
 
 use std::time::Duration;
 
-use mimeo_engine::admission::{self, GateDecision, come_again, forbid};
+use mimeo_engine::admission::{self, GateDecision, come_again};
 use mimeo_model::{
     meta::Uid,
     names::PENDING_LABEL,
@@ -52,7 +52,7 @@ pub(crate) async fn decide(app: &App, request: &Request, deadline: Instant) -> V
         }
         GateDecision::Deny(message) => {
             info!(namespace, "denied: {message}");
-            forbid(message)
+            Verdict::deny(403, "Forbidden", message)
         }
         GateDecision::Wait(message) | GateDecision::ComeAgain(message) => {
             debug!(namespace, "told to come again: {message}");

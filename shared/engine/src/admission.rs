@@ -16,7 +16,7 @@ use mimeo_model::{
     transform::is_being_deleted,
 };
 
-use crate::{AwaitedCopy, Engine, Progress};
+use crate::{AwaitedCopy, Index, Progress};
 
 /// The place of the pending label in a namespace, as a JSON pointer.
 const LABEL_POINTER: &str = "/metadata/labels/mimeo.dev~1copies";
@@ -69,13 +69,13 @@ pub enum LabelChange {
 /// A second decision changes nothing: a label with a nonce that was issued here stays as it is.
 pub fn namespace(
     request: &Request,
-    engine: &Engine,
+    index: &Index,
     mimeo_users: &[String],
     nonce: &str,
 ) -> NamespaceDecision {
     match (request.operation, &request.object) {
-        (Operation::Create, Some(object)) => created(request, object, engine, nonce),
-        (Operation::Update, Some(object)) => updated(request, object, engine, mimeo_users),
+        (Operation::Create, Some(object)) => created(request, object, index, nonce),
+        (Operation::Update, Some(object)) => updated(request, object, index, mimeo_users),
         _ => unchanged(),
     }
 }
@@ -92,7 +92,7 @@ fn changed(patch: Patch, label: LabelChange) -> NamespaceDecision {
     }
 }
 
-fn created(request: &Request, object: &Value, engine: &Engine, nonce: &str) -> NamespaceDecision {
+fn created(request: &Request, object: &Value, index: &Index, nonce: &str) -> NamespaceDecision {
     let name = request
         .name
         .as_deref()
@@ -101,16 +101,11 @@ fn created(request: &Request, object: &Value, engine: &Engine, nonce: &str) -> N
         || NameHint::Prefix(request.generate_name().unwrap_or_default()),
         NameHint::Exact,
     );
-    let preset = pending_label(object);
-    let index = engine.index();
     // A rule that is not known yet may match.
-    if !index.primed() || !index.pod_gate_rules(hint, &labels(object)).is_empty() {
-        return match preset {
-            Some(preset) if index.gate.issued.contains(preset) => unchanged(),
-            _ => changed(set_label(object, nonce), LabelChange::Set),
-        };
-    }
-    match preset {
+    let waits = !index.primed() || !index.pod_gate_rules(hint, &labels(object)).is_empty();
+    match pending_label(object) {
+        Some(preset) if waits && index.gate.issued.contains(preset) => unchanged(),
+        _ if waits => changed(set_label(object, nonce), LabelChange::Set),
         Some(_) => changed(remove_label(), LabelChange::Stripped),
         None => unchanged(),
     }
@@ -119,7 +114,7 @@ fn created(request: &Request, object: &Value, engine: &Engine, nonce: &str) -> N
 fn updated(
     request: &Request,
     object: &Value,
-    engine: &Engine,
+    index: &Index,
     mimeo_users: &[String],
 ) -> NamespaceDecision {
     let old = request.old_object.as_ref().unwrap_or(&Value::Null);
@@ -137,7 +132,6 @@ fn updated(
         return decision;
     }
     let hint = NameHint::Exact(request.name.as_deref().unwrap_or_default());
-    let index = engine.index();
     let already = index.pod_gate_rules(hint, &before);
     // A rule that is not known yet may match.
     decision.label_first = !index.primed()
@@ -293,21 +287,11 @@ pub fn come_again(message: String) -> Verdict {
     }
 }
 
-/// "No, until the cause changes."
-pub fn forbid(message: String) -> Verdict {
-    Verdict::Deny {
-        code: 403,
-        reason: "Forbidden",
-        message,
-        retry_after_seconds: None,
-    }
-}
-
 #[cfg(test)]
 #[allow(clippy::unwrap_used)] // It is how a test fails.
 mod tests {
     use super::*;
-    use crate::{Awaited, Settings, clock::Tick};
+    use crate::{Awaited, Engine, Settings, clock::Tick};
     use mimeo_model::{
         choices::PodGate,
         id::{RuleId, RuleKind},
@@ -391,7 +375,7 @@ mod tests {
     }
 
     fn decide(request: &Request, known: bool) -> NamespaceDecision {
-        namespace(request, &engine(known), &["mimeo".into()], "fresh")
+        namespace(request, engine(known).index(), &["mimeo".into()], "fresh")
     }
 
     /// Returns the pending label after the decision's patch.
