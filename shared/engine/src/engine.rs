@@ -248,7 +248,7 @@ impl Engine {
         self.fire(now);
         self.plan();
         if let Some(job) = self.next_job() {
-            return Some(Action::Job(Box::new(job)));
+            return Some(job);
         }
         while let Some(copy) = self.effects.work.pop() {
             if let Some(request) = self.index.request(&copy, &mut self.effects) {
@@ -262,11 +262,12 @@ impl Engine {
             self.index.tidy(&mut self.effects);
             self.effects.work.untidy = false;
         }
-        self.next_job().map(Box::new).map(Action::Job)
+        self.next_job()
     }
 
-    fn next_job(&mut self) -> Option<Job> {
-        self.index.next_job(&mut self.effects)
+    fn next_job(&mut self) -> Option<Action> {
+        let job = self.index.next_job(&mut self.effects)?;
+        Some(Action::Job(Box::new(job)))
     }
 
     /// Plans every namespace that changed.

@@ -50,6 +50,9 @@ pub struct Job {
     pub task: Task,
     key: JobKey,
     number: u64,
+    /// The number of observations of copies when the job started. The answer proves nothing about a
+    /// copy that was observed later.
+    shown: u64,
 }
 
 /// The work of the driver for one job.
@@ -179,9 +182,6 @@ enum State {
     /// The driver has received the job.
     Running {
         number: u64,
-        /// The number of observations of copies when the job started. The answer proves nothing
-        /// about a copy that was observed later.
-        shown: u64,
         /// True if the watch has shown a change of the job's object since the start.
         moved: bool,
     },
@@ -252,28 +252,23 @@ impl Jobs {
         None
     }
 
-    fn start(&mut self, key: &JobKey, shown: u64) -> u64 {
+    fn start(&mut self, key: &JobKey) -> u64 {
         self.started += 1;
         let number = self.started;
         if let Some(entry) = self.table.get_mut(key) {
             entry.state = State::Running {
                 number,
-                shown,
                 moved: false,
             };
         }
         number
     }
 
-    /// Returns the number of observations of copies when this job started, and if its object has
-    /// changed since. `None`: its answer no longer counts.
-    fn running(&self, job: &Job) -> Option<(u64, bool)> {
+    /// Returns if the object of this job has changed since the job started. `None`: its answer no
+    /// longer counts.
+    fn running(&self, job: &Job) -> Option<bool> {
         match self.table.get(&job.key)?.state {
-            State::Running {
-                number,
-                shown,
-                moved,
-            } => (number == job.number).then_some((shown, moved)),
+            State::Running { number, moved } => (number == job.number).then_some(moved),
             _ => None,
         }
     }
@@ -329,17 +324,23 @@ impl Index {
             if let Task::ForgetKind(kind, _) = &task {
                 self.forgetting_kind(kind);
             }
-            let number = effects.jobs.start(&key, self.shown);
-            return Some(Job { task, key, number });
+            let number = effects.jobs.start(&key);
+            return Some(Job {
+                task,
+                key,
+                number,
+                shown: self.shown,
+            });
         }
         None
     }
 
     /// Takes in the answer to a job. An answer that no longer counts changes nothing.
     pub(crate) fn answered(&mut self, job: &Job, answer: Answer, effects: &mut Effects) {
-        let Some((shown, _)) = effects.jobs.running(job) else {
+        if effects.jobs.running(job).is_none() {
             return;
-        };
+        }
+        let shown = job.shown;
         let written = matches!(answer, Answer::Done);
         let settled = match (&job.task, answer) {
             (Task::ConfirmRule(id), Answer::Rule(read)) => {
@@ -371,7 +372,7 @@ impl Index {
             _ => false,
         };
         // The answer may have led to a new job with the same key.
-        let Some((_, moved)) = effects.jobs.running(job) else {
+        let Some(moved) = effects.jobs.running(job) else {
             return;
         };
         if settled {

@@ -130,9 +130,7 @@ impl Index {
                     }
                     if let Some(variable) = projection.name.unset_at(namespace.place()) {
                         (id, projection_id, Cause::Unset(variable.clone()))
-                    } else if holder.rule != projection.rule
-                        && self.precedes(id, &holder.rule, marked)
-                    {
+                    } else if self.precedes(id, &holder.rule, marked) {
                         wants.insert(key.clone(), projection_id);
                         (&holder.rule, held, Cause::Taken(id.clone()))
                     } else {

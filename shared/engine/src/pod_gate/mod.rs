@@ -19,7 +19,7 @@ use mimeo_model::{
 };
 
 use crate::{
-    Awaited, Index, Namespace, RuleState, Settings,
+    Awaited, Index, Namespace, Settings,
     blocked::Blocked,
     clock::Tick,
     copy::CopyState,
@@ -228,14 +228,11 @@ impl Index {
         };
         self.await_selectors(namespace, &mut progress);
         for copy in &namespace.copies {
-            let Some(projection) = self.projections.wanted(copy) else {
+            let rule = self.acting_for(copy);
+            let rule = rule.filter(|rule| rule.pod_gate != PodGate::None);
+            let (Some(projection), Some(rule)) = (self.projections.wanted(copy), rule) else {
                 continue;
             };
-            let state = self.rules.get(&projection.rule);
-            let pod_gate = state.map_or(PodGate::None, RuleState::pod_gate);
-            if pod_gate == PodGate::None {
-                continue;
-            }
             let kind = &self.kinds[copy.kind].group_kind;
             let early =
                 kind.group.is_empty() && matches!(&*kind.kind, "LimitRange" | "ServiceAccount");
@@ -251,7 +248,8 @@ impl Index {
                     format!("it is being written; the last attempt failed with {reason}")
                 }
             };
-            progress.awaits(shown, (projection.rule.clone(), pod_gate), why, underway);
+            let by = (projection.rule.clone(), rule.pod_gate);
+            progress.awaits(shown, by, why, underway);
         }
         progress
     }

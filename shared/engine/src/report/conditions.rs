@@ -123,7 +123,8 @@ impl Index {
     /// Returns whether pods wait for the rule's copies, as reason and message.
     pub(crate) fn pod_gate_word(&self, state: &RuleState) -> Trouble {
         let replicas = self.webhooks.seen.len();
-        if state.pod_gate() == PodGate::None {
+        let gated = |rule: &Rule| rule.pod_gate != PodGate::None;
+        if !state.acting().is_some_and(gated) {
             let message = "pods do not wait for this rule's copies";
             (ConditionReason::Disabled, message.to_owned())
         } else if replicas == 0 {

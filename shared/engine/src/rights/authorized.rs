@@ -8,7 +8,6 @@ use std::{collections::BTreeSet, fmt::Write as _};
 use mimeo_api::names::GROUP;
 
 use mimeo_model::{
-    choices::PodGate,
     condition::ConditionReason,
     id::{RuleId, RuleKind},
     kind::Resource,
@@ -38,12 +37,6 @@ impl RuleState {
     /// The rule, if it is active: its spec is valid, and it is not suspended.
     pub(crate) fn acting(&self) -> Option<&Rule> {
         self.valid().filter(|rule| !rule.suspend)
-    }
-
-    /// The pod gate of the rule for a namespace with the pending label. It is `None` if the rule is
-    /// inactive.
-    pub(crate) fn pod_gate(&self) -> PodGate {
-        self.acting().map_or(PodGate::None, |rule| rule.pod_gate)
     }
 }
 
