@@ -327,10 +327,7 @@ impl Gate {
 
 impl Index {
     /// Takes in the pending label of a namespace, which had the labels `old` before.
-    pub(crate) fn see_label(&mut self, name: &Arc<str>, old: &Labels, work: &mut Work) {
-        let Some(entry) = self.namespaces.get_mut(name) else {
-            return;
-        };
+    pub(crate) fn see_label(&mut self, entry: &mut Namespace, old: &Labels, work: &mut Work) {
         let Some(nonce) = entry.labels.get(PENDING_LABEL) else {
             entry.pending_label = None;
             return;
@@ -349,13 +346,13 @@ impl Index {
                 });
             }
             for wait in [takeover, budget, budget + FAREWELL] {
-                work.timer(self.now + wait, Timer::Namespace(name.clone()));
+                work.timer(self.now + wait, Timer::Namespace(entry.name.clone()));
             }
         } else if *old != entry.labels {
             label.charge = label.charge.map(|from| from.min(soon));
         }
         if let Some(from) = label.charge {
-            work.timer(from, Timer::Namespace(name.clone()));
+            work.timer(from, Timer::Namespace(entry.name.clone()));
         }
     }
 
@@ -375,17 +372,12 @@ impl Index {
     /// written the copies for these labels already. The namespace watch may be ahead of the watches
     /// of copies. So this process waits a moment: a second write would cost a request and gain
     /// nothing. A webhook replica never learns of webhooks, so it doesn't wait.
-    pub(crate) fn let_settle(&mut self, name: &Arc<str>, work: &mut Work) {
-        if self.webhooks.seen.is_empty() {
-            return;
-        }
+    pub(crate) fn let_settle(&self, entry: &mut Namespace, work: &mut Work) {
         // A wait that has begun is not extended. Otherwise a user that may label a namespace could
         // block all updates of its copies.
-        if let Some(entry) = self.namespaces.get_mut(name)
-            && entry.settles <= self.now
-        {
+        if !self.webhooks.seen.is_empty() && entry.settles <= self.now {
             entry.settles = self.now + SETTLING;
-            work.timer(entry.settles, Timer::Namespace(name.clone()));
+            work.timer(entry.settles, Timer::Namespace(entry.name.clone()));
         }
     }
 

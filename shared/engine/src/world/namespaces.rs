@@ -6,7 +6,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
 use mimeo_model::{
     created::CreatedCopies,
-    id::{KindId, RuleId},
+    id::KindId,
     meta::{Uid, version},
     names,
     selection::{Labels, Place},
@@ -17,7 +17,6 @@ use crate::{
     clock::Tick,
     copy::{CopyKey, CopyState, Observation},
     jobs::JobKey,
-    projection::Projections,
     verdict::Verdict,
     view::Ended,
     wants::BlockedCopies,
@@ -109,8 +108,8 @@ impl Index {
                 self.namespace_gone(&name, effects);
             }
         }
-        let entry = self.namespaces.entry(name.clone());
-        let entry = entry.or_insert_with(|| Box::new(Namespace::new(&name)));
+        let entry = self.namespaces.remove(&name);
+        let mut entry = entry.unwrap_or_else(|| Box::new(Namespace::new(&name)));
         if std::mem::take(&mut entry.ended) {
             // The object is older than the known namespace. It is most likely a copy in the former
             // namespace, and the watch will still show its deletion.
@@ -141,11 +140,9 @@ impl Index {
         if changed || !known {
             entry.labelled = self.now;
         }
-        let rules = if changed {
-            fill_in_anew(entry, &old, &self.projections)
-        } else {
-            BTreeSet::new()
-        };
+        if changed {
+            self.fill_in_anew(&mut entry, &old);
+        }
         entry.terminating = meta.deletion_timestamp.is_some();
         let created = meta
             .annotations
@@ -156,16 +153,16 @@ impl Index {
                 .map(|text| CreatedCopies::parse(text))
                 .unwrap_or_default(),
         );
-        rules.iter().for_each(|rule| self.mark_status_due(rule));
         if watched {
             self.demand_changed();
         }
         effects.jobs.moved(&JobKey::RecordCreated(name.clone()));
         effects.jobs.moved(&JobKey::RemoveLabel(name.clone()));
-        self.see_label(&name, &old, &mut effects.work);
+        self.see_label(&mut entry, &old, &mut effects.work);
         if changed {
-            self.let_settle(&name, &mut effects.work);
+            self.let_settle(&mut entry, &mut effects.work);
         }
+        self.namespaces.insert(name.clone(), entry);
         if changed || !known {
             self.review_home(&name, effects);
         }
@@ -204,13 +201,10 @@ impl Index {
             self.demand_changed();
         }
         self.leave_home(&name, old.uid);
-        let touched: BTreeSet<Arc<RuleId>> = old
-            .copies
-            .iter()
-            .filter_map(|copy| self.rule_of(copy))
-            .chain(std::mem::take(&mut old.blocked).into_keys())
-            .collect();
-        for id in &touched {
+        for copy in &old.copies {
+            self.mark_status_of(copy);
+        }
+        for id in old.blocked.keys() {
             self.mark_status_due(id);
         }
         self.review_home(&name, effects);
@@ -238,6 +232,27 @@ impl Index {
         }
         self.namespaces_listed = true;
         self.replan_all();
+    }
+
+    /// Resets the copies whose renderings contain other values after the labels changed from `old`.
+    /// These copies are different ones now. The statuses of their rules about the former copies,
+    /// such as a missing value, may be out of date.
+    fn fill_in_anew(&mut self, namespace: &mut Namespace, old: &Labels) {
+        let now = Place {
+            name: &namespace.name,
+            labels: &namespace.labels,
+        };
+        let before = Place { labels: old, ..now };
+        for copy in &mut namespace.copies {
+            let projection = self.projections.wanted(copy);
+            let Some(Ok(copies)) = projection.map(|projection| &projection.rendering) else {
+                continue;
+            };
+            if copies.checksum_at(before) != copies.checksum_at(now) {
+                copy.start_over();
+                self.mark_status_of(copy);
+            }
+        }
     }
 }
 
@@ -304,35 +319,6 @@ impl Namespace {
     pub(crate) fn nonce(&self) -> Option<&str> {
         self.labels.get(names::PENDING_LABEL)
     }
-}
-
-/// Resets the copies whose renderings contain other values after the labels changed from `old`.
-/// These copies are different ones now. Returns their rules: their statuses about the former
-/// copies, such as a missing value, may be out of date.
-fn fill_in_anew(
-    namespace: &mut Namespace,
-    old: &Labels,
-    projections: &Projections,
-) -> BTreeSet<Arc<RuleId>> {
-    let now = Place {
-        name: &namespace.name,
-        labels: &namespace.labels,
-    };
-    let before = Place { labels: old, ..now };
-    let mut rules = BTreeSet::new();
-    for copy in &mut namespace.copies {
-        let Some(projection) = copy.want.and_then(|id| projections.get(&id)) else {
-            continue;
-        };
-        let Ok(copies) = &projection.rendering else {
-            continue;
-        };
-        if copies.checksum_at(before) != copies.checksum_at(now) {
-            copy.start_over();
-            rules.insert(projection.rule.clone());
-        }
-    }
-    rules
 }
 
 /// Returns the copies of a deleted namespace that the watch of copies will report as deleted. The
