@@ -104,7 +104,7 @@ fn created(request: &Request, object: &Value, index: &Index, nonce: &str) -> Nam
     // A rule that is not known yet may match.
     let waits = !index.primed() || !index.pod_gate_rules(hint, &labels(object)).is_empty();
     match pending_label(object) {
-        Some(preset) if waits && index.gate.issued.contains(preset) => unchanged(),
+        Some(preset) if waits && index.gate.issued.contains_key(preset) => unchanged(),
         _ if waits => changed(set_label(object, nonce), LabelChange::Set),
         Some(_) => changed(remove_label(), LabelChange::Stripped),
         None => unchanged(),

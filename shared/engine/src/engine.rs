@@ -225,7 +225,7 @@ impl Engine {
     /// Records that this replica set a pending label with this nonce. It writes the copies once its
     /// watch shows the awaited event.
     pub fn issue(&mut self, nonce: &str, awaited: Awaited, now: Tick) {
-        self.index.at(now).gate.issued.add(nonce, awaited);
+        self.index.at(now).gate.issue(nonce, awaited);
     }
 
     /// Records that a pod waits in this namespace. This replica helps to write the copies, even if

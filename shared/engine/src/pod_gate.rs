@@ -1,11 +1,12 @@
 //! Namespaces that wait for their copies. This file handles the pending label, decides which
 //! process may write the copies, and finds the copies that still hold the namespace's pods.
-//!
-//! - `issued`: pending labels that this replica set and has not seen in the watch yet
 
-pub(crate) mod issued;
-
-use std::{collections::BTreeSet, fmt, sync::Arc, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt,
+    sync::Arc,
+    time::Duration,
+};
 
 use mimeo_model::{
     choices::PodGate,
@@ -19,11 +20,10 @@ use mimeo_model::{
 };
 
 use crate::{
-    Awaited, Index, Namespace, Settings,
+    Index, Namespace, Settings,
     blocked::Blocked,
     clock::Tick,
     copy::CopyState,
-    issued::Issued,
     jobs::{JobKey, Jobs, Task},
     projection::Projection,
     request::Ticket,
@@ -42,11 +42,27 @@ const CONFLICT: Blocked = "Conflict, an object of that name exists";
 /// request.
 const SETTLING: Duration = Duration::from_millis(250);
 
+/// The awaited event after this replica set a pending label. Once it has happened, this replica may
+/// write the copies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Awaited {
+    /// The namespace must appear: it is being created.
+    Namespace,
+    /// The labels of an update must appear. They may never do so, because another webhook may still
+    /// refuse the update.
+    Labels,
+}
+
+/// The largest number of issued nonces. Any client that can reach the webhook can cause any number
+/// of them. The label of a genuine request appears within milliseconds.
+const MOST_ISSUED: usize = 10_000;
+
 /// The pending labels that this process sets and removes.
 #[derive(Debug)]
 pub(crate) struct Gate {
-    /// Labels that this replica set and has not seen in the watch yet.
-    pub(crate) issued: Issued,
+    /// The nonces of labels that this replica set and has not seen in the watch yet, each with the
+    /// awaited event.
+    pub(crate) issued: BTreeMap<Box<str>, Awaited>,
     /// How long this replica waits before it writes, after the watch has shown its label.
     pub(crate) delay: Duration,
 }
@@ -54,7 +70,7 @@ pub(crate) struct Gate {
 impl Default for Gate {
     fn default() -> Self {
         Self {
-            issued: Issued::default(),
+            issued: BTreeMap::new(),
             delay: Duration::from_millis(1),
         }
     }
@@ -308,6 +324,15 @@ impl Index {
 }
 
 impl Gate {
+    /// Adds the nonce of a new pending label. If there are too many, all others are dropped. The
+    /// reconciler then writes the copies of their namespaces, a little later.
+    pub(crate) fn issue(&mut self, nonce: &str, awaited: Awaited) {
+        if self.issued.len() >= MOST_ISSUED {
+            self.issued.clear();
+        }
+        self.issued.insert(nonce.into(), awaited);
+    }
+
     /// Adapts the delay before the first write into a new namespace. If a write comes too early,
     /// the API server sleeps for 50 ms until its cache has the namespace. So a create of about that
     /// duration lengthens the delay, and a quick create shortens it.
@@ -339,7 +364,7 @@ impl Index {
         } = self.settings;
         if old.get(PENDING_LABEL) != Some(nonce) {
             label.since = self.now;
-            if let Some(awaited) = self.gate.issued.redeem(nonce) {
+            if let Some(awaited) = self.gate.issued.remove(nonce) {
                 label.charge = Some(match awaited {
                     Awaited::Namespace => soon,
                     Awaited::Labels => self.now + takeover,
@@ -395,5 +420,37 @@ impl Index {
             Some(entry) => self.progress_of(entry),
             None => Progress::default(),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_flood_displaces_the_others_and_not_what_comes_after_it() {
+        let mut gate = Gate::default();
+        gate.issue("old", Awaited::Namespace);
+        for number in 0..2 * MOST_ISSUED {
+            gate.issue(&number.to_string(), Awaited::Namespace);
+            assert!(gate.issued.len() <= MOST_ISSUED);
+        }
+        gate.issue("genuine", Awaited::Labels);
+        assert!(!gate.issued.contains_key("old") && gate.issued.contains_key("genuine"));
+        assert_eq!(
+            (gate.issued.remove("genuine"), gate.issued.remove("genuine")),
+            (Some(Awaited::Labels), None)
+        );
+    }
+
+    #[test]
+    fn the_same_one_again_and_again_takes_no_room() {
+        let mut gate = Gate::default();
+        gate.issue("first", Awaited::Labels);
+        for _ in 0..2 * MOST_ISSUED {
+            gate.issue("same", Awaited::Namespace);
+        }
+        assert!(gate.issued.contains_key("first") && gate.issued.contains_key("same"));
+        assert_eq!(gate.issued.len(), 2);
     }
 }
