@@ -156,14 +156,6 @@ impl Progress {
             why,
         });
     }
-
-    /// True if pods may be admitted without a warning.
-    pub fn ready(&self) -> bool {
-        self.uid.is_some()
-            && self.waiting.is_empty()
-            && self.denied.is_empty()
-            && self.excused.is_empty()
-    }
 }
 
 impl Index {

@@ -82,10 +82,8 @@ impl<T, const OBJECTS: usize, const COST: usize> Quota<T, OBJECTS, COST> {
             .range(..(created, name.into()))
             .filter(|((_, other), _)| **other != *name)
             .take(OBJECTS);
-        let (objects, taken) = older.fold((0, 0), |(objects, taken), (_, other)| {
-            (objects + 1, taken + other.cost)
-        });
-        objects < OBJECTS && taken + cost <= COST
+        let costs: Vec<usize> = older.map(|(_, other)| other.cost).collect();
+        costs.len() < OBJECTS && costs.iter().sum::<usize>() + cost <= COST
     }
 }
 

@@ -23,7 +23,7 @@ use crate::{
 /// The facts about a missing object: a rule that copies name, or a source.
 #[derive(Debug, Default)]
 pub(crate) struct Absence {
-    became: Became,
+    pub(crate) became: Became,
     /// True if the read is recent enough to prove a deletion on purpose. False once it is older than
     /// [`FRESH`].
     fresh: bool,
@@ -112,11 +112,6 @@ impl Absence {
     pub(crate) fn how_gone_for_sure(&self, copy: &CopyState, seen: &Seen) -> Option<HowGone> {
         self.how_gone(copy, seen)
             .filter(|how| *how != HowGone::Deleted || self.fresh)
-    }
-
-    /// True if a read did not find out how the object disappeared.
-    pub(crate) fn is_unexplained(&self) -> bool {
-        self.became == Became::Unexplained
     }
 
     /// Records that the verdict of a copy in this namespace depends on the absence. With `asks` the

@@ -111,15 +111,6 @@ pub(crate) enum Note {
 }
 
 impl KindState {
-    fn new(group_kind: GroupKind) -> Self {
-        Self {
-            group_kind,
-            note: Note::Absent,
-            watches: CopyWatches::default(),
-            lost: false,
-        }
-    }
-
     pub(crate) fn may_have_copies(&self) -> bool {
         matches!(self.note, Note::Present { .. } | Note::Removing)
     }
@@ -253,7 +244,12 @@ impl Index {
         if self.kinds.vacant.is_empty() && self.kinds.states.len() > usize::from(u16::MAX) {
             self.forget_needless_kinds();
         }
-        let state = KindState::new(group_kind.clone());
+        let state = KindState {
+            group_kind: group_kind.clone(),
+            note: Note::Absent,
+            watches: CopyWatches::default(),
+            lost: false,
+        };
         let id = if let Some(id) = self.kinds.vacant.pop() {
             self.kinds[id] = state;
             id

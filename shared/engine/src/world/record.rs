@@ -196,7 +196,7 @@ impl Index {
         let lost = self
             .gone
             .iter_mut()
-            .filter(|(id, gone)| id.kind == kind && gone.absence.is_unexplained());
+            .filter(|(id, gone)| id.kind == kind && gone.absence.became == Became::Unexplained);
         for (_, gone) in lost {
             self.dirty
                 .append(&mut gone.absence.turn_out(Became::Unknown, self.now));

@@ -242,5 +242,5 @@ fn a_copy_that_is_being_verified_holds_no_pod() {
     };
     assert_eq!(request.ticket.why, Some(Why::Resync));
     let progress = scene.engine.progress(&request.ticket.namespace, scene.now);
-    assert!(progress.ready(), "{progress:?}");
+    assert!(crate::common::ready(&progress), "{progress:?}");
 }

@@ -209,7 +209,8 @@ fn an_injector_looks_again_at_what_is_in_its_way_whatever_its_labels() {
         );
         world.objects.clear();
         world.run(Duration::from_mins(1), World::carry_out);
-        assert!(world.engine.progress("team-0", world.now).ready(), "{more}");
+        let progress = world.engine.progress("team-0", world.now);
+        assert!(crate::common::ready(&progress), "{more}");
     }
 }
 

@@ -4,7 +4,7 @@
 
 use std::{collections::BTreeSet, fmt::Display};
 
-use mimeo_engine::{Engine, Home, Settings, clock::Tick};
+use mimeo_engine::{Engine, Home, Progress, Settings, clock::Tick};
 use mimeo_model::{id::RuleKind, kind::Resource, known::Known, meta::Uid, role::Role, rule::Rule};
 use serde_json::{from_value, json};
 
@@ -19,6 +19,14 @@ pub(crate) fn home(number: impl Display + Copy, created: u32) -> Home {
         uid: Uid::parse(&uid(number)).expect("a uid"),
         created,
     }
+}
+
+/// True if pods may be admitted without a warning.
+pub(crate) fn ready(progress: &Progress) -> bool {
+    progress.uid.is_some()
+        && progress.waiting.is_empty()
+        && progress.denied.is_empty()
+        && progress.excused.is_empty()
 }
 
 /// An engine that has observed one `ClusterReplication` with one source, the source's kind, and

@@ -361,7 +361,9 @@ impl World {
             .collect();
         let ready: Vec<Rc<Object>> = marked
             .into_iter()
-            .filter(|namespace| process.engine.progress(&namespace.key.name, now).ready())
+            .filter(|namespace| {
+                crate::common::ready(&process.engine.progress(&namespace.key.name, now))
+            })
             .collect();
         for namespace in ready {
             let held = |_: &Object, hold: Hold| hold >= Hold::BestEffort;
