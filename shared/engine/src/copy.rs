@@ -425,11 +425,6 @@ impl CopyState {
         )
     }
 
-    /// True if a correct copy has been here, and no observation has contradicted that since.
-    pub fn was_right(&self) -> bool {
-        self.baseline.is_some_and(|baseline| baseline.right)
-    }
-
     /// True if the object here makes a create needless for good. Either it is Mimeo's own copy, or
     /// it is another object, which stays and which the policy does not overwrite.
     pub fn shows_created(&self, policy: ConflictPolicy) -> bool {
@@ -542,13 +537,6 @@ impl CopyState {
             (ConflictPolicy::Adopt, _) if seen.marked => Step::Take(Why::Adopted),
             (ConflictPolicy::Adopt, Content::Unknown) => Step::Compare,
             (ConflictPolicy::Adopt, Content::Other) => Step::Leave(Leave::Foreign(Spared::NoCopy)),
-        }
-    }
-
-    /// Records the observed object as a correct copy.
-    pub fn approve(&mut self) {
-        if let Some(seen) = self.seen() {
-            self.baseline = Some(Baseline::right(seen));
         }
     }
 

@@ -11,7 +11,7 @@ use mimeo_model::{
 
 use crate::{
     Effects, Index, Namespace, SourceState,
-    copy::{CopyState, Leave, Phase, Reference, Step, Why},
+    copy::{Baseline, CopyState, Leave, Phase, Reference, Step, Why},
     verdict::{Need, Outlook},
     work::Timer,
 };
@@ -129,8 +129,11 @@ impl Index {
         let step = verdict.step;
         let key = copy.key(&namespace.name);
         let lost = needs.iter().any(|need| matches!(need, Need::Loss(..)));
-        if !lost && !step.awaits_facts() {
-            self.not_lost(&key);
+        // A read must show whether this copy is lost.
+        let open = matches!(step, Step::Leave(Leave::Undecided) | Step::Look);
+        // A released copy counts as a loss until a rule wants it again.
+        if !lost && !open && self.losses.get(&key).is_some() {
+            self.forgive(&key);
         }
         let failure = self.meet(needs, &key, effects);
         let urgent = namespace.pending_label.is_some();
@@ -193,7 +196,7 @@ impl Index {
             Leave::UpToDate => {
                 self.remind_of_resync(name, copy, effects);
                 let before = (copy.baseline, copy.failure.take());
-                copy.approve();
+                copy.baseline = copy.seen().map(Baseline::right).or(copy.baseline);
                 if before == (copy.baseline, None) {
                     return;
                 }
@@ -262,11 +265,6 @@ impl Index {
 }
 
 impl Step {
-    /// True if a read must show whether the copy is lost.
-    fn awaits_facts(self) -> bool {
-        matches!(self, Self::Leave(Leave::Undecided) | Self::Look)
-    }
-
     /// True if the step deletes the copy for this loss, or may still do so. An approval for a loss
     /// that was undone must not count for the next loss.
     fn may_be_for(self, loss: Why) -> bool {

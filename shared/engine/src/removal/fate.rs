@@ -242,7 +242,8 @@ impl Index {
         id: &'a RuleId,
         namespace: &'a Namespace,
     ) -> impl Iterator<Item = (&'a CopyState, &'a Projection)> {
-        let copies = namespace.copies.iter().filter(|copy| !copy.was_right());
+        let open = |copy: &&CopyState| copy.baseline.is_none_or(|baseline| !baseline.right);
+        let copies = namespace.copies.iter().filter(open);
         let projection = |copy: &'a CopyState| Some((copy, self.projections.wanted(copy)?));
         copies
             .filter_map(projection)

@@ -118,13 +118,6 @@ impl Index {
         effects.work.timer(due, Timer::PendingDeletion(id.clone()));
     }
 
-    /// Ends the loss of a collected copy. A released copy counts until a rule wants it again.
-    pub(crate) fn not_lost(&mut self, key: &CopyKey) {
-        if self.losses.get(key).is_some() {
-            self.forgive(key);
-        }
-    }
-
     /// Removes a copy from the losses.
     pub(crate) fn forgive(&mut self, key: &CopyKey) {
         let Some(id) = self.losses.remove(key) else {
