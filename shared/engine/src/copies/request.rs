@@ -127,7 +127,7 @@ impl Index {
         let group_kind = &self.kinds[kind].group_kind;
         let mut served = self
             .kinds
-            .all_served()
+            .served
             .iter()
             .filter(|(gvk, _)| gvk.is_of(group_kind));
         served.find_map(|(_, served)| namespaced(served)).cloned()

@@ -59,6 +59,8 @@ pub(crate) struct Work {
     last: Queue,
     timers: BTreeSet<(Tick, Timer)>,
     pub(crate) serial: u32,
+    /// True if something may have disappeared. The next tidying removes the state that only it
+    /// needed.
     pub(crate) untidy: bool,
     /// No tidying before this time, because the last one took long.
     pub(crate) tidy_after: Tick,
@@ -151,11 +153,6 @@ impl Work {
             *count += copies.len();
         }
         queued
-    }
-
-    /// Something has disappeared. The next tidying removes the state that only it needed.
-    pub(crate) fn tidy_later(&mut self) {
-        self.untidy = true;
     }
 
     /// When the first timer is due.
@@ -279,7 +276,7 @@ impl Index {
                 self.mark_status_due(&id);
                 self.replan_rule(&id);
             }
-            Timer::Tidy => effects.work.tidy_later(),
+            Timer::Tidy => effects.work.untidy = true,
             Timer::Rules => self.mark_all_statuses_due(),
             Timer::PendingDeletion(id) => self.end_collecting(&id, effects),
         }

@@ -370,7 +370,7 @@ impl Index {
         if let Some(state) = self.rules.get_mut(id) {
             if read.found {
                 state.crd.clone_from(&read.crd);
-                effects.work.tidy_later();
+                effects.work.untidy = true;
             }
             return read.found;
         }

@@ -212,7 +212,7 @@ impl Inside {
             ),
             ("selectors", index.selectors.len()),
             ("projections", index.projections.len()),
-            ("kinds", index.kinds.len()),
+            ("kinds", index.kinds.states.len()),
             ("namespaces", index.namespaces.len()),
             ("namespacesToPlan", index.dirty.len()),
             ("pending", index.losses.pending.len()),

@@ -524,7 +524,7 @@ impl Index {
                 self.keep_if_copied(&source, effects);
             }
             state.status.grants_changed();
-            effects.work.tidy_later();
+            effects.work.untidy = true;
         }
         self.rules.insert(id.clone(), state);
         self.keep_all_copied(&id, effects);

@@ -90,7 +90,7 @@ impl Index {
                 }
                 copy.retry_now();
                 self.dirty.insert(namespace.clone());
-                effects.work.tidy_later();
+                effects.work.untidy = true;
                 owner.iter().for_each(|rule| self.mark_status_due(rule));
             }
         }

@@ -163,7 +163,7 @@ impl Index {
 
     /// Resets the progress of watches that are no longer open.
     pub(crate) fn forget_watches(&mut self, watched: &BTreeMap<CopyWatch, Resource>) {
-        for kind in self.kinds.iter_mut() {
+        for kind in &mut self.kinds.states {
             let mut any = false;
             for (namespace, progress) in &mut kind.watches.places {
                 let watch = CopyWatch {

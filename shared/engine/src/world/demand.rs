@@ -88,7 +88,7 @@ impl Index {
                 self.demand_copies(&mut demand, resource);
             }
         }
-        for (gvk, served) in self.kinds.all_served() {
+        for (gvk, served) in &self.kinds.served {
             let kind = gvk.group_kind();
             let recorded = self
                 .kinds

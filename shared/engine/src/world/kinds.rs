@@ -21,12 +21,13 @@ use crate::{
 /// The kinds that rules name or that copies have.
 #[derive(Debug, Default)]
 pub(crate) struct Kinds {
-    states: Vec<KindState>,
+    /// The kinds by number, including forgotten ones. Readers find no copies in those.
+    pub(crate) states: Vec<KindState>,
     ids: BTreeMap<GroupKind, KindId>,
     /// Numbers of forgotten kinds, for reuse.
     vacant: Vec<KindId>,
     /// The results of discovery, by version. A kind without an entry was never requested.
-    served: BTreeMap<GroupVersionKind, Known<Resource>>,
+    pub(crate) served: BTreeMap<GroupVersionKind, Known<Resource>>,
     /// True if the kinds `ConfigMap` was read.
     pub(crate) known: bool,
     /// When the `ConfigMap` was created, in seconds, if it exists.
@@ -39,17 +40,8 @@ impl Kinds {
         self.ids.get(kind).copied()
     }
 
-    /// The count of numbers, including those of forgotten kinds.
-    pub(crate) fn len(&self) -> usize {
-        self.states.len()
-    }
-
     pub(crate) fn iter(&self) -> impl Iterator<Item = (KindId, &KindState)> {
         (0..=u16::MAX).map(KindId).zip(&self.states)
-    }
-
-    pub(crate) fn iter_mut(&mut self) -> impl Iterator<Item = &mut KindState> {
-        self.states.iter_mut()
     }
 
     /// Returns the result of discovery for a kind in this version.
@@ -60,11 +52,6 @@ impl Kinds {
     /// Returns the resource of a kind in this version, if copies of it can exist.
     pub(crate) fn resource(&self, gvk: &GroupVersionKind) -> Option<&Resource> {
         namespaced(self.served(gvk))
-    }
-
-    /// The results of discovery for all requested versions.
-    pub(crate) fn all_served(&self) -> &BTreeMap<GroupVersionKind, Known<Resource>> {
-        &self.served
     }
 
     /// Requests discovery of a kind. Returns the result so far.
@@ -225,6 +212,7 @@ impl Index {
         let named: BTreeSet<GroupKind> = kinds.iter().map(GroupVersionKind::group_kind).collect();
         for kind in self
             .kinds
+            .states
             .iter_mut()
             .filter(|kind| !named.contains(&kind.group_kind))
         {
@@ -289,7 +277,7 @@ impl Index {
                 || kind.lost
                 || needed.contains(id)
                 || served.contains(group_kind);
-            // The state stays until the number is used again. Readers find no copies in it.
+            // The state stays until the number is used again.
             if !needed {
                 vacant.push(*id);
             }

@@ -196,7 +196,7 @@ impl Index {
         effects.jobs.end(&JobKey::RecordCreated(name.clone()));
         effects.jobs.end(&JobKey::RemoveLabel(name.clone()));
         effects.changes.end(Ended::Namespace(name.clone()));
-        effects.work.tidy_later();
+        effects.work.untidy = true;
         if self.settings.reach.targets.is_some() {
             self.demand_changed();
         }

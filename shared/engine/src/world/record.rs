@@ -49,7 +49,7 @@ impl Index {
             .values()
             .find(|projection| projection.kind == id)
             .map(Projection::gvk);
-        let served = || self.kinds.all_served().keys().find(|gvk| gvk.is_of(kind));
+        let served = || self.kinds.served.keys().find(|gvk| gvk.is_of(kind));
         wanted.or_else(served).cloned()
     }
 
@@ -139,7 +139,7 @@ impl Index {
         let unserved = |kind: &KindState| {
             let mut versions = self
                 .kinds
-                .all_served()
+                .served
                 .iter()
                 .filter(|(gvk, _)| gvk.is_of(&kind.group_kind));
             versions.all(|(_, served)| *served == Known::Unserved)
@@ -192,7 +192,7 @@ impl Index {
         {
             state.crd = known.certain();
         }
-        effects.work.tidy_later();
+        effects.work.untidy = true;
         let lost = self
             .gone
             .iter_mut()

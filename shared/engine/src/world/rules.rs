@@ -222,7 +222,7 @@ impl Index {
             },
         );
         self.keep_all_copied(id, effects);
-        effects.work.tidy_later();
+        effects.work.untidy = true;
         self.mark_status_due(id);
         self.remind_of_grace(id, effects);
         if id.kind == RuleKind::ClusterReplication {
@@ -263,7 +263,7 @@ impl Index {
         self.replace_selectors(&id, former, None);
         self.retire(&old.projections.concat(), &[]);
         self.losses.end(&id);
-        effects.work.tidy_later();
+        effects.work.untidy = true;
         let home = || self.namespaces.get(id.namespace.as_deref()?)?.uid;
         let gone = absent::Gone::seen_under(old.crd, old.home.or_else(home), self.now);
         self.gone.insert(id, gone);
