@@ -31,17 +31,11 @@ pub(crate) struct Effects {
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Effort {
     /// The number of plans made for namespaces.
-    pub planned: u64,
+    pub planned: usize,
     /// The number of decisions made about single copies.
-    pub decided: u64,
+    pub decided: usize,
     /// The number of copies looked at for statuses.
-    pub counted: u64,
+    pub counted: usize,
     /// The number of copies looked at in decisions about losses.
-    pub reviewed: u64,
-}
-
-impl Effort {
-    pub(crate) fn review(&mut self, copies: usize) {
-        self.reviewed += u64::try_from(copies).unwrap_or_default();
-    }
+    pub reviewed: usize,
 }

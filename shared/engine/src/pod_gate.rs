@@ -24,7 +24,7 @@ use crate::{
     blocked::Blocked,
     clock::Tick,
     copy::CopyState,
-    jobs::{JobKey, Jobs, Task},
+    jobs::Task,
     projection::Projection,
     request::Ticket,
     verdict::Outlook,
@@ -206,7 +206,7 @@ impl Index {
     }
 
     /// True if the pending label may be removed, and this process may do it.
-    fn held_by_nothing(&self, namespace: &Namespace) -> bool {
+    pub(crate) fn held_by_nothing(&self, namespace: &Namespace) -> bool {
         if !namespace.alive() || !self.primed() || !self.in_charge(namespace) {
             return false;
         }
@@ -395,13 +395,6 @@ impl Index {
         if !self.webhooks.seen.is_empty() && entry.settles <= self.now {
             entry.settles = self.now + SETTLING;
             work.timer(entry.settles, Timer::Namespace(entry.name.clone()));
-        }
-    }
-
-    /// Requests the removal of the pending label once nothing holds the namespace's pods any more.
-    pub(crate) fn plan_label(&self, namespace: &Namespace, jobs: &mut Jobs) {
-        if namespace.pending_label.is_some() && self.held_by_nothing(namespace) {
-            jobs.ask(JobKey::RemoveLabel(namespace.name.clone()));
         }
     }
 

@@ -12,6 +12,7 @@ use mimeo_model::{
 use crate::{
     Effects, Index, Namespace, SourceState,
     copy::{Baseline, CopyState, Leave, Phase, Reference, Step, Why},
+    jobs::JobKey,
     verdict::{Need, Outlook},
     work::Timer,
 };
@@ -108,7 +109,9 @@ impl Index {
         namespace
             .copies
             .retain(|copy| copy.want.is_some() || known(copy) || !copy.settled());
-        self.plan_label(&namespace, &mut effects.jobs);
+        if namespace.pending_label.is_some() && self.held_by_nothing(&namespace) {
+            effects.jobs.ask(JobKey::RemoveLabel(name.clone()));
+        }
         self.plan_created(&mut namespace, effects);
         namespace.changed = effects.changes.next();
         if namespace.uid.is_some() || !namespace.copies.is_empty() {

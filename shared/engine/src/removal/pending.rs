@@ -229,7 +229,7 @@ impl Index {
     /// Forgets copies that have disappeared together with their namespace.
     fn review(&mut self, id: &Arc<RuleId>, effects: &mut Effects) {
         let keys: Vec<CopyKey> = self.losses.collected(id).cloned().collect();
-        effects.effort.review(keys.len());
+        effects.effort.reviewed += keys.len();
         let names: BTreeSet<&Arc<str>> = keys.iter().map(|(name, ..)| name).collect();
         for name in names {
             let namespace = self.namespaces.get(name);
@@ -352,7 +352,7 @@ impl Index {
             let Some(namespace) = self.namespaces.get(name) else {
                 continue;
             };
-            effort.review(namespace.copies.len());
+            effort.reviewed += namespace.copies.len();
             let keeps = |copy: &&CopyState| {
                 let projection = self.projections.wanted(copy);
                 copy.approved.is_none()

@@ -138,7 +138,7 @@ impl Index {
         };
         let mut tallies: BTreeMap<&Arc<RuleId>, Tally> = BTreeMap::new();
         for namespace in places.iter().filter_map(|name| self.namespaces.get(name)) {
-            effort.counted += u64::try_from(namespace.copies.len()).unwrap_or(u64::MAX);
+            effort.counted += namespace.copies.len();
             for standing in self.standings(namespace, |id| counted.contains(id)) {
                 let tally = tallies.entry(standing.rule).or_default();
                 tally.count(&namespace.name, standing);

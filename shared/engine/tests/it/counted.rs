@@ -103,7 +103,7 @@ impl World {
     }
 
     /// Carries out all requests, and returns their number. The API server accepts each of them.
-    fn work(&mut self) -> u64 {
+    fn work(&mut self) -> usize {
         let mut requests = 0;
         while let Some(request) = self.request() {
             requests += 1;
@@ -151,8 +151,7 @@ impl World {
 #[test]
 fn two_decisions_are_made_for_each_write_of_a_copy() {
     let mut world = World::of(1, NAMESPACES);
-    let namespaces = u64::try_from(NAMESPACES).unwrap();
-    assert_eq!(world.work(), namespaces);
+    assert_eq!(world.work(), NAMESPACES);
     world.statuses();
     let source = rule(0, 1, &json!([{"namespaces": ["team-*"]}])).sources[0].clone();
     for (version, kind) in [("10", "b"), ("11", "c")] {
@@ -162,11 +161,11 @@ fn two_decisions_are_made_for_each_write_of_a_copy() {
         world
             .engine
             .source(&source, Some(Decoded::Whole(object)), world.now);
-        assert_eq!(world.work(), namespaces);
+        assert_eq!(world.work(), NAMESPACES);
         world.engine.progress("team-7", world.now);
         world.now += Duration::from_secs(2);
         assert_eq!(world.statuses().len(), 1);
-        assert_eq!(world.engine.effort().decided - before, 2 * namespaces);
+        assert_eq!(world.engine.effort().decided - before, 2 * NAMESPACES);
     }
     assert_eq!(world.engine.outdated_verdicts(), [""; 0]);
 }
@@ -177,7 +176,7 @@ fn two_decisions_are_made_for_each_write_of_a_copy() {
 fn a_crowded_namespace_sends_no_request_that_a_later_change_forbids() {
     const MANY: usize = 300;
     let mut world = World::of(MANY, 1);
-    assert_eq!(world.work(), MANY as u64);
+    assert_eq!(world.work(), MANY);
     world.now += Duration::from_secs(1);
     let targets = json!([{"namespaces": ["team-*"]}]);
     let rotate = |world: &mut World, number, version: u32| {
@@ -233,7 +232,7 @@ fn a_copy_is_visited_once_for_all_rules_with_a_due_status() {
         statuses.iter().map(desired).collect::<Vec<_>>(),
         [i32::try_from(NAMESPACES).unwrap(); RULES]
     );
-    let copies = u64::try_from(RULES * NAMESPACES).unwrap();
+    let copies = RULES * NAMESPACES;
     assert_eq!(world.engine.effort().counted, copies);
     world.now += Duration::from_secs(2);
     assert_eq!(

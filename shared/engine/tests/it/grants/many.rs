@@ -359,7 +359,7 @@ fn marks_of_rules_that_never_were_cost_a_look_each_and_hold_up_nothing() {
         }
         let reviewed = scene.engine.effort().reviewed - reviewed;
         assert!(
-            (10..=11 * (MANY as u64 + 1)).contains(&reviewed),
+            (10..=11 * (MANY + 1)).contains(&reviewed),
             "{reviewed} cells looked at in ten rounds"
         );
         assert_eq!(
