@@ -376,15 +376,6 @@ impl CopyState {
         (namespace.clone(), self.kind, self.name.clone())
     }
 
-    /// The uid of the object that was last observed here. `None`: no object is known.
-    pub(crate) fn uid(&self) -> Option<Uid> {
-        match &self.observed {
-            Observation::Present(seen) => Some(seen.uid),
-            Observation::Hidden(uid) => Some(*uid),
-            _ => None,
-        }
-    }
-
     /// The object that was last observed here.
     pub fn seen(&self) -> Option<&Seen> {
         match &self.observed {

@@ -26,6 +26,7 @@ use mimeo_model::{
 use crate::{
     Effects, GrantsRead, Index, RuleRead, SourceRead,
     clock::Tick,
+    kinds::Note,
     work::{Timer, delay},
 };
 
@@ -321,8 +322,11 @@ impl Index {
                 effects.jobs.end(&key);
                 continue;
             };
-            if let Task::ForgetKind(kind, _) = &task {
-                self.forgetting_kind(kind);
+            // From now on no copy of the kind may be written.
+            if let Task::ForgetKind(kind, _) = &task
+                && let Some(id) = self.kinds.id(kind)
+            {
+                self.kinds[id].note = Note::Removing;
             }
             let number = effects.jobs.start(&key);
             return Some(Job {

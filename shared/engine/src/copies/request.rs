@@ -292,7 +292,11 @@ impl Index {
 impl CopyState {
     /// Returns the operation for the next step, and the reason for the change. `None`: no request.
     fn verb(&self) -> Option<(Verb, Option<Why>)> {
-        let uid = self.uid();
+        let uid = match &self.observed {
+            Observation::Present(seen) => Some(seen.uid),
+            Observation::Hidden(uid) => Some(*uid),
+            _ => None,
+        };
         let version = self.seen().map(|seen| seen.version);
         Some(match self.verdict.step {
             Step::Leave(_) => return None,

@@ -16,8 +16,7 @@ impl Index {
     /// Records an object that the watch of copies shows. The object has Mimeo's label, but Mimeo
     /// need not own it.
     pub(crate) fn copy_applied(&mut self, kind: &GroupKind, meta: &ObjectMeta) {
-        let (Some(namespace), Some(name)) = (meta.namespace.as_deref(), meta.name.as_deref())
-        else {
+        let Some((namespace, name)) = meta.namespace.as_deref().zip(meta.name.as_deref()) else {
             return;
         };
         let Some(id) = self.kind_id(kind) else {
@@ -62,8 +61,7 @@ impl Index {
     /// Records that the watch of copies lost an object: the object was deleted, or only its label
     /// was removed.
     pub(crate) fn copy_gone(&mut self, kind: &GroupKind, meta: &ObjectMeta, effects: &mut Effects) {
-        let (Some(namespace), Some(name)) = (meta.namespace.as_deref(), meta.name.as_deref())
-        else {
+        let Some((namespace, name)) = meta.namespace.as_deref().zip(meta.name.as_deref()) else {
             return;
         };
         let Some(uid) = meta.uid.as_deref().and_then(Uid::parse) else {

@@ -99,7 +99,7 @@ pub(crate) enum Note {
 
 impl KindState {
     pub(crate) fn may_have_copies(&self) -> bool {
-        matches!(self.note, Note::Present { .. } | Note::Removing)
+        self.note != Note::Absent
     }
 
     /// True if copies may be written: the entry is stored, so a later process will look for them.

@@ -104,13 +104,6 @@ impl Index {
         kinds.map(|(id, _)| id).collect()
     }
 
-    /// The removal of a kind's record begins. From now on no copy of the kind may be written.
-    pub(crate) fn forgetting_kind(&mut self, kind: &GroupKind) {
-        if let Some(id) = self.kinds.id(kind) {
-            self.kinds[id].note = Note::Removing;
-        }
-    }
-
     /// The record of a kind stays for now, because a copy was found after all.
     pub(crate) fn kept_kind(&mut self, kind: &GroupKind) {
         if let Some(id) = self.kinds.id(kind)
@@ -137,12 +130,8 @@ impl Index {
     /// without observed copies has none.
     pub(crate) fn every_copy_seen(&self) -> bool {
         let unserved = |kind: &KindState| {
-            let mut versions = self
-                .kinds
-                .served
-                .iter()
-                .filter(|(gvk, _)| gvk.is_of(&kind.group_kind));
-            versions.all(|(_, served)| *served == Known::Unserved)
+            let mut versions = self.kinds.served.iter();
+            versions.all(|(gvk, served)| *served == Known::Unserved || !gvk.is_of(&kind.group_kind))
         };
         self.kinds.known
             && self.primed()
