@@ -57,33 +57,25 @@ impl Index {
 }
 
 impl Index {
-    /// True if a crowded namespace must wait for its next plan. A tenant may have many rules in one
-    /// namespace. If each change of one of them planned all of their copies at once, the engine
-    /// would have no time for other namespaces.
-    fn rests(&mut self, name: &Arc<str>, effects: &mut Effects) -> bool {
-        let Some(namespace) = self.namespaces.get_mut(name) else {
-            return false;
-        };
-        if namespace.copies.len() < CROWD || namespace.pending_label.is_some() {
-            return false;
-        }
-        if self.now < namespace.rests {
-            namespace.behind = true;
-            effects
-                .work
-                .timer(namespace.rests, Timer::Namespace(name.clone()));
-            return true;
-        }
-        let pause = REST.saturating_mul(u32::try_from(namespace.copies.len()).unwrap_or(u32::MAX));
-        namespace.rests = self.now + pause;
-        false
-    }
-
-    /// Plans a namespace that changed, unless it must wait for that.
+    /// Plans a namespace that changed, unless it is crowded and must wait for that. A tenant may
+    /// have many rules in one namespace. If each change of one of them planned all of their copies
+    /// at once, the engine would have no time for other namespaces.
     pub(crate) fn plan(&mut self, name: &Arc<str>, effects: &mut Effects) {
-        if !self.rests(name, effects) {
-            self.plan_namespace(name, effects);
+        if let Some(namespace) = self.namespaces.get_mut(name)
+            && namespace.copies.len() >= CROWD
+            && namespace.pending_label.is_none()
+        {
+            if self.now < namespace.rests {
+                namespace.behind = true;
+                effects
+                    .work
+                    .timer(namespace.rests, Timer::Namespace(name.clone()));
+                return;
+            }
+            let copies = u32::try_from(namespace.copies.len()).unwrap_or(u32::MAX);
+            namespace.rests = self.now + REST.saturating_mul(copies);
         }
+        self.plan_namespace(name, effects);
     }
 
     /// Plans a namespace, even one that must wait for its next plan.

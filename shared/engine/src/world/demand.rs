@@ -129,11 +129,6 @@ impl Index {
     fn forget_unwatched(&mut self, demand: &Demand, effects: &mut Effects) {
         self.forget_watches(&demand.copies);
         self.forget_kinds(&demand.kinds);
-        let used: BTreeSet<&SourceRef> = self
-            .projections
-            .values()
-            .map(|projection| &projection.source)
-            .collect();
         self.selectors
             .retain(|_, findings| !findings.rules.is_empty());
         let mut unselected = Vec::new();
@@ -151,7 +146,7 @@ impl Index {
             if source.selector().is_some() {
                 watched(source)
             } else {
-                used.contains(source)
+                self.projections.of_source(source).next().is_some()
             }
         };
         self.sources.retain(|source, _| kept(source));
