@@ -64,12 +64,12 @@ fn write(options: &Options, now: Timestamp) -> anyhow::Result<()> {
     let bundle = Bundle::issue(&ServingNames::new(&options.host), &lifetimes, now)?;
 
     fs::create_dir_all(folder).with_context(|| format!("failed to make {}", folder.display()))?;
-    let (ca, serving) = (bundle.ca(), bundle.serving());
+    let Bundle { ca, serving, .. } = &bundle;
     let files = [
-        ("ca.key", ca.key().expose(), FOR_THE_OWNER),
-        (CA, ca.certificate(), FOR_ALL),
-        ("tls.key", serving.key().expose(), FOR_THE_OWNER),
-        ("tls.crt", serving.certificate(), FOR_ALL),
+        ("ca.key", ca.key.expose(), FOR_THE_OWNER),
+        (CA, &*ca.certificate, FOR_ALL),
+        ("tls.key", serving.key.expose(), FOR_THE_OWNER),
+        ("tls.crt", &*serving.certificate, FOR_ALL),
     ];
     for (name, text, mode) in files {
         replace(folder, name, text, mode)

@@ -131,11 +131,11 @@ mod tests {
         };
         let (one, two) = (issue(), issue());
         let (certificate, key) = (
-            one.serving().certificate().as_bytes(),
-            one.serving().key().expose().as_bytes(),
+            one.serving.certificate.as_bytes(),
+            one.serving.key.expose().as_bytes(),
         );
         assert!(certified_key(certificate, key).is_ok());
-        let other = two.serving().key().expose().as_bytes();
+        let other = two.serving.key.expose().as_bytes();
         let cases: [(&[u8], &[u8], &str); 3] = [
             (
                 certificate,

@@ -31,6 +31,7 @@ use super::{
     Lifetimes, ServingMaterial, ServingNames,
     credential::{Credential, Facts, issue_ca, issue_serving, seconds, timestamp},
 };
+use crate::tls;
 
 // Keys of the Secret's data. `kubernetes.io/tls` and cert-manager use the first three, too.
 pub(super) const TLS_CRT: &str = "tls.crt";
@@ -55,8 +56,10 @@ enum Overlap {
 /// The CA, the serving certificate that it signed, and the state of the CA's replacement.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Bundle {
-    ca: Credential,
-    serving: Credential,
+    /// The CA that signs.
+    pub ca: Credential,
+    /// The serving certificate.
+    pub serving: Credential,
     overlap: Overlap,
 }
 
@@ -100,16 +103,6 @@ impl Bundle {
         })
     }
 
-    /// The CA that signs.
-    pub fn ca(&self) -> &Credential {
-        &self.ca
-    }
-
-    /// The serving certificate.
-    pub fn serving(&self) -> &Credential {
-        &self.serving
-    }
-
     /// All trusted CAs in PEM. The CA that signs comes first.
     pub fn ca_bundle(&self) -> String {
         let other = match &self.overlap {
@@ -122,9 +115,12 @@ impl Bundle {
 
     /// The part of the bundle that a server needs.
     pub fn material(&self) -> anyhow::Result<ServingMaterial> {
-        let certified_key = Arc::new(self.serving.certified_key()?);
+        let Credential {
+            certificate, key, ..
+        } = &self.serving;
+        let certified_key = tls::certified_key(certificate.as_bytes(), key.expose().as_bytes())?;
         Ok(ServingMaterial {
-            certified_key,
+            certified_key: Arc::new(certified_key),
             ca_bundle: Some(self.ca_bundle()),
             not_after: self.serving.not_after(),
         })

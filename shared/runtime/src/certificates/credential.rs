@@ -8,7 +8,6 @@ use rcgen::{
     BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
     KeyUsagePurpose,
 };
-use rustls::sign::CertifiedKey;
 use time::OffsetDateTime;
 use x509_parser::{extensions::GeneralName, extensions::ParsedExtension, prelude::X509Certificate};
 
@@ -41,22 +40,14 @@ impl fmt::Debug for PrivateKeyPem {
 /// A certificate with its private key. The two belong together.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Credential {
-    pub(super) certificate: String,
-    pub(super) key: PrivateKeyPem,
+    /// The certificate in PEM.
+    pub certificate: String,
+    /// The private key.
+    pub key: PrivateKeyPem,
     pub(super) facts: Facts,
 }
 
 impl Credential {
-    /// The certificate in PEM.
-    pub fn certificate(&self) -> &str {
-        &self.certificate
-    }
-
-    /// The private key.
-    pub fn key(&self) -> &PrivateKeyPem {
-        &self.key
-    }
-
     /// When the certificate expires.
     pub fn not_after(&self) -> Timestamp {
         timestamp(self.facts.not_after)
@@ -72,10 +63,6 @@ impl Credential {
             key: PrivateKeyPem(key),
             facts,
         })
-    }
-
-    pub(super) fn certified_key(&self) -> anyhow::Result<CertifiedKey> {
-        tls::certified_key(self.certificate.as_bytes(), self.key.0.as_bytes())
     }
 }
 
@@ -233,9 +220,9 @@ mod tests {
     #[test]
     fn every_certificate_of_a_bundle_has_its_expiry() {
         let ca = issue_ca(&Lifetimes::default(), Timestamp::now()).expect("a CA");
-        let pem = format!("{0}a comment\n{0}", ca.certificate());
+        let pem = format!("{0}a comment\n{0}", ca.certificate);
         assert_eq!(expiries(pem.as_bytes()), [ca.not_after(); 2]);
-        assert_eq!(expiries(ca.key().expose().as_bytes()), []);
+        assert_eq!(expiries(ca.key.expose().as_bytes()), []);
         assert_eq!(expiries(b"nothing"), []);
     }
 }

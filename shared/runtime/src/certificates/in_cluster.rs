@@ -158,7 +158,7 @@ impl Keeper {
         let body = with_bundle(secret.unwrap_or_else(|| self.empty()), bundle);
         match put(&self.api, &body, DEADLINE).await {
             Ok(Some(secret)) => {
-                info!(secret = self.name, ?step, not_after = %bundle.serving().not_after(), "serving certificate written");
+                info!(secret = self.name, ?step, not_after = %bundle.serving.not_after(), "serving certificate written");
                 Ok(Some(secret))
             }
             Ok(None) => {

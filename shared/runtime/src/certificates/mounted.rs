@@ -174,8 +174,8 @@ mod tests {
 
     fn write(folder: &Path, bundle: &Bundle) {
         fs::create_dir_all(folder).expect("a folder");
-        fs::write(folder.join("tls.crt"), bundle.serving().certificate()).expect("written");
-        fs::write(folder.join("tls.key"), bundle.serving().key().expose()).expect("written");
+        fs::write(folder.join("tls.crt"), &bundle.serving.certificate).expect("written");
+        fs::write(folder.join("tls.key"), bundle.serving.key.expose()).expect("written");
         fs::write(folder.join("ca.crt"), bundle.ca_bundle()).expect("written");
     }
 
@@ -251,7 +251,7 @@ mod tests {
         write(root.path(), &one);
         changed().await.expect("new").expect("usable");
 
-        fs::write(root.path().join("tls.crt"), two.serving().certificate()).expect("written");
+        fs::write(root.path().join("tls.crt"), &two.serving.certificate).expect("written");
         let error = changed().await.expect("new").expect_err("not its key");
         assert!(!error.to_string().starts_with(unread), "{error}");
         assert!(changed().await.is_none(), "told before");

@@ -202,16 +202,8 @@ async fn behind_a_guard_probes_are_open_and_all_is_said_in_tls() {
     );
     let bundle = bundle.expect("a bundle");
     let folder = tempfile::tempdir().expect("a temporary folder");
-    std::fs::write(
-        folder.path().join("tls.crt"),
-        bundle.serving().certificate(),
-    )
-    .expect("written");
-    std::fs::write(
-        folder.path().join("tls.key"),
-        bundle.serving().key().expose(),
-    )
-    .expect("written");
+    std::fs::write(folder.path().join("tls.crt"), &bundle.serving.certificate).expect("written");
+    std::fs::write(folder.path().join("tls.key"), bundle.serving.key.expose()).expect("written");
     let api_server = Server::start([]).await;
     let readiness = Readiness::new(CancellationToken::new());
     let args = OpsArgs {
