@@ -110,6 +110,16 @@ pub enum Decoded<T> {
     Part(Value),
 }
 
+impl<T> Decoded<T> {
+    /// The whole object. `None`: only a part of it could be decoded.
+    pub fn whole(self) -> Option<T> {
+        match self {
+            Self::Whole(object) => Some(object),
+            Self::Part(_) => None,
+        }
+    }
+}
+
 impl Decoded<Value> {
     /// The decoded part of the object.
     pub fn value(&self) -> &Value {

@@ -98,10 +98,7 @@ pub(crate) struct Answer {
 impl Answer {
     /// Parses the body of a 2xx answer. Returns none if the body is not JSON of this shape.
     pub(crate) fn parse<T: DeserializeOwned>(&self) -> Option<T> {
-        match self.object()? {
-            Decoded::Whole(object) => Some(object),
-            Decoded::Part(_) => None,
-        }
+        self.object()?.whole()
     }
 
     /// The object in a 2xx answer, as far as it can be decoded. Returns none if the body is not an

@@ -72,10 +72,9 @@ async fn metadata(
     let answer = client
         .request_text(request.map_err(kube::Error::BuildRequest)?)
         .await?;
-    match object::decode(answer.as_bytes()) {
-        Some(Decoded::Whole(Meta { metadata })) => Ok(metadata),
-        _ => Err(refused("the answer can't be decoded")),
-    }
+    let object: Option<Meta> = object::decode(answer.as_bytes()).and_then(Decoded::whole);
+    let object = object.ok_or_else(|| refused("the answer can't be decoded"))?;
+    Ok(object.metadata)
 }
 
 /// The name as a segment of a path. A name with a slash cannot be encoded: API servers decode the

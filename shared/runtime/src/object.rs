@@ -38,27 +38,18 @@ pub(crate) struct Page<T> {
 }
 
 #[derive(Deserialize)]
-#[serde(bound = "T: Deserialize<'de>")]
-struct List<T> {
+struct List<'a> {
     #[serde(default)]
     metadata: ListMeta,
     /// Null in an empty list of metadata. An object without this field is not a list.
-    #[serde(deserialize_with = "Deserialize::deserialize")]
-    items: Option<Vec<T>>,
+    #[serde(borrow, deserialize_with = "Deserialize::deserialize")]
+    items: Option<Vec<&'a RawValue>>,
 }
 
 impl<T: DeserializeOwned> Page<T> {
     /// Reads a page; none if it is not a list.
     pub(crate) fn read(page: &[u8]) -> Option<Self> {
-        if let Ok(List { metadata, items }) = serde_json::from_slice(page) {
-            let items = items
-                .into_iter()
-                .flatten()
-                .map(|object| Some(Decoded::Whole(object)))
-                .collect();
-            return Some(Self { metadata, items });
-        }
-        let List::<&RawValue> { metadata, items } = serde_json::from_slice(page).ok()?;
+        let List { metadata, items } = serde_json::from_slice(page).ok()?;
         let items = items
             .into_iter()
             .flatten()

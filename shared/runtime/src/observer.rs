@@ -155,9 +155,7 @@ impl Observer {
             // An object that is watched by its metadata alone is decoded or passed over, never
             // shown in part.
             |object: Decoded<Meta>| {
-                let Decoded::Whole(Meta { metadata }) = object else {
-                    return None;
-                };
+                let Meta { metadata } = object.whole()?;
                 self.handle
                     .with(|engine, now| engine.namespace_applied(&metadata, now));
                 name(&metadata)

@@ -45,11 +45,8 @@ impl Observer {
         let watching = feed(
             self.watcher.clone(),
             spec,
-            |object| {
-                let Decoded::Whole(lease) = object else {
-                    return None;
-                };
-                let name = lock().show(lease, Instant::now());
+            |object: Decoded<Lease>| {
+                let name = lock().show(object.whole()?, Instant::now());
                 tell();
                 Some(name)
             },

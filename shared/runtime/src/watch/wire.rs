@@ -39,10 +39,7 @@ impl<T: DeserializeOwned> Line<Option<Decoded<T>>, Option<Meta>> {
             return Some(event.map(|object| Some(Decoded::Whole(object)), Some));
         }
         let event: Line<&RawValue, &RawValue> = serde_json::from_slice(line).ok()?;
-        let deleted = |object: &RawValue| match object::decode(object.get().as_bytes())? {
-            Decoded::Whole(meta) => Some(meta),
-            Decoded::Part(_) => None,
-        };
+        let deleted = |object: &RawValue| object::decode(object.get().as_bytes())?.whole();
         Some(event.map(|object| object::decode(object.get().as_bytes()), deleted))
     }
 }

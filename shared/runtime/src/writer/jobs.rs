@@ -469,11 +469,10 @@ impl Writer {
         path: &str,
         accept: &str,
     ) -> CallResult<Option<T>> {
-        match self.object_at(path, accept).await? {
-            None => Ok(None),
-            Some(Decoded::Whole(object)) => Ok(Some(object)),
-            Some(Decoded::Part(_)) => Err(undecodable()),
-        }
+        let object: Option<Decoded<T>> = self.object_at(path, accept).await?;
+        object
+            .map(|object| object.whole().ok_or_else(undecodable))
+            .transpose()
     }
 
     /// Reads an object from the storage, as far as it can be decoded. `None`: it does not exist.
