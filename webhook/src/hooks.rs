@@ -87,7 +87,7 @@ async fn answer(
     hook: Hook,
     policy: &str,
     deadline: Instant,
-    parent: Parent,
+    parent: Option<Parent>,
     body: Body,
 ) -> Response {
     let arrived = Instant::now();

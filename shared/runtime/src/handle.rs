@@ -20,7 +20,7 @@ use tokio::{
     time::{sleep, timeout},
 };
 
-use crate::trace::{Parent, Traces};
+use crate::trace::Traces;
 
 /// At most this many sources are read at a time. Each source may have the maximum size of an
 /// object, which is known only after the read. Hundreds of sources may enter or leave a selector at
@@ -178,21 +178,19 @@ impl Handle {
         if let (Some(why), Outcome::Object(_)) = (reverted, outcome) {
             counts.reverts.get_or_create(&cause(why)).inc();
         }
-        self.shared
-            .traces
-            .record("write", Parent::None, took, |span| {
-                span.set("verb", written.verb);
-                span.set("result", written.result);
-                if let Some(rule) = &request.rule {
-                    span.set("rule", rule);
-                }
-                span.set("kind", &request.resource.gvk.kind);
-                span.set("namespace", &request.ticket.namespace);
-                span.set("name", &request.ticket.name);
-                if matches!(written.result, "refused" | "unavailable") {
-                    span.fail();
-                }
-            });
+        self.shared.traces.record("write", None, took, |span| {
+            span.set("verb", written.verb);
+            span.set("result", written.result);
+            if let Some(rule) = &request.rule {
+                span.set("rule", rule);
+            }
+            span.set("kind", &request.resource.gvk.kind);
+            span.set("namespace", &request.ticket.namespace);
+            span.set("name", &request.ticket.name);
+            if matches!(written.result, "refused" | "unavailable") {
+                span.fail();
+            }
+        });
     }
 
     /// Tells the engine the state of a source that was just read. None means that the source does

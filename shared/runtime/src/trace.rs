@@ -61,9 +61,14 @@ impl TraceArgs {
         };
         info!(%endpoint, "sending traces");
         let (send, spans) = channel(WAITING);
+        let attributes = [
+            attribute("service.name", program),
+            attribute("service.version", env!("CARGO_PKG_VERSION")),
+            attribute("service.instance.id", replica),
+        ];
         let exporter = Exporter {
             uri: endpoint.clone(),
-            resource: resource(program, replica),
+            resource: json!({"attributes": attributes}),
             client: Client::builder(TokioExecutor::new()).build(HttpConnector::new()),
         };
         tokio::spawn(exporter.run(spans));
@@ -99,16 +104,16 @@ impl Traces {
     pub fn record(
         &self,
         name: &'static str,
-        parent: Parent,
+        parent: Option<Parent>,
         took: Duration,
         describe: impl FnOnce(&mut Span),
     ) {
         let Some(spans) = &self.0 else { return };
         // Without a parent the span begins a trace.
         let (trace, parent) = match parent {
-            Parent::None => (random() + &random(), String::new()),
-            Parent::Sampled { trace, span } => (trace, span),
-            Parent::Unsampled => return,
+            None => (random() + &random(), String::new()),
+            Some(parent) if parent.sampled => (parent.trace, parent.span),
+            Some(_) => return,
         };
         let ended = Timestamp::now();
         let mut span = Span::default();
@@ -129,42 +134,32 @@ impl Traces {
 /// The trace and the span that a new span belongs to, from the header `traceparent` (W3C Trace
 /// Context).
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Parent {
-    /// No parent is known, so the span begins a trace.
-    None,
-    /// A trace that is being recorded.
-    Sampled {
-        /// The trace, in hexadecimal digits.
-        trace: String,
-        /// The parent span in this trace, in hexadecimal digits.
-        span: String,
-    },
-    /// A trace that is not being recorded.
-    Unsampled,
+pub struct Parent {
+    /// The trace, in hexadecimal digits.
+    trace: String,
+    /// The parent span in this trace, in hexadecimal digits.
+    span: String,
+    /// Whether the trace is being recorded.
+    sampled: bool,
 }
 
 impl Parent {
     /// Reads the parent from the headers of a request. A header that cannot be read counts as no
     /// parent.
-    pub fn of(headers: &HeaderMap) -> Self {
-        let header = headers
-            .get("traceparent")
-            .and_then(|value| value.to_str().ok());
-        header.and_then(Self::parse).unwrap_or(Self::None)
+    pub fn of(headers: &HeaderMap) -> Option<Self> {
+        Self::parse(headers.get("traceparent")?.to_str().ok()?)
     }
 
     fn parse(header: &str) -> Option<Self> {
         let parts: Vec<&str> = header.trim().split('-').collect();
-        let [version, trace, span, flags, more @ ..] = &*parts else {
+        let [version, trace, span, flags, ref more @ ..] = parts[..] else {
             return None;
         };
-        let hex = |text: &str, digits| {
-            let valid = |digit| matches!(digit, b'0'..=b'9' | b'a'..=b'f');
-            text.len() == digits && text.bytes().all(valid)
-        };
+        let digit = |byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f');
+        let hex = |text: &str, digits| text.len() == digits && text.bytes().all(digit);
         let valid = hex(version, 2) && hex(trace, 32) && hex(span, 16) && hex(flags, 2);
         // Later versions may have more parts. Version 00 has exactly four.
-        let known = *version != "ff" && (*version != "00" || more.is_empty());
+        let known = version != "ff" && (version != "00" || more.is_empty());
         let real = [trace, span]
             .iter()
             .all(|id| id.bytes().any(|digit| digit != b'0'));
@@ -172,13 +167,10 @@ impl Parent {
             return None;
         }
         let flags = u8::from_str_radix(flags, 16).ok()?;
-        Some(if flags & 1 == 1 {
-            Self::Sampled {
-                trace: (*trace).to_owned(),
-                span: (*span).to_owned(),
-            }
-        } else {
-            Self::Unsampled
+        Some(Self {
+            trace: trace.to_owned(),
+            span: span.to_owned(),
+            sampled: flags & 1 == 1,
         })
     }
 }
@@ -215,15 +207,6 @@ const ERROR: u8 = 2;
 
 fn attribute(key: &str, value: &str) -> Value {
     json!({"key": key, "value": {"stringValue": value}})
-}
-
-fn resource(program: &str, replica: &str) -> Value {
-    let attributes = [
-        attribute("service.name", program),
-        attribute("service.version", env!("CARGO_PKG_VERSION")),
-        attribute("service.instance.id", replica),
-    ];
-    json!({"attributes": attributes})
 }
 
 struct Exporter {
@@ -290,12 +273,15 @@ mod tests {
             headers.insert("traceparent", header.parse().expect("a header"));
             Parent::of(&headers)
         };
-        let sampled = Parent::Sampled {
-            trace: HEADER[3..35].to_owned(),
-            span: HEADER[36..52].to_owned(),
+        let parent = |sampled| {
+            Some(Parent {
+                trace: HEADER[3..35].to_owned(),
+                span: HEADER[36..52].to_owned(),
+                sampled,
+            })
         };
-        assert_eq!(of(HEADER), sampled);
-        assert_eq!(of(&HEADER.replace("-01", "-00")), Parent::Unsampled);
+        assert_eq!(of(HEADER), parent(true));
+        assert_eq!(of(&HEADER.replace("-01", "-00")), parent(false));
         assert_eq!(
             of(&HEADER.replacen("00", "cc", 1)),
             of(HEADER),
@@ -316,13 +302,9 @@ mod tests {
             &HEADER.replace("00f067aa0ba902b7", "0000000000000000"),
             &HEADER.replace('4', "é"),
         ] {
-            assert_eq!(bytes_or_none(bad), Parent::None, "{bad}");
+            assert_eq!(Parent::parse(bad), None, "{bad}");
         }
-        assert_eq!(Parent::of(&HeaderMap::new()), Parent::None);
-    }
-
-    fn bytes_or_none(header: &str) -> Parent {
-        Parent::parse(header).unwrap_or(Parent::None)
+        assert_eq!(Parent::of(&HeaderMap::new()), None);
     }
 
     #[test]
@@ -347,19 +329,15 @@ mod tests {
         };
         let traces = args.start("mimeo-test", "one");
         let took = Duration::from_secs(1);
-        traces.record("unsampled", Parent::Unsampled, took, |_| {
+        let unsampled = Parent::parse(&HEADER.replace("-01", "-00"));
+        traces.record("unsampled", unsampled, took, |_| {
             panic!("nobody follows it")
         });
-        traces.record(
-            "child",
-            Parent::parse(HEADER).expect("a parent"),
-            took,
-            |span| {
-                span.set("namespace", "team");
-                span.fail();
-            },
-        );
-        traces.record("root", Parent::None, took, |_| {});
+        traces.record("child", Parent::parse(HEADER), took, |span| {
+            span.set("namespace", "team");
+            span.fail();
+        });
+        traces.record("root", None, took, |_| {});
         let came = tokio::time::timeout(Duration::from_secs(20), async {
             loop {
                 if let Some(came) = server.came().pop() {
@@ -410,6 +388,6 @@ mod tests {
 
     #[test]
     fn without_a_collector_nothing_is_made() {
-        Traces::off().record("x", Parent::None, Duration::ZERO, |_| panic!("made"));
+        Traces::off().record("x", None, Duration::ZERO, |_| panic!("made"));
     }
 }
