@@ -6,7 +6,6 @@ use axum::response::sse::Event;
 use jiff::Timestamp;
 use mimeo_engine::{CopyView, Cursor, Ended, HeldDeletion, PlaceView, RuleView, State, View};
 use mimeo_model::id::RuleId;
-use serde::Serialize;
 use serde_json::{Value, json};
 use tokio::time::sleep;
 
@@ -116,35 +115,38 @@ impl Session {
         Some(Event::default().event("view").json_data(self.tell(&view)))
     }
 
-    fn tell<'a>(&mut self, view: &'a View) -> Part<'a> {
-        let mut told = Part {
-            anew: view.anew,
-            whole: view.whole,
-            ..Part::default()
-        };
+    /// A part of the view. Data that it leaves out has not changed.
+    fn tell(&mut self, view: &View) -> Value {
+        let (mut ended_rules, mut ended_namespaces) = (Vec::new(), Vec::new());
         for ended in &view.ended {
             match ended {
-                Ended::Rule(id) => told.ended.rules.extend(self.numbers.remove(id)),
-                Ended::Namespace(name) => told.ended.namespaces.push(name),
+                Ended::Rule(id) => ended_rules.extend(self.numbers.remove(id)),
+                Ended::Namespace(name) => ended_namespaces.push(&**name),
             }
         }
-        told.rules = view
-            .rules
-            .iter()
+        let rules = view.rules.iter();
+        let rules: Value = rules
             .map(|rule| tell_rule(self.number(&rule.id), rule))
             .collect();
-        told.namespaces = view
-            .namespaces
-            .iter()
+        let namespaces = view.namespaces.iter();
+        let namespaces: Value = namespaces
             .map(|namespace| {
-                let places = namespace.places.iter().map(|place| self.place(place));
-                (&*namespace.name, namespace.terminating, places.collect())
+                let places = namespace.places.iter();
+                let places: Value = places.map(|place| self.tell_place(place)).collect();
+                json!([&*namespace.name, namespace.terminating, places])
             })
             .collect();
-        told
+        json!({
+            "anew": view.anew, "whole": view.whole,
+            "ended": {"rules": ended_rules, "namespaces": ended_namespaces},
+            "rules": rules, "namespaces": namespaces,
+        })
     }
 
-    fn place<'a>(&mut self, place: &'a PlaceView) -> PlaceTold<'a> {
+    /// Number of the rule, state, start of the state (seconds since 1970, 0 if unknown), number of
+    /// copies, number of synced copies, reason. There may be hundreds of thousands of these, so the
+    /// fields have no names.
+    fn tell_place(&mut self, place: &PlaceView) -> Value {
         let PlaceView {
             rule,
             state,
@@ -154,14 +156,8 @@ impl Session {
             synced,
         } = place;
         let since = since.map_or(0, Timestamp::as_second);
-        (
-            self.number(rule),
-            number(*state),
-            since,
-            *copies,
-            *synced,
-            reason.as_deref(),
-        )
+        let (rule, state) = (self.number(rule), number(*state));
+        json!([rule, state, since, copies, synced, reason])
     }
 
     fn number(&mut self, rule: &Arc<RuleId>) -> u32 {
@@ -190,27 +186,6 @@ fn tell_held(held: &HeldDeletion<'_>) -> Value {
         "why": held.why, "nonce": held.nonce,
     })
 }
-
-/// A part of the view. Data that it leaves out has not changed.
-#[derive(Default, Serialize)]
-struct Part<'a> {
-    anew: bool,
-    ended: EndedTold<'a>,
-    rules: Vec<Value>,
-    namespaces: Vec<(&'a str, bool, Vec<PlaceTold<'a>>)>,
-    whole: bool,
-}
-
-#[derive(Default, Serialize)]
-struct EndedTold<'a> {
-    rules: Vec<u32>,
-    namespaces: Vec<&'a str>,
-}
-
-/// Number of the rule, state, start of the state (seconds since 1970, 0 if unknown), number of
-/// copies, number of synced copies, reason. There may be hundreds of thousands of these, so the
-/// fields have no names.
-type PlaceTold<'a> = (u32, u8, i64, usize, usize, Option<&'a str>);
 
 /// A rule with its status.
 fn tell_rule(number: u32, rule: &RuleView) -> Value {
