@@ -16,7 +16,6 @@ use mimeo_model::{
     ownership,
     render::{Precondition, Rendering},
 };
-use serde::Deserialize;
 use serde_json::json;
 use tokio::time::Instant;
 
@@ -25,6 +24,7 @@ use crate::{
     discovery::{Discovery, resource_path},
     limiter::{Limiter, Permit, Verdict},
     pieces::Pieces,
+    watch::Meta,
 };
 
 mod jobs;
@@ -40,15 +40,6 @@ pub struct Writer {
     limiter: Limiter,
     deadline: Duration,
     namespace: Arc<str>,
-}
-
-/// The part of an answer that is read.
-#[derive(Deserialize)]
-struct Written {
-    #[serde(default)]
-    kind: String,
-    #[serde(default)]
-    metadata: ObjectMeta,
 }
 
 impl Writer {
@@ -194,13 +185,13 @@ fn outcome(request: &mimeo_engine::Request, answer: CallResult<call::Answer>) ->
             &request.ticket.name,
         );
     }
-    match answer.parse::<Written>() {
-        Some(written)
-            if matches!(request.ticket.verb, Verb::Delete(..)) && !outlives_deletion(&written) =>
+    match answer.parse() {
+        Some(Meta { metadata })
+            if matches!(request.ticket.verb, Verb::Delete(..)) && !outlives_deletion(&metadata) =>
         {
             Outcome::Absent
         }
-        Some(written) => Outcome::Object(Box::new(written.metadata)),
+        Some(Meta { metadata }) => Outcome::Object(Box::new(metadata)),
         None => Outcome::of_silence(
             FailureReason::ClusterUnreachable,
             "the API server's answer can't be decoded",
@@ -208,13 +199,12 @@ fn outcome(request: &mimeo_engine::Request, answer: CallResult<call::Answer>) ->
     }
 }
 
-/// Whether the object still exists after a delete. The API server answers with a Status or, for
-/// some kinds, with the object's last state. Something may hold the object, such as a finalizer.
-fn outlives_deletion(written: &Written) -> bool {
-    let meta = &written.metadata;
+/// Whether the object still exists after a delete. The API server answers with a Status, which has
+/// none of these fields, or, for some kinds, with the object's last state. Something may hold the
+/// object, such as a finalizer.
+fn outlives_deletion(meta: &ObjectMeta) -> bool {
     let finalizers = meta.finalizers.iter().flatten().count();
-    written.kind != "Status"
-        && meta.deletion_timestamp.is_some()
+    meta.deletion_timestamp.is_some()
         && (finalizers > 0 || meta.deletion_grace_period_seconds > Some(0))
 }
 

@@ -25,12 +25,13 @@ use serde::de::{DeserializeOwned, IgnoredAny};
 use serde_json::{Value, json};
 use tracing::warn;
 
-use super::{Writer, Written};
+use super::Writer;
 use crate::{
     call::{self, CallError, CallResult, JSON, METADATA, METADATA_LIST, Message, encode},
     discovery::resource_path,
     object::{Page, text},
     stored::{explain_grant, parse_grant},
+    watch::Meta,
 };
 
 /// The `ConfigMap` in Mimeo's namespace that outlives every rule.
@@ -494,8 +495,8 @@ impl Writer {
     /// [`CallError::NotFound`] if its kind isn't served, or if the server that answered isn't the
     /// API server.
     async fn look(&self, path: &str) -> CallResult<Option<ObjectMeta>> {
-        let found: Option<Written> = self.read_at(path, METADATA).await?;
-        Ok(found.map(|written| written.metadata))
+        let found: Option<Meta> = self.read_at(path, METADATA).await?;
+        Ok(found.map(|found| found.metadata))
     }
 
     /// Returns any answer, even an error. The request needs a permit like every other request.
