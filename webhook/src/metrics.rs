@@ -205,7 +205,7 @@ mod tests {
 
     #[test]
     fn policies_that_are_no_more_are_not_counted() {
-        let metrics = Metrics::new();
+        let metrics = Metrics::default();
         let answers = metrics.add(Answers::new);
         answers.policies(
             [
@@ -238,7 +238,7 @@ mod tests {
 
     #[test]
     fn what_policies_rewrite_counts_from_zero_on_and_as_long_as_they_are_registered() {
-        let metrics = Metrics::new();
+        let metrics = Metrics::default();
         let answers = metrics.add(Answers::new);
         let told = || {
             let text = metrics.text().expect("it encodes");
@@ -260,7 +260,7 @@ mod tests {
 
     #[test]
     fn every_answer_counts_from_zero_on() {
-        let metrics = Metrics::new();
+        let metrics = Metrics::default();
         let answers = metrics.add(Answers::new);
         answers.answered(Hook::Pods, Word::Denied, Duration::ZERO);
         let text = metrics.text().expect("it encodes");

@@ -8,10 +8,10 @@
 //! A client that reads the announcement sends its request on another connection. So the server goes
 //! on reading, and discards the input until the client closes too.
 
-use std::{io, time::Duration};
+use std::time::Duration;
 
 use tokio::{
-    io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt},
+    io::{AsyncRead, AsyncWrite, AsyncWriteExt, copy, sink},
     time::timeout,
 };
 
@@ -23,9 +23,7 @@ const PATIENCE: Duration = Duration::from_secs(2);
 pub(crate) async fn close(mut stream: impl AsyncRead + AsyncWrite + Unpin) {
     let _ = timeout(PATIENCE, async {
         stream.shutdown().await?;
-        let mut rest = [0; 1 << 10];
-        while stream.read(&mut rest).await? > 0 {}
-        io::Result::Ok(())
+        copy(&mut stream, &mut sink()).await
     })
     .await;
 }

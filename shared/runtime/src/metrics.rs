@@ -34,33 +34,6 @@ pub struct Metrics {
 }
 
 impl Metrics {
-    /// Starts with `mimeo_build_info` and the expiry of certificates.
-    pub fn new() -> Self {
-        let mut registry = Registry::default();
-        registry.register_collector(Box::new(ReadOff(process::metrics)));
-        let this = Self {
-            registry: Arc::new(Mutex::new(registry)),
-            certificates: Arc::default(),
-        };
-        let version = Info::new([("version", env!("CARGO_PKG_VERSION"))]);
-        this.add(|registry| registry.register("build", "What is running", version));
-        let certificates = this.certificates.clone();
-        this.read_off(move |page| {
-            let certificates = certificates.lock();
-            let expiry = certificates.iter().filter_map(|(of, material)| {
-                Some(([*of], material.borrow().as_ref()?.not_after.as_second()))
-            });
-            page.gauges(
-                "certificate_expiry_timestamp_seconds",
-                "When a certificate expires, in seconds of the Unix epoch: that of the hooks, or \
-                    of the operations port",
-                ["certificate"],
-                expiry,
-            )
-        });
-        this
-    }
-
     /// Adds metrics that are counted as things happen.
     pub fn add<R>(&self, register: impl FnOnce(&mut Registry) -> R) -> R {
         let mut registry = self.registry.lock();
@@ -185,8 +158,31 @@ impl Metrics {
 }
 
 impl Default for Metrics {
+    /// Starts with `mimeo_build_info` and the expiry of certificates.
     fn default() -> Self {
-        Self::new()
+        let mut registry = Registry::default();
+        registry.register_collector(Box::new(ReadOff(process::metrics)));
+        let this = Self {
+            registry: Arc::new(Mutex::new(registry)),
+            certificates: Arc::default(),
+        };
+        let version = Info::new([("version", env!("CARGO_PKG_VERSION"))]);
+        this.add(|registry| registry.register("build", "What is running", version));
+        let certificates = this.certificates.clone();
+        this.read_off(move |page| {
+            let certificates = certificates.lock();
+            let expiry = certificates.iter().filter_map(|(of, material)| {
+                Some(([*of], material.borrow().as_ref()?.not_after.as_second()))
+            });
+            page.gauges(
+                "certificate_expiry_timestamp_seconds",
+                "When a certificate expires, in seconds of the Unix epoch: that of the hooks, or \
+                    of the operations port",
+                ["certificate"],
+                expiry,
+            )
+        });
+        this
     }
 }
 
@@ -327,7 +323,7 @@ mod tests {
 
     #[test]
     fn metrics_carry_the_prefix_and_end_as_the_format_asks() {
-        let text = Metrics::new().text().expect("plain metrics encode");
+        let text = Metrics::default().text().expect("plain metrics encode");
         assert!(text.contains("mimeo_build_info{version=\""), "{text}");
         assert!(text.ends_with("# EOF\n"), "{text}");
     }
@@ -336,7 +332,7 @@ mod tests {
     fn what_all_rules_come_to_is_told_by_the_leader_alone() {
         let engine = Engine::new(Settings::new(Role::Keeper, "cluster"));
         let (lead, leading) = watch::channel(false);
-        let metrics = Metrics::new();
+        let metrics = Metrics::default();
         let handle = Handle::new(engine, metrics.add(CopyRequests::new), Traces::off());
         metrics.of_engine(&handle);
         metrics.of_leader(&handle, leading, 0);

@@ -182,25 +182,22 @@ impl Observer {
         let maps: Api<ConfigMap> = Api::namespaced(client, self.writer.namespace());
         let mut follower = Follower::new(self.watcher.clone(), &maps, KINDS_CONFIG_MAP);
         loop {
-            self.kinds_are(follower.next().await.as_ref());
+            let map = follower.next().await;
+            let Kinds {
+                kinds,
+                crds,
+                confirmed,
+            } = map.as_ref().map(parse_kinds).unwrap_or_default();
+            let created = map.and_then(|map| map.creation_timestamp());
+            let created = created.map(|time| time.0);
+            self.noted.lock().clone_from(&kinds);
+            self.handle.with(|engine, now| {
+                engine.kinds_since(created, now);
+                engine.kinds_recorded(&kinds, now);
+                engine.confirmed(confirmed.as_deref(), now);
+            });
+            self.crds_are(|known| known.recorded = Some(crds));
         }
-    }
-
-    fn kinds_are(&self, map: Option<&ConfigMap>) {
-        let Kinds {
-            kinds,
-            crds,
-            confirmed,
-        } = map.map(parse_kinds).unwrap_or_default();
-        let created = map.and_then(ResourceExt::creation_timestamp);
-        let created = created.map(|time| time.0);
-        self.noted.lock().clone_from(&kinds);
-        self.handle.with(|engine, now| {
-            engine.kinds_since(created, now);
-            engine.kinds_recorded(&kinds, now);
-            engine.confirmed(confirmed.as_deref(), now);
-        });
-        self.crds_are(|known| known.recorded = Some(crds));
     }
 
     fn crds_are(&self, change: impl FnOnce(&mut Crds)) {

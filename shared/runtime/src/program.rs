@@ -46,7 +46,7 @@ impl Program {
         Ok(Self {
             readiness: Readiness::new(shutdown.clone()),
             shutdown,
-            metrics: Metrics::new(),
+            metrics: Metrics::default(),
             debug,
             clients: client.clients(name).await?,
         })

@@ -29,7 +29,7 @@ fn start(args: &OpsArgs, guard: &Guard, readiness: &Readiness) -> SocketAddr {
         args,
         guard,
         readiness.clone(),
-        Metrics::new(),
+        Metrics::default(),
         &debug_pages(),
         Router::new(),
     )
@@ -67,7 +67,7 @@ async fn a_port_that_is_taken_is_named_once() {
         &args,
         &Guard::open(),
         readiness,
-        Metrics::new(),
+        Metrics::default(),
         &debug_pages(),
         Router::new(),
     )
@@ -109,7 +109,7 @@ async fn an_answer_by_pieces_that_nobody_takes_is_cut_off() {
         &plain(),
         &Guard::open(),
         readiness,
-        Metrics::new(),
+        Metrics::default(),
         &debug_pages(),
         more,
     );
@@ -152,7 +152,7 @@ async fn an_answer_by_pieces_may_pause_and_an_answer_that_never_begins_is_given_
         &plain(),
         &Guard::open(),
         Readiness::new(CancellationToken::new()),
-        Metrics::new(),
+        Metrics::default(),
         &debug_pages(),
         more,
     )
