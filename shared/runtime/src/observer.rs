@@ -179,7 +179,7 @@ impl Observer {
     /// CRDs of rules, and the last confirmation by a person.
     async fn kinds(self) {
         let client = self.watcher.client.clone();
-        let maps: Api<ConfigMap> = Api::namespaced(client, self.writer.namespace());
+        let maps: Api<ConfigMap> = Api::namespaced(client, &self.writer.namespace);
         let mut follower = Follower::new(self.watcher.clone(), &maps, KINDS_CONFIG_MAP);
         loop {
             let map = follower.next().await;

@@ -2,7 +2,7 @@
 //!
 //! Certificates come from [`crate::certificates`].
 
-use std::{fmt, io, sync::Arc};
+use std::{io, sync::Arc};
 
 use anyhow::Context;
 use jiff::Timestamp;
@@ -43,7 +43,10 @@ pub fn certified_key(certificate: &[u8], key: &[u8]) -> anyhow::Result<Certified
 }
 
 /// The certificate that a server serves, and the CAs with which clients verify it.
-#[derive(Clone)]
+///
+/// Its `Debug` shows nothing secret: that of a [`CertifiedKey`] shows of the private key only the
+/// algorithm.
+#[derive(Clone, Debug)]
 pub struct ServingMaterial {
     /// Certificate chain and key.
     pub certified_key: Arc<CertifiedKey>,
@@ -57,14 +60,6 @@ impl ServingMaterial {
     /// Whether servers and clients would treat the two alike.
     pub fn is_same(&self, other: &Self) -> bool {
         self.certified_key.cert == other.certified_key.cert && self.ca_bundle == other.ca_bundle
-    }
-}
-
-impl fmt::Debug for ServingMaterial {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ServingMaterial")
-            .field("not_after", &self.not_after)
-            .finish_non_exhaustive()
     }
 }
 

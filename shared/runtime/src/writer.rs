@@ -39,7 +39,8 @@ pub struct Writer {
     client: Client,
     limiter: Limiter,
     deadline: Duration,
-    namespace: Arc<str>,
+    /// Mimeo's own namespace.
+    pub(crate) namespace: Arc<str>,
 }
 
 impl Writer {
@@ -54,11 +55,6 @@ impl Writer {
             deadline,
             namespace: namespace.into(),
         }
-    }
-
-    /// Mimeo's own namespace.
-    pub(crate) fn namespace(&self) -> &str {
-        &self.namespace
     }
 
     /// Waits until another request may be sent.

@@ -28,7 +28,7 @@ impl Observer {
     pub async fn webhooks(self) {
         let path = format!(
             "/apis/coordination.k8s.io/v1/namespaces/{}/leases",
-            self.writer.namespace()
+            self.writer.namespace
         );
         let selector = format!("{}={}", names::REPLICA, names::REPLICA_WEBHOOK);
         let spec = WatchSpec {
