@@ -68,6 +68,16 @@ pub struct Watcher {
     pub client: Client,
     /// The health of all its watches.
     pub health: Health,
+    patience: Patience,
+}
+
+/// How long a watch treats a failure as temporary.
+#[derive(Clone, Copy)]
+struct Patience {
+    /// The watch is reopened after this much silence.
+    silence: Duration,
+    /// After errors for this long the watch counts as unreadable.
+    lasting: Duration,
 }
 
 impl From<Client> for Watcher {
@@ -75,6 +85,10 @@ impl From<Client> for Watcher {
         Self {
             client,
             health: Health::default(),
+            patience: Patience {
+                silence: SILENCE,
+                lasting: LASTING,
+            },
         }
     }
 }
@@ -171,39 +185,12 @@ pub async fn watch<T: DeserializeOwned>(
     spec: WatchSpec,
     sink: impl FnMut(Event<T>) + Send,
 ) {
-    watch_within(
-        watcher,
-        spec,
-        Patience {
-            silence: SILENCE,
-            lasting: LASTING,
-        },
-        sink,
-    )
-    .await;
-}
-
-/// How long a watch treats a failure as temporary.
-#[derive(Clone, Copy)]
-struct Patience {
-    /// The watch is reopened after this much silence.
-    silence: Duration,
-    /// After errors for this long the watch counts as unreadable.
-    lasting: Duration,
-}
-
-async fn watch_within<T: DeserializeOwned>(
-    watcher: Watcher,
-    spec: WatchSpec,
-    patience: Patience,
-    sink: impl FnMut(Event<T>) + Send,
-) {
     let mut watch = Watch {
         objects: PhantomData,
         client: watcher.client,
         pulse: watcher.health.begin(&spec.path),
         spec,
-        patience,
+        patience: watcher.patience,
         sink,
         version: None,
         streams: true,
@@ -273,12 +260,8 @@ where
     /// Shows the named object before its listing, if it exists. The listing tells the rest.
     async fn read(&mut self) {
         let Some(name) = &self.spec.name else { return };
-        let accept = if self.spec.metadata_only {
-            call::METADATA
-        } else {
-            call::JSON
-        };
-        let request = call::read(&format!("{}/{}", self.spec.path, encode(name)), accept);
+        let path = format!("{}/{}", self.spec.path, encode(name));
+        let request = call::read(&path, call::JSON);
         if let Ok(answer) = call::call(&self.client, request, READ).await
             && answer.code.is_success()
             && let Some(object) = answer.parse()
@@ -465,16 +448,16 @@ where
     }
 
     fn selectors(&self) -> String {
-        let parameter = |key, value: Option<&str>| {
-            value.map_or_else(String::new, |value| format!("&{key}={}", encode(value)))
-        };
-        let name = self
-            .spec
-            .name
-            .as_ref()
-            .map(|name| format!("metadata.name={name}"));
-        parameter("labelSelector", self.spec.label_selector.as_deref())
-            + &parameter("fieldSelector", name.as_deref())
+        let name = self.spec.name.as_ref();
+        let name = name.map(|name| format!("metadata.name={name}"));
+        let selectors = [
+            ("labelSelector", self.spec.label_selector.clone()),
+            ("fieldSelector", name),
+        ];
+        selectors
+            .into_iter()
+            .filter_map(|(key, value)| Some(format!("&{key}={}", encode(&value?))))
+            .collect()
     }
 
     /// Handles the end of a watch that began at `started`. Returns how long to wait.

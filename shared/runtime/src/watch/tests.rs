@@ -60,7 +60,7 @@ impl Heard {
         want: &[&str],
     ) -> impl Future<Output = ()> + use<> {
         let caller = std::panic::Location::caller();
-        let watching = watch_within(server.client().into(), spec, patience, self.sink());
+        let watching = watch(watcher(server, patience), spec, self.sink());
         let want: Vec<String> = want.iter().map(ToString::to_string).collect();
         async move {
             let heard = || self.0.lock().expect("no panic").clone();
@@ -76,6 +76,13 @@ impl Heard {
             }
             assert_eq!(heard(), want, "{caller}");
         }
+    }
+}
+
+fn watcher(server: &Server, patience: Patience) -> Watcher {
+    Watcher {
+        patience,
+        ..server.client().into()
     }
 }
 
@@ -442,7 +449,7 @@ async fn errors_that_last_are_said_once_and_end_with_a_new_listing() {
         let troubles = std::iter::repeat_with(trouble).take(times);
         let server = Server::start(troubles.chain([good])).await;
         let heard = Heard::default();
-        let watching = watch_within(server.client().into(), spec(), patience, heard.sink());
+        let watching = watch(watcher(&server, patience), spec(), heard.sink());
         let _ = timeout(Duration::from_secs(6), watching).await;
         let mut lines = heard.0.lock().expect("no panic").clone();
         lines.dedup();
