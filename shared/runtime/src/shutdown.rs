@@ -2,7 +2,7 @@
 
 use std::io;
 
-use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::signal::unix::{SignalKind, signal};
 pub use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
@@ -11,36 +11,23 @@ use tracing::{info, warn};
 ///
 /// Needs a Tokio runtime.
 pub fn on_signals() -> io::Result<CancellationToken> {
-    let mut signals = Signals {
-        terminate: signal(SignalKind::terminate())?,
-        interrupt: signal(SignalKind::interrupt())?,
-    };
+    let mut terminate = signal(SignalKind::terminate())?;
+    let mut interrupt = signal(SignalKind::interrupt())?;
     let shutdown = CancellationToken::new();
     let token = shutdown.clone();
     tokio::spawn(async move {
-        let first = signals.recv().await;
-        info!(signal = first.as_raw_value(), "shutting down");
+        let mut next = async || {
+            tokio::select! {
+                _ = terminate.recv() => SignalKind::terminate().as_raw_value(),
+                _ = interrupt.recv() => SignalKind::interrupt().as_raw_value(),
+            }
+        };
+        let first = next().await;
+        info!(signal = first, "shutting down");
         token.cancel();
-        let second = signals.recv().await;
-        warn!(
-            signal = second.as_raw_value(),
-            "second signal, exiting at once"
-        );
-        std::process::exit(128 + second.as_raw_value());
+        let second = next().await;
+        warn!(signal = second, "second signal, exiting at once");
+        std::process::exit(128 + second);
     });
     Ok(shutdown)
-}
-
-struct Signals {
-    terminate: Signal,
-    interrupt: Signal,
-}
-
-impl Signals {
-    async fn recv(&mut self) -> SignalKind {
-        tokio::select! {
-            _ = self.terminate.recv() => SignalKind::terminate(),
-            _ = self.interrupt.recv() => SignalKind::interrupt(),
-        }
-    }
 }

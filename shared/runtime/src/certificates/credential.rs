@@ -9,7 +9,7 @@ use rcgen::{
     KeyUsagePurpose,
 };
 use time::OffsetDateTime;
-use x509_parser::{extensions::GeneralName, extensions::ParsedExtension, prelude::X509Certificate};
+use x509_parser::extensions::{GeneralName, ParsedExtension};
 
 use super::{
     Lifetimes, ServingNames,
@@ -85,12 +85,15 @@ impl Facts {
         let mut facts = Self {
             issued: validity.not_before.timestamp().saturating_add(BACKDATED),
             not_after: validity.not_after.timestamp(),
-            names: names(&certificate),
+            names: BTreeSet::new(),
             key_id: None,
             issuer_key_id: None,
         };
         for extension in certificate.extensions() {
             match extension.parsed_extension() {
+                ParsedExtension::SubjectAlternativeName(names) => {
+                    facts.names = names.general_names.iter().filter_map(name).collect();
+                }
                 ParsedExtension::SubjectKeyIdentifier(id) => facts.key_id = Some(id.0.to_vec()),
                 ParsedExtension::AuthorityKeyIdentifier(id) => {
                     facts.issuer_key_id = id.key_identifier.as_ref().map(|id| id.0.to_vec());
@@ -112,21 +115,12 @@ impl Facts {
     }
 }
 
-fn names(certificate: &X509Certificate<'_>) -> BTreeSet<String> {
-    let Ok(Some(extension)) = certificate.subject_alternative_name() else {
-        return BTreeSet::new();
-    };
-    let name = |name: &GeneralName<'_>| match name {
+fn name(name: &GeneralName<'_>) -> Option<String> {
+    match name {
         GeneralName::DNSName(name) => Some((*name).to_owned()),
         GeneralName::IPAddress(bytes) => address(bytes).map(|address| address.to_string()),
         _ => None,
-    };
-    extension
-        .value
-        .general_names
-        .iter()
-        .filter_map(name)
-        .collect()
+    }
 }
 
 fn address(bytes: &[u8]) -> Option<IpAddr> {
