@@ -4,10 +4,7 @@
 //! The label decides nothing. Only the Lease elects the leader.
 
 use k8s_openapi::api::core::v1::Pod;
-use kube::{
-    Api, Client,
-    api::{ListParams, Patch, PatchParams},
-};
+use kube::{Api, Client, api::ListParams};
 use mimeo_model::names::{LEADER, LEADER_VALUE};
 use mimeo_runtime::{
     backoff::Backoff,
@@ -74,9 +71,10 @@ async fn label(pods: &Api<Pod>, leader: &str) -> bool {
 /// Sets the label of a Pod, or takes it off. Returns true if that succeeded, or if a Pod without the
 /// label is gone.
 async fn patch(pods: &Api<Pod>, name: &str, value: Option<&str>) -> bool {
-    let change = Patch::Merge(json!({"metadata": {"labels": {LEADER: value}}}));
-    let params = PatchParams::default();
-    match within(DEADLINE, named::patch(pods, name, &params, &change)).await {
+    let change = json!({"metadata": {"labels": {LEADER: value}}});
+    let client = pods.clone().into_client();
+    let written = named::merge(&client, pods.resource_url(), name, None, &change);
+    match within(DEADLINE, written).await {
         Ok(_) => true,
         Err(kube::Error::Api(status)) if status.is_not_found() && value.is_none() => true,
         Err(error) => {

@@ -6,11 +6,6 @@
 
 use std::time::Duration;
 
-use k8s_openapi::api::core::v1::Namespace;
-use kube::{
-    Api,
-    api::{Patch, PatchParams},
-};
 use mimeo_engine::{
     Awaited,
     admission::{self, LabelChange, come_again},
@@ -113,15 +108,11 @@ async fn label_first(
         )));
     }
     let patch = json!({"metadata": {"resourceVersion": version.to_string(), "labels": {PENDING_LABEL: nonce}}});
-    let api: Api<Namespace> = Api::all(app.client.clone());
-    let params = PatchParams {
-        field_manager: Some(MANAGER.into()),
-        ..PatchParams::default()
-    };
     app.handle
         .with(|engine, now| engine.issue(nonce, Awaited::Labels, now));
-    let patch = Patch::Merge(patch);
-    match until(deadline, named::patch(&api, name, &params, &patch)).await {
+    let path = "/api/v1/namespaces";
+    let written = named::merge(&app.client, path, name, Some(MANAGER), &patch);
+    match until(deadline, written).await {
         Ok(_) => {
             info!(
                 namespace = name,

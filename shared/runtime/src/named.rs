@@ -7,12 +7,13 @@
 use std::{fmt::Debug, io};
 
 use kube::{
-    Api, Client, Resource,
+    Api, Client,
     api::{GetParams, ObjectMeta, Patch, PatchParams},
     core::{Request, request},
 };
 use mimeo_model::{known::Decoded, review::is_name};
-use serde::{Serialize, de::DeserializeOwned};
+use serde::de::DeserializeOwned;
+use serde_json::Value;
 
 use crate::{call::encode, object, watch::Meta};
 
@@ -44,22 +45,25 @@ pub async fn read_metadata(
     }
 }
 
-/// Patches the object with this name, and returns its metadata.
+/// Merges a patch into the object with this name, and returns the object's metadata. `path` is as
+/// for [`read_metadata`]. Without a manager, the API server names one after the client.
 ///
 /// # Errors
 /// As for [`read`].
-pub async fn patch<K, P>(
-    api: &Api<K>,
+pub async fn merge(
+    client: &Client,
+    path: &str,
     name: &str,
-    params: &PatchParams,
-    patch: &Patch<P>,
-) -> kube::Result<ObjectMeta>
-where
-    K: Resource + Clone,
-    P: Serialize,
-{
-    let request = Request::new(api.resource_url()).patch_metadata(&segment(name)?, params, patch);
-    metadata(&Client::from(api.clone()), request).await
+    manager: Option<&str>,
+    patch: &Value,
+) -> kube::Result<ObjectMeta> {
+    let params = PatchParams {
+        field_manager: manager.map(Into::into),
+        ..PatchParams::default()
+    };
+    let patch = Patch::Merge(patch);
+    let request = Request::new(path).patch_metadata(&segment(name)?, &params, &patch);
+    metadata(client, request).await
 }
 
 /// Sends a request that the server answers with an object's metadata. Entries of `managedFields`
@@ -93,8 +97,8 @@ fn refused(why: &'static str) -> kube::Error {
 
 #[cfg(test)]
 mod tests {
-    use k8s_openapi::api::core::v1::{ConfigMap, Namespace};
-    use serde_json::{Value, json};
+    use k8s_openapi::api::core::v1::ConfigMap;
+    use serde_json::json;
 
     use super::*;
     use crate::{
@@ -110,13 +114,11 @@ mod tests {
         for bad in undecodable() {
             let answer = || Script::text(200, text_of("team", 7, &[&bad], ""));
             let server = Server::start([answer(), answer()]).await;
-            let api: Api<Namespace> = Api::all(server.client());
             let read = read_metadata(&server.client(), NAMESPACES, "team")
                 .await
                 .expect("read")
                 .expect("there");
-            let change: Patch<Value> = Patch::Merge(json!({}));
-            let written = patch(&api, "team", &PatchParams::default(), &change)
+            let written = merge(&server.client(), NAMESPACES, "team", None, &json!({}))
                 .await
                 .expect("written");
             assert_eq!(
@@ -134,10 +136,9 @@ mod tests {
         let object = json!({"metadata": {"name": "x?y#z"}});
         let scripts = [(); 3].map(|()| Script::json(200, &object));
         let server = Server::start(scripts).await;
-        let api: Api<Namespace> = Api::all(server.client());
-        let change: Patch<Value> = Patch::Merge(json!({}));
+        let (client, change) = (server.client(), json!({}));
         let name = "x?y#z";
-        let written = patch(&api, name, &PatchParams::default(), &change).await;
+        let written = merge(&client, NAMESPACES, name, None, &change).await;
         assert_eq!(written.expect("written").name.as_deref(), Some(name));
         let found = read_metadata(&server.client(), NAMESPACES, name)
             .await
@@ -157,7 +158,7 @@ mod tests {
             let found = read_metadata(&server.client(), NAMESPACES, name).await;
             assert!(found.is_err(), "{name:?}");
             assert!(
-                patch(&api, name, &PatchParams::default(), &change)
+                merge(&client, NAMESPACES, name, None, &change)
                     .await
                     .is_err(),
                 "{name:?}"
