@@ -8,24 +8,20 @@ mod ui;
 use std::time::Duration;
 
 use clap::Parser;
-use mimeo_engine::{Engine, Settings};
+use mimeo_engine::Settings;
 use mimeo_model::role::Role;
 use mimeo_runtime::{
-    client::{ClientArgs, Clients},
+    client::Clients,
     definitions,
     driver::{announce, drive, remind, report},
     duration,
-    handle::{CopyRequests, Handle},
-    identity::{Identity, IdentityArgs},
+    handle::Handle,
+    identity::Identity,
     lease::{Candidate, LeaseArgs},
     limiter::Limiter,
     observer::Observer,
-    operations::OpsArgs,
-    program::Program,
-    reach::ReachArgs,
+    program::{Program, ProgramArgs},
     readiness::Check,
-    telemetry::TelemetryArgs,
-    trace::TraceArgs,
     writer::Writer,
 };
 use tokio::{sync::watch, task::JoinHandle, time::sleep};
@@ -40,23 +36,13 @@ use crate::{
 #[command(name = "mimeo-reconciler", version)]
 struct Flags {
     #[command(flatten)]
-    client: ClientArgs,
-    #[command(flatten)]
-    identity: IdentityArgs,
+    program: ProgramArgs,
     #[command(flatten)]
     lease: LeaseArgs,
     #[command(flatten)]
     label: LabelArgs,
     #[command(flatten)]
-    reach: ReachArgs,
-    #[command(flatten)]
-    ops: OpsArgs,
-    #[command(flatten)]
     ui: UiArgs,
-    #[command(flatten)]
-    telemetry: TelemetryArgs,
-    #[command(flatten)]
-    trace: TraceArgs,
     #[command(flatten)]
     keep: KeepArgs,
 }
@@ -120,13 +106,13 @@ const LEASE: &str = "mimeo-reconciler";
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> anyhow::Result<()> {
     let flags = Flags::parse();
-    let program = Program::start(PROGRAM, &flags.telemetry, &flags.client).await?;
+    let program = Program::start(PROGRAM, &flags.program).await?;
     // Conditions that must hold before this replica is ready. A standby replica is ready too.
     let listed = program.readiness.check("rules and namespaces listed");
     let readable = program.readiness.check("ClusterReplications readable");
     let current = program.readiness.check("definitions up to date");
     let page = flags.ui.page();
-    program.operate(&flags.ops, |guard| {
+    program.operate(&flags.program.ops, |guard| {
         let routes = page.as_ref().map(|page| page.routes(guard));
         routes.unwrap_or_default()
     })?;
@@ -136,16 +122,13 @@ async fn main() -> anyhow::Result<()> {
         shutdown,
         ..
     } = &program;
-    let identity = flags.identity.resolve(&clients.requests);
+    let identity = flags.program.identity.resolve(&clients.requests);
     let Some(identity) = shutdown.run_until_cancelled(identity).await else {
         return Ok(());
     };
     let (namespace, replica) = (&identity.namespace, &identity.replica);
-    let traces = flags.trace.start(PROGRAM, replica);
-    let counts = metrics.add(CopyRequests::new);
-    let engine = Engine::new(settings(&flags, &identity.cluster));
-    let handle = Handle::new(engine, counts, traces);
-    program.show(&handle);
+    let traces = flags.program.trace.start(PROGRAM, replica);
+    let handle = program.engine(settings(&flags, &identity.cluster), traces);
 
     let candidate = Candidate::new(clients, namespace, LEASE, replica, &flags.lease)?;
     let leading = candidate.leading();
@@ -196,7 +179,7 @@ fn settings(flags: &Flags, cluster: &str) -> Settings {
         deletion_delay,
         deletion_limit,
         deletion_window,
-        reach: flags.reach.reach(),
+        reach: flags.program.reach.reach(),
         ..Settings::new(Role::Keeper, cluster)
     }
 }

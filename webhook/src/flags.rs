@@ -12,14 +12,10 @@ use mimeo_api::FailurePolicy;
 use mimeo_model::{registration::Endpoint, review::GroupVersionResource};
 use mimeo_runtime::{
     certificates::{CertificateArgs, ServingNames},
-    client::ClientArgs,
     duration,
     https::DrainArgs,
     identity::IdentityArgs,
-    operations::OpsArgs,
-    reach::ReachArgs,
-    telemetry::TelemetryArgs,
-    trace::TraceArgs,
+    program::ProgramArgs,
 };
 
 use crate::jobs::Job;
@@ -31,9 +27,7 @@ pub(crate) struct Flags {
     #[command(subcommand)]
     pub(crate) job: Option<Job>,
     #[command(flatten)]
-    pub(crate) client: ClientArgs,
-    #[command(flatten)]
-    pub(crate) identity: IdentityArgs,
+    pub(crate) program: ProgramArgs,
     #[command(flatten)]
     pub(crate) pod: PodArgs,
     #[command(flatten)]
@@ -41,17 +35,9 @@ pub(crate) struct Flags {
     #[command(flatten)]
     pub(crate) hooks: HookArgs,
     #[command(flatten)]
-    pub(crate) reach: ReachArgs,
-    #[command(flatten)]
     pub(crate) certificate: CertificateArgs,
     #[command(flatten)]
     pub(crate) drain: DrainArgs,
-    #[command(flatten)]
-    pub(crate) ops: OpsArgs,
-    #[command(flatten)]
-    pub(crate) telemetry: TelemetryArgs,
-    #[command(flatten)]
-    pub(crate) trace: TraceArgs,
 }
 
 /// In which Pod this process is.
@@ -306,7 +292,7 @@ mod tests {
             let flags = flags(args);
             flags
                 .pod
-                .owner(&flags.identity)
+                .owner(&flags.program.identity)
                 .map(|owner| [owner.api_version, owner.kind, owner.name, owner.uid].join(" "))
         };
         assert_eq!(

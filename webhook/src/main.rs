@@ -29,7 +29,7 @@ use clap::Parser;
 use k8s_openapi::api::admissionregistration::v1::{
     MutatingWebhookConfiguration, ValidatingWebhookConfiguration,
 };
-use mimeo_engine::{Engine, Settings};
+use mimeo_engine::Settings;
 use mimeo_model::{
     registration::{NAME, Registration},
     role::Role,
@@ -39,12 +39,10 @@ use mimeo_runtime::{
     client::Clients,
     driver::drive,
     fault::DEADLINE,
-    handle::{CopyRequests, Handle},
     https,
     identity::{Identity, username},
     limiter::Limiter,
     listen::listen,
-    metrics::Metrics,
     observer::Observer,
     program::Program,
     readiness::Check,
@@ -71,11 +69,11 @@ const CONCURRENCY: (usize, usize) = (4, 32);
 #[tokio::main(worker_threads = 2)]
 async fn main() -> anyhow::Result<()> {
     let flags = Flags::parse();
-    let program = Program::start(PROGRAM, &flags.telemetry, &flags.client).await?;
+    let program = Program::start(PROGRAM, &flags.program).await?;
     let Some(job) = flags.job else {
         return serve(flags, program).await;
     };
-    let namespace = flags.identity.namespace();
+    let namespace = flags.program.identity.namespace();
     let job = job.run(&program.clients.requests, &namespace);
     let done = program.shutdown.run_until_cancelled(job).await;
     done.context("interrupted")?
@@ -84,7 +82,9 @@ async fn main() -> anyhow::Result<()> {
 /// Answers reviews until the shutdown.
 async fn serve(flags: Flags, program: Program) -> anyhow::Result<()> {
     // Invalid flags end the program before it sends or answers any request.
-    let (endpoint, serving_names) = flags.endpoint.resolve(&flags.identity.namespace())?;
+    let (endpoint, serving_names) = flags
+        .endpoint
+        .resolve(&flags.program.identity.namespace())?;
     let pod_gate_resources = flags.hooks.pod_gate_resources()?;
     // Conditions that must hold before this replica is ready.
     let informed = program
@@ -94,21 +94,20 @@ async fn serve(flags: Flags, program: Program) -> anyhow::Result<()> {
     let served = program.readiness.check("certificate served");
     let verifiable = program.readiness.check("CA of API servers loaded");
     let registered = program.readiness.check("hooks registered");
-    program.operate(&flags.ops, |_| axum::Router::new())?;
+    program.operate(&flags.program.ops, |_| axum::Router::new())?;
     let listener = listen(flags.endpoint.listen)?;
     info!(address = %listener.local_addr()?, "listening");
     let Program {
         clients, shutdown, ..
     } = &program;
     let asked = async {
-        let identity = flags.identity.resolve(&clients.requests).await;
+        let identity = flags.program.identity.resolve(&clients.requests).await;
         (identity, username(&clients.requests).await)
     };
     let Some((identity, username)) = shutdown.run_until_cancelled(asked).await else {
         return Ok(());
     };
-    let (app, writer) = app(&flags, clients, &identity, username, &program.metrics);
-    program.show(&app.handle);
+    let (app, writer) = app(&flags, &program, &identity, username);
     observe(clients, writer, &app, informed, listed);
 
     let namespace = &identity.namespace;
@@ -141,7 +140,7 @@ async fn serve(flags: Flags, program: Program) -> anyhow::Result<()> {
         contested
     };
     if let Some(contested) = shutdown.run_until_cancelled(ready).await {
-        let owner = flags.pod.owner(&flags.identity);
+        let owner = flags.pod.owner(&flags.program.identity);
         beat(clients, &identity, owner, &app.handle, contested, shutdown).await;
     }
     serving.await.context("server")
@@ -150,34 +149,32 @@ async fn serve(flags: Flags, program: Program) -> anyhow::Result<()> {
 /// The state that the hooks share, with the means to carry out the decisions of its engine.
 fn app(
     flags: &Flags,
-    clients: &Clients,
+    program: &Program,
     identity: &Identity,
     username: String,
-    metrics: &Metrics,
 ) -> (Arc<App>, Writer) {
     let settings = Settings {
         budget: flags.hooks.pod_gate_budget,
-        reach: flags.reach.reach(),
+        reach: flags.program.reach.reach(),
         ..Settings::new(Role::Injector, &*identity.cluster)
     };
-    let traces = flags.trace.start(PROGRAM, &identity.replica);
-    let counts = metrics.add(CopyRequests::new);
+    let traces = flags.program.trace.start(PROGRAM, &identity.replica);
     let own_namespace = identity.namespace.clone();
-    let client = clients.requests.clone();
+    let client = program.clients.requests.clone();
     let (least, most) = CONCURRENCY;
     let limiter = Limiter::new(least, most);
     let writer = Writer::new(client.clone(), limiter, DEADLINE, &own_namespace);
     let app = App {
-        handle: Handle::new(Engine::new(settings), counts, traces.clone()),
+        handle: program.engine(settings, traces.clone()),
+        questions: Questions::new(client.clone()),
         client,
         discovery: writer.discovery.clone(),
         policies: Arc::default(),
         traces,
-        metrics: metrics.add(Answers::new),
+        metrics: program.metrics.add(Answers::new),
         pod_gate_wait: flags.hooks.pod_gate_wait,
         held: Semaphore::new(flags.hooks.pod_gate_max_held),
         reads: Semaphore::new(pod_gate::READS),
-        questions: Questions::new(clients.requests.clone()),
         limits: Limits::default(),
         no_room: Paced::default(),
         no_review: Paced::default(),

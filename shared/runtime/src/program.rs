@@ -2,19 +2,47 @@
 
 use anyhow::Context;
 use axum::Router;
+use clap::Args;
+use mimeo_engine::{Engine, Settings};
 use tokio_util::sync::CancellationToken;
 
 use crate::{
     client::{ClientArgs, Clients},
     debug::DebugPages,
     guard::Guard,
-    handle::Handle,
+    handle::{CopyRequests, Handle},
+    identity::IdentityArgs,
     metrics::Metrics,
     operations::{self, OpsArgs},
+    reach::ReachArgs,
     readiness::Readiness,
     shutdown,
     telemetry::TelemetryArgs,
+    trace::{TraceArgs, Traces},
 };
+
+/// Flags of both programs.
+#[derive(Debug, Args)]
+pub struct ProgramArgs {
+    /// The connection to the API server.
+    #[command(flatten)]
+    pub client: ClientArgs,
+    /// The identity of the process.
+    #[command(flatten)]
+    pub identity: IdentityArgs,
+    /// The limits of the installation.
+    #[command(flatten)]
+    pub reach: ReachArgs,
+    /// The operations server.
+    #[command(flatten)]
+    pub ops: OpsArgs,
+    /// The log.
+    #[command(flatten)]
+    pub telemetry: TelemetryArgs,
+    /// Traces.
+    #[command(flatten)]
+    pub trace: TraceArgs,
+}
 
 /// A program that has started.
 pub struct Program {
@@ -36,19 +64,15 @@ impl Program {
     ///
     /// # Errors
     /// A flag is invalid, or there is no usable configuration of a client.
-    pub async fn start(
-        name: &str,
-        telemetry: &TelemetryArgs,
-        client: &ClientArgs,
-    ) -> anyhow::Result<Self> {
-        let debug = DebugPages::new(telemetry.init()?);
+    pub async fn start(name: &str, args: &ProgramArgs) -> anyhow::Result<Self> {
+        let debug = DebugPages::new(args.telemetry.init()?);
         let shutdown = shutdown::on_signals()?;
         Ok(Self {
             readiness: Readiness::new(shutdown.clone()),
             shutdown,
             metrics: Metrics::default(),
             debug,
-            clients: client.clients(name).await?,
+            clients: args.client.clients(name).await?,
         })
     }
 
@@ -69,14 +93,17 @@ impl Program {
             .map(drop)
     }
 
-    /// Adds the numbers of an engine, of its watches and of the clients to the metrics and to the
-    /// debug pages.
-    pub fn show(&self, handle: &Handle) {
+    /// Starts an engine. Adds its numbers, and those of its watches and of the clients, to the
+    /// metrics and to the debug pages.
+    pub fn engine(&self, settings: Settings, traces: Traces) -> Handle {
+        let counts = self.metrics.add(CopyRequests::new);
+        let handle = Handle::new(Engine::new(settings), counts, traces);
         let health = &self.clients.watcher.health;
         self.metrics.of_watches(health);
-        self.metrics.of_engine(handle);
+        self.metrics.of_engine(&handle);
         self.metrics.of_clients(&self.clients);
         self.debug.of_watches(health);
-        self.debug.of_engine(handle);
+        self.debug.of_engine(&handle);
+        handle
     }
 }
