@@ -130,11 +130,6 @@ impl Handle {
         }
     }
 
-    /// The time on the engine's clock.
-    pub fn now(&self) -> Tick {
-        self.shared.started.elapsed()
-    }
-
     /// Gives `f` the engine, which `f` may change, and the present time. Then wakes the tasks that
     /// wait for work or for a change. `f` must not block.
     pub fn with<R>(&self, f: impl FnOnce(&mut Engine, Tick) -> R) -> R {

@@ -131,18 +131,14 @@ impl Candidate {
         let mut backoff = Backoff::new(period, period.saturating_mul(2));
         let mut observed = observe(None, follower.next().await, Instant::now());
         loop {
-            self.holder.send_replace(
-                observed
-                    .as_ref()
-                    .and_then(SeenLease::holder)
-                    .map(str::to_owned),
-            );
+            let held_by = observed.as_ref().and_then(|seen| holder(&seen.lease));
+            self.holder.send_replace(held_by.map(str::to_owned));
             let asked = Instant::now();
             let wake = if let Some(expiry) = held_until(observed.as_ref(), &self.me, asked) {
                 expiry
             } else {
-                let existing = observed.as_ref().and_then(SeenLease::existing);
-                match self.hold(existing).await {
+                let existing = observed.as_ref().filter(|seen| !seen.deleted);
+                match self.hold(existing.map(|seen| &seen.lease)).await {
                     Ok(Some(lease)) => return (lease, asked),
                     Ok(None) => {
                         // The watch will soon show the other write. But the watch of an API server
@@ -219,26 +215,16 @@ impl Candidate {
     /// Writes this replica as the holder, into a new Lease or in place of exactly this version.
     /// `None`: another write came first.
     async fn hold(&self, lease: Option<&Lease>) -> kube::Result<Option<Lease>> {
-        let before = lease.and_then(|lease| lease.spec.as_ref());
-        let spec = Some(held(
-            before,
-            &self.me,
-            self.args.lease_duration,
-            Timestamp::now(),
-        ));
-        let metadata = match lease {
-            Some(lease) => lease.metadata.clone(),
-            None => ObjectMeta {
+        let mut lease = lease.cloned().unwrap_or_else(|| Lease {
+            metadata: ObjectMeta {
                 name: Some(self.name.clone()),
                 ..ObjectMeta::default()
             },
-        };
-        put(
-            &self.api,
-            &Lease { metadata, spec },
-            self.request_deadline(),
-        )
-        .await
+            ..Lease::default()
+        });
+        let (before, duration) = (lease.spec.as_ref(), self.args.lease_duration);
+        lease.spec = Some(held(before, &self.me, duration, Timestamp::now()));
+        put(&self.api, &lease, self.request_deadline()).await
     }
 
     async fn read(&self) -> kube::Result<Option<Lease>> {
@@ -279,7 +265,7 @@ impl Candidate {
 /// name. If there is no Lease, the holder of the last one must have noticed its loss by now.
 fn held_until(observed: Option<&SeenLease>, me: &str, now: Instant) -> Option<Instant> {
     let observed = observed?;
-    let others = observed.holder().is_some_and(|holder| holder != me);
+    let others = holder(&observed.lease).is_some_and(|holder| holder != me);
     Some(observed.expiry()).filter(|expiry| others && now < *expiry)
 }
 
@@ -287,11 +273,9 @@ fn held_until(observed: Option<&SeenLease>, me: &str, now: Instant) -> Option<In
 fn held(before: Option<&LeaseSpec>, me: &str, duration: Duration, now: Timestamp) -> LeaseSpec {
     let before = before.cloned().unwrap_or_default();
     let same = before.holder_identity.as_deref() == Some(me);
-    let transitions =
-        before.lease_transitions.map_or(
-            0,
-            |count| if same { count } else { count.saturating_add(1) },
-        );
+    let transitions = before
+        .lease_transitions
+        .map_or(0, |count| count.saturating_add(i32::from(!same)));
     LeaseSpec {
         holder_identity: Some(me.to_owned()),
         lease_duration_seconds: Some(whole_seconds(duration)),

@@ -23,20 +23,12 @@ impl SeenLease {
         let seconds = u64::try_from(seconds.unwrap_or(0)).unwrap_or(0);
         self.since + Duration::from_secs(seconds)
     }
-
-    /// The Lease, unless it was deleted.
-    pub(super) fn existing(&self) -> Option<&Lease> {
-        (!self.deleted).then_some(&self.lease)
-    }
-
-    pub(super) fn holder(&self) -> Option<&str> {
-        holder(&self.lease).filter(|holder| !holder.is_empty())
-    }
 }
 
 /// The Lease's holder. An empty text stands for none.
 pub(super) fn holder(lease: &Lease) -> Option<&str> {
-    lease.spec.as_ref()?.holder_identity.as_deref()
+    let holder = lease.spec.as_ref()?.holder_identity.as_deref();
+    holder.filter(|holder| !holder.is_empty())
 }
 
 /// The state after `seen` was received. A write that leaves the spec as it was (such as an

@@ -118,7 +118,7 @@ fn a_lease_is_taken_when_it_is_free_or_was_not_renewed_for_its_duration() {
         ("released and deleted", gone(None), after(9), (None, false)),
     ];
     for (what, observed, now, want) in cases {
-        let exists = observed.as_ref().and_then(SeenLease::existing).is_some();
+        let exists = observed.as_ref().is_some_and(|seen| !seen.deleted);
         let held = held_until(observed.as_ref(), ME, now);
         assert_eq!((held, exists), want, "{what}");
     }
