@@ -3,6 +3,8 @@
 //!
 //! Labels are few and bounded: kinds, verbs, reasons. No label names an object.
 
+// Only Linux has `/proc`.
+#[cfg(target_os = "linux")]
 mod process;
 
 use std::{fmt, sync::Arc, time::Duration};
@@ -160,12 +162,14 @@ impl Metrics {
 impl Default for Metrics {
     /// Starts with `mimeo_build_info` and the expiry of certificates.
     fn default() -> Self {
-        let mut registry = Registry::default();
-        registry.register_collector(Box::new(ReadOff(process::metrics)));
         let this = Self {
-            registry: Arc::new(Mutex::new(registry)),
+            registry: Arc::default(),
             certificates: Arc::default(),
         };
+        #[cfg(target_os = "linux")]
+        this.registry
+            .lock()
+            .register_collector(Box::new(ReadOff(process::metrics)));
         let version = Info::new([("version", env!("CARGO_PKG_VERSION"))]);
         this.add(|registry| registry.register("build", "What is running", version));
         let certificates = this.certificates.clone();

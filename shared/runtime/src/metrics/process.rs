@@ -3,15 +3,12 @@
 
 use std::fmt;
 
-use super::Page;
+use procfs::{WithCurrentSystemInfo as _, process::Process};
+
+use super::{MetricType, NO_LABELS, Page, counter};
 
 /// Writes the metrics. Without a readable `/proc` it writes none.
-#[cfg(target_os = "linux")]
 pub(super) fn metrics(page: &mut Page<'_>) -> fmt::Result {
-    use procfs::{WithCurrentSystemInfo as _, process::Process};
-
-    use super::{MetricType, NO_LABELS, counter};
-
     let Ok(process) = Process::myself() else {
         return Ok(());
     };
@@ -50,10 +47,4 @@ pub(super) fn metrics(page: &mut Page<'_>) -> fmt::Result {
     let help = "When the process started, in seconds of the Unix epoch";
     let start = boot + stat.starttime / procfs::ticks_per_second();
     page.gauge("process_start_time_seconds", help, start)
-}
-
-/// Only Linux has `/proc`.
-#[cfg(not(target_os = "linux"))]
-pub(super) fn metrics(_: &mut Page<'_>) -> fmt::Result {
-    Ok(())
 }

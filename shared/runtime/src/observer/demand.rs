@@ -17,7 +17,6 @@ use tokio::{sync::Notify, task::JoinSet, time::Instant};
 use tracing::{debug, warn};
 
 use super::{Failing, Observer, sources::Members};
-use crate::call::CallResult;
 
 impl Observer {
     /// Keeps everything open that the engine's demand names, and follows its changes. `wake`
@@ -85,8 +84,17 @@ impl Observer {
     ) -> Duration {
         let mut pause = Duration::MAX;
         let mut missing = BTreeSet::new();
+        let discovery = &self.writer.discovery;
         for gvk in kinds {
-            match self.look_up(gvk).await {
+            // A kind that may have copies is looked up in any version: the version of the copies
+            // may no longer be served.
+            let noted = self.noted.lock().contains(*gvk);
+            let found = if noted {
+                discovery.find_in_any_version(gvk).await
+            } else {
+                discovery.find(gvk).await
+            };
+            match found {
                 Ok(found) => {
                     failing.remove(*gvk);
                     let served = found.as_ref().is_some_and(|found| found.gvk == **gvk);
@@ -120,18 +128,8 @@ impl Observer {
         }
         missing
             .into_iter()
-            .for_each(|group| self.writer.discovery.forget_group(group));
+            .for_each(|group| discovery.forget_group(group));
         pause
-    }
-
-    /// How a kind is served. A kind that may have copies is looked up in any version: the version
-    /// of the copies may no longer be served.
-    async fn look_up(&self, gvk: &GroupVersionKind) -> CallResult<Option<Resource>> {
-        if self.noted.lock().contains(gvk) {
-            self.writer.discovery.find_in_any_version(gvk).await
-        } else {
-            self.writer.discovery.find(gvk).await
-        }
     }
 
     /// Opens and closes watches. Returns the time until the next call: ten minutes, or less if a
