@@ -126,11 +126,10 @@ async fn main() -> anyhow::Result<()> {
     let Some(identity) = shutdown.run_until_cancelled(identity).await else {
         return Ok(());
     };
-    let (namespace, replica) = (&identity.namespace, &identity.replica);
-    let traces = flags.program.trace.start(PROGRAM, replica);
+    let traces = flags.program.trace.start(PROGRAM, &identity.replica);
     let handle = program.engine(settings(&flags, &identity.cluster), traces);
 
-    let candidate = Candidate::new(clients, namespace, LEASE, replica, &flags.lease)?;
+    let candidate = Candidate::new(clients, &identity, LEASE, flags.lease)?;
     let leading = candidate.leading();
     metrics.of_leader(&handle, leading.clone(), flags.keep.rule_metrics);
     let label = flags
@@ -146,8 +145,7 @@ async fn main() -> anyhow::Result<()> {
             handle: handle.clone(),
             leading: leading.clone(),
             leader: candidate.holder(),
-            replica: replica.clone(),
-            namespace: namespace.clone(),
+            identity: identity.clone(),
         });
     }
     let driving = keep(&flags.keep, clients, &handle, &identity, leading);

@@ -29,7 +29,7 @@ use axum::{
 use futures::stream::unfold;
 use jiff::Timestamp;
 use mimeo_model::id::RuleId;
-use mimeo_runtime::{guard::Guard, handle::Handle};
+use mimeo_runtime::{guard::Guard, handle::Handle, identity::Identity};
 use serde::Deserialize;
 use serde_json::Value;
 use tokio::sync::{Semaphore, watch};
@@ -74,10 +74,8 @@ pub(crate) struct Known {
     pub(crate) leading: watch::Receiver<bool>,
     /// The replica that leads.
     pub(crate) leader: watch::Receiver<Option<String>>,
-    /// The name of this replica.
-    pub(crate) replica: String,
-    /// The namespace in which Mimeo is installed.
-    pub(crate) namespace: String,
+    /// This replica.
+    pub(crate) identity: Identity,
 }
 
 /// The answer to a request without data.

@@ -64,8 +64,7 @@ impl Session {
         let Known {
             leading,
             leader,
-            replica,
-            namespace,
+            identity,
             ..
         } = &self.known;
         let standing = (*leading.borrow(), leader.borrow().clone());
@@ -73,8 +72,10 @@ impl Session {
             return None;
         }
         let (leads, leader) = &standing;
-        let replica =
-            json!({"name": replica, "namespace": namespace, "leads": leads, "leader": leader});
+        let replica = json!({
+            "name": identity.replica, "namespace": identity.namespace,
+            "leads": leads, "leader": leader,
+        });
         let event = Event::default().event("replica").json_data(replica);
         self.told = Some(standing);
         Some(event)

@@ -73,7 +73,10 @@ fn mend<T: DeserializeOwned>(json: &[u8]) -> Option<Decoded<T>> {
     let mut metadata: Fields<'_> = serde_json::from_str(object.get("metadata")?.get()).ok()?;
     let decodable_managers;
     if let Some(managers) = metadata.get_mut("managedFields") {
-        decodable_managers = to_raw_value(&entries(managers)).ok()?;
+        // Each entry is decoded on its own, so that Mimeo's entry is found beside any other.
+        let entries: Vec<Fields<'_>> = serde_json::from_str(managers.get()).unwrap_or_default();
+        let entries: Vec<_> = entries.into_iter().map(entry).collect();
+        decodable_managers = to_raw_value(&entries).ok()?;
         *managers = &decodable_managers;
     }
     let metadata = to_raw_value(&metadata).ok()?;
@@ -92,13 +95,7 @@ fn decodable(fields: Fields<'_>) -> impl Iterator<Item = (String, Value)> {
         .filter_map(|(name, text)| Some((name, serde_json::from_str(text.get()).ok()?)))
 }
 
-/// Decodes each entry of `managedFields` on its own, so that Mimeo's entry is found beside any
-/// other.
-fn entries(managers: &RawValue) -> Vec<Map<String, Value>> {
-    let entries: Vec<Fields<'_>> = serde_json::from_str(managers.get()).unwrap_or_default();
-    entries.into_iter().map(entry).collect()
-}
-
+/// The decodable parts of an entry of `managedFields`.
 fn entry(mut entry: Fields<'_>) -> Map<String, Value> {
     entry.retain(|name, text| name != "time" || serde_json::from_str::<Time>(text.get()).is_ok());
     let fields = entry.remove("fieldsV1").and_then(|fields| {

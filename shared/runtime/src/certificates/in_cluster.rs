@@ -155,7 +155,15 @@ impl Keeper {
         bundle: &Bundle,
         step: Renewal,
     ) -> anyhow::Result<Option<Secret>> {
-        let body = with_bundle(secret.unwrap_or_else(|| self.empty()), bundle);
+        let secret = secret.unwrap_or_else(|| Secret {
+            metadata: ObjectMeta {
+                name: Some(self.name.clone()),
+                ..ObjectMeta::default()
+            },
+            type_: Some("kubernetes.io/tls".to_owned()),
+            ..Secret::default()
+        });
+        let body = with_bundle(secret, bundle);
         match put(&self.api, &body, DEADLINE).await {
             Ok(Some(secret)) => {
                 info!(secret = self.name, ?step, not_after = %bundle.serving.not_after(), "serving certificate written");
@@ -166,17 +174,6 @@ impl Keeper {
                 read.map_err(|error| anyhow!("failed to read the Secret: {}", Fault(&error)))
             }
             Err(error) => bail!("failed to write the Secret: {}", Fault(&error)),
-        }
-    }
-
-    fn empty(&self) -> Secret {
-        Secret {
-            metadata: ObjectMeta {
-                name: Some(self.name.clone()),
-                ..ObjectMeta::default()
-            },
-            type_: Some("kubernetes.io/tls".to_owned()),
-            ..Secret::default()
         }
     }
 }

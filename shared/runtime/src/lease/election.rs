@@ -30,6 +30,7 @@ use crate::{
     duration,
     fault::{Fault, within},
     follow::Follower,
+    identity::Identity,
     shutdown::CancellationToken,
     versioned::put,
     watch::Watcher,
@@ -60,22 +61,22 @@ pub struct Candidate {
     holder: watch::Sender<Option<String>>,
     api: Api<Lease>,
     watcher: Watcher,
-    name: String,
+    name: &'static str,
+    /// The name of this replica, unique among the candidates.
     me: String,
     args: LeaseArgs,
 }
 
 impl Candidate {
-    /// A candidate for the Lease `name` as `holder`, which must be unique among the candidates.
+    /// Makes this replica a candidate for the Lease `name`.
     ///
     /// # Errors
     /// The durations leave the leader no time to notice that it lost the Lease.
     pub fn new(
         clients: &Clients,
-        namespace: &str,
-        name: &str,
-        holder: &str,
-        args: &LeaseArgs,
+        identity: &Identity,
+        name: &'static str,
+        args: LeaseArgs,
     ) -> anyhow::Result<Self> {
         ensure!(
             args.lease_duration > args.lease_renew_deadline
@@ -86,11 +87,11 @@ impl Candidate {
         Ok(Self {
             leading: watch::Sender::new(false),
             holder: watch::Sender::new(None),
-            api: Api::namespaced(clients.requests.clone(), namespace),
+            api: Api::namespaced(clients.requests.clone(), &identity.namespace),
             watcher: clients.watcher.clone(),
-            name: name.to_owned(),
-            me: holder.to_owned(),
-            args: args.clone(),
+            name,
+            me: identity.replica.clone(),
+            args,
         })
     }
 
@@ -126,7 +127,7 @@ impl Candidate {
     /// Waits until the Lease is free and takes it. Returns the Lease and the time just before the
     /// request.
     async fn stand_by(&self) -> (Lease, Instant) {
-        let mut follower = Follower::new(self.watcher.clone(), &self.api, &self.name);
+        let mut follower = Follower::new(self.watcher.clone(), &self.api, self.name);
         let period = self.args.lease_retry_period;
         let mut backoff = Backoff::new(period, period.saturating_mul(2));
         let mut observed = observe(None, follower.next().await, Instant::now());
@@ -217,7 +218,7 @@ impl Candidate {
     async fn hold(&self, lease: Option<&Lease>) -> kube::Result<Option<Lease>> {
         let mut lease = lease.cloned().unwrap_or_else(|| Lease {
             metadata: ObjectMeta {
-                name: Some(self.name.clone()),
+                name: Some(self.name.to_owned()),
                 ..ObjectMeta::default()
             },
             ..Lease::default()
@@ -228,7 +229,7 @@ impl Candidate {
     }
 
     async fn read(&self) -> kube::Result<Option<Lease>> {
-        within(self.request_deadline(), self.api.get_opt(&self.name)).await
+        within(self.request_deadline(), self.api.get_opt(self.name)).await
     }
 
     /// Releases the Lease. Call it after all work of the leader has stopped: a standby takes over at

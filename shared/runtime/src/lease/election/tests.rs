@@ -28,7 +28,7 @@ async fn a_standby_that_was_told_of_a_conflict_reads_the_lease() {
         holder: watch::Sender::new(None),
         api: Api::default_namespaced(server.client()),
         watcher: stale.client().into(),
-        name: "l".into(),
+        name: "l",
         me: ME.into(),
         args: LeaseArgs {
             lease_duration: Duration::from_secs(15),
