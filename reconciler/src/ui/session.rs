@@ -48,10 +48,11 @@ impl Session {
     /// The next event.
     pub(super) async fn next(&mut self) -> Told {
         loop {
-            let event = self
-                .standing()
-                .or_else(|| self.held())
-                .or_else(|| self.news());
+            let mut event = self.standing();
+            // The engine of a standby does not know the state of copies.
+            if event.is_none() && *self.known.leading.borrow() {
+                event = self.held().or_else(|| self.news());
+            }
             if let Some(event) = event {
                 return event;
             }
@@ -84,9 +85,6 @@ impl Session {
     /// An event with the held deletions of rules that no longer exist, if they have changed. The
     /// page has no column for such rules.
     fn held(&mut self) -> Option<Told> {
-        if !*self.known.leading.borrow() {
-            return None;
-        }
         self.known.handle.look(|engine, _| {
             let current: Vec<Box<str>> = engine.held().map(|held| held.nonce.into()).collect();
             if self.held.as_ref() == Some(&current) {
@@ -103,9 +101,6 @@ impl Session {
 
     /// An event with the next part of the changes.
     fn news(&mut self) -> Option<Told> {
-        if !*self.known.leading.borrow() {
-            return None;
-        }
         let view = self
             .known
             .handle

@@ -53,17 +53,10 @@ pub fn start(folder: PathBuf, overlap: Duration) -> Certificate {
                         keeping the last one");
                 }
             }
-            if let Some(material) = current.clone() {
-                let ca_bundle = material
-                    .ca_bundle
-                    .map(|ca| trusted.bundle(&ca, Instant::now()));
-                offer(
-                    &publish,
-                    ServingMaterial {
-                        ca_bundle,
-                        ..material
-                    },
-                );
+            if let Some(mut material) = current.clone() {
+                let ca = material.ca_bundle;
+                material.ca_bundle = ca.map(|ca| trusted.bundle(&ca, Instant::now()));
+                offer(&publish, material);
             }
             sleep(PERIOD).await;
         }
@@ -88,7 +81,6 @@ impl Trusted {
             .filter(|pem| pem.ends_with(END));
         let before = std::mem::replace(&mut self.present, certificates.collect());
         let present = &self.present;
-        self.former.retain(|(pem, _)| !before.contains(pem));
         self.former
             .extend(before.into_iter().map(|pem| (pem, now + self.overlap)));
         self.former

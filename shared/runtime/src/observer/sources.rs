@@ -219,11 +219,10 @@ impl Many<'_> {
         let news = |source: &SourceRef| {
             !there || !handle.look(|engine, _| engine.index().knows(source, version))
         };
-        let wanted = self.members.wanted.lock().get(&named).cloned();
-        if let Some(source) = wanted {
-            self.missing.remove(&source);
-            if news(&source) {
-                reads.want(source);
+        if self.members.wanted.lock().contains(&named) {
+            self.missing.remove(&named);
+            if news(&named) {
+                reads.want(named);
             }
         }
         let Some(here) = self.selected.get_mut(home) else {
