@@ -27,7 +27,7 @@ use axum::{
     middleware::{Next, from_fn, from_fn_with_state},
     response::{IntoResponse, Response},
 };
-use k8s_openapi::api::authentication::v1::{TokenReview, UserInfo};
+use k8s_openapi::api::authentication::v1::TokenReview;
 use kube::Client;
 use parking_lot::Mutex;
 use sha2::{Digest, Sha256};
@@ -199,8 +199,13 @@ impl Reviewer {
         answer
     }
 
+    /// Asks whose token it is, and whether this user may make the visit.
     async fn ask(&self, token: &str, visit: &Visit) -> kube::Result<Result<(), Refused>> {
-        let Some(user) = self.user(token).await? else {
+        let mut review = TokenReview::default();
+        review.spec.token = token.to_owned();
+        let status = review_of(&self.client, &review).await?.status;
+        let status = status.filter(|status| status.authenticated == Some(true));
+        let Some(user) = status.and_then(|status| status.user) else {
             return Ok(Err(UNAUTHORIZED));
         };
         let Visit { verb, path, .. } = visit;
@@ -210,17 +215,6 @@ impl Reviewer {
         }
         debug!(user = name, verb, path, "visitor turned away");
         Ok(Err(FORBIDDEN))
-    }
-
-    /// The token's user; `None` if the API server does not know the token.
-    async fn user(&self, token: &str) -> kube::Result<Option<UserInfo>> {
-        let mut review = TokenReview::default();
-        review.spec.token = token.to_owned();
-        let answer = review_of(&self.client, &review).await?;
-        let status = answer
-            .status
-            .filter(|status| status.authenticated == Some(true));
-        Ok(status.and_then(|status| status.user))
     }
 
     fn remembers(&self, visit: &Visit) -> bool {

@@ -69,6 +69,9 @@ impl IdentityArgs {
     /// valid for an object.
     pub fn replica(&self) -> String {
         let given = self.replica_name.clone().filter(|name| !name.is_empty());
+        // The kernel's own answer, so that no crate is needed. The file exists in images built from
+        // scratch, too.
+        let host = || read("/proc/sys/kernel/hostname").unwrap_or_else(|| "localhost".to_owned());
         object_name(&given.unwrap_or_else(|| format!("{}-{}", host(), std::process::id())))
     }
 }
@@ -98,12 +101,6 @@ async fn until_answered(ask: impl AsyncFn() -> kube::Result<Option<String>>) -> 
         }
         sleep(backoff.pause()).await;
     }
-}
-
-fn host() -> String {
-    // The kernel's own answer, so that no crate is needed. The file exists in images built from
-    // scratch, too.
-    read("/proc/sys/kernel/hostname").unwrap_or_else(|| "localhost".to_owned())
 }
 
 /// The only line of a file. `None`: the file is empty or cannot be read.

@@ -129,11 +129,6 @@ fn address(bytes: &[u8]) -> Option<IpAddr> {
         .ok()
 }
 
-/// When a certificate in PEM expires.
-pub(super) fn not_after(pem: &str) -> Option<Timestamp> {
-    Facts::parse(pem).map(|facts| timestamp(facts.not_after))
-}
-
 /// When each certificate in a text of PEM blocks expires. Leaves out other blocks.
 pub fn expiries(pem: &[u8]) -> Vec<Timestamp> {
     let blocks = x509_parser::pem::Pem::iter_from_buffer(pem).filter_map(Result::ok);

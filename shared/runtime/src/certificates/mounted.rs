@@ -23,7 +23,11 @@ use tokio::{
 };
 use tracing::{info, warn};
 
-use super::{Polled, ServingMaterial, credential::not_after, offer};
+use super::{
+    Polled, ServingMaterial,
+    credential::{Facts, timestamp},
+    offer,
+};
 use crate::tls::{self, Certificate};
 
 const PERIOD: Duration = Duration::from_secs(2);
@@ -144,7 +148,7 @@ fn material(read: &Result<Contents, Unread>) -> anyhow::Result<ServingMaterial> 
 /// The text of a file, and when its first certificate expires.
 fn certificates<'a>(pem: &'a [u8], name: &str) -> anyhow::Result<(&'a str, Timestamp)> {
     let text = str::from_utf8(pem).ok();
-    text.and_then(|text| Some((text, not_after(text)?)))
+    text.and_then(|text| Some((text, timestamp(Facts::parse(text)?.not_after))))
         .with_context(|| format!("{name} is no certificate in PEM"))
 }
 

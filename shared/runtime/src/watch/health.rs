@@ -49,12 +49,11 @@ impl Health {
 
     /// Adds a watch of the collection at this path.
     pub(super) fn begin(&self, path: &str) -> Arc<Pulse> {
-        let pulse = Pulse {
+        let pulse = Arc::new(Pulse {
             resource: resource(path),
             heard: Mutex::new(Instant::now()),
             health: self.clone(),
-        };
-        let pulse = Arc::new(pulse);
+        });
         let mut known = self.0.lock();
         known.watches.retain(|watch| watch.strong_count() > 0);
         known.watches.push(Arc::downgrade(&pulse));
