@@ -157,17 +157,20 @@ impl Answers {
     }
 
     /// Counts the policies by status and reason.
-    pub(crate) fn policies(&self, all: impl Iterator<Item = (bool, ConditionReason)>) {
+    pub(crate) fn policies(&self, reasons: impl Iterator<Item = ConditionReason>) {
         self.policies.clear();
-        let counted = |ready, reason: ConditionReason| {
-            let ready = if ready { "True" } else { "False" };
+        let counted = |reason: ConditionReason| {
+            let ready = match reason {
+                ConditionReason::Active => "True",
+                _ => "False",
+            };
             let labels = [("ready", ready.to_owned()), ("reason", reason.to_string())];
             self.policies.get_or_create_owned(&labels)
         };
         // A cluster without policies reports zero, so that the series always exists.
-        counted(true, ConditionReason::Active).set(0);
-        for (ready, reason) in all {
-            counted(ready, reason).inc();
+        counted(ConditionReason::Active).set(0);
+        for reason in reasons {
+            counted(reason).inc();
         }
     }
 
@@ -207,20 +210,8 @@ mod tests {
     fn policies_that_are_no_more_are_not_counted() {
         let metrics = Metrics::default();
         let answers = metrics.add(Answers::new);
-        answers.policies(
-            [
-                (true, ConditionReason::Active),
-                (false, ConditionReason::Rejected),
-            ]
-            .into_iter(),
-        );
-        answers.policies(
-            [
-                (true, ConditionReason::Active),
-                (true, ConditionReason::Active),
-            ]
-            .into_iter(),
-        );
+        answers.policies([ConditionReason::Active, ConditionReason::Rejected].into_iter());
+        answers.policies([ConditionReason::Active, ConditionReason::Active].into_iter());
         answers.registered("MutatingWebhookConfiguration", "mimeo", false);
         let text = metrics.text().expect("it encodes");
         assert!(

@@ -180,24 +180,16 @@ pub(crate) struct Registrar {
     registered: BTreeSet<Box<str>>,
 }
 
-/// The condition Ready that a policy will get.
+/// The reason and the message of the condition Ready that a policy will get.
 struct Finding {
-    ready: bool,
     reason: ConditionReason,
     message: String,
-    /// True if the result may change without an event that this process would see. The registrar
-    /// then checks again soon.
-    passing: bool,
 }
 
 impl Finding {
-    fn not(reason: ConditionReason, message: impl Into<String>) -> Self {
-        Self {
-            ready: false,
-            reason,
-            message: message.into(),
-            passing: false,
-        }
+    /// True if the policy is registered, and so its condition Ready is true.
+    fn is_ready(&self) -> bool {
+        self.reason == ConditionReason::Active
     }
 
     /// For a policy that is registered. `missing` are its kinds that are not served.
@@ -207,10 +199,8 @@ impl Finding {
             missing => format!("; the cluster does not serve {missing}"),
         };
         Self {
-            ready: true,
             reason: ConditionReason::Active,
             message: format!("matching objects are rewritten as they are written{also}"),
-            passing: false,
         }
     }
 }
@@ -274,7 +264,9 @@ impl Registrar {
         if self.heard.replace(wanted) != Some(wanted) {
             sleep(HEARD).await;
         }
-        let settled = all_served && !findings.iter().any(|(_, finding)| finding.passing);
+        // The API server may accept a rejected entry later, and no event would tell this process.
+        let rejected = |(_, finding): &(_, Finding)| finding.reason == ConditionReason::Rejected;
+        let settled = all_served && !findings.iter().any(rejected);
         for (known, finding) in findings {
             self.report(&known, finding).await?;
         }
@@ -301,7 +293,7 @@ impl Registrar {
                     let key = checksum(&wanted);
                     keys.insert(key);
                     let finding = self.try_out(key, &wanted, &missing).await?;
-                    accepted.extend(finding.ready.then(|| policy.clone()));
+                    accepted.extend(finding.is_ready().then(|| policy.clone()));
                     finding
                 }
             };
@@ -313,9 +305,8 @@ impl Registrar {
 
     /// Brings the metrics up to date.
     fn count(&mut self, accepted: &[Policy], findings: &Findings) {
-        let findings = findings.iter();
         self.metrics
-            .policies(findings.map(|(_, finding)| (finding.ready, finding.reason)));
+            .policies(findings.iter().map(|(_, finding)| finding.reason));
         let registered = accepted.iter().map(|policy| policy.name.clone()).collect();
         let former = std::mem::replace(&mut self.registered, registered);
         for policy in &self.registered {
@@ -342,8 +333,9 @@ impl Registrar {
     /// Checks a policy beside `before` others that are registered already. Returns the policy, and
     /// those of its kinds that are not served.
     fn check<'k>(&self, known: &'k Known, before: usize) -> Result<(&'k Policy, String), Finding> {
-        let invalid = |refusals: &[Refusal]| {
-            Finding::not(ConditionReason::InvalidSpec, in_one_line(refusals))
+        let invalid = |refusals: &[Refusal]| Finding {
+            reason: ConditionReason::InvalidSpec,
+            message: in_one_line(refusals),
         };
         let policy = known.policy.as_ref();
         let policy = policy.map_err(|refusals| invalid(refusals))?;
@@ -356,12 +348,16 @@ impl Registrar {
         let missing: Vec<String> = missing.map(|gvk| self.name_missing(gvk)).collect();
         let names = missing.join(", ");
         if missing.len() == policy.kinds.len() {
-            let message = format!("the cluster does not serve {names}");
-            return Err(Finding::not(ConditionReason::KindNotServed, message));
+            return Err(Finding {
+                reason: ConditionReason::KindNotServed,
+                message: format!("the cluster does not serve {names}"),
+            });
         }
         if before >= MOST {
-            let message = format!("{MOST} older policies are registered, and no more can be");
-            return Err(Finding::not(ConditionReason::Rejected, message));
+            return Err(Finding {
+                reason: ConditionReason::Rejected,
+                message: format!("{MOST} older policies are registered, and no more can be"),
+            });
         }
         Ok((policy, names))
     }
@@ -374,27 +370,21 @@ impl Registrar {
         wanted: &Value,
         missing: &str,
     ) -> anyhow::Result<Finding> {
-        let verdict = if let Some(verdict) = self.tried.get(&key) {
-            verdict.clone()
-        } else {
-            let verdict = match try_out(&self.client, wanted).await? {
+        let rejected = |message| Finding {
+            reason: ConditionReason::Rejected,
+            message,
+        };
+        let tried = match self.tried.get(&key) {
+            Some(tried) => tried.clone(),
+            None => match try_out(&self.client, wanted).await? {
                 // The contents are not the reason: this program lacks a permission, or a policy of
                 // the cluster forbids the write. Both may change, so the result is not remembered.
-                Err(refusal) if refusal.code == 403 => {
-                    return Ok(Finding {
-                        passing: true,
-                        ..Finding::not(ConditionReason::Rejected, refusal.message)
-                    });
-                }
+                Err(refusal) if refusal.code == 403 => return Ok(rejected(refusal.message)),
                 tried => tried.map_err(|refusal| refusal.message),
-            };
-            self.tried.insert(key, verdict.clone());
-            verdict
+            },
         };
-        Ok(match verdict {
-            Err(message) => Finding::not(ConditionReason::Rejected, message),
-            Ok(()) => Finding::active(missing),
-        })
+        self.tried.insert(key, tried.clone());
+        Ok(tried.map_or_else(rejected, |()| Finding::active(missing)))
     }
 
     /// Looks up every kind that a policy names. Returns true if all of them are served.
@@ -468,7 +458,7 @@ fn compose(
 ) -> TransformPolicyStatus {
     let generation = known.object.metadata.generation;
     let old = old.map_or(&[][..], |old| &old.conditions);
-    let ready = (ConditionType::Ready, finding.ready);
+    let ready = (ConditionType::Ready, finding.is_ready());
     let ready = condition(ready, finding.reason, finding.message, generation, old, now);
     TransformPolicyStatus {
         observed_generation: generation,
@@ -499,7 +489,10 @@ mod tests {
         assert_eq!(first, later);
         let no = compose(
             &known(),
-            Finding::not(ConditionReason::Rejected, "no"),
+            Finding {
+                reason: ConditionReason::Rejected,
+                message: "no".into(),
+            },
             Some(&first),
             at(20),
         );
