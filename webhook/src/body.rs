@@ -238,7 +238,8 @@ mod tests {
                 begun: UID.into(),
             };
             let refusing: Vec<Hook> = Hook::ALL
-                .into_iter()
+                .iter()
+                .copied()
                 .filter(|hook| unread.verdict(*hook).is_some())
                 .collect();
             assert_eq!(refusing, hooks, "{:?}", unread.why);

@@ -4,9 +4,8 @@
 
 use std::{iter, time::Duration};
 
-use mimeo_model::{condition::ConditionReason, review::Verdict};
+use mimeo_model::{condition::ConditionReason, review::Verdict, words};
 use prometheus_client::{
-    encoding::{EncodeLabelSet, EncodeLabelValue},
     metrics::{counter::Counter, family::Family, gauge::Gauge, histogram::Histogram},
     registry::{Metric, Registry},
 };
@@ -33,52 +32,37 @@ fn rewriter(policy: &str) -> Labels<1> {
     [("policy", policy.to_owned())]
 }
 
-/// A hook of the webhook.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, EncodeLabelValue)]
-pub(crate) enum Hook {
-    Namespaces,
-    Pods,
-    Objects,
-    Authors,
-    Rules,
-    Copies,
+words! {
+    /// A hook of the webhook.
+    Hook {
+        Namespaces,
+        Pods,
+        Objects,
+        Authors,
+        Rules,
+        Copies,
+    }
 }
 
-impl Hook {
-    pub(crate) const ALL: [Self; 6] = [
-        Self::Namespaces,
-        Self::Pods,
-        Self::Objects,
-        Self::Authors,
-        Self::Rules,
-        Self::Copies,
-    ];
+words! {
+    /// The verdict on a review, in the metrics.
+    Word {
+        Allowed,
+        Patched,
+        Denied,
+        ComeAgain,
+        Undecodable,
+    }
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct Answer {
-    hook: Hook,
-    verdict: Word,
-}
+/// The labels of an answer.
+type Answer = [(&'static str, &'static str); 2];
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, EncodeLabelValue)]
-pub(crate) enum Word {
-    Allowed,
-    Patched,
-    Denied,
-    ComeAgain,
-    Undecodable,
+fn answer(hook: Hook, verdict: Word) -> Answer {
+    [("hook", hook.as_str()), ("verdict", verdict.as_str())]
 }
 
 impl Word {
-    const ALL: [Self; 5] = [
-        Self::Allowed,
-        Self::Patched,
-        Self::Denied,
-        Self::ComeAgain,
-        Self::Undecodable,
-    ];
-
     /// The word for the verdict of a review that was read.
     pub(crate) fn of(verdict: &Verdict) -> Self {
         match verdict {
@@ -143,7 +127,7 @@ impl Answers {
         // event of a series that appears with it.
         for hook in Hook::ALL {
             for verdict in Word::ALL {
-                drop(answers.admission.get_or_create(&Answer { hook, verdict }));
+                drop(answers.admission.get_or_create(&answer(*hook, *verdict)));
             }
         }
         answers.policies(iter::empty());
@@ -195,7 +179,7 @@ impl Answers {
     /// Counts an answer.
     pub(crate) fn answered(&self, hook: Hook, verdict: Word, took: Duration) {
         self.admission
-            .get_or_create(&Answer { hook, verdict })
+            .get_or_create(&answer(hook, verdict))
             .observe(took.as_secs_f64());
     }
 }
