@@ -68,34 +68,18 @@ impl ProgramRight {
     /// True if the permission is about the permissions that a copy grants, and not about the copy
     /// itself.
     pub fn hands_out(&self) -> bool {
-        !OF_COPIES.contains(&self.right.verb)
+        matches!(self.right.verb, "bind" | "escalate")
     }
 }
 
 const READ: [&str; 3] = ["get", "list", "watch"];
 const WRITE: [&str; 2] = ["create", "patch"];
 const DELETE: &str = "delete";
-/// Verbs that Mimeo uses on sources and copies themselves.
-const OF_COPIES: [&str; 6] = ["get", "list", "watch", "create", "patch", DELETE];
 
-/// The permissions that a rule of this kind needs, as [`needed`] says. Only the reconciler writes
-/// copies for a Replication.
+/// The permissions that a rule of this kind needs for copies of these sources in these places.
+/// `None` means everywhere. A kind that `look_up` does not find needs no permission yet.
 pub fn needed_by<'a>(
     kind: RuleKind,
-    homes: impl Iterator<Item = Home<'a>>,
-    places: Option<&BTreeSet<Box<str>>>,
-    look_up: impl Fn(&GroupVersionKind) -> Option<Resource>,
-) -> BTreeSet<ProgramRight> {
-    let mut needs = needed(homes, places, look_up);
-    if kind == RuleKind::Replication {
-        needs.retain(|need| need.program == Program::Reconciler);
-    }
-    needs
-}
-
-/// The permissions needed for copies of these sources in these places. `None` means everywhere. A
-/// kind that `look_up` does not find needs no permission yet.
-pub fn needed<'a>(
     homes: impl Iterator<Item = Home<'a>>,
     places: Option<&BTreeSet<Box<str>>>,
     look_up: impl Fn(&GroupVersionKind) -> Option<Resource>,
@@ -143,6 +127,10 @@ pub fn needed<'a>(
             need(Program::Reconciler, &read, *target);
             need(Program::Reconciler, &[right(DELETE)], *target);
         }
+    }
+    if kind == RuleKind::Replication {
+        // Only the reconciler writes copies for a Replication.
+        needs.retain(|need| need.program == Program::Reconciler);
     }
     needs
 }
@@ -304,7 +292,8 @@ mod tests {
     }
 
     fn needs_in(places: Option<&BTreeSet<Box<str>>>) -> BTreeSet<ProgramRight> {
-        needed(
+        needed_by(
+            RuleKind::ClusterReplication,
             [
                 home(&policies().gvk, Some("home")),
                 home(&policies().gvk, Some("home")),
@@ -362,16 +351,20 @@ mod tests {
             ]
         );
         assert!(
-            needed(
+            needed_by(
+                RuleKind::ClusterReplication,
                 [home(&policies().gvk, Some("home"))].into_iter(),
                 None,
                 |_| None
             )
             .is_empty()
         );
-        let inline = needed([home(&policies().gvk, None)].into_iter(), None, |_| {
-            Some(policies())
-        });
+        let inline = needed_by(
+            RuleKind::ClusterReplication,
+            [home(&policies().gvk, None)].into_iter(),
+            None,
+            |_| Some(policies()),
+        );
         assert_eq!(
             told(&inline)[..2],
             ["Webhook create *", "Webhook patch *"],
@@ -425,10 +418,13 @@ mod tests {
             role: object.and_then(RoleRef::of),
         }]
         .into_iter();
-        let sentences = explain(
-            &needed(homes, reach.targets.as_deref(), |_| Some(resource.clone())),
-            reach,
+        let needed = needed_by(
+            RuleKind::ClusterReplication,
+            homes,
+            reach.targets.as_deref(),
+            |_| Some(resource.clone()),
         );
+        let sentences = explain(&needed, reach);
         // The API server may cut a warning off after 256 characters.
         assert!(
             sentences.iter().all(|sentence| sentence.len() <= 256),

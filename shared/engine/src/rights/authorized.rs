@@ -137,7 +137,8 @@ impl Index {
         let targets = reach.targets.is_some().then_some(&targets);
         // These are all permissions that the reconciler needs for the kind in these namespaces.
         // Only the next denial would show which of them is missing.
-        let mut needed = own_rights::needed(homes, targets, |_| Some(resource.clone()));
+        let kind = rule.id.kind;
+        let mut needed = own_rights::needed_by(kind, homes, targets, |_| Some(resource.clone()));
         needed.retain(|need| {
             let place = need.right.namespace.as_deref();
             need.program == Program::Reconciler
