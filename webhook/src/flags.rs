@@ -2,7 +2,7 @@
 
 use std::{net::SocketAddr, path::PathBuf, time::Duration};
 
-use anyhow::{Context, bail, ensure};
+use anyhow::{Context, ensure};
 use clap::{
     Args, Parser,
     builder::{PossibleValuesParser, TypedValueParser as _},
@@ -112,17 +112,13 @@ impl EndpointArgs {
         if let Some(url) = &self.url {
             return by_url(url);
         }
-        let service = self
-            .service
-            .clone()
-            .unwrap_or_else(|| format!("{namespace}/mimeo-webhook"));
-        let (namespace, name) = service
-            .split_once('/')
-            .context("--service: expected namespace/name")?;
-        ensure!(
-            !namespace.is_empty() && !name.is_empty(),
-            "--service: expected namespace/name"
-        );
+        let (namespace, name) = match &self.service {
+            None => (namespace, "mimeo-webhook"),
+            Some(service) => service
+                .split_once('/')
+                .filter(|(namespace, name)| !namespace.is_empty() && !name.is_empty())
+                .context("--service: expected namespace/name")?,
+        };
         let endpoint = Endpoint::Service {
             namespace: namespace.into(),
             name: name.into(),
@@ -142,9 +138,8 @@ fn by_url(url: &str) -> anyhow::Result<(Endpoint, ServingNames)> {
         parsed.path_and_query().is_none_or(|path| path == "/"),
         "--url: expected no path"
     );
-    let Some(host) = parsed.host().filter(|host| !host.is_empty()) else {
-        bail!("--url: expected a host")
-    };
+    let host = parsed.host().filter(|host| !host.is_empty());
+    let host = host.context("--url: expected a host")?;
     Ok((
         Endpoint::Url(url.trim_end_matches('/').to_owned()),
         ServingNames::new([host]),
@@ -194,37 +189,28 @@ pub(crate) struct HookArgs {
         long,
         env = "MIMEO_POD_GATE_RESOURCES",
         value_name = "RESOURCES",
-        value_delimiter = ','
+        value_delimiter = ',',
+        value_parser = resource
     )]
-    pod_gate_resources: Vec<String>,
+    pub(crate) pod_gate_resources: Vec<GroupVersionResource>,
     /// Users of Mimeo's other programs. Like this program's own user they may change the pending
     /// label and guarded copies. Default: the service account mimeo-reconciler in Mimeo's namespace
     #[arg(long, env = "MIMEO_USERS", value_name = "USERS", value_delimiter = ',')]
     mimeo_users: Vec<String>,
 }
 
-impl HookArgs {
-    /// Resources besides pods that wait for copies.
-    pub(crate) fn pod_gate_resources(&self) -> anyhow::Result<Vec<GroupVersionResource>> {
-        let parse = |text: &String| {
-            let parts: Vec<&str> = text.trim().split('/').collect();
-            ensure!(
-                parts.iter().all(|part| !part.is_empty()),
-                "--pod-gate-resources: {text:?} has an empty part"
-            );
-            let (group, version, resource) = match parts[..] {
-                [version, resource] => ("", version, resource),
-                [group, version, resource] => (group, version, resource),
-                _ => bail!(
-                    "--pod-gate-resources: expected version/resource or group/version/resource, \
-                     not {text:?}"
-                ),
-            };
-            Ok(GroupVersionResource::new(group, version, resource))
-        };
-        self.pod_gate_resources.iter().map(parse).collect()
+/// Parses a resource, as in `batch/v1/jobs`.
+fn resource(text: &str) -> Result<GroupVersionResource, &'static str> {
+    let parts: Vec<&str> = text.trim().split('/').collect();
+    match parts[..] {
+        _ if parts.contains(&"") => Err("a part is empty"),
+        [version, resource] => Ok(GroupVersionResource::new("", version, resource)),
+        [group, version, resource] => Ok(GroupVersionResource::new(group, version, resource)),
+        _ => Err("expected version/resource or group/version/resource"),
     }
+}
 
+impl HookArgs {
     /// The users under which Mimeo's programs send requests. The list is sorted and free of
     /// duplicates, so every replica registers the same one.
     pub(crate) fn mimeo_users(&self, namespace: &str, own: String) -> Vec<String> {
@@ -325,14 +311,12 @@ mod tests {
             GroupVersionResource::new("", "v1", "pods"),
             GroupVersionResource::new("batch", "v1", "jobs"),
         ];
-        assert_eq!(hooks.pod_gate_resources().unwrap(), resources);
+        assert_eq!(hooks.pod_gate_resources, resources);
         assert_eq!(hooks.mimeo_users("ns", "me".into()), ["a", "b", "me"]);
-        assert!(
-            flags(&["--pod-gate-resources", "pods"])
-                .hooks
-                .pod_gate_resources()
-                .is_err()
-        );
+        for bad in ["pods", "v1/", "/v1/pods", "a/b/c/d"] {
+            let args = ["mimeo-webhook", "--pod-gate-resources", bad];
+            assert!(Flags::try_parse_from(args).is_err(), "{bad}");
+        }
         assert_eq!(
             flags(&[]).hooks.mimeo_users("ns", "me".into()),
             ["me", "system:serviceaccount:ns:mimeo-reconciler"]

@@ -85,7 +85,6 @@ async fn serve(flags: Flags, program: Program) -> anyhow::Result<()> {
     let (endpoint, serving_names) = flags
         .endpoint
         .resolve(&flags.program.identity.namespace())?;
-    let pod_gate_resources = flags.hooks.pod_gate_resources()?;
     // Conditions that must hold before this replica is ready.
     let informed = program
         .readiness
@@ -127,7 +126,7 @@ async fn serve(flags: Flags, program: Program) -> anyhow::Result<()> {
         ca_bundle: None,
         own_namespace: namespace.clone(),
         namespaces_failure_policy: flags.hooks.namespaces_failure_policy,
-        pod_gate_resources,
+        pod_gate_resources: flags.hooks.pod_gate_resources.clone(),
         mimeo_users: app.mimeo_users.clone(),
     };
     // A replica that is not ready receives no requests and so holds no pods. Its Lease, which says
