@@ -51,13 +51,12 @@ use crate::{
 
 /// Most policies in the configuration. The configuration is one object and must fit into etcd.
 const MOST: usize = 256;
-/// Interval at which unserved kinds are looked up again. No watch announces the kinds of an
-/// aggregated API.
+/// Interval between rounds without an event. No watch announces the kinds of an aggregated API, nor
+/// that the API server would now accept an entry that it has refused. Other answers are kept, so
+/// such a round rarely sends a request.
 const LOOK_AGAIN: Duration = Duration::from_mins(1);
 /// Pause after a failure.
 const RETRY: Duration = Duration::from_secs(5);
-/// Longest time that a round waits until its configuration is written.
-const WRITTEN: Duration = DEADLINE;
 /// Time until every API server uses a configuration that was written. API servers watch their
 /// configurations. A status that calls a policy active any earlier would be wrong.
 const HEARD: Duration = Duration::from_secs(1);
@@ -250,13 +249,13 @@ impl Registrar {
     async fn register(&mut self, registration: &Registration) -> anyhow::Result<Duration> {
         let mut known: Vec<Arc<Known>> = self.policies.0.borrow().known.values().cloned().collect();
         known.sort_by(|a, b| a.age().cmp(&b.age()));
-        let all_served = self.look_kinds_up(&known).await;
+        self.look_kinds_up(&known).await;
         let (accepted, findings) = self.judge_all(registration, known).await?;
         self.count(&accepted, &findings);
         let configuration = self.wanted(registration, &accepted);
         let wanted = checksum(&configuration);
         self.kept.want(configuration);
-        if timeout(WRITTEN, self.kept.holds()).await.is_err() {
+        if timeout(DEADLINE, self.kept.holds()).await.is_err() {
             // The task that writes the configuration has logged the reason. Until it succeeds no
             // status calls a policy active.
             return Ok(RETRY);
@@ -264,17 +263,10 @@ impl Registrar {
         if self.heard.replace(wanted) != Some(wanted) {
             sleep(HEARD).await;
         }
-        // The API server may accept a rejected entry later, and no event would tell this process.
-        let rejected = |(_, finding): &(_, Finding)| finding.reason == ConditionReason::Rejected;
-        let settled = all_served && !findings.iter().any(rejected);
         for (known, finding) in findings {
             self.report(&known, finding).await?;
         }
-        Ok(if settled {
-            Duration::from_hours(1)
-        } else {
-            LOOK_AGAIN
-        })
+        Ok(LOOK_AGAIN)
     }
 
     /// Decides on each policy. Also returns the policies that can be registered.
@@ -387,23 +379,22 @@ impl Registrar {
         Ok(tried.map_or_else(rejected, |()| Finding::active(missing)))
     }
 
-    /// Looks up every kind that a policy names. Returns true if all of them are served.
-    async fn look_kinds_up(&mut self, known: &[Arc<Known>]) -> bool {
+    /// Looks up every kind that a policy names.
+    async fn look_kinds_up(&mut self, known: &[Arc<Known>]) {
         let kinds: BTreeSet<GroupVersionKind> = known
             .iter()
             .filter_map(|known| known.policy.as_ref().ok())
             .flat_map(|policy| policy.kinds.clone())
             .collect();
         self.served.retain(|gvk, _| kinds.contains(gvk));
-        for gvk in &kinds {
-            match self.discovery.find(gvk).await {
-                Ok(Some(resource)) => _ = self.served.insert(gvk.clone(), resource),
-                Ok(None) => _ = self.served.remove(gvk),
+        for gvk in kinds {
+            match self.discovery.find(&gvk).await {
+                Ok(Some(resource)) => _ = self.served.insert(gvk, resource),
+                Ok(None) => _ = self.served.remove(&gvk),
                 // A failed lookup does not mean that the kind is unserved.
                 Err(error) => warn!(%gvk, %error, "cannot look a kind up"),
             }
         }
-        kinds.len() == self.served.len()
     }
 
     /// Writes the policy's status if it has changed.
