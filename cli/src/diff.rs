@@ -15,7 +15,7 @@ use std::{
 use anyhow::{Result, bail};
 use clap::Args;
 use futures::{StreamExt as _, stream};
-use mimeo_model::right::Right;
+use mimeo_model::{plural, right::Right};
 use mimeo_runtime::{access::may_self, fault::within};
 use serde::Serialize;
 
@@ -31,9 +31,6 @@ use crate::{
     picture::{Gap, Overlay, Picture, Scope},
     read::{AT_ONCE, Reader},
 };
-
-/// Most namespaces that a line of text names.
-const NAMED: usize = 5;
 
 #[derive(Debug, Args)]
 pub(crate) struct DiffArgs {
@@ -295,10 +292,9 @@ fn changes_are(count: usize) -> String {
 }
 
 fn places(namespaces: &[&str]) -> String {
-    let named = namespaces[..namespaces.len().min(NAMED)].join(", ");
+    let named = plural::first_items(namespaces, ", ");
     match namespaces.len() {
         0 | 1 => named,
-        count if count <= NAMED => format!("{count} namespaces: {named}"),
-        count => format!("{count} namespaces: {named} and {} more", count - NAMED),
+        count => format!("{count} namespaces: {named}"),
     }
 }

@@ -20,7 +20,7 @@ use crate::{AwaitedCopy, Index, Progress};
 
 /// The place of the pending label in a namespace, as a JSON pointer.
 const LABEL_POINTER: &str = "/metadata/labels/mimeo.dev~1copies";
-/// The number of copies that a message names.
+/// The number of missing copies that get their own warning.
 const NAMED: usize = 5;
 /// After how many seconds clients shall come again; [`RETRY`] says the same.
 const RETRY_SECONDS: u32 = 1;
@@ -209,7 +209,8 @@ pub fn pod_gate(namespace: &str, progress: &Progress) -> GateDecision {
     } = progress;
     let wait_for = |copies: &[AwaitedCopy], next: &str| {
         let see = copies.first().map_or_else(String::new, see);
-        format!("pods in {namespace} wait for {}{next}. {see}", list(copies))
+        let copies = plural::first_items(copies, "; ");
+        format!("pods in {namespace} wait for {copies}{next}. {see}")
     };
     if uid.is_none() {
         return GateDecision::Wait(still_reading(namespace));
@@ -255,20 +256,6 @@ pub fn unread(namespace: &str) -> String {
         "pods in {namespace} wait for its copies: the API server did not answer Mimeo's read of \
          the namespace. {RETRY}"
     )
-}
-
-/// Returns the first few of these copies, and the number of the others.
-fn list(copies: &[AwaitedCopy]) -> String {
-    let named: Vec<String> = copies
-        .iter()
-        .take(NAMED)
-        .map(AwaitedCopy::to_string)
-        .collect();
-    let more = match copies.len().saturating_sub(NAMED) {
-        0 => String::new(),
-        more => format!(" and {more} more"),
-    };
-    format!("{}{more}", named.join("; "))
 }
 
 /// Returns where users find more about a copy. (Only `ClusterReplication`s hold pods.)

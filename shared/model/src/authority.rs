@@ -18,6 +18,7 @@ use crate::{
     choices::PodGate,
     grant::Grant,
     kind::{GroupVersionKind, Resource},
+    plural,
     policy::Policy,
     right::{GATE, Right, to_grant},
     rule::Rule,
@@ -41,9 +42,6 @@ const OF_POLICIES: &[&str] = &["create", "update"];
 /// Most permissions in single namespaces that the webhook checks for one rule. Beyond this number
 /// the author must have the permissions in all namespaces.
 const MOST: usize = 256;
-
-/// Most missing permissions that a message names.
-const NAMED: usize = 5;
 
 /// A needed permission, and the permissions that can replace it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -214,16 +212,8 @@ pub fn find(needs: &[Need], held: impl Fn(&Right) -> Option<bool>) -> Finding<'_
 
 /// The message that names the permissions which a user lacks.
 pub fn lacks(user: &str, missing: &[&Right]) -> String {
-    let named: Vec<String> = missing
-        .iter()
-        .take(NAMED)
-        .map(ToString::to_string)
-        .collect();
-    let more = match missing.len().saturating_sub(NAMED) {
-        0 => String::new(),
-        more => format!(" and {more} more"),
-    };
-    format!("user {user:?} may not {}{more}", named.join(", "))
+    let rights = plural::first_items(missing, ", ");
+    format!("user {user:?} may not {rights}")
 }
 
 /// The namespaces that the rule targets, if each target names them exactly.
