@@ -9,11 +9,11 @@ use mimeo_model::review::{Request, Verdict, is_name};
 use mimeo_runtime::{fault::Fault, named};
 use tracing::warn;
 
-use crate::{app::App, policies::Known};
+use crate::{app::App, metrics::Word, policies::Known};
 
 pub(crate) async fn decide(app: &App, name: &str, request: &Request) -> Verdict {
     let verdict = answer(app, name, request).await;
-    if matches!(&verdict, Verdict::Patch { patch, .. } if !patch.0.is_empty()) {
+    if Word::of(&verdict) == Word::Patched {
         app.metrics.rewrote(name);
     }
     verdict

@@ -22,9 +22,8 @@ use crate::{AwaitedCopy, Index, Progress};
 const LABEL_POINTER: &str = "/metadata/labels/mimeo.dev~1copies";
 /// The number of missing copies that get their own warning.
 const NAMED: usize = 5;
-/// After how many seconds clients shall come again; [`RETRY`] says the same.
-const RETRY_SECONDS: u32 = 1;
-/// The advice for clients that don't retry by themselves.
+/// The advice for clients that don't retry by themselves. [`encode`](mimeo_model::review::encode)
+/// tells the others the same.
 const RETRY: &str = "Retry in 1 s";
 
 /// Returns the value of a new pending label: different for every admission, impossible to guess,
@@ -266,12 +265,7 @@ fn see(copy: &AwaitedCopy) -> String {
 /// "Not now": the API server passes the answer on with its `Retry-After`, and clients retry by
 /// themselves.
 pub fn come_again(message: String) -> Verdict {
-    Verdict::Deny {
-        code: 429,
-        reason: "TooManyRequests",
-        message,
-        retry_after_seconds: Some(RETRY_SECONDS),
-    }
+    Verdict::deny(429, "TooManyRequests", message)
 }
 
 #[cfg(test)]

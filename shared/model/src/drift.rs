@@ -166,7 +166,6 @@ mod tests {
                 code: 403,
                 reason: "Forbidden",
                 message,
-                retry_after_seconds: None,
             } = refusal(&request, &guard(&request, guards).unwrap())
             else {
                 unreachable!("a refusal");

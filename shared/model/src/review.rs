@@ -140,14 +140,13 @@ pub enum Verdict {
     },
     /// The request is refused, for now or for good.
     Deny {
-        /// HTTP status of the answer to the client, 400 or above.
+        /// HTTP status of the answer to the client, 400 or above. 429 tells the client to try again
+        /// after a moment.
         code: u16,
         /// The reason in the words of the Kubernetes API, as in `Forbidden`, `TooManyRequests`.
         reason: &'static str,
         /// The message for people, without the prefix `Mimeo: `, which `encode` writes.
         message: String,
-        /// The delay after which the client should try again, in seconds.
-        retry_after_seconds: Option<u32>,
     },
 }
 
@@ -157,13 +156,12 @@ impl Verdict {
         warnings: Vec::new(),
     };
 
-    /// The request is refused. It says nothing about another attempt.
+    /// The request is refused.
     pub fn deny(code: u16, reason: &'static str, message: impl Into<String>) -> Self {
         Self::Deny {
             code,
             reason,
             message: message.into(),
-            retry_after_seconds: None,
         }
     }
 }

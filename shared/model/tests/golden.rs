@@ -197,7 +197,6 @@ fn reviews() {
         code: 429,
         reason: "TooManyRequests",
         message: "copies are being written into namespace team; try again".into(),
-        retry_after_seconds: Some(1),
     };
     matches_file("review-denied.json", &answer(&body, deny));
 }

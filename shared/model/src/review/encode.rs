@@ -11,6 +11,9 @@ use super::{API_VERSION, KIND, Verdict};
 const WARNINGS_LENGTH: usize = 4096;
 /// Longest warning, in bytes. Only a rule with long texts of its own has a longer one.
 const WARNING_LENGTH: usize = 1024;
+/// After how many seconds a client shall try again if the answer is 429. The messages of these
+/// answers say the same.
+const RETRY_SECONDS: u32 = 1;
 /// Prefix of each warning and each refusal, so that users see their origin.
 const PROGRAM: &str = "Mimeo: ";
 
@@ -42,13 +45,12 @@ pub fn encode(uid: &str, verdict: &Verdict) -> Vec<u8> {
             code,
             reason,
             message,
-            retry_after_seconds,
         } => {
             let message = format!("{PROGRAM}{message}");
             response["status"] =
                 json!({"status": "Failure", "code": code, "reason": reason, "message": message});
-            if let Some(seconds) = retry_after_seconds {
-                response["status"]["details"] = json!({"retryAfterSeconds": seconds});
+            if *code == 429 {
+                response["status"]["details"] = json!({"retryAfterSeconds": RETRY_SECONDS});
             }
         }
     }
@@ -136,7 +138,6 @@ mod tests {
                     code: 403,
                     reason: "Forbidden",
                     message: "no".into(),
-                    retry_after_seconds: None,
                 },
                 json!({
                     "uid": "u", "allowed": false,
@@ -148,7 +149,6 @@ mod tests {
                     code: 429,
                     reason: "TooManyRequests",
                     message: "later".into(),
-                    retry_after_seconds: Some(1),
                 },
                 json!({
                     "uid": "u", "allowed": false,
@@ -186,16 +186,11 @@ mod tests {
         prop_oneof![
             warnings().prop_map(|warnings| Verdict::Allow { warnings }),
             (patch, warnings()).prop_map(|(patch, warnings)| Verdict::Patch { patch, warnings }),
-            (400..600_u16, ".{0,99}", prop::option::of(0..9_u32)).prop_map(
-                |(code, message, retry_after_seconds)| {
-                    Verdict::Deny {
-                        code,
-                        reason: "Forbidden",
-                        message,
-                        retry_after_seconds,
-                    }
-                }
-            ),
+            (400..600_u16, ".{0,99}").prop_map(|(code, message)| Verdict::deny(
+                code,
+                "Forbidden",
+                message
+            )),
         ]
     }
 
