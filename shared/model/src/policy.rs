@@ -3,8 +3,7 @@
 use std::collections::BTreeSet;
 
 use json_patch::{Patch, PatchOperation};
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
-use mimeo_api::{FailurePolicy, Transform, TransformPolicy, is_default};
+use mimeo_api::{TransformPolicy, TransformPolicySpec, is_default};
 use serde_json::{Map, Value};
 
 use crate::{
@@ -37,16 +36,8 @@ pub struct Policy {
     pub kinds: Vec<GroupVersionKind>,
     /// Selects the objects by their labels. Never empty.
     object_selector: Selector,
-    /// The same for the API server, which asks only about objects that it selects.
-    pub registered_selector: LabelSelector,
-    /// Selects the objects' namespaces by their labels. Only the API server evaluates it.
-    pub namespace_selector: LabelSelector,
-    /// Exact names of namespaces that the policy leaves alone.
-    pub exclude_namespaces: Vec<String>,
-    /// The changes.
-    pub transform: Transform,
-    /// The API server's reaction while no webhook answers.
-    pub failure_policy: FailurePolicy,
+    /// The spec as its author wrote it. The API server evaluates its selectors, too.
+    pub spec: TransformPolicySpec,
 }
 
 impl Policy {
@@ -59,21 +50,22 @@ impl Policy {
         let mut refusals = Refusals::default();
         let name = metadata.name.as_deref().unwrap_or_default();
         refusals.one("metadata.name", syntax::dns_subdomain(name));
-        let kinds = parse_kinds(&spec.match_.kinds, &mut refusals);
-        let object_selector = Selector::parse(
-            &spec.match_.object_selector,
-            "spec.match.objectSelector",
-            &mut refusals,
-        );
+        let matched = &spec.match_;
+        let kinds = parse_kinds(&matched.kinds, &mut refusals);
+        let at_objects = "spec.match.objectSelector";
+        let object_selector = Selector::parse(&matched.object_selector, at_objects, &mut refusals);
         if object_selector.is_empty() {
-            refusals.add("spec.match.objectSelector", "must not be empty");
+            refusals.add(at_objects, "must not be empty");
         }
-        let at_namespaces = "spec.match.namespaceSelector";
-        let namespace_selector = spec.match_.namespace_selector.clone().unwrap_or_default();
-        Selector::parse(&namespace_selector, at_namespaces, &mut refusals);
-        let excluded = &spec.match_.exclude_namespaces;
-        let at_excluded = "spec.match.excludeNamespaces";
-        refusals.each(at_excluded, excluded, NAMESPACES, syntax::dns_label);
+        if let Some(selector) = &matched.namespace_selector {
+            Selector::parse(selector, "spec.match.namespaceSelector", &mut refusals);
+        }
+        refusals.each(
+            "spec.match.excludeNamespaces",
+            &matched.exclude_namespaces,
+            NAMESPACES,
+            syntax::dns_label,
+        );
         let at_transform = "spec.transform";
         transform::check(
             &spec.transform,
@@ -89,11 +81,7 @@ impl Policy {
             name: name.into(),
             kinds,
             object_selector,
-            registered_selector: spec.match_.object_selector.clone(),
-            namespace_selector,
-            exclude_namespaces: excluded.clone(),
-            transform: spec.transform.clone(),
-            failure_policy: spec.failure_policy,
+            spec: spec.clone(),
         })
     }
 
@@ -128,13 +116,15 @@ impl Policy {
         let before = rewritable(object);
         let mut after = before.clone();
         transform::rewrite(
-            &self.transform,
+            &self.spec.transform,
             &mut after,
             stored,
             request.namespace.as_deref().unwrap_or_default(),
         );
         let mut patch = json_patch::diff(&before, &after);
-        patch.0.extend(data_changes(&self.transform.data, object));
+        patch
+            .0
+            .extend(data_changes(&self.spec.transform.data, object));
         let mut warnings = Vec::new();
         warnings.extend(stored.and_then(|stored| self.kept_type(stored)));
         if !PROGRAMS
@@ -175,6 +165,8 @@ impl Policy {
             && !is_being_deleted
             && self.kinds.iter().any(|one| one.group_kind() == kind)
             && !self
+                .spec
+                .match_
                 .exclude_namespaces
                 .iter()
                 .any(|excluded| excluded == namespace)
@@ -185,7 +177,10 @@ impl Policy {
 
     /// The warning about an object that was stored with another type before the policy existed.
     fn kept_type(&self, stored: &Value) -> Option<String> {
-        let (wanted, kept) = (self.transform.type_.as_deref()?, stored["type"].as_str()?);
+        let (wanted, kept) = (
+            self.spec.transform.type_.as_deref()?,
+            stored["type"].as_str()?,
+        );
         (wanted != kept).then(|| kept_type(&self.name, kept, wanted))
     }
 }

@@ -352,10 +352,10 @@ impl Registration {
                 "name": entry_name(&policy.name),
                 "clientConfig": self.client_config(&format!("{OBJECTS_PATH}{}", policy.name)),
                 "rules": rules,
-                "objectSelector": policy.registered_selector,
+                "objectSelector": policy.spec.match_.object_selector,
                 "namespaceSelector": self.namespaces_of(policy),
                 "matchConditions": [self.not_exempt("namespace")],
-                "failurePolicy": policy.failure_policy,
+                "failurePolicy": policy.spec.failure_policy,
                 "sideEffects": "None",
                 "timeoutSeconds": TIMEOUT.as_secs(),
                 "matchPolicy": "Equivalent",
@@ -368,9 +368,10 @@ impl Registration {
     /// The policy's own selector and its excluded namespaces. The API server labels every namespace
     /// with its name, so a label selector can exclude exact names.
     fn namespaces_of(&self, policy: &Policy) -> Value {
-        let mut selector = json!(policy.namespace_selector);
+        let matched = &policy.spec.match_;
+        let mut selector = json!(matched.namespace_selector);
         let own = std::iter::once(self.own_namespace.as_str());
-        let excluded: BTreeSet<_> = policy
+        let excluded: BTreeSet<_> = matched
             .exclude_namespaces
             .iter()
             .map(String::as_str)
