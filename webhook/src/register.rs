@@ -149,8 +149,14 @@ where
             let due = self.look(&live, want.as_ref());
             let waits = due.is_some();
             if let Some(want) = due.filter(|_| Instant::now() >= not_before) {
-                let pause = self.pause(&want);
-                not_before = Instant::now() + pause;
+                let news = self
+                    .held
+                    .borrow()
+                    .as_ref()
+                    .is_some_and(|held| *held != want);
+                let now = Instant::now();
+                let pause = self.repairs.next(news, now);
+                not_before = now + pause;
                 if let Some(written) = self.restore(want, pause).await {
                     live = written;
                 }
@@ -174,7 +180,15 @@ where
     fn look(&mut self, live: &Value, want: Option<&Arc<Value>>) -> Option<Arc<Value>> {
         let owners = live["metadata"]["ownerReferences"].as_array();
         self.owned |= owners.is_some_and(|owners| !owners.is_empty());
-        let due = want.filter(|want| !self.holds(live, want)).cloned();
+        // Other replicas may trust certificates that this one does not want: they may know the next
+        // certificates already, or not yet. Such certificates stay. They are removed once, when the
+        // contents that this replica wants change.
+        let trust = if self.applied.as_ref() == want {
+            Trust::AtLeast
+        } else {
+            Trust::Exactly
+        };
+        let due = want.filter(|want| !holds(live, want, trust)).cloned();
         if want.is_some() {
             let kind = K::kind(&());
             self.metrics.registered(&kind, self.name, due.is_none());
@@ -220,26 +234,6 @@ where
         let sentence = contested(&kind, self.name);
         self.contested
             .send_if_modified(|told| told.replace(sentence).is_none());
-    }
-
-    /// Time to wait between this write and the next one.
-    fn pause(&mut self, want: &Arc<Value>) -> Duration {
-        let news = self.held.borrow().as_ref().is_some_and(|held| held != want);
-        self.repairs.next(news, Instant::now())
-    }
-
-    /// True if the configuration needs no write.
-    ///
-    /// Other replicas may trust certificates that this one does not want: they may know the next
-    /// certificates already, or not yet. Such certificates stay. They are removed once, when the
-    /// contents that this replica wants change.
-    fn holds(&self, live: &Value, want: &Arc<Value>) -> bool {
-        let trust = if self.applied.as_ref() == Some(want) {
-            Trust::AtLeast
-        } else {
-            Trust::Exactly
-        };
-        holds(live, want, trust)
     }
 
     /// Writes the contents. Returns `None` if the owner is gone, because Mimeo is then being
