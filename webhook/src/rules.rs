@@ -99,11 +99,8 @@ fn parse<T: DeserializeOwned, P>(
     object: &Value,
     parse: fn(&T) -> Result<P, Vec<Refusal>>,
 ) -> Result<P, Verdict> {
-    let undecodable = |error: serde_json::Error| Refusal {
-        field: "spec".into(),
-        message: error.to_string(),
-    };
-    let object = T::deserialize(object).map_err(|error| invalid(&[undecodable(error)]))?;
+    let object = T::deserialize(object)
+        .map_err(|error| Verdict::deny(422, "Invalid", format!("spec: {error}")))?;
     parse(&object).map_err(|refusals| invalid(&refusals))
 }
 
@@ -278,34 +275,30 @@ impl Draft<'_> {
     /// How much the warnings may say about namespaces.
     async fn of_namespaces(&self) -> Detail {
         let Check {
-            request, object, ..
-        } = self.check;
+            app,
+            request,
+            object,
+            deadline,
+        } = *self.check;
         // A tenant's rule names all its namespaces.
-        if self.rule.id.kind == RuleKind::Replication || !self.lists_namespaces().await {
+        if self.rule.id.kind == RuleKind::Replication {
             return Detail::Named;
         }
-        let targets =
-            |object: &Value| ["targets", "exclude"].map(|field| object["spec"][field].clone());
-        let old = request.old_object.as_ref();
-        let same = old.is_some_and(|old| targets(old) == targets(object));
+        let list = Right::new("list", "", "namespaces");
+        // Without an answer, the author counts as one who may not list them.
+        let Ok(true) = app.questions.may(&request.user, &list, deadline).await else {
+            return Detail::Named;
+        };
+        let new = &object["spec"];
+        let same = request.old_object.as_ref().is_some_and(|old| {
+            let old = &old["spec"];
+            old["targets"] == new["targets"] && old["exclude"] == new["exclude"]
+        });
         if same && !request.dry_run {
             Detail::Odd
         } else {
             Detail::Counts
         }
-    }
-
-    /// True if the author may list namespaces. Returns false if the check has no answer.
-    async fn lists_namespaces(&self) -> bool {
-        let namespaces = Right::new("list", "", "namespaces");
-        let Check {
-            app,
-            request,
-            deadline,
-            ..
-        } = self.check;
-        let may = app.questions.may(&request.user, &namespaces, *deadline);
-        may.await.unwrap_or(false)
     }
 
     /// The permissions that Mimeo's programs need for the rule.
