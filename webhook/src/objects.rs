@@ -46,7 +46,7 @@ fn rewrite(known: &Known, request: &Request) -> Verdict {
     if let Ok(policy) = &known.policy {
         return policy.rewrite(request);
     }
-    let name = known.object.metadata.name.as_deref().unwrap_or_default();
+    let name = known.name();
     let kind = &request.kind.kind;
     let advice = format!("Correct the policy: kubectl describe tpol {name} shows the reason");
     match known.object.spec.failure_policy {

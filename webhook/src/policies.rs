@@ -78,7 +78,8 @@ impl Known {
         }
     }
 
-    fn name(&self) -> &str {
+    /// Name of the policy.
+    pub(crate) fn name(&self) -> &str {
         self.object.metadata.name.as_deref().unwrap_or_default()
     }
 
@@ -314,14 +315,6 @@ impl Registrar {
         registration.policies(policies, &|gvk| self.served.get(gvk).cloned())
     }
 
-    /// The text for an unserved kind, with the kind that the author may have meant.
-    fn name_missing(&self, gvk: &GroupVersionKind) -> String {
-        match self.discovery.meant(gvk) {
-            Some(kind) => format!("{gvk} (did you mean {kind}?)"),
-            None => gvk.to_string(),
-        }
-    }
-
     /// Checks a policy beside `before` others that are registered already. Returns the policy, and
     /// those of its kinds that are not served.
     fn check<'k>(&self, known: &'k Known, before: usize) -> Result<(&'k Policy, String), Finding> {
@@ -337,7 +330,12 @@ impl Registrar {
         }
         let missing = policy.kinds.iter();
         let missing = missing.filter(|gvk| !self.served.contains_key(gvk));
-        let missing: Vec<String> = missing.map(|gvk| self.name_missing(gvk)).collect();
+        let missing: Vec<String> = missing
+            .map(|gvk| match self.discovery.meant(gvk) {
+                Some(kind) => format!("{gvk} (did you mean {kind}?)"),
+                None => gvk.to_string(),
+            })
+            .collect();
         let names = missing.join(", ");
         if missing.len() == policy.kinds.len() {
             return Err(Finding {

@@ -26,13 +26,11 @@ use crate::{
 
 /// Verbs for the sources that a read grant names: Replications read these sources.
 const OF_SOURCES: &[&str] = &["get"];
-/// Verbs for a read grant without names: selectors of Replications may also list the objects.
-const OF_ANY_SOURCES: &[&str] = &SELECT;
 /// Verbs for copies. Mimeo may use all of them over time, even if the rule now needs fewer.
 const OF_COPIES: &[&str] = &["create", "update", "delete"];
-/// Verbs for sources that a selector finds: their names are not known in advance. `list` already
-/// returns the contents of objects. Both verbs are needed all the same, because an authorizer may
-/// allow `list` and still deny `get`.
+/// Verbs for sources that a selector finds: their names are not known in advance. A read grant
+/// without names allows selectors, too. `list` already returns the contents of objects. Both verbs
+/// are needed all the same, because an authorizer may allow `list` and still deny `get`.
 const SELECT: [&str; 2] = ["get", "list"];
 /// Verbs for the objects that a policy changes as other users create and update them. `create` is
 /// needed too: a policy can stop the creation of all pods, and `update` alone must not be enough
@@ -132,8 +130,8 @@ pub fn of_grant(
 ) -> Vec<Need> {
     let mut needs = BTreeSet::new();
     for to in &grant.objects {
-        let verbs = match grant.access {
-            Access::Read if to.is_any() => OF_ANY_SOURCES,
+        let verbs: &[&'static str] = match grant.access {
+            Access::Read if to.is_any() => &SELECT,
             Access::Read => OF_SOURCES,
             Access::Write => OF_COPIES,
         };

@@ -127,7 +127,7 @@ impl Registration {
         configuration(
             "ValidatingWebhookConfiguration",
             NAME,
-            &[self.rules(), self.copies()],
+            &[self.on_own_kinds(RULES_PATH), self.copies()],
         )
     }
 
@@ -229,13 +229,9 @@ impl Registration {
         hook
     }
 
-    /// Fails closed, so that no object is stored without a check of its author.
-    fn rules(&self) -> Value {
-        self.on_own_kinds(RULES_PATH)
-    }
-
-    /// A hook for writes of Mimeo's own kinds. Their status is a subresource, and the API server
-    /// does not call the hook for it.
+    /// A hook for writes of Mimeo's own kinds. It fails closed, so that no object is stored without
+    /// a check of its author. The status of these kinds is a subresource, and the API server does
+    /// not call the hook for it.
     fn on_own_kinds(&self, path: &str) -> Value {
         json!({
             "name": "rules.mimeo.dev",
