@@ -68,7 +68,7 @@ pub use self::{
 use self::{
     copies::{blocked, request, verdict, wants, work},
     effects::Effects,
-    removal::{absent, fate, losses, pending, withdrawn},
+    removal::{absent, losses, pending, withdrawn},
     report::{conditions, events, numbers, preview, status, tally, trouble, view},
     rights::{authorized, consent, grants, missing_grants, usage},
     sources::{members, select},

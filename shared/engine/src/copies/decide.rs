@@ -16,7 +16,6 @@ use crate::{
     Index, Namespace, RuleState,
     absent::HowGone,
     copy::{CopyState, Leave, Observation, Spared, Step, Why},
-    fate::Fate,
     projection::{NoRendering, Projection},
     verdict::{Need, Needs, Outlook, Verdict},
     wants::taken,
@@ -82,7 +81,7 @@ impl Index {
         }
         let fate = match aim {
             Step::Leave(Leave::NoSource) => self.sourceless(projection, rule, copy),
-            _ => Fate::Keep(Leave::NoSource),
+            _ => Err(Leave::NoSource),
         };
         let reserved = match aim {
             Step::Leave(_) => None,
@@ -92,7 +91,7 @@ impl Index {
             Step::Leave(Leave::UpToDate | Leave::CreatedOnce)
             | Step::Learn
             | Step::Apply(Why::Resync) => Outlook::Right,
-            Step::Leave(Leave::NoSource) if fate.goes() => Outlook::Delete,
+            Step::Leave(Leave::NoSource) if fate.is_ok() => Outlook::Delete,
             Step::Leave(Leave::Foreign(_) | Leave::Deleting) => Outlook::Conflict,
             Step::Leave(Leave::Unfillable) => Outlook::Unfillable,
             Step::Apply(_) | Step::Claim(_) if reserved.is_some() => Outlook::Conflict,
@@ -102,9 +101,10 @@ impl Index {
         };
         let step = match self.step_towards(aim, (projection, state), namespace, copy) {
             Step::Leave(Leave::NoSource)
-                if !fate.goes() || self.left_by_the_platform(rule_id, copy, needs) =>
+                if fate.is_err() || self.left_by_the_platform(rule_id, copy, needs) =>
             {
                 self.may_go(fate, rule_id, namespace, copy, needs)
+                    .map_or_else(Step::Leave, Step::Delete)
             }
             step @ Step::Leave(_) => step,
             _ if let Some(winner) = reserved => {
@@ -136,12 +136,14 @@ impl Index {
         }
         let id = copy.rule()?;
         let fate = self.fate(namespace, copy);
-        let outlook = if fate.goes() {
+        let outlook = if fate.is_ok() {
             Outlook::Delete
         } else {
             Outlook::Open
         };
-        let step = self.may_go(fate, id, namespace, copy, needs);
+        let step = self
+            .may_go(fate, id, namespace, copy, needs)
+            .map_or_else(Step::Leave, Step::Delete);
         Some(Verdict { step, outlook })
     }
 

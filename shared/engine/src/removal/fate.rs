@@ -1,5 +1,8 @@
-//! The fate of copies without a source, and of copies that no rule wants. Deletions and the plan of
-//! a suspended rule both use this one decision.
+//! The fate of copies without a source, and of copies that no rule wants, and whether Mimeo may
+//! delete such a copy now. Deletions and the plan of a suspended rule both use this one decision
+//! about the fate.
+
+use std::sync::Arc;
 
 use mimeo_model::{
     choices::Retain,
@@ -11,85 +14,74 @@ use mimeo_model::{
 
 use crate::{
     Index, Namespace, SourceState,
-    copy::{CopyState, Leave},
+    absent::HowGone,
+    copy::{CopyState, Leave, Why},
     projection::{NoRendering, Projection},
-    verdict::Outlook,
+    verdict::{Need, Needs, Outlook},
 };
 
-/// The fate of a copy according to the wishes of all rules. Other files check whether the rule is
-/// active, and which reads, pauses or confirmations a deletion needs first.
-#[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Fate {
-    /// The copy stays.
-    Keep(Leave),
-    /// Mimeo deletes the copy because its rule does not exist.
-    RuleGone,
-    /// Mimeo deletes the copy because its source is gone. The rule would find the source under any
-    /// of these references, and none of them exists.
-    SourceGone(Vec<SourceRef>),
-    /// Mimeo deletes the copy because the rule wants no copy in this namespace, or may have none
-    /// there.
-    Unmatched,
-    /// Mimeo deletes the copy because another copy of the rule replaces it, or will soon replace
-    /// it.
-    Superseded,
-}
+/// The fate of a copy according to the wishes of all rules: why Mimeo deletes it, or else why it
+/// stays. [`Index::may_go`] checks whether the rule is active, and which reads, pauses or
+/// confirmations a deletion needs first.
+pub(crate) type Fate = Result<Removal, Leave>;
 
-impl Fate {
-    pub(crate) fn goes(&self) -> bool {
-        !matches!(self, Self::Keep(_))
-    }
+/// Why Mimeo deletes a copy.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Removal {
+    /// Its rule does not exist.
+    RuleGone,
+    /// Its source is gone. The rule would find the source under any of these references, and none
+    /// of them exists.
+    SourceGone(Vec<SourceRef>),
+    /// The rule wants no copy in this namespace, or may have none there.
+    Unmatched,
+    /// Another copy of the rule replaces it, or will soon replace it.
+    Superseded,
 }
 
 impl Index {
     /// Returns the fate of a copy that no rule wants (any more).
     pub(crate) fn fate(&self, namespace: &Namespace, copy: &CopyState) -> Fate {
-        let Some(seen) = copy.ours() else {
-            return Fate::Keep(Leave::Nothing);
-        };
+        let seen = copy.ours().ok_or(Leave::Nothing)?;
         if seen.deleting {
-            return Fate::Keep(Leave::Deleting);
+            return Err(Leave::Deleting);
         }
         if seen.elsewhere {
-            return Fate::Keep(Leave::Elsewhere);
+            return Err(Leave::Elsewhere);
         }
-        let Some(id) = &seen.rule else {
-            return Fate::Keep(Leave::Nothing);
-        };
+        let id = seen.rule.as_ref().ok_or(Leave::Nothing)?;
         if self.remembers(namespace, id, copy.kind, &copy.name) {
             // The rule once kept this copy up to date, and now has `strategy: CreateOnce`. Mimeo's
             // annotations on the copy are older than that change.
-            return Fate::Keep(Leave::Retained);
+            return Err(Leave::Retained);
         }
         if !self.all_rules() || !self.all_rules_of(id.kind) {
-            return Fate::Keep(Leave::Undecided);
+            return Err(Leave::Undecided);
         }
         // The copy is now itself the source of other copies. They would be deleted with it.
         let feeds = self.is_named(id.kind, namespace, copy);
         let Some(state) = self.rules.get(id) else {
             return if feeds || seen.outlives_rule() {
-                Fate::Keep(Leave::Retained)
+                Err(Leave::Retained)
             } else {
-                Fate::RuleGone
+                Ok(Removal::RuleGone)
             };
         };
-        let Ok(rule) = &state.rule else {
-            return Fate::Keep(Leave::Suspended);
-        };
+        let rule = state.valid().ok_or(Leave::Suspended)?;
         // Otherwise a user could create a rule with the former rule's name and so delete copies
         // without the permission to delete them.
         if seen.left_by_another(&rule.uid) {
-            return Fate::Keep(Leave::Retained);
+            return Err(Leave::Retained);
         }
         // A copy that has lost its own source is deleted even if other copies are made from it.
         if let Some(fate) = self.unselected(rule, namespace, copy) {
             return fate;
         }
         if feeds || rule.retention.when_unmatched == Retain::Retain {
-            return Fate::Keep(Leave::Retained);
+            return Err(Leave::Retained);
         }
         if id.kind == RuleKind::Replication && !self.grants_known() {
-            return Fate::Keep(Leave::Undecided);
+            return Err(Leave::Undecided);
         }
         let mut projections = state
             .projections
@@ -105,14 +97,14 @@ impl Index {
         if makes || withheld || !rule.matches(namespace.place()) {
             // The rule still makes this copy elsewhere, or would make it. So the change was in the
             // namespace, in the rule's selection, or in the grants.
-            return Fate::Unmatched;
+            return Ok(Removal::Unmatched);
         }
         // Another rule or source may have the copy that should replace this one, or its name can't
         // be filled in. Then this copy stays.
         let blocked = namespace.blocked.get(id).into_iter().flatten();
         let mut lost = blocked.filter_map(|(_, copy)| self.projections.get(&copy.projection));
         if lost.any(|projection| is_replacement(projection, seen)) {
-            return Fate::Keep(Leave::Undecided);
+            return Err(Leave::Undecided);
         }
         self.superseded(rule, namespace, copy, seen)
     }
@@ -124,8 +116,8 @@ impl Index {
         rule: &Rule,
         copy: &CopyState,
     ) -> Fate {
-        let keep = Fate::Keep(Leave::NoSource);
-        let Some(seen) = copy.ours() else { return keep };
+        let keep = Err(Leave::NoSource);
+        let seen = copy.ours().ok_or(Leave::NoSource)?;
         // A copy of another source stays: the user may have changed the rule to a source that does
         // not exist yet.
         if seen.deleting || !is_replacement(projection, seen) {
@@ -134,7 +126,7 @@ impl Index {
         // A former rule of the same name retained this copy. The present rule has never written it,
         // and so doesn't delete it.
         if seen.left_by_another(&rule.uid) {
-            return Fate::Keep(Leave::Retained);
+            return Err(Leave::Retained);
         }
         if !self
             .sources
@@ -148,9 +140,9 @@ impl Index {
             return keep;
         }
         if rule.retention.when_source_deleted == Retain::Retain {
-            return Fate::Keep(Leave::Retained);
+            return Err(Leave::Retained);
         }
-        Fate::SourceGone(vec![projection.source.clone()])
+        Ok(Removal::SourceGone(vec![projection.source.clone()]))
     }
 
     /// Returns the fate of a copy that no rule wants because the rule's selectors no longer find
@@ -175,7 +167,7 @@ impl Index {
         {
             return None;
         }
-        let keep = |why| Some(Fate::Keep(why));
+        let keep = |why| Some(Err(why));
         if rule.retention.when_source_deleted == Retain::Retain {
             return keep(Leave::Retained);
         }
@@ -201,7 +193,7 @@ impl Index {
                 }
             }
         }
-        Some(Fate::SourceGone(lost))
+        Some(Ok(Removal::SourceGone(lost)))
     }
 
     /// Returns the fate of a copy that its rule no longer wants although the rule still matches the
@@ -228,16 +220,16 @@ impl Index {
                     ) => {}
                 // The replacement of this copy, from the same source, must exist first. Nothing
                 // cuts this wait short.
-                _ => return Fate::Keep(Leave::Undecided),
+                _ => return Err(Leave::Undecided),
             }
         }
-        sourceless.map_or(Fate::Superseded, |projection| {
+        sourceless.map_or(Ok(Removal::Superseded), |projection| {
             self.sourceless(projection, rule, copy)
         })
     }
 
     /// The copies of a namespace that the rule wants and in which no correct copy was seen yet.
-    pub(crate) fn successors<'a>(
+    fn successors<'a>(
         &'a self,
         id: &'a RuleId,
         namespace: &'a Namespace,
@@ -251,8 +243,126 @@ impl Index {
     }
 }
 
+impl Index {
+    /// Returns why Mimeo may delete a copy of this rule with this fate now. The error says why the
+    /// copy stays.
+    ///
+    /// A deletion cannot be undone, and an object that a watch doesn't show is easily mistaken for
+    /// a deleted one. So a loss counts as deliberate only if an uncached read says so. Every other
+    /// loss is first collected for a while, and held if it is large.
+    pub(crate) fn may_go(
+        &self,
+        fate: Fate,
+        id: &Arc<RuleId>,
+        namespace: &Namespace,
+        copy: &CopyState,
+        needs: &mut Needs,
+    ) -> Result<Why, Leave> {
+        let seen = copy.ours().ok_or(Leave::Nothing)?;
+        let (how, why) = match fate? {
+            _ if self.rules.contains_key(id) && self.acting(id).is_none() => {
+                return Err(Leave::Suspended);
+            }
+            Removal::RuleGone => (self.how_rule_went(id, copy, needs), Why::RuleDeleted),
+            // The source's grace period has not ended.
+            Removal::SourceGone(sources) if self.is_new_loss(id, &sources, needs) => {
+                return Err(Leave::NoSource);
+            }
+            Removal::SourceGone(sources) => {
+                let how = self.how_sources_went(&sources, copy, needs);
+                (how, Why::SourceDeleted)
+            }
+            Removal::Unmatched => match self.how_consent_went(id, namespace, copy, needs) {
+                Some(HowGone::Unexplained) => return Err(Leave::Retained),
+                how => (how, Why::Unmatched),
+            },
+            // The new copies must exist before the old one is deleted.
+            Removal::Superseded if self.awaits_successors(id, namespace, seen) => {
+                return Err(Leave::Undecided);
+            }
+            Removal::Superseded => return Ok(Why::Superseded),
+        };
+        match how {
+            // No client deleted the rule, the source or the grant on purpose. So the copy is deleted
+            // only after the rule's collected losses were approved.
+            Some(HowGone::WithNamespace | HowGone::Unexplained) if copy.approved != Some(why) => {
+                needs.push(Need::Loss(id.clone(), why));
+                Err(Leave::Undecided)
+            }
+            Some(_) => Ok(why),
+            None => Err(Leave::Undecided),
+        }
+    }
+
+    /// True if the grace period of a source has not ended, so that the copies of the rule stay.
+    fn is_new_loss(&self, id: &Arc<RuleId>, sources: &[SourceRef], needs: &mut Needs) -> bool {
+        let Some(rule) = self.acting(id) else {
+            return true;
+        };
+        let mut new = false;
+        for source in sources {
+            let since = match self.sources.get(source) {
+                Some(SourceState::Missing { since, .. }) => *since,
+                Some(SourceState::Found { .. } | SourceState::NotRead) => continue,
+                // The grace period of a source that a selector found before this process began
+                // starts now.
+                None => {
+                    needs.push(Need::LostSource(source.clone()));
+                    self.now
+                }
+            };
+            let end = since + rule.source_grace();
+            if self.now < end {
+                needs.push(Need::GraceEnd(id.clone(), end));
+                new = true;
+            }
+        }
+        new
+    }
+
+    /// Returns how the possible sources of this copy disappeared. `None`: that is unknown for at
+    /// least one of them.
+    fn how_sources_went(
+        &self,
+        sources: &[SourceRef],
+        copy: &CopyState,
+        needs: &mut Needs,
+    ) -> Option<HowGone> {
+        let mut all = HowGone::Deleted;
+        for source in sources {
+            let how = match self.sources.get(source) {
+                // The object still exists, but it has become a copy. No client has deleted it.
+                Some(SourceState::Found { .. } | SourceState::NotRead) => HowGone::Unexplained,
+                Some(SourceState::Missing { .. }) | None => {
+                    self.how_source_went(source, copy, needs)?
+                }
+            };
+            if how != HowGone::Deleted {
+                all = how;
+            }
+        }
+        (all != HowGone::Deleted || self.are_freshly_read(sources, needs)).then_some(all)
+    }
+
+    /// True if the rule's other copies must be written first. A copy that cannot be written is not
+    /// waited for.
+    fn awaits_successors(&self, id: &RuleId, namespace: &Namespace, seen: &Seen) -> bool {
+        let comes = |other: &CopyState, projection: &Projection| match &projection.rendering {
+            Err(NoRendering::NotRead) => true,
+            Ok(_) => other.failure.is_none(),
+            Err(_) => false,
+        };
+        // The replacement of this copy, from the same source, is waited for in any case.
+        let due = |(other, projection)| {
+            is_replacement(projection, seen)
+                || self.blocked(projection).is_none() && comes(other, projection)
+        };
+        self.successors(id, namespace).any(due)
+    }
+}
+
 /// True if the projection makes its copy from the same source as this copy. Then it is the copy's
 /// replacement.
-pub(crate) fn is_replacement(projection: &Projection, copy: &Seen) -> bool {
+fn is_replacement(projection: &Projection, copy: &Seen) -> bool {
     copy.source == source_hash(&projection.source.to_string())
 }
