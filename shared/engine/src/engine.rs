@@ -135,7 +135,7 @@ impl Engine {
 
     /// Records the answer of discovery about a kind.
     pub fn kind(&mut self, gvk: &GroupVersionKind, served: Known<Resource>, now: Tick) {
-        self.index.at(now).kind(gvk, served, &mut self.effects);
+        self.index.at(now).kind(gvk, served);
     }
 
     /// Records the kinds in the kinds `ConfigMap`, in the recorded versions. Copies of these may

@@ -11,7 +11,6 @@ use mimeo_model::{
     id::{KindId, RuleId},
     kind::{GroupKind, GroupVersionKind, Resource},
     known::Known,
-    source::SourceRef,
 };
 
 use crate::{
@@ -144,12 +143,7 @@ impl Index {
 impl Index {
     /// Records the answer of discovery about a kind. An earlier answer stays valid while there is
     /// none.
-    pub(crate) fn kind(
-        &mut self,
-        gvk: &GroupVersionKind,
-        served: Known<Resource>,
-        effects: &mut Effects,
-    ) {
+    pub(crate) fn kind(&mut self, gvk: &GroupVersionKind, served: Known<Resource>) {
         let known = self.kinds.ask(gvk);
         if *known == served {
             return;
@@ -163,15 +157,6 @@ impl Index {
         }
         let never = !served.is_listed() && !known.is_listed();
         *known = served;
-        let sources: Vec<SourceRef> = self
-            .sources
-            .keys()
-            .filter(|source| source.gvk == *gvk)
-            .cloned()
-            .collect();
-        for source in &sources {
-            self.render_source(source, effects);
-        }
         if never {
             // No copies of it can exist now, and none existed before. So only the rules that name
             // the kind are affected.
