@@ -363,15 +363,6 @@ pub enum Reference {
 }
 
 impl CopyState {
-    /// A copy in an unknown state.
-    pub fn new(kind: KindId, name: Arc<str>) -> Self {
-        Self {
-            kind,
-            name,
-            ..Self::default()
-        }
-    }
-
     pub(crate) fn key(&self, namespace: &Arc<str>) -> CopyKey {
         (namespace.clone(), self.kind, self.name.clone())
     }
@@ -482,32 +473,29 @@ impl CopyState {
         if self.stuck {
             return Step::Apply(Why::Replaced);
         }
-        if seen.claims().has_excess(exclusive) {
-            // After a claim, the claimed fields look as if Mimeo had written them. The next process
-            // has no other evidence. So Mimeo restores its own changed fields before the claim.
-            return match reference {
-                Reference::Unknown | Reference::Wanted | Reference::Asked => Step::Learn,
-                Reference::Known(set) if set != entry => Step::Apply(Why::Drifted),
-                _ => Step::Claim(Why::Shared),
-            };
-        }
-        if self.verify {
-            return Step::Apply(Why::Resync);
-        }
-        if self
-            .baseline
-            .is_some_and(|baseline| baseline.right && baseline.version == seen.version)
-        {
-            return Step::Leave(Leave::UpToDate);
+        let excess = seen.claims().has_excess(exclusive);
+        if !excess {
+            if self.verify {
+                return Step::Apply(Why::Resync);
+            }
+            if self
+                .baseline
+                .is_some_and(|baseline| baseline.right && baseline.version == seen.version)
+            {
+                return Step::Leave(Leave::UpToDate);
+            }
         }
         let silently = |baseline: Baseline| {
             baseline.version != seen.version && baseline.managers == seen.managers
         };
         match reference {
             Reference::Unknown | Reference::Wanted | Reference::Asked => Step::Learn,
+            // After a claim, the claimed fields look as if Mimeo had written them. The next process
+            // has no other evidence. So Mimeo restores its own changed fields before the claim.
+            Reference::Known(set) if set != entry => Step::Apply(Why::Drifted),
+            _ if excess => Step::Claim(Why::Shared),
             // If Mimeo's fields are unchanged, this request changes nothing.
             Reference::Apart => Step::Apply(Why::Unproven),
-            Reference::Known(set) if set != entry => Step::Apply(Why::Drifted),
             Reference::Known(_) if self.baseline.is_some_and(silently) => {
                 Step::Apply(Why::SilentlyChanged)
             }

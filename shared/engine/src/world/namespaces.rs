@@ -287,7 +287,12 @@ impl Namespace {
             if self.copies.len() == self.copies.capacity() {
                 self.copies.reserve_exact(1 + self.copies.len() / 8);
             }
-            self.copies.insert(at, CopyState::new(kind, name.clone()));
+            let copy = CopyState {
+                kind,
+                name: name.clone(),
+                ..CopyState::default()
+            };
+            self.copies.insert(at, copy);
             at
         });
         &mut self.copies[at]
