@@ -13,7 +13,7 @@ use crate::{
     Effects, Index, Namespace, SourceState,
     copy::{Baseline, CopyState, Leave, Phase, Reference, Step, Why},
     jobs::JobKey,
-    verdict::{Need, Outlook},
+    verdict::Outlook,
     work::Timer,
 };
 
@@ -123,11 +123,10 @@ impl Index {
         effects.effort.decided += 1;
         let step = verdict.step;
         let key = copy.key(&namespace.name);
-        let lost = needs.iter().any(|need| matches!(need, Need::Loss(..)));
-        // A read must show whether this copy is lost.
+        // The copy is lost, or a read must show whether it is lost.
         let open = matches!(step, Step::Leave(Leave::Undecided) | Step::Look);
         // A released copy counts as a loss until a rule wants it again.
-        if !lost && !open && self.losses.get(&key).is_some() {
+        if !open && self.losses.get(&key).is_some() {
             self.forgive(&key);
         }
         let failure = self.meet(needs, &key, effects);
@@ -191,7 +190,7 @@ impl Index {
             Leave::UpToDate => {
                 self.remind_of_resync(name, copy, effects);
                 let before = (copy.baseline, copy.failure.take());
-                copy.baseline = copy.seen().map(Baseline::right).or(copy.baseline);
+                copy.baseline = copy.seen().map(Baseline::right);
                 if before == (copy.baseline, None) {
                     return;
                 }

@@ -7,7 +7,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
 use mimeo_model::{
     id::RuleId,
-    meta::{Seen, Uid, seconds},
+    meta::{Uid, seconds},
     source::SourceRef,
 };
 
@@ -96,7 +96,8 @@ impl Absence {
     /// Then it went with that namespace, and no user deleted it. Only a copy written after the
     /// present namespace was created excludes that. Times have whole seconds, so equal times prove
     /// nothing.
-    pub(crate) fn how_gone(&self, copy: &CopyState, seen: &Seen) -> Option<HowGone> {
+    pub(crate) fn how_gone(&self, copy: &CopyState) -> Option<HowGone> {
+        let seen = copy.ours()?;
         match self.became {
             Became::Unknown => None,
             Became::Deleted {
@@ -109,8 +110,8 @@ impl Absence {
     }
 
     /// The same, but `None` for a deletion on purpose that is not proven any more.
-    pub(crate) fn how_gone_for_sure(&self, copy: &CopyState, seen: &Seen) -> Option<HowGone> {
-        self.how_gone(copy, seen)
+    pub(crate) fn how_gone_for_sure(&self, copy: &CopyState) -> Option<HowGone> {
+        self.how_gone(copy)
             .filter(|how| *how != HowGone::Deleted || self.fresh)
     }
 
@@ -329,7 +330,7 @@ impl Index {
         {
             return Some(HowGone::Unexplained);
         }
-        gone.absence.how_gone_for_sure(copy, seen)
+        gone.absence.how_gone_for_sure(copy)
     }
 
     /// Returns how a missing source of this copy disappeared. `None`: that is unknown, and the
@@ -342,7 +343,7 @@ impl Index {
     ) -> Option<HowGone> {
         let key = JobKey::ConfirmSource(source.clone());
         let absence = self.absence(&key);
-        let how = absence.and_then(|absence| absence.how_gone(copy, copy.ours()?));
+        let how = absence.and_then(|absence| absence.how_gone(copy));
         needs.push(Need::Absence(key, how.is_none()));
         how
     }

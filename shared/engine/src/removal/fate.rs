@@ -303,7 +303,7 @@ impl Index {
         for source in sources {
             let since = match self.sources.get(source) {
                 Some(SourceState::Missing { since, .. }) => *since,
-                Some(SourceState::Found { .. } | SourceState::NotRead) => continue,
+                Some(_) => continue,
                 // The grace period of a source that a selector found before this process began
                 // starts now.
                 None => {
@@ -332,10 +332,8 @@ impl Index {
         for source in sources {
             let how = match self.sources.get(source) {
                 // The object still exists, but it has become a copy. No client has deleted it.
-                Some(SourceState::Found { .. } | SourceState::NotRead) => HowGone::Unexplained,
-                Some(SourceState::Missing { .. }) | None => {
-                    self.how_source_went(source, copy, needs)?
-                }
+                Some(state) if !state.is_missing() => HowGone::Unexplained,
+                _ => self.how_source_went(source, copy, needs)?,
             };
             if how != HowGone::Deleted {
                 all = how;
