@@ -104,11 +104,10 @@ impl Index {
     /// dependants along.
     fn replaces(&self, copy: &CopyState) -> bool {
         let GroupKind { group, kind } = &self.kinds[copy.kind].group_kind;
-        let harmless = match &**group {
-            "" => matches!(&**kind, "Secret" | "ConfigMap"),
-            "rbac.authorization.k8s.io" => &**kind == "RoleBinding",
-            _ => false,
-        };
+        let harmless = matches!(
+            (&**group, &**kind),
+            ("", "Secret" | "ConfigMap") | ("rbac.authorization.k8s.io", "RoleBinding")
+        );
         let owner = self.projections.owner(copy);
         let rule = owner.and_then(|id| self.valid(id));
         let given = copy.ours().is_some()
@@ -343,17 +342,19 @@ impl Index {
         copy: &mut CopyState,
         effects: &mut Effects,
     ) {
-        if !matches!(ticket.verb, Verb::Learn(_) | Verb::Compare(..)) {
-            self.shown += 1;
-            copy.shown = self.shown;
-        }
-        copy.proven |= !matches!(ticket.verb, Verb::Learn(_));
-        copy.leaving &= seen.deleting || matches!(ticket.verb, Verb::Learn(_));
-        match ticket.verb {
+        if let Verb::Learn(_) = ticket.verb {
             // Mimeo no longer owns the object. The watch will show that.
-            Verb::Learn(_) if seen.entry.is_none() => {
+            if seen.entry.is_none() {
                 effects.work.back_off(&ticket.namespace, copy, None, self);
             }
+            return;
+        }
+        self.shown += 1;
+        copy.shown = self.shown;
+        copy.proven = true;
+        copy.leaving &= seen.deleting;
+        match ticket.verb {
+            // The answers to dry runs have been used before.
             Verb::Learn(_) | Verb::Compare(..) => {}
             Verb::Create | Verb::Apply(_) | Verb::Take(..) => {
                 copy.stuck &= ticket.verb != Verb::Create;
