@@ -50,7 +50,6 @@ impl Draft {
         object: &Value,
         cluster: &str,
     ) -> Result<Self, SourceRefused> {
-        let object = object.as_object().ok_or(SourceRefused::NotAnObject)?;
         let draft = |show: Show<'_>| draft(rule, source, object, cluster, show);
         // The first draft shows each variable as it is written. It asks for the text of each one,
         // so it also finds the variables.
@@ -110,7 +109,6 @@ impl Draft {
         source: &SourceRef,
         object: &Value,
     ) -> Result<Value, SourceRefused> {
-        let object = object.as_object().ok_or(SourceRefused::NotAnObject)?;
         let mut copy = unmarked(rule, source, object, &Variable::to_string)?;
         if let Some(metadata) = copy["metadata"].as_object_mut() {
             metadata.retain(|_, fields| *fields != json!({}));
@@ -160,7 +158,7 @@ pub(super) fn of_json(value: &Value) -> Checksum {
 fn draft(
     rule: &Rule,
     source: &SourceRef,
-    object: &Fields,
+    object: &Value,
     cluster: &str,
     show: Show<'_>,
 ) -> Result<(Value, Value), SourceRefused> {
@@ -182,21 +180,20 @@ fn draft(
 fn unmarked(
     rule: &Rule,
     source: &SourceRef,
-    object: &Fields,
+    object: &Value,
     show: Show<'_>,
 ) -> Result<Value, SourceRefused> {
     let CopyTransform { common, json_patch } = &rule.transform;
     let mut filled;
     let object = if source.is_inline() {
         filled = object.clone();
-        filled
-            .values_mut()
-            .for_each(|value| fill_in(value, source, show));
+        fill_in(&mut filled, source, show);
         &filled
     } else {
         object
     };
-    let mut copy = content(&source.gvk, object);
+    let fields = object.as_object().ok_or(SourceRefused::NotAnObject)?;
+    let mut copy = content(&source.gvk, fields);
     if source.gvk.is_secret() {
         let wanted = common.type_.as_deref();
         copy.extend(wanted.map(|wanted| ("type".into(), wanted.into())));
@@ -205,19 +202,14 @@ fn unmarked(
         refused_type(copy.get("type").and_then(Value::as_str)).map_or(Ok(()), Err)?;
     }
     copy_data(&common.data, &mut copy).map_err(SourceRefused::SameKey)?;
-    let mut metadata = Map::new();
+    let mut copy = Value::Object(copy);
     for (field, edits) in [
         ("labels", &common.labels),
         ("annotations", &common.annotations),
     ] {
-        let from = object
-            .get("metadata")
-            .and_then(|metadata| metadata.get(field));
-        let edited = copy_keys(edits, from.and_then(Value::as_object), source, show);
-        metadata.insert(field.into(), edited.into());
+        let from = object["metadata"][field].as_object();
+        copy["metadata"][field] = copy_keys(edits, from, source, show).into();
     }
-    copy.insert("metadata".into(), metadata.into());
-    let mut copy = Value::Object(copy);
     patch::apply(json_patch, &mut copy, source, rule.id.kind, show)?;
     if let Some(fields) = copy.as_object_mut()
         && (source.gvk.is_secret() || source.gvk.is_config_map())
