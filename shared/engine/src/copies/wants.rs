@@ -87,21 +87,20 @@ impl Index {
     /// also the copies that losing rules cannot have.
     fn wanted(&self, namespace: &Namespace) -> (Wants, BlockedCopies) {
         // A webhook replica has no task in a namespace without the pending label.
-        let concerned = self.settings.keeps_copies() || namespace.pending_label.is_some();
+        let keeps = self.settings.keeps_copies();
+        let concerned = keeps || namespace.pending_label.is_some();
         let mut wants = Wants::new();
         let mut blocked = BlockedCopies::new();
         if !namespace.alive() || !concerned {
             return (wants, blocked);
         }
         let name = &namespace.name;
-        let mut rules = self.rules_for(name);
-        if !self.settings.keeps_copies() {
-            // A webhook replica writes only the copies of `ClusterReplication`s. They never lose a
-            // copy to a Replication.
-            rules.retain(|id| id.kind == RuleKind::ClusterReplication);
-        }
+        // A webhook replica writes only the copies of `ClusterReplication`s. They never lose a copy
+        // to a Replication.
+        let rules = self.rules_for(name);
+        let rules = rules.filter(|(id, _)| keeps || id.kind == RuleKind::ClusterReplication);
         let mut given = BTreeMap::new();
-        for (id, state) in rules.iter().filter_map(|id| self.rules.get_key_value(id)) {
+        for (id, state) in rules {
             let Some(rule) = state.valid() else { continue };
             let given = given
                 .entry(&id.namespace)

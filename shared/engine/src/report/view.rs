@@ -299,13 +299,10 @@ impl<'a> Page<'a> {
         let mut all: Vec<_> = standings
             .filter_map(|standing| self.show(standing))
             .collect();
-        let rules = index.rules_for(namespace).into_iter();
-        for id in rules.filter(|id| index.grants_known() && asked(id)) {
-            let rule = index.rules.get_key_value(&id);
-            let rule = rule.and_then(|(id, state)| Some((id, state.valid()?)));
-            let standings = rule
-                .into_iter()
-                .flat_map(|(id, rule)| index.ungranted_standings(id, rule, Some(namespace)));
+        let rules = index.rules_for(namespace);
+        for (id, state) in rules.filter(|(id, _)| index.grants_known() && asked(id)) {
+            let Some(rule) = state.valid() else { continue };
+            let standings = index.ungranted_standings(id, rule, Some(namespace));
             all.extend(standings.filter_map(|(_, standing)| self.show(standing)));
         }
         all

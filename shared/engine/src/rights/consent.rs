@@ -202,13 +202,13 @@ impl Index {
 
     /// Returns the rules that may want copies in a namespace: all `ClusterReplication`s, and the
     /// `Replication`s that name the namespace.
-    pub(crate) fn rules_for(&self, namespace: &str) -> Vec<Arc<RuleId>> {
+    pub(crate) fn rules_for(
+        &self,
+        namespace: &str,
+    ) -> impl Iterator<Item = (&Arc<RuleId>, &RuleState)> {
         let local = self.consent.targeting.get(namespace).into_iter().flatten();
-        self.cluster_rules()
-            .map(|(id, _)| id)
-            .chain(local)
-            .cloned()
-            .collect()
+        let local = local.filter_map(|id| self.rules.get_key_value(id));
+        self.cluster_rules().chain(local)
     }
 
     /// Returns the namespaces in which a rule may want copies, or has some.
