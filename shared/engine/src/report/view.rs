@@ -15,7 +15,7 @@ use mimeo_api::ClusterReplicationStatus;
 
 use mimeo_model::{id::RuleId, outcome::FailureReason};
 
-use crate::{Index, Namespace, RuleState, clock::Tick, tally::Standing, verdict::Outlook};
+use crate::{Index, Namespace, clock::Tick, tally::Standing, verdict::Outlook};
 
 /// The largest number of rules, namespaces and endings in a piece.
 const PIECE: usize = 64;
@@ -133,13 +133,6 @@ pub struct CopyView {
     pub since: Option<Timestamp>,
 }
 
-/// One change that a view shows.
-enum Changed<'a> {
-    Rule(&'a Arc<RuleId>, &'a RuleState),
-    Namespace(&'a Namespace),
-    Ended(&'a Ended),
-}
-
 /// The numbers of changes.
 #[derive(Debug, Default)]
 pub(crate) struct Changes {
@@ -208,47 +201,44 @@ impl<'a> Page<'a> {
         if anew {
             (cursor.seen, cursor.begun) = (0, changes.last);
         }
+        let Cursor { seen, begun } = *cursor;
         let rules = self.index.rules.iter();
-        let rules = rules.map(|(id, state)| (state.changed, Changed::Rule(id, state)));
         let namespaces = self.index.namespaces.values();
-        let namespaces = namespaces
-            .filter(|namespace| namespace.uid.is_some())
-            .map(|namespace| (namespace.changed, Changed::Namespace(namespace)));
-        let ended = changes.ended.iter();
-        let ended = ended
-            .filter(|(number, _)| *number > cursor.begun)
-            .map(|(number, what)| (*number, Changed::Ended(what)));
-        let mut news: Vec<_> = rules
-            .chain(namespaces)
-            .chain(ended)
-            .filter(|(number, _)| *number > cursor.seen)
-            .collect();
-        if news.len() <= PIECE {
-            cursor.seen = changes.last;
+        let namespaces = namespaces.filter(|namespace| namespace.uid.is_some());
+        let ended = changes.ended.iter().filter(|(number, _)| *number > begun);
+        let numbers = rules.clone().map(|(_, state)| state.changed);
+        let numbers = numbers
+            .chain(namespaces.clone().map(|namespace| namespace.changed))
+            .chain(ended.clone().map(|(number, _)| *number));
+        let mut news: Vec<u64> = numbers.filter(|number| *number > seen).collect();
+        // Each change has a number of its own.
+        news.sort_unstable();
+        cursor.seen = if news.len() <= PIECE {
+            changes.last
         } else {
-            news.select_nth_unstable_by_key(PIECE, |(number, _)| *number);
-            news.truncate(PIECE);
-        }
-        let mut view = View {
-            anew,
-            ..View::default()
+            news[PIECE - 1]
         };
-        for (number, changed) in news {
-            cursor.seen = cursor.seen.max(number);
-            match changed {
-                Changed::Ended(what) => view.ended.push(what.clone()),
-                Changed::Rule(id, state) => view.rules.push(RuleView {
+        let piece = seen + 1..=cursor.seen;
+        Some(View {
+            anew,
+            ended: ended
+                .filter(|(number, _)| piece.contains(number))
+                .map(|(_, what)| what.clone())
+                .collect(),
+            rules: rules
+                .filter(|(_, state)| piece.contains(&state.changed))
+                .map(|(id, state)| RuleView {
                     id: id.clone(),
                     suspended: state.valid().is_some_and(|rule| rule.suspend),
                     status: state.status.observed.clone(),
-                }),
-                Changed::Namespace(namespace) => {
-                    view.namespaces.push(self.view_namespace(namespace));
-                }
-            }
-        }
-        view.whole = cursor.seen >= cursor.begun;
-        Some(view)
+                })
+                .collect(),
+            namespaces: namespaces
+                .filter(|namespace| piece.contains(&namespace.changed))
+                .map(|namespace| self.view_namespace(namespace))
+                .collect(),
+            whole: cursor.seen >= begun,
+        })
     }
 
     fn view_namespace(self, namespace: &Namespace) -> NamespaceView {
