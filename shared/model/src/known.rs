@@ -34,16 +34,6 @@ impl<T> Known<T> {
         }
     }
 
-    /// The same with a borrowed value.
-    pub fn as_ref(&self) -> Known<&T> {
-        match self {
-            Self::Unknown => Known::Unknown,
-            Self::Unserved => Known::Unserved,
-            Self::Unreadable(why) => Known::Unreadable(*why),
-            Self::Listed(value) => Known::Listed(value),
-        }
-    }
-
     /// Changes the listed value.
     pub fn map<U>(self, change: impl FnOnce(T) -> U) -> Known<U> {
         match self {

@@ -76,9 +76,10 @@ impl Observer {
             }
             Event::Known(Known::Unserved) => self.gone(&resource),
             Event::Known(known) => {
-                let found = known.map(|_| found.take().unwrap_or_default());
+                let found = found.take().unwrap_or_default();
+                let known = known.map(|_| &found);
                 self.handle
-                    .with(|engine, now| engine.selected(&selector, found.as_ref(), now));
+                    .with(|engine, now| engine.selected(&selector, known, now));
             }
         })
         .await;
