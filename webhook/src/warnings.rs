@@ -77,8 +77,7 @@ pub(crate) fn foresee(app: &App, rule: &Rule, before: Option<&Rule>, told: Detai
 
 /// That there are so many more like the warnings before this one; none if there aren't.
 fn and_more(number: usize, one: &str, many: &str) -> Option<String> {
-    let noun = if number == 1 { one } else { many };
-    (number > 0).then(|| format!("and {number} more {noun}"))
+    (number > 0).then(|| format!("and {}", plural::counted(number, one, many)))
 }
 
 /// The warnings about the first contests, and the number of the others.
@@ -86,8 +85,8 @@ fn contested(contests: &[Contest]) -> Vec<String> {
     let mut warnings: Vec<String> = contests.iter().take(CONTESTS).map(contest).collect();
     warnings.extend(and_more(
         contests.len().saturating_sub(CONTESTS),
-        "copy that another rule wants, too (RuleConflict)",
-        "copies that other rules want, too (RuleConflict)",
+        "more copy that another rule wants, too (RuleConflict)",
+        "more copies that other rules want, too (RuleConflict)",
     ));
     warnings
 }
@@ -121,7 +120,7 @@ fn selection(rule: &Rule, preview: &Preview, counts: bool) -> Option<String> {
 fn losses(rule: &Rule, preview: &Preview) -> Option<String> {
     let deletes = rule.retention.when_unmatched == Retain::Delete && !rule.suspend;
     (deletes && preview.lost > 0).then(|| {
-        let lost = plural::namespaces(preview.lost);
+        let lost = plural::counted(preview.lost, "namespace", "namespaces");
         format!("this change removes {lost} from the rule. Mimeo deletes the copies there")
     })
 }
@@ -167,8 +166,8 @@ pub(crate) fn not_granted(app: &App, rule: &Rule) -> Vec<String> {
     let (mut warnings, more) = app.index(|index| index.not_granted(rule, &rule.sources, GRANTS));
     warnings.extend(and_more(
         more,
-        "missing ReplicationGrant",
-        "missing ReplicationGrants",
+        "more missing ReplicationGrant",
+        "more missing ReplicationGrants",
     ));
     warnings
 }
@@ -184,8 +183,8 @@ pub(crate) fn near_misses(object: &Value, variables: &str) -> Vec<String> {
     let mut warnings: Vec<String> = misses.iter().take(MISSES).map(warning).collect();
     warnings.extend(and_more(
         misses.len().saturating_sub(MISSES),
-        "text that looks like a variable and is none",
-        "texts that look like variables and are none",
+        "more text that looks like a variable and is none",
+        "more texts that look like variables and are none",
     ));
     warnings
 }

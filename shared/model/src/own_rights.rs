@@ -199,7 +199,7 @@ pub fn explain(missing: &BTreeSet<ProgramRight>, reach: &Reach) -> Vec<String> {
     if grants.len() > PLACES {
         told.push(format!(
             "the same is missing in {}",
-            plural::more_namespaces(grants.len() - PLACES)
+            plural::counted(grants.len() - PLACES, "more namespace", "more namespaces")
         ));
     }
     told

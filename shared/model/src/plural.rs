@@ -21,22 +21,13 @@ pub fn copies(number: impl Display + Copy) -> String {
     counted(number, "copy", "copies")
 }
 
-/// "1 namespace", "12 namespaces".
-pub fn namespaces(number: usize) -> String {
-    counted(number, "namespace", "namespaces")
-}
-
-/// "1 more namespace", "12 more namespaces".
-pub fn more_namespaces(number: usize) -> String {
-    counted(number, "more namespace", "more namespaces")
-}
-
 /// "1 second", "12 seconds".
 pub fn seconds(number: u64) -> String {
     counted(number, "second", "seconds")
 }
 
-fn counted(number: impl Display + Copy, one: &str, many: &str) -> String {
+/// The number with the noun for one or the noun for many.
+pub fn counted(number: impl Display + Copy, one: &str, many: &str) -> String {
     let number = number.to_string();
     let noun = if number == "1" { one } else { many };
     format!("{number} {noun}")
@@ -59,15 +50,11 @@ mod tests {
     fn one_is_singular_and_every_other_number_is_plural() {
         assert_eq!([0, 1, 12].map(copies), ["0 copies", "1 copy", "12 copies"]);
         assert_eq!(
-            [0, 1, 12].map(namespaces),
-            ["0 namespaces", "1 namespace", "12 namespaces"]
-        );
-        assert_eq!(
             [0, 1, 2].map(seconds),
             ["0 seconds", "1 second", "2 seconds"]
         );
         assert_eq!(
-            [1, 2].map(more_namespaces),
+            [1, 2].map(|number| counted(number, "more namespace", "more namespaces")),
             ["1 more namespace", "2 more namespaces"]
         );
     }

@@ -229,11 +229,7 @@ impl Index {
 
 /// "1 copy is", "12 copies are".
 fn copies_are(number: i32) -> String {
-    format!(
-        "{} {}",
-        plural::copies(number),
-        if number == 1 { "is" } else { "are" }
-    )
+    plural::counted(number, "copy is", "copies are")
 }
 
 /// Returns the message for found sources. It names the first source that is passed over.
