@@ -9,35 +9,29 @@ const LONGEST: usize = 512;
 
 /// `Secret platform/registry +2`. While a rule has no source, its selectors stand for those that
 /// they may find: `Secret platform/(selector)`.
-pub fn of_sources<'a>(
-    sources: &[SourceRef],
-    selectors: impl IntoIterator<Item = &'a SourceSelector>,
-) -> Option<String> {
-    if let Some(first) = sources.first() {
-        let text = text(&first.gvk.kind, first.home(), &first.name);
-        return Some(counted(text, sources.len() - 1));
-    }
-    let mut selectors = selectors.into_iter();
-    let first = selectors.next()?;
-    let text = text(&first.gvk.kind, Some(&first.namespace), SELECTED);
-    Some(counted(text, selectors.count()))
-}
-
-fn text(kind: &str, namespace: Option<&str>, name: &str) -> String {
-    match namespace {
-        Some(namespace) => format!("{kind} {namespace}/{name}"),
-        None => format!("{kind} inline"),
-    }
-}
-
-fn counted(mut text: String, more: usize) -> String {
+pub fn of_sources(sources: &[SourceRef], selectors: &[SourceSelector]) -> Option<String> {
+    let (mut text, more) = match (sources, selectors) {
+        ([first, others @ ..], _) => {
+            let kind = &first.gvk.kind;
+            let text = match first.home() {
+                Some(namespace) => format!("{kind} {namespace}/{}", first.name),
+                None => format!("{kind} inline"),
+            };
+            (text, others.len())
+        }
+        ([], [first, others @ ..]) => {
+            let text = format!("{} {}/{SELECTED}", first.gvk.kind, first.namespace);
+            (text, others.len())
+        }
+        ([], []) => return None,
+    };
     let count = if more == 0 {
         String::new()
     } else {
         format!(" +{more}")
     };
     text.truncate(text.floor_char_boundary(LONGEST - count.len()));
-    text + &count
+    Some(text + &count)
 }
 
 #[cfg(test)]
@@ -71,16 +65,20 @@ mod tests {
             (vec![], vec![], None),
             (vec!["a"], vec![], Some("Secret platform/a")),
             (vec!["a", "b", "c"], vec![], Some("Secret platform/a +2")),
-            (vec!["a"], vec![&one], Some("Secret platform/a")),
-            (vec![], vec![&one], Some("Secret platform/(selector)")),
+            (vec!["a"], vec![one.clone()], Some("Secret platform/a")),
             (
                 vec![],
-                vec![&one, &two],
+                vec![one.clone()],
+                Some("Secret platform/(selector)"),
+            ),
+            (
+                vec![],
+                vec![one.clone(), two],
                 Some("Secret platform/(selector) +1"),
             ),
         ] {
             let sources: Vec<SourceRef> = sources.into_iter().map(named).collect();
-            assert_eq!(of_sources(&sources, selectors).as_deref(), want);
+            assert_eq!(of_sources(&sources, &selectors).as_deref(), want);
         }
     }
 
@@ -91,7 +89,7 @@ mod tests {
             ..secret()
         };
         let long = SourceRef::named(kind, "n", "ä".repeat(600));
-        let text = of_sources(&[long.clone(), long], []).unwrap();
+        let text = of_sources(&[long.clone(), long], &[]).unwrap();
         assert!(text.len() <= 512 && text.ends_with("K +1"), "{text}");
     }
 }

@@ -12,7 +12,7 @@ use mimeo_model::{
     id::{RuleId, RuleKind},
     known::Known,
     outcome::FailureReason,
-    refusal::Refusal,
+    refusal::in_one_line,
     source::SourceRef,
     source_text,
 };
@@ -292,13 +292,7 @@ impl Index {
         let mut reported = Reported::default();
         let findings = match &state.rule {
             Err(refused) => {
-                let message = refused
-                    .refusals
-                    .iter()
-                    .map(Refusal::to_string)
-                    .collect::<Vec<_>>()
-                    .join("; ");
-                let why = (ConditionReason::InvalidSpec, message);
+                let why = (ConditionReason::InvalidSpec, in_one_line(&refused.refusals));
                 vec![
                     (ConditionType::Ready, false, why.clone()),
                     (ConditionType::Stalled, true, why),
