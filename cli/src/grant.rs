@@ -195,7 +195,7 @@ fn plan(
     let (mut wanted, mut grants) = (Wanted::new(), Vec::new());
     // The engine names the grants of copies only if the sources are granted.
     for _ in 0..3 {
-        let (engine, _) = snapshot.decided();
+        let engine = snapshot.decided();
         let missing = engine.index().missing_grants(rule, &sources);
         if missing.is_empty() {
             return (grants, true);
@@ -206,16 +206,16 @@ fn plan(
             add(objects, one.gvk, one.name);
         }
         grants = build(&wanted, home, &rule.id.name, existing);
-        let (engine, now) = snapshot.engine();
+        let engine = snapshot.engine();
         for grant in &grants {
             let metadata = &grant.metadata;
             let names = metadata.namespace.as_deref().zip(metadata.name.as_deref());
             if let (Some((namespace, name)), Ok(grant)) = (names, Grant::parse(grant)) {
-                engine.grant_applied(namespace, name, Ok(grant), now);
+                engine.grant_applied(namespace, name, Ok(grant));
             }
         }
     }
-    let (engine, _) = snapshot.decided();
+    let engine = snapshot.decided();
     let enough = engine.index().missing_grants(rule, &sources).is_empty();
     (grants, enough)
 }

@@ -127,7 +127,7 @@ fn held(picture: &Picture) -> Vec<Held> {
             });
         }
     }
-    let (engine, _) = picture.snapshot.decided();
+    let engine = picture.snapshot.decided();
     for held in engine.held() {
         let copies = held.copies.iter().map(|copy| HeldCopy {
             namespace: copy.namespace.to_string(),

@@ -143,7 +143,7 @@ fn needs(
     kinds: &Kinds,
     roles: &Roles,
 ) -> (BTreeSet<ProgramRight>, BTreeMap<ProgramRight, String>) {
-    let (engine, _) = picture.snapshot.decided();
+    let engine = picture.snapshot.decided();
     let reach = engine.index().reach();
     let (mut needs, mut unknown) = (BTreeSet::new(), BTreeMap::new());
     for rule in rules {

@@ -167,9 +167,9 @@ pub(crate) fn pause(took: Duration) -> Duration {
 /// The statuses that a reconciler would write now.
 pub(crate) fn statuses(snapshot: &mut Snapshot) -> BTreeMap<RuleId, ClusterReplicationStatus> {
     let mut statuses = BTreeMap::new();
-    let (engine, now) = snapshot.engine();
+    let engine = snapshot.engine();
     loop {
-        let some = engine.statuses(now, Timestamp::UNIX_EPOCH);
+        let some = engine.statuses(Timestamp::UNIX_EPOCH);
         if some.is_empty() {
             return statuses;
         }
@@ -179,9 +179,9 @@ pub(crate) fn statuses(snapshot: &mut Snapshot) -> BTreeMap<RuleId, ClusterRepli
 
 /// Visits the rules that have copies in a namespace, or should have, by namespace.
 pub(crate) fn places(snapshot: &Snapshot, mut each: impl FnMut(&str, &PlaceView)) {
-    let (engine, now) = snapshot.decided();
+    let engine = snapshot.decided();
     let mut cursor = Cursor::default();
-    while let Some(view) = engine.page(now, Timestamp::UNIX_EPOCH).view(&mut cursor) {
+    while let Some(view) = engine.page(Timestamp::UNIX_EPOCH).view(&mut cursor) {
         for namespace in &view.namespaces {
             for place in &namespace.places {
                 each(&namespace.name, place);
@@ -192,10 +192,8 @@ pub(crate) fn places(snapshot: &Snapshot, mut each: impl FnMut(&str, &PlaceView)
 
 /// The engine's view of a rule's copies in a namespace.
 pub(crate) fn copies(snapshot: &Snapshot, rule: &RuleId, namespace: &str) -> Vec<CopyView> {
-    let (engine, now) = snapshot.decided();
-    engine
-        .page(now, Timestamp::UNIX_EPOCH)
-        .copies(rule, namespace)
+    let engine = snapshot.decided();
+    engine.page(Timestamp::UNIX_EPOCH).copies(rule, namespace)
 }
 
 /// Visits the copies that are not synced, by namespace and rule.
@@ -214,26 +212,26 @@ pub(crate) fn show_namespaces<'a>(
     snapshot: &mut Snapshot,
     found: impl IntoIterator<Item = &'a ObjectMeta>,
 ) {
-    let (engine, now) = snapshot.engine();
+    let engine = snapshot.engine();
     let mut listed = BTreeSet::new();
     for meta in found {
-        engine.namespace_applied(meta, now);
+        engine.namespace_applied(meta);
         listed.extend(meta.name.as_deref().map(Into::into));
     }
-    engine.namespaces_listed(&listed, now);
+    engine.namespaces_listed(&listed);
 }
 
 /// Shows the engine all grants that exist. Returns their namespaces and names.
 pub(crate) fn show_grants(snapshot: &mut Snapshot, found: Vec<Decoded<Value>>) -> GrantNames {
-    let (engine, now) = snapshot.engine();
+    let engine = snapshot.engine();
     let mut names = GrantNames::new();
     for object in found {
         let namespace: Box<str> = text(object.value(), "/metadata/namespace").into();
         let name: Box<str> = text(object.value(), "/metadata/name").into();
-        engine.grant_applied(&namespace, &name, parse_grant(object), now);
+        engine.grant_applied(&namespace, &name, parse_grant(object));
         names.insert((namespace, name));
     }
-    engine.grants_known(Known::Listed(&names), now);
+    engine.grants_known(Known::Listed(&names));
     names
 }
 

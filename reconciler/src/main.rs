@@ -214,7 +214,7 @@ async fn ready(handle: Handle, listed: Check, readable: Check) {
     let mut changes = handle.changes();
     loop {
         let (primed, follows) =
-            handle.look(|engine, _| (engine.index().primed(), engine.index().follows_rules()));
+            handle.look(|engine| (engine.index().primed(), engine.index().follows_rules()));
         listed.set(primed);
         readable.set(follows);
         changes.next().await;

@@ -190,9 +190,9 @@ async fn copies(
         .rule
         .parse()
         .map_err(|_| (StatusCode::BAD_REQUEST, "that is no rule\n"))?;
-    let copies = handle.look(|engine, now| {
+    let copies = handle.look(|engine| {
         engine
-            .page(now, Timestamp::now())
+            .page(Timestamp::now())
             .copies(&rule, &place.namespace)
     });
     Ok(Json(copies.iter().map(tell_copy).collect()))

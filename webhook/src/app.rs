@@ -51,7 +51,7 @@ pub(crate) struct App {
 impl App {
     /// Reads the facts that the engine has observed.
     pub(crate) fn index<T>(&self, read: impl FnOnce(&Index) -> T) -> T {
-        self.handle.look(|engine, _| read(engine.index()))
+        self.handle.look(|engine| read(engine.index()))
     }
 
     /// Reads the metadata of a namespace. Returns `None` if it does not exist.

@@ -76,7 +76,7 @@ pub(crate) async fn beat(
         let mut backoff = Backoff::new(SPACING, DEADLINE);
         loop {
             let written = Instant::now();
-            let (spec, version) = handle.look(|engine, _| {
+            let (spec, version) = handle.look(|engine| {
                 let index = engine.index();
                 (index.newest_spec(), index.newest_rule())
             });

@@ -39,7 +39,7 @@ pub(crate) async fn decide(app: &App, request: &Request, deadline: Instant) -> V
     let until = deadline.checked_sub(RESERVE).unwrap_or(deadline);
     let nonce = admission::nonce(&request.uid);
     let look = || {
-        app.handle.look(|engine, _| {
+        app.handle.look(|engine| {
             let index = engine.index();
             (
                 index.primed(),
@@ -61,7 +61,7 @@ pub(crate) async fn decide(app: &App, request: &Request, deadline: Instant) -> V
     }
     if decision.label == LabelChange::Set && !request.dry_run {
         app.handle
-            .with(|engine, now| engine.issue(&nonce, Awaited::Namespace, now));
+            .with(|engine| engine.issue(&nonce, Awaited::Namespace));
     }
     note(request, decision.label);
     Verdict::Patch {
@@ -109,7 +109,7 @@ async fn label_first(
     }
     let patch = json!({"metadata": {"resourceVersion": version.to_string(), "labels": {PENDING_LABEL: nonce}}});
     app.handle
-        .with(|engine, now| engine.issue(nonce, Awaited::Labels, now));
+        .with(|engine| engine.issue(nonce, Awaited::Labels));
     let path = "/api/v1/namespaces";
     let written = named::merge(&app.client, path, name, Some(MANAGER), &patch);
     match until(deadline, written).await {

@@ -70,9 +70,7 @@ async fn wait(app: &App, request: &Request, namespace: &str, deadline: Instant) 
     let mut changes = app.handle.changes();
     loop {
         changes.skip();
-        let progress = app
-            .handle
-            .look(|engine, now| engine.progress(namespace, now));
+        let progress = app.handle.look(|engine| engine.progress(namespace));
         let decision = admission::pod_gate(namespace, &progress);
         let waits = matches!(decision, GateDecision::Wait(_) | GateDecision::ComeAgain(_));
         if !waits && confirmed == progress.uid {
@@ -92,8 +90,7 @@ async fn wait(app: &App, request: &Request, namespace: &str, deadline: Instant) 
             .take_if(|at| leave || *at <= Instant::now())
             .is_some()
         {
-            app.handle
-                .with(|engine, now| engine.take_charge(namespace, now));
+            app.handle.with(|engine| engine.take_charge(namespace));
         }
         if leave {
             return if waits {
@@ -131,8 +128,7 @@ async fn read(app: &App, namespace: &str, until: Instant) -> Result<Uid, GateDec
     let labels = meta.labels.as_ref();
     let marked = labels.is_some_and(|labels| labels.contains_key(PENDING_LABEL));
     let uid = meta.uid.as_deref().and_then(Uid::parse).filter(|_| marked);
-    app.handle
-        .with(|engine, now| engine.namespace_applied(&meta, now));
+    app.handle.with(|engine| engine.namespace_applied(&meta));
     uid.ok_or(admit)
 }
 

@@ -48,7 +48,7 @@ pub(super) async fn check(
     let asked = answers.held.iter().chain(&answers.missing);
     let asked = asked.chain(answers.unknown.keys());
     let named: BTreeSet<&str> = asked.map(|need| &*need.kind).collect();
-    let (engine, _) = picture.snapshot.decided();
+    let engine = picture.snapshot.decided();
     let reach = engine.index().reach();
     let items = named.into_iter().map(|kind| judge(kind, &answers, reach));
     let items = items.map(|item| if_assumed(item, accounts));

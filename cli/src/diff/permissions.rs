@@ -203,7 +203,7 @@ impl Asking<'_> {
                 "Whether Mimeo has the permissions that the rules need is unknown: {why}."
             ));
         }
-        let (engine, _) = self.picture.snapshot.decided();
+        let engine = self.picture.snapshot.decided();
         let missing = own_rights::explain(&answers.missing, engine.index().reach());
         if accounts.assumed && !missing.is_empty() {
             self.missing.unknown.push(format!(

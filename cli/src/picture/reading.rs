@@ -3,7 +3,6 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     rc::Rc,
-    time::Duration,
 };
 
 use anyhow::{Result, bail};
@@ -136,9 +135,8 @@ impl Reading {
     }
 
     /// Shows the engine an event.
-    fn show(&mut self, event: impl FnOnce(&mut Engine, Duration)) {
-        let (engine, now) = self.picture.snapshot.engine();
-        event(engine, now);
+    fn show(&mut self, event: impl FnOnce(&mut Engine)) {
+        event(self.picture.snapshot.engine());
     }
 
     /// The objects at a path.
@@ -171,7 +169,7 @@ impl Reading {
                      installed in this cluster"
                 ),
                 Err(ReadError::NotServed) => {
-                    self.show(|engine, now| engine.rules_known(kind, Known::Unserved, now));
+                    self.show(|engine| engine.rules_known(kind, Known::Unserved));
                     continue;
                 }
                 Err(error @ ReadError::Forbidden(_)) => {
@@ -187,7 +185,7 @@ impl Reading {
             }
             let ids = self.picture.rules.keys();
             let listed: BTreeSet<RuleId> = ids.filter(|id| id.kind == kind).cloned().collect();
-            self.show(|engine, now| engine.rules_known(kind, Known::Listed(&listed), now));
+            self.show(|engine| engine.rules_known(kind, Known::Listed(&listed)));
         }
         Ok(())
     }
@@ -203,8 +201,8 @@ impl Reading {
         let (rule, status) = parse_rule(kind, object);
         // The reconciler limits each rule in the same way.
         let rule = rule.map(|rule| rule.within(&self.reach));
-        self.show(|engine, now| {
-            engine.rule_applied(id.clone(), rule.clone(), status.clone(), now);
+        self.show(|engine| {
+            engine.rule_applied(id.clone(), rule.clone(), status.clone());
         });
         // A status of an older spec says nothing about this one.
         let generation = value["metadata"]["generation"].as_i64();
@@ -274,7 +272,7 @@ impl Reading {
                 show_grants(&mut self.picture.snapshot, found);
             }
             Err(ReadError::NotServed) => {
-                self.show(|engine, now| engine.grants_known(Known::Unserved, now));
+                self.show(|engine| engine.grants_known(Known::Unserved));
             }
             Err(error) => {
                 let sentence = format!(
@@ -283,7 +281,7 @@ impl Reading {
                 );
                 self.note(Gap::Grants, sentence);
                 let why = Unreadable::Forbidden { verb: "list" };
-                self.show(|engine, now| engine.grants_known(Known::Unreadable(why), now));
+                self.show(|engine| engine.grants_known(Known::Unreadable(why)));
             }
         }
     }
@@ -313,15 +311,15 @@ impl Reading {
         self.picture.snapshot.kinds_recorded(kinds.kinds);
         // A confirmation of a held deletion is not shown. Only the reconciler decides whether it
         // holds for the copies that the reconciler held, so they count as held until they are gone.
-        self.show(|engine, now| {
-            engine.kinds_since(created.or(Some(jiff::Timestamp::UNIX_EPOCH)), now);
+        self.show(|engine| {
+            engine.kinds_since(created.or(Some(jiff::Timestamp::UNIX_EPOCH)));
         });
         for kind in RuleKind::ALL {
             let recorded = kinds.crds.get(&kind).cloned();
             let current = self.crd(kind).await.or_else(|| recorded.clone());
             let current = current.or(Some("served".into()));
             let recorded = recorded.or_else(|| current.clone());
-            self.show(|engine, now| engine.crd(kind, current, recorded, now));
+            self.show(|engine| engine.crd(kind, current, recorded));
         }
     }
 
@@ -386,12 +384,12 @@ impl Reading {
         let selector = format!("{}={}", names::MANAGED_BY, names::MANAGED_BY_VALUE);
         let (asker, picture, progress) =
             (self.asker.clone(), &mut self.picture, &mut self.progress);
-        let (engine, now) = picture.snapshot.engine();
-        engine.copies_listing(watch, now);
+        let engine = picture.snapshot.engine();
+        engine.copies_listing(watch);
         let each = |object: Decoded<Value>| {
             progress.count();
             if let Some(meta) = metadata(object.value()) {
-                engine.copy_applied(&watch.kind, &meta, now);
+                engine.copy_applied(&watch.kind, &meta);
             }
         };
         let read = asker
@@ -399,7 +397,7 @@ impl Reading {
             .list(&path, Some(&selector), Part::Metadata, each)
             .await;
         match read {
-            Ok(version) => engine.copies_known(watch, Known::Listed(version), now),
+            Ok(version) => engine.copies_known(watch, Known::Listed(version)),
             Err(error) => {
                 let sentence = format!(
                     "You can't list copies of kind {}: {error}. Their states are unknown.",
@@ -421,8 +419,7 @@ impl Reading {
             .map(|(name, _)| name.clone())
             .collect();
         for name in waiting {
-            let (engine, now) = self.picture.snapshot.engine();
-            let waits = engine.progress(&name, now);
+            let waits = self.picture.snapshot.engine().progress(&name);
             self.picture.waiting.insert(name, waits);
         }
     }
@@ -458,18 +455,18 @@ impl Reading {
     fn take(&mut self, read: Read) {
         match read {
             Read::Kind(gvk, Ok(resource)) => {
-                self.show(|engine, now| engine.kind(&gvk, resource.clone().into(), now));
+                self.show(|engine| engine.kind(&gvk, resource.clone().into()));
                 self.picture.kinds.insert(gvk, resource);
             }
             Read::Kind(gvk, Err(why)) => {
                 let sentence = format!("Can't find out whether {gvk} is served: {why}.");
                 self.note(Gap::Losses, sentence);
-                self.show(|engine, now| {
-                    engine.kind(&gvk, Known::Unreadable(Unreadable::Unavailable), now);
+                self.show(|engine| {
+                    engine.kind(&gvk, Known::Unreadable(Unreadable::Unavailable));
                 });
             }
             Read::Source(source, Ok(object)) => {
-                self.show(|engine, now| engine.source(&source, object.map(Decoded::Whole), now));
+                self.show(|engine| engine.source(&source, object.map(Decoded::Whole)));
             }
             Read::Source(source, Err(error)) => {
                 let sentence = format!(
@@ -486,12 +483,12 @@ impl Reading {
                     .iter()
                     .map(|object| text(object, "/metadata/name").to_owned())
                     .collect();
-                self.show(|engine, now| {
+                self.show(|engine| {
                     for object in objects {
                         let source = selector.source(text(&object, "/metadata/name"));
-                        engine.source(&source, Some(Decoded::Whole(object)), now);
+                        engine.source(&source, Some(Decoded::Whole(object)));
                     }
-                    engine.selected(&selector, Known::Listed(&members), now);
+                    engine.selected(&selector, Known::Listed(&members));
                 });
                 self.picture.selected.insert(selector, names);
             }
@@ -505,7 +502,7 @@ impl Reading {
                 if let Some(sentence) = note {
                     self.note(Gap::Losses, sentence);
                 }
-                self.show(|engine, now| engine.answered(&job, answer, now));
+                self.show(|engine| engine.answered(&job, answer));
             }
             Read::Object(request, Ok(outcome)) => self.picture.snapshot.object(&request, outcome),
             Read::Object(request, Err(error)) => {

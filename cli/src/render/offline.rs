@@ -95,13 +95,12 @@ impl Offline<'_> {
                     Ok(rule) => _ = self.rules.insert(id.clone(), rule.clone()),
                     Err(refused) => self.problem(file, &id, invalid(&refused.refusals)),
                 }
-                let (engine, now) = self.snapshot.engine();
-                engine.rule_applied(id.clone(), rule, None, now);
+                self.snapshot.engine().rule_applied(id.clone(), rule, None);
                 listed.insert(id);
             }
-            let (engine, now) = self.snapshot.engine();
-            engine.rules_known(kind, Known::Listed(&listed), now);
-            engine.crd(kind, Some("served".into()), Some("served".into()), now);
+            let engine = self.snapshot.engine();
+            engine.rules_known(kind, Known::Listed(&listed));
+            engine.crd(kind, Some("served".into()), Some("served".into()));
         }
         if self.rules.is_empty() && self.rendered.problems.is_empty() {
             self.rendered
@@ -143,8 +142,9 @@ impl Offline<'_> {
             }
         }
         show_grants(&mut self.snapshot, valid);
-        let (engine, now) = self.snapshot.engine();
-        engine.kinds_since(Some(Timestamp::UNIX_EPOCH), now);
+        self.snapshot
+            .engine()
+            .kinds_since(Some(Timestamp::UNIX_EPOCH));
         self.snapshot.kinds_recorded(BTreeSet::new());
     }
 
@@ -162,34 +162,33 @@ impl Offline<'_> {
 
     fn answer(&mut self, question: Question) {
         let files = self.files;
-        let (engine, now) = self.snapshot.engine();
+        let engine = self.snapshot.engine();
         match question {
             Question::Kind(gvk) => {
                 let resource = assumed(&gvk);
-                engine.kind(&gvk, Known::Listed(resource), now);
+                engine.kind(&gvk, Known::Listed(resource));
             }
             Question::Copies(watch, _) => {
-                engine.copies_listing(&watch, now);
-                engine.copies_known(&watch, Known::Listed(1), now);
+                engine.copies_listing(&watch);
+                engine.copies_known(&watch, Known::Listed(1));
             }
             Question::Source(source, _) => {
                 let object = files.source(&source);
                 let object = object.map(|found| Decoded::Whole(stored(&found.object)));
-                engine.source(&source, object, now);
+                engine.source(&source, object);
             }
             Question::Selected(selector, _) => {
                 let mut members = Members::default();
                 for object in selected(files, &selector) {
                     members.extend(Member::of(&object));
                     let source = selector.source(text(&object, "/metadata/name"));
-                    engine.source(&source, Some(Decoded::Whole(object)), now);
+                    engine.source(&source, Some(Decoded::Whole(object)));
                 }
-                engine.selected(&selector, Known::Listed(&members), now);
+                engine.selected(&selector, Known::Listed(&members));
             }
             Question::Job(job) => {
                 let answer = self.job(&job);
-                let (engine, now) = self.snapshot.engine();
-                engine.answered(&job, answer, now);
+                self.snapshot.engine().answered(&job, answer);
             }
             Question::Object(request) => self.look(&request),
         }

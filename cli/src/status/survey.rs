@@ -121,7 +121,7 @@ impl Status {
         status.rules = lines.into_values().collect();
         status.waiting(picture);
         if only.is_none() {
-            let (engine, _) = picture.snapshot.decided();
+            let engine = picture.snapshot.decided();
             status.held_of_deleted_rules = engine.held().map(|held| held.copies.len()).sum();
         }
         if let Scope::One(namespace) = scope {

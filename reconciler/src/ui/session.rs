@@ -85,7 +85,7 @@ impl Session {
     /// An event with the held deletions of rules that no longer exist, if they have changed. The
     /// page has no column for such rules.
     fn held(&mut self) -> Option<Told> {
-        self.known.handle.look(|engine, _| {
+        self.known.handle.look(|engine| {
             let current: Vec<Box<str>> = engine.held().map(|held| held.nonce.into()).collect();
             if self.held.as_ref() == Some(&current) {
                 return None;
@@ -104,7 +104,7 @@ impl Session {
         let view = self
             .known
             .handle
-            .look(|engine, now| engine.page(now, Timestamp::now()).view(&mut self.cursor))?;
+            .look(|engine| engine.page(Timestamp::now()).view(&mut self.cursor))?;
         if view.anew {
             self.numbers.clear();
         }

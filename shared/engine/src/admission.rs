@@ -272,7 +272,7 @@ pub fn come_again(message: String) -> Verdict {
 #[allow(clippy::unwrap_used)] // It is how a test fails.
 mod tests {
     use super::*;
-    use crate::{Awaited, Engine, Settings, clock::Tick};
+    use crate::{Awaited, Engine, Settings};
     use mimeo_model::{
         choices::PodGate,
         id::{RuleId, RuleKind},
@@ -299,19 +299,15 @@ mod tests {
                 "spec": {"sources": [source], "targets": [target], "podGate": "Required"},
             });
             let rule = Rule::parse(&serde_json::from_value(rule).unwrap()).unwrap();
-            engine.rule_applied(id(name), Ok(rule), None, Tick::ZERO);
+            engine.rule_applied(id(name), Ok(rule), None);
         }
         if known {
             let ids = [id("gold"), id("team")].into();
-            engine.rules_known(
-                RuleKind::ClusterReplication,
-                Known::Listed(&ids),
-                Tick::ZERO,
-            );
-            engine.rules_known(RuleKind::Replication, Known::Unserved, Tick::ZERO);
-            engine.namespaces_listed(&BTreeSet::new(), Tick::ZERO);
+            engine.rules_known(RuleKind::ClusterReplication, Known::Listed(&ids));
+            engine.rules_known(RuleKind::Replication, Known::Unserved);
+            engine.namespaces_listed(&BTreeSet::new());
         }
-        engine.issue("issued-here", Awaited::Namespace, Tick::ZERO);
+        engine.issue("issued-here", Awaited::Namespace);
         engine
     }
 

@@ -2,5 +2,6 @@
 
 use std::time::Duration;
 
-/// Time since the process started. Each function takes it as an argument.
+/// Time since the process started. The caller hands it over with
+/// [`Engine::at`](crate::Engine::at).
 pub type Tick = Duration;

@@ -48,31 +48,34 @@ impl Engine {
         &self.index
     }
 
+    /// Sets the clock, before the engine is given events or asked for work or reports. The clock
+    /// never goes back.
+    pub fn at(&mut self, now: Tick) -> &mut Self {
+        self.index.now = self.index.now.max(now);
+        self
+    }
+
+    /// Returns the time that [`Engine::at`] has set.
+    pub fn now(&self) -> Tick {
+        self.index.now
+    }
+
     // ---- events: rules ----
 
     /// Records a rule with this spec; `observed` is the status that it carries.
-    pub fn rule_applied(
-        &mut self,
-        id: RuleId,
-        rule: Result<Rule, Refused>,
-        observed: Observed,
-        now: Tick,
-    ) {
+    pub fn rule_applied(&mut self, id: RuleId, rule: Result<Rule, Refused>, observed: Observed) {
         self.index
-            .at(now)
             .rule_applied(id, rule, observed, &mut self.effects);
     }
 
     /// Records that a rule no longer exists according to its watch.
-    pub fn rule_gone(&mut self, id: &RuleId, now: Tick) {
-        self.index.at(now).rule_gone(id, &mut self.effects);
+    pub fn rule_gone(&mut self, id: &RuleId) {
+        self.index.rule_gone(id, &mut self.effects);
     }
 
     /// Records the state of the watch of these rules. A list has all rules of the kind.
-    pub fn rules_known(&mut self, kind: RuleKind, known: Known<&BTreeSet<RuleId>>, now: Tick) {
-        self.index
-            .at(now)
-            .rules_known(kind, known, &mut self.effects);
+    pub fn rules_known(&mut self, kind: RuleKind, known: Known<&BTreeSet<RuleId>>) {
+        self.index.rules_known(kind, known, &mut self.effects);
     }
 
     // ---- events: grants ----
@@ -83,155 +86,133 @@ impl Engine {
         namespace: &str,
         name: &str,
         grant: Result<Grant, RefusedGrant>,
-        now: Tick,
     ) {
         self.index
-            .at(now)
             .grant_applied(namespace, name, grant, &mut self.effects);
     }
 
     /// Records that a grant does not exist any more according to its watch.
-    pub fn grant_gone(&mut self, namespace: &str, name: &str, now: Tick) {
-        self.index
-            .at(now)
-            .grant_gone(namespace, name, &mut self.effects);
+    pub fn grant_gone(&mut self, namespace: &str, name: &str) {
+        self.index.grant_gone(namespace, name, &mut self.effects);
     }
 
     /// Records the state of the watch of grants. A list has the namespace and name of each grant.
-    pub fn grants_known(&mut self, known: Known<&BTreeSet<(Box<str>, Box<str>)>>, now: Tick) {
-        self.index.at(now).grants_are(known, &mut self.effects);
+    pub fn grants_known(&mut self, known: Known<&BTreeSet<(Box<str>, Box<str>)>>) {
+        self.index.grants_are(known, &mut self.effects);
     }
 
     // ---- events: namespaces ----
 
     /// Records a namespace with this metadata, as its watch or a read shows it.
-    pub fn namespace_applied(&mut self, meta: &ObjectMeta, now: Tick) {
-        self.index
-            .at(now)
-            .namespace_applied(meta, &mut self.effects);
+    pub fn namespace_applied(&mut self, meta: &ObjectMeta) {
+        self.index.namespace_applied(meta, &mut self.effects);
     }
 
     /// Records that the watch of namespaces lost one. Nothing changes if a read has shown another
     /// namespace of its name since.
-    pub fn namespace_deleted(&mut self, meta: &ObjectMeta, now: Tick) {
-        self.index
-            .at(now)
-            .namespace_deleted(meta, &mut self.effects);
+    pub fn namespace_deleted(&mut self, meta: &ObjectMeta) {
+        self.index.namespace_deleted(meta, &mut self.effects);
     }
 
     /// Records that a namespace was deleted.
-    pub fn namespace_gone(&mut self, name: &str, now: Tick) {
-        self.index.at(now).namespace_gone(name, &mut self.effects);
+    pub fn namespace_gone(&mut self, name: &str) {
+        self.index.namespace_gone(name, &mut self.effects);
     }
 
     /// Records that every namespace has been shown; `listed` has all of them.
-    pub fn namespaces_listed(&mut self, listed: &BTreeSet<Box<str>>, now: Tick) {
-        self.index
-            .at(now)
-            .namespaces_listed(listed, &mut self.effects);
+    pub fn namespaces_listed(&mut self, listed: &BTreeSet<Box<str>>) {
+        self.index.namespaces_listed(listed, &mut self.effects);
     }
 
     // ---- events: kinds ----
 
     /// Records the answer of discovery about a kind.
-    pub fn kind(&mut self, gvk: &GroupVersionKind, served: Known<Resource>, now: Tick) {
-        self.index.at(now).kind(gvk, served);
+    pub fn kind(&mut self, gvk: &GroupVersionKind, served: Known<Resource>) {
+        self.index.kind(gvk, served);
     }
 
     /// Records the kinds in the kinds `ConfigMap`, in the recorded versions. Copies of these may
     /// exist.
-    pub fn kinds_recorded(&mut self, kinds: &BTreeSet<GroupVersionKind>, now: Tick) {
-        self.index.at(now).kinds_recorded(kinds, &mut self.effects);
+    pub fn kinds_recorded(&mut self, kinds: &BTreeSet<GroupVersionKind>) {
+        self.index.kinds_recorded(kinds, &mut self.effects);
     }
 
     /// Records when the kinds `ConfigMap` was created. `None`: it does not exist.
-    pub fn kinds_since(&mut self, created: Option<Timestamp>, now: Tick) {
-        self.index.at(now).kinds_since(created);
+    pub fn kinds_since(&mut self, created: Option<Timestamp>) {
+        self.index.kinds_since(created);
     }
 
     /// Records the nonce that the kinds `ConfigMap` carries, if it carries one. The held deletion
     /// with this nonce may go ahead.
-    pub fn confirmed(&mut self, nonce: Option<&str>, now: Tick) {
-        self.index.at(now).confirmed(nonce, &mut self.effects);
+    pub fn confirmed(&mut self, nonce: Option<&str>) {
+        self.index.confirmed(nonce, &mut self.effects);
     }
 
     /// Records the uid of the CRD of these rules. `current` is `None` if the CRD isn't served.
     /// `recorded` is the uid that was recorded when copies were first written.
-    pub fn crd(
-        &mut self,
-        kind: RuleKind,
-        current: Option<Box<str>>,
-        recorded: Option<Box<str>>,
-        now: Tick,
-    ) {
-        self.index
-            .at(now)
-            .crd(kind, current, recorded, &mut self.effects);
+    pub fn crd(&mut self, kind: RuleKind, current: Option<Box<str>>, recorded: Option<Box<str>>) {
+        self.index.crd(kind, current, recorded, &mut self.effects);
     }
 
     // ---- events: copies and sources ----
 
     /// Records that a listing of copies begins.
-    pub fn copies_listing(&mut self, watch: &CopyWatch, now: Tick) {
-        self.index.at(now).copies_listing(watch);
+    pub fn copies_listing(&mut self, watch: &CopyWatch) {
+        self.index.copies_listing(watch);
     }
 
     /// Records the state of a watch of copies. A list has its resourceVersion. Copies that it
     /// didn't show were absent then.
-    pub fn copies_known(&mut self, watch: &CopyWatch, known: Known<u64>, now: Tick) {
-        self.index.at(now).copies_known(watch, known);
+    pub fn copies_known(&mut self, watch: &CopyWatch, known: Known<u64>) {
+        self.index.copies_known(watch, known);
     }
 
     /// Records an object that the watch of copies shows. The object has Mimeo's label, but Mimeo
     /// need not own it.
-    pub fn copy_applied(&mut self, kind: &GroupKind, meta: &ObjectMeta, now: Tick) {
-        self.index.at(now).copy_applied(kind, meta);
+    pub fn copy_applied(&mut self, kind: &GroupKind, meta: &ObjectMeta) {
+        self.index.copy_applied(kind, meta);
     }
 
     /// Records that the watch of copies lost an object: the object was deleted, or only its label
     /// was removed.
-    pub fn copy_gone(&mut self, kind: &GroupKind, meta: &ObjectMeta, now: Tick) {
-        self.index.at(now).copy_gone(kind, meta, &mut self.effects);
+    pub fn copy_gone(&mut self, kind: &GroupKind, meta: &ObjectMeta) {
+        self.index.copy_gone(kind, meta, &mut self.effects);
     }
 
     /// Records that a source exists, or that it doesn't. This comes from a watch, which reads a
     /// cache. So Mimeo confirms a deletion before it acts on it.
-    pub fn source(&mut self, source: &SourceRef, object: Option<Decoded<Value>>, now: Tick) {
-        self.index
-            .at(now)
-            .source_shown(source, object, &mut self.effects);
+    pub fn source(&mut self, source: &SourceRef, object: Option<Decoded<Value>>) {
+        self.index.source_shown(source, object, &mut self.effects);
     }
 
     /// Records that a source can't be read, until [`Engine::source`] says otherwise.
-    pub fn source_unreadable(&mut self, source: &SourceRef, why: Unreadable, now: Tick) {
-        self.index.at(now).source_unreadable(source, why);
+    pub fn source_unreadable(&mut self, source: &SourceRef, why: Unreadable) {
+        self.index.source_unreadable(source, why);
     }
 
     /// Records the state of a selector's watch. A list has all objects that exist now.
     /// [`Engine::source`] shows each of them too, before or after this call.
-    pub fn selected(&mut self, selector: &SourceSelector, known: Known<&Members>, now: Tick) {
-        self.index
-            .at(now)
-            .selected(selector, known, &mut self.effects);
+    pub fn selected(&mut self, selector: &SourceSelector, known: Known<&Members>) {
+        self.index.selected(selector, known, &mut self.effects);
     }
 
     // ---- events: the webhook ----
 
     /// Records the webhook's replicas, as their Leases show them.
-    pub fn webhooks(&mut self, webhooks: Webhooks, now: Tick) {
-        self.index.at(now).webhooks(webhooks, &mut self.effects);
+    pub fn webhooks(&mut self, webhooks: Webhooks) {
+        self.index.webhooks(webhooks, &mut self.effects);
     }
 
     /// Records that this replica set a pending label with this nonce. It writes the copies once its
     /// watch shows the awaited event.
-    pub fn issue(&mut self, nonce: &str, awaited: Awaited, now: Tick) {
-        self.index.at(now).gate.issue(nonce, awaited);
+    pub fn issue(&mut self, nonce: &str, awaited: Awaited) {
+        self.index.gate.issue(nonce, awaited);
     }
 
     /// Records that a pod waits in this namespace. This replica helps to write the copies, even if
     /// another replica set the pending label.
-    pub fn take_charge(&mut self, namespace: &str, now: Tick) {
-        self.index.at(now).take_charge(namespace);
+    pub fn take_charge(&mut self, namespace: &str) {
+        self.index.take_charge(namespace);
     }
 
     // ---- work ----
@@ -244,8 +225,8 @@ impl Engine {
 
     /// Returns the next work. `None`: there is none until an event arrives or [`Engine::wake_at`]
     /// is reached.
-    pub fn next(&mut self, now: Tick) -> Option<Action> {
-        self.fire(now);
+    pub fn next_action(&mut self) -> Option<Action> {
+        self.fire();
         self.plan();
         if let Some(job) = self.next_job() {
             return Some(job);
@@ -277,44 +258,42 @@ impl Engine {
         }
     }
 
-    /// Lets the time pass.
-    fn fire(&mut self, now: Tick) {
-        self.index.at(now);
+    /// Acts on the timers that are due.
+    fn fire(&mut self) {
         while let Some(timer) = self.effects.work.pop_timer(self.index.now) {
             self.index.go_off(timer, &mut self.effects);
         }
     }
 
-    /// Returns when to call [`Engine::next`] again even if no event arrives.
+    /// Returns when to call [`Engine::next_action`] again even if no event arrives.
     pub fn wake_at(&self) -> Option<Tick> {
         self.effects.work.wake_at()
     }
 
     /// Takes in the answer to a request.
-    pub fn outcome(&mut self, ticket: &Ticket, outcome: Outcome, now: Tick) {
-        let index = self.index.at(now);
+    pub fn outcome(&mut self, ticket: &Ticket, outcome: Outcome) {
         // Only the webhook uses this delay: the reconciler sets no pending label.
         if ticket.verb == Verb::Create && matches!(outcome, Outcome::Object(_)) {
-            index.gate.adapt(ticket, now);
+            self.index.gate.adapt(ticket, self.index.now);
         }
-        index.outcome(ticket, outcome, &mut self.effects);
+        self.index.outcome(ticket, outcome, &mut self.effects);
     }
 
     /// Takes back a request that was never sent, if its copy now wants another one. Returns true in
     /// that case.
-    pub(crate) fn withdraw_outdated(&mut self, ticket: &Ticket, now: Tick) -> bool {
-        self.index.at(now).withdraw_outdated(ticket)
+    pub(crate) fn withdraw_outdated(&mut self, ticket: &Ticket) -> bool {
+        self.index.withdraw_outdated(ticket)
     }
 
     /// Takes in the answer to a job. An answer that no longer counts changes nothing.
-    pub fn answered(&mut self, job: &Job, answer: Answer, now: Tick) {
-        self.index.at(now).answered(job, answer, &mut self.effects);
+    pub fn answered(&mut self, job: &Job, answer: Answer) {
+        self.index.answered(job, answer, &mut self.effects);
     }
 
-    /// Keeps the engine of a standby small. It lets time pass and forgets state that has ended. It
-    /// plans nothing, because the plan would be out of date by the time the standby may act.
-    pub fn rest(&mut self, now: Tick) {
-        self.fire(now);
+    /// Keeps the engine of a standby small. It acts on due timers and forgets state that has ended.
+    /// It plans nothing, because the plan would be out of date by the time the standby may act.
+    pub fn rest(&mut self) {
+        self.fire();
         self.effects.events.forget();
         self.effects.changes.forget();
         self.effects.notices.clear();
@@ -324,15 +303,13 @@ impl Engine {
     // ---- reports ----
 
     /// Returns the copies that still hold the pods of a namespace.
-    pub fn progress(&mut self, namespace: &str, now: Tick) -> Progress {
-        self.index.at(now);
+    pub fn progress(&mut self, namespace: &str) -> Progress {
         self.plan();
         self.index.progress(namespace)
     }
 
     /// Returns the statuses that are due, as of the time `wall`.
-    pub fn statuses(&mut self, now: Tick, wall: Timestamp) -> Vec<StatusUpdate> {
-        self.index.at(now);
+    pub fn statuses(&mut self, wall: Timestamp) -> Vec<StatusUpdate> {
         self.plan();
         let due = self.index.due_statuses();
         let tallies = self.index.tallies(due, &mut self.effects.effort);
@@ -344,23 +321,23 @@ impl Engine {
     }
 
     /// Records that a status could not be written.
-    pub fn status_failed(&mut self, id: &RuleId, now: Tick) {
-        self.index.at(now).status_failed(id);
+    pub fn status_failed(&mut self, id: &RuleId) {
+        self.index.status_failed(id);
     }
 
     /// Returns the statuses of grants that must be written now.
-    pub fn grant_statuses(&mut self, now: Tick) -> Vec<GrantUpdate> {
-        self.index.at(now).grant_statuses()
+    pub fn grant_statuses(&mut self) -> Vec<GrantUpdate> {
+        self.index.grant_statuses()
     }
 
     /// Records that a grant's status could not be written.
-    pub fn grant_status_failed(&mut self, namespace: &str, name: &str, now: Tick) {
-        self.index.at(now).grant_status_failed(namespace, name);
+    pub fn grant_status_failed(&mut self, namespace: &str, name: &str) {
+        self.index.grant_status_failed(namespace, name);
     }
 
     /// Returns the Events to write now.
-    pub fn event_updates(&mut self, now: Tick) -> Vec<EventUpdate> {
-        self.effects.events.event_updates(self.index.at(now))
+    pub fn event_updates(&mut self) -> Vec<EventUpdate> {
+        self.effects.events.event_updates(&self.index)
     }
 
     /// When [`Engine::event_updates`] has Events to write.
@@ -391,11 +368,10 @@ impl Engine {
     }
 
     /// Returns the facts that the page shows; `wall` is the present time.
-    pub fn page(&self, now: Tick, wall: Timestamp) -> Page<'_> {
+    pub fn page(&self, wall: Timestamp) -> Page<'_> {
         Page {
             index: &self.index,
             changes: &self.effects.changes,
-            now,
             wall,
         }
     }

@@ -60,6 +60,7 @@ pub struct Index {
     pub(crate) webhooks_since: Tick,
     /// The number of changes to the set of needed watches.
     pub(crate) demand_version: u64,
+    /// The time of the event or question that the engine answers now.
     pub(crate) now: Tick,
 }
 
@@ -67,12 +68,6 @@ impl Index {
     /// The namespaces and kinds in which Mimeo acts.
     pub fn reach(&self) -> &Reach {
         &self.settings.reach
-    }
-
-    /// Moves the clock forward, before an event is taken in. The clock never goes back.
-    pub(crate) fn at(&mut self, now: Tick) -> &mut Self {
-        self.now = self.now.max(now);
-        self
     }
 
     pub(crate) fn replan_all(&mut self) {

@@ -1,6 +1,6 @@
 //! The state machine that both programs drive: *event → index → plan → write → outcome → status*.
 //!
-//! It never waits and never reads a clock. Each event and each answer arrives with its time, and
+//! It never waits and never reads a clock: [`Engine::at`] sets the time of the next events, and
 //! requests leave as values. The reconciler runs the engine as [`Role::Keeper`] over every
 //! namespace. The webhook runs it as [`Role::Injector`] over the few namespaces that wait for their
 //! first copies. Both programs use the same decisions about copies, so they cannot disagree.

@@ -50,7 +50,6 @@ pub enum Question {
 #[derive(Debug)]
 pub struct Snapshot {
     engine: Engine,
-    now: Tick,
     demand: Option<u64>,
     kinds: BTreeSet<GroupVersionKind>,
     copies: BTreeSet<CopyWatch>,
@@ -75,9 +74,10 @@ impl Snapshot {
             backoff_limit: NEVER,
             ..settings
         };
+        let mut engine = Engine::new(settings);
+        engine.at(START);
         Self {
-            engine: Engine::new(settings),
-            now: START,
+            engine,
             demand: None,
             kinds: BTreeSet::new(),
             copies: BTreeSet::new(),
@@ -88,20 +88,20 @@ impl Snapshot {
         }
     }
 
-    /// The engine, for events and answers, and the time to hand over with them.
-    pub fn engine(&mut self) -> (&mut Engine, Tick) {
-        (&mut self.engine, self.now)
+    /// The engine, for events and answers.
+    pub fn engine(&mut self) -> &mut Engine {
+        &mut self.engine
     }
 
-    /// The engine, to read its decisions, and the time of the snapshot.
-    pub fn decided(&self) -> (&Engine, Tick) {
-        (&self.engine, self.now)
+    /// The engine, to read its decisions.
+    pub fn decided(&self) -> &Engine {
+        &self.engine
     }
 
     /// The kinds that may have copies, as the kinds `ConfigMap` records them.
     pub fn kinds_recorded(&mut self, kinds: BTreeSet<GroupVersionKind>) {
         self.recorded = kinds;
-        self.engine.kinds_recorded(&self.recorded, self.now);
+        self.engine.kinds_recorded(&self.recorded);
     }
 
     /// Returns the next questions. Several may be answered at the same time. An empty list means
@@ -117,7 +117,10 @@ impl Snapshot {
             }
             match self.engine.wake_at().filter(|due| *due <= END) {
                 // A namespace with many copies rests between two plans.
-                Some(due) => self.now = due.max(self.now + Duration::from_millis(1)),
+                Some(due) => {
+                    let next = self.engine.now() + Duration::from_millis(1);
+                    self.engine.at(due.max(next));
+                }
                 None => return questions,
             }
         }
@@ -134,7 +137,7 @@ impl Snapshot {
         let before = self.changes.len();
         let engine = &mut self.engine;
         self.changes
-            .retain(|request| !engine.withdraw_outdated(&request.ticket, self.now));
+            .retain(|request| !engine.withdraw_outdated(&request.ticket));
         self.changes.len() < before
     }
 
@@ -142,7 +145,7 @@ impl Snapshot {
         let mut questions = Vec::new();
         loop {
             self.demanded(&mut questions);
-            match self.engine.next(self.now) {
+            match self.engine.next_action() {
                 Some(Action::Job(job)) => self.take_job(job, &mut questions),
                 Some(Action::Request(request)) => self.take_request(request, &mut questions),
                 None => break,
@@ -188,8 +191,8 @@ impl Snapshot {
         } else if let Task::RecordKind(gvk) = &job.task {
             // The reconciler would record the kind now, and then write the copies.
             self.recorded.insert(gvk.clone());
-            self.engine.answered(&job, Answer::Done, self.now);
-            self.engine.kinds_recorded(&self.recorded, self.now);
+            self.engine.answered(&job, Answer::Done);
+            self.engine.kinds_recorded(&self.recorded);
         }
         // No decision of this snapshot depends on the writes of the other jobs.
     }
@@ -225,6 +228,6 @@ impl Snapshot {
             (Verb::Create, _) => return,
             (_, outcome) => outcome,
         };
-        self.engine.outcome(&request.ticket, outcome, self.now);
+        self.engine.outcome(&request.ticket, outcome);
     }
 }

@@ -61,22 +61,27 @@ impl World {
             let labels = json!({"kubernetes.io/metadata.name": name});
             let meta =
                 json!({"name": name, "uid": uid(number), "resourceVersion": "5", "labels": labels});
-            engine.namespace_applied(&from_value(meta).unwrap(), now);
+            engine.at(now).namespace_applied(&from_value(meta).unwrap());
         }
-        engine.namespaces_listed(&names, now);
-        engine.kinds_recorded(&[secrets()].into(), now);
-        engine.kind(
+        engine.at(now).namespaces_listed(&names);
+        engine.at(now).kinds_recorded(&[secrets()].into());
+        engine.at(now).kind(
             &secrets(),
             Known::Listed(Resource {
                 gvk: secrets(),
                 plural: "secrets".into(),
                 namespaced: true,
             }),
-            now,
         );
-        engine.rules_known(RuleKind::Replication, Known::Unserved, now);
-        engine.copies_listing(&secrets().group_kind().into(), now);
-        engine.copies_known(&secrets().group_kind().into(), Known::Listed(6), now);
+        engine
+            .at(now)
+            .rules_known(RuleKind::Replication, Known::Unserved);
+        engine
+            .at(now)
+            .copies_listing(&secrets().group_kind().into());
+        engine
+            .at(now)
+            .copies_known(&secrets().group_kind().into(), Known::Listed(6));
         Self {
             engine,
             now,
@@ -90,21 +95,22 @@ impl World {
         let source = rule.sources[0].clone();
         ids.insert(rule.id.clone());
         self.engine
-            .rule_applied(rule.id.clone(), Ok(rule), None, self.now);
+            .at(self.now)
+            .rule_applied(rule.id.clone(), Ok(rule), None);
         if number == 0 {
             self.engine
-                .rules_known(RuleKind::ClusterReplication, Known::Listed(ids), self.now);
+                .at(self.now)
+                .rules_known(RuleKind::ClusterReplication, Known::Listed(ids));
         }
         let _ = self.engine.demand();
-        self.engine.copies_known(
-            &secrets().group_kind().into(),
-            Known::Listed(self.version),
-            self.now,
-        );
+        self.engine
+            .at(self.now)
+            .copies_known(&secrets().group_kind().into(), Known::Listed(self.version));
         let object =
             json!({"metadata": {"resourceVersion": "9"}, "type": "a", "data": {"a": "b25l"}});
         self.engine
-            .source(&source, Some(Decoded::Whole(object)), self.now);
+            .at(self.now)
+            .source(&source, Some(Decoded::Whole(object)));
     }
 
     fn write(&mut self, request: &Request) -> Outcome {
@@ -131,14 +137,14 @@ impl World {
     fn settle(&mut self) {
         let end = self.now + Duration::from_hours(1);
         loop {
-            while let Some(action) = self.engine.next(self.now) {
+            while let Some(action) = self.engine.at(self.now).next_action() {
                 if let Action::Request(request) = action {
                     let outcome = self.write(&request);
-                    self.engine.outcome(&request.ticket, outcome, self.now);
+                    self.engine.at(self.now).outcome(&request.ticket, outcome);
                     let _ = self.engine.notices();
                 }
             }
-            let _ = self.engine.statuses(self.now, Timestamp::UNIX_EPOCH);
+            let _ = self.engine.at(self.now).statuses(Timestamp::UNIX_EPOCH);
             match self.engine.wake_at().filter(|due| *due < end) {
                 Some(due) => self.now = due.max(self.now + Duration::from_millis(1)),
                 None if self

@@ -54,7 +54,7 @@ impl DebugPages {
         let handle = handle.clone();
         self.add("engine", move || {
             let (Inside { primed, informed, counts }, numbers) =
-                handle.look(|engine, _| (engine.inside(), engine.numbers()));
+                handle.look(|engine| (engine.inside(), engine.numbers()));
             let Numbers { queued, held, waiting, webhooks, .. } = numbers;
             json!({
                 "primed": primed, "informed": informed, "counts": counts, "deletionsHeld": held.values().sum::<usize>(),

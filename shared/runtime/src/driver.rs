@@ -8,7 +8,8 @@ use std::{
 
 use jiff::Timestamp;
 use mimeo_engine::{
-    Action, Answer, Engine, GrantUpdate, HeldDeletion, Job, Notice, Request, Task, Verb, copy::Why,
+    Action, Answer, Engine, GrantUpdate, HeldDeletion, Job, Notice, Request, Task, Verb,
+    clock::Tick, copy::Why,
 };
 use mimeo_model::{names, outcome::Outcome};
 use tokio::sync::{SemaphorePermit, watch};
@@ -40,10 +41,10 @@ pub async fn drive(handle: Handle, writer: Writer, mut active: watch::Receiver<b
         if !*active.borrow() {
             continue;
         }
-        let (action, wake_at, notices) = handle.look(|engine, now| {
-            let action = engine.next(now);
-            let wake_at = engine.wake_at().map(|due| due.saturating_sub(now));
-            (action, wake_at, engine.notices())
+        let (action, pause, notices) = handle.look(|engine| {
+            let action = engine.next_action();
+            let pause = pause_until(engine.wake_at(), engine);
+            (action, pause, engine.notices())
         });
         tell(&notices);
         let Some(action) = action else {
@@ -53,7 +54,7 @@ pub async fn drive(handle: Handle, writer: Writer, mut active: watch::Receiver<b
             drop(permit);
             tokio::select! {
                 () = woken => {}
-                () = tokio::time::sleep(wake_at.unwrap_or(Duration::from_hours(1))) => {}
+                () = tokio::time::sleep(pause) => {}
                 _ = active.wait_for(|active| !*active) => {}
             }
             continue;
@@ -66,8 +67,8 @@ pub async fn drive(handle: Handle, writer: Writer, mut active: watch::Receiver<b
                     let outcome = writer.carry_out(&request, permit).await;
                     note(&request, &outcome);
                     handle.measure(&request, &outcome, began.elapsed());
-                    tell(&handle.with(|engine, now| {
-                        engine.outcome(&request.ticket, outcome, now);
+                    tell(&handle.with(|engine| {
+                        engine.outcome(&request.ticket, outcome);
                         engine.notices()
                     }));
                 });
@@ -78,6 +79,13 @@ pub async fn drive(handle: Handle, writer: Writer, mut active: watch::Receiver<b
             }
         }
     }
+}
+
+/// Returns how long to wait until `due`. `None`: only a change can end the wait earlier.
+fn pause_until(due: Option<Tick>, engine: &Engine) -> Duration {
+    due.map_or(Duration::from_hours(1), |due| {
+        due.saturating_sub(engine.now())
+    })
 }
 
 /// Logs one line for each change. Reads and dry runs change nothing.
@@ -134,7 +142,7 @@ async fn run(handle: &Handle, writer: &Writer, job: &Job) {
             Answer::Failed
         }
     };
-    handle.with(|engine, now| engine.answered(job, answer, now));
+    handle.with(|engine| engine.answered(job, answer));
     drop(turn);
 }
 
@@ -188,11 +196,11 @@ pub async fn report(handle: Handle, writer: Writer, mut active: watch::Receiver<
             return;
         }
         changes.skip();
-        let updates = handle.look(|engine, now| engine.statuses(now, Timestamp::now()));
+        let updates = handle.look(|engine| engine.statuses(Timestamp::now()));
         for update in &updates {
             if let Err(error) = writer.write_status(update).await {
                 warn!(rule = %update.id, %error, "status not written");
-                handle.look(|engine, now| engine.status_failed(&update.id, now));
+                handle.look(|engine| engine.status_failed(&update.id));
             }
         }
         // The statuses of rules are written before the statuses of grants.
@@ -202,17 +210,15 @@ pub async fn report(handle: Handle, writer: Writer, mut active: watch::Receiver<
                     namespace, name, ..
                 } = &update;
                 warn!(%namespace, %name, %error, "status of a ReplicationGrant not written");
-                handle.look(|engine, now| engine.grant_status_failed(namespace, name, now));
+                handle.look(|engine| engine.grant_status_failed(namespace, name));
             }
         }
-        let due = handle.look(|engine, now| {
+        let pause = handle.look(|engine| {
             let index = engine.index();
             let due = index.status_due().into_iter();
-            let due = due.chain(index.grant_statuses_due()).min();
-            due.map(|due| due.saturating_sub(now))
+            pause_until(due.chain(index.grant_statuses_due()).min(), engine)
         });
-        let pause = due.unwrap_or(Duration::from_hours(1)).max(PACE);
-        changes.next_within(pause, PACE).await;
+        changes.next_within(pause.max(PACE), PACE).await;
     }
 }
 
@@ -235,10 +241,9 @@ pub async fn announce(
             return;
         }
         changes.skip();
-        let (updates, due) = handle.look(|engine, now| {
-            let updates = engine.event_updates(now);
-            let due = engine.events_due();
-            (updates, due.map(|due| due.saturating_sub(now)))
+        let (updates, pause) = handle.look(|engine| {
+            let updates = engine.event_updates();
+            (updates, pause_until(engine.events_due(), engine))
         });
         for update in &updates {
             if !*active.borrow() {
@@ -255,7 +260,6 @@ pub async fn announce(
             trouble = failed;
         }
         // No Event is due at once.
-        let pause = due.unwrap_or(Duration::from_hours(1));
         let pace = pause.min(Duration::from_secs(1));
         changes.next_within(pause, pace).await;
     }
@@ -272,7 +276,7 @@ pub async fn remind(handle: Handle) {
         if more == 0 {
             changes.next().await;
         }
-        let held = handle.look(|engine, _| {
+        let held = handle.look(|engine| {
             let held = |held: HeldDeletion<'_>| {
                 let copies = held.copies.len();
                 (held.nonce.to_owned(), (held.rule.to_string(), copies))

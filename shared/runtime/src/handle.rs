@@ -6,7 +6,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use mimeo_engine::{Engine, Request, Verb, clock::Tick, copy::Why};
+use mimeo_engine::{Engine, Request, Verb, copy::Why};
 use mimeo_model::{known::Decoded, outcome::Outcome, source::SourceRef};
 use parking_lot::Mutex;
 use prometheus_client::{
@@ -130,9 +130,9 @@ impl Handle {
         }
     }
 
-    /// Gives `f` the engine, which `f` may change, and the present time. Then wakes the tasks that
-    /// wait for work or for a change. `f` must not block.
-    pub fn with<R>(&self, f: impl FnOnce(&mut Engine, Tick) -> R) -> R {
+    /// Sets the clock of the engine and gives it to `f`, which may change it. Then wakes the tasks
+    /// that wait for work or for a change. `f` must not block.
+    pub fn with<R>(&self, f: impl FnOnce(&mut Engine) -> R) -> R {
         let result = self.look(f);
         self.shared.work.notify_one();
         self.tell_of_change();
@@ -140,9 +140,9 @@ impl Handle {
     }
 
     /// As [`Handle::with`], for questions: it wakes no task.
-    pub fn look<R>(&self, f: impl FnOnce(&mut Engine, Tick) -> R) -> R {
+    pub fn look<R>(&self, f: impl FnOnce(&mut Engine) -> R) -> R {
         let mut engine = self.shared.engine.lock();
-        f(&mut engine, self.shared.started.elapsed())
+        f(engine.at(self.shared.started.elapsed()))
     }
 
     /// Wakes all tasks that wait for a change.
@@ -191,7 +191,7 @@ impl Handle {
     /// Tells the engine the state of a source that was just read. None means that the source does
     /// not exist.
     pub(crate) fn source(&self, source: &SourceRef, object: Option<Decoded<Value>>) {
-        self.with(|engine, now| engine.source(source, object, now));
+        self.with(|engine| engine.source(source, object));
     }
 
     /// The changes from now on.
@@ -205,7 +205,7 @@ impl Handle {
     /// Returns as soon as `holds` returns true for the engine. Cancel safe.
     pub async fn until(&self, holds: impl Fn(&Engine) -> bool) {
         let mut changes = self.changes();
-        while !self.look(|engine, _| holds(engine)) {
+        while !self.look(|engine| holds(engine)) {
             changes.next().await;
         }
     }

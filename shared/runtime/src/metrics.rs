@@ -98,7 +98,7 @@ impl Metrics {
     pub fn of_engine(&self, handle: &Handle) {
         let handle = handle.clone();
         self.read_off(move |page| {
-            let numbers = handle.look(|engine, _| engine.numbers());
+            let numbers = handle.look(|engine| engine.numbers());
             let queues = [
                 (["Namespaces"], numbers.queued.urgent),
                 (["Rules"], numbers.queued.normal),
@@ -138,11 +138,11 @@ impl Metrics {
             if !leads {
                 return Ok(());
             }
-            page.rules(handle.look(|engine, _| engine.numbers()))?;
+            page.rules(handle.look(|engine| engine.numbers()))?;
             if most == 0 {
                 return Ok(());
             }
-            let numbers = handle.look(|engine, _| engine.index().rule_numbers(most));
+            let numbers = handle.look(|engine| engine.index().rule_numbers(most));
             let rows = numbers.iter().flat_map(|(id, copies)| {
                 let failed = copies.failed.values().sum();
                 let pending = copies.desired.saturating_sub(copies.synced + failed);

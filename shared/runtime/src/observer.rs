@@ -102,17 +102,16 @@ impl Observer {
                 let id = rule_id(kind, namespace, text(object.value(), "/metadata/name"))?;
                 let (parsed, status) = parse_rule(kind, object);
                 self.handle
-                    .with(|engine, now| engine.rule_applied(id.clone(), parsed, status, now));
+                    .with(|engine| engine.rule_applied(id.clone(), parsed, status));
                 Some(id)
             },
             |meta| {
                 let id = rule_id(kind, meta.namespace.as_deref(), meta.name.as_deref())?;
-                self.handle.with(|engine, now| engine.rule_gone(&id, now));
+                self.handle.with(|engine| engine.rule_gone(&id));
                 Some(id)
             },
             |known| {
-                self.handle
-                    .with(|engine, now| engine.rules_known(kind, known, now));
+                self.handle.with(|engine| engine.rules_known(kind, known));
             },
         )
         .await;
@@ -129,18 +128,17 @@ impl Observer {
                 let name: Box<str> = text(object.value(), "/metadata/name")?.into();
                 let grant = parse_grant(object);
                 self.handle
-                    .with(|engine, now| engine.grant_applied(&namespace, &name, grant, now));
+                    .with(|engine| engine.grant_applied(&namespace, &name, grant));
                 Some((namespace, name))
             },
             |meta| {
                 let (namespace, name) = meta.namespace.as_deref().zip(meta.name.as_deref())?;
                 self.handle
-                    .with(|engine, now| engine.grant_gone(namespace, name, now));
+                    .with(|engine| engine.grant_gone(namespace, name));
                 Some((namespace.into(), name.into()))
             },
             |known| {
-                self.handle
-                    .with(|engine, now| engine.grants_known(known, now));
+                self.handle.with(|engine| engine.grants_known(known));
             },
         )
         .await;
@@ -157,18 +155,16 @@ impl Observer {
             |object: Decoded<Meta>| {
                 let Meta { metadata } = object.whole()?;
                 self.handle
-                    .with(|engine, now| engine.namespace_applied(&metadata, now));
+                    .with(|engine| engine.namespace_applied(&metadata));
                 name(&metadata)
             },
             |meta| {
-                self.handle
-                    .with(|engine, now| engine.namespace_deleted(meta, now));
+                self.handle.with(|engine| engine.namespace_deleted(meta));
                 name(meta)
             },
             |known: Known<&BTreeSet<Box<str>>>| {
                 if let Known::Listed(listed) = known {
-                    self.handle
-                        .with(|engine, now| engine.namespaces_listed(listed, now));
+                    self.handle.with(|engine| engine.namespaces_listed(listed));
                 }
             },
         )
@@ -191,10 +187,10 @@ impl Observer {
             let created = map.and_then(|map| map.creation_timestamp());
             let created = created.map(|time| time.0);
             self.noted.lock().clone_from(&kinds);
-            self.handle.with(|engine, now| {
-                engine.kinds_since(created, now);
-                engine.kinds_recorded(&kinds, now);
-                engine.confirmed(confirmed.as_deref(), now);
+            self.handle.with(|engine| {
+                engine.kinds_since(created);
+                engine.kinds_recorded(&kinds);
+                engine.confirmed(confirmed.as_deref());
             });
             self.crds_are(|known| known.recorded = Some(crds));
         }
@@ -207,7 +203,7 @@ impl Observer {
             for kind in RuleKind::ALL {
                 let (served, recorded) = (served.get(&kind).cloned(), recorded.get(&kind).cloned());
                 self.handle
-                    .with(|engine, now| engine.crd(kind, served, recorded, now));
+                    .with(|engine| engine.crd(kind, served, recorded));
             }
         }
     }
@@ -270,14 +266,14 @@ impl Observer {
         };
         watch::<Meta>(self.watcher.clone(), spec, |event| match event {
             Event::Known(Known::Unserved) => self.gone(&resource),
-            event => self.handle.with(|engine, now| match event {
-                Event::Listing => engine.copies_listing(&copies, now),
+            event => self.handle.with(|engine| match event {
+                Event::Listing => engine.copies_listing(&copies),
                 Event::Shown(Decoded::Whole(object)) => {
-                    engine.copy_applied(kind, &object.metadata, now);
+                    engine.copy_applied(kind, &object.metadata);
                 }
                 Event::Shown(Decoded::Part(_)) => {}
-                Event::Deleted(object) => engine.copy_gone(kind, &object.metadata, now),
-                Event::Known(known) => engine.copies_known(&copies, known, now),
+                Event::Deleted(object) => engine.copy_gone(kind, &object.metadata),
+                Event::Known(known) => engine.copies_known(&copies, known),
             }),
         })
         .await;
@@ -286,7 +282,7 @@ impl Observer {
     fn gone(&self, resource: &Resource) {
         self.writer.discovery.forget();
         self.handle
-            .with(|engine, now| engine.kind(&resource.gvk, Known::Unserved, now));
+            .with(|engine| engine.kind(&resource.gvk, Known::Unserved));
     }
 }
 

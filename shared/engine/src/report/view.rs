@@ -176,18 +176,18 @@ impl CopyView {
     }
 }
 
-/// The facts that the page shows, and the time of the question by both clocks.
+/// The facts that the page shows, and the time of the question.
 #[derive(Clone, Copy, Debug)]
 pub struct Page<'a> {
     pub(crate) index: &'a Index,
     pub(crate) changes: &'a Changes,
-    pub(crate) now: Tick,
     pub(crate) wall: Timestamp,
 }
 
 impl<'a> Page<'a> {
     fn time(self, tick: Tick) -> Option<Timestamp> {
-        self.wall.checked_sub(self.now.saturating_sub(tick)).ok()
+        let ago = self.index.now.saturating_sub(tick);
+        self.wall.checked_sub(ago).ok()
     }
 
     /// Returns the next piece of the changes, the earliest first. `None`: the viewer has seen

@@ -52,24 +52,30 @@ impl World {
             let rule = Rule::parse(&from_value(rule).unwrap()).unwrap();
             sources.push(rule.sources[0].clone());
             ids.insert(rule.id.clone());
-            engine.rule_applied(rule.id.clone(), Ok(rule), None, now);
+            engine.at(now).rule_applied(rule.id.clone(), Ok(rule), None);
         }
-        engine.rules_known(RuleKind::ClusterReplication, Known::Listed(&ids), now);
-        engine.rules_known(RuleKind::Replication, Known::Unserved, now);
+        engine
+            .at(now)
+            .rules_known(RuleKind::ClusterReplication, Known::Listed(&ids));
+        engine
+            .at(now)
+            .rules_known(RuleKind::Replication, Known::Unserved);
         let mut listed: BTreeSet<Box<str>> = BTreeSet::new();
         for number in 0..namespaces {
             let name = format!("team-{number:05}");
             let meta = json!({"name": name, "uid": uid(1000 + number), "resourceVersion": "5"});
-            engine.namespace_applied(&from_value(meta).unwrap(), now);
+            engine.at(now).namespace_applied(&from_value(meta).unwrap());
             listed.insert(name.into());
         }
-        engine.namespaces_listed(&listed, now);
+        engine.at(now).namespaces_listed(&listed);
         let kind = secrets().gvk;
-        engine.kinds_recorded(&[kind.clone()].into(), now);
-        engine.kind(&kind, Known::Listed(secrets()), now);
+        engine.at(now).kinds_recorded(&[kind.clone()].into());
+        engine.at(now).kind(&kind, Known::Listed(secrets()));
         let _ = engine.demand();
-        engine.copies_listing(&kind.group_kind().into(), now);
-        engine.copies_known(&kind.group_kind().into(), Known::Listed(6), now);
+        engine.at(now).copies_listing(&kind.group_kind().into());
+        engine
+            .at(now)
+            .copies_known(&kind.group_kind().into(), Known::Listed(6));
         let mut world = Self {
             engine,
             sources,
@@ -84,11 +90,9 @@ impl World {
 
     fn source(&mut self, number: usize, type_: &str) {
         let object = json!({"metadata": {"resourceVersion": "9"}, "type": type_});
-        self.engine.source(
-            &self.sources[number],
-            Some(Decoded::Whole(object)),
-            self.now,
-        );
+        self.engine
+            .at(self.now)
+            .source(&self.sources[number], Some(Decoded::Whole(object)));
     }
 
     fn wait(&mut self, seconds: u64) {
@@ -97,16 +101,16 @@ impl World {
 
     /// Answers every pending request.
     fn answer(&mut self, outcome: impl Fn(&Request) -> Option<Outcome>) {
-        while let Some(action) = self.engine.next(self.now) {
+        while let Some(action) = self.engine.at(self.now).next_action() {
             match action {
                 Action::Request(request) => {
                     let outcome = outcome(&request).unwrap_or_else(|| self.written(&request));
-                    self.engine.outcome(&request.ticket, outcome, self.now);
+                    self.engine.at(self.now).outcome(&request.ticket, outcome);
                 }
                 Action::Job(job) => {
                     if matches!(job.task, Task::ConfirmSource(_)) {
                         let read = Answer::Source(SourceRead::Absent(Some(home(999, 0))));
-                        self.engine.answered(&job, read, self.now);
+                        self.engine.at(self.now).answered(&job, read);
                     }
                 }
             }
@@ -136,7 +140,7 @@ impl World {
     /// Carries out every pending request, and returns the created objects.
     fn created(&mut self) -> Vec<ObjectMeta> {
         let mut created = Vec::new();
-        while let Some(action) = self.engine.next(self.now) {
+        while let Some(action) = self.engine.at(self.now).next_action() {
             let Action::Request(request) = action else {
                 continue;
             };
@@ -144,13 +148,13 @@ impl World {
             if let (Verb::Create, Outcome::Object(meta)) = (request.ticket.verb, &outcome) {
                 created.push(ObjectMeta::clone(meta));
             }
-            self.engine.outcome(&request.ticket, outcome, self.now);
+            self.engine.at(self.now).outcome(&request.ticket, outcome);
         }
         created
     }
 
     fn announced(&mut self) -> Vec<EventUpdate> {
-        self.engine.event_updates(self.now)
+        self.engine.at(self.now).event_updates()
     }
 }
 
@@ -287,7 +291,7 @@ fn an_object_in_the_way_is_the_same_while_a_retry_is_in_flight() {
         });
         world.wait(5);
         if retried {
-            let action = world.engine.next(world.now);
+            let action = world.engine.at(world.now).next_action();
             assert!(
                 matches!(&action, Some(Action::Request(request)) if request.ticket.verb == Verb::Create),
                 "{action:?}"
@@ -390,7 +394,8 @@ fn an_edit_that_was_reverted_is_told_with_who_made_it() {
         entries.extend(theirs.map(|entry| from_value(entry).unwrap()));
         world
             .engine
-            .copy_applied(&secrets().gvk.group_kind(), meta, world.now);
+            .at(world.now)
+            .copy_applied(&secrets().gvk.group_kind(), meta);
     }
     world.answer(|_| None);
     world.wait(5);
@@ -441,7 +446,7 @@ fn a_copy_that_was_deleted_is_told_and_one_that_lost_its_label_is_an_edit() {
     for meta in &mut written {
         meta.resource_version = Some("35".into());
         let kind = secrets().gvk.group_kind();
-        world.engine.copy_gone(&kind, meta, world.now);
+        world.engine.at(world.now).copy_gone(&kind, meta);
     }
     // The second object still exists.
     world.answer(|request| {
@@ -478,11 +483,12 @@ fn what_goes_with_its_namespace_is_not_told() {
     let anew = json!({"name": "team-00000", "uid": uid(7777), "resourceVersion": "25"});
     world
         .engine
-        .namespace_applied(&from_value(anew).unwrap(), world.now);
+        .at(world.now)
+        .namespace_applied(&from_value(anew).unwrap());
     for meta in &mut written {
         meta.resource_version = Some("26".into());
         let kind = secrets().gvk.group_kind();
-        world.engine.copy_gone(&kind, meta, world.now);
+        world.engine.at(world.now).copy_gone(&kind, meta);
     }
     let before = world.written;
     world.answer(|request| (request.ticket.verb == Verb::Look).then_some(Outcome::Absent));
@@ -521,7 +527,7 @@ fn no_words_of_the_server_about_a_secret_are_told() {
 fn a_source_that_went_is_told_if_there_are_copies_of_it() {
     let mut world = World::new(Role::Keeper, 1, 3);
     world.answer(|_| None);
-    world.engine.source(&world.sources[0], None, world.now);
+    world.engine.at(world.now).source(&world.sources[0], None);
     world.wait(5);
     let announced = world.announced();
     assert_eq!(kinds(&announced), ["ClusterReplication"]);
@@ -537,13 +543,13 @@ fn a_source_that_went_is_told_if_there_are_copies_of_it() {
 
     let mut back = World::new(Role::Keeper, 1, 3);
     back.answer(|_| None);
-    back.engine.source(&back.sources[0], None, back.now);
+    back.engine.at(back.now).source(&back.sources[0], None);
     back.source(0, "a");
     back.wait(5);
     assert_eq!(back.announced(), [], "it is back");
 
     let mut never = World::new(Role::Keeper, 1, 3);
-    never.engine.source(&never.sources[0], None, never.now);
+    never.engine.at(never.now).source(&never.sources[0], None);
     never.wait(5);
     assert_eq!(never.announced(), [], "nothing was copied");
 }
@@ -552,7 +558,7 @@ fn a_source_that_went_is_told_if_there_are_copies_of_it() {
 fn of_a_source_that_a_rule_names_no_more_nothing_is_told() {
     let mut world = World::new(Role::Keeper, 1, 3);
     world.answer(|_| None);
-    world.engine.source(&world.sources[0], None, world.now);
+    world.engine.at(world.now).source(&world.sources[0], None);
     let source =
         json!({"apiVersion": "v1", "kind": "Secret", "namespace": "home", "name": "another"});
     let rule = json!({
@@ -563,7 +569,8 @@ fn of_a_source_that_a_rule_names_no_more_nothing_is_told() {
     let rule = Rule::parse(&from_value(rule).unwrap()).unwrap();
     world
         .engine
-        .rule_applied(rule.id.clone(), Ok(rule), None, world.now);
+        .at(world.now)
+        .rule_applied(rule.id.clone(), Ok(rule), None);
     world.wait(5);
     assert_eq!(
         (world.announced(), world.engine.events_due()),
@@ -586,7 +593,8 @@ fn deletions_that_are_held_are_told_once() {
     let rule = Rule::parse(&from_value(rule).unwrap()).unwrap();
     world
         .engine
-        .rule_applied(rule.id.clone(), Ok(rule), None, world.now);
+        .at(world.now)
+        .rule_applied(rule.id.clone(), Ok(rule), None);
     let mut told = Vec::new();
     for _ in 0..60 {
         world.answer(|request| panic!("{request:?}"));
@@ -629,7 +637,8 @@ fn two_rules_for_one_cell_are_told_by_the_one_that_lost() {
     let rule = Rule::parse(&from_value(rule).unwrap()).unwrap();
     world
         .engine
-        .rule_applied(rule.id.clone(), Ok(rule), None, world.now);
+        .at(world.now)
+        .rule_applied(rule.id.clone(), Ok(rule), None);
     world.answer(|_| None);
     world.wait(5);
     let announced = world.announced();
@@ -654,7 +663,8 @@ fn only_the_reconciler_that_leads_tells_anything() {
     let mut injector = World::new(Role::Injector, 1, 1);
     injector
         .engine
-        .source(&injector.sources[0], None, injector.now);
+        .at(injector.now)
+        .source(&injector.sources[0], None);
     injector.answer(|_| Some(refused(FailureReason::Forbidden)));
     injector.wait(5);
     assert_eq!(
@@ -666,8 +676,9 @@ fn only_the_reconciler_that_leads_tells_anything() {
     standby.answer(|_| None);
     standby
         .engine
-        .source(&standby.sources[0], None, standby.now);
-    standby.engine.rest(standby.now);
+        .at(standby.now)
+        .source(&standby.sources[0], None);
+    standby.engine.at(standby.now).rest();
     standby.wait(5);
     assert_eq!(
         (standby.announced(), standby.engine.events_due()),

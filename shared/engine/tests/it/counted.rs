@@ -58,18 +58,17 @@ impl World {
             .collect();
         for (name, number) in names.iter().zip(1000..) {
             let meta = json!({"name": name, "uid": uid(number), "resourceVersion": "5"});
-            engine.namespace_applied(&from_value(meta).unwrap(), now);
+            engine.at(now).namespace_applied(&from_value(meta).unwrap());
         }
-        engine.namespaces_listed(&names, now);
-        engine.kinds_recorded(&[secrets()].into(), now);
-        engine.kind(
+        engine.at(now).namespaces_listed(&names);
+        engine.at(now).kinds_recorded(&[secrets()].into());
+        engine.at(now).kind(
             &secrets(),
             Known::Listed(Resource {
                 gvk: secrets(),
                 plural: "secrets".into(),
                 namespaced: true,
             }),
-            now,
         );
         let rules: Vec<Rule> = (0..rules)
             .map(|number| rule(number, 1, &json!([{"namespaces": ["team-*"]}])))
@@ -79,20 +78,27 @@ impl World {
             .map(|rule| (rule.id.clone(), rule.sources[0].clone()))
             .unzip();
         for rule in rules {
-            engine.rule_applied(rule.id.clone(), Ok(rule), None, now);
+            engine.at(now).rule_applied(rule.id.clone(), Ok(rule), None);
         }
-        engine.rules_known(RuleKind::ClusterReplication, Known::Listed(&ids), now);
-        engine.rules_known(RuleKind::Replication, Known::Unserved, now);
+        engine
+            .at(now)
+            .rules_known(RuleKind::ClusterReplication, Known::Listed(&ids));
+        engine
+            .at(now)
+            .rules_known(RuleKind::Replication, Known::Unserved);
         let _ = engine.demand();
-        engine.copies_listing(&secrets().group_kind().into(), now);
-        engine.copies_known(&secrets().group_kind().into(), Known::Listed(6), now);
+        engine
+            .at(now)
+            .copies_listing(&secrets().group_kind().into());
+        engine
+            .at(now)
+            .copies_known(&secrets().group_kind().into(), Known::Listed(6));
         for source in sources {
-            engine.source(
+            engine.at(now).source(
                 &source,
                 Some(Decoded::Whole(
                     json!({"metadata": {"resourceVersion": "9"}, "type": "a"}),
                 )),
-                now,
             );
         }
         Self {
@@ -114,7 +120,7 @@ impl World {
 
     fn request(&mut self) -> Option<Box<Request>> {
         loop {
-            if let Action::Request(request) = self.engine.next(self.now)? {
+            if let Action::Request(request) = self.engine.at(self.now).next_action()? {
                 return Some(request);
             }
         }
@@ -137,12 +143,12 @@ impl World {
             },
         });
         let object = Outcome::Object(Box::new(from_value(meta).unwrap()));
-        self.engine.outcome(ticket, object, self.now);
+        self.engine.at(self.now).outcome(ticket, object);
     }
 
     /// Returns all due statuses.
     fn statuses(&mut self) -> Vec<StatusUpdate> {
-        self.engine.statuses(self.now, Timestamp::UNIX_EPOCH)
+        self.engine.at(self.now).statuses(Timestamp::UNIX_EPOCH)
     }
 }
 
@@ -160,9 +166,10 @@ fn two_decisions_are_made_for_each_write_of_a_copy() {
         world.now += Duration::from_secs(2);
         world
             .engine
-            .source(&source, Some(Decoded::Whole(object)), world.now);
+            .at(world.now)
+            .source(&source, Some(Decoded::Whole(object)));
         assert_eq!(world.work(), NAMESPACES);
-        world.engine.progress("team-7", world.now);
+        world.engine.at(world.now).progress("team-7");
         world.now += Duration::from_secs(2);
         assert_eq!(world.statuses().len(), 1);
         assert_eq!(world.engine.effort().decided - before, 2 * NAMESPACES);
@@ -184,7 +191,8 @@ fn a_crowded_namespace_sends_no_request_that_a_later_change_forbids() {
         let object = json!({"metadata": {"resourceVersion": version.to_string()}, "type": format!("v{version}")});
         world
             .engine
-            .source(&source, Some(Decoded::Whole(object)), world.now);
+            .at(world.now)
+            .source(&source, Some(Decoded::Whole(object)));
     };
     (0..MANY).for_each(|number| rotate(&mut world, number, 10));
     // This plan begins the rest of the namespace.
@@ -194,7 +202,8 @@ fn a_crowded_namespace_sends_no_request_that_a_later_change_forbids() {
         let away = rule(number, 2, &json!([{"namespaces": ["elsewhere"]}]));
         world
             .engine
-            .rule_applied(away.id.clone(), Ok(away), None, world.now);
+            .at(world.now)
+            .rule_applied(away.id.clone(), Ok(away), None);
     }
     assert!(world.request().is_none(), "no rule wants a copy here now");
     // The end of the rest, and of the time for which such losses are collected.
@@ -213,8 +222,9 @@ fn a_copy_has_one_place_in_the_queue() {
         changed.suspend = generation % 2 == 0;
         world
             .engine
-            .rule_applied(changed.id.clone(), Ok(changed), None, world.now);
-        world.engine.progress("team-0", world.now);
+            .at(world.now)
+            .rule_applied(changed.id.clone(), Ok(changed), None);
+        world.engine.at(world.now).progress("team-0");
         let queued = world.engine.numbers().queued;
         assert!(queued.normal <= NAMESPACES, "{queued:?}");
     }
@@ -244,11 +254,13 @@ fn a_copy_is_visited_once_for_all_rules_with_a_due_status() {
     let one = rule(3, 2, &json!([{"namespaces": ["team-1"]}]));
     world
         .engine
-        .rule_applied(one.id.clone(), Ok(one.clone()), None, world.now);
+        .at(world.now)
+        .rule_applied(one.id.clone(), Ok(one.clone()), None);
     let source = json!({"metadata": {"resourceVersion": "10"}, "type": "a"});
     world
         .engine
-        .source(&one.sources[0], Some(Decoded::Whole(source)), world.now);
+        .at(world.now)
+        .source(&one.sources[0], Some(Decoded::Whole(source)));
     world.now += Duration::from_secs(2);
     let statuses = world.statuses();
     assert_eq!(
@@ -268,22 +280,19 @@ fn what_replicas_take_in_makes_no_status_due_that_says_nothing_else_for_it() {
         seen: vec![seen, seen],
         contested: None,
     };
-    world.engine.webhooks(seen(7), world.now);
+    world.engine.at(world.now).webhooks(seen(7));
     world.statuses();
     world.now += Duration::from_secs(6);
     world.statuses();
     world.now += Duration::from_secs(2);
     world.statuses();
     assert_eq!(world.engine.index().status_due(), None);
-    world.engine.webhooks(seen(8), world.now);
+    world.engine.at(world.now).webhooks(seen(8));
     assert_eq!(world.engine.index().status_due(), None);
-    world.engine.webhooks(
-        Webhooks {
-            seen: vec![8],
-            contested: None,
-        },
-        world.now,
-    );
+    world.engine.at(world.now).webhooks(Webhooks {
+        seen: vec![8],
+        contested: None,
+    });
     assert!(
         world.engine.index().status_due().is_some(),
         "how many there are is told"
@@ -302,7 +311,7 @@ fn tidying_up_after_so_many_copies_rests_in_between() {
             message: "no".into(),
         })
     };
-    let requests = std::iter::from_fn(|| world.engine.next(world.now));
+    let requests = std::iter::from_fn(|| world.engine.at(world.now).next_action());
     let requests: Vec<_> = requests
         .filter_map(|action| {
             if let Action::Request(request) = action {
@@ -316,14 +325,16 @@ fn tidying_up_after_so_many_copies_rests_in_between() {
     world.now += Duration::from_secs(1);
     world
         .engine
-        .outcome(&requests[0].ticket, failed(), world.now);
-    assert!(world.engine.next(world.now).is_none());
+        .at(world.now)
+        .outcome(&requests[0].ticket, failed());
+    assert!(world.engine.at(world.now).next_action().is_none());
     world
         .engine
-        .outcome(&requests[1].ticket, failed(), world.now);
-    assert!(world.engine.next(world.now).is_none());
+        .at(world.now)
+        .outcome(&requests[1].ticket, failed());
+    assert!(world.engine.at(world.now).next_action().is_none());
     assert_eq!(world.engine.wake_at(), Some(world.now + PAUSE));
     world.now += PAUSE;
-    assert!(world.engine.next(world.now).is_none());
+    assert!(world.engine.at(world.now).next_action().is_none());
     assert!(world.engine.wake_at().unwrap() > world.now + PAUSE);
 }

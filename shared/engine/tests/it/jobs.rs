@@ -64,7 +64,7 @@ fn a_job_that_fails_is_retried_alone_after_pauses_that_double() {
                 next(&mut scene, is_it).is_none(),
                 "{name} is under way already, attempt {attempt}"
             );
-            scene.engine.answered(&job, Answer::Failed, scene.now);
+            scene.engine.at(scene.now).answered(&job, Answer::Failed);
             assert!(next(&mut scene, is_it).is_none(), "{name} has no pause");
             scene.now += pause.saturating_sub(Duration::from_millis(1));
             assert!(
@@ -76,7 +76,7 @@ fn a_job_that_fails_is_retried_alone_after_pauses_that_double() {
             job = next(&mut scene, is_it)
                 .unwrap_or_else(|| panic!("{name} pauses for more than {pause:?}"));
             // The answer to the former attempt arrives late.
-            scene.engine.answered(&former, Answer::Failed, scene.now);
+            scene.engine.at(scene.now).answered(&former, Answer::Failed);
             pause = (pause * 2).min(LONGEST);
         }
         assert_eq!(pause, LONGEST);
@@ -101,7 +101,7 @@ fn a_write_that_was_made_is_not_made_again_before_its_watch_shows_it() {
             continue;
         };
         seen += 1;
-        scene.engine.answered(&job, Answer::Done, scene.now);
+        scene.engine.at(scene.now).answered(&job, Answer::Done);
         scene.now += LONGEST.saturating_sub(Duration::from_millis(1));
         assert!(next(&mut scene, is_it).is_none(), "{name} is written twice");
         // The watch may never show it, because another client may have undone it at once.
@@ -116,10 +116,13 @@ fn a_write_that_was_made_is_not_made_again_before_its_watch_shows_it() {
 fn what_the_watch_shows_during_a_read_is_newer_than_the_read() {
     let mut scene = a_source_that_was_let_go();
     let job = next(&mut scene, |task| matches!(task, Task::ReadSource(_))).unwrap();
-    scene.engine.source(&source("home", "x"), None, scene.now);
+    scene
+        .engine
+        .at(scene.now)
+        .source(&source("home", "x"), None);
     let stale = json!({"metadata": {"resourceVersion": "200"}, "type": "Opaque"});
     let answer = Answer::Object(Some(Decoded::Whole(stale)));
-    scene.engine.answered(&job, answer, scene.now);
+    scene.engine.at(scene.now).answered(&job, answer);
     next(&mut scene, |_| false);
     assert_eq!(scene.done(), [] as [&str; 0], "the source was deleted");
 }
@@ -134,16 +137,16 @@ fn a_job_whose_object_has_changed_meanwhile_is_retried_at_once() {
         "name": "new", "uid": uid(900), "labels": {"mimeo.dev/copies": "token"}, "resourceVersion": "901",
     });
     let meta = from_value(meta).unwrap();
-    scene.engine.namespace_applied(&meta, scene.now);
+    scene.engine.at(scene.now).namespace_applied(&meta);
     assert!(next(&mut scene, is_it).is_none(), "it is under way");
-    scene.engine.answered(&job, Answer::Changed, scene.now);
+    scene.engine.at(scene.now).answered(&job, Answer::Changed);
     assert!(next(&mut scene, is_it).is_some());
 }
 
 /// Carries out all requests. Returns the next job of this kind, if there is one.
 fn next(scene: &mut Scene, is_it: fn(&Task) -> bool) -> Option<Job> {
     let mut found = None;
-    while let Some(action) = scene.engine.next(scene.now) {
+    while let Some(action) = scene.engine.at(scene.now).next_action() {
         match action {
             Action::Request(request) => scene.carry_out(&request),
             Action::Job(job) if is_it(&job.task) => {
@@ -159,7 +162,7 @@ fn next(scene: &mut Scene, is_it: fn(&Task) -> bool) -> Option<Job> {
 
 fn a_first_copy() -> Scene {
     let mut scene = Scene::new(&["home", "to"]);
-    scene.engine.kinds_recorded(&BTreeSet::new(), scene.now);
+    scene.engine.at(scene.now).kinds_recorded(&BTreeSet::new());
     apply(&mut scene, &copying("home", "x", &["to"]));
     show(&mut scene, 1);
     scene
@@ -172,7 +175,10 @@ fn no_copy() -> Scene {
 fn an_unrecorded_crd() -> Scene {
     let mut scene = Scene::new(&["home", "to"]);
     let kind = RuleKind::ClusterReplication;
-    scene.engine.crd(kind, Some("crd".into()), None, scene.now);
+    scene
+        .engine
+        .at(scene.now)
+        .crd(kind, Some("crd".into()), None);
     apply(&mut scene, &copying("home", "x", &["to"]));
     show(&mut scene, 1);
     scene
@@ -188,7 +194,10 @@ fn a_lost_source() -> Scene {
     let mut scene = Scene::new(&["home", "to"]);
     scene.rule(cluster_replication("r", &copying("home", "x", &["to"])));
     scene.show(&source("home", "x"));
-    scene.engine.source(&source("home", "x"), None, scene.now);
+    scene
+        .engine
+        .at(scene.now)
+        .source(&source("home", "x"), None);
     scene.now += Duration::from_secs(61);
     scene
 }
@@ -198,7 +207,7 @@ fn a_lost_grant() -> Scene {
     scene.grant("to", grant("Write", &to("home"), &[]));
     scene.rule(replication("home", "r", &copying("home", "x", &["to"])));
     scene.show(&source("home", "x"));
-    scene.engine.grant_gone("to", "Write", scene.now);
+    scene.engine.at(scene.now).grant_gone("to", "Write");
     scene
 }
 
@@ -233,7 +242,7 @@ fn a_filled_namespace() -> Scene {
         "name": "new", "uid": uid(900), "labels": {"mimeo.dev/copies": "token"}, "resourceVersion": "900",
     });
     let meta = from_value(meta).unwrap();
-    scene.engine.namespace_applied(&meta, scene.now);
+    scene.engine.at(scene.now).namespace_applied(&meta);
     scene.now += Duration::from_secs(3);
     scene
 }
@@ -244,7 +253,8 @@ fn apply(scene: &mut Scene, spec: &Value) {
     let now = scene.now;
     scene
         .engine
-        .rule_applied(rule.id.clone(), Ok(rule), None, now);
+        .at(now)
+        .rule_applied(rule.id.clone(), Ok(rule), None);
 }
 
 /// The watch of the source shows it with `size` times three bytes of data.
@@ -255,5 +265,6 @@ fn show(scene: &mut Scene, size: usize) {
     });
     scene
         .engine
-        .source(&source("home", "x"), Some(Decoded::Whole(shown)), scene.now);
+        .at(scene.now)
+        .source(&source("home", "x"), Some(Decoded::Whole(shown)));
 }

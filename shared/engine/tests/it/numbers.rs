@@ -60,29 +60,36 @@ impl World {
         let mut engine = Engine::new(Settings::new(role, "cluster"));
         let rule = rule(1, &json!({}));
         let (id, source) = (rule.id.clone(), rule.sources[0].clone());
-        engine.rule_applied(id.clone(), Ok(rule), None, now);
-        engine.rules_known(KIND, Known::Listed(&[id].into()), now);
-        engine.rules_known(RuleKind::Replication, Known::Unserved, now);
+        engine.at(now).rule_applied(id.clone(), Ok(rule), None);
+        engine
+            .at(now)
+            .rules_known(KIND, Known::Listed(&[id].into()));
+        engine
+            .at(now)
+            .rules_known(RuleKind::Replication, Known::Unserved);
         let mut listed: BTreeSet<Box<str>> = BTreeSet::new();
         for number in 1..=namespaces {
-            engine.namespace_applied(&from_value(namespace(number, 5, labels)).unwrap(), now);
+            engine
+                .at(now)
+                .namespace_applied(&from_value(namespace(number, 5, labels)).unwrap());
             listed.insert(format!("team-{number}").into());
         }
-        engine.namespaces_listed(&listed, now);
+        engine.at(now).namespaces_listed(&listed);
         let gvk = source.gvk.clone();
-        engine.kinds_recorded(&[gvk.clone()].into(), now);
-        engine.kind(
+        engine.at(now).kinds_recorded(&[gvk.clone()].into());
+        engine.at(now).kind(
             &gvk,
             Known::Listed(Resource {
                 gvk: gvk.clone(),
                 plural: "secrets".into(),
                 namespaced: true,
             }),
-            now,
         );
         let _ = engine.demand();
-        engine.copies_listing(&gvk.group_kind().into(), now);
-        engine.copies_known(&gvk.group_kind().into(), Known::Listed(6), now);
+        engine.at(now).copies_listing(&gvk.group_kind().into());
+        engine
+            .at(now)
+            .copies_known(&gvk.group_kind().into(), Known::Listed(6));
         let mut world = Self {
             engine,
             source,
@@ -97,7 +104,8 @@ impl World {
     fn change(&mut self, type_: &str) {
         let object = json!({"metadata": {"resourceVersion": "9"}, "type": type_});
         self.engine
-            .source(&self.source, Some(Decoded::Whole(object)), self.now);
+            .at(self.now)
+            .source(&self.source, Some(Decoded::Whole(object)));
     }
 
     /// The watch shows a namespace with labels that it didn't have before.
@@ -105,11 +113,12 @@ impl World {
         self.shown += 1;
         let namespace = namespace(number, 100 + self.shown, labels);
         self.engine
-            .namespace_applied(&from_value(namespace).unwrap(), self.now);
+            .at(self.now)
+            .namespace_applied(&from_value(namespace).unwrap());
     }
 
     fn next(&mut self) -> Option<Action> {
-        self.engine.next(self.now)
+        self.engine.at(self.now).next_action()
     }
 
     /// Answers all requests, each a second after the one before. Returns the jobs.
@@ -120,7 +129,7 @@ impl World {
                 Action::Request(request) => {
                     self.now += Duration::from_secs(1);
                     let outcome = outcome(&request).unwrap_or_else(|| self.write(&request));
-                    self.engine.outcome(&request.ticket, outcome, self.now);
+                    self.engine.at(self.now).outcome(&request.ticket, outcome);
                 }
                 Action::Job(job) => jobs.push(*job),
             }
@@ -159,7 +168,7 @@ impl World {
     /// Returns the numbers after the statuses were written.
     fn numbers(&mut self) -> Numbers {
         self.now += Duration::from_secs(2);
-        let _ = self.engine.statuses(self.now, Timestamp::UNIX_EPOCH);
+        let _ = self.engine.at(self.now).statuses(Timestamp::UNIX_EPOCH);
         self.engine.numbers()
     }
 }
@@ -189,7 +198,8 @@ fn rules_and_copies_are_counted_as_their_statuses_say() {
     };
     world
         .engine
-        .outcome(&first.ticket, Outcome::Refused(failure), world.now);
+        .at(world.now)
+        .outcome(&first.ticket, Outcome::Refused(failure));
     world.answer(|_| None);
     let inside = world.engine.inside();
     assert!(inside.primed && inside.informed);
@@ -243,13 +253,12 @@ fn a_copy_lags_from_the_change_of_its_source() {
         reason: FailureReason::Timeout,
         message: "late".into(),
     };
-    world.engine.outcome(
+    world.engine.at(world.now).outcome(
         &first.ticket,
         Outcome::Unavailable {
             retry_after: Some(Duration::from_secs(10)),
             failure,
         },
-        world.now,
     );
     world.answer(|_| None);
     assert_eq!(world.engine.numbers().copy_lag[&KIND].count(), 2);
@@ -269,7 +278,8 @@ fn a_copy_lags_from_the_change_of_its_source() {
     let other = world.copy(1, 100 + world.written, &"1".repeat(32));
     world
         .engine
-        .copy_applied(&world.source.gvk.group_kind(), &other, world.now);
+        .at(world.now)
+        .copy_applied(&world.source.gvk.group_kind(), &other);
     world.answer(|_| None);
     assert_eq!(
         (
@@ -283,7 +293,8 @@ fn a_copy_lags_from_the_change_of_its_source() {
     let labels = json!({"transform": {"labels": {"set": {"a": "b"}}}});
     world
         .engine
-        .rule_applied(id, Ok(rule(2, &labels)), None, world.now);
+        .at(world.now)
+        .rule_applied(id, Ok(rule(2, &labels)), None);
     world.answer(|_| None);
     assert_eq!(world.written, 11, "written anew");
     assert_eq!(
@@ -299,12 +310,10 @@ fn a_copy_lags_from_the_change_of_its_source() {
 fn a_copy_lags_from_its_namespaces_labels_where_those_have_changed_since() {
     let mut world = World::new(Role::Keeper, 1, &json!({"team": "yes", "a": "1"}));
     let labels = json!({"transform": {"labels": {"set": {"a": "$(namespace.labels['a'])"}}}});
-    world.engine.rule_applied(
-        rule(1, &json!({})).id,
-        Ok(rule(2, &labels)),
-        None,
-        world.now,
-    );
+    world
+        .engine
+        .at(world.now)
+        .rule_applied(rule(1, &json!({})).id, Ok(rule(2, &labels)), None);
     world.answer(|_| None);
     world.change("second");
     world.answer(|_| None);
@@ -323,7 +332,7 @@ fn a_namespace_lags_from_its_mark_to_the_end_of_it_where_that_is_put() {
         &json!({"team": "yes", "mimeo.dev/copies": "token"}),
     );
     for name in ["team-1", "team-2"] {
-        world.engine.take_charge(name, world.now);
+        world.engine.at(world.now).take_charge(name);
     }
     assert_eq!(world.engine.numbers().waiting, 2);
     let mut jobs = world.answer(|_| None);
@@ -336,10 +345,11 @@ fn a_namespace_lags_from_its_mark_to_the_end_of_it_where_that_is_put() {
     let bare = namespace(1, 99, &json!({"team": "yes"}));
     world
         .engine
-        .namespace_applied(&from_value(bare).unwrap(), world.now);
-    world.engine.answered(first, Answer::Done, world.now);
+        .at(world.now)
+        .namespace_applied(&from_value(bare).unwrap());
+    world.engine.at(world.now).answered(first, Answer::Done);
     // Another replica did this job first.
-    world.engine.answered(second, Answer::Failed, world.now);
+    world.engine.at(world.now).answered(second, Answer::Failed);
     let numbers = world.engine.numbers();
     assert_eq!(
         (
@@ -364,7 +374,8 @@ fn a_namespace_that_goes_waits_for_nothing() {
     going["deletionTimestamp"] = json!("2026-01-01T00:00:00Z");
     world
         .engine
-        .namespace_applied(&from_value(going).unwrap(), world.now);
+        .at(world.now)
+        .namespace_applied(&from_value(going).unwrap());
     assert_eq!(world.engine.numbers().waiting, 0);
 }
 
@@ -376,7 +387,8 @@ fn held_deletions_are_counted_by_copies() {
         let other = namespace(number, 50, &json!({}));
         world
             .engine
-            .namespace_applied(&from_value(other).unwrap(), world.now);
+            .at(world.now)
+            .namespace_applied(&from_value(other).unwrap());
     }
     assert!(world.next().is_none());
     assert_eq!(

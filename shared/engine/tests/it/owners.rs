@@ -62,20 +62,18 @@ impl Scene {
         let now = Duration::from_secs(1);
         let mut engine = Engine::new(Settings::new(Role::Keeper, "cluster"));
         let source = SourceRef::named(gvk(), "home", "x");
-        engine.namespace_applied(
+        engine.at(now).namespace_applied(
             &from_value(json!({"name": "team", "uid": UID, "resourceVersion": "5"})).unwrap(),
-            now,
         );
-        engine.namespaces_listed(&["team".into()].into(), now);
-        engine.kinds_recorded(&BTreeSet::from([gvk()]), now);
-        engine.kind(
+        engine.at(now).namespaces_listed(&["team".into()].into());
+        engine.at(now).kinds_recorded(&BTreeSet::from([gvk()]));
+        engine.at(now).kind(
             &gvk(),
             Known::Listed(Resource {
                 gvk: gvk(),
                 plural: "configmaps".into(),
                 namespaced: true,
             }),
-            now,
         );
         let mut scene = Self {
             engine,
@@ -86,19 +84,23 @@ impl Scene {
         };
         scene.rule(1, spec);
         let id = "ClusterReplication/rule".parse().unwrap();
-        scene.engine.rules_known(
-            RuleKind::ClusterReplication,
-            Known::Listed(&[id].into()),
-            now,
-        );
         scene
             .engine
-            .rules_known(RuleKind::Replication, Known::Unserved, now);
+            .at(now)
+            .rules_known(RuleKind::ClusterReplication, Known::Listed(&[id].into()));
+        scene
+            .engine
+            .at(now)
+            .rules_known(RuleKind::Replication, Known::Unserved);
         let _ = scene.engine.demand();
-        scene.engine.copies_listing(&gvk().group_kind().into(), now);
         scene
             .engine
-            .copies_known(&gvk().group_kind().into(), Known::Listed(6), now);
+            .at(now)
+            .copies_listing(&gvk().group_kind().into());
+        scene
+            .engine
+            .at(now)
+            .copies_known(&gvk().group_kind().into(), Known::Listed(6));
         scene.data("1");
         let create = scene.expect(Verb::Create, Why::Missing);
         scene.written(&create, &[ours()]);
@@ -121,18 +123,20 @@ impl Scene {
             .extend(spec.as_object().cloned().unwrap());
         let rule = Rule::parse(&from_value(rule).unwrap()).unwrap();
         self.engine
-            .rule_applied(rule.id.clone(), Ok(rule), None, self.now);
+            .at(self.now)
+            .rule_applied(rule.id.clone(), Ok(rule), None);
     }
 
     fn data(&mut self, value: &str) {
         let object = json!({"metadata": {"resourceVersion": value}, "data": {"a": value}});
         self.engine
-            .source(&self.source, Some(Decoded::Whole(object)), self.now);
+            .at(self.now)
+            .source(&self.source, Some(Decoded::Whole(object)));
     }
 
     fn next(&mut self) -> Option<Box<Request>> {
         loop {
-            if let Action::Request(request) = self.engine.next(self.now)? {
+            if let Action::Request(request) = self.engine.at(self.now).next_action()? {
                 return Some(request);
             }
         }
@@ -180,7 +184,8 @@ impl Scene {
 
     fn answer(&mut self, request: &Request, meta: ObjectMeta) {
         self.engine
-            .outcome(&request.ticket, Outcome::Object(Box::new(meta)), self.now);
+            .at(self.now)
+            .outcome(&request.ticket, Outcome::Object(Box::new(meta)));
     }
 
     fn written(&mut self, request: &Request, entries: &[Value]) {
@@ -193,7 +198,8 @@ impl Scene {
     fn show(&mut self, entries: &[Value]) {
         let meta = self.copy(entries);
         self.engine
-            .copy_applied(&gvk().group_kind(), &meta, self.now);
+            .at(self.now)
+            .copy_applied(&gvk().group_kind(), &meta);
     }
 
     fn refuse(&mut self, request: &Request, reason: FailureReason) {
@@ -201,7 +207,7 @@ impl Scene {
             reason,
             message: "no".into(),
         });
-        self.engine.outcome(&request.ticket, refused, self.now);
+        self.engine.at(self.now).outcome(&request.ticket, refused);
     }
 
     fn claim(&self) -> Verb {
@@ -222,7 +228,8 @@ fn whether_others_may_add_to_a_copy_its_rule_says_alone() {
         .insert("mimeo.dev/strategy".into(), "Replace".into());
     scene
         .engine
-        .copy_applied(&gvk().group_kind(), &forged, scene.now);
+        .at(scene.now)
+        .copy_applied(&gvk().group_kind(), &forged);
     scene.rests();
     scene.data("2");
     let apply = scene.expect(Verb::Apply(uid()), Why::Changed);
@@ -252,7 +259,8 @@ fn a_copy_is_ours_by_its_uid_whatever_a_request_about_it_met() {
     let claim = scene.expect(scene.claim(), Why::Changed);
     scene
         .engine
-        .outcome(&claim.ticket, Outcome::Conflict, scene.now);
+        .at(scene.now)
+        .outcome(&claim.ticket, Outcome::Conflict);
     let look = scene.expect(Verb::Look, None);
     let cleared = scene.copy(&[]);
     scene.answer(&look, cleared);
@@ -265,7 +273,8 @@ fn a_copy_is_ours_by_its_uid_whatever_a_request_about_it_met() {
     let delete = scene.expect(Verb::Delete(uid(), scene.version), Why::Unmatched);
     scene
         .engine
-        .outcome(&delete.ticket, Outcome::Conflict, scene.now);
+        .at(scene.now)
+        .outcome(&delete.ticket, Outcome::Conflict);
     let look = scene.expect(Verb::Look, None);
     let cleared = scene.copy(&[]);
     scene.answer(&look, cleared);
@@ -292,7 +301,7 @@ fn a_change_is_written_though_the_claim_before_it_is_refused() {
 fn what_is_told_of_a_write_does_not_depend_on_whether_its_watch_or_its_answer_is_quicker() {
     let synced = |scene: &mut Scene| {
         let wall = Timestamp::UNIX_EPOCH + scene.now;
-        let status = scene.engine.statuses(scene.now, wall).pop();
+        let status = scene.engine.at(scene.now).statuses(wall).pop();
         (
             wall,
             status
@@ -309,7 +318,8 @@ fn what_is_told_of_a_write_does_not_depend_on_whether_its_watch_or_its_answer_is
     let right = scene.copy(&[ours()]);
     scene
         .engine
-        .copy_applied(&gvk().group_kind(), &right, scene.now);
+        .at(scene.now)
+        .copy_applied(&gvk().group_kind(), &right);
     scene.rests();
     scene.answer(&apply, right);
     scene.rests();
@@ -322,7 +332,8 @@ fn what_is_told_of_a_write_does_not_depend_on_whether_its_watch_or_its_answer_is
     stripped.uid = Some("00000000-0000-4000-8000-000000000003".into());
     scene
         .engine
-        .copy_applied(&gvk().group_kind(), &stripped, scene.now);
+        .at(scene.now)
+        .copy_applied(&gvk().group_kind(), &stripped);
     let other = Uid::parse(stripped.uid.as_deref().unwrap()).unwrap();
     let compare = scene.expect(Verb::Compare(other, scene.version), None);
     let ours = ObjectMeta {
@@ -344,11 +355,13 @@ fn what_is_told_of_a_write_does_not_depend_on_whether_its_watch_or_its_answer_is
     };
     scene
         .engine
-        .copy_applied(&gvk().group_kind(), &taken, scene.now);
+        .at(scene.now)
+        .copy_applied(&gvk().group_kind(), &taken);
     scene.answer(&take, taken);
     let told = scene
         .engine
-        .event_updates(scene.now + Duration::from_mins(1));
+        .at(scene.now + Duration::from_mins(1))
+        .event_updates();
     assert!(
         told.iter()
             .all(|one| one.reason != EventReason::CopyAdopted),
@@ -446,7 +459,8 @@ fn who_hides_a_copy_before_he_writes_over_it_is_answered_after_a_pause_too() {
         let hidden = scene.copy(&[ours()]);
         scene
             .engine
-            .copy_gone(&gvk().group_kind(), &hidden, scene.now);
+            .at(scene.now)
+            .copy_gone(&gvk().group_kind(), &hidden);
         scene.checksum.clone_from(&old);
         scene.show(&[entry("mimeo", &[]), entry("tool", &["a"])]);
         let apply = scene.at_last();

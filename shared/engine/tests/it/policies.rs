@@ -59,14 +59,14 @@ fn rule(name: &str, source: &str, spec: &Value) -> Rule {
 fn scene(role: Role, spec: &Value) -> Scene {
     let mut scene = unlisted(role, spec);
     let ids = ["rule", "other"].map(|name| rule(name, "home", &json!({})).id);
-    scene.engine.rules_known(
-        RuleKind::ClusterReplication,
-        Known::Listed(&ids.into()),
-        NOW,
-    );
     scene
         .engine
-        .rules_known(RuleKind::Replication, Known::Unserved, NOW);
+        .at(NOW)
+        .rules_known(RuleKind::ClusterReplication, Known::Listed(&ids.into()));
+    scene
+        .engine
+        .at(NOW)
+        .rules_known(RuleKind::Replication, Known::Unserved);
     scene
 }
 
@@ -76,30 +76,35 @@ fn unlisted(role: Role, spec: &Value) -> Scene {
     let rule = rule("rule", "home", spec);
     let source = rule.sources[0].clone();
     let mut engine = Engine::new(Settings::new(role, "cluster"));
-    engine.rule_applied(rule.id.clone(), Ok(rule), None, NOW);
+    engine.at(NOW).rule_applied(rule.id.clone(), Ok(rule), None);
     let mut namespace = json!({"name": "team", "uid": "00000000-0000-4000-8000-000000000001", "resourceVersion": "5"});
     if role == Role::Injector {
         namespace["labels"] = json!({"mimeo.dev/copies": "token"});
     }
-    engine.namespace_applied(&from_value(namespace).unwrap(), NOW);
-    engine.namespaces_listed(&["team".into()].into(), NOW);
-    engine.take_charge("team", NOW);
-    engine.kinds_recorded(&BTreeSet::from([gvk.clone()]), NOW);
-    engine.kind(
+    engine
+        .at(NOW)
+        .namespace_applied(&from_value(namespace).unwrap());
+    engine.at(NOW).namespaces_listed(&["team".into()].into());
+    engine.at(NOW).take_charge("team");
+    engine
+        .at(NOW)
+        .kinds_recorded(&BTreeSet::from([gvk.clone()]));
+    engine.at(NOW).kind(
         &gvk,
         Known::Listed(Resource {
             gvk: gvk.clone(),
             plural: "secrets".into(),
             namespaced: true,
         }),
-        NOW,
     );
     let _ = engine.demand();
-    engine.copies_listing(&gvk.group_kind().into(), NOW);
-    engine.copies_known(&gvk.group_kind().into(), Known::Listed(6), NOW);
+    engine.at(NOW).copies_listing(&gvk.group_kind().into());
+    engine
+        .at(NOW)
+        .copies_known(&gvk.group_kind().into(), Known::Listed(6));
     let object =
         json!({"metadata": {"resourceVersion": "9"}, "type": "Opaque", "data": {"a": "b"}});
-    engine.source(&source, Some(Decoded::Whole(object)), NOW);
+    engine.at(NOW).source(&source, Some(Decoded::Whole(object)));
     Scene {
         engine,
         now: NOW,
@@ -156,7 +161,7 @@ fn going(mut object: Value, version: &str) -> Value {
 impl Scene {
     fn next(&mut self) -> Option<Box<Request>> {
         loop {
-            match self.engine.next(self.now)? {
+            match self.engine.at(self.now).next_action()? {
                 Action::Request(request) => return Some(request),
                 Action::Job(job) => {
                     if let Task::RecordCreated { created, .. } = &job.task {
@@ -178,7 +183,7 @@ impl Scene {
     }
 
     fn answer(&mut self, request: &Request, outcome: Outcome) {
-        self.engine.outcome(&request.ticket, outcome, self.now);
+        self.engine.at(self.now).outcome(&request.ticket, outcome);
     }
 
     fn show(&mut self, request: &Request, meta: Value) {
@@ -231,7 +236,8 @@ impl Scene {
     fn plan(&mut self) -> Plan {
         let status = self
             .engine
-            .statuses(self.now, Timestamp::UNIX_EPOCH)
+            .at(self.now)
+            .statuses(Timestamp::UNIX_EPOCH)
             .pop()
             .unwrap()
             .status;
@@ -292,7 +298,10 @@ fn what_was_overwritten_is_a_copy() {
     scene.taken(&write);
     assert!(scene.next().is_none());
     assert!(scene.engine.notices().is_empty());
-    let told = scene.engine.event_updates(NOW + Duration::from_secs(6));
+    let told = scene
+        .engine
+        .at(NOW + Duration::from_secs(6))
+        .event_updates();
     assert_eq!(
         told.iter()
             .map(|one| (one.reason.type_(), one.reason.as_str()))
@@ -317,7 +326,8 @@ fn what_is_being_deleted_is_waited_for() {
         // The status reports the object for as long as a finalizer keeps it.
         let status = scene
             .engine
-            .statuses(scene.now, Timestamp::UNIX_EPOCH)
+            .at(scene.now)
+            .statuses(Timestamp::UNIX_EPOCH)
             .pop()
             .unwrap()
             .status;
@@ -345,7 +355,8 @@ fn no_rules_source_is_ever_taken() {
         );
         scene
             .engine
-            .rule_applied(other.id.clone(), Ok(other), None, NOW);
+            .at(NOW)
+            .rule_applied(other.id.clone(), Ok(other), None);
         scene.meet(foreign());
         scene.spared("source");
     }
@@ -357,14 +368,14 @@ fn nothing_is_taken_before_every_rule_is_known() {
     let mut scene = unlisted(Role::Keeper, &json!({"conflictPolicy": "Overwrite"}));
     scene.meet(foreign());
     assert!(scene.next().is_none());
-    scene.engine.rules_known(
+    scene.engine.at(NOW).rules_known(
         RuleKind::ClusterReplication,
         Known::Listed(&[rule("rule", "home", &json!({})).id].into()),
-        NOW,
     );
     scene
         .engine
-        .rules_known(RuleKind::Replication, Known::Unserved, NOW);
+        .at(NOW)
+        .rules_known(RuleKind::Replication, Known::Unserved);
     scene.expect(take(7), Some(Why::Overwritten));
 }
 
@@ -549,7 +560,7 @@ fn the_plan_of_a_suspended_rule_notices_that_an_object_in_the_way_is_gone() {
         scene.now += Duration::from_secs(pause);
         let look = scene.expect(Verb::Look, None);
         // Nothing new is known, so no status is written.
-        let told = scene.engine.statuses(scene.now, Timestamp::UNIX_EPOCH);
+        let told = scene.engine.at(scene.now).statuses(Timestamp::UNIX_EPOCH);
         assert!(told.is_empty(), "{told:?}");
         scene.show(&look, foreign());
         assert!(scene.next().is_none(), "the pauses grow");
@@ -578,7 +589,7 @@ fn the_plan_of_a_suspended_rule_notices_that_a_copy_without_its_label_is_gone() 
     assert_eq!(scene.plan().update, 1);
     scene.now += Duration::from_secs(2);
     let look = scene.expect(Verb::Look, None);
-    let told = scene.engine.statuses(scene.now, Timestamp::UNIX_EPOCH);
+    let told = scene.engine.at(scene.now).statuses(Timestamp::UNIX_EPOCH);
     assert!(told.is_empty(), "{told:?}");
     scene.answer(&look, Outcome::Absent);
     assert!(scene.next().is_none());
@@ -603,7 +614,7 @@ fn the_plan_of_a_suspended_rule_stays_while_an_object_is_read_again() {
     let look = scene.expect(Verb::Look, None);
     scene.show(&look, foreign());
     assert!(scene.next().is_none());
-    let told = scene.engine.statuses(scene.now, Timestamp::UNIX_EPOCH);
+    let told = scene.engine.at(scene.now).statuses(Timestamp::UNIX_EPOCH);
     assert!(told.is_empty(), "{told:?}");
 }
 
@@ -629,7 +640,7 @@ fn a_planned_deletion_ends_with_the_copy_and_is_done_at_once_after_the_rest() {
             scene.now += Duration::from_secs(pause);
             let look = scene.expect(Verb::Look, None);
             scene.show(&look, stripped.clone());
-            let told = scene.engine.statuses(scene.now, Timestamp::UNIX_EPOCH);
+            let told = scene.engine.at(scene.now).statuses(Timestamp::UNIX_EPOCH);
             assert!(told.is_empty(), "{told:?}");
         }
         if gone {
@@ -683,7 +694,8 @@ impl Scene {
             ..changed
         };
         self.engine
-            .rule_applied(changed.id.clone(), Ok(changed), None, self.now);
+            .at(self.now)
+            .rule_applied(changed.id.clone(), Ok(changed), None);
     }
 
     /// The copy is created.
@@ -699,7 +711,8 @@ impl Scene {
         let mut last = foreign();
         last["resourceVersion"] = "20".into();
         self.engine
-            .copy_gone(&gvk.group_kind(), &from_value(last).unwrap(), self.now);
+            .at(self.now)
+            .copy_gone(&gvk.group_kind(), &from_value(last).unwrap());
     }
 
     /// Returns the one record that was written. The watch of the namespace shows it.
@@ -708,10 +721,11 @@ impl Scene {
         let noted = std::mem::take(&mut self.noted);
         assert_eq!(noted.len(), 1, "{noted:?}");
         self.engine
-            .namespace_applied(&team(30, Some(&noted[0])), self.now);
+            .at(self.now)
+            .namespace_applied(&team(30, Some(&noted[0])));
         // The watch showed the write before the answer arrived.
         if let Some(job) = self.noting.take() {
-            self.engine.answered(&job, Answer::Done, self.now);
+            self.engine.at(self.now).answered(&job, Answer::Done);
         }
         assert!(self.next().is_none() && self.noted.is_empty());
         noted[0].clone()
@@ -720,7 +734,8 @@ impl Scene {
     fn synced(&mut self) -> bool {
         let status = self
             .engine
-            .statuses(self.now, Timestamp::UNIX_EPOCH)
+            .at(self.now)
+            .statuses(Timestamp::UNIX_EPOCH)
             .pop()
             .unwrap()
             .status;
@@ -740,12 +755,11 @@ fn what_was_created_once_never_comes_back_nor_changes_after_a_restart_either() {
     assert!(scene.next().is_none());
     assert!(scene.synced());
     let source = rule("rule", "home", &once()).sources[0].clone();
-    scene.engine.source(
+    scene.engine.at(NOW).source(
         &source,
         Some(Decoded::Whole(
             json!({"metadata": {"resourceVersion": "31"}, "data": {"a": "c"}}),
         )),
-        NOW,
     );
     assert!(scene.next().is_none());
 
@@ -754,14 +768,14 @@ fn what_was_created_once_never_comes_back_nor_changes_after_a_restart_either() {
         let mut meta = team(30, Some(&seeds));
         meta.labels = (role == Role::Injector)
             .then(|| [(names::PENDING_LABEL.to_owned(), "token".to_owned())].into());
-        restarted.engine.namespace_applied(&meta, NOW);
+        restarted.engine.at(NOW).namespace_applied(&meta);
         assert!(restarted.next().is_none(), "{role:?}");
         assert!(restarted.noted.is_empty());
         // In another namespace of the same name, the annotation proves nothing.
         meta.uid = Some(UID.into());
         meta.resource_version = Some("40".into());
-        restarted.engine.namespace_applied(&meta, NOW);
-        restarted.engine.take_charge("team", NOW);
+        restarted.engine.at(NOW).namespace_applied(&meta);
+        restarted.engine.at(NOW).take_charge("team");
         restarted.expect(Verb::Create, Some(Why::Missing));
     }
 }
@@ -771,7 +785,7 @@ fn what_is_removed_before_that_is_noted_does_not_come_back_to_who_saw_it() {
     let mut scene = scene(Role::Keeper, &once());
     scene.created();
     let noting = scene.noting.take().unwrap();
-    scene.engine.answered(&noting, Answer::Failed, NOW);
+    scene.engine.at(NOW).answered(&noting, Answer::Failed);
     scene.removed();
     scene.noted.clear();
     assert!(scene.next().is_none());
@@ -818,7 +832,7 @@ fn a_copy_whose_rule_comes_to_create_once_is_left_to_its_owner_for_good() {
         // Its annotations still say that it must be deleted with its rule. Otherwise the engine
         // would read the rule.
         let id = rule("rule", "home", &once()).id;
-        scene.engine.rule_gone(&id, NOW);
+        scene.engine.at(NOW).rule_gone(&id);
         assert!(scene.next().is_none());
         assert!(!scene.asked, "{noted}");
     }
@@ -841,7 +855,8 @@ fn what_was_there_when_nobody_watched_or_for_another_rule_is_not_created_once() 
     let other = rule("other", "home", &once());
     scene
         .engine
-        .rule_applied(other.id.clone(), Ok(other), None, NOW);
+        .at(NOW)
+        .rule_applied(other.id.clone(), Ok(other), None);
     // `other` comes before `rule` by its name, so it gets the copy.
     scene.expect(Verb::Create, Some(Why::Vanished));
 }
@@ -854,7 +869,7 @@ fn without_the_annotation_what_is_missing_is_created_again() {
     scene.note();
     scene.removed();
     assert!(scene.next().is_none());
-    scene.engine.namespace_applied(&team(40, None), NOW);
+    scene.engine.at(NOW).namespace_applied(&team(40, None));
     scene.expect(Verb::Create, Some(Why::Vanished));
     assert!(scene.noted.is_empty());
 }
@@ -911,7 +926,8 @@ fn what_is_recorded_as_created_is_not_read_again_while_a_finalizer_keeps_an_obje
     let apply = |scene: &mut Scene, other: Rule| {
         scene
             .engine
-            .rule_applied(other.id.clone(), Ok(other), None, scene.now);
+            .at(scene.now)
+            .rule_applied(other.id.clone(), Ok(other), None);
     };
     apply(&mut scene, other);
     let create = scene.next().unwrap();
@@ -974,7 +990,7 @@ fn what_was_never_noted_is_forgotten_without_a_write() {
     let mut scene = scene(Role::Keeper, &once());
     scene.created();
     let noting = scene.noting.take().unwrap();
-    scene.engine.answered(&noting, Answer::Failed, NOW);
+    scene.engine.at(NOW).answered(&noting, Answer::Failed);
     scene.noted.clear();
     scene.change(&json!({}));
     assert!(scene.next().is_some(), "the copy is another one now");
@@ -1013,10 +1029,11 @@ fn what_was_created_once_is_noted_though_what_was_queued_with_it_lost_its_source
     );
     scene
         .engine
-        .source(&other, Some(Decoded::Whole(object)), NOW);
+        .at(NOW)
+        .source(&other, Some(Decoded::Whole(object)));
     let create = scene.expect(Verb::Create, Some(Why::Missing));
     scene.taken(&create);
-    scene.engine.source(&other, None, NOW);
+    scene.engine.at(NOW).source(&other, None);
     assert!(scene.next().is_none());
     assert_eq!(scene.noted.len(), 1);
 }

@@ -38,17 +38,19 @@ fn globs(globs: &[&str]) -> Value {
 fn engine(rules: &[Rule], namespaces: usize) -> Engine {
     let mut engine = Engine::new(Settings::new(Role::Injector, "cluster"));
     for rule in rules {
-        engine.rule_applied(rule.id.clone(), Ok(rule.clone()), None, NOW);
+        engine
+            .at(NOW)
+            .rule_applied(rule.id.clone(), Ok(rule.clone()), None);
     }
     let mut listed: BTreeSet<Box<str>> = BTreeSet::new();
     for number in 0..2 * namespaces {
         let name = format!("{}-{}", if number % 2 == 0 { "a" } else { "b" }, number / 2);
         let uid = crate::common::uid(number);
         let meta = json!({"name": name, "uid": uid, "resourceVersion": "5"});
-        engine.namespace_applied(&from_value(meta).unwrap(), NOW);
+        engine.at(NOW).namespace_applied(&from_value(meta).unwrap());
         listed.insert(name.into());
     }
-    engine.namespaces_listed(&listed, NOW);
+    engine.at(NOW).namespaces_listed(&listed);
     engine
 }
 
@@ -159,19 +161,22 @@ fn whoever_is_said_to_have_the_copy_gets_it() {
 
         let mut keeper = Engine::new(Settings::new(Role::Keeper, "cluster"));
         for rule in [&other, &new] {
-            keeper.rule_applied(rule.id.clone(), Ok(rule.clone()), None, NOW);
+            keeper
+                .at(NOW)
+                .rule_applied(rule.id.clone(), Ok(rule.clone()), None);
         }
-        keeper.rules_known(
+        keeper.at(NOW).rules_known(
             RuleKind::ClusterReplication,
             Known::Listed(&[other.id.clone(), new.id.clone()].into()),
-            NOW,
         );
-        keeper.rules_known(RuleKind::Replication, Known::Unserved, NOW);
+        keeper
+            .at(NOW)
+            .rules_known(RuleKind::Replication, Known::Unserved);
         let meta = json!({"name": "a-0", "uid": "00000000-0000-4000-8000-000000000001", "resourceVersion": "5"});
-        keeper.namespace_applied(&from_value(meta).unwrap(), NOW);
-        let _ = keeper.next(NOW);
+        keeper.at(NOW).namespace_applied(&from_value(meta).unwrap());
+        let _ = keeper.at(NOW).next_action();
         let later = NOW + Duration::from_secs(5);
-        let told = keeper.event_updates(later);
+        let told = keeper.at(later).event_updates();
         let loser = if preview.contests[0].lost {
             "r"
         } else {

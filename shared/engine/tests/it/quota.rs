@@ -48,28 +48,37 @@ impl Scene {
         let mut engine = Engine::new(Settings::new(Role::Keeper, "cluster"));
         let now = Duration::from_secs(1);
         for kind in RuleKind::ALL {
-            engine.rules_known(kind, Known::Listed(&BTreeSet::new()), now);
-            engine.crd(kind, Some("crd".into()), Some("crd".into()), now);
+            engine
+                .at(now)
+                .rules_known(kind, Known::Listed(&BTreeSet::new()));
+            engine
+                .at(now)
+                .crd(kind, Some("crd".into()), Some("crd".into()));
         }
-        engine.kinds_recorded(&[secrets()].into(), now);
-        engine.kind(
+        engine.at(now).kinds_recorded(&[secrets()].into());
+        engine.at(now).kind(
             &secrets(),
             Known::Listed(Resource {
                 gvk: secrets(),
                 plural: "secrets".into(),
                 namespaced: true,
             }),
-            now,
         );
-        engine.grants_known(Known::Listed(&BTreeSet::new()), now);
+        engine.at(now).grants_known(Known::Listed(&BTreeSet::new()));
         for (number, name) in namespaces.iter().enumerate() {
             let uid = crate::common::uid(number);
             let meta = json!({"name": name, "uid": uid, "resourceVersion": "5"});
-            engine.namespace_applied(&from_value(meta).unwrap(), now);
+            engine.at(now).namespace_applied(&from_value(meta).unwrap());
         }
-        engine.namespaces_listed(&namespaces.iter().map(|name| (*name).into()).collect(), now);
-        engine.copies_listing(&secrets().group_kind().into(), now);
-        engine.copies_known(&secrets().group_kind().into(), Known::Listed(100), now);
+        engine
+            .at(now)
+            .namespaces_listed(&namespaces.iter().map(|name| (*name).into()).collect());
+        engine
+            .at(now)
+            .copies_listing(&secrets().group_kind().into());
+        engine
+            .at(now)
+            .copies_known(&secrets().group_kind().into(), Known::Listed(100));
         Self {
             engine,
             now,
@@ -100,7 +109,8 @@ impl Scene {
     fn apply(&mut self, rule: Rule) -> RuleId {
         let id = rule.id.clone();
         self.engine
-            .rule_applied(id.clone(), Ok(rule), None, self.now);
+            .at(self.now)
+            .rule_applied(id.clone(), Ok(rule), None);
         self.run();
         id
     }
@@ -116,12 +126,13 @@ impl Scene {
             "metadata": {"resourceVersion": self.version.to_string()}, "type": "Opaque", "data": {"a": "eHh4".repeat(size / 4)},
         });
         self.engine
-            .source(source, Some(Decoded::Whole(object)), self.now);
+            .at(self.now)
+            .source(source, Some(Decoded::Whole(object)));
         self.run();
     }
 
     fn run(&mut self) {
-        while let Some(action) = self.engine.next(self.now) {
+        while let Some(action) = self.engine.at(self.now).next_action() {
             let request = match action {
                 Action::Request(request) => request,
                 Action::Job(job) => {
@@ -147,10 +158,9 @@ impl Scene {
                 "manager": "mimeo", "operation": "Apply", "apiVersion": "v1", "fieldsType": "FieldsV1", "fieldsV1": {},
             }]);
             (meta["name"], meta["namespace"]) = (name.into(), namespace.into());
-            self.engine.outcome(
+            self.engine.at(self.now).outcome(
                 &request.ticket,
                 Outcome::Object(Box::new(from_value(meta).unwrap())),
-                self.now,
             );
         }
     }
@@ -162,7 +172,7 @@ impl Scene {
     /// Returns the reason and the message of the condition.
     fn sources_found(&mut self, id: &RuleId) -> (String, String) {
         self.now += Duration::from_secs(5);
-        for update in self.engine.statuses(self.now, Timestamp::UNIX_EPOCH) {
+        for update in self.engine.at(self.now).statuses(Timestamp::UNIX_EPOCH) {
             let conditions = update.status.conditions.into_iter();
             let conditions = conditions
                 .map(|condition| (condition.type_, (condition.reason, condition.message)));
@@ -241,7 +251,8 @@ fn an_object_that_a_selector_finds_is_held_unless_it_is_too_large() {
         let source = selector.source(object["metadata"]["name"].as_str().unwrap());
         scene
             .engine
-            .source(&source, Some(Decoded::Whole(object)), scene.now);
+            .at(scene.now)
+            .source(&source, Some(Decoded::Whole(object)));
         scene.run();
     };
     let mut members = Members::default();
@@ -253,7 +264,8 @@ fn an_object_that_a_selector_finds_is_held_unless_it_is_too_large() {
     assert_eq!(held(&scene), 1, "before all are listed, too");
     scene
         .engine
-        .selected(&selector, Known::Listed(&members), scene.now);
+        .at(scene.now)
+        .selected(&selector, Known::Listed(&members));
     scene.run();
     assert_eq!(scene.written(), ["home/small-copy"]);
     assert_eq!(scene.sources_found(&id).0, "SourceRefused");
@@ -287,7 +299,7 @@ fn of_the_replications_of_a_namespace_the_oldest_fit() {
         // One pass writes only a limited number of statuses.
         for _ in 0..3 {
             scene.now += Duration::from_secs(5);
-            for update in scene.engine.statuses(scene.now, Timestamp::UNIX_EPOCH) {
+            for update in scene.engine.at(scene.now).statuses(Timestamp::UNIX_EPOCH) {
                 let conditions = update.status.conditions.into_iter();
                 let conditions = conditions
                     .map(|condition| (condition.type_, (condition.reason, condition.message)));
@@ -303,11 +315,10 @@ fn of_the_replications_of_a_namespace_the_oldest_fit() {
         scene.apply(parse(&format!("r{age}"), age, 32, 8));
     }
     for number in 0..32 {
-        scene.engine.source(
-            &source("home", &format!("source-{number}")),
-            None,
-            scene.now,
-        );
+        scene
+            .engine
+            .at(scene.now)
+            .source(&source("home", &format!("source-{number}")), None);
     }
     let out: Vec<i64> = (1..=fit + 3)
         .filter(|age| refused(&mut scene, *age))
@@ -324,10 +335,13 @@ fn of_the_replications_of_a_namespace_the_oldest_fit() {
     // Another namespace has its own quota.
     let elsewhere = scene.rule("elsewhere", "r", fit + 9, "own");
     assert!(scene.watched(&source("elsewhere", "own")));
-    scene.engine.rule_gone(&elsewhere, scene.now);
+    scene.engine.at(scene.now).rule_gone(&elsewhere);
 
     // Once there is room, a rule that the watch shows again gets it.
-    scene.engine.rule_gone(&parse("r1", 1, 1, 1).id, scene.now);
+    scene
+        .engine
+        .at(scene.now)
+        .rule_gone(&parse("r1", 1, 1, 1).id);
     assert!(scene.engine.index().refuses_rule(&another).is_none());
     scene.apply(parse(&format!("r{}", fit + 1), fit + 1, 32, 8));
     assert!(!refused(&mut scene, fit + 1) && refused(&mut scene, fit + 2));

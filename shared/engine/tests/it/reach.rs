@@ -67,31 +67,35 @@ fn engine(role: Role, reach: Reach, (kind, home): (&str, &str), namespaces: &[&s
         reach,
         ..Settings::new(role, "cluster")
     });
-    engine.rule_applied(id.clone(), Ok(rule), None, NOW);
-    engine.rules_known(
-        RuleKind::ClusterReplication,
-        Known::Listed(&[id].into()),
-        NOW,
-    );
-    engine.rules_known(RuleKind::Replication, Known::Unserved, NOW);
-    engine.kinds_recorded(&[secrets().gvk].into(), NOW);
+    engine.at(NOW).rule_applied(id.clone(), Ok(rule), None);
+    engine
+        .at(NOW)
+        .rules_known(RuleKind::ClusterReplication, Known::Listed(&[id].into()));
+    engine
+        .at(NOW)
+        .rules_known(RuleKind::Replication, Known::Unserved);
+    engine.at(NOW).kinds_recorded(&[secrets().gvk].into());
     for (version, name) in (3..).zip(namespaces) {
         let labels = json!({"mimeo.dev/copies": "token"});
         let uid = format!("0f3e4d5c-1a2b-3c4d-5e6f-{version:012}");
         let meta = json!({"name": name, "uid": uid, "resourceVersion": version.to_string(), "labels": labels});
-        engine.namespace_applied(&from_value(meta).unwrap(), NOW);
+        engine.at(NOW).namespace_applied(&from_value(meta).unwrap());
     }
-    engine.namespaces_listed(&namespaces.iter().map(|name| (*name).into()).collect(), NOW);
-    engine.kind(&secrets().gvk, Known::Listed(secrets()), NOW);
+    engine
+        .at(NOW)
+        .namespaces_listed(&namespaces.iter().map(|name| (*name).into()).collect());
+    engine
+        .at(NOW)
+        .kind(&secrets().gvk, Known::Listed(secrets()));
     engine.demand();
     let object = json!({"metadata": {"name": "registry", "resourceVersion": "9"}, "data": {"a": "aHVudGVyMg=="}});
-    engine.source(&source, Some(Decoded::Whole(object)), NOW);
+    engine.at(NOW).source(&source, Some(Decoded::Whole(object)));
     engine
 }
 
 fn requests(engine: &mut Engine, now: Duration) -> Vec<Request> {
     let mut requests = Vec::new();
-    while let Some(action) = engine.next(now) {
+    while let Some(action) = engine.at(now).next_action() {
         if let Action::Request(request) = action {
             requests.push(*request);
         }
@@ -125,11 +129,15 @@ fn each_namespace_in_reach_has_a_watch_of_its_own_and_waits_for_no_other() {
         created(&requests(&mut engine, later)).is_empty(),
         "nothing was listed yet"
     );
-    engine.copies_listing(&watch("b"), later);
-    engine.copies_known(&watch("b"), Known::Listed(20), later);
+    engine.at(later).copies_listing(&watch("b"));
+    engine
+        .at(later)
+        .copies_known(&watch("b"), Known::Listed(20));
     assert_eq!(created(&requests(&mut engine, later)), ["b"]);
-    engine.copies_listing(&watch("a"), later);
-    engine.copies_known(&watch("a"), Known::Listed(21), later);
+    engine.at(later).copies_listing(&watch("a"));
+    engine
+        .at(later)
+        .copies_known(&watch("a"), Known::Listed(21));
     assert_eq!(created(&requests(&mut engine, later)), ["a"]);
     let rules = |engine: &Engine, name| {
         engine
@@ -150,10 +158,10 @@ fn a_namespace_is_watched_once_it_exists() {
     let before = engine.index().demand_version();
     assert_eq!(engine.demand().copies.len(), 1);
     let meta = json!({"name": "b", "uid": UID, "resourceVersion": "30"});
-    engine.namespace_applied(&from_value(meta).unwrap(), NOW);
+    engine.at(NOW).namespace_applied(&from_value(meta).unwrap());
     assert!(engine.index().demand_version() > before);
     assert_eq!(engine.demand().copies.len(), 2);
-    engine.namespace_gone("b", NOW);
+    engine.at(NOW).namespace_gone("b");
     assert_eq!(engine.demand().copies.len(), 1);
 }
 
@@ -180,7 +188,8 @@ fn what_is_out_of_reach_is_not_asked_for_and_told() {
         assert!(requests(&mut engine, now).is_empty());
         assert!(engine.index().informed());
         let conditions = engine
-            .statuses(now, Timestamp::UNIX_EPOCH)
+            .at(now)
+            .statuses(Timestamp::UNIX_EPOCH)
             .remove(0)
             .status
             .conditions;
@@ -190,7 +199,7 @@ fn what_is_out_of_reach_is_not_asked_for_and_told() {
             .unwrap();
         assert_eq!(found.reason, "SourceRefused");
         assert!(found.message.contains(flag), "{}", found.message);
-        let denied = engine.progress("a", now).denied;
+        let denied = engine.at(now).progress("a").denied;
         assert!(
             denied.len() == 1 && denied[0].why == "OutOfReach",
             "{denied:?}"
@@ -204,15 +213,17 @@ fn what_is_out_of_reach_is_not_asked_for_and_told() {
 fn pods_do_not_wait_where_mimeo_has_no_right_yet() {
     for (reach, held) in [(confined(), false), (Reach::default(), true)] {
         let mut engine = engine(Role::Injector, reach, ("Secret", "platform"), &["a"]);
-        engine.take_charge("a", NOW);
+        engine.at(NOW).take_charge("a");
         let request = requests(&mut engine, NOW).remove(0);
         assert_eq!(request.ticket.verb, Verb::Create);
         let failure = Failure {
             reason: FailureReason::Forbidden,
             message: "denied".into(),
         };
-        engine.outcome(&request.ticket, Outcome::Refused(failure), NOW);
-        let progress = engine.progress("a", NOW);
+        engine
+            .at(NOW)
+            .outcome(&request.ticket, Outcome::Refused(failure));
+        let progress = engine.at(NOW).progress("a");
         assert_eq!(!progress.denied.is_empty(), held, "{progress:?}");
         assert!(progress.uid.is_some() && progress.waiting.is_empty());
     }
@@ -234,21 +245,24 @@ fn nobody_is_told_of_a_namespace_that_his_rule_has_nothing_in() {
     let rule = Rule::parse_replication(&from_value(tenant).unwrap()).unwrap();
     assert_eq!(engine.index().reached(&rule), Some(["a".into()].into()));
     let (id, source) = (rule.id.clone(), rule.sources[0].clone());
-    engine.rules_known(RuleKind::Replication, Known::Listed(&[].into()), NOW);
-    engine.grants_known(Known::Listed(&[].into()), NOW);
-    engine.rule_applied(id.clone(), Ok(rule), None, NOW);
+    engine
+        .at(NOW)
+        .rules_known(RuleKind::Replication, Known::Listed(&[].into()));
+    engine.at(NOW).grants_known(Known::Listed(&[].into()));
+    engine.at(NOW).rule_applied(id.clone(), Ok(rule), None);
     engine.demand();
     let object = json!({"metadata": {"name": "mine", "resourceVersion": "41"}, "data": {"a": "aHVudGVyMg=="}});
-    engine.source(&source, Some(Decoded::Whole(object)), NOW);
-    engine.copies_known(
+    engine.at(NOW).source(&source, Some(Decoded::Whole(object)));
+    engine.at(NOW).copies_known(
         &watch("b"),
         Known::Unreadable(Unreadable::Forbidden { verb: "list" }),
-        NOW,
     );
-    engine.copies_listing(&watch("a"), NOW);
-    engine.copies_known(&watch("a"), Known::Listed(50), NOW);
+    engine.at(NOW).copies_listing(&watch("a"));
+    engine.at(NOW).copies_known(&watch("a"), Known::Listed(50));
     requests(&mut engine, NOW);
-    let told = engine.statuses(NOW + Duration::from_secs(5), Timestamp::UNIX_EPOCH);
+    let told = engine
+        .at(NOW + Duration::from_secs(5))
+        .statuses(Timestamp::UNIX_EPOCH);
     let said = |whose: &RuleId| {
         let update = told.iter().find(|update| update.id == *whose).unwrap();
         update

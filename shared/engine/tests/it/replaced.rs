@@ -37,33 +37,38 @@ fn scene(role: Role, api_version: &str, kind: &str, plural: &str) -> Scene {
     let rule = Rule::parse(&from_value(rule).unwrap()).unwrap();
     let (id, source) = (rule.id.clone(), rule.sources[0].clone());
     let mut engine = Engine::new(Settings::new(role, "cluster"));
-    engine.rule_applied(id.clone(), Ok(rule), None, NOW);
-    engine.rules_known(
-        RuleKind::ClusterReplication,
-        Known::Listed(&[id].into()),
-        NOW,
-    );
-    engine.rules_known(RuleKind::Replication, Known::Unserved, NOW);
+    engine.at(NOW).rule_applied(id.clone(), Ok(rule), None);
+    engine
+        .at(NOW)
+        .rules_known(RuleKind::ClusterReplication, Known::Listed(&[id].into()));
+    engine
+        .at(NOW)
+        .rules_known(RuleKind::Replication, Known::Unserved);
     let mut namespace = json!({"name": "team", "uid": uid(1), "resourceVersion": "5"});
     if role == Role::Injector {
         namespace["labels"] = json!({"mimeo.dev/copies": "token"});
     }
-    engine.namespace_applied(&from_value(namespace).unwrap(), NOW);
-    engine.namespaces_listed(&["team".into()].into(), NOW);
-    engine.take_charge("team", NOW);
-    engine.kinds_recorded(&BTreeSet::from([gvk.clone()]), NOW);
-    engine.kind(
+    engine
+        .at(NOW)
+        .namespace_applied(&from_value(namespace).unwrap());
+    engine.at(NOW).namespaces_listed(&["team".into()].into());
+    engine.at(NOW).take_charge("team");
+    engine
+        .at(NOW)
+        .kinds_recorded(&BTreeSet::from([gvk.clone()]));
+    engine.at(NOW).kind(
         &gvk,
         Known::Listed(Resource {
             gvk: gvk.clone(),
             plural: plural.into(),
             namespaced: true,
         }),
-        NOW,
     );
     let _ = engine.demand();
-    engine.copies_listing(&gvk.group_kind().into(), NOW);
-    engine.copies_known(&gvk.group_kind().into(), Known::Listed(6), NOW);
+    engine.at(NOW).copies_listing(&gvk.group_kind().into());
+    engine
+        .at(NOW)
+        .copies_known(&gvk.group_kind().into(), Known::Listed(6));
     Scene { engine, source }
 }
 
@@ -85,12 +90,13 @@ impl Scene {
     fn source_is(&mut self, type_: &str) {
         let object = json!({"metadata": {"resourceVersion": "9"}, "type": type_});
         self.engine
-            .source(&self.source, Some(Decoded::Whole(object)), NOW);
+            .at(NOW)
+            .source(&self.source, Some(Decoded::Whole(object)));
     }
 
     fn next(&mut self) -> Option<Box<Request>> {
         loop {
-            match self.engine.next(NOW)? {
+            match self.engine.at(NOW).next_action()? {
                 Action::Request(request) => return Some(request),
                 Action::Job(job) if matches!(job.task, Task::RemoveLabel { .. }) => return None,
                 Action::Job(_) => {}
@@ -115,10 +121,9 @@ impl Scene {
     }
 
     fn written(&mut self, request: &Request, number: u32) {
-        self.engine.outcome(
+        self.engine.at(NOW).outcome(
             &request.ticket,
             Outcome::Object(Box::new(copy(request, number))),
-            NOW,
         );
     }
 
@@ -140,7 +145,7 @@ impl Scene {
         let status: Status = from_value(status).unwrap();
         let refused =
             Outcome::of_error(422, &status, None, &request.resource, &request.ticket.name);
-        self.engine.outcome(&request.ticket, refused, NOW);
+        self.engine.at(NOW).outcome(&request.ticket, refused);
     }
 }
 
@@ -163,7 +168,10 @@ fn a_copy_that_cannot_be_changed_is_deleted_and_made_anew() {
             matches!(delete.ticket.verb, Verb::Delete(uid, 12) if uid.to_string() == self::uid(2)),
             "{kind}"
         );
-        scene.engine.outcome(&delete.ticket, Outcome::Absent, NOW);
+        scene
+            .engine
+            .at(NOW)
+            .outcome(&delete.ticket, Outcome::Absent);
         let create = scene.next().unwrap();
         assert_eq!(create.ticket.verb, Verb::Create, "{kind}");
         scene.written(&create, 3);
@@ -185,13 +193,17 @@ fn a_copy_that_no_watch_shows_is_made_anew_as_well() {
     let hidden: ObjectMeta = from_value(hidden).unwrap();
     scene
         .engine
-        .copy_gone(&scene.source.gvk.group_kind(), &hidden, NOW);
+        .at(NOW)
+        .copy_gone(&scene.source.gvk.group_kind(), &hidden);
     scene.source_is("b");
     // A create request tells whether the copy is gone or only has no label. A read shows the
     // object.
     let create = scene.next().unwrap();
     assert_eq!(create.ticket.verb, Verb::Create);
-    scene.engine.outcome(&create.ticket, Outcome::Conflict, NOW);
+    scene
+        .engine
+        .at(NOW)
+        .outcome(&create.ticket, Outcome::Conflict);
     let apply = scene.next().unwrap();
     assert!(
         matches!(apply.ticket.verb, Verb::Apply(_)),
@@ -203,7 +215,8 @@ fn a_copy_that_no_watch_shows_is_made_anew_as_well() {
     assert_eq!(look.ticket.verb, Verb::Look);
     scene
         .engine
-        .outcome(&look.ticket, Outcome::Object(Box::new(hidden)), NOW);
+        .at(NOW)
+        .outcome(&look.ticket, Outcome::Object(Box::new(hidden)));
     let apply = scene.next().unwrap();
     assert!(
         matches!(apply.ticket.verb, Verb::Apply(_)),
@@ -213,7 +226,10 @@ fn a_copy_that_no_watch_shows_is_made_anew_as_well() {
     scene.refuse(&apply);
     let delete = scene.next().unwrap();
     assert!(matches!(delete.ticket.verb, Verb::Delete(uid, 13) if uid.to_string() == self::uid(2)));
-    scene.engine.outcome(&delete.ticket, Outcome::Absent, NOW);
+    scene
+        .engine
+        .at(NOW)
+        .outcome(&delete.ticket, Outcome::Absent);
     let create = scene.next().unwrap();
     assert_eq!(create.ticket.verb, Verb::Create);
     scene.written(&create, 4);
@@ -230,7 +246,8 @@ fn a_copy_that_cannot_even_be_compared_is_made_anew() {
     let mut scene = scene(Role::Keeper, "v1", "ConfigMap", "configmaps");
     scene
         .engine
-        .copy_applied(&scene.source.gvk.group_kind(), &left, NOW);
+        .at(NOW)
+        .copy_applied(&scene.source.gvk.group_kind(), &left);
     scene.source_is("a");
     let learn = scene.next().unwrap();
     assert!(
@@ -241,7 +258,10 @@ fn a_copy_that_cannot_even_be_compared_is_made_anew() {
     scene.refuse(&learn);
     let delete = scene.next().unwrap();
     assert!(matches!(delete.ticket.verb, Verb::Delete(uid, 12) if uid.to_string() == self::uid(2)));
-    scene.engine.outcome(&delete.ticket, Outcome::Absent, NOW);
+    scene
+        .engine
+        .at(NOW)
+        .outcome(&delete.ticket, Outcome::Absent);
     let create = scene.next().unwrap();
     assert_eq!(create.ticket.verb, Verb::Create);
     scene.written(&create, 3);
@@ -304,11 +324,10 @@ fn a_copy_that_was_made_anew_is_changed_in_place_from_then_on() {
         "labels": {"app.kubernetes.io/managed-by": "mimeo"},
     });
     let going: ObjectMeta = from_value(going).unwrap();
-    scene.engine.outcome(
-        &delete.ticket,
-        Outcome::Object(Box::new(going.clone())),
-        NOW,
-    );
+    scene
+        .engine
+        .at(NOW)
+        .outcome(&delete.ticket, Outcome::Object(Box::new(going.clone())));
     assert!(scene.next().is_none(), "it is waited for");
     let gone = ObjectMeta {
         resource_version: Some("14".into()),
@@ -316,7 +335,8 @@ fn a_copy_that_was_made_anew_is_changed_in_place_from_then_on() {
     };
     scene
         .engine
-        .copy_gone(&scene.source.gvk.group_kind(), &gone, NOW);
+        .at(NOW)
+        .copy_gone(&scene.source.gvk.group_kind(), &gone);
     let create = scene.next().unwrap();
     assert_eq!(create.ticket.verb, Verb::Create);
     scene.written(&create, 5);
@@ -324,11 +344,10 @@ fn a_copy_that_was_made_anew_is_changed_in_place_from_then_on() {
         "name": "x", "namespace": "team", "uid": uid(5), "resourceVersion": "20", "managedFields": [entry],
         "labels": {"app.kubernetes.io/managed-by": "mimeo"}, "annotations": {"mimeo.dev/checksum": "somebody's"},
     });
-    scene.engine.copy_applied(
-        &scene.source.gvk.group_kind(),
-        &from_value(edited).unwrap(),
-        NOW,
-    );
+    scene
+        .engine
+        .at(NOW)
+        .copy_applied(&scene.source.gvk.group_kind(), &from_value(edited).unwrap());
     let apply = scene.next().unwrap();
     assert!(
         matches!(apply.ticket.verb, Verb::Apply(_)),

@@ -59,14 +59,15 @@ impl Scene {
             namespaced: true,
         };
         let mut engine = primed(role, rule, resource, COPIES, now);
-        engine.copies_listing(&gvk.group_kind().into(), now);
-        engine.copies_known(&gvk.group_kind().into(), Known::Listed(6), now);
-        engine.source(
+        engine.at(now).copies_listing(&gvk.group_kind().into());
+        engine
+            .at(now)
+            .copies_known(&gvk.group_kind().into(), Known::Listed(6));
+        engine.at(now).source(
             &source,
             Some(Decoded::Whole(
                 json!({"metadata": {"resourceVersion": "9"}, "type": "Opaque"}),
             )),
-            now,
         );
         let mut scene = Self {
             engine,
@@ -88,15 +89,14 @@ impl Scene {
         let end = self.now + time;
         let mut sent = Vec::new();
         loop {
-            while let Some(action) = self.engine.next(self.now) {
+            while let Some(action) = self.engine.at(self.now).next_action() {
                 let Action::Request(request) = action else {
                     continue;
                 };
                 let meta = self.copy(&request);
-                self.engine.outcome(
+                self.engine.at(self.now).outcome(
                     &request.ticket,
                     Outcome::Object(Box::new(from_value(meta).unwrap())),
-                    self.now,
                 );
                 sent.push((self.now, request));
             }
@@ -130,7 +130,7 @@ impl Scene {
 #[test]
 fn each_copy_is_verified_once_in_a_period_and_not_all_at_once() {
     let mut scene = Scene::new(Role::Keeper);
-    let _ = scene.engine.statuses(scene.now, Timestamp::UNIX_EPOCH);
+    let _ = scene.engine.at(scene.now).statuses(Timestamp::UNIX_EPOCH);
     for _ in 0..3 {
         let sent = scene.run(PERIOD);
         assert!(
@@ -154,7 +154,8 @@ fn each_copy_is_verified_once_in_a_period_and_not_all_at_once() {
         );
         let status = scene
             .engine
-            .statuses(scene.now, Timestamp::from_second(1).unwrap());
+            .at(scene.now)
+            .statuses(Timestamp::from_second(1).unwrap());
         assert!(status.is_empty(), "nothing has changed: {status:?}");
     }
 }
@@ -167,7 +168,8 @@ fn the_period_is_the_rules_own_and_nothing_is_verified_while_it_is_suspended() {
         let rule = rule(generation, spec);
         scene
             .engine
-            .rule_applied(rule.id.clone(), Ok(rule), None, scene.now);
+            .at(scene.now)
+            .rule_applied(rule.id.clone(), Ok(rule), None);
     };
     change(&mut scene, 2, &json!({"suspend": true}));
     assert_eq!(scene.run(PERIOD * 3).len(), 0, "suspended");
@@ -199,7 +201,8 @@ fn no_timer_is_left_of_a_period_that_a_rule_has_no_more_or_of_a_copy_that_is_gon
     let rule = rule(2, &json!({"resyncSeconds": 0}));
     scene
         .engine
-        .rule_applied(rule.id.clone(), Ok(rule), None, scene.now);
+        .at(scene.now)
+        .rule_applied(rule.id.clone(), Ok(rule), None);
     scene.run(Duration::from_secs(10));
     assert!(
         quiet(&scene),
@@ -212,7 +215,8 @@ fn no_timer_is_left_of_a_period_that_a_rule_has_no_more_or_of_a_copy_that_is_gon
     for number in 0..COPIES {
         scene
             .engine
-            .namespace_gone(&format!("team-{number}"), scene.now);
+            .at(scene.now)
+            .namespace_gone(&format!("team-{number}"));
     }
     scene.run(Duration::from_secs(10));
     assert!(
@@ -234,13 +238,16 @@ fn whoever_only_creates_verifies_nothing() {
 fn a_copy_that_is_being_verified_holds_no_pod() {
     let mut scene = Scene::new(Role::Keeper);
     let request = loop {
-        match scene.engine.next(scene.now) {
+        match scene.engine.at(scene.now).next_action() {
             Some(Action::Request(request)) => break request,
             Some(Action::Job(_)) => {}
             None => scene.now = scene.engine.wake_at().unwrap(),
         }
     };
     assert_eq!(request.ticket.why, Some(Why::Resync));
-    let progress = scene.engine.progress(&request.ticket.namespace, scene.now);
+    let progress = scene
+        .engine
+        .at(scene.now)
+        .progress(&request.ticket.namespace);
     assert!(crate::common::ready(&progress), "{progress:?}");
 }

@@ -69,35 +69,40 @@ impl World {
             cursor: Cursor::default(),
         };
         (0..rules).for_each(|number| world.rule(number, &json!({})));
-        world.engine.rules_known(
+        world.engine.at(now).rules_known(
             RuleKind::ClusterReplication,
             Known::Listed(&(0..rules).map(rule_id).collect()),
-            now,
         );
         world
             .engine
-            .rules_known(RuleKind::Replication, Known::Unserved, now);
+            .at(now)
+            .rules_known(RuleKind::Replication, Known::Unserved);
         let names: Vec<String> = (0..namespaces)
             .map(|number| format!("team-{number:05}"))
             .collect();
         names.iter().for_each(|name| world.namespace(name, "5"));
         let listed: BTreeSet<Box<str>> = names.iter().map(|name| name.as_str().into()).collect();
-        world.engine.namespaces_listed(&listed, now);
+        world.engine.at(now).namespaces_listed(&listed);
         let kind = secrets().gvk;
-        world.engine.kinds_recorded(&[kind.clone()].into(), now);
-        world.engine.kind(&kind, Known::Listed(secrets()), now);
+        world.engine.at(now).kinds_recorded(&[kind.clone()].into());
+        world.engine.at(now).kind(&kind, Known::Listed(secrets()));
         let _ = world.engine.demand();
-        world.engine.copies_listing(&kind.group_kind().into(), now);
         world
             .engine
-            .copies_known(&kind.group_kind().into(), Known::Listed(6), now);
+            .at(now)
+            .copies_listing(&kind.group_kind().into());
+        world
+            .engine
+            .at(now)
+            .copies_known(&kind.group_kind().into(), Known::Listed(6));
         for number in 0..rules {
             let source = world.parsed(number, &json!({})).sources[0].clone();
             let object =
                 json!({"metadata": {"resourceVersion": "9"}, "data": {"token": "aHVudGVyMg=="}});
             world
                 .engine
-                .source(&source, Some(Decoded::Whole(object)), now);
+                .at(now)
+                .source(&source, Some(Decoded::Whole(object)));
         }
         world
     }
@@ -120,14 +125,16 @@ impl World {
         self.generation += 1;
         let rule = self.parsed(number, more);
         self.engine
-            .rule_applied(rule.id.clone(), Ok(rule), None, self.now);
+            .at(self.now)
+            .rule_applied(rule.id.clone(), Ok(rule), None);
     }
 
     fn namespace(&mut self, name: &str, version: &str) {
         let number = 1000 + name[5..].parse::<usize>().unwrap();
         let meta = json!({"name": name, "uid": uid(number), "resourceVersion": version});
         self.engine
-            .namespace_applied(&from_value(meta).unwrap(), self.now);
+            .at(self.now)
+            .namespace_applied(&from_value(meta).unwrap());
     }
 
     fn wait(&mut self, seconds: u64) {
@@ -140,11 +147,11 @@ impl World {
 
     /// Answers every pending request.
     fn answer(&mut self, outcome: impl Fn(&Request) -> Option<Outcome>) {
-        while let Some(action) = self.engine.next(self.now) {
+        while let Some(action) = self.engine.at(self.now).next_action() {
             match action {
                 Action::Request(request) => {
                     let outcome = outcome(&request).unwrap_or_else(|| self.written(&request));
-                    self.engine.outcome(&request.ticket, outcome, self.now);
+                    self.engine.at(self.now).outcome(&request.ticket, outcome);
                 }
                 Action::Job(job) if matches!(job.task, Task::ConfirmRule(_)) => {
                     self.confirm = Some(*job);
@@ -178,7 +185,7 @@ impl World {
     fn look(&mut self) -> Vec<View> {
         let mut pieces = Vec::new();
         let wall = self.wall();
-        while let Some(view) = self.engine.page(self.now, wall).view(&mut self.cursor) {
+        while let Some(view) = self.engine.at(self.now).page(wall).view(&mut self.cursor) {
             pieces.push(view);
         }
         pieces
@@ -222,7 +229,7 @@ fn is(name: &str) -> impl Fn(&Request) -> bool {
 #[test]
 fn states_have_reasons_and_ages() {
     let mut world = World::new(1, 2);
-    let _ = world.engine.next(world.now);
+    let _ = world.engine.at(world.now).next_action();
     let pending = (State::Pending, Some("Create".to_owned()), None);
     assert_eq!(world.stand(), [pending.clone(), pending]);
 
@@ -239,13 +246,15 @@ fn states_have_reasons_and_ages() {
         "failing since the first time"
     );
 
-    let copies = |world: &World| {
+    let copies = |world: &mut World| {
+        let wall = world.wall();
         world
             .engine
-            .page(world.now, world.wall())
+            .at(world.now)
+            .page(wall)
             .copies(&rule_id(0), "team-00000")
     };
-    let copy = &copies(&world)[0];
+    let copy = &copies(&mut world)[0];
     assert_eq!(
         (&*copy.kind, &*copy.name, &copy.failure),
         (
@@ -263,7 +272,7 @@ fn states_have_reasons_and_ages() {
         [synced(5)],
         "what has not changed isn't shown again"
     );
-    assert_eq!(copies(&world)[0].failure, None);
+    assert_eq!(copies(&mut world)[0].failure, None);
 
     world.rule(
         0,
@@ -293,7 +302,7 @@ fn a_deletion_that_is_held_is_shown_as_held() {
 fn what_is_held_of_a_rule_that_is_gone_says_how_much_where_and_why() {
     let mut world = World::new(1, 5);
     world.answer(|_| None);
-    world.engine.rule_gone(&rule_id(0), world.now);
+    world.engine.at(world.now).rule_gone(&rule_id(0));
     world.answer(|_| None);
     let read = RuleRead {
         found: false,
@@ -301,7 +310,10 @@ fn what_is_held_of_a_rule_that_is_gone_says_how_much_where_and_why() {
         crd: None,
     };
     let asked = world.confirm.take().unwrap();
-    world.engine.answered(&asked, Answer::Rule(read), world.now);
+    world
+        .engine
+        .at(world.now)
+        .answered(&asked, Answer::Rule(read));
     world.answer(|_| None);
     assert_eq!(world.engine.held().count(), 0, "it is collected first");
     world.wait(11);
@@ -365,8 +377,8 @@ fn what_a_rule_says_is_shown_with_it() {
     let mut world = World::new(1, 1);
     world.answer(|_| None);
     world.look();
-    let now = world.now;
-    let written = world.engine.statuses(now, world.wall());
+    let (now, wall) = (world.now, world.wall());
+    let written = world.engine.at(now).statuses(wall);
     let rules: Vec<_> = world
         .look()
         .into_iter()
@@ -402,7 +414,7 @@ fn pieces_are_small_and_what_has_changed_alone_comes_again() {
     );
 
     world.namespace("team-02000", "6");
-    world.engine.namespace_gone("team-00003", world.now);
+    world.engine.at(world.now).namespace_gone("team-00003");
     world.answer(|_| None);
     let pieces = world.look();
     let names: Vec<_> = pieces
@@ -426,7 +438,11 @@ fn a_view_becomes_whole_although_more_changes_each_time_than_fits_into_a_piece()
             world.namespace(&format!("team-{number:05}"), &version.to_string());
         }
         world.answer(|_| None);
-        let view = world.engine.page(world.now, wall).view(&mut world.cursor);
+        let view = world
+            .engine
+            .at(world.now)
+            .page(wall)
+            .view(&mut world.cursor);
         view.unwrap().whole
     });
     assert!(whole);
@@ -440,9 +456,10 @@ fn who_has_missed_too_much_is_shown_everything_anew() {
     for number in 0..1500 {
         world
             .engine
-            .namespace_gone(&format!("team-{number:05}"), world.now);
+            .at(world.now)
+            .namespace_gone(&format!("team-{number:05}"));
     }
-    world.engine.rule_gone(&rule_id(0), world.now);
+    world.engine.at(world.now).rule_gone(&rule_id(0));
     let pieces = world.look();
     assert!(pieces[0].anew && pieces[0].ended.is_empty());
     assert_eq!(

@@ -31,42 +31,48 @@ fn writes(sources: &[Value], targets: &Value) -> Vec<Request> {
     let rule = Rule::parse(&from_value(rule).unwrap()).unwrap();
     let (id, sources) = (rule.id.clone(), rule.sources.clone());
     let mut engine = Engine::new(Settings::new(Role::Keeper, "cluster"));
-    engine.rule_applied(id.clone(), Ok(rule), None, NOW);
-    engine.rules_known(
-        RuleKind::ClusterReplication,
-        Known::Listed(&[id].into()),
-        NOW,
-    );
-    engine.rules_known(RuleKind::Replication, Known::Unserved, NOW);
+    engine.at(NOW).rule_applied(id.clone(), Ok(rule), None);
+    engine
+        .at(NOW)
+        .rules_known(RuleKind::ClusterReplication, Known::Listed(&[id].into()));
+    engine
+        .at(NOW)
+        .rules_known(RuleKind::Replication, Known::Unserved);
     for (number, name) in ["one", "two", "team"].into_iter().enumerate() {
         let uid = crate::common::uid(number);
         let namespace = json!({"name": name, "uid": uid, "resourceVersion": "5"});
-        engine.namespace_applied(&from_value(namespace).unwrap(), NOW);
+        engine
+            .at(NOW)
+            .namespace_applied(&from_value(namespace).unwrap());
     }
-    engine.namespaces_listed(&["one".into(), "two".into(), "team".into()].into(), NOW);
-    engine.kinds_recorded(&BTreeSet::from([gvk.clone()]), NOW);
-    engine.kind(
+    engine
+        .at(NOW)
+        .namespaces_listed(&["one".into(), "two".into(), "team".into()].into());
+    engine
+        .at(NOW)
+        .kinds_recorded(&BTreeSet::from([gvk.clone()]));
+    engine.at(NOW).kind(
         &gvk,
         Known::Listed(Resource {
             gvk: gvk.clone(),
             plural: "secrets".into(),
             namespaced: true,
         }),
-        NOW,
     );
     let _ = engine.demand();
-    engine.copies_listing(&gvk.group_kind().into(), NOW);
-    engine.copies_known(&gvk.group_kind().into(), Known::Listed(6), NOW);
+    engine.at(NOW).copies_listing(&gvk.group_kind().into());
+    engine
+        .at(NOW)
+        .copies_known(&gvk.group_kind().into(), Known::Listed(6));
     for source in &sources {
-        engine.source(
+        engine.at(NOW).source(
             source,
             Some(Decoded::Whole(
                 json!({"metadata": {"resourceVersion": "9"}, "data": {"a": "eA=="}}),
             )),
-            NOW,
         );
     }
-    let actions = std::iter::from_fn(|| engine.next(NOW));
+    let actions = std::iter::from_fn(|| engine.at(NOW).next_action());
     let request = |action| {
         if let Action::Request(request) = action {
             Some(*request)

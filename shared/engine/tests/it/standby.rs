@@ -34,13 +34,13 @@ fn a_standby_forgets_what_has_ended() {
             "annotations": {"mimeo.dev/rule": format!("ClusterReplication/{name}"), "mimeo.dev/source": format!("v1/Secret/{name}/x"), "mimeo.dev/cluster": "cluster"},
         });
         let (namespace, copy) = (from_value(namespace).unwrap(), from_value(copy).unwrap());
-        engine.namespace_applied(&namespace, now);
-        engine.copy_applied(&secrets, &copy, now);
-        engine.namespace_deleted(&namespace, now);
-        engine.copy_gone(&secrets, &copy, now);
+        engine.at(now).namespace_applied(&namespace);
+        engine.at(now).copy_applied(&secrets, &copy);
+        engine.at(now).namespace_deleted(&namespace);
+        engine.at(now).copy_gone(&secrets, &copy);
     }
     assert!(engine.wake_at().is_some());
-    engine.rest(now + Duration::from_mins(1));
+    engine.at(now + Duration::from_mins(1)).rest();
     assert_eq!(engine.wake_at(), None);
     let rest = format!("{engine:?}");
     assert!(!rest.contains("ended-"), "{rest}");
@@ -61,40 +61,43 @@ fn a_webhook_forgets_what_has_ended() {
         Rule::parse(&from_value(rule).unwrap()).unwrap()
     };
     let stays = rule("stays");
-    engine.rule_applied(stays.id.clone(), Ok(stays.clone()), None, now);
-    engine.rules_known(
+    engine
+        .at(now)
+        .rule_applied(stays.id.clone(), Ok(stays.clone()), None);
+    engine.at(now).rules_known(
         RuleKind::ClusterReplication,
         Known::Listed(&[stays.id.clone()].into()),
-        now,
     );
-    engine.kind(
+    engine.at(now).kind(
         &gvk,
         Known::Listed(Resource {
             gvk: gvk.clone(),
             plural: "secrets".into(),
             namespaced: true,
         }),
-        now,
     );
     let _ = engine.demand();
-    engine.selected(&stays.selectors[0], Known::Listed(&Members::default()), now);
+    engine
+        .at(now)
+        .selected(&stays.selectors[0], Known::Listed(&Members::default()));
     for round in 1..=10 {
         let ended = rule(&format!("ended-{round}"));
-        engine.rule_applied(ended.id.clone(), Ok(ended.clone()), None, now);
+        engine
+            .at(now)
+            .rule_applied(ended.id.clone(), Ok(ended.clone()), None);
         let source = stays.selectors[0].source(format!("ended-{round}"));
         let meta = json!({"name": &*source.name, "namespace": "home", "resourceVersion": "7", "labels": {"copy": "yes"}});
-        engine.source(
+        engine.at(now).source(
             &source,
             Some(Decoded::Whole(json!({"metadata": meta, "type": "Opaque"}))),
-            now,
         );
         assert!(format!("{engine:?}").contains("ended-"));
-        engine.source(&source, None, now);
-        engine.rule_gone(&ended.id, now);
+        engine.at(now).source(&source, None);
+        engine.at(now).rule_gone(&ended.id);
     }
     let _ = engine.demand();
     // A rule that is gone is remembered for ten minutes.
-    engine.rest(now + Duration::from_mins(11));
+    engine.at(now + Duration::from_mins(11)).rest();
     let rest = format!("{engine:?}");
     assert!(!rest.contains("ended-"), "{rest}");
 }

@@ -86,41 +86,42 @@ impl World {
         let mut engine = Engine::new(Settings::new(Role::Keeper, "cluster"));
         let rule = names.rule(1, false);
         let (id, sources) = (rule.id.clone(), rule.sources.clone());
-        engine.rule_applied(id.clone(), Ok(rule), None, NOW);
-        engine.rules_known(
+        engine.at(NOW).rule_applied(id.clone(), Ok(rule), None);
+        engine.at(NOW).rules_known(
             RuleKind::ClusterReplication,
             Known::Listed(&[id.clone()].into()),
-            NOW,
         );
-        engine.rules_known(RuleKind::Replication, Known::Unserved, NOW);
+        engine
+            .at(NOW)
+            .rules_known(RuleKind::Replication, Known::Unserved);
         let mut listed: BTreeSet<Box<str>> = BTreeSet::new();
         for number in 0..NAMESPACES {
             let meta = json!({"name": names.label(number), "uid": uid(1000 + number), "resourceVersion": "5"});
-            engine.namespace_applied(&from_value(meta).unwrap(), NOW);
+            engine.at(NOW).namespace_applied(&from_value(meta).unwrap());
             listed.insert(names.label(number).into());
         }
-        engine.namespaces_listed(&listed, NOW);
+        engine.at(NOW).namespaces_listed(&listed);
         let kind = sources[0].gvk.clone();
-        engine.kinds_recorded(&[kind.clone()].into(), NOW);
-        engine.kind(
+        engine.at(NOW).kinds_recorded(&[kind.clone()].into());
+        engine.at(NOW).kind(
             &kind,
             Known::Listed(Resource {
                 gvk: kind.clone(),
                 plural: "things".into(),
                 namespaced: true,
             }),
-            NOW,
         );
         let _ = engine.demand();
-        engine.copies_listing(&kind.group_kind().into(), NOW);
-        engine.copies_known(&kind.group_kind().into(), Known::Listed(6), NOW);
+        engine.at(NOW).copies_listing(&kind.group_kind().into());
+        engine
+            .at(NOW)
+            .copies_known(&kind.group_kind().into(), Known::Listed(6));
         for source in &sources {
-            engine.source(
+            engine.at(NOW).source(
                 source,
                 Some(Decoded::Whole(
                     json!({"metadata": {"resourceVersion": u64::MAX.to_string()}}),
                 )),
-                NOW,
             );
         }
         Self {
@@ -141,14 +142,15 @@ impl World {
     /// Refuses all requests, with long messages.
     fn fail(&mut self) -> i32 {
         let mut requests = 0;
-        while let Some(action) = self.engine.next(self.now) {
+        while let Some(action) = self.engine.at(self.now).next_action() {
             if let Action::Request(request) = action {
                 let failure = Failure {
                     reason: FailureReason::AdmissionDenied,
                     message: "nö, ".repeat(500).into(),
                 };
                 self.engine
-                    .outcome(&request.ticket, Outcome::Refused(failure), self.now);
+                    .at(self.now)
+                    .outcome(&request.ticket, Outcome::Refused(failure));
                 requests += 1;
             }
         }
@@ -157,12 +159,13 @@ impl World {
 
     fn apply(&mut self, rule: Result<Rule, Refused>) {
         self.engine
-            .rule_applied(self.id.clone(), rule, None, self.now);
+            .at(self.now)
+            .rule_applied(self.id.clone(), rule, None);
     }
 
     fn status(&mut self) -> ClusterReplicationStatus {
         self.now += Duration::from_secs(2);
-        let mut told = self.engine.statuses(self.now, Timestamp::UNIX_EPOCH);
+        let mut told = self.engine.at(self.now).statuses(Timestamp::UNIX_EPOCH);
         assert_eq!(told.len(), 1);
         told.remove(0).status
     }
@@ -275,11 +278,12 @@ fn a_rule_is_reconciling_while_its_copies_are_being_written_and_nothing_has_fail
 fn what_could_not_be_written_is_written_anew_and_has_not_changed_meanwhile() {
     let mut world = World::failed(Names::short());
     let first = world.status();
-    world.engine.status_failed(&world.id, world.now);
+    world.engine.at(world.now).status_failed(&world.id);
     world.now += Duration::from_secs(5);
     let told = world
         .engine
-        .statuses(world.now, Timestamp::from_second(60).unwrap());
+        .at(world.now)
+        .statuses(Timestamp::from_second(60).unwrap());
     assert_eq!(told.len(), 1);
     assert_eq!(
         told[0].status, first,

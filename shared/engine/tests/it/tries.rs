@@ -51,14 +51,15 @@ impl World {
             namespaced: true,
         };
         let mut engine = primed(role, rule, resource, namespaces, now);
-        engine.copies_listing(&gvk.group_kind().into(), now);
-        engine.copies_known(&gvk.group_kind().into(), Known::Listed(6), now);
-        engine.source(
+        engine.at(now).copies_listing(&gvk.group_kind().into());
+        engine
+            .at(now)
+            .copies_known(&gvk.group_kind().into(), Known::Listed(6));
+        engine.at(now).source(
             &source,
             Some(Decoded::Whole(
                 json!({"metadata": {"resourceVersion": "9"}, "spec": {"a": "b"}}),
             )),
-            now,
         );
         Self {
             engine,
@@ -78,17 +79,17 @@ impl World {
     ) -> Vec<Verb> {
         let (end, mut sent) = (self.now + time, Vec::new());
         loop {
-            while let Some(action) = self.engine.next(self.now) {
+            while let Some(action) = self.engine.at(self.now).next_action() {
                 match action {
                     Action::Request(request) => {
                         sent.push(request.ticket.verb);
                         let outcome = answer(self, &request);
-                        self.engine.outcome(&request.ticket, outcome, self.now);
+                        self.engine.at(self.now).outcome(&request.ticket, outcome);
                     }
                     Action::Job(job) => {
                         if matches!(job.task, Task::RemoveLabel { .. }) {
                             self.unmarks += 1;
-                            self.engine.answered(&job, Answer::Failed, self.now);
+                            self.engine.at(self.now).answered(&job, Answer::Failed);
                         }
                     }
                 }
@@ -139,12 +140,13 @@ impl World {
         object["resourceVersion"] = self.version.to_string().into();
         let meta = from_value(object.clone()).unwrap();
         self.engine
-            .copy_applied(&self.gvk.group_kind(), &meta, self.now);
+            .at(self.now)
+            .copy_applied(&self.gvk.group_kind(), &meta);
     }
 
     fn failures(&mut self) -> Vec<String> {
         self.now += Duration::from_secs(2);
-        let statuses = self.engine.statuses(self.now, Timestamp::UNIX_EPOCH);
+        let statuses = self.engine.at(self.now).statuses(Timestamp::UNIX_EPOCH);
         statuses
             .into_iter()
             .flat_map(|update| update.status.failures)
@@ -198,7 +200,7 @@ fn an_injector_looks_again_at_what_is_in_its_way_whatever_its_labels() {
             .extend(more.as_object().cloned().unwrap());
         world.objects.insert("team-0".into(), meta);
         world.run(Duration::from_secs(30), World::carry_out);
-        let denied = world.engine.progress("team-0", world.now).denied;
+        let denied = world.engine.at(world.now).progress("team-0").denied;
         assert_eq!(
             (denied.len(), &*denied[0].copy, &*denied[0].why),
             (
@@ -209,7 +211,7 @@ fn an_injector_looks_again_at_what_is_in_its_way_whatever_its_labels() {
         );
         world.objects.clear();
         world.run(Duration::from_mins(1), World::carry_out);
-        let progress = world.engine.progress("team-0", world.now);
+        let progress = world.engine.at(world.now).progress("team-0");
         assert!(crate::common::ready(&progress), "{more}");
     }
 }
@@ -224,7 +226,8 @@ fn a_mark_that_cannot_be_taken_off_is_tried_after_a_pause_that_grows() {
     let meta = json!({"name": "team-0", "uid": uid(1), "resourceVersion": "6", "labels": {"mimeo.dev/copies": "token"}});
     world
         .engine
-        .namespace_applied(&from_value(meta).unwrap(), world.now);
+        .at(world.now)
+        .namespace_applied(&from_value(meta).unwrap());
     world.run(Duration::ZERO, World::carry_out);
     assert_eq!(world.unmarks, tried + 1);
 }
@@ -239,15 +242,20 @@ fn a_failed_dry_run_is_followed_by_another_after_a_pause_that_grows() {
     let mut world = World::new(Role::Keeper, COPIES, &json!({}));
     world.objects = before.objects;
     let kind = world.gvk.group_kind();
-    world.engine.copies_listing(&kind.clone().into(), world.now);
+    world
+        .engine
+        .at(world.now)
+        .copies_listing(&kind.clone().into());
     for meta in world.objects.values() {
         world
             .engine
-            .copy_applied(&kind, &from_value(meta.clone()).unwrap(), world.now);
+            .at(world.now)
+            .copy_applied(&kind, &from_value(meta.clone()).unwrap());
     }
     world
         .engine
-        .copies_known(&kind.into(), Known::Listed(1000), world.now);
+        .at(world.now)
+        .copies_known(&kind.into(), Known::Listed(1000));
     let planned = world.engine.effort().planned;
     let silent =
         |_: &mut World, _: &Request| Outcome::of_silence(FailureReason::Timeout, "no answer");

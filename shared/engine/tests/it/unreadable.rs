@@ -54,18 +54,18 @@ impl World {
             Duration::from_secs(1),
         );
         let mut engine = Engine::new(Settings::new(role, "cluster"));
-        engine.rule_applied(id.clone(), Ok(rule), None, now);
-        engine.rules_known(
-            RuleKind::ClusterReplication,
-            Known::Listed(&[id].into()),
-            now,
-        );
-        engine.rules_known(RuleKind::Replication, Known::Unserved, now);
-        engine.kinds_recorded(&[secrets().gvk].into(), now);
+        engine.at(now).rule_applied(id.clone(), Ok(rule), None);
+        engine
+            .at(now)
+            .rules_known(RuleKind::ClusterReplication, Known::Listed(&[id].into()));
+        engine
+            .at(now)
+            .rules_known(RuleKind::Replication, Known::Unserved);
+        engine.at(now).kinds_recorded(&[secrets().gvk].into());
         let meta = json!({"name": "team", "uid": UID, "resourceVersion": "3", "labels": {"mimeo.dev/copies": "token"}});
-        engine.namespace_applied(&from_value(meta).unwrap(), now);
-        engine.namespaces_listed(&["team".into()].into(), now);
-        engine.take_charge("team", now);
+        engine.at(now).namespace_applied(&from_value(meta).unwrap());
+        engine.at(now).namespaces_listed(&["team".into()].into());
+        engine.at(now).take_charge("team");
         Self {
             engine,
             source,
@@ -75,36 +75,37 @@ impl World {
 
     fn served(mut self) -> Self {
         self.engine
-            .kind(&secrets().gvk, Known::Listed(secrets()), self.now);
+            .at(self.now)
+            .kind(&secrets().gvk, Known::Listed(secrets()));
         self.engine.demand();
         self
     }
 
     fn list_copies(&mut self) {
         self.engine
-            .copies_listing(&secrets().gvk.group_kind().into(), self.now);
-        self.engine.copies_known(
-            &secrets().gvk.group_kind().into(),
-            Known::Listed(5),
-            self.now,
-        );
+            .at(self.now)
+            .copies_listing(&secrets().gvk.group_kind().into());
+        self.engine
+            .at(self.now)
+            .copies_known(&secrets().gvk.group_kind().into(), Known::Listed(5));
     }
 
     fn show_source(&mut self) {
         let object = json!({"metadata": {"name": "registry", "resourceVersion": "7"}, "data": {"a": "aHVudGVyMg=="}});
         self.engine
-            .source(&self.source, Some(Decoded::Whole(object)), self.now);
+            .at(self.now)
+            .source(&self.source, Some(Decoded::Whole(object)));
     }
 
     fn progress(&mut self) -> Progress {
-        self.engine.progress("team", self.now)
+        self.engine.at(self.now).progress("team")
     }
 
     /// Returns the rule's conditions as they would be written now: type, status, reason and
     /// message.
     fn conditions(&mut self) -> Vec<(String, String, String, String)> {
         self.now += Duration::from_secs(2);
-        let written: Vec<StatusUpdate> = self.engine.statuses(self.now, Timestamp::UNIX_EPOCH);
+        let written: Vec<StatusUpdate> = self.engine.at(self.now).statuses(Timestamp::UNIX_EPOCH);
         let conditions = written
             .into_iter()
             .flat_map(|update| update.status.conditions);
@@ -124,7 +125,7 @@ impl World {
 
     fn requests(&mut self) -> Vec<Verb> {
         let mut verbs = Vec::new();
-        while let Some(action) = self.engine.next(self.now) {
+        while let Some(action) = self.engine.at(self.now).next_action() {
             if let Action::Request(request) = action {
                 verbs.push(request.ticket.verb);
             }
@@ -154,7 +155,8 @@ fn nobody_waits_for_a_source_that_cannot_be_read() {
 
             world
                 .engine
-                .source_unreadable(&world.source, why, world.now);
+                .at(world.now)
+                .source_unreadable(&world.source, why);
             assert!(world.engine.index().informed());
             let progress = world.progress();
             let cannot = vec![format!("Secret registry ({word})")];
@@ -184,7 +186,8 @@ fn nobody_waits_for_a_source_that_cannot_be_decoded() {
     let mut world = World::new(Role::Injector, "Required").served();
     world
         .engine
-        .source(&world.source, Some(Decoded::Part(part.clone())), world.now);
+        .at(world.now)
+        .source(&world.source, Some(Decoded::Part(part.clone())));
     assert!(world.engine.index().informed());
     assert_eq!(
         told(&world.progress().denied),
@@ -203,7 +206,8 @@ fn nobody_waits_for_a_source_that_cannot_be_decoded() {
     world.expect("SourcesFound", "Found", "");
     world
         .engine
-        .source(&world.source, Some(Decoded::Part(part)), world.now);
+        .at(world.now)
+        .source(&world.source, Some(Decoded::Part(part)));
     world.expect(
         "SourcesFound",
         "SourceRefused",
@@ -217,11 +221,10 @@ fn nobody_waits_for_a_kind_that_discovery_does_not_answer_for_or_that_is_not_ser
     let mut world = World::new(Role::Injector, "Required");
     assert!(!world.engine.index().informed());
     assert_eq!(world.progress().waiting.len(), 1);
-    world.engine.kind(
-        &secrets().gvk,
-        Known::Unreadable(Unreadable::Unavailable),
-        world.now,
-    );
+    world
+        .engine
+        .at(world.now)
+        .kind(&secrets().gvk, Known::Unreadable(Unreadable::Unavailable));
     assert!(world.engine.index().informed());
     assert_eq!(
         told(&world.progress().denied),
@@ -229,7 +232,8 @@ fn nobody_waits_for_a_kind_that_discovery_does_not_answer_for_or_that_is_not_ser
     );
     world
         .engine
-        .kind(&secrets().gvk, Known::Unserved, world.now);
+        .at(world.now)
+        .kind(&secrets().gvk, Known::Unserved);
     assert!(world.engine.index().informed());
     assert_eq!(
         told(&world.progress().denied),
@@ -239,11 +243,10 @@ fn nobody_waits_for_a_kind_that_discovery_does_not_answer_for_or_that_is_not_ser
     // The former answer stays valid.
     let mut world = world.served();
     world.show_source();
-    world.engine.kind(
-        &secrets().gvk,
-        Known::Unreadable(Unreadable::Unavailable),
-        world.now,
-    );
+    world
+        .engine
+        .at(world.now)
+        .kind(&secrets().gvk, Known::Unreadable(Unreadable::Unavailable));
     assert_eq!(
         told(&world.progress().waiting),
         ["Secret registry (it is being written)"]
@@ -256,11 +259,11 @@ fn a_rule_says_what_cannot_be_read_and_what_is_missing_for_it() {
     assert_eq!(world.conditions(), []);
     world
         .engine
-        .source_unreadable(&world.source, FORBIDDEN, world.now);
-    world.engine.copies_known(
+        .at(world.now)
+        .source_unreadable(&world.source, FORBIDDEN);
+    world.engine.at(world.now).copies_known(
         &secrets().gvk.group_kind().into(),
         Known::Unreadable(FORBIDDEN),
-        world.now,
     );
     let part = "v1/Secret/platform/registry: Mimeo is not granted watch on secrets";
     world.expect("SourcesFound", "SourceRefused", part);
@@ -288,7 +291,8 @@ fn a_rule_says_what_cannot_be_read_and_what_is_missing_for_it() {
     // The state from the last read stays valid, but the status says that it may be out of date.
     world
         .engine
-        .source_unreadable(&world.source, Unreadable::Unavailable, world.now);
+        .at(world.now)
+        .source_unreadable(&world.source, Unreadable::Unavailable);
     world.expect(
         "Ready",
         "SourceRefused",
@@ -312,13 +316,14 @@ fn a_rule_says_which_copies_mimeo_is_denied() {
         message: "not you".into(),
     };
     let mut written = 0;
-    while let Some(action) = world.engine.next(world.now) {
+    while let Some(action) = world.engine.at(world.now).next_action() {
         let Action::Request(request) = action else {
             continue;
         };
         world
             .engine
-            .outcome(&request.ticket, Outcome::Refused(denied.clone()), world.now);
+            .at(world.now)
+            .outcome(&request.ticket, Outcome::Refused(denied.clone()));
         written += 1;
     }
     assert_eq!(written, 1);
@@ -335,11 +340,10 @@ fn a_rule_says_which_copies_mimeo_is_denied() {
 fn a_rule_says_that_discovery_does_not_answer() {
     let mut world = World::new(Role::Keeper, "None");
     assert_eq!(world.conditions(), []);
-    world.engine.kind(
-        &secrets().gvk,
-        Known::Unreadable(Unreadable::Unavailable),
-        world.now,
-    );
+    world
+        .engine
+        .at(world.now)
+        .kind(&secrets().gvk, Known::Unreadable(Unreadable::Unavailable));
     world.expect(
         "SourcesFound",
         "SourceRefused",
@@ -354,17 +358,15 @@ fn rules_that_may_not_be_read_any_more_are_told_by_those_that_were() {
     let mut world = World::new(Role::Keeper, "None").served();
     world.list_copies();
     world.show_source();
-    world.engine.rules_known(
+    world.engine.at(world.now).rules_known(
         RuleKind::ClusterReplication,
         Known::Unreadable(Unreadable::Unavailable),
-        world.now,
     );
     assert!(world.engine.index().follows_rules(), "that passes");
-    world.engine.rules_known(
-        RuleKind::ClusterReplication,
-        Known::Unreadable(FORBIDDEN),
-        world.now,
-    );
+    world
+        .engine
+        .at(world.now)
+        .rules_known(RuleKind::ClusterReplication, Known::Unreadable(FORBIDDEN));
     assert!(!world.engine.index().follows_rules());
     let part =
         "{apiGroups: [mimeo.dev], resources: [clusterreplications], verbs: [get, list, watch]}";
@@ -377,22 +379,22 @@ fn rules_that_may_not_be_read_any_more_are_told_by_those_that_were() {
     );
 
     let listed = "ClusterReplication/registry".parse().unwrap();
-    world.engine.rules_known(
+    world.engine.at(world.now).rules_known(
         RuleKind::ClusterReplication,
         Known::Listed(&[listed].into()),
-        world.now,
     );
     assert!(world.engine.index().follows_rules());
     world.expect("Authorized", "Allowed", "");
     // Until all rules were shown once, it is unknown which rules exist.
     let mut engine = Engine::new(Settings::new(Role::Keeper, "cluster"));
-    engine.rules_known(
+    engine.at(world.now).rules_known(
         RuleKind::ClusterReplication,
         Known::Unreadable(Unreadable::Unavailable),
-        world.now,
     );
     assert!(!engine.index().follows_rules());
-    engine.rules_known(RuleKind::ClusterReplication, Known::Unserved, world.now);
+    engine
+        .at(world.now)
+        .rules_known(RuleKind::ClusterReplication, Known::Unserved);
     assert!(engine.index().follows_rules(), "there are none");
 }
 
@@ -409,25 +411,31 @@ fn the_copies_of_a_source_that_cannot_be_read_stay() {
         },
     });
     let kind = secrets().gvk.group_kind();
-    world.engine.copies_listing(&kind.clone().into(), world.now);
     world
         .engine
-        .copy_applied(&kind, &from_value(copy).unwrap(), world.now);
+        .at(world.now)
+        .copies_listing(&kind.clone().into());
     world
         .engine
-        .copies_known(&kind.clone().into(), Known::Listed(5), world.now);
+        .at(world.now)
+        .copy_applied(&kind, &from_value(copy).unwrap());
     world
         .engine
-        .source_unreadable(&world.source, FORBIDDEN, world.now);
+        .at(world.now)
+        .copies_known(&kind.clone().into(), Known::Listed(5));
+    world
+        .engine
+        .at(world.now)
+        .source_unreadable(&world.source, FORBIDDEN);
     world.now += Duration::from_hours(1);
     assert_eq!(world.requests(), []);
 
     // A missing source is different: the engine reads it to learn if the deletion was on purpose.
-    world.engine.source(&world.source, None, world.now);
+    world.engine.at(world.now).source(&world.source, None);
     world.now += Duration::from_hours(1);
     let confirm = Task::ConfirmSource(world.source.clone());
     let mut asked = false;
-    while let Some(action) = world.engine.next(world.now) {
+    while let Some(action) = world.engine.at(world.now).next_action() {
         asked |= matches!(action, Action::Job(job) if job.task == confirm);
     }
     assert!(asked);

@@ -50,19 +50,26 @@ impl World {
         let (id, sources) = (rule.id.clone(), rule.sources.clone());
         let mut engine = Engine::new(Settings::new(role, "cluster"));
         let now = Duration::from_secs(1);
-        engine.rule_applied(id.clone(), Ok(rule), None, now);
-        engine.rules_known(
+        engine.at(now).rule_applied(id.clone(), Ok(rule), None);
+        engine.at(now).rules_known(
             RuleKind::ClusterReplication,
             Known::Listed(&[id.clone()].into()),
-            now,
         );
-        engine.rules_known(RuleKind::Replication, Known::Unserved, now);
-        engine.namespaces_listed(&[].into(), now);
-        engine.kinds_recorded(&[secrets().gvk].into(), now);
-        engine.kind(&secrets().gvk, Known::Listed(secrets()), now);
+        engine
+            .at(now)
+            .rules_known(RuleKind::Replication, Known::Unserved);
+        engine.at(now).namespaces_listed(&[].into());
+        engine.at(now).kinds_recorded(&[secrets().gvk].into());
+        engine
+            .at(now)
+            .kind(&secrets().gvk, Known::Listed(secrets()));
         let _ = engine.demand();
-        engine.copies_listing(&secrets().gvk.group_kind().into(), now);
-        engine.copies_known(&secrets().gvk.group_kind().into(), Known::Listed(6), now);
+        engine
+            .at(now)
+            .copies_listing(&secrets().gvk.group_kind().into());
+        engine
+            .at(now)
+            .copies_known(&secrets().gvk.group_kind().into(), Known::Listed(6));
         let mut world = Self {
             engine,
             rule: id,
@@ -85,7 +92,8 @@ impl World {
             "data": {"a": data},
         });
         self.engine
-            .source(source, Some(Decoded::Whole(object)), self.now);
+            .at(self.now)
+            .source(source, Some(Decoded::Whole(object)));
     }
 
     /// The namespace has these labels now.
@@ -102,17 +110,18 @@ impl World {
             "name": name, "uid": uid(number), "resourceVersion": self.version.to_string(), "labels": labels,
         });
         self.engine
-            .namespace_applied(&from_value(meta).unwrap(), self.now);
-        self.engine.take_charge(name, self.now);
+            .at(self.now)
+            .namespace_applied(&from_value(meta).unwrap());
+        self.engine.at(self.now).take_charge(name);
     }
 
     /// Carries out all actions until there are no more. Returns the requests since the last call.
     fn run(&mut self) -> Vec<String> {
         self.now += Duration::from_mins(1);
-        while let Some(action) = self.engine.next(self.now) {
+        while let Some(action) = self.engine.at(self.now).next_action() {
             if let Action::Request(request) = action {
                 let outcome = self.answer(&request);
-                self.engine.outcome(&request.ticket, outcome, self.now);
+                self.engine.at(self.now).outcome(&request.ticket, outcome);
             }
         }
         std::mem::take(&mut self.log)
@@ -162,11 +171,12 @@ impl World {
     /// Returns the namespace, name and reason of each failure in the rule's status.
     fn failures(&mut self) -> Vec<[String; 3]> {
         // The status is written whether or not it changed.
-        self.engine.status_failed(&self.rule, self.now);
+        self.engine.at(self.now).status_failed(&self.rule);
         self.now += Duration::from_secs(6);
         let status = self
             .engine
-            .statuses(self.now, Timestamp::UNIX_EPOCH)
+            .at(self.now)
+            .statuses(Timestamp::UNIX_EPOCH)
             .pop()
             .unwrap()
             .status;
@@ -256,13 +266,13 @@ fn a_label_that_comes_back_leaves_nothing_of_the_failure() {
     );
     world.now += Duration::from_mins(1);
     assert_eq!(
-        world.engine.statuses(world.now, Timestamp::UNIX_EPOCH),
+        world.engine.at(world.now).statuses(Timestamp::UNIX_EPOCH),
         [],
         "nothing is due"
     );
     world.namespace("one", json!({"team": "red", "tier": "iron"}));
     assert_eq!(world.run(), Vec::<String>::new());
-    let told = world.engine.statuses(world.now, Timestamp::UNIX_EPOCH);
+    let told = world.engine.at(world.now).statuses(Timestamp::UNIX_EPOCH);
     assert!(told[0].status.failures.is_empty(), "{told:?}");
 }
 
@@ -276,7 +286,7 @@ fn the_bytes_between_the_values_are_in_memory_once() {
     world.namespace("one", json!({}));
     world.namespace("two", json!({}));
     let mut bodies = Vec::new();
-    while let Some(action) = world.engine.next(world.now) {
+    while let Some(action) = world.engine.at(world.now).next_action() {
         if let Action::Request(request) = action {
             bodies.push(request.rendering.unwrap().body(Precondition::Absent));
         }
@@ -332,7 +342,8 @@ fn of_two_rules_that_lack_the_same_label_each_says_so() {
     let ids = [world.rule.clone(), other.id.clone()];
     world
         .engine
-        .rule_applied(other.id.clone(), Ok(other), None, world.now);
+        .at(world.now)
+        .rule_applied(other.id.clone(), Ok(other), None);
     world.namespace("one", json!({}));
     assert_eq!(world.run(), Vec::<String>::new());
     let told = |world: &mut World| {
@@ -349,7 +360,8 @@ fn of_two_rules_that_lack_the_same_label_each_says_so() {
     assert_eq!(told(&mut world), [unset(), unset()]);
     let notes: Vec<String> = world
         .engine
-        .event_updates(world.now)
+        .at(world.now)
+        .event_updates()
         .into_iter()
         .map(|event| event.note)
         .collect();
@@ -423,12 +435,12 @@ fn a_copy_stays_while_another_rule_has_its_new_name() {
     let ids = [world.rule.clone(), other.id.clone()];
     world
         .engine
-        .rule_applied(other.id.clone(), Ok(other), None, world.now);
-    world.engine.rules_known(
-        RuleKind::ClusterReplication,
-        Known::Listed(&ids.into()),
-        world.now,
-    );
+        .at(world.now)
+        .rule_applied(other.id.clone(), Ok(other), None);
+    world
+        .engine
+        .at(world.now)
+        .rules_known(RuleKind::ClusterReplication, Known::Listed(&ids.into()));
     world.namespace("one", json!({"team": "red"}));
     assert_eq!(world.run(), ["Create one/a-blue", "Create one/a-red"]);
     world.namespace("one", json!({"team": "blue"}));
@@ -444,12 +456,12 @@ fn another_value_is_another_try() {
     let transform = json!({"annotations": {"set": {"x": "$(namespace.labels['x'])"}}});
     let mut world = World::new(Role::Keeper, &["a"], &everywhere("a", &transform));
     world.namespace("one", json!({"x": "1"}));
-    let Some(Action::Request(request)) = world.engine.next(world.now) else {
+    let Some(Action::Request(request)) = world.engine.at(world.now).next_action() else {
         panic!("no request")
     };
     let status = from_value(json!({"code": 422, "reason": "Invalid"})).unwrap();
     let refused = Outcome::of_error(422, &status, None, &request.resource, &request.ticket.name);
-    world.engine.outcome(&request.ticket, refused, world.now);
+    world.engine.at(world.now).outcome(&request.ticket, refused);
     assert_eq!((world.run(), world.failures().len()), (Vec::new(), 1));
     world.namespace("one", json!({"x": "2"}));
     assert_eq!(world.run(), ["Create one/a"]);
@@ -498,7 +510,7 @@ fn a_copy_that_cannot_be_filled_in_holds_pods_as_one_that_cannot_be_written() {
             let mut world = World::new(Role::Injector, &["a"], &spec);
             world.namespace("one", json!({}));
             assert_eq!(world.run(), Vec::<String>::new());
-            let progress = world.engine.progress("one", world.now);
+            let progress = world.engine.at(world.now).progress("one");
             assert_eq!(
                 (
                     progress.waiting.len(),
@@ -579,8 +591,9 @@ fn a_copy_with_values_in_a_list_is_written_again_when_in_doubt() {
         let meta = from_value(copy["metadata"].take()).unwrap();
         other
             .engine
-            .copy_applied(&secrets().gvk.group_kind(), &meta, other.now);
-        let Some(Action::Request(request)) = other.engine.next(other.now) else {
+            .at(other.now)
+            .copy_applied(&secrets().gvk.group_kind(), &meta);
+        let Some(Action::Request(request)) = other.engine.at(other.now).next_action() else {
             panic!("no request")
         };
         assert!(
@@ -617,7 +630,8 @@ fn a_patch_that_does_not_fit_fails_with_each_copy() {
         world.now += Duration::from_secs(6);
         let status = world
             .engine
-            .statuses(world.now, Timestamp::UNIX_EPOCH)
+            .at(world.now)
+            .statuses(Timestamp::UNIX_EPOCH)
             .pop()
             .unwrap()
             .status;
@@ -649,7 +663,7 @@ fn a_preview_counts_no_copy_that_cannot_be_filled_in() {
     spec["suspend"] = json!(true);
     let mut world = World::new(Role::Keeper, &["a"], &spec);
     world.namespace("one", json!({}));
-    while world.engine.next(world.now).is_some() {}
+    while world.engine.at(world.now).next_action().is_some() {}
     let failures = world.failures();
     assert!(
         matches!(&failures[..], [[_, _, reason]] if reason == "VariableUnset"),

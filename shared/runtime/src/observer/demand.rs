@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-use mimeo_engine::{CopyWatch, Demand};
+use mimeo_engine::{CopyWatch, Demand, Engine};
 use mimeo_model::{
     kind::{GroupVersionKind, Resource},
     known::Known,
@@ -30,14 +30,11 @@ impl Observer {
             // Work on the demand takes at most a fifth of the time. This holds even if a tenant
             // with thousands of rules changes the demand all the time.
             tokio::time::sleep(took * 4).await;
-            let newest = || {
-                self.handle
-                    .look(|engine, _| engine.index().demand_version())
-            };
+            let newest = || self.handle.look(|engine| engine.index().demand_version());
             let current = newest();
             let moved = || newest() != current;
             let began = Instant::now();
-            let demand = self.handle.look(|engine, _| engine.demand());
+            let demand = self.handle.look(Engine::demand);
             let mut pause = self.follow(&demand, &mut open);
             took = began.elapsed();
             failing.retain(|gvk, _| demand.kinds.contains(gvk));
@@ -102,12 +99,12 @@ impl Observer {
                         missing.insert(&gvk.group);
                         pause = pause.min(Duration::from_secs(30));
                     }
-                    self.handle.with(|engine, now| {
+                    self.handle.with(|engine| {
                         if !served {
-                            engine.kind(gvk, Known::Unserved, now);
+                            engine.kind(gvk, Known::Unserved);
                         }
                         if let Some(found) = found {
-                            engine.kind(&found.gvk.clone(), Known::Listed(found), now);
+                            engine.kind(&found.gvk.clone(), Known::Listed(found));
                         }
                     });
                 }
@@ -121,7 +118,7 @@ impl Observer {
                                 kind up");
                         }
                         self.handle
-                            .with(|engine, now| engine.kind(gvk, Known::Unreadable(why), now));
+                            .with(|engine| engine.kind(gvk, Known::Unreadable(why)));
                     }
                 }
             }

@@ -39,8 +39,7 @@ impl Observer {
         let lock = || replicas.lock();
         let tell = || {
             let webhooks = lock().alive(Instant::now());
-            self.handle
-                .with(|engine, now| engine.webhooks(webhooks, now));
+            self.handle.with(|engine| engine.webhooks(webhooks));
         };
         let watching = feed(
             self.watcher.clone(),

@@ -40,7 +40,7 @@ impl Observer {
             Known::Unserved => self.gone(&resource),
             Known::Unreadable(why) => self
                 .handle
-                .with(|engine, now| engine.source_unreadable(&source, why, now)),
+                .with(|engine| engine.source_unreadable(&source, why)),
             Known::Unknown => {}
         };
         follower.hand_over(tell).await;
@@ -79,7 +79,7 @@ impl Observer {
                 let found = found.take().unwrap_or_default();
                 let known = known.map(|_| &found);
                 self.handle
-                    .with(|engine, now| engine.selected(&selector, known, now));
+                    .with(|engine| engine.selected(&selector, known));
             }
         })
         .await;
@@ -128,10 +128,7 @@ impl Observer {
             let source = reads.next().await;
             // A source without a grant must not be read, although the watch may show it a moment
             // longer.
-            if !self
-                .handle
-                .look(|engine, _| engine.index().follows(&source))
-            {
+            if !self.handle.look(|engine| engine.index().follows(&source)) {
                 failing.remove(&source);
                 continue;
             }
@@ -147,7 +144,7 @@ impl Observer {
                             warn!(%source, %error, "cannot read a source");
                         }
                         self.handle
-                            .with(|engine, now| engine.source_unreadable(&source, why, now));
+                            .with(|engine| engine.source_unreadable(&source, why));
                     }
                     reads.want_at(source, Instant::now() + streak.backoff.pause());
                 }
@@ -218,7 +215,7 @@ impl Many<'_> {
         // A new listing shows mostly known versions. These are not read again. Otherwise a user who
         // makes the watch list again and again could keep the last of many sources from being read.
         let news = |source: &SourceRef| {
-            !there || !handle.look(|engine, _| engine.index().knows(source, version))
+            !there || !handle.look(|engine| engine.index().knows(source, version))
         };
         if self.members.wanted.lock().contains(&named) {
             self.missing.remove(&named);
@@ -244,14 +241,14 @@ impl Many<'_> {
                 .into_iter()
                 .for_each(|source| self.members.reads.want(source));
         }
-        self.observer.handle.with(|engine, now| {
+        self.observer.handle.with(|engine| {
             if let Known::Unreadable(why) = known {
                 for source in self.members.wanted.lock().iter() {
-                    engine.source_unreadable(source, why, now);
+                    engine.source_unreadable(source, why);
                 }
             }
             for Selected { selector, found } in self.selected.values().flatten() {
-                engine.selected(selector, known.map(|_| found), now);
+                engine.selected(selector, known.map(|_| found));
             }
         });
     }

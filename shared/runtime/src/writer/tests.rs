@@ -44,7 +44,6 @@ fn secrets() -> Resource {
 
 /// The first request for a copy, from an engine with one rule, one source and one namespace.
 fn request(verb: Verb) -> Request {
-    let now = Duration::from_secs(1);
     let rule = json!({
         "apiVersion": "mimeo.dev/v1alpha1", "kind": "ClusterReplication", "metadata": {"name": "registry", "uid": UID},
         "spec": {
@@ -55,28 +54,25 @@ fn request(verb: Verb) -> Request {
     let rule = Rule::parse(&from_value(rule).expect("a rule")).expect("a good rule");
     let id = rule.id.clone();
     let mut engine = Engine::new(Settings::new(Role::Keeper, "cluster"));
+    engine.at(Duration::from_secs(1));
     let source = json!({"metadata": {"name": "registry", "resourceVersion": "7"}, "data": {"a": "aHVudGVyMg=="}});
     let source_ref = rule.sources[0].clone();
-    engine.rule_applied(id.clone(), Ok(rule), None, now);
-    engine.rules_known(
-        RuleKind::ClusterReplication,
-        Known::Listed(&[id].into()),
-        now,
-    );
-    engine.rules_known(RuleKind::Replication, Known::Unserved, now);
-    engine.kind(&secrets().gvk, Known::Listed(secrets()), now);
-    engine.source(&source_ref, Some(Decoded::Whole(source)), now);
+    engine.rule_applied(id.clone(), Ok(rule), None);
+    engine.rules_known(RuleKind::ClusterReplication, Known::Listed(&[id].into()));
+    engine.rules_known(RuleKind::Replication, Known::Unserved);
+    engine.kind(&secrets().gvk, Known::Listed(secrets()));
+    engine.source(&source_ref, Some(Decoded::Whole(source)));
     let meta =
         from_value(json!({"name": "team", "uid": UID, "resourceVersion": "3"})).expect("metadata");
-    engine.namespace_applied(&meta, now);
-    engine.namespaces_listed(&["team".into()].into(), now);
-    engine.copies_listing(&secrets().gvk.group_kind().into(), now);
-    engine.copies_known(&secrets().gvk.group_kind().into(), Known::Listed(5), now);
+    engine.namespace_applied(&meta);
+    engine.namespaces_listed(&["team".into()].into());
+    engine.copies_listing(&secrets().gvk.group_kind().into());
+    engine.copies_known(&secrets().gvk.group_kind().into(), Known::Listed(5));
     loop {
-        match engine.next(now).expect("something to do") {
+        match engine.next_action().expect("something to do") {
             Action::Job(job) => {
                 if let Task::RecordKind(gvk) = job.task {
-                    engine.kinds_recorded(&[gvk].into(), now);
+                    engine.kinds_recorded(&[gvk].into());
                 }
             }
             Action::Request(mut request) => {

@@ -41,13 +41,13 @@ pub(crate) fn primed(
 ) -> Engine {
     let mut engine = Engine::new(Settings::new(role, "cluster"));
     let id = rule.id.clone();
-    engine.rule_applied(id.clone(), Ok(rule), None, now);
-    engine.rules_known(
-        RuleKind::ClusterReplication,
-        Known::Listed(&[id].into()),
-        now,
-    );
-    engine.rules_known(RuleKind::Replication, Known::Unserved, now);
+    engine.at(now).rule_applied(id.clone(), Ok(rule), None);
+    engine
+        .at(now)
+        .rules_known(RuleKind::ClusterReplication, Known::Listed(&[id].into()));
+    engine
+        .at(now)
+        .rules_known(RuleKind::Replication, Known::Unserved);
     let names: BTreeSet<Box<str>> = (0..namespaces)
         .map(|number| format!("team-{number}").into())
         .collect();
@@ -56,13 +56,15 @@ pub(crate) fn primed(
         if role == Role::Injector {
             meta["labels"] = json!({"mimeo.dev/copies": "token"});
         }
-        engine.namespace_applied(&from_value(meta).expect("metadata"), now);
-        engine.take_charge(name, now);
+        engine
+            .at(now)
+            .namespace_applied(&from_value(meta).expect("metadata"));
+        engine.at(now).take_charge(name);
     }
-    engine.namespaces_listed(&names, now);
+    engine.at(now).namespaces_listed(&names);
     let gvk = resource.gvk.clone();
-    engine.kinds_recorded(&[gvk.clone()].into(), now);
-    engine.kind(&gvk, Known::Listed(resource), now);
+    engine.at(now).kinds_recorded(&[gvk.clone()].into());
+    engine.at(now).kind(&gvk, Known::Listed(resource));
     let _ = engine.demand();
     engine
 }

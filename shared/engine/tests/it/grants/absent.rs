@@ -40,7 +40,7 @@ fn a_source_that_went_with_a_former_namespace_is_lost_after_a_restart_too() {
             scene.mark_of(written, place, "b", "ClusterReplication/p");
         }
         assert!(scene.watched(&source("a", "b")));
-        scene.engine.source(&source("a", "b"), None, scene.now);
+        scene.engine.at(scene.now).source(&source("a", "b"), None);
         scene.wait(61);
         assert!(scene.asks(&Task::ConfirmSource(source("a", "b"))));
         let read = SourceRead::Absent(Some(home(scene.uids["a"], CREATED_AT)));
@@ -72,7 +72,7 @@ fn twenty_copies() -> (Scene, RuleId) {
 
 /// Deletes source `b` together with its namespace `a`. Then another namespace `a` exists.
 fn lose_with_namespace(scene: &mut Scene) {
-    scene.engine.source(&source("a", "b"), None, scene.now);
+    scene.engine.at(scene.now).source(&source("a", "b"), None);
     scene.uids.remove("a");
     scene.namespace("a", &json!({}));
     scene.wait(61);
@@ -103,7 +103,7 @@ fn no_tenant_keeps_a_person_from_confirming_what_is_held() {
         assert_eq!(stalled(&mut scene), told);
     }
     let nonce = told.rsplit_once('=').unwrap().1;
-    scene.engine.confirmed(Some(nonce), scene.now);
+    scene.engine.at(scene.now).confirmed(Some(nonce));
     assert_eq!(scene.done().len(), 20, "all that was told");
     assert!(scene.objects.contains_key("theirs/x"));
     scene.wait(11);
@@ -114,7 +114,7 @@ fn no_tenant_keeps_a_person_from_confirming_what_is_held() {
 #[test]
 fn no_tenant_keeps_a_person_from_confirming_what_a_rule_left_that_is_gone() {
     let (mut scene, id) = twenty_copies();
-    scene.engine.rule_gone(&id, scene.now);
+    scene.engine.at(scene.now).rule_gone(&id);
     scene.run();
     let read = RuleRead {
         found: false,
@@ -144,13 +144,13 @@ fn no_tenant_keeps_a_person_from_confirming_what_a_rule_left_that_is_gone() {
         scene.wait(11);
         assert_eq!(told(&scene), first);
     }
-    scene.engine.confirmed(Some(&first[0].0), scene.now);
+    scene.engine.at(scene.now).confirmed(Some(&first[0].0));
     assert_eq!(scene.done().len(), 20);
     // The remaining losses are collected on their own.
     scene.wait(11);
     let rest = told(&scene);
     assert_eq!((rest.len(), rest[0].1), (1, 150));
-    scene.engine.confirmed(Some(&rest[0].0), scene.now);
+    scene.engine.at(scene.now).confirmed(Some(&rest[0].0));
     assert_eq!(scene.done().len(), 150);
 }
 
@@ -200,10 +200,9 @@ fn what_was_decided_about_a_loss_ends_with_it() {
         scene.now += Duration::from_secs(11);
         let delete = scene.request();
         assert!(matches!(delete.ticket.verb, Verb::Delete(..)));
-        scene.engine.outcome(
+        scene.engine.at(scene.now).outcome(
             &delete.ticket,
             Outcome::of_silence(FailureReason::Timeout, "no answer"),
-            scene.now,
         );
         scene.show(&source("a", "b"));
         scene.wait(60);
@@ -238,7 +237,7 @@ fn a_rule_that_went_with_a_former_namespace_is_not_deleted_on_purpose() {
             scene.uids.remove("home");
             scene.namespace("home", &json!({}));
         }
-        scene.engine.rule_gone(&id, scene.now);
+        scene.engine.at(scene.now).rule_gone(&id);
         scene.run();
         scene.tell_rule(&id.to_string(), deleted(Some(home(scene.uids["home"], 0))));
         assert_eq!(scene.done().len(), usize::from(meant));
@@ -273,10 +272,9 @@ fn a_read_counts_for_no_copy_that_came_after_it_and_for_none_later_on() {
     assert!(asked(&scene));
     scene.tell_rule(&id.to_string(), deleted(None));
     let request = scene.request();
-    scene.engine.outcome(
+    scene.engine.at(scene.now).outcome(
         &request.ticket,
         Outcome::of_silence(FailureReason::Timeout, "no answer"),
-        scene.now,
     );
     scene.wait(11);
     assert_eq!((scene.done(), asked(&scene)), (vec![], true));
@@ -292,14 +290,14 @@ fn what_nobody_answers_is_asked_after_a_pause_that_grows() {
     scene.mark("z", "b", "ClusterReplication/p");
     scene.mark("z", "c", "ClusterReplication/q");
     assert!(scene.watched(&source("a", "b")));
-    scene.engine.source(&source("a", "b"), None, scene.now);
+    scene.engine.at(scene.now).source(&source("a", "b"), None);
     scene.wait(61);
     let mut planned = 0;
     for _ in 0..3600 {
         scene.wait(1);
         let before = scene.engine.effort().planned;
         for job in std::mem::take(&mut scene.jobs) {
-            scene.engine.answered(&job, Answer::Failed, scene.now);
+            scene.engine.at(scene.now).answered(&job, Answer::Failed);
             planned += usize::from(matches!(
                 job.task,
                 Task::ConfirmRule(_) | Task::ConfirmSource(_)

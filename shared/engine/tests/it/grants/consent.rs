@@ -29,7 +29,8 @@ fn within_its_namespace_a_rule_needs_nobodys_consent() {
     assert_eq!(marks["annotations"]["mimeo.dev/rule"], "Replication/home/r");
     scene
         .engine
-        .grants_known(Known::Listed(&BTreeSet::new()), scene.now);
+        .at(scene.now)
+        .grants_known(Known::Listed(&BTreeSet::new()));
     let status = scene.status(&id);
     assert_eq!(words(&status, "Ready"), "True Synced");
     assert_eq!(words(&status, "Authorized"), "True Allowed");
@@ -86,10 +87,9 @@ fn until_grants_are_known_nothing_crosses_and_nothing_is_lost() {
     // Another process finds the copy before it knows the grants.
     let mut next = Scene::unlisted(&["home", "from", "to"]);
     next.objects = scene.objects.clone();
-    next.engine.copy_applied(
+    next.engine.at(next.now).copy_applied(
         &secrets().group_kind(),
         &from_value(next.objects["to/x"].clone()).unwrap(),
-        next.now,
     );
     next.rule(rule);
     next.grant("from", grant("Read", &to("home"), &[]));
@@ -102,7 +102,8 @@ fn until_grants_are_known_nothing_crosses_and_nothing_is_lost() {
         ("to".into(), "Write".into()),
     ];
     next.engine
-        .grants_known(Known::Listed(&listed.into()), next.now);
+        .at(next.now)
+        .grants_known(Known::Listed(&listed.into()));
     next.show(&x);
     next.wait(60);
     assert!(next.done().iter().all(|done| !done.starts_with("delete")));
@@ -220,9 +221,12 @@ fn what_is_granted_is_not_denied_before_it_is_known() {
     let id = scene.rule(rule());
     scene.show(&source("home", "x"));
     scene.wait(60);
-    assert_eq!(scene.engine.statuses(scene.now, Timestamp::UNIX_EPOCH), []);
+    assert_eq!(
+        scene.engine.at(scene.now).statuses(Timestamp::UNIX_EPOCH),
+        []
+    );
 
-    scene.engine.grants_known(Known::Unserved, scene.now);
+    scene.engine.at(scene.now).grants_known(Known::Unserved);
     let (told, more) = scene
         .engine
         .index()
@@ -237,10 +241,10 @@ fn what_is_granted_is_not_denied_before_it_is_known() {
     assert_eq!(condition(&status, "Authorized").2, told[0]);
     assert_eq!(status.failures, []);
 
-    scene.engine.grants_known(
-        Known::Unreadable(Unreadable::Forbidden { verb: "list" }),
-        scene.now,
-    );
+    scene
+        .engine
+        .at(scene.now)
+        .grants_known(Known::Unreadable(Unreadable::Forbidden { verb: "list" }));
     let status = scene.status(&id);
     assert_eq!(words(&status, "Authorized"), "False ControllerForbidden");
     let message = condition(&status, "Authorized").2;
@@ -250,7 +254,8 @@ fn what_is_granted_is_not_denied_before_it_is_known() {
 
     scene
         .engine
-        .grants_known(Known::Listed(&BTreeSet::new()), scene.now);
+        .at(scene.now)
+        .grants_known(Known::Listed(&BTreeSet::new()));
     assert_eq!(words(&scene.status(&id), "Authorized"), "False NotGranted");
 }
 
@@ -338,14 +343,13 @@ fn the_amounts_of_another_namespaces_quota_are_told_in_no_status_and_no_event() 
     let id = scene.rule(replication("home", "r", &copying("home", "x", &["to"])));
     let object =
         json!({"metadata": {"resourceVersion": "5"}, "type": "Opaque", "data": {"a": "b"}});
-    scene.engine.source(
-        &source("home", "x"),
-        Some(Decoded::Whole(object)),
-        scene.now,
-    );
+    scene
+        .engine
+        .at(scene.now)
+        .source(&source("home", "x"), Some(Decoded::Whole(object)));
     let mut notes = Vec::new();
     for _ in 0..20 {
-        while let Some(action) = scene.engine.next(scene.now) {
+        while let Some(action) = scene.engine.at(scene.now).next_action() {
             if let Action::Request(request) = action {
                 let failure = Failure {
                     reason: FailureReason::QuotaExceeded,
@@ -353,10 +357,11 @@ fn the_amounts_of_another_namespaces_quota_are_told_in_no_status_and_no_event() 
                 };
                 scene
                     .engine
-                    .outcome(&request.ticket, Outcome::Refused(failure), scene.now);
+                    .at(scene.now)
+                    .outcome(&request.ticket, Outcome::Refused(failure));
             }
         }
-        notes.extend(scene.engine.event_updates(scene.now));
+        notes.extend(scene.engine.at(scene.now).event_updates());
         scene.now += Duration::from_secs(1);
     }
     let failures = scene.status(&id).failures;

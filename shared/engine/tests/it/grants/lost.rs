@@ -20,15 +20,15 @@ fn a_mark_made_up_before_the_first_copy_keeps_no_definition_from_being_recorded(
     // start.
     for cluster in [Some("crd"), None] {
         let mut scene = Scene::new(&["home", "mallory"]);
-        scene.engine.crd(
+        scene.engine.at(scene.now).crd(
             RuleKind::ClusterReplication,
             Some("crd".into()),
             cluster.map(Into::into),
-            scene.now,
         );
         scene
             .engine
-            .crd(RuleKind::Replication, Some("crd".into()), None, scene.now);
+            .at(scene.now)
+            .crd(RuleKind::Replication, Some("crd".into()), None);
         scene.mark("mallory", "m", "Replication/x/y");
         scene.run();
         let lost = RuleRead {
@@ -52,11 +52,10 @@ fn a_mark_made_up_before_the_first_copy_keeps_no_definition_from_being_recorded(
         let records =
             tasks.filter(|task| matches!(task, Task::RecordCrd(RuleKind::Replication, _)));
         assert_eq!(records.collect::<Vec<_>>(), [&expected]);
-        scene.engine.crd(
+        scene.engine.at(scene.now).crd(
             RuleKind::Replication,
             Some("crd".into()),
             Some("crd".into()),
-            scene.now,
         );
         assert_eq!(scene.done(), ["write home/y"]);
         // The rule named by the forged labels is read once more.
@@ -83,11 +82,12 @@ fn copies_written_before_the_record_are_held_unless_their_rule_was_seen_to_go() 
         let mut scene = Scene::new(&["vault", "z"]);
         scene
             .engine
-            .kinds_since(Some(BEGUN.parse().unwrap()), scene.now);
+            .at(scene.now)
+            .kinds_since(Some(BEGUN.parse().unwrap()));
         let id: RuleId = "ClusterReplication/p".parse().unwrap();
         if seen {
             scene.rule(cluster_replication("p", &copying("vault", "x", &["none"])));
-            scene.engine.rule_gone(&id, scene.now);
+            scene.engine.at(scene.now).rule_gone(&id);
         }
         scene.mark_created(created, written, "z", "y", "ClusterReplication/p");
         scene.run();
@@ -108,11 +108,11 @@ fn copies_written_before_the_record_are_held_unless_their_rule_was_seen_to_go() 
         }
         assert_eq!((scene.done(), held.len()), (vec![], 1), "{written} {seen}");
         // Without the kinds `ConfigMap` Mimeo has no proof of an earlier time.
-        scene.engine.kinds_since(None, scene.now);
+        scene.engine.at(scene.now).kinds_since(None);
         scene.run();
         scene.wait(60);
         assert_eq!(scene.done(), [] as [&str; 0], "{written} {seen}");
-        scene.engine.confirmed(Some(&held[0].1), scene.now);
+        scene.engine.at(scene.now).confirmed(Some(&held[0].1));
         assert_eq!(scene.done(), ["delete z/y"]);
     }
 }
@@ -124,7 +124,8 @@ fn no_tenants_rule_takes_a_copy_written_before_the_record() {
     let mut scene = Scene::new(&["home"]);
     scene
         .engine
-        .kinds_since(Some("2026-01-01T00:00:00Z".parse().unwrap()), scene.now);
+        .at(scene.now)
+        .kinds_since(Some("2026-01-01T00:00:00Z".parse().unwrap()));
     scene.mark_of("2025-01-01T00:00:00Z", "home", "y", "ClusterReplication/p");
     let targets = json!([{"namespaces": ["home"], "copyName": "y"}]);
     let sources = json!([{"apiVersion": "v1", "kind": "Secret", "name": "x"}]);
@@ -311,7 +312,7 @@ fn a_slow_loss_is_held_like_a_quick_one() {
             }
             let stalled = condition(&scene.status(&id), "Stalled").2;
             let nonce = stalled.rsplit_once('=').unwrap().1;
-            scene.engine.confirmed(Some(nonce), scene.now);
+            scene.engine.at(scene.now).confirmed(Some(nonce));
             scene.wait(11);
             gone += scene.done().len();
         }
@@ -415,7 +416,7 @@ fn rules_that_go_with_their_namespace_are_no_lost_definition() {
         let id = scene.rule(replication("home", "r", &copying("home", "x", &["to"])));
         scene.show(&source("home", "x"));
         assert_eq!(scene.done(), ["write to/x"]);
-        scene.engine.rule_gone(&id, scene.now);
+        scene.engine.at(scene.now).rule_gone(&id);
         scene.run();
         let home = stays.then(|| home(scene.uids["home"], 0));
         let read = RuleRead {
@@ -441,7 +442,7 @@ fn much_that_went_with_its_namespace_is_held_and_that_is_said() {
     let id = scene.rule(replication("home", "r", &copying("home", "x", &places)));
     scene.show(&source("home", "x"));
     assert_eq!(scene.done().len(), places.len());
-    scene.engine.rule_gone(&id, scene.now);
+    scene.engine.at(scene.now).rule_gone(&id);
     scene.run();
     let read = RuleRead {
         found: false,
@@ -489,6 +490,7 @@ fn a_source_that_cannot_be_read_keeps_no_copy_of_a_former_one() {
     assert_eq!(scene.done(), [] as [&str; 0], "first the new copies");
     scene
         .engine
-        .source_unreadable(&source("a", "w"), Unreadable::Unavailable, scene.now);
+        .at(scene.now)
+        .source_unreadable(&source("a", "w"), Unreadable::Unavailable);
     assert_eq!(scene.done(), ["delete z/x"]);
 }

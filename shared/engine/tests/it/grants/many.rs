@@ -32,7 +32,8 @@ fn grants_beyond_the_bounds_grant_nothing() {
         for age in 1..=number {
             scene
                 .engine
-                .grant_applied("to", &format!("g{age}"), Ok(other(age)), scene.now);
+                .at(scene.now)
+                .grant_applied("to", &format!("g{age}"), Ok(other(age)));
         }
         let wanted = aged(1000, "home");
         let why = scene
@@ -61,7 +62,7 @@ fn grants_beyond_the_bounds_grant_nothing() {
         assert_eq!(words(&scene.status(&id), "Authorized"), "False NotGranted");
         // The grant counts once there is room. It stops to count when there is no room. The older
         // grant has precedence.
-        scene.engine.grant_gone("to", "g1", scene.now);
+        scene.engine.at(scene.now).grant_gone("to", "g1");
         scene.run();
         assert_eq!(scene.done(), ["write to/x"]);
         assert_eq!(words(&scene.status(&id), "Ready"), "True Synced");
@@ -78,7 +79,8 @@ fn grants_beyond_the_bounds_grant_nothing() {
         );
         scene
             .engine
-            .grant_applied("to", "g1", Ok(other(1)), scene.now);
+            .at(scene.now)
+            .grant_applied("to", "g1", Ok(other(1)));
         scene.run();
         let known: Vec<String> = (1..=number).map(|age| format!("g{age}")).collect();
         let known: Vec<&str> = known.iter().map(String::as_str).chain(["Write"]).collect();
@@ -105,11 +107,10 @@ fn a_flood_of_a_tenants_rules_concerns_his_namespaces_alone() {
                 "targets": [{"namespaces": ["home"]}],
             });
             scene.rule(replication("home", &format!("r{i}"), &spec));
-            scene.engine.grant_applied(
+            scene.engine.at(scene.now).grant_applied(
                 "home",
                 &format!("g{i}"),
                 Ok(grant("Read", &to("nobody"), &[])),
-                scene.now,
             );
             scene.run();
         }
@@ -193,19 +194,22 @@ fn a_flood_of_writes_keeps_nobody_else_waiting() {
     ] {
         scene
             .engine
-            .rule_applied(rule.id.clone(), Ok(rule), None, scene.now);
+            .at(scene.now)
+            .rule_applied(rule.id.clone(), Ok(rule), None);
     }
     let platform = cluster_replication("p", &copying("platform", "x", &["other"]));
     scene
         .engine
-        .rule_applied(platform.id.clone(), Ok(platform), None, scene.now);
+        .at(scene.now)
+        .rule_applied(platform.id.clone(), Ok(platform), None);
     for home in ["flood", "other", "platform"] {
         assert!(scene.watched(&source(home, "x")));
         let object =
             json!({"metadata": {"resourceVersion": "7"}, "type": "Opaque", "data": {"a": "b"}});
         scene
             .engine
-            .source(&source(home, "x"), Some(Decoded::Whole(object)), scene.now);
+            .at(scene.now)
+            .source(&source(home, "x"), Some(Decoded::Whole(object)));
     }
     let done = scene.done();
     assert_eq!((done[0].as_str(), done.len()), ("write other/x", 34));
@@ -235,7 +239,7 @@ fn kinds_that_are_not_served_are_the_matter_of_the_rules_that_name_them() {
     ));
     let planned = scene.engine.effort().planned;
     for kind in &kinds {
-        scene.engine.kind(kind, Known::Unserved, scene.now);
+        scene.engine.at(scene.now).kind(kind, Known::Unserved);
         scene.run();
     }
     let planned = scene.engine.effort().planned - planned;
@@ -255,7 +259,10 @@ fn there_is_an_end_to_kinds_and_those_that_nobody_needs_make_room() {
     let mut scene = Scene::new(&["home"]);
     let recorded = (0..=u16::MAX)
         .map(|i| GroupVersionKind::parse("example.com/v1", &format!("K{i}")).unwrap());
-    scene.engine.kinds_recorded(&recorded.collect(), scene.now);
+    scene
+        .engine
+        .at(scene.now)
+        .kinds_recorded(&recorded.collect());
     let rule = |name: &str| {
         let source = json!({"apiVersion": "v1", "kind": "ConfigMap", "name": "x"});
         let targets = json!([{"namespaces": ["home"], "copyName": format!("{name}-copy")}]);
@@ -269,10 +276,13 @@ fn there_is_an_end_to_kinds_and_those_that_nobody_needs_make_room() {
     let status = scene.status(&id);
     assert_eq!(words(&status, "SourcesFound"), "False KindNotServed");
     assert_eq!(status.copies.unwrap().desired, 0);
-    scene.engine.kinds_recorded(&[secrets()].into(), scene.now);
+    scene
+        .engine
+        .at(scene.now)
+        .kinds_recorded(&[secrets()].into());
     let id = scene.rule(rule("b"));
     let maps = GroupVersionKind::parse("v1", "ConfigMap").unwrap();
-    scene.engine.kind(&maps, Known::Unserved, scene.now);
+    scene.engine.at(scene.now).kind(&maps, Known::Unserved);
     let status = scene.status(&id);
     assert_eq!(words(&status, "SourcesFound"), "False KindNotServed");
     assert_eq!(status.copies.unwrap().desired, 1);
@@ -302,10 +312,9 @@ fn kinds_that_were_made_up_are_forgotten_and_no_other() {
     assert!((32..=1024).contains(&kinds), "{kinds} kinds are known");
     assert_eq!(words(&scene.status(&id), "Ready"), "True Synced");
     let copy = scene.objects.remove("to/x").unwrap();
-    scene.engine.copy_gone(
+    scene.engine.at(scene.now).copy_gone(
         &secrets().group_kind(),
         &serde_json::from_value(copy).unwrap(),
-        scene.now,
     );
     assert_eq!(
         scene.done(),
@@ -324,7 +333,8 @@ fn marks_of_rules_that_never_were_cost_a_look_each_and_hold_up_nothing() {
         let mut scene = Scene::new(&["mallory", "other"]);
         scene
             .engine
-            .kinds_since(Some("2026-01-01T00:00:00Z".parse().unwrap()), scene.now);
+            .at(scene.now)
+            .kinds_since(Some("2026-01-01T00:00:00Z".parse().unwrap()));
         for number in 0..MANY {
             scene.mark_of(
                 "2001-01-01T00:00:00Z",
@@ -368,19 +378,18 @@ fn marks_of_rules_that_never_were_cost_a_look_each_and_hold_up_nothing() {
             "nothing has changed"
         );
         assert_eq!(scene.done(), [] as [&str; 0]);
-        scene.engine.confirmed(lost.as_deref(), scene.now);
+        scene.engine.at(scene.now).confirmed(lost.as_deref());
         assert_eq!(scene.done(), ["delete other/m"]);
         let first = scene.engine.held().next().map(|held| held.nonce.to_owned());
-        scene.engine.confirmed(first.as_deref(), scene.now);
+        scene.engine.at(scene.now).confirmed(first.as_deref());
         assert_eq!(scene.done().len(), 1);
         // An object that its owner deletes is held no longer.
         for number in 0..MANY {
             let key = format!("mallory/m-{number}");
             if let Some(meta) = scene.objects.remove(&key) {
-                scene.engine.copy_gone(
+                scene.engine.at(scene.now).copy_gone(
                     &secrets().group_kind(),
                     &serde_json::from_value(meta).unwrap(),
-                    scene.now,
                 );
             }
         }
@@ -404,7 +413,8 @@ fn what_tenants_create_once_does_not_fill_the_annotations_of_a_namespace() {
         });
         scene
             .engine
-            .namespace_applied(&serde_json::from_value(meta).unwrap(), scene.now);
+            .at(scene.now)
+            .namespace_applied(&serde_json::from_value(meta).unwrap());
         let mut spec = copying("home", "x", &["home"]);
         spec["targets"][0]["copyName"] = json!("y");
         spec["strategy"] = json!("CreateOnce");

@@ -38,7 +38,8 @@ fn the_platforms_rule_has_its_copies_whatever_a_tenant_names_as_his_source() {
     // wants it.
     scene
         .engine
-        .rule_gone(&"ClusterReplication/p".parse().unwrap(), scene.now);
+        .at(scene.now)
+        .rule_gone(&"ClusterReplication/p".parse().unwrap());
     scene.run();
     assert!(
         scene
@@ -96,15 +97,14 @@ fn contested() -> (Scene, RuleId) {
 fn a_platforms_copy_passes_to_a_tenant_only_when_its_rule_is_deleted_on_purpose() {
     for (crd, passes) in [(None, false), (Some("another"), false), (Some("crd"), true)] {
         let (mut scene, id) = contested();
-        scene.engine.rule_gone(&id, scene.now);
+        scene.engine.at(scene.now).rule_gone(&id);
         scene.wait(60);
         assert_eq!(scene.done(), [] as [&str; 0], "before anybody knows");
         assert!(scene.asks(&Task::ConfirmRule(id.clone())));
-        scene.engine.crd(
+        scene.engine.at(scene.now).crd(
             RuleKind::ClusterReplication,
             crd.map(Into::into),
             Some("crd".into()),
-            scene.now,
         );
         scene.run();
         let read = RuleRead {
@@ -158,7 +158,10 @@ fn a_rule_that_rests_keeps_its_copies_and_tenants_are_told_whose_they_are() {
                     generation: 2,
                     refusals: vec![],
                 };
-                scene.engine.rule_applied(p, Err(refused), None, scene.now);
+                scene
+                    .engine
+                    .at(scene.now)
+                    .rule_applied(p, Err(refused), None);
             }
             _ => drop(scene.rule(resting)),
         }
@@ -285,37 +288,35 @@ fn tenants_rules_write_nothing_before_the_platforms_are_known() {
     for (unreadable, copy) in [(None, true), (Some(unreadable), true), (None, false)] {
         let mut scene = Scene::starting(&["home", "vault", "to"]);
         scene.grant("to", grant("Write", &to("home"), &[]));
-        scene.engine.grants_known(
-            Known::Listed(&[("to".into(), "Write".into())].into()),
-            scene.now,
-        );
+        scene
+            .engine
+            .at(scene.now)
+            .grants_known(Known::Listed(&[("to".into(), "Write".into())].into()));
         if copy {
             scene.objects = known.objects.clone();
             let meta = from_value(scene.objects["to/x"].clone()).unwrap();
             scene
                 .engine
-                .copy_applied(&secrets().group_kind(), &meta, scene.now);
+                .at(scene.now)
+                .copy_applied(&secrets().group_kind(), &meta);
         }
         let id = scene.rule(replication("home", "r", &copying("home", "x", &["to"])));
-        scene.engine.rules_known(
-            RuleKind::Replication,
-            Known::Listed(&[id].into()),
-            scene.now,
-        );
+        scene
+            .engine
+            .at(scene.now)
+            .rules_known(RuleKind::Replication, Known::Listed(&[id].into()));
         scene.show(&source("home", "x"));
         if let Some(why) = unreadable {
-            scene.engine.rules_known(
-                RuleKind::ClusterReplication,
-                Known::Unreadable(why),
-                scene.now,
-            );
+            scene
+                .engine
+                .at(scene.now)
+                .rules_known(RuleKind::ClusterReplication, Known::Unreadable(why));
         }
         scene.wait(600);
         assert_eq!(scene.done(), [] as [&str; 0]);
-        scene.engine.rules_known(
+        scene.engine.at(scene.now).rules_known(
             RuleKind::ClusterReplication,
             Known::Listed(&BTreeSet::new()),
-            scene.now,
         );
         scene.run();
         if copy {
@@ -335,24 +336,22 @@ fn tenants_rules_write_nothing_before_the_platforms_are_known() {
 fn the_platforms_rules_work_and_tell_when_tenants_cannot_be_read() {
     let mut scene = Scene::starting(&["vault", "to"]);
     let id = scene.rule(cluster_replication("p", &copying("vault", "x", &["to"])));
-    scene.engine.rules_known(
+    scene.engine.at(scene.now).rules_known(
         RuleKind::ClusterReplication,
         Known::Listed(&[id.clone()].into()),
-        scene.now,
     );
     scene.show(&source("vault", "x"));
     scene.mark("vault", "mine", "ClusterReplication/gone");
     scene.mark("vault", "theirs", "Replication/a/gone");
     assert!(!scene.engine.index().primed());
-    scene.engine.rules_known(
+    scene.engine.at(scene.now).rules_known(
         RuleKind::Replication,
         Known::Unreadable(Unreadable::Forbidden { verb: "list" }),
-        scene.now,
     );
-    scene.engine.grants_known(
-        Known::Unreadable(Unreadable::Forbidden { verb: "list" }),
-        scene.now,
-    );
+    scene
+        .engine
+        .at(scene.now)
+        .grants_known(Known::Unreadable(Unreadable::Forbidden { verb: "list" }));
     assert!(scene.engine.index().primed());
     scene.wait(1);
     assert!(scene.done().contains(&"write to/x".to_owned()));
@@ -369,11 +368,10 @@ fn the_platforms_rules_work_and_tell_when_tenants_cannot_be_read() {
     assert!(message.contains(
         "{apiGroups: [mimeo.dev], resources: [replications], verbs: [get, list, watch]}"
     ));
-    scene.engine.rules_known(
-        RuleKind::Replication,
-        Known::Listed(&BTreeSet::new()),
-        scene.now,
-    );
+    scene
+        .engine
+        .at(scene.now)
+        .rules_known(RuleKind::Replication, Known::Listed(&BTreeSet::new()));
     assert_eq!(words(&scene.status(&id), "Authorized"), "True Allowed");
 }
 
@@ -385,7 +383,8 @@ fn a_platforms_copy_passes_to_another_rule_of_its_only_when_it_is_known_what_bec
     let mut scene = Scene::starting(&["vault", "to"]);
     scene
         .engine
-        .rules_known(RuleKind::Replication, Known::Unserved, scene.now);
+        .at(scene.now)
+        .rules_known(RuleKind::Replication, Known::Unserved);
     scene.mark("to", "x", "ClusterReplication/p");
     let q = scene.rule(cluster_replication("q", &copying("vault", "x", &["to"])));
     scene.show(&source("vault", "x"));
@@ -395,19 +394,17 @@ fn a_platforms_copy_passes_to_another_rule_of_its_only_when_it_is_known_what_bec
         "not all rules have been shown"
     );
     assert!(!scene.asks(&Task::ConfirmRule(p.clone())));
-    scene.engine.rule_applied(
+    scene.engine.at(scene.now).rule_applied(
         p.clone(),
         Err(Refused {
             generation: 1,
             refusals: vec![],
         }),
         None,
-        scene.now,
     );
-    scene.engine.rules_known(
+    scene.engine.at(scene.now).rules_known(
         RuleKind::ClusterReplication,
         Known::Listed(&[p.clone(), q.clone()].into()),
-        scene.now,
     );
     scene.wait(60);
     assert_eq!(
@@ -420,7 +417,7 @@ fn a_platforms_copy_passes_to_another_rule_of_its_only_when_it_is_known_what_bec
         (&*failures[0].reason, &*failures[0].message),
         ("RuleConflict", "ClusterReplication/p has this copy")
     );
-    scene.engine.rule_gone(&p, scene.now);
+    scene.engine.at(scene.now).rule_gone(&p);
     scene.wait(60);
     assert_eq!(
         scene.done(),

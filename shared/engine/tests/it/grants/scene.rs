@@ -49,7 +49,8 @@ impl Scene {
         for kind in RuleKind::ALL {
             scene
                 .engine
-                .rules_known(kind, Known::Listed(&BTreeSet::new()), scene.now);
+                .at(scene.now)
+                .rules_known(kind, Known::Listed(&BTreeSet::new()));
         }
         scene
     }
@@ -59,18 +60,19 @@ impl Scene {
         let mut engine = Engine::new(Settings::new(Role::Keeper, "cluster"));
         let now = Duration::from_secs(1);
         for kind in RuleKind::ALL {
-            engine.crd(kind, Some("crd".into()), Some("crd".into()), now);
+            engine
+                .at(now)
+                .crd(kind, Some("crd".into()), Some("crd".into()));
         }
-        engine.kinds_recorded(&[secrets()].into(), now);
-        engine.kinds_since(Some(Timestamp::UNIX_EPOCH), now);
-        engine.kind(
+        engine.at(now).kinds_recorded(&[secrets()].into());
+        engine.at(now).kinds_since(Some(Timestamp::UNIX_EPOCH));
+        engine.at(now).kind(
             &secrets(),
             Known::Listed(Resource {
                 gvk: secrets(),
                 plural: "secrets".into(),
                 namespaced: true,
             }),
-            now,
         );
         let mut scene = Self {
             engine,
@@ -87,13 +89,16 @@ impl Scene {
         }
         scene
             .engine
-            .namespaces_listed(&namespaces.iter().map(|name| (*name).into()).collect(), now);
+            .at(now)
+            .namespaces_listed(&namespaces.iter().map(|name| (*name).into()).collect());
         scene
             .engine
-            .copies_listing(&secrets().group_kind().into(), now);
+            .at(now)
+            .copies_listing(&secrets().group_kind().into());
         scene
             .engine
-            .copies_known(&secrets().group_kind().into(), Known::Listed(100), now);
+            .at(now)
+            .copies_known(&secrets().group_kind().into(), Known::Listed(100));
         scene
     }
 
@@ -101,7 +106,8 @@ impl Scene {
         let mut scene = Self::unlisted(namespaces);
         scene
             .engine
-            .grants_known(Known::Listed(&BTreeSet::new()), scene.now);
+            .at(scene.now)
+            .grants_known(Known::Listed(&BTreeSet::new()));
         scene
     }
 
@@ -112,13 +118,15 @@ impl Scene {
             "name": name, "uid": self::uid(uid), "labels": labels, "resourceVersion": self.version.to_string(),
         });
         self.engine
-            .namespace_applied(&from_value(meta).unwrap(), self.now);
+            .at(self.now)
+            .namespace_applied(&from_value(meta).unwrap());
     }
 
     pub(crate) fn rule(&mut self, rule: Rule) -> RuleId {
         let id = rule.id.clone();
         self.engine
-            .rule_applied(id.clone(), Ok(rule), None, self.now);
+            .at(self.now)
+            .rule_applied(id.clone(), Ok(rule), None);
         self.run();
         id
     }
@@ -126,12 +134,13 @@ impl Scene {
     pub(crate) fn grant(&mut self, namespace: &str, grant: Grant) {
         let name = format!("{:?}", grant.access);
         self.engine
-            .grant_applied(namespace, &name, Ok(grant), self.now);
+            .at(self.now)
+            .grant_applied(namespace, &name, Ok(grant));
         self.run();
     }
 
     pub(crate) fn revoke(&mut self, namespace: &str, access: &str) {
-        self.engine.grant_gone(namespace, access, self.now);
+        self.engine.at(self.now).grant_gone(namespace, access);
         self.run();
     }
 
@@ -182,7 +191,7 @@ impl Scene {
         let asked = self.jobs.iter().position(|job| job.task == *task);
         let asked = asked.ok_or_else(|| format!("{task:?} isn't asked"));
         let job = self.jobs.remove(asked.unwrap());
-        self.engine.answered(&job, answer, self.now);
+        self.engine.at(self.now).answered(&job, answer);
     }
 
     /// Answers a read of a rule.
@@ -252,10 +261,12 @@ impl Scene {
                 members.extend(Member::of(object));
                 let source = selector.source(object["metadata"]["name"].as_str().unwrap());
                 self.engine
-                    .source(&source, Some(Decoded::Whole(object.clone())), self.now);
+                    .at(self.now)
+                    .source(&source, Some(Decoded::Whole(object.clone())));
             }
             self.engine
-                .selected(&selector, Known::Listed(&members), self.now);
+                .at(self.now)
+                .selected(&selector, Known::Listed(&members));
         }
         self.run();
     }
@@ -268,7 +279,8 @@ impl Scene {
             "metadata": {"resourceVersion": self.version.to_string()}, "type": "Opaque", "data": {"a": "b"},
         });
         self.engine
-            .source(source, Some(Decoded::Whole(object)), self.now);
+            .at(self.now)
+            .source(source, Some(Decoded::Whole(object)));
         self.run();
     }
 
@@ -310,22 +322,20 @@ impl Scene {
             "labels": {"app.kubernetes.io/managed-by": "mimeo"}, "managedFields": [entry], "creationTimestamp": created,
             "annotations": {"mimeo.dev/rule": rule, "mimeo.dev/cluster": "cluster", "mimeo.dev/source": "v1/Secret/a/b"},
         });
-        self.engine.copy_applied(
-            &secrets().group_kind(),
-            &from_value(meta.clone()).unwrap(),
-            self.now,
-        );
+        self.engine
+            .at(self.now)
+            .copy_applied(&secrets().group_kind(), &from_value(meta.clone()).unwrap());
         self.objects.insert(format!("{namespace}/{name}"), meta);
     }
 
     /// Carries out all actions of the engine.
     pub(crate) fn run(&mut self) {
-        while let Some(action) = self.engine.next(self.now) {
+        while let Some(action) = self.engine.at(self.now).next_action() {
             match action {
                 Action::Request(request) => self.carry_out(&request),
                 // Copies of the kind may exist, whether or not a rule wants some.
                 Action::Job(job) if matches!(job.task, Task::ForgetKind(..)) => {
-                    self.engine.answered(&job, Answer::Changed, self.now);
+                    self.engine.at(self.now).answered(&job, Answer::Changed);
                 }
                 Action::Job(job) => self.jobs.push(*job),
             }
@@ -356,13 +366,13 @@ impl Scene {
                 there.unwrap_or(Outcome::Absent)
             }
         };
-        self.engine.outcome(&request.ticket, outcome, self.now);
+        self.engine.at(self.now).outcome(&request.ticket, outcome);
     }
 
     /// Returns the next request, without an answer.
     pub(crate) fn request(&mut self) -> Request {
         loop {
-            match self.engine.next(self.now).unwrap() {
+            match self.engine.at(self.now).next_action().unwrap() {
                 Action::Request(request) => return *request,
                 Action::Job(job) => self.jobs.push(*job),
             }
@@ -407,7 +417,7 @@ impl Scene {
     pub(crate) fn status(&mut self, id: &RuleId) -> ClusterReplicationStatus {
         self.run();
         self.now += Duration::from_secs(5);
-        let statuses = self.engine.statuses(self.now, Timestamp::UNIX_EPOCH);
+        let statuses = self.engine.at(self.now).statuses(Timestamp::UNIX_EPOCH);
         for update in statuses {
             self.statuses.insert(update.id, update.status);
         }

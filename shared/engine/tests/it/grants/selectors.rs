@@ -39,7 +39,8 @@ fn what_is_found_at_home_is_copied_as_it_comes_and_goes() {
     assert_eq!(scene.done(), ["write home/c-copy"]);
     scene
         .engine
-        .grants_known(Known::Listed(&BTreeSet::new()), scene.now);
+        .at(scene.now)
+        .grants_known(Known::Listed(&BTreeSet::new()));
     let status = scene.status(&id);
     assert_eq!(words(&status, "Ready"), "True Synced");
     assert_eq!(
@@ -173,12 +174,14 @@ fn what_is_withdrawn_while_nothing_ran_goes_by_the_rules_policy_for_what_is_unma
         next.objects = scene.objects.clone();
         let copy = from_value(next.objects["home/a-copy"].clone()).unwrap();
         next.engine
-            .copy_applied(&secrets().group_kind(), &copy, next.now);
+            .at(next.now)
+            .copy_applied(&secrets().group_kind(), &copy);
         next.rule(rule());
         next.wait(60);
         assert_eq!(next.done(), NOTHING, "until it is known what is granted");
         next.engine
-            .grants_known(Known::Listed(&BTreeSet::new()), next.now);
+            .at(next.now)
+            .grants_known(Known::Listed(&BTreeSet::new()));
         next.run();
         if policy == "Delete" {
             next.tell_grants("vault", &[], Some("2026-01-01T00:00:00Z"));
@@ -264,7 +267,7 @@ fn nothing_is_told_of_what_a_selector_may_not_find() {
         let id = scene.rule(rule.clone());
         let status: ClusterReplicationStatus = scene.status(&id);
         scene.now += std::time::Duration::from_mins(5);
-        let events = scene.engine.event_updates(scene.now);
+        let events = scene.engine.at(scene.now).event_updates();
         let done = scene.done();
         format!(
             "{:?} {status:?} {events:?} {done:?}",
@@ -306,7 +309,8 @@ fn nothing_is_told_of_what_a_selector_may_not_find() {
         for selector in scene.selectors("vault") {
             scene
                 .engine
-                .selected(&selector, Known::Unreadable(why), scene.now);
+                .at(scene.now)
+                .selected(&selector, Known::Unreadable(why));
         }
     };
     assert_eq!(
@@ -417,7 +421,8 @@ fn of_many_rules_with_selectors_in_a_namespace_the_oldest_count() {
     // A refused rule counts again when it changes and there is room.
     scene
         .engine
-        .rule_gone(&"Replication/home/r3".parse::<RuleId>().unwrap(), scene.now);
+        .at(scene.now)
+        .rule_gone(&"Replication/home/r3".parse::<RuleId>().unwrap());
     scene.rule(aged("last", 50, 1));
     scene.find("home", &["x", "y"]);
     assert!(scene.done().contains(&"write home/y-last".to_owned()));
@@ -457,39 +462,41 @@ fn of_what_a_tenant_selects_every_copy_is_guarded() {
         ("no selector may look there", "Deny", &["a"], false),
     ] {
         let mut engine = Engine::new(Settings::new(Role::Injector, "cluster"));
-        engine.rules_known(
+        engine.at(now).rules_known(
             RuleKind::ClusterReplication,
             Known::Listed(&BTreeSet::new()),
-            now,
         );
         for (number, name) in ["home", "vault", "other"].into_iter().enumerate() {
             let meta = json!({"name": name, "uid": uid(number), "resourceVersion": "5"});
-            engine.namespace_applied(&from_value(meta).unwrap(), now);
+            engine.at(now).namespace_applied(&from_value(meta).unwrap());
         }
-        engine.namespaces_listed(&["home", "vault", "other"].map(Into::into).into(), now);
-        engine.grant_applied("vault", "g", Ok(grant("Read", &abroad, given)), now);
-        engine.grants_known(Known::Listed(&[("vault".into(), "g".into())].into()), now);
-        engine.kinds_recorded(&[secrets()].into(), now);
-        engine.kind(
+        engine
+            .at(now)
+            .namespaces_listed(&["home", "vault", "other"].map(Into::into).into());
+        engine
+            .at(now)
+            .grant_applied("vault", "g", Ok(grant("Read", &abroad, given)));
+        engine
+            .at(now)
+            .grants_known(Known::Listed(&[("vault".into(), "g".into())].into()));
+        engine.at(now).kinds_recorded(&[secrets()].into());
+        engine.at(now).kind(
             &secrets(),
             Known::Listed(Resource {
                 gvk: secrets(),
                 plural: "secrets".into(),
                 namespaced: true,
             }),
-            now,
         );
         let mut spec = selecting("vault", &["home"]);
         spec["strategy"] = json!("Replace");
         spec["driftPolicy"] = json!(drift);
         let rule = replication("home", "r", &spec);
         let id = rule.id.clone();
-        engine.rule_applied(id.clone(), Ok(rule), None, now);
-        engine.rules_known(
-            RuleKind::Replication,
-            Known::Listed(&[id.clone()].into()),
-            now,
-        );
+        engine.at(now).rule_applied(id.clone(), Ok(rule), None);
+        engine
+            .at(now)
+            .rules_known(RuleKind::Replication, Known::Listed(&[id.clone()].into()));
         let copy = |namespace: &str, name: &str, of: &str| {
             let source = Some(source("vault", of));
             engine.index().guards(

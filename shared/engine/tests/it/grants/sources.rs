@@ -80,7 +80,10 @@ fn rules_form_no_ring() {
             from = to;
         }
         // The first source is deleted. The last rule would create it again, as a copy of its copy.
-        scene.engine.source(&source("home", "x"), None, scene.now);
+        scene
+            .engine
+            .at(scene.now)
+            .source(&source("home", "x"), None);
         let last = scene.rule(at_home("to-x", "y", "x", 9));
         scene.show(&source("home", "y"));
         assert_eq!(scene.done().len(), 0);
@@ -97,7 +100,7 @@ fn rules_form_no_ring() {
         let id: RuleId = format!("Replication/home/to-{}", middle[0])
             .parse()
             .unwrap();
-        scene.engine.rule_gone(&id, scene.now);
+        scene.engine.at(scene.now).rule_gone(&id);
         assert_eq!(scene.done(), ["write home/x"]);
     }
 }
@@ -149,12 +152,11 @@ fn a_copy_that_a_higher_rank_comes_to_name_is_left_as_it_is() {
     assert_eq!(scene.done(), ["write home/y"]);
     scene.rule(cluster_replication("p", &copying("home", "y", &["home"])));
     assert_eq!(scene.done().len(), 0);
-    scene.engine.source(
+    scene.engine.at(scene.now).source(
         &source("home", "x"),
         Some(Decoded::Whole(
             json!({"metadata": {"resourceVersion": "900"}, "data": {"a": "bmV3"}}),
         )),
-        scene.now,
     );
     assert_eq!(scene.done().len(), 0);
     assert_eq!(&*scene.status(&writer).failures[0].reason, "Conflict");

@@ -17,7 +17,7 @@ use crate::grants::scene::{Scene, copying, grant, replication, to};
 /// Returns the next statuses of the grants of namespace `to`, after a moment.
 fn told(scene: &mut Scene) -> Vec<(String, bool, i32)> {
     scene.wait(2);
-    let updates = scene.engine.grant_statuses(scene.now);
+    let updates = scene.engine.at(scene.now).grant_statuses();
     assert!(
         updates.iter().all(|update| &*update.namespace == "to"),
         "{updates:?}"
@@ -75,7 +75,7 @@ fn a_grant_says_how_many_replications_use_it() {
         &copying("to", "shared", &["other"]),
     ));
     assert_eq!(told(&mut scene), [("Read".into(), true, 2)]);
-    scene.engine.rule_gone(&push, scene.now);
+    scene.engine.at(scene.now).rule_gone(&push);
     assert_eq!(told(&mut scene), [("Write".into(), true, 0)]);
 }
 
@@ -96,13 +96,19 @@ fn a_grant_that_does_not_count_says_so_and_a_status_that_could_not_be_written_is
     for (age, name) in [(1, "first"), (2, "second")] {
         let mut grant = grant("Write", &to("home"), &[]);
         (grant.created, grant.load) = (Timestamp::from_second(age).unwrap(), 1000);
-        scene.engine.grant_applied("to", name, Ok(grant), scene.now);
+        scene
+            .engine
+            .at(scene.now)
+            .grant_applied("to", name, Ok(grant));
     }
     assert_eq!(
         told(&mut scene),
         [("first".into(), true, 0), ("second".into(), false, 0)]
     );
-    scene.engine.grant_status_failed("to", "second", scene.now);
+    scene
+        .engine
+        .at(scene.now)
+        .grant_status_failed("to", "second");
     assert_eq!(told(&mut scene), [], "after a pause");
     scene.wait(60);
     assert_eq!(told(&mut scene), [("second".into(), false, 0)]);
@@ -167,7 +173,10 @@ fn a_status_shows_all_grantees_and_objects_and_is_not_written_again() {
         replications: 0,
         ..standing
     });
-    scene.engine.grant_applied("to", "g", Ok(unused), scene.now);
+    scene
+        .engine
+        .at(scene.now)
+        .grant_applied("to", "g", Ok(unused));
     assert_eq!(told(&mut scene), []);
 
     let long = json!({"grantees": [{"namespaces": vec!["n".repeat(60); 100]}], "objects": [{"apiVersion": "v1", "kind": "Secret"}]});
@@ -225,40 +234,48 @@ fn a_grant_that_is_refused_says_so_until_it_is_corrected_or_deleted() {
     };
     let due = |scene: &mut Scene| -> Vec<Standing> {
         scene.wait(2);
-        let updates = scene.engine.grant_statuses(scene.now);
+        let updates = scene.engine.at(scene.now).grant_statuses();
         updates.into_iter().map(|update| update.standing).collect()
     };
     scene
         .engine
-        .grant_applied("to", "g", refused(counts), scene.now);
+        .at(scene.now)
+        .grant_applied("to", "g", refused(counts));
     assert_eq!(due(&mut scene), [invalid]);
     // The refusal's status is stored now, and the watch shows it.
     scene
         .engine
-        .grant_applied("to", "g", refused(invalid), scene.now);
+        .at(scene.now)
+        .grant_applied("to", "g", refused(invalid));
     assert_eq!(due(&mut scene), []);
     // The write of the status failed after all.
-    scene.engine.grant_status_failed("to", "g", scene.now);
+    scene.engine.at(scene.now).grant_status_failed("to", "g");
     scene.wait(60);
     assert_eq!(due(&mut scene), [invalid]);
     // Another grant counts beside the refused one.
     scene.grant("to", grant("Write", &to("home"), &["x"]));
     assert_eq!(told(&mut scene), [("Write".into(), true, 0)]);
-    scene.engine.grant_gone("to", "Write", scene.now);
+    scene.engine.at(scene.now).grant_gone("to", "Write");
     scene
         .engine
-        .grant_applied("to", "g", refused(counts), scene.now);
+        .at(scene.now)
+        .grant_applied("to", "g", refused(counts));
     assert_eq!(due(&mut scene), [invalid]);
     // A corrected grant counts. A grant that is refused again and deleted has no status.
     let corrected = Ok(grant("Read", &to("home"), &["x"]));
-    scene.engine.grant_applied("to", "g", corrected, scene.now);
+    scene
+        .engine
+        .at(scene.now)
+        .grant_applied("to", "g", corrected);
     assert_eq!(told(&mut scene), [("g".into(), true, 0)]);
     scene
         .engine
-        .grant_applied("to", "g", refused(counts), scene.now);
+        .at(scene.now)
+        .grant_applied("to", "g", refused(counts));
     scene
         .engine
-        .grants_known(Known::Listed(&BTreeSet::new()), scene.now);
+        .at(scene.now)
+        .grants_known(Known::Listed(&BTreeSet::new()));
     assert_eq!(scene.engine.index().grant_statuses_due(), None);
 
     let spec = json!({"grantees": [{"namespacePattern": "("}], "objects": [{"apiVersion": "v1", "kind": "Secret"}]});
@@ -312,16 +329,15 @@ fn many_replications_and_grants_cost_one_turn_after_another() {
 
     let mut names = BTreeSet::new();
     for number in 0..100 {
-        scene.engine.grant_applied(
+        scene.engine.at(scene.now).grant_applied(
             "to",
             &format!("g{number}"),
             Ok(grant("Write", &to("home"), &["y"])),
-            scene.now,
         );
     }
     while let Some(due) = scene.engine.index().grant_statuses_due() {
         scene.now = due;
-        let updates = scene.engine.grant_statuses(scene.now);
+        let updates = scene.engine.at(scene.now).grant_statuses();
         assert!(updates.len() <= 32);
         names.extend(updates.into_iter().map(|update| update.name));
     }

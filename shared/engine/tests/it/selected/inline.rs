@@ -47,7 +47,8 @@ fn world(rules: Vec<Rule>) -> World {
 fn replace(world: &mut World, rule: Rule) {
     world
         .engine
-        .rule_applied(rule.id.clone(), Ok(rule), None, world.now);
+        .at(world.now)
+        .rule_applied(rule.id.clone(), Ok(rule), None);
     let _ = world.engine.demand();
     world.settle();
 }
@@ -174,7 +175,8 @@ fn what_a_namespace_cannot_fill_in_is_missing_there_alone() {
         json!({"name": "one", "uid": uid(2), "resourceVersion": "6", "labels": {"team": "t"}});
     world
         .engine
-        .namespace_applied(&from_value(labelled).unwrap(), world.now);
+        .at(world.now)
+        .namespace_applied(&from_value(labelled).unwrap());
     world.settle();
     assert_eq!(
         (world.copies(), &world.copies["one/a"]["data"]["k"]),

@@ -233,7 +233,8 @@ fn another_selector_is_another_choice_and_no_selector_is_none() {
     let rule_now = generation(rule("r", &[other], &["one", "two"], &json!({})));
     world
         .engine
-        .rule_applied(rule_now.id.clone(), Ok(rule_now.clone()), None, world.now);
+        .at(world.now)
+        .rule_applied(rule_now.id.clone(), Ok(rule_now.clone()), None);
     world.listed(&[secret("b")]);
     assert_eq!(
         (world.copies().len(), world.written),
@@ -252,11 +253,13 @@ fn another_selector_is_another_choice_and_no_selector_is_none() {
     let source = named.sources[0].clone();
     world
         .engine
-        .rule_applied(named.id.clone(), Ok(named), None, world.now);
+        .at(world.now)
+        .rule_applied(named.id.clone(), Ok(named), None);
     let _ = world.engine.demand();
     world
         .engine
-        .source(&source, Some(Decoded::Whole(secret("c"))), world.now);
+        .at(world.now)
+        .source(&source, Some(Decoded::Whole(secret("c"))));
     world.settle();
     assert_eq!(
         world.copies(),
@@ -277,7 +280,8 @@ fn a_copy_that_moves_into_the_place_of_another_is_waited_for() {
         let object = json!({"metadata": {"resourceVersion": "9"}, "data": {"k": "eA=="}});
         world
             .engine
-            .source(source, Some(Decoded::Whole(object)), world.now);
+            .at(world.now)
+            .source(source, Some(Decoded::Whole(object)));
     }
     world.settle();
     assert_eq!(world.copies(), ["one/a", "one/b"]);
@@ -286,10 +290,11 @@ fn a_copy_that_moves_into_the_place_of_another_is_waited_for() {
         json!({"retentionPolicy": keep, "targets": [{"namespaces": ["one"], "copyName": "b"}]});
     let mut to = rule("r", &[named("a")], &["one"], &to);
     to.generation = 2;
-    world.engine.source(&a, None, world.now);
+    world.engine.at(world.now).source(&a, None);
     world
         .engine
-        .rule_applied(to.id.clone(), Ok(to), None, world.now);
+        .at(world.now)
+        .rule_applied(to.id.clone(), Ok(to), None);
     world.wait(61);
     assert_eq!(
         world.copies(),
@@ -342,7 +347,8 @@ fn too_many_are_taken_by_their_age() {
     let source = world.reads[0].clone();
     world
         .engine
-        .source(&source, Some(Decoded::Whole(all[256].clone())), world.now);
+        .at(world.now)
+        .source(&source, Some(Decoded::Whole(all[256].clone())));
     world.wait(61);
     world.wait(1);
     assert_eq!(world.copies.len(), 256);
@@ -423,7 +429,8 @@ fn what_no_copy_is_made_of_is_not_held() {
     let other = rule("other", &[labelled()], &["two"], &typed);
     world
         .engine
-        .rule_applied(other.id.clone(), Ok(other), None, world.now);
+        .at(world.now)
+        .rule_applied(other.id.clone(), Ok(other), None);
     world.settle();
     let reads: BTreeSet<String> = world
         .reads
@@ -573,19 +580,20 @@ fn pods_wait_until_it_is_known_what_is_selected() {
     let marked = json!({"name": "one", "uid": uid(2), "resourceVersion": "6", "labels": {"mimeo.dev/copies": "token"}});
     world
         .engine
-        .namespace_applied(&from_value(marked).unwrap(), world.now);
+        .at(world.now)
+        .namespace_applied(&from_value(marked).unwrap());
     world.settle();
-    let progress = world.engine.progress("one", world.now);
+    let progress = world.engine.at(world.now).progress("one");
     assert_eq!(
         progress.waiting[0].copy,
         "copies of the Secret objects that a selector finds in namespace home"
     );
     assert!(progress.required);
     world.listed(&[]);
-    let progress = world.engine.progress("one", world.now);
+    let progress = world.engine.at(world.now).progress("one");
     assert!(crate::common::ready(&progress));
     world.listed(&[secret("a")]);
-    let progress = world.engine.progress("one", world.now);
+    let progress = world.engine.at(world.now).progress("one");
     assert_eq!(
         (progress.waiting.len(), &*progress.waiting[0].copy),
         (1, "Secret a")
@@ -598,7 +606,7 @@ fn a_kind_that_comes_later_brings_its_sources() {
     let selector = json!({"apiVersion": "example.com/v1", "kind": "Widget", "namespace": "home", "selector": {}});
     let mut world = World::new(vec![rule("r", &[selector], &["one"], &json!({}))]);
     assert!(world.selectors().is_empty());
-    world.engine.kind(&widgets, Known::Unserved, world.now);
+    world.engine.at(world.now).kind(&widgets, Known::Unserved);
     assert_eq!(
         condition(&world.status(), "SourcesFound").0,
         "False KindNotServed"
@@ -610,23 +618,25 @@ fn a_kind_that_comes_later_brings_its_sources() {
     };
     world
         .engine
-        .kind(&widgets, Known::Listed(resource), world.now);
+        .at(world.now)
+        .kind(&widgets, Known::Listed(resource));
     world
         .engine
-        .kinds_recorded(&[secrets(), widgets.clone()].into(), world.now);
+        .at(world.now)
+        .kinds_recorded(&[secrets(), widgets.clone()].into());
     let _ = world.engine.demand();
     world
         .engine
-        .copies_listing(&widgets.group_kind().into(), world.now);
-    world.engine.copies_known(
-        &widgets.group_kind().into(),
-        Known::Listed(1_000_000),
-        world.now,
-    );
+        .at(world.now)
+        .copies_listing(&widgets.group_kind().into());
+    world
+        .engine
+        .at(world.now)
+        .copies_known(&widgets.group_kind().into(), Known::Listed(1_000_000));
     world.listed(&[secret("a")]);
     assert_eq!(world.copies(), ["one/a"]);
     // If only its kind has disappeared, no read proves that the object is gone.
-    world.engine.kind(&widgets, Known::Unserved, world.now);
+    world.engine.at(world.now).kind(&widgets, Known::Unserved);
     let _ = world.engine.demand();
     world.wait(600);
     assert_eq!(world.copies(), ["one/a"]);
@@ -646,7 +656,8 @@ fn what_a_selector_lost_is_told_whatever_else_its_rule_comes_to_say() {
         told.extend(
             world
                 .engine
-                .event_updates(world.now)
+                .at(world.now)
+                .event_updates()
                 .into_iter()
                 .map(|one| one.reason.as_str()),
         );

@@ -19,7 +19,8 @@ impl World {
     pub(crate) fn store(&mut self, mut rule: Rule, generation: i64) {
         rule.generation = generation;
         self.engine
-            .rule_applied(rule.id.clone(), Ok(rule), None, self.now);
+            .at(self.now)
+            .rule_applied(rule.id.clone(), Ok(rule), None);
         self.settle();
     }
 
@@ -29,7 +30,8 @@ impl World {
         metadata["resourceVersion"] = version.to_string().into();
         let meta = from_value(metadata.clone()).unwrap();
         self.engine
-            .copy_applied(&secrets().group_kind(), &meta, self.now);
+            .at(self.now)
+            .copy_applied(&secrets().group_kind(), &meta);
         self.settle();
     }
 
@@ -80,7 +82,8 @@ fn a_copy_whose_label_is_gone_is_planned_to_go_like_any_other() {
     let meta = from_value(copy["metadata"].clone()).unwrap();
     world
         .engine
-        .copy_gone(&secrets().group_kind(), &meta, world.now);
+        .at(world.now)
+        .copy_gone(&secrets().group_kind(), &meta);
     world.settle();
     world.store(suspended(&[labelled()], &["away"]), 3);
     assert_eq!(world.planned("r"), (1, 0, 2));
@@ -145,7 +148,8 @@ fn a_copy_that_somebody_deletes_is_not_planned_to_go_any_more() {
     let meta = from_value(gone["metadata"].clone()).unwrap();
     world
         .engine
-        .copy_gone(&secrets().group_kind(), &meta, world.now);
+        .at(world.now)
+        .copy_gone(&secrets().group_kind(), &meta);
     world.settle();
     assert_eq!(world.planned("r"), (0, 0, 0));
 }
@@ -159,7 +163,7 @@ fn resting() -> World {
     assert_eq!(world.planned("r"), (0, 0, 1));
     world.wait(60);
     assert_eq!(
-        world.engine.statuses(world.now, Timestamp::UNIX_EPOCH),
+        world.engine.at(world.now).statuses(Timestamp::UNIX_EPOCH),
         [],
         "nothing is due"
     );
@@ -174,7 +178,8 @@ fn a_copy_that_another_rule_comes_to_want_is_not_planned_to_go_any_more() {
     let source = SourceRef::named(secrets(), "home", "a");
     world
         .engine
-        .source(&source, Some(Decoded::Whole(secret("a"))), world.now);
+        .at(world.now)
+        .source(&source, Some(Decoded::Whole(secret("a"))));
     world.settle();
     assert_eq!(world.planned("r"), (0, 0, 0));
 }
@@ -193,15 +198,17 @@ fn a_copy_that_a_listing_does_not_show_is_not_planned_to_go_any_more() {
     let mut world = resting();
     world.copies.remove("one/a").unwrap();
     let (kind, now) = (secrets().group_kind(), world.now);
-    world.engine.copies_listing(&kind.clone().into(), now);
+    world.engine.at(now).copies_listing(&kind.clone().into());
     for copy in world.copies.values() {
         world
             .engine
-            .copy_applied(&kind, &from_value(copy["metadata"].clone()).unwrap(), now);
+            .at(now)
+            .copy_applied(&kind, &from_value(copy["metadata"].clone()).unwrap());
     }
     world
         .engine
-        .copies_known(&kind.into(), Known::Listed(2_000_000), now);
+        .at(now)
+        .copies_known(&kind.into(), Known::Listed(2_000_000));
     world.settle();
     assert_eq!(world.planned("r"), (0, 0, 0));
 }
@@ -214,9 +221,10 @@ fn the_copies_of_a_namespace_that_is_gone_are_not_planned_to_go_any_more() {
             let another = json!({"name": "one", "uid": uid(77), "resourceVersion": "3000000"});
             world
                 .engine
-                .namespace_applied(&from_value(another).unwrap(), world.now);
+                .at(world.now)
+                .namespace_applied(&from_value(another).unwrap());
         } else {
-            world.engine.namespace_gone("one", world.now);
+            world.engine.at(world.now).namespace_gone("one");
         }
         world.copies.remove("one/a").unwrap();
         world.settle();

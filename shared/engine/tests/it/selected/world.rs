@@ -112,34 +112,40 @@ impl World {
         let ids: BTreeSet<RuleId> = rules.iter().map(|rule| rule.id.clone()).collect();
         for rule in rules {
             self.engine
-                .rule_applied(rule.id.clone(), Ok(rule), None, now);
+                .at(now)
+                .rule_applied(rule.id.clone(), Ok(rule), None);
         }
         self.engine
-            .rules_known(RuleKind::ClusterReplication, Known::Listed(&ids), now);
+            .at(now)
+            .rules_known(RuleKind::ClusterReplication, Known::Listed(&ids));
         self.engine
-            .rules_known(RuleKind::Replication, Known::Unserved, now);
-        self.engine.grants_known(Known::Unserved, now);
+            .at(now)
+            .rules_known(RuleKind::Replication, Known::Unserved);
+        self.engine.at(now).grants_known(Known::Unserved);
         for (number, name) in NAMESPACES.into_iter().enumerate() {
             let meta = json!({"name": name, "uid": uid(number), "resourceVersion": "5"});
             self.engine
-                .namespace_applied(&from_value(meta).unwrap(), now);
+                .at(now)
+                .namespace_applied(&from_value(meta).unwrap());
         }
         self.engine
-            .namespaces_listed(&NAMESPACES.map(Into::into).into(), now);
-        self.engine.kinds_recorded(&[gvk.clone()].into(), now);
+            .at(now)
+            .namespaces_listed(&NAMESPACES.map(Into::into).into());
+        self.engine.at(now).kinds_recorded(&[gvk.clone()].into());
         self.engine
-            .kind(&gvk, Known::Listed(self.resource.clone()), now);
+            .at(now)
+            .kind(&gvk, Known::Listed(self.resource.clone()));
         let _ = self.engine.demand();
-        self.engine.copies_listing(&gvk.group_kind().into(), now);
+        self.engine.at(now).copies_listing(&gvk.group_kind().into());
         for copy in self.copies.values() {
-            self.engine.copy_applied(
+            self.engine.at(now).copy_applied(
                 &gvk.group_kind(),
                 &from_value(copy["metadata"].clone()).unwrap(),
-                now,
             );
         }
         self.engine
-            .copies_known(&gvk.group_kind().into(), Known::Listed(1_000_000), now);
+            .at(now)
+            .copies_known(&gvk.group_kind().into(), Known::Listed(1_000_000));
     }
 
     /// Another process takes over. It knows only the cluster.
@@ -162,10 +168,12 @@ impl World {
                 found.extend(Member::of(object));
                 let source = selector.source(object["metadata"]["name"].as_str().unwrap());
                 self.engine
-                    .source(&source, Some(Decoded::Whole(object.clone())), self.now);
+                    .at(self.now)
+                    .source(&source, Some(Decoded::Whole(object.clone())));
             }
             self.engine
-                .selected(&selector, Known::Listed(&found), self.now);
+                .at(self.now)
+                .selected(&selector, Known::Listed(&found));
         }
         self.settle();
     }
@@ -174,11 +182,9 @@ impl World {
         for selector in self.selectors() {
             if object["metadata"]["namespace"] == *selector.namespace {
                 let source = selector.source(object["metadata"]["name"].as_str().unwrap());
-                self.engine.source(
-                    &source,
-                    there.then(|| object.clone()).map(Decoded::Whole),
-                    self.now,
-                );
+                self.engine
+                    .at(self.now)
+                    .source(&source, there.then(|| object.clone()).map(Decoded::Whole));
             }
         }
         self.settle();
@@ -191,17 +197,17 @@ impl World {
 
     /// Carries out all actions of the engine.
     pub(crate) fn settle(&mut self) {
-        while let Some(action) = self.engine.next(self.now) {
+        while let Some(action) = self.engine.at(self.now).next_action() {
             match action {
                 Action::Request(request) => {
                     let outcome = self.carry_out(&request);
-                    self.engine.outcome(&request.ticket, outcome, self.now);
+                    self.engine.at(self.now).outcome(&request.ticket, outcome);
                 }
                 Action::Job(job) => match &job.task {
                     Task::ConfirmSource(source) => {
                         self.confirmed.insert(source.clone());
                         let answer = self.read.map_or(Answer::Failed, Answer::Source);
-                        self.engine.answered(&job, answer, self.now);
+                        self.engine.at(self.now).answered(&job, answer);
                     }
                     Task::ReadSource(source) => self.reads.push(source.clone()),
                     _ => {}
@@ -264,7 +270,7 @@ impl World {
     /// Returns the present status of that rule.
     pub(crate) fn status_of(&mut self, name: &str) -> ClusterReplicationStatus {
         self.now += Duration::from_secs(5);
-        let mut told = self.engine.statuses(self.now, Timestamp::UNIX_EPOCH);
+        let mut told = self.engine.at(self.now).statuses(Timestamp::UNIX_EPOCH);
         told.retain(|update| *update.id.name == *name);
         told.pop().unwrap().status
     }
@@ -272,7 +278,8 @@ impl World {
     pub(crate) fn status(&mut self) -> ClusterReplicationStatus {
         self.now += Duration::from_secs(5);
         self.engine
-            .statuses(self.now, Timestamp::UNIX_EPOCH)
+            .at(self.now)
+            .statuses(Timestamp::UNIX_EPOCH)
             .pop()
             .unwrap()
             .status

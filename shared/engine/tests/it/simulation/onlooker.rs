@@ -4,7 +4,7 @@
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use k8s_openapi::jiff::Timestamp;
-use mimeo_engine::{Cursor, Ended, Engine, NamespaceView, RuleView, State, clock::Tick};
+use mimeo_engine::{Cursor, Ended, Engine, NamespaceView, RuleView, State};
 use mimeo_model::id::RuleId;
 
 /// The data that the viewer has received so far.
@@ -17,9 +17,9 @@ pub struct Onlooker {
 
 impl Onlooker {
     /// Takes the next piece, if there is one.
-    pub fn look(&mut self, engine: &Engine, now: Tick) -> bool {
-        let wall = Timestamp::UNIX_EPOCH + Duration::from_hours(1) + now;
-        let Some(view) = engine.page(now, wall).view(&mut self.cursor) else {
+    pub fn look(&mut self, engine: &Engine) -> bool {
+        let wall = Timestamp::UNIX_EPOCH + Duration::from_hours(1) + engine.now();
+        let Some(view) = engine.page(wall).view(&mut self.cursor) else {
             return false;
         };
         if view.anew {
@@ -43,10 +43,10 @@ impl Onlooker {
     }
 
     /// Checks that the viewer's data equals the present data.
-    pub fn check(&mut self, engine: &Engine, now: Tick) -> Result<(), String> {
+    pub fn check(&mut self, engine: &Engine) -> Result<(), String> {
         let mut afresh = Self::default();
         for onlooker in [&mut *self, &mut afresh] {
-            while onlooker.look(engine, now) {}
+            while onlooker.look(engine) {}
         }
         if self.rules != afresh.rules {
             return Err(format!(

@@ -370,25 +370,25 @@ impl Process {
 
     /// Hands one message of a watch to the engine, and returns it.
     pub fn deliver(&mut self, topic: &Topic, server: &Server, clock: Duration) -> Option<Message> {
-        let now = self.tick(clock);
         let message = self.watches.get_mut(topic)?.next(topic, server)?;
+        self.engine.at(self.tick(clock));
         match topic {
             Topic::Rules if matches!(message, Message::NotServed) => {
                 if self.role == Role::Injector {
                     self.view.rules.clear();
                 }
                 self.engine
-                    .rules_known(RuleKind::ClusterReplication, Known::Unserved, now);
+                    .rules_known(RuleKind::ClusterReplication, Known::Unserved);
             }
             Topic::Copies(res) | Topic::Source(res, ..)
                 if matches!(message, Message::NotServed) =>
             {
-                self.engine.kind(&res.gvk(), Known::Unserved, now);
+                self.engine.kind(&res.gvk(), Known::Unserved);
                 // The program repeats the discovery of the kind.
                 self.watches.entry(Topic::Kind(*res)).or_default().told = None;
             }
             Topic::Selected(selector) if matches!(message, Message::NotServed) => {
-                self.engine.kind(&selector.gvk, Known::Unserved, now);
+                self.engine.kind(&selector.gvk, Known::Unserved);
                 self.watches
                     .entry(Topic::Kind(Res::of(
                         &selector.gvk.group,
@@ -397,21 +397,21 @@ impl Process {
                     .or_default()
                     .told = None;
             }
-            Topic::Selected(selector) => self.tell_selected(selector, &message, now),
-            Topic::Rules => self.tell_rule(&message, now),
-            Topic::Replications => self.tell_replication(&message, now),
-            Topic::Grants => self.tell_grant(&message, now),
-            Topic::Namespaces => self.tell_namespace(&message, now),
-            Topic::Copies(res) => self.tell_copy(*res, &message, now),
+            Topic::Selected(selector) => self.tell_selected(selector, &message),
+            Topic::Rules => self.tell_rule(&message),
+            Topic::Replications => self.tell_replication(&message),
+            Topic::Grants => self.tell_grant(&message),
+            Topic::Namespaces => self.tell_namespace(&message),
+            Topic::Copies(res) => self.tell_copy(*res, &message),
             Topic::Source(res, namespace, name) => {
-                self.tell_source(*res, namespace, name, &message, now);
+                self.tell_source(*res, namespace, name, &message);
             }
             Topic::Kind(res) => {
                 let Message::Kind(served) = message else {
                     return None;
                 };
                 self.engine
-                    .kind(&res.gvk(), served.then(|| res.resource()).into(), now);
+                    .kind(&res.gvk(), served.then(|| res.resource()).into());
             }
             Topic::Notes => {
                 let Message::Notes(at) = message else {
@@ -419,25 +419,24 @@ impl Process {
                 };
                 let notes = &server.notes[at];
                 self.view.notes = Some(at);
-                self.engine.kinds_recorded(&notes.kinds, now);
+                self.engine.kinds_recorded(&notes.kinds);
+                self.engine.kinds_since(Some(jiff::Timestamp::UNIX_EPOCH));
+                self.tell_crd(server);
                 self.engine
-                    .kinds_since(Some(jiff::Timestamp::UNIX_EPOCH), now);
-                self.tell_crd(server, now);
-                self.engine
-                    .confirmed(notes.confirmed.last().map(String::as_str), now);
+                    .confirmed(notes.confirmed.last().map(String::as_str));
             }
             Topic::Crd => {
                 let Message::Crd(at) = message else {
                     return None;
                 };
                 self.view.crd = Some(at);
-                self.tell_crd(server, now);
+                self.tell_crd(server);
             }
         }
         Some(message)
     }
 
-    fn tell_crd(&mut self, server: &Server, now: Tick) {
+    fn tell_crd(&mut self, server: &Server) {
         let (Some(notes), Some(crd)) = (self.view.notes, self.view.crd) else {
             return;
         };
@@ -448,16 +447,15 @@ impl Process {
             platforms,
             text(server.crds[crd].as_ref()),
             text(noted.get(&platforms)),
-            now,
         );
         let tenants = RuleKind::Replication;
         if let Some(uid) = server.crd_of(tenants) {
             self.engine
-                .crd(tenants, text(Some(&uid)), text(noted.get(&tenants)), now);
+                .crd(tenants, text(Some(&uid)), text(noted.get(&tenants)));
         }
     }
 
-    fn tell_rule(&mut self, message: &Message, now: Tick) {
+    fn tell_rule(&mut self, message: &Message) {
         let id = |name: &str| Key::new(Res::Rule, "", name).id();
         match message {
             Message::Listing => self.shown(&Topic::Rules).clear(),
@@ -470,12 +468,11 @@ impl Process {
                     id(&object.key.name),
                     parse(object),
                     object.status.clone(),
-                    now,
                 );
             }
             Message::Gone(object) => {
                 self.view.rules.remove(&object.key.name);
-                self.engine.rule_gone(&id(&object.key.name), now);
+                self.engine.rule_gone(&id(&object.key.name));
             }
             Message::Listed(_) => {
                 let shown = self.shown(&Topic::Rules).clone();
@@ -483,18 +480,17 @@ impl Process {
                 self.engine.rules_known(
                     RuleKind::ClusterReplication,
                     Known::Listed(&shown.iter().map(|name| id(name)).collect()),
-                    now,
                 );
                 if !self.watches.contains_key(&Topic::Replications) {
                     self.engine
-                        .rules_known(RuleKind::Replication, Known::Unserved, now);
+                        .rules_known(RuleKind::Replication, Known::Unserved);
                 }
             }
             _ => {}
         }
     }
 
-    fn tell_replication(&mut self, message: &Message, now: Tick) {
+    fn tell_replication(&mut self, message: &Message) {
         let topic = Topic::Replications;
         match message {
             Message::Listing => self.shown(&topic).clear(),
@@ -503,11 +499,11 @@ impl Process {
                 self.shown(&topic).insert(id.to_string());
                 self.view.tenants.insert(id.clone(), object.clone());
                 self.engine
-                    .rule_applied(id, parse(object), object.status.clone(), now);
+                    .rule_applied(id, parse(object), object.status.clone());
             }
             Message::Gone(object) => {
                 self.view.tenants.remove(&object.key.id());
-                self.engine.rule_gone(&object.key.id(), now);
+                self.engine.rule_gone(&object.key.id());
             }
             Message::Listed(_) => {
                 let listed: BTreeSet<RuleId> = self
@@ -516,13 +512,13 @@ impl Process {
                     .map(|id| id.parse().expect("as it was written"))
                     .collect();
                 self.engine
-                    .rules_known(RuleKind::Replication, Known::Listed(&listed), now);
+                    .rules_known(RuleKind::Replication, Known::Listed(&listed));
             }
             _ => {}
         }
     }
 
-    fn tell_grant(&mut self, message: &Message, now: Tick) {
+    fn tell_grant(&mut self, message: &Message) {
         let topic = Topic::Grants;
         match message {
             Message::Listing => self.shown(&topic).clear(),
@@ -541,11 +537,11 @@ impl Process {
                     generation: object.meta().generation.unwrap_or_default(),
                     status: None,
                 });
-                self.engine.grant_applied(namespace, name, grant, now);
+                self.engine.grant_applied(namespace, name, grant);
             }
             Message::Gone(object) => {
                 self.engine
-                    .grant_gone(&object.key.namespace, &object.key.name, now);
+                    .grant_gone(&object.key.namespace, &object.key.name);
             }
             Message::Listed(_) => {
                 let listed = self
@@ -555,13 +551,13 @@ impl Process {
                 let listed = listed
                     .map(|(namespace, name)| (namespace.into(), name.into()))
                     .collect();
-                self.engine.grants_known(Known::Listed(&listed), now);
+                self.engine.grants_known(Known::Listed(&listed));
             }
             _ => {}
         }
     }
 
-    fn tell_namespace(&mut self, message: &Message, now: Tick) {
+    fn tell_namespace(&mut self, message: &Message) {
         match message {
             Message::Listing => self.shown(&Topic::Namespaces).clear(),
             Message::Applied(object) => {
@@ -570,41 +566,37 @@ impl Process {
                 self.view
                     .namespaces
                     .insert(object.key.name.clone(), object.clone());
-                self.engine.namespace_applied(&object.meta(), now);
+                self.engine.namespace_applied(&object.meta());
             }
             Message::Gone(object) => {
                 self.view.namespaces.remove(&object.key.name);
-                self.engine.namespace_deleted(&object.meta(), now);
+                self.engine.namespace_deleted(&object.meta());
             }
             Message::Listed(_) => {
                 let shown = self.shown(&Topic::Namespaces).clone();
                 self.view.namespaces.retain(|name, _| shown.contains(name));
-                self.engine.namespaces_listed(
-                    &shown.iter().map(|name| name.as_str().into()).collect(),
-                    now,
-                );
+                self.engine
+                    .namespaces_listed(&shown.iter().map(|name| name.as_str().into()).collect());
             }
             _ => {}
         }
     }
 
-    fn tell_copy(&mut self, res: Res, message: &Message, now: Tick) {
+    fn tell_copy(&mut self, res: Res, message: &Message) {
         let kind: GroupKind = res.gvk().group_kind();
         match message {
-            Message::Listing => self.engine.copies_listing(&kind.into(), now),
+            Message::Listing => self.engine.copies_listing(&kind.into()),
             Message::Applied(object) => {
                 self.see(object);
-                self.engine.copy_applied(&kind, &object.meta(), now);
+                self.engine.copy_applied(&kind, &object.meta());
             }
-            Message::Gone(object) => self.engine.copy_gone(&kind, &object.meta(), now),
-            Message::Listed(at) => self
-                .engine
-                .copies_known(&kind.into(), Known::Listed(*at), now),
+            Message::Gone(object) => self.engine.copy_gone(&kind, &object.meta()),
+            Message::Listed(at) => self.engine.copies_known(&kind.into(), Known::Listed(*at)),
             _ => {}
         }
     }
 
-    fn tell_source(&mut self, res: Res, namespace: &str, name: &str, message: &Message, now: Tick) {
+    fn tell_source(&mut self, res: Res, namespace: &str, name: &str, message: &Message) {
         let source = SourceRef::named(res.gvk(), namespace, name);
         let topic = Topic::Source(res, namespace.into(), name.into());
         match message {
@@ -612,17 +604,17 @@ impl Process {
             Message::Applied(object) => {
                 self.shown(&topic).insert(name.into());
                 self.engine
-                    .source(&source, Some(Decoded::Whole(object.json())), now);
+                    .source(&source, Some(Decoded::Whole(object.json())));
             }
-            Message::Gone(_) => self.engine.source(&source, None, now),
+            Message::Gone(_) => self.engine.source(&source, None),
             Message::Listed(_) if self.shown(&topic).is_empty() => {
-                self.engine.source(&source, None, now);
+                self.engine.source(&source, None);
             }
             _ => {}
         }
     }
 
-    fn tell_selected(&mut self, selector: &SourceSelector, message: &Message, now: Tick) {
+    fn tell_selected(&mut self, selector: &SourceSelector, message: &Message) {
         let topic = Topic::Selected(selector.clone());
         match message {
             Message::Listing => self.shown(&topic).clear(),
@@ -631,18 +623,17 @@ impl Process {
                 self.engine.source(
                     &selector.source(object.key.name.as_str()),
                     Some(Decoded::Whole(object.json())),
-                    now,
                 );
             }
             Message::Gone(object) => {
                 self.engine
-                    .source(&selector.source(object.key.name.as_str()), None, now);
+                    .source(&selector.source(object.key.name.as_str()), None);
             }
             Message::Listed(_) => {
                 let member = |name: &String| Member::of(&json!({"metadata": {"name": name}}));
                 let mut found = Members::default();
                 found.extend(self.shown(&topic).iter().filter_map(member));
-                self.engine.selected(selector, Known::Listed(&found), now);
+                self.engine.selected(selector, Known::Listed(&found));
             }
             _ => {}
         }
@@ -681,14 +672,14 @@ impl Process {
             Some(Answer::Written(false)) => ReportedCopy::Changed,
             Some(Answer::Outcome(..) | Answer::Source(None)) | None => ReportedCopy::Failed,
         };
-        self.engine.answered(job, told, now);
+        self.engine.at(now).answered(job, told);
     }
 
     /// Takes the due Events. In any history they are few, and the API server would accept all of
     /// them.
     fn announce(&mut self, clock: Duration) {
         let now = self.tick(clock);
-        let event_updates = self.engine.event_updates(now);
+        let event_updates = self.engine.at(now).event_updates();
         assert!(
             event_updates
                 .iter()
@@ -716,7 +707,7 @@ impl Process {
             if self.flights.len() >= self.window {
                 break;
             }
-            match self.engine.next(self.tick(clock)) {
+            match self.engine.at(self.tick(clock)).next_action() {
                 Some(Action::Request(request)) => {
                     *self
                         .requests

@@ -362,7 +362,7 @@ impl World {
         let ready: Vec<Rc<Object>> = marked
             .into_iter()
             .filter(|namespace| {
-                crate::common::ready(&process.engine.progress(&namespace.key.name, now))
+                crate::common::ready(&process.engine.at(now).progress(&namespace.key.name))
             })
             .collect();
         for namespace in ready {
@@ -457,7 +457,8 @@ impl World {
                 ));
                 self.programs[program]
                     .engine
-                    .outcome(&request.ticket, outcome, now);
+                    .at(now)
+                    .outcome(&request.ticket, outcome);
                 if fate == Fate::Late {
                     self.late.push(Flight::of(What::Request(request)));
                 }
@@ -491,18 +492,15 @@ impl World {
                 continue;
             }
             let now = process.tick(self.clock);
-            process.engine.webhooks(
-                Webhooks {
-                    seen: seen.clone(),
-                    contested: None,
-                },
-                now,
-            );
-            self.onlookers[program].look(&process.engine, now);
+            process.engine.at(now).webhooks(Webhooks {
+                seen: seen.clone(),
+                contested: None,
+            });
+            self.onlookers[program].look(&process.engine);
             let wall =
                 Timestamp::from_millisecond(i64::try_from(self.clock.as_millis()).expect("small"))
                     .expect("in range");
-            for update in process.engine.statuses(now, wall) {
+            for update in process.engine.at(now).statuses(wall) {
                 written += 1;
                 let name = update.id.name.to_string();
                 self.lines.push(format!(
@@ -511,7 +509,10 @@ impl World {
                     update.status.copies
                 ));
                 if !good || !self.server.status(&Key::of(&update.id), update.status) {
-                    self.programs[program].engine.status_failed(&update.id, now);
+                    self.programs[program]
+                        .engine
+                        .at(now)
+                        .status_failed(&update.id);
                 }
             }
         }
@@ -657,11 +658,9 @@ impl World {
     }
 
     fn check_shown(&mut self) -> Outcomes {
-        let clock = self.clock;
         let programs = self.programs.iter().zip(&mut self.onlookers);
         let mut keepers = programs.filter(|(program, _)| program.role == Role::Keeper);
-        let told = keepers
-            .try_for_each(|(keeper, onlooker)| onlooker.check(&keeper.engine, keeper.tick(clock)));
+        let told = keepers.try_for_each(|(keeper, onlooker)| onlooker.check(&keeper.engine));
         told.map_err(|why| self.report(&why))
     }
 
@@ -1068,7 +1067,7 @@ impl World {
         self.tokens += 1;
         let token = format!("token-{}", self.tokens);
         let now = replica.tick(clock);
-        replica.engine.issue(&token, Awaited::Labels, now);
+        replica.engine.at(now).issue(&token, Awaited::Labels);
         self.say(format!("{name} is marked before its labels change"));
         self.server.edit(&namespace.key, "mimeo", |object| {
             object
@@ -1100,7 +1099,7 @@ impl World {
             return None;
         }
         let now = replica.tick(clock);
-        replica.engine.issue(&token, Awaited::Namespace, now);
+        replica.engine.at(now).issue(&token, Awaited::Namespace);
         Some(token)
     }
 
@@ -1116,7 +1115,7 @@ impl World {
         }
         let at = replica % replicas.len();
         let now = replicas[at].tick(clock);
-        replicas[at].engine.take_charge(namespace, now);
+        replicas[at].engine.at(now).take_charge(namespace);
         true
     }
 }

@@ -139,7 +139,10 @@ impl Cluster {
         let now = self.process.tick(self.clock);
         match (what, answer) {
             (What::Request(request), Answer::Outcome(outcome, _)) => {
-                self.process.engine.outcome(&request.ticket, outcome, now);
+                self.process
+                    .engine
+                    .at(now)
+                    .outcome(&request.ticket, outcome);
             }
             (What::Request(_), answer) => panic!("{answer:?} to a request"),
             (What::Job(job), answer) => self.process.end_job(&job, Some(answer), now),
@@ -169,8 +172,8 @@ impl Cluster {
         let now = self.process.tick(self.clock);
         let wall = Timestamp::from_second(i64::try_from(self.clock.as_secs()).expect("small"))
             .expect("in range");
-        self.process.engine.webhooks(Webhooks::default(), now);
-        let updates = self.process.engine.statuses(now, wall);
+        self.process.engine.at(now).webhooks(Webhooks::default());
+        let updates = self.process.engine.at(now).statuses(wall);
         let any = !updates.is_empty();
         for update in updates {
             self.server.status(&Key::of(&update.id), update.status);
@@ -211,12 +214,12 @@ impl Cluster {
         let mut snapshot = Snapshot::new(Settings::new(Role::Keeper, CLUSTER));
         let mut server = self.server.clone();
         let told = |snapshot: &mut Snapshot, reader: &mut Process| {
-            std::mem::swap(snapshot.engine().0, &mut reader.engine);
+            std::mem::swap(snapshot.engine(), &mut reader.engine);
             let topics: Vec<Topic> = reader.watches.keys().cloned().collect();
             for topic in topics {
                 while reader.deliver(&topic, &self.server, self.clock).is_some() {}
             }
-            std::mem::swap(snapshot.engine().0, &mut reader.engine);
+            std::mem::swap(snapshot.engine(), &mut reader.engine);
         };
         told(&mut snapshot, &mut reader);
         let mut rounds = 0;
@@ -252,9 +255,9 @@ impl Cluster {
                     }
                     Question::Job(job) => {
                         let (answer, _) = carry(&mut server, &What::Job(job.clone()));
-                        std::mem::swap(snapshot.engine().0, &mut reader.engine);
+                        std::mem::swap(snapshot.engine(), &mut reader.engine);
                         reader.end_job(&job, Some(answer), reader.tick(self.clock));
-                        std::mem::swap(snapshot.engine().0, &mut reader.engine);
+                        std::mem::swap(snapshot.engine(), &mut reader.engine);
                     }
                     Question::Object(request) => {
                         let mut asked = What::Request(request);
@@ -280,7 +283,7 @@ impl Cluster {
     /// Returns the differences between the changes that a snapshot collected and the states of its
     /// copies. A copy that waits for a change has exactly one, and no other copy of a rule has any.
     fn changes_unlike_states(&self, snapshot: &Snapshot) -> Vec<String> {
-        let (engine, now) = snapshot.decided();
+        let engine = snapshot.decided();
         let mut changes: BTreeMap<(String, String, String, String), usize> = BTreeMap::new();
         for change in snapshot.changes() {
             let rule = change.rule.as_ref().map(ToString::to_string);
@@ -297,7 +300,7 @@ impl Cluster {
         for rule in rules.into_iter().flatten().map(|rule| rule.key.id()) {
             for namespace in self.server.of(Res::Namespace) {
                 let name = &namespace.key.name;
-                for copy in engine.page(now, Timestamp::UNIX_EPOCH).copies(&rule, name) {
+                for copy in engine.page(Timestamp::UNIX_EPOCH).copies(&rule, name) {
                     let reason = copy.reason();
                     let key = (rule.to_string(), name.clone(), copy.kind, copy.name);
                     let found = changes.remove(&key).unwrap_or_default();
@@ -337,15 +340,14 @@ impl Cluster {
                 };
                 copies.into_iter().map(state).collect()
             };
-        let (engine, now) = snapshot.decided();
-        let then = self.process.tick(self.clock);
+        let engine = snapshot.decided();
         let rules = [Res::Rule, Res::Replication].map(|res| self.server.of(res));
         let mut faults = Vec::new();
         for rule in rules.into_iter().flatten().map(|rule| rule.key.id()) {
             for namespace in self.server.of(Res::Namespace) {
                 let name = &namespace.key.name;
-                let mut read = states(engine.page(now, wall).copies(&rule, name));
-                let mut known = states(self.process.engine.page(then, wall).copies(&rule, name));
+                let mut read = states(engine.page(wall).copies(&rule, name));
+                let mut known = states(self.process.engine.page(wall).copies(&rule, name));
                 // While a rule is suspended, the reconciler doesn't notice objects of others. A
                 // snapshot reads all objects anew, so its plan may differ.
                 known.retain(|copy, (state, _)| {

@@ -1,6 +1,6 @@
 use std::time::Duration;
 
-use mimeo_engine::{AwaitedCopy, Engine, Settings, clock::Tick};
+use mimeo_engine::{AwaitedCopy, Engine, Settings};
 use mimeo_model::{
     id::RuleKind, kind::GroupVersionKind, known::Known, names, role::Role, rule::Rule,
 };
@@ -52,19 +52,16 @@ fn observer(server: &Server, names: &[&str]) -> Observer {
     let rule = Rule::parse(&serde_json::from_value(rule).expect("a rule")).expect("a good rule");
     let id = rule.id.clone();
     let mut engine = Engine::new(Settings::new(Role::Injector, "cluster"));
-    engine.rule_applied(id.clone(), Ok(rule), None, SECOND);
-    engine.rules_known(
-        RuleKind::ClusterReplication,
-        Known::Listed(&[id].into()),
-        SECOND,
-    );
-    engine.rules_known(RuleKind::Replication, Known::Unserved, SECOND);
+    engine.at(SECOND);
+    engine.rule_applied(id.clone(), Ok(rule), None);
+    engine.rules_known(RuleKind::ClusterReplication, Known::Listed(&[id].into()));
+    engine.rules_known(RuleKind::Replication, Known::Unserved);
     let meta = json!({"name": "team", "uid": UID, "resourceVersion": "3", "labels": {names::PENDING_LABEL: "token"}});
-    engine.namespace_applied(&serde_json::from_value(meta).expect("metadata"), SECOND);
-    engine.namespaces_listed(&["team".into()].into(), SECOND);
-    engine.take_charge("team", SECOND);
-    engine.kinds_recorded(&BTreeSet::new(), SECOND);
-    engine.kind(&secrets().gvk, Known::Listed(secrets()), SECOND);
+    engine.namespace_applied(&serde_json::from_value(meta).expect("metadata"));
+    engine.namespaces_listed(&["team".into()].into());
+    engine.take_charge("team");
+    engine.kinds_recorded(&BTreeSet::new());
+    engine.kind(&secrets().gvk, Known::Listed(secrets()));
     let client = server.client();
     let handle = Handle::new(engine, CopyRequests::default(), Traces::off());
     let (limiter, deadline) = (Limiter::new(1, 1), Duration::from_secs(5));
@@ -77,7 +74,7 @@ fn observer(server: &Server, names: &[&str]) -> Observer {
 fn until(
     work: impl Future<Output = ()>,
     handle: &Handle,
-    mut holds: impl FnMut(&mut Engine, Tick) -> bool,
+    mut holds: impl FnMut(&mut Engine) -> bool,
 ) -> impl Future<Output = ()> {
     let (caller, mut changes) = (std::panic::Location::caller(), handle.changes());
     async move {
@@ -105,24 +102,22 @@ async fn the_engine_is_told_of_a_source_that_may_not_be_watched() {
     let server = Server::start([refusal(403), refusal(403)]).await;
     let observer = observer(&server, &["a"]);
     let handle = observer.handle.clone();
-    until(
-        observer.source(source("a"), secrets()),
-        &handle,
-        |engine, _| engine.index().informed(),
-    )
+    until(observer.source(source("a"), secrets()), &handle, |engine| {
+        engine.index().informed()
+    })
     .await;
     assert_eq!(held(&handle), ["Secret a (Forbidden)"]);
 }
 
 /// Whether pods of the namespace are denied because one copy is missing for this reason.
-fn denied_for(engine: &mut Engine, now: Tick, why: &str) -> bool {
-    let denied = engine.progress("team", now).denied;
+fn denied_for(engine: &mut Engine, why: &str) -> bool {
+    let denied = engine.progress("team").denied;
     matches!(&denied[..], [copy] if copy.copy == "Secret a" && copy.why == why)
 }
 
 /// The copies that the namespace waits for, and the copies it cannot get.
 fn held(handle: &Handle) -> Vec<String> {
-    let progress = handle.look(|engine, now| engine.progress("team", now));
+    let progress = handle.look(|engine| engine.progress("team"));
     let waits = progress.waiting.iter().map(|copy| copy.copy.clone());
     let told = |copy: &AwaitedCopy| format!("{} ({})", copy.copy, copy.why);
     waits.chain(progress.denied.iter().map(told)).collect()
@@ -161,7 +156,7 @@ async fn a_source_that_cannot_be_read_holds_up_no_other() {
     .await;
     let observer = observer(&server, &names);
     let handle = observer.handle.clone();
-    until(many(observer, &names), &handle, |engine, _| {
+    until(many(observer, &names), &handle, |engine| {
         engine.index().informed()
     })
     .await;
@@ -186,7 +181,7 @@ async fn a_source_that_cannot_be_read_holds_up_no_other() {
 async fn a_source_that_cannot_be_decoded_is_refused_alone() {
     let deep = || text_of("a", 9, &[], &format!(r#","spec":{}"#, nested(130)));
     let added = |object: &str| format!("{{\"type\":\"ADDED\",\"object\":{object}}}\n");
-    let refused = |engine: &mut Engine, now| denied_for(engine, now, "SourceRefused");
+    let refused = |engine: &mut Engine| denied_for(engine, "SourceRefused");
 
     let server = Server::start([
         refusal(503),
@@ -209,7 +204,7 @@ async fn a_source_that_cannot_be_decoded_is_refused_alone() {
     let names = ["a", "b"];
     let beside = observer(&server, &names);
     let handle = beside.handle.clone();
-    until(many(beside, &names), &handle, |engine, _| {
+    until(many(beside, &names), &handle, |engine| {
         engine.index().informed()
     })
     .await;
@@ -233,11 +228,9 @@ async fn a_source_that_cannot_be_decoded_is_refused_alone() {
         .await;
         let observer = observer(&server, &["a"]);
         let handle = observer.handle.clone();
-        until(
-            observer.source(source("a"), secrets()),
-            &handle,
-            |engine, _| engine.index().informed(),
-        )
+        until(observer.source(source("a"), secrets()), &handle, |engine| {
+            engine.index().informed()
+        })
         .await;
         assert_eq!(held(&handle), ["Secret a"]);
     }
@@ -262,7 +255,7 @@ async fn a_deleted_source_is_not_revived_by_a_read_under_way() {
     .await;
     let observer = observer(&server, &["a"]);
     let handle = observer.handle.clone();
-    let gone = |engine: &mut Engine, now| denied_for(engine, now, "SourceNotFound");
+    let gone = |engine: &mut Engine| denied_for(engine, "SourceNotFound");
     until(many(observer, &["a"]), &handle, gone).await;
     assert_eq!(server.requests().len(), 3);
 }
@@ -287,7 +280,7 @@ async fn a_new_listing_leads_to_reads_of_changed_sources_only() {
     let observer = observer(&server, &names);
     let handle = observer.handle.clone();
     for version in [9, 11] {
-        until(many(observer.clone(), &names), &handle, |engine, _| {
+        until(many(observer.clone(), &names), &handle, |engine| {
             engine.index().knows(&source("b"), version)
         })
         .await;
