@@ -176,7 +176,7 @@ async fn describe(reader: &Reader, copy: CopyKey, effect: Effect) -> (Change, Op
     };
     let why = effect
         .request
-        .and_then(|request| Some(request.ticket.why?.to_string()));
+        .and_then(|request| Some(request.why?.to_string()));
     let change = Change {
         copy,
         action: effect.action,

@@ -15,7 +15,7 @@ pub(crate) fn manifest(request: &Request) -> Option<Value> {
     let mut object: Value = serde_json::from_slice(&body).ok()?;
     let metadata = object["metadata"].as_object_mut()?;
     metadata.remove("resourceVersion");
-    metadata.insert("namespace".into(), json!(*request.ticket.namespace));
+    metadata.insert("namespace".into(), json!(*request.namespace));
     if let Some(annotations) = metadata.get_mut("annotations") {
         let annotations = annotations.as_object_mut()?;
         annotations.retain(|key, _| ![names::CHECKSUM, names::CLUSTER].contains(&key.as_str()));

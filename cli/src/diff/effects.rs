@@ -137,17 +137,16 @@ pub(super) fn of(picture: &mut Picture) -> Effects {
 
 impl Effects {
     fn add_request(&mut self, request: &Request) {
-        let ticket = &request.ticket;
         let key = CopyKey {
-            namespace: ticket.namespace.to_string(),
+            namespace: request.namespace.to_string(),
             kind: request.resource.gvk.kind.to_string(),
-            name: ticket.name.to_string(),
+            name: request.name.to_string(),
             rule: request
                 .rule
                 .as_ref()
                 .map_or_else(String::new, ToString::to_string),
         };
-        let action = match ticket.verb {
+        let action = match request.verb {
             Verb::Create => Action::Create,
             Verb::Delete(..) => Action::Delete,
             _ => Action::Update,

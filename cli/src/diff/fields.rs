@@ -52,8 +52,7 @@ pub(super) async fn of(reader: &Reader, request: &Request) -> (Vec<FieldChange>,
     let Some(new) = manifest(request) else {
         return (Vec::new(), None);
     };
-    let ticket = &request.ticket;
-    if ticket.verb == Verb::Create {
+    if request.verb == Verb::Create {
         // The marks of a new copy are always the same.
         let only_data = |field: &FieldChange| !field.path.starts_with("metadata");
         let fields = changes(&Value::Null, &new, request.exclusive);
@@ -61,8 +60,8 @@ pub(super) async fn of(reader: &Reader, request: &Request) -> (Vec<FieldChange>,
     }
     let path = resource_path(
         &request.resource,
-        Some(&ticket.namespace),
-        Some(&ticket.name),
+        Some(&request.namespace),
+        Some(&request.name),
     );
     match reader.get(&path, Part::Whole).await {
         Ok(found) => {
@@ -72,7 +71,7 @@ pub(super) async fn of(reader: &Reader, request: &Request) -> (Vec<FieldChange>,
         Err(error) => {
             let note = format!(
                 "You can't read {} {}/{}: {error}. Which of its fields change is unknown.",
-                request.resource.gvk.kind, ticket.namespace, ticket.name
+                request.resource.gvk.kind, request.namespace, request.name
             );
             (Vec::new(), Some(note))
         }

@@ -68,7 +68,7 @@ impl Asker {
                 Read::Job(job, answer.unwrap_or(Answer::Failed), note)
             }
             Question::Object(request) => {
-                let (namespace, name) = (&request.ticket.namespace, &request.ticket.name);
+                let (namespace, name) = (&request.namespace, &request.name);
                 let path = resource_path(&request.resource, Some(namespace), Some(name));
                 let outcome = match reader.get(&path, Part::Metadata).await {
                     Ok(Some(object)) => metadata(&object)

@@ -105,9 +105,8 @@ impl Overlay {
             }
             // An object that the files create may take the name of a copy.
             Read::Object(request, Ok(Outcome::Absent)) => {
-                let ticket = &request.ticket;
                 let gvk = &request.resource.gvk;
-                let found = self.files.object(gvk, &ticket.namespace, &ticket.name);
+                let found = self.files.object(gvk, &request.namespace, &request.name);
                 let meta = found.and_then(|found| metadata(&merged(None, &found.object)));
                 let outcome = meta.map_or(Outcome::Absent, |meta| Outcome::Object(Box::new(meta)));
                 Read::Object(request, Ok(outcome))

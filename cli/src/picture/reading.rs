@@ -430,8 +430,8 @@ impl Reading {
             Question::Object(request) => {
                 // Without the answer of the dry run, a copy with the right checksum counts as
                 // correct. An object of another client counts as not compared yet.
-                let dry_run = matches!(request.ticket.verb, Verb::Compare(..) | Verb::Learn(_));
-                self.scope.has(&request.ticket.namespace) && !dry_run
+                let dry_run = matches!(request.verb, Verb::Compare(..) | Verb::Learn(_));
+                self.scope.has(&request.namespace) && !dry_run
             }
             Question::Source(source, _) => {
                 let Some(one) = self.scope.one() else {
@@ -509,7 +509,7 @@ impl Reading {
                 let GroupVersionKind { kind, .. } = &request.resource.gvk;
                 let sentence = format!(
                     "You can't read objects of kind {kind} in namespace {}: {error}.",
-                    request.ticket.namespace
+                    request.namespace
                 );
                 self.note(Gap::Details, sentence);
             }

@@ -207,13 +207,12 @@ impl Offline<'_> {
 
     /// Another object of a file may have the name of the copy.
     fn look(&mut self, request: &Request) {
-        let ticket = &request.ticket;
         let found = self
             .files
-            .object(&request.resource.gvk, &ticket.namespace, &ticket.name);
+            .object(&request.resource.gvk, &request.namespace, &request.name);
         let outcome = match found.and_then(|found| metadata(&stored(&found.object))) {
             // Only the API server can compare an object with a copy.
-            Some(_) if matches!(ticket.verb, Verb::Compare(..) | Verb::Learn(_)) => return,
+            Some(_) if matches!(request.verb, Verb::Compare(..) | Verb::Learn(_)) => return,
             Some(meta) => Outcome::Object(Box::new(meta)),
             None => Outcome::Absent,
         };

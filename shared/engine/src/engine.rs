@@ -20,8 +20,8 @@ use serde_json::Value;
 
 use crate::{
     Action, Answer, Awaited, CopyWatch, Demand, Effects, Effort, EventUpdate, GrantUpdate,
-    HeldDeletion, Index, Inside, Job, Members, Notice, Numbers, Observed, Progress, Settings,
-    StatusUpdate, Ticket, Verb, Webhooks, clock::Tick, view::Page, work::Timer,
+    HeldDeletion, Index, Inside, Job, Members, Notice, Numbers, Observed, Progress, Request,
+    Settings, StatusUpdate, Verb, Webhooks, clock::Tick, view::Page, work::Timer,
 };
 
 /// The state machine: the observed state of the cluster, and all work in progress.
@@ -271,18 +271,18 @@ impl Engine {
     }
 
     /// Takes in the answer to a request.
-    pub fn outcome(&mut self, ticket: &Ticket, outcome: Outcome) {
+    pub fn outcome(&mut self, request: &Request, outcome: Outcome) {
         // Only the webhook uses this delay: the reconciler sets no pending label.
-        if ticket.verb == Verb::Create && matches!(outcome, Outcome::Object(_)) {
-            self.index.gate.adapt(ticket, self.index.now);
+        if request.verb == Verb::Create && matches!(outcome, Outcome::Object(_)) {
+            self.index.gate.adapt(request, self.index.now);
         }
-        self.index.outcome(ticket, outcome, &mut self.effects);
+        self.index.outcome(request, outcome, &mut self.effects);
     }
 
     /// Takes back a request that was never sent, if its copy now wants another one. Returns true in
     /// that case.
-    pub(crate) fn withdraw_outdated(&mut self, ticket: &Ticket) -> bool {
-        self.index.withdraw_outdated(ticket)
+    pub(crate) fn withdraw_outdated(&mut self, request: &Request) -> bool {
+        self.index.withdraw_outdated(request)
     }
 
     /// Takes in the answer to a job. An answer that no longer counts changes nothing.

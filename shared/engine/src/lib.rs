@@ -56,7 +56,7 @@ pub use self::{
     pending::{HeldCopy, HeldDeletion},
     pod_gate::{Awaited, AwaitedCopy, Progress},
     preview::{Contest, Preview},
-    request::{Request, Ticket, Verb},
+    request::{Request, Verb},
     snapshot::{Question, Snapshot},
     status::{Observed, StatusUpdate, Webhooks},
     usage::GrantUpdate,

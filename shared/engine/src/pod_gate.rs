@@ -26,7 +26,7 @@ use crate::{
     copy::CopyState,
     jobs::Task,
     projection::Projection,
-    request::Ticket,
+    request::Request,
     verdict::Outlook,
     work::{Timer, Work},
 };
@@ -328,12 +328,12 @@ impl Gate {
     /// Adapts the delay before the first write into a new namespace. If a write comes too early,
     /// the API server sleeps for 50 ms until its cache has the namespace. So a create of about that
     /// duration lengthens the delay, and a quick create shortens it.
-    pub(crate) fn adapt(&mut self, ticket: &Ticket, now: Tick) {
+    pub(crate) fn adapt(&mut self, request: &Request, now: Tick) {
         const SLEPT: Duration = Duration::from_millis(48);
         // The delay grows by far more than it shrinks. About one create in several hundred may
         // sleep, so that the others start as early as possible.
         const STEP: Duration = Duration::from_millis(1);
-        let took = now.saturating_sub(ticket.sent);
+        let took = now.saturating_sub(request.sent);
         self.delay = if (SLEPT..SLEPT * 2).contains(&took) {
             (self.delay + STEP).min(Duration::from_millis(5))
         } else {

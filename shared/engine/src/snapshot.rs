@@ -137,7 +137,7 @@ impl Snapshot {
         let before = self.changes.len();
         let engine = &mut self.engine;
         self.changes
-            .retain(|request| !engine.withdraw_outdated(&request.ticket));
+            .retain(|request| !engine.withdraw_outdated(request));
         self.changes.len() < before
     }
 
@@ -200,16 +200,16 @@ impl Snapshot {
     /// Asks about the object of a request. A request that would change the cluster stays without an
     /// answer, so its copy stays as it is decided now.
     fn take_request(&mut self, request: Box<Request>, questions: &mut Vec<Question>) {
-        let asks = match request.ticket.verb {
+        let asks = match request.verb {
             Verb::Create | Verb::Look | Verb::Compare(..) | Verb::Learn(_) => true,
             // The copy has the right checksum. A reconciler that has just begun applies it once
             // more, which most often changes nothing. Here it counts as correct.
-            Verb::Apply(_) => request.ticket.why == Some(Why::Unproven),
+            Verb::Apply(_) => request.why == Some(Why::Unproven),
             Verb::Take(..) | Verb::Claim(..) | Verb::Delete(..) => false,
         };
         if asks {
             questions.push(Question::Object(request));
-        } else if request.ticket.why != Some(Why::Resync) {
+        } else if request.why != Some(Why::Resync) {
             // A resync changes nothing, as far as is known.
             self.changes.push(*request);
         }
@@ -218,7 +218,7 @@ impl Snapshot {
     /// Answers [`Question::Object`]. For [`Verb::Compare`] and [`Verb::Learn`], `outcome` is that
     /// of the dry run. For all other verbs it is that of a read of the object's metadata.
     pub fn object(&mut self, request: &Request, outcome: Outcome) {
-        let outcome = match (request.ticket.verb, outcome) {
+        let outcome = match (request.verb, outcome) {
             (Verb::Create, Outcome::Object(_)) => Outcome::Conflict,
             (Verb::Create, Outcome::Absent) => {
                 self.changes.push(request.clone());
@@ -228,6 +228,6 @@ impl Snapshot {
             (Verb::Create, _) => return,
             (_, outcome) => outcome,
         };
-        self.engine.outcome(&request.ticket, outcome);
+        self.engine.outcome(request, outcome);
     }
 }

@@ -121,13 +121,13 @@ impl World {
         });
         let rule = request.rule.as_ref().unwrap();
         let meta = json!({
-            "name": &*request.ticket.name, "namespace": &*request.ticket.namespace, "uid": uid(self.version),
+            "name": &*request.name, "namespace": &*request.namespace, "uid": uid(self.version),
             "resourceVersion": self.version.to_string(), "creationTimestamp": "2026-01-01T00:00:00Z",
             "managedFields": [entry], "labels": {"app.kubernetes.io/managed-by": "mimeo"},
             "annotations": {
                 "mimeo.dev/rule": rule.to_string(), "mimeo.dev/cluster": "cluster",
                 "mimeo.dev/checksum": request.rendering.as_ref().unwrap().checksum.to_string(),
-                "mimeo.dev/source": format!("v1/Secret/home/{}", request.ticket.name),
+                "mimeo.dev/source": format!("v1/Secret/home/{}", request.name),
             },
         });
         Outcome::Object(Box::new(from_value(meta).unwrap()))
@@ -140,7 +140,7 @@ impl World {
             while let Some(action) = self.engine.at(self.now).next_action() {
                 if let Action::Request(request) = action {
                     let outcome = self.write(&request);
-                    self.engine.at(self.now).outcome(&request.ticket, outcome);
+                    self.engine.at(self.now).outcome(&request, outcome);
                     let _ = self.engine.notices();
                 }
             }

@@ -68,7 +68,7 @@ pub async fn drive(handle: Handle, writer: Writer, mut active: watch::Receiver<b
                     note(&request, &outcome);
                     handle.measure(&request, &outcome, began.elapsed());
                     tell(&handle.with(|engine| {
-                        engine.outcome(&request.ticket, outcome);
+                        engine.outcome(&request, outcome);
                         engine.notices()
                     }));
                 });
@@ -90,12 +90,12 @@ fn pause_until(due: Option<Tick>, engine: &Engine) -> Duration {
 
 /// Logs one line for each change. Reads and dry runs change nothing.
 fn note(request: &Request, outcome: &Outcome) {
-    let ticket = &request.ticket;
-    let Some(why) = ticket.why else {
+    let Some(why) = request.why else {
         return;
     };
-    let (kind, namespace, name) = (&request.resource.gvk.kind, &ticket.namespace, &ticket.name);
-    let message = match (ticket.verb, outcome) {
+    let (namespace, name) = (&request.namespace, &request.name);
+    let kind = &request.resource.gvk.kind;
+    let message = match (request.verb, outcome) {
         (Verb::Apply(_), Outcome::Object(_)) if why == Why::Resync => {
             return debug!(%kind, %namespace, %name, "copy verified");
         }

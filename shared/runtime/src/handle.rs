@@ -164,12 +164,12 @@ impl Handle {
 
     /// Counts and traces a request that writes a copy.
     pub(crate) fn measure(&self, request: &Request, outcome: &Outcome, took: Duration) {
-        let Some(written) = Written::of(request.ticket.verb, outcome) else {
+        let Some(written) = Written::of(request.verb, outcome) else {
             return;
         };
         let counts = &self.shared.counts;
         counts.all.get_or_create(&written).inc();
-        let reverted = request.ticket.why.filter(|why| Why::REVERTS.contains(why));
+        let reverted = request.why.filter(|why| Why::REVERTS.contains(why));
         if let (Some(why), Outcome::Object(_)) = (reverted, outcome) {
             counts.reverts.get_or_create(&cause(why)).inc();
         }
@@ -180,8 +180,8 @@ impl Handle {
                 span.set("rule", rule);
             }
             span.set("kind", &request.resource.gvk.kind);
-            span.set("namespace", &request.ticket.namespace);
-            span.set("name", &request.ticket.name);
+            span.set("namespace", &request.namespace);
+            span.set("name", &request.name);
             if matches!(written.result, "refused" | "unavailable") {
                 span.fail();
             }

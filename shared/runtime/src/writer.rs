@@ -68,7 +68,7 @@ impl Writer {
         let kind = request.resource.gvk.group_kind();
         // The metadata that was read may be large. It is written under the same permit. Otherwise
         // each request that waits for a second permit would keep such metadata.
-        if let (Verb::Claim(uid, version), Outcome::Object(meta)) = (request.ticket.verb, &outcome)
+        if let (Verb::Claim(uid, version), Outcome::Object(meta)) = (request.verb, &outcome)
             && let Some(managers) = ownership::claim(meta, &kind, request.exclusive)
         {
             drop(outcome);
@@ -102,24 +102,23 @@ impl Writer {
 fn path(request: &mimeo_engine::Request) -> String {
     resource_path(
         &request.resource,
-        Some(&request.ticket.namespace),
-        Some(&request.ticket.name),
+        Some(&request.namespace),
+        Some(&request.name),
     )
 }
 
 /// The HTTP request. The engine gives each write a rendering: the API server refuses an empty body.
 fn message(request: &mimeo_engine::Request) -> Message {
-    let ticket = &request.ticket;
     let path = path(request);
     let rendering = request.rendering.as_ref();
     let body = |precondition| rendering.map(|rendering| rendering.body(precondition));
-    let (pieces, how) = match ticket.verb {
+    let (pieces, how) = match request.verb {
         Verb::Create => (body(Precondition::Absent), "&force=true"),
         Verb::Apply(uid) => (body(Precondition::Is(uid)), "&force=true"),
         Verb::Take(uid, version) => (body(Precondition::Unchanged(uid, version)), "&force=true"),
         Verb::Learn(uid) => (body(Precondition::Is(uid)), "&force=true&dryRun=All"),
         Verb::Compare(uid, version) => {
-            let unmarked = |rendering: &Rendering| rendering.unmarked(&ticket.name, uid, version);
+            let unmarked = |rendering: &Rendering| rendering.unmarked(&request.name, uid, version);
             (rendering.map(unmarked), "&dryRun=All")
         }
         // A read without a resourceVersion is answered from storage and not from a cache. A claim's
@@ -178,12 +177,12 @@ fn outcome(request: &mimeo_engine::Request, answer: CallResult<call::Answer>) ->
             &status,
             answer.retry_after,
             &request.resource,
-            &request.ticket.name,
+            &request.name,
         );
     }
     match answer.parse() {
         Some(Meta { metadata })
-            if matches!(request.ticket.verb, Verb::Delete(..)) && !outlives_deletion(&metadata) =>
+            if matches!(request.verb, Verb::Delete(..)) && !outlives_deletion(&metadata) =>
         {
             Outcome::Absent
         }

@@ -20,26 +20,26 @@ use crate::{
     copy::{Baseline, Content, CopyState, Observation, Phase, Reference, Repair, Why},
     events::EventReason,
     projection::Projection,
-    request::{Ticket, Verb},
+    request::{Request, Verb},
     work::{Timer, delay},
 };
 
 impl Index {
     /// Returns the projection of a request, if it still has the content that it had when the request
     /// was sent.
-    fn unchanged(&mut self, ticket: &Ticket) -> Option<(ProjectionId, &mut Projection)> {
-        let id = ticket.projection?;
+    fn unchanged(&mut self, request: &Request) -> Option<(ProjectionId, &mut Projection)> {
+        let id = request.projection?;
         let projection = self.projections.get_mut(&id)?;
         let same = projection
             .rendering
             .as_ref()
-            .is_ok_and(|copies| Some(copies.checksum) == ticket.copies);
+            .is_ok_and(|copies| Some(copies.checksum) == request.copies);
         same.then_some((id, projection))
     }
 
     /// Records which fields a correct copy owns, unless that is known. Copies may wait for it.
-    fn learn(&mut self, ticket: &Ticket, entry: u64) {
-        let Some((_, projection)) = self.unchanged(ticket) else {
+    fn learn(&mut self, request: &Request, entry: u64) {
+        let Some((_, projection)) = self.unchanged(request) else {
             return;
         };
         let former = projection.reference;
@@ -116,15 +116,15 @@ impl Index {
     }
 
     /// True if the request still has the content that its copy wants.
-    fn asked_for(&self, ticket: &Ticket, place: Place<'_>, copy: &CopyState) -> bool {
+    fn asked_for(&self, request: &Request, place: Place<'_>, copy: &CopyState) -> bool {
         let projection = self.projections.wanted(copy);
         let checksum = projection.and_then(|projection| projection.checksum_at(place));
-        copy.want == ticket.projection && checksum == ticket.checksum
+        copy.want == request.projection && checksum == request.checksum()
     }
 
     /// Returns the rule of a request's projection.
-    fn served(&self, ticket: &Ticket) -> Option<Arc<RuleId>> {
-        let projection = self.projections.get(&ticket.projection?)?;
+    fn served(&self, request: &Request) -> Option<Arc<RuleId>> {
+        let projection = self.projections.get(&request.projection?)?;
         Some(projection.rule.clone())
     }
 
@@ -138,17 +138,17 @@ impl Index {
 
 impl Index {
     /// Takes the answer to a request.
-    pub(crate) fn outcome(&mut self, ticket: &Ticket, outcome: Outcome, effects: &mut Effects) {
+    pub(crate) fn outcome(&mut self, request: &Request, outcome: Outcome, effects: &mut Effects) {
         effects.work.untidy = true;
-        self.take_lesson(ticket, &outcome, effects);
-        let Some(mut namespace) = self.namespaces.remove(&ticket.namespace) else {
+        self.take_lesson(request, &outcome, effects);
+        let Some(mut namespace) = self.namespaces.remove(&request.namespace) else {
             return;
         };
-        if let Ok(at) = namespace.position(ticket.kind, &ticket.name) {
+        if let Ok(at) = namespace.position(request.kind, &request.name) {
             let copy = &mut namespace.copies[at];
-            if copy.phase == Phase::InFlight(ticket.serial) {
+            if copy.phase == Phase::InFlight(request.serial) {
                 copy.phase = Phase::Idle;
-                match ticket.verb {
+                match request.verb {
                     Verb::Delete(..) => {
                         copy.leaving = matches!(
                             outcome,
@@ -169,37 +169,37 @@ impl Index {
                     labels: &namespace.labels,
                 };
                 if matches!(outcome, Outcome::Object(_)) {
-                    self.measure(ticket, namespace.labelled, effects);
+                    self.measure(request, namespace.labelled, effects);
                 }
-                self.take_in(ticket, outcome, place, copy, effects);
+                self.take_in(request, outcome, place, copy, effects);
                 if let Some(rule) = copy.rule() {
-                    self.consent.note_copy_in(rule, &ticket.namespace);
+                    self.consent.note_copy_in(rule, &request.namespace);
                 }
                 self.note_created(&mut namespace, at);
-                self.dirty.insert(ticket.namespace.clone());
+                self.dirty.insert(request.namespace.clone());
             }
         }
-        self.namespaces.insert(ticket.namespace.clone(), namespace);
+        self.namespaces.insert(request.namespace.clone(), namespace);
     }
 
     /// Uses the answer of a dry run for its projection, even if the copy has changed since. The
     /// other copies of the projection wait for this answer.
-    fn take_lesson(&mut self, ticket: &Ticket, outcome: &Outcome, effects: &mut Effects) {
-        if !matches!(ticket.verb, Verb::Learn(_)) {
+    fn take_lesson(&mut self, request: &Request, outcome: &Outcome, effects: &mut Effects) {
+        if !matches!(request.verb, Verb::Learn(_)) {
             return;
         }
         let entry = match outcome {
-            Outcome::Object(meta) => self.read(meta, ticket.kind).and_then(|seen| seen.entry),
+            Outcome::Object(meta) => self.read(meta, request.kind).and_then(|seen| seen.entry),
             _ => None,
         };
-        let Some((id, projection)) = self.unchanged(ticket) else {
+        let Some((id, projection)) = self.unchanged(request) else {
             return;
         };
         if projection.reference != Reference::Asked {
             return;
         }
         if let Some(entry) = entry {
-            self.learn(ticket, entry);
+            self.learn(request, entry);
         } else {
             // If every copy asked again at once, each answer would plan all other copies. The
             // reference stays `Asked` until the timer fires.
@@ -212,26 +212,26 @@ impl Index {
 
     fn take_in(
         &mut self,
-        ticket: &Ticket,
+        request: &Request,
         outcome: Outcome,
         place: Place<'_>,
         copy: &mut CopyState,
         effects: &mut Effects,
     ) {
         let gone = matches!(
-            (ticket.verb, &outcome),
+            (request.verb, &outcome),
             (Verb::Delete(..), Outcome::Absent | Outcome::Object(_))
         );
         if gone && copy.stuck {
-            self.report(EventReason::CopyRecreated, ticket, copy, effects);
+            self.report(EventReason::CopyRecreated, request, copy, effects);
         }
-        match (ticket.verb, outcome) {
+        match (request.verb, outcome) {
             (
                 Verb::Compare(uid, version),
                 compared @ (Outcome::Object(_) | Outcome::Differs | Outcome::Immutable(_)),
             ) => {
                 let observed = copy.seen().map(|seen| (seen.uid, seen.version));
-                if observed == Some((uid, version)) && self.asked_for(ticket, place, copy) {
+                if observed == Some((uid, version)) && self.asked_for(request, place, copy) {
                     copy.content = match compared {
                         Outcome::Object(meta) if content_is_ours(&meta) => Content::Same,
                         _ => Content::Other,
@@ -239,11 +239,11 @@ impl Index {
                 }
             }
             (_, Outcome::Object(meta)) => {
-                let Some(seen) = self.read(&meta, ticket.kind) else {
+                let Some(seen) = self.read(&meta, request.kind) else {
                     return;
                 };
                 self.remember_origin(&seen, &meta);
-                self.take_object(ticket, seen, copy, effects);
+                self.take_object(request, seen, copy, effects);
             }
             (verb, Outcome::Conflict | Outcome::Differs) => refute(verb, copy),
             // The watch has shown an object, and the read finds none. One of the two is out of
@@ -251,12 +251,12 @@ impl Index {
             (Verb::Look, Outcome::Absent) if copy.seen().is_some_and(|seen| seen.labelled) => {
                 effects
                     .work
-                    .put_off(&ticket.namespace, copy, self.now + self.settings.backoff);
+                    .put_off(&request.namespace, copy, self.now + self.settings.backoff);
             }
             (verb, Outcome::Absent) => self.take_absence(verb, copy),
             // The refused content is no longer wanted.
             (_, Outcome::Refused(_) | Outcome::Immutable(_))
-                if !self.asked_for(ticket, place, copy) => {}
+                if !self.asked_for(request, place, copy) => {}
             // To delete the object and create it again, Mimeo must first read it.
             (Verb::Apply(uid), Outcome::Immutable(_))
                 if copy.observed == Observation::Hidden(uid) =>
@@ -266,7 +266,7 @@ impl Index {
             // A claim writes the former content. The API server may by now refuse that content and
             // accept only the new one. So the apply follows without a claim.
             (Verb::Claim(..), Outcome::Refused(_) | Outcome::Immutable(_))
-                if ticket.why != Some(Why::Shared) =>
+                if request.why != Some(Why::Shared) =>
             {
                 copy.repair = Repair::Claimed;
             }
@@ -288,20 +288,20 @@ impl Index {
                     );
                 // Nothing was written, so no other client can have undone it.
                 copy.repaired = 0;
-                self.fail(&ticket.namespace, copy, failure, effects);
+                self.fail(&request.namespace, copy, failure, effects);
                 // The API server answers the same bytes in the same way until the cause changes: a
                 // schema, a limit, or the owner of a port.
                 let at_least = hopeless.then_some(self.settings.backoff_limit);
                 effects
                     .work
-                    .back_off(&ticket.namespace, copy, at_least, self);
+                    .back_off(&request.namespace, copy, at_least, self);
             }
             (_, Outcome::NamespaceGone | Outcome::NotServed) => {
                 // The watch of namespaces or the discovery will show that soon. Until then Mimeo
                 // reports no failure.
                 effects
                     .work
-                    .back_off(&ticket.namespace, copy, Some(Duration::from_secs(1)), self);
+                    .back_off(&request.namespace, copy, Some(Duration::from_secs(1)), self);
             }
             (
                 _,
@@ -311,10 +311,10 @@ impl Index {
                 },
             ) => {
                 copy.repaired = 0;
-                self.fail(&ticket.namespace, copy, failure, effects);
+                self.fail(&request.namespace, copy, failure, effects);
                 effects
                     .work
-                    .back_off(&ticket.namespace, copy, retry_after, self);
+                    .back_off(&request.namespace, copy, retry_after, self);
             }
         }
     }
@@ -323,11 +323,11 @@ impl Index {
     /// change. If the namespace's labels changed later than the source, the copy may have been
     /// written for the labels. So the time counts from the later change, and a user that may change
     /// labels cannot make copies look late.
-    fn measure(&mut self, ticket: &Ticket, labelled: Tick, effects: &mut Effects) {
-        let written = matches!(ticket.verb, Verb::Apply(_) | Verb::Take(..))
-            && ticket.why == Some(Why::Changed);
+    fn measure(&mut self, request: &Request, labelled: Tick, effects: &mut Effects) {
+        let written = matches!(request.verb, Verb::Apply(_) | Verb::Take(..))
+            && request.why == Some(Why::Changed);
         if written
-            && let Some((_, projection)) = self.unchanged(ticket)
+            && let Some((_, projection)) = self.unchanged(request)
             && let Some(renewed) = projection.renewed
         {
             let lag = &mut effects.copy_lag[projection.rule.kind];
@@ -337,15 +337,15 @@ impl Index {
 
     fn take_object(
         &mut self,
-        ticket: &Ticket,
+        request: &Request,
         seen: Seen,
         copy: &mut CopyState,
         effects: &mut Effects,
     ) {
-        if let Verb::Learn(_) = ticket.verb {
+        if let Verb::Learn(_) = request.verb {
             // Mimeo no longer owns the object. The watch will show that.
             if seen.entry.is_none() {
-                effects.work.back_off(&ticket.namespace, copy, None, self);
+                effects.work.back_off(&request.namespace, copy, None, self);
             }
             return;
         }
@@ -353,17 +353,17 @@ impl Index {
         copy.shown = self.shown;
         copy.proven = true;
         copy.leaving &= seen.deleting;
-        match ticket.verb {
+        match request.verb {
             // The answers to dry runs have been used before.
             Verb::Learn(_) | Verb::Compare(..) => {}
             Verb::Create | Verb::Apply(_) | Verb::Take(..) => {
-                copy.stuck &= ticket.verb != Verb::Create;
-                if let Some(entry) = seen.entry.filter(|_| seen.checksum == ticket.checksum) {
-                    self.learn(ticket, entry);
+                copy.stuck &= request.verb != Verb::Create;
+                if let Some(entry) = seen.entry.filter(|_| seen.checksum == request.checksum()) {
+                    self.learn(request, entry);
                 }
                 // The watch event for this write may have arrived before the answer. So the answer
                 // is compared with the resourceVersion that was observed when the request was sent.
-                let written = ticket.version != Some(seen.version);
+                let written = request.version != Some(seen.version);
                 let (mut baseline, checksum) = (Baseline::right(&seen), seen.checksum);
                 let was_refused = copy.refused();
                 copy.failure = None;
@@ -375,19 +375,19 @@ impl Index {
                 if copy.repaired == 0 || was_refused {
                     copy.streak = 0;
                 }
-                if matches!(ticket.why, Some(Why::Adopted | Why::Overwritten)) {
-                    self.report(EventReason::CopyAdopted, ticket, copy, effects);
+                if matches!(request.why, Some(Why::Adopted | Why::Overwritten)) {
+                    self.report(EventReason::CopyAdopted, request, copy, effects);
                 }
                 // A client that only moved the resourceVersion, such as a storage migration, has
                 // edited nothing.
                 if written {
-                    if ticket.reverts {
-                        self.report(EventReason::EditReverted, ticket, copy, effects);
+                    if request.reverts {
+                        self.report(EventReason::EditReverted, request, copy, effects);
                     }
                     // The watch shows a lost label in the same way as a deletion. But then the
                     // object still exists, and the API server refuses a create.
-                    if (ticket.verb, ticket.why) == (Verb::Create, Some(Why::Vanished)) {
-                        self.report(EventReason::CopyRestored, ticket, copy, effects);
+                    if (request.verb, request.why) == (Verb::Create, Some(Why::Vanished)) {
+                        self.report(EventReason::CopyRestored, request, copy, effects);
                     }
                 }
                 // If another client removed entries from `managedFields`, only an apply shows the
@@ -400,13 +400,13 @@ impl Index {
                 // The watch may already have shown a later change of the object.
                 baseline.rewritten = copy.seen().is_some_and(|now| now.checksum != checksum);
                 copy.baseline = Some(baseline);
-                if written && let Some(rule) = self.served(ticket) {
+                if written && let Some(rule) = self.served(request) {
                     self.synced(&rule);
                 }
             }
             Verb::Claim(..) => {
-                if ticket.reverts {
-                    self.report(EventReason::EditReverted, ticket, copy, effects);
+                if request.reverts {
+                    self.report(EventReason::EditReverted, request, copy, effects);
                 }
                 copy.repair = Repair::Claimed;
                 copy.show(seen);
@@ -431,9 +431,15 @@ impl Index {
 
     /// Reports the effect of a request with the next Event of the rule that the copy's numbers count
     /// for.
-    fn report(&self, cause: EventReason, ticket: &Ticket, copy: &CopyState, effects: &mut Effects) {
+    fn report(
+        &self,
+        cause: EventReason,
+        request: &Request,
+        copy: &CopyState,
+        effects: &mut Effects,
+    ) {
         if let Some(rule) = self.projections.owner(copy) {
-            let copy = (copy.key(&ticket.namespace), ticket.editor.clone());
+            let copy = (copy.key(&request.namespace), request.editor.clone());
             effects.events.add(rule, cause, Some(copy), self);
         }
     }

@@ -24,8 +24,14 @@ use crate::{
 /// One request about one copy.
 #[derive(Clone, Debug)]
 pub struct Request {
-    /// Ties the answer to this request.
-    pub ticket: Ticket,
+    /// Namespace of the copy.
+    pub namespace: Arc<str>,
+    /// Name of the copy.
+    pub name: Arc<str>,
+    /// The operation.
+    pub verb: Verb,
+    /// The reason for the change. `None`: the request changes nothing.
+    pub why: Option<Why>,
     /// The resource of the API server to send the request to.
     pub resource: Resource,
     /// The object to write. `None`: the request writes no object.
@@ -34,28 +40,13 @@ pub struct Request {
     pub exclusive: bool,
     /// The rule that the request serves.
     pub rule: Option<Arc<RuleId>>,
-}
-
-/// Ties an answer to its request.
-#[derive(Clone, Debug)]
-pub struct Ticket {
-    /// Namespace of the copy.
-    pub namespace: Arc<str>,
-    /// Name of the copy.
-    pub name: Arc<str>,
-    /// The operation.
-    pub verb: Verb,
     pub(crate) kind: KindId,
     pub(crate) serial: u32,
     pub(crate) projection: Option<ProjectionId>,
-    /// Checksum of the written rendering.
-    pub(crate) checksum: Option<Checksum>,
     /// Checksum of the projection's copies when the request was sent. It is the same for all
     /// namespaces.
     pub(crate) copies: Option<Checksum>,
     pub(crate) sent: Tick,
-    /// The reason for the change. `None`: the request changes nothing.
-    pub why: Option<Why>,
     /// True if this request undoes a change of the copy by another client.
     pub(crate) reverts: bool,
     /// The field manager that made this change, if `managedFields` shows it.
@@ -86,6 +77,13 @@ pub enum Verb {
     Look,
     /// Delete the object with this uid, if it still has this resourceVersion.
     Delete(Uid, u64),
+}
+
+impl Request {
+    /// Returns the checksum of the written rendering.
+    pub(crate) fn checksum(&self) -> Option<Checksum> {
+        self.rendering.as_ref().map(|rendering| rendering.checksum)
+    }
 }
 
 impl Verb {
@@ -137,25 +135,25 @@ impl Index {
 impl Index {
     /// Takes back a request that was never sent, if its copy now wants another one. Returns true in
     /// that case. The next plan then decides about the copy.
-    pub(crate) fn withdraw_outdated(&mut self, ticket: &Ticket) -> bool {
-        let namespace = self.namespaces.get_mut(&ticket.namespace);
+    pub(crate) fn withdraw_outdated(&mut self, request: &Request) -> bool {
+        let namespace = self.namespaces.get_mut(&request.namespace);
         let Some(copy) =
-            namespace.and_then(|namespace| namespace.copy_mut(ticket.kind, &ticket.name))
+            namespace.and_then(|namespace| namespace.copy_mut(request.kind, &request.name))
         else {
             return true;
         };
         let verb = copy.verb().map(|(verb, _)| verb);
         let projection = self.projections.wanted(copy);
         let copies = projection.and_then(|projection| projection.rendering.as_ref().ok());
-        let stands = copy.phase == Phase::InFlight(ticket.serial)
-            && copy.want == ticket.projection
-            && verb == Some(ticket.verb)
-            && copies.map(|copies| copies.checksum) == ticket.copies;
+        let stands = copy.phase == Phase::InFlight(request.serial)
+            && copy.want == request.projection
+            && verb == Some(request.verb)
+            && copies.map(|copies| copies.checksum) == request.copies;
         if !stands {
             copy.phase = Phase::Idle;
             copy.leaving = false;
             copy.repaired = 0;
-            self.dirty.insert(ticket.namespace.clone());
+            self.dirty.insert(request.namespace.clone());
         }
         !stands
     }
@@ -229,28 +227,23 @@ impl Index {
         let reverts = why.is_some_and(|why| copy.undoes_an_edit(why));
         let seen = copy.seen();
         let editor = seen.and_then(Seen::editor);
-        let ticket = Ticket {
+        Some(Request {
             namespace: namespace.name.clone(),
             name: copy.name.clone(),
             verb,
+            why,
+            resource,
+            rendering,
+            exclusive: self.exclusive(copy),
+            rule,
             kind,
             serial: effects.work.serial,
             projection: copy.want,
-            checksum: rendering.as_ref().map(|rendering| rendering.checksum),
             copies: copies.map(|copies| copies.checksum),
             sent: self.now,
-            why,
             reverts,
             editor: editor.filter(|_| reverts).map(Into::into),
             version: seen.map(|seen| seen.version),
-        };
-        let exclusive = self.exclusive(&namespace.copies[at]);
-        Some(Request {
-            ticket,
-            resource,
-            rendering,
-            exclusive,
-            rule,
         })
     }
 

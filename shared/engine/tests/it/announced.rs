@@ -105,7 +105,7 @@ impl World {
             match action {
                 Action::Request(request) => {
                     let outcome = outcome(&request).unwrap_or_else(|| self.written(&request));
-                    self.engine.at(self.now).outcome(&request.ticket, outcome);
+                    self.engine.at(self.now).outcome(&request, outcome);
                 }
                 Action::Job(job) => {
                     if matches!(job.task, Task::ConfirmSource(_)) {
@@ -119,13 +119,13 @@ impl World {
 
     fn written(&mut self, request: &Request) -> Outcome {
         self.written += 1;
-        let object = match request.ticket.verb {
+        let object = match request.verb {
             Verb::Apply(uid) | Verb::Learn(uid) => uid.to_string(),
             _ => uid(100_000 + self.written),
         };
         let entry = json!({"manager": "mimeo", "operation": "Apply", "apiVersion": "v1", "fieldsType": "FieldsV1", "fieldsV1": {}, "time": "2026-01-02T00:00:00Z"});
         let meta = json!({
-            "name": &*request.ticket.name, "namespace": &*request.ticket.namespace,
+            "name": &*request.name, "namespace": &*request.namespace,
             "uid": object, "resourceVersion": (10 * (1 + self.written)).to_string(),
             "managedFields": [entry], "labels": {"app.kubernetes.io/managed-by": "mimeo"},
             "annotations": {
@@ -145,10 +145,10 @@ impl World {
                 continue;
             };
             let outcome = self.written(&request);
-            if let (Verb::Create, Outcome::Object(meta)) = (request.ticket.verb, &outcome) {
+            if let (Verb::Create, Outcome::Object(meta)) = (request.verb, &outcome) {
                 created.push(ObjectMeta::clone(meta));
             }
-            self.engine.at(self.now).outcome(&request.ticket, outcome);
+            self.engine.at(self.now).outcome(&request, outcome);
         }
         created
     }
@@ -284,7 +284,7 @@ fn an_object_in_the_way_is_the_same_while_a_retry_is_in_flight() {
             resource_version: Some("6".into()),
             ..ObjectMeta::default()
         };
-        world.answer(|request| match request.ticket.verb {
+        world.answer(|request| match request.verb {
             Verb::Create => Some(Outcome::Conflict),
             Verb::Look => Some(Outcome::Object(Box::new(foreign.clone()))),
             verb => panic!("{verb:?}"),
@@ -293,7 +293,7 @@ fn an_object_in_the_way_is_the_same_while_a_retry_is_in_flight() {
         if retried {
             let action = world.engine.at(world.now).next_action();
             assert!(
-                matches!(&action, Some(Action::Request(request)) if request.ticket.verb == Verb::Create),
+                matches!(&action, Some(Action::Request(request)) if request.verb == Verb::Create),
                 "{action:?}"
             );
         }
@@ -347,13 +347,13 @@ fn a_copy_that_was_made_anew_is_told() {
         json!({"field": "type", "message": "Invalid value: \"hunter2\": field is immutable"});
     let status: Value = json!({"code": 422, "reason": "Invalid", "message": "hunter2", "details": {"causes": [cause]}});
     let status: Status = from_value(status).unwrap();
-    world.answer(|request| match request.ticket.verb {
+    world.answer(|request| match request.verb {
         Verb::Apply(_) => Some(Outcome::of_error(
             422,
             &status,
             None,
             &request.resource,
-            &request.ticket.name,
+            &request.name,
         )),
         Verb::Delete(..) => Some(Outcome::Absent),
         _ => None,
@@ -450,8 +450,7 @@ fn a_copy_that_was_deleted_is_told_and_one_that_lost_its_label_is_an_edit() {
     }
     // The second object still exists.
     world.answer(|request| {
-        let taken =
-            request.ticket.verb == Verb::Create && &*request.ticket.namespace != "team-00000";
+        let taken = request.verb == Verb::Create && &*request.namespace != "team-00000";
         taken.then_some(Outcome::Conflict)
     });
     world.wait(5);
@@ -491,7 +490,7 @@ fn what_goes_with_its_namespace_is_not_told() {
         world.engine.at(world.now).copy_gone(&kind, meta);
     }
     let before = world.written;
-    world.answer(|request| (request.ticket.verb == Verb::Look).then_some(Outcome::Absent));
+    world.answer(|request| (request.verb == Verb::Look).then_some(Outcome::Absent));
     assert_eq!(world.written, before + 1);
     world.wait(60);
     assert_eq!(world.announced(), []);
@@ -509,7 +508,7 @@ fn no_words_of_the_server_about_a_secret_are_told() {
             &status,
             None,
             &request.resource,
-            &request.ticket.name,
+            &request.name,
         ))
     });
     world.wait(5);

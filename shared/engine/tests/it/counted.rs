@@ -128,13 +128,12 @@ impl World {
 
     /// The API server accepts the request.
     fn accept(&mut self, request: &Request) {
-        let ticket = &request.ticket;
-        let rule = ticket.name.strip_prefix('s').unwrap();
-        let number: usize = ticket.namespace["team-".len()..].parse().unwrap();
+        let rule = request.name.strip_prefix('s').unwrap();
+        let number: usize = request.namespace["team-".len()..].parse().unwrap();
         let fields = json!({"manager": "mimeo", "operation": "Apply", "apiVersion": "v1", "fieldsType": "FieldsV1", "fieldsV1": {"f:type": {}}});
         self.version += 1;
         let meta = json!({
-            "name": *ticket.name, "namespace": *ticket.namespace, "uid": uid(5000 + 1000 * number + rule.parse::<usize>().unwrap()),
+            "name": *request.name, "namespace": *request.namespace, "uid": uid(5000 + 1000 * number + rule.parse::<usize>().unwrap()),
             "resourceVersion": self.version.to_string(), "managedFields": [fields],
             "labels": {"app.kubernetes.io/managed-by": "mimeo"},
             "annotations": {
@@ -143,7 +142,7 @@ impl World {
             },
         });
         let object = Outcome::Object(Box::new(from_value(meta).unwrap()));
-        self.engine.at(self.now).outcome(ticket, object);
+        self.engine.at(self.now).outcome(request, object);
     }
 
     /// Returns all due statuses.
@@ -323,15 +322,9 @@ fn tidying_up_after_so_many_copies_rests_in_between() {
         .collect();
     assert_eq!(requests.len(), RULES * NAMESPACES);
     world.now += Duration::from_secs(1);
-    world
-        .engine
-        .at(world.now)
-        .outcome(&requests[0].ticket, failed());
+    world.engine.at(world.now).outcome(&requests[0], failed());
     assert!(world.engine.at(world.now).next_action().is_none());
-    world
-        .engine
-        .at(world.now)
-        .outcome(&requests[1].ticket, failed());
+    world.engine.at(world.now).outcome(&requests[1], failed());
     assert!(world.engine.at(world.now).next_action().is_none());
     assert_eq!(world.engine.wake_at(), Some(world.now + PAUSE));
     world.now += PAUSE;

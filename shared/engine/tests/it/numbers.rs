@@ -129,7 +129,7 @@ impl World {
                 Action::Request(request) => {
                     self.now += Duration::from_secs(1);
                     let outcome = outcome(&request).unwrap_or_else(|| self.write(&request));
-                    self.engine.at(self.now).outcome(&request.ticket, outcome);
+                    self.engine.at(self.now).outcome(&request, outcome);
                 }
                 Action::Job(job) => jobs.push(*job),
             }
@@ -140,7 +140,6 @@ impl World {
     fn write(&mut self, request: &Request) -> Outcome {
         self.written += 1;
         let number: u64 = request
-            .ticket
             .namespace
             .strip_prefix("team-")
             .unwrap()
@@ -199,7 +198,7 @@ fn rules_and_copies_are_counted_as_their_statuses_say() {
     world
         .engine
         .at(world.now)
-        .outcome(&first.ticket, Outcome::Refused(failure));
+        .outcome(&first, Outcome::Refused(failure));
     world.answer(|_| None);
     let inside = world.engine.inside();
     assert!(inside.primed && inside.informed);
@@ -254,7 +253,7 @@ fn a_copy_lags_from_the_change_of_its_source() {
         message: "late".into(),
     };
     world.engine.at(world.now).outcome(
-        &first.ticket,
+        &first,
         Outcome::Unavailable {
             retry_after: Some(Duration::from_secs(10)),
             failure,

@@ -155,17 +155,14 @@ impl Scene {
     #[track_caller]
     fn expect(&mut self, verb: Verb, why: impl Into<Option<Why>>) -> Box<Request> {
         let request = self.next().expect("a request");
-        assert_eq!(
-            (request.ticket.verb, request.ticket.why),
-            (verb, why.into())
-        );
+        assert_eq!((request.verb, request.why), (verb, why.into()));
         request
     }
 
     #[track_caller]
     fn rests(&mut self) {
         let request = self.next();
-        assert!(request.is_none(), "{:?}", request.unwrap().ticket);
+        assert!(request.is_none(), "{:?}", request.unwrap());
     }
 
     /// Changes the copy and returns its metadata.
@@ -185,7 +182,7 @@ impl Scene {
     fn answer(&mut self, request: &Request, meta: ObjectMeta) {
         self.engine
             .at(self.now)
-            .outcome(&request.ticket, Outcome::Object(Box::new(meta)));
+            .outcome(request, Outcome::Object(Box::new(meta)));
     }
 
     fn written(&mut self, request: &Request, entries: &[Value]) {
@@ -207,7 +204,7 @@ impl Scene {
             reason,
             message: "no".into(),
         });
-        self.engine.at(self.now).outcome(&request.ticket, refused);
+        self.engine.at(self.now).outcome(request, refused);
     }
 
     fn claim(&self) -> Verb {
@@ -260,7 +257,7 @@ fn a_copy_is_ours_by_its_uid_whatever_a_request_about_it_met() {
     scene
         .engine
         .at(scene.now)
-        .outcome(&claim.ticket, Outcome::Conflict);
+        .outcome(&claim, Outcome::Conflict);
     let look = scene.expect(Verb::Look, None);
     let cleared = scene.copy(&[]);
     scene.answer(&look, cleared);
@@ -274,7 +271,7 @@ fn a_copy_is_ours_by_its_uid_whatever_a_request_about_it_met() {
     scene
         .engine
         .at(scene.now)
-        .outcome(&delete.ticket, Outcome::Conflict);
+        .outcome(&delete, Outcome::Conflict);
     let look = scene.expect(Verb::Look, None);
     let cleared = scene.copy(&[]);
     scene.answer(&look, cleared);
@@ -425,7 +422,7 @@ fn who_writes_an_old_copy_again_and_again_is_answered_after_a_pause() {
             scene.show(&[entry("mimeo", &[]), entry("tool", &["a"])]);
             let first = scene.at_last();
             pauses.note(scene.now);
-            let apply = match first.ticket.verb {
+            let apply = match first.verb {
                 Verb::Claim(..) => {
                     let claimed = scene.copy(&[ours()]);
                     scene.answer(&first, claimed);
@@ -433,7 +430,7 @@ fn who_writes_an_old_copy_again_and_again_is_answered_after_a_pause() {
                 }
                 _ => first,
             };
-            assert_eq!(apply.ticket.why, Some(Why::Drifted));
+            assert_eq!(apply.why, Some(Why::Drifted));
             scene.written(&apply, &[ours()]);
             assert_eq!(scene.checksum, new);
         }
@@ -464,7 +461,7 @@ fn who_hides_a_copy_before_he_writes_over_it_is_answered_after_a_pause_too() {
         scene.checksum.clone_from(&old);
         scene.show(&[entry("mimeo", &[]), entry("tool", &["a"])]);
         let apply = scene.at_last();
-        assert_eq!(apply.ticket.why, Some(Why::Drifted));
+        assert_eq!(apply.why, Some(Why::Drifted));
         pauses.note(scene.now);
         scene.written(&apply, &[ours()]);
     }

@@ -178,12 +178,12 @@ impl Scene {
     #[track_caller]
     fn expect(&mut self, verb: Verb, why: Option<Why>) -> Box<Request> {
         let request = self.next().unwrap();
-        assert_eq!((request.ticket.verb, request.ticket.why), (verb, why));
+        assert_eq!((request.verb, request.why), (verb, why));
         request
     }
 
     fn answer(&mut self, request: &Request, outcome: Outcome) {
-        self.engine.at(self.now).outcome(&request.ticket, outcome);
+        self.engine.at(self.now).outcome(request, outcome);
     }
 
     fn show(&mut self, request: &Request, meta: Value) {
@@ -654,7 +654,7 @@ fn a_planned_deletion_ends_with_the_copy_and_is_done_at_once_after_the_rest() {
             assert!(scene.next().is_none());
             scene.now += Duration::from_secs(11);
             let delete = scene.next().unwrap();
-            assert!(matches!(delete.ticket.verb, Verb::Delete(_, 20)));
+            assert!(matches!(delete.verb, Verb::Delete(_, 20)));
         }
     }
 }
@@ -884,7 +884,7 @@ fn what_mimeo_is_deleting_was_not_created_once() {
     assert!(scene.next().is_none());
     scene.now += Duration::from_secs(11);
     let delete = scene.next().unwrap();
-    assert!(matches!(delete.ticket.verb, Verb::Delete(_, 12)));
+    assert!(matches!(delete.verb, Verb::Delete(_, 12)));
     scene.change(&once());
     assert!(scene.next().is_none() && scene.noted.is_empty());
     scene.answer(&delete, Outcome::Absent);
@@ -931,7 +931,7 @@ fn what_is_recorded_as_created_is_not_read_again_while_a_finalizer_keeps_an_obje
     };
     apply(&mut scene, other);
     let create = scene.next().unwrap();
-    assert_eq!(create.ticket.verb, Verb::Create);
+    assert_eq!(create.verb, Verb::Create);
     let mut theirs = copy("31");
     theirs["annotations"] = json!({
         "mimeo.dev/rule": "ClusterReplication/other", "mimeo.dev/cluster": "cluster",
@@ -947,7 +947,7 @@ fn what_is_recorded_as_created_is_not_read_again_while_a_finalizer_keeps_an_obje
     assert!(scene.next().is_none());
     scene.now += Duration::from_secs(11);
     let delete = scene.next().unwrap();
-    assert!(matches!(delete.ticket.verb, Verb::Delete(_, 31)));
+    assert!(matches!(delete.verb, Verb::Delete(_, 31)));
     scene.show(&delete, going(theirs, "32"));
     scene.change(&once());
     let next = scene.next();

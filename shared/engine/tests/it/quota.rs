@@ -142,7 +142,7 @@ impl Scene {
                     continue;
                 }
             };
-            let (namespace, name) = (&*request.ticket.namespace, &*request.ticket.name);
+            let (namespace, name) = (&*request.namespace, &*request.name);
             self.written.insert(format!("{namespace}/{name}"));
             self.version += 1;
             let body = request
@@ -159,7 +159,7 @@ impl Scene {
             }]);
             (meta["name"], meta["namespace"]) = (name.into(), namespace.into());
             self.engine.at(self.now).outcome(
-                &request.ticket,
+                &request,
                 Outcome::Object(Box::new(from_value(meta).unwrap())),
             );
         }

@@ -106,8 +106,8 @@ fn requests(engine: &mut Engine, now: Duration) -> Vec<Request> {
 fn created(requests: &[Request]) -> Vec<&str> {
     requests
         .iter()
-        .filter(|request| request.ticket.verb == Verb::Create)
-        .map(|one| &*one.ticket.namespace)
+        .filter(|request| request.verb == Verb::Create)
+        .map(|one| &*one.namespace)
         .collect()
 }
 
@@ -215,14 +215,12 @@ fn pods_do_not_wait_where_mimeo_has_no_right_yet() {
         let mut engine = engine(Role::Injector, reach, ("Secret", "platform"), &["a"]);
         engine.at(NOW).take_charge("a");
         let request = requests(&mut engine, NOW).remove(0);
-        assert_eq!(request.ticket.verb, Verb::Create);
+        assert_eq!(request.verb, Verb::Create);
         let failure = Failure {
             reason: FailureReason::Forbidden,
             message: "denied".into(),
         };
-        engine
-            .at(NOW)
-            .outcome(&request.ticket, Outcome::Refused(failure));
+        engine.at(NOW).outcome(&request, Outcome::Refused(failure));
         let progress = engine.at(NOW).progress("a");
         assert_eq!(!progress.denied.is_empty(), held, "{progress:?}");
         assert!(progress.uid.is_some() && progress.waiting.is_empty());

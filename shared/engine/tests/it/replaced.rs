@@ -108,23 +108,18 @@ impl Scene {
     fn changed(&mut self) -> Box<Request> {
         self.source_is("a");
         let create = self.next().unwrap();
-        assert_eq!(create.ticket.verb, Verb::Create);
+        assert_eq!(create.verb, Verb::Create);
         self.written(&create, 2);
         self.source_is("b");
         let apply = self.next().unwrap();
-        assert!(
-            matches!(apply.ticket.verb, Verb::Apply(_)),
-            "{:?}",
-            apply.ticket.verb
-        );
+        assert!(matches!(apply.verb, Verb::Apply(_)), "{:?}", apply.verb);
         apply
     }
 
     fn written(&mut self, request: &Request, number: u32) {
-        self.engine.at(NOW).outcome(
-            &request.ticket,
-            Outcome::Object(Box::new(copy(request, number))),
-        );
+        self.engine
+            .at(NOW)
+            .outcome(request, Outcome::Object(Box::new(copy(request, number))));
     }
 
     /// Refuses the request with the API server's message for this kind.
@@ -143,9 +138,8 @@ impl Scene {
         let status: Value =
             json!({"code": 422, "reason": "Invalid", "details": {"causes": [cause]}});
         let status: Status = from_value(status).unwrap();
-        let refused =
-            Outcome::of_error(422, &status, None, &request.resource, &request.ticket.name);
-        self.engine.at(NOW).outcome(&request.ticket, refused);
+        let refused = Outcome::of_error(422, &status, None, &request.resource, &request.name);
+        self.engine.at(NOW).outcome(request, refused);
     }
 }
 
@@ -165,15 +159,12 @@ fn a_copy_that_cannot_be_changed_is_deleted_and_made_anew() {
         scene.refuse(&apply);
         let delete = scene.next().unwrap();
         assert!(
-            matches!(delete.ticket.verb, Verb::Delete(uid, 12) if uid.to_string() == self::uid(2)),
+            matches!(delete.verb, Verb::Delete(uid, 12) if uid.to_string() == self::uid(2)),
             "{kind}"
         );
-        scene
-            .engine
-            .at(NOW)
-            .outcome(&delete.ticket, Outcome::Absent);
+        scene.engine.at(NOW).outcome(&delete, Outcome::Absent);
         let create = scene.next().unwrap();
-        assert_eq!(create.ticket.verb, Verb::Create, "{kind}");
+        assert_eq!(create.verb, Verb::Create, "{kind}");
         scene.written(&create, 3);
         assert!(scene.next().is_none(), "{kind}");
     }
@@ -199,39 +190,25 @@ fn a_copy_that_no_watch_shows_is_made_anew_as_well() {
     // A create request tells whether the copy is gone or only has no label. A read shows the
     // object.
     let create = scene.next().unwrap();
-    assert_eq!(create.ticket.verb, Verb::Create);
-    scene
-        .engine
-        .at(NOW)
-        .outcome(&create.ticket, Outcome::Conflict);
+    assert_eq!(create.verb, Verb::Create);
+    scene.engine.at(NOW).outcome(&create, Outcome::Conflict);
     let apply = scene.next().unwrap();
-    assert!(
-        matches!(apply.ticket.verb, Verb::Apply(_)),
-        "{:?}",
-        apply.ticket.verb
-    );
+    assert!(matches!(apply.verb, Verb::Apply(_)), "{:?}", apply.verb);
     scene.refuse(&apply);
     let look = scene.next().unwrap();
-    assert_eq!(look.ticket.verb, Verb::Look);
+    assert_eq!(look.verb, Verb::Look);
     scene
         .engine
         .at(NOW)
-        .outcome(&look.ticket, Outcome::Object(Box::new(hidden)));
+        .outcome(&look, Outcome::Object(Box::new(hidden)));
     let apply = scene.next().unwrap();
-    assert!(
-        matches!(apply.ticket.verb, Verb::Apply(_)),
-        "{:?}",
-        apply.ticket.verb
-    );
+    assert!(matches!(apply.verb, Verb::Apply(_)), "{:?}", apply.verb);
     scene.refuse(&apply);
     let delete = scene.next().unwrap();
-    assert!(matches!(delete.ticket.verb, Verb::Delete(uid, 13) if uid.to_string() == self::uid(2)));
-    scene
-        .engine
-        .at(NOW)
-        .outcome(&delete.ticket, Outcome::Absent);
+    assert!(matches!(delete.verb, Verb::Delete(uid, 13) if uid.to_string() == self::uid(2)));
+    scene.engine.at(NOW).outcome(&delete, Outcome::Absent);
     let create = scene.next().unwrap();
-    assert_eq!(create.ticket.verb, Verb::Create);
+    assert_eq!(create.verb, Verb::Create);
     scene.written(&create, 4);
     assert!(scene.next().is_none());
 }
@@ -250,20 +227,13 @@ fn a_copy_that_cannot_even_be_compared_is_made_anew() {
         .copy_applied(&scene.source.gvk.group_kind(), &left);
     scene.source_is("a");
     let learn = scene.next().unwrap();
-    assert!(
-        matches!(learn.ticket.verb, Verb::Learn(_)),
-        "{:?}",
-        learn.ticket.verb
-    );
+    assert!(matches!(learn.verb, Verb::Learn(_)), "{:?}", learn.verb);
     scene.refuse(&learn);
     let delete = scene.next().unwrap();
-    assert!(matches!(delete.ticket.verb, Verb::Delete(uid, 12) if uid.to_string() == self::uid(2)));
-    scene
-        .engine
-        .at(NOW)
-        .outcome(&delete.ticket, Outcome::Absent);
+    assert!(matches!(delete.verb, Verb::Delete(uid, 12) if uid.to_string() == self::uid(2)));
+    scene.engine.at(NOW).outcome(&delete, Outcome::Absent);
     let create = scene.next().unwrap();
-    assert_eq!(create.ticket.verb, Verb::Create);
+    assert_eq!(create.verb, Verb::Create);
     scene.written(&create, 3);
     assert!(scene.next().is_none());
 }
@@ -276,7 +246,7 @@ fn a_change_that_was_taken_back_replaces_nothing() {
     scene.refuse(&apply);
     scene.source_is("a");
     let learn = scene.next();
-    assert!(learn.is_none_or(|request| matches!(request.ticket.verb, Verb::Learn(_))));
+    assert!(learn.is_none_or(|request| matches!(request.verb, Verb::Learn(_))));
 }
 
 /// A replacement would delete all dependents of the object as well.
@@ -304,7 +274,7 @@ fn a_replica_of_the_webhook_leaves_it_to_the_reconciler() {
     scene.written(&create, 2);
     scene.source_is("b");
     while let Some(request) = scene.next() {
-        assert!(!matches!(request.ticket.verb, Verb::Delete(..)));
+        assert!(!matches!(request.verb, Verb::Delete(..)));
         scene.refuse(&request);
     }
 }
@@ -327,7 +297,7 @@ fn a_copy_that_was_made_anew_is_changed_in_place_from_then_on() {
     scene
         .engine
         .at(NOW)
-        .outcome(&delete.ticket, Outcome::Object(Box::new(going.clone())));
+        .outcome(&delete, Outcome::Object(Box::new(going.clone())));
     assert!(scene.next().is_none(), "it is waited for");
     let gone = ObjectMeta {
         resource_version: Some("14".into()),
@@ -338,7 +308,7 @@ fn a_copy_that_was_made_anew_is_changed_in_place_from_then_on() {
         .at(NOW)
         .copy_gone(&scene.source.gvk.group_kind(), &gone);
     let create = scene.next().unwrap();
-    assert_eq!(create.ticket.verb, Verb::Create);
+    assert_eq!(create.verb, Verb::Create);
     scene.written(&create, 5);
     let edited = json!({
         "name": "x", "namespace": "team", "uid": uid(5), "resourceVersion": "20", "managedFields": [entry],
@@ -349,9 +319,5 @@ fn a_copy_that_was_made_anew_is_changed_in_place_from_then_on() {
         .at(NOW)
         .copy_applied(&scene.source.gvk.group_kind(), &from_value(edited).unwrap());
     let apply = scene.next().unwrap();
-    assert!(
-        matches!(apply.ticket.verb, Verb::Apply(_)),
-        "{:?}",
-        apply.ticket.verb
-    );
+    assert!(matches!(apply.verb, Verb::Apply(_)), "{:?}", apply.verb);
 }

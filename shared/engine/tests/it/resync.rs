@@ -78,7 +78,7 @@ impl Scene {
         assert!(
             created
                 .iter()
-                .all(|(_, request)| request.ticket.verb == Verb::Create)
+                .all(|(_, request)| request.verb == Verb::Create)
         );
         assert_eq!(created.len(), COPIES);
         scene
@@ -95,7 +95,7 @@ impl Scene {
                 };
                 let meta = self.copy(&request);
                 self.engine.at(self.now).outcome(
-                    &request.ticket,
+                    &request,
                     Outcome::Object(Box::new(from_value(meta).unwrap())),
                 );
                 sent.push((self.now, request));
@@ -111,7 +111,7 @@ impl Scene {
 
     fn copy(&mut self, request: &Request) -> Value {
         let (namespace, next) = (
-            request.ticket.namespace.to_string(),
+            request.namespace.to_string(),
             10 + self.versions.len() as u64,
         );
         let version = *self.versions.entry(namespace.clone()).or_insert(next);
@@ -135,15 +135,15 @@ fn each_copy_is_verified_once_in_a_period_and_not_all_at_once() {
         let sent = scene.run(PERIOD);
         assert!(
             sent.iter()
-                .all(|(_, request)| request.ticket.why == Some(Why::Resync))
+                .all(|(_, request)| request.why == Some(Why::Resync))
         );
         assert!(
             sent.iter()
-                .all(|(_, request)| matches!(request.ticket.verb, Verb::Apply(_)))
+                .all(|(_, request)| matches!(request.verb, Verb::Apply(_)))
         );
         let namespaces: BTreeSet<_> = sent
             .iter()
-            .map(|(_, request)| request.ticket.namespace.clone())
+            .map(|(_, request)| request.namespace.clone())
             .collect();
         assert_eq!((sent.len(), namespaces.len()), (COPIES, COPIES));
         let moments: BTreeSet<u64> = sent.iter().map(|(at, _)| at.as_secs()).collect();
@@ -244,10 +244,7 @@ fn a_copy_that_is_being_verified_holds_no_pod() {
             None => scene.now = scene.engine.wake_at().unwrap(),
         }
     };
-    assert_eq!(request.ticket.why, Some(Why::Resync));
-    let progress = scene
-        .engine
-        .at(scene.now)
-        .progress(&request.ticket.namespace);
+    assert_eq!(request.why, Some(Why::Resync));
+    let progress = scene.engine.at(scene.now).progress(&request.namespace);
     assert!(crate::common::ready(&progress), "{progress:?}");
 }

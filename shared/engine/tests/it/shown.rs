@@ -151,7 +151,7 @@ impl World {
             match action {
                 Action::Request(request) => {
                     let outcome = outcome(&request).unwrap_or_else(|| self.written(&request));
-                    self.engine.at(self.now).outcome(&request.ticket, outcome);
+                    self.engine.at(self.now).outcome(&request, outcome);
                 }
                 Action::Job(job) if matches!(job.task, Task::ConfirmRule(_)) => {
                     self.confirm = Some(*job);
@@ -169,7 +169,7 @@ impl World {
         });
         let rule = request.rule.as_ref().unwrap();
         let meta = json!({
-            "name": &*request.ticket.name, "namespace": &*request.ticket.namespace,
+            "name": &*request.name, "namespace": &*request.namespace,
             "uid": uid(1_000_000 + self.written), "resourceVersion": (10 + self.written).to_string(),
             "managedFields": [entry], "labels": {"app.kubernetes.io/managed-by": "mimeo"},
             "annotations": {
@@ -223,7 +223,7 @@ fn refused(reason: FailureReason) -> Outcome {
 }
 
 fn is(name: &str) -> impl Fn(&Request) -> bool {
-    move |request| &*request.ticket.namespace == name
+    move |request| &*request.namespace == name
 }
 
 #[test]

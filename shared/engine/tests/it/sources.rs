@@ -90,7 +90,7 @@ fn a_copy_named_as_another_source_is_not_written_over_it() {
     let written = writes(&[source("one", "a"), source("two", "a-copy")], &targets);
     let written: BTreeSet<String> = written
         .iter()
-        .map(|request| format!("{}/{}", request.ticket.namespace, request.ticket.name))
+        .map(|request| format!("{}/{}", request.namespace, request.name))
         .collect();
     let want = [
         "one/a-copy",

@@ -150,7 +150,7 @@ impl World {
                 };
                 self.engine
                     .at(self.now)
-                    .outcome(&request.ticket, Outcome::Refused(failure));
+                    .outcome(&request, Outcome::Refused(failure));
                 requests += 1;
             }
         }

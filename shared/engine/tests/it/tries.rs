@@ -82,9 +82,9 @@ impl World {
             while let Some(action) = self.engine.at(self.now).next_action() {
                 match action {
                     Action::Request(request) => {
-                        sent.push(request.ticket.verb);
+                        sent.push(request.verb);
                         let outcome = answer(self, &request);
-                        self.engine.at(self.now).outcome(&request.ticket, outcome);
+                        self.engine.at(self.now).outcome(&request, outcome);
                     }
                     Action::Job(job) => {
                         if matches!(job.task, Task::RemoveLabel { .. }) {
@@ -105,8 +105,8 @@ impl World {
 
     /// Answers like a healthy API server: an apply that changes nothing keeps the resourceVersion.
     fn carry_out(&mut self, request: &Request) -> Outcome {
-        let namespace = request.ticket.namespace.to_string();
-        match request.ticket.verb {
+        let namespace = request.namespace.to_string();
+        match request.verb {
             Verb::Create if self.objects.contains_key(&namespace) => Outcome::Conflict,
             Verb::Create => {
                 self.version += 1;
@@ -124,7 +124,7 @@ impl World {
     fn copy(&self, request: &Request, version: u64) -> Value {
         let entry = json!({"manager": "mimeo", "operation": "Apply", "apiVersion": "v1", "fieldsType": "FieldsV1", "fieldsV1": {}});
         json!({
-            "name": "x", "namespace": &*request.ticket.namespace, "uid": uid(self.version), "resourceVersion": version.to_string(),
+            "name": "x", "namespace": &*request.namespace, "uid": uid(self.version), "resourceVersion": version.to_string(),
             "managedFields": [entry], "labels": {"app.kubernetes.io/managed-by": "mimeo"},
             "annotations": {
                 "mimeo.dev/rule": "ClusterReplication/rule", "mimeo.dev/cluster": "cluster",
@@ -291,7 +291,7 @@ fn what_changes_nothing_is_no_fight() {
     // A client that undoes Mimeo's write is reported, and Mimeo waits.
     let write = |world: &mut World, request: &Request| {
         world.version += 1;
-        let namespace = request.ticket.namespace.to_string();
+        let namespace = request.namespace.to_string();
         world.objects.get_mut(&namespace).unwrap()["resourceVersion"] =
             world.version.to_string().into();
         world.carry_out(request)

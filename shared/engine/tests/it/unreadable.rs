@@ -127,7 +127,7 @@ impl World {
         let mut verbs = Vec::new();
         while let Some(action) = self.engine.at(self.now).next_action() {
             if let Action::Request(request) = action {
-                verbs.push(request.ticket.verb);
+                verbs.push(request.verb);
             }
         }
         verbs
@@ -323,7 +323,7 @@ fn a_rule_says_which_copies_mimeo_is_denied() {
         world
             .engine
             .at(world.now)
-            .outcome(&request.ticket, Outcome::Refused(denied.clone()));
+            .outcome(&request, Outcome::Refused(denied.clone()));
         written += 1;
     }
     assert_eq!(written, 1);

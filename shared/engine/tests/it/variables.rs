@@ -121,21 +121,21 @@ impl World {
         while let Some(action) = self.engine.at(self.now).next_action() {
             if let Action::Request(request) = action {
                 let outcome = self.answer(&request);
-                self.engine.at(self.now).outcome(&request.ticket, outcome);
+                self.engine.at(self.now).outcome(&request, outcome);
             }
         }
         std::mem::take(&mut self.log)
     }
 
     fn answer(&mut self, request: &Request) -> Outcome {
-        let key = format!("{}/{}", request.ticket.namespace, request.ticket.name);
-        let word = format!("{:?}", request.ticket.verb)
+        let key = format!("{}/{}", request.namespace, request.name);
+        let word = format!("{:?}", request.verb)
             .split('(')
             .next()
             .unwrap()
             .to_owned();
         self.log.push(format!("{word} {key}"));
-        let precondition = match request.ticket.verb {
+        let precondition = match request.verb {
             Verb::Create => Precondition::Absent,
             Verb::Apply(uid) => Precondition::Is(uid),
             Verb::Delete(..) => {
@@ -157,9 +157,9 @@ impl World {
             |old| old["metadata"]["uid"].clone(),
         );
         let metadata = copy["metadata"].as_object_mut().unwrap();
-        assert_eq!(metadata["name"], json!(*request.ticket.name), "{key}");
+        assert_eq!(metadata["name"], json!(*request.name), "{key}");
         metadata.insert("uid".into(), uid);
-        metadata.insert("namespace".into(), json!(*request.ticket.namespace));
+        metadata.insert("namespace".into(), json!(*request.namespace));
         metadata.insert("resourceVersion".into(), json!(self.version.to_string()));
         let entry =
             json!({"manager": "mimeo", "operation": "Apply", "apiVersion": "v1", "fieldsV1": {}});
@@ -460,8 +460,8 @@ fn another_value_is_another_try() {
         panic!("no request")
     };
     let status = from_value(json!({"code": 422, "reason": "Invalid"})).unwrap();
-    let refused = Outcome::of_error(422, &status, None, &request.resource, &request.ticket.name);
-    world.engine.at(world.now).outcome(&request.ticket, refused);
+    let refused = Outcome::of_error(422, &status, None, &request.resource, &request.name);
+    world.engine.at(world.now).outcome(&request, refused);
     assert_eq!((world.run(), world.failures().len()), (Vec::new(), 1));
     world.namespace("one", json!({"x": "2"}));
     assert_eq!(world.run(), ["Create one/a"]);
@@ -597,9 +597,9 @@ fn a_copy_with_values_in_a_list_is_written_again_when_in_doubt() {
             panic!("no request")
         };
         assert!(
-            format!("{:?}", request.ticket.verb).starts_with(verb),
+            format!("{:?}", request.verb).starts_with(verb),
             "{:?}",
-            request.ticket.verb
+            request.verb
         );
     }
 }

@@ -76,7 +76,7 @@ fn request(verb: Verb) -> Request {
                 }
             }
             Action::Request(mut request) => {
-                request.ticket.verb = verb;
+                request.verb = verb;
                 return *request;
             }
         }

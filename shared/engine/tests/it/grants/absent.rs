@@ -199,9 +199,9 @@ fn what_was_decided_about_a_loss_ends_with_it() {
         );
         scene.now += Duration::from_secs(11);
         let delete = scene.request();
-        assert!(matches!(delete.ticket.verb, Verb::Delete(..)));
+        assert!(matches!(delete.verb, Verb::Delete(..)));
         scene.engine.at(scene.now).outcome(
-            &delete.ticket,
+            &delete,
             Outcome::of_silence(FailureReason::Timeout, "no answer"),
         );
         scene.show(&source("a", "b"));
@@ -273,7 +273,7 @@ fn a_read_counts_for_no_copy_that_came_after_it_and_for_none_later_on() {
     scene.tell_rule(&id.to_string(), deleted(None));
     let request = scene.request();
     scene.engine.at(scene.now).outcome(
-        &request.ticket,
+        &request,
         Outcome::of_silence(FailureReason::Timeout, "no answer"),
     );
     scene.wait(11);

@@ -358,7 +358,7 @@ fn the_amounts_of_another_namespaces_quota_are_told_in_no_status_and_no_event() 
                 scene
                     .engine
                     .at(scene.now)
-                    .outcome(&request.ticket, Outcome::Refused(failure));
+                    .outcome(&request, Outcome::Refused(failure));
             }
         }
         notes.extend(scene.engine.at(scene.now).event_updates());

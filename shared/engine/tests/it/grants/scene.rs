@@ -343,13 +343,12 @@ impl Scene {
     }
 
     pub(crate) fn carry_out(&mut self, request: &Request) {
-        let ticket = &request.ticket;
-        let key = format!("{}/{}", ticket.namespace, ticket.name);
+        let key = format!("{}/{}", request.namespace, request.name);
         let there = self
             .objects
             .get(&key)
             .map(|meta| Outcome::Object(Box::new(from_value(meta.clone()).unwrap())));
-        let outcome = match ticket.verb {
+        let outcome = match request.verb {
             Verb::Create if there.is_some() => Outcome::Conflict,
             Verb::Create | Verb::Apply(_) | Verb::Take(..) => {
                 self.done.push(format!("write {key}"));
@@ -366,7 +365,7 @@ impl Scene {
                 there.unwrap_or(Outcome::Absent)
             }
         };
-        self.engine.at(self.now).outcome(&request.ticket, outcome);
+        self.engine.at(self.now).outcome(request, outcome);
     }
 
     /// Returns the next request, without an answer.
@@ -381,7 +380,6 @@ impl Scene {
 
     pub(crate) fn written(&mut self, request: &Request) -> Value {
         self.version += 1;
-        let ticket = &request.ticket;
         let body = request
             .rendering
             .as_ref()
@@ -390,7 +388,7 @@ impl Scene {
             .concat();
         let mut meta = serde_json::from_slice::<Value>(&body).unwrap()["metadata"].take();
         let entry = json!({"manager": "mimeo", "operation": "Apply", "apiVersion": "v1", "fieldsType": "FieldsV1", "fieldsV1": {}});
-        let (name, namespace, version) = (&*ticket.name, &*ticket.namespace, self.version);
+        let (name, namespace, version) = (&*request.name, &*request.namespace, self.version);
         let known = self
             .objects
             .get(&format!("{namespace}/{name}"))

@@ -201,7 +201,7 @@ impl World {
             match action {
                 Action::Request(request) => {
                     let outcome = self.carry_out(&request);
-                    self.engine.at(self.now).outcome(&request.ticket, outcome);
+                    self.engine.at(self.now).outcome(&request, outcome);
                 }
                 Action::Job(job) => match &job.task {
                     Task::ConfirmSource(source) => {
@@ -217,9 +217,8 @@ impl World {
     }
 
     pub(crate) fn carry_out(&mut self, request: &Request) -> Outcome {
-        let ticket = &request.ticket;
-        let key = format!("{}/{}", ticket.namespace, ticket.name);
-        match ticket.verb {
+        let key = format!("{}/{}", request.namespace, request.name);
+        match request.verb {
             Verb::Create | Verb::Apply(_) => {
                 let number = self.copies.get(&key).map_or(100 + self.written, |copy| {
                     copy["number"]
@@ -237,7 +236,7 @@ impl World {
                 let mut copy: Value = serde_json::from_slice(&body).unwrap();
                 copy["number"] = number.into();
                 copy["metadata"]["uid"] = uid(number).into();
-                copy["metadata"]["namespace"] = (*ticket.namespace).into();
+                copy["metadata"]["namespace"] = (*request.namespace).into();
                 copy["metadata"]["creationTimestamp"] = WRITTEN.into();
                 copy["metadata"]["resourceVersion"] = (100 + self.written).to_string().into();
                 copy["metadata"]["managedFields"] = json!([ours()]);
@@ -253,7 +252,7 @@ impl World {
                 let copy = self.copies.get(&key);
                 copy.map_or(Outcome::Absent, |copy| {
                     let mut meta = copy["metadata"].clone();
-                    if let Verb::Learn(_) = ticket.verb {
+                    if let Verb::Learn(_) = request.verb {
                         meta["managedFields"] = json!([ours()]);
                     }
                     Outcome::Object(Box::new(from_value(meta).unwrap()))

@@ -17,7 +17,7 @@ pub fn carry(server: &mut Server, what: &What) -> (Answer, String) {
     match what {
         What::Request(request) => {
             let key = key_of(request);
-            let line = format!("{} {key}", verb_name(request.ticket.verb));
+            let line = format!("{} {key}", verb_name(request.verb));
             let (outcome, object) = carry_request(server, request, &key);
             (Answer::Outcome(outcome, object), line)
         }
@@ -33,11 +33,11 @@ fn carry_request(
     let read = |answer: Result<Rc<Object>, Refusal>| match answer {
         Ok(object) => (Outcome::Object(Box::new(object.meta())), Some(object)),
         Err((code, status)) => (
-            Outcome::of_error(code, &status, None, &request.resource, &request.ticket.name),
+            Outcome::of_error(code, &status, None, &request.resource, &request.name),
             None,
         ),
     };
-    match request.ticket.verb {
+    match request.verb {
         Verb::Look => read(server.look(key)),
         Verb::Claim(uid, version) => {
             let meta = server.look(key).map(|object| object.meta());

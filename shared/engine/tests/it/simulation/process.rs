@@ -214,9 +214,9 @@ impl What {
         let Self::Request(request) = self else {
             return Verb::Look;
         };
-        let verb = request.ticket.verb;
+        let verb = request.verb;
         if !matches!(verb, Verb::Compare(..) | Verb::Learn(_)) {
-            request.ticket.verb = Verb::Look;
+            request.verb = Verb::Look;
         }
         verb
     }
@@ -709,10 +709,7 @@ impl Process {
             }
             match self.engine.at(self.tick(clock)).next_action() {
                 Some(Action::Request(request)) => {
-                    *self
-                        .requests
-                        .entry(verb_name(request.ticket.verb))
-                        .or_default() += 1;
+                    *self.requests.entry(verb_name(request.verb)).or_default() += 1;
                     self.flights.push(Flight::of(What::Request(request)));
                 }
                 Some(Action::Job(job)) => self.flights.push(Flight::of(What::Job(job))),
@@ -741,17 +738,13 @@ pub fn verb_name(verb: Verb) -> &'static str {
 /// The key of the object that the request concerns.
 pub fn key_of(request: &Request) -> Key {
     let GroupVersionKind { group, kind, .. } = &request.resource.gvk;
-    Key::new(
-        Res::of(group, kind),
-        &request.ticket.namespace,
-        &request.ticket.name,
-    )
+    Key::new(Res::of(group, kind), &request.namespace, &request.name)
 }
 
 /// Composes the body of a write from its pieces, and reads it as the server does.
 pub fn body_of(request: &Request, key: &Key) -> Result<(BTreeMap<String, String>, Pre), String> {
     let rendering = request.rendering.as_ref().ok_or("a write without a body")?;
-    let (precondition, pre) = match request.ticket.verb {
+    let (precondition, pre) = match request.verb {
         Verb::Create => (Precondition::Absent, Pre::Absent),
         Verb::Apply(uid) | Verb::Learn(uid) => (Precondition::Is(uid), Pre::Is(uid.to_string())),
         Verb::Take(uid, version) | Verb::Compare(uid, version) => (
@@ -760,10 +753,8 @@ pub fn body_of(request: &Request, key: &Key) -> Result<(BTreeMap<String, String>
         ),
         verb => return Err(format!("{verb:?} is no write")),
     };
-    let bytes = match request.ticket.verb {
-        Verb::Compare(uid, version) => rendering
-            .unmarked(&request.ticket.name, uid, version)
-            .concat(),
+    let bytes = match request.verb {
+        Verb::Compare(uid, version) => rendering.unmarked(&request.name, uid, version).concat(),
         _ => rendering.body(precondition).concat(),
     };
     let body: Value = serde_json::from_slice(&bytes).map_err(|error| error.to_string())?;

@@ -332,8 +332,8 @@ impl World {
         let key = key_of(request);
         let line = format!(
             "{program}: sends {} {key} ({:?})",
-            verb_name(request.ticket.verb),
-            request.ticket.why
+            verb_name(request.verb),
+            request.why
         );
         let fault = judge(process, request, &key)
             .err()
@@ -433,7 +433,7 @@ impl World {
                 let outcome = match (fate, answer) {
                     (Fate::Good, Some(Answer::Outcome(outcome, object))) => {
                         // The answer to a dry run is not the stored object.
-                        let dry = matches!(request.ticket.verb, Verb::Learn(_) | Verb::Compare(..));
+                        let dry = matches!(request.verb, Verb::Learn(_) | Verb::Compare(..));
                         let shown = object.filter(|_| !dry);
                         shown
                             .iter()
@@ -441,8 +441,8 @@ impl World {
                         outcome
                     }
                     (Fate::Throttled, _) => {
-                        let (later, ticket) = (Some(Duration::from_secs(2)), &request.ticket);
-                        Outcome::of_error(429, &status(), later, &request.resource, &ticket.name)
+                        let later = Some(Duration::from_secs(2));
+                        Outcome::of_error(429, &status(), later, &request.resource, &request.name)
                     }
                     (Fate::Refused, _) => {
                         Outcome::of_silence(FailureReason::ClusterUnreachable, "no connection")
@@ -451,14 +451,14 @@ impl World {
                 };
                 self.say(format!(
                     "{program}: answered {} {} {fate:?}: {}",
-                    verb_name(request.ticket.verb),
+                    verb_name(request.verb),
                     key_of(&request),
                     brief(&outcome)
                 ));
                 self.programs[program]
                     .engine
                     .at(now)
-                    .outcome(&request.ticket, outcome);
+                    .outcome(&request, outcome);
                 if fate == Fate::Late {
                     self.late.push(Flight::of(What::Request(request)));
                 }
@@ -1195,7 +1195,7 @@ fn judge(process: &Process, request: &Request, key: &Key) -> Result<(), String> 
     if namespace.deleting {
         return Err("into a terminating namespace".into());
     }
-    if is_source(key) && request.ticket.verb != Verb::Look {
+    if is_source(key) && request.verb != Verb::Look {
         return Err("to a source".into());
     }
     let labels = namespace.labels();
@@ -1205,7 +1205,7 @@ fn judge(process: &Process, request: &Request, key: &Key) -> Result<(), String> 
         .and_then(|rule| process.view.rules.get(&*rule.name));
     let once = sender.is_some_and(|rule| rule.spec.as_ref().is_some_and(|spec| spec.once));
     let remembered = || sender.is_some_and(|rule| model::remembers(namespace, &rule.key.name, key));
-    if let Verb::Take(uid, version) | Verb::Compare(uid, version) = request.ticket.verb {
+    if let Verb::Take(uid, version) | Verb::Compare(uid, version) = request.verb {
         let seen = process
             .view
             .copies
@@ -1222,14 +1222,14 @@ fn judge(process: &Process, request: &Request, key: &Key) -> Result<(), String> 
         let (config, _) = body_of(request, key)?;
         if clash == Clash::Report && model::stripped(seen) {
             let same = model::yields(seen, Clash::Adopt, &config)
-                || !matches!(request.ticket.verb, Verb::Take(..));
+                || !matches!(request.verb, Verb::Take(..));
             return if same {
                 Ok(())
             } else {
                 Err("though it has another content".into())
             };
         }
-        return match request.ticket.verb {
+        return match request.verb {
             Verb::Take(..) if once && remembered() => Err("though it was created once".into()),
             Verb::Take(..) if !active || !model::yields(seen, clash, &config) => {
                 Err("though its rule spares it".into())
@@ -1239,7 +1239,7 @@ fn judge(process: &Process, request: &Request, key: &Key) -> Result<(), String> 
         };
     }
     // Only a dry run shows the repairs that a suspended rule would make.
-    let plans = process.role == Role::Keeper && matches!(request.ticket.verb, Verb::Learn(_));
+    let plans = process.role == Role::Keeper && matches!(request.verb, Verb::Learn(_));
     let wanted = process.view.rules.values().any(|rule| {
         let spec = rule.spec.as_ref().expect("a rule has a spec");
         let planned = plans && spec.suspend;
@@ -1248,7 +1248,7 @@ fn judge(process: &Process, request: &Request, key: &Key) -> Result<(), String> 
                 .iter()
                 .any(|(cell, _)| cell == key)
     });
-    let uid = match request.ticket.verb {
+    let uid = match request.verb {
         Verb::Look => return Ok(()),
         Verb::Create if !wanted => return Err("though no rule wants it".into()),
         Verb::Create if once && remembered() => return Err("though it was created once".into()),

@@ -139,10 +139,7 @@ impl Cluster {
         let now = self.process.tick(self.clock);
         match (what, answer) {
             (What::Request(request), Answer::Outcome(outcome, _)) => {
-                self.process
-                    .engine
-                    .at(now)
-                    .outcome(&request.ticket, outcome);
+                self.process.engine.at(now).outcome(&request, outcome);
             }
             (What::Request(_), answer) => panic!("{answer:?} to a request"),
             (What::Job(job), answer) => self.process.end_job(&job, Some(answer), now),
@@ -268,7 +265,7 @@ impl Cluster {
                         else {
                             panic!("no answer to a request");
                         };
-                        request.ticket.verb = verb;
+                        request.verb = verb;
                         snapshot.object(&request, outcome);
                     }
                 }
@@ -289,9 +286,9 @@ impl Cluster {
             let rule = change.rule.as_ref().map(ToString::to_string);
             let key = (
                 rule.unwrap_or_default(),
-                change.ticket.namespace.to_string(),
+                change.namespace.to_string(),
                 change.resource.gvk.kind.to_string(),
-                change.ticket.name.to_string(),
+                change.name.to_string(),
             );
             *changes.entry(key).or_default() += 1;
         }
