@@ -1,6 +1,6 @@
 //! Applies an answer of the API server to its copy.
 
-use std::{sync::Arc, time::Duration};
+use std::time::Duration;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
@@ -120,12 +120,6 @@ impl Index {
         let projection = self.projections.wanted(copy);
         let checksum = projection.and_then(|projection| projection.checksum_at(place));
         copy.want == request.projection && checksum == request.checksum()
-    }
-
-    /// Returns the rule of a request's projection.
-    fn served(&self, request: &Request) -> Option<Arc<RuleId>> {
-        let projection = self.projections.get(&request.projection?)?;
-        Some(projection.rule.clone())
     }
 
     /// Records that a copy of the rule was written or deleted.
@@ -400,8 +394,8 @@ impl Index {
                 // The watch may already have shown a later change of the object.
                 baseline.rewritten = copy.seen().is_some_and(|now| now.checksum != checksum);
                 copy.baseline = Some(baseline);
-                if written && let Some(rule) = self.served(request) {
-                    self.synced(&rule);
+                if written && let Some(rule) = &request.rule {
+                    self.synced(rule);
                 }
             }
             Verb::Claim(..) => {

@@ -78,8 +78,7 @@ impl Observer {
             Event::Known(known) => {
                 let found = found.take().unwrap_or_default();
                 let known = known.map(|_| &found);
-                self.handle
-                    .with(|engine| engine.selected(&selector, known));
+                self.handle.with(|engine| engine.selected(&selector, known));
             }
         })
         .await;
