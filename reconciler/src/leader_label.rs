@@ -8,6 +8,7 @@ use kube::{Api, Client, api::ListParams};
 use mimeo_model::names::{LEADER, LEADER_VALUE};
 use mimeo_runtime::{
     backoff::Backoff,
+    call::CallError,
     fault::{DEADLINE, Fault, within},
     identity::Identity,
     named,
@@ -73,12 +74,11 @@ async fn label(pods: &Api<Pod>, leader: &str) -> bool {
 async fn patch(pods: &Api<Pod>, name: &str, value: Option<&str>) -> bool {
     let change = json!({"metadata": {"labels": {LEADER: value}}});
     let client = pods.clone().into_client();
-    let written = named::merge(&client, pods.resource_url(), name, None, &change);
-    match within(DEADLINE, written).await {
-        Ok(_) => true,
-        Err(kube::Error::Api(status)) if status.is_not_found() && value.is_none() => true,
+    match named::merge(&client, pods.resource_url(), name, None, &change).await {
+        Ok(()) => true,
+        Err(CallError::NotFound) if value.is_none() => true,
         Err(error) => {
-            warn!(pod = name, error = %Fault(&error), "leader label not changed, retrying");
+            warn!(pod = name, %error, "leader label not changed, retrying");
             false
         }
     }

@@ -5,8 +5,17 @@ use std::{sync::Arc, time::Duration};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::Client;
 use mimeo_engine::Index;
-use mimeo_runtime::{discovery::Discovery, fault::until, handle::Handle, named, trace::Traces};
-use tokio::{sync::Semaphore, time::Instant};
+use mimeo_runtime::{
+    call::{CallError, CallResult},
+    discovery::Discovery,
+    handle::Handle,
+    named,
+    trace::Traces,
+};
+use tokio::{
+    sync::Semaphore,
+    time::{Instant, timeout_at},
+};
 
 use crate::{
     limits::Limits, metrics::Answers, paced::Paced, permissions::Questions, policies::Policies,
@@ -59,8 +68,9 @@ impl App {
         &self,
         name: &str,
         deadline: Instant,
-    ) -> kube::Result<Option<ObjectMeta>> {
+    ) -> CallResult<Option<ObjectMeta>> {
         let read = named::read_metadata(&self.client, "/api/v1/namespaces", name);
-        until(deadline, read).await
+        let read = timeout_at(deadline, read).await;
+        read.unwrap_or(Err(CallError::Late))
     }
 }

@@ -7,7 +7,6 @@ use mimeo_model::{
     drift,
     review::{Request, Verdict},
 };
-use mimeo_runtime::fault::Fault;
 use tokio::time::Instant;
 use tracing::warn;
 
@@ -22,7 +21,7 @@ pub(crate) async fn decide(app: &App, request: &Request, deadline: Instant) -> V
         Ok(Some(live)) if live.deletion_timestamp.is_none() => drift::refusal(request, &rule),
         Ok(_) => Verdict::ALLOW,
         Err(error) => {
-            warn!(namespace, error = %Fault(&error), "failed to read a namespace: a change of a \
+            warn!(namespace, %error, "failed to read a namespace: a change of a \
                 copy is let through");
             Verdict::ALLOW
         }

@@ -16,10 +16,7 @@ use mimeo_model::{
     registration::is_exempt,
     review::{Request, Verdict, bad_request},
 };
-use mimeo_runtime::{
-    fault::{Fault, status, until},
-    named,
-};
+use mimeo_runtime::{call::CallError, named};
 use serde_json::json;
 use tokio::time::{Instant, sleep, timeout_at};
 use tracing::{info, warn};
@@ -112,8 +109,9 @@ async fn label_first(
         .with(|engine| engine.issue(nonce, Awaited::Labels));
     let path = "/api/v1/namespaces";
     let written = named::merge(&app.client, path, name, Some(MANAGER), &patch);
-    match until(deadline, written).await {
-        Ok(_) => {
+    let written = timeout_at(deadline, written).await;
+    match written.unwrap_or(Err(CallError::Late)) {
+        Ok(()) => {
             info!(
                 namespace = name,
                 "pending label set before the labels change"
@@ -123,9 +121,9 @@ async fn label_first(
         }
         // The namespace has changed since the API server read it for this update. The API server
         // therefore retries this update as well.
-        Err(error) if status(&error) == Some(409) => Ok(()),
+        Err(CallError::Conflict) => Ok(()),
         Err(error) => {
-            warn!(namespace = name, error = %Fault(&error), "failed to set the pending label");
+            warn!(namespace = name, %error, "failed to set the pending label");
             Err(come_again(format!(
                 "cannot set the pending label on namespace {name} now. Retry in 1 s"
             )))

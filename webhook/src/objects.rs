@@ -3,13 +3,16 @@
 //! If the webhook does not answer, the policy's own failure policy decides. The hook's errors
 //! follow the same failure policy as far as it is known.
 
-use kube::Api;
-use mimeo_api::{FailurePolicy, TransformPolicy};
+use mimeo_api::FailurePolicy;
 use mimeo_model::review::{Request, Verdict, is_name};
-use mimeo_runtime::{fault::Fault, named};
+use mimeo_runtime::named;
 use tracing::warn;
 
-use crate::{app::App, metrics::Word, policies::Known};
+use crate::{
+    app::App,
+    metrics::Word,
+    policies::{Known, POLICIES_PATH},
+};
 
 pub(crate) async fn decide(app: &App, name: &str, request: &Request) -> Verdict {
     let verdict = answer(app, name, request).await;
@@ -28,12 +31,11 @@ async fn answer(app: &App, name: &str, request: &Request) -> Verdict {
     }
     // Either another replica has registered the policy and its watch was faster than this one's, or
     // the policy has just been deleted.
-    let api: Api<TransformPolicy> = Api::all(app.client.clone());
-    match named::read(&api, name).await {
+    match named::read(&app.client, POLICIES_PATH, name).await {
         Ok(Some(object)) => rewrite(&Known::new(object), request),
         Ok(None) => Verdict::ALLOW,
         Err(error) => {
-            warn!(policy = name, error = %Fault(&error), "failed to read a policy");
+            warn!(policy = name, %error, "failed to read a policy");
             fail(format!(
                 "cannot read TransformPolicy {name} now, which rewrites this {}; try again",
                 request.kind.kind

@@ -17,7 +17,6 @@ use mimeo_model::{
     registration::is_exempt,
     review::{Request, Verdict},
 };
-use mimeo_runtime::fault::Fault;
 use tokio::{
     sync::SemaphorePermit,
     time::{Instant, sleep, sleep_until, timeout_at},
@@ -121,7 +120,7 @@ async fn read(app: &App, namespace: &str, until: Instant) -> Result<Uid, GateDec
         Ok(None) => return Err(admit),
         Ok(Some(meta)) => meta,
         Err(error) => {
-            warn!(namespace, error = %Fault(&error), "failed to read a namespace");
+            warn!(namespace, %error, "failed to read a namespace");
             return Err(unread);
         }
     };

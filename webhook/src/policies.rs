@@ -49,6 +49,8 @@ use crate::{
     register::{Keeper, Kept, MANAGER, try_out},
 };
 
+/// Path of all policies.
+pub(crate) const POLICIES_PATH: &str = "/apis/mimeo.dev/v1alpha1/transformpolicies";
 /// Most policies in the configuration. The configuration is one object and must fit into etcd.
 const MOST: usize = 256;
 /// Interval between rounds without an event. No watch announces the kinds of an aggregated API, nor
@@ -115,11 +117,10 @@ impl Policies {
 
     /// Watches the policies until dropped. Calls `listed` after each complete list.
     pub(crate) async fn follow(&self, watcher: Watcher, listed: impl Fn() + Send + Sync) {
-        let path = "/apis/mimeo.dev/v1alpha1/transformpolicies";
         let name = |metadata: &ObjectMeta| metadata.name.as_deref().map(Box::<str>::from);
         feed(
             watcher,
-            WatchSpec::objects(path, "policies"),
+            WatchSpec::objects(POLICIES_PATH, "policies"),
             |object: Decoded<TransformPolicy>| match object {
                 Decoded::Whole(object) => {
                     let name = name(&object.metadata)?;

@@ -12,8 +12,6 @@ use std::{
 };
 
 use futures::future::join_all;
-use k8s_openapi::{api::rbac::v1::RoleBinding, apimachinery::pkg::apis::meta::v1::ObjectMeta};
-use kube::Api;
 use mimeo_api::{ClusterReplication, Replication, ReplicationGrant, TransformPolicy, names};
 use mimeo_engine::author;
 use mimeo_model::{
@@ -31,7 +29,7 @@ use mimeo_model::{
     source::SourceRef,
     template::{VARIABLES, Variable},
 };
-use mimeo_runtime::{discovery::resource_path, named};
+use mimeo_runtime::{call::encode, discovery::resource_path, named};
 use serde::{Deserialize, de::DeserializeOwned};
 use serde_json::Value;
 use tokio::time::Instant;
@@ -386,11 +384,9 @@ impl Kinds {
 
 /// The role of a RoleBinding. The subjects are left out: there may be thousands, and they do not
 /// matter here.
-#[derive(Clone, Debug, Deserialize, kube::Resource)]
-#[resource(inherit = RoleBinding)]
+#[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct Binding {
-    metadata: ObjectMeta,
     role_ref: RoleRef,
 }
 
@@ -407,10 +403,11 @@ async fn bound(
         let Some(home) = source.home().filter(|_| own_rights::binds(&source.gvk)) else {
             continue;
         };
-        let api: Api<Binding> = Api::namespaced(questions.client.clone(), home);
-        let read = named::read(&api, &source.name);
+        let home = encode(home);
+        let path = format!("/apis/rbac.authorization.k8s.io/v1/namespaces/{home}/rolebindings");
+        let read = named::read(&questions.client, &path, &source.name);
         match questions.ask(read, deadline).await {
-            Some(Ok(Some(binding))) => _ = bound.insert(source.clone(), binding.role_ref),
+            Some(Ok(Some(Binding { role_ref }))) => _ = bound.insert(source.clone(), role_ref),
             Some(Ok(None) | Err(_)) => {}
             None => break,
         }

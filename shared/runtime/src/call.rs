@@ -1,5 +1,5 @@
-//! One request to the API server and its whole answer, for [`discovery`](crate::discovery) and
-//! [`writer`](crate::writer).
+//! One request to the API server and its whole answer, for [`discovery`](crate::discovery),
+//! [`named`](crate::named), [`watch`](crate::watch) and [`writer`](crate::writer).
 //!
 //! The caller interprets the answer. An answer may hold a Secret, so this file never logs or prints
 //! one.
@@ -19,7 +19,7 @@ use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 use serde::de::DeserializeOwned;
 
 use crate::{
-    fault::Fault,
+    fault::{DEADLINE, Fault},
     object::{self, Page},
 };
 
@@ -35,7 +35,10 @@ pub const JSON: &str = "application/json";
 
 /// Twice the size of the largest object that an API server accepts, including room for its managed
 /// fields. A larger answer counts as no answer.
-const LARGEST_ANSWER: usize = 4 << 20;
+pub(crate) const LARGEST_ANSWER: usize = 4 << 20;
+/// The same where no user may make an object unreadable. Some characters take one byte in etcd, but
+/// the API server writes them as six.
+pub(crate) const LARGEST_OBJECT: usize = 10 << 20;
 
 /// Why a request failed. It holds no content of any object.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -146,6 +149,22 @@ pub(crate) fn read(uri: &str, accept: &str) -> Message {
     Ok(request.body(Body::empty())?)
 }
 
+/// Reads the object at this path; none if the server answers 404.
+pub(crate) async fn get<T: DeserializeOwned>(
+    client: &Client,
+    path: &str,
+    accept: &str,
+) -> CallResult<Option<T>> {
+    let answer = call(client, read(path, accept), DEADLINE, LARGEST_OBJECT).await?;
+    match answer.accept() {
+        Err(CallError::NotFound) => Ok(None),
+        answer => answer?
+            .parse()
+            .map(Some)
+            .ok_or_else(|| CallError::Silent("undecodable answer".into())),
+    }
+}
+
 /// A request with a JSON body, which asks for the metadata of the answer alone.
 pub(crate) fn write(
     method: Method,
@@ -161,11 +180,12 @@ pub(crate) fn write(
     Ok(request.body(Body::from(body.into()))?)
 }
 
-/// Sends a request and reads its whole answer within `deadline`.
+/// Sends a request and reads its whole answer, of at most `largest` bytes, within `deadline`.
 pub(crate) async fn call(
     client: &Client,
     request: Message,
     deadline: Duration,
+    largest: usize,
 ) -> CallResult<Answer> {
     let exchange = async {
         let response = client
@@ -173,10 +193,13 @@ pub(crate) async fn call(
             .await
             .map_err(|error| CallError::Silent(Fault(&error).to_string()))?;
         let (head, body) = response.into_parts();
-        let body = Limited::new(body, LARGEST_ANSWER).collect().await;
+        let body = Limited::new(body, largest).collect().await;
         // The cause is left out: it may come from a decoder, which quotes the text.
         let body = body
-            .map_err(|_| CallError::Silent("the answer broke off or is over 4 MiB".into()))?
+            .map_err(|_| {
+                let most = largest >> 20;
+                CallError::Silent(format!("the answer broke off or is over {most} MiB"))
+            })?
             .to_bytes();
         Ok(Answer {
             code: head.status,

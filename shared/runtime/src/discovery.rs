@@ -14,12 +14,8 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{APIGroup, APIResource, APIR
 use kube::Client;
 use mimeo_model::kind::{GroupVersionKind, Resource};
 use parking_lot::Mutex;
-use serde::de::DeserializeOwned;
 
-use crate::{
-    call::{self, CallError, CallResult, encode},
-    fault::DEADLINE,
-};
+use crate::call::{self, CallResult, JSON, encode};
 
 /// The verbs that Mimeo uses on the objects of a kind. Mimeo cannot handle a kind that lacks one of
 /// them.
@@ -68,7 +64,8 @@ impl Discovery {
         if found.is_some() || gvk.group.is_empty() {
             return Ok(found);
         }
-        let group: Option<APIGroup> = self.get(&format!("/apis/{}", encode(&gvk.group))).await?;
+        let path = format!("/apis/{}", encode(&gvk.group));
+        let group: Option<APIGroup> = call::get(&self.client, &path, JSON).await?;
         for served in group.into_iter().flat_map(|group| group.versions) {
             let other = GroupVersionKind {
                 version: served.version.into(),
@@ -112,7 +109,8 @@ impl Discovery {
         if let Some(known) = self.known.lock().get(&key) {
             return Ok(known.clone());
         }
-        let list: Option<APIResourceList> = self.get(&group_path(gvk)).await?;
+        let path = group_path(gvk);
+        let list: Option<APIResourceList> = call::get(&self.client, &path, JSON).await?;
         let Some(list) = list else {
             return Ok(Arc::default());
         };
@@ -120,18 +118,6 @@ impl Discovery {
         let served: Arc<[Resource]> = resources.filter_map(|one| reduce(gvk, one)).collect();
         self.known.lock().insert(key, served.clone());
         Ok(served)
-    }
-
-    /// Reads the object at this path; none if the server answers 404.
-    async fn get<T: DeserializeOwned>(&self, path: &str) -> CallResult<Option<T>> {
-        let answer = call::call(&self.client, call::read(path, call::JSON), DEADLINE).await?;
-        match answer.accept() {
-            Err(CallError::NotFound) => Ok(None),
-            answer => answer?
-                .parse()
-                .map(Some)
-                .ok_or_else(|| CallError::Silent("undecodable answer".into())),
-        }
     }
 }
 
@@ -181,7 +167,10 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::testing::{Script, Server};
+    use crate::{
+        call::CallError,
+        testing::{Script, Server},
+    };
 
     fn gvk(api_version: &str, kind: &str) -> GroupVersionKind {
         GroupVersionKind::parse(api_version, kind).expect("a kind")

@@ -4,32 +4,34 @@
 //! write an object of another kind. Here a name must be a single segment of the path, or no request
 //! is made.
 
-use std::{fmt::Debug, io};
-
-use kube::{
-    Api, Client,
-    api::{GetParams, ObjectMeta, Patch, PatchParams},
-    core::{Request, request},
-};
-use mimeo_model::{known::Decoded, review::is_name};
+use http::Method;
+use kube::{Client, api::ObjectMeta};
+use mimeo_model::review::is_name;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
-use crate::{call::encode, object, watch::Meta};
+use crate::{
+    call::{self, CallError, CallResult, JSON, LARGEST_OBJECT, METADATA, encode},
+    fault::DEADLINE,
+    watch::Meta,
+};
 
-/// The object with this name; none if it does not exist.
+/// The object with this name; none if it does not exist. `path` is the path of all objects of its
+/// kind, or of those in its namespace.
 ///
 /// # Errors
 /// The request failed, or no object can have this name.
-pub async fn read<K>(api: &Api<K>, name: &str) -> kube::Result<Option<K>>
-where
-    K: Clone + DeserializeOwned + Debug,
-{
-    api.get_opt(&segment(name)?).await
+pub async fn read<T: DeserializeOwned>(
+    client: &Client,
+    path: &str,
+    name: &str,
+) -> CallResult<Option<T>> {
+    call::get(client, &object_path(path, name)?, JSON).await
 }
 
-/// The metadata of the object with this name; none if it does not exist. `path` is the path of all
-/// objects of its kind, or of those in its namespace.
+/// The metadata of the object with this name; none if it does not exist. `path` is as for
+/// [`read`]. Entries of `managedFields` that cannot be decoded do not matter. Otherwise the webhook
+/// could not read such a namespace, and the namespace would be unprotected.
 ///
 /// # Errors
 /// As for [`read`].
@@ -37,16 +39,13 @@ pub async fn read_metadata(
     client: &Client,
     path: &str,
     name: &str,
-) -> kube::Result<Option<ObjectMeta>> {
-    let request = Request::new(path).get_metadata(&segment(name)?, &GetParams::default());
-    match metadata(client, request).await {
-        Err(kube::Error::Api(status)) if status.is_not_found() => Ok(None),
-        found => found.map(Some),
-    }
+) -> CallResult<Option<ObjectMeta>> {
+    let found = call::get(client, &object_path(path, name)?, METADATA).await?;
+    Ok(found.map(|Meta { metadata }| metadata))
 }
 
-/// Merges a patch into the object with this name, and returns the object's metadata. `path` is as
-/// for [`read_metadata`]. Without a manager, the API server names one after the client.
+/// Merges a patch into the object with this name. `path` is as for [`read`]. Without a manager, the
+/// API server names one after the client.
 ///
 /// # Errors
 /// As for [`read`].
@@ -56,43 +55,27 @@ pub async fn merge(
     name: &str,
     manager: Option<&str>,
     patch: &Value,
-) -> kube::Result<ObjectMeta> {
-    let params = PatchParams {
-        field_manager: manager.map(Into::into),
-        ..PatchParams::default()
-    };
-    let patch = Patch::Merge(patch);
-    let request = Request::new(path).patch_metadata(&segment(name)?, &params, &patch);
-    metadata(client, request).await
+) -> CallResult<()> {
+    let manager = manager.map(|manager| format!("fieldManager={manager}"));
+    let uri = format!(
+        "{}?{}",
+        object_path(path, name)?,
+        manager.unwrap_or_default()
+    );
+    let content_type = "application/merge-patch+json";
+    let request = call::write(Method::PATCH, &uri, content_type, patch.to_string());
+    let answer = call::call(client, request, DEADLINE, LARGEST_OBJECT).await?;
+    answer.accept().map(drop)
 }
 
-/// Sends a request that the server answers with an object's metadata. Entries of `managedFields`
-/// that cannot be decoded do not matter here. Otherwise the webhook could not read such a
-/// namespace, and the namespace would be unprotected.
-async fn metadata(
-    client: &Client,
-    request: Result<http::Request<Vec<u8>>, request::Error>,
-) -> kube::Result<ObjectMeta> {
-    let answer = client
-        .request_text(request.map_err(kube::Error::BuildRequest)?)
-        .await?;
-    let object: Option<Meta> = object::decode(answer.as_bytes()).and_then(Decoded::whole);
-    let object = object.ok_or_else(|| refused("the answer can't be decoded"))?;
-    Ok(object.metadata)
-}
-
-/// The name as a segment of a path. A name with a slash cannot be encoded: API servers decode the
-/// path before they split it.
-fn segment(name: &str) -> kube::Result<String> {
+/// The path of the object. A name with a slash cannot be encoded: API servers decode the path
+/// before they split it.
+fn object_path(path: &str, name: &str) -> CallResult<String> {
     if is_name(name) {
-        Ok(encode(name))
+        Ok(format!("{path}/{}", encode(name)))
     } else {
-        Err(refused("nothing can have that name"))
+        Err(CallError::Silent("nothing can have that name".into()))
     }
-}
-
-fn refused(why: &'static str) -> kube::Error {
-    kube::Error::Service(io::Error::other(why).into())
 }
 
 #[cfg(test)]
@@ -118,16 +101,10 @@ mod tests {
                 .await
                 .expect("read")
                 .expect("there");
-            let written = merge(&server.client(), NAMESPACES, "team", None, &json!({}))
+            assert_eq!(read.resource_version.as_deref(), Some("7"));
+            merge(&server.client(), NAMESPACES, "team", None, &json!({}))
                 .await
                 .expect("written");
-            assert_eq!(
-                (
-                    read.resource_version.as_deref(),
-                    written.resource_version.as_deref()
-                ),
-                (Some("7"), Some("7"))
-            );
         }
     }
 
@@ -139,14 +116,14 @@ mod tests {
         let (client, change) = (server.client(), json!({}));
         let name = "x?y#z";
         let written = merge(&client, NAMESPACES, name, None, &change).await;
-        assert_eq!(written.expect("written").name.as_deref(), Some(name));
+        written.expect("written");
         let found = read_metadata(&server.client(), NAMESPACES, name)
             .await
             .expect("read");
         assert_eq!(found.expect("there").name.as_deref(), Some(name));
-        let maps: Api<ConfigMap> = Api::namespaced(server.client(), "team");
-        let found = read(&maps, name).await.expect("read").expect("there");
-        assert_eq!(found.metadata.name.as_deref(), Some(name));
+        let maps = "/api/v1/namespaces/team/configmaps";
+        let found: Option<ConfigMap> = read(&client, maps, name).await.expect("read");
+        assert_eq!(found.expect("there").metadata.name.as_deref(), Some(name));
         for name in [
             "",
             ".",

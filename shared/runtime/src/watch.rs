@@ -261,11 +261,8 @@ where
     async fn read(&mut self) {
         let Some(name) = &self.spec.name else { return };
         let path = format!("{}/{}", self.spec.path, encode(name));
-        let request = call::read(&path, call::JSON);
-        if let Ok(answer) = call::call(&self.client, request, READ).await
-            && answer.code.is_success()
-            && let Some(object) = answer.parse()
-        {
+        let read = call::get(&self.client, &path, call::JSON);
+        if let Ok(Ok(Some(object))) = timeout(READ, read).await {
             (self.sink)(Event::Shown(Decoded::Whole(object)));
         }
     }

@@ -92,7 +92,7 @@ impl Writer {
     /// Sends one request. Also returns the answer's verdict on the server's load.
     async fn measure(&self, message: Message) -> (CallResult<call::Answer>, Verdict) {
         let started = Instant::now();
-        let answer = call::call(&self.client, message, self.deadline).await;
+        let answer = call::call(&self.client, message, self.deadline, call::LARGEST_ANSWER).await;
         let verdict = verdict(&answer, started.elapsed());
         (answer, verdict)
     }
