@@ -6,10 +6,7 @@
 //! author is checked when the object is created or its spec changes, and never again. A later write
 //! of labels, annotations or finalizers does not make its user the author.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    fmt::Display,
-};
+use std::collections::{BTreeMap, BTreeSet};
 
 use futures::future::join_all;
 use mimeo_api::{ClusterReplication, Replication, ReplicationGrant, TransformPolicy, names};
@@ -21,7 +18,7 @@ use mimeo_model::{
     kind::{GroupVersionKind, Resource},
     own_rights::{self, ProgramRight, RoleRef},
     policy::Policy,
-    reach::{OutOfReach, Reach},
+    reach::Reach,
     refusal::{Refusal, in_one_line},
     review::{Request, Verdict},
     right::Right,
@@ -161,7 +158,7 @@ impl Check<'_> {
             .app
             .index(|index| index.refuses_grant(home, name, &grant));
         refuse(refused.as_slice())?;
-        Ok(kinds.warnings(self.app))
+        Ok(kinds.warnings())
     }
 
     async fn policy(&self) -> Checked {
@@ -170,7 +167,7 @@ impl Check<'_> {
         refuse(&policy.refuse_kinds(|gvk| kinds.resource(gvk)))?;
         let needs = of_policy(&policy, |gvk| kinds.resource(gvk));
         self.authorize(&needs, &kinds).await?;
-        let mut warnings = kinds.warnings(self.app);
+        let mut warnings = kinds.warnings();
         let variables = Variable::Name.to_string();
         warnings.extend(warnings::near_misses(self.object, &variables));
         Ok(warnings)
@@ -193,7 +190,7 @@ impl Check<'_> {
         if let Err(Verdict::Deny { message, .. }) = &checked {
             info!(%kind, name, message, "author refused");
         }
-        checked.map_err(|refusal| kinds.explain(app, refusal))
+        checked.map_err(|refusal| kinds.explain(refusal))
     }
 
     /// The answer to one question, if it comes before the deadline.
@@ -203,15 +200,17 @@ impl Check<'_> {
 
     /// Looks kinds up. A kind without an answer before the deadline is missing.
     async fn kinds(&self, kinds: BTreeSet<&GroupVersionKind>) -> Kinds {
-        let mut found = BTreeMap::new();
+        let discovery = &self.app.discovery;
+        let mut found = Kinds::default();
         for gvk in kinds {
-            match self.ask(self.app.discovery.find(gvk)).await {
-                Some(Ok(resource)) => _ = found.insert(gvk.clone(), resource),
+            match self.ask(discovery.find(gvk)).await {
+                Some(Ok(Some(resource))) => _ = found.served.insert(gvk.clone(), resource),
+                Some(Ok(None)) => found.unserved.push((gvk.clone(), discovery.meant(gvk))),
                 Some(Err(error)) => debug!(%gvk, %error, "cannot look a kind up"),
                 None => break,
             }
         }
-        Kinds(found)
+        found
     }
 }
 
@@ -235,22 +234,29 @@ impl Draft<'_> {
             kinds,
         } = *self;
         let app = check.app;
-        let mut warnings = kinds.warnings(app);
+        let mut warnings = kinds.warnings();
         warnings.extend(warnings::near_misses(check.object, VARIABLES));
-        let sources = rule.sources.iter();
-        let sources = reachable(
-            sources.filter(|source| self.tells(source.home())),
-            |source| reach.refuses(source),
-            "source",
-            &mut warnings,
-        );
-        let selectors = rule.selectors.iter();
-        let selectors = reachable(
-            selectors.filter(|selector| self.tells(Some(&selector.namespace))),
-            |selector| reach.refuses_home(&selector.gvk, Some(&selector.namespace)),
-            "sources",
-            &mut warnings,
-        );
+        // The sources and selectors that no limit of the installation refuses.
+        let (mut sources, mut selectors) = (Vec::new(), Vec::new());
+        for source in &rule.sources {
+            match reach.refuses(source) {
+                _ if !self.tells(source.home()) => {}
+                None => sources.push(source),
+                Some(why) => {
+                    warnings.push(warnings::out_of_reach(&format!("source {source}"), why));
+                }
+            }
+        }
+        for selector in &rule.selectors {
+            let home = Some(&*selector.namespace);
+            match reach.refuses_home(&selector.gvk, home) {
+                _ if !self.tells(home) => {}
+                None => selectors.push(selector),
+                Some(why) => {
+                    warnings.push(warnings::out_of_reach(&format!("sources {selector}"), why));
+                }
+            }
+        }
         warnings.extend(rule.leaves_out(reach));
         warnings.extend(self.missing_sources(&sources).await);
         let told = self.of_namespaces().await;
@@ -331,50 +337,33 @@ impl Draft<'_> {
     }
 }
 
-/// The items that no limit of the installation refuses. Each other item adds a warning.
-fn reachable<'a, T: Display>(
-    items: impl Iterator<Item = &'a T>,
-    refuses: impl Fn(&T) -> Option<OutOfReach>,
-    what: &str,
-    told: &mut Vec<String>,
-) -> Vec<&'a T> {
-    let mut reachable = Vec::new();
-    for item in items {
-        match refuses(item) {
-            None => reachable.push(item),
-            Some(why) => {
-                told.push(warnings::out_of_reach(&format!("{what} {item}"), why));
-            }
-        }
-    }
-    reachable
-}
-
 /// Discovery's answers about some kinds.
-struct Kinds(BTreeMap<GroupVersionKind, Option<Resource>>);
+#[derive(Default)]
+struct Kinds {
+    served: BTreeMap<GroupVersionKind, Resource>,
+    /// Each with the kind that the author may have meant.
+    unserved: Vec<(GroupVersionKind, Option<Box<str>>)>,
+}
 
 impl Kinds {
     fn resource(&self, gvk: &GroupVersionKind) -> Option<Resource> {
-        self.0.get(gvk).cloned().flatten()
+        self.served.get(gvk).cloned()
     }
 
-    fn missing(&self) -> impl Iterator<Item = &GroupVersionKind> {
-        let unserved = self.0.iter().filter(|(_, resource)| resource.is_none());
-        unserved.map(|(gvk, _)| gvk)
-    }
-
-    fn warnings(&self, app: &App) -> Vec<String> {
-        self.missing()
-            .map(|gvk| warnings::unserved(gvk, app.discovery.meant(gvk).as_deref()))
+    fn warnings(&self) -> Vec<String> {
+        let unserved = self.unserved.iter();
+        unserved
+            .map(|(gvk, meant)| warnings::unserved(gvk, meant.as_deref()))
             .collect()
     }
 
     /// Adds to a refusal the kind that the author may have meant. If a kind is misspelt, its
     /// resource is unknown and the author would need the permissions on all resources of its group.
-    fn explain(&self, app: &App, mut refusal: Verdict) -> Verdict {
+    fn explain(&self, mut refusal: Verdict) -> Verdict {
         let meant = self
-            .missing()
-            .find_map(|gvk| Some(warnings::unserved(gvk, Some(&app.discovery.meant(gvk)?))));
+            .unserved
+            .iter()
+            .find_map(|(gvk, meant)| Some(warnings::unserved(gvk, Some(meant.as_deref()?))));
         if let (Verdict::Deny { message, .. }, Some(meant)) = (&mut refusal, meant) {
             *message = format!("{message}; {meant}");
         }
