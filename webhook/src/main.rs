@@ -71,7 +71,7 @@ async fn main() -> anyhow::Result<()> {
     let flags = Flags::parse();
     let program = Program::start(PROGRAM, &flags.program).await?;
     let Some(job) = flags.job else {
-        return serve(flags, program).await;
+        return Box::pin(serve(flags, program)).await;
     };
     let namespace = flags.program.identity.namespace();
     let job = job.run(&program.clients.requests, &namespace);

@@ -17,8 +17,8 @@ use std::{
 };
 
 use axum::{
-    Extension, Router,
-    extract::{Request, State},
+    Router,
+    extract::{ConnectInfo, Request, State},
     http::{
         HeaderMap, Method, StatusCode,
         header::{AUTHORIZATION, HOST},
@@ -72,13 +72,12 @@ impl Guard {
         })))
     }
 
-    /// Puts the routes behind this guard. (Unknown paths are not guarded: they stay a 404.)
+    /// Puts the routes behind this guard; there must be one. (Unknown paths are not guarded: they
+    /// stay a 404.)
     pub fn protect(&self, router: Router) -> Router {
         match &self.0 {
-            Some(reviewer) if router.has_routes() => {
-                router.route_layer(from_fn_with_state(reviewer.clone(), pass))
-            }
-            _ => router,
+            Some(reviewer) => router.route_layer(from_fn_with_state(reviewer.clone(), pass)),
+            None => router,
         }
     }
 
@@ -97,12 +96,8 @@ impl Guard {
     }
 }
 
-/// The address that a connection comes from; an extension of the connection's requests.
-#[derive(Clone, Copy, Debug)]
-pub struct Peer(pub SocketAddr);
-
 async fn from_here(
-    Extension(Peer(peer)): Extension<Peer>,
+    ConnectInfo(peer): ConnectInfo<SocketAddr>,
     request: Request,
     next: Next,
 ) -> Response {
@@ -227,9 +222,7 @@ impl Reviewer {
     fn remember(&self, visit: Visit) {
         let now = Instant::now();
         let mut allowed = self.allowed.lock();
-        if allowed.len() >= MEMORY {
-            allowed.retain(|_, until| now < *until);
-        }
+        allowed.retain(|_, until| now < *until);
         if allowed.len() < MEMORY {
             allowed.insert(visit, now + REMEMBERED);
         }
@@ -245,7 +238,7 @@ fn bearer(headers: &HeaderMap) -> Option<&str> {
 
 #[cfg(test)]
 mod tests {
-    use axum::{body::Body, routing::get};
+    use axum::{body::Body, extract::connect_info::MockConnectInfo, routing::get};
     use serde_json::{Value, json};
     use tower::ServiceExt;
 
@@ -455,12 +448,12 @@ mod tests {
             ("10.0.0.7:9", 403),
             ("[fd00::1]:9", 403),
         ] {
-            let router = confined
-                .clone()
-                .layer(Extension(Peer(peer.parse().expect("an address"))));
+            let router = confined.clone().layer(MockConnectInfo(
+                peer.parse::<SocketAddr>().expect("an address"),
+            ));
             assert_eq!(visit(&router, "/debug/x", "").await, want, "{peer}");
         }
-        let here = confined.layer(Extension(Peer(([127, 0, 0, 1], 9).into())));
+        let here = confined.layer(MockConnectInfo(SocketAddr::from(([127, 0, 0, 1], 9))));
         for (host, want) in [
             ("localhost", 200),
             ("127.0.0.1:1", 200),
@@ -479,7 +472,7 @@ mod tests {
         }
         let server = Server::start([]).await;
         let by_token = Guard::by_token(server.client()).confine(routes());
-        let from_here = by_token.layer(Extension(Peer(([127, 0, 0, 1], 9).into())));
+        let from_here = by_token.layer(MockConnectInfo(SocketAddr::from(([127, 0, 0, 1], 9))));
         assert_eq!(
             visit(&from_here, "/debug/x", "").await,
             401,

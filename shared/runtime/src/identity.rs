@@ -5,11 +5,12 @@ use std::time::Duration;
 
 use clap::Args;
 use k8s_openapi::api::{authentication::v1::SelfSubjectReview, core::v1::Namespace};
-use kube::{Api, Client, api::PostParams};
+use kube::{Api, Client};
 use tokio::time::sleep;
 use tracing::warn;
 
 use crate::{
+    access::review_of,
     backoff::Backoff,
     fault::{DEADLINE, Fault, within},
 };
@@ -79,11 +80,8 @@ impl IdentityArgs {
 /// The user name of this process at the API server, as admission reviews show it. Retries until
 /// there is an answer.
 pub async fn username(client: &Client) -> String {
-    let reviews: Api<SelfSubjectReview> = Api::all(client.clone());
     until_answered(async || {
-        let review = reviews
-            .create(&PostParams::default(), &SelfSubjectReview::default())
-            .await?;
+        let review = review_of(client, &SelfSubjectReview::default()).await?;
         Ok(review.status.and_then(|status| status.user_info?.username))
     })
     .await

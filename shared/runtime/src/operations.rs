@@ -14,7 +14,7 @@ use std::{net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
 use anyhow::Context;
 use axum::{
     Extension, Router,
-    extract::{Request, State},
+    extract::{ConnectInfo, Request, State},
     http::{StatusCode, header::CONTENT_TYPE},
     middleware::{Next, from_fn},
     response::{IntoResponse, Response},
@@ -29,7 +29,7 @@ use crate::{
     certificates::{mounted, unverified},
     connections::Connections,
     debug::DebugPages,
-    guard::{Guard, Peer},
+    guard::Guard,
     https::Server,
     listen::listen,
     metrics::{CONTENT_TYPE as METRICS_CONTENT_TYPE, Metrics},
@@ -160,7 +160,7 @@ async fn accept(listener: TcpListener, tls: Option<Tls>, router: Router) {
     let mut connections = Connections::new(CONNECTIONS);
     loop {
         let (stream, peer) = connections.accept(&listener).await;
-        let router = server.router.clone().layer(Extension(Peer(peer)));
+        let router = server.router.clone().layer(Extension(ConnectInfo(peer)));
         let server = Server {
             router,
             ..server.clone()
