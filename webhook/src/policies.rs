@@ -54,8 +54,8 @@ pub(crate) const POLICIES_PATH: &str = "/apis/mimeo.dev/v1alpha1/transformpolici
 /// Most policies in the configuration. The configuration is one object and must fit into etcd.
 const MOST: usize = 256;
 /// Interval between rounds without an event. No watch announces the kinds of an aggregated API, nor
-/// that the API server would now accept an entry that it has refused. Other answers are kept, so
-/// such a round rarely sends a request.
+/// that a dry run which was answered with 403 would now succeed. All other answers are kept. So a
+/// round sends requests only about kinds that are not served and about such dry runs.
 const LOOK_AGAIN: Duration = Duration::from_mins(1);
 /// Pause after a failure.
 const RETRY: Duration = Duration::from_secs(5);

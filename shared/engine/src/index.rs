@@ -54,13 +54,14 @@ pub struct Index {
     pub(crate) shown: u64,
     /// Namespaces with changed facts, which must be planned again.
     pub(crate) dirty: BTreeSet<Arc<str>>,
+    /// The pending labels that this webhook replica has set.
     pub(crate) gate: Gate,
     pub(crate) webhooks: Webhooks,
     /// When a webhook began to run without a break.
     pub(crate) webhooks_since: Tick,
     /// The number of changes to the set of needed watches.
     pub(crate) demand_version: u64,
-    /// The time of the event or question that the engine answers now.
+    /// The present time, as the caller has set it for this event or question.
     pub(crate) now: Tick,
 }
 

@@ -265,8 +265,8 @@ impl Jobs {
         number
     }
 
-    /// Returns if the object of this job has changed since the job started. `None`: its answer no
-    /// longer counts.
+    /// Returns whether the object of this job has changed since the job started. `None`: its answer
+    /// no longer counts.
     fn running(&self, job: &Job) -> Option<bool> {
         match self.table.get(&job.key)?.state {
             State::Running { number, moved } => (number == job.number).then_some(moved),

@@ -57,7 +57,7 @@ pub enum Awaited {
 /// of them. The label of a genuine request appears within milliseconds.
 const MOST_ISSUED: usize = 10_000;
 
-/// The pending labels that this process sets and removes.
+/// The pending labels that this replica has set, and how long it waits before it writes.
 #[derive(Debug)]
 pub(crate) struct Gate {
     /// The nonces of labels that this replica set and has not seen in the watch yet, each with the
@@ -289,8 +289,8 @@ impl Index {
         }
     }
 
-    /// Checks that the pods of a namespace need not wait for this copy. The error is the reason why
-    /// the copy cannot be written now. `None`: Mimeo is writing it.
+    /// Checks that the pods of a namespace need not wait for this copy. The error says why they
+    /// wait: the reason why the copy cannot be written now, or `None` if Mimeo is writing it.
     fn holds_nothing(
         &self,
         projection: &Projection,
@@ -343,7 +343,7 @@ impl Gate {
 }
 
 impl Index {
-    /// Takes in the pending label of a namespace, which had the labels `old` before.
+    /// Takes in the pending label of a namespace. `old` are the namespace's former labels.
     pub(crate) fn see_label(&mut self, entry: &mut Namespace, old: &Labels, work: &mut Work) {
         let Some(nonce) = entry.labels.get(PENDING_LABEL) else {
             entry.pending_label = None;

@@ -1,8 +1,8 @@
 //! The selection of namespaces by name, by pattern and by label, and selectors for the labels of
 //! any object.
 //!
-//! Selections are compiled when the rule is parsed. A match never fails, and takes at most linear
-//! time.
+//! Selections are checked, and their patterns and selectors compiled, when the rule is parsed. So a
+//! match never fails, and takes at most linear time.
 
 use mimeo_api::NamespaceSelection;
 
@@ -111,7 +111,8 @@ impl Selection {
         (!SYSTEM_NAMESPACES.contains(&place.name) || self.names(place.name)) && self.matches(place)
     }
 
-    /// True if the namespace matches.
+    /// True if all set fields match the namespace, as for an exclusion. System namespaces are no
+    /// exception here.
     pub(crate) fn matches(&self, place: Place<'_>) -> bool {
         self.names
             .as_ref()

@@ -1,9 +1,10 @@
 //! Text with variables: `$(source.name)`, `$(source.namespace)`, `$(namespace.name)` and
 //! `$(namespace.labels['key'])`.
 //!
-//! The text is parsed once, together with its rule. The source's values are filled in when a copy
-//! is rendered, and this can't fail. The values of the copy's namespace are filled in last. This
-//! fails if the namespace lacks the label.
+//! Names of copies are parsed once, together with their rule. Other texts are checked then, and
+//! parsed when a copy is drafted. The source's values are filled in at the same time, and this
+//! can't fail. The values of the copy's namespace are filled in last. This fails if the namespace
+//! lacks the label.
 
 use std::{borrow::Cow, fmt, iter};
 
@@ -123,21 +124,25 @@ impl Template {
     /// A message for people that names an unknown variable of `source.` or `namespace.`. It is not
     /// plain text, because a later version of Mimeo may define a variable of this name.
     pub fn parse(text: &str) -> Result<Self, String> {
-        let (mut template, mut rest) = (Self(Vec::new()), text);
-        while let Some(start) = rest.find("$(") {
-            template.push_text(&rest[..start]);
-            rest = &rest[start + 2..];
-            // The search stops here, because a long text may have many beginnings of a variable.
-            let end = rest.bytes().take(LONGEST).position(|byte| byte == b')');
-            let variable = end.map(|end| Ok::<_, String>((piece(&rest[..end])?, &rest[end + 1..])));
-            if let Some((Some(piece), after)) = variable.transpose()? {
+        let mut template = Self(Vec::new());
+        // A long text may have many beginnings of a variable. So each `)` is searched for once.
+        let (mut from, mut close) = (0, 0);
+        while let Some(before) = text[from..].find("$(") {
+            template.push_text(&text[from..from + before]);
+            from += before + 2;
+            if close < from {
+                close = text[from..].find(')').map_or(usize::MAX, |end| from + end);
+            }
+            let near = close - from < LONGEST;
+            let variable = near.then(|| piece(&text[from..close])).transpose()?;
+            if let Some(piece) = variable.flatten() {
                 template.0.push(piece);
-                rest = after;
+                from = close + 1;
             } else {
                 template.push_text("$(");
             }
         }
-        template.push_text(rest);
+        template.push_text(&text[from..]);
         Ok(template)
     }
 

@@ -46,8 +46,8 @@ pub(crate) fn check_of_copies(
     patch::check(json_patch, &format!("{field}.jsonPatch"), sources, refusals);
 }
 
-/// Checks the transform of a rule, except its patch, or of a policy, for objects of these kinds.
-/// Refusals name fields below `field`.
+/// Checks the transform of a policy, or that of a rule without its patch, for objects of these
+/// kinds. Refusals name fields below `field`.
 pub(crate) fn check<'a>(
     spec: &Transform,
     field: &str,
@@ -76,7 +76,7 @@ pub(crate) fn check<'a>(
             refusals.add(
                 &at_type,
                 "must not be that of service account tokens or Helm \
-                     releases: Kubernetes or Helm would use the Secret as one",
+                 releases: Kubernetes or Helm would use the Secret as one",
             );
         }
         if !secrets {

@@ -81,7 +81,7 @@ pub async fn drive(handle: Handle, writer: Writer, mut active: watch::Receiver<b
     }
 }
 
-/// Returns how long to wait until `due`. `None`: only a change can end the wait earlier.
+/// Returns the time until `due`. Without `due` it is an hour: only a change brings new work.
 fn pause_until(due: Option<Tick>, engine: &Engine) -> Duration {
     due.map_or(Duration::from_hours(1), |due| {
         due.saturating_sub(engine.now())

@@ -72,7 +72,7 @@ impl Guard {
         })))
     }
 
-    /// Puts the routes behind this guard; there must be one. (Unknown paths are not guarded: they
+    /// Puts the routes behind this guard. Panics if the router has no route. (Unknown paths are not guarded: they
     /// stay a 404.)
     pub fn protect(&self, router: Router) -> Router {
         match &self.0 {

@@ -130,7 +130,7 @@ impl Handle {
         }
     }
 
-    /// Sets the clock of the engine and gives it to `f`, which may change it. Then wakes the tasks
+    /// Sets the engine's clock and gives the engine to `f`, which may change it. Then wakes the tasks
     /// that wait for work or for a change. `f` must not block.
     pub fn with<R>(&self, f: impl FnOnce(&mut Engine) -> R) -> R {
         let result = self.look(f);

@@ -123,9 +123,9 @@ impl Index {
         effects.effort.decided += 1;
         let step = verdict.step;
         let key = copy.key(&namespace.name);
-        // The copy is lost, or a read must show whether it is lost.
+        // The copy may be lost.
         let open = matches!(step, Step::Leave(Leave::Undecided) | Step::Look);
-        // A released copy counts as a loss until a rule wants it again.
+        // Only a collected loss ends here. A released copy counts until a rule wants it again.
         if !open && self.losses.get(&key).is_some() {
             self.forgive(&key);
         }

@@ -282,7 +282,7 @@ impl Index {
         }
     }
 
-    /// The same, for a change.
+    /// The facts about a missing object, for a change. `key` is the job that reads the object.
     pub(crate) fn absence_mut(&mut self, key: &JobKey) -> Option<&mut Absence> {
         match key {
             JobKey::ConfirmRule(id) => Some(&mut self.gone.get_mut(id)?.absence),

@@ -124,7 +124,7 @@ const LONGEST: usize = 1024;
 pub(crate) struct EventQueue {
     pending: BTreeMap<Topic, Pending>,
     reported: BTreeMap<Topic, Tick>,
-    /// How many Events of a burst were written and have not been refilled since.
+    /// How much of the burst is used up. Each [`REFILL`] gives one Event back.
     spent: usize,
     refilled: Tick,
 }

@@ -211,12 +211,11 @@ impl<'a> Page<'a> {
             .chain(namespaces.clone().map(|namespace| namespace.changed))
             .chain(ended.clone().map(|(number, _)| *number));
         let mut news: Vec<u64> = numbers.filter(|number| *number > seen).collect();
-        // Each change has a number of its own.
-        news.sort_unstable();
         cursor.seen = if news.len() <= PIECE {
             changes.last
         } else {
-            news[PIECE - 1]
+            // Each change has a number of its own, so a piece is not larger than this.
+            *news.select_nth_unstable(PIECE - 1).1
         };
         let piece = seen + 1..=cursor.seen;
         Some(View {

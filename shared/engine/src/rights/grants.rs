@@ -11,7 +11,8 @@ use crate::{clock::Tick, quota::Quota};
 pub(crate) struct Grants {
     /// The valid grants. The cost of a grant is the number of its names.
     quota: Quota<Known, { grant::MOST }, { grant::LOAD }>,
-    /// The statuses of all grants. Those with an invalid spec grant nothing.
+    /// The statuses of all grants, by name. A grant that is not in `quota` has an invalid spec and
+    /// grants nothing.
     statuses: BTreeMap<Box<str>, Status>,
     /// When their statuses may be written at the earliest, if they may have changed.
     pub(crate) due: Option<Tick>,

@@ -69,7 +69,7 @@ pub(crate) struct Choice {
 
 impl Index {
     /// Returns the facts that decide if a rule takes the source: whether it was read, and why it is
-    /// never copied. `None`: it does not exist.
+    /// never copied. `None`: no such object is known.
     fn seen_as(&self, source: &SourceRef) -> Option<(bool, Option<SourceRefused>)> {
         match self.sources.get(source)? {
             SourceState::NotRead => Some((false, None)),
@@ -104,7 +104,8 @@ impl Index {
     }
 
     /// Chooses the sources that a rule copies now: first the named ones, then those that its
-    /// selectors find. If there are too many, the first ones are taken.
+    /// selectors find. If there are too many, the first ones are taken. Only selectors that the
+    /// stored rule of this identity has count.
     pub(crate) fn choose(&self, rule: &Rule) -> Choice {
         let mut choice = Choice {
             sources: rule.sources.clone(),

@@ -24,7 +24,7 @@ const GENERATED_PREFIX_LENGTH: usize = 58;
 /// Namespaces that get copies, and the copies' name there.
 #[derive(Clone, Debug)]
 pub struct Target {
-    /// The selected namespaces, with those that the rule excludes.
+    /// The selected namespaces. The rule may exclude some of them.
     pub selection: Selection,
     /// The excluded namespaces: all that any of these selections matches.
     pub(crate) exclude: Arc<[Selection]>,

@@ -86,6 +86,7 @@ pub(super) fn rewrite_keys(edits: &KeyEdits, metadata: &mut Fields, key: &str, n
         there.insert(key.clone(), text.replace(&variable, namespace).into());
     }
 }
+
 /// Checks the edits of the keys of `data`. Refusals name fields below `field`.
 pub(super) fn check_data(edits: &DataEdits, field: &str, refusals: &mut Refusals) {
     let DataEdits {

@@ -315,4 +315,5 @@ fn keys_are_not_shown() {
     let bundle = issued();
     let shown = format!("{bundle:?} {:?}", bundle.material().expect("material"));
     assert!(!shown.contains("PRIVATE"), "{shown}");
+    assert!(shown.contains("SigningKey { algorithm: ECDSA }"), "{shown}");
 }
