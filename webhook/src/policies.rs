@@ -173,6 +173,8 @@ pub(crate) struct Registrar {
     kept: Kept,
     /// The last known resource of each kind. A failed lookup leaves the entry as it is.
     served: BTreeMap<GroupVersionKind, Resource>,
+    /// The kinds whose last lookup failed. Only the first failure is logged.
+    failing: BTreeSet<GroupVersionKind>,
     /// Results of dry runs, by the contents of the entry.
     tried: BTreeMap<Checksum, Result<(), String>>,
     /// The configuration that every API server uses by now.
@@ -220,6 +222,7 @@ impl Registrar {
             kept: Keeper::<MutatingWebhookConfiguration>::start(clients, metrics, POLICIES_NAME),
             metrics: metrics.clone(),
             served: BTreeMap::new(),
+            failing: BTreeSet::new(),
             tried: BTreeMap::new(),
             heard: None,
             registered: BTreeSet::new(),
@@ -386,12 +389,21 @@ impl Registrar {
             .flat_map(|policy| policy.kinds.clone())
             .collect();
         self.served.retain(|gvk, _| kinds.contains(gvk));
+        self.failing.retain(|gvk| kinds.contains(gvk));
         for gvk in kinds {
             match self.discovery.find(&gvk).await {
-                Ok(Some(resource)) => _ = self.served.insert(gvk, resource),
-                Ok(None) => _ = self.served.remove(&gvk),
+                Ok(found) => {
+                    self.failing.remove(&gvk);
+                    match found {
+                        Some(resource) => _ = self.served.insert(gvk, resource),
+                        None => _ = self.served.remove(&gvk),
+                    }
+                }
                 // A failed lookup does not mean that the kind is unserved.
-                Err(error) => warn!(%gvk, %error, "cannot look a kind up"),
+                Err(error) if self.failing.insert(gvk.clone()) => {
+                    warn!(%gvk, %error, "cannot look a kind up, retrying every minute");
+                }
+                Err(_) => {}
             }
         }
     }

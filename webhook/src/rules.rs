@@ -18,7 +18,7 @@ use mimeo_model::{
     kind::{GroupVersionKind, Resource},
     own_rights::{self, ProgramRight, RoleRef},
     policy::Policy,
-    reach::Reach,
+    reach::{OutOfReach, Reach},
     refusal::{Refusal, in_one_line},
     review::{Request, Verdict},
     right::Right,
@@ -236,27 +236,25 @@ impl Draft<'_> {
         let app = check.app;
         let mut warnings = kinds.warnings();
         warnings.extend(warnings::near_misses(check.object, VARIABLES));
-        // The sources and selectors that no limit of the installation refuses.
-        let (mut sources, mut selectors) = (Vec::new(), Vec::new());
-        for source in &rule.sources {
-            match reach.refuses(source) {
-                _ if !self.tells(source.home()) => {}
-                None => sources.push(source),
-                Some(why) => {
-                    warnings.push(warnings::out_of_reach(&format!("source {source}"), why));
-                }
-            }
-        }
-        for selector in &rule.selectors {
-            let home = Some(&*selector.namespace);
-            match reach.refuses_home(&selector.gvk, home) {
-                _ if !self.tells(home) => {}
-                None => selectors.push(selector),
-                Some(why) => {
-                    warnings.push(warnings::out_of_reach(&format!("sources {selector}"), why));
-                }
-            }
-        }
+        let mut within_reach = |what: String, refused: Option<OutOfReach>| {
+            warnings.extend(refused.map(|why| warnings::out_of_reach(&what, why)));
+            refused.is_none()
+        };
+        let sources: Vec<&SourceRef> = rule
+            .sources
+            .iter()
+            .filter(|source| self.tells(source.home()))
+            .filter(|source| within_reach(format!("source {source}"), reach.refuses(source)))
+            .collect();
+        let selectors: Vec<_> = rule
+            .selectors
+            .iter()
+            .filter(|selector| self.tells(Some(&selector.namespace)))
+            .filter(|selector| {
+                let refused = reach.refuses_home(&selector.gvk, Some(&selector.namespace));
+                within_reach(format!("sources {selector}"), refused)
+            })
+            .collect();
         warnings.extend(rule.leaves_out(reach));
         warnings.extend(self.missing_sources(&sources).await);
         let told = self.of_namespaces().await;

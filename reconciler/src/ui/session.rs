@@ -111,7 +111,7 @@ impl Session {
         Some(Event::default().event("view").json_data(self.tell(&view)))
     }
 
-    /// A part of the view. Data that it leaves out has not changed.
+    /// The JSON of a piece of the view. Data that the piece leaves out has not changed.
     fn tell(&mut self, view: &View) -> Value {
         let (mut ended_rules, mut ended_namespaces) = (Vec::new(), Vec::new());
         for ended in &view.ended {
@@ -139,9 +139,9 @@ impl Session {
         })
     }
 
-    /// Number of the rule, state, start of the state (seconds since 1970, 0 if unknown), number of
-    /// copies, number of synced copies, reason. There may be hundreds of thousands of these, so the
-    /// fields have no names.
+    /// The JSON of a place: number of the rule, state, start of the state (seconds since 1970, 0 if
+    /// unknown), number of copies, number of synced copies, reason. There may be hundreds of
+    /// thousands of these, so the fields have no names.
     fn tell_place(&mut self, place: &PlaceView) -> Value {
         let PlaceView {
             rule,

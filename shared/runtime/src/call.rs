@@ -33,11 +33,12 @@ pub const METADATA_LIST: &str =
 /// Accept header for whole objects.
 pub const JSON: &str = "application/json";
 
-/// Twice the size of the largest object that an API server accepts, including room for its managed
-/// fields. A larger answer counts as no answer.
+/// Most bytes of an answer to the writer: twice the size of the largest object in etcd, with room
+/// for its managed fields. A larger answer counts as no answer.
 pub(crate) const LARGEST_ANSWER: usize = 4 << 20;
-/// The same where no user may make an object unreadable. Some characters take one byte in etcd, but
-/// the API server writes them as six.
+/// Most bytes of an answer about an object that no user must be able to make unreadable by its
+/// size. An object has up to 1.5 MiB in etcd. Some characters take one byte there, but the API
+/// server writes them as six.
 pub(crate) const LARGEST_OBJECT: usize = 10 << 20;
 
 /// Why a request failed. It holds no content of any object.
@@ -70,8 +71,8 @@ pub enum CallError {
     /// The deadline passed. It is unknown if the API server carried the request out.
     #[error("no answer within the deadline")]
     Late,
-    /// There was no answer, or none that can be parsed. It is unknown if the API server carried the
-    /// request out.
+    /// The request could not be made, or there was no answer, or none that can be parsed. It is
+    /// unknown if the API server carried the request out.
     #[error("{0}")]
     Silent(String),
 }

@@ -72,8 +72,8 @@ impl Guard {
         })))
     }
 
-    /// Puts the routes behind this guard. Panics if the router has no route. (Unknown paths are not guarded: they
-    /// stay a 404.)
+    /// Puts the routes behind this guard. Panics if the router has no route. (Unknown paths are not
+    /// guarded: they stay a 404.)
     pub fn protect(&self, router: Router) -> Router {
         match &self.0 {
             Some(reviewer) => router.route_layer(from_fn_with_state(reviewer.clone(), pass)),

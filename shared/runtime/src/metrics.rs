@@ -160,7 +160,8 @@ impl Metrics {
 }
 
 impl Default for Metrics {
-    /// Starts with `mimeo_build_info` and the expiry of certificates.
+    /// Starts with `mimeo_build_info`, the expiry of certificates and, on Linux, the metrics of the
+    /// process.
     fn default() -> Self {
         let this = Self {
             registry: Arc::default(),

@@ -44,8 +44,7 @@ pub fn certified_key(certificate: &[u8], key: &[u8]) -> anyhow::Result<Certified
 
 /// The certificate that a server serves, and the CAs with which clients verify it.
 ///
-/// Its `Debug` shows nothing secret: that of a [`CertifiedKey`] shows of the private key only the
-/// algorithm.
+/// `Debug` shows nothing secret: rustls prints only the algorithm of a private key.
 #[derive(Clone, Debug)]
 pub struct ServingMaterial {
     /// Certificate chain and key.

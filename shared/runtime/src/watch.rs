@@ -103,9 +103,9 @@ pub struct WatchSpec {
     pub metadata_only: bool,
     /// The label selector as in a query (`key=value,…`), not yet encoded.
     pub label_selector: Option<String>,
-    /// Watches only the object with this name. The object is read before the watch begins: the
-    /// streamed list of a kind with few changes may take 100 ms. The API server's cache needs that
-    /// time to learn that it is up to date.
+    /// Watches only the object with this name, as a whole and not by its metadata alone. The object
+    /// is read before the watch begins: the streamed list of a kind with few changes may take
+    /// 100 ms. The API server's cache needs that time to learn that it is up to date.
     pub name: Option<String>,
     /// The watch's name in logs.
     pub what: String,

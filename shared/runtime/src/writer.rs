@@ -194,9 +194,9 @@ fn outcome(request: &mimeo_engine::Request, answer: CallResult<call::Answer>) ->
     }
 }
 
-/// Whether the object still exists after a delete. The API server answers with a Status, which has
-/// none of these fields, or, for some kinds, with the object's last state. Something may hold the
-/// object, such as a finalizer.
+/// Whether the object still exists after a delete, because a finalizer or a grace period holds it.
+/// For some kinds the API server answers with the object's last state, and for the others with a
+/// Status, which has none of these fields.
 fn outlives_deletion(meta: &ObjectMeta) -> bool {
     let finalizers = meta.finalizers.iter().flatten().count();
     meta.deletion_timestamp.is_some()

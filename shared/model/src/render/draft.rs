@@ -34,7 +34,7 @@ pub struct Draft {
     /// The variables of the namespace outside the names of the copies.
     variables: BTreeSet<Variable>,
     /// True if the content has a variable inside a list.
-    apart: bool,
+    own_fields_apart: bool,
     /// What stands for the variables, including those in the names.
     blanks: Blanks,
 }
@@ -81,10 +81,10 @@ impl Draft {
             sign: format!("«{text}:"),
             variables: all.into_iter().collect(),
         };
-        let mut apart = false;
+        let mut own_fields_apart = false;
         if !blanks.variables.is_empty() {
             (metadata, body) = draft(&|variable| blanks.of(variable))?;
-            apart = in_a_list(&body, &blanks.sign);
+            own_fields_apart = in_a_list(&body, &blanks.sign);
             content = body.to_string();
             checksum = Checksum::of(content.as_bytes());
         }
@@ -94,7 +94,7 @@ impl Draft {
             checksum,
             content: blanks.split(&behind_metadata(content)).into(),
             variables,
-            apart,
+            own_fields_apart,
             blanks,
         })
     }
@@ -141,7 +141,7 @@ impl Draft {
             group: self.source.gvk.group.clone(),
             name,
             labels: labels.collect(),
-            own_fields_apart: self.apart,
+            own_fields_apart: self.own_fields_apart,
             content: self.content.clone(),
             metadata: blanks.split(&metadata_text(metadata, blanks.of_checksum()).into()),
         })
