@@ -72,6 +72,9 @@ impl Observer {
                 let Some(name) = object.metadata.name else {
                     return;
                 };
+                if let Some(found) = &mut found {
+                    found.take(&name);
+                }
                 self.handle.source(&selector.source(name), None);
             }
             Event::Known(Known::Unserved) => self.gone(&resource),

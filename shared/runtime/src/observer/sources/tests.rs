@@ -2,7 +2,12 @@ use std::time::Duration;
 
 use mimeo_engine::{AwaitedCopy, Engine, Settings};
 use mimeo_model::{
-    id::RuleKind, kind::GroupVersionKind, known::Known, names, role::Role, rule::Rule,
+    id::RuleKind,
+    kind::GroupVersionKind,
+    known::Known,
+    names,
+    role::Role,
+    rule::{MOST_SOURCES, Rule},
 };
 use serde_json::json;
 
@@ -41,10 +46,17 @@ fn object(name: &str, version: u64) -> Value {
 /// An observer of this server. Its engine has one rule with these sources, and a namespace that
 /// waits for their copies.
 fn observer(server: &Server, names: &[&str]) -> Observer {
-    let sources: Vec<Value> = names
-        .iter()
-        .map(|name| json!({"apiVersion": "v1", "kind": "Secret", "namespace": "platform", "name": name}))
-        .collect();
+    let named = |name: &&str| json!({"name": name});
+    observer_of(server, names.iter().map(named).collect())
+}
+
+/// The same, with these names and selectors of Secrets.
+fn observer_of(server: &Server, mut sources: Vec<Value>) -> Observer {
+    for source in &mut sources {
+        source["apiVersion"] = "v1".into();
+        source["kind"] = "Secret".into();
+        source["namespace"] = "platform".into();
+    }
     let rule = json!({
         "apiVersion": "mimeo.dev/v1alpha1", "kind": "ClusterReplication", "metadata": {"name": "registry"},
         "spec": {"podGate": "Required", "sources": sources, "targets": [{"namespaces": ["team"]}]},
@@ -234,6 +246,30 @@ async fn a_source_that_cannot_be_decoded_is_refused_alone() {
         .await;
         assert_eq!(held(&handle), ["Secret a"]);
     }
+}
+
+/// A streamed list may show a deletion before its end. Such an object takes the place of no other.
+#[tokio::test]
+async fn an_object_that_is_deleted_during_a_listing_is_not_selected() {
+    let names: Vec<String> = (10..=10 + MOST_SOURCES).map(|n| format!("s{n}")).collect();
+    let line = |kind, name| format!("{}\n", json!({"type": kind, "object": object(name, 9)}));
+    let lines: String = names.iter().map(|name| line("ADDED", name)).collect();
+    let deleted = line("DELETED", &names[0]);
+    let server = Server::start([Script::text(200, lines + &deleted + &end()).hold()]).await;
+    let observer = observer_of(&server, vec![json!({"selector": {}})]);
+    let handle = observer.handle.clone();
+    let mut watches = handle.with(Engine::demand).selectors;
+    let (selector, resource) = watches.pop_first().expect("a watch");
+    let mut copies: Vec<String> = names[1..]
+        .iter()
+        .map(|name| format!("Secret {name}"))
+        .collect();
+    copies.sort();
+    let all = |engine: &mut Engine| {
+        let waiting = engine.progress("team").waiting;
+        waiting.iter().map(|copy| &copy.copy).eq(&copies)
+    };
+    until(observer.selected(selector, resource), &handle, all).await;
 }
 
 /// The source is deleted while its last state is still being read.
