@@ -8,7 +8,6 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use futures::future::join_all;
 use mimeo_api::{ClusterReplication, Replication, ReplicationGrant, TransformPolicy, names};
 use mimeo_engine::author;
 use mimeo_model::{
@@ -321,7 +320,8 @@ impl Draft<'_> {
         })
     }
 
-    /// Returns one warning for each source that the API server answers with 404.
+    /// Returns one warning for each source that the API server answers with 404. The sources are
+    /// read one after the other, because any user with a namespace can make their metadata large.
     async fn missing_sources(&self, sources: &[&SourceRef]) -> Vec<String> {
         let read = async |source: &&SourceRef| {
             let resource = self.kinds.resource(&source.gvk)?;
@@ -330,8 +330,11 @@ impl Draft<'_> {
             let found = self.check.ask(read).await?.ok()?;
             found.is_none().then(|| warnings::missing_source(source))
         };
-        let missing = join_all(sources.iter().map(read)).await;
-        missing.into_iter().flatten().collect()
+        let mut warnings = Vec::new();
+        for source in sources {
+            warnings.extend(read(source).await);
+        }
+        warnings
     }
 }
 
