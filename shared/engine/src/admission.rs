@@ -12,7 +12,7 @@ use mimeo_model::{
     names::PENDING_LABEL,
     plural,
     review::{Operation, Request, Verdict},
-    selection::{Labels, NameHint},
+    selection::Labels,
     transform::is_being_deleted,
 };
 
@@ -96,12 +96,8 @@ fn created(request: &Request, object: &Value, index: &Index, nonce: &str) -> Nam
         .name
         .as_deref()
         .or_else(|| object["metadata"]["name"].as_str());
-    let hint = name.map_or_else(
-        || NameHint::Prefix(request.generate_name().unwrap_or_default()),
-        NameHint::Exact,
-    );
     // A rule that is not known yet may match.
-    let waits = !index.primed() || !index.pod_gate_rules(hint, &labels(object)).is_empty();
+    let waits = !index.primed() || !index.pod_gate_rules(name, &labels(object)).is_empty();
     match pending_label(object) {
         Some(preset) if waits && index.gate.issued.contains_key(preset) => unchanged(),
         _ if waits => changed(set_label(object, nonce), LabelChange::Set),
@@ -130,12 +126,12 @@ fn updated(
     if leaving || request.dry_run || pending_label(old).is_some() || before == after {
         return decision;
     }
-    let hint = NameHint::Exact(request.name.as_deref().unwrap_or_default());
-    let already = index.pod_gate_rules(hint, &before);
+    let name = request.name.as_deref();
+    let already = index.pod_gate_rules(name, &before);
     // A rule that is not known yet may match.
     decision.label_first = !index.primed()
         || index
-            .pod_gate_rules(hint, &after)
+            .pod_gate_rules(name, &after)
             .iter()
             .any(|rule| !already.contains(rule));
     decision
@@ -421,8 +417,8 @@ mod tests {
                 json!({"metadata": {"generateName": "shop-", "labels": null}}),
                 true,
                 None,
-                None,
-                LabelChange::Untouched,
+                Some("fresh"),
+                LabelChange::Set,
             ),
         ] {
             let mut object = object;

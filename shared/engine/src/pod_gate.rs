@@ -15,7 +15,7 @@ use mimeo_model::{
     names::PENDING_LABEL,
     outcome::FailureReason,
     rule::Rule,
-    selection::{Labels, NameHint},
+    selection::Labels,
     source::SourceSelector,
 };
 
@@ -160,11 +160,12 @@ impl Progress {
 
 impl Index {
     /// Returns the observed rules that hold the pods of a namespace with this name and these
-    /// labels.
-    pub fn pod_gate_rules(&self, hint: NameHint<'_>, labels: &Labels) -> BTreeSet<RuleId> {
+    /// labels. Without a name, which the API server has yet to generate: the rules that may hold
+    /// them.
+    pub fn pod_gate_rules(&self, name: Option<&str>, labels: &Labels) -> BTreeSet<RuleId> {
         self.cluster_rules()
             .filter_map(|(_, state)| state.acting())
-            .filter(|rule| rule.pod_gate != PodGate::None && rule.could_match(hint, labels))
+            .filter(|rule| rule.pod_gate != PodGate::None && rule.could_match(name, labels))
             .map(|rule| rule.id.clone())
             .collect()
     }

@@ -26,7 +26,7 @@ use crate::{
     plural,
     reach::Reach,
     refusal::{Refusal, Refusals},
-    selection::{Labels, NameHint, Place},
+    selection::{Labels, Place},
     source::{SourceRef, SourceSelector},
     syntax,
     template::{Template, texts},
@@ -287,12 +287,14 @@ impl Rule {
         })
     }
 
-    /// True if a namespace that is about to be created is a target. If its name is not known yet,
-    /// true if it could be a target.
-    pub fn could_match(&self, hint: NameHint<'_>, labels: &Labels) -> bool {
-        self.targets
-            .iter()
-            .any(|target| target.could_match(hint, labels))
+    /// True if a namespace that is about to be created may be a target. Before the API server has
+    /// generated its name, it may be a target of every rule, except where the targets of the
+    /// installation are exact names (`--target-namespaces`).
+    pub fn could_match(&self, name: Option<&str>, labels: &Labels) -> bool {
+        match name {
+            Some(name) => self.matches(Place { name, labels }),
+            None => self.targets.iter().any(|target| target.reach.is_none()),
+        }
     }
 
     /// True if the rule lists the exact name of the namespace. A glob, a pattern or a selector does
@@ -449,7 +451,8 @@ mod tests {
         let labels = &Labels::new();
         let matches = |name| rule.matches(Place { name, labels });
         assert!(matches("team-a") && !matches("other"));
-        assert!(rule.could_match(NameHint::Prefix("team-"), &Labels::new()));
+        let named = |name| rule.could_match(name, labels);
+        assert!(named(Some("team-a")) && !named(Some("other")) && named(None));
     }
 
     #[test]

@@ -6,7 +6,7 @@
 
 use mimeo_api::NamespaceSelection;
 
-use self::{glob::GLOB_LOAD, selector::Requirement};
+use self::glob::GLOB_LOAD;
 pub use self::{glob::Glob, labels::Labels, pattern::Pattern, selector::Selector};
 use crate::{names::SYSTEM_NAMESPACES, refusal::Refusals, syntax};
 
@@ -29,15 +29,6 @@ pub struct Place<'a> {
     pub name: &'a str,
     /// Labels of the namespace.
     pub labels: &'a Labels,
-}
-
-/// The name of a namespace that is about to be created. `generateName` gives only its beginning.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum NameHint<'a> {
-    /// The name.
-    Exact(&'a str),
-    /// The beginning of the name. The API server cuts it if it is long.
-    Prefix(&'a str),
 }
 
 /// Why a namespace is not selected.
@@ -167,28 +158,6 @@ impl Selection {
         self.names.iter().flatten().any(|listed| listed == name)
     }
 
-    /// True if a name can match that begins with `prefix` and is longer.
-    pub(crate) fn could_match(&self, prefix: &str, labels: &Labels) -> bool {
-        let passes = |requirement: &Requirement| {
-            if &*requirement.key == NAMESPACE_NAME {
-                requirement.test.could_pass(prefix)
-            } else {
-                requirement.test.passes(labels.get(&requirement.key))
-            }
-        };
-        self.names
-            .as_ref()
-            .is_none_or(|globs| globs.iter().any(|glob| Glob(glob).could_match(prefix)))
-            && self
-                .pattern
-                .as_ref()
-                .is_none_or(|pattern| pattern.could_match(prefix))
-            && self
-                .labels
-                .as_ref()
-                .is_none_or(|selector| selector.requirements.iter().all(passes))
-    }
-
     /// True if it selects by labels.
     pub fn is_by_labels(&self) -> bool {
         self.labels.is_some()
@@ -237,17 +206,6 @@ impl Selection {
         } = self;
         names.is_none() && pattern.is_none() && labels.as_ref().is_some_and(Selector::is_empty)
     }
-
-    /// True if every namespace with these labels matches.
-    pub(crate) fn matches_whatever_the_name(&self, labels: &Labels) -> bool {
-        let by_name = |requirement: &Requirement| &*requirement.key == NAMESPACE_NAME;
-        let by_labels = |selector: &Selector| {
-            !selector.requirements.iter().any(by_name) && selector.matches(labels)
-        };
-        self.names.is_none()
-            && self.pattern.is_none()
-            && self.labels.as_ref().is_some_and(by_labels)
-    }
 }
 
 /// The value of a namespace's label as it will be stored. The object in a review may lack the label
@@ -263,7 +221,6 @@ fn namespace_label<'a>(key: &str, place: Place<'a>) -> Option<&'a str> {
 #[cfg(test)]
 #[allow(clippy::unwrap_used)] // It is how a test fails.
 mod tests {
-    use proptest::prelude::*;
     use serde_json::{Value, json};
 
     use super::*;
@@ -402,13 +359,6 @@ mod tests {
             });
             assert_eq!(matched, [team_dev, team_prod, other_dev], "{spec}");
         }
-        let both = |prefix: &str, with: &str| {
-            let target = target(json!({"namespaces": ["team-*"], "namespaceSelector": dev}));
-            target.could_match(NameHint::Prefix(prefix), &labels(with))
-        };
-        assert!(
-            both("team-", "env=dev") && !both("team-", "env=prod") && !both("other-", "env=dev")
-        );
     }
 
     #[test]
@@ -492,95 +442,6 @@ mod tests {
     }
 
     #[test]
-    fn generated_names_match_if_some_name_could() {
-        let by_name = |operator, name: &str| json!({"key": NAMESPACE_NAME, "operator": operator, "values": [name]});
-        let not_dev = json!({"matchExpressions": [by_name("NotIn", "team-a"), {"key": "dev", "operator": "Exists"}]});
-        for (spec, prefix, with, want) in [
-            (json!({"namespaces": ["team-a"]}), "team-", "", true),
-            (json!({"namespaces": ["team-a"]}), "team-a", "", false),
-            (json!({"namespaces": ["team-a"]}), "other-", "", false),
-            (json!({"namespaces": ["team-*"]}), "te", "", true),
-            (json!({"namespaces": ["team-*"]}), "team-a-", "", true),
-            (json!({"namespaces": ["team-*"]}), "other-", "", false),
-            (json!({"namespaces": ["te?m-?????"]}), "team-", "", true),
-            (json!({"namespaces": ["*-x"]}), "team-", "", true),
-            (
-                json!({"namespacePattern": "team-[0-9]+"}),
-                "team-",
-                "",
-                true,
-            ),
-            (
-                json!({"namespacePattern": "team-[0-9]+"}),
-                "other-",
-                "",
-                false,
-            ),
-            (json!({"namespacePattern": "^team-"}), "te", "", true),
-            (json!({"namespacePattern": "team-?x"}), "teamx", "", true),
-            (json!({"namespacePattern": "a|b"}), "c", "", true),
-            (
-                json!({"namespaceSelector": {"matchLabels": {"env": "prod"}}}),
-                "x",
-                "env=prod",
-                true,
-            ),
-            (
-                json!({"namespaceSelector": {"matchLabels": {"env": "prod"}}}),
-                "x",
-                "env=dev",
-                false,
-            ),
-            (
-                json!({"namespaceSelector": {"matchExpressions": [by_name("In", "team-abcde")]}}),
-                "team-",
-                "",
-                true,
-            ),
-            (
-                json!({"namespaceSelector": {"matchExpressions": [by_name("In", "team-abcde")]}}),
-                "x-",
-                "",
-                false,
-            ),
-            (
-                json!({"namespaceSelector": {"matchExpressions": [by_name("NotIn", "x")]}}),
-                "x",
-                "",
-                true,
-            ),
-            (
-                json!({"namespaces": ["*"], "exclude": [{"namespaces": ["team-*"]}]}),
-                "team-",
-                "",
-                true,
-            ),
-            (
-                json!({"namespaces": ["*"], "exclude": [{"namespaceSelector": {"matchLabels": {"dev": ""}}}]}),
-                "x",
-                "dev=",
-                false,
-            ),
-            (
-                json!({"namespaces": ["*"], "exclude": [{"namespaceSelector": not_dev}]}),
-                "team-",
-                "dev=",
-                true,
-            ),
-        ] {
-            let could = target(spec.clone()).could_match(NameHint::Prefix(prefix), &labels(with));
-            assert_eq!(could, want, "{spec} {prefix} {with}");
-        }
-        let long = "a".repeat(60);
-        let cut_off = target(json!({"namespaces": [format!("{}bcdfg", "a".repeat(58))]}));
-        assert!(cut_off.could_match(NameHint::Prefix(&long), &Labels::new()));
-        assert!(
-            !target(json!({"namespaces": ["a"]}))
-                .could_match(NameHint::Exact("ab"), &Labels::new())
-        );
-    }
-
-    #[test]
     fn parse_refuses_with_the_field_and_the_reason() {
         let expression = |key: &str, operator: &str, values: Value| json!({"namespaceSelector": {"matchExpressions": [{"key": key, "operator": operator, "values": values}]}});
         for (spec, want) in [
@@ -659,22 +520,5 @@ mod tests {
             refused(json!({"namespaces": ["A", "B"], "namespacePattern": "("})).len(),
             3
         );
-    }
-
-    proptest! {
-        /// The beginning of a name never rules out a name that matches later.
-        #[test]
-        fn no_beginning_rules_out_what_matches(
-            glob in "[ab*?]{1,6}", pattern in "[ab]{0,3}([ab.][*+?]?|\\(a\\|b\\)){0,3}", text in "[ab]{0,4}", tail in "[ab]{5}",
-        ) {
-            let name = format!("{text}{tail}");
-            for spec in [json!({"namespaces": [glob]}), json!({"namespacePattern": format!("{pattern}[ab]*")})] {
-                let target = target(spec);
-                let could = target.could_match(NameHint::Prefix(&text), &Labels::new());
-                let labels = &Labels::new();
-                let matches = target.matches(Place { name: &name, labels });
-                prop_assert!(could || !matches);
-            }
-        }
     }
 }

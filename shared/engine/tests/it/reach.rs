@@ -16,7 +16,7 @@ use mimeo_model::{
     reach::Reach,
     role::Role,
     rule::Rule,
-    selection::{Labels, NameHint},
+    selection::Labels,
     source::SourceRef,
 };
 use serde_json::{from_value, json};
@@ -142,7 +142,7 @@ fn each_namespace_in_reach_has_a_watch_of_its_own_and_waits_for_no_other() {
     let rules = |engine: &Engine, name| {
         engine
             .index()
-            .pod_gate_rules(NameHint::Exact(name), &Labels::new())
+            .pod_gate_rules(Some(name), &Labels::new())
             .len()
     };
     assert_eq!(

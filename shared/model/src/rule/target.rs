@@ -11,15 +11,11 @@ use super::source::Sources;
 use crate::{
     kind::GroupKind,
     refusal::{ITEMS, Refusals},
-    selection::{Labels, Mismatch, NameHint, Place, Selection},
+    selection::{Mismatch, Place, Selection},
     source::SourceRef,
     syntax,
     template::{Template, Variable, check_sample, hint, label_in},
 };
-
-/// The length to which the API server cuts `generateName` before it appends five characters. The
-/// name then stays a DNS label.
-const GENERATED_PREFIX_LENGTH: usize = 58;
 
 /// Namespaces that get copies, and the copies' name there.
 #[derive(Clone, Debug)]
@@ -112,28 +108,6 @@ impl Target {
             return why(&format!("spec.exclude[{item}] matches it"));
         }
         why("a namespace of Kubernetes itself is selected only by its exact name")
-    }
-
-    /// True if the namespace of this name gets copies, or could get some once the API server
-    /// completes the name.
-    ///
-    /// True in doubt: an incomplete name can't be matched with a pattern, and can't exclude the
-    /// namespace.
-    pub fn could_match(&self, hint: NameHint<'_>, labels: &Labels) -> bool {
-        match hint {
-            NameHint::Exact(name) => self.matches(Place { name, labels }),
-            NameHint::Prefix(prefix) => {
-                let prefix = prefix.get(..GENERATED_PREFIX_LENGTH).unwrap_or(prefix);
-                self.reach
-                    .as_ref()
-                    .is_none_or(|reach| reach.iter().any(|name| name.starts_with(prefix)))
-                    && self.selection.could_match(prefix, labels)
-                    && !self
-                        .exclude
-                        .iter()
-                        .any(|exclude| exclude.matches_whatever_the_name(labels))
-            }
-        }
     }
 
     fn is_reached(&self, name: &str) -> bool {

@@ -45,16 +45,6 @@ impl<'a> Glob<'a> {
         syntax::is_quick_glob(self.0)
     }
 
-    /// True if a text can match that begins with `prefix` and is longer.
-    pub(super) fn could_match(self, prefix: &str) -> bool {
-        let (glob, prefix) = (self.0.as_bytes(), prefix.as_bytes());
-        // Any characters may follow after the first star, so only the part before it is compared.
-        let star = glob.iter().position(|&b| b == b'*');
-        let fixed = &glob[..star.unwrap_or(glob.len())];
-        let agrees = fixed.iter().zip(prefix).all(|(&g, &p)| g == b'?' || g == p);
-        agrees && (star.is_some() || fixed.len() > prefix.len())
-    }
-
     /// The cost of a match, in names compared.
     pub fn load(self) -> usize {
         if self.literal().is_some() {

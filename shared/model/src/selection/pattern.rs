@@ -54,19 +54,12 @@ static SYNTAX: LazyLock<Pattern> =
 #[derive(Clone)]
 pub struct Pattern {
     table: Arc<dense::DFA<Vec<u32>>>,
-    /// The literal text that every match begins with.
-    begins: Box<str>,
 }
 
 /// Not derived, because the table is unreadable.
 impl fmt::Debug for Pattern {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "Pattern({}…, {} bytes)",
-            self.begins,
-            self.table.memory_usage()
-        )
+        write!(f, "Pattern({} bytes)", self.table.memory_usage())
     }
 }
 
@@ -121,7 +114,6 @@ impl Pattern {
             .ok()?;
         Some(Self {
             table: Arc::new(table),
-            begins: literal_beginning(text).into(),
         })
     }
 
@@ -133,28 +125,10 @@ impl Pattern {
             .is_ok_and(|found| found.is_some())
     }
 
-    pub(super) fn could_match(&self, prefix: &str) -> bool {
-        self.begins.starts_with(prefix) || prefix.starts_with(&*self.begins)
-    }
-
     /// The cost of memory and of a match, in names compared.
     pub fn load(&self) -> usize {
         GLOB_LOAD.max(self.table.memory_usage() / BYTES_OF_A_NAME)
     }
-}
-
-/// The characters before the first one that could be an operator.
-fn literal_beginning(pattern: &str) -> &str {
-    if pattern.contains('|') {
-        return "";
-    }
-    let pattern = pattern.strip_prefix('^').unwrap_or(pattern);
-    let end = pattern
-        .find(|c: char| !(c.is_ascii_alphanumeric() || c == '-'))
-        .unwrap_or(pattern.len());
-    // `ab?` may begin with only `a`.
-    let quantified = pattern[end..].starts_with(['?', '*', '+', '{']);
-    &pattern[..end - usize::from(quantified && end > 0)]
 }
 
 #[cfg(test)]

@@ -163,13 +163,4 @@ impl Test {
             Self::NotIn(_) | Self::DoesNotExist => None,
         }
     }
-
-    /// True if a value that begins with `prefix` can pass.
-    pub(super) fn could_pass(&self, prefix: &str) -> bool {
-        match self {
-            Self::In(values) => values.iter().any(|value| value.starts_with(prefix)),
-            Self::NotIn(_) | Self::Exists => true,
-            Self::DoesNotExist => false,
-        }
-    }
 }

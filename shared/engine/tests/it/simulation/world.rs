@@ -12,7 +12,7 @@ use mimeo_model::{
     names,
     outcome::{FailureReason, Outcome},
     role::Role,
-    selection::{Labels, NameHint},
+    selection::Labels,
 };
 
 use super::{
@@ -1052,10 +1052,7 @@ impl World {
                 .iter()
                 .map(|(key, value)| (key.as_str().into(), value.as_str().into()))
                 .collect::<Labels>();
-            replica
-                .engine
-                .index()
-                .pod_gate_rules(NameHint::Exact(name), &labels)
+            replica.engine.index().pod_gate_rules(Some(name), &labels)
         };
         let more = rules(&labels)
             .difference(&rules(&namespace.labels()))
@@ -1093,7 +1090,7 @@ impl World {
         if replica
             .engine
             .index()
-            .pod_gate_rules(NameHint::Exact(name), labels)
+            .pod_gate_rules(Some(name), labels)
             .is_empty()
         {
             return None;
