@@ -8,15 +8,11 @@
 //! A defect in one object must not affect any other object. So a defective object is decoded as far
 //! as possible, or is reported as undecodable on its own.
 
-use std::{collections::BTreeMap, fmt};
+use std::collections::BTreeMap;
 
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
-use kube::core::ListMeta;
+use kube::core::{ListMeta, ObjectMeta};
 use mimeo_model::known::Decoded;
-use serde::{
-    Deserialize, Deserializer,
-    de::{DeserializeOwned, DeserializeSeed, IgnoredAny, MapAccess, Visitor},
-};
+use serde::{Deserialize, de::DeserializeOwned};
 use serde_json::{
     Map, Value,
     value::{RawValue, to_raw_value},
@@ -64,8 +60,8 @@ pub(crate) fn text<'a>(object: &'a Value, pointer: &str) -> Option<&'a str> {
     object.pointer(pointer)?.as_str()
 }
 
-/// The text of each field. Fields are parsed only where necessary: elsewhere [`RawValue`] and
-/// [`IgnoredAny`] accept any depth without recursion.
+/// The text of each field. Fields are parsed only where necessary: elsewhere [`RawValue`] accepts
+/// any depth without recursion.
 type Fields<'a> = BTreeMap<String, &'a RawValue>;
 
 fn mend<T: DeserializeOwned>(json: &[u8]) -> Option<Decoded<T>> {
@@ -74,8 +70,8 @@ fn mend<T: DeserializeOwned>(json: &[u8]) -> Option<Decoded<T>> {
     let decodable_managers;
     if let Some(managers) = metadata.get_mut("managedFields") {
         // Each entry is decoded on its own, so that Mimeo's entry is found beside any other.
-        let entries: Vec<Fields<'_>> = serde_json::from_str(managers.get()).unwrap_or_default();
-        let entries: Vec<_> = entries.into_iter().map(entry).collect();
+        let mut entries: Vec<&RawValue> = serde_json::from_str(managers.get()).unwrap_or_default();
+        entries.retain(|entry| is_decodable(entry));
         decodable_managers = to_raw_value(&entries).ok()?;
         *managers = &decodable_managers;
     }
@@ -95,58 +91,11 @@ fn decodable(fields: Fields<'_>) -> impl Iterator<Item = (String, Value)> {
         .filter_map(|(name, text)| Some((name, serde_json::from_str(text.get()).ok()?)))
 }
 
-/// The decodable parts of an entry of `managedFields`.
-fn entry(mut entry: Fields<'_>) -> Map<String, Value> {
-    entry.retain(|name, text| name != "time" || serde_json::from_str::<Time>(text.get()).is_ok());
-    let fields = entry.remove("fieldsV1").and_then(|fields| {
-        FieldSet { levels: LEVELS }
-            .deserialize(&mut serde_json::Deserializer::from_str(fields.get()))
-            .ok()
-    });
-    decodable(entry)
-        .chain(fields.map(|fields| ("fieldsV1".to_owned(), fields.into())))
-        .collect()
-}
-
-/// The deepest set of fields in an object that decodes without a repair. The decoder allows 127
-/// levels, and object, metadata, list and entry take one each.
-const LEVELS: usize = 123;
-
-/// Decodes a set of fields, a map of maps, down to this many levels. Fields below the last level
-/// are dropped and count as part of it.
-struct FieldSet {
-    levels: usize,
-}
-
-impl<'de> DeserializeSeed<'de> for FieldSet {
-    type Value = Map<String, Value>;
-
-    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Self::Value, D::Error> {
-        if self.levels > 1 {
-            deserializer.deserialize_map(self)
-        } else {
-            IgnoredAny::deserialize(deserializer).map(|_| Map::new())
-        }
-    }
-}
-
-impl<'de> Visitor<'de> for FieldSet {
-    type Value = Map<String, Value>;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a set of fields")
-    }
-
-    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
-        let mut fields = Map::new();
-        while let Some(field) = map.next_key()? {
-            let below = map.next_value_seed(Self {
-                levels: self.levels - 1,
-            })?;
-            fields.insert(field, below.into());
-        }
-        Ok(fields)
-    }
+/// True if an object with this entry of `managedFields` alone can be decoded. Otherwise the fields
+/// of the entry count as fields without an owner.
+fn is_decodable(entry: &RawValue) -> bool {
+    let object = format!(r#"{{"metadata":{{"managedFields":[{entry}]}}}}"#);
+    serde_json::from_str::<BTreeMap<&str, ObjectMeta>>(&object).is_ok()
 }
 
 #[cfg(test)]
@@ -215,28 +164,14 @@ pub(crate) mod tests {
                     .into_iter()
                     .partition(|entry| entry.manager.as_deref() == Some("mimeo"));
                 assert_eq!(Some(own), alone.metadata.managed_fields);
-                assert_eq!((others.len(), others[0].manager.as_deref()), (1, Some("m")));
+                assert_eq!(others, []);
             }
             let object: Value = whole(&object("a", 7, &[&bad, OWN], data));
             assert_eq!(object["data"], json!({"a": "aHVudGVyMg=="}));
-            assert_eq!(
-                object["metadata"]["managedFields"][1],
-                serde_json::from_str::<Value>(OWN).expect("JSON")
-            );
+            let entries = object["metadata"]["managedFields"].as_array();
+            let own = serde_json::from_str(OWN).expect("JSON");
+            assert!(entries.is_some_and(|entries| entries.contains(&own)));
         }
-    }
-
-    /// Otherwise a client that adds a field to an exclusive copy could hide it with a deeply nested
-    /// field beside it.
-    #[test]
-    fn of_fields_that_are_nested_too_deeply_those_above_are_read() {
-        let fields = format!(r#"{{"f:data":{{"f:evil":{{}}}},"f:x":{}}}"#, nested(200));
-        let entry = format!(r#"{{"manager":"m","operation":"Update","fieldsV1":{fields}}}"#);
-        let object: Value = whole(&object("a", 7, &[&entry], ""));
-        assert_eq!(
-            object.pointer("/metadata/managedFields/0/fieldsV1/f:data/f:evil"),
-            Some(&json!({}))
-        );
     }
 
     /// An entry must read the same regardless of its neighbours: Mimeo remembers a hash of its own
@@ -244,25 +179,20 @@ pub(crate) mod tests {
     #[test]
     fn what_an_entry_reads_as_depends_on_itself_alone() {
         let [bad, ..] = undecodable();
-        for (levels, cut) in [
-            (LEVELS - 1, false),
-            (LEVELS, false),
-            (LEVELS + 1, true),
-            (LEVELS + 2, true),
-            (500, true),
-        ] {
+        // The decoder allows 127 levels, and object, metadata, list and entry take one each.
+        for (levels, decodable) in [(122, true), (123, true), (124, false), (500, false)] {
             let own = format!(
                 r#"{{"manager":"mimeo","operation":"Apply","fieldsV1":{}}}"#,
                 nested(levels)
             );
             let strict = serde_json::from_str::<Value>(&object("a", 7, &[&own], ""));
-            assert_eq!(strict.is_err(), cut, "{levels}");
-            let entry = |entries: &[&str]| {
-                whole::<Value>(&object("a", 7, entries, ""))["metadata"]["managedFields"][0].take()
+            assert_eq!(strict.is_ok(), decodable, "{levels}");
+            let entries = |entries: &[&str]| {
+                whole::<Value>(&object("a", 7, entries, ""))["metadata"]["managedFields"].take()
             };
-            let (alone, beside) = (entry(&[&own]), entry(&[&own, &bad]));
-            assert!(alone == beside, "{levels}");
-            assert_eq!(alone["fieldsV1"].to_string(), nested(levels.min(LEVELS)));
+            let (alone, beside) = (entries(&[&own]), entries(&[&own, &bad]));
+            assert_eq!(alone, beside, "{levels}");
+            assert_eq!(alone != json!([]), decodable, "{levels}");
         }
     }
 
