@@ -13,7 +13,7 @@ use mimeo_model::role::Role;
 use mimeo_runtime::{
     client::Clients,
     definitions,
-    driver::{announce, drive, remind, report},
+    driver::{announce, drive, report},
     duration,
     handle::Handle,
     identity::Identity,
@@ -204,7 +204,6 @@ fn keep(
     tokio::spawn(report(handle.clone(), writer.clone(), leading.clone()));
     let (events, reporter) = (writer.clone(), identity.replica.clone());
     tokio::spawn(announce(handle.clone(), events, reporter, leading.clone()));
-    tokio::spawn(remind(handle.clone()));
     tokio::spawn(drive(handle.clone(), writer, leading))
 }
 

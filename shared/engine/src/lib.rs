@@ -63,7 +63,7 @@ pub use self::{
     verdict::Outlook,
     view::{CopyView, Cursor, Ended, NamespaceView, Page, PlaceView, RuleView, State, View},
     withdrawn::GrantsRead,
-    work::{Action, Notice},
+    work::{Action, FailedCopy, Notice},
 };
 use self::{
     copies::{blocked, request, verdict, wants, work},

@@ -1,15 +1,12 @@
 //! Drives one [`Engine`]: watch events go in, and requests leave through the writer. Both programs
 //! run this code. They differ only in the engine's role.
 
-use std::{
-    collections::BTreeSet,
-    time::{Duration, Instant},
-};
+use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
 use mimeo_engine::{
-    Action, Answer, Engine, GrantUpdate, HeldDeletion, Job, Notice, Request, Task, Verb,
-    clock::Tick, copy::Why,
+    Action, Answer, Engine, FailedCopy, GrantUpdate, Job, Notice, Request, Task, Verb, clock::Tick,
+    copy::Why,
 };
 use mimeo_model::{names, outcome::Outcome};
 use tokio::sync::{SemaphorePermit, watch};
@@ -112,17 +109,32 @@ fn note(request: &Request, outcome: &Outcome) {
 }
 
 fn tell(notices: &[Notice]) {
-    for Notice {
-        rule,
-        wanted,
-        kind,
-        namespace,
-        name,
-        failure,
-    } in notices
-    {
-        let rule = rule.as_ref().map(ToString::to_string).unwrap_or_default();
-        warn!(rule, %kind, %namespace, %name, reason = %failure.reason, error = %failure.message, "copy not {}", if *wanted { "written" } else { "deleted" });
+    for notice in notices {
+        match notice {
+            Notice::Failed(FailedCopy {
+                rule,
+                wanted,
+                kind,
+                namespace,
+                name,
+                failure,
+            }) => {
+                let rule = rule.as_ref().map(ToString::to_string).unwrap_or_default();
+                warn!(rule, %kind, %namespace, %name, reason = %failure.reason, error = %failure.message, "copy not {}", if *wanted { "written" } else { "deleted" });
+            }
+            Notice::Held {
+                rule,
+                copies,
+                nonce,
+            } => warn!(
+                %rule,
+                copies,
+                nonce,
+                "deletion held: the rule is gone, and not known to have been deleted; to delete \
+                 its copies annotate the ConfigMap {KINDS_CONFIG_MAP} with {}=<nonce>",
+                names::CONFIRM_DELETION,
+            ),
+        }
     }
 }
 
@@ -262,93 +274,5 @@ pub async fn announce(
         // No Event is due at once.
         let pace = pause.min(Duration::from_secs(1));
         changes.next_within(pause, pace).await;
-    }
-}
-
-/// Logs the held deletions of rules that no longer exist, because these rules have no status to
-/// show them. Each is logged once, and only a few at a time. Any user can write labels and
-/// annotations that name rules which never existed. Runs until dropped.
-pub async fn remind(handle: Handle) {
-    let (mut told, mut more) = (Logged::default(), 0);
-    let mut changes = handle.changes();
-    loop {
-        // Without a change the remaining ones are logged next.
-        if more == 0 {
-            changes.next().await;
-        }
-        let held = handle.look(|engine| {
-            let held = |held: HeldDeletion<'_>| {
-                let copies = held.copies.len();
-                (held.nonce.to_owned(), (held.rule.to_string(), copies))
-            };
-            engine.held().map(held).collect()
-        });
-        let news;
-        (news, more) = told.news(held);
-        for (nonce, (rule, copies)) in news {
-            warn!(
-                rule,
-                copies,
-                nonce,
-                "deletion held: the rule is gone, and not known to have been deleted; to delete \
-                 its copies annotate the ConfigMap {KINDS_CONFIG_MAP} with {}=<nonce>",
-                names::CONFIRM_DELETION,
-            );
-        }
-        let mut pause = Duration::from_secs(1);
-        if more > 0 {
-            warn!(more, "deletions held of more rules that are gone");
-            pause = Duration::from_mins(1);
-        }
-        tokio::time::sleep(pause).await;
-    }
-}
-
-/// The largest number of held deletions that are logged at a time.
-const AT_ONCE: usize = 20;
-
-/// The nonces of the held deletions that were logged and are still held.
-#[derive(Debug, Default)]
-struct Logged(BTreeSet<String>);
-
-impl Logged {
-    /// Returns the held deletions that must be logged now, and the number of those that must wait.
-    fn news<T>(&mut self, held: Vec<(String, T)>) -> (Vec<(String, T)>, usize) {
-        let nonces: BTreeSet<&String> = held.iter().map(|(nonce, _)| nonce).collect();
-        self.0.retain(|nonce| nonces.contains(nonce));
-        let mut news: Vec<_> = held
-            .into_iter()
-            .filter(|(nonce, _)| !self.0.contains(nonce))
-            .collect();
-        let more = news.len().saturating_sub(AT_ONCE);
-        news.truncate(AT_ONCE);
-        self.0.extend(news.iter().map(|(nonce, _)| nonce.clone()));
-        (news, more)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::Logged;
-
-    #[test]
-    fn what_is_held_is_told_once_few_at_a_time_and_forgotten_when_it_is_not() {
-        let held = |numbers: std::ops::Range<u32>| {
-            numbers
-                .map(|number| (format!("{number:08x}"), ()))
-                .collect()
-        };
-        let mut told = Logged::default();
-        assert_eq!(told.news::<()>(held(0..50)), (held(0..20), 30));
-        assert_eq!(told.news(held(0..50)), (held(20..40), 10));
-        assert_eq!(told.news(held(0..50)), (held(40..50), 0));
-        assert_eq!(told.news(held(0..50)), (vec![], 0));
-        assert_eq!(told.news(held(49..50)), (vec![], 0));
-        assert_eq!(told.0.len(), 1);
-        assert_eq!(
-            told.news(held(48..50)),
-            (held(48..49), 0),
-            "it was not held meanwhile"
-        );
     }
 }

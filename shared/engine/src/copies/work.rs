@@ -33,9 +33,26 @@ pub enum Action {
     Job(Box<Job>),
 }
 
-/// A failure of one copy, for the log. A copy reports the same reason only once.
+/// A line for the log.
 #[derive(Clone, Debug)]
-pub struct Notice {
+pub enum Notice {
+    /// A copy failed.
+    Failed(FailedCopy),
+    /// The deletion of copies is held whose rule no longer exists. The rule has no status to show
+    /// that.
+    Held {
+        /// The rule.
+        rule: Arc<RuleId>,
+        /// The number of copies.
+        copies: usize,
+        /// The value that a user must repeat to confirm the deletion.
+        nonce: Box<str>,
+    },
+}
+
+/// A failure of one copy. A copy reports the same reason only once.
+#[derive(Clone, Debug)]
+pub struct FailedCopy {
     /// The rule that wants the copy. If no rule wants it, the rule of the copy that is
     /// there.
     pub rule: Option<Arc<RuleId>>,
@@ -299,14 +316,14 @@ impl Index {
                 let copy = (copy.key(namespace), None);
                 effects.events.add(rule, cause, Some(copy), self);
             }
-            effects.notices.push(Notice {
+            effects.notices.push(Notice::Failed(FailedCopy {
                 rule,
                 wanted: copy.want.is_some(),
                 kind: self.kinds[copy.kind].group_kind.clone(),
                 namespace: namespace.clone(),
                 name: copy.name.clone(),
                 failure: failure.clone(),
-            });
+            }));
         }
         let old = copy.failure.as_deref();
         let since = old.map_or(self.now, |old| old.since);

@@ -14,7 +14,7 @@ use mimeo_model::{
 };
 
 use crate::{
-    Effects, Effort, Index, Settings,
+    Effects, Effort, Index, Notice, Settings,
     absent::HowGone,
     copy::{CopyKey, CopyState, Why},
     events::{EventReason, places},
@@ -173,8 +173,15 @@ impl Index {
     fn hold_back(&mut self, id: &Arc<RuleId>, effects: &mut Effects) {
         if self.held_copies(id).is_empty() {
             let copies = self.lost_copies(id);
+            let nonce = nonce(id, copies.values());
+            if !self.rules.contains_key(id) {
+                effects.notices.push(Notice::Held {
+                    rule: id.clone(),
+                    copies: copies.len(),
+                    nonce: nonce.clone(),
+                });
+            }
             if let Some(pending) = self.losses.pending.get_mut(id) {
-                let nonce = nonce(id, copies.values());
                 pending.held = Some(Held { nonce, copies });
             }
             effects

@@ -17,7 +17,7 @@ use mimeo_model::{
 };
 use serde_json::{Value, from_value, json};
 
-use crate::common::uid;
+use crate::common::{fails, uid};
 
 const NOW: Duration = Duration::from_secs(1);
 
@@ -261,7 +261,7 @@ fn a_copy_of_another_kind_is_left_and_said_to_be_invalid() {
             .engine
             .notices()
             .iter()
-            .any(|notice| notice.failure.reason == FailureReason::Invalid)
+            .any(|notice| fails(notice, FailureReason::Invalid))
     );
 }
 

@@ -10,8 +10,8 @@ use std::{
 
 use jiff::Timestamp;
 use mimeo_engine::{
-    Action, Answer, Cursor, Ended, Engine, Job, PlaceView, Request, RuleRead, Settings, State,
-    Task, View,
+    Action, Answer, Cursor, Ended, Engine, Job, Notice, PlaceView, Request, RuleRead, Settings,
+    State, Task, View,
 };
 use mimeo_model::{
     id::{RuleId, RuleKind},
@@ -328,6 +328,22 @@ fn what_is_held_of_a_rule_that_is_gone_says_how_much_where_and_why() {
         "5 namespaces, first team-00000, team-00001, team-00002"
     );
     assert!(held.why.contains("lost with its CRD"), "{}", held.why);
+    let shown = held.nonce.to_owned();
+    let notices = world.engine.notices();
+    let [
+        Notice::Held {
+            rule,
+            copies,
+            nonce,
+        },
+    ] = &notices[..]
+    else {
+        panic!("{notices:?}")
+    };
+    assert_eq!((&**rule, *copies, &**nonce), (&rule_id(0), 5, &*shown));
+    world.wait(60);
+    world.answer(|_| None);
+    assert!(world.engine.notices().is_empty(), "it is logged once");
 
     world.rule(0, &json!({}));
     assert_eq!(world.engine.held().count(), 0, "it is back");

@@ -4,8 +4,11 @@
 
 use std::{collections::BTreeSet, fmt::Display};
 
-use mimeo_engine::{Engine, Home, Progress, Settings, clock::Tick};
-use mimeo_model::{id::RuleKind, kind::Resource, known::Known, meta::Uid, role::Role, rule::Rule};
+use mimeo_engine::{Engine, Home, Notice, Progress, Settings, clock::Tick};
+use mimeo_model::{
+    id::RuleKind, kind::Resource, known::Known, meta::Uid, outcome::FailureReason, role::Role,
+    rule::Rule,
+};
 use serde_json::{from_value, json};
 
 /// A uid, a different one for each number.
@@ -19,6 +22,11 @@ pub(crate) fn home(number: impl Display + Copy, created: u32) -> Home {
         uid: Uid::parse(&uid(number)).expect("a uid"),
         created,
     }
+}
+
+/// True if the log says that a copy failed for this reason.
+pub(crate) fn fails(notice: &Notice, reason: FailureReason) -> bool {
+    matches!(notice, Notice::Failed(failed) if failed.failure.reason == reason)
 }
 
 /// True if pods may be admitted without a warning.
