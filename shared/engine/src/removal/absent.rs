@@ -103,16 +103,12 @@ impl Absence {
             Became::Deleted {
                 since: Some(since), ..
             } if seen.last_made() <= since => Some(HowGone::WithNamespace),
-            Became::Deleted { shown, .. } => (copy.shown <= shown).then_some(HowGone::Deleted),
+            Became::Deleted { shown, .. } => {
+                (self.fresh && copy.shown <= shown).then_some(HowGone::Deleted)
+            }
             Became::GoneWithNamespace => Some(HowGone::WithNamespace),
             Became::Unexplained => Some(HowGone::Unexplained),
         }
-    }
-
-    /// The same, but `None` for a deletion on purpose that is not proven any more.
-    pub(crate) fn how_gone_for_sure(&self, copy: &CopyState) -> Option<HowGone> {
-        self.how_gone(copy)
-            .filter(|how| *how != HowGone::Deleted || self.fresh)
     }
 
     /// Records that the verdict of a copy in this namespace depends on the absence. With `asks` the
@@ -330,31 +326,27 @@ impl Index {
         {
             return Some(HowGone::Unexplained);
         }
-        gone.absence.how_gone_for_sure(copy)
+        gone.absence.how_gone(copy)
     }
 
-    /// Returns how a missing source of this copy disappeared. `None`: that is unknown, and the
-    /// source must be read.
+    /// Returns how the source of this copy disappeared. `None`: that is unknown, and the source must
+    /// be read.
     pub(crate) fn how_source_went(
         &self,
         source: &SourceRef,
         copy: &CopyState,
         needs: &mut Needs,
     ) -> Option<HowGone> {
+        let known = self.sources.get(source);
+        if known.is_some_and(|state| !state.is_missing()) {
+            // The object still exists, but it has become a copy. No client has deleted it.
+            return Some(HowGone::Unexplained);
+        }
         let key = JobKey::ConfirmSource(source.clone());
         let absence = self.absence(&key);
         let how = absence.and_then(|absence| absence.how_gone(copy));
         needs.push(Need::Absence(key, how.is_none()));
         how
-    }
-
-    /// True if the reads of all these sources are recent enough to prove that a user deleted them.
-    pub(crate) fn are_freshly_read(&self, sources: &[SourceRef], needs: &mut Needs) -> bool {
-        let reads = sources.iter().cloned().map(JobKey::ConfirmSource);
-        let old = reads.filter(|key| self.absence(key).is_none_or(|absence| !absence.fresh));
-        let before = needs.len();
-        needs.extend(old.map(|key| Need::Absence(key, true)));
-        needs.len() == before
     }
 }
 

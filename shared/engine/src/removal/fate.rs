@@ -30,9 +30,8 @@ pub(crate) type Fate = Result<Removal, Leave>;
 pub(crate) enum Removal {
     /// Its rule does not exist.
     RuleGone,
-    /// Its source is gone. The rule would find the source under any of these references, and none
-    /// of them exists.
-    SourceGone(Vec<SourceRef>),
+    /// Its source is gone.
+    SourceGone(SourceRef),
     /// The rule wants no copy in this namespace, or may have none there.
     Unmatched,
     /// Another copy of the rule replaces it, or will soon replace it.
@@ -142,7 +141,7 @@ impl Index {
         if rule.retention.when_source_deleted == Retain::Retain {
             return Err(Leave::Retained);
         }
-        Ok(Removal::SourceGone(vec![projection.source.clone()]))
+        Ok(Removal::SourceGone(projection.source.clone()))
     }
 
     /// Returns the fate of a copy that no rule wants because the rule's selectors no longer find
@@ -171,7 +170,7 @@ impl Index {
         if rule.retention.when_source_deleted == Retain::Retain {
             return keep(Leave::Retained);
         }
-        let mut lost = Vec::new();
+        let mut lost = None;
         for selector in selectors {
             let Some(members) = self.found(selector) else {
                 return keep(Leave::Undecided);
@@ -188,12 +187,12 @@ impl Index {
                 Some(SourceState::Found { .. }) if found.is_none_or(|found| !found.copy) => {
                     return keep(Leave::Retained);
                 }
-                Some(SourceState::Found { .. } | SourceState::Missing { .. }) | None => {
-                    lost.push(source);
-                }
+                // All these selectors have lost the same object, so one read tells how it went.
+                Some(SourceState::Missing { .. }) => lost = Some(source),
+                Some(SourceState::Found { .. }) | None => lost = lost.or(Some(source)),
             }
         }
-        Some(Ok(Removal::SourceGone(lost)))
+        lost.map(|source| Ok(Removal::SourceGone(source)))
     }
 
     /// Returns the fate of a copy that its rule no longer wants although the rule still matches the
@@ -265,11 +264,11 @@ impl Index {
             }
             Removal::RuleGone => (self.how_rule_went(id, copy, needs), Why::RuleDeleted),
             // The source's grace period has not ended.
-            Removal::SourceGone(sources) if self.is_new_loss(id, &sources, needs) => {
+            Removal::SourceGone(source) if self.is_new_loss(id, &source, needs) => {
                 return Err(Leave::NoSource);
             }
-            Removal::SourceGone(sources) => {
-                let how = self.how_sources_went(&sources, copy, needs);
+            Removal::SourceGone(source) => {
+                let how = self.how_source_went(&source, copy, needs);
                 (how, Why::SourceDeleted)
             }
             Removal::Unmatched => match self.how_consent_went(id, namespace, copy, needs) {
@@ -295,51 +294,26 @@ impl Index {
     }
 
     /// True if the grace period of a source has not ended, so that the copies of the rule stay.
-    fn is_new_loss(&self, id: &Arc<RuleId>, sources: &[SourceRef], needs: &mut Needs) -> bool {
+    fn is_new_loss(&self, id: &Arc<RuleId>, source: &SourceRef, needs: &mut Needs) -> bool {
         let Some(rule) = self.acting(id) else {
             return true;
         };
-        let mut new = false;
-        for source in sources {
-            let since = match self.sources.get(source) {
-                Some(SourceState::Missing { since, .. }) => *since,
-                Some(_) => continue,
-                // The grace period of a source that a selector found before this process began
-                // starts now.
-                None => {
-                    needs.push(Need::LostSource(source.clone()));
-                    self.now
-                }
-            };
-            let end = since + rule.source_grace();
-            if self.now < end {
-                needs.push(Need::GraceEnd(id.clone(), end));
-                new = true;
+        let since = match self.sources.get(source) {
+            Some(SourceState::Missing { since, .. }) => *since,
+            Some(_) => return false,
+            // The grace period of a source that a selector found before this process began starts
+            // now.
+            None => {
+                needs.push(Need::LostSource(source.clone()));
+                self.now
             }
+        };
+        let end = since + rule.source_grace();
+        let new = self.now < end;
+        if new {
+            needs.push(Need::GraceEnd(id.clone(), end));
         }
         new
-    }
-
-    /// Returns how the possible sources of this copy disappeared. `None`: that is unknown for at
-    /// least one of them.
-    fn how_sources_went(
-        &self,
-        sources: &[SourceRef],
-        copy: &CopyState,
-        needs: &mut Needs,
-    ) -> Option<HowGone> {
-        let mut all = HowGone::Deleted;
-        for source in sources {
-            let how = match self.sources.get(source) {
-                // The object still exists, but it has become a copy. No client has deleted it.
-                Some(state) if !state.is_missing() => HowGone::Unexplained,
-                _ => self.how_source_went(source, copy, needs)?,
-            };
-            if how != HowGone::Deleted {
-                all = how;
-            }
-        }
-        (all != HowGone::Deleted || self.are_freshly_read(sources, needs)).then_some(all)
     }
 
     /// True if the rule's other copies must be written first. A copy that cannot be written is not

@@ -67,7 +67,7 @@ impl Index {
         let seen = copy.ours()?;
         let known = self.consent.withdrawals.get(&giver);
         let how = known.and_then(|known| {
-            let how = known.absence.how_gone_for_sure(copy)?;
+            let how = known.absence.how_gone(copy)?;
             // The copy was granted under a former CRD. The grant went with that CRD, and no owner
             // took it back.
             let former = seen.last_made() < known.defined;
