@@ -142,18 +142,14 @@ impl Index {
             let copy = &mut namespace.copies[at];
             if copy.phase == Phase::InFlight(request.serial) {
                 copy.phase = Phase::Idle;
-                match request.verb {
-                    Verb::Delete(..) => {
-                        copy.leaving = matches!(
-                            outcome,
-                            Outcome::Unavailable { .. }
-                                | Outcome::Object(_)
-                                | Outcome::Conflict
-                                | Outcome::Differs
-                        );
-                    }
-                    Verb::Look => copy.verify = false,
-                    _ => {}
+                if matches!(request.verb, Verb::Delete(..)) {
+                    copy.leaving = matches!(
+                        outcome,
+                        Outcome::Unavailable { .. }
+                            | Outcome::Object(_)
+                            | Outcome::Conflict
+                            | Outcome::Differs
+                    );
                 }
                 // The status of the rule that the copy belongs to is due now. Planning marks the
                 // status of the rule that the copy belongs to next.

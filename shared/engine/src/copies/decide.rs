@@ -39,11 +39,6 @@ impl Index {
         match verdict.step {
             // A copy that is created once belongs to its namespace.
             Step::Leave(Leave::CreatedOnce) => {}
-            // No watch shows an object without Mimeo's label. So reads keep the plan of a suspended
-            // rule true.
-            Step::Leave(Leave::Suspended) if copy.verify && copy.lacks_label() => {
-                verdict.step = Step::Look;
-            }
             // A write would show whether the copy still exists. If no write follows, a read must
             // show it. Otherwise Mimeo could not recognise the copy later, when it must delete the
             // copy.

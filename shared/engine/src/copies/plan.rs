@@ -13,7 +13,6 @@ use crate::{
     Effects, Index, Namespace, SourceState,
     copy::{Baseline, CopyState, Leave, Phase, Reference, Step, Why},
     jobs::JobKey,
-    verdict::Outlook,
     work::Timer,
 };
 
@@ -135,11 +134,6 @@ impl Index {
         if copy.verdict.outlook != verdict.outlook {
             self.mark_status_of(copy);
         }
-        let rested = copy.verdict.step == Step::Leave(Leave::Suspended);
-        if rested && !matches!(step, Step::Leave(_)) {
-            // The pause was one between reads of a suspended rule's object.
-            copy.retry_now();
-        }
         copy.verdict = verdict;
         copy.approved = copy.approved.filter(|why| step.may_be_for(*why));
         if let Step::Leave(why) = step {
@@ -180,10 +174,6 @@ impl Index {
                 Leave::Foreign(_) => true,
                 // No watch will show the end of this object.
                 Leave::Deleting => copy.seen().is_some_and(|seen| seen.unwatched(keeps)),
-                // The end of the pause leads to a read.
-                Leave::Suspended => {
-                    keeps && copy.lacks_label() && copy.verdict.outlook != Outlook::Open
-                }
                 _ => false,
             };
         match why {
@@ -207,9 +197,6 @@ impl Index {
                 };
                 self.fail(name, copy, failure, effects);
             }
-            // That read has failed, and is told once.
-            Leave::Suspended
-                if copy.phase == Phase::Waiting && copy.lacks_label() && copy.refused() => {}
             Leave::KindNotRecorded => self.record(copy.kind, effects),
             // A request follows now or soon. Until then users still see the last failure.
             Leave::Foreign(_) | Leave::NotListed | Leave::Undecided => {}
@@ -272,11 +259,6 @@ impl Step {
 }
 
 impl CopyState {
-    /// True if an object was observed here that lacks Mimeo's label.
-    pub(crate) fn lacks_label(&self) -> bool {
-        self.seen().is_some_and(|seen| !seen.labelled)
-    }
-
     /// True if no request about the copy is queued or in flight.
     pub(crate) fn settled(&self) -> bool {
         !matches!(self.phase, Phase::Queued | Phase::InFlight(_))

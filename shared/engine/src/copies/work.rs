@@ -18,7 +18,7 @@ use mimeo_model::{
 use crate::{
     Effects, Index, Queued, Settings,
     clock::Tick,
-    copy::{CopyKey, CopyState, Failing, Leave, Observation, Phase, Step},
+    copy::{CopyKey, CopyState, Failing, Observation, Phase},
     events::EventReason,
     jobs::{Job, JobKey},
     request::Request,
@@ -267,10 +267,7 @@ impl Index {
                 // a copy from being created. A read must tell.
                 let barred = copy.observed == Observation::Absent
                     && copy.failed() == Some(FailureReason::Conflict);
-                let rests = copy.verdict.step == Step::Leave(Leave::Suspended);
-                if rests && copy.lacks_label() {
-                    copy.verify = true;
-                } else if barred || copy.seen().is_some_and(|seen| seen.unwatched(keeps)) {
+                if barred || copy.seen().is_some_and(|seen| seen.unwatched(keeps)) {
                     copy.observed = Observation::Unknown;
                 }
                 self.dirty.insert(key.0);

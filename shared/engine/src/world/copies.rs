@@ -45,12 +45,9 @@ impl Index {
         let copy = entry.copy_or_insert(id, &name);
         copy.listing = listing;
         let owner = self.projections.owner(copy).cloned();
-        let lacked = copy.lacks_label();
         if !copy.show(seen) {
             return;
         }
-        // The watch shows the object now, so no read needs to.
-        copy.verify &= !lacked;
         self.shown += 1;
         copy.shown = self.shown;
         copy.retry_now();
