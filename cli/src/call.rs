@@ -10,7 +10,7 @@ use http::{
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Status;
 use kube::{Client, client::Body};
-use mimeo_runtime::fault::Fault;
+use mimeo_runtime::call::CallError;
 
 /// An answer other than 2xx, or none.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -42,7 +42,7 @@ pub(crate) async fn call(
     request: http::Result<Request<Body>>,
 ) -> Result<(HeaderMap, Vec<u8>), Refusal> {
     let request = request.map_err(|error| Refusal::silence(&error))?;
-    let silence = |error: kube::Error| Refusal::silence(&Fault(&error));
+    let silence = |error: kube::Error| Refusal::silence(&CallError::from(error));
     let exchange = async {
         let answer = client.send(request).await.map_err(silence)?;
         let (head, body) = answer.into_parts();

@@ -16,7 +16,7 @@ use anyhow::{Result, bail};
 use clap::Args;
 use futures::{StreamExt as _, stream};
 use mimeo_model::{plural, right::Right};
-use mimeo_runtime::{access::may_self, fault::within};
+use mimeo_runtime::access::may_self;
 use serde::Serialize;
 
 use self::{
@@ -109,7 +109,7 @@ async fn scope(connected: &Connected) -> Scope {
         namespace: None,
         name: None,
     };
-    match within(connected.timeout, may_self(&connected.client, &list)).await {
+    match may_self(&connected.client, &list, connected.timeout).await {
         Ok(false) => Scope::One(connected.namespace.clone()),
         Ok(true) | Err(_) => Scope::All,
     }

@@ -11,11 +11,7 @@ use mimeo_model::{
     rule::Rule,
     source::SourceRef,
 };
-use mimeo_runtime::{
-    access::is_allowed,
-    discovery::resource_path,
-    fault::{Fault, status, within},
-};
+use mimeo_runtime::{access::is_allowed, call::CallError, discovery::resource_path};
 
 use crate::{
     connect::Connected,
@@ -56,15 +52,14 @@ pub(crate) async fn ask(
     answers.unknown.extend(unknown);
     let one = |need: ProgramRight| async move {
         let user = accounts.user(need.program);
-        let asked = is_allowed(&connected.client, &user, &need.right);
-        let allowed = within(connected.timeout, asked).await;
-        let allowed = allowed.map_err(|error| match status(&error) {
-            Some(403) => {
+        let asked = is_allowed(&connected.client, &user, &need.right, connected.timeout);
+        let allowed = asked.await.map_err(|error| match error {
+            CallError::Denied { code: 403 } => {
                 "you have no permission to check the permissions of Mimeo's accounts (create \
                  subjectaccessreviews.authorization.k8s.io)"
                     .to_owned()
             }
-            _ => format!("the API server did not decide: {}", Fault(&error)),
+            error => format!("the API server did not decide: {error}"),
         });
         (need, allowed)
     };

@@ -4,12 +4,14 @@
 //! The label decides nothing. Only the Lease elects the leader.
 
 use k8s_openapi::api::core::v1::Pod;
-use kube::{Api, Client, api::ListParams};
+use kube::{
+    Client, Resource,
+    core::{ObjectList, PartialObjectMeta},
+};
 use mimeo_model::names::{LEADER, LEADER_VALUE};
 use mimeo_runtime::{
     backoff::Backoff,
-    call::CallError,
-    fault::{DEADLINE, Fault, within},
+    call::{self, CallError, CallResult, DEADLINE, METADATA_LIST, encode},
     identity::Identity,
     named,
 };
@@ -39,9 +41,9 @@ impl LabelArgs {
         if !self.leader_label || leading.wait_for(|leads| *leads).await.is_err() {
             return;
         }
-        let pods = Api::namespaced(client, &identity.namespace);
+        let pods = Pod::url_path(&(), Some(&identity.namespace));
         let mut backoff = Backoff::default();
-        while !label(&pods, &identity.replica).await {
+        while !label(&client, &pods, &identity.replica).await {
             sleep(backoff.pause()).await;
         }
         info!(pod = identity.replica, "leader label set");
@@ -49,32 +51,33 @@ impl LabelArgs {
 }
 
 /// Sets the label on this Pod, and then takes it off all others. Returns true if all of that
-/// succeeded.
-async fn label(pods: &Api<Pod>, leader: &str) -> bool {
-    if !patch(pods, leader, Some(LEADER_VALUE)).await {
+/// succeeded. `pods` is the path of all Pods of the namespace.
+async fn label(client: &Client, pods: &str, leader: &str) -> bool {
+    if !patch(client, pods, leader, Some(LEADER_VALUE)).await {
         return false;
     }
-    let labelled = ListParams::default().labels(LEADER);
-    let found = match within(DEADLINE, pods.list_metadata(&labelled)).await {
-        Ok(found) => found.items,
+    let labelled = format!("{pods}?labelSelector={}", encode(LEADER));
+    let found: CallResult<Option<ObjectList<PartialObjectMeta<Pod>>>> =
+        call::get(client, &labelled, METADATA_LIST, DEADLINE).await;
+    let found = match found {
+        Ok(found) => found.into_iter().flat_map(|found| found.items),
         Err(error) => {
-            warn!(error = %Fault(&error), "pods with the leader label not listed, retrying");
+            warn!(%error, "pods with the leader label not listed, retrying");
             return false;
         }
     };
     let mut done = true;
-    for name in found.into_iter().filter_map(|pod| pod.metadata.name) {
-        done &= name == leader || patch(pods, &name, None).await;
+    for name in found.filter_map(|pod| pod.metadata.name) {
+        done &= name == leader || patch(client, pods, &name, None).await;
     }
     done
 }
 
 /// Sets the label of a Pod, or takes it off. Returns true if that succeeded, or if a Pod without the
 /// label is gone.
-async fn patch(pods: &Api<Pod>, name: &str, value: Option<&str>) -> bool {
+async fn patch(client: &Client, pods: &str, name: &str, value: Option<&str>) -> bool {
     let change = json!({"metadata": {"labels": {LEADER: value}}});
-    let client = pods.clone().into_client();
-    match named::merge(&client, pods.resource_url(), name, None, &change).await {
+    match named::merge(client, pods, name, None, &change).await {
         Ok(()) => true,
         Err(CallError::NotFound) if value.is_none() => true,
         Err(error) => {

@@ -6,24 +6,24 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
+use http::Method;
 use jiff::Timestamp;
 use k8s_openapi::{
     api::coordination::v1::{Lease, LeaseSpec},
     apimachinery::pkg::apis::meta::v1::{MicroTime, OwnerReference},
 };
-use kube::{
-    Api,
-    api::{DeleteParams, ObjectMeta, Patch, PatchParams},
-};
+use kube::{Resource, api::ObjectMeta};
 use mimeo_model::names;
 use mimeo_runtime::{
     backoff::Backoff,
+    call::{self, APPLY, METADATA},
     client::Clients,
-    fault::{Fault, status, within},
     handle::Handle,
     identity::Identity,
     shutdown::CancellationToken,
 };
+use serde::de::IgnoredAny;
+use serde_json::json;
 use tokio::{
     sync::watch,
     time::{Instant, sleep, sleep_until},
@@ -57,8 +57,9 @@ pub(crate) async fn beat(
     mut contested: watch::Receiver<Option<String>>,
     shutdown: &CancellationToken,
 ) {
-    let api: Api<Lease> = Api::namespaced(clients.requests.clone(), &identity.namespace);
     let name = format!("mimeo-webhook-{}", identity.replica);
+    let leases = Lease::url_path(&(), Some(&identity.namespace));
+    let (client, path) = (&clients.requests, format!("{leases}/{name}"));
     let mut lease = Lease {
         metadata: ObjectMeta {
             name: Some(name.clone()),
@@ -72,7 +73,7 @@ pub(crate) async fn beat(
         let since = Some(MicroTime(Timestamp::now()));
         // One request creates or changes the Lease, regardless of its present content: only this
         // replica uses the name.
-        let params = PatchParams::apply(MANAGER).force();
+        let uri = format!("{path}?force=true&fieldManager={MANAGER}");
         let mut backoff = Backoff::new(SPACING, DEADLINE);
         loop {
             let written = Instant::now();
@@ -91,10 +92,10 @@ pub(crate) async fn beat(
                 renew_time: Some(MicroTime(Timestamp::now())),
                 ..LeaseSpec::default()
             });
-            let patch = Patch::Apply(&lease);
-            if let Err(error) = within(DEADLINE, api.patch(&name, &params, &patch)).await {
-                warn!(lease = name, error = %Fault(&error), "failed to write the heartbeat, \
-                    retrying");
+            let body = json!(lease).to_string();
+            let request = call::write(Method::PATCH, &uri, METADATA, APPLY, body);
+            if let Err(error) = call::exchange::<IgnoredAny>(client, request, DEADLINE).await {
+                warn!(lease = name, %error, "failed to write the heartbeat, retrying");
                 sleep(backoff.pause()).await;
                 continue;
             }
@@ -108,10 +109,7 @@ pub(crate) async fn beat(
         }
     };
     shutdown.run_until_cancelled(renewing).await;
-    let deleted = within(DEADLINE, api.delete(&name, &DeleteParams::default())).await;
-    if let Err(error) = deleted
-        && status(&error) != Some(404)
-    {
-        warn!(lease = name, error = %Fault(&error), "failed to delete the heartbeat");
+    if let Err(error) = call::delete(client, &path, DEADLINE).await {
+        warn!(lease = name, %error, "failed to delete the heartbeat");
     }
 }

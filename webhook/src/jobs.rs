@@ -1,9 +1,10 @@
 //! Subcommands for the chart's Jobs. The Jobs run this image because the chart has no other.
 
-use std::{fmt::Debug, time::Duration};
+use std::time::Duration;
 
 use anyhow::{Context, bail};
 use clap::Subcommand;
+use http::Method;
 use k8s_openapi::api::{
     admissionregistration::v1::{
         MutatingWebhookConfiguration, ValidatingAdmissionPolicy, ValidatingAdmissionPolicyBinding,
@@ -11,15 +12,11 @@ use k8s_openapi::api::{
     },
     rbac::v1::ClusterRoleBinding,
 };
-use kube::{
-    Api, Client, Resource,
-    api::{DeleteParams, PostParams},
-};
+use kube::{Client, Resource};
 use mimeo_api::ClusterReplication;
 use mimeo_model::registration::{NAME, POLICIES_NAME};
-use mimeo_runtime::fault::{DEADLINE, Fault, status, within};
-use serde::de::DeserializeOwned;
-use serde_json::{from_value, json};
+use mimeo_runtime::call::{self, Answer, DEADLINE, JSON, LARGEST_OBJECT, METADATA};
+use serde_json::json;
 use tokio::time::{Instant, sleep};
 use tracing::info;
 
@@ -85,22 +82,15 @@ async fn unregister(client: &Client) -> anyhow::Result<()> {
 /// Deletes an object. Returns false if it did not exist.
 async fn remove<K>(client: &Client, name: &str) -> anyhow::Result<bool>
 where
-    K: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned,
+    K: Resource<DynamicType = ()>,
 {
-    let kind = K::kind(&());
-    match within(
-        DEADLINE,
-        Api::<K>::all(client.clone()).delete(name, &DeleteParams::default()),
-    )
-    .await
-    {
-        Ok(_) => {
-            info!(%kind, name, "deleted");
-            Ok(true)
-        }
-        Err(error) if status(&error) == Some(404) => Ok(false),
-        Err(error) => bail!("failed to delete {kind} {name}: {}", Fault(&error)),
+    let (kind, path) = (K::kind(&()), K::url_path(&(), None));
+    let deleted = call::delete(client, &format!("{path}/{name}"), DEADLINE).await;
+    let existed = deleted.with_context(|| format!("failed to delete {kind} {name}"))?;
+    if existed {
+        info!(%kind, name, "deleted");
     }
+    Ok(existed)
 }
 
 /// Verifies that the API server asks the webhook. The rule copies a Secret that its author, the
@@ -113,20 +103,19 @@ async fn verify(client: &Client, namespace: &str) -> anyhow::Result<()> {
             "targets": [{"namespaces": ["mimeo-verify"]}],
         },
     });
-    let rule: ClusterReplication = from_value(rule).context("the rule")?;
-    let rules: Api<ClusterReplication> = Api::all(client.clone());
-    let params = PostParams {
-        dry_run: true,
-        ..PostParams::default()
-    };
+    let uri = format!("{}?dryRun=All", ClusterReplication::url_path(&(), None));
     let started = Instant::now();
     loop {
-        let told = match within(DEADLINE, rules.create(&params, &rule)).await {
-            Err(kube::Error::Api(refusal)) if is_the_webhooks(refusal.code, &refusal.message) => {
-                info!("the API server has asked the webhook");
-                return Ok(());
-            }
-            Err(error) => Fault(&error).to_string(),
+        let request = call::write(Method::POST, &uri, METADATA, JSON, rule.to_string());
+        let answer = call::call(client, request, DEADLINE, LARGEST_OBJECT).await;
+        if let Ok(answer) = &answer
+            && is_the_webhooks(answer.code.as_u16(), &answer.message())
+        {
+            info!("the API server has asked the webhook");
+            return Ok(());
+        }
+        let told = match answer.and_then(Answer::accept) {
+            Err(error) => error.to_string(),
             Ok(_) => "the API server has asked nobody about a rule".to_owned(),
         };
         if started.elapsed() > PATIENCE {

@@ -35,10 +35,10 @@ use mimeo_model::{
     role::Role,
 };
 use mimeo_runtime::{
+    call::DEADLINE,
     certificates::callers,
     client::Clients,
     driver::drive,
-    fault::DEADLINE,
     https,
     identity::{Identity, username},
     limiter::Limiter,

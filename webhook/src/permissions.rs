@@ -14,7 +14,7 @@ use mimeo_model::{
 };
 use mimeo_runtime::{
     access::is_allowed,
-    fault::{Fault, late, status},
+    call::{CallError, CallResult},
 };
 use tokio::{
     sync::Semaphore,
@@ -65,10 +65,11 @@ impl Questions {
         user: &User,
         right: &Right,
         deadline: Instant,
-    ) -> kube::Result<bool> {
-        let question = Box::pin(is_allowed(&self.client, user, right));
+    ) -> CallResult<bool> {
+        let time = deadline.saturating_duration_since(Instant::now());
+        let question = Box::pin(is_allowed(&self.client, user, right, time));
         let answer = self.ask(question, deadline).await;
-        answer.unwrap_or_else(|| Err(late()))
+        answer.unwrap_or(Err(CallError::Late))
     }
 }
 
@@ -111,10 +112,10 @@ pub(crate) async fn check(
     }
 }
 
-fn unanswered(user: &User, error: &kube::Error) -> Verdict {
+fn unanswered(user: &User, error: &CallError) -> Verdict {
     let user = &user.name;
-    warn!(user, error = %Fault(error), "cannot ask what a user may do");
-    if status(error) != Some(403) {
+    warn!(user, %error, "cannot ask what a user may do");
+    if *error != (CallError::Denied { code: 403 }) {
         return come_again(format!(
             "cannot check the permissions of user {user:?} now. Retry in 1 s"
         ));

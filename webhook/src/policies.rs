@@ -11,15 +11,14 @@ use std::{
     time::Duration,
 };
 
+use anyhow::Context;
+use http::Method;
 use jiff::Timestamp;
 use k8s_openapi::{
     api::admissionregistration::v1::MutatingWebhookConfiguration,
     apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time},
 };
-use kube::{
-    Api, Client,
-    api::{Patch, PatchParams},
-};
+use kube::Client;
 use mimeo_api::{TransformPolicy, TransformPolicyStatus, names};
 use mimeo_model::{
     condition::{ConditionReason, ConditionType, condition},
@@ -31,12 +30,13 @@ use mimeo_model::{
     registration::{POLICIES_NAME, Registration},
 };
 use mimeo_runtime::{
+    call::{self, APPLY, CallError, DEADLINE, METADATA},
     client::Clients,
     discovery::Discovery,
-    fault::{DEADLINE, Fault, status, within},
     observer::feed,
     watch::{WatchSpec, Watcher},
 };
+use serde::de::IgnoredAny;
 use serde_json::{Value, json};
 use tokio::{
     sync::watch as channel,
@@ -373,8 +373,8 @@ impl Registrar {
             None => match try_out(&self.client, wanted).await? {
                 // The contents are not the reason: this program lacks a permission, or a policy of
                 // the cluster forbids the write. Both may change, so the result is not remembered.
-                Err(refusal) if refusal.code == 403 => return Ok(rejected(refusal.message)),
-                tried => tried.map_err(|refusal| refusal.message),
+                Err(refusal) if refusal.code == 403 => return Ok(rejected(refusal.message())),
+                tried => tried.map_err(|refusal| refusal.message()),
             },
         };
         self.tried.insert(key, tried.clone());
@@ -420,28 +420,23 @@ impl Registrar {
             return Ok(());
         }
         let name = known.name();
-        let api: Api<TransformPolicy> = Api::all(self.client.clone());
         let meta = &known.object.metadata;
         let body = json!({
             "apiVersion": names::API_VERSION, "kind": names::TRANSFORM_POLICY,
             "metadata": {"name": name, "uid": meta.uid, "resourceVersion": meta.resource_version},
             "status": status,
         });
-        let params = PatchParams::apply(MANAGER).force();
-        match within(
-            DEADLINE,
-            api.patch_status(name, &params, &Patch::Apply(&body)),
-        )
-        .await
-        {
-            Ok(_) => {
+        let uri = format!("{POLICIES_PATH}/{name}/status?force=true&fieldManager={MANAGER}");
+        let request = call::write(Method::PATCH, &uri, METADATA, APPLY, body.to_string());
+        match call::exchange(&self.client, request, DEADLINE).await {
+            Ok(IgnoredAny) => {
                 let reason = status.conditions.first().map(|ready| ready.reason.as_str());
                 info!(policy = name, reason, "policy status written");
                 Ok(())
             }
             // The policy was changed or deleted, or another policy has its name by now.
-            Err(error) if matches!(self::status(&error), Some(404 | 409 | 422)) => Ok(()),
-            Err(error) => anyhow::bail!("status of policy {name}: {}", Fault(&error)),
+            Err(CallError::NotFound | CallError::Conflict | CallError::Invalid) => Ok(()),
+            Err(error) => Err(error).with_context(|| format!("status of policy {name}")),
         }
     }
 }

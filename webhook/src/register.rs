@@ -6,22 +6,22 @@
 //! as no change, so they do not disturb each other. During an update of Mimeo the replicas are
 //! unequal. Each then waits longer and longer between its writes.
 
-use std::{fmt::Debug, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
-use k8s_openapi::api::{
-    admissionregistration::v1::MutatingWebhookConfiguration, rbac::v1::ClusterRole,
-};
-use kube::{
-    Api, Client, Resource,
-    api::{Patch, PatchParams},
-    core::Status,
-};
+use anyhow::{Context, ensure};
+use http::Method;
+use k8s_openapi::api::admissionregistration::v1::MutatingWebhookConfiguration;
+use kube::{Client, Resource};
 use mimeo_model::registration::{NAME, POLICIES_NAME};
 use mimeo_runtime::{
     backoff::Backoff,
+    call::{
+        self, APPLY, Answer, CallError, CallResult, DEADLINE, JSON, JSON_PATCH, LARGEST_OBJECT,
+        METADATA,
+    },
     client::Clients,
-    fault::{DEADLINE, Fault, status, within},
     follow::Follower,
+    named,
 };
 use serde::{Serialize, de::DeserializeOwned};
 use serde_json::{Value, json};
@@ -83,8 +83,10 @@ impl Kept {
 
 /// The task that keeps one webhook configuration, of kind `K`.
 pub(crate) struct Keeper<K> {
-    api: Api<K>,
-    roles: Api<ClusterRole>,
+    client: Client,
+    follower: Follower<K>,
+    /// The path of the configuration.
+    path: String,
     name: &'static str,
     metrics: Answers,
     held: watch::Sender<Option<Arc<Value>>>,
@@ -100,14 +102,7 @@ pub(crate) struct Keeper<K> {
 
 impl<K> Keeper<K>
 where
-    K: Resource<DynamicType = ()>
-        + Clone
-        + Debug
-        + Serialize
-        + DeserializeOwned
-        + Send
-        + Sync
-        + 'static,
+    K: Resource<DynamicType = ()> + Serialize + DeserializeOwned + Send + Sync + 'static,
 {
     /// Starts to keep the configuration with this name. The task writes nothing before the first
     /// call of [`Kept::want`].
@@ -115,11 +110,15 @@ where
         let (publish, held) = watch::channel(None);
         let (tell, contested) = watch::channel(None);
         let wanted = watch::Sender::new(None);
-        let api = Api::all(clients.requests.clone());
-        let follower = Follower::new(clients.watcher.clone(), &api, name);
+        let path = K::url_path(&(), None);
+        let (watcher, what) = (
+            clients.watcher.clone(),
+            format!("{}/{name}", K::plural(&())),
+        );
         let keeper = Self {
-            api,
-            roles: Api::all(clients.requests.clone()),
+            client: clients.requests.clone(),
+            follower: Follower::new(watcher, &path, name, what),
+            path: format!("{path}/{name}"),
             name,
             metrics: metrics.clone(),
             held: publish,
@@ -129,7 +128,7 @@ where
             wrote: false,
             repairs: Repairs::default(),
         };
-        tokio::spawn(keeper.run(follower, wanted.subscribe()));
+        tokio::spawn(keeper.run(wanted.subscribe()));
         Kept {
             wanted,
             held,
@@ -137,12 +136,8 @@ where
         }
     }
 
-    async fn run(
-        mut self,
-        mut follower: Follower<K>,
-        mut wanted: watch::Receiver<Option<Arc<Value>>>,
-    ) {
-        let mut live = value(follower.next().await);
+    async fn run(mut self, mut wanted: watch::Receiver<Option<Arc<Value>>>) {
+        let mut live = value(self.follower.next().await);
         let mut not_before = Instant::now();
         loop {
             let want = wanted.borrow_and_update().clone();
@@ -167,7 +162,7 @@ where
                 .fight_ends()
                 .filter(|_| self.contested.borrow().is_some());
             tokio::select! {
-                seen = follower.next() => live = value(seen),
+                seen = self.follower.next() => live = value(seen),
                 changed = wanted.changed() => if changed.is_err() { return },
                 () = sleep_until(not_before), if waits => {}
                 () = sleep_until(fight_ends.unwrap_or(not_before)), if fight_ends.is_some() => {}
@@ -247,14 +242,7 @@ where
             );
             return Ok(None);
         }
-        let params = PatchParams::apply(MANAGER).force();
-        let mut written = value(
-            within(
-                DEADLINE,
-                self.api.patch(self.name, &params, &Patch::Apply(&body)),
-            )
-            .await?,
-        );
+        let mut written = self.patch(APPLY, "force=true&", &body).await?;
         if !holds(&written, want, Trust::Exactly) {
             written = self.replace(&written, &body).await?;
         }
@@ -269,26 +257,40 @@ where
             {"op": "test", "path": "/metadata/resourceVersion", "value": live["metadata"]["resourceVersion"]},
             {"op": "add", "path": "/webhooks", "value": body["webhooks"]},
         ]);
-        let patch = Patch::<K>::Json(serde_json::from_value(operations)?);
-        let params = PatchParams {
-            field_manager: Some(MANAGER.into()),
-            ..PatchParams::default()
-        };
-        Ok(value(
-            within(DEADLINE, self.api.patch(self.name, &params, &patch)).await?,
-        ))
+        self.patch(JSON_PATCH, "", &operations).await
+    }
+
+    /// Sends a patch of this type, with these options. Returns the configuration that the API
+    /// server has stored.
+    async fn patch(
+        &self,
+        content_type: &str,
+        options: &str,
+        patch: &Value,
+    ) -> anyhow::Result<Value> {
+        let uri = format!("{}?{options}fieldManager={MANAGER}", self.path);
+        let request = call::write(Method::PATCH, &uri, JSON, content_type, patch.to_string());
+        let answer = call::call(&self.client, request, DEADLINE, LARGEST_OBJECT).await?;
+        ensure!(
+            answer.code.is_success(),
+            "the API server answered {}: {}",
+            answer.code,
+            answer.message()
+        );
+        let stored: K = answer.parse().ok_or(CallError::Undecodable)?;
+        Ok(value(stored))
     }
 
     /// Names the `ClusterRole` as the owner of the configuration. Returns false if the configuration
     /// had an owner and the `ClusterRole` is gone.
     async fn add_owner(&self, body: &mut Value) -> anyhow::Result<bool> {
-        let role = match within(DEADLINE, self.roles.get_metadata_opt(OWNER)).await {
+        let roles = "/apis/rbac.authorization.k8s.io/v1/clusterroles";
+        let role = match named::read_metadata(&self.client, roles, OWNER).await {
             // This program may not read it.
-            Err(error) if status(&error) == Some(403) => return Ok(true),
-            Err(error) => anyhow::bail!("failed to read the owner: {}", Fault(&error)),
-            Ok(role) => role,
+            Err(CallError::Denied { code: 403 }) => return Ok(true),
+            role => role.context("failed to read the owner")?,
         };
-        let Some(uid) = role.and_then(|role| role.metadata.uid) else {
+        let Some(uid) = role.and_then(|role| role.uid) else {
             // Outside a cluster it has never existed.
             return Ok(!self.owned);
         };
@@ -338,27 +340,15 @@ fn contested(kind: &str, name: &str) -> String {
 /// # Errors
 /// The inner error is the API server's refusal. The outer error means that the API server gave no
 /// answer.
-pub(crate) async fn try_out(
-    client: &Client,
-    wanted: &Value,
-) -> kube::Result<Result<(), Box<Status>>> {
-    let api: Api<MutatingWebhookConfiguration> = Api::all(client.clone());
-    let params = PatchParams {
-        dry_run: true,
-        ..PatchParams::apply(MANAGER).force()
-    };
-    match within(
-        DEADLINE,
-        api.patch(POLICIES_NAME, &params, &Patch::Apply(wanted)),
-    )
-    .await
-    {
-        Ok(_) => Ok(Ok(())),
-        Err(kube::Error::Api(refusal)) if matches!(refusal.code, 400 | 403 | 413 | 422) => {
-            Ok(Err(refusal))
-        }
-        Err(error) => Err(error),
+pub(crate) async fn try_out(client: &Client, wanted: &Value) -> CallResult<Result<(), Answer>> {
+    let path = MutatingWebhookConfiguration::url_path(&(), None);
+    let uri = format!("{path}/{POLICIES_NAME}?dryRun=All&force=true&fieldManager={MANAGER}");
+    let request = call::write(Method::PATCH, &uri, METADATA, APPLY, wanted.to_string());
+    let answer = call::call(client, request, DEADLINE, LARGEST_OBJECT).await?;
+    if matches!(answer.code.as_u16(), 400 | 403 | 413 | 422) {
+        return Ok(Err(answer));
     }
+    answer.accept().map(|_| Ok(()))
 }
 
 /// The object as JSON, or null if there is none.
@@ -372,13 +362,12 @@ fn value(object: impl Serialize) -> Value {
 /// comes from a Secret with the name that was configured before, or from the time before a
 /// certificate folder was configured.
 pub(crate) async fn trusted_before(clients: &Clients) -> String {
-    let api = Api::<MutatingWebhookConfiguration>::all(clients.requests.clone());
-    let found = within(DEADLINE, api.get_opt(NAME))
-        .await
-        .unwrap_or_else(|error| {
-            warn!(error = %Fault(&error), "failed to read which certificates are trusted");
-            None
-        });
+    let path = MutatingWebhookConfiguration::url_path(&(), None);
+    let found = named::read(&clients.requests, &path, NAME).await;
+    let found: Option<MutatingWebhookConfiguration> = found.unwrap_or_else(|error| {
+        warn!(%error, "failed to read which certificates are trusted");
+        None
+    });
     let hooks = found.and_then(|found| found.webhooks).unwrap_or_default();
     let bundles = hooks
         .into_iter()

@@ -21,7 +21,6 @@ use mimeo_model::{
     source::{SourceRef, SourceSelector},
     template::near_misses as near_misses_in,
 };
-use mimeo_runtime::fault::Fault;
 use serde_json::Value;
 use tokio::time::Instant;
 use tracing::debug;
@@ -249,7 +248,7 @@ async fn missing(app: &App, need: ProgramRight, deadline: Instant) -> Option<Pro
             Ok(true) => {}
             Ok(false) => return Some(need),
             Err(error) => {
-                debug!(user = user.name, right = %need.right, error = %Fault(&error), "cannot ask for a right");
+                debug!(user = user.name, right = %need.right, %error, "cannot ask for a right");
             }
         }
     }

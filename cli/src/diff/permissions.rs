@@ -19,7 +19,7 @@ use mimeo_model::{
     right::Right,
     rule::Rule,
 };
-use mimeo_runtime::{access::may_self, discovery::Discovery, fault::until, stored::explain_grant};
+use mimeo_runtime::{access::may_self, discovery::Discovery, stored::explain_grant};
 use serde::Serialize;
 use tokio::time::Instant;
 
@@ -157,8 +157,8 @@ impl Asking<'_> {
             };
             let deadline = Instant::now() + self.connected.timeout;
             let asked = open.into_iter().map(async |right: &Right| {
-                let held = until(deadline, may_self(client, right)).await;
-                (right.clone(), held)
+                let time = deadline.saturating_duration_since(Instant::now());
+                (right.clone(), may_self(client, right, time).await)
             });
             let answers: Vec<_> = stream::iter(asked)
                 .buffer_unordered(AT_ONCE)

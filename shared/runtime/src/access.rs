@@ -1,8 +1,8 @@
-//! Asks the API server for a user's permissions, with a `SubjectAccessReview`. The caller sets the
-//! deadline of each question.
+//! Asks the API server for a user's permissions, with a `SubjectAccessReview`.
 
-use std::fmt::Debug;
+use std::time::Duration;
 
+use http::Method;
 use k8s_openapi::api::{
     authentication::v1::UserInfo,
     authorization::v1::{
@@ -10,15 +10,23 @@ use k8s_openapi::api::{
         SubjectAccessReviewSpec, SubjectAccessReviewStatus,
     },
 };
-use kube::{Api, Client, Resource, api::PostParams, core::Status};
+use kube::{Client, Resource};
 use mimeo_model::{review::User, right::Right};
 use serde::{Serialize, de::DeserializeOwned};
+use serde_json::json;
 
-/// Whether the user has the permission.
+use crate::call::{self, CallError, CallResult, JSON};
+
+/// Whether the user has the permission. The API server must answer within `deadline`.
 ///
 /// # Errors
 /// The API server gave no decision. An error does not mean that the permission is missing.
-pub async fn is_allowed(client: &Client, user: &User, right: &Right) -> kube::Result<bool> {
+pub async fn is_allowed(
+    client: &Client,
+    user: &User,
+    right: &Right,
+    deadline: Duration,
+) -> CallResult<bool> {
     let User {
         name,
         uid,
@@ -33,7 +41,7 @@ pub async fn is_allowed(client: &Client, user: &User, right: &Right) -> kube::Re
         resource_attributes: Some(attributes(right)),
         ..SubjectAccessReviewSpec::default()
     };
-    ask(client, spec).await
+    ask(client, spec, deadline).await
 }
 
 /// Whether the user may use this verb on a path outside the resource API, such as `get` on
@@ -46,7 +54,8 @@ pub async fn may_visit(
     user: UserInfo,
     verb: &str,
     path: &str,
-) -> kube::Result<bool> {
+    deadline: Duration,
+) -> CallResult<bool> {
     let spec = SubjectAccessReviewSpec {
         user: user.username,
         uid: user.uid,
@@ -58,37 +67,42 @@ pub async fn may_visit(
         }),
         ..SubjectAccessReviewSpec::default()
     };
-    ask(client, spec).await
+    ask(client, spec, deadline).await
 }
 
-async fn ask(client: &Client, spec: SubjectAccessReviewSpec) -> kube::Result<bool> {
+async fn ask(
+    client: &Client,
+    spec: SubjectAccessReviewSpec,
+    deadline: Duration,
+) -> CallResult<bool> {
     let review = SubjectAccessReview {
         spec,
         ..SubjectAccessReview::default()
     };
-    decision(review_of(client, &review).await?.status)
+    decision(review_of(client, &review, deadline).await?.status)
 }
 
 /// Whether the user of the client has the permission. Every user may ask this.
 ///
 /// # Errors
 /// As for [`is_allowed`].
-pub async fn may_self(client: &Client, right: &Right) -> kube::Result<bool> {
+pub async fn may_self(client: &Client, right: &Right, deadline: Duration) -> CallResult<bool> {
     let mut review = SelfSubjectAccessReview::default();
     review.spec.resource_attributes = Some(attributes(right));
-    decision(review_of(client, &review).await?.status)
+    decision(review_of(client, &review, deadline).await?.status)
 }
 
 /// Creates a review, which the API server answers and does not store.
-pub(crate) async fn review_of<K>(client: &Client, review: &K) -> kube::Result<K>
+pub(crate) async fn review_of<K>(client: &Client, review: &K, deadline: Duration) -> CallResult<K>
 where
-    K: Resource<DynamicType = ()> + Clone + Debug + Serialize + DeserializeOwned,
+    K: Resource<DynamicType = ()> + Serialize + DeserializeOwned,
 {
-    let reviews: Api<K> = Api::all(client.clone());
-    reviews.create(&PostParams::default(), review).await
+    let (path, body) = (K::url_path(&(), None), json!(review).to_string());
+    let request = call::write(Method::POST, &path, JSON, JSON, body);
+    call::exchange(client, request, deadline).await
 }
 
-fn decision(status: Option<SubjectAccessReviewStatus>) -> kube::Result<bool> {
+fn decision(status: Option<SubjectAccessReviewStatus>) -> CallResult<bool> {
     match status {
         Some(SubjectAccessReviewStatus { allowed: true, .. }) => Ok(true),
         // An authorizer failed, and this authorizer might have allowed the request. (A binding to a
@@ -96,18 +110,10 @@ fn decision(status: Option<SubjectAccessReviewStatus>) -> kube::Result<bool> {
         Some(SubjectAccessReviewStatus {
             evaluation_error: Some(error),
             ..
-        }) if !error.is_empty() => Err(kube::Error::Api(
-            Status::failure(&error, "EvaluationError")
-                .with_code(UNDECIDED)
-                .boxed(),
-        )),
+        }) if !error.is_empty() => Err(CallError::Silent("an authorizer failed".into())),
         _ => Ok(false),
     }
 }
-
-/// HTTP code of the error for a review without a decision. The API server did answer, so the code
-/// must not look like an overload.
-const UNDECIDED: u16 = 424;
 
 fn attributes(right: &Right) -> ResourceAttributes {
     let Right {

@@ -1,10 +1,9 @@
-//! One request to the API server and its whole answer, for [`discovery`](crate::discovery),
-//! [`named`](crate::named), [`watch`](crate::watch) and [`writer`](crate::writer).
+//! One request to the API server and its whole answer. Only watches read an answer piece by piece.
 //!
 //! The caller interprets the answer. An answer may hold a Secret, so this file never logs or prints
-//! one.
+//! one, and [`CallError`] quotes none.
 
-use std::time::Duration;
+use std::{iter::successors, time::Duration};
 
 use bytes::Bytes;
 use http::{
@@ -16,12 +15,12 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Status;
 use kube::{Client, client::Body};
 use mimeo_model::known::Decoded;
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
-use serde::de::DeserializeOwned;
+use serde::de::{DeserializeOwned, IgnoredAny};
 
-use crate::{
-    fault::{DEADLINE, Fault},
-    object::{self, Page},
-};
+use crate::object::{self, Page};
+
+/// The usual deadline of one request.
+pub const DEADLINE: Duration = Duration::from_secs(10);
 
 /// Accept header for an object's metadata alone. Servers that cannot reduce an object send the
 /// whole object.
@@ -32,6 +31,12 @@ pub const METADATA_LIST: &str =
     "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1,application/json";
 /// Accept header for whole objects.
 pub const JSON: &str = "application/json";
+/// Content type of a server-side apply.
+pub const APPLY: &str = "application/apply-patch+yaml";
+/// Content type of a merge patch.
+pub(crate) const MERGE: &str = "application/merge-patch+json";
+/// Content type of a list of operations on fields.
+pub const JSON_PATCH: &str = "application/json-patch+json";
 
 /// Most bytes of an answer to the writer: twice the size of the largest object in etcd, with room
 /// for its managed fields. A larger answer counts as no answer.
@@ -39,7 +44,7 @@ pub(crate) const LARGEST_ANSWER: usize = 4 << 20;
 /// Most bytes of an answer about an object that no user must be able to make unreadable by its
 /// size. An object has up to 1.5 MiB in etcd. Some characters take one byte there, but the API
 /// server writes them as six.
-pub(crate) const LARGEST_OBJECT: usize = 10 << 20;
+pub const LARGEST_OBJECT: usize = 10 << 20;
 
 /// Why a request failed. It holds no content of any object.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -71,8 +76,11 @@ pub enum CallError {
     /// The deadline passed. It is unknown if the API server carried the request out.
     #[error("no answer within the deadline")]
     Late,
-    /// The request could not be made, or there was no answer, or none that can be parsed. It is
-    /// unknown if the API server carried the request out.
+    /// A 2xx answer that is no such object as the request is for.
+    #[error("the answer can't be decoded")]
+    Undecodable,
+    /// The request could not be made, or there was no answer, or none of use. It is unknown if the
+    /// API server carried the request out.
     #[error("{0}")]
     Silent(String),
 }
@@ -82,7 +90,7 @@ pub type CallResult<T> = Result<T, CallError>;
 
 /// A request, if it could be built. Object names come from the API server or were checked at
 /// admission. An error here therefore points to a bug in Mimeo and not to a bad name.
-pub(crate) type Message = CallResult<Request<Body>>;
+pub type Message = CallResult<Request<Body>>;
 
 impl From<http::Error> for CallError {
     fn from(error: http::Error) -> Self {
@@ -90,10 +98,26 @@ impl From<http::Error> for CallError {
     }
 }
 
+/// Why a request has no answer. The error comes from the connection or from the authentication.
+/// Other errors are of answers. They may quote an answer, so they are not shown.
+impl From<kube::Error> for CallError {
+    fn from(error: kube::Error) -> Self {
+        Self::Silent(match error {
+            kube::Error::HyperError(error) => error.to_string(),
+            kube::Error::Service(error) => {
+                let causes = successors(error.source(), |error| error.source());
+                causes.fold(error.to_string(), |text, cause| format!("{text}: {cause}"))
+            }
+            kube::Error::Auth(error) => format!("authentication failed: {error}"),
+            _ => "request failed".into(),
+        })
+    }
+}
+
 /// A complete answer.
-pub(crate) struct Answer {
+pub struct Answer {
     /// The HTTP status.
-    pub(crate) code: StatusCode,
+    pub code: StatusCode,
     /// How long the server asks the client to wait.
     pub(crate) retry_after: Option<Duration>,
     body: Bytes,
@@ -101,7 +125,7 @@ pub(crate) struct Answer {
 
 impl Answer {
     /// Parses the body of a 2xx answer. Returns none if the body is not JSON of this shape.
-    pub(crate) fn parse<T: DeserializeOwned>(&self) -> Option<T> {
+    pub fn parse<T: DeserializeOwned>(&self) -> Option<T> {
         self.object()?.whole()
     }
 
@@ -116,8 +140,11 @@ impl Answer {
         Page::read(&self.body)
     }
 
-    /// Returns a 2xx answer, or the error that another status stands for.
-    pub(crate) fn accept(self) -> CallResult<Self> {
+    /// Returns a 2xx answer.
+    ///
+    /// # Errors
+    /// The error that another status stands for.
+    pub fn accept(self) -> CallResult<Self> {
         match self.code.as_u16() {
             200..=299 => Ok(self),
             404 => Err(CallError::NotFound),
@@ -137,6 +164,11 @@ impl Answer {
         self.parse().unwrap_or_default()
     }
 
+    /// The message of an error. It may quote the request.
+    pub fn message(&self) -> String {
+        self.status().message.unwrap_or_default()
+    }
+
     /// Whether this is a 404 for the requested object itself, and not for its kind.
     pub(crate) fn is_absence(&self) -> bool {
         let name = self.status().details.and_then(|details| details.name);
@@ -151,48 +183,77 @@ pub(crate) fn read(uri: &str, accept: &str) -> Message {
 }
 
 /// Reads the object at this path; none if the server answers 404.
-pub(crate) async fn get<T: DeserializeOwned>(
+///
+/// # Errors
+/// As for [`exchange`].
+pub async fn get<T: DeserializeOwned>(
     client: &Client,
     path: &str,
     accept: &str,
+    deadline: Duration,
 ) -> CallResult<Option<T>> {
-    let answer = call(client, read(path, accept), DEADLINE, LARGEST_OBJECT).await?;
-    match answer.accept() {
+    match exchange(client, read(path, accept), deadline).await {
         Err(CallError::NotFound) => Ok(None),
-        answer => answer?
-            .parse()
-            .map(Some)
-            .ok_or_else(|| CallError::Silent("undecodable answer".into())),
+        found => found.map(Some),
     }
 }
 
-/// A request with a JSON body, which asks for the metadata of the answer alone.
-pub(crate) fn write(
+/// A request with a JSON body.
+///
+/// # Errors
+/// As for [`Message`].
+pub fn write(
     method: Method,
     uri: &str,
+    accept: &str,
     content_type: &str,
     body: impl Into<Vec<u8>>,
 ) -> Message {
     let request = Request::builder()
         .method(method)
         .uri(uri)
-        .header(ACCEPT, METADATA)
+        .header(ACCEPT, accept)
         .header(CONTENT_TYPE, content_type);
     Ok(request.body(Body::from(body.into()))?)
 }
 
+/// Deletes the object at this path. Returns false if it did not exist.
+///
+/// # Errors
+/// As for [`exchange`].
+pub async fn delete(client: &Client, path: &str, deadline: Duration) -> CallResult<bool> {
+    let request = write(Method::DELETE, path, METADATA, JSON, "{}");
+    match exchange(client, request, deadline).await {
+        Err(CallError::NotFound) => Ok(false),
+        deleted => deleted.map(|IgnoredAny| true),
+    }
+}
+
+/// Sends a request, and decodes the object in its answer.
+///
+/// # Errors
+/// The request failed, or its answer is no such object.
+pub async fn exchange<T: DeserializeOwned>(
+    client: &Client,
+    request: Message,
+    deadline: Duration,
+) -> CallResult<T> {
+    let answer = call(client, request, deadline, LARGEST_OBJECT).await?;
+    answer.accept()?.parse().ok_or(CallError::Undecodable)
+}
+
 /// Sends a request and reads its whole answer, of at most `largest` bytes, within `deadline`.
-pub(crate) async fn call(
+///
+/// # Errors
+/// There was no such answer.
+pub async fn call(
     client: &Client,
     request: Message,
     deadline: Duration,
     largest: usize,
 ) -> CallResult<Answer> {
     let exchange = async {
-        let response = client
-            .send(request?)
-            .await
-            .map_err(|error| CallError::Silent(Fault(&error).to_string()))?;
+        let response = client.send(request?).await?;
         let (head, body) = response.into_parts();
         let body = Limited::new(body, largest).collect().await;
         // The cause is left out: it may come from a decoder, which quotes the text.
@@ -235,6 +296,13 @@ pub fn encode(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_error_shows_nothing_of_an_undecodable_answer() {
+        let parsed = serde_json::from_str::<u8>("\"hunter2\"").map_err(kube::Error::SerdeError);
+        let error = CallError::from(parsed.expect_err("a string is no number"));
+        assert_eq!(error.to_string(), "request failed");
+    }
 
     #[test]
     fn encode_leaves_names_alone() {

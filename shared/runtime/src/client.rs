@@ -72,7 +72,7 @@ pub(crate) struct ApiRequest {
 #[derive(Clone)]
 pub struct Clients {
     /// For requests that end. The client has no deadline except the one for connecting (5 s).
-    /// Callers set one with [`within`](crate::fault::within).
+    /// [`call`](crate::call) sets one for each request.
     pub requests: Client,
     /// For watches. Its client closes a connection that is silent for 100 s.
     pub watcher: Watcher,
@@ -178,7 +178,6 @@ mod tests {
     use kube::config::KubeconfigError;
 
     use super::*;
-    use crate::fault::within;
 
     #[tokio::test]
     async fn a_kubeconfig_makes_both_clients() {
@@ -196,7 +195,7 @@ mod tests {
         .await
         .expect("clients");
         assert_eq!(clients.requests.default_namespace(), "here");
-        let refused = within(Duration::from_secs(5), clients.requests.apiserver_version()).await;
+        let refused = clients.requests.apiserver_version().await;
         assert!(refused.is_err());
         let missing = ClientArgs {
             kubeconfig: Some(directory.path().join("none")),

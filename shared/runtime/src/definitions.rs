@@ -5,16 +5,13 @@
 use std::time::Duration;
 
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
-use kube::{Api, Client};
+use kube::Client;
 use mimeo_api::crds;
 use mimeo_model::definition::lacks;
 use tokio::time::sleep;
 use tracing::{error, info, warn};
 
-use crate::{
-    fault::{DEADLINE, Fault, status, within},
-    readiness::Check,
-};
+use crate::{call::CallError, named, readiness::Check};
 
 /// Time between two looks.
 const PAUSE: Duration = Duration::from_secs(5);
@@ -25,19 +22,18 @@ const PAUSE: Duration = Duration::from_secs(5);
 ///
 /// Needs the permission `get` on these CRDs.
 pub async fn check(client: Client, check: Check) {
-    let api: Api<CustomResourceDefinition> = Api::all(client);
+    let path = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions";
     let mut told = String::new();
     loop {
         let (mut lacking, mut unread) = (Vec::new(), String::new());
         for name in crds().into_iter().filter_map(|crd| crd.metadata.name) {
-            match within(DEADLINE, api.get_opt(&name)).await {
+            match named::read::<CustomResourceDefinition>(&client, path, &name).await {
                 Ok(crd) => {
                     let fields = crd.iter().flat_map(lacks);
                     lacking.extend(fields.map(|field| format!("{name} {field}")));
                 }
-                Err(kube::Error::SerdeError(_)) => {}
-                Err(error) if status(&error) == Some(403) => {}
-                Err(error) => unread = Fault(&error).to_string(),
+                Err(CallError::Undecodable | CallError::Denied { code: 403 }) => {}
+                Err(error) => unread = error.to_string(),
             }
         }
         let lacks = lacking.join(", ");

@@ -15,7 +15,7 @@ use kube::Client;
 use mimeo_model::kind::{GroupVersionKind, Resource};
 use parking_lot::Mutex;
 
-use crate::call::{self, CallResult, JSON, encode};
+use crate::call::{self, CallResult, DEADLINE, JSON, encode};
 
 /// The verbs that Mimeo uses on the objects of a kind. Mimeo cannot handle a kind that lacks one of
 /// them.
@@ -65,7 +65,7 @@ impl Discovery {
             return Ok(found);
         }
         let path = format!("/apis/{}", encode(&gvk.group));
-        let group: Option<APIGroup> = call::get(&self.client, &path, JSON).await?;
+        let group: Option<APIGroup> = call::get(&self.client, &path, JSON, DEADLINE).await?;
         for served in group.into_iter().flat_map(|group| group.versions) {
             let other = GroupVersionKind {
                 version: served.version.into(),
@@ -110,7 +110,7 @@ impl Discovery {
             return Ok(known.clone());
         }
         let path = group_path(gvk);
-        let list: Option<APIResourceList> = call::get(&self.client, &path, JSON).await?;
+        let list: Option<APIResourceList> = call::get(&self.client, &path, JSON, DEADLINE).await?;
         let Some(list) = list else {
             return Ok(Arc::default());
         };
@@ -317,7 +317,7 @@ mod tests {
         ));
         assert!(matches!(
             discovery.find(&secret).await,
-            Err(CallError::Silent(_))
+            Err(CallError::Undecodable)
         ));
         assert_eq!(server.requests(), ["GET /api/v1"; 4]);
     }

@@ -2,7 +2,6 @@
 
 use std::{collections::VecDeque, sync::Arc};
 
-use kube::{Api, Resource};
 use mimeo_model::known::{Decoded, Known};
 use parking_lot::Mutex;
 use serde::de::DeserializeOwned;
@@ -57,24 +56,13 @@ impl<T> Newest<T> {
 /// The pause after a handover, as a multiple of the time that the handover took.
 const REST: u32 = 10;
 
-impl<K> Follower<K>
-where
-    K: Resource<DynamicType = ()> + DeserializeOwned + Send + Sync + 'static,
-{
-    /// Follows the object `name` of the collection of `api`. The watcher's client sends the
-    /// requests.
-    pub fn new(watcher: Watcher, api: &Api<K>, name: &str) -> Self {
-        let what = format!("{}/{name}", K::plural(&()));
-        Self::at(watcher, api.resource_url(), name, what)
-    }
-}
-
 impl<T> Follower<T>
 where
     T: DeserializeOwned + Send + Sync + 'static,
 {
-    /// Follows the object `name` of the collection at `path`. The watch's name in logs is `what`.
-    pub(crate) fn at(watcher: Watcher, path: &str, name: &str, what: String) -> Self {
+    /// Follows the object `name` of the collection at `path`. The watcher's client sends the
+    /// requests, and the watch's name in logs is `what`.
+    pub fn new(watcher: Watcher, path: &str, name: &str, what: String) -> Self {
         let newest = Newest::new();
         let spec = WatchSpec {
             name: Some(name.to_owned()),
@@ -161,12 +149,10 @@ mod tests {
             .send(line(json!({"type": "ADDED", "object": lease("new")})))
             .hold();
         let server = Server::start([Script::json(200, &lease("old")), watch]).await;
-        let (watcher, api) = (
-            Watcher::from(server.client()),
-            Api::default_namespaced(server.client()),
-        );
+        let watcher = Watcher::from(server.client());
         let health = watcher.health.clone();
-        let mut follower = Follower::<Lease>::new(watcher, &api, "a");
+        let path = "/apis/coordination.k8s.io/v1/namespaces/default/leases";
+        let mut follower = Follower::<Lease>::new(watcher, path, "a", "leases/a".into());
         for want in [Some("old"), None, Some("new")] {
             let next = tokio::time::timeout(Duration::from_secs(20), follower.next())
                 .await

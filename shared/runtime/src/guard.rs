@@ -31,12 +31,15 @@ use k8s_openapi::api::authentication::v1::TokenReview;
 use kube::Client;
 use parking_lot::Mutex;
 use sha2::{Digest, Sha256};
-use tokio::{sync::Semaphore, time::Instant};
+use tokio::{
+    sync::Semaphore,
+    time::{Instant, timeout},
+};
 use tracing::{debug, warn};
 
 use crate::{
     access::{may_visit, review_of},
-    fault::{Fault, within},
+    call::{CallError, CallResult},
 };
 
 /// How long an allowed visit is remembered, so that scrapes cost next to nothing. A refusal is not
@@ -179,11 +182,12 @@ impl Reviewer {
         let Ok(_room) = self.room.try_acquire() else {
             return Err(UNANSWERED);
         };
-        let asked = within(DEADLINE, self.ask(token, &visit)).await;
+        let asked = timeout(DEADLINE, self.ask(token, &visit)).await;
+        let asked = asked.unwrap_or(Err(CallError::Late));
         let before = self.unanswered.swap(asked.is_err(), Ordering::Relaxed);
         let answer = asked.unwrap_or_else(|error| {
             if !before {
-                warn!(error = %Fault(&error), "cannot ask who may see metrics and the like, so \
+                warn!(%error, "cannot ask who may see metrics and the like, so \
                     nobody may");
             }
             Err(UNANSWERED)
@@ -195,17 +199,17 @@ impl Reviewer {
     }
 
     /// Asks whose token it is, and whether this user may make the visit.
-    async fn ask(&self, token: &str, visit: &Visit) -> kube::Result<Result<(), Refused>> {
+    async fn ask(&self, token: &str, visit: &Visit) -> CallResult<Result<(), Refused>> {
         let mut review = TokenReview::default();
         review.spec.token = token.to_owned();
-        let status = review_of(&self.client, &review).await?.status;
+        let status = review_of(&self.client, &review, DEADLINE).await?.status;
         let status = status.filter(|status| status.authenticated == Some(true));
         let Some(user) = status.and_then(|status| status.user) else {
             return Ok(Err(UNAUTHORIZED));
         };
         let Visit { verb, path, .. } = visit;
         let name = user.username.clone();
-        if may_visit(&self.client, user, verb, path).await? {
+        if may_visit(&self.client, user, verb, path, DEADLINE).await? {
             return Ok(Ok(()));
         }
         debug!(user = name, verb, path, "visitor turned away");

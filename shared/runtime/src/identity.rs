@@ -4,15 +4,16 @@
 use std::time::Duration;
 
 use clap::Args;
-use k8s_openapi::api::{authentication::v1::SelfSubjectReview, core::v1::Namespace};
-use kube::{Api, Client};
+use k8s_openapi::api::authentication::v1::SelfSubjectReview;
+use kube::Client;
 use tokio::time::sleep;
 use tracing::warn;
 
 use crate::{
     access::review_of,
     backoff::Backoff,
-    fault::{DEADLINE, Fault, within},
+    call::{CallResult, DEADLINE},
+    named,
 };
 
 const SERVICE_ACCOUNT_NAMESPACE: &str = "/var/run/secrets/kubernetes.io/serviceaccount/namespace";
@@ -46,10 +47,11 @@ impl IdentityArgs {
     /// Asks the API server for the cluster until there is an answer. The rest comes from the flags
     /// and the environment.
     pub async fn resolve(&self, client: &Client) -> Identity {
-        let namespaces: Api<Namespace> = Api::all(client.clone());
-        let cluster =
-            until_answered(async || Ok(namespaces.get_metadata("kube-system").await?.metadata.uid))
-                .await;
+        let cluster = until_answered(async || {
+            let read = named::read_metadata(client, "/api/v1/namespaces", "kube-system");
+            Ok(read.await?.and_then(|namespace| namespace.uid))
+        })
+        .await;
         Identity {
             namespace: self.namespace(),
             replica: self.replica(),
@@ -81,21 +83,19 @@ impl IdentityArgs {
 /// there is an answer.
 pub async fn username(client: &Client) -> String {
     until_answered(async || {
-        let review = review_of(client, &SelfSubjectReview::default()).await?;
+        let review = review_of(client, &SelfSubjectReview::default(), DEADLINE).await?;
         Ok(review.status.and_then(|status| status.user_info?.username))
     })
     .await
 }
 
-async fn until_answered(ask: impl AsyncFn() -> kube::Result<Option<String>>) -> String {
+async fn until_answered(ask: impl AsyncFn() -> CallResult<Option<String>>) -> String {
     let mut backoff = Backoff::new(Duration::from_millis(500), Duration::from_secs(5));
     loop {
-        match within(DEADLINE, ask()).await {
+        match ask().await {
             Ok(Some(answer)) => return answer,
             Ok(None) => warn!("the API server doesn't say who this is, or which cluster, retrying"),
-            Err(error) => {
-                warn!(error = %Fault(&error), "the API server can't be asked yet, retrying");
-            }
+            Err(error) => warn!(%error, "the API server can't be asked yet, retrying"),
         }
         sleep(backoff.pause()).await;
     }

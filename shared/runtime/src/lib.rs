@@ -14,7 +14,6 @@ pub mod definitions;
 pub mod discovery;
 pub mod driver;
 pub mod duration;
-pub mod fault;
 pub mod follow;
 pub mod guard;
 pub mod handle;

@@ -7,12 +7,11 @@
 use http::Method;
 use kube::{Client, api::ObjectMeta};
 use mimeo_model::review::is_name;
-use serde::de::DeserializeOwned;
+use serde::de::{DeserializeOwned, IgnoredAny};
 use serde_json::Value;
 
 use crate::{
-    call::{self, CallError, CallResult, JSON, LARGEST_OBJECT, METADATA, encode},
-    fault::DEADLINE,
+    call::{self, CallError, CallResult, DEADLINE, JSON, MERGE, METADATA, encode},
     watch::Meta,
 };
 
@@ -26,7 +25,7 @@ pub async fn read<T: DeserializeOwned>(
     path: &str,
     name: &str,
 ) -> CallResult<Option<T>> {
-    call::get(client, &object_path(path, name)?, JSON).await
+    call::get(client, &object_path(path, name)?, JSON, DEADLINE).await
 }
 
 /// The metadata of the object with this name; none if it does not exist. `path` is as for
@@ -40,7 +39,7 @@ pub async fn read_metadata(
     path: &str,
     name: &str,
 ) -> CallResult<Option<ObjectMeta>> {
-    let found = call::get(client, &object_path(path, name)?, METADATA).await?;
+    let found = call::get(client, &object_path(path, name)?, METADATA, DEADLINE).await?;
     Ok(found.map(|Meta { metadata }| metadata))
 }
 
@@ -62,10 +61,9 @@ pub async fn merge(
         object_path(path, name)?,
         manager.unwrap_or_default()
     );
-    let content_type = "application/merge-patch+json";
-    let request = call::write(Method::PATCH, &uri, content_type, patch.to_string());
-    let answer = call::call(client, request, DEADLINE, LARGEST_OBJECT).await?;
-    answer.accept().map(drop)
+    let request = call::write(Method::PATCH, &uri, METADATA, MERGE, patch.to_string());
+    let IgnoredAny = call::exchange(client, request, DEADLINE).await?;
+    Ok(())
 }
 
 /// The path of the object. A name with a slash cannot be encoded: API servers decode the path

@@ -8,7 +8,7 @@ use std::{
 };
 
 use k8s_openapi::api::core::v1::ConfigMap;
-use kube::{Api, ResourceExt, api::ObjectMeta};
+use kube::{Resource as _, ResourceExt, api::ObjectMeta};
 use mimeo_api::names::API_VERSION;
 use mimeo_engine::CopyWatch;
 use mimeo_model::{
@@ -174,11 +174,11 @@ impl Observer {
     /// Watches the kinds `ConfigMap`. It records the kinds that may have copies, the uids of the
     /// CRDs of rules, and the last confirmation by a person.
     async fn kinds(self) {
-        let client = self.watcher.client.clone();
-        let maps: Api<ConfigMap> = Api::namespaced(client, &self.writer.namespace);
-        let mut follower = Follower::new(self.watcher.clone(), &maps, KINDS_CONFIG_MAP);
+        let maps = ConfigMap::url_path(&(), Some(&self.writer.namespace));
+        let what = format!("configmaps/{KINDS_CONFIG_MAP}");
+        let mut follower = Follower::new(self.watcher.clone(), &maps, KINDS_CONFIG_MAP, what);
         loop {
-            let map = follower.next().await;
+            let map: Option<ConfigMap> = follower.next().await;
             let Kinds {
                 kinds,
                 crds,

@@ -34,8 +34,7 @@ use self::{
 };
 use crate::{
     backoff::{Backoff, random},
-    call::{self, encode},
-    fault::Fault,
+    call::{self, CallError, encode},
     object::{Page, text},
 };
 
@@ -261,8 +260,7 @@ where
     async fn read(&mut self) {
         let Some(name) = &self.spec.name else { return };
         let path = format!("{}/{}", self.spec.path, encode(name));
-        let read = call::get(&self.client, &path, call::JSON);
-        if let Ok(Ok(Some(object))) = timeout(READ, read).await {
+        if let Ok(Some(object)) = call::get(&self.client, &path, call::JSON, READ).await {
             (self.sink)(Event::Shown(Decoded::Whole(object)));
         }
     }
@@ -534,7 +532,7 @@ fn refused(code: u16, retry_after: Option<Duration>) -> End {
 
 impl From<kube::Error> for End {
     fn from(error: kube::Error) -> Self {
-        Self::Closed(Fault(&error).to_string())
+        Self::Closed(CallError::from(error).to_string())
     }
 }
 

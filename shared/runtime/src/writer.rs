@@ -126,12 +126,12 @@ fn message(request: &mimeo_engine::Request) -> Message {
         Verb::Look | Verb::Claim(..) => return call::read(&path, METADATA),
         Verb::Delete(uid, version) => {
             let options = delete_options(uid, version);
-            return call::write(Method::DELETE, &path, call::JSON, options);
+            return call::write(Method::DELETE, &path, METADATA, call::JSON, options);
         }
     };
     let pieces = Pieces(pieces.unwrap_or_default().into());
     let uri = format!("{path}?fieldManager={}{how}", names::MANAGER);
-    let message = call::write(Method::PATCH, &uri, "application/apply-patch+yaml", "");
+    let message = call::write(Method::PATCH, &uri, METADATA, call::APPLY, "");
     message.map(|mut message| {
         message.extensions_mut().insert(pieces);
         message
@@ -140,12 +140,11 @@ fn message(request: &mimeo_engine::Request) -> Message {
 
 /// Writes only `managedFields`, which an apply cannot write.
 fn claim(request: &mimeo_engine::Request, uid: Uid, version: u64, managers: &str) -> Message {
-    const MERGE_PATCH: &str = "application/merge-patch+json";
     let uri = format!("{}?fieldManager={}", path(request), names::MANAGER);
     let metadata =
         format!(r#""uid":"{uid}","resourceVersion":"{version}","managedFields":{managers}"#);
     let body = format!(r#"{{"metadata":{{{metadata}}}}}"#);
-    call::write(Method::PATCH, &uri, MERGE_PATCH, body)
+    call::write(Method::PATCH, &uri, METADATA, call::MERGE, body)
 }
 
 fn delete_options(uid: Uid, version: u64) -> String {
@@ -214,7 +213,7 @@ fn verdict(answer: &CallResult<call::Answer>, latency: Duration) -> Verdict {
     }
     // The error comes from an admission webhook or a schema. It concerns one kind or one namespace,
     // and must not slow down the others.
-    let message = answer.status().message.unwrap_or_default();
+    let message = answer.message();
     if message.contains("webhook \"") || message.contains("failed to create typed patch object") {
         return Verdict::Unrelated;
     }

@@ -14,22 +14,17 @@
 
 use std::time::Duration;
 
-use anyhow::{Context, anyhow, bail};
+use anyhow::Context;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Secret;
-use kube::{Api, ResourceExt, api::ObjectMeta};
+use kube::{Client, Resource, ResourceExt, api::ObjectMeta};
 use tokio::{sync::watch, time::sleep};
 use tracing::{error, info};
 
 use super::{Bundle, Lifetimes, Publisher, Renewal, ServingNames, offer};
 use crate::{
-    backoff::Backoff,
-    client::Clients,
-    fault::{DEADLINE, Fault, within},
-    follow::Follower,
-    shutdown::CancellationToken,
-    tls::Certificate,
-    versioned::put,
+    backoff::Backoff, call::DEADLINE, client::Clients, follow::Follower, named,
+    shutdown::CancellationToken, tls::Certificate, versioned::put,
 };
 
 /// This value differs from the one on copies: a list of copies by their label must not contain this
@@ -51,10 +46,12 @@ pub fn start(
     shutdown: CancellationToken,
 ) -> Certificate {
     let (publish, receiver) = watch::channel(None);
-    let api = Api::namespaced(clients.requests.clone(), namespace);
-    let follower = Follower::new(clients.watcher.clone(), &api, name);
+    let path = Secret::url_path(&(), Some(namespace));
+    let watcher = clients.watcher.clone();
+    let follower = Follower::new(watcher, &path, name, format!("secrets/{name}"));
     let keeper = Keeper {
-        api,
+        client: clients.requests.clone(),
+        path,
         name: name.to_owned(),
         names,
         lifetimes,
@@ -72,7 +69,9 @@ pub fn start(
 }
 
 struct Keeper {
-    api: Api<Secret>,
+    client: Client,
+    /// The path of all Secrets of the namespace.
+    path: String,
     name: String,
     names: ServingNames,
     lifetimes: Lifetimes,
@@ -164,17 +163,13 @@ impl Keeper {
             ..Secret::default()
         });
         let body = with_bundle(secret, bundle);
-        match put(&self.api, &body, DEADLINE).await {
-            Ok(Some(secret)) => {
-                info!(secret = self.name, ?step, not_after = %bundle.serving.not_after(), "serving certificate written");
-                Ok(Some(secret))
-            }
-            Ok(None) => {
-                let read = within(DEADLINE, self.api.get_opt(&self.name)).await;
-                read.map_err(|error| anyhow!("failed to read the Secret: {}", Fault(&error)))
-            }
-            Err(error) => bail!("failed to write the Secret: {}", Fault(&error)),
+        let written = put(&self.client, &self.path, &body, DEADLINE).await;
+        if let Some(secret) = written.context("failed to write the Secret")? {
+            info!(secret = self.name, ?step, not_after = %bundle.serving.not_after(), "serving certificate written");
+            return Ok(Some(secret));
         }
+        let read = named::read(&self.client, &self.path, &self.name).await;
+        read.context("failed to read the Secret")
     }
 }
 
@@ -215,7 +210,8 @@ mod tests {
             ))
         });
         Keeper {
-            api: Api::namespaced(kube::Client::new(service, "here"), "here"),
+            client: Client::new(service, "here"),
+            path: "/api/v1/namespaces/here/secrets".to_owned(),
             name: "tls".to_owned(),
             names: ServingNames::new(["localhost"]),
             lifetimes: Lifetimes::default(),

@@ -16,7 +16,7 @@ use k8s_openapi::{
     api::coordination::v1::{Lease, LeaseSpec},
     apimachinery::pkg::apis::meta::v1::MicroTime,
 };
-use kube::{Api, api::ObjectMeta};
+use kube::{Client, Resource, api::ObjectMeta};
 use tokio::{
     sync::watch,
     time::{Instant, sleep_until, timeout_at},
@@ -26,9 +26,9 @@ use tracing::{info, warn};
 use super::{SeenLease, observe, seen::holder, whole_seconds};
 use crate::{
     backoff::Backoff,
+    call::{self, CallError, CallResult, JSON},
     client::Clients,
     duration,
-    fault::{Fault, within},
     follow::Follower,
     identity::Identity,
     shutdown::CancellationToken,
@@ -59,7 +59,9 @@ pub struct LeaseArgs {
 pub struct Candidate {
     leading: watch::Sender<bool>,
     holder: watch::Sender<Option<String>>,
-    api: Api<Lease>,
+    client: Client,
+    /// The path of all Leases of the namespace.
+    path: String,
     watcher: Watcher,
     name: &'static str,
     /// The name of this replica, unique among the candidates.
@@ -87,7 +89,8 @@ impl Candidate {
         Ok(Self {
             leading: watch::Sender::new(false),
             holder: watch::Sender::new(None),
-            api: Api::namespaced(clients.requests.clone(), &identity.namespace),
+            client: clients.requests.clone(),
+            path: Lease::url_path(&(), Some(&identity.namespace)),
             watcher: clients.watcher.clone(),
             name,
             me: identity.replica.clone(),
@@ -127,7 +130,8 @@ impl Candidate {
     /// Waits until the Lease is free and takes it. Returns the Lease and the time just before the
     /// request.
     async fn stand_by(&self) -> (Lease, Instant) {
-        let mut follower = Follower::new(self.watcher.clone(), &self.api, self.name);
+        let (watcher, what) = (self.watcher.clone(), format!("leases/{}", self.name));
+        let mut follower = Follower::new(watcher, &self.path, self.name, what);
         let period = self.args.lease_retry_period;
         let mut backoff = Backoff::new(period, period.saturating_mul(2));
         let mut observed = observe(None, follower.next().await, Instant::now());
@@ -149,8 +153,7 @@ impl Candidate {
                         }
                     }
                     Err(error) => {
-                        warn!(lease = self.name, error = %Fault(&error), "failed to acquire the \
-                            Lease, retrying");
+                        warn!(lease = self.name, %error, "failed to acquire the Lease, retrying");
                     }
                 }
                 Instant::now() + backoff.pause()
@@ -181,8 +184,7 @@ impl Candidate {
                 Ok(Ok(false)) => bail!("leadership lost: another replica took the Lease"),
                 Err(_) => bail!("leadership lost: the Lease could not be renewed in time"),
                 Ok(Err(error)) => {
-                    warn!(lease = self.name, error = %Fault(&error), "failed to renew the Lease, \
-                        retrying");
+                    warn!(lease = self.name, %error, "failed to renew the Lease, retrying");
                 }
             }
         }
@@ -190,7 +192,7 @@ impl Candidate {
 
     /// One renewal. If another write came first and left this replica the holder, the renewal is
     /// tried once more. Returns false if another replica holds the Lease.
-    async fn renew(&self, lease: &mut Lease) -> kube::Result<bool> {
+    async fn renew(&self, lease: &mut Lease) -> CallResult<bool> {
         for _ in 0..2 {
             if let Some(new) = self.hold(Some(lease)).await? {
                 *lease = new;
@@ -210,12 +212,12 @@ impl Candidate {
             }
         }
         // Other clients keep writing the Lease. This counts as a failed request.
-        Err(kube::Error::Service("the Lease keeps changing".into()))
+        Err(CallError::Conflict)
     }
 
     /// Writes this replica as the holder, into a new Lease or in place of exactly this version.
     /// `None`: another write came first.
-    async fn hold(&self, lease: Option<&Lease>) -> kube::Result<Option<Lease>> {
+    async fn hold(&self, lease: Option<&Lease>) -> CallResult<Option<Lease>> {
         let mut lease = lease.cloned().unwrap_or_else(|| Lease {
             metadata: ObjectMeta {
                 name: Some(self.name.to_owned()),
@@ -225,11 +227,12 @@ impl Candidate {
         });
         let (before, duration) = (lease.spec.as_ref(), self.args.lease_duration);
         lease.spec = Some(held(before, &self.me, duration, Timestamp::now()));
-        put(&self.api, &lease, self.request_deadline()).await
+        put(&self.client, &self.path, &lease, self.request_deadline()).await
     }
 
-    async fn read(&self) -> kube::Result<Option<Lease>> {
-        within(self.request_deadline(), self.api.get_opt(self.name)).await
+    async fn read(&self) -> CallResult<Option<Lease>> {
+        let path = format!("{}/{}", self.path, self.name);
+        call::get(&self.client, &path, JSON, self.request_deadline()).await
     }
 
     /// Releases the Lease. Call it after all work of the leader has stopped: a standby takes over at
@@ -240,7 +243,7 @@ impl Candidate {
             .as_ref()
             .map(|spec| released(spec, Timestamp::now()));
         let body = Lease { spec, ..lease };
-        match put(&self.api, &body, self.request_deadline()).await {
+        match put(&self.client, &self.path, &body, self.request_deadline()).await {
             Ok(Some(_)) => info!(lease = self.name, "Lease released"),
             Ok(None) => {
                 warn!(
@@ -249,8 +252,7 @@ impl Candidate {
                 );
             }
             Err(error) => {
-                warn!(lease = self.name, error = %Fault(&error), "failed to release the Lease, it \
-                    will expire");
+                warn!(lease = self.name, %error, "failed to release the Lease, it will expire");
             }
         }
     }

@@ -34,7 +34,7 @@ impl Observer {
     pub(super) async fn source(self, source: SourceRef, resource: Resource) {
         let path = resource_path(&resource, Some(&source.namespace), None);
         let (watcher, what) = (self.watcher.clone(), format!("source {source}"));
-        let follower = Follower::<Value>::at(watcher, &path, &source.name, what);
+        let follower = Follower::<Value>::new(watcher, &path, &source.name, what);
         let tell = |state| match state {
             Known::Listed(object) => self.handle.source(&source, object),
             Known::Unserved => self.gone(&resource),

@@ -27,7 +27,10 @@ use tracing::warn;
 
 use super::Writer;
 use crate::{
-    call::{self, CallError, CallResult, JSON, METADATA, METADATA_LIST, Message, encode},
+    call::{
+        self, APPLY, CallError, CallResult, JSON, JSON_PATCH, MERGE, METADATA, METADATA_LIST,
+        Message, encode,
+    },
     discovery::resource_path,
     object::{Page, text},
     stored::{explain_grant, parse_grant},
@@ -110,7 +113,7 @@ impl Writer {
             {"op": "remove", "path": label},
         ]);
         let path = namespace_path(namespace);
-        let written = self.write(Method::PATCH, &path, "application/json-patch+json", &patch);
+        let written = self.write(Method::PATCH, &path, JSON_PATCH, &patch);
         match unless_gone(written.await) {
             // One of the tests failed.
             Err(CallError::Invalid) => Err(CallError::Conflict),
@@ -183,7 +186,7 @@ impl Writer {
     /// Reads a namespace. `None`: it does not exist or is being deleted.
     async fn look_home(&self, name: &str) -> CallResult<Option<Home>> {
         let home = self.look_lasting(&namespace_path(name)).await?;
-        home.map(|home| Home::of(&home).ok_or_else(undecodable))
+        home.map(|home| Home::of(&home).ok_or(CallError::Undecodable))
             .transpose()
     }
 
@@ -233,7 +236,7 @@ impl Writer {
         // A grant that can't be decoded still exists, so this is an error.
         found
             .pop()
-            .map(|grant| grant.ok_or_else(undecodable))
+            .map(|grant| grant.ok_or(CallError::Undecodable))
             .transpose()
     }
 
@@ -317,8 +320,7 @@ impl Writer {
             "{path}/status?fieldManager={}&force=true",
             names::STATUS_MANAGER
         );
-        self.write(Method::PATCH, &path, "application/apply-patch+yaml", object)
-            .await
+        self.write(Method::PATCH, &path, APPLY, object).await
     }
 
     /// Writes a grant's status. It writes nothing if the status is up to date, or if the grant has
@@ -429,8 +431,7 @@ impl Writer {
     }
 
     async fn merge(&self, path: &str, patch: &Value) -> CallResult<()> {
-        self.write(Method::PATCH, path, "application/merge-patch+json", patch)
-            .await
+        self.write(Method::PATCH, path, MERGE, patch).await
     }
 
     async fn write(
@@ -440,8 +441,8 @@ impl Writer {
         content_type: &str,
         body: &Value,
     ) -> CallResult<()> {
-        let answer = self.answer(call::write(method, path, content_type, body.to_string()));
-        answer.await?.accept().map(drop)
+        let request = call::write(method, path, METADATA, content_type, body.to_string());
+        self.answer(request).await?.accept().map(drop)
     }
 
     /// True if the namespace has an object with Mimeo's label. `None` stands for all namespaces.
@@ -462,7 +463,7 @@ impl Writer {
     /// Reads a list, or a page of it.
     async fn list<T: DeserializeOwned>(&self, path: &str, accept: &str) -> CallResult<Page<T>> {
         let answer = self.answer(call::read(path, accept)).await?;
-        answer.accept()?.page().ok_or_else(undecodable)
+        answer.accept()?.page().ok_or(CallError::Undecodable)
     }
 
     async fn read_at<T: DeserializeOwned>(
@@ -472,7 +473,7 @@ impl Writer {
     ) -> CallResult<Option<T>> {
         let object: Option<Decoded<T>> = self.object_at(path, accept).await?;
         object
-            .map(|object| object.whole().ok_or_else(undecodable))
+            .map(|object| object.whole().ok_or(CallError::Undecodable))
             .transpose()
     }
 
@@ -486,7 +487,8 @@ impl Writer {
         if answer.is_absence() {
             return Ok(None);
         }
-        answer.accept()?.object().map(Some).ok_or_else(undecodable)
+        let object = answer.accept()?.object();
+        object.map(Some).ok_or(CallError::Undecodable)
     }
 
     /// Reads an object's metadata from the storage. `None`: it does not exist.
@@ -514,10 +516,6 @@ fn unless_gone(written: CallResult<()>) -> CallResult<()> {
         Err(CallError::NotFound) => Ok(()),
         written => written,
     }
-}
-
-fn undecodable() -> CallError {
-    CallError::Silent("the object can't be decoded".into())
 }
 
 /// Events about objects without a namespace are written to this namespace.

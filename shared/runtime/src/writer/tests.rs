@@ -826,10 +826,7 @@ async fn an_object_is_missing_only_by_a_clear_answer() {
             status(403, &json!({"name": "registry"})),
             Err(CallError::Denied { code: 403 }),
         ),
-        (
-            Script::text(200, "hunter2"),
-            Err(CallError::Silent("the object can't be decoded".into())),
-        ),
+        (Script::text(200, "hunter2"), Err(CallError::Undecodable)),
     ];
     for (script, want) in cases {
         let server = Server::start([script]).await;

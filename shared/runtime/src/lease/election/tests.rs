@@ -26,7 +26,8 @@ async fn a_standby_that_was_told_of_a_conflict_reads_the_lease() {
     let candidate = Candidate {
         leading: watch::Sender::new(false),
         holder: watch::Sender::new(None),
-        api: Api::default_namespaced(server.client()),
+        client: server.client(),
+        path: "/apis/coordination.k8s.io/v1/namespaces/default/leases".into(),
         watcher: stale.client().into(),
         name: "l",
         me: ME.into(),
