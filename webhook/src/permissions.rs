@@ -14,7 +14,7 @@ use mimeo_model::{
 };
 use mimeo_runtime::{
     access::is_allowed,
-    call::{CallError, CallResult},
+    call::{CallError, CallResult, DEADLINE},
 };
 use tokio::{
     sync::Semaphore,
@@ -66,8 +66,7 @@ impl Questions {
         right: &Right,
         deadline: Instant,
     ) -> CallResult<bool> {
-        let time = deadline.saturating_duration_since(Instant::now());
-        let question = Box::pin(is_allowed(&self.client, user, right, time));
+        let question = Box::pin(is_allowed(&self.client, user, right, DEADLINE));
         let answer = self.ask(question, deadline).await;
         answer.unwrap_or(Err(CallError::Late))
     }

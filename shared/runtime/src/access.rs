@@ -6,14 +6,13 @@ use http::Method;
 use k8s_openapi::api::{
     authentication::v1::UserInfo,
     authorization::v1::{
-        NonResourceAttributes, ResourceAttributes, SelfSubjectAccessReview, SubjectAccessReview,
-        SubjectAccessReviewSpec, SubjectAccessReviewStatus,
+        ResourceAttributes, SelfSubjectAccessReview, SubjectAccessReview, SubjectAccessReviewStatus,
     },
 };
 use kube::{Client, Resource};
 use mimeo_model::{review::User, right::Right};
-use serde::{Serialize, de::DeserializeOwned};
-use serde_json::json;
+use serde::de::DeserializeOwned;
+use serde_json::{Value, json};
 
 use crate::call::{self, CallError, CallResult, JSON};
 
@@ -27,20 +26,10 @@ pub async fn is_allowed(
     right: &Right,
     deadline: Duration,
 ) -> CallResult<bool> {
-    let User {
-        name,
-        uid,
-        groups,
-        extra,
-    } = user.clone();
-    let spec = SubjectAccessReviewSpec {
-        user: Some(name),
-        uid: Some(uid).filter(|uid| !uid.is_empty()),
-        groups: Some(groups),
-        extra: Some(extra),
-        resource_attributes: Some(attributes(right)),
-        ..SubjectAccessReviewSpec::default()
-    };
+    let spec = json!({
+        "user": user.name, "uid": user.uid, "groups": user.groups, "extra": user.extra,
+        "resourceAttributes": attributes(right),
+    });
     ask(client, spec, deadline).await
 }
 
@@ -51,35 +40,21 @@ pub async fn is_allowed(
 /// As for [`is_allowed`].
 pub async fn may_visit(
     client: &Client,
-    user: UserInfo,
+    user: &UserInfo,
     verb: &str,
     path: &str,
     deadline: Duration,
 ) -> CallResult<bool> {
-    let spec = SubjectAccessReviewSpec {
-        user: user.username,
-        uid: user.uid,
-        groups: user.groups,
-        extra: user.extra,
-        non_resource_attributes: Some(NonResourceAttributes {
-            verb: Some(verb.to_owned()),
-            path: Some(path.to_owned()),
-        }),
-        ..SubjectAccessReviewSpec::default()
-    };
+    let spec = json!({
+        "user": user.username, "uid": user.uid, "groups": user.groups, "extra": user.extra,
+        "nonResourceAttributes": {"verb": verb, "path": path},
+    });
     ask(client, spec, deadline).await
 }
 
-async fn ask(
-    client: &Client,
-    spec: SubjectAccessReviewSpec,
-    deadline: Duration,
-) -> CallResult<bool> {
-    let review = SubjectAccessReview {
-        spec,
-        ..SubjectAccessReview::default()
-    };
-    decision(review_of(client, &review, deadline).await?.status)
+async fn ask(client: &Client, spec: Value, deadline: Duration) -> CallResult<bool> {
+    let review: SubjectAccessReview = review(client, json!({"spec": spec}), deadline).await?;
+    decision(review.status)
 }
 
 /// Whether the user of the client has the permission. Every user may ask this.
@@ -87,17 +62,23 @@ async fn ask(
 /// # Errors
 /// As for [`is_allowed`].
 pub async fn may_self(client: &Client, right: &Right, deadline: Duration) -> CallResult<bool> {
-    let mut review = SelfSubjectAccessReview::default();
-    review.spec.resource_attributes = Some(attributes(right));
-    decision(review_of(client, &review, deadline).await?.status)
+    let spec = json!({"spec": {"resourceAttributes": attributes(right)}});
+    let review: SelfSubjectAccessReview = review(client, spec, deadline).await?;
+    decision(review.status)
 }
 
-/// Creates a review, which the API server answers and does not store.
-pub(crate) async fn review_of<K>(client: &Client, review: &K, deadline: Duration) -> CallResult<K>
+/// Creates a review of kind `K` with this content. The API server answers it and does not store it.
+pub(crate) async fn review<K>(
+    client: &Client,
+    mut content: Value,
+    deadline: Duration,
+) -> CallResult<K>
 where
-    K: Resource<DynamicType = ()> + Serialize + DeserializeOwned,
+    K: Resource<DynamicType = ()> + DeserializeOwned,
 {
-    let (path, body) = (K::url_path(&(), None), json!(review).to_string());
+    content["apiVersion"] = json!(K::api_version(&()));
+    content["kind"] = json!(K::kind(&()));
+    let (path, body) = (K::url_path(&(), None), content.to_string());
     let request = call::write(Method::POST, &path, JSON, JSON, body);
     call::exchange(client, request, deadline).await
 }

@@ -30,6 +30,7 @@ use axum::{
 use k8s_openapi::api::authentication::v1::TokenReview;
 use kube::Client;
 use parking_lot::Mutex;
+use serde_json::json;
 use sha2::{Digest, Sha256};
 use tokio::{
     sync::Semaphore,
@@ -38,7 +39,7 @@ use tokio::{
 use tracing::{debug, warn};
 
 use crate::{
-    access::{may_visit, review_of},
+    access::{may_visit, review},
     call::{CallError, CallResult},
 };
 
@@ -200,19 +201,19 @@ impl Reviewer {
 
     /// Asks whose token it is, and whether this user may make the visit.
     async fn ask(&self, token: &str, visit: &Visit) -> CallResult<Result<(), Refused>> {
-        let mut review = TokenReview::default();
-        review.spec.token = token.to_owned();
-        let status = review_of(&self.client, &review, DEADLINE).await?.status;
-        let status = status.filter(|status| status.authenticated == Some(true));
+        let review: TokenReview =
+            review(&self.client, json!({"spec": {"token": token}}), DEADLINE).await?;
+        let status = review
+            .status
+            .filter(|status| status.authenticated == Some(true));
         let Some(user) = status.and_then(|status| status.user) else {
             return Ok(Err(UNAUTHORIZED));
         };
         let Visit { verb, path, .. } = visit;
-        let name = user.username.clone();
-        if may_visit(&self.client, user, verb, path, DEADLINE).await? {
+        if may_visit(&self.client, &user, verb, path, DEADLINE).await? {
             return Ok(Ok(()));
         }
-        debug!(user = name, verb, path, "visitor turned away");
+        debug!(user = user.username, verb, path, "visitor turned away");
         Ok(Err(FORBIDDEN))
     }
 
@@ -243,7 +244,7 @@ fn bearer(headers: &HeaderMap) -> Option<&str> {
 #[cfg(test)]
 mod tests {
     use axum::{body::Body, extract::connect_info::MockConnectInfo, routing::get};
-    use serde_json::{Value, json};
+    use serde_json::Value;
     use tower::ServiceExt;
 
     use super::*;

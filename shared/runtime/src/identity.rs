@@ -6,11 +6,12 @@ use std::time::Duration;
 use clap::Args;
 use k8s_openapi::api::authentication::v1::SelfSubjectReview;
 use kube::Client;
+use serde_json::json;
 use tokio::time::sleep;
 use tracing::warn;
 
 use crate::{
-    access::review_of,
+    access::review,
     backoff::Backoff,
     call::{CallResult, DEADLINE},
     named,
@@ -83,7 +84,7 @@ impl IdentityArgs {
 /// there is an answer.
 pub async fn username(client: &Client) -> String {
     until_answered(async || {
-        let review = review_of(client, &SelfSubjectReview::default(), DEADLINE).await?;
+        let review: SelfSubjectReview = review(client, json!({}), DEADLINE).await?;
         Ok(review.status.and_then(|status| status.user_info?.username))
     })
     .await
@@ -118,8 +119,6 @@ fn object_name(text: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
-
     use super::*;
     use crate::testing::{Script, Server};
 
