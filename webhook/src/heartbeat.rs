@@ -4,15 +4,15 @@
 //! changing its hooks. Readers measure how long they have seen no change of a Lease. After a replica
 //! was killed its Lease expires for them, and exists until its owner is deleted.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::time::Duration;
 
 use http::Method;
 use jiff::Timestamp;
 use k8s_openapi::{
-    api::coordination::v1::{Lease, LeaseSpec},
+    api::coordination::v1::Lease,
     apimachinery::pkg::apis::meta::v1::{MicroTime, OwnerReference},
 };
-use kube::{Resource, api::ObjectMeta};
+use kube::Resource;
 use mimeo_model::names;
 use mimeo_runtime::{
     backoff::Backoff,
@@ -60,17 +60,8 @@ pub(crate) async fn beat(
     let name = format!("mimeo-webhook-{}", identity.replica);
     let leases = Lease::url_path(&(), Some(&identity.namespace));
     let (client, path) = (&clients.requests, format!("{leases}/{name}"));
-    let mut lease = Lease {
-        metadata: ObjectMeta {
-            name: Some(name.clone()),
-            labels: Some([(names::REPLICA.to_owned(), names::REPLICA_WEBHOOK.to_owned())].into()),
-            owner_references: owner.map(|owner| vec![owner]),
-            ..ObjectMeta::default()
-        },
-        ..Lease::default()
-    };
     let renewing = async {
-        let since = Some(MicroTime(Timestamp::now()));
+        let since = MicroTime(Timestamp::now());
         // One request creates or changes the Lease, regardless of its present content: only this
         // replica uses the name.
         let uri = format!("{path}?force=true&fieldManager={MANAGER}");
@@ -81,19 +72,27 @@ pub(crate) async fn beat(
                 let index = engine.index();
                 (index.newest_spec(), index.newest_rule())
             });
-            let mut annotations = BTreeMap::from([(names::SEEN.to_owned(), version.to_string())]);
-            let told = contested.borrow_and_update().clone();
-            annotations.extend(told.map(|told| (names::CONTESTED.to_owned(), told)));
-            lease.metadata.annotations = Some(annotations);
-            lease.spec = Some(LeaseSpec {
-                holder_identity: Some(identity.replica.clone()),
-                lease_duration_seconds: Some(LIFE),
-                acquire_time: since.clone(),
-                renew_time: Some(MicroTime(Timestamp::now())),
-                ..LeaseSpec::default()
+            let mut annotations = json!({names::SEEN: version.to_string()});
+            if let Some(told) = &*contested.borrow_and_update() {
+                annotations[names::CONTESTED] = json!(told);
+            }
+            let lease = json!({
+                "apiVersion": "coordination.k8s.io/v1",
+                "kind": "Lease",
+                "metadata": {
+                    "name": name,
+                    "labels": {names::REPLICA: names::REPLICA_WEBHOOK},
+                    "annotations": annotations,
+                    "ownerReferences": owner.as_slice(),
+                },
+                "spec": {
+                    "holderIdentity": identity.replica,
+                    "leaseDurationSeconds": LIFE,
+                    "acquireTime": since,
+                    "renewTime": MicroTime(Timestamp::now()),
+                },
             });
-            let body = json!(lease).to_string();
-            let request = call::write(Method::PATCH, &uri, METADATA, APPLY, body);
+            let request = call::write(Method::PATCH, &uri, METADATA, APPLY, lease.to_string());
             if let Err(error) = call::exchange::<IgnoredAny>(client, request, DEADLINE).await {
                 warn!(lease = name, %error, "failed to write the heartbeat, retrying");
                 sleep(backoff.pause()).await;
