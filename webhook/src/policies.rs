@@ -16,7 +16,7 @@ use http::Method;
 use jiff::Timestamp;
 use k8s_openapi::{
     api::admissionregistration::v1::MutatingWebhookConfiguration,
-    apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time},
+    apimachinery::pkg::apis::meta::v1::Time,
 };
 use kube::Client;
 use mimeo_api::{TransformPolicy, TransformPolicyStatus, names};
@@ -117,13 +117,12 @@ impl Policies {
 
     /// Watches the policies until dropped. Calls `listed` after each complete list.
     pub(crate) async fn follow(&self, watcher: Watcher, listed: impl Fn() + Send + Sync) {
-        let name = |metadata: &ObjectMeta| metadata.name.as_deref().map(Box::<str>::from);
         feed(
             watcher,
             WatchSpec::objects(POLICIES_PATH, "policies"),
             |object: Decoded<TransformPolicy>| match object {
                 Decoded::Whole(object) => {
-                    let name = name(&object.metadata)?;
+                    let name: Box<str> = object.metadata.name.as_deref()?.into();
                     let known = Arc::new(Known::new(object));
                     self.change(|all| all.insert(name.clone(), known));
                     Some(name)
@@ -132,9 +131,8 @@ impl Policies {
                 Decoded::Part(part) => part["metadata"]["name"].as_str().map(Box::from),
             },
             |metadata| {
-                let name = name(metadata)?;
-                self.change(|all| all.remove(&name));
-                Some(name)
+                let name = metadata.name.as_deref().unwrap_or_default();
+                self.change(|all| all.remove(name));
             },
             |known| {
                 match known {

@@ -106,9 +106,10 @@ impl Observer {
                 Some(id)
             },
             |meta| {
-                let id = rule_id(kind, meta.namespace.as_deref(), meta.name.as_deref())?;
-                self.handle.with(|engine| engine.rule_gone(&id));
-                Some(id)
+                let id = rule_id(kind, meta.namespace.as_deref(), meta.name.as_deref());
+                if let Some(id) = id {
+                    self.handle.with(|engine| engine.rule_gone(&id));
+                }
             },
             |known| {
                 self.handle.with(|engine| engine.rules_known(kind, known));
@@ -132,10 +133,10 @@ impl Observer {
                 Some((namespace, name))
             },
             |meta| {
-                let (namespace, name) = meta.namespace.as_deref().zip(meta.name.as_deref())?;
-                self.handle
-                    .with(|engine| engine.grant_gone(namespace, name));
-                Some((namespace.into(), name.into()))
+                if let (Some(namespace), Some(name)) = (&meta.namespace, &meta.name) {
+                    self.handle
+                        .with(|engine| engine.grant_gone(namespace, name));
+                }
             },
             |known| {
                 self.handle.with(|engine| engine.grants_known(known));
@@ -146,7 +147,6 @@ impl Observer {
 
     /// Watches the metadata of namespaces.
     async fn namespaces(self) {
-        let name = |meta: &ObjectMeta| Some(meta.name.as_deref()?.into());
         feed(
             self.watcher.clone(),
             WatchSpec::metadata("/api/v1/namespaces", "namespaces"),
@@ -156,12 +156,9 @@ impl Observer {
                 let Meta { metadata } = object.whole()?;
                 self.handle
                     .with(|engine| engine.namespace_applied(&metadata));
-                name(&metadata)
+                Some(metadata.name?.into())
             },
-            |meta| {
-                self.handle.with(|engine| engine.namespace_deleted(meta));
-                name(meta)
-            },
+            |meta| self.handle.with(|engine| engine.namespace_deleted(meta)),
             |known: Known<&BTreeSet<Box<str>>>| {
                 if let Known::Listed(listed) = known {
                     self.handle.with(|engine| engine.namespaces_listed(listed));
@@ -286,13 +283,14 @@ impl Observer {
     }
 }
 
-/// Watches objects that must be known completely, until dropped. `shown` and `gone` get one object,
-/// and return its identity. `known` gets the identities of all objects in a list.
+/// Watches objects that must be known completely, until dropped. `shown` and `gone` get one object.
+/// `shown` returns its identity, and `known` gets the identities of all objects in a list. The list
+/// may have an object that was gone before the list was complete.
 pub async fn feed<T: DeserializeOwned, K: Ord + Send + Sync>(
     watcher: Watcher,
     spec: WatchSpec,
     shown: impl Fn(Decoded<T>) -> Option<K> + Send + Sync,
-    gone: impl Fn(&ObjectMeta) -> Option<K> + Send + Sync,
+    gone: impl Fn(&ObjectMeta) + Send + Sync,
     known: impl Fn(Known<&BTreeSet<K>>) + Send + Sync,
 ) {
     // The identities in the listing that is in progress; none outside of a listing.
@@ -304,11 +302,7 @@ pub async fn feed<T: DeserializeOwned, K: Ord + Send + Sync>(
                 listed.insert(key);
             }
         }
-        Event::Deleted(Meta { metadata }) => {
-            if let (Some(key), Some(listed)) = (gone(&metadata), &mut listed) {
-                listed.remove(&key);
-            }
-        }
+        Event::Deleted(Meta { metadata }) => gone(&metadata),
         Event::Known(state) => {
             let listed = listed.take().unwrap_or_default();
             known(state.map(|_| &listed));

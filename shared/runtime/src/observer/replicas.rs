@@ -50,10 +50,10 @@ impl Observer {
                 Some(name)
             },
             |lease| {
-                let name = lease.name.clone()?;
-                lock().0.remove(&name);
-                tell();
-                Some(name)
+                if let Some(name) = &lease.name {
+                    lock().0.remove(name);
+                    tell();
+                }
             },
             |known| {
                 if let Known::Listed(listed) = known {
