@@ -12,10 +12,14 @@ use http::{
 };
 use http_body_util::{BodyExt, Limited};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Status;
-use kube::{Client, client::Body};
+use kube::{Client, ResourceExt, client::Body};
 use mimeo_model::known::Decoded;
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
-use serde::de::{DeserializeOwned, IgnoredAny};
+use serde::{
+    Serialize,
+    de::{DeserializeOwned, IgnoredAny},
+};
+use serde_json::json;
 
 use crate::object::{self, Page};
 
@@ -226,6 +230,37 @@ pub async fn delete(client: &Client, path: &str, deadline: Duration) -> CallResu
     match exchange(client, request, deadline).await {
         Err(CallError::NotFound) => Ok(false),
         deleted => deleted.map(|IgnoredAny| true),
+    }
+}
+
+/// Replaces the version of the object that it names. Without a version, creates the object. `path`
+/// is that of its collection. `None`: another write came first, so the object exists already, has
+/// changed, or was deleted. Of two writers one thus fails, and can read the result of the other.
+pub(crate) async fn put<K>(
+    client: &Client,
+    path: &str,
+    object: &K,
+    deadline: Duration,
+) -> CallResult<Option<K>>
+where
+    K: ResourceExt + Serialize + DeserializeOwned,
+{
+    let (exists, body) = (
+        object.resource_version().is_some(),
+        json!(object).to_string(),
+    );
+    let request = if exists {
+        let path = format!("{path}/{}", object.name_any());
+        write(Method::PUT, &path, JSON, JSON, body)
+    } else {
+        write(Method::POST, path, JSON, JSON, body)
+    };
+    match exchange(client, request, deadline).await {
+        // A 404 to a create means that the namespace is missing. That is no conflict with another
+        // write.
+        Err(CallError::NotFound) if exists => Ok(None),
+        Err(CallError::Conflict) => Ok(None),
+        written => written.map(Some),
     }
 }
 

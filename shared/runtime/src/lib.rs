@@ -39,6 +39,5 @@ pub mod telemetry;
 mod testing;
 pub mod tls;
 pub mod trace;
-mod versioned;
 pub mod watch;
 pub mod writer;

@@ -23,8 +23,13 @@ use tracing::{error, info};
 
 use super::{Bundle, Lifetimes, Publisher, Renewal, ServingNames, offer};
 use crate::{
-    backoff::Backoff, call::DEADLINE, client::Clients, follow::Follower, named,
-    shutdown::CancellationToken, tls::Certificate, versioned::put,
+    backoff::Backoff,
+    call::{DEADLINE, put},
+    client::Clients,
+    follow::Follower,
+    named,
+    shutdown::CancellationToken,
+    tls::Certificate,
 };
 
 /// This value differs from the one on copies: a list of copies by their label must not contain this

@@ -26,13 +26,12 @@ use tracing::{info, warn};
 use super::{SeenLease, observe, seen::holder, whole_seconds};
 use crate::{
     backoff::Backoff,
-    call::{self, CallError, CallResult, JSON},
+    call::{self, CallError, CallResult, JSON, put},
     client::Clients,
     duration,
     follow::Follower,
     identity::Identity,
     shutdown::CancellationToken,
-    versioned::put,
     watch::Watcher,
 };
 
