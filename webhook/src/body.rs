@@ -47,11 +47,10 @@ pub(crate) enum Why {
 impl Why {
     /// The verdict under which the metrics count this reason.
     pub(crate) fn word(&self) -> Word {
-        match self {
-            Self::NoRoom => Word::ComeAgain,
-            Self::TooLarge | Self::BrokenOff | Self::Late | Self::Undecodable(_) => {
-                Word::Undecodable
-            }
+        if *self == Self::NoRoom {
+            Word::ComeAgain
+        } else {
+            Word::Undecodable
         }
     }
 }
@@ -101,42 +100,42 @@ pub(crate) async fn receive<'a>(
     room: &mut Room<'_>,
     deadline: Instant,
 ) -> Result<(Request, Option<SemaphorePermit<'a>>), Unread> {
-    let body = read(body, room, deadline).await?;
-    let mut permit = None;
-    if let Some(permits) = limits.deciding(hook) {
-        permit = match timeout_at(deadline, permits.acquire()).await {
-            Ok(Ok(permit)) => Some(permit),
-            Ok(Err(_)) | Err(_) => {
-                return Err(Unread {
-                    why: Why::NoRoom,
-                    begun: body,
-                });
-            }
-        };
-    }
-    match decode(&body, kept(hook)) {
-        Ok(request) => Ok((request, permit)),
-        Err(undecodable) => Err(Unread {
-            why: Why::Undecodable(undecodable),
-            begun: body,
-        }),
-    }
+    let mut begun = Vec::new();
+    let received = async {
+        read(body, room, deadline, &mut begun).await?;
+        let mut permit = None;
+        if let Some(permits) = limits.deciding(hook) {
+            let acquired = timeout_at(deadline, permits.acquire()).await;
+            permit = Some(acquired.ok().and_then(Result::ok).ok_or(Why::NoRoom)?);
+        }
+        let request = decode(&begun, kept(hook)).map_err(Why::Undecodable)?;
+        Ok((request, permit))
+    };
+    received.await.map_err(|why| Unread { why, begun })
 }
 
 /// Takes room for bytes as they arrive. The announced length reserves nothing.
-async fn read(body: Body, room: &mut Room<'_>, deadline: Instant) -> Result<Vec<u8>, Unread> {
-    let (mut stream, mut begun) = (body.into_data_stream(), Vec::<u8>::new());
-    let why = loop {
-        match timeout_at(deadline, stream.next()).await {
-            Ok(None) => return Ok(begun),
-            Ok(Some(Ok(piece))) if begun.len() + piece.len() > BODY_LIMIT => break Why::TooLarge,
-            Ok(Some(Ok(piece))) if !room.grow(piece.len()) => break Why::NoRoom,
-            Ok(Some(Ok(piece))) => begun.extend_from_slice(&piece),
-            Ok(Some(Err(_))) => break Why::BrokenOff,
-            Err(_) => break Why::Late,
+async fn read(
+    body: Body,
+    room: &mut Room<'_>,
+    deadline: Instant,
+    begun: &mut Vec<u8>,
+) -> Result<(), Why> {
+    let mut stream = body.into_data_stream();
+    loop {
+        let next = timeout_at(deadline, stream.next()).await;
+        let Some(piece) = next.map_err(|_| Why::Late)? else {
+            return Ok(());
+        };
+        let piece = piece.map_err(|_| Why::BrokenOff)?;
+        if begun.len() + piece.len() > BODY_LIMIT {
+            return Err(Why::TooLarge);
         }
-    };
-    Err(Unread { why, begun })
+        if !room.grow(piece.len()) {
+            return Err(Why::NoRoom);
+        }
+        begun.extend_from_slice(&piece);
+    }
 }
 
 #[cfg(test)]
@@ -156,6 +155,15 @@ mod tests {
         Body::from_stream(
             stream::iter(pieces.into_iter().map(Ok::<_, Infallible>)).chain(stream::pending()),
         )
+    }
+
+    /// The bytes of a body.
+    async fn read(body: Body, room: &mut Room<'_>, deadline: Instant) -> Result<Vec<u8>, Unread> {
+        let mut begun = Vec::new();
+        match super::read(body, room, deadline, &mut begun).await {
+            Ok(()) => Ok(begun),
+            Err(why) => Err(Unread { why, begun }),
+        }
     }
 
     fn soon() -> Instant {

@@ -163,11 +163,10 @@ fn unread(app: &App, hook: Hook, why: &Why, arrived: Instant) {
 /// Makes an HTTP error, which the API server treats as a failed call to the webhook. The API server
 /// tells its clients the code, and counts it. It passes on the text only for the code 500.
 fn failed(why: &Why) -> Response {
-    let code = match why {
-        Why::TooLarge => StatusCode::PAYLOAD_TOO_LARGE,
-        Why::BrokenOff | Why::Late | Why::NoRoom | Why::Undecodable(_) => {
-            StatusCode::INTERNAL_SERVER_ERROR
-        }
+    let code = if *why == Why::TooLarge {
+        StatusCode::PAYLOAD_TOO_LARGE
+    } else {
+        StatusCode::INTERNAL_SERVER_ERROR
     };
     (code, why.to_string()).into_response()
 }
