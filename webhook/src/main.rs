@@ -51,7 +51,7 @@ use mimeo_runtime::{
 };
 use tokio::{
     sync::{Semaphore, watch},
-    time::{Instant, sleep_until},
+    time::sleep,
 };
 use tracing::info;
 
@@ -222,13 +222,13 @@ async fn verifies(callers: Option<Callers>, check: Check) {
 async fn register(
     clients: &Clients,
     app: &App,
-    registration: Registration,
+    mut registration: Registration,
     mut material: Certificate,
     overlap: Duration,
     served: Check,
 ) -> watch::Receiver<Option<String>> {
-    let before = register::trusted_before(clients).await;
-    let overlap_ends = Instant::now() + overlap;
+    let mut before = register::trusted_before(clients).await;
+    let mut overlap = Box::pin(sleep(overlap));
     let (publish, current) = watch::channel(None);
     let registrar = Registrar::new(
         app.policies.clone(),
@@ -244,29 +244,21 @@ async fn register(
     let hooks = kept.clone();
     tokio::spawn(async move {
         loop {
-            let overlaps = Instant::now() < overlap_ends;
             if let Some(material) = material.borrow_and_update().clone() {
-                let before = if overlaps { before.as_str() } else { "" };
-                let ca_bundle = material
-                    .ca_bundle
-                    .as_ref()
-                    .map(|own| compare::joined(own, before));
-                let registration = Registration {
-                    ca_bundle,
-                    ..registration.clone()
-                };
+                let own = material.ca_bundle.as_ref();
+                registration.ca_bundle = own.map(|own| compare::joined(own, &before));
                 hooks.0.want(registration.mutating());
                 hooks.1.want(registration.validating());
-                publish.send_replace(Some(registration));
+                publish.send_replace(Some(registration.clone()));
                 served.set(true);
             }
             tokio::select! {
                 changed = material.changed() => if changed.is_err() { return },
-                () = sleep_until(overlap_ends), if overlaps => {}
+                () = &mut overlap, if !before.is_empty() => before.clear(),
             }
         }
     });
     kept.0.holds().await;
     kept.1.holds().await;
-    kept.0.contested()
+    kept.0.contested.clone()
 }

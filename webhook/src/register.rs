@@ -54,16 +54,12 @@ pub(crate) struct Kept {
     wanted: watch::Sender<Option<Arc<Value>>>,
     /// The wanted contents that the cluster was last seen to have.
     held: watch::Receiver<Option<Arc<Value>>>,
-    contested: watch::Receiver<Option<String>>,
+    /// A message while another client keeps changing the configuration, otherwise `None`. The
+    /// message stays until five minutes after the last write.
+    pub(crate) contested: watch::Receiver<Option<String>>,
 }
 
 impl Kept {
-    /// A message while another client keeps changing the configuration, otherwise `None`. The
-    /// message stays until five minutes after the last write.
-    pub(crate) fn contested(&self) -> watch::Receiver<Option<String>> {
-        self.contested.clone()
-    }
-
     /// Sets the contents that the configuration must have from now on. Equal contents only wake the
     /// task, which then finds nothing to write.
     pub(crate) fn want(&self, wanted: Value) {
