@@ -20,7 +20,7 @@ use tokio::{sync::watch, time::sleep};
 use tracing::{info, warn};
 
 /// The flag of the label.
-#[derive(Debug, clap::Args)]
+#[derive(clap::Args)]
 #[command(next_help_heading = "Leader election")]
 pub(crate) struct LabelArgs {
     /// Set label mimeo.dev/leader on the leader's Pod, for a Service; takes the permission to list

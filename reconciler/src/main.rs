@@ -32,7 +32,7 @@ use crate::{
 };
 
 /// Keeps copies of Kubernetes objects where they are needed: the part outside the API request
-#[derive(Debug, Parser)]
+#[derive(Parser)]
 #[command(name = "mimeo-reconciler", version)]
 struct Flags {
     #[command(flatten)]
@@ -48,7 +48,7 @@ struct Flags {
 }
 
 /// How copies are kept.
-#[derive(Debug, clap::Args)]
+#[derive(clap::Args)]
 #[command(next_help_heading = "Keeping copies")]
 struct KeepArgs {
     /// Time for the webhook to fill a new namespace before the reconciler writes its copies (as in

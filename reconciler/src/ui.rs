@@ -37,7 +37,7 @@ use tokio::sync::{Semaphore, watch};
 use self::session::{Session, tell_copy};
 
 /// Flags of the page.
-#[derive(Debug, clap::Args)]
+#[derive(clap::Args)]
 #[command(next_help_heading = "Operations")]
 pub(crate) struct UiArgs {
     /// Serve a page under /ui/ of the operations address that shows rules, namespaces, and how
@@ -169,7 +169,7 @@ async fn stream(State(page): State<Page>) -> Result<impl IntoResponse, Refusal> 
 }
 
 /// Query of `/ui/copies`: one rule in one namespace.
-#[derive(Debug, Deserialize)]
+#[derive(Deserialize)]
 struct Place {
     rule: String,
     namespace: String,

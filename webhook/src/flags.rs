@@ -21,7 +21,7 @@ use mimeo_runtime::{
 use crate::jobs::Job;
 
 /// Keeps copies of Kubernetes objects where they are needed: the part inside the API request
-#[derive(Debug, Parser)]
+#[derive(Parser)]
 #[command(name = "mimeo-webhook", version, disable_help_subcommand = true)]
 pub(crate) struct Flags {
     #[command(subcommand)]
@@ -41,7 +41,7 @@ pub(crate) struct Flags {
 }
 
 /// In which Pod this process is.
-#[derive(Debug, Args)]
+#[derive(Args)]
 #[command(next_help_heading = "Identity")]
 pub(crate) struct PodArgs {
     /// Uid of the Pod named by --replica-name, in Mimeo's namespace. Kubernetes then deletes the
@@ -67,7 +67,7 @@ impl PodArgs {
 }
 
 /// Where the webhook listens, and where API servers find it.
-#[derive(Debug, Args)]
+#[derive(Args)]
 #[command(next_help_heading = "Endpoint")]
 pub(crate) struct EndpointArgs {
     /// Address on which the webhook serves TLS. `[::]` means all addresses, of IPv4 too. Port 0
@@ -147,7 +147,7 @@ fn by_url(url: &str) -> anyhow::Result<(Endpoint, ServingNames)> {
 }
 
 /// What the hooks do.
-#[derive(Debug, Args)]
+#[derive(Args)]
 #[command(next_help_heading = "Hooks")]
 pub(crate) struct HookArgs {
     /// New namespaces while no webhook answers: create them and fill them later (ignore), or refuse

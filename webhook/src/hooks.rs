@@ -58,7 +58,7 @@ pub(crate) fn router(app: Arc<App>) -> Router {
 }
 
 /// Query parameters that the API server adds to the URL.
-#[derive(Debug, Deserialize)]
+#[derive(Deserialize)]
 struct Added {
     /// The API server's timeout, such as `5s`.
     timeout: Option<String>,

@@ -20,7 +20,6 @@ const DECIDING: usize = 8;
 const NAMESPACES: usize = 32;
 
 /// Limits that all reviews share.
-#[derive(Debug)]
 pub(crate) struct Limits {
     bodies: Semaphore,
     namespaces: Semaphore,
@@ -62,7 +61,6 @@ impl Limits {
 }
 
 /// The room that one request takes. Dropping the value frees it.
-#[derive(Debug)]
 pub(crate) struct Room<'a> {
     all: &'a Semaphore,
     taken: SemaphorePermit<'a>,

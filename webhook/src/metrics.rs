@@ -11,7 +11,7 @@ use prometheus_client::{
 };
 
 /// Metrics of the hooks and their registration. Cheap to clone.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub(crate) struct Answers {
     admission: Family<Answer, Histogram>,
     /// Requests that wait for copies at this moment.

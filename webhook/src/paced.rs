@@ -9,7 +9,7 @@ use tokio::time::Instant;
 const EVERY: Duration = Duration::from_secs(10);
 
 /// Time of the last log line.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub(crate) struct Paced(Mutex<Option<Instant>>);
 
 impl Paced {

@@ -64,7 +64,6 @@ const RETRY: Duration = Duration::from_secs(5);
 const HEARD: Duration = Duration::from_secs(1);
 
 /// A policy as last seen.
-#[derive(Debug)]
 pub(crate) struct Known {
     /// The object.
     pub(crate) object: TransformPolicy,
@@ -94,10 +93,10 @@ impl Known {
 
 /// All policies in the cluster. Changes of them, and of the kinds that the cluster serves, are
 /// signalled, because the registration may then have to change too.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub(crate) struct Policies(channel::Sender<All>);
 
-#[derive(Debug, Default)]
+#[derive(Default)]
 struct All {
     known: BTreeMap<Box<str>, Arc<Known>>,
     /// True once all policies have been listed.

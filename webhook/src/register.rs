@@ -48,7 +48,6 @@ const FIGHT: Duration = Duration::from_mins(5);
 const CONTESTED: Duration = Duration::from_secs(30);
 
 /// A webhook configuration that a task keeps as wanted.
-#[derive(Debug)]
 pub(crate) struct Kept {
     /// The contents that the configuration must have, without its owner.
     wanted: watch::Sender<Option<Arc<Value>>>,

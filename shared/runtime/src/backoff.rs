@@ -7,7 +7,6 @@ use std::{
 
 /// Pauses that double from the first one up to the longest one. Each pause is shortened by up to a
 /// half at random, so that replicas which failed together do not retry together.
-#[derive(Debug, Clone)]
 pub struct Backoff {
     first: Duration,
     longest: Duration,

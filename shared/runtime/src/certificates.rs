@@ -32,7 +32,7 @@ use crate::{
 };
 
 /// Flags of the serving certificate.
-#[derive(Debug, Clone, Args)]
+#[derive(Args)]
 #[command(next_help_heading = "Certificate")]
 pub struct CertificateArgs {
     /// Folder with tls.crt, tls.key and, if Mimeo must keep its caBundle current, ca.crt; read
@@ -80,7 +80,7 @@ impl CertificateArgs {
 }
 
 /// The lifetimes of certificates. A serving certificate is never valid for longer than its CA.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Args)]
+#[derive(Clone, Copy, Args)]
 pub struct Lifetimes {
     /// Validity of the CA that Mimeo issues (as in 365d, 12h); Mimeo replaces it after two thirds
     #[arg(long = "ca-validity", env = "MIMEO_CA_VALIDITY", value_name = "DURATION", default_value = "365d", value_parser = duration::parse)]
@@ -106,7 +106,7 @@ impl Default for Lifetimes {
 }
 
 /// The names that a serving certificate is valid for: DNS names and IP addresses, sorted.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
+#[derive(Debug, PartialEq, Eq)]
 pub struct ServingNames(BTreeSet<String>);
 
 impl ServingNames {

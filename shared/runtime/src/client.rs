@@ -49,7 +49,7 @@ const IDLE_TIMEOUT: Duration = Duration::from_secs(50);
 const KEEPALIVE: Duration = Duration::from_secs(15);
 
 /// Flags for the connection to the API server.
-#[derive(Debug, Clone, Args)]
+#[derive(Args)]
 #[command(next_help_heading = "API server")]
 pub struct ClientArgs {
     /// Kubeconfig file. Default: the files in KUBECONFIG, else the Pod's service account, else
@@ -69,7 +69,6 @@ pub(crate) struct ApiRequest {
 }
 
 /// The clients of one API server.
-#[derive(Clone)]
 pub struct Clients {
     /// For requests that end. The client has no deadline except the one for connecting (5 s).
     /// [`call`](crate::call) sets one for each request.

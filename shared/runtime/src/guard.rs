@@ -55,8 +55,7 @@ const ASKING: usize = 8;
 /// For both questions together.
 const DEADLINE: Duration = Duration::from_secs(5);
 
-/// Stands in front of routes. Cheap to clone.
-#[derive(Clone)]
+/// Stands in front of routes.
 pub struct Guard(Option<Arc<Reviewer>>);
 
 impl Guard {

@@ -46,8 +46,8 @@ struct Shared {
     traces: Traces,
 }
 
-/// Counts requests that create, change or delete copies. Cheap to clone.
-#[derive(Clone, Debug, Default)]
+/// Counts requests that create, change or delete copies.
+#[derive(Default)]
 pub struct CopyRequests {
     all: Family<Written, Counter>,
     /// Those that undid a change by another client.

@@ -45,7 +45,7 @@ const CONNECTIONS: usize = 512;
 const HEAD: usize = 32 << 10;
 
 /// Flags for the shutdown.
-#[derive(Debug, Clone, Args)]
+#[derive(Clone, Args)]
 #[command(next_help_heading = "Shutdown")]
 pub struct DrainArgs {
     /// How long to go on accepting connections after SIGTERM, until clients have learnt to go

@@ -21,7 +21,7 @@ const SERVICE_ACCOUNT_NAMESPACE: &str = "/var/run/secrets/kubernetes.io/servicea
 const DEFAULT_NAMESPACE: &str = "mimeo-system";
 
 /// Flags that set the identity of this process.
-#[derive(Debug, Clone, Args)]
+#[derive(Args)]
 #[command(next_help_heading = "Identity")]
 pub struct IdentityArgs {
     /// Namespace of Mimeo's own objects (Leases, Secret). Default: the Pod's namespace in a

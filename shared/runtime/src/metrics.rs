@@ -28,7 +28,7 @@ use crate::{client::Clients, handle::Handle, tls::Certificate, watch::Health};
 pub const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
 /// All metrics, named `mimeo_...`. Metrics may be added while these are served. Cheap to clone.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct Metrics {
     registry: Arc<Mutex<Registry>>,
     /// Certificates by their use. One metric shows all of them.

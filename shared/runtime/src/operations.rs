@@ -48,7 +48,7 @@ const LIFETIME: Duration = Duration::from_mins(5);
 const CONNECTIONS: usize = 64;
 
 /// Flags of the operations server.
-#[derive(Debug, Clone, Args)]
+#[derive(Args)]
 #[command(next_help_heading = "Operations")]
 pub struct OpsArgs {
     /// Address of /healthz, /readyz and /metrics. `[::]` means all addresses, of IPv4 too. Port 0

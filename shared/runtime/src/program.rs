@@ -22,7 +22,7 @@ use crate::{
 };
 
 /// Flags of both programs.
-#[derive(Debug, Args)]
+#[derive(Args)]
 pub struct ProgramArgs {
     /// The connection to the API server.
     #[command(flatten)]

@@ -10,7 +10,7 @@ use mimeo_model::{
 
 /// The limits of an installation. A flag that is left out sets no limit. Both programs must have
 /// the same flags.
-#[derive(Clone, Debug, Args)]
+#[derive(Args)]
 #[command(next_help_heading = "Reach")]
 pub struct ReachArgs {
     /// The only namespaces in which sources are read, where rights are given by Roles in these.

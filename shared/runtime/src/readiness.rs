@@ -11,7 +11,7 @@ use crate::shutdown::CancellationToken;
 const UNREADY: Duration = Duration::from_secs(5);
 
 /// The program's readiness. It is ready when all named checks hold and no shutdown has begun.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub struct Readiness {
     checks: Arc<watch::Sender<BTreeMap<&'static str, bool>>>,
     shutdown: CancellationToken,
@@ -91,7 +91,6 @@ impl Readiness {
 }
 
 /// One condition for the program's readiness.
-#[derive(Debug, Clone)]
 pub struct Check {
     name: &'static str,
     readiness: Readiness,

@@ -20,7 +20,7 @@ pub enum LogFormat {
 }
 
 /// Flags for the log.
-#[derive(Debug, Clone, Args)]
+#[derive(Args)]
 #[command(next_help_heading = "Logs")]
 pub struct TelemetryArgs {
     /// Format of the log on standard error

@@ -67,7 +67,7 @@ pub type Certificate = watch::Receiver<Option<Arc<ServingMaterial>>>;
 
 /// The certificate that a TLS server presents, and the clients that it accepts. Both may change
 /// while the server runs. Cheap to clone.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct Tls {
     /// The certificate.
     pub material: Certificate,

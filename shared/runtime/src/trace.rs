@@ -44,7 +44,7 @@ const TIMEOUT: Duration = Duration::from_secs(5);
 const LARGEST_ANSWER: usize = 64 << 10;
 
 /// Flags for traces.
-#[derive(Debug, Clone, Args)]
+#[derive(Args)]
 #[command(next_help_heading = "Traces")]
 pub struct TraceArgs {
     /// Collector that gets a span of each review and each write, by OTLP over HTTP (as in
@@ -90,7 +90,7 @@ fn endpoint(text: &str) -> anyhow::Result<Uri> {
 }
 
 /// Takes spans. Without a collector it does nothing. Cheap to clone.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct Traces(Option<Sender<Value>>);
 
 impl Traces {
@@ -133,7 +133,7 @@ impl Traces {
 
 /// The trace and the span that a new span belongs to, from the header `traceparent` (W3C Trace
 /// Context).
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Debug, PartialEq, Eq)]
 pub struct Parent {
     /// The trace, in hexadecimal digits.
     trace: String,

@@ -93,7 +93,6 @@ impl From<Client> for Watcher {
 }
 
 /// The collection or the object to watch.
-#[derive(Debug, Clone)]
 pub struct WatchSpec {
     /// Path of the collection, as [`resource_path`](crate::discovery::resource_path) builds it:
     /// `/api/v1/namespaces/x/secrets`.
@@ -155,7 +154,7 @@ pub enum Event<T> {
 }
 
 /// The metadata of an object of any kind.
-#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Deserialize)]
 pub struct Meta {
     /// The metadata.
     #[serde(default)]

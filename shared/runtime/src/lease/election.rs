@@ -36,7 +36,7 @@ use crate::{
 };
 
 /// Flags of leader election.
-#[derive(Debug, Clone, Args)]
+#[derive(Args)]
 #[command(next_help_heading = "Leader election")]
 pub struct LeaseArgs {
     /// How long others wait after the last renewal they saw before they take over (as in 15s);

@@ -12,17 +12,16 @@ use tokio::time::Instant;
 use super::End;
 
 /// The health of all watches of a program, by resource. Cheap to clone.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Default)]
 pub struct Health(Arc<Mutex<Known>>);
 
-#[derive(Debug, Default)]
+#[derive(Default)]
 struct Known {
     watches: Vec<Weak<Pulse>>,
     failures: BTreeMap<(String, &'static str), u64>,
 }
 
 /// The health of one watch.
-#[derive(Debug)]
 pub(super) struct Pulse {
     /// The resource, such as `secrets` or `deployments.apps`.
     resource: String,
