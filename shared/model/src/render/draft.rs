@@ -16,7 +16,7 @@ use crate::{
     rule::{Rule, Target},
     source::{SourceRef, SourceRefused, refused_type},
     syntax,
-    template::{Show, Template, Variable, fill_in},
+    template::{Show, Variable, fill_in},
     transform::{copy_data, copy_keys},
 };
 
@@ -53,33 +53,23 @@ impl Draft {
         let draft = |show: Show<'_>| draft(rule, source, object, cluster, show);
         // The first draft shows each variable as it is written. It asks for the text of each one,
         // so it also finds the variables.
-        let variables = RefCell::new(BTreeSet::new());
-        let (mut metadata, mut body) = draft(&|variable| {
-            variables.borrow_mut().insert(variable.clone());
+        let found = RefCell::new(BTreeSet::new());
+        let as_written = |variable: &Variable| {
+            found.borrow_mut().insert(variable.clone());
             variable.to_string()
-        })?;
-        let variables = variables.into_inner();
-        let names: Vec<Template> = rule
-            .targets
-            .iter()
-            .map(|target| target.copy_name(source))
-            .collect();
-        let all: BTreeSet<Variable> = names
-            .iter()
-            .flat_map(Template::variables)
-            .chain(&variables)
-            .cloned()
+        };
+        let (mut metadata, mut body) = draft(&as_written)?;
+        let variables = found.borrow().clone();
+        let targets = rule.targets.iter();
+        let names: Vec<String> = targets
+            .map(|target| target.copy_name(source).text(as_written))
             .collect();
         let mut content = body.to_string();
         let mut checksum = Checksum::of(content.as_bytes());
-        let names: Vec<String> = names
-            .iter()
-            .map(|name| name.text(Variable::to_string))
-            .collect();
         let text = of_json(&json!([checksum.to_string(), &metadata, names]));
         let blanks = Blanks {
             sign: format!("«{text}:"),
-            variables: all.into_iter().collect(),
+            variables: found.into_inner().into_iter().collect(),
         };
         let mut own_fields_apart = false;
         if !blanks.variables.is_empty() {
@@ -281,25 +271,19 @@ impl Blanks {
 
     /// Splits the text into parts. All parts are slices of the text.
     fn split(&self, text: &Bytes) -> Vec<Part> {
-        let mut parts = Vec::new();
-        let mut from = 0;
-        for (at, _) in std::str::from_utf8(text)
+        let bytes = |part: &str| Part::Bytes(text.slice_ref(part.as_bytes()));
+        let mut pieces = std::str::from_utf8(text)
             .unwrap_or_default()
-            .match_indices(&self.sign)
-        {
-            let behind = at + self.sign.len();
-            let digits = text[behind..]
-                .iter()
-                .take_while(|byte| byte.is_ascii_digit());
-            let number = digits.fold(0_usize, |number, digit| {
-                number * 10 + usize::from(digit - b'0')
-            });
-            let variable = self.variables.get(number).cloned();
-            parts.push(Part::Bytes(text.slice(from..at)));
-            parts.push(variable.map_or(Part::Checksum, Part::Blank));
-            from = behind + number.to_string().len() + "»".len();
+            .split(&self.sign);
+        let mut parts: Vec<Part> = pieces.next().map(bytes).into_iter().collect();
+        for (number, behind) in pieces.filter_map(|piece| piece.split_once('»')) {
+            let variable = number
+                .parse()
+                .ok()
+                .and_then(|at: usize| self.variables.get(at));
+            parts.push(variable.cloned().map_or(Part::Checksum, Part::Blank));
+            parts.push(bytes(behind));
         }
-        parts.push(Part::Bytes(text.slice(from..)));
         parts
     }
 }
