@@ -20,12 +20,13 @@ pub(super) struct Requirement {
     pub(super) test: Test,
 }
 
+/// A test of a label's value. Each operator is one of two positive tests, or its opposite.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Test {
-    In(BTreeSet<Box<str>>),
-    NotIn(BTreeSet<Box<str>>),
-    Exists,
-    DoesNotExist,
+pub(super) struct Test {
+    /// The values of `In` and `NotIn`. `None` for `Exists` and `DoesNotExist`.
+    values: Option<BTreeSet<Box<str>>>,
+    /// True for `NotIn` and `DoesNotExist`.
+    negative: bool,
 }
 
 impl Selector {
@@ -43,7 +44,10 @@ impl Selector {
             refusals.one(&field, syntax::label_value(value));
             requirements.push(Requirement {
                 key: key.as_str().into(),
-                test: Test::In([value.as_str().into()].into()),
+                test: Test {
+                    values: Some([value.as_str().into()].into()),
+                    negative: false,
+                },
             });
         }
         for (i, expression) in match_expressions.iter().flatten().enumerate() {
@@ -90,22 +94,25 @@ impl Selector {
 
 impl Requirement {
     pub(super) fn to_query(&self) -> String {
-        let key = &self.key;
-        let list = |values: &BTreeSet<Box<str>>| {
+        let Self {
+            key,
+            test: Test { values, negative },
+        } = self;
+        let values = values.as_ref().map(|values| {
             let values: Vec<&str> = values.iter().map(|value| &**value).collect();
             values.join(",")
-        };
-        match &self.test {
-            Test::In(values) => format!("{key} in ({})", list(values)),
-            Test::NotIn(values) => format!("{key} notin ({})", list(values)),
-            Test::Exists => key.to_string(),
-            Test::DoesNotExist => format!("!{key}"),
+        });
+        match (values, negative) {
+            (Some(values), false) => format!("{key} in ({values})"),
+            (Some(values), true) => format!("{key} notin ({values})"),
+            (None, false) => key.to_string(),
+            (None, true) => format!("!{key}"),
         }
     }
 }
 
 impl Test {
-    /// A test with an unknown operator counts as `Exists`: it is refused, so this has no effect.
+    /// An unknown operator is refused, so the test that it becomes has no effect.
     fn parse(expression: &LabelSelectorRequirement, field: &str, refusals: &mut Refusals) -> Self {
         let LabelSelectorRequirement {
             key: _,
@@ -121,46 +128,44 @@ impl Test {
         for value in &values {
             refusals.one(&at_values, syntax::label_value(value));
         }
-        let is_empty = values.is_empty();
-        let (test, needs_none) = match operator.as_str() {
-            "In" => (Self::In(values), false),
-            "NotIn" => (Self::NotIn(values), false),
-            "Exists" => (Self::Exists, true),
-            "DoesNotExist" => (Self::DoesNotExist, true),
+        let (takes_values, negative) = match operator.as_str() {
+            "In" => (true, false),
+            "NotIn" => (true, true),
+            "Exists" => (false, false),
+            "DoesNotExist" => (false, true),
             _ => {
                 refusals.add(
                     format!("{field}.operator"),
                     "must be one of In, NotIn, Exists and DoesNotExist",
                 );
-                return Self::Exists;
+                (!values.is_empty(), false)
             }
         };
-        if needs_none != is_empty {
-            let must = if needs_none {
-                "must be empty"
-            } else {
-                "must not be empty"
-            };
-            refusals.add(at_values, format!("{must} for operator {operator}"));
+        if takes_values == values.is_empty() {
+            let not = if takes_values { "not " } else { "" };
+            refusals.add(
+                at_values,
+                format!("must {not}be empty for operator {operator}"),
+            );
         }
-        test
+        Self {
+            values: takes_values.then_some(values),
+            negative,
+        }
     }
 
     pub(super) fn passes(&self, value: Option<&str>) -> bool {
-        match self {
-            Self::In(values) => value.is_some_and(|value| values.contains(value)),
-            Self::NotIn(values) => value.is_none_or(|value| !values.contains(value)),
-            Self::Exists => value.is_some(),
-            Self::DoesNotExist => value.is_none(),
-        }
+        let values = self.values.as_ref();
+        let allowed = |value| values.is_none_or(|values| values.contains(value));
+        value.is_some_and(allowed) != self.negative
     }
 
     /// A value that passes, if a label must be set.
     pub(super) fn example(&self) -> Option<&str> {
-        match self {
-            Self::In(values) => values.first().map(|value| &**value),
-            Self::Exists => Some("true"),
-            Self::NotIn(_) | Self::DoesNotExist => None,
-        }
+        let first = match &self.values {
+            Some(values) => values.first().map(|value| &**value),
+            None => Some("true"),
+        };
+        first.filter(|_| !self.negative)
     }
 }
