@@ -33,82 +33,55 @@ fn unless(type_: ConditionType, trouble: Option<Trouble>, good: Trouble) -> Find
     }
 }
 
-/// The problems of a rule.
-struct Problems<'a> {
-    rule: &'a Rule,
-    tally: &'a Tally,
-    sources: Option<Trouble>,
-    unauthorized: Option<Trouble>,
-    unwatched: Option<String>,
-}
-
-impl Problems<'_> {
-    /// Returns the condition Ready. If there are several problems, it shows the first that a user
-    /// must solve.
-    fn ready(&self) -> (bool, Trouble) {
+impl Tally {
+    /// Returns the reason and message of the condition Ready if nothing else keeps the rule from its
+    /// work.
+    fn progress(&self) -> Trouble {
         let CopyCounts {
             desired, synced, ..
-        } = self.tally.copies;
-        let (reason, message) = match &self.sources {
-            _ if self.rule.suspend => (ConditionReason::Suspended, self.preview()),
-            _ if let Some((_, message)) = &self.unauthorized => {
-                (ConditionReason::NotAuthorized, message.clone())
-            }
-            Some(trouble) => trouble.clone(),
-            None if let Some(message) = &self.unwatched => {
-                (ConditionReason::Pending, message.clone())
-            }
-            None if let Some((first, _)) = self.tally.failures.values().next() => {
-                (ConditionReason::CopiesFailed, self.failures(*first))
-            }
-            None if desired == 0 => (
-                ConditionReason::NoNamespaceMatches,
-                "no namespace is selected".to_owned(),
-            ),
-            None if synced < desired => (
-                ConditionReason::Pending,
-                format!("{synced} of {} up to date", copies_are(desired)),
-            ),
-            None => (
-                ConditionReason::Synced,
-                format!("{} up to date", copies_are(desired)),
-            ),
-        };
-        let ready = matches!(
-            reason,
-            ConditionReason::NoNamespaceMatches | ConditionReason::Synced
-        );
-        (ready, (reason, message))
+        } = self.copies;
+        if let Some((first, _)) = self.failures.values().next() {
+            return (ConditionReason::CopiesFailed, self.failed(*first));
+        }
+        if desired == 0 {
+            let message = "no namespace is selected".to_owned();
+            return (ConditionReason::NoNamespaceMatches, message);
+        }
+        let copies = copies_are(desired);
+        if synced < desired {
+            let message = format!("{synced} of {copies} up to date");
+            (ConditionReason::Pending, message)
+        } else {
+            (ConditionReason::Synced, format!("{copies} up to date"))
+        }
     }
 
-    fn preview(&self) -> String {
+    /// Returns the reason and message of the condition Ready of a suspended rule.
+    fn preview(&self) -> Trouble {
         let Plan {
             create,
             update,
             delete,
             conflict,
             ..
-        } = &self.tally.plan;
-        format!(
+        } = self.plan;
+        let message = format!(
             "the rule is suspended: Mimeo writes and deletes nothing for it. Without suspend Mimeo \
              would create {}, update {} and delete {}; conflicts: {conflict}",
-            plural::copies(*create),
-            plural::copies(*update),
-            plural::copies(*delete)
-        )
+            plural::copies(create),
+            plural::copies(update),
+            plural::copies(delete)
+        );
+        (ConditionReason::Suspended, message)
     }
 
     /// Returns the namespaces of the failed copies, and advice for the first failure.
-    fn failures(&self, first: FailureReason) -> String {
+    fn failed(&self, first: FailureReason) -> String {
         let CopyCounts {
             desired, failed, ..
-        } = self.tally.copies;
-        let mut names: Vec<&str> = self
-            .tally
-            .failures
-            .keys()
-            .map(|(namespace, ..)| &**namespace)
-            .collect();
+        } = self.copies;
+        let names = self.failures.keys().map(|(namespace, ..)| &**namespace);
+        let mut names: Vec<&str> = names.collect();
         names.dedup();
         format!(
             "{failed} of {} failed, first with {first}: in {}; {}",
@@ -169,23 +142,33 @@ impl Index {
         tally: &Tally,
         choice: &Choice,
     ) -> Vec<Finding> {
-        let problems = Problems {
-            rule,
-            tally,
-            sources: self.source_trouble(rule, choice),
-            unauthorized: self.unauthorized(rule, tally),
-            unwatched: self.unwatched_copies(rule),
-        };
-        let (ready, why) = problems.ready();
+        let sources = self.source_trouble(rule, choice);
+        let unauthorized = self.unauthorized(rule, tally);
+        let unwatched = self.unwatched_copies(rule);
         // A rule whose copies cannot be watched is pending, too, but writes none.
-        let pending = why.0 == ConditionReason::Pending && problems.unwatched.is_none();
+        let writes = unwatched.is_none();
+        // If there are several problems, Ready shows the first that a user must solve.
+        let suspended = rule.suspend.then(|| tally.preview());
+        let why = suspended
+            .or_else(|| {
+                let (_, message) = unauthorized.clone()?;
+                Some((ConditionReason::NotAuthorized, message))
+            })
+            .or_else(|| sources.clone())
+            .or_else(|| Some((ConditionReason::Pending, unwatched?)))
+            .unwrap_or_else(|| tally.progress());
+        let ready = matches!(
+            why.0,
+            ConditionReason::NoNamespaceMatches | ConditionReason::Synced
+        );
+        let pending = writes && why.0 == ConditionReason::Pending;
         let all_found = (ConditionReason::Found, found(choice));
-        let denied = problems.unauthorized.or_else(|| self.rules_unread());
+        let denied = unauthorized.or_else(|| self.rules_unread());
         let allowed = "Mimeo has the permissions that the rule takes";
         let allowed = (ConditionReason::Allowed, allowed.to_owned());
         let mut findings = vec![
             (ConditionType::Ready, ready, why),
-            unless(ConditionType::SourcesFound, problems.sources, all_found),
+            unless(ConditionType::SourcesFound, sources, all_found),
             unless(ConditionType::Authorized, denied, allowed),
         ];
         // A Replication has no pod gate.
