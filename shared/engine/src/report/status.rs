@@ -1,6 +1,6 @@
 //! The status of a rule, and when it is written.
 
-use std::{cell::OnceCell, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
@@ -64,20 +64,11 @@ pub(crate) struct Book {
     last_sync: Option<Timestamp>,
     /// The values of the last status.
     pub(crate) reported: Reported,
-    /// The message about the missing grants, empty if none is missing. It is made on first use, and
-    /// again after a change of the facts that it depends on.
-    pub(crate) missing_grants: OnceCell<String>,
 }
 
 impl Book {
     /// Marks the status as due.
     pub(crate) fn mark_due(&mut self) {
-        self.due = true;
-    }
-
-    /// The rule, its sources or its grants have changed.
-    pub(crate) fn grants_changed(&mut self) {
-        self.missing_grants.take();
         self.due = true;
     }
 

@@ -200,7 +200,10 @@ impl Index {
         only: Option<&str>,
     ) -> impl Iterator<Item = (&'a str, Standing<'a>)> {
         let home = id.namespace.as_deref();
-        let copies = home.map(|home| (home, self.ungranted_copies(rule, only)));
+        let copies = home.map(|home| {
+            let sources = self.choose(rule).sources;
+            (home, self.ungranted(rule, &sources, only))
+        });
         copies.into_iter().flat_map(move |(home, copies)| {
             copies
                 .into_iter()

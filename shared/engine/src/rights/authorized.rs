@@ -66,19 +66,11 @@ impl Index {
     /// Returns the missing grants of a Replication. This check comes first: without the grants, a
     /// Replication must learn nothing else about these namespaces.
     fn lacks_grants(&self, rule: &Rule) -> Option<Trouble> {
-        let message = || {
-            let (missing, more) = self.not_granted(rule, &self.choose(rule).sources, NAMED);
-            let mut message = missing.join("; ");
-            if more > 0 {
-                _ = write!(message, "; and {more} more");
-            }
-            message
-        };
-        let state = self.rules.get(&rule.id).filter(|_| self.grants_known());
-        let message = match state {
-            Some(state) => state.status.missing_grants.get_or_init(message).clone(),
-            None => message(),
-        };
+        let (missing, more) = self.not_granted(rule, &self.choose(rule).sources, NAMED);
+        let mut message = missing.join("; ");
+        if more > 0 {
+            _ = write!(message, "; and {more} more");
+        }
         let reason = self
             .grants_unknown()
             .map_or(ConditionReason::NotGranted, |(reason, _)| reason);

@@ -356,7 +356,7 @@ impl Index {
         let reading = reading.get(namespace).cloned().unwrap_or_default();
         let targeting = targeting.get(namespace).cloned().unwrap_or_default();
         self.review_sources(&reading, effects);
-        targeting.iter().for_each(|id| self.grants_changed(id));
+        targeting.iter().for_each(|id| self.mark_status_due(id));
         if let Some(entry) = self.namespaces.get(namespace) {
             self.dirty.insert(entry.name.clone());
         }
@@ -378,18 +378,12 @@ impl Index {
         }
     }
 
-    fn grants_changed(&mut self, id: &RuleId) {
-        if let Some(state) = self.rules.get_mut(id) {
-            state.status.grants_changed();
-        }
-    }
-
     /// The grants to these rules have changed. Determines again which sources they may read.
     fn review_sources(&mut self, rules: &BTreeSet<Arc<RuleId>>, effects: &mut Effects) {
         let (mut changed, mut answers) = (BTreeSet::new(), BTreeMap::new());
         for rule in rules {
             self.review_selectors(rule, effects);
-            self.grants_changed(rule);
+            self.mark_status_due(rule);
             let Some(state) = self.rules.get(rule) else {
                 continue;
             };

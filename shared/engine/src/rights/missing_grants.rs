@@ -60,17 +60,8 @@ impl Index {
             .collect()
     }
 
-    /// Returns the copies that a stored rule may not have, in one namespace or in all.
-    pub(crate) fn ungranted_copies<'a>(&self, rule: &'a Rule, only: Option<&str>) -> Ungranted<'a> {
-        let state = self.rules.get(&rule.id);
-        let message = state.and_then(|state| state.status.missing_grants.get());
-        if message.is_some_and(String::is_empty) {
-            return BTreeMap::new();
-        }
-        self.ungranted(rule, &self.choose(rule).sources, only)
-    }
-
-    fn ungranted<'a>(
+    /// Returns the copies that a rule with these `sources` may not have, in one namespace or in all.
+    pub(crate) fn ungranted<'a>(
         &self,
         rule: &'a Rule,
         sources: &[SourceRef],

@@ -524,7 +524,7 @@ impl Index {
                 self.remove_projection(gone);
                 self.keep_if_copied(&source, effects);
             }
-            state.status.grants_changed();
+            state.status.mark_due();
             effects.work.untidy = true;
         }
         self.rules.insert(id.clone(), state);

@@ -206,7 +206,6 @@ impl Index {
             old.status
         });
         book.observe(observed);
-        book.grants_changed();
         self.rules.insert(
             id.clone(),
             RuleState {
