@@ -27,7 +27,8 @@ use mimeo_model::{
 
 use crate::{
     Effects, Index, RuleState, absent::Became, authorized::own_kind_unreadable, clock::Tick,
-    copy::CopyState, grants::Grants, jobs::JobKey, trouble::Trouble, withdrawn::Withdrawal,
+    copy::CopyState, grants::Grants, jobs::JobKey, quota::Replications, trouble::Trouble,
+    withdrawn::Withdrawal,
 };
 
 /// The grants, and the `Replication`s by the namespaces that they concern.
@@ -84,15 +85,10 @@ impl Index {
     /// Returns why the grant would not count: the namespace has too many older grants. `None`: the
     /// grant would count.
     pub fn refuses_grant(&self, namespace: &str, name: &str, grant: &Grant) -> Option<Refusal> {
-        let counts = self
-            .consent
-            .grants
-            .get(namespace)
-            .is_none_or(|grants| grants.would_count(name, grant));
-        let message = grant::too_many();
-        (!counts).then(|| Refusal {
+        let grants = self.consent.grants.get(namespace)?;
+        (!grants.would_count(name, grant)).then(|| Refusal {
             field: "metadata.namespace".into(),
-            message,
+            message: grant::too_many(),
         })
     }
 
@@ -365,10 +361,9 @@ impl Index {
     /// A namespace was created or deleted, or its labels have changed. Other namespaces may grant
     /// more or less to its rules now.
     pub(crate) fn review_home(&mut self, namespace: &str, effects: &mut Effects) {
-        let held = self.replications.get(namespace);
-        let rules: BTreeSet<Arc<RuleId>> = held
-            .map(|held| held.iter().map(|(_, id)| id.clone()).collect())
-            .unwrap_or_default();
+        let held = self.replications.get(namespace).into_iter();
+        let held = held.flat_map(Replications::iter);
+        let rules: BTreeSet<Arc<RuleId>> = held.map(|(_, id)| id.clone()).collect();
         self.review_sources(&rules, effects);
         for id in &rules {
             if let Some(rule) = self.rules.get(id).and_then(RuleState::valid) {
@@ -380,7 +375,7 @@ impl Index {
 
     /// The grants to these rules have changed. Determines again which sources they may read.
     fn review_sources(&mut self, rules: &BTreeSet<Arc<RuleId>>, effects: &mut Effects) {
-        let (mut changed, mut answers) = (BTreeSet::new(), BTreeMap::new());
+        let mut changed = BTreeSet::new();
         for rule in rules {
             self.review_selectors(rule, effects);
             self.mark_status_due(rule);
@@ -392,18 +387,14 @@ impl Index {
                 let Some(projection) = self.projections.get(&id) else {
                     continue;
                 };
-                // The answer is the same for all targets of a rule, and for all rules of a
-                // namespace.
-                let question = (rule.namespace.clone(), projection.source.clone());
-                let granted = *answers
-                    .entry(question)
-                    .or_insert_with(|| self.may_read(rule, &projection.source));
-                if projection.granted != granted {
-                    changed.insert(id);
-                }
-                stays &= projection.granted && granted;
-                if let Some(projection) = self.projections.get_mut(&id) {
+                let before = projection.granted;
+                let granted = self.may_read(rule, &projection.source);
+                stays &= before && granted;
+                if before != granted
+                    && let Some(projection) = self.projections.get_mut(&id)
+                {
                     projection.granted = granted;
+                    changed.insert(id);
                 }
             }
             // Copies are deleted at once if the owner revoked the grant. They are collected if
