@@ -1,6 +1,6 @@
 //! Edits of labels, annotations and data by their keys.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 
 use json_patch::{MoveOperation, PatchOperation, RemoveOperation, jsonptr::PointerBuf};
 use mimeo_api::{DataEdits, KeyEdits};
@@ -43,7 +43,26 @@ pub(super) fn check_keys(
     refusals.each(&format!("{field}.include"), include, KEYS, syntax::key_glob);
     refusals.each(&format!("{field}.exclude"), exclude, KEYS, syntax::key_glob);
     let field = format!("{field}.set");
-    check_set(set, &field, used, check_key, check_value, refusals);
+    refusals.limit(&field, set.len(), KEYS);
+    let mut size = 0;
+    for (key, text) in set {
+        let field = format!("{field}[{key}]");
+        refusals.one(&field, check_key(key));
+        if is_mark(key) {
+            refusals.add(&field, "is reserved for Mimeo");
+        }
+        let Some(template) = refusals.one(&field, Template::parse(text)) else {
+            continue;
+        };
+        let checked = check_values(&template, used, check_value);
+        refusals.one(&field, checked.map_err(|why| why + &hint(text)));
+        size += key.len() + template.longest();
+    }
+    let most = syntax::ANNOTATIONS_SIZE;
+    if size > most {
+        let message = format!("must not have more than {most} bytes in all keys and values");
+        refusals.add(field, message);
+    }
 }
 
 /// The labels or annotations of a copy of `source`, which has `from`. Mimeo's own are not
@@ -169,36 +188,6 @@ pub(crate) fn data_changes(edits: &DataEdits, object: &Value) -> Vec<PatchOperat
         }
     }
     changes
-}
-
-fn check_set(
-    set: &BTreeMap<String, String>,
-    field: &str,
-    used: Use<'_>,
-    check_key: Check,
-    check_value: Check,
-    refusals: &mut Refusals,
-) {
-    refusals.limit(field, set.len(), KEYS);
-    let mut size = 0;
-    for (key, text) in set {
-        let field = format!("{field}[{key}]");
-        refusals.one(&field, check_key(key));
-        if is_mark(key) {
-            refusals.add(&field, "is reserved for Mimeo");
-        }
-        let Some(template) = refusals.one(&field, Template::parse(text)) else {
-            continue;
-        };
-        let checked = check_values(&template, used, check_value);
-        refusals.one(&field, checked.map_err(|why| why + &hint(text)));
-        size += key.len() + template.longest();
-    }
-    let most = syntax::ANNOTATIONS_SIZE;
-    if size > most {
-        let message = format!("must not have more than {most} bytes in all keys and values");
-        refusals.add(field, message);
-    }
 }
 
 /// Checks the resulting text for each source, and returns only the first error.
