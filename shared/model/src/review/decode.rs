@@ -8,7 +8,7 @@ mod object;
 
 use std::collections::BTreeMap;
 
-use serde::{Deserialize, Deserializer, de::DeserializeOwned};
+use serde::{Deserialize, de::DeserializeOwned};
 use serde_json::{Value, value::RawValue};
 
 pub use self::object::Kept;
@@ -51,9 +51,13 @@ pub fn decode(body: &[u8], kept: Kept) -> Result<Request, Undecodable> {
     if (&*review.api_version, &*review.kind) != (API_VERSION, KIND) {
         return Err(undecodable("another apiVersion or kind"));
     }
-    let asked = review
+    let mut asked = review
         .request
         .ok_or_else(|| undecodable("no request in it"))?;
+    // An API server may write an empty name where there is none.
+    for name in [&mut asked.name, &mut asked.namespace] {
+        name.take_if(|name| name.is_empty());
+    }
     asked.check().map_err(undecodable)?;
     let object = asked.object.map(|object| keep(object, kept)).transpose()?;
     let old_object = asked
@@ -139,9 +143,7 @@ struct Asked<'a> {
     uid: String,
     kind: GroupVersionKind,
     resource: GroupVersionResource,
-    #[serde(default, deserialize_with = "unless_empty")]
     name: Option<String>,
-    #[serde(default, deserialize_with = "unless_empty")]
     namespace: Option<String>,
     operation: Operation,
     #[serde(borrow, default)]
@@ -227,10 +229,6 @@ impl UserInfo<'_> {
             extra,
         })
     }
-}
-
-fn unless_empty<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<String>, D::Error> {
-    Ok(Option::<String>::deserialize(deserializer)?.filter(|text| !text.is_empty()))
 }
 
 #[cfg(test)]
