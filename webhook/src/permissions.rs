@@ -8,7 +8,7 @@ use futures::future::try_join_all;
 use kube::Client;
 use mimeo_engine::admission::come_again;
 use mimeo_model::{
-    authority::{Finding, Need, find, lacks},
+    authority::{Need, find, lacks},
     review::{User, Verdict},
     right::Right,
 };
@@ -88,8 +88,8 @@ pub(crate) async fn check(
     let mut answers: BTreeMap<&Right, bool> = BTreeMap::new();
     loop {
         let open = match find(needs, |right| answers.get(right).copied()) {
-            Finding::Held => return Ok(()),
-            Finding::Lacks(missing) => {
+            Ok(missing) if missing.is_empty() => return Ok(()),
+            Ok(missing) => {
                 let message = format!(
                     "{object} needs permissions that its author does not have: {}; grant these to the author, or let a user who has \
                      them write it",
@@ -97,7 +97,7 @@ pub(crate) async fn check(
                 );
                 return Err(Verdict::deny(403, "Forbidden", message));
             }
-            Finding::Ask(open) => open,
+            Err(open) => open,
         };
         for some in open.chunks(PARALLEL) {
             let asked = some

@@ -10,7 +10,7 @@ use k8s_openapi::api::authentication::v1::SelfSubjectReview;
 use kube::{Api, api::PostParams};
 use mimeo_api::names::REPLICATION_GRANT;
 use mimeo_model::{
-    authority::{self, Finding, Need, find, of_grant, of_rule},
+    authority::{self, Need, find, of_grant, of_rule},
     grant::Grant,
     id::RuleId,
     kind::{GroupVersionKind, Resource},
@@ -146,14 +146,14 @@ impl Asking<'_> {
         let client = &self.connected.client;
         loop {
             let open = match find(needs, |right| self.held.get(right).copied()) {
-                Finding::Held => return,
-                Finding::Lacks(missing) => {
+                Ok(missing) if missing.is_empty() => return,
+                Ok(missing) => {
                     let user = self.user().await;
                     let sentence = authority::lacks(&user, &missing);
                     self.missing.author.push(format!("{object}: {sentence}"));
                     return;
                 }
-                Finding::Ask(open) => open,
+                Err(open) => open,
             };
             let deadline = Instant::now() + self.connected.timeout;
             let asked = open.into_iter().map(async |right: &Right| {

@@ -173,20 +173,15 @@ pub fn only_suspends(old: &Value, new: &Value) -> bool {
     new["spec"]["suspend"] == true && rest(old) == rest(new)
 }
 
-/// The result for all needed permissions, from the answers known so far.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Finding<'a> {
-    /// The answers for these permissions are needed, too.
-    Ask(Vec<&'a Right>),
-    /// The user has all needed permissions.
-    Held,
-    /// The user does not have these permissions.
-    Lacks(Vec<&'a Right>),
-}
-
-/// Tells if a user has all needed permissions. `held` returns the answers so far. A permission in
-/// single namespaces is not asked for if the user has it in all namespaces.
-pub fn find(needs: &[Need], held: impl Fn(&Right) -> Option<bool>) -> Finding<'_> {
+/// Returns the needed permissions that a user lacks. `held` returns the answers so far. A permission
+/// in single namespaces is not asked for if the user has it in all namespaces.
+///
+/// # Errors
+/// The permissions whose answers are needed, too.
+pub fn find(
+    needs: &[Need],
+    held: impl Fn(&Right) -> Option<bool>,
+) -> Result<Vec<&Right>, Vec<&Right>> {
     let (mut open, mut missing) = (Vec::new(), Vec::new());
     for Need { right, instead } in needs {
         let asked = match held(right) {
@@ -201,10 +196,10 @@ pub fn find(needs: &[Need], held: impl Fn(&Right) -> Option<bool>) -> Finding<'_
             }
         }
     }
-    match (open.is_empty(), missing.is_empty()) {
-        (false, _) => Finding::Ask(open),
-        (true, true) => Finding::Held,
-        (true, false) => Finding::Lacks(missing),
+    if open.is_empty() {
+        Ok(missing)
+    } else {
+        Err(open)
     }
 }
 
@@ -556,12 +551,8 @@ mod tests {
     fn what_is_not_held_everywhere_is_asked_for_where_it_is_needed() {
         let needs = needs(&[secret("a")], &[json!({"namespaces": ["one", "two"]})]);
         let find = |held: fn(&Right) -> Option<bool>| match find(&needs, held) {
-            Finding::Ask(rights) => rights
-                .into_iter()
-                .map(|right| format!("{right}?"))
-                .collect(),
-            Finding::Held => vec![],
-            Finding::Lacks(rights) => rights
+            Err(open) => open.into_iter().map(|right| format!("{right}?")).collect(),
+            Ok(missing) => missing
                 .into_iter()
                 .map(ToString::to_string)
                 .collect::<Vec<_>>(),
