@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use mimeo_model::{
-    grant::{Grant, RefusedGrant},
+    grant::{Grant, GrantStatus},
     id::{RuleId, RuleKind},
     kind::{GroupKind, GroupVersionKind, Resource},
     known::{Decoded, Known},
@@ -85,7 +85,7 @@ impl Engine {
         &mut self,
         namespace: &str,
         name: &str,
-        grant: Result<Grant, RefusedGrant>,
+        grant: Result<Grant, GrantStatus>,
     ) {
         self.index
             .grant_applied(namespace, name, grant, &mut self.effects);

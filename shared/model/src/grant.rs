@@ -192,12 +192,12 @@ pub struct Edition {
     pub generation: i64,
 }
 
-/// A stored grant that is refused, of which only this is known. It grants nothing.
+/// The status of a stored grant. Of a refused grant only this is known, and it grants nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct RefusedGrant {
-    /// Which of its specs that is (`metadata.generation`).
+pub struct GrantStatus {
+    /// The `metadata.generation` of the grant.
     pub generation: i64,
-    /// Read from its status.
+    /// The part of the status that does not follow from the spec.
     pub status: Option<Standing>,
 }
 
@@ -304,9 +304,9 @@ impl Grant {
         })
     }
 
-    /// True if Replications in the namespace `home` get this access to the granted objects.
-    pub fn admits(&self, access: Access, home: Place<'_>) -> bool {
-        self.access == access && self.grantees.iter().any(|grantee| grantee.selects(home))
+    /// True if Replications in the namespace `home` get the access to the granted objects.
+    pub fn admits(&self, home: Place<'_>) -> bool {
+        self.grantees.iter().any(|grantee| grantee.selects(home))
     }
 
     /// True if the grant gives this access and selects some of the grantees by their labels.
@@ -417,8 +417,9 @@ mod tests {
                 false,
             ),
         ] {
-            let granted =
-                grant.admits(access, Place { name: home, labels }) && grant.covers(kind, name);
+            let granted = grant.access == access
+                && grant.admits(Place { name: home, labels })
+                && grant.covers(kind, name);
             assert_eq!(granted, covered, "{access:?} {home} {kind} {name}");
         }
         let deployments = kind("apps/v1", "Deployment");

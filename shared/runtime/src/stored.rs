@@ -4,7 +4,7 @@ use kube::api::ObjectMeta;
 use mimeo_api::{ClusterReplication, Replication, ReplicationGrant};
 use mimeo_engine::Observed;
 use mimeo_model::{
-    grant::{Grant, RefusedGrant, Standing},
+    grant::{Grant, GrantStatus, Standing},
     id::RuleKind,
     known::Decoded,
     refusal::{Refusal, Refused},
@@ -39,8 +39,8 @@ pub fn parse_rule(kind: RuleKind, object: Decoded<Value>) -> (Result<Rule, Refus
 }
 
 /// Parses a stored grant.
-pub fn parse_grant(object: Decoded<Value>) -> Result<Grant, RefusedGrant> {
-    let refused = RefusedGrant {
+pub fn parse_grant(object: Decoded<Value>) -> Result<Grant, GrantStatus> {
+    let refused = GrantStatus {
         generation: generation(object.value()),
         status: status(object.value()).as_ref().and_then(Standing::read),
     };

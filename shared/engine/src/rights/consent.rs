@@ -16,7 +16,7 @@ use mimeo_api::Access;
 
 use mimeo_model::{
     condition::ConditionReason,
-    grant::{self, Grant, RefusedGrant},
+    grant::{self, Grant, GrantStatus},
     id::{RuleId, RuleKind},
     kind::GroupKind,
     known::Known,
@@ -149,9 +149,7 @@ impl Index {
         let grants = self.consent.grants.get(namespace).into_iter();
         grants
             .flat_map(Grants::counting)
-            .filter(move |(_, grant, _)| {
-                known.is_some_and(|entry| grant.admits(grant.access, entry.place()))
-            })
+            .filter(move |(_, grant, _)| known.is_some_and(|entry| grant.admits(entry.place())))
     }
 
     /// Returns why the grants of other namespaces are unknown. `None`: they are known, or not
@@ -274,7 +272,7 @@ impl Index {
         &mut self,
         namespace: &str,
         name: &str,
-        grant: Result<Grant, RefusedGrant>,
+        grant: Result<Grant, GrantStatus>,
         effects: &mut Effects,
     ) {
         let changed = (self.consent.known.is_listed()).then_some(self.now);

@@ -1,8 +1,8 @@
 //! The grants of one namespace. The oldest ones count, within a quota, so that a lookup is fast.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, iter};
 
-use mimeo_model::grant::{self, Edition, Effect, Grant, RefusedGrant, Standing};
+use mimeo_model::grant::{self, Edition, Effect, Grant, GrantStatus, Standing};
 
 use crate::{clock::Tick, quota::Quota};
 
@@ -11,9 +11,9 @@ use crate::{clock::Tick, quota::Quota};
 pub(crate) struct Grants {
     /// The valid grants. The cost of a grant is the number of its names.
     quota: Quota<Known, { grant::MOST }, { grant::LOAD }>,
-    /// The statuses of all grants, by name. A grant that is not in `quota` has an invalid spec and
-    /// grants nothing.
-    statuses: BTreeMap<Box<str>, Status>,
+    /// The statuses of all grants, by name: the stored ones, or those about to be written. A grant
+    /// that is not in `quota` has an invalid spec and grants nothing.
+    statuses: BTreeMap<Box<str>, GrantStatus>,
     /// When their statuses may be written at the earliest, if they may have changed.
     pub(crate) due: Option<Tick>,
 }
@@ -25,14 +25,6 @@ struct Known {
     changed: Option<Tick>,
 }
 
-#[derive(Debug)]
-struct Status {
-    /// The `metadata.generation` of the grant.
-    generation: i64,
-    /// The stored status, or the one that is about to be written.
-    standing: Option<Standing>,
-}
-
 impl Grants {
     /// Records a grant. If its spec is new, `now` is the time of the change. `None` means that the
     /// spec may have been the same for long. Returns false if the grant gives the same access as
@@ -40,17 +32,16 @@ impl Grants {
     pub(crate) fn put(
         &mut self,
         name: &str,
-        grant: Result<Grant, RefusedGrant>,
+        grant: Result<Grant, GrantStatus>,
         now: Option<Tick>,
     ) -> bool {
         let former = self.quota.remove(name);
-        let (generation, standing) = match &grant {
-            Ok(grant) => (grant.edition.generation, grant.status),
-            Err(refused) => (refused.generation, refused.status),
-        };
-        let status = Status {
-            generation,
-            standing,
+        let status = match &grant {
+            Ok(grant) => GrantStatus {
+                generation: grant.edition.generation,
+                status: grant.status,
+            },
+            Err(refused) => *refused,
         };
         self.statuses.insert(name.into(), status);
         let Ok(grant) = grant else {
@@ -84,25 +75,17 @@ impl Grants {
         most: usize,
         used: impl Fn(&str) -> i32,
     ) -> Vec<(Box<str>, Standing)> {
-        let counting = self.quota.fitting();
-        let effect = |index: usize| {
-            if index < counting {
-                Effect::Counts
-            } else {
-                Effect::TooMany
-            }
-        };
-        let valid = self.quota.iter().enumerate();
-        let effects: BTreeMap<_, _> = valid
-            .map(|(index, (name, _))| (name, effect(index)))
-            .collect();
-        let updates = self.statuses.iter_mut().filter_map(|(name, status)| {
+        let counting = iter::repeat_n(Effect::Counts, self.quota.fitting());
+        let effects = counting.chain(iter::repeat(Effect::TooMany));
+        let valid = self.quota.iter().map(|(name, _)| name);
+        let effects: BTreeMap<_, _> = valid.zip(effects).collect();
+        let updates = self.statuses.iter_mut().filter_map(|(name, stored)| {
             let standing = Standing {
-                generation: status.generation,
+                generation: stored.generation,
                 effect: effects.get(name).copied().unwrap_or(Effect::Invalid),
                 replications: used(name),
             };
-            let written = status.standing.replace(standing);
+            let written = stored.status.replace(standing);
             (written != Some(standing)).then(|| (name.clone(), standing))
         });
         updates.take(most).collect()
@@ -110,8 +93,8 @@ impl Grants {
 
     /// Records that a grant's status could not be written.
     pub(crate) fn status_failed(&mut self, name: &str) {
-        if let Some(status) = self.statuses.get_mut(name) {
-            status.standing = None;
+        if let Some(stored) = self.statuses.get_mut(name) {
+            stored.status = None;
         }
     }
 
@@ -196,7 +179,7 @@ mod tests {
         assert!(grants.put("g0", Ok(grant(0, grant::LOAD / 2)), None));
         assert_eq!(counting(&grants), ["g0", "g2"]);
         // A refused grant takes no room.
-        let refused = RefusedGrant {
+        let refused = GrantStatus {
             generation: 1,
             status: None,
         };

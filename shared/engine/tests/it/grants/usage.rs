@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use jiff::Timestamp;
 use mimeo_api::ReplicationGrant;
 use mimeo_model::{
-    grant::{Effect, Grant, RefusedGrant, Standing},
+    grant::{Effect, Grant, GrantStatus, Standing},
     known::Known,
     refusal::Refusal,
 };
@@ -227,7 +227,7 @@ fn a_grant_that_is_refused_says_so_until_it_is_corrected_or_deleted() {
         replications: 0,
     };
     let refused = |status| {
-        Err(RefusedGrant {
+        Err(GrantStatus {
             generation: 2,
             status: Some(status),
         })

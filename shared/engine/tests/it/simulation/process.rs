@@ -13,7 +13,7 @@ use mimeo_engine::{
     Verb, clock::Tick,
 };
 use mimeo_model::{
-    grant::{Grant, RefusedGrant},
+    grant::{Grant, GrantStatus},
     id::{RuleId, RuleKind},
     kind::{GroupKind, GroupVersionKind},
     known::{Decoded, Known},
@@ -533,7 +533,7 @@ impl Process {
                     spec,
                     status: None,
                 })
-                .map_err(|_| RefusedGrant {
+                .map_err(|_| GrantStatus {
                     generation: object.meta().generation.unwrap_or_default(),
                     status: None,
                 });
