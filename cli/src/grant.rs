@@ -21,7 +21,7 @@ use mimeo_model::{
     role::Role,
     rule::Rule,
     selection::Glob,
-    source::SourceRef,
+    source::{SourceQuery, SourceRef},
 };
 use mimeo_runtime::{call::encode, stored::parse_rule};
 use serde_json::{Value, json};
@@ -174,9 +174,8 @@ async fn read_grants(
 
 /// The other namespaces that the Replication names.
 fn others<'a>(rule: &'a Rule, home: &str) -> BTreeSet<&'a str> {
-    let sources = rule.sources.iter().map(|source| &*source.namespace);
-    let selectors = rule.selectors.iter().map(|one| &*one.namespace);
-    let named = sources.chain(selectors).chain(rule.named_targets());
+    let sources = rule.queries().filter_map(SourceQuery::home);
+    let named = sources.chain(rule.named_targets());
     let mut all: BTreeSet<&str> = named.collect();
     all.remove(home);
     all

@@ -17,12 +17,12 @@ use mimeo_model::{
     kind::{GroupVersionKind, Resource},
     own_rights::{self, ProgramRight, RoleRef},
     policy::Policy,
-    reach::{OutOfReach, Reach},
+    reach::Reach,
     refusal::{Refusal, in_one_line},
     review::{Request, Verdict},
     right::Right,
     rule::Rule,
-    source::SourceRef,
+    source::{SourceQuery, SourceRef},
     template::{VARIABLES, Variable},
 };
 use mimeo_runtime::{call::encode, discovery::resource_path, named};
@@ -235,25 +235,15 @@ impl Draft<'_> {
         let app = check.app;
         let mut warnings = kinds.warnings();
         warnings.extend(warnings::near_misses(check.object, VARIABLES));
-        let mut within_reach = |what: String, refused: Option<OutOfReach>| {
-            warnings.extend(refused.map(|why| warnings::out_of_reach(&what, why)));
-            refused.is_none()
-        };
-        let sources: Vec<&SourceRef> = rule
-            .sources
-            .iter()
-            .filter(|source| self.tells(source.home()))
-            .filter(|source| within_reach(format!("source {source}"), reach.refuses(source)))
-            .collect();
-        let selectors: Vec<_> = rule
-            .selectors
-            .iter()
-            .filter(|selector| self.tells(Some(&selector.namespace)))
-            .filter(|selector| {
-                let refused = reach.refuses_home(&selector.gvk, Some(&selector.namespace));
-                within_reach(format!("sources {selector}"), refused)
-            })
-            .collect();
+        // The sources and selectors that no limit of the installation refuses.
+        let (mut sources, mut selectors) = (Vec::new(), Vec::new());
+        for query in rule.queries().filter(|query| self.tells(query.home())) {
+            match (query, reach.refuses(query)) {
+                (_, Some(why)) => warnings.push(warnings::out_of_reach(query, why)),
+                (SourceQuery::One(source), None) => sources.push(source),
+                (SourceQuery::Selected(selector), None) => selectors.push(selector),
+            }
+        }
         warnings.extend(rule.leaves_out(reach));
         warnings.extend(self.missing_sources(&sources).await);
         let told = self.of_namespaces().await;

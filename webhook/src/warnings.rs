@@ -18,7 +18,7 @@ use mimeo_model::{
     reach::{OutOfReach, Reach},
     review::User,
     rule::{Rule, Target},
-    source::{SourceRef, SourceSelector},
+    source::{SourceQuery, SourceRef, SourceSelector},
     template::near_misses as near_misses_in,
 };
 use serde_json::Value;
@@ -197,8 +197,12 @@ pub(crate) fn unserved(gvk: &GroupVersionKind, meant: Option<&str>) -> String {
 }
 
 /// The warning that a source, or the objects that a selector finds, will not be copied.
-pub(crate) fn out_of_reach(source: &str, why: OutOfReach) -> String {
-    format!("{source}: {why}")
+pub(crate) fn out_of_reach(query: SourceQuery<'_>, why: OutOfReach) -> String {
+    let what = match query {
+        SourceQuery::One(_) => "source",
+        SourceQuery::Selected(_) => "sources",
+    };
+    format!("{what} {query}: {why}")
 }
 
 /// The warning that a source does not exist.
@@ -436,14 +440,14 @@ mod tests {
             ),
             (
                 vec![out_of_reach(
-                    &format!("source {source}"),
+                    SourceQuery::One(&source),
                     OutOfReach::Namespace,
                 )],
                 "this installation of Mimeo reads no sources in the namespace \
                  (--source-namespaces)",
             ),
             (
-                vec![out_of_reach(&format!("sources {some}"), OutOfReach::Kind)],
+                vec![out_of_reach(SourceQuery::Selected(&some), OutOfReach::Kind)],
                 "this installation of Mimeo does not copy the kind (--kinds)",
             ),
             (empty_selector(&every).into_iter().collect(), "is copied"),

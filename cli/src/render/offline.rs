@@ -17,7 +17,7 @@ use mimeo_model::{
     refusal::Refusal,
     role::Role,
     rule::Rule,
-    source::SourceSelector,
+    source::{SourceQuery, SourceSelector},
 };
 use mimeo_runtime::stored::{explain_grant, parse_rule};
 use serde_json::{Value, json};
@@ -307,9 +307,8 @@ impl Offline<'_> {
 
 /// The kinds and namespaces that a rule names and no file has. Such a name may be a typing error.
 fn absent(files: &Files, rule: &Rule) -> BTreeSet<String> {
-    let sources = rule.sources.iter().filter(|source| source.is_named());
-    let kinds = sources.map(|source| &source.gvk);
-    let kinds = kinds.chain(rule.selectors.iter().map(|selector| &selector.gvk));
+    let read = rule.queries().filter(|query| query.home().is_some());
+    let kinds = read.map(SourceQuery::gvk);
     let has = |gvk: &GroupVersionKind| {
         let mut keys = files.iter().map(|(key, _)| key);
         keys.any(|key| *key.group == *gvk.group && *key.kind == *gvk.kind)

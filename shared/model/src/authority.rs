@@ -73,25 +73,20 @@ impl Need {
 pub fn of_rule(rule: &Rule, look_up: impl Fn(&GroupVersionKind) -> Option<Resource>) -> Vec<Need> {
     let home = rule.id.namespace.as_deref();
     let own = |namespace: &str| home.is_none_or(|home| home == namespace);
-    let named = rule.sources.iter().filter(|source| source.is_named());
-    let read = named
-        .filter(|source| own(&source.namespace))
-        .map(|source| Right {
-            namespace: Some(source.namespace.clone()),
-            name: Some(source.name.clone()),
-            ..right("get", &source.gvk, &look_up)
-        });
-    let selectors = rule
-        .selectors
-        .iter()
-        .filter(|selector| own(&selector.namespace));
-    let select = selectors.flat_map(|selector| {
-        SELECT.map(|verb| Right {
-            namespace: Some(selector.namespace.clone()),
-            ..right(verb, &selector.gvk, &look_up)
-        })
-    });
-    let mut needs: Vec<Need> = read.chain(select).map(Need::of).collect();
+    let mut needs = Vec::new();
+    for query in rule.queries().filter(|query| query.home().is_some_and(own)) {
+        let verbs = match query.name() {
+            Some(_) => OF_SOURCES,
+            None => &SELECT,
+        };
+        needs.extend(verbs.iter().map(|verb| {
+            Need::of(Right {
+                namespace: query.home().map(Into::into),
+                name: query.name().map(Into::into),
+                ..right(verb, query.gvk(), &look_up)
+            })
+        }));
+    }
     let mut targets = named_targets(rule).unwrap_or_default();
     if home.is_none_or(|home| targets.contains(home)) {
         let write = to_write(OF_COPIES, rule.kinds.iter(), home, &look_up);

@@ -319,18 +319,12 @@ impl Grant {
         self.objects.iter().any(|objects| objects.gvk.is_of(kind))
     }
 
-    /// True if the grant covers all objects of the kind.
-    pub fn covers_any(&self, kind: &GroupKind) -> bool {
-        self.objects
-            .iter()
-            .any(|objects| objects.is_any() && objects.gvk.is_of(kind))
-    }
-
-    /// True if the grant covers this object.
-    pub fn covers(&self, kind: &GroupKind, name: &str) -> bool {
-        self.objects
-            .iter()
-            .any(|objects| objects.covers(kind, name))
+    /// True if the grant covers the object of this name, or for `None` all objects of the kind.
+    pub fn covers(&self, kind: &GroupKind, name: Option<&str>) -> bool {
+        self.objects.iter().any(|objects| match name {
+            Some(name) => objects.covers(kind, name),
+            None => objects.is_any() && objects.gvk.is_of(kind),
+        })
     }
 }
 
@@ -419,12 +413,12 @@ mod tests {
         ] {
             let granted = grant.access == access
                 && grant.admits(Place { name: home, labels })
-                && grant.covers(kind, name);
+                && grant.covers(kind, Some(name));
             assert_eq!(granted, covered, "{access:?} {home} {kind} {name}");
         }
         let deployments = kind("apps/v1", "Deployment");
         assert!(
-            !grant.covers_any(&secret) && grant.covers_any(&deployments),
+            !grant.covers(&secret, None) && grant.covers(&deployments, None),
             "any name alone is any object"
         );
         assert_eq!(grant.objects[0].exact_names(), None);

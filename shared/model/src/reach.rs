@@ -7,7 +7,7 @@ use std::{collections::BTreeSet, sync::Arc};
 
 use crate::{
     kind::{GroupKind, GroupVersionKind},
-    source::SourceRef,
+    source::SourceQuery,
     syntax,
 };
 
@@ -36,8 +36,8 @@ impl Reach {
     }
 
     /// The limit that forbids Mimeo to read the source, if there is one.
-    pub fn refuses(&self, source: &SourceRef) -> Option<OutOfReach> {
-        self.refuses_home(&source.gvk, source.home())
+    pub fn refuses(&self, query: SourceQuery<'_>) -> Option<OutOfReach> {
+        self.refuses_home(query.gvk(), query.home())
     }
 
     /// The limit that forbids copies of the kind from `namespace`, if there is one. `None` as
@@ -79,6 +79,8 @@ pub enum OutOfReach {
 #[allow(clippy::unwrap_used)] // It is how a test fails.
 mod tests {
     use super::*;
+    use crate::source::SourceRef;
+
     fn source(kind: &str, namespace: &str) -> SourceRef {
         let gvk = GroupVersionKind::parse("v1", kind).unwrap();
         SourceRef::named(gvk, namespace, "a")
@@ -87,7 +89,8 @@ mod tests {
     #[test]
     fn what_is_not_limited_is_in_reach() {
         let reach = Reach::default();
-        assert_eq!(reach.refuses(&source("Secret", "platform")), None);
+        let source = source("Secret", "platform");
+        assert_eq!(reach.refuses(SourceQuery::One(&source)), None);
         assert!(reach.is_target("anywhere"));
     }
 
@@ -104,7 +107,8 @@ mod tests {
             (source("Secret", "team"), Some(OutOfReach::Namespace)),
             (source("ConfigMap", "platform"), Some(OutOfReach::Kind)),
         ] {
-            assert_eq!(reach.refuses(&source), refusal, "{source}");
+            let refused = reach.refuses(SourceQuery::One(&source));
+            assert_eq!(refused, refusal, "{source}");
         }
         assert!(reach.is_target("team") && !reach.is_target("platform"));
     }

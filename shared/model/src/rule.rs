@@ -27,7 +27,7 @@ use crate::{
     reach::Reach,
     refusal::{Refusal, Refusals},
     selection::{Labels, Place},
-    source::{SourceRef, SourceSelector},
+    source::{SourceQuery, SourceRef, SourceSelector},
     syntax,
     template::{Template, texts},
     transform::check_of_copies,
@@ -273,6 +273,12 @@ impl Rule {
         self.sources.len() * targets + self.selectors.len() * replication::MOST_COPIES
     }
 
+    /// The items of `spec.sources`: first the named and inline sources, then the selectors.
+    pub fn queries(&self) -> impl Iterator<Item = SourceQuery<'_>> {
+        let selected = self.selectors.iter().map(SourceQuery::Selected);
+        self.sources.iter().map(SourceQuery::One).chain(selected)
+    }
+
     /// True if the rule names this source, or one of its selectors finds it.
     pub fn may_have(&self, source: &SourceRef) -> bool {
         self.sources.contains(source)
@@ -307,27 +313,26 @@ impl Rule {
 
     /// The kinds of the rule's sources and their namespaces. `role` returns the role that a source
     /// RoleBinding binds, as far as it has been read.
-    pub fn homes<'a>(
-        &'a self,
+    pub fn homes(
+        &self,
         role: impl Fn(&SourceRef) -> Option<RoleRef>,
-    ) -> impl Iterator<Item = Home<'a>> {
-        let named = self.sources.iter().map(move |source| {
-            let inline = self.inline.get(source);
-            let bound = || inline.map_or_else(|| role(source), |object| RoleRef::of(object));
+    ) -> impl Iterator<Item = Home<'_>> {
+        self.queries().map(move |query| {
             // The result of a patch is not known yet.
-            let known = own_rights::binds(&source.gvk) && self.transform.json_patch.is_empty();
+            let known = own_rights::binds(query.gvk()) && self.transform.json_patch.is_empty();
+            let role = match query {
+                SourceQuery::One(source) if known => {
+                    let inline = self.inline.get(source);
+                    inline.map_or_else(|| role(source), |object| RoleRef::of(object))
+                }
+                SourceQuery::One(_) | SourceQuery::Selected(_) => None,
+            };
             Home {
-                gvk: &source.gvk,
-                namespace: source.home(),
-                role: known.then(bound).flatten(),
+                gvk: query.gvk(),
+                namespace: query.home(),
+                role,
             }
-        });
-        let selected = |selector: &'a SourceSelector| Home {
-            gvk: &selector.gvk,
-            namespace: Some(&*selector.namespace),
-            role: None,
-        };
-        named.chain(self.selectors.iter().map(selected))
+        })
     }
 
     /// The refusals that follow from discovery. A kind that `look_up` does not find is not refused,

@@ -195,6 +195,51 @@ impl fmt::Display for SourceSelector {
     }
 }
 
+/// One source, or all sources that a selector finds.
+#[derive(Clone, Copy, Debug)]
+pub enum SourceQuery<'a> {
+    /// A source that a rule names or has inline, or that a selector has found.
+    One(&'a SourceRef),
+    /// The sources that this selector finds.
+    Selected(&'a SourceSelector),
+}
+
+impl<'a> SourceQuery<'a> {
+    /// The kind.
+    pub fn gvk(self) -> &'a GroupVersionKind {
+        match self {
+            Self::One(source) => &source.gvk,
+            Self::Selected(selector) => &selector.gvk,
+        }
+    }
+
+    /// The namespace. `None` for an inline source.
+    pub fn home(self) -> Option<&'a str> {
+        match self {
+            Self::One(source) => source.home(),
+            Self::Selected(selector) => Some(&selector.namespace),
+        }
+    }
+
+    /// The name that a rule must be allowed to read. `None` means all names: a selector reveals
+    /// which objects exist.
+    pub fn name(self) -> Option<&'a str> {
+        match self {
+            Self::One(source) if source.selector().is_none() => Some(&source.name),
+            Self::One(_) | Self::Selected(_) => None,
+        }
+    }
+}
+
+impl fmt::Display for SourceQuery<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::One(source) => source.fmt(f),
+            Self::Selected(selector) => selector.fmt(f),
+        }
+    }
+}
+
 /// The reason why a source gives no copy.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SourceRefused {

@@ -1,7 +1,10 @@
 //! Why a copy cannot exist for now. Pods do not wait for such a copy, and users see the reason.
 
 use mimeo_model::{
-    condition::ConditionReason, kind::GroupVersionKind, known::Known, source::SourceSelector,
+    condition::ConditionReason,
+    known::Known,
+    outcome::Unreadable,
+    source::{SourceQuery, SourceSelector},
 };
 
 use crate::{
@@ -16,15 +19,13 @@ impl Index {
     /// Returns the reason why a projection has no copies to write, if it is known. Pods need not
     /// wait for them.
     pub(crate) fn blocked(&self, projection: &Projection) -> Option<Blocked> {
-        if let Err(why) = self.source_kind(projection.gvk(), projection.source.home()) {
+        let query = SourceQuery::One(&projection.source);
+        if let Err(why) = self.source_kind(query) {
             return why;
         }
         match &projection.rendering {
             Err(NoRendering::NotGranted) => Some(ConditionReason::NotGranted.as_str()),
-            Err(NoRendering::NotRead) => {
-                let why = self.unreadable.get(&projection.source)?;
-                Some(why.word())
-            }
+            Err(NoRendering::NotRead) => Some(self.why_unreadable(query)?.word()),
             Err(NoRendering::SourceMissing) => Some(ConditionReason::SourceNotFound.as_str()),
             Err(NoRendering::Refused(why)) if why.by_the_rule() => {
                 Some(why.failure().reason.as_str())
@@ -37,24 +38,28 @@ impl Index {
     /// Returns the reason why the findings of a selector are unknown, if there is one. Pods need
     /// not wait for them.
     pub(crate) fn selector_blocked(&self, selector: &SourceSelector) -> Option<Blocked> {
-        if let Err(why) = self.source_kind(&selector.gvk, Some(&selector.namespace)) {
+        let query = SourceQuery::Selected(selector);
+        if let Err(why) = self.source_kind(query) {
             return why;
         }
-        let why = self.selectors.get(selector)?.watch.unreadable()?;
-        Some(why.word())
+        Some(self.why_unreadable(query)?.word())
     }
 
-    /// Checks that sources of a kind can exist in a namespace. The error is the reason, if it is
-    /// known.
-    fn source_kind(
-        &self,
-        gvk: &GroupVersionKind,
-        home: Option<&str>,
-    ) -> Result<(), Option<Blocked>> {
-        if self.settings.reach.refuses_home(gvk, home).is_some() {
+    /// Returns why sources can't be read now, although their kind is served.
+    pub(crate) fn why_unreadable(&self, query: SourceQuery<'_>) -> Option<Unreadable> {
+        match query {
+            SourceQuery::One(source) => self.unreadable.get(source).copied(),
+            SourceQuery::Selected(selector) => self.selectors.get(selector)?.watch.unreadable(),
+        }
+    }
+
+    /// Checks that sources of this kind can exist in this namespace. The error is the reason, if it
+    /// is known.
+    fn source_kind(&self, query: SourceQuery<'_>) -> Result<(), Option<Blocked>> {
+        if self.settings.reach.refuses(query).is_some() {
             return Err(Some("OutOfReach"));
         }
-        match self.kinds.served(gvk) {
+        match self.kinds.served(query.gvk()) {
             Known::Unknown => Err(None),
             Known::Unreadable(why) => Err(Some(why.word())),
             Known::Listed(resource) if resource.namespaced => Ok(()),

@@ -13,11 +13,7 @@ use std::collections::BTreeMap;
 
 use mimeo_api::Access;
 
-use mimeo_model::{
-    grant::{Edition, Grant},
-    id::RuleId,
-    kind::GroupKind,
-};
+use mimeo_model::{grant::Edition, id::RuleId, kind::GroupKind};
 
 use crate::{
     Effects, Index, Namespace,
@@ -140,13 +136,9 @@ impl Index {
         let Some(grants) = self.consent.grants.get(giver) else {
             return false;
         };
-        let covers = |grant: &Grant| match name {
-            Some(name) => grant.covers(kind, name),
-            None => grant.covers_any(kind),
-        };
         grants.counting().any(|(_, grant, changed)| {
             let later = changed.is_some_and(|changed| changed > home.labelled);
-            grant.selects_by_labels(access) && covers(grant) && !later
+            grant.selects_by_labels(access) && grant.covers(kind, name) && !later
         })
     }
 

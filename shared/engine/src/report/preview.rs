@@ -12,7 +12,7 @@ use mimeo_model::{
     kind::GroupKind,
     rule::Rule,
     selection::Place,
-    source::SourceRef,
+    source::{SourceQuery, SourceRef},
     template::Template,
 };
 
@@ -159,7 +159,7 @@ impl Index {
     ) -> BTreeSet<(GroupKind, String)> {
         let read = sources
             .iter()
-            .filter(|source| self.may_read(&rule.id, source));
+            .filter(|source| self.may_read(&rule.id, SourceQuery::One(source)));
         let copies = read.flat_map(|source| {
             let names = rule.copy_names(source, place);
             names.map(|name| (source.gvk.group_kind(), name))

@@ -13,7 +13,7 @@ use mimeo_model::{
     known::Known,
     outcome::FailureReason,
     refusal::in_one_line,
-    source::SourceRef,
+    source::{SourceQuery, SourceRef},
     source_text,
 };
 
@@ -154,7 +154,8 @@ impl Index {
             && (id.kind == RuleKind::ClusterReplication || self.consent.known != Known::Unknown)
             && projections
                 .filter(|projection| {
-                    projection.granted && self.settings.reach.refuses(&projection.source).is_none()
+                    let source = SourceQuery::One(&projection.source);
+                    projection.granted && self.settings.reach.refuses(source).is_none()
                 })
                 .all(|projection| match self.kinds.served(projection.gvk()) {
                     Known::Listed(resource) if resource.namespaced => {
@@ -172,7 +173,7 @@ impl Index {
             // A rule without the consent to read a source must not learn its version from another
             // rule's read.
             Some(SourceState::Found { version, .. })
-                if !source.is_inline() && self.may_read(id, source) =>
+                if !source.is_inline() && self.may_read(id, SourceQuery::One(source)) =>
             {
                 Some(version.to_string())
             }

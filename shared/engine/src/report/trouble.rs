@@ -1,16 +1,14 @@
 //! Problems with the sources of a rule, and with the watches of its copies.
 
-use std::fmt;
-
 use mimeo_model::{
     choices::Retain,
     condition::ConditionReason,
-    kind::{GroupVersionKind, Resource},
+    kind::Resource,
     known::Known,
     outcome::Unreadable,
     plural,
     rule::Rule,
-    source::{SourceRef, SourceSelector},
+    source::{SourceQuery, SourceRef, SourceSelector},
 };
 
 use crate::{
@@ -20,36 +18,7 @@ use crate::{
 /// Why a rule cannot do its work: a stable reason, and advice.
 pub(crate) type Trouble = (ConditionReason, String);
 
-/// The place of a source, or of the sources that a selector finds.
-pub(crate) struct Home<'a> {
-    pub(crate) gvk: &'a GroupVersionKind,
-    /// `None` for an inline source.
-    pub(crate) namespace: Option<&'a str>,
-    /// The text that users know it by.
-    pub(crate) what: &'a dyn fmt::Display,
-    pub(crate) unreadable: Option<Unreadable>,
-}
-
 impl Index {
-    pub(crate) fn home_of_source<'a>(&self, source: &'a SourceRef) -> Home<'a> {
-        Home {
-            gvk: &source.gvk,
-            namespace: source.home(),
-            what: source,
-            unreadable: self.unreadable.get(source).copied(),
-        }
-    }
-
-    pub(crate) fn home_of_selector<'a>(&self, selector: &'a SourceSelector) -> Home<'a> {
-        let known = self.selectors.get(selector);
-        Home {
-            gvk: &selector.gvk,
-            namespace: Some(&selector.namespace),
-            what: selector,
-            unreadable: known.and_then(|known| known.watch.unreadable()),
-        }
-    }
-
     /// Returns the first problem with the sources.
     pub(crate) fn source_trouble(&self, rule: &Rule, choice: &Choice) -> Option<Trouble> {
         let mut selectors = rule.selectors.iter();
@@ -75,11 +44,7 @@ impl Index {
         selector: &SourceSelector,
         choice: &Choice,
     ) -> Option<Trouble> {
-        let granted = self.may_select(&rule.id, selector);
-        let missing = (!granted).then(|| MissingGrant::of_selector(selector));
-        let trouble = self
-            .ungranted_trouble(rule, missing)
-            .or_else(|| self.unread_trouble(&self.home_of_selector(selector)));
+        let trouble = self.access_trouble(rule, SourceQuery::Selected(selector));
         if trouble.is_some() {
             return trouble;
         }
@@ -97,31 +62,26 @@ impl Index {
         lost.or_else(|| (!choice.sources.iter().any(found)).then(none))
     }
 
-    /// Returns the problem that a rule lacks this grant.
-    fn ungranted_trouble(&self, rule: &Rule, missing: Option<MissingGrant<'_>>) -> Option<Trouble> {
-        let (missing, home) = missing.zip(rule.id.namespace.as_deref())?;
-        let unknown = self.grants_unknown().map(|(_, message)| message);
-        let message = unknown.unwrap_or_else(|| missing.message(home));
-        Some((ConditionReason::SourceRefused, message))
-    }
-
-    /// Returns the problem if sources here are not possible or cannot be read.
-    fn unread_trouble(&self, home: &Home<'_>) -> Option<Trouble> {
-        let Home {
-            gvk,
-            namespace,
-            what,
-            unreadable,
-        } = *home;
+    /// Returns the problem if the rule lacks the grant to read these sources, or if such sources
+    /// are not possible or cannot be read.
+    fn access_trouble(&self, rule: &Rule, query: SourceQuery<'_>) -> Option<Trouble> {
         let refused = |why| (ConditionReason::SourceRefused, why);
+        if let Some(home) = &rule.id.namespace
+            && !self.may_read(&rule.id, query)
+        {
+            let unknown = self.grants_unknown().map(|(_, message)| message);
+            let message = unknown.unwrap_or_else(|| MissingGrant::to_read(query).message(home));
+            return Some(refused(message));
+        }
+        let gvk = query.gvk();
         let (reason, why) = match self.kinds.served(gvk) {
-            _ if let Some(why) = self.settings.reach.refuses_home(gvk, namespace) => {
-                refused(why.to_string())
-            }
+            _ if let Some(why) = self.settings.reach.refuses(query) => refused(why.to_string()),
             Known::Listed(resource) if !resource.namespaced => {
                 refused("the kind is cluster-scoped".to_owned())
             }
-            Known::Listed(resource) => refused(unreadable?.explain(&resource.to_string())),
+            Known::Listed(resource) => {
+                refused(self.why_unreadable(query)?.explain(&resource.to_string()))
+            }
             Known::Unreadable(why) => {
                 let (version, why) = (gvk.api_version(), why.word());
                 refused(format!(
@@ -133,7 +93,7 @@ impl Index {
                 "the cluster does not serve this kind (see: kubectl api-resources)".to_owned(),
             ),
         };
-        Some((reason, format!("{what}: {why}")))
+        Some((reason, format!("{query}: {why}")))
     }
 
     /// Says how long the copies of a source stay that was lost. `None`: the source is not lost, or
@@ -155,11 +115,7 @@ impl Index {
 
     /// Returns the problem of a source.
     fn trouble_of(&self, rule: &Rule, source: &SourceRef) -> Option<Trouble> {
-        let granted = self.may_read(&rule.id, source);
-        let missing = (!granted).then(|| MissingGrant::of_source(source));
-        let trouble = self
-            .ungranted_trouble(rule, missing)
-            .or_else(|| self.unread_trouble(&self.home_of_source(source)));
+        let trouble = self.access_trouble(rule, SourceQuery::One(source));
         if trouble.is_some() {
             return trouble;
         }

@@ -14,7 +14,7 @@ use mimeo_model::{
     outcome::{FailureReason, Unreadable},
     own_rights::{self, Program, RoleRef},
     rule::Rule,
-    source::SourceRef,
+    source::{SourceQuery, SourceRef},
 };
 
 use crate::{
@@ -22,7 +22,7 @@ use crate::{
     events::places,
     sources::SourceState,
     tally::Tally,
-    trouble::{Home, Trouble, unwatched},
+    trouble::{Trouble, unwatched},
 };
 
 /// The largest number of namespaces that a message names.
@@ -53,14 +53,12 @@ impl Index {
 
     /// Returns the first missing permission of a rule.
     pub(crate) fn unauthorized(&self, rule: &Rule, tally: &Tally) -> Option<Trouble> {
-        let named = rule.sources.iter();
-        let named = named.map(|source| self.home_of_source(source));
-        let selected = self.followed(rule);
-        let selected = selected.map(|selector| self.home_of_selector(selector));
-        let mut homes = named.chain(selected);
+        let named = rule.sources.iter().map(SourceQuery::One);
+        let selected = self.followed(rule).map(SourceQuery::Selected);
+        let mut queries = named.chain(selected);
         self.lacks_grants(rule)
             .or_else(|| rule.leaves_out(&self.settings.reach).map(by_limits))
-            .or_else(|| homes.find_map(|home| self.controller_forbidden(rule, &home, tally)))
+            .or_else(|| queries.find_map(|query| self.controller_forbidden(rule, query, tally)))
     }
 
     /// Returns the missing grants of a Replication. This check comes first: without the grants, a
@@ -88,16 +86,16 @@ impl Index {
 
     /// Returns the permission that the API server denies Mimeo itself for a source or its copies,
     /// and how to grant it.
-    fn controller_forbidden(&self, rule: &Rule, home: &Home<'_>, tally: &Tally) -> Option<Trouble> {
-        let Home {
-            gvk,
-            namespace,
-            what: source,
-            unreadable,
-        } = *home;
-        if let Some(why) = self.settings.reach.refuses_home(gvk, namespace) {
-            return Some(by_limits(format!("{source}: {why}")));
+    fn controller_forbidden(
+        &self,
+        rule: &Rule,
+        query: SourceQuery<'_>,
+        tally: &Tally,
+    ) -> Option<Trouble> {
+        if let Some(why) = self.settings.reach.refuses(query) {
+            return Some(by_limits(format!("{query}: {why}")));
         }
+        let gvk = query.gvk();
         let resource = self.kinds.resource(gvk)?;
         let denied = |why: &Unreadable| matches!(why, Unreadable::Forbidden { .. });
         let copies = self
@@ -105,9 +103,9 @@ impl Index {
             .filter(|(_, why)| denied(why))
             .map(|(place, why)| (unwatched(place, why, resource), place));
         let reading = || {
-            let why = unreadable.filter(denied)?;
-            let what = format!("{source}: {}", why.explain(&resource.to_string()));
-            Some((what, namespace))
+            let why = self.why_unreadable(query).filter(denied)?;
+            let what = format!("{query}: {}", why.explain(&resource.to_string()));
+            Some((what, query.home()))
         };
         let read = copies.or_else(reading);
         // If a write was denied, the written object is known. If it gives permissions to others,

@@ -22,7 +22,7 @@ use mimeo_model::{
     known::Known,
     refusal::Refusal,
     rule::Rule,
-    source::{SourceRef, SourceSelector},
+    source::{SourceQuery, SourceRef},
 };
 
 use crate::{
@@ -98,22 +98,13 @@ impl Index {
         self.consent.known.is_listed() && self.namespaces_listed
     }
 
-    /// True if a rule may read a source.
-    pub(crate) fn may_read(&self, id: &RuleId, source: &SourceRef) -> bool {
-        match source.selector() {
-            Some(selector) => self.may_select(id, selector),
-            None => self
-                .given(Access::Read, id, &source.namespace)
-                .covers(&source.gvk.group_kind(), &source.name),
-        }
-    }
-
-    /// True if a rule may select sources. It needs a grant for all names of the kind, because a
-    /// selector reveals which objects exist.
-    pub(crate) fn may_select(&self, id: &RuleId, selector: &SourceSelector) -> bool {
-        let kind = selector.gvk.group_kind();
-        self.given(Access::Read, id, &selector.namespace)
-            .any(|grant| grant.covers_any(&kind))
+    /// True if a rule may read these sources. An inline source needs no grant.
+    pub(crate) fn may_read(&self, id: &RuleId, query: SourceQuery<'_>) -> bool {
+        let kind = query.gvk().group_kind();
+        query.home().is_none_or(|home| {
+            let given = self.given(Access::Read, id, home);
+            given.any(|grant| grant.covers(&kind, query.name()))
+        })
     }
 
     /// True if a rule may have this copy in the namespace.
@@ -386,7 +377,7 @@ impl Index {
                     continue;
                 };
                 let before = projection.granted;
-                let granted = self.may_read(rule, &projection.source);
+                let granted = self.may_read(rule, SourceQuery::One(&projection.source));
                 stays &= before && granted;
                 if before != granted
                     && let Some(projection) = self.projections.get_mut(&id)
@@ -417,9 +408,7 @@ pub(crate) fn named_targets(rule: &Rule) -> impl Iterator<Item = &str> {
 /// Returns the namespaces, except its own, in which a `Replication` names or selects sources.
 pub(crate) fn read_abroad(rule: &Rule) -> impl Iterator<Item = &str> {
     let home = rule.id.namespace.as_deref();
-    let named = rule.sources.iter().filter_map(SourceRef::home);
-    let selected = rule.selectors.iter().map(|selector| &*selector.namespace);
-    let namespaces = named.chain(selected);
+    let namespaces = rule.queries().filter_map(SourceQuery::home);
     namespaces.filter(move |namespace| home.is_some_and(|home| home != *namespace))
 }
 
@@ -434,7 +423,7 @@ impl Given<'_> {
     }
 
     pub(crate) fn covers(&self, kind: &GroupKind, name: &str) -> bool {
-        self.any(|grant| grant.covers(kind, name))
+        self.any(|grant| grant.covers(kind, Some(name)))
     }
 
     /// True if at least objects of some names are covered.

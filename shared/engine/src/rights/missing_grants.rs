@@ -10,7 +10,7 @@ use mimeo_model::{
     known::Known,
     rule::{Rule, Target},
     selection::{Labels, Place},
-    source::{SourceRef, SourceSelector},
+    source::{SourceQuery, SourceRef},
 };
 
 use crate::Index;
@@ -49,13 +49,10 @@ impl Index {
         rule: &'a Rule,
         sources: &[SourceRef],
     ) -> BTreeSet<MissingGrant<'a>> {
-        let unread = self.unread(rule).into_iter().map(MissingGrant::of_source);
-        let unselected = rule
-            .selectors
-            .iter()
-            .filter(|selector| !self.may_select(&rule.id, selector));
+        let unread = rule.queries();
+        let unread = unread.filter(|query| !self.may_read(&rule.id, *query));
         unread
-            .chain(unselected.map(MissingGrant::of_selector))
+            .map(MissingGrant::to_read)
             .chain(self.ungranted(rule, sources, None).into_values())
             .collect()
     }
@@ -67,7 +64,9 @@ impl Index {
         sources: &[SourceRef],
         only: Option<&str>,
     ) -> Ungranted<'a> {
-        let unread = self.unread(rule);
+        let may_read = |source: &SourceRef| self.may_read(&rule.id, SourceQuery::One(source));
+        let unread = rule.sources.iter().filter(|source| !may_read(source));
+        let unread: Vec<&SourceRef> = unread.collect();
         let mut copies = BTreeMap::new();
         for target in &rule.targets {
             let namespaces = target.selection.exact_names().into_iter().flatten();
@@ -87,7 +86,7 @@ impl Index {
                         continue;
                     }
                     let lack = match unread.iter().find(|unread| **unread == source) {
-                        Some(source) => MissingGrant::of_source(source),
+                        Some(source) => MissingGrant::to_read(SourceQuery::One(source)),
                         None if given.covers(&kind, &name) => continue,
                         None => MissingGrant {
                             access: Access::Write,
@@ -101,14 +100,6 @@ impl Index {
             }
         }
         copies
-    }
-
-    /// Returns the named sources that a rule may not read.
-    fn unread<'a>(&self, rule: &'a Rule) -> Vec<&'a SourceRef> {
-        rule.sources
-            .iter()
-            .filter(|source| !self.may_read(&rule.id, source))
-            .collect()
     }
 }
 
@@ -135,25 +126,13 @@ pub struct MissingGrant<'a> {
 }
 
 impl<'a> MissingGrant<'a> {
-    /// The missing grant to read a source.
-    pub(crate) fn of_source(source: &'a SourceRef) -> Self {
-        let SourceRef { gvk, namespace, .. } = source;
+    /// The missing grant to read these sources, which are not inline.
+    pub(crate) fn to_read(query: SourceQuery<'a>) -> Self {
         Self {
             access: Access::Read,
-            namespace,
-            gvk,
-            name: Some(source.name.to_string()),
-        }
-    }
-
-    /// The missing grant to select sources.
-    pub(crate) fn of_selector(selector: &'a SourceSelector) -> Self {
-        let SourceSelector { gvk, namespace, .. } = selector;
-        Self {
-            access: Access::Read,
-            namespace,
-            gvk,
-            name: None,
+            namespace: query.home().unwrap_or_default(),
+            gvk: query.gvk(),
+            name: query.name().map(ToOwned::to_owned),
         }
     }
 

@@ -157,20 +157,16 @@ fn uses<'a>(rule: &'a Rule, namespace: &'a str) -> impl Fn(&Grant) -> bool + 'a 
     let copies = targets.flat_map(|target| rule.sources.iter().map(move |it| copy(target, it)));
     let copies: Vec<(GroupKind, String)> = copies.collect();
     move |grant: &Grant| {
-        let mut sources = rule.sources.iter();
         let mut selectors = rule.selectors.iter();
         match grant.access {
-            Access::Read => {
-                sources.any(|source| {
-                    source.home() == Some(namespace)
-                        && grant.covers(&source.gvk.group_kind(), &source.name)
-                }) || selectors.any(|selector| {
-                    *selector.namespace == *namespace
-                        && grant.covers_any(&selector.gvk.group_kind())
-                })
-            }
+            Access::Read => rule.queries().any(|query| {
+                query.home() == Some(namespace)
+                    && grant.covers(&query.gvk().group_kind(), query.name())
+            }),
             Access::Write => {
-                copies.iter().any(|(kind, name)| grant.covers(kind, name))
+                copies
+                    .iter()
+                    .any(|(kind, name)| grant.covers(kind, Some(name)))
                     || rule.names(namespace)
                         && selectors.any(|selector| grant.concerns(&selector.gvk.group_kind()))
             }

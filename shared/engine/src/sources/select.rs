@@ -20,7 +20,7 @@ use mimeo_model::{
     meta::Seen,
     names,
     rule::Rule,
-    source::{SourceRef, SourceRefused, SourceSelector, refused_size},
+    source::{SourceQuery, SourceRef, SourceRefused, SourceSelector, refused_size},
 };
 
 use crate::{
@@ -281,7 +281,7 @@ impl Index {
             }
         }
         for selector in new.into_iter().flat_map(|rule| &rule.selectors) {
-            let granted = self.may_select(id, selector);
+            let granted = self.may_read(id, SourceQuery::Selected(selector));
             let findings = self.selectors.entry(selector.clone()).or_default();
             findings.rules.insert(id.clone(), granted);
         }
@@ -290,7 +290,10 @@ impl Index {
     /// Updates the sources of a rule after a change of the grants to its namespace.
     pub(crate) fn review_selectors(&mut self, id: &Arc<RuleId>, effects: &mut Effects) {
         let Some(rule) = self.valid(id) else { return };
-        let answer = |selector: &SourceSelector| (selector.clone(), self.may_select(id, selector));
+        let answer = |selector: &SourceSelector| {
+            let granted = self.may_read(id, SourceQuery::Selected(selector));
+            (selector.clone(), granted)
+        };
         let answers: Vec<_> = rule.selectors.iter().map(answer).collect();
         let (mut same, mut all) = (true, true);
         for (selector, granted) in answers {

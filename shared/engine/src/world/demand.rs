@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use mimeo_model::{
     id::{RuleId, RuleKind},
     kind::{GroupVersionKind, Resource},
-    source::{SourceRef, SourceSelector},
+    source::{SourceQuery, SourceRef, SourceSelector},
 };
 
 use crate::{
@@ -47,10 +47,12 @@ impl Index {
             confined: self.settings.reach.sources.is_some(),
             ..Demand::default()
         };
+        let reach = &self.settings.reach;
+        let in_reach = |query: SourceQuery<'_>| reach.refuses(query).is_none();
         // Kinds without a grant are not even looked up. Otherwise a tenant could cause lookups of
         // any number of kinds.
         let read = |projection: &&Projection| {
-            projection.granted && self.settings.reach.refuses(&projection.source).is_none()
+            projection.granted && in_reach(SourceQuery::One(&projection.source))
         };
         for projection in self.projections.values().filter(read) {
             if !demand.kinds.contains(projection.gvk()) {
@@ -71,16 +73,9 @@ impl Index {
         }
         let selecting = self.rules.values().filter_map(RuleState::valid);
         let selecting = selecting.filter(|rule| waited_for(&rule.id));
-        let refused = |selector: &&SourceSelector| {
-            let home = Some(&*selector.namespace);
-            self.settings
-                .reach
-                .refuses_home(&selector.gvk, home)
-                .is_some()
-        };
         for selector in selecting
             .flat_map(|rule| self.followed(rule))
-            .filter(|selector| !refused(selector))
+            .filter(|selector| in_reach(SourceQuery::Selected(selector)))
         {
             demand.kinds.insert(selector.gvk.clone());
             if let Some(resource) = self.kinds.resource(&selector.gvk) {

@@ -12,7 +12,7 @@ use mimeo_model::{
     outcome::Unreadable,
     refusal::Refused,
     rule::Rule,
-    source::SourceRef,
+    source::{SourceQuery, SourceRef},
 };
 
 use crate::{
@@ -334,7 +334,7 @@ impl Index {
                     continue;
                 };
                 self.kinds.ask(&source.gvk);
-                let granted = self.may_read(id, source);
+                let granted = self.may_read(id, SourceQuery::One(source));
                 let state = self
                     .sources
                     .entry(source.clone())
