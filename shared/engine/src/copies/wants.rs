@@ -1,9 +1,6 @@
 //! Assigns each copy of a namespace to the rule that wants it.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    sync::Arc,
-};
+use std::{collections::BTreeMap, sync::Arc};
 
 use jiff::Timestamp;
 use mimeo_api::{Access, DriftPolicy};
@@ -25,7 +22,7 @@ use crate::{
 };
 
 /// The copies that rules want in a namespace and cannot have, by rule, kind and name.
-pub(crate) type BlockedCopies = BTreeMap<Arc<RuleId>, BTreeMap<(KindId, Arc<str>), BlockedCopy>>;
+pub(crate) type BlockedCopies = BTreeMap<(Arc<RuleId>, KindId, Arc<str>), BlockedCopy>;
 
 /// A copy that a rule wants and cannot have.
 #[derive(Debug, PartialEq)]
@@ -143,9 +140,9 @@ impl Index {
                 };
                 // Another target of the same rule may have lost the copy already, to a rule that
                 // has lost it since.
-                let copies = blocked.entry(loser.clone()).or_default();
-                copies
-                    .entry(key)
+                let (kind, name) = key;
+                blocked
+                    .entry((loser.clone(), kind, name))
                     .and_modify(|copy| copy.cause = cause.clone())
                     .or_insert(BlockedCopy {
                         projection: lost,
@@ -246,19 +243,19 @@ impl Index {
     pub(crate) fn assign(&mut self, namespace: &mut Namespace, effects: &mut Effects) {
         let (wants, blocked) = self.wanted(namespace);
         let known = std::mem::replace(&mut namespace.blocked, blocked);
-        let differs = |id: &&Arc<RuleId>| known.get(*id) != namespace.blocked.get(*id);
-        let rules: BTreeSet<_> = known.keys().chain(namespace.blocked.keys()).collect();
-        for id in rules.into_iter().filter(differs) {
-            let copies = namespace.blocked.get(id).into_iter().flatten();
-            for (key, copy) in copies {
-                if known.get(id).and_then(|known| known.get(key)) != Some(copy) {
-                    let key = (namespace.name.clone(), key.0, key.1.clone());
-                    let cause = EventReason::CopyFailed(copy.reason());
-                    effects.events.add(id, cause, Some((key, None)), self);
-                }
+        for (key, copy) in &namespace.blocked {
+            if known.get(key) != Some(copy) {
+                let (id, kind, copy_name) = key;
+                let copy_key = (namespace.name.clone(), *kind, copy_name.clone());
+                let cause = EventReason::CopyFailed(copy.reason());
+                effects.events.add(id, cause, Some((copy_key, None)), self);
+                self.mark_status_due(id);
             }
-            self.mark_status_due(id);
         }
+        let unblocked = known
+            .keys()
+            .filter(|key| !namespace.blocked.contains_key(key));
+        unblocked.for_each(|(id, ..)| self.mark_status_due(id));
         for (kind, copy_name) in wants.keys() {
             namespace.copy_or_insert(*kind, copy_name);
         }

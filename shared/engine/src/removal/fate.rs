@@ -100,9 +100,9 @@ impl Index {
         }
         // Another rule or source may have the copy that should replace this one, or its name can't
         // be filled in. Then this copy stays.
-        let blocked = namespace.blocked.get(id).into_iter().flatten();
-        let mut lost = blocked.filter_map(|(_, copy)| self.projections.get(&copy.projection));
-        if lost.any(|projection| is_replacement(projection, seen)) {
+        let blocked = namespace.blocked.values();
+        let mut lost = blocked.filter_map(|copy| self.projections.get(&copy.projection));
+        if lost.any(|lost| lost.rule == *id && is_replacement(lost, seen)) {
             return Err(Leave::Undecided);
         }
         self.superseded(rule, namespace, copy, seen)

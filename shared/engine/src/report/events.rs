@@ -229,8 +229,8 @@ impl Index {
         let (namespace, kind, name) = key;
         let message = match cause {
             EventReason::CopyFailed(reason) => {
-                let blocked = self.namespaces.get(namespace)?.blocked.get(id);
-                let lost = blocked.and_then(|copies| copies.get(&(*kind, name.clone())));
+                let blocked = &self.namespaces.get(namespace)?.blocked;
+                let lost = blocked.get(&(id.clone(), *kind, name.clone()));
                 if let Some(lost) = lost.filter(|lost| lost.reason() == *reason) {
                     format!("{reason}: {}", lost.message(id, namespace))
                 } else {

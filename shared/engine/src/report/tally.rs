@@ -176,14 +176,11 @@ impl Index {
             })
         });
         let blocked = namespace.blocked.iter();
-        let blocked = blocked
-            .filter(move |(id, _)| asked(id))
-            .flat_map(move |(id, blocked)| {
-                blocked.iter().map(move |((kind, copy_name), copy)| {
-                    let failure = (copy.reason(), copy.message(id, name));
-                    Standing::without_copy(id, self.kind_of(*kind), (&**copy_name).into(), failure)
-                })
-            });
+        let blocked = blocked.filter(move |((id, ..), _)| asked(id));
+        let blocked = blocked.map(move |((id, kind, copy_name), copy)| {
+            let failure = (copy.reason(), copy.message(id, name));
+            Standing::without_copy(id, self.kind_of(*kind), (&**copy_name).into(), failure)
+        });
         copies.chain(blocked)
     }
 

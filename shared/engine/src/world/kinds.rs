@@ -239,9 +239,9 @@ impl Index {
     /// and each update of a rule may name others.
     pub(crate) fn forget_needless_kinds(&mut self) {
         let copies = self.namespaces.values().flat_map(|namespace| {
-            let blocked = namespace.blocked.values().flatten();
+            let blocked = namespace.blocked.keys();
             let copies = namespace.copies.iter().map(|copy| copy.kind);
-            copies.chain(blocked.map(|((kind, _), _)| *kind))
+            copies.chain(blocked.map(|(_, kind, _)| *kind))
         });
         let rules = self.projections.values();
         let needed: BTreeSet<KindId> = copies

@@ -204,7 +204,7 @@ impl Index {
         for copy in &old.copies {
             self.mark_status_of(copy);
         }
-        for id in old.blocked.keys() {
+        for (id, ..) in old.blocked.keys() {
             self.mark_status_due(id);
         }
         self.review_home(&name, effects);
