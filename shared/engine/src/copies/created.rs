@@ -37,8 +37,7 @@ impl Index {
     /// itself.
     pub(crate) fn is_of_now(&self, namespace: &Namespace, copy: &CopyState) -> bool {
         let listed = self.kinds[copy.kind]
-            .watches
-            .of(Some(&namespace.name))
+            .watched_in(Some(&namespace.name))
             .listed_at;
         let newer = || copy.seen().is_none_or(|seen| seen.version > namespace.born);
         !copy.leaving && (copy.proven || listed >= namespace.born || newer())

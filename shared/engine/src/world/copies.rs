@@ -22,7 +22,7 @@ impl Index {
         let Some(id) = self.kind_id(kind) else {
             return;
         };
-        let listing = self.kinds[id].watches.of(Some(namespace)).listing;
+        let listing = self.kinds[id].watched_in(Some(namespace)).listing;
         // The answer to Mimeo's own write has shown most objects before.
         let entry = self.namespaces.get_mut(namespace);
         let known = entry.and_then(|entry| entry.copy_mut(id, name));

@@ -34,8 +34,8 @@ impl From<GroupKind> for CopyWatch {
     }
 }
 
-/// The progress of one watch.
-#[derive(Debug, Default)]
+/// The progress of one watch. The default is that of a watch without an event.
+#[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct WatchProgress {
     /// Number of the current or last listing.
     pub(crate) listing: u8,
@@ -44,22 +44,12 @@ pub(crate) struct WatchProgress {
     pub(crate) listed_at: u64,
 }
 
-/// The progress of the watches of one kind.
-#[derive(Debug, Default)]
-pub(crate) struct CopyWatches {
-    /// The watches, by watched namespace, each from its first event on. `None` watches all
-    /// namespaces, and is then the only one.
-    places: BTreeMap<Option<Box<str>>, WatchProgress>,
-    /// Stands for each watch without an event. It stays empty.
-    none: WatchProgress,
-}
-
-impl CopyWatches {
+impl KindState {
     /// Returns the progress of the watch that shows a namespace's copies, or all copies.
-    pub(crate) fn of(&self, namespace: Option<&str>) -> &WatchProgress {
-        let here = || self.places.get(&namespace.map(Into::into));
-        let watch = self.places.get(&None).or_else(here);
-        watch.unwrap_or(&self.none)
+    pub(crate) fn watched_in(&self, namespace: Option<&str>) -> WatchProgress {
+        let here = || self.watches.get(&namespace.map(Into::into));
+        let watch = self.watches.get(&None).or_else(here);
+        watch.copied().unwrap_or_default()
     }
 }
 
@@ -83,15 +73,15 @@ impl Index {
         })
     }
 
-    fn watches_of(&self, rule: &Rule, kind: KindId) -> Vec<(Option<&str>, &WatchProgress)> {
-        let watches = &self.kinds[kind].watches;
+    fn watches_of(&self, rule: &Rule, kind: KindId) -> Vec<(Option<&str>, WatchProgress)> {
+        let kind = &self.kinds[kind];
         let Some(targets) = &self.settings.reach.targets else {
-            return vec![(None, watches.of(None))];
+            return vec![(None, kind.watched_in(None))];
         };
         let reached = self.reached(rule).unwrap_or_default();
         let places = targets.iter().filter(|name| reached.contains(*name));
         places
-            .map(|name| (Some(&**name), watches.of(Some(name))))
+            .map(|name| (Some(&**name), kind.watched_in(Some(name))))
             .collect()
     }
 
@@ -165,7 +155,7 @@ impl Index {
     pub(crate) fn forget_watches(&mut self, watched: &BTreeMap<CopyWatch, Resource>) {
         for kind in &mut self.kinds.states {
             let mut any = false;
-            for (namespace, progress) in &mut kind.watches.places {
+            for (namespace, progress) in &mut kind.watches {
                 let watch = CopyWatch {
                     kind: kind.group_kind.clone(),
                     namespace: namespace.clone(),
@@ -187,7 +177,7 @@ impl Index {
         let places = self.watched_places();
         self.namespaces_listed
             && places.iter().all(|place| {
-                let progress = kind.watches.of(place.as_deref());
+                let progress = kind.watched_in(place.as_deref());
                 progress.watch.is_listed()
             })
     }
@@ -208,9 +198,7 @@ impl Index {
         let Some(progress) = self.watch_progress(watch) else {
             return;
         };
-        let unreadable = progress.watch.unreadable();
-        progress.watch.becomes(known);
-        let changed = progress.watch.unreadable() != unreadable;
+        let changed = progress.watch.becomes(known);
         if let Known::Listed(at) = known {
             progress.listed_at = at;
             let listing = progress.listing;
@@ -248,7 +236,7 @@ impl Index {
 
     fn watch_progress(&mut self, watch: &CopyWatch) -> Option<&mut WatchProgress> {
         let id = self.kind_id(&watch.kind)?;
-        let places = &mut self.kinds[id].watches.places;
-        Some(places.entry(watch.namespace.clone()).or_default())
+        let watches = &mut self.kinds[id].watches;
+        Some(watches.entry(watch.namespace.clone()).or_default())
     }
 }

@@ -14,7 +14,7 @@ use mimeo_model::{
 };
 
 use crate::{
-    Effects, Index, RuleState, copy_watches::CopyWatches, jobs::JobKey, projection::Projection,
+    Effects, Index, RuleState, copy_watches::WatchProgress, jobs::JobKey, projection::Projection,
 };
 
 /// The kinds that rules name or that copies have.
@@ -77,7 +77,9 @@ impl ops::IndexMut<KindId> for Kinds {
 pub(crate) struct KindState {
     pub(crate) group_kind: GroupKind,
     pub(crate) note: Note,
-    pub(crate) watches: CopyWatches,
+    /// The watches of its copies, by watched namespace, each from its first event on. `None` watches
+    /// all namespaces, and is then the only one.
+    pub(crate) watches: BTreeMap<Option<Box<str>>, WatchProgress>,
     /// True if a copy of the kind was lost. A pending deletion may name the kind by its number.
     pub(crate) lost: bool,
 }
@@ -108,7 +110,7 @@ impl KindState {
 
     /// True if every copy in the namespace has been listed.
     pub(crate) fn copies_known_in(&self, namespace: &str) -> bool {
-        self.watches.of(Some(namespace)).watch.is_listed()
+        self.watched_in(Some(namespace)).watch.is_listed()
             || self.note == (Note::Present { fresh: true })
     }
 }
@@ -220,7 +222,7 @@ impl Index {
         let state = KindState {
             group_kind: group_kind.clone(),
             note: Note::Absent,
-            watches: CopyWatches::default(),
+            watches: BTreeMap::new(),
             lost: false,
         };
         let id = if let Some(id) = self.kinds.vacant.pop() {

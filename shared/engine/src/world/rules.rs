@@ -297,10 +297,7 @@ impl Index {
             let lost: Vec<Arc<RuleId>> = self.rules.keys().filter(lost).cloned().collect();
             lost.iter().for_each(|id| self.rule_gone(id, effects));
         }
-        let watch = &mut self.collections[kind].watch;
-        let unreadable = watch.unreadable();
-        watch.becomes(known);
-        if watch.unreadable() != unreadable {
+        if self.collections[kind].watch.becomes(known) {
             self.mark_all_statuses_due();
         }
         if known.is_listed() || !was_listed {
