@@ -79,12 +79,8 @@ impl Members {
         old.is_some_and(|old| self.in_order.remove(&old))
     }
 
-    /// True if an object of that name is kept.
-    pub fn contains(&self, name: &str) -> bool {
-        self.by_name.contains_key(name)
-    }
-
-    pub(crate) fn get(&self, name: &str) -> Option<&Member> {
+    /// Returns the object of that name, if it is kept.
+    pub fn get(&self, name: &str) -> Option<&Member> {
         self.by_name.get(name)
     }
 

@@ -212,24 +212,24 @@ impl Index {
             return;
         };
         self.unreadable.remove(source);
-        let was_there = matches!(state, SourceState::Found { .. });
-        let lost = object.is_none();
         match (object, &state) {
             // Nothing has changed. A read that confirms the absence may be in progress. It goes on.
             (None, SourceState::Missing { .. }) => return,
             (None, known) => {
                 // If this process never saw the source, the source may have been in a former
                 // namespace of that name.
-                let home = match known {
+                let (was_there, home) = match known {
                     SourceState::Found { home, .. } => {
-                        home.or_else(|| self.namespaces.get(&*source.namespace)?.uid)
+                        let present = || self.namespaces.get(&*source.namespace)?.uid;
+                        (true, home.or_else(present))
                     }
-                    _ => None,
+                    _ => (false, None),
                 };
                 *state = SourceState::Missing {
                     since: self.now,
                     absence: absent::Absence::from(home),
                 };
+                self.source_lost(source, was_there, &mut effects.events);
             }
             (Some(Decoded::Whole(object)), _) => {
                 *state = SourceState::found(source, Arc::new(object));
@@ -239,9 +239,6 @@ impl Index {
         // The answers of earlier reads are older than the state that was shown just now.
         effects.jobs.end(&JobKey::ConfirmSource(source.clone()));
         effects.jobs.end(&JobKey::ReadSource(source.clone()));
-        if lost {
-            self.source_lost(source, was_there, &mut effects.events);
-        }
     }
 
     /// Records that a source can't be read, until `Engine::source` says otherwise. Pods stop
@@ -365,8 +362,10 @@ impl Renderer {
                 never: Some(SourceRefused::Undecodable),
                 ..
             } => Err(NoRendering::Refused(SourceRefused::Undecodable)),
-            SourceState::Found { bytes, .. } if refused_size(rule.id.kind, *bytes).is_some() => {
-                Err(NoRendering::Refused(SourceRefused::TooLarge(*bytes)))
+            SourceState::Found { bytes, .. }
+                if let Some(why) = refused_size(rule.id.kind, *bytes) =>
+            {
+                Err(NoRendering::Refused(why))
             }
             SourceState::NotRead | SourceState::Found { object: None, .. } => {
                 Err(NoRendering::NotRead)

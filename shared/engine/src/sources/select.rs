@@ -538,13 +538,12 @@ impl Index {
     /// Drops the objects that only former rules copied.
     pub(crate) fn keep_what_is_copied(&mut self, effects: &mut Effects) {
         let listed = |selector: &SourceSelector| self.found(selector).is_some();
-        let held = self
-            .sources
-            .iter()
-            .filter(|(source, state)| state.is_held() && source.selector().is_some_and(listed));
-        let held: Vec<SourceRef> = held.map(|(source, _)| source.clone()).collect();
-        held.iter()
-            .for_each(|source| self.keep_if_copied(source, effects));
+        let found = self.sources.keys();
+        let found = found.filter(|source| source.selector().is_some_and(listed));
+        let found: Vec<SourceRef> = found.cloned().collect();
+        for source in &found {
+            self.keep_if_copied(source, effects);
+        }
     }
 
     /// Requests a read of the sources that the rule copies now and that aren't held.

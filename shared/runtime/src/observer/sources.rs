@@ -272,7 +272,7 @@ impl Selected {
             self.selector.selector.matches_by(label) && !self.selector.passes_over(name)
         };
         let known = match member.filter(is_one) {
-            Some(member) => self.found.put(member.clone()) || self.found.contains(name),
+            Some(member) => self.found.put(member.clone()) || self.found.get(name).is_some(),
             None => self.found.take(name),
         };
         known.then(|| self.selector.source(name))
