@@ -225,11 +225,6 @@ impl Jobs {
         self.table.remove(key);
     }
 
-    /// True if the job was requested and has not ended.
-    pub(crate) fn has(&self, key: &JobKey) -> bool {
-        self.table.contains_key(key)
-    }
-
     /// True if the driver has received the job, or if the watch does not show the job's write yet.
     pub(crate) fn is_under_way(&self, key: &JobKey) -> bool {
         self.table

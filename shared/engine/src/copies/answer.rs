@@ -182,15 +182,11 @@ impl Index {
             Outcome::Object(meta) => self.read(meta, request.kind).and_then(|seen| seen.entry),
             _ => None,
         };
-        let Some((id, projection)) = self.unchanged(request) else {
-            return;
-        };
-        if projection.reference != Reference::Asked {
-            return;
-        }
         if let Some(entry) = entry {
             self.learn(request, entry);
-        } else {
+        } else if let Some((id, projection)) = self.unchanged(request)
+            && projection.reference == Reference::Asked
+        {
             // If every copy asked again at once, each answer would plan all other copies. The
             // reference stays `Asked` until the timer fires.
             let failed = projection.failed_dry_runs;

@@ -135,15 +135,12 @@ impl Index {
     /// later, the copy that exists then is recorded again.
     pub(crate) fn plan_created(&mut self, namespace: &mut Namespace, effects: &mut Effects) {
         (0..namespace.copies.len()).for_each(|at| self.note_created(namespace, at));
-        let key = JobKey::RecordCreated(namespace.name.clone());
-        if effects.jobs.has(&key) {
-            return;
-        }
         let Some(mut created) = self.created_to_keep(namespace) else {
             return;
         };
         // A write that changes nothing causes no watch event, so its job would never end.
         if created != namespace.annotated {
+            let key = JobKey::RecordCreated(namespace.name.clone());
             effects.jobs.ask(key);
         }
         // An entry of the annotation counts until the annotation no longer has it.

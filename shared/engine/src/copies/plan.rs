@@ -29,7 +29,7 @@ impl Index {
     }
 
     /// Returns the resync period of a copy, if its rule may write the copy.
-    pub(crate) fn resync_of(&self, copy: &CopyState) -> Option<Duration> {
+    fn resync_of(&self, copy: &CopyState) -> Option<Duration> {
         let rule = self.acting_for(copy)?;
         rule.resync.filter(|_| self.settings.keeps_copies())
     }

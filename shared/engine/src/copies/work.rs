@@ -99,7 +99,7 @@ enum Queue {
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Timer {
     Copy(CopyKey),
-    /// A request must verify a copy, if its rule still has a resync period.
+    /// A request must verify a copy.
     Resync(CopyKey),
     Namespace(Arc<str>),
     /// The pause of a failed job is over.
@@ -273,12 +273,10 @@ impl Index {
                 self.dirty.insert(key.0);
             }
             Timer::Resync(key) => {
-                let due = self
-                    .copy(&key)
-                    .is_some_and(|copy| self.resync_of(copy).is_some());
+                // If the rule has another period by now, the next plan assigns the copy anew.
                 if let Some(copy) = self.copy_mut(&key) {
                     copy.resync = None;
-                    copy.verify = due;
+                    copy.verify = true;
                     self.dirty.insert(key.0);
                 }
             }

@@ -111,9 +111,7 @@ impl Index {
         {
             self.kinds[id].note = Note::Present { fresh: false };
             // Copies of a rule that came to want the kind wait for this.
-            if self.wanted_kinds().contains(&id) {
-                self.replan_all();
-            }
+            self.replan_all();
         }
     }
 
