@@ -366,7 +366,8 @@ impl Index {
                 .get(name)
                 .is_none_or(|member| findings.members.reaches(member))
         });
-        for member in findings.members.first() {
+        let new = |member: &&Member| former.get(&member.name).is_none();
+        for member in findings.members.first().filter(new) {
             // The caller also shows the object itself, so no job needs to read it.
             self.sources
                 .entry(selector.source(&*member.name))

@@ -286,3 +286,20 @@ fn what_was_changed_while_nobody_watched_is_planned_to_be_repaired() {
     world.store(simple().remove(0), 2);
     assert_eq!(world.written, 3);
 }
+
+#[test]
+fn one_of_too_many_is_read_when_a_listing_lacks_an_older_one() {
+    let aged = |number: usize| {
+        let mut object = secret(&format!("s{number:03}"));
+        object["metadata"]["creationTimestamp"] =
+            format!("2026-01-01T00:{:02}:{:02}Z", number / 60, number % 60).into();
+        object
+    };
+    let all: Vec<Value> = (0..260).map(aged).collect();
+    let mut world = World::new(vec![rule("r", &[labelled()], &["one"], &json!({}))]);
+    world.listed(&all);
+    assert_eq!(world.copies.len(), 256);
+    world.listed(&all[1..]);
+    let next = world.selectors()[0].source("s256");
+    assert_eq!(world.reads, [next]);
+}
