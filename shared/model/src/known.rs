@@ -93,8 +93,7 @@ impl Watched {
 /// Secret.
 #[derive(Clone, PartialEq)]
 pub enum Decoded<T> {
-    /// The whole object. In its `managedFields`, an entry that cannot be decoded is reduced to its
-    /// decodable parts.
+    /// The whole object, without the entries of `managedFields` that cannot be decoded.
     Whole(T),
     /// The object's metadata and those of its other fields that can be decoded.
     Part(Value),

@@ -10,6 +10,7 @@
 
 use std::collections::BTreeMap;
 
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::core::{ListMeta, ObjectMeta};
 use mimeo_model::known::Decoded;
 use serde::{Deserialize, de::DeserializeOwned};
@@ -69,9 +70,15 @@ fn mend<T: DeserializeOwned>(json: &[u8]) -> Option<Decoded<T>> {
     let mut metadata: Fields<'_> = serde_json::from_str(object.get("metadata")?.get()).ok()?;
     let decodable_managers;
     if let Some(managers) = metadata.get_mut("managedFields") {
-        // Each entry is decoded on its own, so that Mimeo's entry is found beside any other.
-        let mut entries: Vec<&RawValue> = serde_json::from_str(managers.get()).unwrap_or_default();
-        entries.retain(|entry| is_decodable(entry));
+        // Each entry is decoded on its own, so that Mimeo's entry is found beside any other. Its
+        // time says nothing to Mimeo. If Mimeo's own entry were left out for its time, Mimeo would
+        // write the copy again and again: a write that changes nothing keeps the time.
+        let mut entries: Vec<Fields<'_>> = serde_json::from_str(managers.get()).unwrap_or_default();
+        for entry in &mut entries {
+            let known = |text: &RawValue| serde_json::from_str::<Time>(text.get()).is_ok();
+            entry.retain(|name, text| name != "time" || known(text));
+        }
+        entries.retain(is_decodable);
         decodable_managers = to_raw_value(&entries).ok()?;
         *managers = &decodable_managers;
     }
@@ -91,11 +98,12 @@ fn decodable(fields: Fields<'_>) -> impl Iterator<Item = (String, Value)> {
         .filter_map(|(name, text)| Some((name, serde_json::from_str(text.get()).ok()?)))
 }
 
-/// True if an object with this entry of `managedFields` alone can be decoded. Otherwise the fields
-/// of the entry count as fields without an owner.
-fn is_decodable(entry: &RawValue) -> bool {
-    let object = format!(r#"{{"metadata":{{"managedFields":[{entry}]}}}}"#);
-    serde_json::from_str::<BTreeMap<&str, ObjectMeta>>(&object).is_ok()
+/// True if an object with this entry of `managedFields` alone can be decoded. Fields whose entry is
+/// left out count as fields without an owner.
+fn is_decodable(entry: &Fields<'_>) -> bool {
+    let metadata = BTreeMap::from([("managedFields", [entry])]);
+    let object = serde_json::to_string(&BTreeMap::from([("metadata", metadata)]));
+    object.is_ok_and(|text| serde_json::from_str::<BTreeMap<&str, ObjectMeta>>(&text).is_ok())
 }
 
 #[cfg(test)]
@@ -164,13 +172,35 @@ pub(crate) mod tests {
                     .into_iter()
                     .partition(|entry| entry.manager.as_deref() == Some("mimeo"));
                 assert_eq!(Some(own), alone.metadata.managed_fields);
-                assert_eq!(others, []);
+                // Without its time the entry can be decoded, unless its fields can't be.
+                let late = serde_json::from_str::<Value>(&bad).is_ok();
+                assert_eq!(others.len(), usize::from(late));
+                assert!(others.iter().all(|entry| entry.time.is_none()));
             }
             let object: Value = whole(&object("a", 7, &[&bad, OWN], data));
             assert_eq!(object["data"], json!({"a": "aHVudGVyMg=="}));
             let entries = object["metadata"]["managedFields"].as_array();
             let own = serde_json::from_str(OWN).expect("JSON");
             assert!(entries.is_some_and(|entries| entries.contains(&own)));
+        }
+    }
+
+    /// Otherwise a user who writes such a time into Mimeo's own entry could make Mimeo write the
+    /// copy again and again.
+    #[test]
+    fn an_own_entry_with_an_undecodable_time_is_found() {
+        let late = OWN.replace("2026-01-01T00:00:00Z", "9999-12-31T23:59:59Z");
+        let [bad, ..] = undecodable();
+        for entries in [&[&*late][..], &[&*late, &*bad]] {
+            let mended: Meta = whole(&object("a", 7, entries, ""));
+            let entries = mended.metadata.managed_fields.unwrap_or_default();
+            let [own] = &entries[..] else {
+                panic!("{entries:?}")
+            };
+            assert_eq!((own.manager.as_deref(), &own.time), (Some("mimeo"), &None));
+            let sound: Meta = whole(&object("a", 7, &[OWN], ""));
+            let sound = sound.metadata.managed_fields.unwrap_or_default();
+            assert_eq!(own.fields_v1, sound[0].fields_v1);
         }
     }
 

@@ -472,6 +472,46 @@ async fn a_namespace_of_which_no_decoder_takes_everything_is_guarded_all_the_sam
     Ok(())
 }
 
+/// A write that changes nothing keeps the times in `managedFields`. If Mimeo did not find its own
+/// entry because of such a time, it would write the copy again and again.
+#[tokio::test]
+async fn an_impossible_time_in_mimeos_own_entry_causes_no_writes() -> Result<()> {
+    let setting = Setting::start(ControlPlane::builder().audit(true), Pair::builder()).await?;
+    let scene = setting.scene("own").await?;
+    let target = scene.namespace().await?;
+    scene.secret("registry", &[("token", "one")]).await?;
+    let rule = scene.rule().secret(&scene.home, "registry");
+    rule.create(&scene.client).await?;
+    scene.wait_secret(&target, "registry", has("one")).await?;
+    let (client, copy) = (&scene.client, secret_path(&target, "registry"));
+    let Managed { metadata } = found(client, &copy).await?;
+    let mut entries = vec![Form::Late.entry("v1")];
+    for entry in metadata.managed_fields {
+        let mut entry: Value = serde_json::from_str(entry.get())?;
+        entry["time"] = json!("9999-12-31T23:59:59Z");
+        entries.push(entry.to_string());
+    }
+    let patch = format!(
+        r#"{{"metadata":{{"managedFields":[{}]}}}}"#,
+        entries.join(",")
+    );
+    let mark = setting.control_plane.audit_mark().await?;
+    let stored = send(client, Method::PATCH, &copy, patch).await?;
+    let late = stored.matches(&Form::Late.sign()).count();
+    ensure!(late == entries.len(), "{late} late times are stored");
+    for token in ["two", "three"] {
+        set_token(client, &secret_path(&scene.home, "registry"), token).await?;
+        wait_token(client, &copy, token).await?;
+    }
+    let events = setting.control_plane.audit_since(&mark).await?;
+    let writes = events
+        .iter()
+        .filter(|event| event.is_write() && event.uri.starts_with(&copy));
+    // The edit of this test, and one write for each change of the source.
+    assert_eq!(writes.count(), 3);
+    Ok(())
+}
+
 const WIDGETS: &str = "/apis/example.com/v1/namespaces";
 
 /// Returns a custom resource. Its schema accepts any spec.
