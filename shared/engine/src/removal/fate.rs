@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use mimeo_model::{
     choices::Retain,
-    id::{RuleId, RuleKind},
+    id::{KindId, RuleId, RuleKind},
     meta::{Seen, source_hash},
     rule::Rule,
     source::SourceRef,
@@ -15,6 +15,7 @@ use mimeo_model::{
 use crate::{
     Index, Namespace, SourceState,
     absent::HowGone,
+    clock::Tick,
     copy::{CopyState, Leave, Why},
     projection::{NoRendering, Projection},
     verdict::{Need, Needs, Outlook},
@@ -100,9 +101,11 @@ impl Index {
         }
         // Another rule or source may have the copy that should replace this one, or its name can't
         // be filled in. Then this copy stays.
-        let blocked = namespace.blocked.values();
-        let mut lost = blocked.filter_map(|copy| self.projections.get(&copy.projection));
-        if lost.any(|lost| lost.rule == *id && is_replacement(lost, seen)) {
+        let first = (id.clone(), KindId::default(), Arc::default());
+        let blocked = namespace.blocked.range(first..);
+        let blocked = blocked.take_while(|((rule, ..), _)| rule == id);
+        let mut lost = blocked.filter_map(|(_, copy)| self.projections.get(&copy.projection));
+        if lost.any(|projection| is_replacement(projection, seen)) {
             return Err(Leave::Undecided);
         }
         self.superseded(rule, namespace, copy, seen)
@@ -170,7 +173,9 @@ impl Index {
         if rule.retention.when_source_deleted == Retain::Retain {
             return keep(Leave::Retained);
         }
-        let mut lost = None;
+        // All these selectors have lost the same object, so one read tells how it went. The grace
+        // period begins when the last of them lost it.
+        let mut lost: Option<(Tick, SourceRef)> = None;
         for selector in selectors {
             let Some(members) = self.found(selector) else {
                 return keep(Leave::Undecided);
@@ -187,12 +192,13 @@ impl Index {
                 Some(SourceState::Found { .. }) if found.is_none_or(|found| !found.copy) => {
                     return keep(Leave::Retained);
                 }
-                // All these selectors have lost the same object, so one read tells how it went.
-                Some(SourceState::Missing { .. }) => lost = Some(source),
-                Some(SourceState::Found { .. }) | None => lost = lost.or(Some(source)),
+                Some(SourceState::Missing { since, .. }) => lost = lost.max(Some((*since, source))),
+                Some(SourceState::Found { .. }) => lost = lost.or(Some((Tick::ZERO, source))),
+                // Its grace period begins now.
+                None => lost = Some((self.now, source)),
             }
         }
-        lost.map(|source| Ok(Removal::SourceGone(source)))
+        lost.map(|(_, source)| Ok(Removal::SourceGone(source)))
     }
 
     /// Returns the fate of a copy that its rule no longer wants although the rule still matches the

@@ -123,6 +123,32 @@ fn a_deleted_source_takes_its_copies_along_after_the_grace() {
     );
 }
 
+/// Two selectors of a rule find the same object.
+#[test]
+fn the_grace_of_a_source_begins_when_the_last_selector_has_lost_it() {
+    let also = json!({"namespace": "home", "selector": {"matchLabels": {"also": "yes"}}});
+    for selectors in [[labelled(), also.clone()], [also, labelled()]] {
+        for (first, last) in [(0, 1), (1, 0)] {
+            let mut world = World::new(vec![rule("r", &selectors, &["one"], &json!({}))]);
+            world.listed(&[secret("a")]);
+            world.read = Some(SourceRead::Absent(Some(home(0, 0))));
+            let found = world.selectors();
+            let lose = |world: &mut World, number: usize| {
+                let source = found[number].source("a");
+                world.engine.at(world.now).source(&source, None);
+                world.settle();
+            };
+            lose(&mut world, first);
+            world.wait(600);
+            lose(&mut world, last);
+            world.wait(50);
+            assert_eq!(world.copies(), ["one/a"], "{first}");
+            world.wait(11);
+            assert_eq!(world.copies(), [""; 0], "{first}");
+        }
+    }
+}
+
 #[test]
 fn a_source_that_is_there_after_all_loses_nothing() {
     let mut world = World::new(simple());
