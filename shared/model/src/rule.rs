@@ -294,13 +294,9 @@ impl Rule {
     }
 
     /// True if a namespace that is about to be created may be a target. Before the API server has
-    /// generated its name, it may be a target of every rule, except where the targets of the
-    /// installation are exact names (`--target-namespaces`).
+    /// generated its name, it counts as a target of every rule.
     pub fn could_match(&self, name: Option<&str>, labels: &Labels) -> bool {
-        match name {
-            Some(name) => self.matches(Place { name, labels }),
-            None => self.targets.iter().any(|target| target.reach.is_none()),
-        }
+        name.is_none_or(|name| self.matches(Place { name, labels }))
     }
 
     /// True if the rule lists the exact name of the namespace. A glob, a pattern or a selector does
