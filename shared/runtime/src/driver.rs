@@ -109,6 +109,7 @@ fn note(request: &Request, outcome: &Outcome) {
 }
 
 fn tell(notices: &[Notice]) {
+    let mut held = 0;
     for notice in notices {
         match notice {
             Notice::Failed(FailedCopy {
@@ -126,17 +127,34 @@ fn tell(notices: &[Notice]) {
                 rule,
                 copies,
                 nonce,
-            } => warn!(
-                %rule,
-                copies,
-                nonce,
-                "deletion held: the rule is gone, and not known to have been deleted; to delete \
-                 its copies annotate the ConfigMap {KINDS_CONFIG_MAP} with {}=<nonce>",
-                names::CONFIRM_DELETION,
-            ),
+            } => {
+                held += 1;
+                if held <= AT_ONCE {
+                    warn!(
+                        %rule,
+                        copies,
+                        nonce,
+                        "deletion held: the rule is gone, and not known to have been deleted; to \
+                         delete its copies annotate the ConfigMap {KINDS_CONFIG_MAP} with \
+                         {}=<nonce>",
+                        names::CONFIRM_DELETION,
+                    );
+                }
+            }
         }
     }
+    if held > AT_ONCE {
+        let more = held - AT_ONCE;
+        warn!(
+            more,
+            "deletions held of more rules that are gone; kubectl mimeo held lists them"
+        );
+    }
 }
+
+/// The largest number of held deletions that are logged at once. Any user can mark objects with
+/// rules which never existed.
+const AT_ONCE: usize = 20;
 
 /// Carries out a job once. The engine decides if and when a failed job is retried.
 async fn run(handle: &Handle, writer: &Writer, job: &Job) {
