@@ -313,16 +313,18 @@ impl Draft<'_> {
     /// Returns one warning for each source that the API server answers with 404. The sources are
     /// read one after the other, because any user with a namespace can make their metadata large.
     async fn missing_sources(&self, sources: &[&SourceRef]) -> Vec<String> {
-        let read = async |source: &&SourceRef| {
-            let resource = self.kinds.resource(&source.gvk)?;
-            let path = resource_path(&resource, Some(source.home()?), None);
-            let read = named::read_metadata(&self.check.app.client, &path, &source.name);
-            let found = self.check.ask(read).await?.ok()?;
-            found.is_none().then(|| warnings::missing_source(source))
-        };
         let mut warnings = Vec::new();
         for source in sources {
-            warnings.extend(read(source).await);
+            let Some((resource, home)) = self.kinds.resource(&source.gvk).zip(source.home()) else {
+                continue;
+            };
+            let path = resource_path(&resource, Some(home), None);
+            let read = named::read_metadata(&self.check.app.client, &path, &source.name);
+            match self.check.ask(read).await {
+                Some(Ok(None)) => warnings.push(warnings::missing_source(source)),
+                Some(_) => {}
+                None => break,
+            }
         }
         warnings
     }

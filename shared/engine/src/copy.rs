@@ -129,8 +129,8 @@ pub struct CopyState {
     pub repair: Repair,
     /// When the resync period of the rule ends, in milliseconds.
     pub resync: Option<NonZeroU64>,
-    /// True if a request must verify the copy even if it looks correct: the rule's resync period
-    /// has passed, or the plan of a suspended rule rests on an object that no watch shows.
+    /// True if a request must verify the copy even if it looks correct, because the rule's resync
+    /// period has passed.
     pub verify: bool,
     /// True if Mimeo sent a delete request, and no answer has shown since that the object stays.
     pub leaving: bool,

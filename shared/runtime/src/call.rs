@@ -168,9 +168,11 @@ impl Answer {
         self.parse().unwrap_or_default()
     }
 
-    /// The message of an error. It may quote the request.
+    /// The message of an error, or the HTTP status if the answer has none. The message may quote the
+    /// request.
     pub fn message(&self) -> String {
-        self.status().message.unwrap_or_default()
+        let message = self.status().message;
+        message.unwrap_or_else(|| self.code.to_string())
     }
 
     /// Whether this is a 404 for the requested object itself, and not for its kind.

@@ -273,7 +273,8 @@ impl Index {
                 self.dirty.insert(key.0);
             }
             Timer::Resync(key) => {
-                // If the rule has another period by now, the next plan assigns the copy anew.
+                // If the rule has another period by now, the next plan assigns the copy anew, which
+                // clears `verify`.
                 if let Some(copy) = self.copy_mut(&key) {
                     copy.resync = None;
                     copy.verify = true;
