@@ -454,6 +454,13 @@ mod tests {
         assert!(matches("team-a") && !matches("other"));
         let named = |name| rule.could_match(name, labels);
         assert!(named(Some("team-a")) && !named(Some("other")) && named(None));
+        let reach = Reach {
+            targets: Some(Arc::new(["team-b".into()].into())),
+            ..Reach::default()
+        };
+        let limited = rule.clone().within(&reach);
+        // The API server may generate the name of a namespace in reach.
+        assert!(!limited.could_match(Some("team-a"), labels) && limited.could_match(None, labels));
     }
 
     #[test]

@@ -294,3 +294,38 @@ pub async fn announce(
         changes.next_within(pause, pace).await;
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use mimeo_model::id::RuleId;
+
+    use super::*;
+    use crate::testing::Log;
+
+    fn held(number: usize) -> Notice {
+        let rule = format!("ClusterReplication/rule-{number}").parse();
+        let rule: RuleId = rule.expect("it is a rule");
+        Notice::Held {
+            rule: rule.into(),
+            copies: 7,
+            nonce: format!("nonce-{number}").into(),
+        }
+    }
+
+    #[test]
+    fn twenty_held_deletions_are_logged_at_once_and_the_rest_are_counted() {
+        for (notices, lines, more) in [(20, 20, None), (23, 21, Some("3"))] {
+            let notices: Vec<Notice> = (1..=notices).map(held).collect();
+            let log = Log::default();
+            let recording = log.record();
+            tell(&notices);
+            drop(recording);
+            let text = log.text();
+            assert_eq!(text.lines().count(), lines, "{text}");
+            assert!(text.contains("copies=7 nonce=\"nonce-20\""), "{text}");
+            assert!(!text.contains("nonce-21"), "{text}");
+            let counted = text.lines().find_map(|line| line.split_once("more="));
+            assert_eq!(counted.map(|(_, more)| more), more, "{text}");
+        }
+    }
+}

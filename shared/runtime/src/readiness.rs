@@ -107,40 +107,13 @@ impl Check {
 
 #[cfg(test)]
 mod tests {
-    use std::io;
-
     use super::*;
-
-    /// The logged text.
-    #[derive(Clone, Default)]
-    struct Log(Arc<std::sync::Mutex<Vec<u8>>>);
-
-    impl io::Write for Log {
-        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-            self.0
-                .lock()
-                .expect("nobody panics")
-                .extend_from_slice(bytes);
-            Ok(bytes.len())
-        }
-
-        fn flush(&mut self) -> io::Result<()> {
-            Ok(())
-        }
-    }
+    use crate::testing::Log;
 
     #[tokio::test(start_paused = true)]
     async fn what_is_missing_is_logged_once_when_that_changes_and_lasts() {
-        let (log, writer) = {
-            let log = Log::default();
-            (log.clone(), move || log.clone())
-        };
-        let subscriber = tracing_subscriber::fmt()
-            .with_writer(writer)
-            .with_ansi(false)
-            .without_time()
-            .finish();
-        let _log = tracing::subscriber::set_default(subscriber);
+        let log = Log::default();
+        let _log = log.record();
         let shutdown = CancellationToken::new();
         let readiness = Readiness::new(shutdown.clone());
         let (caches, certificate) = (readiness.check("caches"), readiness.check("certificate"));
@@ -162,7 +135,7 @@ mod tests {
         wait(60).await;
         shutdown.cancel();
         telling.await.expect("it ends");
-        let log = String::from_utf8(log.0.lock().expect("nobody panics").clone()).expect("text");
+        let log = log.text();
         let lines: Vec<&str> = log
             .lines()
             .filter_map(|line| line.split_once("readiness: "))

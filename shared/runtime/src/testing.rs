@@ -28,6 +28,7 @@ use serde_json::Value;
 use tokio::net::TcpStream;
 use tokio_rustls::{TlsConnector, client::TlsStream};
 use tower::{BoxError, ServiceBuilder};
+use tracing::subscriber::DefaultGuard;
 use tracing_subscriber::{EnvFilter, reload};
 
 use crate::{
@@ -264,5 +265,41 @@ pub(crate) async fn hurry<F: Future>(step: Duration, awaited: F) -> F::Output {
             output = awaited.as_mut() => return output,
             () = tokio::time::sleep(Duration::from_millis(20)) => skip(step).await,
         }
+    }
+}
+
+/// The text that the code under test logs.
+#[derive(Clone, Default)]
+pub(crate) struct Log(Arc<Mutex<Vec<u8>>>);
+
+impl Log {
+    /// Records the lines that this thread logs, until the guard is dropped.
+    pub(crate) fn record(&self) -> DefaultGuard {
+        let log = self.clone();
+        let subscriber = tracing_subscriber::fmt()
+            .with_writer(move || log.clone())
+            .with_ansi(false)
+            .without_time()
+            .finish();
+        tracing::subscriber::set_default(subscriber)
+    }
+
+    pub(crate) fn text(&self) -> String {
+        let text = self.0.lock().expect("nobody panics").clone();
+        String::from_utf8(text).expect("logs are text")
+    }
+}
+
+impl io::Write for Log {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0
+            .lock()
+            .expect("nobody panics")
+            .extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
     }
 }
