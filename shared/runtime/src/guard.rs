@@ -5,9 +5,11 @@
 //! `TokenReview` names the token's user. A `SubjectAccessReview` says whether the user may use the
 //! method, in lower case (such as `get`), on this path. RBAC grants that permission by
 //! `nonResourceURLs`. Without an answer of the API server the guard refuses the request.
+//!
+//! No answer is remembered. So a scrape costs the API server two small requests, and a withdrawn
+//! permission ends at once.
 
 use std::{
-    collections::HashMap,
     net::{Ipv4Addr, Ipv6Addr, SocketAddr},
     sync::{
         Arc,
@@ -29,13 +31,8 @@ use axum::{
 };
 use k8s_openapi::api::authentication::v1::TokenReview;
 use kube::Client;
-use parking_lot::Mutex;
 use serde_json::json;
-use sha2::{Digest, Sha256};
-use tokio::{
-    sync::Semaphore,
-    time::{Instant, timeout},
-};
+use tokio::{sync::Semaphore, time::timeout};
 use tracing::{debug, warn};
 
 use crate::{
@@ -43,12 +40,6 @@ use crate::{
     call::{CallError, CallResult},
 };
 
-/// How long an allowed visit is remembered, so that scrapes cost next to nothing. A refusal is not
-/// remembered.
-const REMEMBERED: Duration = Duration::from_mins(1);
-/// At most this many visits are remembered. The API server is asked about each further visit every
-/// time.
-const MEMORY: usize = 256;
 /// At most this many visits are asked about at a time. Further visits are refused, so a flood of
 /// tokens neither reaches the API server nor keeps connections of the operations server.
 const ASKING: usize = 8;
@@ -70,7 +61,6 @@ impl Guard {
         Self(Some(Arc::new(Reviewer {
             client,
             room: Semaphore::new(ASKING),
-            allowed: Mutex::default(),
             unanswered: AtomicBool::new(false),
         })))
     }
@@ -146,19 +136,9 @@ const UNANSWERED: Refused = (
     "the API server doesn't say who may see this\n",
 );
 
-/// A request, reduced to the question about it. Only a hash of the token is kept.
-#[derive(PartialEq, Eq, Hash)]
-struct Visit {
-    token: [u8; 32],
-    verb: String,
-    path: String,
-}
-
 struct Reviewer {
     client: Client,
     room: Semaphore,
-    /// The allowed visits, each with the time until which that holds.
-    allowed: Mutex<HashMap<Visit, Instant>>,
     /// Whether the last question had no answer. It is logged once, and not for each request.
     unanswered: AtomicBool,
 }
@@ -171,35 +151,24 @@ impl Reviewer {
         path: &str,
     ) -> Result<(), Refused> {
         let token = bearer(headers).ok_or(UNAUTHORIZED)?;
-        let visit = Visit {
-            token: Sha256::digest(token).into(),
-            verb: method.as_str().to_ascii_lowercase(),
-            path: path.to_owned(),
-        };
-        if self.remembers(&visit) {
-            return Ok(());
-        }
         let Ok(_room) = self.room.try_acquire() else {
             return Err(UNANSWERED);
         };
-        let asked = timeout(DEADLINE, self.ask(token, &visit)).await;
+        let verb = method.as_str().to_ascii_lowercase();
+        let asked = timeout(DEADLINE, self.ask(token, &verb, path)).await;
         let asked = asked.unwrap_or(Err(CallError::Late));
         let before = self.unanswered.swap(asked.is_err(), Ordering::Relaxed);
-        let answer = asked.unwrap_or_else(|error| {
+        asked.unwrap_or_else(|error| {
             if !before {
                 warn!(%error, "cannot ask who may see metrics and the like, so \
                     nobody may");
             }
             Err(UNANSWERED)
-        });
-        if answer.is_ok() {
-            self.remember(visit);
-        }
-        answer
+        })
     }
 
     /// Asks whose token it is, and whether this user may make the visit.
-    async fn ask(&self, token: &str, visit: &Visit) -> CallResult<Result<(), Refused>> {
+    async fn ask(&self, token: &str, verb: &str, path: &str) -> CallResult<Result<(), Refused>> {
         let review: TokenReview =
             review(&self.client, json!({"spec": {"token": token}}), DEADLINE).await?;
         let status = review
@@ -208,28 +177,11 @@ impl Reviewer {
         let Some(user) = status.and_then(|status| status.user) else {
             return Ok(Err(UNAUTHORIZED));
         };
-        let Visit { verb, path, .. } = visit;
         if may_visit(&self.client, &user, verb, path, DEADLINE).await? {
             return Ok(Ok(()));
         }
         debug!(user = user.username, verb, path, "visitor turned away");
         Ok(Err(FORBIDDEN))
-    }
-
-    fn remembers(&self, visit: &Visit) -> bool {
-        let allowed = self.allowed.lock();
-        allowed
-            .get(visit)
-            .is_some_and(|until| Instant::now() < *until)
-    }
-
-    fn remember(&self, visit: Visit) {
-        let now = Instant::now();
-        let mut allowed = self.allowed.lock();
-        allowed.retain(|_, until| now < *until);
-        if allowed.len() < MEMORY {
-            allowed.insert(visit, now + REMEMBERED);
-        }
     }
 }
 
@@ -244,6 +196,7 @@ fn bearer(headers: &HeaderMap) -> Option<&str> {
 mod tests {
     use axum::{body::Body, extract::connect_info::MockConnectInfo, routing::get};
     use serde_json::Value;
+    use tokio::time::Instant;
     use tower::ServiceExt;
 
     use super::*;
@@ -364,14 +317,10 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_review_tells_all_that_an_authorizer_may_look_at_and_a_yes_is_remembered_for_its_path()
-     {
-        let server =
-            Server::start([token_review(true), yes(), token_review(true), failure(500)]).await;
+    async fn a_review_tells_all_that_an_authorizer_may_look_at() {
+        let server = Server::start([token_review(true), yes()]).await;
         let router = Guard::by_token(server.client()).protect(routes());
-        for _ in 0..3 {
-            assert_eq!(visit(&router, "/metrics", "Bearer t").await, 200);
-        }
+        assert_eq!(visit(&router, "/metrics", "Bearer t").await, 200);
         let came = server.came();
         assert_eq!(came.len(), 2);
         let spec = |n: usize| {
@@ -383,34 +332,15 @@ mod tests {
             "user": "ann", "uid": "u-7", "groups": ["g"], "extra": {"k": ["v"]}, "nonResourceAttributes": attributes,
         });
         assert_eq!(spec(1), want);
-        assert_eq!(
-            visit(&router, "/debug/x", "Bearer t").await,
-            503,
-            "another path is another question"
-        );
-        assert_eq!(visit(&router, "/metrics", "Bearer t").await, 200);
     }
 
-    #[tokio::test(start_paused = true)]
-    async fn memory_is_short_and_bounded() {
-        let server = Server::start([]).await;
-        let Guard(Some(reviewer)) = Guard::by_token(server.client()) else {
-            panic!("a guard")
-        };
-        let visit = |n: usize| Visit {
-            token: [0; 32],
-            verb: "get".into(),
-            path: n.to_string(),
-        };
-        (0..=MEMORY).for_each(|n| reviewer.remember(visit(n)));
-        assert!(reviewer.remembers(&visit(MEMORY - 1)) && !reviewer.remembers(&visit(MEMORY)));
-        tokio::time::advance(REMEMBERED).await;
-        assert!(!reviewer.remembers(&visit(0)));
-        reviewer.remember(visit(MEMORY));
-        assert!(
-            reviewer.remembers(&visit(MEMORY)),
-            "what is over makes room"
-        );
+    #[tokio::test]
+    async fn a_permission_that_is_withdrawn_ends_at_once() {
+        let no = access_review(&json!({"allowed": false}));
+        let server = Server::start([token_review(true), yes(), token_review(true), no]).await;
+        let router = Guard::by_token(server.client()).protect(routes());
+        assert_eq!(visit(&router, "/metrics", "Bearer t").await, 200);
+        assert_eq!(visit(&router, "/metrics", "Bearer t").await, 403);
     }
 
     #[tokio::test(start_paused = true)]
