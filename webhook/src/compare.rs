@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 
 use k8s_openapi::ByteString;
+use mimeo_runtime::certificates::split;
 use serde_json::{Value, json};
 
 /// Which certificates a `caBundle` may have.
@@ -72,24 +73,7 @@ fn trusts(live: &Value, wanted: &Value, trust: Trust) -> bool {
 fn certificates(bundle: &Value) -> Option<BTreeSet<String>> {
     let ByteString(bytes) = serde_json::from_value(bundle.clone()).ok()?;
     let text = String::from_utf8(bytes).ok()?;
-    Some(each(&text).map(str::to_owned).collect())
-}
-
-fn each(pem: &str) -> impl Iterator<Item = &str> {
-    pem.split_inclusive("-----END CERTIFICATE-----")
-        .map(str::trim)
-        .filter(|one| !one.is_empty())
-}
-
-/// The certificates of `first`, followed by those of `others` that `first` does not have.
-pub(crate) fn joined(first: &str, others: &str) -> String {
-    let known: BTreeSet<&str> = each(first).collect();
-    let more: Vec<&str> = each(others).filter(|one| !known.contains(one)).collect();
-    if more.is_empty() {
-        first.to_owned()
-    } else {
-        format!("{}\n{}\n", first.trim_end(), more.join("\n"))
-    }
+    Some(split(&text).map(str::to_owned).collect())
 }
 
 #[cfg(test)]
@@ -147,32 +131,6 @@ mod tests {
         ] {
             assert_eq!(same(&live, &want, Trust::Exactly), holds, "{live}");
         }
-    }
-
-    #[test]
-    fn certificates_are_joined_each_once_and_what_is_known_first() {
-        let pem = |name: &str| {
-            format!("-----BEGIN CERTIFICATE-----\n{name}\n-----END CERTIFICATE-----\n")
-        };
-        let all = |names: &[&str]| names.iter().map(|name| pem(name)).collect::<String>();
-        for (first, others, both) in [
-            (&["a"][..], &["b", "c"][..], &["a", "b", "c"][..]),
-            (&["a", "b"], &["b", "a"], &["a", "b"]),
-            (&["a", "b"], &["c", "b"], &["a", "b", "c"]),
-            (&["a"], &[], &["a"]),
-            (&[], &["a"], &["a"]),
-        ] {
-            assert_eq!(
-                joined(&all(first), &all(others)).trim(),
-                all(both).trim(),
-                "{first:?} {others:?}"
-            );
-        }
-        assert_eq!(
-            joined("as it was", "as it was"),
-            "as it was",
-            "to the letter"
-        );
     }
 
     #[test]

@@ -36,7 +36,7 @@ use mimeo_model::{
 };
 use mimeo_runtime::{
     call::DEADLINE,
-    certificates::callers,
+    certificates::{Trusted, callers},
     client::Clients,
     driver::drive,
     https,
@@ -51,7 +51,7 @@ use mimeo_runtime::{
 };
 use tokio::{
     sync::{Semaphore, watch},
-    time::sleep,
+    time::{Instant, sleep_until},
 };
 use tracing::info;
 
@@ -217,8 +217,9 @@ async fn verifies(callers: Option<Callers>, check: Check) {
 /// Registers the hooks and keeps them registered. Returns once the API server has them.
 ///
 /// The returned channel holds a message while another client keeps changing the hooks of namespaces
-/// and pods. For the time of `overlap`, the CA bundle also keeps the certificates that it held
-/// before. Replicas of an earlier version may still run and serve such a certificate.
+/// and pods. For the time of `overlap`, the CA bundle also keeps the certificates of a former CA,
+/// and those that it held before. Other replicas may still serve a certificate that only these can
+/// verify.
 async fn register(
     clients: &Clients,
     app: &App,
@@ -227,8 +228,8 @@ async fn register(
     overlap: Duration,
     served: Check,
 ) -> watch::Receiver<Option<String>> {
-    let mut before = register::trusted_before(clients).await;
-    let mut overlap = Box::pin(sleep(overlap));
+    let before = register::trusted_before(clients).await;
+    let mut trusted = Trusted::new(overlap, &before, Instant::now());
     let (publish, current) = watch::channel(None);
     let registrar = Registrar::new(
         app.policies.clone(),
@@ -244,17 +245,19 @@ async fn register(
     let hooks = kept.clone();
     tokio::spawn(async move {
         loop {
+            let now = Instant::now();
             if let Some(material) = material.borrow_and_update().clone() {
-                let own = material.ca_bundle.as_ref();
-                registration.ca_bundle = own.map(|own| compare::joined(own, &before));
+                let ca = material.ca_bundle.as_ref();
+                registration.ca_bundle = ca.map(|ca| trusted.bundle(ca, now));
                 hooks.0.want(registration.mutating());
                 hooks.1.want(registration.validating());
                 publish.send_replace(Some(registration.clone()));
                 served.set(true);
             }
+            let ends = trusted.ends(now);
             tokio::select! {
                 changed = material.changed() => if changed.is_err() { return },
-                () = &mut overlap, if !before.is_empty() => before.clear(),
+                () = sleep_until(ends.unwrap_or(now)), if ends.is_some() => {}
             }
         }
     });

@@ -10,7 +10,7 @@ use std::{sync::Arc, time::Duration};
 
 use anyhow::{Context, ensure};
 use http::Method;
-use k8s_openapi::api::admissionregistration::v1::MutatingWebhookConfiguration;
+use k8s_openapi::api::admissionregistration::v1::{MutatingWebhook, MutatingWebhookConfiguration};
 use kube::{Client, Resource};
 use mimeo_model::registration::{NAME, POLICIES_NAME};
 use mimeo_runtime::{
@@ -32,7 +32,7 @@ use tokio::{
 use tracing::{info, warn};
 
 use crate::{
-    compare::{Trust, holds, joined},
+    compare::{Trust, holds},
     metrics::Answers,
 };
 
@@ -364,12 +364,8 @@ pub(crate) async fn trusted_before(clients: &Clients) -> String {
         None
     });
     let hooks = found.and_then(|found| found.webhooks).unwrap_or_default();
-    let bundles = hooks
-        .into_iter()
-        .filter_map(|hook| String::from_utf8(hook.client_config.ca_bundle?.0).ok());
-    bundles
-        .reduce(|all, more| joined(&all, &more))
-        .unwrap_or_default()
+    let bundle = |hook: MutatingWebhook| String::from_utf8(hook.client_config.ca_bundle?.0).ok();
+    hooks.into_iter().filter_map(bundle).collect()
 }
 
 #[cfg(test)]

@@ -6,13 +6,14 @@
 //! - [`mounted`]: files in a folder, which another program keeps current.
 //! - [`unverified`]: memory. No trusted CA has signed it.
 //!
-//! [`callers`] decides on the client certificates that are accepted.
+//! [`Trusted`] decides how long a former CA stays trusted, and [`callers`] decides on the client certificates that are accepted.
 
 mod bundle;
 pub mod callers;
 mod credential;
 pub mod in_cluster;
 pub mod mounted;
+mod trusted;
 pub mod unverified;
 
 use std::{collections::BTreeSet, net::IpAddr, path::PathBuf, sync::Arc, time::Duration};
@@ -23,6 +24,7 @@ use tokio::sync::watch;
 pub use self::{
     bundle::{Bundle, Renewal},
     credential::{Credential, PrivateKeyPem, expiries},
+    trusted::{Trusted, split},
 };
 use crate::{
     client::Clients,
@@ -66,7 +68,7 @@ impl CertificateArgs {
         shutdown: CancellationToken,
     ) -> Certificate {
         match &self.cert_dir {
-            Some(folder) => mounted::start(folder.clone(), self.lifetimes.overlap),
+            Some(folder) => mounted::start(folder.clone()),
             None => in_cluster::start(
                 clients,
                 namespace,
@@ -88,8 +90,8 @@ pub struct Lifetimes {
     /// Validity of the serving certificate (as in 90d, 12h); Mimeo replaces it after two thirds
     #[arg(long = "certificate-validity", env = "MIMEO_CERTIFICATE_VALIDITY", value_name = "DURATION", default_value = "90d", value_parser = duration::parse)]
     pub serving: Duration,
-    /// Pause between the three steps of a CA's replacement, and the time for which a former ca.crt
-    /// of the folder stays trusted (as in 1h, 30s)
+    /// How long the next CA is trusted before it signs certificates, and a former CA afterwards (as
+    /// in 1h, 30s)
     #[arg(long = "ca-overlap", env = "MIMEO_CA_OVERLAP", value_name = "DURATION", default_value = "1h", value_parser = duration::parse)]
     pub overlap: Duration,
 }

@@ -4,22 +4,22 @@
 //! # How a CA is replaced without a failed call
 //!
 //! Clients (API servers) trust the CAs in the `caBundle` of Mimeo's webhook configurations. They
-//! see a new bundle a moment after it is published. So a CA is replaced in three steps, with the
-//! overlap time between them:
+//! see a new `caBundle` a moment after it is published. So a CA is replaced in two steps, with the
+//! overlap time between them. After the second step [`Trusted`](super::Trusted) keeps the former CA
+//! in the `caBundle` for another overlap:
 //!
-//! | step | trusted (`caBundle`) | served certificate is signed by |
-//! | --- | --- | --- |
-//! | before | A | A |
-//! | introduce | A, B | A |
-//! | promote | A, B | B |
-//! | finish | B | B |
+//! | step | CAs of the bundle | trusted (`caBundle`) | served certificate is signed by |
+//! | --- | --- | --- | --- |
+//! | before | A | A | A |
+//! | introduce | A, B | A, B | A |
+//! | promote | B | B, A | B |
+//! | an overlap later | B | B | B |
 //!
-//! A client that still has the previous step's bundle can verify the present certificate. A client
-//! with the present bundle can verify a replica that still serves the previous step's certificate.
+//! A client that still has the previous step's `caBundle` can verify the present certificate. A client
+//! with the present one can verify a replica that still serves the previous step's certificate.
 //!
 //! The bundle itself is the state, so no second record can disagree with it and any replica can
-//! take the next step. The waiting time of the next CA runs from the issue of that CA. The time of
-//! the old CA runs from the issue of the serving certificate.
+//! take the next step. The waiting time of the next CA runs from the issue of that CA.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -29,7 +29,7 @@ use k8s_openapi::ByteString;
 
 use super::{
     Lifetimes, ServingMaterial, ServingNames,
-    credential::{Credential, Facts, issue_ca, issue_serving, seconds, timestamp},
+    credential::{Credential, issue_ca, issue_serving, seconds, timestamp},
 };
 use crate::tls;
 
@@ -40,27 +40,16 @@ pub(super) const CA_CRT: &str = "ca.crt";
 const CA_KEY: &str = "ca.key";
 const NEXT_CA_CRT: &str = "next-ca.crt";
 const NEXT_CA_KEY: &str = "next-ca.key";
-const OLD_CA_CRT: &str = "old-ca.crt";
 
-/// The state of the CA's replacement.
-#[derive(Debug, Clone, PartialEq, Eq)]
-enum Overlap {
-    /// There is one CA.
-    None,
-    /// The next CA is trusted already, but signs nothing yet.
-    Introduced(Credential),
-    /// The old CA (in PEM) signs nothing any more, but is still trusted.
-    Retiring(String),
-}
-
-/// The CA, the serving certificate that it signed, and the state of the CA's replacement.
+/// The CA, the serving certificate that it signed, and the next CA.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Bundle {
     /// The CA that signs.
     pub ca: Credential,
     /// The serving certificate.
     pub serving: Credential,
-    overlap: Overlap,
+    /// This CA is trusted already, but signs nothing yet.
+    next: Option<Credential>,
 }
 
 /// The step that is due for a bundle.
@@ -71,18 +60,14 @@ pub enum Renewal {
         /// The time of the next check.
         until: Timestamp,
     },
-    /// Issue a new serving certificate from the same CA, for exactly the wanted names.
+    /// Issue a new serving certificate from the same CA, for the wanted names and for the names
+    /// that it has. Otherwise replicas with different flags would replace each other's certificate
+    /// again and again.
     RenewServing,
-    /// Issue a new serving certificate for the wanted names and for the names that it has.
-    /// Otherwise replicas with different flags would replace each other's certificate again and
-    /// again.
-    AddNames,
     /// Issue the next CA and trust it.
     IntroduceCa,
-    /// Let the next CA take over and sign a new serving certificate.
+    /// Let the next CA take over and sign a new serving certificate, for exactly the wanted names.
     PromoteCa,
-    /// Stop trusting the old CA.
-    FinishOverlap,
     /// It is too late for steps: issue a new CA and a new serving certificate at once.
     Reissue,
 }
@@ -99,18 +84,14 @@ impl Bundle {
         Ok(Self {
             ca,
             serving,
-            overlap: Overlap::None,
+            next: None,
         })
     }
 
-    /// All trusted CAs in PEM. The CA that signs comes first.
+    /// All CAs in PEM. The CA that signs comes first.
     pub fn ca_bundle(&self) -> String {
-        let other = match &self.overlap {
-            Overlap::None => "",
-            Overlap::Introduced(next) => &next.certificate,
-            Overlap::Retiring(old) => old,
-        };
-        format!("{}{other}", self.ca.certificate)
+        let next = self.next.as_ref().map_or("", |next| &next.certificate);
+        format!("{}{next}", self.ca.certificate)
     }
 
     /// The part of the bundle that a server needs.
@@ -130,16 +111,12 @@ impl Bundle {
     pub fn renewal(&self, names: &ServingNames, lifetimes: &Lifetimes, now: Timestamp) -> Renewal {
         let overlap = seconds(lifetimes.overlap);
         let (ca, serving, now) = (&self.ca.facts, &self.serving.facts, now.as_second());
-        let (step, due, expired) = match &self.overlap {
-            Overlap::None => (Renewal::IntroduceCa, ca.due(), ca.not_after),
-            Overlap::Introduced(next) => {
+        let (step, due, expired) = match &self.next {
+            None => (Renewal::IntroduceCa, ca.due(), ca.not_after),
+            Some(next) => {
                 // The overlap ends at the latest when the replaced CA expires.
                 let due = next.facts.issued.saturating_add(overlap).min(ca.not_after);
                 (Renewal::PromoteCa, due, next.facts.not_after)
-            }
-            Overlap::Retiring(_) => {
-                let due = serving.issued.saturating_add(overlap);
-                (Renewal::FinishOverlap, due, ca.not_after)
             }
         };
         if now >= expired {
@@ -148,11 +125,9 @@ impl Bundle {
         if now >= ca.not_after {
             return Renewal::PromoteCa;
         }
-        if now >= serving.due() || !serving.signed_by(ca) {
+        let lacks_names = !names.0.is_subset(&serving.names);
+        if now >= serving.due() || !serving.signed_by(ca) || lacks_names {
             return Renewal::RenewServing;
-        }
-        if !names.0.is_subset(&serving.names) {
-            return Renewal::AddNames;
         }
         if now >= due {
             return step;
@@ -173,22 +148,18 @@ impl Bundle {
         let serving =
             |ca: &Credential, names: &ServingNames| issue_serving(ca, names, lifetimes, now);
         let mut new = self.clone();
-        match (step, &self.overlap) {
+        match (step, &self.next) {
             (Renewal::Keep { .. }, _) => {}
-            (Renewal::RenewServing, _) => new.serving = serving(&self.ca, names)?,
-            (Renewal::AddNames, _) => {
+            (Renewal::RenewServing, _) => {
                 let all = ServingNames(&names.0 | &self.serving.facts.names);
                 new.serving = serving(&self.ca, &all)?;
             }
-            (Renewal::IntroduceCa, _) => {
-                new.overlap = Overlap::Introduced(issue_ca(lifetimes, now)?);
-            }
-            (Renewal::PromoteCa, Overlap::Introduced(next)) => {
+            (Renewal::IntroduceCa, _) => new.next = Some(issue_ca(lifetimes, now)?),
+            (Renewal::PromoteCa, Some(next)) => {
                 new.serving = serving(next, names)?;
-                new.overlap = Overlap::Retiring(new.ca.certificate);
                 new.ca = next.clone();
+                new.next = None;
             }
-            (Renewal::FinishOverlap, _) => new.overlap = Overlap::None,
             (Renewal::Reissue | Renewal::PromoteCa, _) => {
                 return Self::issue(names, lifetimes, now);
             }
@@ -205,28 +176,19 @@ impl Bundle {
         };
         let credential =
             |certificate, key| Credential::parse(text(certificate)?, text(key)?, certificate);
-        let overlap = if data.contains_key(NEXT_CA_CRT) {
-            Overlap::Introduced(credential(NEXT_CA_CRT, NEXT_CA_KEY)?)
-        } else if data.contains_key(OLD_CA_CRT) {
-            let old = text(OLD_CA_CRT)?;
-            Facts::parse(&old).context("old-ca.crt is no certificate in PEM")?;
-            Overlap::Retiring(old)
-        } else {
-            Overlap::None
-        };
-        let ca = credential(CA_CRT, CA_KEY)?;
-        let serving = credential(TLS_CRT, TLS_KEY)?;
+        let next = data.contains_key(NEXT_CA_CRT);
+        let next = next.then(|| credential(NEXT_CA_CRT, NEXT_CA_KEY));
         Ok(Self {
-            ca,
-            serving,
-            overlap,
+            ca: credential(CA_CRT, CA_KEY)?,
+            serving: credential(TLS_CRT, TLS_KEY)?,
+            next: next.transpose()?,
         })
     }
 
     /// Writes the bundle to a Secret's data. Keys that do not belong to the bundle stay.
     pub fn write_to(&self, data: &mut BTreeMap<String, ByteString>) {
-        // Only an overlap has these. The other keys are written below in any case.
-        for name in [NEXT_CA_CRT, NEXT_CA_KEY, OLD_CA_CRT] {
+        // Only a next CA has these. The other keys are written below in any case.
+        for name in [NEXT_CA_CRT, NEXT_CA_KEY] {
             data.remove(name);
         }
         let mut put = |name: &str, text: &str| {
@@ -236,15 +198,9 @@ impl Bundle {
         put(CA_KEY, self.ca.key.expose());
         put(TLS_CRT, &self.serving.certificate);
         put(TLS_KEY, self.serving.key.expose());
-        match &self.overlap {
-            Overlap::None => {}
-            Overlap::Introduced(next) => {
-                put(NEXT_CA_CRT, &next.certificate);
-                put(NEXT_CA_KEY, next.key.expose());
-            }
-            Overlap::Retiring(old) => {
-                put(OLD_CA_CRT, old);
-            }
+        if let Some(next) = &self.next {
+            put(NEXT_CA_CRT, &next.certificate);
+            put(NEXT_CA_KEY, next.key.expose());
         }
     }
 }

@@ -3,10 +3,6 @@
 //! The files' contents are compared on a short period. The kubelet swaps a symbolic link two levels
 //! above the files, so a watch of the files would miss the change. A watch of the folders would
 //! depend on the file system.
-//!
-//! Replicas see a change up to a minute apart. Meanwhile some serve a certificate of the former CA
-//! and others one of the present CA, but all share one `caBundle`. So a replica that has seen a new
-//! CA trusts the former one for a while.
 
 use std::{
     io,
@@ -17,10 +13,7 @@ use std::{
 
 use anyhow::{Context, anyhow};
 use jiff::Timestamp;
-use tokio::{
-    sync::watch,
-    time::{Instant, sleep},
-};
+use tokio::{sync::watch, time::sleep};
 use tracing::{info, warn};
 
 use super::{
@@ -34,22 +27,17 @@ const PERIOD: Duration = Duration::from_secs(2);
 
 /// Reads `tls.crt`, `tls.key` and, if present, `ca.crt` from the folder, periodically, until all
 /// receivers are dropped. Files that cannot be used (half written, for example) change nothing, and
-/// one warning is logged. A former CA stays in the bundle for `overlap`.
-pub fn start(folder: PathBuf, overlap: Duration) -> Certificate {
+/// one warning is logged.
+pub fn start(folder: PathBuf) -> Certificate {
     let (publish, receiver) = watch::channel(None);
     tokio::spawn(async move {
-        let mut trusted = Trusted {
-            overlap,
-            present: Vec::new(),
-            former: Vec::new(),
-        };
-        let (mut files, mut current) = (Polled(None), None);
+        let mut files = Polled(None);
         while !publish.is_closed() {
             match files.changed(Contents::read(&folder).await).map(material) {
                 None => {}
                 Some(Ok(material)) => {
                     info!(folder = %folder.display(), not_after = %material.not_after, "certificate loaded");
-                    current = Some(material);
+                    offer(&publish, material);
                 }
                 Some(Err(error)) => {
                     let error = format!("{error:#}");
@@ -57,48 +45,11 @@ pub fn start(folder: PathBuf, overlap: Duration) -> Certificate {
                         keeping the last one");
                 }
             }
-            if let Some(mut material) = current.clone() {
-                let ca = material.ca_bundle;
-                material.ca_bundle = ca.map(|ca| trusted.bundle(&ca, Instant::now()));
-                offer(&publish, material);
-            }
             sleep(PERIOD).await;
         }
     });
     receiver
 }
-
-/// The CA certificates in the folder, and former ones.
-struct Trusted {
-    overlap: Duration,
-    present: Vec<String>,
-    /// Each former certificate with the time until which it is trusted.
-    former: Vec<(String, Instant)>,
-}
-
-impl Trusted {
-    /// All certificates to trust now that the folder has `ca`. Those of `ca` come first.
-    fn bundle(&mut self, ca: &str, now: Instant) -> String {
-        let certificates = ca
-            .split_inclusive(END)
-            .map(|pem| pem.trim().to_owned())
-            .filter(|pem| pem.ends_with(END));
-        let before = std::mem::replace(&mut self.present, certificates.collect());
-        let present = &self.present;
-        self.former
-            .extend(before.into_iter().map(|pem| (pem, now + self.overlap)));
-        self.former
-            .retain(|(pem, until)| !present.contains(pem) && *until > now);
-        let former = self.former.iter().map(|(pem, _)| pem);
-        present
-            .iter()
-            .chain(former)
-            .flat_map(|pem| [&**pem, "\n"])
-            .collect()
-    }
-}
-
-const END: &str = "-----END CERTIFICATE-----";
 
 /// The contents of the files. No `Debug`, because they include the key.
 #[derive(PartialEq, Eq)]
@@ -193,41 +144,6 @@ mod tests {
         let second = changed().await.expect("new").expect("usable");
         assert!(!second.is_same(&first));
         assert!(second.is_same(&two.material().expect("material")));
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn a_former_ca_stays_trusted_for_the_overlap() {
-        let start = Instant::now();
-        let mut trusted = Trusted {
-            overlap: Duration::from_mins(10),
-            present: Vec::new(),
-            former: Vec::new(),
-        };
-        let mut at = |minutes, names: &str| {
-            let ca: String = names
-                .split_terminator("")
-                .filter(|name| !name.is_empty())
-                .flat_map(|name| [name, END, "\n"])
-                .collect();
-            trusted
-                .bundle(&ca, start + Duration::from_mins(minutes))
-                .replace(&format!("{END}\n"), "")
-        };
-        assert_eq!((at(0, "a"), at(1, "a")), ("a".to_owned(), "a".to_owned()));
-        assert_eq!(
-            (at(20, "b"), at(21, "b")),
-            ("ba".to_owned(), "ba".to_owned())
-        );
-        assert_eq!(at(25, "a"), "ab", "changed back");
-        assert_eq!(at(26, "c"), "cba");
-        assert_eq!(
-            (at(35, "c"), at(37, "c")),
-            ("ca".to_owned(), "c".to_owned())
-        );
-        assert_eq!(
-            (at(50, "cd"), at(51, "d"), at(62, "d")),
-            ("cd".to_owned(), "dc".to_owned(), "d".to_owned())
-        );
     }
 
     #[tokio::test]

@@ -1,5 +1,5 @@
-//! Whole lives of bundles, hour by hour. Clients that trust one bundle verify the certificates of
-//! another.
+//! Whole lives of bundles, hour by hour. Clients that trust one `caBundle` verify the certificates
+//! of another time.
 
 use std::time::Duration;
 
@@ -10,7 +10,10 @@ use rustls::{
     pki_types::{CertificateDer, ServerName, UnixTime, pem::PemObject},
 };
 
+use tokio::time::Instant;
+
 use super::*;
+use crate::certificates::Trusted;
 
 const START: i64 = 1_800_000_000;
 const HOUR: i64 = 3_600;
@@ -40,10 +43,16 @@ fn step(bundle: &Bundle, want: Renewal, second: i64) -> Bundle {
         .expect("the next bundle")
 }
 
-/// Whether a client that trusts one bundle accepts the certificate of the other as `name`.
+/// Whether a client that trusts the CAs of one bundle accepts the certificate of the other as
+/// `name`.
 fn verifies(trusted: &Bundle, served: &Bundle, name: &str, second: i64) -> bool {
+    accepts(&trusted.ca_bundle(), served, name, second)
+}
+
+/// Whether a client that trusts these CAs accepts the bundle's certificate as `name`.
+fn accepts(trusted: &str, served: &Bundle, name: &str, second: i64) -> bool {
     let mut roots = RootCertStore::empty();
-    for certificate in CertificateDer::pem_slice_iter(trusted.ca_bundle().as_bytes()) {
+    for certificate in CertificateDer::pem_slice_iter(trusted.as_bytes()) {
         roots.add(certificate.expect("PEM")).expect("a CA");
     }
     let provider = Arc::new(ring::default_provider());
@@ -114,17 +123,20 @@ fn a_serving_certificate_is_renewed_after_two_thirds_by_the_same_ca() {
 }
 
 #[test]
-fn other_names_are_added_once_and_dropped_by_the_next_renewal() {
+fn other_names_are_added_once_and_dropped_by_the_next_ca() {
     let (mine, yours) = (ServingNames::new(["10.0.0.1"]), service());
     let lifetimes = Lifetimes::default();
     let first = issued();
     assert_eq!(
         first.renewal(&mine, &lifetimes, at(HOUR)),
-        Renewal::AddNames
+        Renewal::RenewServing
     );
-    let both = first
-        .renewed(Renewal::AddNames, &mine, &lifetimes, at(HOUR))
-        .expect("the next bundle");
+    let next = |bundle: &Bundle, step, second| {
+        bundle
+            .renewed(step, &mine, &lifetimes, at(second))
+            .expect("the next bundle")
+    };
+    let both = next(&first, Renewal::RenewServing, HOUR);
     for names in [&mine, &yours] {
         assert!(matches!(
             both.renewal(names, &lifetimes, at(HOUR)),
@@ -138,46 +150,54 @@ fn other_names_are_added_once_and_dropped_by_the_next_renewal() {
         "mimeo-webhook.mimeo-system.svc",
         HOUR
     ));
-    let later = both
-        .renewed(Renewal::RenewServing, &mine, &lifetimes, at(61 * DAY))
-        .expect("the next bundle");
-    assert_eq!(ServingNames(later.serving.facts.names), mine);
+    let later = next(&both, Renewal::RenewServing, 61 * DAY);
+    assert_eq!(later.serving.facts.names, both.serving.facts.names);
+    let introduced = next(&later, Renewal::IntroduceCa, 244 * DAY);
+    let promoted = next(&introduced, Renewal::PromoteCa, 245 * DAY);
+    assert_eq!(ServingNames(promoted.serving.facts.names), mine);
 }
 
-/// Runs a year and a half, hour by hour. A client has the bundle of the present or the previous
-/// step. It accepts the certificates of both steps.
+/// Runs a year and a half, hour by hour. A client has the present `caBundle` or the one before. It
+/// accepts the present certificate and the one before.
 #[test]
 fn no_client_notices_a_rotation() {
     let name = "mimeo-webhook.mimeo-system.svc";
-    let mut history = vec![issued()];
+    let start = Instant::now();
+    let mut trusted = Trusted::new(Lifetimes::default().overlap, "", start);
+    let mut now = issued();
+    let mut ca_bundle = trusted.bundle(&now.ca_bundle(), start);
     let mut steps = Vec::new();
     for hour in 0..(550 * 24) {
         let second = hour * HOUR;
-        let now = history.last().expect("never empty");
-        let due = renewal(now, second);
-        if matches!(due, Renewal::Keep { .. }) {
-            continue;
-        }
-        let next = step(now, due, second);
+        let due = renewal(&now, second);
+        let next = step(&now, due, second);
         assert!(
             matches!(renewal(&next, second), Renewal::Keep { .. }),
             "one step at a time"
         );
-        for (trusted, served) in [(now, &next), (&next, now), (&next, &next)] {
+        let clock = start + Duration::from_hours(hour.cast_unsigned());
+        let next_ca_bundle = trusted.bundle(&next.ca_bundle(), clock);
+        if (&next, &next_ca_bundle) == (&now, &ca_bundle) {
+            continue;
+        }
+        for (trusted, served) in [
+            (&ca_bundle, &next),
+            (&next_ca_bundle, &now),
+            (&next_ca_bundle, &next),
+        ] {
             assert!(
-                verifies(trusted, served, name, second),
+                accepts(trusted, served, name, second),
                 "{due:?} in hour {hour}"
             );
         }
-        history.push(next);
-        steps.push(due);
+        if !matches!(due, Renewal::Keep { .. }) {
+            steps.push(due);
+        }
+        (now, ca_bundle) = (next, next_ca_bundle);
     }
     assert!(!steps.contains(&Renewal::Reissue));
-    let rotation = [
-        Renewal::IntroduceCa,
-        Renewal::PromoteCa,
-        Renewal::FinishOverlap,
-    ];
+    assert_eq!(ca_bundle, now.ca.certificate, "no former CA is left");
+    let rotation = [Renewal::IntroduceCa, Renewal::PromoteCa];
     let rotations: Vec<_> = steps
         .iter()
         .filter(|step| **step != Renewal::RenewServing)
@@ -200,34 +220,21 @@ fn the_steps_of_a_rotation_keep_their_distance() {
         .expect("renewed");
     let advance = |bundle: &Bundle, step, second| {
         assert_eq!(bundle.renewal(&names, &lifetimes, at(second)), step);
-        let next = bundle
+        bundle
             .renewed(step, &names, &lifetimes, at(second))
-            .expect("the next bundle");
-        assert_eq!(
-            next.renewal(&names, &lifetimes, at(second + HOUR - 1)),
-            Renewal::Keep {
-                until: at(second + HOUR)
-            }
-        );
-        next
+            .expect("the next bundle")
     };
     let introduced = advance(&first, Renewal::IntroduceCa, due);
     assert_eq!(introduced.serving, first.serving);
-    let promoted = advance(&introduced, Renewal::PromoteCa, due + HOUR);
     assert_eq!(
-        promoted.renewal(&names, &lifetimes, at(due + 2 * HOUR)),
-        Renewal::FinishOverlap
+        introduced.renewal(&names, &lifetimes, at(due + HOUR - 1)),
+        Renewal::Keep {
+            until: at(due + HOUR)
+        }
     );
-    let finished = promoted
-        .renewed(
-            Renewal::FinishOverlap,
-            &names,
-            &lifetimes,
-            at(due + 2 * HOUR),
-        )
-        .expect("done");
-    assert_eq!(finished.ca_bundle(), finished.ca.certificate);
-    assert_ne!(finished.ca, first.ca);
+    let promoted = advance(&introduced, Renewal::PromoteCa, due + HOUR);
+    assert_eq!(promoted.ca_bundle(), promoted.ca.certificate);
+    assert_ne!(promoted.ca, first.ca);
 }
 
 #[test]
@@ -290,7 +297,7 @@ fn a_broken_secret_is_refused_by_the_key_that_is_wrong() {
         ("tls.key", Some("")),
         ("ca.key", Some("?")),
         ("ca.crt", Some("?")),
-        ("old-ca.crt", Some("?")),
+        ("next-ca.crt", Some("?")),
     ];
     for (name, value) in broken {
         let mut data = BTreeMap::new();
