@@ -9,7 +9,7 @@ use kube::{
     Client, Config,
     config::{KubeConfigOptions, Kubeconfig, KubeconfigError},
 };
-use mimeo_runtime::{client::client, duration};
+use mimeo_runtime::{client::Clients, duration};
 
 use crate::{output::quoted, read::Reader};
 
@@ -241,7 +241,7 @@ impl Connection {
             .push((USER_AGENT, HeaderValue::from_static(agent)));
         let namespace = self.namespace.clone();
         Ok(Connected {
-            client: client(&config)?,
+            client: Clients::new(&config)?.requests,
             asked_namespace: namespace.clone(),
             namespace: namespace.unwrap_or(config.default_namespace),
             mimeo: self.mimeo_namespace.clone(),

@@ -284,7 +284,7 @@ mod tests {
     };
 
     use kube::Config;
-    use mimeo_runtime::client::client;
+    use mimeo_runtime::client::Clients;
 
     use super::*;
 
@@ -300,7 +300,7 @@ mod tests {
             }
         });
         let config = Config::new(format!("http://{address}").parse().expect("a URL"));
-        let client = client(&config).expect("a client");
+        let client = Clients::new(&config).expect("a client").requests;
         Reader::new(client, Duration::from_secs(20))
     }
 

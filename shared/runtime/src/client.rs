@@ -1,9 +1,9 @@
-//! Clients of the API server: one for requests, one for watches.
+//! The client of the API server, for requests and for watches.
 //!
-//! Both clients speak HTTP/1.1 over a pool of connections. A pool writes as fast as HTTP/2, and one
-//! slow answer does not delay other answers.
+//! It speaks HTTP/1.1 over a pool of connections. A pool writes as fast as HTTP/2, and one slow
+//! answer does not delay other answers.
 //!
-//! The clients do not limit or retry requests. A caller knows the value of a request and chooses
+//! The client does not limit or retry requests. A caller knows the value of a request and chooses
 //! pace and back-off by it. The HTTP stack is therefore built here, from kube's own layers without
 //! kube's retries.
 
@@ -35,15 +35,9 @@ use crate::{
 };
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
-/// The API server sends a bookmark about once a minute, so a watch that is silent for longer is
-/// dead. This timeout is a little longer than that of [`watch`](crate::watch). `watch` thus notices
-/// first, and can tell silence from a broken connection.
-const WATCH_SILENCE: Duration = Duration::from_secs(100);
 /// The largest number of concurrent writes. More idle connections would only cost memory at both
 /// ends.
 const IDLE_CONNECTIONS: usize = 64;
-/// The same for watches, which last.
-const IDLE_WATCHES: usize = 2;
 /// Shorter than the idle timeouts of load balancers in front of API servers.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(50);
 const KEEPALIVE: Duration = Duration::from_secs(15);
@@ -68,18 +62,18 @@ pub(crate) struct ApiRequest {
     code: u16,
 }
 
-/// The clients of one API server.
+/// The client of one API server, for two uses. It has no deadline except the one for connecting
+/// (5 s).
 pub struct Clients {
-    /// For requests that end. The client has no deadline except the one for connecting (5 s).
-    /// [`call`](crate::call) sets one for each request.
+    /// For requests that end. [`call`](crate::call) sets a deadline for each.
     pub requests: Client,
-    /// For watches. Its client closes a connection that is silent for 100 s.
+    /// For watches. [`watch`](crate::watch) ends one that is silent.
     pub watcher: Watcher,
     pub(crate) counts: ApiRequests,
 }
 
 impl ClientArgs {
-    /// Builds the clients and sends nothing yet. The API server's audit log shows `program` with
+    /// Builds the client and sends nothing yet. The API server's audit log shows `program` with
     /// its version.
     ///
     /// # Errors
@@ -90,13 +84,7 @@ impl ClientArgs {
             config.context("failed to load the kubeconfig or the Pod's service account")?;
         let agent = HeaderValue::from_str(&format!("{program}/{}", env!("CARGO_PKG_VERSION")))?;
         config.headers.push((USER_AGENT, agent));
-        let counts = ApiRequests::default();
-        let build = |silence, idle| build(&config, silence, idle, counts.clone());
-        Ok(Clients {
-            requests: build(None, IDLE_CONNECTIONS)?,
-            watcher: Watcher::from(build(Some(WATCH_SILENCE), IDLE_WATCHES)?),
-            counts,
-        })
+        Clients::new(&config)
     }
 
     async fn config(&self) -> anyhow::Result<Config> {
@@ -113,63 +101,57 @@ impl ClientArgs {
     }
 }
 
-/// Builds a client for requests that end, from a configuration that the caller has loaded. The
-/// client is that of [`Clients::requests`].
-///
-/// # Errors
-/// A part of the configuration cannot be used.
-pub fn client(config: &Config) -> anyhow::Result<Client> {
-    build(config, None, IDLE_CONNECTIONS, ApiRequests::default())
-}
-
-/// Builds kube's own stack with three differences. It has no retries, which would hide
-/// back-pressure and would count as requests. It has no tracing layer, because each error is logged
-/// where it is handled. Its pool is bounded. A connection that is silent for longer than `silence`
-/// is closed, and at most `idle` idle connections are kept.
-fn build(
-    config: &Config,
-    silence: Option<Duration>,
-    idle: usize,
-    counts: ApiRequests,
-) -> anyhow::Result<Client> {
-    tls::install_provider();
-    ensure!(
-        config.proxy_url.is_none(),
-        "the kubeconfig's proxy-url is not supported"
-    );
-    let mut tcp = HttpConnector::new();
-    tcp.enforce_http(false);
-    tcp.set_nodelay(true);
-    tcp.set_keepalive(Some(KEEPALIVE));
-    let mut connector = TimeoutConnector::new(config.rustls_https_connector_with_connector(tcp)?);
-    connector.set_connect_timeout(Some(CONNECT_TIMEOUT));
-    connector.set_read_timeout(silence);
-    // Otherwise the time that a connection was idle in the pool would count as silence of its next
-    // watch.
-    connector.set_reset_reader_on_write(true);
-    let http = hyper_util::client::legacy::Client::builder(TokioExecutor::new())
-        .pool_timer(TokioTimer::new())
-        .pool_idle_timeout(IDLE_TIMEOUT)
-        .pool_max_idle_per_host(idle)
-        .build::<_, Outgoing>(connector);
-    let http = service_fn(move |request: Request<Outgoing>| {
-        let (method, counts) = (request.method().to_string(), counts.clone());
-        let sent = http.request(request);
-        async move {
-            let answer = sent.await;
-            let code = answer.as_ref().map_or(0, |answer| answer.status().as_u16());
-            counts.get_or_create(&ApiRequest { method, code }).inc();
-            answer
-        }
-    });
-    let service = ServiceBuilder::new()
-        .layer(config.base_uri_layer())
-        .option_layer(config.auth_layer()?)
-        .layer(config.extra_headers_layer()?)
-        .map_err(BoxError::from)
-        .map_request(unpack)
-        .service(http);
-    Ok(Client::new(service, config.default_namespace.clone()))
+impl Clients {
+    /// Builds kube's own stack with three differences. It has no retries, which would hide
+    /// back-pressure and would count as requests. It has no tracing layer, because each error is
+    /// logged where it is handled. Its pool is bounded.
+    ///
+    /// # Errors
+    /// A part of the configuration cannot be used.
+    pub fn new(config: &Config) -> anyhow::Result<Self> {
+        tls::install_provider();
+        ensure!(
+            config.proxy_url.is_none(),
+            "the kubeconfig's proxy-url is not supported"
+        );
+        let mut tcp = HttpConnector::new();
+        tcp.enforce_http(false);
+        tcp.set_nodelay(true);
+        tcp.set_keepalive(Some(KEEPALIVE));
+        let https = config.rustls_https_connector_with_connector(tcp)?;
+        let mut connector = TimeoutConnector::new(https);
+        connector.set_connect_timeout(Some(CONNECT_TIMEOUT));
+        let http = hyper_util::client::legacy::Client::builder(TokioExecutor::new())
+            .pool_timer(TokioTimer::new())
+            .pool_idle_timeout(IDLE_TIMEOUT)
+            .pool_max_idle_per_host(IDLE_CONNECTIONS)
+            .build::<_, Outgoing>(connector);
+        let counts = ApiRequests::default();
+        let counted = counts.clone();
+        let http = service_fn(move |request: Request<Outgoing>| {
+            let (method, counted) = (request.method().to_string(), counted.clone());
+            let sent = http.request(request);
+            async move {
+                let answer = sent.await;
+                let code = answer.as_ref().map_or(0, |answer| answer.status().as_u16());
+                counted.get_or_create(&ApiRequest { method, code }).inc();
+                answer
+            }
+        });
+        let service = ServiceBuilder::new()
+            .layer(config.base_uri_layer())
+            .option_layer(config.auth_layer()?)
+            .layer(config.extra_headers_layer()?)
+            .map_err(BoxError::from)
+            .map_request(unpack)
+            .service(http);
+        let requests = Client::new(service, config.default_namespace.clone());
+        Ok(Self {
+            watcher: Watcher::from(requests.clone()),
+            requests,
+            counts,
+        })
+    }
 }
 
 #[cfg(test)]
@@ -179,7 +161,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_kubeconfig_makes_both_clients() {
+    async fn a_kubeconfig_makes_the_client() {
         let directory = tempfile::tempdir().expect("a temporary folder");
         let path = directory.path().join("config");
         let kubeconfig = r#"{"apiVersion":"v1","kind":"Config","current-context":"c",
