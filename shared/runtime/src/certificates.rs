@@ -6,7 +6,8 @@
 //! - [`mounted`]: files in a folder, which another program keeps current.
 //! - [`unverified`]: memory. No trusted CA has signed it.
 //!
-//! [`Trusted`] decides how long a former CA stays trusted, and [`callers`] decides on the client certificates that are accepted.
+//! [`Trusted`] decides how long a former CA stays trusted. [`callers`] decides on the client
+//! certificates that are accepted.
 
 mod bundle;
 pub mod callers;

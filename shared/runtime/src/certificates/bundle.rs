@@ -15,8 +15,9 @@
 //! | promote | B | B, A | B |
 //! | an overlap later | B | B | B |
 //!
-//! A client that still has the previous step's `caBundle` can verify the present certificate. A client
-//! with the present one can verify a replica that still serves the previous step's certificate.
+//! A client that still has the previous step's `caBundle` can verify the present certificate. A
+//! client with the present one can verify a replica that still serves the previous step's
+//! certificate.
 //!
 //! The bundle itself is the state, so no second record can disagree with it and any replica can
 //! take the next step. The waiting time of the next CA runs from the issue of that CA.
