@@ -27,7 +27,7 @@ use serde::{Serialize, de::DeserializeOwned};
 use serde_json::{Value, json};
 use tokio::{
     sync::watch,
-    time::{Instant, sleep_until},
+    time::{Instant, sleep, sleep_until},
 };
 use tracing::{info, warn};
 
@@ -352,17 +352,20 @@ fn value(object: impl Serialize) -> Value {
     serde_json::to_value(object).unwrap_or_default()
 }
 
-/// The CA certificates of the hooks as registered now, in PEM. Other replicas may serve
-/// certificates that only these can verify and that this replica does not know. Such a certificate
-/// comes from a Secret with the name that was configured before, or from the time before a
-/// certificate folder was configured.
+/// The CA certificates of the hooks as registered now, in PEM. Waits until they can be read. Other
+/// replicas may serve certificates that only these can verify and that this replica does not know.
+/// Such a certificate comes from a former CA, from a Secret with the name that was configured
+/// before, or from the time before a certificate folder was configured.
 pub(crate) async fn trusted_before(clients: &Clients) -> String {
     let path = MutatingWebhookConfiguration::url_path(&(), None);
-    let found = named::read(&clients.requests, &path, NAME).await;
-    let found: Option<MutatingWebhookConfiguration> = found.unwrap_or_else(|error| {
-        warn!(%error, "failed to read which certificates are trusted");
-        None
-    });
+    let mut backoff = Backoff::default();
+    let found: Option<MutatingWebhookConfiguration> = loop {
+        match named::read(&clients.requests, &path, NAME).await {
+            Ok(found) => break found,
+            Err(error) => warn!(%error, "failed to read which certificates are trusted"),
+        }
+        sleep(backoff.pause()).await;
+    };
     let hooks = found.and_then(|found| found.webhooks).unwrap_or_default();
     let bundle = |hook: MutatingWebhook| String::from_utf8(hook.client_config.ca_bundle?.0).ok();
     hooks.into_iter().filter_map(bundle).collect()
