@@ -135,6 +135,7 @@ mod tests {
         let status = json!({"conditions": conditions});
         let refused = Refused {
             generation: 1,
+            created: jiff::Timestamp::MAX,
             refusals: Vec::new(),
         };
         let stored = Stored {

@@ -303,44 +303,10 @@ impl Reading {
                 None
             }
         };
-        let created = recorded
-            .as_ref()
-            .and_then(|map| map.metadata.creation_timestamp.as_ref())
-            .map(|time| time.0);
-        let kinds = recorded.as_ref().map(parse_kinds).unwrap_or_default();
-        self.picture.snapshot.kinds_recorded(kinds.kinds);
         // A confirmation of a held deletion is not shown. Only the reconciler decides whether it
         // holds for the copies that the reconciler held, so they count as held until they are gone.
-        self.show(|engine| {
-            engine.kinds_since(created.or(Some(jiff::Timestamp::UNIX_EPOCH)));
-        });
-        for kind in RuleKind::ALL {
-            let recorded = kinds.crds.get(&kind).cloned();
-            let current = self.crd(kind).await.or_else(|| recorded.clone());
-            let current = current.or(Some("served".into()));
-            let recorded = recorded.or_else(|| current.clone());
-            self.show(|engine| engine.crd(kind, current, recorded));
-        }
-    }
-
-    /// The uid of the CRD of these rules. If it can't be read, rules that no longer exist count as
-    /// deleted by a person.
-    async fn crd(&mut self, kind: RuleKind) -> Option<Box<str>> {
-        let crds = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions";
-        let path = format!("{crds}/{}", kind.crd_name());
-        match self.asker.reader.get(&path, Part::Metadata).await {
-            Ok(crd) => crd.map(|crd| text(&crd, "/metadata/uid").into()),
-            // The sentence about the ConfigMap says already that copies may be missing.
-            Err(_) if self.picture.unread.has(&Gap::Losses) => None,
-            Err(error) => {
-                let sentence = format!(
-                    "You can't read the CRD of {kind}s: {error}. Held deletions of copies of \
-                     deleted {kind}s may be missing here."
-                );
-                self.note(Gap::Losses, sentence);
-                None
-            }
-        }
+        let kinds = recorded.as_ref().map(parse_kinds).unwrap_or_default();
+        self.picture.snapshot.kinds_recorded(kinds.kinds);
     }
 
     /// Answers the engine's questions until it has none.

@@ -2,7 +2,6 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use mimeo_api::{ClusterReplicationStatus, names::REPLICATION_GRANT};
 use mimeo_engine::{
@@ -100,7 +99,6 @@ impl Offline<'_> {
             }
             let engine = self.snapshot.engine();
             engine.rules_known(kind, Known::Listed(&listed));
-            engine.crd(kind, Some("served".into()), Some("served".into()));
         }
         if self.rules.is_empty() && self.rendered.problems.is_empty() {
             self.rendered
@@ -142,9 +140,6 @@ impl Offline<'_> {
             }
         }
         show_grants(&mut self.snapshot, valid);
-        self.snapshot
-            .engine()
-            .kinds_since(Some(Timestamp::UNIX_EPOCH));
         self.snapshot.kinds_recorded(BTreeSet::new());
     }
 

@@ -137,21 +137,10 @@ impl Engine {
         self.index.kinds_recorded(kinds, &mut self.effects);
     }
 
-    /// Records when the kinds `ConfigMap` was created. `None`: it does not exist.
-    pub fn kinds_since(&mut self, created: Option<Timestamp>) {
-        self.index.kinds_since(created);
-    }
-
     /// Records the nonce that the kinds `ConfigMap` carries, if it carries one. The held deletion
     /// with this nonce may go ahead.
     pub fn confirmed(&mut self, nonce: Option<&str>) {
         self.index.confirmed(nonce, &mut self.effects);
-    }
-
-    /// Records the uid of the CRD of these rules. `current` is `None` if the CRD isn't served.
-    /// `recorded` is the uid that was recorded when copies were first written.
-    pub fn crd(&mut self, kind: RuleKind, current: Option<Box<str>>, recorded: Option<Box<str>>) {
-        self.index.crd(kind, current, recorded, &mut self.effects);
     }
 
     // ---- events: copies and sources ----
@@ -164,7 +153,7 @@ impl Engine {
     /// Records the state of a watch of copies. A list has its resourceVersion. Copies that it
     /// didn't show were absent then.
     pub fn copies_known(&mut self, watch: &CopyWatch, known: Known<u64>) {
-        self.index.copies_known(watch, known);
+        self.index.copies_known(watch, known, &mut self.effects);
     }
 
     /// Records an object that the watch of copies shows. The object has Mimeo's label, but Mimeo

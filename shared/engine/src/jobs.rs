@@ -17,7 +17,7 @@ use serde_json::Value;
 
 use mimeo_model::{
     created::CreatedCopies,
-    id::{RuleId, RuleKind},
+    id::RuleId,
     kind::{GroupKind, GroupVersionKind},
     known::Decoded,
     source::SourceRef,
@@ -35,7 +35,6 @@ use crate::{
 pub(crate) enum JobKey {
     RecordKind(GroupKind),
     ForgetKind(GroupKind),
-    RecordCrd(RuleKind),
     ConfirmRule(Arc<RuleId>),
     ConfirmSource(SourceRef),
     ConfirmGrants(Box<str>),
@@ -65,8 +64,6 @@ pub enum Task {
     /// Remove that record, unless one of these namespaces has a copy. A `None` in the list stands
     /// for all namespaces. Answer: [`Answer::Done`], or [`Answer::Failed`] if there is a copy.
     ForgetKind(GroupKind, Vec<Option<Box<str>>>),
-    /// Record the uid of the CRD of these rules in the kinds `ConfigMap`. Answer: [`Answer::Done`].
-    RecordCrd(RuleKind, Box<str>),
     /// Read a rule and its CRD, without any cache. Answer: [`Answer::Rule`].
     ConfirmRule(RuleId),
     /// Read a source and its namespace, without any cache. Answer: [`Answer::Source`], or
@@ -144,7 +141,6 @@ impl fmt::Display for Task {
         match self {
             Self::RecordKind(gvk) => write!(f, "record the kind {}", gvk.group_kind()),
             Self::ForgetKind(kind, _) => write!(f, "remove the record of the kind {kind}"),
-            Self::RecordCrd(kind, _) => write!(f, "record the CRD of {kind}"),
             Self::ConfirmRule(id) => write!(f, "confirm that {id} is gone"),
             Self::ConfirmSource(source) => write!(f, "confirm that {source} is gone"),
             Self::ConfirmGrants(namespace) => {
@@ -288,18 +284,13 @@ impl Index {
             JobKey::ForgetKind(kind) => self
                 .is_needless(kind)
                 .then(|| Task::ForgetKind(kind.clone(), self.watched_places())),
-            JobKey::RecordCrd(kind) => self
-                .crd_to_record(*kind)
-                .map(|uid| Task::RecordCrd(*kind, uid)),
-            JobKey::ConfirmRule(id) => self
-                .awaits_read(key)
-                .then(|| Task::ConfirmRule((**id).clone())),
+            JobKey::ConfirmRule(id) => self.absence(key).map(|_| Task::ConfirmRule((**id).clone())),
             JobKey::ConfirmSource(source) => self
-                .awaits_read(key)
-                .then(|| Task::ConfirmSource(source.clone())),
+                .absence(key)
+                .map(|_| Task::ConfirmSource(source.clone())),
             JobKey::ConfirmGrants(namespace) => self
-                .awaits_read(key)
-                .then(|| Task::ConfirmGrants(namespace.clone())),
+                .absence(key)
+                .map(|_| Task::ConfirmGrants(namespace.clone())),
             JobKey::ReadSource(source) => self
                 .is_unread(source)
                 .then(|| Task::ReadSource(source.clone())),

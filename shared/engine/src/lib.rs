@@ -72,7 +72,7 @@ use self::{
     report::{conditions, events, numbers, preview, status, tally, trouble, view},
     rights::{authorized, consent, grants, missing_grants, usage},
     sources::{members, select},
-    world::{copy_watches, demand, kinds, namespaces, record, rules},
+    world::{copy_watches, demand, kinds, namespaces, rules},
 };
 use self::{kinds::KindState, namespaces::Namespace, rules::RuleState, sources::SourceState};
 use mimeo_model::{id::RuleKind, reach::Reach, role::Role};

@@ -155,6 +155,7 @@ impl Index {
 fn refused(rule: &Rule) -> Refused {
     Refused {
         generation: rule.generation,
+        created: rule.created,
         refusals: vec![used_up()],
     }
 }

@@ -77,13 +77,6 @@ pub const CONFIRM_DELETION: &str = "mimeo.dev/confirm-deletion";
 /// The webhook sets it and ignores the value in the request. No decision depends on it.
 pub const AUTHOR: &str = "mimeo.dev/author";
 
-/// Annotation on the kinds `ConfigMap`: uid of the CRD of `ClusterReplication` when copies were
-/// first written. If the API server now serves a CRD with another uid, the rules were lost with the
-/// old CRD. They do not count as deleted.
-pub const CRD_UID: &str = "mimeo.dev/crd-uid";
-/// The same for `Replication`.
-pub const REPLICATIONS_CRD_UID: &str = "mimeo.dev/replications-crd-uid";
-
 /// Annotation on a webhook replica's Lease: the highest resourceVersion of a rule that the replica
 /// has processed.
 pub const SEEN: &str = "mimeo.dev/seen";

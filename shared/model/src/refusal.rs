@@ -20,6 +20,8 @@ pub struct Refusal {
 pub struct Refused {
     /// The `metadata.generation` of the refused spec.
     pub generation: i64,
+    /// Creation time. `Timestamp::MAX` if it is not known.
+    pub created: jiff::Timestamp,
     /// All reasons for the refusal.
     pub refusals: Vec<Refusal>,
 }

@@ -187,7 +187,6 @@ async fn carry_out<'a>(
     let written = match task {
         Task::RecordKind(gvk) => writer.record(gvk).await,
         Task::ForgetKind(kind, places) => writer.unrecord(kind, places).await,
-        Task::RecordCrd(kind, uid) => writer.record_crd(*kind, uid).await,
         Task::RecordCreated {
             namespace,
             created,

@@ -1,14 +1,10 @@
 //! Informs an engine about the cluster: keeps exactly those watches open that the engine's demand
 //! names.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    sync::Arc,
-    time::Duration,
-};
+use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
 use k8s_openapi::api::core::v1::ConfigMap;
-use kube::{Resource as _, ResourceExt, api::ObjectMeta};
+use kube::{Resource as _, api::ObjectMeta};
 use mimeo_api::names::API_VERSION;
 use mimeo_engine::CopyWatch;
 use mimeo_model::{
@@ -46,21 +42,9 @@ pub struct Observer {
     watcher: Watcher,
     /// Finds kinds, and reads single sources when the watch of a kind shows a change.
     writer: Writer,
-    /// The last state of the CRDs of rules.
-    crds: Arc<Mutex<Crds>>,
     /// The kinds that may have copies, as last recorded.
     noted: Arc<Mutex<BTreeSet<GroupVersionKind>>>,
 }
-
-/// The uids of the CRDs of rules, as served and as recorded. Both must be known before the engine is
-/// told: one alone would look like a CRD that was installed again.
-#[derive(Default)]
-struct Crds {
-    served: Option<Uids>,
-    recorded: Option<Uids>,
-}
-
-type Uids = BTreeMap<RuleKind, Box<str>>;
 
 impl Observer {
     /// An observer that opens no watch yet.
@@ -69,7 +53,6 @@ impl Observer {
             handle: handle.clone(),
             watcher: watcher.clone(),
             writer: writer.clone(),
-            crds: Arc::default(),
             noted: Arc::default(),
         }
     }
@@ -168,40 +151,20 @@ impl Observer {
         .await;
     }
 
-    /// Watches the kinds `ConfigMap`. It records the kinds that may have copies, the uids of the
-    /// CRDs of rules, and the last confirmation by a person.
+    /// Watches the kinds `ConfigMap`. It records the kinds that may have copies, and the last
+    /// confirmation by a person.
     async fn kinds(self) {
         let maps = ConfigMap::url_path(&(), Some(&self.writer.namespace));
         let what = format!("configmaps/{KINDS_CONFIG_MAP}");
         let mut follower = Follower::new(self.watcher.clone(), &maps, KINDS_CONFIG_MAP, what);
         loop {
             let map: Option<ConfigMap> = follower.next().await;
-            let Kinds {
-                kinds,
-                crds,
-                confirmed,
-            } = map.as_ref().map(parse_kinds).unwrap_or_default();
-            let created = map.and_then(|map| map.creation_timestamp());
-            let created = created.map(|time| time.0);
+            let Kinds { kinds, confirmed } = map.as_ref().map(parse_kinds).unwrap_or_default();
             self.noted.lock().clone_from(&kinds);
             self.handle.with(|engine| {
-                engine.kinds_since(created);
                 engine.kinds_recorded(&kinds);
                 engine.confirmed(confirmed.as_deref());
             });
-            self.crds_are(|known| known.recorded = Some(crds));
-        }
-    }
-
-    fn crds_are(&self, change: impl FnOnce(&mut Crds)) {
-        let mut crds = self.crds.lock();
-        change(&mut crds);
-        if let (Some(served), Some(recorded)) = (&crds.served, &crds.recorded) {
-            for kind in RuleKind::ALL {
-                let (served, recorded) = (served.get(&kind).cloned(), recorded.get(&kind).cloned());
-                self.handle
-                    .with(|engine| engine.crd(kind, served, recorded));
-            }
         }
     }
 
@@ -210,15 +173,13 @@ impl Observer {
     async fn crds(self, changed: impl Fn() + Send + Sync) {
         let path = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions";
         let spec = WatchSpec::metadata(path, "CRDs");
-        let mut served = Uids::new();
         let (mut listing, mut listed) = (true, false);
         watch::<Meta>(self.watcher.clone(), spec, |event| {
-            let (Meta { metadata }, exists) = match event {
-                Event::Shown(Decoded::Whole(object)) => (object, true),
-                Event::Deleted(object) => (object, false),
+            let Meta { metadata } = match event {
+                Event::Shown(Decoded::Whole(object)) | Event::Deleted(object) => object,
                 Event::Listing => {
                     listing = true;
-                    return served.clear();
+                    return;
                 }
                 Event::Known(Known::Listed(_)) => {
                     // Answers from before the first listing need not be forgotten: they are no
@@ -227,26 +188,15 @@ impl Observer {
                         self.writer.discovery.forget();
                     }
                     (listing, listed) = (false, true);
-                    self.crds_are(|crds| crds.served = Some(served.clone()));
                     return changed();
                 }
                 Event::Shown(Decoded::Part(_)) | Event::Known(_) => return,
             };
-            let name = metadata.name.unwrap_or_default();
-            let mut kinds = RuleKind::ALL.into_iter();
-            if let Some(kind) = kinds.find(|kind| kind.crd_name() == name) {
-                // A CRD that is being deleted takes its objects with it, so it counts as not
-                // served.
-                let stays = exists && metadata.deletion_timestamp.is_none();
-                served.remove(&kind);
-                let uid = metadata.uid.filter(|_| stays);
-                served.extend(uid.map(|uid| (kind, uid.into())));
-            }
             if !listing {
                 // A CRD's name consists of its plural and its group.
+                let name = metadata.name.unwrap_or_default();
                 let (_, group) = name.split_once('.').unwrap_or_default();
                 self.writer.discovery.forget_group(group);
-                self.crds_are(|crds| crds.served = Some(served.clone()));
                 changed();
             }
         })

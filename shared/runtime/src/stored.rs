@@ -1,5 +1,6 @@
 //! Decodes stored rules and grants as far as possible.
 
+use jiff::Timestamp;
 use kube::api::ObjectMeta;
 use mimeo_api::{ClusterReplication, Replication, ReplicationGrant};
 use mimeo_engine::Observed;
@@ -21,6 +22,7 @@ use crate::object::text;
 pub fn parse_rule(kind: RuleKind, object: Decoded<Value>) -> (Result<Rule, Refused>, Observed) {
     let value = object.value();
     let (observed, generation) = (status(value), generation(value));
+    let created = text(value, "/metadata/creationTimestamp").and_then(|time| time.parse().ok());
     let parsed = match kind {
         RuleKind::ClusterReplication => {
             decode(object).and_then(|object: ClusterReplication| Rule::parse(&object))
@@ -32,6 +34,7 @@ pub fn parse_rule(kind: RuleKind, object: Decoded<Value>) -> (Result<Rule, Refus
     (
         parsed.map_err(|refusals| Refused {
             generation,
+            created: created.unwrap_or(Timestamp::MAX),
             refusals,
         }),
         observed,
@@ -99,4 +102,28 @@ fn decode<T: DeserializeOwned>(object: Decoded<Value>) -> Result<T, Vec<Refusal>
         field: "spec".into(),
         message,
     }])
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    /// The age of a rule shows under which CRD it lived, even if its spec is refused.
+    #[test]
+    fn a_refused_rule_has_its_generation_and_its_age() {
+        let created = "2026-01-02T03:04:05Z";
+        for (time, expected) in [
+            (json!(created), created.parse().expect("a time")),
+            (json!(null), Timestamp::MAX),
+        ] {
+            let metadata = json!({"name": "r", "generation": 7, "creationTimestamp": time});
+            let object = json!({"metadata": metadata, "spec": "nonsense"});
+            let kind = RuleKind::ClusterReplication;
+            let (rule, _) = parse_rule(kind, Decoded::Whole(object));
+            let refused = rule.expect_err("a refusal");
+            assert_eq!((refused.generation, refused.created), (7, expected));
+        }
+    }
 }

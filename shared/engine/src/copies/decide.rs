@@ -248,13 +248,12 @@ impl Index {
         if copy.stuck && matches!(step, Step::Apply(_) | Step::Take(_)) {
             return Step::Delete(Why::Replaced);
         }
-        let noted = kind.may_be_written() && !self.crd_unrecorded(projection.rule.kind);
         // Recording the kind while its copies are still being listed costs no time.
         let writes = matches!(
             step,
             Step::Create(_) | Step::Apply(_) | Step::Take(_) | Step::Claim(_)
         );
-        if !noted && (writes || step == Step::Leave(Leave::NotListed)) {
+        if !kind.may_be_written() && (writes || step == Step::Leave(Leave::NotListed)) {
             return Step::Leave(Leave::KindNotRecorded);
         }
         step

@@ -15,7 +15,7 @@ use mimeo_model::{
 
 use crate::{
     Effects, Index, SourceState,
-    absent::{Absence, Gone},
+    absent::Absence,
     clock::Tick,
     copy::{CopyKey, Leave, Reference, Step, Why},
     jobs::JobKey,
@@ -140,17 +140,16 @@ impl Index {
                     let absence = match &key {
                         JobKey::ConfirmRule(id) => {
                             let gone = self.gone.entry(id.clone());
-                            let unseen = || Gone::seen_under(None, None, Tick::ZERO);
-                            Some(&mut gone.or_insert_with(unseen).absence)
+                            Some(&mut gone.or_default().absence)
                         }
                         JobKey::ConfirmGrants(giver) => {
                             let known = self.consent.withdrawals.entry(giver.clone());
-                            Some(&mut known.or_default().absence)
+                            Some(known.or_default())
                         }
                         _ => self.absence_mut(&key),
                     };
                     if let Some(absence) = absence {
-                        absence.used(&copy.0, asks);
+                        absence.used(&copy.0);
                         if asks {
                             effects.jobs.ask(key);
                         }

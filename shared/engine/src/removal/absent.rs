@@ -1,5 +1,10 @@
 //! How rules and sources disappeared: deleted on purpose, lost together with their namespace or
 //! CRD, or not known yet.
+//!
+//! A deletion on purpose needs a proof that the object lived under the present CRD and in the
+//! present namespace. If this process saw the object, it knows the object's creation time and its
+//! namespace. Otherwise the CRD and the namespace must be older than the copy. Times have whole
+//! seconds, so equal times prove nothing.
 
 use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
@@ -31,11 +36,10 @@ pub(crate) struct Absence {
     home: Option<Uid>,
     /// When the object was last read.
     read_at: Tick,
-    /// Namespaces with copies that wait for a read.
-    asking: BTreeSet<Arc<str>>,
-    /// Namespaces with copies whose verdict depends on `became`. Only these are planned again when
-    /// it changes, for two reasons. Any user can write labels and annotations that name any number
-    /// of rules. And a copy does not always name the rule that would own it now.
+    /// Namespaces with copies whose verdict depends on `became`, or that wait for a read. Only
+    /// these are planned again after a read, for two reasons. Any user can write labels and
+    /// annotations that name any number of rules. And a copy does not always name the rule that
+    /// would own it now.
     users: BTreeSet<Arc<str>>,
 }
 
@@ -49,14 +53,19 @@ pub(crate) enum Became {
     Deleted {
         /// The number of observations of copies when the read began.
         shown: u64,
+        /// When its CRD was created, in seconds since 1970. Set only if the object may have lived
+        /// under a former CRD of the same name.
+        defined: Option<u32>,
         /// When its namespace was created, in seconds since 1970. Set only if the object may have
         /// been in a former namespace of the same name.
         since: Option<u32>,
     },
     /// Gone together with its namespace.
-    GoneWithNamespace,
-    /// Gone with its CRD or with the CRD's record, no longer selected, or gone for an unknown
-    /// reason.
+    GoneWithNamespace {
+        /// As in [`Became::Deleted`].
+        defined: Option<u32>,
+    },
+    /// Gone with its CRD, no longer selected, or gone for an unknown reason.
     Unexplained,
 }
 
@@ -92,84 +101,75 @@ impl Absence {
     /// A read proves nothing about a copy that this process observed after the read began. The
     /// object may have been created again, and the copy may be made from it.
     ///
-    /// An object that this process never saw may have been in a former namespace of the same name.
-    /// Then it went with that namespace, and no user deleted it. Only a copy written after the
-    /// present namespace was created excludes that. Times have whole seconds, so equal times prove
-    /// nothing.
+    /// An object that this process never saw may have gone with a former CRD or namespace of the
+    /// same name, and no user deleted it. Only a copy written after the present one was created
+    /// excludes that.
     pub(crate) fn how_gone(&self, copy: &CopyState) -> Option<HowGone> {
-        let seen = copy.ours()?;
+        let made = copy.ours()?.last_made();
         match self.became {
             Became::Unknown => None,
             Became::Deleted {
+                defined: Some(defined),
+                ..
+            }
+            | Became::GoneWithNamespace {
+                defined: Some(defined),
+            } if made <= defined => Some(HowGone::Unexplained),
+            Became::Deleted {
                 since: Some(since), ..
-            } if seen.last_made() <= since => Some(HowGone::WithNamespace),
+            } if made <= since => Some(HowGone::WithNamespace),
             Became::Deleted { shown, .. } => {
                 (self.fresh && copy.shown <= shown).then_some(HowGone::Deleted)
             }
-            Became::GoneWithNamespace => Some(HowGone::WithNamespace),
+            Became::GoneWithNamespace { .. } => Some(HowGone::WithNamespace),
             Became::Unexplained => Some(HowGone::Unexplained),
         }
     }
 
-    /// Records that the verdict of a copy in this namespace depends on the absence. With `asks` the
-    /// copy waits for a read.
-    pub(crate) fn used(&mut self, namespace: &Arc<str>, asks: bool) {
-        let set = if asks {
-            &mut self.asking
-        } else {
-            &mut self.users
-        };
-        set.insert(namespace.clone());
+    /// Records that the verdict of a copy in this namespace depends on the absence.
+    pub(crate) fn used(&mut self, namespace: &Arc<str>) {
+        self.users.insert(namespace.clone());
     }
 
     /// Records how the object disappeared, or that this is unknown (again). Returns the namespaces
     /// that must be planned again.
     #[must_use]
     pub(crate) fn turn_out(&mut self, became: Became, now: Tick) -> BTreeSet<Arc<str>> {
-        // A user who changes copies causes one read after another. Each read proves what the one
-        // before it has proven, so the other copies need no plan.
-        let proves_the_same = self.fresh
-            && matches!(
-                (self.became, became),
-                (Became::Deleted { since: before, .. }, Became::Deleted { since, .. })
-                    if before == since
-            );
         self.became = became;
         self.fresh = matches!(became, Became::Deleted { .. });
         self.read_at = now;
-        let mut again = std::mem::take(&mut self.asking);
-        if !proves_the_same {
-            again.append(&mut self.users);
-        }
-        again
+        std::mem::take(&mut self.users)
     }
 
-    /// Returns how the object disappeared if a read found this namespace but not the object.
-    /// `None`: the read found neither. `shown` is the number of observations of copies when the
+    /// Returns how the object disappeared if a read found this namespace but not the object. `home`
+    /// is `None` if the read found neither. `defined` is when the CRD was created, if the object
+    /// may have lived under a former CRD. `shown` is the number of observations of copies when the
     /// read began.
-    pub(crate) fn absent_at(&self, home: Option<Home>, shown: u64) -> Became {
-        let Some(home) = home else {
-            return Became::GoneWithNamespace;
-        };
-        match self.home {
+    pub(crate) fn absent_at(&self, home: Option<Home>, defined: Option<u32>, shown: u64) -> Became {
+        let since = match (self.home, home) {
+            (_, None) => return Became::GoneWithNamespace { defined },
             // The object went with its former namespace. The present one is another namespace of
             // the same name.
-            Some(former) if former != home.uid => Became::GoneWithNamespace,
-            Some(_) => Became::Deleted { shown, since: None },
-            None => Became::Deleted {
-                shown,
-                since: Some(home.created),
-            },
+            (Some(former), Some(home)) if former != home.uid => {
+                return Became::GoneWithNamespace { defined };
+            }
+            (Some(_), Some(_)) => None,
+            (None, Some(home)) => Some(home.created),
+        };
+        Became::Deleted {
+            shown,
+            defined,
+            since,
         }
     }
 }
 
-/// A rule that copies name but that does not exist.
-#[derive(Debug)]
+/// A rule that copies name but that does not exist. The default is a rule that this process never
+/// saw.
+#[derive(Debug, Default)]
 pub(crate) struct Gone {
-    /// Uid of the CRD under which this process last saw the rule. `None`: not since this process
-    /// began, or only before this process knew any CRD.
-    seen_under: Option<Box<str>>,
+    /// When the rule was created, in seconds since 1970. `None`: this process never saw it.
+    created: Option<u32>,
     pub(crate) absence: Absence,
     /// The rule is remembered until this time even if no copy names it. A write whose answer was
     /// lost may still appear in the watch.
@@ -180,13 +180,33 @@ pub(crate) struct Gone {
 const REMEMBERED: Duration = Duration::from_mins(10);
 
 impl Gone {
-    /// Creates the record of a rule that existed until just now, under this CRD and in this
-    /// namespace.
-    pub(crate) fn seen_under(crd: Option<Box<str>>, home: Option<Uid>, now: Tick) -> Self {
+    /// Creates the record of a rule that existed until just now, in this namespace.
+    pub(crate) fn seen(created: Option<u32>, home: Option<Uid>, now: Tick) -> Self {
         Self {
-            seen_under: crd,
+            created,
             absence: Absence::from(home),
             until: now + REMEMBERED,
+        }
+    }
+
+    /// Returns how the rule disappeared if this read, which began after `shown` observations of
+    /// copies, did not find it.
+    fn became(&self, id: &RuleId, read: &RuleRead, shown: u64) -> Became {
+        let defined = match (self.created, read.defined) {
+            (_, None) => return Became::Unexplained,
+            // The rule went with its former CRD. A watch may show that after the present CRD was
+            // installed, and a write may make a copy even later.
+            (Some(created), Some(defined)) if created <= defined => return Became::Unexplained,
+            (Some(_), Some(_)) => None,
+            (None, defined) => defined,
+        };
+        if id.namespace.is_some() {
+            return self.absence.absent_at(read.home, defined, shown);
+        }
+        Became::Deleted {
+            shown,
+            defined,
+            since: None,
         }
     }
 }
@@ -235,32 +255,22 @@ pub struct RuleRead {
     /// The namespace of the rule. `None`: the rule has none, or the namespace does not exist or is
     /// being deleted.
     pub home: Option<Home>,
-    /// Uid of the CRD. `None`: the CRD does not exist or is being deleted.
-    pub crd: Option<Box<str>>,
+    /// When the CRD was created, in seconds since 1970. `None`: the CRD does not exist or is being
+    /// deleted.
+    pub defined: Option<u32>,
 }
 
 impl Index {
-    /// True if the engine still needs the read of this job. A copy waits for the read of a missing
-    /// object, or a rule may belong to another CRD than the one served now.
-    pub(crate) fn awaits_read(&self, key: &JobKey) -> bool {
-        if let JobKey::ConfirmRule(id) = key
-            && let Some(state) = self.rules.get(id)
-        {
-            return state.crd != self.collections[id.kind].crd.current;
-        }
-        self.absence(key)
-            .is_some_and(|absence| !absence.asking.is_empty())
-    }
-
-    /// The facts about a missing object. `key` is the job that reads the object.
-    fn absence(&self, key: &JobKey) -> Option<&Absence> {
+    /// The facts about a missing object. `key` is the job that reads the object. `None`: the object
+    /// is not missing, or no copy depends on it.
+    pub(crate) fn absence(&self, key: &JobKey) -> Option<&Absence> {
         match key {
             JobKey::ConfirmRule(id) => Some(&self.gone.get(id)?.absence),
             JobKey::ConfirmSource(source) => match self.sources.get(source)? {
                 SourceState::Missing { absence, .. } => Some(absence),
                 _ => None,
             },
-            JobKey::ConfirmGrants(giver) => Some(&self.consent.withdrawals.get(giver)?.absence),
+            JobKey::ConfirmGrants(giver) => self.consent.withdrawals.get(giver),
             _ => None,
         }
     }
@@ -286,9 +296,7 @@ impl Index {
                 SourceState::Missing { absence, .. } => Some(absence),
                 _ => None,
             },
-            JobKey::ConfirmGrants(giver) => {
-                Some(&mut self.consent.withdrawals.get_mut(giver)?.absence)
-            }
+            JobKey::ConfirmGrants(giver) => self.consent.withdrawals.get_mut(giver),
             _ => None,
         }
     }
@@ -310,23 +318,8 @@ impl Index {
     }
 
     /// Returns how a rule disappeared, as far as this process knows.
-    ///
-    /// For a rule that this process never saw, the recorded uid of the CRD proves a deletion on
-    /// purpose. It proves nothing about a copy that was last written before the kinds `ConfigMap`
-    /// was created. The rule of such a copy may have been lost with a former CRD, for example when
-    /// Mimeo was uninstalled.
     pub(crate) fn how_rule_went_if_known(&self, id: &RuleId, copy: &CopyState) -> Option<HowGone> {
-        let (gone, seen) = (self.gone.get(id)?, copy.ours()?);
-        if matches!(gone.absence.became, Became::Deleted { .. })
-            && gone.seen_under.is_none()
-            && self
-                .kinds
-                .since
-                .is_none_or(|since| seen.last_made() < since)
-        {
-            return Some(HowGone::Unexplained);
-        }
-        gone.absence.how_gone(copy)
+        self.gone.get(id)?.absence.how_gone(copy)
     }
 
     /// Returns how the source of this copy disappeared. `None`: that is unknown, and the source must
@@ -360,13 +353,6 @@ impl Index {
         shown: u64,
         effects: &mut Effects,
     ) -> bool {
-        if let Some(state) = self.rules.get_mut(id) {
-            if read.found {
-                state.crd.clone_from(&read.crd);
-                effects.work.untidy = true;
-            }
-            return read.found;
-        }
         let Some((id, gone)) = self.gone.get_key_value(id) else {
             return true;
         };
@@ -375,15 +361,7 @@ impl Index {
             self.became(key, Became::Unknown, effects);
             return false;
         }
-        let recorded = self.collections[id.kind].crd.recorded.as_ref();
-        let lived_under = gone.seen_under.as_ref().or(recorded);
-        let became = if read.crd.is_none() || read.crd.as_ref() != lived_under {
-            Became::Unexplained
-        } else if id.namespace.is_none() {
-            Became::Deleted { shown, since: None }
-        } else {
-            gone.absence.absent_at(read.home, shown)
-        };
+        let became = gone.became(id, read, shown);
         self.became(key, became, effects);
         true
     }
@@ -403,7 +381,7 @@ impl Index {
         };
         let became = match read {
             SourceRead::Present => Became::Unknown,
-            SourceRead::Absent(home) => absence.absent_at(home, shown),
+            SourceRead::Absent(home) => absence.absent_at(home, None, shown),
             SourceRead::Relabelled => Became::Unexplained,
         };
         self.became(key, became, effects);

@@ -17,21 +17,13 @@ use mimeo_model::{grant::Edition, id::RuleId, kind::GroupKind};
 
 use crate::{
     Effects, Index, Namespace,
-    absent::{Absence, Became, Home, HowGone},
+    absent::{Became, Home, HowGone},
     consent::Consent,
     copy::CopyState,
     grants::Grants,
     jobs::JobKey,
     verdict::{Need, Needs},
 };
-
-/// The facts about a namespace that no longer grants a copy.
-#[derive(Debug, Default)]
-pub(crate) struct Withdrawal {
-    pub(crate) absence: Absence,
-    /// When the CRD of grants was created, in seconds since 1970, according to the last read.
-    defined: u32,
-}
 
 /// The answer to [`Task::ConfirmGrants`](crate::Task), from uncached reads. The grants are read
 /// first.
@@ -60,15 +52,8 @@ impl Index {
         let Some(giver) = self.withdrawn_by(id, namespace, copy) else {
             return Some(HowGone::WithNamespace);
         };
-        let seen = copy.ours()?;
         let known = self.consent.withdrawals.get(&giver);
-        let how = known.and_then(|known| {
-            let how = known.absence.how_gone(copy)?;
-            // The copy was granted under a former CRD. The grant went with that CRD, and no owner
-            // took it back.
-            let former = seen.last_made() < known.defined;
-            Some(if former { HowGone::Unexplained } else { how })
-        });
+        let how = known.and_then(|absence| absence.how_gone(copy));
         needs.push(Need::Absence(JobKey::ConfirmGrants(giver), how.is_none()));
         how
     }
@@ -172,8 +157,7 @@ impl Index {
             .get(namespace)
             .map(Grants::editions)
             .unwrap_or_default();
-        let Some(Withdrawal { absence, defined }) = self.consent.withdrawals.get_mut(namespace)
-        else {
+        let Some(absence) = self.consent.withdrawals.get(namespace) else {
             return true;
         };
         let key = JobKey::ConfirmGrants(namespace.into());
@@ -181,17 +165,11 @@ impl Index {
             self.became(key, Became::Unknown, effects);
             return false;
         }
-        let now = read.defined.unwrap_or_default();
-        let before = std::mem::replace(defined, now);
         let became = if read.defined.is_none() {
             Became::Unexplained
         } else {
-            absence.absent_at(read.home, shown)
+            absence.absent_at(read.home, read.defined, shown)
         };
-        if before != now {
-            // The verdicts depend on the age of the CRD, too.
-            self.became(key.clone(), Became::Unknown, effects);
-        }
         self.became(key, became, effects);
         true
     }

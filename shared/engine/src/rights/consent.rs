@@ -26,9 +26,15 @@ use mimeo_model::{
 };
 
 use crate::{
-    Effects, Index, RuleState, absent::Became, authorized::own_kind_unreadable, clock::Tick,
-    copy::CopyState, grants::Grants, jobs::JobKey, quota::Replications, trouble::Trouble,
-    withdrawn::Withdrawal,
+    Effects, Index, RuleState,
+    absent::{Absence, Became},
+    authorized::own_kind_unreadable,
+    clock::Tick,
+    copy::CopyState,
+    grants::Grants,
+    jobs::JobKey,
+    quota::Replications,
+    trouble::Trouble,
 };
 
 /// The grants, and the `Replication`s by the namespaces that they concern.
@@ -44,7 +50,7 @@ pub(crate) struct Consent {
     /// `Replication`s by the other namespaces in which they name or select sources.
     pub(crate) reading: BTreeMap<Box<str>, BTreeSet<Arc<RuleId>>>,
     /// The reads of namespaces that no longer grant access to some existing copies.
-    pub(crate) withdrawals: BTreeMap<Box<str>, Withdrawal>,
+    pub(crate) withdrawals: BTreeMap<Box<str>, Absence>,
     /// When the users of one namespace's grants may be counted next.
     pub(crate) next_usage: Tick,
 }

@@ -13,7 +13,7 @@ use mimeo_model::{
     selection::Place,
 };
 
-use crate::{Demand, Index, KindState, kinds::Note};
+use crate::{Demand, Effects, Index, KindState, kinds::Note};
 
 /// One watch of copies.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -194,7 +194,12 @@ impl Index {
     /// Records the state of a watch of copies. A list has a resourceVersion. Copies that the
     /// listing didn't show were absent then. Copies seen so far stay known while they can't be
     /// watched.
-    pub(crate) fn copies_known(&mut self, watch: &CopyWatch, known: Known<u64>) {
+    pub(crate) fn copies_known(
+        &mut self,
+        watch: &CopyWatch,
+        known: Known<u64>,
+        effects: &mut Effects,
+    ) {
         let Some(progress) = self.watch_progress(watch) else {
             return;
         };
@@ -203,6 +208,8 @@ impl Index {
             progress.listed_at = at;
             let listing = progress.listing;
             self.copies_listed(watch, listing, at);
+            // A kind without any copy may need no record any more.
+            effects.work.untidy = true;
         }
         if changed {
             self.mark_all_statuses_due();

@@ -29,8 +29,6 @@ pub(crate) struct Kinds {
     pub(crate) served: BTreeMap<GroupVersionKind, Known<Resource>>,
     /// True if the kinds `ConfigMap` was read.
     pub(crate) known: bool,
-    /// When the `ConfigMap` was created, in seconds, if it exists.
-    pub(crate) since: Option<u32>,
 }
 
 impl Kinds {

@@ -16,13 +16,13 @@ use mimeo_model::{
 };
 
 use crate::{
-    Effects, Index, SourceState, absent,
+    Effects, Index, SourceState,
+    absent::Gone,
     clock::Tick,
     conditions::pod_gate_active,
     copy::Reference,
     jobs::JobKey,
     projection::{NoRendering, Projection},
-    record::CrdState,
     sources::Renderer,
     status::{self, Observed},
     view::Ended,
@@ -33,7 +33,6 @@ use crate::{
 #[derive(Debug, Default)]
 pub(crate) struct Collection {
     pub(crate) watch: Watched,
-    pub(crate) crd: CrdState,
     /// The highest resourceVersion at which a generation of a rule was first seen.
     newest: u64,
 }
@@ -47,8 +46,6 @@ pub(crate) struct RuleState {
     /// resourceVersion at which this generation was first seen.
     pub(crate) spec_version: u64,
     pub(crate) spec_seen: Tick,
-    /// Uid of the CRD that the rule is known to live under.
-    pub(crate) crd: Option<Box<str>>,
     /// The uid of its namespace, if that namespace is known to have been deleted since.
     pub(crate) home: Option<Uid>,
     /// True if its status already showed an active pod gate when this generation was first seen.
@@ -58,6 +55,17 @@ pub(crate) struct RuleState {
     pub(crate) status: status::Book,
     /// Number of its last change that the page shows.
     pub(crate) changed: u64,
+}
+
+impl RuleState {
+    /// When the rule was created, in seconds since 1970, if that is known.
+    fn created(&self) -> Option<u32> {
+        let created = match &self.rule {
+            Ok(rule) => rule.created,
+            Err(refused) => refused.created,
+        };
+        u32::try_from(created.as_second()).ok()
+    }
 }
 
 impl Index {
@@ -192,15 +200,6 @@ impl Index {
         let newest = &mut self.collections[id.kind].newest;
         *newest = version.max(*newest);
         let pod_gate_proven = valid.is_some_and(|rule| pod_gate_active(&observed, rule.generation));
-        // After the CRD is installed again, a watch may still show rules of the former CRD for a
-        // while. A known rule with the same uid lives under the same CRD as before.
-        let same = former
-            .zip(valid)
-            .is_some_and(|(old, new)| old.uid == new.uid);
-        let crd = match &old {
-            Some(old) if same => old.crd.clone(),
-            _ => self.collections[id.kind].crd.certain(),
-        };
         let mut book = old.map_or_else(status::Book::default, |old| {
             self.retire(&old.projections.concat(), &projections.concat());
             old.status
@@ -213,7 +212,6 @@ impl Index {
                 projections,
                 spec_version: version,
                 spec_seen: self.now,
-                crd,
                 home: None,
                 pod_gate_proven,
                 status: book,
@@ -264,7 +262,7 @@ impl Index {
         self.losses.end(&id);
         effects.work.untidy = true;
         let home = || self.namespaces.get(id.namespace.as_deref()?)?.uid;
-        let gone = absent::Gone::seen_under(old.crd, old.home.or_else(home), self.now);
+        let gone = Gone::seen(old.created(), old.home.or_else(home), self.now);
         self.gone.insert(id, gone);
         self.demand_changed();
     }

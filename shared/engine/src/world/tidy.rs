@@ -2,11 +2,7 @@
 
 use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
-use mimeo_model::{
-    id::{RuleId, RuleKind},
-    meta::source_hash,
-    source::SourceRef,
-};
+use mimeo_model::{id::RuleId, meta::source_hash, source::SourceRef};
 
 use crate::{
     Effects, Index,
@@ -58,9 +54,6 @@ impl Index {
         for id in self.needless_kinds() {
             let kind = self.kinds[id].group_kind.clone();
             effects.jobs.ask(JobKey::ForgetKind(kind));
-        }
-        for kind in RuleKind::ALL {
-            self.replace_crd(kind, effects);
         }
     }
 

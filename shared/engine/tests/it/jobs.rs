@@ -6,7 +6,7 @@
 use std::{collections::BTreeSet, time::Duration};
 
 use mimeo_engine::{Action, Answer, Job, Task};
-use mimeo_model::{id::RuleKind, known::Decoded};
+use mimeo_model::known::Decoded;
 use serde_json::{Value, from_value, json};
 
 use crate::{
@@ -22,15 +22,12 @@ const LONGEST: Duration = Duration::from_mins(1);
 /// A kind of job: its name, a scene in which the engine needs one, and its task.
 type Case = (&'static str, fn() -> Scene, fn(&Task) -> bool);
 
-const CASES: [Case; 9] = [
+const CASES: [Case; 8] = [
     ("RecordKind", a_first_copy, |task| {
         matches!(task, Task::RecordKind(_))
     }),
     ("ForgetKind", no_copy, |task| {
         matches!(task, Task::ForgetKind(..))
-    }),
-    ("RecordCrd", an_unrecorded_crd, |task| {
-        matches!(task, Task::RecordCrd(..))
     }),
     ("ConfirmRule", a_copy_of_no_rule, |task| {
         matches!(task, Task::ConfirmRule(_))
@@ -88,10 +85,7 @@ fn a_write_that_was_made_is_not_made_again_before_its_watch_shows_it() {
     let written = |task: &Task| {
         matches!(
             task,
-            Task::RecordKind(_)
-                | Task::RecordCrd(..)
-                | Task::RecordCreated { .. }
-                | Task::RemoveLabel { .. }
+            Task::RecordKind(_) | Task::RecordCreated { .. } | Task::RemoveLabel { .. }
         )
     };
     let mut seen = 0;
@@ -108,7 +102,7 @@ fn a_write_that_was_made_is_not_made_again_before_its_watch_shows_it() {
         scene.now += LONGEST;
         assert!(next(&mut scene, is_it).is_some(), "{name} is forgotten");
     }
-    assert_eq!(seen, 4);
+    assert_eq!(seen, 3);
 }
 
 /// A read that began before the watch showed a change says nothing about the present.
@@ -170,18 +164,6 @@ fn a_first_copy() -> Scene {
 
 fn no_copy() -> Scene {
     Scene::new(&["home"])
-}
-
-fn an_unrecorded_crd() -> Scene {
-    let mut scene = Scene::new(&["home", "to"]);
-    let kind = RuleKind::ClusterReplication;
-    scene
-        .engine
-        .at(scene.now)
-        .crd(kind, Some("crd".into()), None);
-    apply(&mut scene, &copying("home", "x", &["to"]));
-    show(&mut scene, 1);
-    scene
 }
 
 fn a_copy_of_no_rule() -> Scene {

@@ -51,9 +51,6 @@ impl Scene {
             engine
                 .at(now)
                 .rules_known(kind, Known::Listed(&BTreeSet::new()));
-            engine
-                .at(now)
-                .crd(kind, Some("crd".into()), Some("crd".into()));
         }
         engine.at(now).kinds_recorded(&[secrets()].into());
         engine.at(now).kind(

@@ -307,7 +307,7 @@ fn what_is_held_of_a_rule_that_is_gone_says_how_much_where_and_why() {
     let read = RuleRead {
         found: false,
         home: None,
-        crd: None,
+        defined: None,
     };
     let asked = world.confirm.take().unwrap();
     world

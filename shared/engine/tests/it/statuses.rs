@@ -302,6 +302,7 @@ fn a_rule_that_is_refused_says_so_of_its_present_generation_and_keeps_its_copies
         };
         world.apply(Err(Refused {
             generation: 7,
+            created: Timestamp::MAX,
             refusals: vec![refusal],
         }));
         let status = world.status();

@@ -1,6 +1,6 @@
 //! The requests of the engine's jobs, and the requests that write statuses and Events.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 
 use http::Method;
 use jiff::Timestamp;
@@ -15,7 +15,7 @@ use mimeo_engine::{
 };
 use mimeo_model::{
     created::CreatedCopies,
-    id::{RuleId, RuleKind},
+    id::RuleId,
     kind::{GroupKind, GroupVersionKind, Resource},
     known::Decoded,
     meta, names,
@@ -45,41 +45,24 @@ pub const KINDS_CONFIG_MAP: &str = "mimeo-kinds";
 pub struct Kinds {
     /// The kinds that may have copies.
     pub kinds: BTreeSet<GroupVersionKind>,
-    /// The uid that the CRD of each kind of rules had when copies were first written.
-    pub crds: BTreeMap<RuleKind, Box<str>>,
     /// The nonce of a held deletion that a user confirmed.
     pub confirmed: Option<Box<str>>,
 }
 
 /// Parses the kinds `ConfigMap`. Entries that can't be parsed are skipped with a warning.
 pub fn parse_kinds(object: &ConfigMap) -> Kinds {
-    let annotation = |key| {
-        let value = object.annotations().get(key);
-        value
-            .filter(|value| !value.is_empty())
-            .map(|value| value.as_str().into())
-    };
+    let confirmed = object.annotations().get(names::CONFIRM_DELETION);
     let kinds = object
         .data
         .iter()
         .flatten()
         .filter_map(|(key, api_version)| parse_kind(key, api_version))
         .collect();
-    let crds = RuleKind::ALL
-        .into_iter()
-        .filter_map(|kind| Some((kind, annotation(crd_annotation(kind))?)))
-        .collect();
     Kinds {
         kinds,
-        crds,
-        confirmed: annotation(names::CONFIRM_DELETION),
-    }
-}
-
-fn crd_annotation(kind: RuleKind) -> &'static str {
-    match kind {
-        RuleKind::ClusterReplication => names::CRD_UID,
-        RuleKind::Replication => names::REPLICATIONS_CRD_UID,
+        confirmed: confirmed
+            .filter(|nonce| !nonce.is_empty())
+            .map(|nonce| nonce.as_str().into()),
     }
 }
 
@@ -139,24 +122,27 @@ impl Writer {
         unless_gone(self.merge(&namespace_path(namespace), &patch).await)
     }
 
-    /// Reads a rule, and then its CRD. A CRD that is the known one after the read of the rule was
-    /// the same before it, too.
+    /// Reads a rule, and then its CRD. A CRD that exists after the read of the rule and is older
+    /// than the rule existed before the read, too.
     ///
     /// # Errors
     /// [`CallError::NotFound`] if the server that answered doesn't serve the kind. Then the read
     /// proves nothing about the rule.
     pub async fn read_rule(&self, id: &RuleId) -> CallResult<RuleRead> {
         let rule = self.look(&rule_path(id)).await;
-        let crd = self.look_crd(&id.kind.crd_name()).await?;
-        let crd = crd.and_then(|crd| crd.uid.map(Into::into));
+        let defined = self.look_crd(&id.kind.crd_name()).await?;
         let (found, home) = match (rule, &id.namespace) {
             (Ok(None), Some(home)) => (false, self.look_home(home).await?),
             // If the CRD exists, the server that answered does not serve it (yet). The answer then
             // proves nothing about the rule.
-            (Err(CallError::NotFound), _) if crd.is_none() => (false, None),
+            (Err(CallError::NotFound), _) if defined.is_none() => (false, None),
             (rule, _) => (rule?.is_some(), None),
         };
-        Ok(RuleRead { found, home, crd })
+        Ok(RuleRead {
+            found,
+            home,
+            defined,
+        })
     }
 
     /// Reads a source. If it does not exist, reads its namespace as well.
@@ -190,10 +176,12 @@ impl Writer {
             .transpose()
     }
 
-    /// Reads a CRD. `None`: it does not exist or is being deleted.
-    async fn look_crd(&self, name: &str) -> CallResult<Option<ObjectMeta>> {
+    /// Reads when a CRD was created, in seconds since 1970. `None`: it does not exist or is being
+    /// deleted.
+    async fn look_crd(&self, name: &str) -> CallResult<Option<u32>> {
         let crds = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions";
-        self.look_lasting(&format!("{crds}/{name}")).await
+        let crd = self.look_lasting(&format!("{crds}/{name}")).await?;
+        Ok(crd.and_then(|crd| crd.creation_timestamp.as_ref().map(meta::seconds)))
     }
 
     /// Reads an object's metadata. `None`: it does not exist or is being deleted.
@@ -253,8 +241,7 @@ impl Writer {
             Some((name, parse_grant(grant).ok()?.edition))
         });
         let grants = grants.collect();
-        let crd = self.look_crd("replicationgrants.mimeo.dev").await?;
-        let defined = crd.and_then(|crd| crd.creation_timestamp.as_ref().map(meta::seconds));
+        let defined = self.look_crd("replicationgrants.mimeo.dev").await?;
         Ok(GrantsRead {
             grants,
             home: self.look_home(namespace).await?,
@@ -295,12 +282,6 @@ impl Writer {
         let version = map.metadata.resource_version;
         let patch = json!({"metadata": {"resourceVersion": version}, "data": {key: null}});
         self.merge(&path, &patch).await
-    }
-
-    /// Records the uid of the CRD of these rules.
-    pub async fn record_crd(&self, kind: RuleKind, uid: &str) -> CallResult<()> {
-        self.write_kinds(&json!({"metadata": {"annotations": {crd_annotation(kind): uid}}}))
-            .await
     }
 
     /// Writes a rule's status. A deleted rule needs none.

@@ -427,25 +427,27 @@ async fn a_rule_is_gone_only_by_a_clear_answer() {
     let id: RuleId = "ClusterReplication/registry"
         .parse()
         .expect("a rule's identity");
-    let there = || Script::json(200, &json!({"metadata": {"uid": UID}}));
+    let created = "1970-01-01T00:01:00Z";
+    let there = || Script::json(200, &json!({"metadata": {"creationTimestamp": created}}));
     let going = || {
+        let going = "2026-01-01T00:00:00Z";
         Script::json(
             200,
-            &json!({"metadata": {"uid": UID, "deletionTimestamp": "2026-01-01T00:00:00Z"}}),
+            &json!({"metadata": {"creationTimestamp": created, "deletionTimestamp": going}}),
         )
     };
     let absent = || status(404, &json!({"name": "x"}));
     let page = || Script::text(404, "404 page not found\n");
-    let read = |found, crd: Option<&str>| {
+    let read = |found, defined| {
         Ok(RuleRead {
             found,
             home: None,
-            crd: crd.map(Into::into),
+            defined,
         })
     };
     let cases = [
-        (there(), there(), read(true, Some(UID))),
-        (absent(), there(), read(false, Some(UID))),
+        (there(), there(), read(true, Some(60))),
+        (absent(), there(), read(false, Some(60))),
         (absent(), going(), read(false, None)),
         (absent(), absent(), read(false, None)),
         (page(), absent(), read(false, None)),
@@ -639,7 +641,7 @@ async fn what_a_tenants_rule_lived_in_is_read_too() {
         Ok(RuleRead {
             found: false,
             home,
-            crd: Some(UID.into()),
+            defined: Some(60),
         })
     };
     let cases = [
@@ -652,7 +654,8 @@ async fn what_a_tenants_rule_lived_in_is_read_too() {
         ),
     ];
     for (index, (namespace, want)) in cases.into_iter().enumerate() {
-        let crd = Script::json(200, &json!({"metadata": {"uid": UID}}));
+        let crd = json!({"metadata": {"creationTimestamp": "1970-01-01T00:01:00Z"}});
+        let crd = Script::json(200, &crd);
         let server =
             Server::start([status(404, &json!({"name": "registry"})), crd, namespace]).await;
         assert_eq!(writer(&server).read_rule(&id).await, want, "case {index}");
@@ -734,12 +737,7 @@ async fn a_kind_is_noted_whoever_creates_the_config_map() {
         ok(),
     ])
     .await;
-    assert_eq!(
-        writer(&server)
-            .record_crd(RuleKind::ClusterReplication, UID)
-            .await,
-        Ok(())
-    );
+    assert_eq!(writer(&server).record(&secrets().gvk).await, Ok(()));
     let came = server.came();
     assert_eq!(came[1].line, "POST /api/v1/namespaces/mimeo/configmaps");
     let object: ConfigMap = serde_json::from_slice(&came[1].body).expect("a ConfigMap");
@@ -747,7 +745,7 @@ async fn a_kind_is_noted_whoever_creates_the_config_map() {
     assert_eq!(
         parse_kinds(&object),
         Kinds {
-            crds: [(RuleKind::ClusterReplication, UID.into())].into(),
+            kinds: [secrets().gvk].into(),
             ..Kinds::default()
         }
     );
@@ -848,23 +846,13 @@ async fn an_object_is_missing_only_by_a_clear_answer() {
 #[test]
 fn kinds_reads_what_record_wrote() {
     let object = json!({
-        "metadata": {"name": "mimeo-kinds", "annotations": {"mimeo.dev/crd-uid": UID, "mimeo.dev/confirm-deletion": "n1"}},
+        "metadata": {"name": "mimeo-kinds", "annotations": {"mimeo.dev/confirm-deletion": "n1"}},
         "data": {"Secret": "v1", "Certificate.cert-manager.io": "cert-manager.io/v1", "Secret.x": "v1", "what": "", "": "v1"},
     });
-    let Kinds {
-        kinds,
-        crds,
-        confirmed: confirm,
-    } = parse_kinds(&from_value(object).expect("a ConfigMap"));
+    let Kinds { kinds, confirmed } = parse_kinds(&from_value(object).expect("a ConfigMap"));
     let printed: Vec<String> = kinds.iter().map(ToString::to_string).collect();
     assert_eq!(printed, ["v1/Secret", "cert-manager.io/v1/Certificate"]);
-    assert_eq!(
-        (
-            crds.get(&RuleKind::ClusterReplication).map(|uid| &**uid),
-            confirm.as_deref()
-        ),
-        (Some(UID), Some("n1"))
-    );
+    assert_eq!(confirmed.as_deref(), Some("n1"));
     assert_eq!(parse_kinds(&ConfigMap::default()), Kinds::default());
 }
 

@@ -23,7 +23,7 @@ fn deleted(home: Option<mimeo_engine::Home>) -> RuleRead {
     RuleRead {
         found: false,
         home,
-        crd: Some("crd".into()),
+        defined: Some(0),
     }
 }
 
@@ -119,7 +119,7 @@ fn no_tenant_keeps_a_person_from_confirming_what_a_rule_left_that_is_gone() {
     let read = RuleRead {
         found: false,
         home: None,
-        crd: Some("another".into()),
+        defined: Some(u32::MAX),
     };
     scene.tell_rule(&id.to_string(), read.clone());
     scene.run();

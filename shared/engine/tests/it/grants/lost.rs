@@ -1,149 +1,149 @@
 //! Copies after the loss of their rules, grants or CRDs.
 
-use mimeo_engine::{RuleRead, Task};
-use mimeo_model::{
-    id::{RuleId, RuleKind},
-    outcome::Unreadable,
-};
+use mimeo_engine::{Answer, GrantsRead, RuleRead, Task};
+use mimeo_model::{id::RuleId, outcome::Unreadable, refusal::Refused};
 use serde_json::json;
 
 use crate::common::home;
 use crate::grants::scene::{
-    Scene, cluster_replication, condition, copying, grant, replication, source, to, words,
+    Scene, cluster_replication, condition, copying, grant, replication, seconds, source, to, words,
 };
 
-/// Otherwise Mimeo would hold the copies of rules that were deleted while it did not run, and hold
-/// them forever.
+/// When the CRD was created, and the seconds before and after that.
+const DEFINED: &str = "2026-01-01T00:00:00Z";
+const EARLIER: &str = "2025-12-31T23:59:59Z";
+const LATER: &str = "2026-01-01T00:00:01Z";
+
+/// The case: the CRD was deleted and installed again. Only a rule that is younger than the present
+/// CRD was deleted on purpose. The age of the rule proves that if this process saw it, because a
+/// write of a lost rule may arrive after the CRD was installed again. Otherwise the age of the copy
+/// proves it.
 #[test]
-fn a_mark_made_up_before_the_first_copy_keeps_no_definition_from_being_recorded() {
-    // The state after an upgrade from a version without `Replication`s, and the state at the first
-    // start.
-    for cluster in [Some("crd"), None] {
-        let mut scene = Scene::new(&["home", "mallory"]);
-        scene.engine.at(scene.now).crd(
-            RuleKind::ClusterReplication,
-            Some("crd".into()),
-            cluster.map(Into::into),
-        );
-        scene
-            .engine
-            .at(scene.now)
-            .crd(RuleKind::Replication, Some("crd".into()), None);
-        scene.mark("mallory", "m", "Replication/x/y");
-        scene.run();
-        let lost = RuleRead {
-            found: false,
-            home: Some(home(1, 0)),
-            crd: Some("crd".into()),
-        };
-        scene.tell_rule("Replication/x/y", lost.clone());
-        scene.rule(replication(
-            "home",
-            "r",
-            &json!({
-                "sources": [{"apiVersion": "v1", "kind": "Secret", "name": "x"}],
-                "targets": [{"namespaces": ["home"], "copyName": "y"}],
-            }),
-        ));
-        scene.show(&source("home", "x"));
-        assert_eq!(scene.done(), [] as [&str; 0], "not before it is recorded");
-        let expected = Task::RecordCrd(RuleKind::Replication, "crd".into());
-        let tasks = scene.jobs.iter().map(|job| &job.task);
-        let records =
-            tasks.filter(|task| matches!(task, Task::RecordCrd(RuleKind::Replication, _)));
-        assert_eq!(records.collect::<Vec<_>>(), [&expected]);
-        scene.engine.at(scene.now).crd(
-            RuleKind::Replication,
-            Some("crd".into()),
-            Some("crd".into()),
-        );
-        assert_eq!(scene.done(), ["write home/y"]);
-        // The rule named by the forged labels is read once more.
-        scene.tell_rule("Replication/x/y", lost.clone());
-        assert_eq!(scene.done(), ["delete mallory/m"]);
+fn a_rule_that_may_have_gone_with_a_former_crd_is_lost() {
+    for (rule, created, written, deleted) in [
+        (None, Some(EARLIER), EARLIER, false),
+        (None, None, EARLIER, false),
+        // Equal times prove nothing.
+        (None, Some(EARLIER), DEFINED, false),
+        (None, Some(DEFINED), EARLIER, false),
+        (None, Some(EARLIER), LATER, true),
+        // No object can be written before it was created.
+        (None, Some(LATER), EARLIER, true),
+        (Some(EARLIER), Some(LATER), LATER, false),
+        (Some(DEFINED), Some(LATER), LATER, false),
+        (Some(LATER), Some(EARLIER), EARLIER, true),
+    ] {
+        for refused in [false, true] {
+            let case = format!("{rule:?} {created:?} {written} {refused}");
+            let mut scene = Scene::new(&["vault", "z"]);
+            scene.defined = seconds(DEFINED);
+            let id: RuleId = "ClusterReplication/p".parse().unwrap();
+            if let Some(made) = rule {
+                let mut rule = cluster_replication("p", &copying("vault", "x", &["none"]));
+                rule.created = made.parse().unwrap();
+                let created = rule.created;
+                let refusal = Refused {
+                    generation: 1,
+                    created,
+                    refusals: vec![],
+                };
+                let rule = if refused { Err(refusal) } else { Ok(rule) };
+                scene
+                    .engine
+                    .at(scene.now)
+                    .rule_applied(id.clone(), rule, None);
+                scene.engine.at(scene.now).rule_gone(&id);
+            }
+            scene.mark_created(created, written, "z", "y", "ClusterReplication/p");
+            scene.run();
+            scene.tell_rules_gone(0);
+            scene.wait(60);
+            let held: Vec<String> = scene
+                .engine
+                .held()
+                .map(|held| held.nonce.to_owned())
+                .collect();
+            if deleted {
+                assert_eq!(
+                    (scene.done(), held.len()),
+                    (vec!["delete z/y".into()], 0),
+                    "{case}"
+                );
+                continue;
+            }
+            assert_eq!((scene.done(), held.len()), (vec![], 1), "{case}");
+            scene.engine.at(scene.now).confirmed(Some(&held[0]));
+            assert_eq!(scene.done(), ["delete z/y"], "{case}");
+        }
     }
 }
 
-/// The case: Mimeo was uninstalled with all its records, and returns with some of its rules. It
-/// records the CRD that exists then, whichever rules were lost with a former CRD.
+/// The CRD was installed again, and then the namespace of the rule or of the grant was deleted.
 #[test]
-fn copies_written_before_the_record_are_held_unless_their_rule_was_seen_to_go() {
-    const BEGUN: &str = "2026-01-01T00:00:00Z";
-    const BEFORE: &str = "2025-12-31T23:59:59Z";
-    for (created, written, seen, deleted) in [
-        (Some(BEFORE), BEFORE, false, false),
-        (None, BEFORE, false, false),
-        (Some(BEFORE), BEFORE, true, true),
-        (Some(BEFORE), BEGUN, false, true),
-        (Some(BEFORE), BEGUN, true, true),
-        // No object can be written before it was created.
-        (Some(BEGUN), BEFORE, false, true),
-    ] {
-        let mut scene = Scene::new(&["vault", "z"]);
-        scene
-            .engine
-            .at(scene.now)
-            .kinds_since(Some(BEGUN.parse().unwrap()));
-        let id: RuleId = "ClusterReplication/p".parse().unwrap();
-        if seen {
-            scene.rule(cluster_replication("p", &copying("vault", "x", &["none"])));
-            scene.engine.at(scene.now).rule_gone(&id);
-        }
-        scene.mark_created(created, written, "z", "y", "ClusterReplication/p");
+fn what_may_have_gone_with_a_former_crd_did_not_go_with_its_namespace() {
+    for (written, lost) in [(EARLIER, true), (DEFINED, true), (LATER, false)] {
+        let mut scene = Scene::new(&["z"]);
+        scene.mark_of(written, "z", "y", "Replication/gone/r");
         scene.run();
-        scene.tell_rules_gone(0);
-        scene.wait(60);
-        let held: Vec<(RuleId, String)> = scene
-            .engine
-            .held()
-            .map(|held| (held.rule.clone(), held.nonce.to_owned()))
-            .collect();
-        if deleted {
-            assert_eq!(
-                (scene.done(), held.len()),
-                (vec!["delete z/y".to_owned()], 0),
-                "{written} {seen}"
-            );
-            continue;
-        }
-        assert_eq!((scene.done(), held.len()), (vec![], 1), "{written} {seen}");
-        // Without the kinds `ConfigMap` Mimeo has no proof of an earlier time.
-        scene.engine.at(scene.now).kinds_since(None);
+        let read = RuleRead {
+            found: false,
+            home: None,
+            defined: Some(seconds(DEFINED)),
+        };
+        scene.tell_rule("Replication/gone/r", read);
         scene.run();
         scene.wait(60);
-        assert_eq!(scene.done(), [] as [&str; 0], "{written} {seen}");
-        scene.engine.at(scene.now).confirmed(Some(&held[0].1));
-        assert_eq!(scene.done(), ["delete z/y"]);
+        assert_eq!(scene.engine.held().count(), usize::from(lost), "{written}");
+        assert_eq!(scene.done().len(), usize::from(!lost), "{written}");
+    }
+    // The copies of a scene are written at this time.
+    let made = seconds("2026-02-01T00:00:00Z");
+    for (defined, lost) in [(made + 1, true), (made, true), (made - 1, false)] {
+        for exists in [false, true] {
+            let mut scene = Scene::new(&["from", "home"]);
+            scene.grant("from", grant("Read", &to("home"), &[]));
+            scene.rule(replication("home", "r", &copying("from", "x", &["home"])));
+            scene.show(&source("from", "x"));
+            assert_eq!(scene.done(), ["write home/x"]);
+            scene.revoke("from", "Read");
+            let read = GrantsRead {
+                grants: [].into(),
+                home: exists.then(|| home(scene.uids["from"], 1)),
+                defined: Some(defined),
+            };
+            scene.answer(&Task::ConfirmGrants("from".into()), Answer::Grants(read));
+            scene.run();
+            scene.wait(60);
+            assert_eq!(scene.done().len(), usize::from(!lost), "{defined} {exists}");
+        }
     }
 }
 
 /// A copy of a `ClusterReplication` may have been lost with its rule. A tenant's rule may not take
 /// it either.
 #[test]
-fn no_tenants_rule_takes_a_copy_written_before_the_record() {
-    let mut scene = Scene::new(&["home"]);
-    scene
-        .engine
-        .at(scene.now)
-        .kinds_since(Some("2026-01-01T00:00:00Z".parse().unwrap()));
-    scene.mark_of("2025-01-01T00:00:00Z", "home", "y", "ClusterReplication/p");
-    let targets = json!([{"namespaces": ["home"], "copyName": "y"}]);
-    let sources = json!([{"apiVersion": "v1", "kind": "Secret", "name": "x"}]);
-    scene.rule(replication(
-        "home",
-        "r",
-        &json!({"sources": sources, "targets": targets}),
-    ));
-    scene.show(&source("home", "x"));
-    let read = RuleRead {
-        found: false,
-        home: None,
-        crd: Some("crd".into()),
-    };
-    scene.tell_rule("ClusterReplication/p", read.clone());
-    scene.run();
-    scene.wait(60);
-    assert_eq!(scene.done(), [] as [&str; 0]);
+fn no_tenants_rule_takes_a_copy_that_may_have_lost_its_rule_with_the_crd() {
+    for (written, taken) in [(EARLIER, false), (DEFINED, false), (LATER, true)] {
+        let mut scene = Scene::new(&["home"]);
+        scene.mark_of(written, "home", "y", "ClusterReplication/p");
+        let targets = json!([{"namespaces": ["home"], "copyName": "y"}]);
+        let sources = json!([{"apiVersion": "v1", "kind": "Secret", "name": "x"}]);
+        scene.rule(replication(
+            "home",
+            "r",
+            &json!({"sources": sources, "targets": targets}),
+        ));
+        scene.show(&source("home", "x"));
+        let read = RuleRead {
+            found: false,
+            home: None,
+            defined: Some(seconds(DEFINED)),
+        };
+        scene.tell_rule("ClusterReplication/p", read.clone());
+        scene.run();
+        scene.wait(60);
+        assert_eq!(scene.done().len(), usize::from(taken), "{written}");
+    }
 }
 
 /// The CRD of grants was created before any copy.
@@ -350,7 +350,7 @@ fn no_tenant_holds_up_what_becomes_of_others_copies() {
             let read = RuleRead {
                 found: false,
                 home: None,
-                crd: Some("crd".into()),
+                defined: Some(0),
             };
             scene.tell_rule("Replication/no-such-ns/x", read.clone());
         } else {
@@ -422,7 +422,7 @@ fn rules_that_go_with_their_namespace_are_no_lost_definition() {
         let read = RuleRead {
             found: false,
             home,
-            crd: Some("crd".into()),
+            defined: Some(0),
         };
         scene.tell_rule(&id.to_string(), read.clone());
         assert_eq!(scene.done().is_empty(), !deleted_at_once);
@@ -447,7 +447,7 @@ fn much_that_went_with_its_namespace_is_held_and_that_is_said() {
     let read = RuleRead {
         found: false,
         home: None,
-        crd: Some("crd".into()),
+        defined: Some(0),
     };
     scene.tell_rule(&id.to_string(), read.clone());
     scene.run();

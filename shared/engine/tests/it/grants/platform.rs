@@ -3,6 +3,7 @@
 
 use std::collections::BTreeSet;
 
+use jiff::Timestamp;
 use mimeo_engine::{RuleRead, Task};
 use mimeo_model::{
     id::{RuleId, RuleKind},
@@ -50,7 +51,7 @@ fn the_platforms_rule_has_its_copies_whatever_a_tenant_names_as_his_source() {
     let read = RuleRead {
         found: false,
         home: None,
-        crd: Some("crd".into()),
+        defined: Some(0),
     };
     scene.tell_rule("ClusterReplication/p", read.clone());
     assert_eq!(scene.done(), ["delete home/x"]);
@@ -95,27 +96,21 @@ fn contested() -> (Scene, RuleId) {
 
 #[test]
 fn a_platforms_copy_passes_to_a_tenant_only_when_its_rule_is_deleted_on_purpose() {
-    for (crd, passes) in [(None, false), (Some("another"), false), (Some("crd"), true)] {
+    for (defined, passes) in [(None, false), (Some(u32::MAX), false), (Some(0), true)] {
         let (mut scene, id) = contested();
         scene.engine.at(scene.now).rule_gone(&id);
         scene.wait(60);
         assert_eq!(scene.done(), [] as [&str; 0], "before anybody knows");
         assert!(scene.asks(&Task::ConfirmRule(id.clone())));
-        scene.engine.at(scene.now).crd(
-            RuleKind::ClusterReplication,
-            crd.map(Into::into),
-            Some("crd".into()),
-        );
-        scene.run();
         let read = RuleRead {
             found: false,
             home: None,
-            crd: crd.map(Into::into),
+            defined,
         };
         scene.tell_rule(&id.to_string(), read.clone());
         scene.run();
         scene.wait(60);
-        assert_eq!(!scene.done().is_empty(), passes, "{crd:?}");
+        assert_eq!(!scene.done().is_empty(), passes, "{defined:?}");
     }
     // A rule that no longer wants the copy but may not act leaves the copy as it is.
     for (suspend, passes) in [(true, false), (false, true)] {
@@ -156,6 +151,7 @@ fn a_rule_that_rests_keeps_its_copies_and_tenants_are_told_whose_they_are() {
             "refused" => {
                 let refused = Refused {
                     generation: 2,
+                    created: Timestamp::MAX,
                     refusals: vec![],
                 };
                 scene
@@ -398,6 +394,7 @@ fn a_platforms_copy_passes_to_another_rule_of_its_only_when_it_is_known_what_bec
         p.clone(),
         Err(Refused {
             generation: 1,
+            created: Timestamp::MAX,
             refusals: vec![],
         }),
         None,
@@ -428,7 +425,7 @@ fn a_platforms_copy_passes_to_another_rule_of_its_only_when_it_is_known_what_bec
     let read = RuleRead {
         found: false,
         home: None,
-        crd: Some("crd".into()),
+        defined: Some(0),
     };
     scene.tell_rule(&p.to_string(), read.clone());
     assert_eq!(scene.done(), ["write to/x"]);

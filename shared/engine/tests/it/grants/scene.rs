@@ -40,6 +40,8 @@ pub(crate) struct Scene {
     pub(crate) uids: BTreeMap<String, u32>,
     /// Jobs without an answer so far.
     pub(crate) jobs: Vec<Job>,
+    /// When the CRDs of rules were created.
+    pub(crate) defined: u32,
 }
 
 impl Scene {
@@ -59,13 +61,7 @@ impl Scene {
     pub(crate) fn starting(namespaces: &[&str]) -> Self {
         let mut engine = Engine::new(Settings::new(Role::Keeper, "cluster"));
         let now = Duration::from_secs(1);
-        for kind in RuleKind::ALL {
-            engine
-                .at(now)
-                .crd(kind, Some("crd".into()), Some("crd".into()));
-        }
         engine.at(now).kinds_recorded(&[secrets()].into());
-        engine.at(now).kinds_since(Some(Timestamp::UNIX_EPOCH));
         engine.at(now).kind(
             &secrets(),
             Known::Listed(Resource {
@@ -83,6 +79,7 @@ impl Scene {
             statuses: BTreeMap::new(),
             uids: BTreeMap::new(),
             jobs: Vec::new(),
+            defined: 0,
         };
         for name in namespaces {
             scene.namespace(name, &json!({}));
@@ -158,8 +155,6 @@ impl Scene {
         generation: i64,
         defined: Option<&str>,
     ) {
-        let seconds =
-            |time: &str| u32::try_from(time.parse::<Timestamp>().unwrap().as_second()).unwrap();
         let read = GrantsRead {
             grants: names
                 .iter()
@@ -220,7 +215,7 @@ impl Scene {
             let read = RuleRead {
                 found: false,
                 home,
-                crd: Some("crd".into()),
+                defined: Some(self.defined),
             };
             self.answer(&Task::ConfirmRule(id), Answer::Rule(read));
         }
@@ -421,6 +416,11 @@ impl Scene {
         }
         self.statuses[id].clone()
     }
+}
+
+/// Returns a time in seconds since 1970.
+pub(crate) fn seconds(time: &str) -> u32 {
+    u32::try_from(time.parse::<Timestamp>().unwrap().as_second()).unwrap()
 }
 
 pub(crate) fn secrets() -> GroupVersionKind {

@@ -85,10 +85,6 @@ fn carry_job(server: &mut Server, task: &Task) -> Answer {
             }
             Answer::Written(clear)
         }
-        Task::RecordCrd(kind, uid) => {
-            server.note(|notes| drop(notes.crds.insert(*kind, uid.to_string())));
-            Answer::Written(true)
-        }
         Task::ConfirmRule(id) => {
             let found = server.get(&Key::of(id)).is_some();
             let home = id
@@ -100,7 +96,7 @@ fn carry_job(server: &mut Server, task: &Task) -> Answer {
             Answer::Rule(RuleRead {
                 found,
                 home,
-                crd: server.crd_of(id.kind).map(Into::into),
+                defined: server.defined(id.kind),
             })
         }
         Task::ConfirmSource(source) => Answer::Source(read_source(server, source)),

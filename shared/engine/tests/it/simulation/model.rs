@@ -14,7 +14,7 @@ use mimeo_model::{
 
 use super::{
     process::CLUSTER,
-    server::{COPIED, Key, Object, Res, Server},
+    server::{COPIED, Entry, Key, Object, Res, Server},
     spec::{Clash, Hold, PICK, RuleSpec, SOURCES, To, carried, source_name},
 };
 
@@ -43,6 +43,11 @@ pub struct Facts {
     pub replicas: bool,
     /// Rules that were deleted with their CRD and have not been created again.
     pub lost: BTreeSet<String>,
+    /// Lost rules that the present reconciler may never have seen. It then knows only the ages of
+    /// their copies.
+    pub unseen: BTreeSet<String>,
+    /// When the CRD of rules was first installed again, in the clock's seconds.
+    pub crd_again: Option<u64>,
     /// True if the CRD of rules was ever installed again. Then the loss of a rule may not count as
     /// deliberate.
     pub crd_changed: bool,
@@ -50,6 +55,17 @@ pub struct Facts {
     pub homes: BTreeMap<usize, String>,
     /// True if so many copies were lost at once that Mimeo may hold deletions.
     pub masses: bool,
+}
+
+impl Facts {
+    /// True if the copy of a lost rule was written after the CRD was installed again. A reconciler
+    /// that never saw the rule takes it for a rule of the new CRD.
+    fn is_late(&self, copy: &Object) -> bool {
+        let ours = |entry: &&Entry| entry.apply && entry.manager == names::MANAGER;
+        let written = copy.entries.iter().find(ours).map(|entry| entry.time);
+        self.crd_again
+            .is_some_and(|again| written.max(Some(copy.created)) > Some(again))
+    }
 }
 
 /// Returns the copies that a rule wants in a namespace, in the rule's order.
@@ -600,6 +616,9 @@ pub fn check_unwanted(
         {
             return same(was, is, "retained");
         }
+        if facts.unseen.contains(name) && facts.is_late(ours) {
+            return Ok(());
+        }
         if facts.lost.contains(name) {
             return same(was, is, "its rule went with the CRD");
         }
@@ -722,6 +741,11 @@ pub fn check(before: &Server, after: &Server, facts: &Facts) -> Result<Option<Co
         for key in keys.into_iter().filter(|key| !settled.contains_key(*key)) {
             check_unwanted(before, after, key, &settled, facts)
                 .map_err(|why| format!("{key}: {why}"))?;
+            // After a restart, no program has seen the missing rule.
+            let exists = |rule| after.get(&Key::new(Res::Rule, "", rule)).is_some();
+            unsure |= after.get(key).is_some_and(|copy| {
+                facts.is_late(copy) && rule_of(copy).is_some_and(|rule| !exists(rule))
+            });
         }
         check_mark(namespace, after, &settled)?;
     }

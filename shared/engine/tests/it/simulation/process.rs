@@ -40,8 +40,6 @@ pub enum Topic {
     Selected(SourceSelector),
     /// The kinds `ConfigMap`.
     Notes,
-    /// The CRD of rules.
-    Crd,
     /// True if a kind is served.
     Kind(Res),
     Replications,
@@ -57,7 +55,7 @@ impl Topic {
             Self::Grants => Some(Res::Grant),
             Self::Copies(res) | Self::Source(res, ..) => Some(*res),
             Self::Selected(selector) => Some(Res::of(&selector.gvk.group, &selector.gvk.kind)),
-            Self::Notes | Self::Crd | Self::Kind(_) => None,
+            Self::Notes | Self::Kind(_) => None,
         }
     }
 
@@ -85,7 +83,6 @@ pub enum Message {
     Gone(Rc<Object>),
     Listed(u64),
     Notes(usize),
-    Crd(usize),
     Kind(bool),
     /// The LIST was answered 404.
     NotServed,
@@ -143,7 +140,6 @@ impl Watch {
     fn next(&mut self, topic: &Topic, server: &Server) -> Option<Message> {
         match topic {
             Topic::Notes => return self.state(server.notes.len() - 1).map(Message::Notes),
-            Topic::Crd => return self.state(server.crds.len() - 1).map(Message::Crd),
             Topic::Kind(res) => {
                 return self
                     .state(usize::from(server.served(*res)))
@@ -245,8 +241,6 @@ pub struct View {
     pub copies: BTreeMap<String, Rc<Object>>,
     /// Uids of objects that the program has seen with an entry of Mimeo's.
     pub ours: BTreeSet<String>,
-    notes: Option<usize>,
-    crd: Option<usize>,
 }
 
 /// One program.
@@ -283,7 +277,7 @@ impl Process {
             requests: BTreeMap::new(),
             announced: 0,
         };
-        for topic in [Topic::Rules, Topic::Namespaces, Topic::Notes, Topic::Crd] {
+        for topic in [Topic::Rules, Topic::Namespaces, Topic::Notes] {
             process
                 .watches
                 .insert(topic.clone(), Watch::open(&topic, server));
@@ -309,8 +303,7 @@ impl Process {
         }
         self.demand = Some(self.engine.index().demand_version());
         let demand = self.engine.demand();
-        let mut wanted =
-            BTreeSet::from([Topic::Rules, Topic::Namespaces, Topic::Notes, Topic::Crd]);
+        let mut wanted = BTreeSet::from([Topic::Rules, Topic::Namespaces, Topic::Notes]);
         wanted.extend(
             demand
                 .kinds
@@ -418,41 +411,12 @@ impl Process {
                     return None;
                 };
                 let notes = &server.notes[at];
-                self.view.notes = Some(at);
                 self.engine.kinds_recorded(&notes.kinds);
-                self.engine.kinds_since(Some(jiff::Timestamp::UNIX_EPOCH));
-                self.tell_crd(server);
                 self.engine
                     .confirmed(notes.confirmed.last().map(String::as_str));
             }
-            Topic::Crd => {
-                let Message::Crd(at) = message else {
-                    return None;
-                };
-                self.view.crd = Some(at);
-                self.tell_crd(server);
-            }
         }
         Some(message)
-    }
-
-    fn tell_crd(&mut self, server: &Server) {
-        let (Some(notes), Some(crd)) = (self.view.notes, self.view.crd) else {
-            return;
-        };
-        let text = |uid: Option<&String>| uid.map(|uid| uid.as_str().into());
-        let noted = &server.notes[notes].crds;
-        let platforms = RuleKind::ClusterReplication;
-        self.engine.crd(
-            platforms,
-            text(server.crds[crd].as_ref()),
-            text(noted.get(&platforms)),
-        );
-        let tenants = RuleKind::Replication;
-        if let Some(uid) = server.crd_of(tenants) {
-            self.engine
-                .crd(tenants, text(Some(&uid)), text(noted.get(&tenants)));
-        }
     }
 
     fn tell_rule(&mut self, message: &Message) {
@@ -790,6 +754,11 @@ pub fn parse(object: &Object) -> Result<Rule, Refused> {
         .parse(object);
     rule.map_err(|refusals| Refused {
         generation: object.meta().generation.unwrap_or_default(),
+        created: object
+            .meta()
+            .creation_timestamp
+            .expect("an object has one")
+            .0,
         refusals,
     })
 }

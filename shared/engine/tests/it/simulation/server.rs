@@ -126,7 +126,7 @@ pub struct Entry {
     pub manager: String,
     pub apply: bool,
     pub fields: BTreeSet<String>,
-    /// The resourceVersion of the last change. It stands for the time.
+    /// The clock's seconds at the last change.
     pub time: u64,
 }
 
@@ -368,11 +368,10 @@ pub struct Server {
     pub unserved: BTreeSet<Res>,
     /// Namespaces whose quota is used up.
     pub full: BTreeSet<String>,
-    /// The content of the kinds `ConfigMap`, version by version: kinds, uids of the CRDs,
-    /// confirmations.
+    /// The content of the kinds `ConfigMap`, version by version.
     pub notes: Vec<Notes>,
-    /// Uid of the rules' CRD, version by version.
-    pub crds: Vec<Option<String>>,
+    /// The clock's seconds at the creation of the CRD of `ClusterReplication`s, if it exists.
+    pub crd: Option<u64>,
     pub writes: Vec<Write>,
     /// Uids of all objects in which Mimeo's field manager ever had an entry.
     pub ever_ours: BTreeSet<String>,
@@ -386,21 +385,18 @@ pub struct Server {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Notes {
     pub kinds: BTreeSet<GroupVersionKind>,
-    pub crds: BTreeMap<RuleKind, String>,
     pub confirmed: Vec<String>,
 }
 
 impl Server {
     pub fn new() -> Self {
         let unserved = BTreeSet::from([Res::Replication, Res::Grant]);
-        let mut server = Self {
+        Self {
             notes: vec![Notes::default()],
             unserved,
+            crd: Some(0),
             ..Self::default()
-        };
-        let crd = server.uid();
-        server.crds.push(Some(crd));
-        server
+        }
     }
 
     pub fn uid(&mut self) -> String {
@@ -423,19 +419,17 @@ impl Server {
     }
 
     pub fn served(&self, res: Res) -> bool {
-        !self.unserved.contains(&res) && (res != Res::Rule || self.crd().is_some())
+        !self.unserved.contains(&res) && (res != Res::Rule || self.crd.is_some())
     }
 
-    pub fn crd(&self) -> Option<&String> {
-        self.crds.last().and_then(Option::as_ref)
-    }
-
-    /// Returns the uid of the present CRD of a rule kind. The CRD of Replications never changes.
-    pub fn crd_of(&self, kind: RuleKind) -> Option<String> {
-        match kind {
-            RuleKind::ClusterReplication => self.crd().cloned(),
-            RuleKind::Replication => self.served(Res::Replication).then(|| "tenants".to_owned()),
-        }
+    /// Returns when the present CRD of a rule kind was created. The CRD of Replications never
+    /// changes.
+    pub fn defined(&self, kind: RuleKind) -> Option<u32> {
+        let created = match kind {
+            RuleKind::ClusterReplication => self.crd,
+            RuleKind::Replication => self.served(Res::Replication).then_some(0),
+        };
+        created.map(|seconds| u32::try_from(seconds).expect("small"))
     }
 
     pub fn noted(&self) -> &Notes {
@@ -524,7 +518,7 @@ impl Server {
             manager: manager.into(),
             apply: false,
             fields,
-            time: self.version,
+            time: self.seconds,
         });
         if key.res == Res::Namespace {
             object
@@ -574,7 +568,7 @@ impl Server {
         // In an object without any owner, the server records no owner before the next apply.
         let untold = new.entries.is_empty() && COPIED.contains(&key.res);
         if !changed.is_empty() && !untold {
-            let time = self.version;
+            let time = self.seconds;
             if let Some(entry) = new
                 .entries
                 .iter_mut()
@@ -666,7 +660,7 @@ impl Server {
             self.put(&key, None);
         }
         match res {
-            Res::Rule => self.crds.push(None),
+            Res::Rule => self.crd = None,
             _ => drop(self.unserved.insert(res)),
         }
         true
@@ -678,8 +672,7 @@ impl Server {
             return false;
         }
         if res == Res::Rule {
-            let uid = self.uid();
-            self.crds.push(Some(uid));
+            self.crd = Some(self.seconds);
         }
         self.unserved.remove(&res);
         true
@@ -766,7 +759,7 @@ impl Server {
             Some(old) => (**old).clone(),
             None => self.fresh(key),
         };
-        merge(&mut new, config, self.version);
+        merge(&mut new, config, self.seconds);
         if old
             .as_ref()
             .is_some_and(|old| old.is_immutable() && !old.content().eq(new.content()))

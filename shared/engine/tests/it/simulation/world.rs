@@ -260,6 +260,9 @@ impl World {
         self.say(format!("{program}: restarts"));
         let fresh = Process::new(self.roles[program], self.window, self.clock, &self.server);
         let old = std::mem::replace(&mut self.programs[program], fresh);
+        if old.role == Role::Keeper {
+            self.facts.unseen.extend(self.facts.lost.iter().cloned());
+        }
         self.onlookers[program] = Onlooker::default();
         let begun = old
             .flights
@@ -593,7 +596,7 @@ impl World {
     pub fn settle(&mut self) -> Outcomes {
         self.say("---- settles ----");
         // Without their CRD the existing rules are unknown.
-        self.server.serve(Res::Rule);
+        self.serve(Res::Rule);
         self.flush();
         let before = self.server.clone();
         self.pass(Duration::from_secs(400))?;
@@ -821,6 +824,7 @@ impl World {
                     .declare(&key, |object| object.spec = Some(Rc::new((**spec).clone())));
                 if created {
                     self.facts.lost.remove(&key.name);
+                    self.facts.unseen.remove(&key.name);
                 }
                 created
                     || self.server.edit(&key, "user", |object| {
@@ -882,7 +886,7 @@ impl World {
                 }
             }
             Act::Unserve(res) => self.unserve(*res),
-            Act::Serve(res) => self.server.serve(*res),
+            Act::Serve(res) => self.serve(*res),
             Act::Fleet(team) => {
                 self.facts.masses = true;
                 (0..FLEET)
@@ -1003,10 +1007,29 @@ impl World {
                 .collect();
             if self.server.served(res) {
                 self.facts.crd_changed = true;
+                let unseen = |rule: &&String| {
+                    let mut keepers = self.programs.iter();
+                    keepers.any(|program| {
+                        program.role == Role::Keeper && !program.view.rules.contains_key(*rule)
+                    })
+                };
+                let unseen: Vec<String> = rules.iter().filter(unseen).cloned().collect();
+                self.facts.unseen.extend(unseen);
                 self.facts.lost.extend(rules);
             }
         }
         self.server.unserve(res)
+    }
+
+    fn serve(&mut self, res: Res) -> bool {
+        let installed = self.server.serve(res);
+        if installed && res == Res::Rule {
+            self.facts.crd_again = self.facts.crd_again.or(self.server.crd);
+            // Rules that are created from now on are younger than the CRD. Times have whole
+            // seconds.
+            self.advance(Duration::from_secs(1));
+        }
+        installed
     }
 
     /// Creates a namespace, through the webhook, or relabels it.
