@@ -99,6 +99,11 @@ impl Index {
             // namespace, in the rule's selection, or in the grants.
             return Ok(Removal::Unmatched);
         }
+        // Selectors that aren't listed yet may find the source of a copy that replaces this one. And
+        // until then no other rule takes this copy.
+        if !self.knows_selected(rule) {
+            return Err(Leave::Undecided);
+        }
         // Another rule or source may have the copy that should replace this one, or its name can't
         // be filled in. Then this copy stays.
         let first = (id.clone(), KindId::default(), Arc::default());

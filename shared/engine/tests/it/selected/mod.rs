@@ -294,6 +294,29 @@ fn another_selector_is_another_choice_and_no_selector_is_none() {
     );
 }
 
+/// A rule gets a selector in place of a named source. The selector may find what replaces the copies
+/// of that source.
+#[test]
+fn a_copy_stays_until_the_new_selector_is_listed() {
+    let named = json!({"namespace": "home", "name": "a"});
+    let from = rule("r", &[named], &["one"], &json!({}));
+    let source = from.sources[0].clone();
+    let mut world = World::new(vec![from]);
+    let engine = world.engine.at(world.now);
+    engine.source(&source, Some(Decoded::Whole(secret("a"))));
+    world.settle();
+    assert_eq!(world.copies(), ["one/a"]);
+    let selected = json!({"namespace": "away", "selector": {"matchLabels": {"copy": "yes"}}});
+    let mut to = rule("r", &[selected], &["one"], &json!({}));
+    to.generation = 2;
+    let engine = world.engine.at(world.now);
+    engine.rule_applied(to.id.clone(), Ok(to), None);
+    world.settle();
+    assert_eq!(world.copies(), ["one/a"], "the selector is not listed yet");
+    world.listed(&[secret_in("away", "b")]);
+    assert_eq!(world.copies(), ["one/b"]);
+}
+
 /// Another copy of the same rule was in the place of the new copy. That this copy was correct
 /// proves nothing about the new one.
 #[test]
