@@ -1,9 +1,9 @@
 //! Events, and limits for their number: a rule that fails in 5,000 namespaces gets one Event, not
 //! 5,000.
 //!
-//! Each topic collects its copies for a moment. They are then reported together, in the next round
-//! of Events. A copy for which the cause is no longer true is not reported at all. Nothing here
-//! depends on whether an Event was written: an Event that could not be written is lost.
+//! Each topic collects its copies for a moment. They are then reported together, and a copy for
+//! which the cause is no longer true is not reported at all. Nothing here depends on whether an
+//! Event was written: an Event that could not be written is lost.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -108,12 +108,14 @@ type Topic = (Arc<RuleId>, EventReason);
 
 /// How long a topic collects its copies, counted from the first one.
 const COLLECTED: Duration = Duration::from_secs(5);
-/// The shortest time between two rounds of Events.
-const INTERVAL: Duration = Duration::from_secs(30);
+/// The shortest time between two reports of the same topic.
+const INTERVAL: Duration = Duration::from_mins(1);
 /// The largest number of namespaces that get an Event about a copy, for each report of a topic.
 const NAMESPACES: usize = 10;
-/// The largest number of Events in a round, for all rules together.
-const ROUND: usize = 25;
+/// The largest number of Events at once, for all rules together.
+const BURST: usize = 50;
+/// One more Event may be written after each interval of this length.
+const REFILL: Duration = Duration::from_secs(6);
 /// The longest note of an Event, in bytes: the API server's limit.
 const LONGEST: usize = 1024;
 
@@ -121,8 +123,10 @@ const LONGEST: usize = 1024;
 #[derive(Debug, Default)]
 pub(crate) struct EventQueue {
     pending: BTreeMap<Topic, Pending>,
-    /// The earliest time of the next round.
-    next_round: Tick,
+    reported: BTreeMap<Topic, Tick>,
+    /// How much of the burst is used up. Each [`REFILL`] gives one Event back.
+    spent: usize,
+    refilled: Tick,
 }
 
 #[derive(Debug)]
@@ -146,8 +150,13 @@ impl EventQueue {
             return;
         }
         let topic = (rule.clone(), reason);
+        let due = (index.now + COLLECTED).max(
+            self.reported
+                .get(&topic)
+                .map_or(Tick::ZERO, |reported| *reported + INTERVAL),
+        );
         let pending = self.pending.entry(topic).or_insert_with(|| Pending {
-            due: index.now + COLLECTED,
+            due,
             copies: BTreeMap::new(),
         });
         if let Some((copy, editor)) = copy {
@@ -161,35 +170,14 @@ impl EventQueue {
         self.pending.clear();
     }
 
-    /// Returns the Events to write now.
-    pub(crate) fn event_updates(&mut self, index: &Index) -> Vec<EventUpdate> {
-        let (mut all, mut about_copies) = (Vec::new(), Vec::new());
-        for topic in self.due(index.now) {
-            if all.len() == ROUND {
-                break;
-            }
-            let Some(pending) = self.pending.remove(&topic) else {
-                continue;
-            };
-            // Most topics may have nothing left to report.
-            if let Some((about_rule, others)) = updates_of(&topic, &pending, index) {
-                all.push(about_rule);
-                about_copies.extend(others);
-            }
+    fn refill(&mut self, now: Tick) {
+        while self.spent > 0 && self.refilled + REFILL <= now {
+            self.spent -= 1;
+            self.refilled += REFILL;
         }
-        // Events about copies get the rest of the round.
-        all.extend(about_copies);
-        all.truncate(ROUND);
-        if !all.is_empty() {
-            self.next_round = index.now + INTERVAL;
+        if self.spent == 0 {
+            self.refilled = now;
         }
-        all
-    }
-
-    /// When [`EventQueue::event_updates`] has Events to write.
-    pub(crate) fn next_due(&self) -> Option<Tick> {
-        let due = self.pending.values().map(|pending| pending.due).min()?;
-        Some(due.max(self.next_round))
     }
 
     /// Returns the topics to report now, in order. Undone edits and deletions come last, because
@@ -197,8 +185,7 @@ impl EventQueue {
     /// `ClusterReplication`s come first.
     fn due(&self, now: Tick) -> Vec<Topic> {
         let due = self.pending.iter();
-        let due = due.filter(|(_, pending)| pending.due.max(self.next_round) <= now);
-        let mut due: Vec<_> = due.collect();
+        let mut due: Vec<_> = due.filter(|(_, pending)| pending.due <= now).collect();
         due.sort_by_key(|((id, cause), pending)| (cause.by_users(), id.kind, pending.due));
         due.into_iter().map(|(topic, _)| topic.clone()).collect()
     }
@@ -215,26 +202,6 @@ struct ReportedCopy<'a> {
 }
 
 impl Index {
-    /// Reports that a source is gone or does not exist.
-    pub(crate) fn source_lost(&self, source: &SourceRef, was_there: bool, events: &mut EventQueue) {
-        let granted = self
-            .projections
-            .of_source(source)
-            .filter(|(_, projection)| projection.granted);
-        let rules: BTreeSet<&Arc<RuleId>> =
-            granted.map(|(_, projection)| &projection.rule).collect();
-        for id in rules {
-            // Copies that their rule retains without their source stay for good. After a restart
-            // that is no event.
-            if let Some(rule) = self.valid(id)
-                && (was_there || rule.retention.when_source_deleted == Retain::Delete)
-                && self.copies_of(id, source) > 0
-            {
-                events.add(id, EventReason::SourceGone(source.clone()), None, self);
-            }
-        }
-    }
-
     /// Returns the number of the rule's copies of a source.
     pub(crate) fn copies_of(&self, id: &RuleId, source: &SourceRef) -> usize {
         let hash = source_hash(&source.to_string());
@@ -332,6 +299,67 @@ impl Index {
     }
 }
 
+impl Index {
+    /// Reports that a source is gone or does not exist.
+    pub(crate) fn source_lost(&self, source: &SourceRef, was_there: bool, events: &mut EventQueue) {
+        let granted = self
+            .projections
+            .of_source(source)
+            .filter(|(_, projection)| projection.granted);
+        let rules: BTreeSet<&Arc<RuleId>> =
+            granted.map(|(_, projection)| &projection.rule).collect();
+        for id in rules {
+            // Copies that their rule retains without their source stay for good. After a restart
+            // that is no event.
+            if let Some(rule) = self.valid(id)
+                && (was_there || rule.retention.when_source_deleted == Retain::Delete)
+                && self.copies_of(id, source) > 0
+            {
+                events.add(id, EventReason::SourceGone(source.clone()), None, self);
+            }
+        }
+    }
+}
+
+impl EventQueue {
+    /// Returns the Events to write now.
+    pub(crate) fn event_updates(&mut self, index: &Index) -> Vec<EventUpdate> {
+        self.refill(index.now);
+        let (mut about_rules, mut about_copies) = (Vec::new(), Vec::new());
+        for topic in self.due(index.now) {
+            if about_rules.len() == BURST - self.spent {
+                break;
+            }
+            let Some(pending) = self.pending.remove(&topic) else {
+                continue;
+            };
+            // Most topics may have nothing left to report.
+            if let Some((about_rule, others)) = updates_of(&topic, &pending, index) {
+                about_rules.push(about_rule);
+                about_copies.extend(others);
+                self.reported.insert(topic, index.now);
+            }
+        }
+        self.reported
+            .retain(|_, reported| *reported + INTERVAL > index.now);
+        // Events about copies get the rest of the burst.
+        let mut all = about_rules;
+        all.extend(about_copies);
+        all.truncate(BURST - self.spent);
+        self.spent += all.len();
+        all
+    }
+
+    /// When [`EventQueue::event_updates`] has Events to write.
+    pub(crate) fn next_due(&self) -> Option<Tick> {
+        let due = self.pending.values().map(|pending| pending.due).min()?;
+        Some(match self.spent {
+            BURST => due.max(self.refilled + REFILL),
+            _ => due,
+        })
+    }
+}
+
 /// Returns the Events of a topic: one about the rule, and one about a copy in each of some
 /// namespaces.
 fn updates_of(
@@ -391,16 +419,16 @@ fn updates_of(
             (note(&reported)?, reported.len(), reported)
         }
     };
-    let about_rule = event_update(topic, "", about(id, rule), None, note, count);
-    let about_copies = about_copies(topic, &about_rule.regarding, &reported, index);
-    Some((about_rule, about_copies))
+    let detail = cause.detail();
+    let about_rule = event_update((cause, &detail), about(id, rule), None, id, note, count);
+    Some((about_rule, about_copies(topic, rule, &reported, index)))
 }
 
 /// Returns one Event in each of some namespaces, about the first copy there. Users of the namespace
 /// can read it.
 fn about_copies(
-    topic: &Topic,
-    rule: &ObjectReference,
+    (id, cause): &Topic,
+    rule: Option<&Rule>,
     reported: &[ReportedCopy<'_>],
     index: &Index,
 ) -> Vec<EventUpdate> {
@@ -420,12 +448,13 @@ fn about_copies(
         } else {
             String::new()
         };
-        let note = format!("{}: {kind} {name}{more}: {message}{editor}", topic.0);
+        let note = format!("{id}: {kind} {name}{more}: {message}{editor}");
+        let detail = format!("{}{editor}", cause.detail());
         Some(event_update(
-            topic,
-            &editor,
+            (cause, &detail),
             index.about_copy(key)?,
-            Some(rule.clone()),
+            Some(about(id, rule)),
+            id,
             note,
             reported.len(),
         ))
@@ -479,12 +508,12 @@ fn about(id: &RuleId, rule: Option<&Rule>) -> ObjectReference {
     }
 }
 
-/// Builds an Event. Each editor of a copy has a series of its own.
+/// Builds an Event. `detail` distinguishes it from other Events with the same reason.
 fn event_update(
-    (rule, cause): &Topic,
-    editor: &str,
+    (cause, detail): (&EventReason, &str),
     regarding: ObjectReference,
     related: Option<ObjectReference>,
+    rule: &RuleId,
     mut note: String,
     count: usize,
 ) -> EventUpdate {
@@ -499,8 +528,8 @@ fn event_update(
     } = &regarding;
     let [kind, place, object, uid] =
         [kind, namespace, name, uid].map(|field| field.as_deref().unwrap_or_default());
-    let (reason, detail) = (cause.as_str(), cause.detail());
-    let name = format!("{reason} {detail}{editor} {rule} {kind} {place} {object} {uid}");
+    let reason = cause.as_str();
+    let name = format!("{reason} {detail} {rule} {kind} {place} {object} {uid}");
     note.truncate(note.floor_char_boundary(LONGEST));
     EventUpdate {
         name: format!("mimeo.{}", Checksum::of(name.as_bytes())).into(),

@@ -651,7 +651,7 @@ impl Process {
             "{event_updates:?}"
         );
         self.announced += event_updates.len();
-        let most = 25 * (1 + usize::try_from(now.as_secs() / 30).expect("small"));
+        let most = 50 + usize::try_from(now.as_secs() / 6).expect("small");
         assert!(
             self.announced <= most,
             "{} Events after {now:?}",
