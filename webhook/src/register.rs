@@ -373,7 +373,41 @@ pub(crate) async fn trusted_before(clients: &Clients) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use axum::{
+        Json, Router,
+        http::{StatusCode, Uri},
+        response::IntoResponse,
+    };
+    use kube::Config;
+    use tokio::net::TcpListener;
+
     use super::*;
+
+    #[tokio::test]
+    async fn the_trusted_cas_are_read_until_that_succeeds() {
+        let requests = Arc::new(AtomicUsize::new(0));
+        let counted = requests.clone();
+        let router = Router::new().fallback(async move |uri: Uri| {
+            assert_eq!(uri.path().rsplit('/').next(), Some(NAME));
+            if counted.fetch_add(1, Ordering::Relaxed) == 0 {
+                return StatusCode::INTERNAL_SERVER_ERROR.into_response();
+            }
+            let hook = json!({
+                "name": "pods.mimeo.dev", "clientConfig": {"caBundle": "Q0E="},
+                "sideEffects": "None", "admissionReviewVersions": ["v1"],
+            });
+            Json(json!({"metadata": {"name": NAME}, "webhooks": [hook]})).into_response()
+        });
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+        let address = listener.local_addr().expect("an address");
+        tokio::spawn(async { axum::serve(listener, router).await });
+        let server = format!("http://{address}").parse().expect("an address");
+        let clients = Clients::new(&Config::new(server)).expect("a client");
+        assert_eq!(trusted_before(&clients).await, "CA");
+        assert_eq!(requests.load(Ordering::Relaxed), 2);
+    }
 
     /// Seven writes, each within five minutes of the one before, are a fight. Five minutes without
     /// a write end it.

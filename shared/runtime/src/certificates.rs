@@ -91,8 +91,8 @@ pub struct Lifetimes {
     /// Validity of the serving certificate (as in 90d, 12h); Mimeo replaces it after two thirds
     #[arg(long = "certificate-validity", env = "MIMEO_CERTIFICATE_VALIDITY", value_name = "DURATION", default_value = "90d", value_parser = duration::parse)]
     pub serving: Duration,
-    /// How long the next CA is trusted before it signs certificates, and a former CA afterwards (as
-    /// in 1h, 30s)
+    /// How long the next CA is trusted before it signs, and how long a former CA stays trusted, also
+    /// one of --cert-dir (as in 1h, 30s)
     #[arg(long = "ca-overlap", env = "MIMEO_CA_OVERLAP", value_name = "DURATION", default_value = "1h", value_parser = duration::parse)]
     pub overlap: Duration,
 }

@@ -62,8 +62,8 @@ pub(crate) struct ApiRequest {
     code: u16,
 }
 
-/// The client of one API server, for two uses. It has no deadline except the one for connecting
-/// (5 s).
+/// One HTTP client of an API server, for requests and for watches. It has no deadline except the one
+/// for connecting (5 s).
 pub struct Clients {
     /// For requests that end. [`call`](crate::call) sets a deadline for each.
     pub requests: Client,

@@ -133,7 +133,7 @@ const FORBIDDEN: Refused = (StatusCode::FORBIDDEN, "Forbidden\n");
 /// The API server gave no decision.
 const UNANSWERED: Refused = (
     StatusCode::SERVICE_UNAVAILABLE,
-    "the API server doesn't say who may see this\n",
+    "the API server can't say now who may see this\n",
 );
 
 struct Reviewer {

@@ -149,7 +149,7 @@ impl Index {
                         _ => self.absence_mut(&key),
                     };
                     if let Some(absence) = absence {
-                        absence.used(&copy.0);
+                        absence.used(&copy.0, asks);
                         if asks {
                             effects.jobs.ask(key);
                         }

@@ -1,10 +1,10 @@
 //! How rules and sources disappeared: deleted on purpose, lost together with their namespace or
 //! CRD, or not known yet.
 //!
-//! A deletion on purpose needs a proof that the object lived under the present CRD and in the
-//! present namespace. If this process saw the object, it knows the object's creation time and its
-//! namespace. Otherwise the CRD and the namespace must be older than the copy. Times have whole
-//! seconds, so equal times prove nothing.
+//! A deletion on purpose needs a proof that the object lived in the present namespace, and a rule
+//! also under the present CRD. If this process saw the object, it knows the object's namespace and
+//! a rule's creation time. Otherwise the namespace and the CRD must be older than the copy. Times
+//! have whole seconds, so equal times prove nothing.
 
 use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
@@ -36,10 +36,13 @@ pub(crate) struct Absence {
     home: Option<Uid>,
     /// When the object was last read.
     read_at: Tick,
-    /// Namespaces with copies whose verdict depends on `became`, or that wait for a read. Only
-    /// these are planned again after a read, for two reasons. Any user can write labels and
-    /// annotations that name any number of rules. And a copy does not always name the rule that
-    /// would own it now.
+    /// The number of observations of copies when that read began.
+    shown: u64,
+    /// Namespaces with copies that wait for a read.
+    asking: BTreeSet<Arc<str>>,
+    /// Namespaces with copies whose verdict depends on `became`. Only these are planned again when
+    /// it changes, for two reasons. Any user can write labels and annotations that name any number
+    /// of rules. And a copy does not always name the rule that would own it now.
     users: BTreeSet<Arc<str>>,
 }
 
@@ -51,8 +54,6 @@ pub(crate) enum Became {
     Unknown,
     /// Deleted on purpose.
     Deleted {
-        /// The number of observations of copies when the read began.
-        shown: u64,
         /// When its CRD was created, in seconds since 1970. Set only if the object may have lived
         /// under a former CRD of the same name.
         defined: Option<u32>,
@@ -94,9 +95,8 @@ impl Absence {
         }
     }
 
-    /// Returns how the object disappeared, from the point of view of a copy. `None`:
-    /// that is unknown. A deletion on purpose is proven only if the read is fresh, too: recent
-    /// enough.
+    /// Returns how the object disappeared, from the point of view of a copy. `None`: that is
+    /// unknown. A deletion on purpose is proven only if the read is fresh, too: recent enough.
     ///
     /// A read proves nothing about a copy that this process observed after the read began. The
     /// object may have been created again, and the copy may be made from it.
@@ -118,34 +118,46 @@ impl Absence {
             Became::Deleted {
                 since: Some(since), ..
             } if made <= since => Some(HowGone::WithNamespace),
-            Became::Deleted { shown, .. } => {
-                (self.fresh && copy.shown <= shown).then_some(HowGone::Deleted)
+            Became::Deleted { .. } => {
+                (self.fresh && copy.shown <= self.shown).then_some(HowGone::Deleted)
             }
             Became::GoneWithNamespace { .. } => Some(HowGone::WithNamespace),
             Became::Unexplained => Some(HowGone::Unexplained),
         }
     }
 
-    /// Records that the verdict of a copy in this namespace depends on the absence.
-    pub(crate) fn used(&mut self, namespace: &Arc<str>) {
-        self.users.insert(namespace.clone());
+    /// Records that the verdict of a copy in this namespace depends on the absence. With `asks` the
+    /// copy waits for a read.
+    pub(crate) fn used(&mut self, namespace: &Arc<str>, asks: bool) {
+        let set = if asks {
+            &mut self.asking
+        } else {
+            &mut self.users
+        };
+        set.insert(namespace.clone());
     }
 
-    /// Records how the object disappeared, or that this is unknown (again). Returns the namespaces
-    /// that must be planned again.
+    /// Records how the object disappeared, or that this is unknown (again). The read began after
+    /// `shown` observations of copies. Returns the namespaces that must be planned again.
     #[must_use]
-    pub(crate) fn turn_out(&mut self, became: Became, now: Tick) -> BTreeSet<Arc<str>> {
+    fn turn_out(&mut self, became: Became, shown: u64, now: Tick) -> BTreeSet<Arc<str>> {
+        let mut again = std::mem::take(&mut self.asking);
+        // A user who changes copies causes one read after another. Each read proves what the one
+        // before it has proven, so the other copies need no plan.
+        if became != self.became {
+            again.append(&mut self.users);
+        }
         self.became = became;
         self.fresh = matches!(became, Became::Deleted { .. });
         self.read_at = now;
-        std::mem::take(&mut self.users)
+        self.shown = shown;
+        again
     }
 
     /// Returns how the object disappeared if a read found this namespace but not the object. `home`
     /// is `None` if the read found neither. `defined` is when the CRD was created, if the object
-    /// may have lived under a former CRD. `shown` is the number of observations of copies when the
-    /// read began.
-    pub(crate) fn absent_at(&self, home: Option<Home>, defined: Option<u32>, shown: u64) -> Became {
+    /// may have lived under a former CRD.
+    pub(crate) fn absent_at(&self, home: Option<Home>, defined: Option<u32>) -> Became {
         let since = match (self.home, home) {
             (_, None) => return Became::GoneWithNamespace { defined },
             // The object went with its former namespace. The present one is another namespace of
@@ -156,11 +168,7 @@ impl Absence {
             (Some(_), Some(_)) => None,
             (None, Some(home)) => Some(home.created),
         };
-        Became::Deleted {
-            shown,
-            defined,
-            since,
-        }
+        Became::Deleted { defined, since }
     }
 }
 
@@ -189,9 +197,8 @@ impl Gone {
         }
     }
 
-    /// Returns how the rule disappeared if this read, which began after `shown` observations of
-    /// copies, did not find it.
-    fn became(&self, id: &RuleId, read: &RuleRead, shown: u64) -> Became {
+    /// Returns how the rule disappeared if this read did not find it.
+    fn became(&self, id: &RuleId, read: &RuleRead) -> Became {
         let defined = match (self.created, read.defined) {
             (_, None) => return Became::Unexplained,
             // The rule went with its former CRD. A watch may show that after the present CRD was
@@ -201,13 +208,10 @@ impl Gone {
             (None, defined) => defined,
         };
         if id.namespace.is_some() {
-            return self.absence.absent_at(read.home, defined, shown);
+            return self.absence.absent_at(read.home, defined);
         }
-        Became::Deleted {
-            shown,
-            defined,
-            since: None,
-        }
+        let since = None;
+        Became::Deleted { defined, since }
     }
 }
 
@@ -358,11 +362,11 @@ impl Index {
         };
         let key = JobKey::ConfirmRule(id.clone());
         if read.found {
-            self.became(key, Became::Unknown, effects);
+            self.became(key, Became::Unknown, shown, effects);
             return false;
         }
-        let became = gone.became(id, read, shown);
-        self.became(key, became, effects);
+        let became = gone.became(id, read);
+        self.became(key, became, shown, effects);
         true
     }
 
@@ -381,21 +385,27 @@ impl Index {
         };
         let became = match read {
             SourceRead::Present => Became::Unknown,
-            SourceRead::Absent(home) => absence.absent_at(home, None, shown),
+            SourceRead::Absent(home) => absence.absent_at(home, None),
             SourceRead::Relabelled => Became::Unexplained,
         };
-        self.became(key, became, effects);
+        self.became(key, became, shown, effects);
         became != Became::Unknown
     }
 
     /// Records how an object disappeared, for all copies whose verdicts depend on that. `key` is
-    /// the job that reads the object.
-    pub(crate) fn became(&mut self, key: JobKey, became: Became, effects: &mut Effects) {
+    /// the job that reads the object. The read began after `shown` observations of copies.
+    pub(crate) fn became(
+        &mut self,
+        key: JobKey,
+        became: Became,
+        shown: u64,
+        effects: &mut Effects,
+    ) {
         let now = self.now;
         let Some(absence) = self.absence_mut(&key) else {
             return;
         };
-        let mut again = absence.turn_out(became, now);
+        let mut again = absence.turn_out(became, shown, now);
         self.dirty.append(&mut again);
         if matches!(became, Became::Deleted { .. }) {
             effects.work.timer(now + FRESH, Timer::Expired(key));

@@ -90,7 +90,7 @@ impl Index {
                 why: if self.all_homeless(id, pending) {
                     "it was deleted with its namespace, and many copies were lost at once"
                 } else {
-                    "Mimeo did not see its deletion: it may have been lost with its CRD"
+                    "it may have been lost with its CRD"
                 },
                 nonce: &held.nonce,
             })

@@ -162,15 +162,15 @@ impl Index {
         };
         let key = JobKey::ConfirmGrants(namespace.into());
         if read.grants != known {
-            self.became(key, Became::Unknown, effects);
+            self.became(key, Became::Unknown, shown, effects);
             return false;
         }
         let became = if read.defined.is_none() {
             Became::Unexplained
         } else {
-            absence.absent_at(read.home, read.defined, shown)
+            absence.absent_at(read.home, read.defined)
         };
-        self.became(key, became, effects);
+        self.became(key, became, shown, effects);
         true
     }
 }

@@ -397,9 +397,9 @@ fn updates_of(
                 )
             } else {
                 format!(
-                    "the rule does not exist any more, but Mimeo did not see its deletion and \
-                     keeps {copies}; to keep them for good, create the rule again; to delete them, \
-                     confirm the deletion as the reconciler's log says"
+                    "the rule does not exist any more and may have been lost with its CRD, so \
+                     Mimeo keeps {copies}; to keep them for good, create the rule again; to delete \
+                     them, confirm the deletion as the reconciler's log says"
                 )
             };
             let collected = index.losses.collected(id);

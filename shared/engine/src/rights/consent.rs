@@ -336,11 +336,8 @@ impl Index {
     fn review_grants(&mut self, namespace: &str, effects: &mut Effects) {
         self.consent.usage_changed(namespace, self.now);
         // An earlier read proves nothing about these grants.
-        self.became(
-            JobKey::ConfirmGrants(namespace.into()),
-            Became::Unknown,
-            effects,
-        );
+        let key = JobKey::ConfirmGrants(namespace.into());
+        self.became(key, Became::Unknown, 0, effects);
         let Consent {
             targeting, reading, ..
         } = &self.consent;

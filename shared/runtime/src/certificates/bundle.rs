@@ -61,9 +61,9 @@ pub enum Renewal {
         /// The time of the next check.
         until: Timestamp,
     },
-    /// Issue a new serving certificate from the same CA, for the wanted names and for the names
-    /// that it has. Otherwise replicas with different flags would replace each other's certificate
-    /// again and again.
+    /// Issue a new serving certificate from the same CA, for the wanted names and for those of the
+    /// certificate before. Otherwise replicas with different flags would replace each other's
+    /// certificate again and again.
     RenewServing,
     /// Issue the next CA and trust it.
     IntroduceCa,

@@ -2,7 +2,7 @@
 //!
 //! Replicas see a change at different times, a change of mounted files up to a minute apart.
 //! Meanwhile some serve a certificate of the former CA and others one of the present CA, but all
-//! share one `caBundle`. So a replica that has seen a new CA trusts the former one for a while.
+//! share one `caBundle`. So a replica that has seen a new CA keeps the former one in it for a while.
 
 use std::{collections::BTreeMap, mem, time::Duration};
 

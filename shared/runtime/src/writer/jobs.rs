@@ -122,8 +122,8 @@ impl Writer {
         unless_gone(self.merge(&namespace_path(namespace), &patch).await)
     }
 
-    /// Reads a rule, and then its CRD. A CRD that exists after the read of the rule and is older
-    /// than the rule existed before the read, too.
+    /// Reads a rule, and then its CRD. If that CRD was created before the rule, the rule lived under
+    /// it.
     ///
     /// # Errors
     /// [`CallError::NotFound`] if the server that answered doesn't serve the kind. Then the read

@@ -397,6 +397,44 @@ fn marks_of_rules_that_never_were_cost_a_look_each_and_hold_up_nothing() {
     }
 }
 
+/// A rule was lost with its CRD, and its copies are held. A user marks an object as a copy of that
+/// rule again and again. Each of these marks is younger than the CRD, and so needs a read. The held
+/// copies need no plan for that.
+#[test]
+fn young_marks_of_a_lost_rule_cost_no_plans_of_its_held_copies() {
+    const MANY: usize = 50;
+    const TIMES: usize = 20;
+    let lost = "ClusterReplication/lost";
+    let places: Vec<String> = (0..MANY).map(|number| format!("n-{number}")).collect();
+    let mut names: Vec<&str> = places.iter().map(String::as_str).collect();
+    names.push("mallory");
+    let mut scene = Scene::new(&names);
+    scene.defined = seconds("2026-01-01T00:00:00Z");
+    for place in &places {
+        scene.mark_of("2025-12-31T00:00:00Z", place, "m", lost);
+    }
+    scene.run();
+    scene.tell_rules_gone(0);
+    for _ in 0..5 {
+        scene.wait(10);
+    }
+    let held = |scene: &Scene| -> Vec<usize> {
+        let held = scene.engine.held();
+        held.map(|held| held.copies.len()).collect()
+    };
+    assert_eq!(held(&scene), [MANY]);
+    let before = scene.engine.effort().planned;
+    for _ in 0..TIMES {
+        scene.mark_of("2026-01-02T00:00:00Z", "mallory", "x", lost);
+        scene.run();
+        scene.tell_rules_gone(0);
+        assert_eq!(scene.done(), ["delete mallory/x"]);
+    }
+    let planned = scene.engine.effort().planned - before;
+    assert!((TIMES..10 * TIMES).contains(&planned), "{planned} plans");
+    assert_eq!(held(&scene), [MANY]);
+}
+
 /// A namespace's annotations have room for 256 KiB. If they are full, no user can annotate the
 /// namespace.
 #[test]
