@@ -99,8 +99,8 @@ impl Index {
             // namespace, in the rule's selection, or in the grants.
             return Ok(Removal::Unmatched);
         }
-        // Selectors that aren't listed yet may find the source of a copy that replaces this one. And
-        // until then no other rule takes this copy.
+        // Selectors that aren't listed yet may find the source of a copy that replaces this one.
+        // Before they are listed, no other rule takes this copy either.
         if !self.knows_selected(rule) {
             return Err(Leave::Undecided);
         }
