@@ -17,9 +17,9 @@ use mimeo_model::{
 };
 
 use crate::{
-    PerKind, Settings, Webhooks, absent, clock::Tick, consent, kinds, losses,
-    namespaces::Namespace, pod_gate::Gate, projection::Projections, quota, rules, rules::RuleState,
-    select, sources::SourceState,
+    PerKind, Settings, Webhooks, absent::Absence, clock::Tick, consent, jobs::JobKey, kinds,
+    losses, namespaces::Namespace, pod_gate::Gate, projection::Projections, quota, rules,
+    rules::RuleState, select, sources::SourceState,
 };
 
 /// The observed state of the cluster. By default, nothing was observed yet.
@@ -28,8 +28,8 @@ pub struct Index {
     pub(crate) settings: Settings,
     pub(crate) rules: BTreeMap<Arc<RuleId>, RuleState>,
     pub(crate) collections: PerKind<rules::Collection>,
-    /// Rules that are named in copies but don't exist.
-    pub(crate) gone: BTreeMap<Arc<RuleId>, absent::Gone>,
+    /// The missing rules, sources and grants that verdicts depend on, each by the job that reads it.
+    pub(crate) absences: BTreeMap<JobKey, Absence>,
     pub(crate) consent: consent::Consent,
     /// The copies that rules have lost without a read that confirms it.
     pub(crate) losses: losses::Losses,

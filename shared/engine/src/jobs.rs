@@ -279,18 +279,15 @@ impl Jobs {
 impl Index {
     /// Returns the task of a job at this moment. `None`: the job is no longer needed.
     fn task(&self, key: &JobKey) -> Option<Task> {
+        let missing = self.absences.contains_key(key);
         match key {
             JobKey::RecordKind(kind) => self.kind_to_record(kind).map(Task::RecordKind),
             JobKey::ForgetKind(kind) => self
                 .is_needless(kind)
                 .then(|| Task::ForgetKind(kind.clone(), self.watched_places())),
-            JobKey::ConfirmRule(id) => self.absence(key).map(|_| Task::ConfirmRule((**id).clone())),
-            JobKey::ConfirmSource(source) => self
-                .absence(key)
-                .map(|_| Task::ConfirmSource(source.clone())),
-            JobKey::ConfirmGrants(namespace) => self
-                .absence(key)
-                .map(|_| Task::ConfirmGrants(namespace.clone())),
+            JobKey::ConfirmRule(id) => missing.then(|| Task::ConfirmRule((**id).clone())),
+            JobKey::ConfirmSource(source) => missing.then(|| Task::ConfirmSource(source.clone())),
+            JobKey::ConfirmGrants(giver) => missing.then(|| Task::ConfirmGrants(giver.clone())),
             JobKey::ReadSource(source) => self
                 .is_unread(source)
                 .then(|| Task::ReadSource(source.clone())),
@@ -330,18 +327,8 @@ impl Index {
         if effects.jobs.running(job).is_none() {
             return;
         }
-        let shown = job.shown;
         let written = matches!(answer, Answer::Done);
         let settled = match (&job.task, answer) {
-            (Task::ConfirmRule(id), Answer::Rule(read)) => {
-                self.rule_confirmed(id, &read, shown, effects)
-            }
-            (Task::ConfirmSource(source), Answer::Source(read)) => {
-                self.source_confirmed(source, read, shown, effects)
-            }
-            (Task::ConfirmGrants(namespace), Answer::Grants(read)) => {
-                self.grants_confirmed(namespace, &read, shown, effects)
-            }
             // Facts that the watch has shown meanwhile are newer than the read.
             (Task::ReadSource(source), Answer::Object(object)) => {
                 if self.is_unread(source) {
@@ -359,7 +346,7 @@ impl Index {
                     .record(self.now.saturating_sub(*since));
                 false
             }
-            _ => false,
+            (_, read) => self.absence_read(&job.key, &read, job.shown, effects),
         };
         // The answer may have led to a new job with the same key.
         let Some(moved) = effects.jobs.running(job) else {

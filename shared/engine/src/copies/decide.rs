@@ -16,6 +16,7 @@ use crate::{
     Index, Namespace, RuleState,
     absent::HowGone,
     copy::{CopyState, Leave, Observation, Spared, Step, Why},
+    jobs::JobKey,
     projection::{NoRendering, Projection},
     verdict::{Need, Needs, Outlook, Verdict},
     wants::taken,
@@ -178,7 +179,7 @@ impl Index {
             // former rule does not exist. Otherwise no rule could take over the copies of a rule
             // that was lost.
             None => self
-                .how_rule_went(former, copy, needs)
+                .how_gone(JobKey::ConfirmRule(former.clone()), copy, needs)
                 .is_some_and(|how| how == HowGone::Deleted || !tenants),
         }
     }

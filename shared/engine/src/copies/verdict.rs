@@ -14,8 +14,7 @@ use mimeo_model::{
 };
 
 use crate::{
-    Effects, Index, SourceState,
-    absent::Absence,
+    Effects, Index,
     clock::Tick,
     copy::{CopyKey, Leave, Reference, Step, Why},
     jobs::JobKey,
@@ -137,30 +136,16 @@ impl Index {
         for need in needs {
             match need {
                 Need::Absence(key, asks) => {
-                    let absence = match &key {
-                        JobKey::ConfirmRule(id) => {
-                            let gone = self.gone.entry(id.clone());
-                            Some(&mut gone.or_default().absence)
-                        }
-                        JobKey::ConfirmGrants(giver) => {
-                            let known = self.consent.withdrawals.entry(giver.clone());
-                            Some(known.or_default())
-                        }
-                        _ => self.absence_mut(&key),
-                    };
-                    if let Some(absence) = absence {
-                        absence.used(&copy.0, asks);
-                        if asks {
-                            effects.jobs.ask(key);
-                        }
+                    let absence = self.absences.entry(key.clone()).or_default();
+                    absence.used(&copy.0, asks);
+                    if asks {
+                        effects.jobs.ask(key);
                     }
                 }
                 Need::LostSource(source) => {
-                    let lost = SourceState::Missing {
-                        since: self.now,
-                        absence: Absence::default(),
-                    };
-                    self.sources.entry(source).or_insert(lost);
+                    if !self.sources.contains_key(&source) {
+                        self.lose_source(source, None);
+                    }
                 }
                 Need::GraceEnd(id, due) => effects.work.timer(due, Timer::Rule(id)),
                 Need::Reference(id) => {

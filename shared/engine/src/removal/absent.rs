@@ -20,20 +20,27 @@ use crate::{
     Effects, Index, SourceState,
     clock::Tick,
     copy::CopyState,
-    jobs::JobKey,
+    jobs::{Answer, JobKey},
     verdict::{Need, Needs},
     work::Timer,
 };
 
-/// The facts about a missing object: a rule that copies name, or a source.
+/// The facts about a missing object: a rule that copies name, a source, or a grant of a namespace. The
+/// default is that of an object that this process never saw.
 #[derive(Debug, Default)]
 pub(crate) struct Absence {
-    pub(crate) became: Became,
+    became: Became,
     /// True if the read is recent enough to prove a deletion on purpose. False once it is older than
     /// [`FRESH`].
     fresh: bool,
     /// The uid of its namespace, if this process saw the object.
     home: Option<Uid>,
+    /// When the object was created, in seconds since 1970. Known only of a rule that this process
+    /// saw.
+    created: Option<u32>,
+    /// The absence is remembered until this time even if no copy depends on it. A write whose answer
+    /// was lost may still appear in the watch.
+    pub(crate) until: Tick,
     /// When the object was last read.
     read_at: Tick,
     /// The number of observations of copies when that read began.
@@ -81,20 +88,15 @@ pub(crate) enum HowGone {
     Unexplained,
 }
 
+/// How long a missing rule is remembered even if no copy names it: longer than any write takes to
+/// appear in the watch.
+const REMEMBERED: Duration = Duration::from_mins(10);
+
 /// How long a read that found an object missing stays valid. The object may have been created again
 /// since, and the watch may show that late.
-pub(crate) const FRESH: Duration = Duration::from_secs(10);
+const FRESH: Duration = Duration::from_secs(10);
 
 impl Absence {
-    /// The absence of an object that was in this namespace until just now, as far as this process
-    /// knows.
-    pub(crate) fn from(home: Option<Uid>) -> Self {
-        Self {
-            home,
-            ..Self::default()
-        }
-    }
-
     /// Returns how the object disappeared, from the point of view of a copy. `None`: that is
     /// unknown. A deletion on purpose is proven only if the read is fresh, too: recent enough.
     ///
@@ -154,10 +156,28 @@ impl Absence {
         again
     }
 
+    /// Returns how a rule or a grant disappeared if a read did not find it. `defined` is when its CRD
+    /// was created, or `None` if the CRD does not exist. `namespace` is `None` for an object without
+    /// a namespace, and otherwise what the read found of its namespace.
+    pub(crate) fn under(&self, defined: Option<u32>, namespace: Option<Option<Home>>) -> Became {
+        let defined = match (self.created, defined) {
+            (_, None) => return Became::Unexplained,
+            // The rule went with its former CRD. A watch may show that after the present CRD was
+            // installed, and a write may make a copy even later.
+            (Some(created), Some(defined)) if created <= defined => return Became::Unexplained,
+            (Some(_), Some(_)) => None,
+            (None, defined) => defined,
+        };
+        let since = None;
+        namespace.map_or(Became::Deleted { defined, since }, |home| {
+            self.absent_at(home, defined)
+        })
+    }
+
     /// Returns how the object disappeared if a read found this namespace but not the object. `home`
     /// is `None` if the read found neither. `defined` is when the CRD was created, if the object
     /// may have lived under a former CRD.
-    pub(crate) fn absent_at(&self, home: Option<Home>, defined: Option<u32>) -> Became {
+    fn absent_at(&self, home: Option<Home>, defined: Option<u32>) -> Became {
         let since = match (self.home, home) {
             (_, None) => return Became::GoneWithNamespace { defined },
             // The object went with its former namespace. The present one is another namespace of
@@ -168,49 +188,6 @@ impl Absence {
             (Some(_), Some(_)) => None,
             (None, Some(home)) => Some(home.created),
         };
-        Became::Deleted { defined, since }
-    }
-}
-
-/// A rule that copies name but that does not exist. The default is a rule that this process never
-/// saw.
-#[derive(Debug, Default)]
-pub(crate) struct Gone {
-    /// When the rule was created, in seconds since 1970. `None`: this process never saw it.
-    created: Option<u32>,
-    pub(crate) absence: Absence,
-    /// The rule is remembered until this time even if no copy names it. A write whose answer was
-    /// lost may still appear in the watch.
-    pub(crate) until: Tick,
-}
-
-/// Longer than any write takes to appear in the watch.
-const REMEMBERED: Duration = Duration::from_mins(10);
-
-impl Gone {
-    /// Creates the record of a rule that existed until just now, in this namespace.
-    pub(crate) fn seen(created: Option<u32>, home: Option<Uid>, now: Tick) -> Self {
-        Self {
-            created,
-            absence: Absence::from(home),
-            until: now + REMEMBERED,
-        }
-    }
-
-    /// Returns how the rule disappeared if this read did not find it.
-    fn became(&self, id: &RuleId, read: &RuleRead) -> Became {
-        let defined = match (self.created, read.defined) {
-            (_, None) => return Became::Unexplained,
-            // The rule went with its former CRD. A watch may show that after the present CRD was
-            // installed, and a write may make a copy even later.
-            (Some(created), Some(defined)) if created <= defined => return Became::Unexplained,
-            (Some(_), Some(_)) => None,
-            (None, defined) => defined,
-        };
-        if id.namespace.is_some() {
-            return self.absence.absent_at(read.home, defined);
-        }
-        let since = None;
         Became::Deleted { defined, since }
     }
 }
@@ -265,128 +242,113 @@ pub struct RuleRead {
 }
 
 impl Index {
-    /// The facts about a missing object. `key` is the job that reads the object. `None`: the object
-    /// is not missing, or no copy depends on it.
-    pub(crate) fn absence(&self, key: &JobKey) -> Option<&Absence> {
-        match key {
-            JobKey::ConfirmRule(id) => Some(&self.gone.get(id)?.absence),
-            JobKey::ConfirmSource(source) => match self.sources.get(source)? {
-                SourceState::Missing { absence, .. } => Some(absence),
-                _ => None,
-            },
-            JobKey::ConfirmGrants(giver) => self.consent.withdrawals.get(giver),
-            _ => None,
-        }
+    /// Records that a rule is missing from now on, and that no read has shown why. `created` is when
+    /// the rule was created, in seconds since 1970. `home` is the uid of its namespace.
+    pub(crate) fn lose_rule(&mut self, id: Arc<RuleId>, created: Option<u32>, home: Option<Uid>) {
+        let absence = Absence {
+            home,
+            created,
+            until: self.now + REMEMBERED,
+            ..Absence::default()
+        };
+        self.absences.insert(JobKey::ConfirmRule(id), absence);
+    }
+
+    /// Records that a source is missing from now on, and that no read has shown why. `home` is the
+    /// uid of its namespace, if this process saw the source.
+    pub(crate) fn lose_source(&mut self, source: SourceRef, home: Option<Uid>) {
+        let absence = Absence {
+            home,
+            ..Absence::default()
+        };
+        let read = JobKey::ConfirmSource(source.clone());
+        self.absences.insert(read, absence);
+        let state = SourceState::Missing { since: self.now };
+        self.sources.insert(source, state);
     }
 
     /// A read that found an object missing may be too old now. Copies that still depend on it then
     /// wait for another read.
     pub(crate) fn expire(&mut self, key: &JobKey) {
-        let now = self.now;
-        if let Some(absence) = self.absence_mut(key)
-            && now >= absence.read_at + FRESH
+        if let Some(absence) = self.absences.get_mut(key)
+            && self.now >= absence.read_at + FRESH
         {
             absence.fresh = false;
-            let mut users = std::mem::take(&mut absence.users);
-            self.dirty.append(&mut users);
+            self.dirty.append(&mut absence.users);
         }
     }
 
-    /// The facts about a missing object, for a change. `key` is the job that reads the object.
-    pub(crate) fn absence_mut(&mut self, key: &JobKey) -> Option<&mut Absence> {
-        match key {
-            JobKey::ConfirmRule(id) => Some(&mut self.gone.get_mut(id)?.absence),
-            JobKey::ConfirmSource(source) => match self.sources.get_mut(source)? {
-                SourceState::Missing { absence, .. } => Some(absence),
-                _ => None,
-            },
-            JobKey::ConfirmGrants(giver) => self.consent.withdrawals.get_mut(giver),
-            _ => None,
-        }
-    }
-
-    /// Returns how a rule disappeared that this copy names. `None`: that is unknown, and the rule
-    /// must be read.
-    pub(crate) fn how_rule_went(
+    /// Returns how an object disappeared, from the point of view of a copy whose verdict depends on
+    /// that. `key` is the job that reads the object. `None`: that is unknown, and the object must be
+    /// read.
+    pub(crate) fn how_gone(
         &self,
-        id: &Arc<RuleId>,
+        key: JobKey,
         copy: &CopyState,
         needs: &mut Needs,
     ) -> Option<HowGone> {
-        let how = self.how_rule_went_if_known(id, copy);
-        needs.push(Need::Absence(
-            JobKey::ConfirmRule(id.clone()),
-            how.is_none(),
-        ));
+        let how = self.how_gone_if_known(&key, copy);
+        needs.push(Need::Absence(key, how.is_none()));
         how
     }
 
-    /// Returns how a rule disappeared, as far as this process knows.
-    pub(crate) fn how_rule_went_if_known(&self, id: &RuleId, copy: &CopyState) -> Option<HowGone> {
-        self.gone.get(id)?.absence.how_gone(copy)
+    /// Returns how an object disappeared, as far as this process knows.
+    pub(crate) fn how_gone_if_known(&self, key: &JobKey, copy: &CopyState) -> Option<HowGone> {
+        self.absences.get(key)?.how_gone(copy)
     }
 
     /// Returns how the source of this copy disappeared. `None`: that is unknown, and the source must
     /// be read.
     pub(crate) fn how_source_went(
         &self,
-        source: &SourceRef,
+        source: SourceRef,
         copy: &CopyState,
         needs: &mut Needs,
     ) -> Option<HowGone> {
-        let known = self.sources.get(source);
+        let known = self.sources.get(&source);
         if known.is_some_and(|state| !state.is_missing()) {
             // The object still exists, but it has become a copy. No client has deleted it.
             return Some(HowGone::Unexplained);
         }
-        let key = JobKey::ConfirmSource(source.clone());
-        let absence = self.absence(&key);
-        let how = absence.and_then(|absence| absence.how_gone(copy));
-        needs.push(Need::Absence(key, how.is_none()));
-        how
+        self.how_gone(JobKey::ConfirmSource(source), copy, needs)
     }
-}
 
-impl Index {
-    /// Takes in a read of a rule. Returns false if the read proves nothing: the watch has yet to
-    /// show the rule, or its deletion.
-    pub(crate) fn rule_confirmed(
+    /// Returns how a missing object disappeared according to the answer to this job.
+    /// [`Became::Unknown`]: the read proves nothing, because the watch has yet to show the same.
+    /// `None`: no verdict depends on this answer any more, or the job has failed.
+    fn shown_by(&self, key: &JobKey, answer: &Answer) -> Option<Became> {
+        let absence = self.absences.get(key)?;
+        Some(match (key, answer) {
+            (JobKey::ConfirmRule(_), Answer::Rule(RuleRead { found: true, .. }))
+            | (JobKey::ConfirmSource(_), Answer::Source(SourceRead::Present)) => Became::Unknown,
+            (JobKey::ConfirmRule(id), Answer::Rule(read)) => {
+                let namespace = id.namespace.as_ref().map(|_| read.home);
+                absence.under(read.defined, namespace)
+            }
+            (JobKey::ConfirmSource(_), Answer::Source(SourceRead::Absent(home))) => {
+                absence.absent_at(*home, None)
+            }
+            (JobKey::ConfirmSource(_), Answer::Source(SourceRead::Relabelled)) => {
+                Became::Unexplained
+            }
+            (JobKey::ConfirmGrants(giver), Answer::Grants(read)) => {
+                self.grants_became(giver, absence, read)
+            }
+            _ => return None,
+        })
+    }
+
+    /// Takes in a read of a missing object, which began after `shown` observations of copies. Returns
+    /// true if it proves how the object disappeared.
+    pub(crate) fn absence_read(
         &mut self,
-        id: &RuleId,
-        read: &RuleRead,
+        key: &JobKey,
+        answer: &Answer,
         shown: u64,
         effects: &mut Effects,
     ) -> bool {
-        let Some((id, gone)) = self.gone.get_key_value(id) else {
-            return true;
-        };
-        let key = JobKey::ConfirmRule(id.clone());
-        if read.found {
-            self.became(key, Became::Unknown, shown, effects);
+        let Some(became) = self.shown_by(key, answer) else {
             return false;
-        }
-        let became = gone.became(id, read);
-        self.became(key, became, shown, effects);
-        true
-    }
-
-    /// Takes in a read of a missing source. Returns false if the source exists: its watch has yet
-    /// to show it.
-    pub(crate) fn source_confirmed(
-        &mut self,
-        source: &SourceRef,
-        read: SourceRead,
-        shown: u64,
-        effects: &mut Effects,
-    ) -> bool {
-        let key = JobKey::ConfirmSource(source.clone());
-        let Some(absence) = self.absence(&key) else {
-            return true;
-        };
-        let became = match read {
-            SourceRead::Present => Became::Unknown,
-            SourceRead::Absent(home) => absence.absent_at(home, None),
-            SourceRead::Relabelled => Became::Unexplained,
         };
         self.became(key, became, shown, effects);
         became != Became::Unknown
@@ -396,19 +358,19 @@ impl Index {
     /// the job that reads the object. The read began after `shown` observations of copies.
     pub(crate) fn became(
         &mut self,
-        key: JobKey,
+        key: &JobKey,
         became: Became,
         shown: u64,
         effects: &mut Effects,
     ) {
-        let now = self.now;
-        let Some(absence) = self.absence_mut(&key) else {
+        let Some(absence) = self.absences.get_mut(key) else {
             return;
         };
-        let mut again = absence.turn_out(became, shown, now);
+        let mut again = absence.turn_out(became, shown, self.now);
         self.dirty.append(&mut again);
         if matches!(became, Became::Deleted { .. }) {
-            effects.work.timer(now + FRESH, Timer::Expired(key));
+            let expired = Timer::Expired(key.clone());
+            effects.work.timer(self.now + FRESH, expired);
         }
     }
 }

@@ -17,6 +17,7 @@ use crate::{
     absent::HowGone,
     clock::Tick,
     copy::{CopyState, Leave, Why},
+    jobs::JobKey,
     projection::{NoRendering, Projection},
     verdict::{Need, Needs, Outlook},
 };
@@ -273,13 +274,16 @@ impl Index {
             _ if self.rules.contains_key(id) && self.acting(id).is_none() => {
                 return Err(Leave::Suspended);
             }
-            Removal::RuleGone => (self.how_rule_went(id, copy, needs), Why::RuleDeleted),
+            Removal::RuleGone => {
+                let key = JobKey::ConfirmRule(id.clone());
+                (self.how_gone(key, copy, needs), Why::RuleDeleted)
+            }
             // The source's grace period has not ended.
             Removal::SourceGone(source) if self.is_new_loss(id, &source, needs) => {
                 return Err(Leave::NoSource);
             }
             Removal::SourceGone(source) => {
-                let how = self.how_source_went(&source, copy, needs);
+                let how = self.how_source_went(source, copy, needs);
                 (how, Why::SourceDeleted)
             }
             Removal::Unmatched => match self.how_consent_went(id, namespace, copy, needs) {

@@ -18,6 +18,7 @@ use crate::{
     absent::HowGone,
     copy::{CopyKey, CopyState, Why},
     events::{EventReason, places},
+    jobs::JobKey,
     losses::{Held, Loss, PendingDeletion},
     work::Timer,
 };
@@ -332,11 +333,11 @@ impl Index {
     }
 
     /// True if the rule lost all of these copies because it disappeared with its namespace.
-    fn all_homeless(&self, id: &RuleId, pending: &PendingDeletion) -> bool {
+    fn all_homeless(&self, id: &Arc<RuleId>, pending: &PendingDeletion) -> bool {
+        let read = JobKey::ConfirmRule(id.clone());
         pending.collected.keys().all(|key| {
-            let how = self
-                .copy(key)
-                .and_then(|copy| self.how_rule_went_if_known(id, copy));
+            let copy = self.copy(key);
+            let how = copy.and_then(|copy| self.how_gone_if_known(&read, copy));
             how == Some(HowGone::WithNamespace)
         })
     }

@@ -16,13 +16,12 @@ use mimeo_api::Access;
 use mimeo_model::{grant::Edition, id::RuleId, kind::GroupKind};
 
 use crate::{
-    Effects, Index, Namespace,
-    absent::{Became, Home, HowGone},
-    consent::Consent,
+    Index, Namespace,
+    absent::{Absence, Became, Home, HowGone},
     copy::CopyState,
     grants::Grants,
     jobs::JobKey,
-    verdict::{Need, Needs},
+    verdict::Needs,
 };
 
 /// The answer to [`Task::ConfirmGrants`](crate::Task), from uncached reads. The grants are read
@@ -52,10 +51,7 @@ impl Index {
         let Some(giver) = self.withdrawn_by(id, namespace, copy) else {
             return Some(HowGone::WithNamespace);
         };
-        let known = self.consent.withdrawals.get(&giver);
-        let how = known.and_then(|absence| absence.how_gone(copy));
-        needs.push(Need::Absence(JobKey::ConfirmGrants(giver), how.is_none()));
-        how
+        self.how_gone(JobKey::ConfirmGrants(giver), copy, needs)
     }
 
     /// Returns the namespace that does not grant the access that the copy needs.
@@ -127,50 +123,18 @@ impl Index {
         })
     }
 
-    /// Forgets the reads of namespaces that no `Replication` concerns any more.
-    pub(crate) fn forget_withdrawals(&mut self) {
-        let Consent {
-            withdrawals,
-            targeting,
-            reading,
-            ..
-        } = &mut self.consent;
-        withdrawals.retain(|namespace, _| {
-            targeting.contains_key(namespace) || reading.contains_key(namespace)
-        });
-    }
-}
-
-impl Index {
-    /// Takes in a read of a namespace's grants. Returns false if the read proves nothing, because
-    /// the watch has yet to show a difference.
-    pub(crate) fn grants_confirmed(
-        &mut self,
-        namespace: &str,
+    /// Returns how the grants of a namespace disappeared according to this read.
+    /// [`Became::Unknown`]: the watch has yet to show a difference.
+    pub(crate) fn grants_became(
+        &self,
+        giver: &str,
+        absence: &Absence,
         read: &GrantsRead,
-        shown: u64,
-        effects: &mut Effects,
-    ) -> bool {
-        let known = self
-            .consent
-            .grants
-            .get(namespace)
-            .map(Grants::editions)
-            .unwrap_or_default();
-        let Some(absence) = self.consent.withdrawals.get(namespace) else {
-            return true;
-        };
-        let key = JobKey::ConfirmGrants(namespace.into());
-        if read.grants != known {
-            self.became(key, Became::Unknown, shown, effects);
-            return false;
+    ) -> Became {
+        let known = self.consent.grants.get(giver);
+        if read.grants != known.map(Grants::editions).unwrap_or_default() {
+            return Became::Unknown;
         }
-        let became = if read.defined.is_none() {
-            Became::Unexplained
-        } else {
-            absence.absent_at(read.home, read.defined)
-        };
-        self.became(key, became, shown, effects);
-        true
+        absence.under(read.defined, Some(read.home))
     }
 }

@@ -26,15 +26,8 @@ use mimeo_model::{
 };
 
 use crate::{
-    Effects, Index, RuleState,
-    absent::{Absence, Became},
-    authorized::own_kind_unreadable,
-    clock::Tick,
-    copy::CopyState,
-    grants::Grants,
-    jobs::JobKey,
-    quota::Replications,
-    trouble::Trouble,
+    Effects, Index, RuleState, absent::Became, authorized::own_kind_unreadable, clock::Tick,
+    copy::CopyState, grants::Grants, jobs::JobKey, quota::Replications, trouble::Trouble,
 };
 
 /// The grants, and the `Replication`s by the namespaces that they concern.
@@ -49,8 +42,6 @@ pub(crate) struct Consent {
     pub(crate) copies_in: BTreeMap<Arc<RuleId>, BTreeSet<Arc<str>>>,
     /// `Replication`s by the other namespaces in which they name or select sources.
     pub(crate) reading: BTreeMap<Box<str>, BTreeSet<Arc<RuleId>>>,
-    /// The reads of namespaces that no longer grant access to some existing copies.
-    pub(crate) withdrawals: BTreeMap<Box<str>, Absence>,
     /// When the users of one namespace's grants may be counted next.
     pub(crate) next_usage: Tick,
 }
@@ -337,7 +328,7 @@ impl Index {
         self.consent.usage_changed(namespace, self.now);
         // An earlier read proves nothing about these grants.
         let key = JobKey::ConfirmGrants(namespace.into());
-        self.became(key, Became::Unknown, 0, effects);
+        self.became(&key, Became::Unknown, 0, effects);
         let Consent {
             targeting, reading, ..
         } = &self.consent;

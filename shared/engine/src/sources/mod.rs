@@ -26,7 +26,7 @@ use mimeo_model::{
 };
 
 use crate::{
-    Effects, Index, Namespace, Settings, absent,
+    Effects, Index, Namespace, Settings,
     clock::Tick,
     copy::{CopyState, Reference},
     jobs::JobKey,
@@ -51,7 +51,6 @@ pub(crate) enum SourceState {
     },
     Missing {
         since: Tick,
-        absence: absent::Absence,
     },
 }
 
@@ -110,7 +109,7 @@ impl std::fmt::Debug for SourceState {
         match self {
             Self::NotRead => f.write_str("NotRead"),
             Self::Found { version, .. } => write!(f, "Found({version})"),
-            Self::Missing { since, absence } => write!(f, "Missing({since:?}, {absence:?})"),
+            Self::Missing { since } => write!(f, "Missing({since:?})"),
         }
     }
 }
@@ -225,10 +224,7 @@ impl Index {
                     }
                     _ => (false, None),
                 };
-                *state = SourceState::Missing {
-                    since: self.now,
-                    absence: absent::Absence::from(home),
-                };
+                self.lose_source(source.clone(), home);
                 self.source_lost(source, was_there, &mut effects.events);
             }
             (Some(Decoded::Whole(object)), _) => {

@@ -17,7 +17,6 @@ use mimeo_model::{
 
 use crate::{
     Effects, Index, SourceState,
-    absent::Gone,
     clock::Tick,
     conditions::pod_gate_active,
     copy::Reference,
@@ -110,11 +109,8 @@ impl Index {
 
     /// Returns one value that all copies of a rule share.
     pub(crate) fn rule_name(&self, id: &Arc<RuleId>) -> Arc<RuleId> {
-        let known = self.rules.get_key_value(id).map(|(known, _)| known);
-        known
-            .or_else(|| self.gone.get_key_value(id).map(|(known, _)| known))
-            .unwrap_or(id)
-            .clone()
+        let known = self.rules.get_key_value(id);
+        known.map_or(id, |(known, _)| known).clone()
     }
 
     /// Forgets projections that a rule no longer has. A new projection with the same rendering
@@ -160,8 +156,9 @@ impl Index {
         let id = self.rule_name(&Arc::new(id));
         let rule = self.count_replication(&id, rule, effects);
         let rule = rule.map(|rule| rule.within(&self.settings.reach));
-        if self.gone.remove(&id).is_some() {
-            effects.jobs.end(&JobKey::ConfirmRule(id.clone()));
+        let read = JobKey::ConfirmRule(id.clone());
+        if self.absences.remove(&read).is_some() {
+            effects.jobs.end(&read);
         }
         let known = self.valid(&id);
         let says_the_same = |new: &Rule| {
@@ -261,9 +258,9 @@ impl Index {
         self.retire(&old.projections.concat(), &[]);
         self.losses.end(&id);
         effects.work.untidy = true;
-        let home = || self.namespaces.get(id.namespace.as_deref()?)?.uid;
-        let gone = Gone::seen(old.created(), old.home.or_else(home), self.now);
-        self.gone.insert(id, gone);
+        let present = || self.namespaces.get(id.namespace.as_deref()?)?.uid;
+        let home = old.home.or_else(present);
+        self.lose_rule(id, old.created(), home);
         self.demand_changed();
     }
 

@@ -5,7 +5,8 @@ use std::{collections::BTreeSet, sync::Arc, time::Duration};
 use mimeo_model::{id::RuleId, meta::source_hash, source::SourceRef};
 
 use crate::{
-    Effects, Index,
+    Effects, Index, SourceState,
+    consent::Consent,
     copy::{CopyState, Phase},
     jobs::JobKey,
 };
@@ -50,7 +51,6 @@ impl Index {
         let over = |id: &&Arc<RuleId>| !owners.contains(*id) && !self.rules.contains_key(*id);
         let over: Vec<_> = self.losses.pending.keys().filter(over).cloned().collect();
         over.iter().for_each(|id| self.losses.end(id));
-        self.forget_withdrawals();
         for id in self.needless_kinds() {
             let kind = self.kinds[id].group_kind.clone();
             effects.jobs.ask(JobKey::ForgetKind(kind));
@@ -88,8 +88,20 @@ impl Index {
         self.sources.retain(|source, state| {
             source.selector().is_none() || !state.is_missing() || copied(source)
         });
-        self.gone
-            .retain(|id, gone| owners.contains(id) || self.now < gone.until);
+        self.absences.retain(|key, absence| match key {
+            JobKey::ConfirmRule(id) => owners.contains(id) || self.now < absence.until,
+            JobKey::ConfirmSource(source) => self
+                .sources
+                .get(source)
+                .is_some_and(SourceState::is_missing),
+            JobKey::ConfirmGrants(giver) => {
+                let Consent {
+                    targeting, reading, ..
+                } = &self.consent;
+                targeting.contains_key(giver) || reading.contains_key(giver)
+            }
+            _ => false,
+        });
         self.forget_needless_kinds();
         self.projections.forget_names();
         owners
