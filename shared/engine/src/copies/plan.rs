@@ -10,7 +10,7 @@ use mimeo_model::{
 };
 
 use crate::{
-    Effects, Index, Namespace, SourceState,
+    Effects, Index, Namespace,
     copy::{Baseline, CopyState, Leave, Phase, Reference, Step, Why},
     jobs::JobKey,
     work::Timer,
@@ -228,20 +228,6 @@ impl Index {
             NonZeroU64::new(moment + period.saturating_mul(periods))
         });
         effects.work.remind(namespace, copy, due);
-    }
-
-    /// Sets a timer for the end of each missing source's grace period. The rule's copies must be
-    /// decided again then.
-    pub(crate) fn remind_of_grace(&self, id: &Arc<RuleId>, effects: &mut Effects) {
-        let Some(rule) = self.valid(id) else { return };
-        // Sources that a selector no longer finds are not listed here. The decision about their
-        // copies sets those timers.
-        for source in &rule.sources {
-            if let Some(SourceState::Missing { since, .. }) = self.sources.get(source) {
-                let due = *since + rule.source_grace();
-                effects.work.timer(due, Timer::Rule(id.clone()));
-            }
-        }
     }
 }
 

@@ -271,16 +271,16 @@ impl Index {
     ) -> Result<Why, Leave> {
         let seen = copy.ours().ok_or(Leave::Nothing)?;
         let (how, why) = match fate? {
+            // The source's grace period has not ended.
+            Removal::SourceGone(source) if self.is_new_loss(id, &source, needs) => {
+                return Err(Leave::NoSource);
+            }
             _ if self.rules.contains_key(id) && self.acting(id).is_none() => {
                 return Err(Leave::Suspended);
             }
             Removal::RuleGone => {
                 let key = JobKey::ConfirmRule(id.clone());
                 (self.how_gone(key, copy, needs), Why::RuleDeleted)
-            }
-            // The source's grace period has not ended.
-            Removal::SourceGone(source) if self.is_new_loss(id, &source, needs) => {
-                return Err(Leave::NoSource);
             }
             Removal::SourceGone(source) => {
                 let how = self.how_source_went(source, copy, needs);
@@ -310,7 +310,7 @@ impl Index {
 
     /// True if the grace period of a source has not ended, so that the copies of the rule stay.
     fn is_new_loss(&self, id: &Arc<RuleId>, source: &SourceRef, needs: &mut Needs) -> bool {
-        let Some(rule) = self.acting(id) else {
+        let Some(rule) = self.valid(id) else {
             return true;
         };
         let since = match self.sources.get(source) {

@@ -387,7 +387,7 @@ impl Index {
             }
         }
         if !changed.is_empty() {
-            self.render_projections(changed.into_iter().collect(), effects);
+            self.render_projections(changed.into_iter().collect());
             self.demand_changed();
         }
     }

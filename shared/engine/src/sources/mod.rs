@@ -195,7 +195,7 @@ impl Index {
             self.selected_source(selector, source, object, effects);
         } else {
             self.take_source(source, object, effects);
-            self.render_source(source, effects);
+            self.render_source(source);
             self.keep_if_copied(source, effects);
         }
     }
@@ -248,22 +248,18 @@ impl Index {
         self.replan_rules_of_source(source);
     }
 
-    pub(crate) fn render_source(&mut self, source: &SourceRef, effects: &mut Effects) {
+    pub(crate) fn render_source(&mut self, source: &SourceRef) {
         let projections = self
             .projections
             .of_source(source)
             .map(|(id, _)| id)
             .collect();
-        self.render_projections(projections, effects);
+        self.render_projections(projections);
     }
 
     /// Renders the copies of these projections again, because their sources have changed, or the
     /// permission to read them.
-    pub(crate) fn render_projections(
-        &mut self,
-        projections: Vec<ProjectionId>,
-        effects: &mut Effects,
-    ) {
+    pub(crate) fn render_projections(&mut self, projections: Vec<ProjectionId>) {
         // The rules, each with whether one of its renderings has changed.
         let mut rules: BTreeMap<Arc<RuleId>, bool> = BTreeMap::new();
         let mut changed = BTreeSet::new();
@@ -291,7 +287,6 @@ impl Index {
         }
         for (id, replans) in &rules {
             self.mark_status_due(id);
-            self.remind_of_grace(id, effects);
             if *replans {
                 self.replan_rule(id);
             }

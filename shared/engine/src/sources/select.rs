@@ -450,7 +450,7 @@ impl Index {
                 }
             }
         }
-        self.render_source(source, effects);
+        self.render_source(source);
         self.keep_if_copied(source, effects);
     }
 

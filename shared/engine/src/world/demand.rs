@@ -158,7 +158,7 @@ impl Index {
             silent.push(source.clone());
         }
         for source in &silent {
-            self.render_source(source, effects);
+            self.render_source(source);
         }
         // The findings of these selectors are no longer known, but their copies are.
         for selector in &unselected {

@@ -218,7 +218,6 @@ impl Index {
         self.keep_all_copied(id, effects);
         effects.work.untidy = true;
         self.mark_status_due(id);
-        self.remind_of_grace(id, effects);
         if id.kind == RuleKind::ClusterReplication {
             effects.work.timer(
                 self.now + status::HOOKS_KNOWN,
