@@ -115,8 +115,8 @@ pub struct ReplicationGrantStatus {
     #[schemars(schema_with = "schema::conditions")]
     pub conditions: Vec<Condition>,
 
-    /// Number of Replications of other namespaces that use the grant: those with a source or a
-    /// target that it covers. At most 200 are counted.
+    /// Number of Replications that use the grant: those that it admits and that have sources or
+    /// copies of its kinds in this namespace, under any name. At most 200 are counted.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub replications: Option<i32>,
 

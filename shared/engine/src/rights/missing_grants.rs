@@ -105,7 +105,7 @@ impl Index {
 
 /// Returns the name of the copy. The names of a tenant's copies don't depend on labels of their
 /// namespaces.
-pub(crate) fn copy_name(target: &Target, source: &SourceRef, namespace: &str) -> String {
+fn copy_name(target: &Target, source: &SourceRef, namespace: &str) -> String {
     target.copy_name(source).text_at(Place {
         name: namespace,
         labels: &Labels::new(),

@@ -10,16 +10,14 @@ use mimeo_api::Access;
 use mimeo_model::{
     grant::{Grant, Standing},
     id::RuleKind,
-    kind::GroupKind,
-    rule::{Rule, Target},
-    source::SourceRef,
+    rule::Rule,
+    source::SourceQuery,
 };
 
 use crate::{
     Index,
     clock::Tick,
     consent::{Consent, named_targets, read_abroad},
-    missing_grants::copy_name,
 };
 
 /// How long changes of a namespace are collected, from the first one on, before they are counted.
@@ -104,8 +102,10 @@ impl Index {
             if counted > COUNTED {
                 break;
             }
-            let uses = uses(rule, namespace);
-            for (name, _) in admitting.iter().filter(|(_, grant)| uses(grant)) {
+            let using = admitting
+                .iter()
+                .filter(|(_, grant)| uses(rule, namespace, grant));
+            for (name, _) in using {
                 *used.entry((*name).into()).or_default() += 1;
             }
         }
@@ -145,31 +145,13 @@ impl Index {
     }
 }
 
-/// Returns whether a grant gives at least some of the access that a Replication needs in another
-/// namespace.
-fn uses<'a>(rule: &'a Rule, namespace: &'a str) -> impl Fn(&Grant) -> bool + 'a {
-    let targets = rule.targets.iter();
-    let targets = targets.filter(|target| target.selection.names(namespace));
-    let copy = |target: &Target, source: &SourceRef| {
-        let name = copy_name(target, source, namespace);
-        (source.gvk.group_kind(), name)
+/// True if a Replication reads or writes objects of a granted kind in another namespace. Names do not
+/// count.
+fn uses(rule: &Rule, namespace: &str, grant: &Grant) -> bool {
+    let here = |query: &SourceQuery<'_>| match grant.access {
+        Access::Read => query.home() == Some(namespace),
+        Access::Write => rule.names(namespace),
     };
-    let copies = targets.flat_map(|target| rule.sources.iter().map(move |it| copy(target, it)));
-    let copies: Vec<(GroupKind, String)> = copies.collect();
-    move |grant: &Grant| {
-        let mut selectors = rule.selectors.iter();
-        match grant.access {
-            Access::Read => rule.queries().any(|query| {
-                query.home() == Some(namespace)
-                    && grant.covers(&query.gvk().group_kind(), query.name())
-            }),
-            Access::Write => {
-                copies
-                    .iter()
-                    .any(|(kind, name)| grant.covers(kind, Some(name)))
-                    || rule.names(namespace)
-                        && selectors.any(|selector| grant.concerns(&selector.gvk.group_kind()))
-            }
-        }
-    }
+    let mut queries = rule.queries().filter(here);
+    queries.any(|query| grant.concerns(&query.gvk().group_kind()))
 }

@@ -58,12 +58,15 @@ fn a_grant_says_how_many_replications_use_it() {
         "another-name",
         &copying("home", "y", &["to"]),
     ));
+    let mut other_kind = copying("home", "x", &["to"]);
+    other_kind["sources"][0]["kind"] = json!("ConfigMap");
+    scene.rule(replication("home", "another-kind", &other_kind));
     scene.rule(replication(
         "other",
         "not-admitted",
         &copying("other", "x", &["to"]),
     ));
-    assert_eq!(told(&mut scene), [("Write".into(), true, 1)]);
+    assert_eq!(told(&mut scene), [("Write".into(), true, 2)]);
     scene.rule(replication(
         "home",
         "pull",
@@ -76,7 +79,7 @@ fn a_grant_says_how_many_replications_use_it() {
     ));
     assert_eq!(told(&mut scene), [("Read".into(), true, 2)]);
     scene.engine.at(scene.now).rule_gone(&push);
-    assert_eq!(told(&mut scene), [("Write".into(), true, 0)]);
+    assert_eq!(told(&mut scene), [("Write".into(), true, 1)]);
 }
 
 #[test]
