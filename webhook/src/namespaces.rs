@@ -6,10 +6,7 @@
 
 use std::time::Duration;
 
-use mimeo_engine::{
-    Awaited,
-    admission::{self, LabelChange, come_again},
-};
+use mimeo_engine::admission::{self, LabelChange, come_again};
 use mimeo_model::{
     meta,
     names::PENDING_LABEL,
@@ -57,8 +54,7 @@ pub(crate) async fn decide(app: &App, request: &Request, deadline: Instant) -> V
         return refusal;
     }
     if decision.label == LabelChange::Set && !request.dry_run {
-        app.handle
-            .with(|engine| engine.issue(&nonce, Awaited::Namespace));
+        app.handle.with(|engine| engine.issue(&nonce));
     }
     note(request, decision.label);
     Verdict::Patch {
@@ -105,8 +101,7 @@ async fn label_first(
         )));
     }
     let patch = json!({"metadata": {"resourceVersion": version.to_string(), "labels": {PENDING_LABEL: nonce}}});
-    app.handle
-        .with(|engine| engine.issue(nonce, Awaited::Labels));
+    app.handle.with(|engine| engine.issue(nonce));
     let path = "/api/v1/namespaces";
     let written = named::merge(&app.client, path, name, Some(MANAGER), &patch);
     let written = timeout_at(deadline, written).await;

@@ -99,7 +99,7 @@ fn created(request: &Request, object: &Value, index: &Index, nonce: &str) -> Nam
     // A rule that is not known yet may match.
     let waits = !index.primed() || !index.pod_gate_rules(name, &labels(object)).is_empty();
     match pending_label(object) {
-        Some(preset) if waits && index.gate.issued.contains_key(preset) => unchanged(),
+        Some(preset) if waits && index.gate.issued.contains(preset) => unchanged(),
         _ if waits => changed(set_label(object, nonce), LabelChange::Set),
         Some(_) => changed(remove_label(), LabelChange::Stripped),
         None => unchanged(),
@@ -268,7 +268,7 @@ pub fn come_again(message: String) -> Verdict {
 #[allow(clippy::unwrap_used)] // It is how a test fails.
 mod tests {
     use super::*;
-    use crate::{Awaited, Engine, Settings};
+    use crate::{Engine, Settings};
     use mimeo_model::{
         choices::PodGate,
         id::{RuleId, RuleKind},
@@ -303,7 +303,7 @@ mod tests {
             engine.rules_known(RuleKind::Replication, Known::Unserved);
             engine.namespaces_listed(&BTreeSet::new());
         }
-        engine.issue("issued-here", Awaited::Namespace);
+        engine.issue("issued-here");
         engine
     }
 

@@ -19,9 +19,9 @@ use mimeo_model::{
 use serde_json::Value;
 
 use crate::{
-    Action, Answer, Awaited, CopyWatch, Demand, Effects, Effort, EventUpdate, GrantUpdate,
-    HeldDeletion, Index, Inside, Job, Members, Notice, Numbers, Observed, Progress, Request,
-    Settings, StatusUpdate, Verb, Webhooks, clock::Tick, view::Page, work::Timer,
+    Action, Answer, CopyWatch, Demand, Effects, Effort, EventUpdate, GrantUpdate, HeldDeletion,
+    Index, Inside, Job, Members, Notice, Numbers, Observed, Progress, Request, Settings,
+    StatusUpdate, Verb, Webhooks, clock::Tick, view::Page, work::Timer,
 };
 
 /// The state machine: the observed state of the cluster, and all work in progress.
@@ -193,9 +193,9 @@ impl Engine {
     }
 
     /// Records that this replica set a pending label with this nonce. It writes the copies once its
-    /// watch shows the awaited event.
-    pub fn issue(&mut self, nonce: &str, awaited: Awaited) {
-        self.index.gate.issue(nonce, awaited);
+    /// watch shows the new namespace, or the new labels of a namespace that existed before.
+    pub fn issue(&mut self, nonce: &str) {
+        self.index.gate.issue(nonce);
     }
 
     /// Records that a pod waits in this namespace. This replica helps to write the copies, even if

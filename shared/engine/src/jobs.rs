@@ -62,7 +62,7 @@ pub enum Task {
     /// [`Answer::Done`].
     RecordKind(GroupVersionKind),
     /// Remove that record, unless one of these namespaces has a copy. A `None` in the list stands
-    /// for all namespaces. Answer: [`Answer::Done`], or [`Answer::Failed`] if there is a copy.
+    /// for all namespaces. Answer: [`Answer::Done`], or [`Answer::Changed`] if there is a copy.
     ForgetKind(GroupKind, Vec<Option<Box<str>>>),
     /// Read a rule and its CRD, without any cache. Answer: [`Answer::Rule`].
     ConfirmRule(RuleId),

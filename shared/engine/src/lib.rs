@@ -54,7 +54,7 @@ pub use self::{
     missing_grants::MissingGrant,
     numbers::{CopyNumbers, Durations, Inside, Numbers, Queued},
     pending::{HeldCopy, HeldDeletion},
-    pod_gate::{Awaited, AwaitedCopy, Progress},
+    pod_gate::{AwaitedCopy, Progress},
     preview::{Contest, Preview},
     request::{Request, Verb},
     snapshot::{Question, Snapshot},

@@ -1,12 +1,7 @@
 //! Namespaces that wait for their copies. This file handles the pending label, decides which
 //! process may write the copies, and finds the copies that still hold the namespace's pods.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    fmt,
-    sync::Arc,
-    time::Duration,
-};
+use std::{collections::BTreeSet, fmt, sync::Arc, time::Duration};
 
 use mimeo_model::{
     choices::PodGate,
@@ -42,17 +37,6 @@ const CONFLICT: Blocked = "Conflict, an object of that name exists";
 /// request.
 const SETTLING: Duration = Duration::from_millis(250);
 
-/// The awaited event after this replica set a pending label. Once it has happened, this replica may
-/// write the copies.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Awaited {
-    /// The namespace must appear: it is being created.
-    Namespace,
-    /// The labels of an update must appear. They may never do so, because another webhook may still
-    /// refuse the update.
-    Labels,
-}
-
 /// The largest number of issued nonces. Any client that can reach the webhook can cause any number
 /// of them. The label of a genuine request appears within milliseconds.
 const MOST_ISSUED: usize = 10_000;
@@ -60,9 +44,8 @@ const MOST_ISSUED: usize = 10_000;
 /// The pending labels that this replica has set, and how long it waits before it writes.
 #[derive(Debug)]
 pub(crate) struct Gate {
-    /// The nonces of labels that this replica set and has not seen in the watch yet, each with the
-    /// awaited event.
-    pub(crate) issued: BTreeMap<Box<str>, Awaited>,
+    /// The nonces of labels that this replica set and has not seen in the watch yet.
+    pub(crate) issued: BTreeSet<Box<str>>,
     /// How long this replica waits before it writes, after the watch has shown its label.
     pub(crate) delay: Duration,
 }
@@ -70,7 +53,7 @@ pub(crate) struct Gate {
 impl Default for Gate {
     fn default() -> Self {
         Self {
-            issued: BTreeMap::new(),
+            issued: BTreeSet::new(),
             delay: Duration::from_millis(1),
         }
     }
@@ -319,11 +302,11 @@ impl Index {
 impl Gate {
     /// Adds the nonce of a new pending label. If there are too many, all others are dropped. The
     /// reconciler then writes the copies of their namespaces, a little later.
-    pub(crate) fn issue(&mut self, nonce: &str, awaited: Awaited) {
+    pub(crate) fn issue(&mut self, nonce: &str) {
         if self.issued.len() >= MOST_ISSUED {
             self.issued.clear();
         }
-        self.issued.insert(nonce.into(), awaited);
+        self.issued.insert(nonce.into());
     }
 
     /// Adapts the delay before the first write into a new namespace. If a write comes too early,
@@ -357,11 +340,11 @@ impl Index {
         } = self.settings;
         if old.get(PENDING_LABEL) != Some(nonce) {
             label.since = self.now;
-            if let Some(awaited) = self.gate.issued.remove(nonce) {
-                label.charge = Some(match awaited {
-                    Awaited::Namespace => soon,
-                    Awaited::Labels => self.now + takeover,
-                });
+            if self.gate.issued.remove(nonce) {
+                // In a namespace that existed before, the label comes ahead of an update of the
+                // other labels. Another webhook may still refuse that update.
+                let new = entry.version == entry.born;
+                label.charge = Some(if new { soon } else { self.now + takeover });
             }
             for wait in [takeover, budget, budget + FAREWELL] {
                 work.timer(self.now + wait, Timer::Namespace(entry.name.clone()));
@@ -416,27 +399,24 @@ mod tests {
     #[test]
     fn a_flood_displaces_the_others_and_not_what_comes_after_it() {
         let mut gate = Gate::default();
-        gate.issue("old", Awaited::Namespace);
+        gate.issue("old");
         for number in 0..2 * MOST_ISSUED {
-            gate.issue(&number.to_string(), Awaited::Namespace);
+            gate.issue(&number.to_string());
             assert!(gate.issued.len() <= MOST_ISSUED);
         }
-        gate.issue("genuine", Awaited::Labels);
-        assert!(!gate.issued.contains_key("old") && gate.issued.contains_key("genuine"));
-        assert_eq!(
-            (gate.issued.remove("genuine"), gate.issued.remove("genuine")),
-            (Some(Awaited::Labels), None)
-        );
+        gate.issue("genuine");
+        assert!(!gate.issued.contains("old") && gate.issued.contains("genuine"));
+        assert!(gate.issued.remove("genuine") && !gate.issued.remove("genuine"));
     }
 
     #[test]
     fn the_same_one_again_and_again_takes_no_room() {
         let mut gate = Gate::default();
-        gate.issue("first", Awaited::Labels);
+        gate.issue("first");
         for _ in 0..2 * MOST_ISSUED {
-            gate.issue("same", Awaited::Namespace);
+            gate.issue("same");
         }
-        assert!(gate.issued.contains_key("first") && gate.issued.contains_key("same"));
+        assert!(gate.issued.contains("first") && gate.issued.contains("same"));
         assert_eq!(gate.issued.len(), 2);
     }
 }

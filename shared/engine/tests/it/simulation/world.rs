@@ -7,7 +7,7 @@ use std::{
 };
 
 use k8s_openapi::jiff::Timestamp;
-use mimeo_engine::{Awaited, Job, Request, Task, Verb, Webhooks};
+use mimeo_engine::{Job, Request, Task, Verb, Webhooks};
 use mimeo_model::{
     names,
     outcome::{FailureReason, Outcome},
@@ -1087,7 +1087,7 @@ impl World {
         self.tokens += 1;
         let token = format!("token-{}", self.tokens);
         let now = replica.tick(clock);
-        replica.engine.at(now).issue(&token, Awaited::Labels);
+        replica.engine.at(now).issue(&token);
         self.say(format!("{name} is marked before its labels change"));
         self.server.edit(&namespace.key, "mimeo", |object| {
             object
@@ -1119,7 +1119,7 @@ impl World {
             return None;
         }
         let now = replica.tick(clock);
-        replica.engine.at(now).issue(&token, Awaited::Namespace);
+        replica.engine.at(now).issue(&token);
         Some(token)
     }
 
