@@ -8,7 +8,7 @@ use serde_json::Value;
 use crate::{
     is_default,
     schema::{rule, rule_of},
-    transform::{self, CopyTransform},
+    transform::CopyTransform,
 };
 
 /// How a rule's copies are made and kept. Both kinds of rule have these fields.
@@ -18,7 +18,6 @@ pub struct CopyOptions {
     /// How the copies differ from their sources. If left out, they do not. In a Replication,
     /// finalizers are allowed only if every target is its own namespace.
     #[serde(skip_serializing_if = "is_default")]
-    #[schemars(schema_with = "transform::of_rule")]
     pub transform: CopyTransform,
 
     /// How Mimeo writes copies. Apply: by server-side apply; fields, keys, labels and annotations

@@ -18,12 +18,14 @@ pub struct Transform {
     #[schemars(length(min = 1, max = 253))]
     pub type_: Option<String>,
 
-    /// Labels to keep and to set.
+    /// Labels to keep and to set. A copy never gets those of its source by which GitOps tools, Helm
+    /// and other replicators know their objects.
     #[serde(skip_serializing_if = "is_default")]
     #[schemars(schema_with = "label_edits")]
     pub labels: KeyEdits,
 
-    /// Annotations to keep and to set.
+    /// Annotations to keep and to set. A copy never gets those of its source by which GitOps tools,
+    /// Helm, kubectl and other replicators know their objects.
     #[serde(skip_serializing_if = "is_default")]
     #[schemars(schema_with = "annotation_edits")]
     pub annotations: KeyEdits,
@@ -56,7 +58,8 @@ pub struct CopyTransform {
     /// values are base64 without variables. If an operation cannot be done or a test fails, each
     /// copy fails with the reason Invalid. In strings of values $(source.name),
     /// $(source.namespace), $(namespace.name) and $(namespace.labels['key']) stand for those of the
-    /// source and of the copy's namespace; in values of a test only those of the source. At most
+    /// source and of the copy's namespace; in values of a test only those of the source. In a
+    /// Replication, labels of the namespace only where every target is its own namespace. At most
     /// 32.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 32), extend("x-kubernetes-list-type" = "atomic"))]
@@ -157,7 +160,11 @@ pub struct KeyEdits {
     #[schemars(schema_with = "schema::key_globs")]
     pub exclude: Vec<String>,
 
-    /// Keys and values to set, even if the object has other values. At most 64.
+    /// Keys and values to set, even if the object has other values. At most 64. In values of a rule
+    /// $(source.name), $(source.namespace), $(namespace.name) and $(namespace.labels['key']) stand
+    /// for the source's and the copy's namespace. In a Replication, labels of the namespace only
+    /// where every target is its own namespace. In values of a policy $(namespace.name) stands for
+    /// the name of the object's namespace.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub set: BTreeMap<String, String>,
 }
@@ -174,58 +181,6 @@ impl Default for KeyEdits {
 
 fn every_key() -> Vec<String> {
     vec!["*".to_owned()]
-}
-
-/// The schema of [`CopyTransform`], with descriptions for a rule.
-pub(crate) fn of_rule(generator: &mut SchemaGenerator) -> Schema {
-    let labels = "In a Replication, labels of the namespace only where every target is its own \
-        namespace.";
-    let variables = format!(
-        "In values $(source.name), $(source.namespace), $(namespace.name) and \
-         $(namespace.labels['key']) stand for the source's and the copy's namespace. {labels}"
-    );
-    described(
-        CopyTransform::json_schema(generator),
-        &[
-            (
-                "labels",
-                "Those by which GitOps tools, Helm and other replicators know their objects are \
-                 never carried to a copy.",
-            ),
-            (
-                "annotations",
-                "Those by which GitOps tools, Helm, kubectl and other replicators know their \
-                 objects are never carried to a copy.",
-            ),
-            ("labels/properties/set", &variables),
-            ("annotations/properties/set", &variables),
-            ("jsonPatch", labels),
-        ],
-    )
-}
-
-/// The schema of [`Transform`], with descriptions for a policy.
-pub(crate) fn of_policy(generator: &mut SchemaGenerator) -> Schema {
-    let variables = "In values $(namespace.name) stands for the name of the object's namespace.";
-    described(
-        Transform::json_schema(generator),
-        &[
-            ("labels/properties/set", variables),
-            ("annotations/properties/set", variables),
-        ],
-    )
-}
-
-/// Adds a sentence to the description of each of these fields.
-fn described(mut schema: Schema, sentences: &[(&str, &str)]) -> Schema {
-    for (field, sentence) in sentences {
-        let pointer = format!("/properties/{field}/description");
-        if let Some(Value::String(description)) = schema.pointer_mut(&pointer) {
-            description.push(' ');
-            description.push_str(sentence);
-        }
-    }
-    schema
 }
 
 /// The schema of [`KeyEdits`] with label values.

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     schema::{self, rule, rule_of},
-    transform::{self, Transform},
+    transform::Transform,
 };
 
 /// The objects to rewrite, and how.
@@ -80,7 +80,6 @@ pub struct TransformPolicySpec {
             "at least one of type, labels, annotations, data and finalizers must be set",
         ),
     ]))]
-    #[schemars(schema_with = "transform::of_policy")]
     pub transform: Transform,
 
     /// What the API server does with a matching write while Mimeo's webhook does not answer. Fail:
