@@ -220,19 +220,6 @@ pub(crate) fn finalizers(_: &mut SchemaGenerator) -> Schema {
     set_of(8, &finalizer)
 }
 
-/// Label values: their characters, and variables. The webhook checks the values of the variables. A
-/// value may be empty.
-pub(crate) fn label_values() -> Schema {
-    let mut value = text(
-        1024,
-        r"^([-A-Za-z0-9_.]|\$\((source|namespace)\.[^)]+\))*$",
-        "must be a label value, as in gold or $(namespace.name): only letters, digits, \"-\", \
-         \"_\", \".\" and variables",
-    );
-    value.remove("minLength");
-    json_schema!({"type": "object", "maxProperties": 64, "additionalProperties": value})
-}
-
 /// A JSON pointer to a place in an object, for a JSON Patch.
 pub(crate) fn json_pointer(_: &mut SchemaGenerator) -> Schema {
     text(
@@ -242,7 +229,8 @@ pub(crate) fn json_pointer(_: &mut SchemaGenerator) -> Schema {
     )
 }
 
-pub(crate) fn annotation_values() -> Schema {
+/// Values of labels and annotations. The webhook checks those of labels, which may have variables.
+pub(crate) fn set_values(_: &mut SchemaGenerator) -> Schema {
     json_schema!({
         "type": "object", "maxProperties": 64,
         "additionalProperties": {"type": "string", "maxLength": 4096},

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use schemars::{JsonSchema, Schema, SchemaGenerator};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -21,13 +21,11 @@ pub struct Transform {
     /// Labels to keep and to set. A copy never gets those of its source by which GitOps tools, Helm
     /// and other replicators know their objects.
     #[serde(skip_serializing_if = "is_default")]
-    #[schemars(schema_with = "label_edits")]
     pub labels: KeyEdits,
 
     /// Annotations to keep and to set. A copy never gets those of its source by which GitOps tools,
     /// Helm, kubectl and other replicators know their objects.
     #[serde(skip_serializing_if = "is_default")]
-    #[schemars(schema_with = "annotation_edits")]
     pub annotations: KeyEdits,
 
     /// Keys of data and binaryData to keep, and their new names. Allowed only if all objects
@@ -166,6 +164,7 @@ pub struct KeyEdits {
     /// where every target is its own namespace. In values of a policy $(namespace.name) stands for
     /// the name of the object's namespace.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    #[schemars(schema_with = "schema::set_values")]
     pub set: BTreeMap<String, String>,
 }
 
@@ -181,26 +180,4 @@ impl Default for KeyEdits {
 
 fn every_key() -> Vec<String> {
     vec!["*".to_owned()]
-}
-
-/// The schema of [`KeyEdits`] with label values.
-fn label_edits(generator: &mut SchemaGenerator) -> Schema {
-    key_edits(generator, schema::label_values())
-}
-
-/// The schema of [`KeyEdits`] with free text as values.
-fn annotation_edits(generator: &mut SchemaGenerator) -> Schema {
-    key_edits(generator, schema::annotation_values())
-}
-
-/// The schema of [`KeyEdits`] with another schema of the field `set`, which keeps its description.
-fn key_edits(generator: &mut SchemaGenerator, mut values: Schema) -> Schema {
-    let mut edits = KeyEdits::json_schema(generator);
-    if let Some(set) = edits.pointer_mut("/properties/set") {
-        if let Some(description) = set.get("description") {
-            values.insert("description".to_owned(), description.clone());
-        }
-        *set = values.to_value();
-    }
-    edits
 }

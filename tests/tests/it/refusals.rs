@@ -511,7 +511,7 @@ fn bad_transforms() -> Vec<Case> {
         (
             "a label value",
             set("labels", "a", "b c"),
-            &["spec.transform.labels.set[a]", "must be a label value"],
+            &["spec.transform.labels.set[a]", "is not a valid label value"],
         ),
         (
             "a variable in a label",
@@ -768,6 +768,7 @@ const BY_THE_WEBHOOK: &[&str] = &[
     "a label with an odd key",
     "a name that no value makes right",
     "a label key",
+    "a label value",
     "a variable in a label",
     "a label that no value makes right",
     "a variable in an annotation",

@@ -118,12 +118,6 @@ const FORMATS: &[Format] = &[
         meaning: "as RFC 6901 says, as in `/data/key`",
         condition: "must be a JSON pointer (RFC 6901)",
     },
-    Format {
-        name: "label value",
-        size: "at most 1024 characters",
-        meaning: "letters, digits, \"-\", \"_\", \".\" and variables",
-        condition: "must be a label value",
-    },
 ];
 
 /// The whole file.
