@@ -40,7 +40,7 @@ pub use replication::{Replication, ReplicationSource, ReplicationSpec, Replicati
 pub use replication_grant::{
     Access, GrantedObjects, ReplicationGrant, ReplicationGrantSpec, ReplicationGrantStatus,
 };
-pub use schema::{EXACT_TARGETS, crds};
+pub use schema::crds;
 pub use selection::NamespaceSelection;
 pub use transform::{
     CopyTransform, DataEdits, JsonPatchOp, JsonPatchOperation, KeyEdits, Transform,

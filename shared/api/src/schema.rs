@@ -63,10 +63,6 @@ fn tidy(schema: &mut JSONSchemaProps) {
     }
 }
 
-/// The message that refuses a wildcard in `targets[].namespaces` of a Replication.
-pub const EXACT_TARGETS: &str =
-    "a Replication names its target namespaces exactly; wildcards are for ClusterReplications";
-
 /// One CEL rule of `x-kubernetes-validations`: the condition, and the message for people if it
 /// fails.
 pub(crate) fn rule(rule: &str, message: &str) -> Value {
@@ -108,7 +104,6 @@ fn set_of(max: u32, items: &Schema) -> Schema {
 
 /// Longest label key, annotation key or finalizer: a DNS prefix of 253, a slash, and a name of 63.
 const QUALIFIED_NAME_LENGTH: u32 = 317;
-const NAMESPACE_GLOB: &str = "^[a-z0-9*?]([-a-z0-9*?]*[a-z0-9*?])?$";
 
 pub(crate) fn api_version(_: &mut SchemaGenerator) -> Schema {
     text(
@@ -139,29 +134,22 @@ pub(crate) fn object_name(_: &mut SchemaGenerator) -> Schema {
     )
 }
 
-const NAMESPACE_MESSAGE: &str = "must be the name of a namespace, as in team-a: at most 63 \
-    lower-case letters, digits and \"-\", with a letter or digit at both ends";
-
 pub(crate) fn namespace_name(_: &mut SchemaGenerator) -> Schema {
-    let message = format!("{NAMESPACE_MESSAGE}; no wildcards here");
-    text(63, "^[a-z0-9]([-a-z0-9]*[a-z0-9])?$", &message)
+    text(
+        63,
+        "^[a-z0-9]([-a-z0-9]*[a-z0-9])?$",
+        "must be the name of a namespace, as in team-a: at most 63 lower-case letters, digits and \
+         \"-\", with a letter or digit at both ends; no wildcards here",
+    )
 }
 
 pub(crate) fn namespace_names(generator: &mut SchemaGenerator) -> Schema {
     set_of(64, &namespace_name(generator))
 }
 
-/// Exact names of namespaces. Wildcards pass the first rule. So a user that writes one reads only
-/// the message of the second rule.
-pub(crate) fn target_namespaces(_: &mut SchemaGenerator) -> Schema {
-    let mut name = text(63, NAMESPACE_GLOB, NAMESPACE_MESSAGE);
-    if let Some(Value::Array(rules)) = name.get_mut("x-kubernetes-validations") {
-        rules.push(rule(
-            "!self.contains('*') && !self.contains('?')",
-            EXACT_TARGETS,
-        ));
-    }
-    not_empty(set_of(32, &name))
+/// Exact names of namespaces.
+pub(crate) fn target_namespaces(generator: &mut SchemaGenerator) -> Schema {
+    not_empty(set_of(32, &namespace_name(generator)))
 }
 
 /// Requires at least one item. An empty list would select nothing or everything, and would look
@@ -182,7 +170,10 @@ pub(crate) fn object_globs(_: &mut SchemaGenerator) -> Schema {
 pub(crate) fn namespace_globs(_: &mut SchemaGenerator) -> Schema {
     let message = "must be the name of a namespace, in which * stands for any characters and ? for \
         one, as in team-*: at most 63 lower-case letters, digits, \"-\", \"*\" and \"?\"";
-    not_empty(set_of(128, &text(63, NAMESPACE_GLOB, message)))
+    not_empty(set_of(
+        128,
+        &text(63, "^[a-z0-9*?]([-a-z0-9*?]*[a-z0-9*?])?$", message),
+    ))
 }
 
 pub(crate) fn key_globs(_: &mut SchemaGenerator) -> Schema {

@@ -2,8 +2,8 @@
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use mimeo_api::{
-    ClusterReplicationSpec, ConflictPolicy, CopyTransform, DriftPolicy, EXACT_TARGETS,
-    NamespaceSelection, Replication, ReplicationSpec, ReplicationTarget,
+    ClusterReplicationSpec, ConflictPolicy, CopyTransform, DriftPolicy, NamespaceSelection,
+    Replication, ReplicationSpec, ReplicationTarget,
 };
 
 use super::{Rule, source::samples};
@@ -130,7 +130,7 @@ fn refuse_to_tenants(spec: &ReplicationSpec, home: &str, refusals: &mut Refusals
     }
     for (i, target) in spec.targets.iter().enumerate() {
         let field = format!("spec.targets[{i}].namespaces");
-        refusals.each(&field, &target.namespaces, ITEMS, exact_name);
+        refusals.each(&field, &target.namespaces, ITEMS, syntax::dns_label);
         // The grants for the copy would depend on such a label, and the rule's author would learn
         // its value.
         if target.copy_name.as_deref().and_then(label_in).is_some() {
@@ -204,15 +204,6 @@ fn refuse_foreign_labels(
              namespace; use $(namespace.name), or a rule whose only target is {home:?}"
         );
         refusals.add(format!("spec.transform.{field}"), why);
-    }
-}
-
-/// Checks the name of a target namespace. A wildcard is refused.
-fn exact_name(name: &str) -> Result<(), String> {
-    if name.contains(['*', '?']) {
-        Err(EXACT_TARGETS.to_owned())
-    } else {
-        syntax::dns_label(name)
     }
 }
 
@@ -495,7 +486,7 @@ mod tests {
             ),
             (
                 target(json!({"namespaces": ["team-*"]})),
-                "spec.targets[0].namespaces[0]: a Replication names its target namespaces exactly",
+                r#"spec.targets[0].namespaces[0]: "team-*" is not a valid DNS label"#,
             ),
             (
                 target(json!({"namespaces": names})),
