@@ -1,7 +1,7 @@
 //! The consent of a namespace's owner: the access of Replications in other namespaces to it.
 
 use jiff::Timestamp;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, LabelSelectorRequirement};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use mimeo_api::{
     Access, GrantedObjects, NamespaceSelection, ReplicationGrant, ReplicationGrantStatus,
 };
@@ -11,7 +11,7 @@ use crate::{
     kind::{GroupKind, GroupVersionKind},
     meta::Uid,
     refusal::{Refusal, Refusals, in_one_line},
-    selection::{Glob, Place, Selection},
+    selection::{Glob, Place, Selection, Selector},
     syntax,
 };
 
@@ -134,28 +134,10 @@ fn grantee_text(grantee: &NamespaceSelection) -> String {
 
 /// A selector as kubectl writes it: `labels tier=gold,env in (dev,test),!legacy`.
 fn labels_text(selector: &LabelSelector) -> String {
-    let labels = selector.match_labels.iter().flatten();
-    let labels = labels.map(|(key, value)| format!("{key}={value}"));
-    let expressions = selector.match_expressions.iter().flatten();
-    let all: Vec<String> = labels.chain(expressions.map(requirement_text)).collect();
-    if all.is_empty() {
-        "all namespaces".to_owned()
-    } else {
-        format!("labels {}", all.join(","))
-    }
-}
-
-fn requirement_text(requirement: &LabelSelectorRequirement) -> String {
-    let LabelSelectorRequirement {
-        key,
-        operator,
-        values,
-    } = requirement;
-    let values = values.as_deref().unwrap_or_default().join(",");
-    match operator.as_str() {
-        "Exists" => key.clone(),
-        "DoesNotExist" => format!("!{key}"),
-        operator => format!("{key} {} ({values})", operator.to_lowercase()),
+    // The grant's parser reports the refusals.
+    match &*Selector::parse(selector, "", &mut Refusals::default()).to_query() {
+        "" => "all namespaces".to_owned(),
+        labels => format!("labels {labels}"),
     }
 }
 

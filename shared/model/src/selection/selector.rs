@@ -81,8 +81,8 @@ impl Selector {
         self.requirements.is_empty()
     }
 
-    /// The selector as the query of a list or a watch: `a in (b,c),d,!e`. Keys and values contain
-    /// nothing to escape.
+    /// The selector as the query of a list or a watch: `a=b,c in (d,e),f,!g`. Keys and values
+    /// contain nothing to escape.
     pub fn to_query(&self) -> String {
         self.requirements
             .iter()
@@ -98,13 +98,13 @@ impl Requirement {
             key,
             test: Test { values, negative },
         } = self;
-        let values = values.as_ref().map(|values| {
-            let values: Vec<&str> = values.iter().map(|value| &**value).collect();
-            values.join(",")
-        });
-        match (values, negative) {
-            (Some(values), false) => format!("{key} in ({values})"),
-            (Some(values), true) => format!("{key} notin ({values})"),
+        let values: Option<Vec<&str>> = values
+            .as_ref()
+            .map(|values| values.iter().map(|value| &**value).collect());
+        match (values.as_deref(), negative) {
+            (Some([value]), false) => format!("{key}={value}"),
+            (Some(values), false) => format!("{key} in ({})", values.join(",")),
+            (Some(values), true) => format!("{key} notin ({})", values.join(",")),
             (None, false) => key.to_string(),
             (None, true) => format!("!{key}"),
         }
