@@ -17,9 +17,7 @@ use tokio::{
     time::{Instant, timeout_at},
 };
 
-use crate::{
-    limits::Limits, metrics::Answers, paced::Paced, permissions::Questions, policies::Policies,
-};
+use crate::{limits::Limits, metrics::Answers, permissions::Questions, policies::Policies};
 
 /// State that all hooks share.
 pub(crate) struct App {
@@ -45,10 +43,6 @@ pub(crate) struct App {
     pub(crate) questions: Questions,
     /// The limits of all reviews together.
     pub(crate) limits: Limits,
-    /// Limits the log lines about reviews that found no room.
-    pub(crate) no_room: Paced,
-    /// Limits the log lines about reviews that could not be read.
-    pub(crate) no_review: Paced,
     /// The namespace in which Mimeo runs.
     pub(crate) own_namespace: String,
     /// Users that may change the pending label.

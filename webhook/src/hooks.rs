@@ -21,7 +21,7 @@ use mimeo_model::{
 use mimeo_runtime::{duration, trace::Parent};
 use serde::Deserialize;
 use tokio::time::{Instant, timeout_at};
-use tracing::warn;
+use tracing::debug;
 
 use crate::{
     app::App,
@@ -147,16 +147,10 @@ async fn decide(
     }
 }
 
-/// Logs and counts a review that could not be read.
+/// Counts a review that could not be read. Any client that reaches the port can cause thousands, so
+/// they are logged only on request.
 fn unread(app: &App, hook: Hook, why: &Why, arrived: Instant) {
-    let told = if *why == Why::NoRoom {
-        &app.no_room
-    } else {
-        &app.no_review
-    };
-    if told.is_news() {
-        warn!(?hook, error = %why, "no review");
-    }
+    debug!(?hook, error = %why, "no review");
     app.metrics.answered(hook, why.word(), arrived.elapsed());
 }
 

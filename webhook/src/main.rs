@@ -14,7 +14,6 @@ mod limits;
 mod metrics;
 mod namespaces;
 mod objects;
-mod paced;
 mod permissions;
 mod pod_gate;
 mod policies;
@@ -57,7 +56,7 @@ use tracing::info;
 
 use crate::{
     app::App, flags::Flags, heartbeat::beat, hooks::router, limits::Limits, metrics::Answers,
-    paced::Paced, permissions::Questions, policies::Registrar, register::Keeper,
+    permissions::Questions, policies::Registrar, register::Keeper,
 };
 
 /// The program's name in the API server's audit log and in traces.
@@ -175,8 +174,6 @@ fn app(
         held: Semaphore::new(flags.hooks.pod_gate_max_held),
         reads: Semaphore::new(pod_gate::READS),
         limits: Limits::default(),
-        no_room: Paced::default(),
-        no_review: Paced::default(),
         mimeo_users: flags.hooks.mimeo_users(&own_namespace, username.clone()),
         own_namespace,
         username,
