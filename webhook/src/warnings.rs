@@ -174,10 +174,8 @@ pub(crate) fn not_granted(app: &App, rule: &Rule) -> Vec<String> {
 /// Warnings about text in a spec that resembles a variable but is none.
 pub(crate) fn near_misses(object: &Value, variables: &str) -> Vec<String> {
     let misses = near_misses_in(&object["spec"]);
-    let warning = |(field, miss): &(String, &str)| {
-        format!(
-            "{miss} in {field} is not a variable and stays text. The variables are: {variables}"
-        )
+    let warning = |miss: &&str| {
+        format!("{miss} is not a variable and stays text. The variables are: {variables}")
     };
     let mut warnings: Vec<String> = misses.iter().take(MISSES).map(warning).collect();
     warnings.extend(and_more(
@@ -354,7 +352,7 @@ mod tests {
             ]
         );
         let texts: serde_json::Map<String, Value> = (0..5)
-            .map(|number| (format!("k{number}"), json!("$(source )")))
+            .map(|number| (format!("k{number}"), json!(format!("${{source.{number}}}"))))
             .collect();
         let spec = json!({"spec": {"transform": {"annotations": {"set": texts}}}});
         let told = near_misses(&spec, VARIABLES);

@@ -6,7 +6,7 @@
 //! can't fail. The values of the copy's namespace are filled in last. This fails if the namespace
 //! lacks the label.
 
-use std::{borrow::Cow, fmt, iter};
+use std::{borrow::Cow, collections::BTreeSet, fmt, iter};
 
 use serde_json::Value;
 
@@ -64,7 +64,7 @@ pub const VARIABLES: &str =
 
 /// The first part of a text that looks like a variable, but is plain text: `$(namespace)`,
 /// `${source.name}`.
-pub fn near_miss(text: &str) -> Option<&str> {
+fn near_miss(text: &str) -> Option<&str> {
     text.match_indices('$').find_map(|(start, _)| {
         let bytes = &text.as_bytes()[start + 1..];
         let (braces, close) = match bytes.first()? {
@@ -85,36 +85,9 @@ pub fn near_miss(text: &str) -> Option<&str> {
     })
 }
 
-/// All such parts of a spec, with their fields.
-pub fn near_misses(spec: &Value) -> Vec<(String, &str)> {
-    let mut found = Vec::new();
-    look_for_misses(spec, "spec".to_owned(), &mut found);
-    found
-}
-
-fn look_for_misses<'a>(value: &'a Value, field: String, found: &mut Vec<(String, &'a str)>) {
-    match value {
-        Value::String(text) => found.extend(near_miss(text).map(|miss| (field, miss))),
-        Value::Array(items) => {
-            for (i, item) in items.iter().enumerate() {
-                look_for_misses(item, format!("{field}[{i}]"), found);
-            }
-        }
-        Value::Object(fields) => {
-            for (key, value) in fields {
-                look_for_misses(value, format!("{field}.{key}"), found);
-            }
-        }
-        Value::Null | Value::Bool(_) | Value::Number(_) => {}
-    }
-}
-
-/// The end of a message that refuses a text. It names the part that looks like a variable, and the
-/// real variables.
-pub(crate) fn hint(text: &str) -> String {
-    near_miss(text).map_or_else(String::new, |miss| {
-        format!("; {miss} is no variable: there are {VARIABLES}")
-    })
+/// All such parts of a spec, each once.
+pub fn near_misses(spec: &Value) -> BTreeSet<&str> {
+    texts(spec).filter_map(near_miss).collect()
 }
 
 impl Template {
@@ -409,10 +382,7 @@ mod tests {
             assert_eq!(near_miss(text), miss, "{text}");
         }
         let spec = serde_json::json!({"targets": [{"copyName": "$(source)"}], "transform": {"labels": {"set": {"a": "b"}}}});
-        assert_eq!(
-            near_misses(&spec),
-            [("spec.targets[0].copyName".to_owned(), "$(source)")]
-        );
+        assert_eq!(near_misses(&spec), ["$(source)"].into());
     }
 
     #[test]

@@ -593,9 +593,8 @@ async fn what_looks_like_a_variable_and_is_none_is_told_with_the_variables_that_
         "$( source.name )",
         &long,
     ] {
-        let told = format!(
-            "{miss} in spec.transform.annotations.set.a is not a variable and stays text. The variables are: {VARIABLES}"
-        );
+        let told =
+            format!("{miss} is not a variable and stays text. The variables are: {VARIABLES}");
         assert_told(
             &warnings(&scene, &annotated(miss), true)?,
             &[&told, "the rule selects 1 of "],
@@ -612,7 +611,7 @@ async fn what_looks_like_a_variable_and_is_none_is_told_with_the_variables_that_
         ),
         (
             rule.clone().named("a-$(namespace)"),
-            format!("$(namespace) is no variable: there are {VARIABLES}"),
+            "\"a-$(namespace)\" is not a valid DNS name".to_owned(),
         ),
     ] {
         let told = format!(

@@ -14,7 +14,7 @@ use crate::{
     selection::{Mismatch, Place, Selection},
     source::SourceRef,
     syntax,
-    template::{Template, Variable, check_sample, hint, label_in},
+    template::{Template, Variable, check_sample, label_in},
 };
 
 /// Namespaces that get copies, and the copies' name there.
@@ -127,11 +127,7 @@ impl Target {
             let text = name.text(Variable::to_string);
             let check = |name: &str| syntax::object_name(&source.gvk.group, name);
             if let Err(why) = check_sample(&name, check) {
-                let hint = hint(&text);
-                refusals.add(
-                    field,
-                    format!("the name of the copy of {source} {why}{hint}"),
-                );
+                refusals.add(field, format!("the name of the copy of {source} {why}"));
             }
             if let Some(first) = copies.insert((source.gvk.group_kind(), text.clone()), source) {
                 refusals.add(

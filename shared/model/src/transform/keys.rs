@@ -14,7 +14,7 @@ use crate::{
     selection::Glob,
     source::SourceRef,
     syntax::{self, Check},
-    template::{Show, Template, Variable, check_sample, checked, hint},
+    template::{Show, Template, Variable, check_sample, checked},
 };
 
 /// Most keys of one `set`, and most globs of one list.
@@ -54,8 +54,7 @@ pub(super) fn check_keys(
         let Some(template) = refusals.one(&field, Template::parse(text)) else {
             continue;
         };
-        let checked = check_values(&template, used, check_value);
-        refusals.one(&field, checked.map_err(|why| why + &hint(text)));
+        refusals.one(&field, check_values(&template, used, check_value));
         size += key.len() + template.longest();
     }
     let most = syntax::ANNOTATIONS_SIZE;
