@@ -99,8 +99,6 @@ pub struct Copies {
     /// API group of the copy. It determines the valid names.
     group: Box<str>,
     name: Template,
-    /// Labels with blanks. Their syntax is known, so an invalid value is found before the write.
-    labels: Vec<(String, Vec<Part>)>,
     /// True if two correct copies may own different fields, because a blank is inside a list.
     /// `managedFields` identify an item of a list by its key, so a value there can change the path
     /// of a field.
@@ -115,17 +113,6 @@ enum Part {
     Bytes(Bytes),
     Blank(Variable),
     Checksum,
-}
-
-impl Part {
-    /// The text of this part inside a label's value.
-    fn text_at<'a>(&'a self, place: Place<'a>) -> &'a str {
-        match self {
-            Self::Bytes(bytes) => std::str::from_utf8(bytes).unwrap_or_default(),
-            Self::Blank(variable) => variable.value(place).unwrap_or_default(),
-            Self::Checksum => "",
-        }
-    }
 }
 
 /// Not derived, because the bytes may belong to a Secret.
@@ -152,15 +139,9 @@ impl Copies {
                 variable.value(place).ok_or_else(unset)?,
             ));
         }
-        let invalid = |what: String| {
-            move |why: String| failure(FailureReason::Invalid, format!("{what} {why}"))
-        };
+        // The name becomes part of a path. The API server checks all else.
         syntax::object_name(&self.group, &self.name.text_at(place))
-            .map_err(invalid("the copy's name".into()))?;
-        for (key, value) in &self.labels {
-            let value: String = value.iter().map(|part| part.text_at(place)).collect();
-            syntax::label_value(&value).map_err(invalid(format!("the copy's label {key}")))?;
-        }
+            .map_err(|why| failure(FailureReason::Invalid, format!("the copy's name {why}")))?;
         Ok(of_json(&json!([self.checksum.to_string(), values])))
     }
 

@@ -120,17 +120,11 @@ impl Draft {
         metadata["name"] = shown.into();
         check_metadata(&metadata, &blanks.sign)?;
         let checksum = of_json(&json!([&metadata, self.checksum.to_string()]));
-        let labels = metadata["labels"].as_object().into_iter().flatten();
-        let labels = labels.filter_map(|(key, value)| {
-            let value = value.as_str().filter(|text| text.contains(&blanks.sign))?;
-            Some((key.clone(), blanks.split(&value.to_owned().into())))
-        });
         Ok(Copies {
             checksum,
             variables,
             group: self.source.gvk.group.clone(),
             name,
-            labels: labels.collect(),
             own_fields_apart: self.own_fields_apart,
             content: self.content.clone(),
             metadata: blanks.split(&metadata_text(metadata, blanks.of_checksum()).into()),
@@ -216,8 +210,8 @@ fn unmarked(
     Ok(copy)
 }
 
-/// Checks the labels and annotations after a patch. Every blank begins with `sign`. A label's value
-/// with a blank is checked once the blank is filled in.
+/// Checks the labels and annotations after a patch. Every blank begins with `sign`. Only the API
+/// server checks a label's value with a blank.
 fn check_metadata(metadata: &Value, sign: &str) -> Result<(), SourceRefused> {
     for field in ["labels", "annotations"] {
         for (key, value) in metadata[field].as_object().into_iter().flatten() {
