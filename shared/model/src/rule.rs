@@ -17,13 +17,12 @@ use mimeo_api::{
 use serde_json::Value;
 
 use crate::{
-    choices::{ConflictPolicy, PodGate, Retain, RetentionPolicy, Strategy, parse_retention},
+    choices::{ConflictPolicy, PodGate, RetentionPolicy, Strategy, parse_retention},
     id::{RuleId, RuleKind},
     kind::{GroupKind, GroupVersionKind, Resource},
     meta::version,
     names,
     own_rights::{self, Home, RoleRef},
-    plural,
     reach::Reach,
     refusal::{Refusal, Refusals},
     selection::{Labels, Place},
@@ -108,24 +107,6 @@ impl Rule {
     pub fn source_grace(&self) -> Duration {
         let seconds = self.retention.source_grace_period_seconds;
         Duration::from_secs(seconds.unsigned_abs().into())
-    }
-
-    /// Text for people: the number of copies, and their fate without their source.
-    pub fn bereft(&self, copies: usize) -> String {
-        let (is, stays) = if copies == 1 {
-            ("is", "stays")
-        } else {
-            ("are", "stay")
-        };
-        let fate = match (self.suspend, self.retention.when_source_deleted) {
-            (true, _) => format!("which {stays} while the rule is suspended"),
-            (false, Retain::Retain) => format!("which {stays} without it"),
-            (false, Retain::Delete) => {
-                let grace = plural::seconds(self.source_grace().as_secs());
-                format!("which {is} deleted {grace} later")
-            }
-        };
-        format!("{} of {}, {fate}", plural::copies(copies), self.id)
     }
 
     /// Parses a rule that the API server has stored or is about to store.
@@ -378,7 +359,7 @@ fn refuse_source_namespace(spec: &ClusterReplicationSpec, refusals: &mut Refusal
 #[allow(clippy::unwrap_used)] // It is how a test fails.
 mod tests {
     use super::*;
-    use crate::choices::retention_annotation;
+    use crate::choices::{Retain, retention_annotation};
     use serde_json::{Value, json};
 
     fn good() -> Value {

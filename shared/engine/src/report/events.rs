@@ -381,7 +381,11 @@ fn updates_of(
             };
             let fate = match index.copies_of(id, source) {
                 0 => "its copies are deleted".to_owned(),
-                copies => format!("it is the source of {}", rule.bereft(copies)),
+                copies => format!(
+                    "it is the source of {} of {id}, whose whenSourceDeleted is {:?}",
+                    plural::copies(copies),
+                    rule.retention.when_source_deleted
+                ),
             };
             let note = format!("{source} {gone}; {fate}");
             (note, 1, vec![])
