@@ -30,7 +30,7 @@ const AT_ONCE: usize = 32;
 
 /// Limits the concurrent requests to the API server on behalf of reviews. Further requests wait.
 pub(crate) struct Questions {
-    pub(crate) client: Client,
+    client: Client,
     turns: Semaphore,
 }
 

@@ -15,7 +15,7 @@ use mimeo_model::{
     grant::Grant,
     id::RuleKind,
     kind::{GroupVersionKind, Resource},
-    own_rights::{self, ProgramRight, RoleRef},
+    own_rights::{self, ProgramRight},
     policy::Policy,
     reach::Reach,
     refusal::{Refusal, in_one_line},
@@ -25,15 +25,15 @@ use mimeo_model::{
     source::{SourceQuery, SourceRef},
     template::{VARIABLES, Variable},
 };
-use mimeo_runtime::{call::encode, discovery::resource_path, named};
-use serde::{Deserialize, de::DeserializeOwned};
+use mimeo_runtime::{discovery::resource_path, named};
+use serde::de::DeserializeOwned;
 use serde_json::Value;
 use tokio::time::Instant;
 use tracing::{debug, info};
 
 use crate::{
     app::App,
-    permissions::{self, Questions},
+    permissions,
     warnings::{self, Detail},
 };
 
@@ -247,7 +247,7 @@ impl Draft<'_> {
         warnings.extend(rule.leaves_out(reach));
         warnings.extend(self.missing_sources(&sources).await);
         let told = self.of_namespaces().await;
-        let rights = self.rights(&sources, told).await;
+        let rights = self.rights(told);
         warnings.extend(selectors.into_iter().filter_map(warnings::empty_selector));
         warnings.extend(warnings::not_granted(app, rule));
         warnings.extend(warnings::foresee(app, rule, before, told));
@@ -292,22 +292,21 @@ impl Draft<'_> {
         }
     }
 
-    /// The permissions that Mimeo's programs need for the rule.
-    async fn rights(&self, sources: &[&SourceRef], told: Detail) -> BTreeSet<ProgramRight> {
-        let Check { app, deadline, .. } = self.check;
-        let bound = bound(&app.questions, sources, *deadline).await;
-        let homes = self.rule.homes(|source| bound.get(source).cloned());
-        let homes = homes.filter(|home| {
+    /// The permissions that Mimeo's programs need for the rule. Those that copies of a Role or a
+    /// RoleBinding give depend on the source, and only a denied write shows that Mimeo lacks them.
+    fn rights(&self, told: Detail) -> BTreeSet<ProgramRight> {
+        let homes = self.rule.homes(|_| None).filter(|home| {
             let refused = self.reach.refuses_home(home.gvk, home.namespace);
             self.tells(home.namespace) && refused.is_none()
         });
-        let mut places = app.index(|index| index.reached(self.rule));
+        let mut places = self.check.app.index(|index| index.reached(self.rule));
         if let (Some(places), Detail::Named) = (&mut places, told) {
             places.retain(|namespace| self.rule.names(namespace));
         }
-        own_rights::needed_by(self.rule.id.kind, homes, places.as_ref(), |gvk| {
-            self.kinds.resource(gvk)
-        })
+        let resource = |gvk: &GroupVersionKind| self.kinds.resource(gvk);
+        let mut rights = own_rights::needed_by(self.rule.id.kind, homes, places.as_ref(), resource);
+        rights.retain(|right| !right.hands_out());
+        rights
     }
 
     /// Returns one warning for each source that the API server answers with 404. The sources are
@@ -361,120 +360,5 @@ impl Kinds {
             *message = format!("{message}; {meant}");
         }
         refusal
-    }
-}
-
-/// The role of a RoleBinding. The subjects are left out: there may be thousands, and they do not
-/// matter here.
-#[derive(Deserialize)]
-#[serde(rename_all = "camelCase")]
-struct Binding {
-    role_ref: RoleRef,
-}
-
-/// The roles that RoleBindings among the sources refer to, as far as they can be read before the
-/// deadline. Mimeo needs the permission to grant exactly these roles. The RoleBindings are read one
-/// after the other, because any user with a namespace can make them as large as an object can be.
-async fn bound(
-    questions: &Questions,
-    sources: &[&SourceRef],
-    deadline: Instant,
-) -> BTreeMap<SourceRef, RoleRef> {
-    let mut bound = BTreeMap::new();
-    for &source in sources {
-        let Some(home) = source.home().filter(|_| own_rights::binds(&source.gvk)) else {
-            continue;
-        };
-        let home = encode(home);
-        let path = format!("/apis/rbac.authorization.k8s.io/v1/namespaces/{home}/rolebindings");
-        let read = named::read(&questions.client, &path, &source.name);
-        match questions.ask(read, deadline).await {
-            Some(Ok(Some(Binding { role_ref }))) => _ = bound.insert(source.clone(), role_ref),
-            Some(Ok(None) | Err(_)) => {}
-            None => break,
-        }
-    }
-    bound
-}
-
-#[cfg(test)]
-mod tests {
-    use std::{
-        convert::Infallible,
-        sync::{
-            Arc, Mutex,
-            atomic::{AtomicUsize, Ordering},
-        },
-        time::Duration,
-    };
-
-    use kube::{Client, client::Body};
-    use serde_json::json;
-
-    use super::*;
-
-    /// RoleBindings are read one by one, since each may be as large as an object can be.
-    #[tokio::test(start_paused = true)]
-    async fn what_role_bindings_give_is_read_one_after_the_other_and_nothing_else() {
-        let (asked, at_once) = (
-            Arc::<Mutex<Vec<String>>>::default(),
-            Arc::new(AtomicUsize::new(0)),
-        );
-        let (told, open) = (asked.clone(), at_once.clone());
-        let service = tower::service_fn(move |request: http::Request<Body>| {
-            let (told, open) = (told.clone(), open.clone());
-            async move {
-                assert_eq!(
-                    open.fetch_add(1, Ordering::Relaxed),
-                    0,
-                    "another is being read"
-                );
-                tokio::time::sleep(Duration::from_millis(10)).await;
-                open.fetch_sub(1, Ordering::Relaxed);
-                let path = request.uri().path().to_owned();
-                let name = path.rsplit('/').next().unwrap_or_default().to_owned();
-                told.lock().expect("no test panics with it").push(path);
-                let mut object = json!({
-                    "metadata": {"name": name}, "subjects": vec![json!({"kind": "User", "name": "ann"}); 3],
-                    "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": format!("of-{name}")},
-                });
-                if name == "odd" {
-                    object["roleRef"] = json!(7);
-                }
-                Ok::<_, Infallible>(http::Response::new(Body::from(
-                    object.to_string().into_bytes(),
-                )))
-            }
-        });
-        let source = |kind, name| {
-            let gvk =
-                GroupVersionKind::parse("rbac.authorization.k8s.io/v1", kind).expect("a kind");
-            SourceRef::named(gvk, "home", name)
-        };
-        let [a, b, role, odd] = [
-            ("RoleBinding", "a"),
-            ("RoleBinding", "b"),
-            ("Role", "c"),
-            ("RoleBinding", "odd"),
-        ]
-        .map(|(kind, name)| source(kind, name));
-        let (client, deadline) = (
-            Client::new(service, "default"),
-            Instant::now() + Duration::from_secs(5),
-        );
-        let bound = bound(&Questions::new(client), &[&a, &role, &odd, &b], deadline).await;
-        let gives = |source| bound.get(source).cloned();
-        let named = |name: &str| RoleRef::of(&json!({"roleRef": {"kind": "Role", "name": name}}));
-        assert_eq!(
-            [&a, &role, &odd, &b].map(gives),
-            [named("of-a"), None, None, named("of-b")]
-        );
-        let path = |name: &str| {
-            format!("/apis/rbac.authorization.k8s.io/v1/namespaces/home/rolebindings/{name}")
-        };
-        assert_eq!(
-            *asked.lock().expect("no test panics with it"),
-            ["a", "odd", "b"].map(path)
-        );
     }
 }

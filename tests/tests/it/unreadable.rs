@@ -292,7 +292,7 @@ async fn hand_out(
         Ok(Some(()))
     })
     .await?;
-    let warned = kubectl(control_plane, ["apply", "-f", &*path])?;
+    kubectl(control_plane, ["apply", "-f", &*path])?;
     let asked = |text: &str| -> Result<Value> {
         let words = format!(
             "Mimeo writes no {kind} that exceeds its own permissions unless a ClusterRole labelled \
@@ -302,9 +302,6 @@ async fn hand_out(
         let (rule, _) = rule.split_once('}').context("no end")?;
         Ok(serde_yaml::from_str(&format!("{rule}}}"))?)
     };
-    assert_eq!(asked(&warned)?, rule_told, "{warned}");
-    assert_eq!(warned.matches("permissions").count(), 1, "{warned}");
-
     let denied = told(
         &client,
         "Authorized",
