@@ -280,7 +280,7 @@ impl Reading {
                      may cross namespaces is unknown."
                 );
                 self.note(Gap::Grants, sentence);
-                let why = Unreadable::Forbidden { verb: "list" };
+                let why = Unreadable::Forbidden;
                 self.show(|engine| engine.grants_known(Known::Unreadable(why)));
             }
         }

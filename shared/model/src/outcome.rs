@@ -79,33 +79,23 @@ words! {
     }
 }
 
-/// The reason why Mimeo can't read something, until a user fixes it. It says nothing about the
-/// existence of the objects. In particular, an unreadable object never counts as deleted.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Unreadable {
-    /// Mimeo lacks the permission.
-    Forbidden {
-        /// The verb that was refused.
-        verb: &'static str,
-    },
-    /// The server has answered only with errors for a while.
-    Unavailable,
+words! {
+    /// The reason why Mimeo can't read something, until a user fixes it. It says nothing about the
+    /// existence of the objects. In particular, an unreadable object never counts as deleted.
+    Unreadable {
+        /// Mimeo lacks a permission.
+        Forbidden,
+        /// The server has answered only with errors for a while.
+        Unavailable,
+    }
 }
 
 impl Unreadable {
-    /// The reason in one stable word.
-    pub fn word(self) -> &'static str {
-        match self {
-            Self::Forbidden { .. } => "Forbidden",
-            Self::Unavailable => "Unavailable",
-        }
-    }
-
     /// The reason for people: the fault when Mimeo reads `resource`.
     pub fn explain(self, resource: &str) -> String {
         match self {
-            Self::Forbidden { verb } => {
-                format!("Mimeo is not granted {verb} on {resource} (it needs get, list and watch)")
+            Self::Forbidden => {
+                format!("Mimeo may not read {resource} (it needs get, list and watch)")
             }
             Self::Unavailable => {
                 format!("the API server has been answering with errors when asked for {resource}")

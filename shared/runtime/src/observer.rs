@@ -286,7 +286,7 @@ impl Failing {
     fn despair(&mut self, error: &CallError) -> Option<(Unreadable, bool)> {
         let denied = matches!(error, CallError::Denied { .. });
         let why = if denied {
-            Unreadable::Forbidden { verb: "get" }
+            Unreadable::Forbidden
         } else {
             Unreadable::Unavailable
         };

@@ -489,11 +489,7 @@ where
     /// Reports the watch as unreadable, once a failure is not temporary.
     fn despair(&mut self, end: &End, started: Instant) {
         let why = match end {
-            // A listing in pages uses another verb than a watch.
-            End::Denied(_) if !self.streams && self.version.is_none() => {
-                Unreadable::Forbidden { verb: "list" }
-            }
-            End::Denied(_) => Unreadable::Forbidden { verb: "watch" },
+            End::Denied(_) => Unreadable::Forbidden,
             // While the server cannot be reached the known state stays valid. This failure concerns
             // all kinds alike.
             End::Closed(_) | End::Silent | End::Mute if self.version.is_some() => {

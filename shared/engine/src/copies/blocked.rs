@@ -25,7 +25,7 @@ impl Index {
         }
         match &projection.rendering {
             Err(NoRendering::NotGranted) => Some(ConditionReason::NotGranted.as_str()),
-            Err(NoRendering::NotRead) => Some(self.why_unreadable(query)?.word()),
+            Err(NoRendering::NotRead) => Some(self.why_unreadable(query)?.as_str()),
             Err(NoRendering::SourceMissing) => Some(ConditionReason::SourceNotFound.as_str()),
             Err(NoRendering::Refused(why)) if why.by_the_rule() => {
                 Some(why.failure().reason.as_str())
@@ -42,7 +42,7 @@ impl Index {
         if let Err(why) = self.source_kind(query) {
             return why;
         }
-        Some(self.why_unreadable(query)?.word())
+        Some(self.why_unreadable(query)?.as_str())
     }
 
     /// Returns why sources can't be read now, although their kind is served.
@@ -61,7 +61,7 @@ impl Index {
         }
         match self.kinds.served(query.gvk()) {
             Known::Unknown => Err(None),
-            Known::Unreadable(why) => Err(Some(why.word())),
+            Known::Unreadable(why) => Err(Some(why.as_str())),
             Known::Listed(resource) if resource.namespaced => Ok(()),
             Known::Unserved | Known::Listed(_) => {
                 Err(Some(ConditionReason::KindNotServed.as_str()))

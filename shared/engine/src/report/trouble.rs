@@ -83,7 +83,7 @@ impl Index {
                 refused(self.why_unreadable(query)?.explain(&resource.to_string()))
             }
             Known::Unreadable(why) => {
-                let (version, why) = (gvk.api_version(), why.word());
+                let (version, why) = (gvk.api_version(), why.as_str());
                 refused(format!(
                     "the API server does not say which kinds {version} has ({why})"
                 ))

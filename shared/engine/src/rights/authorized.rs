@@ -97,7 +97,7 @@ impl Index {
         }
         let gvk = query.gvk();
         let resource = self.kinds.resource(gvk)?;
-        let denied = |why: &Unreadable| matches!(why, Unreadable::Forbidden { .. });
+        let denied = |why: &Unreadable| *why == Unreadable::Forbidden;
         let copies = self
             .unwatchable(rule, &gvk.group_kind())
             .filter(|(_, why)| denied(why))
@@ -150,7 +150,7 @@ fn by_limits(message: String) -> Trouble {
 pub(crate) fn own_kind_unreadable(plural: &str, why: Unreadable) -> Trouble {
     let mut message = why.explain(&format!("{plural}.{GROUP}"));
     let reason = match why {
-        Unreadable::Forbidden { .. } => {
+        Unreadable::Forbidden => {
             _ = write!(
                 message,
                 "; Mimeo's ClusterRoles must have the rule {{apiGroups: [{GROUP}], resources: \

@@ -251,10 +251,9 @@ fn nobody_is_told_of_a_namespace_that_his_rule_has_nothing_in() {
     engine.demand();
     let object = json!({"metadata": {"name": "mine", "resourceVersion": "41"}, "data": {"a": "aHVudGVyMg=="}});
     engine.at(NOW).source(&source, Some(Decoded::Whole(object)));
-    engine.at(NOW).copies_known(
-        &watch("b"),
-        Known::Unreadable(Unreadable::Forbidden { verb: "list" }),
-    );
+    engine
+        .at(NOW)
+        .copies_known(&watch("b"), Known::Unreadable(Unreadable::Forbidden));
     engine.at(NOW).copies_listing(&watch("a"));
     engine.at(NOW).copies_known(&watch("a"), Known::Listed(50));
     requests(&mut engine, NOW);

@@ -18,7 +18,7 @@ use mimeo_model::{
 use serde_json::{Value, from_value, json};
 
 const UID: &str = "0f3e4d5c-1a2b-3c4d-5e6f-708192a3b4c5";
-const FORBIDDEN: Unreadable = Unreadable::Forbidden { verb: "watch" };
+const FORBIDDEN: Unreadable = Unreadable::Forbidden;
 
 fn secrets() -> Resource {
     let gvk = GroupVersionKind::parse("v1", "Secret").unwrap();
@@ -265,12 +265,12 @@ fn a_rule_says_what_cannot_be_read_and_what_is_missing_for_it() {
         &secrets().gvk.group_kind().into(),
         Known::Unreadable(FORBIDDEN),
     );
-    let part = "v1/Secret/platform/registry: Mimeo is not granted watch on secrets";
+    let part = "v1/Secret/platform/registry: Mimeo may not read secrets";
     world.expect("SourcesFound", "SourceRefused", part);
     assert_eq!(world.conditions(), [], "said once");
 
     world.show_source();
-    let told = "copies cannot be watched: Mimeo is not granted watch on secrets (it needs get, \
+    let told = "copies cannot be watched: Mimeo may not read secrets (it needs get, \
         list and watch); missing permissions on Secret: a ClusterRole labelled \
         mimeo.dev/aggregate-to-mimeo=true must have the rule {apiGroups: [\"\"], resources: \
         [secrets], verbs: [create, get, list, patch, watch]}";

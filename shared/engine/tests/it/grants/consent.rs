@@ -244,7 +244,7 @@ fn what_is_granted_is_not_denied_before_it_is_known() {
     scene
         .engine
         .at(scene.now)
-        .grants_known(Known::Unreadable(Unreadable::Forbidden { verb: "list" }));
+        .grants_known(Known::Unreadable(Unreadable::Forbidden));
     let status = scene.status(&id);
     assert_eq!(words(&status, "Authorized"), "False ControllerForbidden");
     let message = condition(&status, "Authorized").2;

@@ -280,7 +280,7 @@ fn a_tenant_is_told_beforehand_who_has_his_copies_at_home_and_nothing_of_others(
 #[test]
 fn tenants_rules_write_nothing_before_the_platforms_are_known() {
     let (known, _) = contested();
-    let unreadable = Unreadable::Forbidden { verb: "list" };
+    let unreadable = Unreadable::Forbidden;
     for (unreadable, copy) in [(None, true), (Some(unreadable), true), (None, false)] {
         let mut scene = Scene::starting(&["home", "vault", "to"]);
         scene.grant("to", grant("Write", &to("home"), &[]));
@@ -342,12 +342,12 @@ fn the_platforms_rules_work_and_tell_when_tenants_cannot_be_read() {
     assert!(!scene.engine.index().primed());
     scene.engine.at(scene.now).rules_known(
         RuleKind::Replication,
-        Known::Unreadable(Unreadable::Forbidden { verb: "list" }),
+        Known::Unreadable(Unreadable::Forbidden),
     );
     scene
         .engine
         .at(scene.now)
-        .grants_known(Known::Unreadable(Unreadable::Forbidden { verb: "list" }));
+        .grants_known(Known::Unreadable(Unreadable::Forbidden));
     assert!(scene.engine.index().primed());
     scene.wait(1);
     assert!(scene.done().contains(&"write to/x".to_owned()));

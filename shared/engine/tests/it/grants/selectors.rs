@@ -305,7 +305,7 @@ fn nothing_is_told_of_what_a_selector_may_not_find() {
     );
     let unreadable = |scene: &mut Scene| {
         scene.rule(cluster_replication("p", &selecting("vault", &["vault"])));
-        let why = mimeo_model::outcome::Unreadable::Forbidden { verb: "list" };
+        let why = mimeo_model::outcome::Unreadable::Forbidden;
         for selector in scene.selectors("vault") {
             scene
                 .engine
