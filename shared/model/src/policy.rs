@@ -9,7 +9,7 @@ use serde_json::{Map, Value};
 use crate::{
     kind::{GroupVersionKind, Resource},
     refusal::{Refusal, Refusals},
-    review::{Operation, Request, Verdict},
+    review::{Request, Verdict},
     selection::Selector,
     syntax,
     transform::{self, Use, data_changes, is_being_deleted},
@@ -109,10 +109,7 @@ impl Policy {
         let Some(object) = object.filter(|object| self.is_for(request, object)) else {
             return Verdict::ALLOW;
         };
-        let stored = request
-            .old_object
-            .as_ref()
-            .filter(|_| request.operation == Operation::Update);
+        let stored = request.old_object.as_ref();
         let before = rewritable(object);
         let mut after = before.clone();
         transform::rewrite(
@@ -155,14 +152,15 @@ impl Policy {
         (!parts.is_empty()).then(|| changed(&self.name, &parts, kind))
     }
 
+    /// True if the policy changes the new object of the request. An object that is being deleted is
+    /// not changed, otherwise no client could remove its finalizers.
     fn is_for(&self, request: &Request, object: &Value) -> bool {
         let kind = request.kind.group_kind();
         let namespace = request.namespace.as_deref().unwrap_or_default();
         let labels = object["metadata"]["labels"].as_object();
         let is_being_deleted =
             is_being_deleted(object) || request.old_object.as_ref().is_some_and(is_being_deleted);
-        matches!(request.operation, Operation::Create | Operation::Update)
-            && !is_being_deleted
+        !is_being_deleted
             && self.kinds.iter().any(|one| one.group_kind() == kind)
             && !self
                 .spec
@@ -253,7 +251,7 @@ fn rewritable(object: &Value) -> Value {
 #[allow(clippy::unwrap_used)] // It is how a test fails.
 mod tests {
     use super::*;
-    use crate::review::User;
+    use crate::review::{Operation, User};
     use serde_json::json;
 
     const TYPE: &str = "credential.devops.kubesphere.io/basic-auth";

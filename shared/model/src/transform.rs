@@ -108,18 +108,14 @@ pub(crate) fn check<'a>(
 /// The variable `$(namespace.name)` has the value `namespace`.
 ///
 /// A new Secret gets the type of the transform. A stored Secret keeps its type, which is
-/// immutable. So a client can send the original type again without an error. An object that is
-/// being deleted is not changed, otherwise no client could remove its finalizers. Mimeo's
-/// labels and annotations are not changed. A second run changes nothing.
+/// immutable. So a client can send the original type again without an error. Mimeo's labels and
+/// annotations are not changed. A second run changes nothing.
 pub(crate) fn rewrite(
     transform: &Transform,
     object: &mut Value,
     stored: Option<&Value>,
     namespace: &str,
 ) {
-    if is_being_deleted(object) || stored.is_some_and(is_being_deleted) {
-        return;
-    }
     let Some(fields) = object.as_object_mut() else {
         return;
     };

@@ -144,15 +144,6 @@ fn a_stored_secret_keeps_its_type() {
 }
 
 #[test]
-fn what_is_being_deleted_is_left_alone() {
-    let spec = || json!({"type": "new", "finalizers": ["a.b/c"], "labels": {"set": {"a": "b"}}});
-    let object = json!({"metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"}, "type": "old"});
-    assert_eq!(rewritten(spec(), object.clone(), None), object);
-    let going = json!({"metadata": {}, "type": "old"});
-    assert_eq!(rewritten(spec(), going.clone(), Some(&object)), going);
-}
-
-#[test]
 fn mimeos_marks_survive_a_rewrite() {
     let marks = json!({"mimeo.dev/rule": "r", names::MANAGED_BY: names::MANAGED_BY_VALUE});
     let object = json!({"metadata": {"labels": marks}});
