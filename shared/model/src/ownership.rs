@@ -7,7 +7,7 @@
 //! beyond an apply's.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{FieldsV1, ManagedFieldsEntry, ObjectMeta};
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
 use crate::{
     kind::{GroupKind, assigned},
@@ -194,11 +194,8 @@ fn is_former(entry: &ManagedFieldsEntry) -> bool {
 /// The field set without finalizers and owner references, which control the deletion of the object,
 /// and without fields that the cluster assigned.
 fn content(fields: &FieldSet, kind: &GroupKind) -> FieldSet {
-    let mut content = fields.clone();
-    for path in LIFELINE.iter().chain(assigned(&kind.group, &kind.kind)) {
-        remove(&mut content, path);
-    }
-    content
+    let left_out = LIFELINE.iter().chain(assigned(&kind.group, &kind.kind));
+    without_paths(fields, "f:", left_out)
 }
 
 const LIFELINE: &[&[&str]] = &[
@@ -206,23 +203,19 @@ const LIFELINE: &[&[&str]] = &[
     &["metadata", "ownerReferences"],
 ];
 
-/// Removes a field, and its parents if they become empty. Returns true if the field existed.
-fn remove(fields: &mut FieldSet, path: &[&str]) -> bool {
-    let [first, rest @ ..] = path else {
-        return false;
-    };
-    let field = format!("f:{first}");
-    if rest.is_empty() {
-        return fields.remove(&field).is_some();
+/// The fields without those at these paths, and without parents that then have none. In `fields`
+/// each name begins with `prefix`.
+pub(crate) fn without_paths<'a>(
+    fields: &FieldSet,
+    prefix: &str,
+    paths: impl Iterator<Item = &'a &'a [&'a str]>,
+) -> FieldSet {
+    let mut left_out = json!({});
+    for path in paths {
+        let names = path.iter().map(|name| format!("{prefix}{name}"));
+        *names.fold(&mut left_out, |parent, name| &mut parent[name]) = true.into();
     }
-    let Some(below) = fields.get_mut(&field).and_then(Value::as_object_mut) else {
-        return false;
-    };
-    let found = remove(below, rest);
-    if found && below.keys().all(|field| field == PARENT) {
-        fields.remove(&field);
-    }
-    found
+    without(fields, left_out.as_object().unwrap_or(&FieldSet::new()))
 }
 
 /// In a field set this key stands for the parent itself, which exists with any of its fields.
@@ -439,7 +432,7 @@ mod tests {
             assert!(of("ConfigMap", bound()).is_some(), "{manager}");
             let more = json!({"f:data": {"f:a": {}}, "f:spec": {".": {}, "f:volumeName": {}, "f:old": {}}});
             let mut all = ours().2;
-            all["f:spec"] = json!({".": {}, "f:old": {}});
+            all["f:spec"] = json!({"f:old": {}});
             let want = vec![mimeo(all), (manager.into(), bound())];
             assert_eq!(
                 of("PersistentVolumeClaim", more),

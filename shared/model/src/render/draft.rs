@@ -12,7 +12,9 @@ use crate::{
     id::{RuleId, RuleKind},
     kind::{GroupVersionKind, assigned},
     meta::Checksum,
-    names, patch,
+    names,
+    ownership::without_paths,
+    patch,
     rule::{Rule, Target},
     source::{SourceRef, SourceRefused, refused_type},
     syntax,
@@ -298,31 +300,14 @@ fn behind_metadata(mut body: String) -> Bytes {
     body.into()
 }
 
+/// The fields of a source that no copy takes over as they are.
+const OWN: &[&[&str]] = &[&["apiVersion"], &["kind"], &["metadata"], &["status"]];
+
 /// The fields of the source without identity, metadata and status, and without values that the
 /// cluster assigned to the source alone.
 fn content(gvk: &GroupVersionKind, object: &Fields) -> Fields {
-    let mut content: Fields = object
-        .iter()
-        .filter(|(key, _)| !matches!(key.as_str(), "apiVersion" | "kind" | "metadata" | "status"))
-        .map(|(key, value)| (key.clone(), value.clone()))
-        .collect();
-    for path in assigned(&gvk.group, &gvk.kind) {
-        remove(&mut content, path);
-    }
-    content
-}
-
-/// Removes the field at a path.
-fn remove(content: &mut Fields, path: &[&str]) {
-    let Some((last, parents)) = path.split_last() else {
-        return;
-    };
-    let parent = parents.iter().try_fold(content, |fields, parent| {
-        fields.get_mut(*parent)?.as_object_mut()
-    });
-    if let Some(fields) = parent {
-        fields.remove(*last);
-    }
+    let left_out = OWN.iter().chain(assigned(&gvk.group, &gvk.kind));
+    without_paths(object, "", left_out)
 }
 
 /// Sets Mimeo's labels and annotations on a copy.
