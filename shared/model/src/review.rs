@@ -89,10 +89,9 @@ impl fmt::Debug for Request {
 }
 
 /// A resource in one version, as URLs and admission rules name it.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct GroupVersionResource {
     /// API group, empty for the core group.
-    #[serde(default)]
     pub group: Box<str>,
     /// Version, as in `v1`.
     pub version: Box<str>,

@@ -13,7 +13,7 @@ use serde_json::{Value, value::RawValue};
 
 pub use self::object::Kept;
 use self::object::TOO_MANY;
-use super::{API_VERSION, GroupVersionResource, KIND, Operation, Request, User};
+use super::{API_VERSION, KIND, Operation, Request, User};
 use crate::{kind::GroupVersionKind, syntax};
 
 /// Longest name of an object or user, uid, kind and so on, in bytes. Names of most kinds have at
@@ -118,14 +118,8 @@ fn undecodable(why: &str) -> Undecodable {
 
 /// The fault and its place. The parser's own message may quote the text, which may be secret.
 fn place(error: &serde_json::Error) -> Undecodable {
-    let what = match error.classify() {
-        serde_json::error::Category::Eof => "it ends too early",
-        serde_json::error::Category::Syntax => "no JSON",
-        serde_json::error::Category::Data => "a field is missing or of another type",
-        serde_json::error::Category::Io => "unreadable",
-    };
-    let (line, column) = (error.line(), error.column());
-    undecodable(&format!("{what}, line {line} column {column}"))
+    let (sort, line, column) = (error.classify(), error.line(), error.column());
+    undecodable(&format!("{sort:?} error, line {line} column {column}"))
 }
 
 #[derive(Deserialize)]
@@ -142,7 +136,6 @@ struct Review<'a> {
 struct Asked<'a> {
     uid: String,
     kind: GroupVersionKind,
-    resource: GroupVersionResource,
     name: Option<String>,
     namespace: Option<String>,
     operation: Operation,
@@ -160,15 +153,12 @@ impl Asked<'_> {
     /// Checks all names in the review. They go into URLs, logs, answers and further requests, and
     /// any client may send a review.
     fn check(&self) -> Result<(), &'static str> {
-        let (kind, resource) = (&self.kind, &self.resource);
+        let kind = &self.kind;
         let words = [
             &*self.uid,
             &kind.group,
             &kind.version,
             &kind.kind,
-            &resource.group,
-            &resource.version,
-            &resource.resource,
             &self.user_info.username,
         ];
         if words
@@ -178,7 +168,7 @@ impl Asked<'_> {
         {
             return Err("a word that is too long");
         }
-        let names_namespace = resource.group.is_empty() && &*resource.resource == "namespaces";
+        let names_namespace = kind.group.is_empty() && &*kind.kind == "Namespace";
         let mut namespaces = self
             .namespace
             .iter()

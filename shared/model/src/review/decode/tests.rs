@@ -221,7 +221,7 @@ fn all_is_kept_of_who_writes_one_of_mimeos_own() {
 
 #[test]
 fn what_cannot_be_a_name_is_no_review() {
-    let resource = json!({"group": "", "version": "v1", "resource": "namespaces"});
+    let kind = json!({"group": "", "version": "v1", "kind": "Namespace"});
     let too_long = json!("n".repeat(5_000));
     for (field, bad) in [
         ("namespace", json!("mallory/configmaps/mallory")),
@@ -240,10 +240,6 @@ fn what_cannot_be_a_name_is_no_review() {
         (
             "kind",
             json!({"group": too_long, "version": "v1", "kind": "Secret"}),
-        ),
-        (
-            "resource",
-            json!({"group": "", "version": "v1", "resource": too_long}),
         ),
         ("userInfo", json!({"username": too_long})),
         ("userInfo", json!({"username": "ann", "uid": too_long})),
@@ -266,28 +262,28 @@ fn what_cannot_be_a_name_is_no_review() {
         review["request"]["object"]["metadata"][field] = too_long.clone();
         undecodable(&review.to_string());
     }
-    for (name, resource, good) in [
+    for (name, kind, good) in [
         (
             "system:node ä",
-            json!({"group": "rbac.authorization.k8s.io", "version": "v1", "resource": "roles"}),
+            json!({"group": "rbac.authorization.k8s.io", "version": "v1", "kind": "Role"}),
             true,
         ),
         (
             &*"n".repeat(300),
-            json!({"group": "rbac.authorization.k8s.io", "version": "v1", "resource": "roles"}),
+            json!({"group": "rbac.authorization.k8s.io", "version": "v1", "kind": "Role"}),
             true,
         ),
         (
             "a.b",
-            json!({"group": "example.com", "version": "v1", "resource": "namespaces"}),
+            json!({"group": "example.com", "version": "v1", "kind": "Namespace"}),
             true,
         ),
-        ("a.b", resource.clone(), false),
-        ("team-a", resource, true),
+        ("a.b", kind.clone(), false),
+        ("team-a", kind, true),
     ] {
         let mut review = review();
         review["request"]["name"] = name.into();
-        review["request"]["resource"] = resource;
+        review["request"]["kind"] = kind;
         assert_eq!(
             decode(review.to_string().as_bytes(), Kept::Marks).is_ok(),
             good,
@@ -318,10 +314,10 @@ fn the_uid_is_found_in_what_cannot_be_decoded() {
         (
             whole[..whole.len() - 1].to_owned(),
             Some("u-1"),
-            "it ends too early, line 1",
+            "Eof error, line 1",
         ),
-        (uid_first.to_owned(), Some("u-1"), "it ends too early"),
-        (format!("{uid_first}\u{1}"), Some("u-1"), "no JSON"),
+        (uid_first.to_owned(), Some("u-1"), "Eof error"),
+        (format!("{uid_first}\u{1}"), Some("u-1"), "Syntax error"),
         (
             change("/apiVersion", json!("admission.k8s.io/v1beta1")),
             Some("u-1"),
@@ -335,34 +331,34 @@ fn the_uid_is_found_in_what_cannot_be_decoded() {
         (
             change("/request/operation", json!("c2VjcmV0")),
             Some("u-1"),
-            "a field is missing",
+            "Data error",
         ),
         (
             change("/request/dryRun", json!("c2VjcmV0")),
             Some("u-1"),
-            "a field is missing",
+            "Data error",
         ),
         (
             change("/request/object/metadata/name", json!("DEEP")).replace("\"DEEP\"", &deep(200)),
             Some("u-1"),
-            "no JSON",
+            "Syntax error",
         ),
         (
             change("/request/object", json!([])),
             Some("u-1"),
-            "a field is missing",
+            "Data error",
         ),
         (
             change("/request/object/metadata", json!(7)),
             Some("u-1"),
-            "a field is missing",
+            "Data error",
         ),
-        (change("/request/uid", json!(7)), None, "a field is missing"),
+        (change("/request/uid", json!(7)), None, "Data error"),
         (change("/request", Value::Null), None, "no request in it"),
-        (String::new(), None, "it ends too early"),
-        ("null".into(), None, "a field is missing"),
-        ("[]".into(), None, "a field is missing"),
-        ("<html>".into(), None, "no JSON"),
+        (String::new(), None, "Eof error"),
+        ("null".into(), None, "Data error"),
+        ("[]".into(), None, "Data error"),
+        ("<html>".into(), None, "Syntax error"),
     ] {
         let undecodable = undecodable(&body);
         assert!(undecodable.why.starts_with(why), "{body}: {undecodable}");
