@@ -12,6 +12,7 @@
 mod bundle;
 pub mod callers;
 mod credential;
+mod files;
 pub mod in_cluster;
 pub mod mounted;
 mod trusted;
@@ -69,7 +70,7 @@ impl CertificateArgs {
         shutdown: CancellationToken,
     ) -> Certificate {
         match &self.cert_dir {
-            Some(folder) => mounted::start(folder.clone()),
+            Some(folder) => mounted::start(folder),
             None => in_cluster::start(
                 clients,
                 namespace,
@@ -142,27 +143,4 @@ fn canonical(host: &str) -> String {
         .map_or_else(|_| bare.to_ascii_lowercase(), |address| address.to_string())
 }
 
-/// Files that are read again and again. The last result is kept, usable or not.
-struct Polled<T>(Option<T>);
-
-impl<T: PartialEq> Polled<T> {
-    /// The result of a read, if it differs from the last one.
-    fn changed(&mut self, read: T) -> Option<&T> {
-        let news = self.0.as_ref() != Some(&read);
-        news.then(|| &*self.0.insert(read))
-    }
-}
-
 type Publisher = watch::Sender<Option<Arc<ServingMaterial>>>;
-
-/// Publishes the material, unless it equals the last one.
-fn offer(publish: &Publisher, material: ServingMaterial) {
-    publish.send_if_modified(|current| {
-        let known = current.as_ref();
-        let news = known.is_none_or(|known| !known.is_same(&material));
-        if news {
-            *current = Some(Arc::new(material));
-        }
-        news
-    });
-}

@@ -109,7 +109,7 @@ impl OpsArgs {
         let own = unverified::issue().context("failed to make a certificate")?;
         let own = Some(Arc::new(own));
         let material = match &self.ops_cert_dir {
-            Some(folder) => mounted::start(folder.clone()),
+            Some(folder) => mounted::start(folder),
             // A token in clear text would be public.
             None => watch::channel(own.clone()).1,
         };

@@ -55,13 +55,6 @@ pub struct ServingMaterial {
     pub not_after: Timestamp,
 }
 
-impl ServingMaterial {
-    /// Whether servers and clients would treat the two alike.
-    pub fn is_same(&self, other: &Self) -> bool {
-        self.certified_key.cert == other.certified_key.cert && self.ca_bundle == other.ca_bundle
-    }
-}
-
 /// The newest serving certificate; `None` until there is one.
 pub type Certificate = watch::Receiver<Option<Arc<ServingMaterial>>>;
 

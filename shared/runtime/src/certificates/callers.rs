@@ -1,63 +1,37 @@
 //! Verifies callers by their client certificates. A caller needs a certificate from a CA in the
 //! given file, such as an API server that is configured with one for this webhook.
-//!
-//! The file is read periodically, as the mounted certificate is, and for the same reason.
 
-use std::{io, path::PathBuf, sync::Arc, time::Duration};
+use std::{path::PathBuf, sync::Arc};
 
+use anyhow::Context;
 use rustls::{
     RootCertStore,
     crypto::ring,
     pki_types::{CertificateDer, pem::PemObject},
     server::{WebPkiClientVerifier, danger::ClientCertVerifier},
 };
-use tokio::{sync::watch, time::sleep};
-use tracing::{info, warn};
 
-use super::Polled;
+use super::files::{Content, bytes, poll};
 use crate::tls::Callers;
 
-const PERIOD: Duration = Duration::from_secs(2);
-
-/// Reads the file until the receiver is dropped. A file that cannot be used changes nothing, and
-/// one warning is logged. Until the file was read once there is no CA, and no caller is accepted.
+/// Reads the file until the receiver is dropped. Until the file was read once there is no CA, and no
+/// caller is accepted.
 pub fn start(file: PathBuf) -> Callers {
-    let (publish, cas) = watch::channel(None);
-    tokio::spawn(async move {
-        let mut files = Polled(None);
-        while !publish.is_closed() {
-            let read = tokio::fs::read(&file).await.map_err(|error| error.kind());
-            match files.changed(read).map(verifier) {
-                None => {}
-                Some(Ok(verifier)) => {
-                    info!(file = %file.display(), "CA of API servers loaded");
-                    publish.send_replace(Some(verifier));
-                }
-                Some(Err(why)) => {
-                    warn!(file = %file.display(), why, "CA of API servers can't be used, keeping \
-                        the last one; without one every caller is refused");
-                }
-            }
-            sleep(PERIOD).await;
-        }
-    });
-    cas
+    poll([file], verifier)
 }
 
-fn verifier(pem: &Result<Vec<u8>, io::ErrorKind>) -> Result<Arc<dyn ClientCertVerifier>, String> {
-    let pem = pem.as_ref().map_err(ToString::to_string)?;
+fn verifier([pem]: &[Content; 1]) -> anyhow::Result<Arc<dyn ClientCertVerifier>> {
     let mut roots = RootCertStore::empty();
-    for certificate in CertificateDer::pem_slice_iter(pem) {
-        let certificate = certificate.map_err(|_| "it is no PEM text")?;
-        roots.add(certificate).map_err(|error| error.to_string())?;
+    for certificate in CertificateDer::pem_slice_iter(bytes(pem, "the CA of API servers")?) {
+        roots.add(certificate.ok().context("it is no PEM text")?)?;
     }
     let provider = Arc::new(ring::default_provider());
-    WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider)
+    let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider)
         // Clients choose their certificate by this list. It is empty: a client with several
         // certificates knows which one is for this webhook.
         .clear_root_hint_subjects()
-        .build()
-        .map_err(|error| error.to_string())
+        .build()?;
+    Ok(verifier)
 }
 
 #[cfg(test)]
@@ -68,8 +42,10 @@ mod tests {
         KeyPair,
     };
     use rustls::pki_types::UnixTime;
+    use tokio::time::sleep;
 
     use super::*;
+    use crate::certificates::files::PERIOD;
 
     type Ca = CertifiedIssuer<'static, KeyPair>;
 
