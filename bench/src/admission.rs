@@ -86,7 +86,6 @@ async fn noop() -> Result<String> {
     let router = Router::new().fallback(post(move |_: Bytes| async move { answer }));
     let tls = Tls {
         material,
-        fallback: None,
         callers: None,
     };
     let drain = DrainArgs {

@@ -114,7 +114,6 @@ async fn serve(flags: Flags, program: Program) -> anyhow::Result<()> {
     program.metrics.of_certificate("hooks", material.clone());
     let tls = Tls {
         material: material.clone(),
-        fallback: None,
         callers: flags.endpoint.client_ca_file.clone().map(callers::start),
     };
     tokio::spawn(verifies(tls.callers.clone(), verifiable));

@@ -70,7 +70,7 @@ impl CertificateArgs {
         shutdown: CancellationToken,
     ) -> Certificate {
         match &self.cert_dir {
-            Some(folder) => mounted::start(folder),
+            Some(folder) => mounted::start(folder, None),
             None => in_cluster::start(
                 clients,
                 namespace,

@@ -109,14 +109,13 @@ impl OpsArgs {
         let own = unverified::issue().context("failed to make a certificate")?;
         let own = Some(Arc::new(own));
         let material = match &self.ops_cert_dir {
-            Some(folder) => mounted::start(folder),
+            Some(folder) => mounted::start(folder, own),
             // A token in clear text would be public.
-            None => watch::channel(own.clone()).1,
+            None => watch::channel(own).1,
         };
         metrics.of_certificate("operations", material.clone());
         Ok(Some(Tls {
             material,
-            fallback: own,
             callers: None,
         }))
     }

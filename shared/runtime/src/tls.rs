@@ -62,10 +62,8 @@ pub type Certificate = watch::Receiver<Option<Arc<ServingMaterial>>>;
 /// while the server runs. Cheap to clone.
 #[derive(Clone)]
 pub struct Tls {
-    /// The certificate.
+    /// The certificate. Handshakes fail while there is none.
     pub material: Certificate,
-    /// The certificate until there is another. Handshakes fail while there is none at all.
-    pub fallback: Option<Arc<ServingMaterial>>,
     /// The CAs of client certificates; `None` accepts every client.
     pub callers: Option<Callers>,
 }
@@ -82,7 +80,6 @@ impl Tls {
 
     fn config(&self) -> Result<ServerConfig, &'static str> {
         let material = self.material.borrow().clone();
-        let material = material.or_else(|| self.fallback.clone());
         let material = material.ok_or("there is no certificate yet")?;
         let key = Arc::clone(&material.certified_key);
         let callers = match &self.callers {

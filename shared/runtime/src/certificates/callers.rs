@@ -17,7 +17,7 @@ use crate::tls::Callers;
 /// Reads the file until the receiver is dropped. Until the file was read once there is no CA, and no
 /// caller is accepted.
 pub fn start(file: PathBuf) -> Callers {
-    poll([file], verifier)
+    poll([file], None, verifier)
 }
 
 fn verifier([pem]: &[Content; 1]) -> anyhow::Result<Arc<dyn ClientCertVerifier>> {

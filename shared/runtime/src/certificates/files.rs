@@ -15,14 +15,15 @@ pub(super) const PERIOD: Duration = Duration::from_secs(2);
 /// The content of a file, or why it can't be read. It may be a key, so it is never printed.
 pub(super) type Content = Result<Vec<u8>, io::ErrorKind>;
 
-/// Reads the files periodically, until all receivers are dropped. Publishes the result of `load`
-/// whenever a file has changed. Files that cannot be used (half written, for example) change
+/// Reads the files periodically, until all receivers are dropped. Publishes `first`, and the result
+/// of `load` whenever a file has changed. Files that cannot be used (half written, for example) change
 /// nothing, and one warning is logged.
 pub(super) fn poll<const N: usize, T: Send + Sync + 'static>(
     files: [PathBuf; N],
+    first: Option<T>,
     load: fn(&[Content; N]) -> anyhow::Result<T>,
 ) -> watch::Receiver<Option<T>> {
-    let (publish, receiver) = watch::channel(None);
+    let (publish, receiver) = watch::channel(first);
     tokio::spawn(async move {
         let mut last = None;
         while !publish.is_closed() {

@@ -13,10 +13,10 @@ use super::{
 use crate::tls::{self, Certificate};
 
 /// Reads `tls.crt`, `tls.key` and, if present, `ca.crt` from the folder, periodically, until all
-/// receivers are dropped.
-pub fn start(folder: &Path) -> Certificate {
+/// receivers are dropped. Until they can be used, there is the `first` certificate, if any.
+pub fn start(folder: &Path, first: Option<Arc<ServingMaterial>>) -> Certificate {
     let files = ["tls.crt", "tls.key", "ca.crt"].map(|name| folder.join(name));
-    poll(files, |contents| material(contents).map(Arc::new))
+    poll(files, first, |contents| material(contents).map(Arc::new))
 }
 
 fn material([certificate, key, ca]: &[Content; 3]) -> anyhow::Result<ServingMaterial> {
@@ -81,7 +81,7 @@ mod tests {
         write(&root.path().join("1"), &one);
         write(&root.path().join("2"), &two);
         symlink("1", root.path().join("data")).expect("a link");
-        let mut material = start(&root.path().join("data"));
+        let mut material = start(&root.path().join("data"), None);
         let first = next(&mut material).await;
         assert_eq!(first.ca_bundle, Some(one.ca_bundle()));
         sleep(PERIOD * 2).await;
@@ -99,12 +99,15 @@ mod tests {
     async fn a_half_written_pair_changes_nothing_and_is_taken_when_whole() {
         let root = tempfile::tempdir().expect("a temporary folder");
         let (one, two) = (bundle(), bundle());
-        let mut material = start(root.path());
+        let first = Arc::new(bundle().material().expect("material"));
+        let mut material = start(root.path(), Some(first.clone()));
         let unusable = async |material: &Certificate| {
             sleep(PERIOD * 2).await;
             assert!(!material.has_changed().expect("read again and again"));
         };
         unusable(&material).await;
+        let current = material.borrow().clone().expect("the first");
+        assert!(Arc::ptr_eq(&current, &first));
         write(root.path(), &one);
         next(&mut material).await;
 

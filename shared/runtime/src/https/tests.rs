@@ -38,10 +38,6 @@ struct Running {
 }
 
 async fn run(drain: DrainArgs) -> Running {
-    run_with(drain, None).await
-}
-
-async fn run_with(drain: DrainArgs, fallback: Option<Arc<ServingMaterial>>) -> Running {
     let (publish, material) = watch::channel(Some(material()));
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
     let address = listener.local_addr().expect("bound");
@@ -55,7 +51,6 @@ async fn run_with(drain: DrainArgs, fallback: Option<Arc<ServingMaterial>>) -> R
     let shutdown = CancellationToken::new();
     let tls = Tls {
         material,
-        fallback,
         callers: None,
     };
     let task = tokio::spawn(serve(listener, router, tls, drain, shutdown.clone()));
@@ -135,23 +130,6 @@ async fn without_a_certificate_handshakes_fail_and_later_succeed() {
     connect(server.address, client(&material, b"http/1.1"))
         .await
         .expect("served");
-}
-
-#[tokio::test]
-async fn another_certificate_stands_in_until_the_wanted_one_is_there() {
-    let own = material();
-    let server = run_with(DRAIN, Some(Arc::clone(&own))).await;
-    let wanted = server.publish.send_replace(None).expect("published");
-    connect(server.address, client(&own, b"http/1.1"))
-        .await
-        .expect("served");
-    server.publish.send_replace(Some(Arc::clone(&wanted)));
-    connect(server.address, client(&wanted, b"http/1.1"))
-        .await
-        .expect("the wanted one is served");
-    connect(server.address, client(&own, b"http/1.1"))
-        .await
-        .expect_err("the other one isn't");
 }
 
 #[tokio::test]
