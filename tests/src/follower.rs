@@ -22,8 +22,8 @@ pub struct Follower {
     pub replica: Value,
     /// The last event about held deletions of rules that no longer exist.
     pub held: Value,
-    rules: BTreeMap<u64, Value>,
-    namespaces: BTreeMap<String, BTreeMap<u64, Place>>,
+    rules: BTreeMap<String, Value>,
+    namespaces: BTreeMap<String, BTreeMap<String, Place>>,
 }
 
 /// State of a rule in a namespace.
@@ -56,8 +56,8 @@ impl Follower {
 
     /// State of the rule with this name in a namespace.
     pub fn place(&self, rule: &str, namespace: &str) -> Option<&Place> {
-        let (number, _) = self.rules.iter().find(|(_, told)| told["name"] == rule)?;
-        self.namespaces.get(namespace)?.get(number)
+        let (id, _) = self.rules.iter().find(|(_, told)| told["name"] == rule)?;
+        self.namespaces.get(namespace)?.get(id)
     }
 
     /// Data of the rule with this name.
@@ -118,20 +118,20 @@ impl Follower {
     }
 
     fn view(&mut self, data: &Value) -> Result<()> {
+        let text = |value: &Value| value.as_str().map(str::to_owned).context("no text");
         let list = |value: &Value| value.as_array().cloned().context("no list");
         if data["anew"] == true {
             self.rules.clear();
             self.namespaces.clear();
         }
-        for number in list(&data["ended"]["rules"])? {
-            self.rules.remove(&number.as_u64().context("no number")?);
+        for id in list(&data["ended"]["rules"])? {
+            self.rules.remove(&text(&id)?);
         }
         for name in list(&data["ended"]["namespaces"])? {
-            self.namespaces.remove(name.as_str().context("no name")?);
+            self.namespaces.remove(&text(&name)?);
         }
         for rule in list(&data["rules"])? {
-            self.rules
-                .insert(rule["number"].as_u64().context("no number")?, rule);
+            self.rules.insert(text(&rule["id"])?, rule);
         }
         for namespace in list(&data["namespaces"])? {
             let places = list(&namespace[2])?;
@@ -142,10 +142,10 @@ impl Follower {
                     since: place[2].as_i64().context("no time")?,
                     reason,
                 };
-                Ok((place[0].as_u64().context("no number")?, told))
+                Ok((text(&place[0])?, told))
             });
-            let name = namespace[0].as_str().context("no name")?.to_owned();
-            self.namespaces.insert(name, places.collect::<Result<_>>()?);
+            let places = places.collect::<Result<_>>()?;
+            self.namespaces.insert(text(&namespace[0])?, places);
         }
         Ok(())
     }

@@ -18,7 +18,7 @@ const sourceName = ({ kind, namespace, name }) => (namespace ? `${kind} ${namesp
 
 /** Everything that one stream has shown. */
 class Model {
-  /** By the numbers under which the stream speaks of them. */
+  /** By their ids, as `ClusterReplication/registry`. */
   rules = new Map();
   /** By name. */
   rows = new Map();
@@ -27,7 +27,7 @@ class Model {
     for (const id of ended.rules ?? []) this.rules.delete(id);
     for (const name of ended.namespaces ?? []) this.rows.delete(name);
     for (const { status, ...rule } of rules) {
-      this.rules.set(rule.number, { conditions: [], sources: [], failures: [], ...status, ...rule });
+      this.rules.set(rule.id, { conditions: [], sources: [], failures: [], ...status, ...rule });
     }
     for (const [name, terminating, places] of namespaces) {
       const cells = new Map();
@@ -300,7 +300,7 @@ function describe(namespace, rule) {
     const label = `${rule.kind} ${title(rule)}: ${reason}, ${counts} synced`;
     return { className: '', label, age: '', children: [text(title(rule)), small(sign(stateOf(rule)), short)] };
   }
-  const cell = namespace.cells.get(rule.number);
+  const cell = namespace.cells.get(rule.id);
   if (!cell) {
     return { className: 'none', label: `${title(rule)} in ${namespace.name}: not selected`, age: '', children: [text('·')] };
   }
@@ -404,7 +404,7 @@ function choose(place, enter) {
   if (enter) $('details').focus();
 }
 
-const ruleOf = (key) => [...model.rules.values()].find((rule) => rule.id === key);
+const ruleOf = (key) => model.rules.get(key);
 
 /** Shows what is known of what was chosen, or what is amiss. */
 function detail() {
@@ -525,7 +525,7 @@ let asked = 0;
 /** The rule and the cell that the details are of. */
 let told = [];
 async function aboutCell(rule, row) {
-  const cell = row.cells.get(rule.number);
+  const cell = row.cells.get(rule.id);
   if (cell && told[0] === rule && told[1] === cell) return;
   const head = [element('h2', '', `${title(rule)} in ${row.name}`)];
   if (!cell) {

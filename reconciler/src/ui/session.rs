@@ -1,11 +1,10 @@
 //! One followed page: the data that it has received so far, and the next event for it.
 
-use std::{collections::HashMap, sync::Arc, time::Duration};
+use std::time::Duration;
 
 use axum::response::sse::Event;
 use jiff::Timestamp;
 use mimeo_engine::{CopyView, Cursor, Ended, HeldDeletion, PlaceView, RuleView, State, View};
-use mimeo_model::id::RuleId;
 use serde_json::{Value, json};
 use tokio::time::sleep;
 
@@ -24,9 +23,6 @@ type Told = Result<Event, axum::Error>;
 pub(super) struct Session {
     known: Known,
     cursor: Cursor,
-    /// The numbers of rules in this stream. Their names would make up most of the data.
-    numbers: HashMap<Arc<RuleId>, u32>,
-    last_number: u32,
     /// Whether this replica led, and which replica did, in the last event about them.
     told: Option<(bool, Option<String>)>,
     /// Nonces of the held deletions in the last event about them.
@@ -38,8 +34,6 @@ impl Session {
         Self {
             known,
             cursor: Cursor::default(),
-            numbers: HashMap::new(),
-            last_number: 0,
             told: None,
             held: None,
         }
@@ -105,63 +99,55 @@ impl Session {
             .known
             .handle
             .look(|engine| engine.page(Timestamp::now()).view(&mut self.cursor))?;
-        if view.anew {
-            self.numbers.clear();
+        Some(Event::default().event("view").json_data(tell(&view)))
+    }
+}
+
+/// The JSON of a piece of the view. Data that the piece leaves out has not changed.
+fn tell(view: &View) -> Value {
+    let (mut ended_rules, mut ended_namespaces) = (Vec::new(), Vec::new());
+    for ended in &view.ended {
+        match ended {
+            Ended::Rule(id) => ended_rules.push(id.to_string()),
+            Ended::Namespace(name) => ended_namespaces.push(&**name),
         }
-        Some(Event::default().event("view").json_data(self.tell(&view)))
     }
-
-    /// The JSON of a piece of the view. Data that the piece leaves out has not changed.
-    fn tell(&mut self, view: &View) -> Value {
-        let (mut ended_rules, mut ended_namespaces) = (Vec::new(), Vec::new());
-        for ended in &view.ended {
-            match ended {
-                Ended::Rule(id) => ended_rules.extend(self.numbers.remove(id)),
-                Ended::Namespace(name) => ended_namespaces.push(&**name),
-            }
-        }
-        let rules = view.rules.iter();
-        let rules: Value = rules
-            .map(|rule| tell_rule(self.number(&rule.id), rule))
-            .collect();
-        let namespaces = view.namespaces.iter();
-        let namespaces: Value = namespaces
-            .map(|namespace| {
-                let places = namespace.places.iter();
-                let places: Value = places.map(|place| self.tell_place(place)).collect();
-                json!([&*namespace.name, namespace.terminating, places])
-            })
-            .collect();
-        json!({
-            "anew": view.anew, "whole": view.whole,
-            "ended": {"rules": ended_rules, "namespaces": ended_namespaces},
-            "rules": rules, "namespaces": namespaces,
+    let rules: Value = view.rules.iter().map(tell_rule).collect();
+    let namespaces = view.namespaces.iter();
+    let namespaces: Value = namespaces
+        .map(|namespace| {
+            let places: Value = namespace.places.iter().map(tell_place).collect();
+            json!([&*namespace.name, namespace.terminating, places])
         })
-    }
+        .collect();
+    json!({
+        "anew": view.anew, "whole": view.whole,
+        "ended": {"rules": ended_rules, "namespaces": ended_namespaces},
+        "rules": rules, "namespaces": namespaces,
+    })
+}
 
-    /// The JSON of a place: number of the rule, state, start of the state (seconds since 1970, 0 if
-    /// unknown), number of copies, number of synced copies, reason. There may be hundreds of
-    /// thousands of these, so the fields have no names.
-    fn tell_place(&mut self, place: &PlaceView) -> Value {
-        let PlaceView {
-            rule,
-            state,
-            reason,
-            since,
-            copies,
-            synced,
-        } = place;
-        let since = since.map_or(0, Timestamp::as_second);
-        let (rule, state) = (self.number(rule), number(*state));
-        json!([rule, state, since, copies, synced, reason])
-    }
-
-    fn number(&mut self, rule: &Arc<RuleId>) -> u32 {
-        *self.numbers.entry(rule.clone()).or_insert_with(|| {
-            self.last_number += 1;
-            self.last_number
-        })
-    }
+/// The JSON of a place: rule, state, start of the state (seconds since 1970, 0 if unknown), number
+/// of copies, number of synced copies, reason. There may be hundreds of thousands of these, so the
+/// fields have no names.
+fn tell_place(place: &PlaceView) -> Value {
+    let PlaceView {
+        rule,
+        state,
+        reason,
+        since,
+        copies,
+        synced,
+    } = place;
+    let since = since.map_or(0, Timestamp::as_second);
+    json!([
+        rule.to_string(),
+        number(*state),
+        since,
+        copies,
+        synced,
+        reason
+    ])
 }
 
 /// The number of a state in the page. States with higher numbers take precedence.
@@ -184,15 +170,15 @@ fn tell_held(held: &HeldDeletion<'_>) -> Value {
 }
 
 /// A rule with its status.
-fn tell_rule(number: u32, rule: &RuleView) -> Value {
+fn tell_rule(rule: &RuleView) -> Value {
     let RuleView {
         id,
         suspended,
         status,
     } = rule;
     json!({
-        "number": number, "id": id.to_string(), "kind": id.kind.to_string(),
-        "namespace": id.namespace, "name": id.name, "suspended": suspended, "status": status,
+        "id": id.to_string(), "kind": id.kind.to_string(), "namespace": id.namespace,
+        "name": id.name, "suspended": suspended, "status": status,
     })
 }
 
