@@ -222,7 +222,7 @@ mod tests {
     async fn a_review_carries_all_that_an_authorizer_may_look_at() {
         let (client, asked) = server(|_| (201, json!({"allowed": true})));
         assert_eq!(checked(&client, &[need(&["platform"])], SOON).await, Ok(()));
-        let attributes = json!({"verb": "get", "group": "", "version": "*", "resource": "secrets", "name": "registry"});
+        let attributes = json!({"verb": "get", "group": "", "version": "*", "resource": "secrets", "namespace": null, "name": "registry"});
         let spec = json!({
             "user": "ann", "uid": "u-7", "groups": ["g"], "extra": {"k": ["v"]}, "resourceAttributes": attributes,
         });

@@ -5,9 +5,7 @@ use std::time::Duration;
 use http::Method;
 use k8s_openapi::api::{
     authentication::v1::UserInfo,
-    authorization::v1::{
-        ResourceAttributes, SelfSubjectAccessReview, SubjectAccessReview, SubjectAccessReviewStatus,
-    },
+    authorization::v1::{SelfSubjectAccessReview, SubjectAccessReview, SubjectAccessReviewStatus},
 };
 use kube::{Client, Resource};
 use mimeo_model::{review::User, right::Right};
@@ -96,7 +94,7 @@ fn decision(status: Option<SubjectAccessReviewStatus>) -> CallResult<bool> {
     }
 }
 
-fn attributes(right: &Right) -> ResourceAttributes {
+fn attributes(right: &Right) -> Value {
     let Right {
         verb,
         group,
@@ -104,14 +102,9 @@ fn attributes(right: &Right) -> ResourceAttributes {
         namespace,
         name,
     } = right;
-    ResourceAttributes {
-        verb: Some((*verb).to_owned()),
-        group: Some(group.to_string()),
+    json!({
         // The permission is for the kind in all of its versions.
-        version: Some("*".into()),
-        resource: Some(resource.to_string()),
-        namespace: namespace.as_ref().map(ToString::to_string),
-        name: name.as_ref().map(ToString::to_string),
-        ..ResourceAttributes::default()
-    }
+        "verb": verb, "group": group, "version": "*", "resource": resource,
+        "namespace": namespace, "name": name,
+    })
 }
