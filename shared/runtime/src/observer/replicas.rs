@@ -1,25 +1,18 @@
 //! Learns from Leases which replicas of the webhook are alive, and which rules each of them knows.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    time::Duration,
-};
+use std::{collections::BTreeMap, time::Duration};
 
 use k8s_openapi::api::coordination::v1::Lease;
 use kube::ResourceExt;
 use mimeo_engine::Webhooks;
-use mimeo_model::{
-    known::{Decoded, Known},
-    meta::version,
-    names,
-};
+use mimeo_model::{known::Decoded, meta::version, names};
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
-use super::{Observer, feed};
+use super::Observer;
 use crate::{
     lease::{SeenLease, observe},
-    watch::WatchSpec,
+    watch::{Event, Meta, WatchSpec, watch},
 };
 
 impl Observer {
@@ -41,34 +34,22 @@ impl Observer {
             let webhooks = lock().alive(Instant::now());
             self.handle.with(|engine| engine.webhooks(webhooks));
         };
-        let watching = feed(
-            self.watcher.clone(),
-            spec,
-            |object: Decoded<Lease>| {
-                let name = lock().show(object.whole()?, Instant::now());
-                tell();
-                Some(name)
-            },
-            |lease| {
-                if let Some(name) = &lease.name {
-                    lock().0.remove(name);
-                    tell();
+        let watching = watch::<Lease>(self.watcher.clone(), spec, |event| {
+            match event {
+                Event::Shown(Decoded::Whole(lease)) => lock().show(lease, Instant::now()),
+                Event::Deleted(Meta { metadata }) => {
+                    lock().0.remove(&metadata.name.unwrap_or_default());
                 }
-            },
-            |known| {
-                if let Known::Listed(listed) = known {
-                    lock().complete(listed);
-                    tell();
-                }
-            },
-        );
-        // A dead replica sends no event: its Lease expires.
+                Event::Listing | Event::Shown(Decoded::Part(_)) | Event::Known(_) => return,
+            }
+            tell();
+        });
+        // A dead replica sends no event: its Lease expires. So does one that was deleted before a
+        // listing.
         let ageing = async {
             loop {
                 tokio::time::sleep(Duration::from_secs(5)).await;
-                if !lock().0.is_empty() {
-                    tell();
-                }
+                tell();
             }
         };
         tokio::join!(watching, ageing);
@@ -81,16 +62,11 @@ impl Observer {
 struct Replicas(BTreeMap<String, SeenLease>);
 
 impl Replicas {
-    /// Takes in a Lease. Returns its name.
-    fn show(&mut self, lease: Lease, now: Instant) -> String {
+    /// Takes in a Lease.
+    fn show(&mut self, lease: Lease, now: Instant) {
         let name = lease.metadata.name.clone().unwrap_or_default();
         let seen = observe(self.0.remove(&name), Some(lease), now);
-        self.0.extend(seen.map(|seen| (name.clone(), seen)));
-        name
-    }
-
-    fn complete(&mut self, listed: &BTreeSet<String>) {
-        self.0.retain(|name, _| listed.contains(name));
+        self.0.extend(seen.map(|seen| (name, seen)));
     }
 
     fn alive(&self, now: Instant) -> Webhooks {
@@ -162,20 +138,16 @@ mod tests {
             assert_eq!(alive(&replicas, 14), [7]);
             assert!(alive(&replicas, 15).is_empty());
         }
-        // A Lease that is shown again without a change does not get younger. A Lease that a listing
-        // does not show is gone.
-        let shown = replicas.show(
+        // A Lease that is shown again without a change does not get younger.
+        replicas.show(
             lease("2999-01-01T00:00:00.000000Z"),
             start + Duration::from_secs(9),
         );
-        replicas.complete(&[shown].into());
         assert!(alive(&replicas, 15).is_empty());
         replicas.show(
             lease("2999-01-01T00:00:05.000000Z"),
             start + Duration::from_secs(9),
         );
         assert_eq!(alive(&replicas, 15), [7]);
-        replicas.complete(&BTreeSet::new());
-        assert!(alive(&replicas, 15).is_empty());
     }
 }
