@@ -216,7 +216,7 @@ async fn ready(handle: Handle, listed: Check, readable: Check) {
             handle.look(|engine| (engine.index().primed(), engine.index().follows_rules()));
         listed.set(primed);
         readable.set(follows);
-        changes.next().await;
+        let _ = changes.changed().await;
         // Thousands of changes arrive while copies are written. The pause combines them.
         sleep(Duration::from_millis(100)).await;
     }

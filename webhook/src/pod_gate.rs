@@ -68,7 +68,7 @@ async fn wait(app: &App, request: &Request, namespace: &str, deadline: Instant) 
     let (mut held, mut confirmed) = (None, None);
     let mut changes = app.handle.changes();
     loop {
-        changes.skip();
+        changes.mark_unchanged();
         let progress = app.handle.look(|engine| engine.progress(namespace));
         let decision = admission::pod_gate(namespace, &progress);
         let waits = matches!(decision, GateDecision::Wait(_) | GateDecision::ComeAgain(_));
@@ -101,7 +101,7 @@ async fn wait(app: &App, request: &Request, namespace: &str, deadline: Instant) 
         }
         let wake = help_at.unwrap_or(until).min(until);
         tokio::select! {
-            () = changes.next() => sleep(PACE).await,
+            _ = changes.changed() => sleep(PACE).await,
             () = sleep_until(wake) => {}
         }
     }

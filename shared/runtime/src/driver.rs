@@ -9,7 +9,10 @@ use mimeo_engine::{
     copy::Why,
 };
 use mimeo_model::{names, outcome::Outcome};
-use tokio::sync::{SemaphorePermit, watch};
+use tokio::{
+    sync::{SemaphorePermit, watch},
+    time::{sleep, timeout},
+};
 use tracing::{debug, info, warn};
 
 use crate::{
@@ -25,7 +28,7 @@ const REST: Duration = Duration::from_mins(1);
 /// until dropped.
 pub async fn drive(handle: Handle, writer: Writer, mut active: watch::Receiver<bool>) {
     loop {
-        match tokio::time::timeout(REST, active.wait_for(|active| *active)).await {
+        match timeout(REST, active.wait_for(|active| *active)).await {
             Ok(Ok(_)) => {}
             Ok(Err(_)) => return,
             Err(_) => {
@@ -51,7 +54,7 @@ pub async fn drive(handle: Handle, writer: Writer, mut active: watch::Receiver<b
             drop(permit);
             tokio::select! {
                 () = woken => {}
-                () = tokio::time::sleep(pause) => {}
+                () = sleep(pause) => {}
                 _ = active.wait_for(|active| !*active) => {}
             }
             continue;
@@ -75,6 +78,14 @@ pub async fn drive(handle: Handle, writer: Writer, mut active: watch::Receiver<b
                 tokio::spawn(async move { run(&handle, &writer, &job).await });
             }
         }
+    }
+}
+
+/// Returns after `pause` or, if there is a change before, after `pace` more. While copies are written
+/// there are thousands of changes, and `pace` combines them.
+async fn next_within(changes: &mut watch::Receiver<()>, pause: Duration, pace: Duration) {
+    if timeout(pause, changes.changed()).await.is_ok() {
+        sleep(pace).await;
     }
 }
 
@@ -224,7 +235,7 @@ pub async fn report(handle: Handle, writer: Writer, mut active: watch::Receiver<
         if active.wait_for(|active| *active).await.is_err() {
             return;
         }
-        changes.skip();
+        changes.mark_unchanged();
         let updates = handle.look(|engine| engine.statuses(Timestamp::now()));
         for update in &updates {
             if let Err(error) = writer.write_status(update).await {
@@ -247,7 +258,7 @@ pub async fn report(handle: Handle, writer: Writer, mut active: watch::Receiver<
             let due = index.status_due().into_iter();
             pause_until(due.chain(index.grant_statuses_due()).min(), engine)
         });
-        changes.next_within(pause.max(PACE), PACE).await;
+        next_within(&mut changes, pause.max(PACE), PACE).await;
     }
 }
 
@@ -269,7 +280,7 @@ pub async fn announce(
         if active.wait_for(|active| *active).await.is_err() {
             return;
         }
-        changes.skip();
+        changes.mark_unchanged();
         let (updates, pause) = handle.look(|engine| {
             let updates = engine.event_updates();
             (updates, pause_until(engine.events_due(), engine))
@@ -290,7 +301,7 @@ pub async fn announce(
         }
         // No Event is due at once.
         let pace = pause.min(Duration::from_secs(1));
-        changes.next_within(pause, pace).await;
+        next_within(&mut changes, pause, pace).await;
     }
 }
 

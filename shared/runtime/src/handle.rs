@@ -15,10 +15,7 @@ use prometheus_client::{
     registry::Registry,
 };
 use serde_json::Value;
-use tokio::{
-    sync::{Notify, Semaphore, SemaphorePermit, futures::Notified, watch},
-    time::{sleep, timeout},
-};
+use tokio::sync::{Notify, Semaphore, SemaphorePermit, futures::Notified, watch};
 
 use crate::trace::Traces;
 
@@ -38,8 +35,8 @@ struct Shared {
     started: Instant,
     /// Notified when there may be work to do.
     work: Notify,
-    /// Counts changes. Tasks that wait for a namespace check it again after each change.
-    changes: watch::Sender<u64>,
+    /// Tells of changes. Tasks that wait for a namespace check it again after each change.
+    changes: watch::Sender<()>,
     /// Permits for reading a source. Never closed.
     reads: Semaphore,
     counts: CopyRequests,
@@ -120,7 +117,7 @@ impl Handle {
             engine: Mutex::new(engine),
             started: Instant::now(),
             work: Notify::new(),
-            changes: watch::Sender::new(0),
+            changes: watch::Sender::new(()),
             reads: Semaphore::new(READS),
             counts,
             traces,
@@ -147,9 +144,7 @@ impl Handle {
 
     /// Wakes all tasks that wait for a change.
     pub(crate) fn tell_of_change(&self) {
-        self.shared
-            .changes
-            .send_modify(|count| *count = count.wrapping_add(1));
+        self.shared.changes.send_replace(());
     }
 
     /// Completes when there may be work to do.
@@ -194,47 +189,16 @@ impl Handle {
         self.with(|engine| engine.source(source, object));
     }
 
-    /// The changes from now on.
-    pub fn changes(&self) -> Changes {
-        Changes {
-            count: self.shared.changes.subscribe(),
-            _handle: self.clone(),
-        }
+    /// Tells of changes from now on, as long as a handle exists.
+    pub fn changes(&self) -> watch::Receiver<()> {
+        self.shared.changes.subscribe()
     }
 
     /// Returns as soon as `holds` returns true for the engine. Cancel safe.
     pub async fn until(&self, holds: impl Fn(&Engine) -> bool) {
         let mut changes = self.changes();
         while !self.look(|engine| holds(engine)) {
-            changes.next().await;
-        }
-    }
-}
-
-/// Tells of changes of the engine.
-pub struct Changes {
-    count: watch::Receiver<u64>,
-    /// Holds the sender, so there is always a next change to wait for.
-    _handle: Handle,
-}
-
-impl Changes {
-    /// Returns as soon as there is a change since the last call of this method or of
-    /// [`Changes::skip`]. Cancel safe.
-    pub async fn next(&mut self) {
-        let _ = self.count.changed().await;
-    }
-
-    /// Ignores the changes so far.
-    pub fn skip(&mut self) {
-        self.count.mark_unchanged();
-    }
-
-    /// Returns after `pause` or, if there is a change before, after `pace` more. While copies are
-    /// written there are thousands of changes, and `pace` combines them.
-    pub(crate) async fn next_within(&mut self, pause: Duration, pace: Duration) {
-        if timeout(pause, self.next()).await.is_ok() {
-            sleep(pace).await;
+            let _ = changes.changed().await;
         }
     }
 }

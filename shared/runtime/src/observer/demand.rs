@@ -55,7 +55,7 @@ impl Observer {
             }
             let changed = async {
                 loop {
-                    changes.next().await;
+                    let _ = changes.changed().await;
                     if moved() {
                         return;
                     }

@@ -92,7 +92,7 @@ fn until(
     async move {
         let waiting = async {
             while !handle.look(&mut holds) {
-                changes.next().await;
+                let _ = changes.changed().await;
             }
         };
         tokio::select! {
