@@ -15,7 +15,10 @@ use prometheus_client::{
     registry::Registry,
 };
 use serde_json::Value;
-use tokio::sync::{Notify, Semaphore, SemaphorePermit, futures::Notified, watch};
+use tokio::{
+    sync::{Notify, Semaphore, SemaphorePermit, futures::Notified, watch},
+    time::sleep,
+};
 
 use crate::trace::Traces;
 
@@ -194,11 +197,13 @@ impl Handle {
         self.shared.changes.subscribe()
     }
 
-    /// Returns as soon as `holds` returns true for the engine. Cancel safe.
+    /// Returns soon after `holds` returns true for the engine. Cancel safe.
     pub async fn until(&self, holds: impl Fn(&Engine) -> bool) {
         let mut changes = self.changes();
         while !self.look(|engine| holds(engine)) {
             let _ = changes.changed().await;
+            // Changes come in bursts, and most of them concern other tasks.
+            sleep(Duration::from_millis(5)).await;
         }
     }
 }

@@ -13,7 +13,11 @@ use mimeo_model::{
     source::SourceSelector,
     sources::{SourceWatch, watches},
 };
-use tokio::{sync::Notify, task::JoinSet, time::Instant};
+use tokio::{
+    sync::Notify,
+    task::JoinSet,
+    time::{Instant, sleep},
+};
 use tracing::{debug, warn};
 
 use super::{Failing, Observer, sources::Members};
@@ -22,19 +26,18 @@ impl Observer {
     /// Keeps everything open that the engine's demand names, and follows its changes. `wake`
     /// triggers another look-up of the kinds.
     pub(super) async fn demand(self, wake: Arc<Notify>) {
-        let mut changes = self.handle.changes();
         let mut open = Open::default();
         let mut failing: BTreeMap<GroupVersionKind, Failing> = BTreeMap::new();
         let mut took = Duration::ZERO;
         loop {
             // Work on the demand takes at most a fifth of the time. This holds even if a tenant
             // with thousands of rules changes the demand all the time.
-            tokio::time::sleep(took * 4).await;
-            let newest = || self.handle.look(|engine| engine.index().demand_version());
-            let current = newest();
-            let moved = || newest() != current;
+            sleep(took * 4).await;
             let began = Instant::now();
-            let demand = self.handle.look(Engine::demand);
+            let (current, demand) = self
+                .handle
+                .look(|engine| (engine.index().demand_version(), engine.demand()));
+            let moved = |engine: &Engine| engine.index().demand_version() != current;
             let mut pause = self.follow(&demand, &mut open);
             took = began.elapsed();
             failing.retain(|gvk, _| demand.kinds.contains(gvk));
@@ -46,28 +49,14 @@ impl Observer {
                 .partition(|gvk| failing.contains_key(gvk));
             for kinds in [first, last] {
                 pause = pause.min(self.discover(&kinds, &mut failing).await);
-                if moved() {
+                if self.handle.look(|engine| moved(engine)) {
                     break;
                 }
             }
-            if moved() {
-                continue;
-            }
-            let changed = async {
-                loop {
-                    let _ = changes.changed().await;
-                    if moved() {
-                        return;
-                    }
-                    // The demand changes with rules and kinds. Most other changes leave it as it
-                    // is.
-                    tokio::time::sleep(Duration::from_millis(5)).await;
-                }
-            };
             tokio::select! {
-                () = changed => {}
+                () = self.handle.until(moved) => {}
                 () = wake.notified() => {}
-                () = tokio::time::sleep(pause) => {}
+                () = sleep(pause) => {}
             }
         }
     }
