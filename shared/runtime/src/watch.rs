@@ -30,7 +30,7 @@ use tracing::{debug, info, warn};
 pub use self::health::Health;
 use self::{
     health::Pulse,
-    wire::{Dated, Line, Refusal, next_line},
+    wire::{Kind, Line, Refusal, next_line, object, whole},
 };
 use crate::{
     backoff::{Backoff, random},
@@ -289,24 +289,28 @@ where
             if line.trim_ascii().is_empty() {
                 continue;
             }
-            match Line::read(&line).ok_or(End::Undecodable("an event"))? {
-                Line::Shown(object) => self.show(object),
-                Line::Deleted(Some(object)) => (self.sink)(Event::Deleted(object)),
-                Line::Deleted(None) => warn!(what = self.spec.what, "{NOT_EVEN_METADATA}"),
-                Line::Bookmark(bookmark) => {
-                    self.mark(bookmark.metadata)?;
-                    self.thrive();
-                    continue;
+            let read = serde_json::from_slice(&line);
+            let read: Line = read.map_err(|_| End::Undecodable("an event"))?;
+            match read.kind {
+                Kind::Added => self.show(object(&line)),
+                Kind::Deleted => {
+                    if let Some(object) = object(&line).and_then(Decoded::whole) {
+                        (self.sink)(Event::Deleted(object));
+                    } else {
+                        warn!(what = self.spec.what, "{NOT_EVEN_METADATA}");
+                    }
                 }
-                Line::Error(Refusal { code }) => return Err(refused(code, None)),
+                Kind::Bookmark => self.mark(whole(&line)?)?,
+                Kind::Error => {
+                    let Refusal { code } = whole(&line)?;
+                    return Err(refused(code, None));
+                }
             }
             // The events of a streamed list are not ordered by version, so a watch cannot resume
             // from them.
             if let Some(version) = &mut self.version {
                 // A watch can also resume from an older version. It then shows some events again.
-                if let Ok(Dated { object }) = serde_json::from_slice(&line)
-                    && let Some(newest) = object.metadata.resource_version
-                {
+                if let Some(newest) = read.object.metadata.resource_version {
                     *version = newest;
                 }
                 self.thrive();
@@ -350,12 +354,12 @@ where
         news
     }
 
-    fn mark(&mut self, bookmark: ObjectMeta) -> Result<(), End> {
-        let version = bookmark
+    fn mark(&mut self, Meta { metadata }: Meta) -> Result<(), End> {
+        let version = metadata
             .resource_version
             .ok_or(End::Undecodable("a bookmark"))?;
         if self.version.is_none() {
-            let annotations = bookmark.annotations.unwrap_or_default();
+            let annotations = metadata.annotations.unwrap_or_default();
             if !annotations.contains_key(INITIAL_EVENTS_END) {
                 // Servers that do not know streamed lists ignore the parameters for them.
                 return Err(End::NoStreams);

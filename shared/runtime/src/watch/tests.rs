@@ -603,8 +603,8 @@ async fn of_what_cannot_be_decoded_as_a_whole_the_rest_is_told() {
         .send(format!("{}\n", listed(10)))
         .send(line("DELETED", &text_of("deep", 11, &[], &more)))
         // Not even the metadata can be decoded.
-        .send(line("ADDED", r#"{"metadata":1e999}"#))
-        .send(line("DELETED", r#"{"metadata":1e999}"#))
+        .send(line("ADDED", r#"{"metadata":{"x":1e999}}"#))
+        .send(line("DELETED", r#"{"metadata":{"name":5}}"#))
         .send(format!("{}\n", event("ADDED", "a", 12)))
         .hold()])
     .await;

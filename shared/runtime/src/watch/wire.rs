@@ -11,66 +11,61 @@ use tokio::{
     time::timeout,
 };
 
-use super::{End, Meta};
-use crate::object;
+use super::End;
+use crate::object::decode;
 
 /// The size to which the buffer shrinks between events, so that one large object does not cost
 /// memory forever.
 const KEPT_BUFFER: usize = 64 << 10;
 
-/// A line of a watch. The server writes `type` first, so `object` is parsed directly as the right
-/// type.
-#[allow(clippy::large_enum_variant)] // There is one at a time.
+/// A line of a watch, without its object. Of the object's metadata `ListMeta` reads the
+/// resourceVersion, and skips the rest.
 #[derive(Deserialize)]
-#[serde(tag = "type", content = "object", rename_all = "UPPERCASE")]
-pub(super) enum Line<T, M> {
-    #[serde(rename = "ADDED", alias = "MODIFIED")]
-    Shown(T),
-    Deleted(M),
-    Bookmark(Meta),
-    Error(Refusal),
+pub(super) struct Line {
+    #[serde(rename = "type")]
+    pub(super) kind: Kind,
+    pub(super) object: Dated,
 }
 
-impl<T: DeserializeOwned> Line<Option<Decoded<T>>, Option<Meta>> {
-    /// Reads a line; none if it is not an event. An object is none if not even its metadata can be
-    /// decoded.
-    pub(super) fn read(line: &[u8]) -> Option<Self> {
-        if let Ok(event) = serde_json::from_slice::<Line<T, Meta>>(line) {
-            return Some(event.map(|object| Some(Decoded::Whole(object)), Some));
-        }
-        let event: Line<&RawValue, &RawValue> = serde_json::from_slice(line).ok()?;
-        let deleted = |object: &RawValue| object::decode(object.get().as_bytes())?.whole();
-        Some(event.map(|object| object::decode(object.get().as_bytes()), deleted))
-    }
+#[derive(Deserialize)]
+#[serde(rename_all = "UPPERCASE")]
+pub(super) enum Kind {
+    #[serde(alias = "MODIFIED")]
+    Added,
+    Deleted,
+    Bookmark,
+    Error,
 }
 
-impl<T, M> Line<T, M> {
-    fn map<U, N>(self, shown: impl FnOnce(T) -> U, deleted: impl FnOnce(M) -> N) -> Line<U, N> {
-        match self {
-            Self::Shown(object) => Line::Shown(shown(object)),
-            Self::Deleted(object) => Line::Deleted(deleted(object)),
-            Self::Bookmark(bookmark) => Line::Bookmark(bookmark),
-            Self::Error(refusal) => Line::Error(refusal),
-        }
+#[derive(Deserialize)]
+pub(super) struct Dated {
+    #[serde(default)]
+    pub(super) metadata: ListMeta,
+}
+
+/// Reads the object of a line, if it can be decoded as a whole.
+pub(super) fn whole<'a, T: Deserialize<'a>>(line: &'a [u8]) -> Result<T, End> {
+    #[derive(Deserialize)]
+    struct Content<T> {
+        object: T,
     }
+    let content = serde_json::from_slice(line).map_err(|_| End::Undecodable("an event"))?;
+    let Content { object } = content;
+    Ok(object)
+}
+
+/// Reads the object of a line, as far as it can be decoded; none if not even its metadata can be.
+pub(super) fn object<T: DeserializeOwned>(line: &[u8]) -> Option<Decoded<T>> {
+    if let Ok(object) = whole(line) {
+        return Some(Decoded::Whole(object));
+    }
+    decode(whole::<&RawValue>(line).ok()?.get().as_bytes())
 }
 
 #[derive(Deserialize)]
 pub(super) struct Refusal {
     #[serde(default)]
     pub(super) code: u16,
-}
-
-/// Reads only the resourceVersion of an event. `ListMeta` has this field and skips the object's
-/// other metadata.
-#[derive(Deserialize)]
-pub(super) struct Dated {
-    pub(super) object: DatedObject,
-}
-
-#[derive(Deserialize)]
-pub(super) struct DatedObject {
-    pub(super) metadata: ListMeta,
 }
 
 /// Replaces the line by the next one. An incomplete line at the end of the body is dropped.
