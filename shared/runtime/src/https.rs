@@ -135,7 +135,7 @@ impl Server {
     /// Answers the requests of one connection.
     pub(crate) async fn connection(self, stream: TcpStream) {
         let Some(tls) = &self.tls else {
-            return self.answer(stream, |stream| stream).await;
+            return self.answer(stream).await;
         };
         let too_late = async {
             self.draining.cancelled().await;
@@ -150,20 +150,17 @@ impl Server {
                 Err(_) => return debug!("TLS handshake timed out"),
             },
         };
-        self.answer(stream, |stream| stream.into_inner().0).await;
+        self.answer(stream).await;
     }
 
-    /// Answers the requests of a stream over this TCP connection.
-    async fn answer<S>(&self, mut stream: S, tcp: impl FnOnce(S) -> TcpStream)
-    where
-        S: AsyncRead + AsyncWrite + Unpin,
-    {
+    /// Answers the requests of a stream.
+    async fn answer(&self, mut stream: impl AsyncRead + AsyncWrite + Unpin) {
         let answered = self.answer_requests(&mut stream);
         if timeout(self.lifetime, answered).await.is_err() {
             return debug!("connection dropped at the end of its time");
         }
         // The remaining input does not matter, so a connection that broke is handled alike.
-        linger::close(tcp(stream)).await;
+        linger::close(stream).await;
     }
 
     async fn answer_requests(&self, stream: impl AsyncRead + AsyncWrite + Unpin) {

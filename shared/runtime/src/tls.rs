@@ -13,10 +13,7 @@ use rustls::{
     server::{NoServerSessionStorage, WebPkiClientVerifier, danger::ClientCertVerifier},
     sign::{CertifiedKey, SingleCertAndKey},
 };
-use tokio::{
-    io::{AsyncRead, AsyncWrite},
-    sync::watch,
-};
+use tokio::{net::TcpStream, sync::watch};
 use tokio_rustls::{TlsAcceptor, server::TlsStream};
 
 /// Verifies client certificates by CAs that may change. Without a CA no client is accepted.
@@ -70,10 +67,7 @@ pub struct Tls {
 
 impl Tls {
     /// Accepts a connection with the certificate and the CAs of this moment.
-    pub(crate) async fn accept<S>(&self, stream: S) -> io::Result<TlsStream<S>>
-    where
-        S: AsyncRead + AsyncWrite + Unpin,
-    {
+    pub(crate) async fn accept(&self, stream: TcpStream) -> io::Result<TlsStream<TcpStream>> {
         let acceptor = TlsAcceptor::from(Arc::new(self.config().map_err(io::Error::other)?));
         acceptor.accept(stream).await
     }
