@@ -121,9 +121,9 @@ impl Candidate {
         info!(lease = self.name, holder = self.me, "leading");
         self.holder.send_replace(Some(self.me.clone()));
         self.leading.send_replace(true);
-        let kept = self.lead(lease, renewed, shutdown).await;
+        let kept = self.lead(Some(lease), renewed, shutdown).await;
         self.leading.send_replace(false);
-        kept.map(Some)
+        kept
     }
 
     /// Waits until the Lease is free and takes it. Returns the Lease and the time just before the
@@ -164,13 +164,13 @@ impl Candidate {
         }
     }
 
-    /// Renews the Lease until the shutdown. Returns it as last written.
+    /// Renews the Lease until the shutdown. Returns it as last seen.
     async fn lead(
         &self,
-        mut lease: Lease,
+        mut lease: Option<Lease>,
         mut renewed: Instant,
         shutdown: &CancellationToken,
-    ) -> anyhow::Result<Lease> {
+    ) -> anyhow::Result<Option<Lease>> {
         loop {
             let deadline = renewed + self.args.lease_renew_deadline;
             tokio::select! {
@@ -189,25 +189,19 @@ impl Candidate {
         }
     }
 
-    /// One renewal. If another write came first and left this replica the holder, the renewal is
-    /// tried once more. Returns false if another replica holds the Lease.
-    async fn renew(&self, lease: &mut Lease) -> CallResult<bool> {
+    /// One renewal of the Lease, if it exists. If another write came first and left this replica the
+    /// holder, or deleted the Lease, the renewal is tried once more. Returns false if another replica
+    /// holds the Lease.
+    async fn renew(&self, lease: &mut Option<Lease>) -> CallResult<bool> {
         for _ in 0..2 {
-            if let Some(new) = self.hold(Some(lease)).await? {
-                *lease = new;
+            if let Some(new) = self.hold(lease.as_ref()).await? {
+                *lease = Some(new);
                 return Ok(true);
             }
-            match self.read().await? {
-                Some(now) if holder(&now) == Some(&*self.me) => *lease = now,
-                Some(_) => return Ok(false),
-                // The Lease was deleted. The replica that creates it now leads.
-                None => {
-                    let Some(created) = self.hold(None).await? else {
-                        return Ok(false);
-                    };
-                    *lease = created;
-                    return Ok(true);
-                }
+            *lease = self.read().await?;
+            let lost = |now: &Lease| holder(now) != Some(&*self.me);
+            if lease.as_ref().is_some_and(lost) {
+                return Ok(false);
             }
         }
         // Other clients keep writing the Lease. This counts as a failed request.
@@ -224,7 +218,8 @@ impl Candidate {
             },
             ..Lease::default()
         });
-        let (before, duration) = (lease.spec.as_ref(), self.args.lease_duration);
+        let before = lease.spec.unwrap_or_default();
+        let duration = self.args.lease_duration;
         lease.spec = Some(held(before, &self.me, duration, Timestamp::now()));
         put(&self.client, &self.path, &lease, self.request_deadline()).await
     }
@@ -237,10 +232,7 @@ impl Candidate {
     /// Releases the Lease. Call it after all work of the leader has stopped: a standby takes over at
     /// once.
     pub async fn release(&self, lease: Lease) {
-        let spec = lease
-            .spec
-            .as_ref()
-            .map(|spec| released(spec, Timestamp::now()));
+        let spec = lease.spec.map(|spec| released(spec, Timestamp::now()));
         let body = Lease { spec, ..lease };
         match put(&self.client, &self.path, &body, self.request_deadline()).await {
             Ok(Some(_)) => info!(lease = self.name, "Lease released"),
@@ -272,8 +264,7 @@ fn held_until(observed: Option<&SeenLease>, me: &str, now: Instant) -> Option<In
 }
 
 /// The spec with which `me` takes or keeps the Lease.
-fn held(before: Option<&LeaseSpec>, me: &str, duration: Duration, now: Timestamp) -> LeaseSpec {
-    let before = before.cloned().unwrap_or_default();
+fn held(before: LeaseSpec, me: &str, duration: Duration, now: Timestamp) -> LeaseSpec {
     let same = before.holder_identity.as_deref() == Some(me);
     let transitions = before
         .lease_transitions
@@ -292,12 +283,12 @@ fn held(before: Option<&LeaseSpec>, me: &str, duration: Duration, now: Timestamp
 }
 
 /// The spec with which a holder releases the Lease. A replica that sees it takes over at once.
-fn released(before: &LeaseSpec, now: Timestamp) -> LeaseSpec {
+fn released(before: LeaseSpec, now: Timestamp) -> LeaseSpec {
     LeaseSpec {
         holder_identity: None,
         lease_duration_seconds: Some(1),
         renew_time: Some(MicroTime(now)),
-        ..before.clone()
+        ..before
     }
 }
 

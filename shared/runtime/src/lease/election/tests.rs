@@ -129,7 +129,7 @@ fn a_lease_is_taken_when_it_is_free_or_was_not_renewed_for_its_duration() {
 fn taking_renewing_and_releasing_keep_the_record() {
     let now = Timestamp::from_second(100).expect("in range");
     let theirs = lease(Some("you"), 0).spec.expect("a spec");
-    let taken = held(Some(&theirs), ME, Duration::from_millis(14_500), now);
+    let taken = held(theirs, ME, Duration::from_millis(14_500), now);
     assert_eq!(taken.holder_identity.as_deref(), Some(ME));
     assert_eq!(
         (taken.lease_transitions, taken.lease_duration_seconds),
@@ -138,14 +138,14 @@ fn taking_renewing_and_releasing_keep_the_record() {
     assert_eq!(taken.acquire_time, Some(MicroTime(now)));
 
     let later = Timestamp::from_second(102).expect("in range");
-    let renewed = held(Some(&taken), ME, Duration::from_secs(15), later);
+    let renewed = held(taken.clone(), ME, Duration::from_secs(15), later);
     assert_eq!(
         (&renewed.acquire_time, renewed.lease_transitions),
         (&taken.acquire_time, Some(4))
     );
     assert_eq!(renewed.renew_time, Some(MicroTime(later)));
 
-    let free = released(&renewed, later);
+    let free = released(renewed, later);
     let seen = SeenLease {
         lease: Lease {
             spec: Some(free),
@@ -156,7 +156,7 @@ fn taking_renewing_and_releasing_keep_the_record() {
     };
     assert_eq!(held_until(Some(&seen), "you", seen.since), None);
     assert_eq!(
-        held(None, ME, Duration::ZERO, now).lease_duration_seconds,
+        held(LeaseSpec::default(), ME, Duration::ZERO, now).lease_duration_seconds,
         Some(1)
     );
 }
