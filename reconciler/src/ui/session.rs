@@ -23,10 +23,10 @@ type Told = Result<Event, axum::Error>;
 pub(super) struct Session {
     known: Known,
     cursor: Cursor,
-    /// Whether this replica led, and which replica did, in the last event about them.
-    told: Option<(bool, Option<String>)>,
-    /// Nonces of the held deletions in the last event about them.
-    held: Option<Vec<Box<str>>>,
+    /// The last event about this replica and the leader.
+    replica: Option<Value>,
+    /// The last event about held deletions.
+    held: Option<Value>,
 }
 
 impl Session {
@@ -34,7 +34,7 @@ impl Session {
         Self {
             known,
             cursor: Cursor::default(),
-            told: None,
+            replica: None,
             held: None,
         }
     }
@@ -62,35 +62,23 @@ impl Session {
             identity,
             ..
         } = &self.known;
-        let standing = (*leading.borrow(), leader.borrow().clone());
-        if self.told.as_ref() == Some(&standing) {
-            return None;
-        }
-        let (leads, leader) = &standing;
         let replica = json!({
             "name": identity.replica, "namespace": identity.namespace,
-            "leads": leads, "leader": leader,
+            "leads": *leading.borrow(), "leader": *leader.borrow(),
         });
-        let event = Event::default().event("replica").json_data(replica);
-        self.told = Some(standing);
-        Some(event)
+        changed(&mut self.replica, "replica", replica)
     }
 
     /// An event with the held deletions of rules that no longer exist, if they have changed. The
     /// page has no column for such rules.
     fn held(&mut self) -> Option<Told> {
-        self.known.handle.look(|engine| {
-            let current: Vec<Box<str>> = engine.held().map(|held| held.nonce.into()).collect();
-            if self.held.as_ref() == Some(&current) {
-                return None;
-            }
-            let more = current.len().saturating_sub(HELD);
-            self.held = Some(current);
-            let deletions = engine.held().take(HELD);
-            let deletions: Vec<Value> = deletions.map(|held| tell_held(&held)).collect();
-            let held = json!({"deletions": deletions, "more": more});
-            Some(Event::default().event("held").json_data(held))
-        })
+        let held = self.known.handle.look(|engine| {
+            let mut held = engine.held();
+            let first = held.by_ref().take(HELD);
+            let deletions: Vec<Value> = first.map(|held| tell_held(&held)).collect();
+            json!({"deletions": deletions, "more": held.count()})
+        });
+        changed(&mut self.held, "held", held)
     }
 
     /// An event with the next part of the changes.
@@ -101,6 +89,12 @@ impl Session {
             .look(|engine| engine.page(Timestamp::now()).view(&mut self.cursor))?;
         Some(Event::default().event("view").json_data(tell(&view)))
     }
+}
+
+/// An event with this data, unless it is what the last one of this name said.
+fn changed(last: &mut Option<Value>, name: &str, data: Value) -> Option<Told> {
+    let news = last.as_ref() != Some(&data);
+    news.then(|| Event::default().event(name).json_data(last.insert(data)))
 }
 
 /// The JSON of a piece of the view. Data that the piece leaves out has not changed.
