@@ -1,12 +1,11 @@
 //! Follows one named object, by the same [`watch`](crate::watch) as everything else.
 
-use std::{collections::VecDeque, sync::Arc};
+use std::sync::Arc;
 
 use mimeo_model::known::{Decoded, Known};
-use parking_lot::Mutex;
 use serde::de::DeserializeOwned;
 use tokio::{
-    sync::Notify,
+    sync::watch::Sender,
     task::JoinSet,
     time::{Instant, sleep},
 };
@@ -17,40 +16,14 @@ use crate::watch::{Event, WatchSpec, Watcher, watch};
 /// or not known for a reason.
 pub(crate) type State<T> = Known<Option<Decoded<T>>>;
 
-/// The successive states of one object. Until it is taken, only the newest state is kept, and with
-/// a state that is not known the one before it.
+/// The successive states of one object. Only the newest state is kept, until it is taken.
 ///
 /// Needs the permissions `get`, `list` and `watch` for that name. Failures are logged and retried
 /// without end.
 pub struct Follower<T> {
-    newest: Arc<Newest<T>>,
+    untaken: Arc<Sender<Option<State<T>>>>,
     /// The task that watches. It ends with this value.
     _watching: JoinSet<()>,
-}
-
-struct Newest<T> {
-    /// At most two states.
-    untaken: Mutex<VecDeque<State<T>>>,
-    more: Notify,
-}
-
-impl<T> Newest<T> {
-    fn new() -> Arc<Self> {
-        Arc::new(Self {
-            untaken: Mutex::default(),
-            more: Notify::new(),
-        })
-    }
-
-    fn put(&self, state: State<T>) {
-        let mut untaken = self.untaken.lock();
-        // The last known object stays valid while its watch fails, so it must arrive as well.
-        let fails = !state.is_listed();
-        untaken.retain(|before| fails && before.is_listed());
-        untaken.push_back(state);
-        drop(untaken);
-        self.more.notify_one();
-    }
 }
 
 /// The pause after a handover, as a multiple of the time that the handover took.
@@ -63,25 +36,26 @@ where
     /// Follows the object `name` of the collection at `path`. The watcher's client sends the
     /// requests, and the watch's name in logs is `what`.
     pub fn new(watcher: Watcher, path: &str, name: &str, what: String) -> Self {
-        let newest = Newest::new();
+        let untaken = Arc::new(Sender::new(None));
         let spec = WatchSpec {
             name: Some(name.to_owned()),
             ..WatchSpec::objects(path, what)
         };
-        let (publish, mut seen) = (newest.clone(), false);
+        let (publish, mut seen) = (untaken.clone(), false);
+        let put = move |state| _ = publish.send_replace(Some(state));
         let mut watching = JoinSet::new();
         watching.spawn(watch::<T>(watcher, spec, move |event| match event {
             Event::Listing => seen = false,
             Event::Shown(object) => {
                 seen = true;
-                publish.put(Known::Listed(Some(object)));
+                put(Known::Listed(Some(object)));
             }
-            Event::Deleted(_) => publish.put(Known::Listed(None)),
+            Event::Deleted(_) => put(Known::Listed(None)),
             Event::Known(Known::Listed(_)) if seen => {}
-            Event::Known(state) => publish.put(state.map(|_| None)),
+            Event::Known(state) => put(state.map(|_| None)),
         }));
         Self {
-            newest,
+            untaken,
             _watching: watching,
         }
     }
@@ -114,11 +88,17 @@ where
     }
 
     async fn state(&mut self) -> State<T> {
+        let mut changes = self.untaken.subscribe();
         loop {
-            if let Some(state) = self.newest.untaken.lock().pop_front() {
+            let mut newest = None;
+            self.untaken.send_if_modified(|untaken| {
+                newest = untaken.take();
+                false
+            });
+            if let Some(state) = newest {
                 return state;
             }
-            self.newest.more.notified().await;
+            let _ = changes.changed().await;
         }
     }
 }
@@ -174,9 +154,10 @@ mod tests {
     #[tokio::test]
     async fn what_takes_long_to_be_taken_up_is_taken_up_seldom_and_then_the_newest() {
         const COST: Duration = Duration::from_millis(20);
-        let newest = Newest::new();
+        let newest = Arc::new(Sender::new(None));
+        let put = |state| _ = newest.send_replace(Some(state));
         let follower = Follower {
-            newest: newest.clone(),
+            untaken: newest.clone(),
             _watching: JoinSet::new(),
         };
         let listed = |value: u32| Known::Listed(Some(Decoded::Whole(value)));
@@ -186,19 +167,18 @@ mod tests {
             let _ = told.send((state, Instant::now()));
         });
         let changing = async {
-            newest.put(listed(0));
+            put(listed(0));
             let (first, began) = heard.recv().await.expect("the first");
-            (1..=50).for_each(|value| newest.put(listed(value)));
+            (1..=50).for_each(|value| put(listed(value)));
             let (second, then) = heard.recv().await.expect("the newest");
             assert_eq!((first, second), (listed(0), listed(50)));
             assert!(then - began >= COST * REST, "{:?}", then - began);
-            newest.put(listed(51));
-            newest.put(Known::Unserved);
+            put(listed(51));
+            put(Known::Unserved);
             assert!(heard.try_recv().is_err());
-            newest.put(Known::Unknown);
-            let (third, _) = heard.recv().await.expect("the object");
+            put(Known::Unknown);
             let (last, _) = heard.recv().await.expect("the newest");
-            assert_eq!((third, last), (listed(51), Known::Unknown));
+            assert_eq!(last, Known::Unknown);
         };
         tokio::select! {
             () = taking => {}
