@@ -16,51 +16,25 @@ use tracing::warn;
 /// descriptors are left.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
-/// The connections of one server, each in a task of its own.
-pub(crate) struct Connections {
+/// Accepts the next connection as soon as fewer than `most` are open. Each open connection is a task.
+/// Cancel safe.
+pub(crate) async fn accept(
+    listener: &TcpListener,
+    open: &mut JoinSet<()>,
     most: usize,
-    tasks: JoinSet<()>,
-}
-
-impl Connections {
-    /// Allows at most `most` connections at a time.
-    pub(crate) fn new(most: usize) -> Self {
-        Self {
-            most,
-            tasks: JoinSet::new(),
+) -> (TcpStream, SocketAddr) {
+    loop {
+        let room = open.len() < most;
+        tokio::select! {
+            Some(_) = open.join_next() => {}
+            accepted = listener.accept(), if room => match accepted {
+                Ok(accepted) => return accepted,
+                Err(error) => {
+                    warn!(%error, "failed to accept a connection");
+                    sleep(ACCEPT_PAUSE).await;
+                }
+            },
         }
-    }
-
-    /// Accepts the next connection as soon as there is room for one. Cancel safe.
-    pub(crate) async fn accept(&mut self, listener: &TcpListener) -> (TcpStream, SocketAddr) {
-        loop {
-            let room = self.tasks.len() < self.most;
-            tokio::select! {
-                Some(_) = self.tasks.join_next() => {}
-                accepted = listener.accept(), if room => match accepted {
-                    Ok(accepted) => return accepted,
-                    Err(error) => {
-                        warn!(%error, "failed to accept a connection");
-                        sleep(ACCEPT_PAUSE).await;
-                    }
-                },
-            }
-        }
-    }
-
-    /// Serves a connection in a task of its own.
-    pub(crate) fn serve(&mut self, connection: impl Future<Output = ()> + Send + 'static) {
-        self.tasks.spawn(connection);
-    }
-
-    /// Returns when all connections have ended. Cancel safe.
-    pub(crate) async fn end(&mut self) {
-        while self.tasks.join_next().await.is_some() {}
-    }
-
-    /// How many connections are open.
-    pub(crate) fn count(&self) -> usize {
-        self.tasks.len()
     }
 }
 
@@ -74,27 +48,27 @@ mod tests {
     async fn a_client_beyond_the_limit_waits_until_a_connection_ends() {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
         let address = listener.local_addr().expect("bound");
-        let (mut connections, end) = (Connections::new(2), std::sync::Arc::new(Notify::new()));
+        let (mut open, end) = (JoinSet::new(), std::sync::Arc::new(Notify::new()));
         let mut clients = Vec::new();
         for _ in 0..2 {
             clients.push(TcpStream::connect(address).await.expect("it listens"));
-            let (stream, end) = (connections.accept(&listener).await, end.clone());
-            connections.serve(async move {
+            let (stream, end) = (accept(&listener, &mut open, 2).await, end.clone());
+            open.spawn(async move {
                 end.notified().await;
                 drop(stream);
             });
         }
         clients.push(TcpStream::connect(address).await.expect("it listens"));
-        timeout(Duration::from_millis(50), connections.accept(&listener))
+        timeout(Duration::from_millis(50), accept(&listener, &mut open, 2))
             .await
             .expect_err("both places are taken");
         end.notify_one();
-        timeout(Duration::from_secs(5), connections.accept(&listener))
+        timeout(Duration::from_secs(5), accept(&listener, &mut open, 2))
             .await
             .expect("one connection has ended");
-        assert_eq!(connections.count(), 1);
+        assert_eq!(open.len(), 1);
         end.notify_one();
-        timeout(Duration::from_secs(5), connections.end())
+        timeout(Duration::from_secs(5), open.join_all())
             .await
             .expect("all have ended");
     }

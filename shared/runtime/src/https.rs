@@ -18,12 +18,13 @@ use hyper_util::{
 use tokio::{
     io::{AsyncBufReadExt, AsyncRead, AsyncWrite},
     net::{TcpListener, TcpStream},
+    task::JoinSet,
     time::{Instant, sleep, sleep_until, timeout},
 };
 use tokio_rustls::server::TlsStream;
 use tracing::{debug, info, warn};
 
-use crate::{connections::Connections, duration, linger, shutdown::CancellationToken, tls::Tls};
+use crate::{connections::accept, duration, linger, shutdown::CancellationToken, tls::Tls};
 
 /// From the accepted connection to the first byte of the first request.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
@@ -76,7 +77,7 @@ pub async fn serve(
         leaving: shutdown.clone(),
         draining: draining.clone(),
     };
-    let mut connections = Connections::new(CONNECTIONS);
+    let mut open = JoinSet::new();
     let accepting = async {
         shutdown.cancelled().await;
         sleep(drain.shutdown_delay).await;
@@ -85,21 +86,19 @@ pub async fn serve(
     loop {
         tokio::select! {
             () = &mut accepting => break,
-            (stream, _) = connections.accept(&listener) => {
-                connections.serve(server.clone().connection(stream));
+            (stream, _) = accept(&listener, &mut open, CONNECTIONS) => {
+                open.spawn(server.clone().connection(stream));
             }
         }
     }
     for stream in waiting(listener).take(CONNECTIONS) {
-        connections.serve(server.clone().connection(stream));
+        open.spawn(server.clone().connection(stream));
     }
     draining.cancel();
-    info!(connections = connections.count(), "draining");
-    if timeout(drain.drain_timeout, connections.end())
-        .await
-        .is_err()
-    {
-        warn!(connections = connections.count(), "drain timed out");
+    info!(connections = open.len(), "draining");
+    let ended = async { while open.join_next().await.is_some() {} };
+    if timeout(drain.drain_timeout, ended).await.is_err() {
+        warn!(connections = open.len(), "drain timed out");
     }
 }
 

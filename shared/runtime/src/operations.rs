@@ -22,12 +22,12 @@ use axum::{
 };
 use clap::{Args, ValueEnum};
 use kube::Client;
-use tokio::{net::TcpListener, sync::watch, time::timeout};
+use tokio::{net::TcpListener, sync::watch, task::JoinSet, time::timeout};
 use tracing::{error, info};
 
 use crate::{
     certificates::{mounted, unverified},
-    connections::Connections,
+    connections,
     debug::DebugPages,
     guard::Guard,
     https::Server,
@@ -156,15 +156,15 @@ async fn accept(listener: TcpListener, tls: Option<Tls>, router: Router) {
         leaving,
         draining: CancellationToken::new(),
     };
-    let mut connections = Connections::new(CONNECTIONS);
+    let mut open = JoinSet::new();
     loop {
-        let (stream, peer) = connections.accept(&listener).await;
+        let (stream, peer) = connections::accept(&listener, &mut open, CONNECTIONS).await;
         let router = server.router.clone().layer(Extension(ConnectInfo(peer)));
         let server = Server {
             router,
             ..server.clone()
         };
-        connections.serve(server.connection(stream));
+        open.spawn(server.connection(stream));
     }
 }
 
