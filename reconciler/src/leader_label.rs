@@ -19,6 +19,8 @@ use serde_json::json;
 use tokio::{sync::watch, time::sleep};
 use tracing::{info, warn};
 
+use crate::PROGRAM;
+
 /// The flag of the label.
 #[derive(clap::Args)]
 #[command(next_help_heading = "Leader election")]
@@ -43,46 +45,35 @@ impl LabelArgs {
         }
         let pods = Pod::url_path(&(), Some(&identity.namespace));
         let mut backoff = Backoff::default();
-        while !label(&client, &pods, &identity.replica).await {
+        while let Err(error) = label(&client, &pods, &identity.replica).await {
+            warn!(%error, "leader label not moved, retrying");
             sleep(backoff.pause()).await;
         }
         info!(pod = identity.replica, "leader label set");
     }
 }
 
-/// Sets the label on this Pod, and then takes it off all others. Returns true if all of that
-/// succeeded. `pods` is the path of all Pods of the namespace.
-async fn label(client: &Client, pods: &str, leader: &str) -> bool {
-    if !patch(client, pods, leader, Some(LEADER_VALUE)).await {
-        return false;
-    }
+/// Sets the label on this Pod, and then takes it off all others. `pods` is the path of all Pods of
+/// the namespace.
+async fn label(client: &Client, pods: &str, leader: &str) -> CallResult<()> {
+    patch(client, pods, leader, Some(LEADER_VALUE)).await?;
     let labelled = format!("{pods}?labelSelector={}", encode(LEADER));
-    let found: CallResult<Option<ObjectList<PartialObjectMeta<Pod>>>> =
-        call::get(client, &labelled, METADATA_LIST, DEADLINE).await;
-    let found = match found {
-        Ok(found) => found.into_iter().flat_map(|found| found.items),
-        Err(error) => {
-            warn!(%error, "pods with the leader label not listed, retrying");
-            return false;
+    let found: Option<ObjectList<PartialObjectMeta<Pod>>> =
+        call::get(client, &labelled, METADATA_LIST, DEADLINE).await?;
+    let found = found.into_iter().flat_map(|found| found.items);
+    let names = found.filter_map(|pod| pod.metadata.name);
+    let mut done = Ok(());
+    for name in names.filter(|name| name != leader) {
+        match patch(client, pods, &name, None).await {
+            Err(CallError::NotFound) => {}
+            patched => done = done.and(patched),
         }
-    };
-    let mut done = true;
-    for name in found.filter_map(|pod| pod.metadata.name) {
-        done &= name == leader || patch(client, pods, &name, None).await;
     }
     done
 }
 
-/// Sets the label of a Pod, or takes it off. Returns true if that succeeded, or if a Pod without the
-/// label is gone.
-async fn patch(client: &Client, pods: &str, name: &str, value: Option<&str>) -> bool {
+/// Sets the label of a Pod, or takes it off.
+async fn patch(client: &Client, pods: &str, name: &str, value: Option<&str>) -> CallResult<()> {
     let change = json!({"metadata": {"labels": {LEADER: value}}});
-    match named::merge(client, pods, name, None, &change).await {
-        Ok(()) => true,
-        Err(CallError::NotFound) if value.is_none() => true,
-        Err(error) => {
-            warn!(pod = name, %error, "leader label not changed, retrying");
-            false
-        }
-    }
+    named::merge(client, pods, name, PROGRAM, &change).await
 }

@@ -103,7 +103,7 @@ async fn label_first(
     let patch = json!({"metadata": {"resourceVersion": version.to_string(), "labels": {PENDING_LABEL: nonce}}});
     app.handle.with(|engine| engine.issue(nonce));
     let path = "/api/v1/namespaces";
-    let written = named::merge(&app.client, path, name, Some(MANAGER), &patch);
+    let written = named::merge(&app.client, path, name, MANAGER, &patch);
     let written = timeout_at(deadline, written).await;
     match written.unwrap_or(Err(CallError::Late)) {
         Ok(()) => {

@@ -43,8 +43,7 @@ pub async fn read_metadata(
     Ok(found.map(|Meta { metadata }| metadata))
 }
 
-/// Merges a patch into the object with this name. `path` is as for [`read`]. Without a manager, the
-/// API server names one after the client.
+/// Merges a patch into the object with this name, as this field manager. `path` is as for [`read`].
 ///
 /// # Errors
 /// As for [`read`].
@@ -52,15 +51,10 @@ pub async fn merge(
     client: &Client,
     path: &str,
     name: &str,
-    manager: Option<&str>,
+    manager: &str,
     patch: &Value,
 ) -> CallResult<()> {
-    let manager = manager.map(|manager| format!("fieldManager={manager}"));
-    let uri = format!(
-        "{}?{}",
-        object_path(path, name)?,
-        manager.unwrap_or_default()
-    );
+    let uri = format!("{}?fieldManager={manager}", object_path(path, name)?);
     let request = call::write(Method::PATCH, &uri, METADATA, MERGE, patch.to_string());
     let IgnoredAny = call::exchange(client, request, DEADLINE).await?;
     Ok(())
@@ -100,7 +94,7 @@ mod tests {
                 .expect("read")
                 .expect("there");
             assert_eq!(read.resource_version.as_deref(), Some("7"));
-            merge(&server.client(), NAMESPACES, "team", None, &json!({}))
+            merge(&server.client(), NAMESPACES, "team", "m", &json!({}))
                 .await
                 .expect("written");
         }
@@ -113,7 +107,7 @@ mod tests {
         let server = Server::start(scripts).await;
         let (client, change) = (server.client(), json!({}));
         let name = "x?y#z";
-        let written = merge(&client, NAMESPACES, name, None, &change).await;
+        let written = merge(&client, NAMESPACES, name, "m", &change).await;
         written.expect("written");
         let found = read_metadata(&server.client(), NAMESPACES, name)
             .await
@@ -133,7 +127,7 @@ mod tests {
             let found = read_metadata(&server.client(), NAMESPACES, name).await;
             assert!(found.is_err(), "{name:?}");
             assert!(
-                merge(&client, NAMESPACES, name, None, &change)
+                merge(&client, NAMESPACES, name, "m", &change)
                     .await
                     .is_err(),
                 "{name:?}"
@@ -142,7 +136,7 @@ mod tests {
         assert_eq!(
             server.requests(),
             [
-                "PATCH /api/v1/namespaces/x%3Fy%23z?",
+                "PATCH /api/v1/namespaces/x%3Fy%23z?fieldManager=m",
                 "GET /api/v1/namespaces/x%3Fy%23z",
                 "GET /api/v1/namespaces/team/configmaps/x%3Fy%23z",
             ]
