@@ -1,7 +1,7 @@
 //! Informs an engine about the cluster: keeps exactly those watches open that the engine's demand
 //! names.
 
-use std::{collections::BTreeSet, sync::Arc, time::Duration};
+use std::{collections::BTreeSet, fmt, sync::Arc, time::Duration};
 
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube::{Resource as _, api::ObjectMeta};
@@ -18,6 +18,7 @@ use parking_lot::Mutex;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 use tokio::{sync::Notify, time::Instant};
+use tracing::warn;
 
 use crate::{
     backoff::Backoff,
@@ -281,17 +282,20 @@ impl Default for Failing {
 }
 
 impl Failing {
-    /// Once the failure counts as lasting, returns its reason, and whether it is returned for the
-    /// first time.
-    fn despair(&mut self, error: &CallError) -> Option<(Unreadable, bool)> {
+    /// Once the failure counts as lasting, returns its reason. Logs it the first time.
+    fn despair(&mut self, what: impl fmt::Display, error: &CallError) -> Option<Unreadable> {
         let denied = matches!(error, CallError::Denied { .. });
-        let why = if denied {
+        if !denied && self.since.elapsed() < LASTING {
+            return None;
+        }
+        if !std::mem::replace(&mut self.told, true) {
+            warn!(%what, %error, "cannot be read");
+        }
+        Some(if denied {
             Unreadable::Forbidden
         } else {
             Unreadable::Unavailable
-        };
-        let lasts = denied || self.since.elapsed() >= LASTING;
-        lasts.then(|| (why, !std::mem::replace(&mut self.told, true)))
+        })
     }
 }
 

@@ -18,7 +18,7 @@ use tokio::{
     task::JoinSet,
     time::{Instant, sleep},
 };
-use tracing::{debug, warn};
+use tracing::debug;
 
 use super::{Failing, Observer, sources::Members};
 
@@ -101,11 +101,7 @@ impl Observer {
                 Err(error) => {
                     pause = pause.min(Duration::from_secs(5));
                     let streak = failing.entry((*gvk).clone()).or_default();
-                    if let Some((why, news)) = streak.despair(&error) {
-                        if news {
-                            warn!(kind = %gvk.kind, group = %gvk.group, %error, "cannot look a \
-                                kind up");
-                        }
+                    if let Some(why) = streak.despair(gvk, &error) {
                         self.handle
                             .with(|engine| engine.kind(gvk, Known::Unreadable(why)));
                     }

@@ -16,7 +16,6 @@ use mimeo_model::{
 use parking_lot::Mutex;
 use serde_json::{Value, json};
 use tokio::{sync::Notify, time::Instant};
-use tracing::warn;
 
 use super::{Failing, Observer};
 use crate::{
@@ -141,10 +140,7 @@ impl Observer {
                 }
                 Err(error) => {
                     let streak = failing.entry(source.clone()).or_default();
-                    if let Some((why, news)) = streak.despair(&error) {
-                        if news {
-                            warn!(%source, %error, "cannot read a source");
-                        }
+                    if let Some(why) = streak.despair(&source, &error) {
                         self.handle
                             .with(|engine| engine.source_unreadable(&source, why));
                     }
