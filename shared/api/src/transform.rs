@@ -18,8 +18,9 @@ pub struct Transform {
     #[schemars(length(min = 1, max = 253))]
     pub type_: Option<String>,
 
-    /// Labels to keep and to set. A copy never gets those of its source by which GitOps tools, Helm
-    /// and other replicators know their objects.
+    /// Labels to keep and to set. Values to set must be valid values of labels. A copy never gets
+    /// those labels of its source by which GitOps tools, Helm and other replicators know their
+    /// objects.
     #[serde(skip_serializing_if = "is_default")]
     pub labels: KeyEdits,
 

@@ -289,7 +289,7 @@ impl Failing {
             return None;
         }
         if !std::mem::replace(&mut self.told, true) {
-            warn!(%what, %error, "cannot be read");
+            warn!(%what, %error, "cannot look up or read");
         }
         Some(if denied {
             Unreadable::Forbidden

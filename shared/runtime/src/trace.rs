@@ -37,8 +37,9 @@ use tracing::{info, warn};
 const WAITING: usize = 4096;
 /// The most spans in one request.
 const BATCH: usize = 512;
-/// The pause after a request that had room for further spans.
-const PATIENCE: Duration = Duration::from_secs(2);
+/// The pause after a request that had room for further spans. In this time a rotation makes fewer
+/// spans than the queue holds.
+const PATIENCE: Duration = Duration::from_millis(500);
 /// How long the collector may take to answer.
 const TIMEOUT: Duration = Duration::from_secs(5);
 /// The largest answer that is read, in bytes. Its content does not matter.

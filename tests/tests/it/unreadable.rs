@@ -43,10 +43,7 @@ async fn a_source_that_mimeo_may_not_read_is_told_and_waited_for_by_nobody() -> 
     let rules: Api<ClusterReplication> = Api::all(client.clone());
     create_patiently(&rules, &serde_json::from_value(rule)?).await?;
     let found = condition(&client, "SourcesFound", "SourceRefused").await?;
-    ensure!(
-        found.contains("not granted watch on podtemplates"),
-        "{found}"
-    );
+    ensure!(found.contains("may not read podtemplates"), "{found}");
     let denied = condition(&client, "Authorized", "ControllerForbidden").await?;
     let missing =
         "{apiGroups: [\"\"], resources: [podtemplates], verbs: [create, get, list, patch, watch]}";

@@ -305,12 +305,16 @@ impl Index {
         copy: &CopyState,
         needs: &mut Needs,
     ) -> Option<HowGone> {
-        let known = self.sources.get(&source);
-        if known.is_some_and(|state| !state.is_missing()) {
+        match self.sources.get(&source).map(SourceState::is_missing) {
+            Some(true) => self.how_gone(JobKey::ConfirmSource(source), copy, needs),
             // The object still exists, but it has become a copy. No client has deleted it.
-            return Some(HowGone::Unexplained);
+            Some(false) => Some(HowGone::Unexplained),
+            // Its absence begins now. An earlier read of the object proves nothing.
+            None => {
+                needs.push(Need::Absence(JobKey::ConfirmSource(source), true));
+                None
+            }
         }
-        self.how_gone(JobKey::ConfirmSource(source), copy, needs)
     }
 
     /// Returns how a missing object disappeared according to the answer to this job.

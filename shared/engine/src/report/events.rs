@@ -202,18 +202,26 @@ struct ReportedCopy<'a> {
 }
 
 impl Index {
-    /// Returns the number of the rule's copies of a source.
-    pub(crate) fn copies_of(&self, id: &RuleId, source: &SourceRef) -> usize {
+    /// Returns the number of the rule's copies of a source that `counts` accepts.
+    pub(crate) fn copies_of(
+        &self,
+        id: &RuleId,
+        source: &SourceRef,
+        counts: impl Fn(&CopyState) -> bool,
+    ) -> usize {
         let hash = source_hash(&source.to_string());
+        let is_of = |copy: &&CopyState| {
+            copy.ours().is_some_and(|seen| {
+                seen.source == hash && seen.rule.as_deref() == Some(id) && !seen.elsewhere
+            })
+        };
         let places = self.places(id);
         places
             .iter()
             .filter_map(|name| self.namespaces.get(name))
             .flat_map(|namespace| &namespace.copies)
-            .filter_map(CopyState::ours)
-            .filter(|seen| {
-                seen.source == hash && seen.rule.as_deref() == Some(id) && !seen.elsewhere
-            })
+            .filter(is_of)
+            .filter(|copy| counts(copy))
             .count()
     }
 
@@ -313,7 +321,7 @@ impl Index {
             // that is no event.
             if let Some(rule) = self.valid(id)
                 && (was_there || rule.retention.when_source_deleted == Retain::Delete)
-                && self.copies_of(id, source) > 0
+                && self.copies_of(id, source, |_| true) > 0
             {
                 events.add(id, EventReason::SourceGone(source.clone()), None, self);
             }
@@ -379,10 +387,10 @@ fn updates_of(
             } else {
                 "is gone, or not selected any more"
             };
-            let fate = match index.copies_of(id, source) {
+            let fate = match index.copies_of(id, source, |_| true) {
                 0 => "its copies are deleted".to_owned(),
                 copies => format!(
-                    "it is the source of {} of {id}, whose whenSourceDeleted is {:?}",
+                    "it is the source of {} of {id}; its whenSourceDeleted is {:?}",
                     plural::copies(copies),
                     rule.retention.when_source_deleted
                 ),

@@ -1,7 +1,6 @@
 //! Problems with the sources of a rule, and with the watches of its copies.
 
 use mimeo_model::{
-    choices::Retain,
     condition::ConditionReason,
     kind::Resource,
     known::Known,
@@ -12,7 +11,8 @@ use mimeo_model::{
 };
 
 use crate::{
-    Index, SourceState, missing_grants::MissingGrant, projection::NoRendering, select::Choice,
+    Index, SourceState, copy::CopyState, missing_grants::MissingGrant, projection::NoRendering,
+    select::Choice, verdict::Outlook,
 };
 
 /// Why a rule cannot do its work: a stable reason, and advice.
@@ -97,14 +97,15 @@ impl Index {
     }
 
     /// Says how long the copies of a source stay that was lost. `None`: the source is not lost, or
-    /// the rule deletes no copies of it after a grace period that still lasts.
+    /// no copies of it are deleted after a grace period that still lasts. The decision about such a
+    /// copy has set a timer for the end.
     fn grace(&self, rule: &Rule, source: &SourceRef) -> Option<String> {
         let Some(SourceState::Missing { since, .. }) = self.sources.get(source) else {
             return None;
         };
         let grace = rule.source_grace();
-        let deletes = rule.retention.when_source_deleted == Retain::Delete;
-        if self.now >= *since + grace || !deletes || self.copies_of(&rule.id, source) == 0 {
+        let going = |copy: &CopyState| copy.verdict.outlook == Outlook::Delete;
+        if self.now >= *since + grace || self.copies_of(&rule.id, source, going) == 0 {
             return None;
         }
         Some(format!(

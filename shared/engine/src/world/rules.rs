@@ -107,7 +107,7 @@ impl Index {
         versions.max().unwrap_or_default()
     }
 
-    /// Returns one value that all copies of a rule share.
+    /// Returns one value that all copies of an existing rule share.
     pub(crate) fn rule_name(&self, id: &Arc<RuleId>) -> Arc<RuleId> {
         let known = self.rules.get_key_value(id);
         known.map_or(id, |(known, _)| known).clone()

@@ -22,7 +22,10 @@ pub fn start(file: PathBuf) -> Callers {
 
 fn verifier([pem]: &[Content; 1]) -> anyhow::Result<Arc<dyn ClientCertVerifier>> {
     let mut roots = RootCertStore::empty();
-    for certificate in CertificateDer::pem_slice_iter(bytes(pem, "the CA of API servers")?) {
+    for certificate in CertificateDer::pem_slice_iter(bytes(
+        pem,
+        "the CA of API servers, without which every caller is refused",
+    )?) {
         roots.add(certificate.ok().context("it is no PEM text")?)?;
     }
     let provider = Arc::new(ring::default_provider());

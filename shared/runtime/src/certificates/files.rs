@@ -41,7 +41,7 @@ pub(super) fn poll<const N: usize, T: Send + Sync + 'static>(
                         let error = format!("{error:#}");
                         warn!(
                             ?files,
-                            error, "certificates can't be used, keeping the last ones"
+                            error, "certificates can't be used, keeping the last ones, if any"
                         );
                     }
                 }

@@ -189,9 +189,9 @@ impl Candidate {
         }
     }
 
-    /// One renewal of the Lease, if it exists. If another write came first and left this replica the
-    /// holder, or deleted the Lease, the renewal is tried once more. Returns false if another replica
-    /// holds the Lease.
+    /// Renews the Lease, or creates it if it was deleted. If another write came first and left this
+    /// replica the holder, or deleted the Lease, this is tried once more. Returns false if another
+    /// replica holds the Lease.
     async fn renew(&self, lease: &mut Option<Lease>) -> CallResult<bool> {
         for _ in 0..2 {
             if let Some(new) = self.hold(lease.as_ref()).await? {

@@ -408,7 +408,7 @@ async fn refusals_are_said_once_and_end_with_a_new_listing() {
 }
 
 #[tokio::test]
-async fn a_listing_in_pages_takes_another_verb() {
+async fn a_listing_in_pages_may_be_forbidden_too() {
     let server = Server::start([
         error(400, "resourceVersionMatch is forbidden for watch"),
         error(403, "no"),

@@ -123,6 +123,25 @@ fn a_deleted_source_takes_its_copies_along_after_the_grace() {
     );
 }
 
+/// No copy of the source would be deleted, so none sets a timer for the end of a grace period.
+#[test]
+fn no_grace_period_is_told_of_a_lost_source_whose_copies_are_retained() {
+    let retains = json!({"retentionPolicy": {"whenUnmatched": "Retain"}});
+    let mut world = World::new(vec![rule("r", &[labelled()], &["one"], &retains)]);
+    world.listed(&[secret("a")]);
+    let mut elsewhere = rule("r", &[labelled()], &["nowhere"], &retains);
+    elsewhere.generation = 2;
+    world
+        .engine
+        .at(world.now)
+        .rule_applied(elsewhere.id.clone(), Ok(elsewhere), None);
+    world.settle();
+    assert_eq!(world.copies(), ["one/a"]);
+    world.shown(&secret("a"), false);
+    let found = condition(&world.status(), "SourcesFound").0;
+    assert_eq!(found, "False SourceNotFound");
+}
+
 /// Two selectors of a rule find the same object.
 #[test]
 fn the_grace_of_a_source_begins_when_the_last_selector_has_lost_it() {
