@@ -408,13 +408,13 @@ impl CopyState {
     }
 
     /// True if the object here makes a create needless for good. Either it is Mimeo's own copy, or
-    /// it is another object, which stays and which the policy does not overwrite.
+    /// it is another object, which the policy does not overwrite. An object that is being deleted
+    /// does not count: Mimeo may have deleted it for another rule, and the next process could not
+    /// know that.
     pub fn shows_created(&self, policy: ConflictPolicy) -> bool {
         match &self.observed {
-            // An object that Mimeo itself deletes may stay for a while, because of a finalizer.
-            Observation::Present(seen) if self.leaving && seen.deleting => false,
             Observation::Present(seen) => {
-                seen.ours() || (!seen.deleting && policy != ConflictPolicy::Overwrite)
+                !seen.deleting && (seen.ours() || policy != ConflictPolicy::Overwrite)
             }
             Observation::Hidden(_) => true,
             Observation::Unknown

@@ -1,7 +1,10 @@
 //! Failures that the random histories have found. Each is the shortest history that shows the
 //! failure. A few other histories are here because they are important in their own right.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
 
 use mimeo_engine::Task;
 use mimeo_model::{names, role::Role};
@@ -1170,6 +1173,46 @@ fn a_copy_that_we_deleted_ourselves_does_not_count_as_created_once() {
         "{}",
         world.report("it isn't there")
     );
+}
+
+/// A finalizer keeps a copy that Mimeo deleted. Its new rule creates its own once the object is
+/// gone. The next process doesn't know who deleted the object, and does the same.
+#[test]
+fn a_copy_that_a_finalizer_keeps_does_not_count_as_created_once() {
+    for restarts in [false, true] {
+        let mut world = world(&[Role::Keeper]);
+        let held = RuleSpec {
+            finalizer: true,
+            ..RuleSpec::of(0, Select::Names(&["q"]))
+        };
+        run(&mut world, &[Act::PutSource(0, "v1"), put(0, held)]);
+        run(&mut world, &[put(0, RuleSpec::of(0, Select::Team("a")))]);
+        world
+            .pass(Duration::from_secs(11))
+            .unwrap_or_else(|why| panic!("{why}"));
+        let copy = Key::new(Res::Secret, "q", "s1");
+        let deleting = |world: &World| world.server.get(&copy).map(|copy| copy.deleting);
+        assert_eq!(deleting(&world), Some(true));
+        if restarts {
+            world.restart(0);
+        }
+        let once = RuleSpec {
+            once: true,
+            keep: Keep::ALL,
+            ..RuleSpec::of(0, Select::Names(&["q"]))
+        };
+        run(&mut world, &[put(0, once)]);
+        settle(&mut world);
+        world.check_rest().unwrap_or_else(|why| panic!("{why}"));
+        run(&mut world, &[Act::Finalize(0)]);
+        settle(&mut world);
+        assert_eq!(
+            deleting(&world),
+            Some(false),
+            "{}",
+            world.report("it isn't there")
+        );
+    }
 }
 
 /// A retained copy lost its label, so no watch shows its deletion. A rule that creates copies once

@@ -553,6 +553,13 @@ fn check_seed(
         Some(was) if !was.ours() && (was.deleting || want.spec.clash == Clash::Overwrite) => {
             Ok(None)
         }
+        // A finalizer keeps a copy that Mimeo or another client deleted before the rule wanted it.
+        // It does not count as created: the rule creates its own copy once the object is gone.
+        Some(was) if was.ours() && was.deleting && !noted_after => Ok(None),
+        // If it counts as created, the rule wanted it earlier, and Mimeo did not delete it.
+        Some(was) if was.ours() && was.deleting && !removed => {
+            Err("is remembered though Mimeo deleted it".into())
+        }
         Some(object) => {
             same(Some(object), is, "there already")?;
             match noted_after {
