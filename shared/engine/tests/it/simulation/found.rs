@@ -1215,6 +1215,79 @@ fn a_copy_that_a_finalizer_keeps_does_not_count_as_created_once() {
     }
 }
 
+/// Until the selector of the new rule is listed, no rule wants the copy. A finalizer keeps it, and
+/// the new rule creates its own once the object is gone.
+#[test]
+fn a_copy_may_be_deleted_before_a_selector_that_would_find_its_source_is_listed() {
+    let mut world = World::new(&[Role::Keeper], 1);
+    let held = RuleSpec {
+        finalizer: true,
+        ..RuleSpec::of(0, Select::All)
+    };
+    let picks = RuleSpec {
+        picks: true,
+        ..RuleSpec::of(0, Select::Names(&["t0"]))
+    };
+    run(
+        &mut world,
+        &[
+            Act::PutSource(0, "v1"),
+            Act::PutNamespace(2, None),
+            put(0, held),
+        ],
+    );
+    world.act(&put(0, RuleSpec::of(1, Select::All)));
+    moves(&mut world, &[Move::Calm(3), Move::Act(put(1, picks))]);
+    settle(&mut world);
+    let copy = Key::new(Res::Secret, "t0", "s1");
+    let deleting = world.server.get(&copy).map(|copy| copy.deleting);
+    assert_eq!(deleting, Some(true), "{}", world.report("taken in place"));
+    world.check_rest().unwrap_or_else(|why| panic!("{why}"));
+    run(&mut world, &[Act::Finalize(0), Act::Finalize(0)]);
+    settle(&mut world);
+    let copy = world.server.get(&copy);
+    let rule = copy.and_then(|copy| copy.annotation(names::RULE));
+    let theirs = Some("ClusterReplication/r1");
+    assert_eq!(rule, theirs, "{}", world.report("it isn't there"));
+}
+
+/// The rule that the copy named no longer wants it. Of the other two, the one that comes first
+/// selects the source. It gets the copy only if its selector is listed before the other takes it.
+#[test]
+fn a_rule_may_take_a_copy_before_the_selector_of_a_rule_that_comes_first_is_listed() {
+    let mut world = world(&[Role::Keeper]);
+    let nowhere = RuleSpec::of(0, Select::Names(&["none"]));
+    let picks = RuleSpec {
+        picks: true,
+        ..RuleSpec::of(0, Select::All)
+    };
+    run(
+        &mut world,
+        &[
+            Act::PutSource(0, "v1"),
+            put(0, nowhere.clone()),
+            put(1, nowhere.clone()),
+            put(2, RuleSpec::of(0, Select::All)),
+        ],
+    );
+    for (index, spec) in [picks, RuleSpec::of(0, Select::All), nowhere]
+        .into_iter()
+        .enumerate()
+    {
+        world.act(&put(index, spec));
+    }
+    settle(&mut world);
+    let copy = world.server.get(&Key::new(Res::Secret, "q", "s1"));
+    let rule = copy.and_then(|copy| copy.annotation(names::RULE));
+    assert_eq!(
+        rule,
+        Some("ClusterReplication/r1"),
+        "{}",
+        world.report("waits")
+    );
+    world.check_rest().unwrap_or_else(|why| panic!("{why}"));
+}
+
 /// A retained copy lost its label, so no watch shows its deletion. A rule that creates copies once
 /// looks again, instead of taking the place for filled.
 #[test]

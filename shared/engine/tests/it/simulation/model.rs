@@ -55,6 +55,8 @@ pub struct Facts {
     pub homes: BTreeMap<usize, String>,
     /// True if so many copies were lost at once that Mimeo may hold deletions.
     pub masses: bool,
+    /// Rules with selectors that the reconciler had not listed when the history ended.
+    pub unlisted: BTreeSet<String>,
 }
 
 impl Facts {
@@ -104,6 +106,7 @@ pub fn wanted(
     before: &Server,
     server: &Server,
     namespace: &Object,
+    facts: &Facts,
 ) -> (BTreeMap<Key, Want>, BTreeMap<String, usize>) {
     let mut claims: BTreeMap<Key, BTreeMap<String, Want>> = BTreeMap::new();
     for rule in server.of(Res::Rule) {
@@ -143,11 +146,23 @@ pub fn wanted(
                 .map(|rule| rule.created);
             (marked != Some(name), created, name.to_owned())
         };
-        let winner = claims
+        let mut winner = claims
             .keys()
             .min_by_key(|name| rank(name))
             .expect("no claim without a rule")
             .clone();
+        // A rule takes the copy, and then has it, while the selectors of a rule that comes first are
+        // not listed. Only the rule that the copy named is waited for.
+        if facts.unlisted.contains(&winner) && marked != Some(&*winner) {
+            let listed = claims.keys().filter(|name| !facts.unlisted.contains(*name));
+            let next = listed.min_by_key(|name| rank(name));
+            let taken = server.get(&key).filter(|copy| copy.ours());
+            let taken = taken.and_then(|copy| rule_of(copy));
+            winner = next
+                .filter(|next| taken == Some(next))
+                .unwrap_or(&winner)
+                .clone();
+        }
         for loser in claims.keys().filter(|name| **name != winner) {
             *lost.entry(loser.clone()).or_default() += 1;
         }
@@ -696,6 +711,49 @@ pub fn check_unwanted(
     gone(ours, is, "superseded")
 }
 
+/// True if Mimeo has deleted another rule's copy, while this rule's selectors were not listed. Until
+/// they are, Mimeo doesn't know that this rule wants the copy, and treats it as unwanted.
+fn is_deleted_first(
+    before: &Server,
+    after: &Server,
+    key: &Key,
+    want: &Want,
+    facts: &Facts,
+) -> bool {
+    let stays = |was: &Object| {
+        let is = after.get(key);
+        is.is_some_and(|is| is.uid == was.uid && !is.deleting)
+    };
+    before.get(key).is_some_and(|was| {
+        let others = rule_of(was).is_some_and(|rule| rule != want.rule);
+        facts.unlisted.contains(&want.rule) && was.ours() && !was.deleting && others && !stays(was)
+    })
+}
+
+/// Checks such a copy: its deletion was right for its former rule, and what followed was right for
+/// this rule.
+fn check_deleted_first(
+    before: &Server,
+    after: &Server,
+    key: &Key,
+    want: &Want,
+    settled: &BTreeMap<Key, (Want, State)>,
+    facts: &Facts,
+) -> Result<State, String> {
+    let uid = before.get(key).map(|was| &was.uid);
+    let left = after.get(key).filter(|is| Some(&is.uid) == uid);
+    let deleted = |server: &Server| {
+        let mut server = server.clone();
+        server.objects.remove(key);
+        server
+            .objects
+            .extend(left.map(|left| (key.clone(), left.clone())));
+        server
+    };
+    check_unwanted(before, &deleted(after), key, settled, facts)?;
+    check_wanted(&deleted(before), after, key, want, facts)
+}
+
 /// For each rule: desired, synced, failed.
 pub type Counts = BTreeMap<String, [i32; 3]>;
 
@@ -713,14 +771,14 @@ pub fn check(before: &Server, after: &Server, facts: &Facts) -> Result<Option<Co
         .of(Res::Namespace)
         .filter(|namespace| !namespace.deleting)
     {
-        let (wants, lost) = wanted(before, after, namespace);
+        let (wants, lost) = wanted(before, after, namespace, facts);
         let winners = |wants: &BTreeMap<Key, Want>| {
             wants
                 .values()
                 .map(|want| want.rule.clone())
                 .collect::<Vec<_>>()
         };
-        unsure |= winners(&wants) != winners(&wanted(after, after, namespace).0);
+        unsure |= winners(&wants) != winners(&wanted(after, after, namespace, facts).0);
         for (rule, cells) in lost {
             let count = counts.entry(rule).or_default();
             let cells = i32::try_from(cells).expect("few");
@@ -728,15 +786,27 @@ pub fn check(before: &Server, after: &Server, facts: &Facts) -> Result<Option<Co
             count[2] += cells;
         }
         let mut settled = BTreeMap::new();
+        let mut deleted = Vec::new();
         for (key, want) in wants {
-            let state = check_wanted(before, after, &key, &want, facts)
-                .map_err(|why| format!("{key} for {}: {why}", want.rule))?;
+            match check_wanted(before, after, &key, &want, facts) {
+                Ok(state) => drop(settled.insert(key, (want, state))),
+                Err(why) if is_deleted_first(before, after, &key, &want, facts) => {
+                    deleted.push((key, want, why));
+                }
+                Err(why) => return Err(format!("{key} for {}: {why}", want.rule)),
+            }
+        }
+        for (key, want, why) in deleted {
+            let state = check_deleted_first(before, after, &key, &want, &settled, facts)
+                .map_err(|then| format!("{key} for {}: {why}, {then}", want.rule))?;
+            settled.insert(key, (want, state));
+        }
+        for (want, state) in settled.values() {
             let count = counts.entry(want.rule.clone()).or_default();
             count[0] += 1;
-            count[1] += i32::from(state == State::Synced);
-            count[2] += i32::from(state == State::Failed);
-            unsure |= state == State::Unsure;
-            settled.insert(key, (want, state));
+            count[1] += i32::from(*state == State::Synced);
+            count[2] += i32::from(*state == State::Failed);
+            unsure |= *state == State::Unsure;
         }
         let within = |key: &&Key| key.namespace == namespace.key.name && COPIED.contains(&key.res);
         let keys: BTreeSet<&Key> = before

@@ -13,6 +13,7 @@ use mimeo_model::{
     outcome::{FailureReason, Outcome},
     role::Role,
     selection::Labels,
+    source::SourceSelector,
 };
 
 use super::{
@@ -598,9 +599,28 @@ impl World {
         // Without their CRD the existing rules are unknown.
         self.serve(Res::Rule);
         self.flush();
+        self.facts.unlisted = self.unlisted();
         let before = self.server.clone();
         self.pass(Duration::from_secs(400))?;
         self.check(&before)
+    }
+
+    /// Returns the rules with selectors that a reconciler has not listed.
+    fn unlisted(&self) -> BTreeSet<String> {
+        let keepers = || {
+            let all = self.programs.iter();
+            all.filter(|program| program.role == Role::Keeper)
+        };
+        let is_unlisted = |selector: &SourceSelector| {
+            let topic = Topic::Selected(selector.clone());
+            keepers().any(|keeper| !keeper.watches.contains_key(&topic))
+        };
+        let rules = self.server.of(Res::Rule).filter(|rule| {
+            let spec = rule.spec.as_ref().expect("a rule has a spec");
+            let rule = spec.parse(rule);
+            rule.is_ok_and(|rule| rule.selectors.iter().any(is_unlisted))
+        });
+        rules.map(|rule| rule.key.name.clone()).collect()
     }
 
     /// Lets time pass without failures.
