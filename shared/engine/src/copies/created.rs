@@ -109,8 +109,10 @@ impl Index {
                 {
                     created.entries.remove(&entry);
                 }
-            } else if !copy.settled() {
-                return None; // The answer to its request plans the namespace again.
+            } else if !copy.settled() && self.resource(copy.kind, None).is_some() {
+                // The answer to its request plans the namespace again. No request is sent while no
+                // version of the kind is served.
+                return None;
             }
         }
         Some(created)

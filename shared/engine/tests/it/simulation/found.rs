@@ -1288,6 +1288,30 @@ fn a_rule_may_take_a_copy_before_the_selector_of_a_rule_that_comes_first_is_list
     world.check_rest().unwrap_or_else(|why| panic!("{why}"));
 }
 
+/// A copy of that kind was out of sight, and no read can find it now.
+#[test]
+fn a_kind_that_is_not_served_keeps_no_other_copy_from_being_recorded_as_created_once() {
+    let mut world = world(&[Role::Keeper]);
+    let both = RuleSpec {
+        sources: vec![0, 3],
+        once: true,
+        keep: Keep::ALL,
+        ..RuleSpec::of(0, Select::All)
+    };
+    run(
+        &mut world,
+        &[
+            Act::PutSource(0, "v1"),
+            Act::PutSource(3, "v1"),
+            put(0, RuleSpec::of(3, Select::All)),
+        ],
+    );
+    world.act(&Act::Unserve(Res::Widget));
+    world.act(&put(0, both));
+    settle(&mut world);
+    world.check_rest().unwrap_or_else(|why| panic!("{why}"));
+}
+
 /// A retained copy lost its label, so no watch shows its deletion. A rule that creates copies once
 /// looks again, instead of taking the place for filled.
 #[test]
