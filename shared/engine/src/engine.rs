@@ -224,6 +224,8 @@ impl Engine {
             if let Some(request) = self.index.request(&copy, &mut self.effects) {
                 return Some(Action::Request(Box::new(request)));
             }
+            // A repair that is put off has changed the situation.
+            self.plan();
         }
         let work = &mut self.effects.work;
         if work.untidy && self.index.now < work.tidy_after {

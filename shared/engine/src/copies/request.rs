@@ -273,6 +273,8 @@ impl Index {
                 };
                 self.fail(name, copy, failure, effects);
                 effects.work.put_off(name, copy, due);
+                // Other copies of the namespace may have waited for this one.
+                self.dirty.insert(name.clone());
                 return true;
             }
             copy.streak = copy.streak.saturating_add(1);

@@ -1312,6 +1312,35 @@ fn a_kind_that_is_not_served_keeps_no_other_copy_from_being_recorded_as_created_
     world.check_rest().unwrap_or_else(|why| panic!("{why}"));
 }
 
+/// A user deletes a copy twice, so its second repair is put off. The rule's former copy does not
+/// wait for that repair.
+#[test]
+fn a_repair_that_is_put_off_keeps_no_former_copy() {
+    let mut world = world(&[Role::Keeper]);
+    let both = RuleSpec {
+        sources: vec![0, 3],
+        ..RuleSpec::of(0, Select::Names(&["q"]))
+    };
+    run(
+        &mut world,
+        &[
+            Act::PutSource(0, "v1"),
+            Act::PutSource(3, "v1"),
+            put(0, both),
+            Act::DeleteCopy(1),
+        ],
+    );
+    world.act(&Act::DeleteCopy(1));
+    run(
+        &mut world,
+        &[put(0, RuleSpec::of(3, Select::Names(&["q"])))],
+    );
+    let there = |res, name| world.server.get(&Key::new(res, "q", name)).is_some();
+    let left = [there(Res::Secret, "s1"), there(Res::Widget, "w1")];
+    assert_eq!(left, [false, false], "{}", world.report("still there"));
+    settle(&mut world);
+}
+
 /// A retained copy lost its label, so no watch shows its deletion. A rule that creates copies once
 /// looks again, instead of taking the place for filled.
 #[test]
