@@ -128,6 +128,7 @@ impl Index {
         if !open && self.losses.get(&key).is_some() {
             self.forgive(&key);
         }
+        let waits = !needs.is_empty();
         let failure = self.meet(needs, &key, effects);
         let urgent = namespace.pending_label.is_some();
         let copy = &mut namespace.copies[index];
@@ -139,6 +140,10 @@ impl Index {
         if let Step::Leave(why) = step {
             if copy.phase == Phase::Queued {
                 copy.phase = Phase::Idle;
+            }
+            // A deletion may have failed. It is not retried before other copies of the rule exist.
+            if why == Leave::Undecided && copy.want.is_none() && !waits {
+                copy.failure = None;
             }
             self.settle(&namespace.name, copy, (why, failure), effects);
             return;

@@ -1288,6 +1288,24 @@ fn a_rule_may_take_a_copy_before_the_selector_of_a_rule_that_comes_first_is_list
     world.check_rest().unwrap_or_else(|why| panic!("{why}"));
 }
 
+/// A deletion got no answer. Then the rule wants other copies first, which cannot be written.
+#[test]
+fn the_failure_of_a_deletion_ends_when_the_copy_is_no_longer_to_be_deleted() {
+    let mut renamed = RuleSpec::of(0, Select::Names(&["q"]));
+    renamed.targets[0].renamed = true;
+    let mut world = world(&[Role::Keeper]);
+    let rule = put(0, RuleSpec::of(0, Select::Names(&["q"])));
+    run(&mut world, &[Act::PutSource(0, "v1"), rule]);
+    world.act(&Act::DeleteRule(0));
+    world.tell(0, &Topic::Rules);
+    // The read of the rule. The deletion follows.
+    moves(&mut world, &[Move::Answer(0, 0, Fate::Good)]);
+    moves(&mut world, &[Move::Answer(0, 0, Fate::Refused)]);
+    world.act(&Act::PutSource(0, "bad"));
+    world.act(&put(0, renamed));
+    settle(&mut world);
+}
+
 /// A copy of that kind was out of sight, and no read can find it now.
 #[test]
 fn a_kind_that_is_not_served_keeps_no_other_copy_from_being_recorded_as_created_once() {
