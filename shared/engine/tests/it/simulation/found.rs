@@ -840,6 +840,40 @@ fn a_sweep_that_is_undone_is_held_no_more() {
     }
 }
 
+/// The next process doesn't find copies without the label. The others are fewer than the limit.
+#[test]
+fn a_sweep_is_held_no_more_after_a_restart_if_too_much_of_it_is_out_of_sight() {
+    let mut world = held_sweep();
+    run(&mut world, &[0, 1, 2, 3, 4].map(Act::Unlabel));
+    settle(&mut world);
+    assert!(is_held(&world), "{}", world.report("5 are out of sight"));
+    world.check_rest().unwrap_or_else(|why| panic!("{why}"));
+    let left = copies(&world, "s1");
+    assert_eq!(left, 5, "{}", world.report("those out of sight"));
+}
+
+/// The first losses were few, and count together with the later ones. The next process doesn't know
+/// of them.
+#[test]
+fn a_sweep_is_held_no_more_after_a_restart_if_too_much_of_it_was_deleted_before() {
+    let mut world = world(&[Role::Keeper]);
+    let to = |names| put(0, RuleSpec::of(0, Select::Names(names)));
+    run(
+        &mut world,
+        &[Act::PutSource(0, "v1"), Act::Fleet(None), to(&["f*"])],
+    );
+    run(&mut world, &[to(&["f1*"])]);
+    settle(&mut world);
+    assert_eq!(copies(&world, "s1"), 11, "{}", world.report("13 are few"));
+    run(&mut world, &[to(&["none"])]);
+    world
+        .pass(Duration::from_mins(1))
+        .unwrap_or_else(|why| panic!("{why}"));
+    assert!(is_held(&world), "{}", world.report("24 are many"));
+    world.check_rest().unwrap_or_else(|why| panic!("{why}"));
+    assert_eq!(copies(&world, "s1"), 0, "{}", world.report("11 are few"));
+}
+
 /// A script continues to relabel namespaces while a user confirms the reported losses. The later
 /// losses were not reported to the user.
 #[test]

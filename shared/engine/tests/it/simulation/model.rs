@@ -94,7 +94,7 @@ pub fn cells_of(
 }
 
 /// Returns the name in the rule annotation `ClusterReplication/<name>`.
-fn rule_of(object: &Object) -> Option<&str> {
+pub fn rule_of(object: &Object) -> Option<&str> {
     object
         .annotation(names::RULE)?
         .strip_prefix("ClusterReplication/")
