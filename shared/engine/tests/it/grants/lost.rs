@@ -1,7 +1,8 @@
 //! Copies after the loss of their rules, grants or CRDs.
 
+use jiff::Timestamp;
 use mimeo_engine::{Answer, GrantsRead, RuleRead, Task};
-use mimeo_model::{id::RuleId, outcome::Unreadable, refusal::Refused};
+use mimeo_model::{id::RuleId, outcome::Unreadable, refusal::Refused, rule::Rule};
 use serde_json::json;
 
 use crate::common::home;
@@ -13,6 +14,52 @@ use crate::grants::scene::{
 const DEFINED: &str = "2026-01-01T00:00:00Z";
 const EARLIER: &str = "2025-12-31T23:59:59Z";
 const LATER: &str = "2026-01-01T00:00:01Z";
+
+/// Returns true if Mimeo deletes a copy of this rule at once, because the rule was deleted on
+/// purpose. Otherwise checks that the deletion is held, and comes with the confirmation. `seen` is
+/// the rule, if this process saw it before it was gone.
+fn is_deleted(
+    id: &RuleId,
+    seen: Option<Result<Rule, Refused>>,
+    (created, written): (Option<&str>, &str),
+    defined: u32,
+) -> bool {
+    let mut scene = Scene::new(&["vault", "z"]);
+    scene.defined = defined;
+    if let Some(rule) = seen {
+        let engine = scene.engine.at(scene.now);
+        engine.rule_applied(id.clone(), rule, None);
+        engine.rule_gone(id);
+    }
+    scene.mark_created(created, written, "z", "y", &id.to_string());
+    scene.run();
+    scene.tell_rules_gone(0);
+    scene.wait(60);
+    let held = scene.engine.held().map(|held| held.nonce.to_owned());
+    let held: Vec<String> = held.collect();
+    let deleted = scene.done();
+    if held.is_empty() {
+        assert_eq!(deleted, ["delete z/y"]);
+        return true;
+    }
+    assert_eq!((deleted.len(), held.len()), (0, 1));
+    scene.engine.at(scene.now).confirmed(Some(&held[0]));
+    assert_eq!(scene.done(), ["delete z/y"]);
+    false
+}
+
+/// A rule of each kind that was created at this time.
+fn rules(created: &str) -> [Rule; 2] {
+    let spec = copying("vault", "x", &["none"]);
+    [
+        cluster_replication("p", &spec),
+        replication("vault", "p", &spec),
+    ]
+    .map(|rule| Rule {
+        created: created.parse().unwrap(),
+        ..rule
+    })
+}
 
 /// The case: the CRD was deleted and installed again. Only a rule that is younger than the present
 /// CRD was deleted on purpose. The age of the rule proves that if this process saw it, because a
@@ -33,47 +80,49 @@ fn a_rule_that_may_have_gone_with_a_former_crd_is_lost() {
         (Some(DEFINED), Some(LATER), LATER, false),
         (Some(LATER), Some(EARLIER), EARLIER, true),
     ] {
-        for refused in [false, true] {
-            let case = format!("{rule:?} {created:?} {written} {refused}");
-            let mut scene = Scene::new(&["vault", "z"]);
-            scene.defined = seconds(DEFINED);
-            let id: RuleId = "ClusterReplication/p".parse().unwrap();
-            if let Some(made) = rule {
-                let mut rule = cluster_replication("p", &copying("vault", "x", &["none"]));
-                rule.created = made.parse().unwrap();
-                let created = rule.created;
+        for made in rules(rule.unwrap_or(EARLIER)) {
+            for refused in [false, true] {
                 let refusal = Refused {
                     generation: 1,
-                    created,
+                    created: made.created,
                     refusals: vec![],
                 };
-                let rule = if refused { Err(refusal) } else { Ok(rule) };
-                scene
-                    .engine
-                    .at(scene.now)
-                    .rule_applied(id.clone(), rule, None);
-                scene.engine.at(scene.now).rule_gone(&id);
+                let known = if refused {
+                    Err(refusal)
+                } else {
+                    Ok(made.clone())
+                };
+                let known = rule.map(|_| known);
+                let found = is_deleted(&made.id, known, (created, written), seconds(DEFINED));
+                let case = format!("{} {rule:?} {created:?} {written} {refused}", made.id);
+                assert_eq!(found, deleted, "{case}");
             }
-            scene.mark_created(created, written, "z", "y", "ClusterReplication/p");
-            scene.run();
-            scene.tell_rules_gone(0);
-            scene.wait(60);
-            let held: Vec<String> = scene
-                .engine
-                .held()
-                .map(|held| held.nonce.to_owned())
-                .collect();
-            if deleted {
-                assert_eq!(
-                    (scene.done(), held.len()),
-                    (vec!["delete z/y".into()], 0),
-                    "{case}"
-                );
-                continue;
+        }
+    }
+}
+
+/// One API server stamps the CRD, another one the rule and the copy. With clocks that agree to a
+/// second, a rule of a former CRD never counts as deleted on purpose. If the clock of the CRD's API
+/// server is further ahead, more deletions are held.
+#[test]
+fn clocks_of_api_servers_that_agree_to_a_second_prove_no_deletion_of_a_lost_rule() {
+    let second = |second: i64| {
+        let time = Timestamp::from_second(i64::from(seconds(DEFINED)) + second);
+        time.unwrap().to_string()
+    };
+    // How many seconds later the rule and the copy were made than the CRD.
+    for later in (-3..=3).filter(|later| *later != 0) {
+        for ahead in -1..=4 {
+            let (made, defined) = (second(later), seconds(&second(ahead)));
+            for rule in rules(&made) {
+                for seen in [false, true] {
+                    let copy = (Some(&*made), &*made);
+                    let found = is_deleted(&rule.id, seen.then(|| Ok(rule.clone())), copy, defined);
+                    let case = format!("{} {seen}: {later}, clock {ahead}", rule.id);
+                    let on_purpose = later > 0;
+                    assert_eq!(found, on_purpose && later > ahead, "{case}");
+                }
             }
-            assert_eq!((scene.done(), held.len()), (vec![], 1), "{case}");
-            scene.engine.at(scene.now).confirmed(Some(&held[0]));
-            assert_eq!(scene.done(), ["delete z/y"], "{case}");
         }
     }
 }
