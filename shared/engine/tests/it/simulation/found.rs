@@ -143,6 +143,53 @@ fn a_crd_reinstalled_while_nothing_ran_deletes_no_copy() {
     );
 }
 
+/// A user deletes a rule, and the reconciler is killed after it has deleted some of the copies. It
+/// knew the rule's age. The next one knows only the ages of the other copies. It deletes them if
+/// they are younger than the CRD, and holds them if the rule was restored under another CRD.
+#[test]
+fn a_reconciler_killed_while_it_deletes_copies_leaves_the_rest_to_the_next() {
+    for restored in [false, true] {
+        let mut world = World::new(&[Role::Keeper], 1);
+        let rule = put(0, RuleSpec::of(0, Select::Names(&["f*"])));
+        run(
+            &mut world,
+            &[Act::PutSource(0, "v1"), Act::Fleet(None), rule.clone()],
+        );
+        if restored {
+            run(
+                &mut world,
+                &[Act::Unserve(Res::Rule), Act::Serve(Res::Rule), rule],
+            );
+        }
+        settle(&mut world);
+        assert_eq!(count_writes(&world.server), [("create", 24)].into());
+        world.act(&Act::DeleteRule(0));
+        while copies(&world, "s1") > 20 {
+            assert!(world.round(), "{}", world.report("nothing is deleted"));
+        }
+        world.restart(0);
+        settle(&mut world);
+        let held = world.programs[0].engine.held();
+        let held: Vec<_> = held
+            .map(|held| (held.copies.len(), held.nonce.to_owned()))
+            .collect();
+        assert_eq!(
+            held.len(),
+            usize::from(restored),
+            "{}",
+            world.report("held")
+        );
+        let left = held.first().map_or(0, |(copies, _)| *copies);
+        assert_eq!(copies(&world, "s1"), left, "{}", world.report("left"));
+        for (_, nonce) in held {
+            assert!((19..=20).contains(&left), "{left}");
+            world.server.note(|notes| notes.confirmed.push(nonce));
+            settle(&mut world);
+            assert_eq!(copies(&world, "s1"), 0, "{}", world.report("confirmed"));
+        }
+    }
+}
+
 #[track_caller]
 fn requests(world: &World, want: &[(&str, usize)]) {
     let want: BTreeMap<&str, usize> = want.iter().copied().collect();
