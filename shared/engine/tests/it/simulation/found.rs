@@ -12,7 +12,7 @@ use mimeo_model::{names, role::Role};
 use super::{
     process::{Flight, Topic, What},
     server::{Key, Res},
-    spec::{Hold, Keep, RuleSpec, Select, TEAMS},
+    spec::{Clash, Hold, Keep, RuleSpec, Select, TEAMS},
     world::{Act, Fate, Move, World, count_writes},
 };
 
@@ -1385,6 +1385,63 @@ fn the_failure_of_a_deletion_ends_when_the_copy_is_no_longer_to_be_deleted() {
     world.act(&Act::PutSource(0, "bad"));
     world.act(&put(0, renamed));
     settle(&mut world);
+}
+
+/// A reconciler is killed after it has sent a deletion. The next one sees the copy, and then the
+/// deletion, which it takes for one by the owner of the namespace.
+#[test]
+fn a_deletion_that_outlives_its_process_counts_as_one_by_the_owner() {
+    let mut world = world(&[Role::Keeper]);
+    let to = |names| RuleSpec::of(0, Select::Names(names));
+    run(&mut world, &[Act::PutSource(0, "v1"), put(0, to(&["q"]))]);
+    run(&mut world, &[put(0, to(&["none"]))]);
+    let once = RuleSpec {
+        once: true,
+        keep: Keep::ALL,
+        ..to(&["q"])
+    };
+    moves(
+        &mut world,
+        &[
+            Move::Tick(11_000),
+            Move::Restart(0),
+            Move::Act(put(0, once)),
+            Move::Calm(2),
+        ],
+    );
+    settle(&mut world);
+    let there = world.server.get(&Key::new(Res::Secret, "q", "s1"));
+    assert!(there.is_none(), "{}", world.report("it is created again"));
+    world.check_rest().unwrap_or_else(|why| panic!("{why}"));
+}
+
+/// The next process doesn't know whose object it is, and writes over it once.
+#[test]
+fn a_rule_that_creates_once_leaves_the_other_fields_of_what_it_overwrites() {
+    let mut world = world(&[Role::Keeper]);
+    let once = RuleSpec {
+        once: true,
+        clash: Clash::Overwrite,
+        keep: Keep::ALL,
+        ..RuleSpec::of(0, Select::All)
+    };
+    run(
+        &mut world,
+        &[
+            Act::PutSource(0, "v1"),
+            Act::Annotate(0, true, "v1"),
+            put(0, RuleSpec::of(0, Select::All)),
+        ],
+    );
+    world.act(&Act::Annotate(0, true, "bad"));
+    world.act(&Act::Disown(0));
+    world.act(&put(0, once));
+    world.restart(0);
+    settle(&mut world);
+    let copy = world.server.get(&Key::new(Res::Secret, "q", "s1"));
+    let note = copy.and_then(|copy| copy.annotation("note"));
+    assert_eq!(note, Some("v1"), "{}", world.report("removed"));
+    world.check_rest().unwrap_or_else(|why| panic!("{why}"));
 }
 
 /// A copy of that kind was out of sight, and no read can find it now.

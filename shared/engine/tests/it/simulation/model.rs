@@ -55,6 +55,8 @@ pub struct Facts {
     pub homes: BTreeMap<usize, String>,
     /// True if so many copies were lost at once that Mimeo may hold deletions.
     pub masses: bool,
+    /// Copies that a request of a former process deleted.
+    pub deleted_late: BTreeSet<Key>,
     /// Rules with selectors that the reconciler had not listed when the history ended.
     pub unlisted: BTreeSet<String>,
 }
@@ -268,7 +270,10 @@ fn right(object: &Object, want: &Want, source: &Object) -> Result<(), String> {
         if want.spec.exclusive && !path.starts_with("fin/") {
             return Err(format!("{path} is others'"));
         }
-        if path == "ann/note" && !others.any(|entry| entry.manager == "tool") {
+        // `CreateOnce` writes once over an object that another client left without an owner. A
+        // second write would remove its other fields.
+        let once = |entry: &Entry| want.spec.once && entry.manager == "before-first-apply";
+        if path == "ann/note" && !others.any(|entry| entry.manager == "tool" || once(entry)) {
             return Err("has kept what its source has lost".into());
         }
     }
@@ -404,7 +409,7 @@ pub fn check_wanted(
         return Ok(State::Unsure);
     }
     if want.spec.once
-        && let Some(state) = check_seed(before, after, key, want)?
+        && let Some(state) = check_seed(before, after, key, want, facts)?
     {
         return Ok(state);
     }
@@ -533,6 +538,7 @@ fn check_seed(
     after: &Server,
     key: &Key,
     want: &Want,
+    facts: &Facts,
 ) -> Result<Option<State>, String> {
     let (was, is) = (before.get(key), after.get(key));
     let namespaces = [before, after].map(|server| server.namespace(&key.namespace));
@@ -587,6 +593,11 @@ fn check_seed(
         // The copy was removed before it was recorded. A process that saw the removal remembers it.
         // Another process creates the copy once more.
         None if noted_after && is.is_none() && removed => Ok(Some(State::Synced)),
+        // A former process deleted the copy before the rule wanted it. The request arrived after the
+        // present process had seen the copy, which takes that for a removal by its owner.
+        None if noted_after && is.is_none() && facts.deleted_late.contains(key) => {
+            Ok(Some(State::Synced))
+        }
         None => Ok(None),
     }
 }

@@ -286,6 +286,12 @@ impl World {
             return;
         }
         let (answer, line) = carry(&mut self.server, &flight.what);
+        if let (What::Request(request), Answer::Outcome(Outcome::Absent, _)) =
+            (&flight.what, &answer)
+            && matches!(request.verb, Verb::Delete(..))
+        {
+            self.facts.deleted_late.insert(key_of(request));
+        }
         self.say(format!("late: {line} -> {}", describe(&answer)));
     }
 
