@@ -102,6 +102,8 @@ impl Index {
                 self.may_go(fate, rule_id, namespace, copy, needs)
                     .map_or_else(Step::Leave, Step::Delete)
             }
+            // A read must show first how the former rule went. Meanwhile the loss stays collected.
+            Step::Leave(Leave::NoSource) => Step::Leave(Leave::Undecided),
             step @ Step::Leave(_) => step,
             _ if let Some(winner) = reserved => {
                 needs.push(Need::Failure(Failure {

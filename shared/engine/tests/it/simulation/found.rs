@@ -1444,6 +1444,24 @@ fn a_rule_that_creates_once_leaves_the_other_fields_of_what_it_overwrites() {
     world.check_rest().unwrap_or_else(|why| panic!("{why}"));
 }
 
+/// The copy still names its former rule. How that went must be read again when the collecting time
+/// ends.
+#[test]
+fn a_copy_of_a_former_rule_goes_when_its_source_went_with_its_namespace() {
+    let mut world = world(&[Role::Keeper]);
+    let rule = RuleSpec::of(0, Select::Names(&["q"]));
+    run(&mut world, &[Act::PutSource(0, "v1"), put(0, rule.clone())]);
+    for act in [
+        put(1, rule),
+        Act::DeleteNamespace(0),
+        Act::DeleteRule(0),
+        Act::DeleteSource(0),
+    ] {
+        world.act(&act);
+    }
+    settle(&mut world);
+}
+
 /// A copy of that kind was out of sight, and no read can find it now.
 #[test]
 fn a_kind_that_is_not_served_keeps_no_other_copy_from_being_recorded_as_created_once() {
