@@ -887,6 +887,32 @@ fn a_sweep_that_is_undone_is_held_no_more() {
     }
 }
 
+/// A rule may have many copies in few namespaces.
+#[test]
+fn many_copies_in_few_namespaces_are_held_too() {
+    let mut world = world(&[Role::Keeper]);
+    let mut many = RuleSpec {
+        sources: vec![0, 2, 3],
+        ..RuleSpec::of(0, Select::All)
+    };
+    many.targets.extend(RuleSpec::of(0, Select::All).targets);
+    many.targets[1].renamed = true;
+    let sources = [0, 2, 3].map(|index| Act::PutSource(index, "v1"));
+    run(&mut world, &sources);
+    run(
+        &mut world,
+        &[2, 3, 4].map(|index| Act::PutNamespace(index, None)),
+    );
+    run(&mut world, &[put(0, many)]);
+    settle(&mut world);
+    run(
+        &mut world,
+        &[put(0, RuleSpec::of(0, Select::Names(&["none"])))],
+    );
+    settle(&mut world);
+    assert!(copies(&world, "") > 0, "{}", world.report("not held"));
+}
+
 /// The next process doesn't find copies without the label. The others are fewer than the limit.
 #[test]
 fn a_sweep_is_held_no_more_after_a_restart_if_too_much_of_it_is_out_of_sight() {

@@ -606,9 +606,22 @@ impl World {
         self.serve(Res::Rule);
         self.flush();
         self.facts.unlisted = self.unlisted();
+        self.facts.masses |= self.has_masses();
         let before = self.server.clone();
         self.pass(Duration::from_secs(400))?;
         self.check(&before)
+    }
+
+    /// True if a rule has so many copies that the loss of all would be held.
+    fn has_masses(&self) -> bool {
+        let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
+        for copy in self.server.objects.values().filter(|copy| copy.ours()) {
+            *counts
+                .entry(model::rule_of(copy).unwrap_or_default())
+                .or_default() += 1;
+        }
+        let limit = Settings::new(Role::Keeper, "").deletion_limit;
+        counts.values().any(|count| *count >= limit)
     }
 
     /// Returns the rules with selectors that a reconciler has not listed.
