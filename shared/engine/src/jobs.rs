@@ -182,11 +182,10 @@ enum State {
         /// True if the watch has shown a change of the job's object since the start.
         moved: bool,
     },
-    /// The job failed. It is queued again at this time.
-    Paused(Tick),
-    /// The write succeeded, but the watch does not show it yet. Another request for the job would
-    /// repeat the write. At this time the job is queued again, in case the watch never shows it.
-    Written(Tick),
+    /// The job failed, or its write succeeded and the watch does not show it yet. Another request
+    /// for the job would only repeat it. At this time the job is queued again, in case the watch
+    /// never shows a change.
+    Waiting(Tick),
 }
 
 impl Jobs {
@@ -204,7 +203,7 @@ impl Jobs {
     pub(crate) fn moved(&mut self, key: &JobKey) {
         match self.table.get_mut(key).map(|entry| &mut entry.state) {
             Some(State::Running { moved, .. }) => *moved = true,
-            Some(State::Paused(_) | State::Written(_)) => self.queue_again(key),
+            Some(State::Waiting(_)) => self.queue_again(key),
             Some(State::Queued) | None => {}
         }
     }
@@ -219,13 +218,6 @@ impl Jobs {
     /// Ends a job. If the driver has received it, its answer is ignored.
     pub(crate) fn end(&mut self, key: &JobKey) {
         self.table.remove(key);
-    }
-
-    /// True if the driver has received the job, or if the watch does not show the job's write yet.
-    pub(crate) fn is_under_way(&self, key: &JobKey) -> bool {
-        self.table
-            .get(key)
-            .is_some_and(|entry| matches!(entry.state, State::Running { .. } | State::Written(_)))
     }
 
     /// The number of jobs that have not ended.
@@ -268,7 +260,7 @@ impl Jobs {
     /// Queues a job again after its pause.
     pub(crate) fn resume(&mut self, key: &JobKey, now: Tick) {
         let state = self.table.get(key).map(|entry| &entry.state);
-        if let Some(State::Paused(due) | State::Written(due)) = state
+        if let Some(State::Waiting(due)) = state
             && *due <= now
         {
             self.queue_again(key);
@@ -366,19 +358,14 @@ impl Index {
         let Some(entry) = effects.jobs.table.get_mut(&job.key) else {
             return;
         };
-        let pause = if written {
-            LONGEST
-        } else {
-            delay(&self.settings, entry.failures).min(LONGEST)
-        };
+        let mut pause = LONGEST;
+        if !written {
+            pause = pause.min(delay(&self.settings, entry.failures));
+            entry.failures = entry.failures.saturating_add(1);
+        }
         // Spread over a fifth: jobs that failed together don't come back together.
         let due = self.now + pause + pause * u32::try_from(job.number % 200).unwrap_or(0) / 1000;
-        entry.state = if written {
-            State::Written(due)
-        } else {
-            entry.failures = entry.failures.saturating_add(1);
-            State::Paused(due)
-        };
+        entry.state = State::Waiting(due);
         effects.work.timer(due, Timer::Job(job.key.clone()));
     }
 }

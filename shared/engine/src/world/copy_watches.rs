@@ -13,7 +13,7 @@ use mimeo_model::{
     selection::Place,
 };
 
-use crate::{Demand, Effects, Index, KindState, kinds::Note};
+use crate::{Demand, Effects, Index, KindState};
 
 /// One watch of copies.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -154,20 +154,14 @@ impl Index {
     /// Resets the progress of watches that are no longer open.
     pub(crate) fn forget_watches(&mut self, watched: &BTreeMap<CopyWatch, Resource>) {
         for kind in &mut self.kinds.states {
-            let mut any = false;
             for (namespace, progress) in &mut kind.watches {
                 let watch = CopyWatch {
                     kind: kind.group_kind.clone(),
                     namespace: namespace.clone(),
                 };
-                if watched.contains_key(&watch) {
-                    any = true;
-                } else {
+                if !watched.contains_key(&watch) {
                     progress.watch = Watched::default();
                 }
-            }
-            if let Note::Present { fresh } = &mut kind.note {
-                *fresh &= any;
             }
         }
     }

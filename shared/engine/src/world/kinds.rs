@@ -86,11 +86,7 @@ pub(crate) struct KindState {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Note {
     Absent,
-    Present {
-        /// True if the entry was absent until this process wrote it. Then no copies existed before,
-        /// and none need to be listed before the first write.
-        fresh: bool,
-    },
+    Present,
     /// The entry is being removed. Existing copies are still reported until then, but no copy may
     /// be written.
     Removing,
@@ -103,13 +99,12 @@ impl KindState {
 
     /// True if copies may be written: the entry is stored, so a later process will look for them.
     pub(crate) fn may_be_written(&self) -> bool {
-        matches!(self.note, Note::Present { .. })
+        self.note == Note::Present
     }
 
     /// True if every copy in the namespace has been listed.
     pub(crate) fn copies_known_in(&self, namespace: &str) -> bool {
         self.watched_in(Some(namespace)).watch.is_listed()
-            || self.note == (Note::Present { fresh: true })
     }
 }
 
@@ -175,23 +170,17 @@ impl Index {
         kinds: &BTreeSet<GroupVersionKind>,
         effects: &mut Effects,
     ) {
-        let known = self.kinds.known;
         for gvk in kinds {
             let Some(id) = self.kind_id(&gvk.group_kind()) else {
                 continue;
             };
-            let key = JobKey::RecordKind(gvk.group_kind());
-            let ours = effects.jobs.is_under_way(&key);
-            effects.jobs.moved(&key);
+            effects.jobs.moved(&JobKey::RecordKind(gvk.group_kind()));
             let kind = &mut self.kinds[id];
-            let fresh = match kind.note {
-                Note::Absent => known && ours,
-                Note::Present { fresh } => fresh,
-                // The request that removes the entry may still be unanswered.
-                Note::Removing => continue,
-            };
-            kind.note = Note::Present { fresh };
-            self.kinds.ask(gvk);
+            // The request that removes the entry may still be unanswered.
+            if kind.note != Note::Removing {
+                kind.note = Note::Present;
+                self.kinds.ask(gvk);
+            }
         }
         self.kinds.known = true;
         let named: BTreeSet<GroupKind> = kinds.iter().map(GroupVersionKind::group_kind).collect();

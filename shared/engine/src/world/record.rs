@@ -53,7 +53,7 @@ impl Index {
         if let Some(id) = self.kinds.id(kind)
             && self.kinds[id].note == Note::Removing
         {
-            self.kinds[id].note = Note::Present { fresh: false };
+            self.kinds[id].note = Note::Present;
             // Copies of a rule that came to want the kind wait for this.
             self.replan_all();
         }
