@@ -10,16 +10,17 @@ use std::{
 };
 
 use mimeo_model::{
-    id::RuleId,
+    id::{RuleId, RuleKind},
+    known::Watched,
     outcome::Unreadable,
     reach::Reach,
     source::{SourceRef, SourceSelector},
 };
 
 use crate::{
-    PerKind, Settings, Webhooks, absent::Absence, clock::Tick, consent, jobs::JobKey, kinds,
-    losses, namespaces::Namespace, pod_gate::Gate, projection::Projections, quota, rules,
-    rules::RuleState, select, sources::SourceState,
+    Settings, Webhooks, absent::Absence, clock::Tick, consent, jobs::JobKey, kinds, losses,
+    namespaces::Namespace, pod_gate::Gate, projection::Projections, quota, rules::RuleState,
+    select, sources::SourceState,
 };
 
 /// The observed state of the cluster. By default, nothing was observed yet.
@@ -27,7 +28,10 @@ use crate::{
 pub struct Index {
     pub(crate) settings: Settings,
     pub(crate) rules: BTreeMap<Arc<RuleId>, RuleState>,
-    pub(crate) collections: PerKind<rules::Collection>,
+    /// The watches of rules, by kind, each from its first event on.
+    pub(crate) rule_watches: BTreeMap<RuleKind, Watched>,
+    /// The highest resourceVersion at which a generation of a `ClusterReplication` was first seen.
+    pub(crate) newest_spec: u64,
     /// The missing rules, sources and grants that verdicts depend on, each by the job that reads it.
     pub(crate) absences: BTreeMap<JobKey, Absence>,
     pub(crate) consent: consent::Consent,

@@ -75,7 +75,7 @@ use self::{
     world::{copy_watches, demand, kinds, namespaces, rules},
 };
 use self::{kinds::KindState, namespaces::Namespace, rules::RuleState, sources::SourceState};
-use mimeo_model::{id::RuleKind, reach::Reach, role::Role};
+use mimeo_model::{reach::Reach, role::Role};
 
 /// The settings of one engine, from flags or from the cluster.
 #[derive(Clone, Debug)]
@@ -136,23 +136,5 @@ impl Settings {
     /// webhook watches none. It only writes the copies of namespaces with the pending label.
     pub(crate) fn keeps_copies(&self) -> bool {
         self.role == Role::Keeper
-    }
-}
-
-/// One value for each kind of rule, in the order of the kinds.
-#[derive(Debug, Default)]
-struct PerKind<T>([T; 2]);
-
-impl<T> std::ops::Index<RuleKind> for PerKind<T> {
-    type Output = T;
-
-    fn index(&self, kind: RuleKind) -> &T {
-        &self.0[kind as usize]
-    }
-}
-
-impl<T> std::ops::IndexMut<RuleKind> for PerKind<T> {
-    fn index_mut(&mut self, kind: RuleKind) -> &mut T {
-        &mut self.0[kind as usize]
     }
 }

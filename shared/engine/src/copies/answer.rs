@@ -316,7 +316,7 @@ impl Index {
             && let Some((_, projection)) = self.unchanged(request)
             && let Some(renewed) = projection.renewed
         {
-            let lag = &mut effects.copy_lag[projection.rule.kind];
+            let lag = effects.copy_lag.entry(projection.rule.kind).or_default();
             lag.record(self.now.saturating_sub(renewed.max(labelled)));
         }
     }

@@ -166,7 +166,7 @@ impl Index {
     /// `ClusterReplication` passes to another rule only where Mimeo might delete it, too.
     fn left_by_the_platform(&self, rule: &RuleId, copy: &CopyState, needs: &mut Needs) -> bool {
         let tenants = rule.kind == RuleKind::Replication;
-        let rules = self.collections[RuleKind::ClusterReplication].watch.known();
+        let rules = self.rule_watch(RuleKind::ClusterReplication).known();
         if tenants && !matches!(rules, Known::Listed(()) | Known::Unserved) {
             return false;
         }

@@ -127,6 +127,7 @@ impl Numbers {
     /// Returns all numbers. This goes over every rule and namespace, but over no copy. The numbers
     /// of copies are those of the last statuses, which only the leading reconciler has.
     pub(crate) fn of(index: &Index, effects: &Effects) -> Self {
+        let lag = |kind: RuleKind| effects.copy_lag.get(&kind).cloned().unwrap_or_default();
         let mut numbers = Self {
             held: RuleKind::ALL.map(|kind| (kind, 0)).into(),
             queued: effects.work.queued(),
@@ -137,9 +138,7 @@ impl Numbers {
                 .filter(|entry| entry.alive() && entry.pending_label.is_some())
                 .count(),
             webhooks: index.webhooks.seen.len(),
-            copy_lag: RuleKind::ALL
-                .map(|kind| (kind, effects.copy_lag[kind].clone()))
-                .into(),
+            copy_lag: RuleKind::ALL.map(|kind| (kind, lag(kind))).into(),
             namespace_lag: effects.namespace_lag.clone(),
             ..Self::default()
         };

@@ -79,7 +79,7 @@ impl Index {
     /// of those rules. This rule stays active meanwhile.
     pub(crate) fn rules_unread(&self) -> Option<Trouble> {
         RuleKind::ALL.into_iter().find_map(|kind| {
-            let why = self.collections[kind].watch.unreadable()?;
+            let why = self.rule_watch(kind).unreadable()?;
             Some(own_kind_unreadable(kind.plural(), why))
         })
     }

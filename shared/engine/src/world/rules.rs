@@ -28,14 +28,6 @@ use crate::{
     work,
 };
 
-/// The state of all rules of a kind.
-#[derive(Debug, Default)]
-pub(crate) struct Collection {
-    pub(crate) watch: Watched,
-    /// The highest resourceVersion at which a generation of a rule was first seen.
-    newest: u64,
-}
-
 /// One rule, as last seen.
 #[derive(Debug)]
 pub(crate) struct RuleState {
@@ -70,22 +62,26 @@ impl RuleState {
 impl Index {
     /// True if changes of `ClusterReplication`s are visible, as far as is known.
     pub fn follows_rules(&self) -> bool {
-        self.collections[RuleKind::ClusterReplication]
-            .watch
+        self.rule_watch(RuleKind::ClusterReplication)
             .unreadable()
             .is_none()
     }
 
+    /// The state of the watch of these rules.
+    pub(crate) fn rule_watch(&self, kind: RuleKind) -> Watched {
+        self.rule_watches.get(&kind).copied().unwrap_or_default()
+    }
+
     /// True if every rule of the kind was shown.
     pub(crate) fn all_rules_of(&self, kind: RuleKind) -> bool {
-        self.collections[kind].watch.is_listed()
+        self.rule_watch(kind).is_listed()
     }
 
     /// True if every rule that counts was shown. `ClusterReplication`s don't wait for Replications
     /// that can't be read.
     pub(crate) fn all_rules(&self) -> bool {
         self.all_rules_of(RuleKind::ClusterReplication)
-            && self.collections[RuleKind::Replication].watch.known() != Known::Unknown
+            && self.rule_watch(RuleKind::Replication).known() != Known::Unknown
     }
 
     /// The `ClusterReplication`s. They come first in the order of identities.
@@ -97,7 +93,7 @@ impl Index {
 
     /// The highest resourceVersion at which a generation of a `ClusterReplication` was first seen.
     pub fn newest_spec(&self) -> u64 {
-        self.collections[RuleKind::ClusterReplication].newest
+        self.newest_spec
     }
 
     /// The highest resourceVersion of a `ClusterReplication`. Writes of statuses count, too.
@@ -194,8 +190,6 @@ impl Index {
         self.replace_selectors(id, former, valid);
         let projections = valid.map_or_else(Vec::new, |rule| self.add_claims(id, rule));
         let version = valid.map_or(0, |rule| rule.resource_version);
-        let newest = &mut self.collections[id.kind].newest;
-        *newest = version.max(*newest);
         let pod_gate_proven = valid.is_some_and(|rule| pod_gate_active(&observed, rule.generation));
         let mut book = old.map_or_else(status::Book::default, |old| {
             self.retire(&old.projections.concat(), &projections.concat());
@@ -219,6 +213,7 @@ impl Index {
         effects.work.untidy = true;
         self.mark_status_due(id);
         if id.kind == RuleKind::ClusterReplication {
+            self.newest_spec = version.max(self.newest_spec);
             effects.work.timer(
                 self.now + status::HOOKS_KNOWN,
                 work::Timer::Rule(id.clone()),
@@ -291,7 +286,8 @@ impl Index {
             let lost: Vec<Arc<RuleId>> = self.rules.keys().filter(lost).cloned().collect();
             lost.iter().for_each(|id| self.rule_gone(id, effects));
         }
-        if self.collections[kind].watch.becomes(known) {
+        let watch = self.rule_watches.entry(kind).or_default();
+        if watch.becomes(known) {
             self.mark_all_statuses_due();
         }
         if known.is_listed() || !was_listed {
