@@ -123,7 +123,9 @@ impl Index {
 
     fn forget_unwatched(&mut self, demand: &Demand, effects: &mut Effects) {
         self.forget_watches(&demand.copies);
-        self.forget_kinds(&demand.kinds);
+        self.kinds
+            .served
+            .retain(|gvk, served| served.is_listed() || demand.kinds.contains(gvk));
         self.selectors
             .retain(|_, findings| !findings.rules.is_empty());
         let mut unselected = Vec::new();

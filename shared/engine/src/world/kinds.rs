@@ -13,9 +13,7 @@ use mimeo_model::{
     known::Known,
 };
 
-use crate::{
-    Effects, Index, RuleState, copy_watches::WatchProgress, jobs::JobKey, projection::Projection,
-};
+use crate::{Effects, Index, RuleState, copy_watches::WatchProgress, jobs::JobKey};
 
 /// The kinds that rules name or that copies have.
 #[derive(Debug, Default)]
@@ -25,7 +23,7 @@ pub(crate) struct Kinds {
     ids: BTreeMap<GroupKind, KindId>,
     /// Numbers of forgotten kinds, for reuse.
     vacant: Vec<KindId>,
-    /// The results of discovery, by version. A kind without an entry was never requested.
+    /// The results of discovery, by version, and the versions in which kinds are recorded.
     pub(crate) served: BTreeMap<GroupVersionKind, Known<Resource>>,
     /// True if the kinds `ConfigMap` was read.
     pub(crate) known: bool,
@@ -49,11 +47,6 @@ impl Kinds {
     /// Returns the resource of a kind in this version, if copies of it can exist.
     pub(crate) fn resource(&self, gvk: &GroupVersionKind) -> Option<&Resource> {
         namespaced(self.served(gvk))
-    }
-
-    /// Requests discovery of a kind. Returns the result so far.
-    pub(crate) fn ask(&mut self, gvk: &GroupVersionKind) -> &mut Known<Resource> {
-        self.served.entry(gvk.clone()).or_default()
     }
 }
 
@@ -124,22 +117,13 @@ impl Index {
             .collect();
         self.replan_rules(rules);
     }
-
-    /// Forgets the results of discovery for kinds that are neither served nor named by a rule.
-    pub(crate) fn forget_kinds(&mut self, demanded: &BTreeSet<GroupVersionKind>) {
-        let named: BTreeSet<&GroupVersionKind> =
-            self.projections.values().map(Projection::gvk).collect();
-        self.kinds.served.retain(|gvk, served| {
-            served.is_listed() || demanded.contains(gvk) || named.contains(gvk)
-        });
-    }
 }
 
 impl Index {
     /// Records the answer of discovery about a kind. An earlier answer stays valid while there is
     /// none.
     pub(crate) fn kind(&mut self, gvk: &GroupVersionKind, served: Known<Resource>) {
-        let known = self.kinds.ask(gvk);
+        let known = self.kinds.served.entry(gvk.clone()).or_default();
         if *known == served {
             return;
         }
@@ -179,7 +163,7 @@ impl Index {
             // The request that removes the entry may still be unanswered.
             if kind.note != Note::Removing {
                 kind.note = Note::Present;
-                self.kinds.ask(gvk);
+                self.kinds.served.entry(gvk.clone()).or_default();
             }
         }
         self.kinds.known = true;

@@ -230,9 +230,6 @@ impl Index {
             self.sources
                 .insert(source.clone(), SourceState::found(source, object.clone()));
         }
-        for selector in &rule.selectors {
-            self.kinds.ask(&selector.gvk);
-        }
         let sources = self.choose(rule).sources;
         self.add_projections(id, rule, &sources, &mut BTreeMap::new())
     }
@@ -317,10 +314,8 @@ impl Index {
                 let Some(kind) = self.kind_id(&source.gvk.group_kind()) else {
                     // The rule's status says that the kind isn't served. Of so many kinds hardly
                     // any can be served.
-                    *self.kinds.ask(&source.gvk) = Known::Unserved;
                     continue;
                 };
-                self.kinds.ask(&source.gvk);
                 let granted = self.may_read(id, SourceQuery::One(source));
                 let state = self
                     .sources
