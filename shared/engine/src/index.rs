@@ -19,8 +19,8 @@ use mimeo_model::{
 
 use crate::{
     Settings, Webhooks, absent::Absence, clock::Tick, consent, jobs::JobKey, kinds, losses,
-    namespaces::Namespace, pod_gate::Gate, projection::Projections, quota, rules::RuleState,
-    select, sources::SourceState,
+    namespaces::Namespace, pod_gate::Gate, projection::Projections, rules::RuleState, select,
+    sources::SourceState,
 };
 
 /// The observed state of the cluster. By default, nothing was observed yet.
@@ -37,8 +37,6 @@ pub struct Index {
     pub(crate) consent: consent::Consent,
     /// The copies that rules have lost without a read that confirms it.
     pub(crate) losses: losses::Losses,
-    /// The held `Replication`s of each namespace.
-    pub(crate) replications: BTreeMap<Box<str>, quota::Replications>,
     /// Each value has its own allocation, because each plan takes one value out and puts it back.
     /// The nodes of a map also have room for twice as many values as they hold.
     pub(crate) namespaces: BTreeMap<Arc<str>, Box<Namespace>>,

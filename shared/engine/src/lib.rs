@@ -17,7 +17,7 @@
 //! - `removal`: why Mimeo may delete a copy
 //! - `pod_gate`: namespaces that wait for their copies
 //! - `report`: statuses, Events, numbers and views for users
-//! - `quota`: how many objects of one namespace count
+//! - `quota`: how many Replications of one namespace count
 //! - `snapshot`: one reading of the cluster, for `kubectl mimeo`
 
 pub mod admission;

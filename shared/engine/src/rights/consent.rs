@@ -27,7 +27,7 @@ use mimeo_model::{
 
 use crate::{
     Effects, Index, RuleState, absent::Became, authorized::own_kind_unreadable, clock::Tick,
-    copy::CopyState, grants::Grants, jobs::JobKey, quota::Replications, trouble::Trouble,
+    copy::CopyState, grants::Grants, jobs::JobKey, trouble::Trouble,
 };
 
 /// The grants, and the `Replication`s by the namespaces that they concern.
@@ -344,9 +344,8 @@ impl Index {
     /// A namespace was created or deleted, or its labels have changed. Other namespaces may grant
     /// more or less to its rules now.
     pub(crate) fn review_home(&mut self, namespace: &str, effects: &mut Effects) {
-        let held = self.replications.get(namespace).into_iter();
-        let held = held.flat_map(Replications::iter);
-        let rules: BTreeSet<Arc<RuleId>> = held.map(|(_, id)| id.clone()).collect();
+        let rules = self.replications(namespace).map(|(id, _)| id.clone());
+        let rules: BTreeSet<Arc<RuleId>> = rules.collect();
         self.review_sources(&rules, effects);
         for id in &rules {
             if let Some(rule) = self.rules.get(id).and_then(RuleState::valid) {

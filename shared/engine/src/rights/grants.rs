@@ -2,17 +2,19 @@
 
 use std::{collections::BTreeMap, iter};
 
-use mimeo_model::grant::{self, Edition, Effect, Grant, GrantStatus, Standing};
+use jiff::Timestamp;
 
-use crate::{clock::Tick, quota::Quota};
+use mimeo_model::grant::{Edition, Effect, Grant, GrantStatus, LOAD, MOST, Standing};
+
+use crate::clock::Tick;
 
 /// The grants of a namespace.
 #[derive(Debug, Default)]
 pub(crate) struct Grants {
-    /// The valid grants. The cost of a grant is the number of its names.
-    quota: Quota<Known, { grant::MOST }, { grant::LOAD }>,
+    /// The valid grants, the oldest first, and those of one age by name.
+    valid: BTreeMap<(Timestamp, Box<str>), Known>,
     /// The statuses of all grants, by name: the stored ones, or those about to be written. A grant
-    /// that is not in `quota` has an invalid spec and grants nothing.
+    /// that is not in `valid` has an invalid spec and grants nothing.
     statuses: BTreeMap<Box<str>, GrantStatus>,
     /// When their statuses may be written at the earliest, if they may have changed.
     pub(crate) due: Option<Tick>,
@@ -35,7 +37,7 @@ impl Grants {
         grant: Result<Grant, GrantStatus>,
         now: Option<Tick>,
     ) -> bool {
-        let former = self.quota.remove(name);
+        let former = self.remove(name);
         let status = match &grant {
             Ok(grant) => GrantStatus {
                 generation: grant.edition.generation,
@@ -48,23 +50,25 @@ impl Grants {
             return former.is_some();
         };
         let Grant {
-            created,
-            load,
-            edition,
-            ..
+            created, edition, ..
         } = grant;
         let same = former.filter(|former| former.grant.edition == edition);
         let new = same.is_none() || edition.uid.is_none();
         let changed = same.map_or(now, |same| same.changed);
         let known = Known { grant, changed };
-        self.quota.put(name, created, load, known);
+        self.valid.insert((created, name.into()), known);
         new
     }
 
     /// Forgets a grant. Returns false if it granted nothing.
     pub(crate) fn take(&mut self, name: &str) -> bool {
         self.statuses.remove(name);
-        self.quota.remove(name).is_some()
+        self.remove(name).is_some()
+    }
+
+    fn remove(&mut self, name: &str) -> Option<Known> {
+        let mut named = self.valid.extract_if(.., |(_, other), _| **other == *name);
+        named.next().map(|(_, known)| known)
     }
 
     /// Returns up to `most` statuses to write, by the grants' names. `used` returns the number of
@@ -75,9 +79,9 @@ impl Grants {
         most: usize,
         used: impl Fn(&str) -> i32,
     ) -> Vec<(Box<str>, Standing)> {
-        let counting = iter::repeat_n(Effect::Counts, self.quota.fitting());
+        let counting = iter::repeat_n(Effect::Counts, self.counting().count());
         let effects = counting.chain(iter::repeat(Effect::TooMany));
-        let valid = self.quota.iter().map(|(name, _)| name);
+        let valid = self.valid.keys().map(|(_, name)| name);
         let effects: BTreeMap<_, _> = valid.zip(effects).collect();
         let updates = self.statuses.iter_mut().filter_map(|(name, stored)| {
             let standing = Standing {
@@ -108,31 +112,37 @@ impl Grants {
 
     /// The valid grants, with their known editions.
     pub(crate) fn editions(&self) -> BTreeMap<Box<str>, Edition> {
-        self.quota
+        self.valid
             .iter()
-            .map(|(name, known)| (name.clone(), known.grant.edition))
+            .map(|((_, name), known)| (name.clone(), known.grant.edition))
             .collect()
     }
 
     /// The grants that count, by name, each with the time when this process saw it appear or
-    /// change.
+    /// change. The oldest count, until they have too many names in all.
     pub(crate) fn counting(&self) -> impl Iterator<Item = (&str, &Grant, Option<Tick>)> {
-        self.quota
-            .iter()
-            .take(self.quota.fitting())
-            .map(|(name, known)| (&**name, &known.grant, known.changed))
+        let mut names = 0;
+        let oldest = self.valid.iter().take(MOST);
+        let counting = oldest.take_while(move |(_, known)| {
+            names += known.grant.load;
+            names <= LOAD
+        });
+        counting.map(|((_, name), known)| (&**name, &known.grant, known.changed))
     }
 
     /// True if the grant would count if it were stored.
     pub(crate) fn would_count(&self, name: &str, grant: &Grant) -> bool {
-        self.quota.would_fit(name, grant.created, grant.load)
+        let older = self.valid.range(..(grant.created, name.into()));
+        let older = older.filter(|((_, other), _)| **other != *name);
+        let loads = older.map(|(_, known)| known.grant.load);
+        let loads: Vec<usize> = loads.chain([grant.load]).collect();
+        loads.len() <= MOST && loads.iter().sum::<usize>() <= LOAD
     }
 }
 
 #[cfg(test)]
 #[allow(clippy::unwrap_used)] // It is how a test fails.
 mod tests {
-    use jiff::Timestamp;
     use mimeo_model::meta::Uid;
     use serde_json::{from_value, json};
 
@@ -154,7 +164,7 @@ mod tests {
 
     #[test]
     fn the_oldest_grants_count_in_whatever_order_they_come() {
-        let most = i64::try_from(grant::MOST).unwrap();
+        let most = i64::try_from(MOST).unwrap();
         let ages: [Vec<i64>; 2] = [(0..most * 4).collect(), (0..most * 4).rev().collect()];
         for ages in ages {
             let mut grants = Grants::default();
@@ -170,13 +180,13 @@ mod tests {
     fn a_grant_counts_once_there_is_room_and_no_longer() {
         let mut grants = Grants::default();
         for age in [1, 2, 3] {
-            let grant = grant(age, grant::LOAD / 2);
+            let grant = grant(age, LOAD / 2);
             assert!(grants.put(&format!("g{age}"), Ok(grant), None));
         }
         assert_eq!(counting(&grants), ["g1", "g2"]);
         assert!(grants.take("g1") && !grants.take("g1"));
         assert_eq!(counting(&grants), ["g2", "g3"]);
-        assert!(grants.put("g0", Ok(grant(0, grant::LOAD / 2)), None));
+        assert!(grants.put("g0", Ok(grant(0, LOAD / 2)), None));
         assert_eq!(counting(&grants), ["g0", "g2"]);
         // A refused grant takes no room.
         let refused = GrantStatus {

@@ -150,8 +150,9 @@ impl Index {
         effects: &mut Effects,
     ) {
         let id = self.rule_name(&Arc::new(id));
-        let rule = self.count_replication(&id, rule, effects);
-        let rule = rule.map(|rule| rule.within(&self.settings.reach));
+        let rule = rule
+            .map(|rule| rule.within(&self.settings.reach))
+            .and_then(|rule| self.within_quota(rule));
         let read = JobKey::ConfirmRule(id.clone());
         if self.absences.remove(&read).is_some() {
             effects.jobs.end(&read);
@@ -170,12 +171,17 @@ impl Index {
                 }
                 self.confirm(&id, effects);
             }
-            rule => self.replace_rule(&id, rule, observed, effects),
+            rule => {
+                self.replace_rule(&id, rule, observed, effects);
+                if let Some(home) = &id.namespace {
+                    self.refuse_excess(home, effects);
+                }
+            }
         }
     }
 
     /// Records a rule that is new or has another spec.
-    fn replace_rule(
+    pub(crate) fn replace_rule(
         &mut self,
         id: &Arc<RuleId>,
         rule: Result<Rule, Refused>,
@@ -241,7 +247,6 @@ impl Index {
             return;
         };
         effects.jobs.end(&JobKey::ConfirmRule(id.clone()));
-        self.uncount_replication(&id);
         effects.changes.end(Ended::Rule(id.clone()));
         let former = old.valid();
         self.forget_places(&id, former);

@@ -407,6 +407,16 @@ fn of_many_rules_with_selectors_in_a_namespace_the_oldest_count() {
             .is_none()
     );
 
+    // Among rules of one age, the first by name fit.
+    let fits = |name| {
+        scene
+            .engine
+            .index()
+            .refuses_rule(&aged(name, 50, 1))
+            .is_none()
+    };
+    assert!(fits("a") && !fits("z"));
+
     // A restore may store such rules without a check. Then the younger ones are refused, and their
     // copies stay.
     scene.rule(aged("older", 20, 1));
