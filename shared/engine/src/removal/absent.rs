@@ -30,9 +30,6 @@ use crate::{
 #[derive(Debug, Default)]
 pub(crate) struct Absence {
     became: Became,
-    /// True if the read is recent enough to prove a deletion on purpose. False once it is older than
-    /// [`FRESH`].
-    fresh: bool,
     /// The uid of its namespace, if this process saw the object.
     home: Option<Uid>,
     /// When the object was created, in seconds since 1970. Known only of a rule that this process
@@ -53,29 +50,25 @@ pub(crate) struct Absence {
     users: BTreeSet<Arc<str>>,
 }
 
-/// How the object disappeared.
+/// How the object disappeared. That depends on when a copy was made, in seconds since 1970.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) enum Became {
     /// Not known.
     #[default]
     Unknown,
-    /// Deleted on purpose.
-    Deleted {
-        /// When its CRD was created, in seconds since 1970. Set only if the object may have lived
-        /// under a former CRD of the same name.
-        defined: Option<u32>,
-        /// When its namespace was created, in seconds since 1970. Set only if the object may have
-        /// been in a former namespace of the same name.
-        since: Option<u32>,
+    /// A copy that was made after these times has lost an object that was deleted on purpose.
+    Gone {
+        /// A copy that was made until then may have lost the object with its CRD, or the object is
+        /// no longer selected. `None`: no copy has.
+        unexplained: Option<u32>,
+        /// A copy that was made until then may have lost the object with its namespace. `None`: no
+        /// copy has.
+        with_namespace: Option<u32>,
     },
-    /// Gone together with its namespace.
-    GoneWithNamespace {
-        /// As in [`Became::Deleted`].
-        defined: Option<u32>,
-    },
-    /// Gone with its CRD, no longer selected, or gone for an unknown reason.
-    Unexplained,
 }
+
+/// A time that no copy was made after.
+const ALWAYS: Option<u32> = Some(u32::MAX);
 
 /// How the object disappeared, from the point of view of one copy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -106,25 +99,18 @@ impl Absence {
     /// An object that this process never saw may have gone with a former CRD or namespace of the
     /// same name, and no user deleted it. Only a copy written after the present one was created
     /// excludes that.
-    pub(crate) fn how_gone(&self, copy: &CopyState) -> Option<HowGone> {
-        let made = copy.ours()?.last_made();
+    pub(crate) fn how_gone(&self, copy: &CopyState, now: Tick) -> Option<HowGone> {
+        let made = Some(copy.ours()?.last_made());
         match self.became {
             Became::Unknown => None,
-            Became::Deleted {
-                defined: Some(defined),
-                ..
+            Became::Gone { unexplained, .. } if made <= unexplained => Some(HowGone::Unexplained),
+            Became::Gone { with_namespace, .. } if made <= with_namespace => {
+                Some(HowGone::WithNamespace)
             }
-            | Became::GoneWithNamespace {
-                defined: Some(defined),
-            } if made <= defined => Some(HowGone::Unexplained),
-            Became::Deleted {
-                since: Some(since), ..
-            } if made <= since => Some(HowGone::WithNamespace),
-            Became::Deleted { .. } => {
-                (self.fresh && copy.shown <= self.shown).then_some(HowGone::Deleted)
+            Became::Gone { .. } => {
+                let fresh = now < self.read_at + FRESH;
+                (fresh && copy.shown <= self.shown).then_some(HowGone::Deleted)
             }
-            Became::GoneWithNamespace { .. } => Some(HowGone::WithNamespace),
-            Became::Unexplained => Some(HowGone::Unexplained),
         }
     }
 
@@ -150,45 +136,36 @@ impl Absence {
             again.append(&mut self.users);
         }
         self.became = became;
-        self.fresh = matches!(became, Became::Deleted { .. });
         self.read_at = now;
         self.shown = shown;
         again
     }
 
-    /// Returns how a rule or a grant disappeared if a read did not find it. `defined` is when its CRD
-    /// was created, or `None` if the CRD does not exist. `namespace` is `None` for an object without
-    /// a namespace, and otherwise what the read found of its namespace.
-    pub(crate) fn under(&self, defined: Option<u32>, namespace: Option<Option<Home>>) -> Became {
-        let defined = match (self.created, defined) {
-            (_, None) => return Became::Unexplained,
+    /// Returns until when a copy must have been made that may have lost a rule or a grant with its
+    /// CRD. A read found no such rule or grant. `defined` is when the CRD was created, or `None` if
+    /// the CRD does not exist.
+    pub(crate) fn with_crd(&self, defined: Option<u32>) -> Option<u32> {
+        match self.created {
+            None => defined.or(ALWAYS),
+            Some(created) if defined.is_some_and(|defined| defined < created) => None,
             // The rule went with its former CRD. A watch may show that after the present CRD was
             // installed, and a write may make a copy even later.
-            (Some(created), Some(defined)) if created <= defined => return Became::Unexplained,
-            (Some(_), Some(_)) => None,
-            (None, defined) => defined,
-        };
-        let since = None;
-        namespace.map_or(Became::Deleted { defined, since }, |home| {
-            self.absent_at(home, defined)
-        })
+            Some(_) => ALWAYS,
+        }
     }
 
-    /// Returns how the object disappeared if a read found this namespace but not the object. `home`
-    /// is `None` if the read found neither. `defined` is when the CRD was created, if the object
-    /// may have lived under a former CRD.
-    fn absent_at(&self, home: Option<Home>, defined: Option<u32>) -> Became {
-        let since = match (self.home, home) {
-            (_, None) => return Became::GoneWithNamespace { defined },
+    /// Returns until when a copy must have been made that may have lost the object with its
+    /// namespace. A read found this namespace, but not the object. `home` is `None` if the read
+    /// found neither.
+    pub(crate) fn with_namespace(&self, home: Option<Home>) -> Option<u32> {
+        match (self.home, home) {
+            (_, None) => ALWAYS,
             // The object went with its former namespace. The present one is another namespace of
             // the same name.
-            (Some(former), Some(home)) if former != home.uid => {
-                return Became::GoneWithNamespace { defined };
-            }
+            (Some(former), Some(home)) if former != home.uid => ALWAYS,
             (Some(_), Some(_)) => None,
             (None, Some(home)) => Some(home.created),
-        };
-        Became::Deleted { defined, since }
+        }
     }
 }
 
@@ -273,7 +250,6 @@ impl Index {
         if let Some(absence) = self.absences.get_mut(key)
             && self.now >= absence.read_at + FRESH
         {
-            absence.fresh = false;
             self.dirty.append(&mut absence.users);
         }
     }
@@ -294,7 +270,7 @@ impl Index {
 
     /// Returns how an object disappeared, as far as this process knows.
     pub(crate) fn how_gone_if_known(&self, key: &JobKey, copy: &CopyState) -> Option<HowGone> {
-        self.absences.get(key)?.how_gone(copy)
+        self.absences.get(key)?.how_gone(copy, self.now)
     }
 
     /// Returns how the source of this copy disappeared. `None`: that is unknown, and the source must
@@ -326,15 +302,20 @@ impl Index {
             (JobKey::ConfirmRule(_), Answer::Rule(RuleRead { found: true, .. }))
             | (JobKey::ConfirmSource(_), Answer::Source(SourceRead::Present)) => Became::Unknown,
             (JobKey::ConfirmRule(id), Answer::Rule(read)) => {
-                let namespace = id.namespace.as_ref().map(|_| read.home);
-                absence.under(read.defined, namespace)
+                let namespaced = id.namespace.as_ref();
+                Became::Gone {
+                    unexplained: absence.with_crd(read.defined),
+                    with_namespace: namespaced.and_then(|_| absence.with_namespace(read.home)),
+                }
             }
-            (JobKey::ConfirmSource(_), Answer::Source(SourceRead::Absent(home))) => {
-                absence.absent_at(*home, None)
-            }
-            (JobKey::ConfirmSource(_), Answer::Source(SourceRead::Relabelled)) => {
-                Became::Unexplained
-            }
+            (JobKey::ConfirmSource(_), Answer::Source(SourceRead::Absent(home))) => Became::Gone {
+                unexplained: None,
+                with_namespace: absence.with_namespace(*home),
+            },
+            (JobKey::ConfirmSource(_), Answer::Source(SourceRead::Relabelled)) => Became::Gone {
+                unexplained: ALWAYS,
+                with_namespace: None,
+            },
             (JobKey::ConfirmGrants(giver), Answer::Grants(read)) => {
                 self.grants_became(giver, absence, read)
             }
@@ -372,7 +353,7 @@ impl Index {
         };
         let mut again = absence.turn_out(became, shown, self.now);
         self.dirty.append(&mut again);
-        if matches!(became, Became::Deleted { .. }) {
+        if became != Became::Unknown {
             let expired = Timer::Expired(key.clone());
             effects.work.timer(self.now + FRESH, expired);
         }

@@ -135,6 +135,9 @@ impl Index {
         if read.grants != known.map(Grants::editions).unwrap_or_default() {
             return Became::Unknown;
         }
-        absence.under(read.defined, Some(read.home))
+        Became::Gone {
+            unexplained: absence.with_crd(read.defined),
+            with_namespace: absence.with_namespace(read.home),
+        }
     }
 }
