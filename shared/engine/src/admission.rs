@@ -18,8 +18,6 @@ use mimeo_model::{
 
 use crate::{AwaitedCopy, Index, Progress};
 
-/// The place of the pending label in a namespace, as a JSON pointer.
-const LABEL_POINTER: &str = "/metadata/labels/mimeo.dev~1copies";
 /// The number of missing copies that get their own warning.
 const NAMED: usize = 5;
 /// The advice for clients that don't retry by themselves. [`encode`](mimeo_model::review::encode)
@@ -100,8 +98,8 @@ fn created(request: &Request, object: &Value, index: &Index, nonce: &str) -> Nam
     let waits = !index.primed() || !index.pod_gate_rules(name, &labels(object)).is_empty();
     match pending_label(object) {
         Some(preset) if waits && index.gate.issued.contains(preset) => unchanged(),
-        _ if waits => changed(set_label(object, nonce), LabelChange::Set),
-        Some(_) => changed(remove_label(), LabelChange::Stripped),
+        _ if waits => changed(set_label(object, Some(nonce)), LabelChange::Set),
+        Some(_) => changed(set_label(object, None), LabelChange::Stripped),
         None => unchanged(),
     }
 }
@@ -116,8 +114,7 @@ fn updated(
     let mut decision = unchanged();
     if pending_label(old) != pending_label(object) && !mimeo_users.contains(&request.user.name) {
         decision.label = LabelChange::Restored;
-        decision.patch =
-            pending_label(old).map_or_else(remove_label, |nonce| set_label(object, nonce));
+        decision.patch = set_label(object, pending_label(old));
     }
     let (before, after) = (labels(old), labels(object));
     let leaving = is_being_deleted(old) || is_being_deleted(object);
@@ -139,7 +136,7 @@ fn updated(
 
 /// Returns the pending label of a namespace.
 pub fn pending_label(namespace: &Value) -> Option<&str> {
-    namespace.pointer(LABEL_POINTER)?.as_str()
+    namespace["metadata"]["labels"][PENDING_LABEL].as_str()
 }
 
 /// Returns the labels of a namespace without the pending label.
@@ -155,21 +152,23 @@ fn labels(namespace: &Value) -> Labels {
         .collect()
 }
 
-fn set_label(namespace: &Value, nonce: &str) -> Patch {
-    if namespace["metadata"]["labels"].is_object() {
-        patch(json!([{"op": "add", "path": LABEL_POINTER, "value": nonce}]))
-    } else {
-        patch(json!([{"op": "add", "path": "/metadata/labels", "value": {PENDING_LABEL: nonce}}]))
-    }
-}
-
-fn remove_label() -> Patch {
-    patch(json!([{"op": "remove", "path": LABEL_POINTER}]))
-}
-
-/// Returns a patch with these operations, which must have the form of a patch.
-pub(crate) fn patch(operations: Value) -> Patch {
+/// Returns the patch that sets a label or an annotation of an object, or without `value` removes it.
+/// `field` is `labels` or `annotations`.
+pub(crate) fn set(object: &Value, field: &str, key: &str, value: Option<&str>) -> Patch {
+    let path = format!("/metadata/{field}");
+    let entry = format!("{path}/{}", key.replace('/', "~1"));
+    let operations = match value {
+        None => json!([{"op": "remove", "path": entry}]),
+        Some(value) if object["metadata"][field].is_object() => {
+            json!([{"op": "add", "path": entry, "value": value}])
+        }
+        Some(value) => json!([{"op": "add", "path": path, "value": {key: value}}]),
+    };
     serde_json::from_value(operations).expect("a literal of the patch's own form")
+}
+
+fn set_label(namespace: &Value, nonce: Option<&str>) -> Patch {
+    set(namespace, "labels", PENDING_LABEL, nonce)
 }
 
 /// The answer to a request at the pod gate.

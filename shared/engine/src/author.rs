@@ -5,14 +5,14 @@
 //! ([`authority`](mimeo_model::authority)), against the user of that request.
 
 use json_patch::Patch;
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use mimeo_model::{
     names,
     review::{Operation, Request},
 };
 
-use crate::admission::patch;
+use crate::admission::set;
 
 /// Returns the patch that notes the author: the user of the request if the spec is new or changed,
 /// and otherwise the author that the stored object names. A value that the request itself carries
@@ -29,19 +29,10 @@ pub fn note(request: &Request) -> Patch {
         Some(old) if old["spec"] == object["spec"] => noted(old),
         _ => Some(request.user.name.as_str()),
     };
-    let path = format!("/metadata/annotations/{}", names::AUTHOR.replace('/', "~1"));
-    let mut operations = Vec::new();
-    match (noted(object), author) {
-        (present, wanted) if present == wanted => {}
-        (_, Some(wanted)) => {
-            if !object["metadata"]["annotations"].is_object() {
-                operations.push(json!({"op": "add", "path": "/metadata/annotations", "value": {}}));
-            }
-            operations.push(json!({"op": "add", "path": path, "value": wanted}));
-        }
-        (_, None) => operations.push(json!({"op": "remove", "path": path})),
+    if noted(object) == author {
+        return Patch::default();
     }
-    patch(operations.into())
+    set(object, "annotations", names::AUTHOR, author)
 }
 
 fn noted(object: &Value) -> Option<&str> {
@@ -53,6 +44,7 @@ fn noted(object: &Value) -> Option<&str> {
 mod tests {
     use super::*;
     use mimeo_model::review::{Kept, decode};
+    use serde_json::json;
 
     fn object(author: Option<&str>, spec: u8) -> Value {
         let mut object = json!({"metadata": {"name": "registry"}, "spec": {"targets": spec}});
@@ -76,11 +68,7 @@ mod tests {
         });
         let request = decode(review.to_string().as_bytes(), Kept::Rule).unwrap();
         let mut written = object.clone();
-        json_patch::patch(
-            &mut written,
-            &patch(serde_json::to_value(note(&request)).unwrap()),
-        )
-        .unwrap();
+        json_patch::patch(&mut written, &note(&request)).unwrap();
         noted(&written).map(Into::into)
     }
 

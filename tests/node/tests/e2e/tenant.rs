@@ -330,7 +330,7 @@ impl Scene {
             "CREATE",
             &json!({"name": rule.name, "object": object}),
         );
-        says(door, "/mutate/rules", &created, "mimeo.dev~1author").await?;
+        says(door, "/mutate/rules", &created, "mimeo.dev/author").await?;
         let admin = json!({"username": "admin", "groups": ["system:masters"]});
         let mut about = json!({"name": rule.name, "object": object, "userInfo": admin});
         says(
