@@ -52,10 +52,7 @@ pub struct HeldCopy<'a> {
 impl HeldDeletion<'_> {
     /// Returns the number of namespaces with such copies, and the names of the first three.
     pub fn places(&self) -> String {
-        let mut namespaces: Vec<&Arc<str>> =
-            self.copies.iter().map(|copy| &copy.namespace).collect();
-        namespaces.dedup();
-        places(&namespaces)
+        places(self.copies.iter().map(|copy| &*copy.namespace))
     }
 }
 

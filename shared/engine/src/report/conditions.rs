@@ -80,13 +80,11 @@ impl Tally {
         let CopyCounts {
             desired, failed, ..
         } = self.copies;
-        let names = self.failures.keys().map(|(namespace, ..)| &**namespace);
-        let mut names: Vec<&str> = names.collect();
-        names.dedup();
+        let namespaces = self.failures.keys().map(|(namespace, ..)| &**namespace);
         format!(
             "{failed} of {} failed, first with {first}: in {}; {}",
             plural::copies(desired),
-            places(&names),
+            places(namespaces),
             first.advice()
         )
     }

@@ -485,24 +485,20 @@ fn note(reported: &[ReportedCopy<'_>]) -> Option<String> {
     if reported.len() == 1 {
         return Some(format!("{kind} {name} in namespace {namespace}: {message}"));
     }
-    let mut namespaces: Vec<&Arc<str>> = reported.iter().map(|one| &one.key.0).collect();
-    namespaces.dedup();
     Some(format!(
         "{} copies in {}: {message}",
         reported.len(),
-        places(&namespaces)
+        places(reported.iter().map(|one| &*one.key.0))
     ))
 }
 
-/// Returns the number of namespaces and the names of the first three.
-pub(crate) fn places<T: AsRef<str>>(namespaces: &[T]) -> String {
-    let first = namespaces
-        .iter()
-        .take(3)
-        .map(AsRef::as_ref)
-        .collect::<Vec<_>>()
-        .join(", ");
-    match namespaces.len() {
+/// Returns the number of namespaces and the names of the first three. `namespaces` may have one
+/// several times in a row.
+pub(crate) fn places<'a>(namespaces: impl Iterator<Item = &'a str>) -> String {
+    let mut names: Vec<&str> = namespaces.collect();
+    names.dedup();
+    let first = names[..names.len().min(3)].join(", ");
+    match names.len() {
         1 => format!("namespace {first}"),
         2 | 3 => format!("namespaces {first}"),
         many => format!("{many} namespaces, first {first}"),

@@ -51,7 +51,7 @@ pub struct Contest {
 impl Contest {
     /// Returns these namespaces as text for users.
     pub fn places(&self) -> String {
-        places(&self.namespaces)
+        places(self.namespaces.iter().map(|name| &**name))
     }
 }
 

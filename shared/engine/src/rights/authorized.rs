@@ -172,10 +172,9 @@ fn writing<'a>(resource: &Resource, tally: &'a Tally) -> Option<(String, BTreeSe
         .iter()
         .filter(|((_, of, _), (reason, _))| of == kind && *reason == FailureReason::Forbidden);
     let names: BTreeSet<&str> = denied.map(|((namespace, ..), _)| &**namespace).collect();
-    let listed: Vec<&str> = names.iter().copied().collect();
     let what = format!(
         "Mimeo may not write copies of kind {kind} in {}",
-        places(&listed)
+        places(names.iter().copied())
     );
     (!names.is_empty()).then_some((what, names))
 }
