@@ -309,17 +309,8 @@ impl Index {
             return;
         }
         self.consent.known = state.map(|_| ());
-        if !state.is_listed() {
-            return self.mark_all_statuses_due();
-        }
-        let Consent {
-            targeting, reading, ..
-        } = &self.consent;
-        let namespaces: BTreeSet<Box<str>> =
-            targeting.keys().chain(reading.keys()).cloned().collect();
-        for namespace in namespaces {
-            self.review_grants(&namespace, effects);
-        }
+        let rules = self.rules.keys().cloned().collect();
+        self.review_sources(&rules, effects);
         self.replan_all();
     }
 
