@@ -151,9 +151,14 @@ async fn a_write_of_metadata_makes_no_author_and_is_not_checked() -> Result<()> 
         let written = patched(&bob, &spec.name, &json!({"metadata": change})).await?;
         assert_eq!(annotation(&written, AUTHOR), Some(&*ann.name), "{change}");
     }
-    let replaced = rules(&bob.client).get(&spec.name).await?;
     let (bobs, params) = (rules(&bob.client), PostParams::default());
-    let (replaced, _) = patiently(|| bobs.replace(&spec.name, &params, &replaced)).await?;
+    // The reconciler may write the status between the read and the write.
+    let replaced = eventually(SOON, "a rule that is replaced", || async {
+        let current = bobs.get(&spec.name).await?;
+        let (replaced, _) = patiently(|| bobs.replace(&spec.name, &params, &current)).await?;
+        Ok(Some(replaced))
+    })
+    .await?;
     assert_eq!(
         annotation(&replaced, AUTHOR),
         Some(&*ann.name),

@@ -649,15 +649,15 @@ async fn a_grant_shows_whom_it_grants_what_and_how_many_use_it() -> Result<()> {
     tenant
         .writes(
             "replications",
-            "not-granted",
+            "another-name",
             &copying(Some(&owner.home), "other", &[]),
         )
         .await?;
-    shown("1").await?;
+    shown("2").await?;
     let mark = scene.setting.control_plane.audit_mark().await?;
     tenant.status("pull", "Ready", "Synced").await?;
     delete(&tenant.rules(), "pull").await?;
-    shown("0").await?;
+    shown("1").await?;
     let written = scene.setting.control_plane.audit_since(&mark).await?;
     let written = written
         .iter()
