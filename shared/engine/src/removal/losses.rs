@@ -38,6 +38,9 @@ pub(crate) struct PendingDeletion {
     pub(crate) released: BTreeMap<CopyKey, Tick>,
     /// When the pending deletion is reviewed next.
     pub(crate) due: Tick,
+    /// True if the rule's status said at the first loss that deletions are held. A former process
+    /// held them then, and knew more losses than this one.
+    pub(crate) was_held: bool,
     pub(crate) held: Option<Held>,
 }
 
@@ -74,6 +77,16 @@ impl Losses {
     pub(crate) fn collected(&self, id: &RuleId) -> impl Iterator<Item = &CopyKey> {
         let pending = self.pending.get(id).into_iter();
         pending.flat_map(|pending| pending.collected.keys())
+    }
+
+    /// Begins the pending deletion of a rule, unless it has one.
+    pub(crate) fn begin(&mut self, id: &Arc<RuleId>, was_held: bool) {
+        self.pending
+            .entry(id.clone())
+            .or_insert_with(|| PendingDeletion {
+                was_held,
+                ..PendingDeletion::default()
+            });
     }
 
     /// Records a loss. The pending deletion is reviewed at `due`, or earlier. Returns the time of

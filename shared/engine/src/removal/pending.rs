@@ -9,6 +9,7 @@ use std::{
 };
 
 use mimeo_model::{
+    condition::{ConditionReason, ConditionType},
     id::RuleId,
     meta::{Checksum, Uid},
 };
@@ -16,6 +17,7 @@ use mimeo_model::{
 use crate::{
     Effects, Effort, Index, Notice, Settings,
     absent::HowGone,
+    conditions::says,
     copy::{CopyKey, CopyState, Why},
     events::{EventReason, places},
     jobs::JobKey,
@@ -111,6 +113,13 @@ impl Index {
             why,
             since: self.now,
         };
+        let was_held = self.rules.get(id).is_some_and(|state| {
+            let status = &state.status.observed;
+            says(status, ConditionType::Stalled, |stalled| {
+                stalled.reason == ConditionReason::DeletionHeld.as_str()
+            })
+        });
+        self.losses.begin(id, was_held);
         let due = self.now + self.settings.deletion_delay;
         let due = self.losses.add(id, key.clone(), loss, due);
         effects.work.timer(due, Timer::PendingDeletion(id.clone()));
@@ -154,7 +163,7 @@ impl Index {
         // of the rule is known. Then the number of copies doesn't matter. Counting them would take
         // long, and copies can name many rules that never existed.
         let unmeant = !self.rules.contains_key(id) && !self.all_homeless(id, pending);
-        if unmeant || self.loses_much(id, pending, &mut effects.effort) {
+        if unmeant || pending.was_held || self.loses_much(id, pending, &mut effects.effort) {
             self.hold_back(id, effects);
             return;
         }
@@ -309,6 +318,7 @@ impl Index {
         }
         if let Some(pending) = self.losses.pending.get_mut(id) {
             pending.held = None;
+            pending.was_held = false;
             if pending.is_over() {
                 self.losses.end(id);
             } else {

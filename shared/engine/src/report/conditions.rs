@@ -1,5 +1,6 @@
 //! The conditions of a rule.
 
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use mimeo_api::{CopyCounts, Plan};
 
 use mimeo_model::{
@@ -222,14 +223,20 @@ fn found(choice: &Choice) -> String {
     format!("every source was found{}", passed.unwrap_or_default())
 }
 
+/// True if a status has a condition of this type that is as asked.
+pub(crate) fn says(
+    observed: &Observed,
+    type_: ConditionType,
+    is: impl Fn(&Condition) -> bool,
+) -> bool {
+    let conditions = observed.iter().flat_map(|status| &status.conditions);
+    let mut typed = conditions.filter(|condition| condition.type_ == type_.as_str());
+    typed.any(is)
+}
+
 /// True if a status says that the pod gate of this generation is active.
 pub(crate) fn pod_gate_active(observed: &Observed, generation: i64) -> bool {
-    observed
-        .iter()
-        .flat_map(|status| &status.conditions)
-        .any(|condition| {
-            condition.type_ == ConditionType::PodGateActive.as_str()
-                && condition.status == "True"
-                && condition.observed_generation == Some(generation)
-        })
+    says(observed, ConditionType::PodGateActive, |active| {
+        active.status == "True" && active.observed_generation == Some(generation)
+    })
 }

@@ -737,48 +737,10 @@ impl World {
         if self.unsure {
             return Ok(());
         }
-        let mut except = failing;
-        except.extend(self.held_no_more());
         self.say("---- restarts at rest ----");
         (0..self.programs.len()).for_each(|program| self.restart(program));
         self.pass(Duration::from_mins(2))?;
-        self.no_writes_since(writes, "after a restart", &except)
-    }
-
-    /// Returns the copies whose deletion only the present process holds. The next one counts the
-    /// losses of a rule anew, and does not find copies without the label.
-    fn held_no_more(&self) -> Vec<Key> {
-        let limit = Settings::new(Role::Keeper, "").deletion_limit;
-        let mut found = Vec::new();
-        for rule in self.server.of(Res::Rule) {
-            let mut conditions = rule.status.iter().flat_map(|status| &status.conditions);
-            let held = conditions.any(|condition| condition.reason == "DeletionHeld");
-            let Some(spec) = rule.spec.as_deref().filter(|_| held) else {
-                continue;
-            };
-            let copies = self.server.objects.values().filter(|copy| {
-                let of_rule = model::rule_of(copy) == Some(rule.key.name.as_str());
-                of_rule && copy.ours() && copy.labelled()
-            });
-            let copies: Vec<&Key> = copies.map(|copy| &copy.key).collect();
-            let lost = copies.iter().filter(|key| !self.is_wanted(spec, key));
-            let lost: Vec<Key> = lost.map(|key| (*key).clone()).collect();
-            if lost.len() < limit || 2 * lost.len() < copies.len() {
-                found.extend(lost);
-            }
-        }
-        found
-    }
-
-    fn is_wanted(&self, spec: &RuleSpec, copy: &Key) -> bool {
-        let namespace = self.server.namespace(&copy.namespace);
-        namespace.is_some_and(|namespace| {
-            let cells = model::cells_of(spec, &copy.namespace, &namespace.labels());
-            let wants = |(key, source): &(Key, usize)| {
-                key == copy && model::source_for(&self.server, spec, *source).is_some()
-            };
-            cells.iter().any(wants)
-        })
+        self.no_writes_since(writes, "after a restart", &failing)
     }
 
     fn no_writes_since(&self, writes: usize, when: &str, except: &BTreeSet<Key>) -> Outcomes {
