@@ -279,7 +279,7 @@ pub struct CopyCounts {
     pub failed: i32,
 }
 
-/// What a suspended rule would do.
+/// The changes that a suspended rule would make.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Plan {
@@ -298,7 +298,7 @@ pub struct Plan {
     pub copies: Vec<PlannedCopy>,
 }
 
-/// What a suspended rule would do with one copy.
+/// The change that a suspended rule would make to one copy.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct PlannedCopy {

@@ -1,5 +1,5 @@
-//! What both kinds of rule say about their copies: how Mimeo makes them, keeps them, and deletes
-//! them.
+//! The fields of both kinds of rule about their copies: how Mimeo makes them, keeps them, and
+//! deletes them.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};

@@ -108,8 +108,8 @@ pub enum JsonPatchOp {
     Test,
 }
 
-/// Edits of the keys of `data` and `binaryData`: keep what `include` matches and `exclude` does
-/// not, then rename.
+/// Edits of the keys of `data` and `binaryData`: keep the keys that `include` matches and
+/// `exclude` does not, then rename.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, rename_all = "camelCase")]
 pub struct DataEdits {
@@ -142,8 +142,8 @@ impl Default for DataEdits {
     }
 }
 
-/// Edits of labels or annotations: keep what `include` matches and `exclude` does not, then set
-/// `set`.
+/// Edits of labels or annotations: keep the keys that `include` matches and `exclude` does not,
+/// then set `set`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, rename_all = "camelCase")]
 pub struct KeyEdits {

@@ -182,9 +182,8 @@ enum State {
         /// True if the watch has shown a change of the job's object since the start.
         moved: bool,
     },
-    /// The job failed, or its write succeeded and the watch does not show it yet. Another request
-    /// for the job would only repeat it. At this time the job is queued again, in case the watch
-    /// never shows a change.
+    /// The job failed, and waits for its next try. Or its write succeeded, and the watch does not
+    /// show it yet. At this time the job is queued again.
     Waiting(Tick),
 }
 

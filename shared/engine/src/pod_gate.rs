@@ -8,7 +8,7 @@ use mimeo_model::{
     id::{RuleId, RuleKind},
     meta::Uid,
     names::PENDING_LABEL,
-    outcome::FailureReason,
+    outcome::{FailureReason, Unreadable},
     rule::Rule,
     selection::Labels,
     source::SourceSelector,
@@ -228,7 +228,7 @@ impl Index {
             let kind = &self.kinds[copy.kind].group_kind;
             let early =
                 kind.group.is_empty() && matches!(&*kind.kind, "LimitRange" | "ServiceAccount");
-            let Err(why) = self.holds_nothing(projection, copy) else {
+            let Err(why) = self.holds_nothing(projection, namespace, copy) else {
                 continue;
             };
             progress.early_kinds |= early && why.is_none();
@@ -278,19 +278,25 @@ impl Index {
     fn holds_nothing(
         &self,
         projection: &Projection,
+        namespace: &Namespace,
         copy: &CopyState,
     ) -> Result<(), Option<Blocked>> {
         if copy.verdict.outlook == Outlook::Right {
+            return Ok(());
+        }
+        // An installation may use Roles instead of a `ClusterRole`. The Role for a new namespace may
+        // arrive later than the namespace, and a pod in that namespace may be the one to create it.
+        // So a missing permission holds no pods here.
+        let watched = self.kinds[copy.kind].watched_in(Some(&namespace.name));
+        let denied = copy.failed() == Some(FailureReason::Forbidden)
+            || watched.watch.unreadable() == Some(Unreadable::Forbidden);
+        if denied && self.settings.reach.targets.is_some() {
             return Ok(());
         }
         if projection.rendering.is_err() || self.kinds.resource(projection.gvk()).is_none() {
             return Err(self.blocked(projection));
         }
         match copy.failed() {
-            // An installation may use Roles instead of a `ClusterRole`. The Role for a new
-            // namespace may arrive later than the namespace, and a pod in that namespace may be the
-            // one to create it. So a missing permission holds no pods here.
-            Some(FailureReason::Forbidden) if self.settings.reach.targets.is_some() => Ok(()),
             Some(FailureReason::Conflict) => Err(Some(CONFLICT)),
             Some(reason) if !reason.is_silence() => Err(Some(reason.as_str())),
             _ if copy.verdict.outlook == Outlook::Conflict => Err(Some(CONFLICT)),

@@ -41,14 +41,7 @@ impl Index {
         let costs = older.map(|(_, other)| other.most_copies());
         let costs: Vec<usize> = costs.chain([rule.most_copies()]).collect();
         let fits = costs.len() <= REPLICATIONS && costs.iter().sum::<usize>() <= COPIES;
-        (!fits).then(|| Refusal {
-            field: "spec".into(),
-            message: format!(
-                "a namespace may have at most {REPLICATIONS} Replications, with {COPIES} copies in \
-                 all (sources times target namespaces, and 256 for each selector); older \
-                 Replications use that up: delete some of them, then change this one"
-            ),
-        })
+        (!fits).then(used_up)
     }
 
     /// Refuses a Replication if older ones use up the quota.
@@ -64,10 +57,19 @@ impl Index {
     /// Refuses the youngest Replications of a namespace until the others fit. The engine holds
     /// nothing of a refused rule, and the rule's copies stay.
     pub(crate) fn refuse_excess(&mut self, home: &str, effects: &mut Effects) {
-        while let Some((id, rule)) = self.replications(home).max_by_key(|(_, rule)| age(rule))
-            && let Some(refusal) = self.refuses_rule(rule)
-        {
-            let (id, refused) = (id.clone(), refused(rule, refusal));
+        let mut rules: Vec<_> = self.replications(home).collect();
+        rules.sort_by_key(|(_, rule)| age(rule));
+        let mut copies = 0;
+        let fits = |(_, rule): &&(&Arc<RuleId>, &Rule)| {
+            copies += rule.most_copies();
+            copies <= COPIES
+        };
+        let fitting = rules.iter().take(REPLICATIONS).take_while(fits).count();
+        let excess = rules.into_iter().skip(fitting);
+        let excess: Vec<_> = excess
+            .map(|(id, rule)| (id.clone(), refused(rule, used_up())))
+            .collect();
+        for (id, refused) in excess {
             let state = self.rules.get(&id);
             let observed = state.and_then(|state| state.status.observed.clone());
             self.replace_rule(&id, Err(refused), observed, effects);
@@ -85,5 +87,16 @@ fn refused(rule: &Rule, refusal: Refusal) -> Refused {
         generation: rule.generation,
         created: rule.created,
         refusals: vec![refusal],
+    }
+}
+
+fn used_up() -> Refusal {
+    Refusal {
+        field: "spec".into(),
+        message: format!(
+            "a namespace may have at most {REPLICATIONS} Replications, with {COPIES} copies in all \
+             (sources times target namespaces, and 256 for each selector); older \
+             Replications use that up: delete some of them, then change this one"
+        ),
     }
 }

@@ -240,7 +240,7 @@ async fn what_is_made_anew_and_what_lost_its_source_are_told() -> Result<()> {
     assert!(
         note.contains(&format!("v1/Secret/{}/registry", scene.home))
             && note.contains("it is the source of 2 copies of ")
-            && note.contains("; its whenSourceDeleted is Delete"),
+            && note.contains("; the rule's whenSourceDeleted is Delete"),
         "{note}"
     );
     Ok(())

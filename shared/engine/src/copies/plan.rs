@@ -141,7 +141,7 @@ impl Index {
             if copy.phase == Phase::Queued {
                 copy.phase = Phase::Idle;
             }
-            // A deletion may have failed. It is not retried before other copies of the rule exist.
+            // A deletion may have failed, and is no longer due.
             if why == Leave::Undecided && copy.want.is_none() && !waits {
                 copy.failure = None;
             }

@@ -58,11 +58,10 @@ pub(crate) enum Became {
     Unknown,
     /// A copy that was made after these times has lost an object that was deleted on purpose.
     Gone {
-        /// A copy that was made until then may have lost the object with its CRD, or the object is
-        /// no longer selected. `None`: no copy has.
+        /// A copy made at this time or before may have lost the object with its CRD, or the object
+        /// is no longer selected. `ALWAYS`: any copy. `None`: no copy.
         unexplained: Option<u32>,
-        /// A copy that was made until then may have lost the object with its namespace. `None`: no
-        /// copy has.
+        /// A copy made at this time or before may have lost the object with its namespace.
         with_namespace: Option<u32>,
     },
 }
@@ -141,9 +140,9 @@ impl Absence {
         again
     }
 
-    /// Returns until when a copy must have been made that may have lost a rule or a grant with its
-    /// CRD. A read found no such rule or grant. `defined` is when the CRD was created, or `None` if
-    /// the CRD does not exist.
+    /// Returns the latest time of making at which a copy may have lost a rule or a grant with its
+    /// CRD, after a read that found no such rule or grant. `defined` is when the CRD was created, or
+    /// `None` if the CRD does not exist.
     pub(crate) fn with_crd(&self, defined: Option<u32>) -> Option<u32> {
         match self.created {
             None => defined.or(ALWAYS),
@@ -154,9 +153,9 @@ impl Absence {
         }
     }
 
-    /// Returns until when a copy must have been made that may have lost the object with its
-    /// namespace. A read found this namespace, but not the object. `home` is `None` if the read
-    /// found neither.
+    /// Returns the latest time of making at which a copy may have lost the object with its
+    /// namespace, after a read that found this namespace but not the object. `home` is `None` if the
+    /// read found neither.
     pub(crate) fn with_namespace(&self, home: Option<Home>) -> Option<u32> {
         match (self.home, home) {
             (_, None) => ALWAYS,

@@ -390,7 +390,7 @@ fn updates_of(
             let fate = match index.copies_of(id, source, |_| true) {
                 0 => "its copies are deleted".to_owned(),
                 copies => format!(
-                    "it is the source of {} of {id}; its whenSourceDeleted is {:?}",
+                    "it is the source of {} of {id}; the rule's whenSourceDeleted is {:?}",
                     plural::copies(copies),
                     rule.retention.when_source_deleted
                 ),
@@ -492,8 +492,8 @@ fn note(reported: &[ReportedCopy<'_>]) -> Option<String> {
     ))
 }
 
-/// Returns the number of namespaces and the names of the first three. `namespaces` may have one
-/// several times in a row.
+/// Returns the number of namespaces and the names of the first three. Equal names that follow one
+/// another count once.
 pub(crate) fn places<'a>(namespaces: impl Iterator<Item = &'a str>) -> String {
     let mut names: Vec<&str> = namespaces.collect();
     names.dedup();

@@ -537,7 +537,7 @@ fn a_source_that_went_is_told_if_there_are_copies_of_it() {
     assert_eq!(
         announced[0].note,
         "v1/Secret/home/s0 is gone; it is the source of 3 copies of ClusterReplication/rule-0; \
-         its whenSourceDeleted is Delete"
+         the rule's whenSourceDeleted is Delete"
     );
 
     let mut back = World::new(Role::Keeper, 1, 3);
