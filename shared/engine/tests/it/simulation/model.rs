@@ -335,6 +335,18 @@ fn unselected(server: &Server, spec: &RuleSpec, copy: &Object) -> bool {
             .any(|index| home(*index) == home(origin))
 }
 
+/// Checks a copy that is lost without a read that confirms it: it is gone, or its deletion is held.
+fn lost(
+    before: Option<&Rc<Object>>,
+    ours: &Object,
+    after: Option<&Rc<Object>>,
+    facts: &Facts,
+    why: &str,
+) -> Result<(), String> {
+    let held = facts.masses && same(before, after, why).is_ok();
+    if held { Ok(()) } else { gone(ours, after, why) }
+}
+
 fn same(before: Option<&Rc<Object>>, after: Option<&Rc<Object>>, why: &str) -> Result<(), String> {
     match (before, after) {
         (None, None) => Ok(()),
@@ -483,10 +495,9 @@ pub fn check_wanted(
             return same(was, is, "left by a former rule of the name").map(|()| State::Open);
         }
         let then = facts.homes.get(&want.source);
-        if home.is_none_or(|home| home.deleting || then.is_some_and(|then| *then != home.uid))
-            && facts.masses
-        {
-            return Ok(State::Open);
+        if home.is_none_or(|home| home.deleting || then.is_some_and(|then| *then != home.uid)) {
+            return lost(was, ours, is, facts, "its source went with its namespace")
+                .map(|()| State::Open);
         }
         return gone(ours, is, "its source was deleted").map(|()| State::Open);
     };
@@ -676,11 +687,7 @@ pub fn check_unwanted(
         if spec.keep.source || !after.served(key.res) {
             return same(was, is, "its source isn't selected any more");
         }
-        return if facts.masses {
-            Ok(())
-        } else {
-            gone(ours, is, "its source isn't selected any more")
-        };
+        return lost(was, ours, is, facts, "its source isn't selected any more");
     }
     if spec.keep.unmatched {
         return same(was, is, "retained");
@@ -693,11 +700,7 @@ pub fn check_unwanted(
         sources.any(|source| SOURCES[*source].0 == key.res && to.copy_name(*source) == key.name)
     });
     if makes || !spec.matches(&key.namespace, &labels) {
-        return if facts.masses {
-            Ok(())
-        } else {
-            gone(ours, is, "unmatched")
-        };
+        return lost(was, ours, is, facts, "unmatched");
     }
     let here = settled
         .iter()
