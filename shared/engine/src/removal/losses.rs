@@ -79,16 +79,6 @@ impl Losses {
         pending.flat_map(|pending| pending.collected.keys())
     }
 
-    /// Begins the pending deletion of a rule, unless it has one.
-    pub(crate) fn begin(&mut self, id: &Arc<RuleId>, was_held: bool) {
-        self.pending
-            .entry(id.clone())
-            .or_insert_with(|| PendingDeletion {
-                was_held,
-                ..PendingDeletion::default()
-            });
-    }
-
     /// Records a loss. The pending deletion is reviewed at `due`, or earlier. Returns the time of
     /// the review.
     pub(crate) fn add(&mut self, id: &Arc<RuleId>, key: CopyKey, loss: Loss, due: Tick) -> Tick {

@@ -113,16 +113,26 @@ impl Index {
             why,
             since: self.now,
         };
-        let was_held = self.rules.get(id).is_some_and(|state| {
-            let status = &state.status.observed;
-            says(status, ConditionType::Stalled, |stalled| {
-                stalled.reason == ConditionReason::DeletionHeld.as_str()
-            })
-        });
-        self.losses.begin(id, was_held);
+        if !self.losses.pending.contains_key(id) {
+            let pending = PendingDeletion {
+                was_held: self.says_held(id),
+                ..PendingDeletion::default()
+            };
+            self.losses.pending.insert(id.clone(), pending);
+        }
         let due = self.now + self.settings.deletion_delay;
         let due = self.losses.add(id, key.clone(), loss, due);
         effects.work.timer(due, Timer::PendingDeletion(id.clone()));
+    }
+
+    /// True if the rule's status says that deletions are held.
+    fn says_held(&self, id: &RuleId) -> bool {
+        let state = self.rules.get(id);
+        state.is_some_and(|state| {
+            says(&state.status.observed, ConditionType::Stalled, |stalled| {
+                stalled.reason == ConditionReason::DeletionHeld.as_str()
+            })
+        })
     }
 
     /// Removes a copy from the losses.

@@ -227,6 +227,25 @@ fn pods_do_not_wait_where_mimeo_has_no_right_yet() {
     }
 }
 
+/// The reconciler writes nothing before it has listed the copies, so no denied write shows that the
+/// Role is missing.
+#[test]
+fn pods_do_not_wait_where_the_reconciler_may_not_list_the_copies() {
+    let mut engine = engine(Role::Keeper, confined(), ("Secret", "platform"), &["a"]);
+    engine.demand();
+    let later = NOW + Duration::from_secs(3);
+    assert!(created(&requests(&mut engine, later)).is_empty());
+    assert_eq!(engine.at(later).progress("a").waiting.len(), 1);
+    engine
+        .at(later)
+        .copies_known(&watch("a"), Known::Unreadable(Unreadable::Forbidden));
+    let progress = engine.at(later).progress("a");
+    assert!(
+        progress.denied.is_empty() && progress.waiting.is_empty(),
+        "{progress:?}"
+    );
+}
+
 /// A problem in a namespace is reported only to rules that want a copy there.
 #[test]
 fn nobody_is_told_of_a_namespace_that_his_rule_has_nothing_in() {
