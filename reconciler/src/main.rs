@@ -126,7 +126,7 @@ async fn main() -> anyhow::Result<()> {
     let Some(identity) = shutdown.run_until_cancelled(identity).await else {
         return Ok(());
     };
-    let traces = flags.program.trace.start(PROGRAM, &identity.replica);
+    let traces = flags.program.trace.start(PROGRAM, &identity.replica)?;
     let handle = program.engine(settings(&flags, &identity.cluster), traces);
 
     let candidate = Candidate::new(clients, &identity, LEASE, flags.lease)?;

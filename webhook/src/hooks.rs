@@ -18,7 +18,10 @@ use mimeo_model::{
     },
     review::{Request, Verdict, encode},
 };
-use mimeo_runtime::{duration, trace::Parent};
+use mimeo_runtime::{
+    duration,
+    trace::{Parent, parent},
+};
 use serde::Deserialize;
 use tokio::time::{Instant, timeout_at};
 use tracing::debug;
@@ -41,7 +44,7 @@ pub(crate) fn router(app: Arc<App>) -> Router {
                         headers: HeaderMap,
                         body: Body| {
                 let policy = policy.map(|Path(policy)| policy).unwrap_or_default();
-                let (deadline, parent) = (added.deadline(Instant::now()), Parent::of(&headers));
+                let (deadline, parent) = (added.deadline(Instant::now()), parent(&headers));
                 drop(headers);
                 answer(&app, hook, &policy, deadline, parent, body).await
             },
@@ -87,7 +90,7 @@ async fn answer(
     hook: Hook,
     policy: &str,
     deadline: Instant,
-    parent: Option<Parent>,
+    parent: Parent,
     body: Body,
 ) -> Response {
     let arrived = Instant::now();
@@ -115,7 +118,7 @@ async fn answer(
     let word = Word::of(&verdict);
     let took = arrived.elapsed();
     app.metrics.answered(hook, word, took);
-    app.traces.record("review", parent, took, |span| {
+    app.traces.record("review", &parent, took, |span| {
         span.set("hook", format_args!("{hook:?}"));
         span.set("verdict", format_args!("{word:?}"));
         span.set("uid", &request.uid);

@@ -105,7 +105,7 @@ async fn serve(flags: Flags, program: Program) -> anyhow::Result<()> {
     let Some((identity, username)) = shutdown.run_until_cancelled(asked).await else {
         return Ok(());
     };
-    let (app, writer) = app(&flags, &program, &identity, username);
+    let (app, writer) = app(&flags, &program, &identity, username)?;
     observe(clients, writer, &app, informed, listed);
 
     let namespace = &identity.namespace;
@@ -149,13 +149,13 @@ fn app(
     program: &Program,
     identity: &Identity,
     username: String,
-) -> (Arc<App>, Writer) {
+) -> anyhow::Result<(Arc<App>, Writer)> {
     let settings = Settings {
         budget: flags.hooks.pod_gate_budget,
         reach: flags.program.reach.reach(),
         ..Settings::new(Role::Injector, &*identity.cluster)
     };
-    let traces = flags.program.trace.start(PROGRAM, &identity.replica);
+    let traces = flags.program.trace.start(PROGRAM, &identity.replica)?;
     let own_namespace = identity.namespace.clone();
     let client = program.clients.requests.clone();
     let (least, most) = CONCURRENCY;
@@ -177,7 +177,7 @@ fn app(
         own_namespace,
         username,
     };
-    (Arc::new(app), writer)
+    Ok((Arc::new(app), writer))
 }
 
 /// Starts the watches and the driver, which carries out the engine's decisions.

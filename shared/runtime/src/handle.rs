@@ -20,7 +20,7 @@ use tokio::{
     time::sleep,
 };
 
-use crate::trace::Traces;
+use crate::trace::{Parent, Traces};
 
 /// At most this many sources are read at a time. Each source may have the maximum size of an
 /// object, which is known only after the read. Hundreds of sources may enter or leave a selector at
@@ -171,7 +171,8 @@ impl Handle {
         if let (Some(why), Outcome::Object(_)) = (reverted, outcome) {
             counts.reverts.get_or_create(&cause(why)).inc();
         }
-        self.shared.traces.record("write", None, took, |span| {
+        let begins = Parent::new();
+        self.shared.traces.record("write", &begins, took, |span| {
             span.set("verb", written.verb);
             span.set("result", written.result);
             if let Some(rule) = &request.rule {

@@ -1,48 +1,46 @@
 //! Traces for users with a collector: a span for each answered review and for each write of a copy,
-//! sent by OTLP over HTTP.
+//! sent by OTLP over HTTP in JSON.
 //!
-//! This is not `opentelemetry-otlp`. That library sends batches from a thread of its own, which
-//! takes a blocking HTTP client; its sender for a Tokio runtime is experimental. It also adds 16
-//! crates to each program, Protobuf and another random number generator among them, even if only
-//! JSON is sent. The protocol's JSON takes a few lines here.
+//! The SDK collects and sends spans in a thread of its own, and reads the standard variables
+//! `OTEL_*`. Its own HTTP clients need OpenSSL, a second TLS library or a runtime in that thread, so
+//! it sends by [`Collector`].
 //!
 //! Spans are best effort. A span that the collector cannot take is dropped and delays nothing.
 //! Spans name objects, because that is their purpose, and hold no content of objects.
 
 use std::{
     fmt,
-    hash::{BuildHasher, Hasher, RandomState},
-    mem,
-    time::Duration,
+    sync::atomic::{AtomicBool, Ordering},
+    time::{Duration, SystemTime},
 };
 
-use anyhow::{Context, ensure};
-use bytes::Bytes;
+use anyhow::{Context as _, ensure};
+use async_trait::async_trait;
 use clap::Args;
-use http::{HeaderMap, Request, Uri, header::CONTENT_TYPE};
+use http::{HeaderMap, Uri};
 use http_body_util::{BodyExt, Full, Limited};
 use hyper_util::{
     client::legacy::{Client, connect::HttpConnector},
     rt::TokioExecutor,
 };
-use jiff::Timestamp;
-use serde_json::{Value, json};
-use tokio::{
-    sync::mpsc::{Receiver, Sender, channel},
-    time::{sleep, timeout},
+use opentelemetry::{
+    Context, KeyValue, global,
+    propagation::TextMapPropagator,
+    trace::{Span as _, SpanKind, Status, TraceContextExt, Tracer, TracerProvider},
 };
+use opentelemetry_http::{Bytes, HeaderExtractor, HttpClient, HttpError, Request, Response};
+use opentelemetry_otlp::{SpanExporter, WithExportConfig, WithHttpConfig};
+use opentelemetry_sdk::{
+    Resource,
+    propagation::TraceContextPropagator,
+    trace::{SdkTracer, SdkTracerProvider},
+};
+use tokio::{runtime::Handle, time::timeout};
 use tracing::{info, warn};
 
-/// How many spans wait to be sent. Further spans are dropped.
-const WAITING: usize = 4096;
-/// The most spans in one request.
-const BATCH: usize = 512;
-/// The pause after a request that had room for further spans. In this time a rotation makes fewer
-/// spans than the queue holds.
-const PATIENCE: Duration = Duration::from_millis(500);
 /// How long the collector may take to answer.
 const TIMEOUT: Duration = Duration::from_secs(5);
-/// The largest answer that is read, in bytes. Its content does not matter.
+/// The largest answer that is read, in bytes.
 const LARGEST_ANSWER: usize = 64 << 10;
 
 /// Flags for traces.
@@ -56,25 +54,35 @@ pub struct TraceArgs {
 }
 
 impl TraceArgs {
-    /// Starts to send spans under the program's name, if there is a collector.
-    pub fn start(&self, program: &'static str, replica: &str) -> Traces {
+    /// Starts to send spans under the program's name, if there is a collector. Needs a Tokio
+    /// runtime.
+    ///
+    /// # Errors
+    /// A variable `OTEL_*` cannot be used.
+    pub fn start(&self, program: &'static str, replica: &str) -> anyhow::Result<Traces> {
         let Some(endpoint) = &self.otlp_endpoint else {
-            return Traces(None);
+            return Ok(Traces(None));
         };
         info!(%endpoint, "sending traces");
-        let (send, spans) = channel(WAITING);
-        let attributes = [
-            attribute("service.name", program),
-            attribute("service.version", env!("CARGO_PKG_VERSION")),
-            attribute("service.instance.id", replica),
-        ];
-        let exporter = Exporter {
-            uri: endpoint.clone(),
-            resource: json!({"attributes": attributes}),
-            client: Client::builder(TokioExecutor::new()).build(HttpConnector::new()),
-        };
-        tokio::spawn(exporter.run(spans));
-        Traces(Some(send))
+        let exporter = SpanExporter::builder()
+            .with_http()
+            .with_http_client(Collector::new())
+            .with_endpoint(endpoint.to_string())
+            .build()
+            .context("cannot send traces")?;
+        let resource = Resource::builder()
+            .with_service_name(program)
+            .with_attribute(KeyValue::new("service.version", env!("CARGO_PKG_VERSION")))
+            .with_attribute(KeyValue::new("service.instance.id", replica.to_owned()))
+            .build();
+        let provider = SdkTracerProvider::builder()
+            .with_batch_exporter(exporter)
+            .with_resource(resource)
+            .build();
+        let tracer = provider.tracer("mimeo");
+        // The end of the last provider waits for the collector. The process must not: it keeps one.
+        global::set_tracer_provider(provider);
+        Ok(Traces(Some(tracer)))
     }
 }
 
@@ -93,7 +101,16 @@ fn endpoint(text: &str) -> anyhow::Result<Uri> {
 
 /// Takes spans. Without a collector it does nothing. Cheap to clone.
 #[derive(Clone)]
-pub struct Traces(Option<Sender<Value>>);
+pub struct Traces(Option<SdkTracer>);
+
+/// The trace and the span that a new span belongs to. In an empty one it begins a trace.
+pub type Parent = Context;
+
+/// Reads the parent from the header `traceparent` of a request (W3C Trace Context). A header that
+/// cannot be read counts as no parent.
+pub fn parent(headers: &HeaderMap) -> Parent {
+    TraceContextPropagator::new().extract_with_context(&Context::new(), &HeaderExtractor(headers))
+}
 
 impl Traces {
     /// Takes no spans.
@@ -102,199 +119,123 @@ impl Traces {
         Self(None)
     }
 
-    /// Records a span that ends now and took this long. `describe` adds its attributes.
+    /// Records a span that ends now and took this long, unless its parent is not recorded.
+    /// `describe` adds its attributes.
     pub fn record(
         &self,
         name: &'static str,
-        parent: Option<Parent>,
+        parent: &Parent,
         took: Duration,
         describe: impl FnOnce(&mut Span),
     ) {
-        let Some(spans) = &self.0 else { return };
-        // Without a parent the span begins a trace.
-        let (trace, parent) = match parent {
-            None => (random() + &random(), String::new()),
-            Some(parent) if parent.sampled => (parent.trace, parent.span),
-            Some(_) => return,
+        let Some(tracer) = &self.0 else { return };
+        let ended = SystemTime::now();
+        let kind = if parent.has_active_span() {
+            SpanKind::Server
+        } else {
+            SpanKind::Internal
         };
-        let ended = Timestamp::now();
-        let mut span = Span::default();
-        describe(&mut span);
-        let span = json!({
-            "traceId": trace, "spanId": random(), "parentSpanId": parent,
-            "name": name, "kind": if parent.is_empty() { INTERNAL } else { SERVER },
-            "startTimeUnixNano": (ended - took).as_nanosecond().to_string(),
-            "endTimeUnixNano": ended.as_nanosecond().to_string(),
-            "attributes": span.attributes, "status": {"code": if span.failed { ERROR } else { UNSET }},
-        });
-        // A full channel drops the span: a slow collector must not slow down the work that it
-        // observes.
-        let _ = spans.try_send(span);
-    }
-}
-
-/// The trace and the span that a new span belongs to, from the header `traceparent` (W3C Trace
-/// Context).
-#[derive(Debug, PartialEq, Eq)]
-pub struct Parent {
-    /// The trace, in hexadecimal digits.
-    trace: String,
-    /// The parent span in this trace, in hexadecimal digits.
-    span: String,
-    /// Whether the trace is being recorded.
-    sampled: bool,
-}
-
-impl Parent {
-    /// Reads the parent from the headers of a request. A header that cannot be read counts as no
-    /// parent.
-    pub fn of(headers: &HeaderMap) -> Option<Self> {
-        Self::parse(headers.get("traceparent")?.to_str().ok()?)
-    }
-
-    fn parse(header: &str) -> Option<Self> {
-        let parts: Vec<&str> = header.trim().split('-').collect();
-        // Later versions may have more parts.
-        let [_, trace, span, flags, ..] = parts[..] else {
-            return None;
-        };
-        let digit = |byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f');
-        let hex = |text: &str, digits| text.len() == digits && text.bytes().all(digit);
-        if !(hex(trace, 32) && hex(span, 16)) {
-            return None;
+        let span = tracer
+            .span_builder(name)
+            .with_kind(kind)
+            .with_start_time(ended.checked_sub(took).unwrap_or(ended));
+        let mut span = Span(span.start_with_context(tracer, parent));
+        if span.0.is_recording() {
+            describe(&mut span);
+            span.0.end_with_timestamp(ended);
         }
-        let flags = u8::from_str_radix(flags, 16).ok()?;
-        Some(Self {
-            trace: trace.to_owned(),
-            span: span.to_owned(),
-            sampled: flags & 1 == 1,
-        })
     }
-}
-
-/// 16 random hexadecimal digits, from the seeds that the standard library gives to hash maps.
-fn random() -> String {
-    format!("{:016x}", RandomState::new().build_hasher().finish())
 }
 
 /// The description of a span, which is an operation with its duration.
-#[derive(Default)]
-pub struct Span {
-    attributes: Vec<Value>,
-    failed: bool,
-}
+pub struct Span(opentelemetry_sdk::trace::Span);
 
 impl Span {
     /// Sets an attribute. The value must not be secret.
     pub fn set(&mut self, key: &'static str, value: impl fmt::Display) {
-        self.attributes.push(attribute(key, &value.to_string()));
+        self.0.set_attribute(KeyValue::new(key, value.to_string()));
     }
 
     /// Marks the operation as failed.
     pub fn fail(&mut self) {
-        self.failed = true;
+        self.0.set_status(Status::error(""));
     }
 }
 
-/// The protocol's numbers for kinds and statuses of spans.
-const INTERNAL: u8 = 1;
-const SERVER: u8 = 2;
-const UNSET: u8 = 0;
-const ERROR: u8 = 2;
-
-fn attribute(key: &str, value: &str) -> Value {
-    json!({"key": key, "value": {"stringValue": value}})
-}
-
-struct Exporter {
-    uri: Uri,
-    resource: Value,
+/// Sends spans by the program's runtime.
+#[derive(Debug)]
+struct Collector {
     client: Client<HttpConnector, Full<Bytes>>,
+    runtime: Handle,
+    /// Whether the last spans were lost. The loss is logged once.
+    failing: AtomicBool,
 }
 
-impl Exporter {
-    async fn run(self, mut spans: Receiver<Value>) {
-        // Whether the last batch was lost. The loss is logged once.
-        let mut failing = false;
-        let mut batch = Vec::new();
-        while spans.recv_many(&mut batch, BATCH).await > 0 {
-            let count = batch.len();
-            let sent = timeout(TIMEOUT, self.send(mem::take(&mut batch))).await;
-            let sent = sent.context("no answer in time").flatten();
-            match &sent {
-                Ok(()) if failing => info!("traces are taken again"),
-                Err(error) if !failing => {
-                    warn!(endpoint = %self.uri, %error, count, "traces are lost");
-                }
-                _ => {}
-            }
-            failing = sent.is_err();
-            if count < BATCH {
-                sleep(PATIENCE).await;
-            }
+impl Collector {
+    /// Needs a Tokio runtime.
+    fn new() -> Self {
+        Self {
+            client: Client::builder(TokioExecutor::new()).build(HttpConnector::new()),
+            runtime: Handle::current(),
+            failing: AtomicBool::new(false),
         }
     }
+}
 
-    async fn send(&self, spans: Vec<Value>) -> anyhow::Result<()> {
-        let scope = json!({"scope": {"name": "mimeo"}, "spans": spans});
-        let body = json!({"resourceSpans": [{"resource": self.resource, "scopeSpans": [scope]}]})
-            .to_string();
-        let request = Request::post(&self.uri)
-            .header(CONTENT_TYPE, "application/json")
-            .body(Full::from(body))?;
-        let answer = self.client.request(request).await?;
-        let code = answer.status();
-        // The answer is read to its end, so that the connection can be reused.
-        let _ = Limited::new(answer.into_body(), LARGEST_ANSWER)
-            .collect()
-            .await;
-        ensure!(code.is_success(), "{code}");
-        Ok(())
+#[async_trait]
+impl HttpClient for Collector {
+    async fn send_bytes(&self, request: Request<Bytes>) -> Result<Response<Bytes>, HttpError> {
+        let endpoint = request.uri().clone();
+        let answer = self.client.request(request.map(Full::from));
+        let received = async {
+            let (head, body) = answer.await?.into_parts();
+            let body = Limited::new(body, LARGEST_ANSWER).collect().await?;
+            Ok(Response::from_parts(head, body.to_bytes()))
+        };
+        let sending = async { timeout(TIMEOUT, received).await? };
+        let sent: Result<_, HttpError> = self.runtime.spawn(sending).await?;
+        let lost = match &sent {
+            Ok(answer) if answer.status().is_success() => None,
+            Ok(answer) => Some(answer.status().to_string()),
+            Err(error) => Some(error.to_string()),
+        };
+        let before = self.failing.swap(lost.is_some(), Ordering::Relaxed);
+        match lost {
+            Some(error) if !before => warn!(%endpoint, error, "traces are lost"),
+            None if before => info!("traces are taken again"),
+            _ => {}
+        }
+        sent
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use serde_json::{Value, json};
+
     use super::*;
-    use crate::testing::{Script, Server};
+    use crate::testing::{Log, Script, Server};
 
     const HEADER: &str = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
 
+    fn parent_of(header: &str) -> Parent {
+        let mut headers = HeaderMap::new();
+        headers.insert("traceparent", header.parse().expect("a header"));
+        parent(&headers)
+    }
+
     #[test]
     fn a_parent_is_what_the_header_says() {
-        let of = |header: &str| {
-            let mut headers = HeaderMap::new();
-            headers.insert("traceparent", header.parse().expect("a header"));
-            Parent::of(&headers)
-        };
-        let parent = |sampled| {
-            Some(Parent {
-                trace: HEADER[3..35].to_owned(),
-                span: HEADER[36..52].to_owned(),
-                sampled,
-            })
-        };
-        assert_eq!(of(HEADER), parent(true));
-        assert_eq!(of(&HEADER.replace("-01", "-00")), parent(false));
-        assert_eq!(
-            of(&HEADER.replacen("00", "cc", 1)),
-            of(HEADER),
-            "of a version to come"
-        );
-        assert_eq!(
-            of(&format!("{}-more", HEADER.replacen("00", "cc", 1))),
-            of(HEADER)
-        );
-        for bad in [
-            "",
-            "00",
-            &HEADER[..52],
-            &HEADER.to_uppercase(),
-            &HEADER.replace('4', "é"),
-        ] {
-            assert_eq!(Parent::parse(bad), None, "{bad}");
+        let context = parent_of(HEADER).span().span_context().clone();
+        assert_eq!(context.trace_id().to_string(), HEADER[3..35]);
+        assert_eq!(context.span_id().to_string(), HEADER[36..52]);
+        assert!(context.is_sampled());
+        let unsampled = parent_of(&HEADER.replace("-01", "-00"));
+        assert!(unsampled.has_active_span() && !unsampled.span().span_context().is_sampled());
+        for bad in ["", "00", &HEADER.to_uppercase()] {
+            assert!(!parent_of(bad).has_active_span(), "{bad}");
         }
-        assert_eq!(Parent::of(&HeaderMap::new()), None);
+        assert!(!parent(&HeaderMap::new()).has_active_span());
     }
 
     #[test]
@@ -317,17 +258,17 @@ mod tests {
         let args = TraceArgs {
             otlp_endpoint: Some(endpoint(server.uri()).expect("an address")),
         };
-        let traces = args.start("mimeo-test", "one");
+        let traces = args.start("mimeo-test", "one").expect("they start");
         let took = Duration::from_secs(1);
-        let unsampled = Parent::parse(&HEADER.replace("-01", "-00"));
-        traces.record("unsampled", unsampled, took, |_| {
+        let unsampled = parent_of(&HEADER.replace("-01", "-00"));
+        traces.record("unsampled", &unsampled, took, |_| {
             panic!("nobody follows it")
         });
-        traces.record("child", Parent::parse(HEADER), took, |span| {
+        traces.record("child", &parent_of(HEADER), took, |span| {
             span.set("namespace", "team");
             span.fail();
         });
-        traces.record("root", None, took, |_| {});
+        traces.record("root", &Parent::new(), took, |_| {});
         let came = tokio::time::timeout(Duration::from_secs(20), async {
             loop {
                 if let Some(came) = server.came().pop() {
@@ -369,15 +310,36 @@ mod tests {
         };
         let end = time("endTimeUnixNano");
         assert_eq!(time("startTimeUnixNano") + took.as_nanos(), end);
-        let name = &body["resourceSpans"][0]["resource"]["attributes"][0];
+        let resource = &body["resourceSpans"][0]["resource"]["attributes"];
+        let name = json!({"key": "service.name", "value": {"stringValue": "mimeo-test"}});
+        assert!(
+            resource.as_array().is_some_and(|all| all.contains(&name)),
+            "{body}"
+        );
+    }
+
+    #[tokio::test]
+    async fn a_loss_of_spans_is_logged_once_and_so_is_its_end() {
+        let answers = [503, 503, 200, 200].map(|code| Script::text(code, "{}"));
+        let server = Server::start(answers).await;
+        let (log, collector) = (Log::default(), Collector::new());
+        let _recording = log.record();
+        for _ in 0..4 {
+            let request = Request::post(server.uri()).body(Bytes::new());
+            let sent = collector.send_bytes(request.expect("a request")).await;
+            assert!(sent.is_ok());
+        }
+        let told = |line: &str| log.text().matches(line).count();
         assert_eq!(
-            *name,
-            json!({"key": "service.name", "value": {"stringValue": "mimeo-test"}})
+            (told("lost"), told("taken again")),
+            (1, 1),
+            "{}",
+            log.text()
         );
     }
 
     #[test]
     fn without_a_collector_nothing_is_made() {
-        Traces::off().record("x", None, Duration::ZERO, |_| panic!("made"));
+        Traces::off().record("x", &Parent::new(), Duration::ZERO, |_| panic!("made"));
     }
 }
