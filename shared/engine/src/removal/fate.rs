@@ -270,7 +270,11 @@ impl Index {
         needs: &mut Needs,
     ) -> Result<Why, Leave> {
         let seen = copy.ours().ok_or(Leave::Nothing)?;
-        let (how, why) = match fate? {
+        let removal = fate?;
+        if self.may_be_selected(namespace, copy) {
+            return Err(Leave::Undecided);
+        }
+        let (how, why) = match removal {
             // The source's grace period has not ended.
             Removal::SourceGone(source) if self.is_new_loss(id, &source, needs) => {
                 return Err(Leave::NoSource);
@@ -306,6 +310,24 @@ impl Index {
             Some(_) => Ok(why),
             None => Err(Leave::Undecided),
         }
+    }
+
+    /// True if a rule may want the copy once its selectors are listed. It would have to create the
+    /// copy again, while pods may need it.
+    fn may_be_selected(&self, namespace: &Namespace, copy: &CopyState) -> bool {
+        let Some(source) = self.origin(copy) else {
+            return false;
+        };
+        self.selectors.iter().any(|(selector, findings)| {
+            let wants = |(id, granted): (&Arc<RuleId>, &bool)| {
+                let rule = self.acting(id).filter(|_| *granted);
+                rule.is_some_and(|rule| rule.matches(namespace.place()))
+            };
+            selector.could_find(source)
+                && !findings.watch.is_listed()
+                && self.selector_blocked(selector).is_none()
+                && findings.rules.iter().any(wants)
+        })
     }
 
     /// True if the grace period of a source has not ended, so that the copies of the rule stay.

@@ -725,49 +725,6 @@ pub fn check_unwanted(
     gone(ours, is, "superseded")
 }
 
-/// True if Mimeo has deleted another rule's copy, while this rule's selectors were not listed. Until
-/// they are, Mimeo doesn't know that this rule wants the copy, and treats it as unwanted.
-fn is_deleted_first(
-    before: &Server,
-    after: &Server,
-    key: &Key,
-    want: &Want,
-    facts: &Facts,
-) -> bool {
-    let stays = |was: &Object| {
-        let is = after.get(key);
-        is.is_some_and(|is| is.uid == was.uid && !is.deleting)
-    };
-    before.get(key).is_some_and(|was| {
-        let others = rule_of(was).is_some_and(|rule| rule != want.rule);
-        facts.unlisted.contains(&want.rule) && was.ours() && !was.deleting && others && !stays(was)
-    })
-}
-
-/// Checks such a copy: its deletion was right for its former rule, and what followed was right for
-/// this rule.
-fn check_deleted_first(
-    before: &Server,
-    after: &Server,
-    key: &Key,
-    want: &Want,
-    settled: &BTreeMap<Key, (Want, State)>,
-    facts: &Facts,
-) -> Result<State, String> {
-    let uid = before.get(key).map(|was| &was.uid);
-    let left = after.get(key).filter(|is| Some(&is.uid) == uid);
-    let deleted = |server: &Server| {
-        let mut server = server.clone();
-        server.objects.remove(key);
-        server
-            .objects
-            .extend(left.map(|left| (key.clone(), left.clone())));
-        server
-    };
-    check_unwanted(before, &deleted(after), key, settled, facts)?;
-    check_wanted(&deleted(before), after, key, want, facts)
-}
-
 /// For each rule: desired, synced, failed.
 pub type Counts = BTreeMap<String, [i32; 3]>;
 
@@ -800,19 +757,9 @@ pub fn check(before: &Server, after: &Server, facts: &Facts) -> Result<Option<Co
             count[2] += cells;
         }
         let mut settled = BTreeMap::new();
-        let mut deleted = Vec::new();
         for (key, want) in wants {
-            match check_wanted(before, after, &key, &want, facts) {
-                Ok(state) => drop(settled.insert(key, (want, state))),
-                Err(why) if is_deleted_first(before, after, &key, &want, facts) => {
-                    deleted.push((key, want, why));
-                }
-                Err(why) => return Err(format!("{key} for {}: {why}", want.rule)),
-            }
-        }
-        for (key, want, why) in deleted {
-            let state = check_deleted_first(before, after, &key, &want, &settled, facts)
-                .map_err(|then| format!("{key} for {}: {why}, {then}", want.rule))?;
+            let state = check_wanted(before, after, &key, &want, facts)
+                .map_err(|why| format!("{key} for {}: {why}", want.rule))?;
             settled.insert(key, (want, state));
         }
         for (want, state) in settled.values() {
