@@ -109,34 +109,22 @@ impl Index {
         known.map_or(id, |(known, _)| known).clone()
     }
 
-    /// Forgets projections that a rule no longer has. A new projection with the same rendering
-    /// keeps the field set that was learned from writes.
-    fn retire(&mut self, old: &[ProjectionId], new: &[ProjectionId]) {
-        for id in old {
-            let Some(gone) = self.remove_projection(*id) else {
-                continue;
-            };
-            for id in new {
-                if let Some(projection) = self.projections.get_mut(id)
-                    && projection.rendering.is_ok()
-                    && projection.rendering == gone.rendering
-                    && !matches!(gone.reference, Reference::Asked | Reference::Wanted)
-                {
-                    // The answer to a request goes to the projection that asked.
-                    projection.reference = gone.reference;
-                }
-            }
+    /// Forgets the projections of a former rule.
+    fn remove_projections(&mut self, former: &RuleState) {
+        for id in former.projections.concat() {
+            self.remove_projection(id);
         }
     }
 
-    pub(crate) fn remove_projection(&mut self, id: ProjectionId) -> Option<Projection> {
-        let gone = self.projections.remove(&id)?;
+    /// Forgets a projection that its rule no longer has.
+    pub(crate) fn remove_projection(&mut self, id: ProjectionId) {
         // A source is never written. Where this was the last projection of a source, another rule
         // may write over the object now.
-        if let Some(home) = self.namespaces.get(&*gone.source.namespace) {
+        if let Some(gone) = self.projections.remove(&id)
+            && let Some(home) = self.namespaces.get(&*gone.source.namespace)
+        {
             self.dirty.insert(home.name.clone());
         }
-        Some(gone)
     }
 }
 
@@ -198,7 +186,7 @@ impl Index {
         let version = valid.map_or(0, |rule| rule.resource_version);
         let pod_gate_proven = valid.is_some_and(|rule| pod_gate_active(&observed, rule.generation));
         let mut book = old.map_or_else(status::Book::default, |old| {
-            self.retire(&old.projections.concat(), &projections.concat());
+            self.remove_projections(&old);
             old.status
         });
         book.observe(observed);
@@ -251,7 +239,7 @@ impl Index {
         let former = old.valid();
         self.forget_places(&id, former);
         self.replace_selectors(&id, former, None);
-        self.retire(&old.projections.concat(), &[]);
+        self.remove_projections(&old);
         self.losses.end(&id);
         effects.work.untidy = true;
         let present = || self.namespaces.get(id.namespace.as_deref()?)?.uid;

@@ -241,6 +241,9 @@ fn what_was_added_before_a_rule_let_others_add_stays() {
     let mut scene = Scene::new(&json!({"strategy": "Replace"}));
     scene.rule(2, &json!({"strategy": "Replace", "suspend": true}));
     scene.show(&[ours(), entry("tool", &["b"])]);
+    let learn = scene.expect(Verb::Learn(uid()), None);
+    let correct = scene.copy(&[ours(), entry("tool", &["b"])]);
+    scene.answer(&learn, correct);
     scene.rests();
     scene.rule(3, &json!({"strategy": "Apply"}));
     scene.expect(Verb::Apply(uid()), Why::Changed);
