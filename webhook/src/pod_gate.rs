@@ -39,14 +39,11 @@ pub(crate) async fn decide(app: &App, request: &Request, deadline: Instant) -> V
         return Verdict::ALLOW;
     };
     match wait(app, request, namespace, deadline).await {
-        GateDecision::Admit { warnings } => {
-            if !warnings.is_empty() {
-                info!(
-                    namespace,
-                    "admitted without its copies: {}",
-                    warnings.join(" ")
-                );
+        GateDecision::Admit { warning } => {
+            if let Some(warning) = &warning {
+                info!(namespace, "admitted without its copies: {warning}");
             }
+            let warnings = Vec::from_iter(warning);
             Verdict::Allow { warnings }
         }
         GateDecision::Deny(message) => {
@@ -111,7 +108,7 @@ async fn wait(app: &App, request: &Request, namespace: &str, deadline: Instant) 
 /// and the decision otherwise. A namespace that does not exist needs no wait: the API server itself
 /// refuses the request.
 async fn read(app: &App, namespace: &str, until: Instant) -> Result<Uid, GateDecision> {
-    let admit = GateDecision::Admit { warnings: vec![] };
+    let admit = GateDecision::Admit { warning: None };
     let unread = GateDecision::ComeAgain(admission::unread(namespace));
     let Ok(Ok(_permit)) = timeout_at(until, app.reads.acquire()).await else {
         return Err(unread);

@@ -18,8 +18,6 @@ use mimeo_model::{
 
 use crate::{AwaitedCopy, Index, Progress};
 
-/// The number of missing copies that get their own warning.
-const NAMED: usize = 5;
 /// The advice for clients that don't retry by themselves. [`encode`](mimeo_model::review::encode)
 /// tells the others the same.
 const RETRY: &str = "Retry in 1 s";
@@ -176,8 +174,8 @@ fn set_label(namespace: &Value, nonce: Option<&str>) -> Patch {
 pub enum GateDecision {
     /// Admit the pod.
     Admit {
-        /// The copies that are missing all the same, one sentence each.
-        warnings: Vec<String>,
+        /// Names the copies that are missing all the same.
+        warning: Option<String>,
     },
     /// A required copy can't be written now.
     Deny(String),
@@ -201,40 +199,32 @@ pub fn pod_gate(namespace: &str, progress: &Progress) -> GateDecision {
         over_budget,
         early_kinds,
     } = progress;
-    let wait_for = |copies: &[AwaitedCopy], next: &str| {
-        let see = copies.first().map_or_else(String::new, see);
+    let tell = |consequence: &str, copies: &[AwaitedCopy], next: &str| {
+        // Only `ClusterReplication`s hold pods.
+        let see = copies.first().map_or("", |copy| &copy.rule.name);
         let copies = plural::first_items(copies, "; ");
-        format!("pods in {namespace} wait for {copies}{next}. {see}")
+        format!("pods in {namespace} {consequence} {copies}{next}. See: kubectl describe crepl {see}")
     };
     if uid.is_none() {
         return GateDecision::Wait(still_reading(namespace));
     }
     if nonce.is_none() {
-        return GateDecision::Admit { warnings: vec![] };
+        return GateDecision::Admit { warning: None };
     }
     if !denied.is_empty() {
-        return GateDecision::Deny(wait_for(denied, ""));
+        return GateDecision::Deny(tell("wait for", denied, ""));
     }
     if !waiting.is_empty() && (*required || !over_budget) {
-        let message = wait_for(waiting, &format!(". {RETRY}"));
+        let message = tell("wait for", waiting, &format!(". {RETRY}"));
         return if *early_kinds {
             GateDecision::ComeAgain(message)
         } else {
             GateDecision::Wait(message)
         };
     }
-    // Each copy has its own warning: API servers may cut a warning off after 256 characters.
-    let absent: Vec<&AwaitedCopy> = waiting.iter().chain(excused).collect();
-    let warning =
-        |copy: &&AwaitedCopy| format!("pods in {namespace} start without {copy}. {}", see(copy));
-    let mut warnings: Vec<String> = absent.iter().take(NAMED).map(warning).collect();
-    if absent.len() > NAMED {
-        warnings.push(format!(
-            "pods in {namespace} also start without {}",
-            plural::copies(absent.len() - NAMED)
-        ));
-    }
-    GateDecision::Admit { warnings }
+    let absent = [waiting.as_slice(), excused].concat();
+    let warning = (!absent.is_empty()).then(|| tell("start without", &absent, ""));
+    GateDecision::Admit { warning }
 }
 
 /// The message for pods of a namespace that this replica hasn't read yet.
@@ -250,11 +240,6 @@ pub fn unread(namespace: &str) -> String {
         "pods in {namespace} wait for its copies: the API server did not answer Mimeo's read of \
          the namespace. {RETRY}"
     )
-}
-
-/// Returns where users find more about a copy. (Only `ClusterReplication`s hold pods.)
-fn see(copy: &AwaitedCopy) -> String {
-    format!("See: kubectl describe crepl {}", copy.rule.name)
 }
 
 /// "Not now": the API server passes the answer on with its `Retry-After`, and clients retry by
@@ -515,7 +500,7 @@ mod tests {
             ..marked()
         };
         let word = |decision: GateDecision| match decision {
-            GateDecision::Admit { warnings } => format!("admit {}", warnings.join(" ")),
+            GateDecision::Admit { warning } => format!("admit {}", warning.unwrap_or_default()),
             GateDecision::Deny(message) => format!("deny {message}"),
             GateDecision::Wait(message) => format!("wait {message}"),
             GateDecision::ComeAgain(message) => format!("come again {message}"),
@@ -602,8 +587,8 @@ mod tests {
                 ..marked()
             },
         ));
-        let last = "without Secret e (ClusterReplication/registry, podGate Required): it is being \
-            written. See: kubectl describe crepl registry pods in shop also start without 2 copies";
+        let last = "Secret e (ClusterReplication/registry, podGate Required): it is being written \
+            and 2 more. See: kubectl describe crepl registry";
         assert!(told.ends_with(last), "{told}");
         let denied = ["a", "b", "c", "d", "e", "f", "g"]
             .map(|name| copy(name, "Invalid"))
