@@ -6,7 +6,7 @@
 
 use std::time::Duration;
 
-use mimeo_engine::admission::{self, LabelChange, come_again};
+use mimeo_engine::admission::{self, NamespaceDecision, come_again};
 use mimeo_model::{
     meta,
     names::PENDING_LABEL,
@@ -42,7 +42,7 @@ pub(crate) async fn decide(app: &App, request: &Request, deadline: Instant) -> V
         })
     };
     let (primed, mut decision) = look();
-    if !primed && (decision.label == LabelChange::Set || decision.label_first) {
+    if !primed && (decision.labels || decision.label_first) {
         // After a timeout the rules stay unknown, and the decision covers that case.
         let primed = app.handle.until(|engine| engine.index().primed());
         let _ = timeout_at(until, primed).await;
@@ -53,27 +53,24 @@ pub(crate) async fn decide(app: &App, request: &Request, deadline: Instant) -> V
     {
         return refusal;
     }
-    if decision.label == LabelChange::Set && !request.dry_run {
+    if decision.labels && !request.dry_run {
         app.handle.with(|engine| engine.issue(&nonce));
     }
-    note(request, decision.label);
+    note(request, &decision);
     Verdict::Patch {
         patch: decision.patch,
         warnings: vec![],
     }
 }
 
-fn note(request: &Request, change: LabelChange) {
+fn note(request: &Request, decision: &NamespaceDecision) {
     let namespace = request.shown_name();
     let by = &request.user.name;
-    match change {
+    match decision {
         _ if request.dry_run => {}
-        LabelChange::Untouched => {}
-        LabelChange::Set => info!(namespace, "pending label set"),
-        LabelChange::Stripped => {
-            info!(namespace, by, "pending label removed that the user had set");
-        }
-        LabelChange::Restored => info!(namespace, by, "pending label restored"),
+        decision if decision.labels => info!(namespace, "pending label set"),
+        decision if decision.patch.is_empty() => {}
+        _ => info!(namespace, by, "a user's change of the pending label undone"),
     }
 }
 

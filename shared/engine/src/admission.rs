@@ -28,13 +28,14 @@ pub fn nonce(review_uid: &str) -> String {
     format!("{:016x}", Checksum::of(review_uid.as_bytes()).short())
 }
 
-/// The decision about a namespace that is created or changed.
-#[derive(Clone, Debug, PartialEq)]
+/// The decision about a namespace that is created or changed. By default nothing is done.
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct NamespaceDecision {
     /// The changes of the namespace itself; empty if there are none.
     pub patch: Patch,
-    /// The effect on the pending label, for the log.
-    pub label: LabelChange,
+    /// True if the patch sets the pending label to a new nonce. This replica then writes the copies
+    /// when it sees the label. Any other patch undoes the request's change of the label.
+    pub labels: bool,
     /// True if the namespace needs the pending label before the answer, by a separate write.
     ///
     /// This is for labels that make more rules match. If the same update set the pending label, API
@@ -42,20 +43,6 @@ pub struct NamespaceDecision {
     /// written because of a request alone. A user that may not set these labels is refused after
     /// this hook, and must gain nothing by the attempt.
     pub label_first: bool,
-}
-
-/// The effect of a patch on the pending label.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum LabelChange {
-    /// No effect.
-    Untouched,
-    /// The patch sets the label to a new nonce. This replica then writes the copies when it sees
-    /// the label.
-    Set,
-    /// The patch removes a label that the request had set in advance.
-    Stripped,
-    /// The patch undoes the request's change of the label.
-    Restored,
 }
 
 /// Decides about the creation or change of a namespace, for any subresource. The users in
@@ -71,19 +58,7 @@ pub fn namespace(
     match (request.operation, &request.object) {
         (Operation::Create, Some(object)) => created(request, object, index, nonce),
         (Operation::Update, Some(object)) => updated(request, object, index, mimeo_users),
-        _ => unchanged(),
-    }
-}
-
-fn unchanged() -> NamespaceDecision {
-    changed(Patch::default(), LabelChange::Untouched)
-}
-
-fn changed(patch: Patch, label: LabelChange) -> NamespaceDecision {
-    NamespaceDecision {
-        patch,
-        label,
-        label_first: false,
+        _ => NamespaceDecision::default(),
     }
 }
 
@@ -94,11 +69,18 @@ fn created(request: &Request, object: &Value, index: &Index, nonce: &str) -> Nam
         .or_else(|| object["metadata"]["name"].as_str());
     // A rule that is not known yet may match.
     let waits = !index.primed() || !index.pod_gate_rules(name, &labels(object)).is_empty();
-    match pending_label(object) {
-        Some(preset) if waits && index.gate.issued.contains(preset) => unchanged(),
-        _ if waits => changed(set_label(object, Some(nonce)), LabelChange::Set),
-        Some(_) => changed(set_label(object, None), LabelChange::Stripped),
-        None => unchanged(),
+    let preset = pending_label(object);
+    let issued = preset.is_some_and(|preset| index.gate.issued.contains(preset));
+    let labels = waits && !issued;
+    let patch = match preset {
+        _ if labels => set_label(object, Some(nonce)),
+        Some(_) if !waits => set_label(object, None),
+        _ => Patch::default(),
+    };
+    NamespaceDecision {
+        patch,
+        labels,
+        label_first: false,
     }
 }
 
@@ -109,9 +91,8 @@ fn updated(
     mimeo_users: &[String],
 ) -> NamespaceDecision {
     let old = request.old_object.as_ref().unwrap_or(&Value::Null);
-    let mut decision = unchanged();
+    let mut decision = NamespaceDecision::default();
     if pending_label(old) != pending_label(object) && !mimeo_users.contains(&request.user.name) {
-        decision.label = LabelChange::Restored;
         decision.patch = set_label(object, pending_label(old));
     }
     let (before, after) = (labels(old), labels(object));
@@ -203,7 +184,9 @@ pub fn pod_gate(namespace: &str, progress: &Progress) -> GateDecision {
         // Only `ClusterReplication`s hold pods.
         let see = copies.first().map_or("", |copy| &copy.rule.name);
         let copies = plural::first_items(copies, "; ");
-        format!("pods in {namespace} {consequence} {copies}{next}. See: kubectl describe crepl {see}")
+        format!(
+            "pods in {namespace} {consequence} {copies}{next}. See: kubectl describe crepl {see}"
+        )
     };
     if uid.is_none() {
         return GateDecision::Wait(still_reading(namespace));
@@ -346,63 +329,35 @@ mod tests {
     #[test]
     fn created_is_marked_if_a_rule_could_match_and_else_bare() {
         let unnamed = json!({"metadata": {"generateName": "team-"}});
-        for (object, known, preset, want, does) in [
+        for (object, known, preset, want) in [
             (
                 namespace_with(&[("tier", "gold")]),
                 true,
                 None,
                 Some("fresh"),
-                LabelChange::Set,
             ),
             (
                 namespace_with(&[("tier", "gold")]),
                 true,
                 Some("guess"),
                 Some("fresh"),
-                LabelChange::Set,
             ),
             (
                 namespace_with(&[("tier", "gold")]),
                 true,
                 Some("issued-here"),
                 Some("issued-here"),
-                LabelChange::Untouched,
             ),
-            (
-                namespace_with(&[]),
-                true,
-                None,
-                None,
-                LabelChange::Untouched,
-            ),
-            (
-                namespace_with(&[]),
-                true,
-                Some("guess"),
-                None,
-                LabelChange::Stripped,
-            ),
-            (
-                namespace_with(&[]),
-                true,
-                Some("issued-here"),
-                None,
-                LabelChange::Stripped,
-            ),
-            (
-                namespace_with(&[]),
-                false,
-                None,
-                Some("fresh"),
-                LabelChange::Set,
-            ),
-            (unnamed.clone(), true, None, Some("fresh"), LabelChange::Set),
+            (namespace_with(&[]), true, None, None),
+            (namespace_with(&[]), true, Some("guess"), None),
+            (namespace_with(&[]), true, Some("issued-here"), None),
+            (namespace_with(&[]), false, None, Some("fresh")),
+            (unnamed.clone(), true, None, Some("fresh")),
             (
                 json!({"metadata": {"generateName": "shop-", "labels": null}}),
                 true,
                 None,
                 Some("fresh"),
-                LabelChange::Set,
             ),
         ] {
             let mut object = object;
@@ -411,11 +366,8 @@ mod tests {
             }
             let request = request(Operation::Create, None, object.clone());
             let decision = decide(&request, known);
-            assert_eq!(
-                (patched(&request, &decision).as_deref(), decision.label),
-                (want, does),
-                "{object}"
-            );
+            assert_eq!(patched(&request, &decision).as_deref(), want, "{object}");
+            assert_eq!(decision.labels, want == Some("fresh"), "{object}");
             assert!(!decision.label_first);
         }
     }
@@ -439,8 +391,8 @@ mod tests {
             let decision = decide(&request, true);
             assert_eq!(patched(&request, &decision).as_deref(), want, "{old} {new}");
             assert_eq!(
-                decision.label == LabelChange::Restored,
-                pending_label(new) != want,
+                decision.patch.is_empty(),
+                pending_label(new) == want,
                 "{old} {new}"
             );
             request.dry_run = true;
