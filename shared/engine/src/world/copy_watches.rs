@@ -6,14 +6,13 @@ use mimeo_api::Access;
 
 use mimeo_model::{
     id::KindId,
-    kind::{GroupKind, Resource},
+    kind::{GroupKind, GroupVersionKind, Resource},
     known::{Known, Watched},
     outcome::Unreadable,
     rule::Rule,
-    selection::Place,
 };
 
-use crate::{Demand, Effects, Index, KindState};
+use crate::{Demand, Effects, Index, KindState, Namespace};
 
 /// One watch of copies.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -85,34 +84,23 @@ impl Index {
             .collect()
     }
 
-    /// The namespaces in reach in which the rule would write now. `None`: the reach is unlimited.
+    /// The namespaces in reach in which the rule may write some copies now. `None`: the reach is
+    /// unlimited.
     pub fn reached(&self, rule: &Rule) -> Option<BTreeSet<Box<str>>> {
         let targets = self.settings.reach.targets.as_ref()?;
-        let writes = |place: Place<'_>| {
-            if !rule.matches(place) {
-                return false;
-            }
-            let given = self.given(Access::Write, &rule.id, place.name);
-            // The findings of selectors aren't known yet.
-            let mut selectors = rule.selectors.iter();
-            selectors.any(|selector| given.concerns(&selector.gvk.group_kind()))
-                || rule.sources.iter().any(|source| {
-                    let mut copies = rule.copy_names(source, place);
-                    copies.any(|copy| given.covers(&source.gvk.group_kind(), &copy))
-                })
+        let writes = |namespace: &&Box<Namespace>| {
+            let given = self.given(Access::Write, &rule.id, &namespace.name);
+            let mut kinds = rule.kinds.iter().map(GroupVersionKind::group_kind);
+            kinds.any(|kind| given.concerns(&kind))
         };
-        let reached = |name: &str| {
-            self.namespaces
-                .get(name)
-                .is_some_and(|entry| writes(entry.place()))
-        };
-        Some(
-            targets
-                .iter()
-                .filter(|name| reached(name))
-                .cloned()
-                .collect(),
-        )
+        let known = targets
+            .iter()
+            .filter_map(|name| self.namespaces.get(&**name));
+        let matched = known.filter(|namespace| rule.matches(namespace.place()));
+        let names = matched
+            .filter(writes)
+            .map(|namespace| (*namespace.name).into());
+        Some(names.collect())
     }
 
     /// Adds the watches of a kind's copies. A webhook replica watches no copies.
