@@ -27,12 +27,8 @@ use tracing::debug;
 
 use crate::app::App;
 
-/// Most contests with other rules that get their own warning.
-const CONTESTS: usize = 3;
-/// Most missing grants that get their own warning.
-const GRANTS: usize = 3;
-/// Most near misses of a variable that get their own warning.
-const MISSES: usize = 3;
+/// Most warnings of one sort.
+const MOST: usize = 3;
 /// Most permissions that are checked. This covers about ten kinds.
 const RIGHTS: usize = 128;
 /// Concurrent permission checks.
@@ -74,20 +70,22 @@ pub(crate) fn foresee(app: &App, rule: &Rule, before: Option<&Rule>, told: Detai
     warnings
 }
 
-/// That there are so many more like the warnings before this one; none if there aren't.
-fn and_more(number: usize, one: &str, many: &str) -> Option<String> {
-    (number > 0).then(|| format!("and {}", plural::counted(number, one, many)))
+/// The first of these warnings, and the number of the others.
+fn first(mut warnings: Vec<String>, one: &str, many: &str) -> Vec<String> {
+    let more = warnings.len().saturating_sub(MOST);
+    warnings.truncate(MOST);
+    if more > 0 {
+        warnings.push(format!("and {}", plural::counted(more, one, many)));
+    }
+    warnings
 }
 
-/// The warnings about the first contests, and the number of the others.
 fn contested(contests: &[Contest]) -> Vec<String> {
-    let mut warnings: Vec<String> = contests.iter().take(CONTESTS).map(contest).collect();
-    warnings.extend(and_more(
-        contests.len().saturating_sub(CONTESTS),
+    first(
+        contests.iter().map(contest).collect(),
         "more copy that another rule wants, too (RuleConflict)",
         "more copies that other rules want, too (RuleConflict)",
-    ));
-    warnings
+    )
 }
 
 fn selection(rule: &Rule, preview: &Preview, counts: bool) -> Option<String> {
@@ -162,13 +160,11 @@ fn contest(contest: &Contest) -> String {
 /// Warnings about grants that a tenant's rule lacks for its selectors and its named sources; none
 /// for other rules. The warnings do not depend on whether the other namespaces exist.
 pub(crate) fn not_granted(app: &App, rule: &Rule) -> Vec<String> {
-    let (mut warnings, more) = app.index(|index| index.not_granted(rule, &rule.sources, GRANTS));
-    warnings.extend(and_more(
-        more,
+    first(
+        app.index(|index| index.not_granted(rule, &rule.sources)),
         "more missing ReplicationGrant",
         "more missing ReplicationGrants",
-    ));
-    warnings
+    )
 }
 
 /// Warnings about text in a spec that resembles a variable but is none.
@@ -177,13 +173,11 @@ pub(crate) fn near_misses(object: &Value, variables: &str) -> Vec<String> {
     let warning = |miss: &&str| {
         format!("{miss} is not a variable and stays text. The variables are: {variables}")
     };
-    let mut warnings: Vec<String> = misses.iter().take(MISSES).map(warning).collect();
-    warnings.extend(and_more(
-        misses.len().saturating_sub(MISSES),
+    first(
+        misses.iter().map(warning).collect(),
         "more text that looks like a variable and is none",
         "more texts that look like variables and are none",
-    ));
-    warnings
+    )
 }
 
 /// The warning that a kind is not served. `meant` is the kind that the author may have meant.
@@ -341,7 +335,7 @@ mod tests {
     fn the_warnings_of_a_kind_end_with_how_many_more_there_are() {
         let of = |number: usize| -> Option<String> {
             let contests: Vec<Contest> = (0..number).map(|_| contest(true, 1)).collect();
-            contested(&contests).get(CONTESTS).cloned()
+            contested(&contests).get(MOST).cloned()
         };
         assert_eq!(of(3), None);
         assert_eq!(

@@ -13,6 +13,7 @@ use mimeo_model::{
     kind::Resource,
     outcome::{FailureReason, Unreadable},
     own_rights::{self, Program, RoleRef},
+    plural::first_items,
     rule::Rule,
     source::{SourceQuery, SourceRef},
 };
@@ -24,9 +25,6 @@ use crate::{
     tally::Tally,
     trouble::{Trouble, unwatched},
 };
-
-/// The largest number of namespaces that a message names.
-const NAMED: usize = 5;
 
 impl RuleState {
     /// The rule, if its spec is valid.
@@ -64,15 +62,11 @@ impl Index {
     /// Returns the missing grants of a Replication. This check comes first: without the grants, a
     /// Replication must learn nothing else about these namespaces.
     fn lacks_grants(&self, rule: &Rule) -> Option<Trouble> {
-        let (missing, more) = self.not_granted(rule, &self.choose(rule).sources, NAMED);
-        let mut message = missing.join("; ");
-        if more > 0 {
-            _ = write!(message, "; and {more} more");
-        }
+        let missing = self.not_granted(rule, &self.choose(rule).sources);
         let reason = self
             .grants_unknown()
             .map_or(ConditionReason::NotGranted, |(reason, _)| reason);
-        (!message.is_empty()).then_some((reason, message))
+        (!missing.is_empty()).then(|| (reason, first_items(&missing, "; ")))
     }
 
     /// Returns the problem if some kind of rule cannot be read, so that Mimeo doesn't see changes

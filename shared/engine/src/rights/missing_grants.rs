@@ -19,26 +19,19 @@ use crate::Index;
 type Ungranted<'a> = BTreeMap<(&'a str, &'a str, String), MissingGrant<'a>>;
 
 impl Index {
-    /// Returns the missing grants of a rule with these `sources`: up to `most` sentences for users,
-    /// and the number of the others. The result is the same whether the other namespace grants
-    /// nothing or doesn't exist. It is empty until the grants are known. If the grants cannot be
-    /// read, the result is that message.
-    pub fn not_granted(
-        &self,
-        rule: &Rule,
-        sources: &[SourceRef],
-        most: usize,
-    ) -> (Vec<String>, usize) {
+    /// Returns the missing grants of a rule with these `sources`, as sentences for users. The result
+    /// is the same whether the other namespace grants nothing or doesn't exist. It is empty until
+    /// the grants are known. If the grants cannot be read, the result is that message.
+    pub fn not_granted(&self, rule: &Rule, sources: &[SourceRef]) -> Vec<String> {
         let known = self.consent.known != Known::Unknown && self.namespaces_listed;
         let Some(home) = rule.id.namespace.as_deref().filter(|_| known) else {
-            return (vec![], 0);
+            return vec![];
         };
         let missing = self.missing_grants(rule, sources);
-        if let Some((_, unknown)) = self.grants_unknown().filter(|_| !missing.is_empty()) {
-            return (vec![unknown], 0);
+        match self.grants_unknown() {
+            Some((_, unknown)) if !missing.is_empty() => vec![unknown],
+            _ => missing.iter().map(|lack| lack.message(home)).collect(),
         }
-        let told = missing.iter().take(most).map(|lack| lack.message(home));
-        (told.collect(), missing.len().saturating_sub(most))
     }
 
     /// Returns the grants that a Replication with these `sources` lacks, each once. A missing grant

@@ -212,11 +212,8 @@ fn what_is_granted_is_not_denied_before_it_is_known() {
     let rule = || replication("home", "r", &copying("home", "x", &["to"]));
     let mut scene = Scene::unlisted(&["home", "to"]);
     assert_eq!(
-        scene
-            .engine
-            .index()
-            .not_granted(&rule(), &rule().sources, 5),
-        (vec![], 0)
+        scene.engine.index().not_granted(&rule(), &rule().sources),
+        [""; 0]
     );
     let id = scene.rule(rule());
     scene.show(&source("home", "x"));
@@ -227,11 +224,8 @@ fn what_is_granted_is_not_denied_before_it_is_known() {
     );
 
     scene.engine.at(scene.now).grants_known(Known::Unserved);
-    let (told, more) = scene
-        .engine
-        .index()
-        .not_granted(&rule(), &rule().sources, 5);
-    assert_eq!((told.len(), more), (1, 0));
+    let told = scene.engine.index().not_granted(&rule(), &rule().sources);
+    assert_eq!(told.len(), 1);
     assert!(
         told[0].contains("does not serve ReplicationGrants"),
         "{told:?}"
@@ -282,7 +276,7 @@ fn nothing_is_told_of_what_is_not_granted() {
         let rule = replication("home", "probe", &copying("vault", "x", &["vault", "home"]));
         format!(
             "{:?} {:?}",
-            scene.engine.index().not_granted(&rule, &rule.sources, 5),
+            scene.engine.index().not_granted(&rule, &rule.sources),
             ClusterReplicationStatus {
                 last_sync_time: None,
                 sources: status
