@@ -104,6 +104,15 @@ impl Index {
         })
     }
 
+    /// Whether a rule may read each of its sources, and then whether it may select with each of its
+    /// selectors.
+    pub(crate) fn readable(&self, rule: &Rule) -> Vec<bool> {
+        let queries = rule.queries();
+        queries
+            .map(|query| self.may_read(&rule.id, query))
+            .collect()
+    }
+
     /// True if a rule may have this copy in the namespace.
     pub(crate) fn may_write(
         &self,
@@ -346,39 +355,25 @@ impl Index {
         }
     }
 
-    /// The grants to these rules have changed. Determines again which sources they may read.
+    /// The grants to these rules may have changed. A rule that may now read more or less than before
+    /// is recorded anew, like a changed rule.
     fn review_sources(&mut self, rules: &BTreeSet<Arc<RuleId>>, effects: &mut Effects) {
-        let mut changed = BTreeSet::new();
-        for rule in rules {
-            self.review_selectors(rule, effects);
-            self.mark_status_due(rule);
-            let Some(state) = self.rules.get(rule) else {
+        for id in rules {
+            self.mark_status_due(id);
+            let Some(state) = self.rules.get(id) else {
                 continue;
             };
-            let mut stays = true;
-            for id in state.projections.concat() {
-                let Some(projection) = self.projections.get(&id) else {
-                    continue;
-                };
-                let before = projection.granted;
-                let granted = self.may_read(rule, SourceQuery::One(&projection.source));
-                stays &= before && granted;
-                if before != granted
-                    && let Some(projection) = self.projections.get_mut(&id)
-                {
-                    projection.granted = granted;
-                    changed.insert(id);
-                }
+            let Some(rule) = state.valid() else { continue };
+            let readable = self.readable(rule);
+            let all = !readable.contains(&false);
+            if readable != state.readable {
+                let (rule, observed) = (rule.clone(), state.status.observed.clone());
+                self.replace_rule(id, Ok(rule), observed, effects);
+            } else if !all {
+                // Copies are deleted at once if the owner revoked the grant. They are collected if
+                // labels have changed.
+                self.replan_rule(id);
             }
-            // Copies are deleted at once if the owner revoked the grant. They are collected if
-            // labels have changed. So a rule that stays without the grant is planned again, too.
-            if !stays {
-                self.replan_rule(rule);
-            }
-        }
-        if !changed.is_empty() {
-            self.render_projections(changed.into_iter().collect());
-            self.demand_changed();
         }
     }
 }

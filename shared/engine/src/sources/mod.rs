@@ -248,18 +248,13 @@ impl Index {
         self.replan_rules_of_source(source);
     }
 
+    /// Renders the copies of a source again, because it has changed.
     pub(crate) fn render_source(&mut self, source: &SourceRef) {
-        let projections = self
-            .projections
-            .of_source(source)
-            .map(|(id, _)| id)
-            .collect();
-        self.render_projections(projections);
-    }
-
-    /// Renders the copies of these projections again, because their sources have changed, or the
-    /// permission to read them.
-    pub(crate) fn render_projections(&mut self, projections: Vec<ProjectionId>) {
+        let Some(state) = self.sources.get(source) else {
+            return;
+        };
+        let projections = self.projections.of_source(source);
+        let projections: Vec<ProjectionId> = projections.map(|(id, _)| id).collect();
         // The rules, each with whether one of its renderings has changed.
         let mut rules: BTreeMap<Arc<RuleId>, bool> = BTreeMap::new();
         let mut changed = BTreeSet::new();
@@ -272,9 +267,6 @@ impl Index {
                 continue;
             };
             let Some(target) = rule.targets.get(projection.target) else {
-                continue;
-            };
-            let Some(state) = self.sources.get(&projection.source) else {
                 continue;
             };
             let replans = rules.entry(projection.rule.clone()).or_default();

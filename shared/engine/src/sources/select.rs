@@ -287,31 +287,6 @@ impl Index {
         }
     }
 
-    /// Updates the sources of a rule after a change of the grants to its namespace.
-    pub(crate) fn review_selectors(&mut self, id: &Arc<RuleId>, effects: &mut Effects) {
-        let Some(rule) = self.valid(id) else { return };
-        let answer = |selector: &SourceSelector| {
-            let granted = self.may_read(id, SourceQuery::Selected(selector));
-            (selector.clone(), granted)
-        };
-        let answers: Vec<_> = rule.selectors.iter().map(answer).collect();
-        let (mut same, mut all) = (true, true);
-        for (selector, granted) in answers {
-            let findings = self.selectors.entry(selector).or_default();
-            same &= findings.rules.insert(id.clone(), granted) == Some(granted);
-            all &= granted;
-        }
-        if !same {
-            self.refit_projections(id, effects);
-            self.demand_changed();
-        }
-        // Copies are deleted at once if the owner revoked the grant, and collected if labels have
-        // changed.
-        if !same || !all {
-            self.replan_rule(id);
-        }
-    }
-
     /// Records the state of a selector's watch. A list has all objects that exist now.
     /// `Engine::source` shows each of them too, before or after this call. The objects that it
     /// found before stay valid while it can't be watched.

@@ -34,6 +34,8 @@ pub(crate) struct RuleState {
     pub(crate) rule: Result<Rule, Refused>,
     /// The projections of each target, in the order of the sources.
     pub(crate) projections: Vec<Vec<ProjectionId>>,
+    /// Whether it may read each of its sources, and then what each of its selectors finds.
+    pub(crate) readable: Vec<bool>,
     /// resourceVersion at which this generation was first seen.
     pub(crate) spec_version: u64,
     pub(crate) spec_seen: Tick,
@@ -182,6 +184,7 @@ impl Index {
         let valid = rule.as_ref().ok();
         self.forget_places(id, former);
         self.replace_selectors(id, former, valid);
+        let readable = valid.map_or_else(Vec::new, |rule| self.readable(rule));
         let projections = valid.map_or_else(Vec::new, |rule| self.add_claims(id, rule));
         let version = valid.map_or(0, |rule| rule.resource_version);
         let pod_gate_proven = valid.is_some_and(|rule| pod_gate_active(&observed, rule.generation));
@@ -195,6 +198,7 @@ impl Index {
             RuleState {
                 rule,
                 projections,
+                readable,
                 spec_version: version,
                 spec_seen: self.now,
                 home: None,
