@@ -26,8 +26,8 @@ use mimeo_model::{
 };
 
 use crate::{
-    Effects, Index, RuleState, absent::Became, authorized::own_kind_unreadable, clock::Tick,
-    copy::CopyState, grants::Grants, jobs::JobKey, trouble::Trouble,
+    Effects, Index, RuleState, SourceState, absent::Became, authorized::own_kind_unreadable,
+    clock::Tick, copy::CopyState, grants::Grants, jobs::JobKey, trouble::Trouble,
 };
 
 /// The grants, and the `Replication`s by the namespaces that they concern.
@@ -166,7 +166,19 @@ impl Index {
 
     // ---- which namespaces a change concerns ----
 
-    pub(crate) fn learn_places(&mut self, id: &Arc<RuleId>, rule: &Rule) {
+    /// Adds the places, the selectors and the inline sources of a rule. They have no effect before
+    /// the rule has projections. Returns which of its sources the rule may read.
+    pub(crate) fn add_claims(&mut self, id: &Arc<RuleId>, rule: &Rule) -> Vec<bool> {
+        let readable = self.readable(rule);
+        let selectors = readable.iter().skip(rule.sources.len());
+        for (selector, granted) in rule.selectors.iter().zip(selectors) {
+            let findings = self.selectors.entry(selector.clone()).or_default();
+            findings.rules.insert(id.clone(), *granted);
+        }
+        for (source, object) in &rule.inline {
+            let state = SourceState::found(source, object.clone());
+            self.sources.insert(source.clone(), state);
+        }
         let consent = &mut self.consent;
         for namespace in named_targets(rule) {
             let targeting = consent.targeting.entry(namespace.into()).or_default();
@@ -177,10 +189,16 @@ impl Index {
             reading.insert(id.clone());
         }
         consent.usage_changed_by(rule, self.now);
+        readable
     }
 
-    pub(crate) fn forget_places(&mut self, id: &Arc<RuleId>, rule: Option<&Rule>) {
-        let Some(rule) = rule else { return };
+    /// Removes the places and the selectors of a rule.
+    pub(crate) fn remove_claims(&mut self, id: &Arc<RuleId>, rule: &Rule) {
+        for selector in &rule.selectors {
+            if let Some(findings) = self.selectors.get_mut(selector) {
+                findings.rules.remove(id);
+            }
+        }
         let consent = &mut self.consent;
         for namespace in named_targets(rule) {
             remove(&mut consent.targeting, namespace, id);

@@ -20,7 +20,7 @@ use mimeo_model::{
     meta::Seen,
     names,
     rule::Rule,
-    source::{SourceQuery, SourceRef, SourceRefused, SourceSelector, refused_size},
+    source::{SourceRef, SourceRefused, SourceSelector, refused_size},
 };
 
 use crate::{
@@ -267,26 +267,6 @@ impl Index {
 }
 
 impl Index {
-    /// Records the new selectors of a rule, or that it has none. The new findings have no effect
-    /// before the caller asks for the rule's projections.
-    pub(crate) fn replace_selectors(
-        &mut self,
-        id: &Arc<RuleId>,
-        old: Option<&Rule>,
-        new: Option<&Rule>,
-    ) {
-        for selector in old.into_iter().flat_map(|rule| &rule.selectors) {
-            if let Some(findings) = self.selectors.get_mut(selector) {
-                findings.rules.remove(id);
-            }
-        }
-        for selector in new.into_iter().flat_map(|rule| &rule.selectors) {
-            let granted = self.may_read(id, SourceQuery::Selected(selector));
-            let findings = self.selectors.entry(selector.clone()).or_default();
-            findings.rules.insert(id.clone(), granted);
-        }
-    }
-
     /// Records the state of a selector's watch. A list has all objects that exist now.
     /// `Engine::source` shows each of them too, before or after this call. The objects that it
     /// found before stay valid while it can't be watched.

@@ -111,13 +111,6 @@ impl Index {
         known.map_or(id, |(known, _)| known).clone()
     }
 
-    /// Forgets the projections of a former rule.
-    fn remove_projections(&mut self, former: &RuleState) {
-        for id in former.projections.concat() {
-            self.remove_projection(id);
-        }
-    }
-
     /// Forgets a projection that its rule no longer has.
     pub(crate) fn remove_projection(&mut self, id: ProjectionId) {
         // A source is never written. Where this was the last projection of a source, another rule
@@ -178,26 +171,18 @@ impl Index {
         observed: Observed,
         effects: &mut Effects,
     ) {
-        self.replan_rule(id);
-        let old = self.rules.remove(id);
-        let former = old.as_ref().and_then(RuleState::valid);
+        let old = self.take_rule(id);
         let valid = rule.as_ref().ok();
-        self.forget_places(id, former);
-        self.replace_selectors(id, former, valid);
-        let readable = valid.map_or_else(Vec::new, |rule| self.readable(rule));
-        let projections = valid.map_or_else(Vec::new, |rule| self.add_claims(id, rule));
+        let readable = valid.map_or_else(Vec::new, |rule| self.add_claims(id, rule));
         let version = valid.map_or(0, |rule| rule.resource_version);
         let pod_gate_proven = valid.is_some_and(|rule| pod_gate_active(&observed, rule.generation));
-        let mut book = old.map_or_else(status::Book::default, |old| {
-            self.remove_projections(&old);
-            old.status
-        });
+        let mut book = old.map_or_else(status::Book::default, |(_, old)| old.status);
         book.observe(observed);
         self.rules.insert(
             id.clone(),
             RuleState {
                 rule,
-                projections,
+                projections: vec![],
                 readable,
                 spec_version: version,
                 spec_seen: self.now,
@@ -207,7 +192,7 @@ impl Index {
                 changed: effects.changes.next(),
             },
         );
-        self.keep_all_copied(id, effects);
+        self.refit_projections(id, effects);
         effects.work.untidy = true;
         self.mark_status_due(id);
         if id.kind == RuleKind::ClusterReplication {
@@ -221,29 +206,26 @@ impl Index {
         self.demand_changed();
     }
 
-    /// Adds the rule's places, its sources, and a projection for each source and target.
-    fn add_claims(&mut self, id: &Arc<RuleId>, rule: &Rule) -> Vec<Vec<ProjectionId>> {
-        self.learn_places(id, rule);
-        for (source, object) in &rule.inline {
-            self.sources
-                .insert(source.clone(), SourceState::found(source, object.clone()));
+    /// Removes a rule with its claims and its projections.
+    fn take_rule(&mut self, id: &RuleId) -> Option<(Arc<RuleId>, RuleState)> {
+        self.replan_rule(id);
+        let (id, old) = self.rules.remove_entry(id)?;
+        if let Some(rule) = old.valid() {
+            self.remove_claims(&id, rule);
         }
-        let sources = self.choose(rule).sources;
-        self.add_projections(id, rule, &sources, &mut BTreeMap::new())
+        for projection in old.projections.concat() {
+            self.remove_projection(projection);
+        }
+        Some((id, old))
     }
 
     /// Records that a rule no longer exists according to its watch.
     pub(crate) fn rule_gone(&mut self, id: &RuleId, effects: &mut Effects) {
-        self.replan_rule(id);
-        let Some((id, old)) = self.rules.remove_entry(id) else {
+        let Some((id, old)) = self.take_rule(id) else {
             return;
         };
         effects.jobs.end(&JobKey::ConfirmRule(id.clone()));
         effects.changes.end(Ended::Rule(id.clone()));
-        let former = old.valid();
-        self.forget_places(&id, former);
-        self.replace_selectors(&id, former, None);
-        self.remove_projections(&old);
         self.losses.end(&id);
         effects.work.untidy = true;
         let present = || self.namespaces.get(id.namespace.as_deref()?)?.uid;
