@@ -85,7 +85,7 @@ impl Members {
     }
 
     /// True if the object would be kept if it existed.
-    pub(crate) fn reaches(&self, member: &Member) -> bool {
+    fn reaches(&self, member: &Member) -> bool {
         self.beyond.as_ref().is_none_or(|beyond| member < beyond)
     }
 

@@ -291,11 +291,6 @@ impl Index {
         found: &Members,
         effects: &mut Effects,
     ) {
-        let held: BTreeSet<Arc<str>> = self
-            .sources_of(selector)
-            .filter(|(_, state)| !state.is_missing())
-            .map(|(source, _)| (*source.name).into())
-            .collect();
         let Some(findings) = self
             .selectors
             .get_mut(selector)
@@ -306,21 +301,6 @@ impl Index {
         let mut changed = findings.watch.becomes(Known::Listed(()));
         let members = findings.members.relisted(found);
         let former = std::mem::replace(&mut findings.members, members);
-        let known: BTreeSet<Arc<str>> = former
-            .iter()
-            .map(|member| member.name.clone())
-            .chain(held)
-            .collect();
-        let gone = known
-            .into_iter()
-            .filter(|name| findings.members.get(name).is_none());
-        // Only a limited number of objects is kept. An object after the last kept one may still
-        // exist.
-        let (lost, excess): (Vec<_>, Vec<_>) = gone.partition(|name| {
-            former
-                .get(name)
-                .is_none_or(|member| findings.members.reaches(member))
-        });
         let new = |member: &&Member| former.get(&member.name).is_none();
         for member in findings.members.first().filter(new) {
             // The caller also shows the object itself, so no job needs to read it.
@@ -328,11 +308,13 @@ impl Index {
                 .entry(selector.source(&*member.name))
                 .or_insert(SourceState::NotRead);
         }
-        for name in excess {
-            self.sources.remove(&selector.source(&*name));
-        }
-        for name in lost {
-            self.take_source(&selector.source(&*name), None, effects);
+        // An object for which there is no more room may still exist. A read shows that before a copy
+        // of it is deleted.
+        let gone = former.iter();
+        let gone = gone.filter(|member| findings.members.get(&member.name).is_none());
+        let gone: Vec<_> = gone.map(|member| selector.source(&*member.name)).collect();
+        for source in &gone {
+            self.take_source(source, None, effects);
             changed = true;
         }
         self.refit_selecting(selector, effects);
