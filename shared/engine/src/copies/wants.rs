@@ -160,11 +160,12 @@ impl Index {
         namespace: &'a Namespace,
     ) -> impl Iterator<Item = (ProjectionId, &'a Projection)> {
         let rule = state.rule.as_ref().into_iter();
-        let targets = rule.flat_map(|rule: &Rule| rule.targets.iter().zip(&state.projections));
+        let targets = rule.flat_map(|rule: &Rule| rule.targets.iter().enumerate());
         let place = namespace.place();
-        let matched = targets.filter(move |(target, _)| target.matches(place));
+        let matched = targets.filter(move |(_, target)| target.matches(place));
+        let of_sources = state.projections.iter();
         matched
-            .flat_map(|(_, projections)| projections)
+            .flat_map(move |(index, _)| of_sources.clone().filter_map(move |ids| ids.get(index)))
             .filter_map(|id| Some((*id, self.projections.get(id)?)))
     }
 

@@ -19,7 +19,7 @@ use mimeo_model::{
     known::Decoded,
     meta::{Uid, version},
     outcome::Unreadable,
-    render::{Copies, Draft},
+    render::Draft,
     rule::{Rule, Target},
     size::bytes_of,
     source::{SourceRef, SourceRefused, refused_size, refused_type},
@@ -77,6 +77,33 @@ impl SourceState {
             bytes: 0,
             version: version_of(rest),
             home: None,
+        }
+    }
+
+    /// Returns the common part of all copies that a rule makes of this source, or why it makes
+    /// none. `granted`: the rule may read the source.
+    pub(crate) fn draft(
+        &self,
+        rule: &Rule,
+        source: &SourceRef,
+        granted: bool,
+        cluster: &str,
+    ) -> Result<Draft, NoRendering> {
+        match self {
+            _ if !granted => Err(NoRendering::NotGranted),
+            Self::Found {
+                never: Some(SourceRefused::Undecodable),
+                ..
+            } => Err(NoRendering::Refused(SourceRefused::Undecodable)),
+            Self::Found { bytes, .. } if let Some(why) = refused_size(rule.id.kind, *bytes) => {
+                Err(NoRendering::Refused(why))
+            }
+            Self::NotRead | Self::Found { object: None, .. } => Err(NoRendering::NotRead),
+            Self::Missing { .. } => Err(NoRendering::SourceMissing),
+            Self::Found {
+                object: Some(object),
+                ..
+            } => Draft::of(rule, source, object, cluster).map_err(NoRendering::Refused),
         }
     }
 
@@ -250,37 +277,35 @@ impl Index {
 
     /// Renders the copies of a source again, because it has changed.
     pub(crate) fn render_source(&mut self, source: &SourceRef) {
-        let Some(state) = self.sources.get(source) else {
-            return;
-        };
-        let projections = self.projections.of_source(source);
-        let projections: Vec<ProjectionId> = projections.map(|(id, _)| id).collect();
-        // The rules, each with whether one of its renderings has changed.
-        let mut rules: BTreeMap<Arc<RuleId>, bool> = BTreeMap::new();
-        let mut changed = BTreeSet::new();
-        let mut renderer = Renderer::default();
-        for id in projections {
-            let Some(projection) = self.projections.get_mut(&id) else {
-                continue;
-            };
-            let Some(Ok(rule)) = self.rules.get(&projection.rule).map(|state| &state.rule) else {
-                continue;
-            };
-            let Some(target) = rule.targets.get(projection.target) else {
-                continue;
-            };
-            let replans = rules.entry(projection.rule.clone()).or_default();
-            // If the copies don't carry the edit of the source, nothing more happens.
-            if renderer.render(rule, target, projection, state, &self.settings) {
-                projection.renewed = Some(self.now);
-                changed.insert(id);
-                *replans = true;
-            }
+        // The projections, by their rules and whether these may read the source.
+        let mut rules: BTreeMap<(Arc<RuleId>, bool), Vec<ProjectionId>> = BTreeMap::new();
+        for (id, projection) in self.projections.of_source(source) {
+            let key = (projection.rule.clone(), projection.granted);
+            rules.entry(key).or_default().push(id);
         }
-        for (id, replans) in &rules {
-            self.mark_status_due(id);
-            if *replans {
-                self.replan_rule(id);
+        let mut changed = BTreeSet::new();
+        for ((id, granted), projections) in rules {
+            let Some(Ok(rule)) = self.rules.get(&id).map(|state| &state.rule) else {
+                continue;
+            };
+            let Some(state) = self.sources.get(source) else {
+                continue;
+            };
+            let draft = state.draft(rule, source, granted, &self.settings.cluster);
+            let before = changed.len();
+            for id in projections {
+                if let Some(projection) = self.projections.get_mut(&id)
+                    && let Some(target) = rule.targets.get(projection.target)
+                    && projection.render(target, &draft, &self.settings)
+                {
+                    projection.renewed = Some(self.now);
+                    changed.insert(id);
+                }
+            }
+            self.mark_status_due(&id);
+            // If the copies don't carry the edit of the source, nothing more happens.
+            if changed.len() > before {
+                self.replan_rule(&id);
             }
         }
         if changed.is_empty() {
@@ -299,90 +324,28 @@ impl Index {
     }
 }
 
-/// Renders the copies of several projections. The draft for a rule and a source is kept for the
-/// rule's next target.
-#[derive(Default)]
-pub(crate) struct Renderer {
-    last: Option<(Arc<RuleId>, SourceRef, Result<Draft, SourceRefused>)>,
-}
-
-impl Renderer {
-    /// Renders the copies of a projection. Returns true if they have changed.
+impl Projection {
+    /// Makes the copies for its target from the draft. Returns true if they have changed.
     pub(crate) fn render(
         &mut self,
-        rule: &Rule,
         target: &Target,
-        projection: &mut Projection,
-        state: &SourceState,
+        draft: &Result<Draft, NoRendering>,
         settings: &Settings,
     ) -> bool {
-        let rendering = self.rendering(rule, target, projection, state, &settings.cluster);
-        let changed = rendering != projection.rendering;
+        let rendering = match draft {
+            Ok(draft) => draft.copies(target).map_err(NoRendering::Refused),
+            Err(why) => Err(why.clone()),
+        };
+        let changed = rendering != self.rendering;
         if changed {
-            projection.reference = match &rendering {
+            self.reference = match &rendering {
                 _ if !settings.keeps_copies() => Reference::Waived,
                 Ok(copies) if copies.own_fields_apart => Reference::Apart,
                 _ => Reference::Unknown,
             };
-            projection.failed_dry_runs = 0;
-            projection.rendering = rendering;
+            self.failed_dry_runs = 0;
+            self.rendering = rendering;
         }
         changed
-    }
-
-    /// Returns the copies of a projection.
-    fn rendering(
-        &mut self,
-        rule: &Rule,
-        target: &Target,
-        projection: &Projection,
-        state: &SourceState,
-        cluster: &str,
-    ) -> Result<Copies, NoRendering> {
-        match state {
-            _ if !projection.granted => Err(NoRendering::NotGranted),
-            SourceState::Found {
-                never: Some(SourceRefused::Undecodable),
-                ..
-            } => Err(NoRendering::Refused(SourceRefused::Undecodable)),
-            SourceState::Found { bytes, .. }
-                if let Some(why) = refused_size(rule.id.kind, *bytes) =>
-            {
-                Err(NoRendering::Refused(why))
-            }
-            SourceState::NotRead | SourceState::Found { object: None, .. } => {
-                Err(NoRendering::NotRead)
-            }
-            SourceState::Missing { .. } => Err(NoRendering::SourceMissing),
-            SourceState::Found {
-                object: Some(object),
-                ..
-            } => {
-                let draft = self.draft(rule, projection, object, cluster).as_ref();
-                let copies = draft
-                    .map_err(Clone::clone)
-                    .and_then(|draft| draft.copies(target));
-                copies.map_err(NoRendering::Refused)
-            }
-        }
-    }
-
-    fn draft(
-        &mut self,
-        rule: &Rule,
-        projection: &Projection,
-        object: &Value,
-        cluster: &str,
-    ) -> &Result<Draft, SourceRefused> {
-        self.last
-            .take_if(|(rule, source, _)| *rule != projection.rule || *source != projection.source);
-        let (.., draft) = self.last.get_or_insert_with(|| {
-            (
-                projection.rule.clone(),
-                projection.source.clone(),
-                Draft::of(rule, &projection.source, object, cluster),
-            )
-        });
-        draft
     }
 }

@@ -94,12 +94,11 @@ impl Index {
 
     /// The sources that the projections of a stored rule have.
     pub(crate) fn projected_sources(&self, id: &RuleId) -> impl Iterator<Item = &SourceRef> {
-        // The projections of each target have the same sources.
-        let first = self.rules.get(id).and_then(|rule| rule.projections.first());
-        first
+        let projections = self.rules.get(id).map(|rule| &rule.projections);
+        projections
             .into_iter()
             .flatten()
-            .filter_map(|projection| self.projections.get(projection))
+            .filter_map(|projections| self.projections.get(projections.first()?))
             .map(|projection| &projection.source)
     }
 
@@ -454,15 +453,19 @@ impl Index {
             return;
         };
         if let Ok(rule) = &state.rule {
-            let known = |projection: &ProjectionId| {
-                let known = self.projections.get(projection)?;
-                Some(((known.target, known.source.clone()), *projection))
+            let known = |projections: Vec<ProjectionId>| {
+                let first = self.projections.get(projections.first()?)?;
+                Some((first.source.clone(), projections))
             };
-            let former = state.projections.iter().flatten();
+            let former = std::mem::take(&mut state.projections).into_iter();
             let mut former: BTreeMap<_, _> = former.filter_map(known).collect();
-            state.projections = self.add_projections(&id, rule, &sources, &mut former);
-            for ((_, source), gone) in former {
-                self.remove_projection(gone);
+            for source in &sources {
+                let known = former.remove(source);
+                let projections = known.unwrap_or_else(|| self.project(&id, rule, source));
+                state.projections.push(projections);
+            }
+            for (source, gone) in former {
+                gone.into_iter().for_each(|id| self.remove_projection(id));
                 self.keep_if_copied(&source, effects);
             }
             state.status.mark_due();

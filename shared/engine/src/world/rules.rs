@@ -1,9 +1,6 @@
 //! Rules as they appear, change and disappear, and their projections.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    sync::Arc,
-};
+use std::{collections::BTreeSet, sync::Arc};
 
 use mimeo_model::{
     id::{ProjectionId, RuleId, RuleKind},
@@ -22,7 +19,6 @@ use crate::{
     copy::Reference,
     jobs::JobKey,
     projection::{NoRendering, Projection},
-    sources::Renderer,
     status::{self, Observed},
     view::Ended,
     work,
@@ -32,7 +28,7 @@ use crate::{
 #[derive(Debug)]
 pub(crate) struct RuleState {
     pub(crate) rule: Result<Rule, Refused>,
-    /// The projections of each target, in the order of the sources.
+    /// The projections of each source, in the order of the targets.
     pub(crate) projections: Vec<Vec<ProjectionId>>,
     /// Whether it may read each of its sources, and then what each of its selectors finds.
     pub(crate) readable: Vec<bool>,
@@ -271,51 +267,41 @@ impl Index {
         }
     }
 
-    /// Returns a projection for each target and each of these sources. Projections in `former` are
-    /// used again and taken from there.
-    pub(crate) fn add_projections(
+    /// Adds a projection of a source for each target of the rule.
+    pub(crate) fn project(
         &mut self,
         id: &Arc<RuleId>,
         rule: &Rule,
-        sources: &[SourceRef],
-        former: &mut BTreeMap<(usize, SourceRef), ProjectionId>,
-    ) -> Vec<Vec<ProjectionId>> {
-        let mut projections = vec![Vec::new(); rule.targets.len()];
-        let mut renderer = Renderer::default();
-        // The loop goes source by source, so that the common parts of the copies for all targets
-        // are made once.
-        for source in sources {
-            for (index, (target, added)) in rule.targets.iter().zip(&mut projections).enumerate() {
-                if let Some(projection) = former.remove(&(index, source.clone())) {
-                    added.push(projection);
-                    continue;
-                }
-                let Some(kind) = self.kind_id(&source.gvk.group_kind()) else {
-                    // The rule's status says that the kind isn't served. Of so many kinds hardly
-                    // any can be served.
-                    continue;
-                };
-                let granted = self.may_read(id, SourceQuery::One(source));
-                let state = self
-                    .sources
-                    .entry(source.clone())
-                    .or_insert(SourceState::NotRead);
-                let mut projection = Projection {
-                    rule: id.clone(),
-                    target: index,
-                    source: source.clone(),
-                    kind,
-                    granted,
-                    name: target.copy_name(source).into(),
-                    reference: Reference::Unknown,
-                    failed_dry_runs: 0,
-                    rendering: Err(NoRendering::NotRead),
-                    renewed: None,
-                };
-                renderer.render(rule, target, &mut projection, state, &self.settings);
-                added.extend(self.projections.insert(projection));
-            }
+        source: &SourceRef,
+    ) -> Vec<ProjectionId> {
+        let Some(kind) = self.kind_id(&source.gvk.group_kind()) else {
+            // The rule's status says that the kind isn't served. Of so many kinds hardly any can be
+            // served.
+            return vec![];
+        };
+        let granted = self.may_read(id, SourceQuery::One(source));
+        let state = self
+            .sources
+            .entry(source.clone())
+            .or_insert(SourceState::NotRead);
+        let draft = state.draft(rule, source, granted, &self.settings.cluster);
+        let mut added = Vec::new();
+        for (index, target) in rule.targets.iter().enumerate() {
+            let mut projection = Projection {
+                rule: id.clone(),
+                target: index,
+                source: source.clone(),
+                kind,
+                granted,
+                name: target.copy_name(source).into(),
+                reference: Reference::Unknown,
+                failed_dry_runs: 0,
+                rendering: Err(NoRendering::NotRead),
+                renewed: None,
+            };
+            projection.render(target, &draft, &self.settings);
+            added.extend(self.projections.insert(projection));
         }
-        projections
+        added
     }
 }
