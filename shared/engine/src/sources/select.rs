@@ -317,13 +317,8 @@ impl Index {
             changed = true;
         }
         self.refit_selecting(selector, effects);
-        let shown: Vec<SourceRef> = self
-            .sources_of(selector)
-            .map(|(source, _)| source.clone())
-            .collect();
-        shown
-            .iter()
-            .for_each(|source| self.keep_if_copied(source, effects));
+        // Then the objects are dropped that no rule copies.
+        self.demand_changed();
         if changed {
             self.replan_rules(self.rules_selecting(selector));
         }
@@ -476,13 +471,10 @@ impl Index {
         self.replan_rule(&id);
     }
 
-    /// Drops the objects that only former rules copied.
+    /// Drops the objects that no rule copies.
     pub(crate) fn keep_what_is_copied(&mut self, effects: &mut Effects) {
-        let listed = |selector: &SourceSelector| self.found(selector).is_some();
-        let found = self.sources.keys();
-        let found = found.filter(|source| source.selector().is_some_and(listed));
-        let found: Vec<SourceRef> = found.cloned().collect();
-        for source in &found {
+        let sources: Vec<SourceRef> = self.sources.keys().cloned().collect();
+        for source in &sources {
             self.keep_if_copied(source, effects);
         }
     }
