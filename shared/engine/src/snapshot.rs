@@ -18,7 +18,8 @@ use mimeo_model::{
 };
 
 use crate::{
-    Action, Answer, CopyWatch, Engine, Job, Request, Settings, Task, Verb, clock::Tick, copy::Why,
+    Action, Answer, CopyWatch, Demand, Engine, Job, Request, Settings, Task, Verb, clock::Tick,
+    copy::Why,
 };
 
 /// The time of the first event. Only the delays of the engine's own work pass after it.
@@ -50,11 +51,8 @@ pub enum Question {
 #[derive(Debug)]
 pub struct Snapshot {
     engine: Engine,
-    demand: Option<u64>,
-    kinds: BTreeSet<GroupVersionKind>,
-    copies: BTreeSet<CopyWatch>,
-    sources: BTreeSet<SourceRef>,
-    selectors: BTreeSet<SourceSelector>,
+    /// The watches that questions have stood for so far.
+    asked: Demand,
     recorded: BTreeSet<GroupVersionKind>,
     changes: Vec<Request>,
 }
@@ -78,11 +76,7 @@ impl Snapshot {
         engine.at(START);
         Self {
             engine,
-            demand: None,
-            kinds: BTreeSet::new(),
-            copies: BTreeSet::new(),
-            sources: BTreeSet::new(),
-            selectors: BTreeSet::new(),
+            asked: Demand::default(),
             recorded: BTreeSet::new(),
             changes: Vec::new(),
         }
@@ -143,12 +137,11 @@ impl Snapshot {
 
     fn ask(&mut self) -> Vec<Question> {
         let mut questions = Vec::new();
-        loop {
-            self.demanded(&mut questions);
-            match self.engine.next_action() {
-                Some(Action::Job(job)) => self.take_job(job, &mut questions),
-                Some(Action::Request(request)) => self.take_request(request, &mut questions),
-                None => break,
+        self.demanded(&mut questions);
+        while let Some(action) = self.engine.next_action() {
+            match action {
+                Action::Job(job) => self.take_job(job, &mut questions),
+                Action::Request(request) => self.take_request(request, &mut questions),
             }
         }
         self.demanded(&mut questions);
@@ -157,29 +150,30 @@ impl Snapshot {
 
     /// Adds the questions that a watch would answer.
     fn demanded(&mut self, questions: &mut Vec<Question>) {
-        let version = self.engine.index().demand_version();
-        if self.demand == Some(version) {
-            return;
-        }
         let demand = self.engine.demand();
-        self.demand = Some(version);
         for gvk in demand.kinds {
-            if self.kinds.insert(gvk.clone()) {
+            if self.asked.kinds.insert(gvk.clone()) {
                 questions.push(Question::Kind(gvk));
             }
         }
         for (watch, resource) in demand.copies {
-            if self.copies.insert(watch.clone()) {
+            let asked = self.asked.copies.insert(watch.clone(), resource.clone());
+            if asked.is_none() {
                 questions.push(Question::Copies(watch, resource));
             }
         }
         for (source, resource) in demand.sources {
-            if self.sources.insert(source.clone()) {
+            let asked = self.asked.sources.insert(source.clone(), resource.clone());
+            if asked.is_none() {
                 questions.push(Question::Source(source, resource));
             }
         }
         for (selector, resource) in demand.selectors {
-            if self.selectors.insert(selector.clone()) {
+            let asked = self
+                .asked
+                .selectors
+                .insert(selector.clone(), resource.clone());
+            if asked.is_none() {
                 questions.push(Question::Selected(selector, resource));
             }
         }
