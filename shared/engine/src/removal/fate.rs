@@ -60,7 +60,7 @@ impl Index {
             return Err(Leave::Undecided);
         }
         // The copy is now itself the source of other copies. They would be deleted with it.
-        let feeds = self.is_named(id.kind, namespace, copy);
+        let feeds = self.is_source(id.kind, namespace, copy);
         let Some(state) = self.rules.get(id) else {
             return if feeds || seen.outlives_rule() {
                 Err(Leave::Retained)

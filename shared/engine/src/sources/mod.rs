@@ -157,18 +157,11 @@ impl Index {
 
     /// True if the object is a source that a rule of the kind `by` must leave alone. For
     /// `ClusterReplication`s, the sources of Replications don't count. Otherwise a tenant could
-    /// name the place of a copy as a source, and so keep the copy away or keep it for good.
+    /// name the place of a copy as a source, and so keep the copy away or keep it for good. A copy is
+    /// a source only where a rule names it, because selectors find none.
     pub(crate) fn is_source(&self, by: RuleKind, namespace: &Namespace, copy: &CopyState) -> bool {
         let mut sources = self.sources_at(namespace, copy);
         sources.any(|projection| projection.rule.kind <= by)
-    }
-
-    /// True if the object is a source that a rule of the kind `by` must leave alone, because a rule
-    /// names it. Objects that selectors find don't count: a selector takes them as they come and
-    /// go.
-    pub(crate) fn is_named(&self, by: RuleKind, namespace: &Namespace, copy: &CopyState) -> bool {
-        let mut sources = self.sources_at(namespace, copy);
-        sources.any(|projection| projection.source.is_named() && projection.rule.kind <= by)
     }
 
     /// True if a rule of a higher rank than this one names the object as its source. The same rank
