@@ -42,7 +42,7 @@ mod world;
 use std::time::Duration;
 
 pub use self::{
-    absent::{Home, RuleRead, SourceRead},
+    absent::{RuleRead, SourceRead},
     copy_watches::CopyWatch,
     demand::Demand,
     effects::Effort,

@@ -2,19 +2,13 @@
 //! CRD, or not known yet.
 //!
 //! A deletion on purpose needs a proof that the object lived in the present namespace, and a rule
-//! also under the present CRD. If this process saw the object, it knows the object's namespace and
-//! a rule's creation time. Otherwise the namespace and the CRD must be older than the copy. Times
-//! have whole seconds, so equal times prove nothing.
+//! also under the present CRD. If this process saw the object, it knows when the object was
+//! created. Otherwise the namespace and the CRD must be older than the copy. Times have whole
+//! seconds, so equal times prove nothing about a CRD or a copy.
 
 use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-
-use mimeo_model::{
-    id::RuleId,
-    meta::{Uid, seconds},
-    source::SourceRef,
-};
+use mimeo_model::{id::RuleId, source::SourceRef};
 
 use crate::{
     Effects, Index, SourceState,
@@ -30,10 +24,8 @@ use crate::{
 #[derive(Debug, Default)]
 pub(crate) struct Absence {
     became: Became,
-    /// The uid of its namespace, if this process saw the object.
-    home: Option<Uid>,
-    /// When the object was created, in seconds since 1970. Known only of a rule that this process
-    /// saw.
+    /// When the object was created, in seconds since 1970. Known only of a rule or a source that
+    /// this process saw.
     created: Option<u32>,
     /// The absence is remembered until this time even if no copy depends on it. A write whose answer
     /// was lost may still appear in the watch.
@@ -154,40 +146,17 @@ impl Absence {
     }
 
     /// Returns the latest time of making at which a copy may have lost the object with its
-    /// namespace, after a read that found this namespace but not the object. `home` is `None` if the
-    /// read found neither.
-    pub(crate) fn with_namespace(&self, home: Option<Home>) -> Option<u32> {
-        match (self.home, home) {
-            (_, None) => ALWAYS,
-            // The object went with its former namespace. The present one is another namespace of
-            // the same name.
-            (Some(former), Some(home)) if former != home.uid => ALWAYS,
-            (Some(_), Some(_)) => None,
-            (None, Some(home)) => Some(home.created),
+    /// namespace, after a read that found no such object. `home` is when the namespace was created,
+    /// or `None` if the namespace does not exist.
+    pub(crate) fn with_namespace(&self, home: Option<u32>) -> Option<u32> {
+        match self.created {
+            None => home.or(ALWAYS),
+            // An object of a former namespace is older than the present one, even if the clocks of
+            // the API servers differ: Kubernetes waits five seconds before it deletes the content
+            // of a namespace.
+            Some(created) if home.is_some_and(|home| home <= created) => None,
+            Some(_) => ALWAYS,
         }
-    }
-}
-
-/// A namespace that exists and is not being deleted, from an uncached read.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Home {
-    /// Uid of the namespace.
-    pub uid: Uid,
-    /// When the namespace was created, in seconds since 1970.
-    pub created: u32,
-}
-
-impl Home {
-    /// Reads the uid and the creation time from a namespace's metadata. `None`: the uid can't be
-    /// parsed.
-    pub fn of(meta: &ObjectMeta) -> Option<Self> {
-        // A namespace without a creation time is treated as created just now. Then no object in it
-        // counts as deleted on purpose.
-        let created = meta.creation_timestamp.as_ref().map_or(u32::MAX, seconds);
-        Some(Self {
-            uid: Uid::parse(meta.uid.as_deref()?)?,
-            created,
-        })
     }
 }
 
@@ -196,9 +165,9 @@ impl Home {
 pub enum SourceRead {
     /// The source exists. Its watch shows it, or will.
     Present,
-    /// The source does not exist. Its namespace is `None` if it does not exist either, or is being
-    /// deleted.
-    Absent(Option<Home>),
+    /// The source does not exist. The value is when its namespace was created, in seconds since
+    /// 1970, or `None` if the namespace does not exist either or is being deleted.
+    Absent(Option<u32>),
     /// The source exists, but its selector no longer matches its labels.
     Relabelled,
 }
@@ -209,9 +178,9 @@ pub enum SourceRead {
 pub struct RuleRead {
     /// True if the rule exists after all.
     pub found: bool,
-    /// The namespace of the rule. `None`: the rule has none, or the namespace does not exist or is
-    /// being deleted.
-    pub home: Option<Home>,
+    /// When the namespace of the rule was created, in seconds since 1970. `None`: the rule has none,
+    /// or the namespace does not exist or is being deleted.
+    pub home: Option<u32>,
     /// When the CRD was created, in seconds since 1970. `None`: the CRD does not exist or is being
     /// deleted.
     pub defined: Option<u32>,
@@ -219,10 +188,9 @@ pub struct RuleRead {
 
 impl Index {
     /// Records that a rule is missing from now on, and that no read has shown why. `created` is when
-    /// the rule was created, in seconds since 1970. `home` is the uid of its namespace.
-    pub(crate) fn lose_rule(&mut self, id: Arc<RuleId>, created: Option<u32>, home: Option<Uid>) {
+    /// the rule was created, in seconds since 1970.
+    pub(crate) fn lose_rule(&mut self, id: Arc<RuleId>, created: Option<u32>) {
         let absence = Absence {
-            home,
             created,
             until: self.now + REMEMBERED,
             ..Absence::default()
@@ -230,11 +198,11 @@ impl Index {
         self.absences.insert(JobKey::ConfirmRule(id), absence);
     }
 
-    /// Records that a source is missing from now on, and that no read has shown why. `home` is the
-    /// uid of its namespace, if this process saw the source.
-    pub(crate) fn lose_source(&mut self, source: SourceRef, home: Option<Uid>) {
+    /// Records that a source is missing from now on, and that no read has shown why. `created` is
+    /// when the source was created, in seconds since 1970, if this process saw it.
+    pub(crate) fn lose_source(&mut self, source: SourceRef, created: Option<u32>) {
         let absence = Absence {
-            home,
+            created,
             ..Absence::default()
         };
         let read = JobKey::ConfirmSource(source.clone());

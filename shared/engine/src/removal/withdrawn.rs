@@ -17,7 +17,7 @@ use mimeo_model::{grant::Edition, id::RuleId, kind::GroupKind};
 
 use crate::{
     Index, Namespace,
-    absent::{Absence, Became, Home, HowGone},
+    absent::{Absence, Became, HowGone},
     copy::CopyState,
     grants::Grants,
     jobs::JobKey,
@@ -30,8 +30,9 @@ use crate::{
 pub struct GrantsRead {
     /// All grants in the namespace that can be parsed, by name.
     pub grants: BTreeMap<Box<str>, Edition>,
-    /// The namespace. `None`: it does not exist or is being deleted.
-    pub home: Option<Home>,
+    /// When the namespace was created, in seconds since 1970. `None`: it does not exist or is being
+    /// deleted.
+    pub home: Option<u32>,
     /// When the CRD of grants was created, in seconds since 1970. `None`: the CRD does not exist or
     /// is being deleted.
     pub defined: Option<u32>,

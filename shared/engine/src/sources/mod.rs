@@ -12,12 +12,13 @@ use std::{
     sync::Arc,
 };
 
+use jiff::Timestamp;
 use serde_json::Value;
 
 use mimeo_model::{
     id::{ProjectionId, RuleId, RuleKind},
     known::Decoded,
-    meta::{Uid, version},
+    meta::version,
     outcome::Unreadable,
     render::Draft,
     rule::{Rule, Target},
@@ -46,8 +47,8 @@ pub(crate) enum SourceState {
         /// Its size as JSON, without `managedFields`.
         bytes: usize,
         version: u64,
-        /// The uid of its namespace, if that namespace is known to have been deleted since.
-        home: Option<Uid>,
+        /// When it was created, in seconds since 1970, if that is known.
+        created: Option<u32>,
     },
     Missing {
         since: Tick,
@@ -61,10 +62,10 @@ impl SourceState {
         let never = secret.then(|| refused_type(object["type"].as_str()));
         Self::Found {
             version: version_of(&object),
+            created: created_at(&object),
             never: never.flatten(),
             bytes: bytes_of(&object) - bytes_of(&object["metadata"]["managedFields"]),
             object: Some(object),
-            home: None,
         }
     }
 
@@ -76,7 +77,7 @@ impl SourceState {
             never: Some(SourceRefused::Undecodable),
             bytes: 0,
             version: version_of(rest),
-            home: None,
+            created: created_at(rest),
         }
     }
 
@@ -130,6 +131,12 @@ fn version_of(object: &Value) -> u64 {
     )
 }
 
+fn created_at(object: &Value) -> Option<u32> {
+    let created = object["metadata"]["creationTimestamp"].as_str()?;
+    let created: Timestamp = created.parse().ok()?;
+    u32::try_from(created.as_second()).ok()
+}
+
 /// `Debug` is not derived, because the object may be a Secret.
 impl std::fmt::Debug for SourceState {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -179,27 +186,6 @@ impl Index {
         };
         self.sources_at(namespace, copy).any(above)
     }
-
-    /// Records for the rules and sources of a deleted namespace that they were deleted with it.
-    /// Their own watches may show that later.
-    pub(crate) fn leave_home(&mut self, name: &str, uid: Option<Uid>) {
-        for (_, state) in self
-            .rules
-            .iter_mut()
-            .filter(|(id, _)| id.namespace.as_deref() == Some(name))
-        {
-            state.home = state.home.or(uid);
-        }
-        for (source, state) in &mut self.sources {
-            if let SourceState::Found {
-                home: home @ None, ..
-            } = state
-                && *source.namespace == *name
-            {
-                *home = uid;
-            }
-        }
-    }
 }
 
 impl Index {
@@ -235,16 +221,11 @@ impl Index {
             // Nothing has changed. A read that confirms the absence may be in progress. It goes on.
             (None, SourceState::Missing { .. }) => return,
             (None, known) => {
-                // If this process never saw the source, the source may have been in a former
-                // namespace of that name.
-                let (was_there, home) = match known {
-                    SourceState::Found { home, .. } => {
-                        let present = || self.namespaces.get(&*source.namespace)?.uid;
-                        (true, home.or_else(present))
-                    }
+                let (was_there, created) = match known {
+                    SourceState::Found { created, .. } => (true, *created),
                     _ => (false, None),
                 };
-                self.lose_source(source.clone(), home);
+                self.lose_source(source.clone(), created);
                 self.source_lost(source, was_there, &mut effects.events);
             }
             (Some(Decoded::Whole(object)), _) => {

@@ -200,7 +200,6 @@ impl Index {
         if self.settings.reach.targets.is_some() {
             self.demand_changed();
         }
-        self.leave_home(&name, old.uid);
         for copy in &old.copies {
             self.mark_status_of(copy);
         }

@@ -5,7 +5,6 @@ use std::{collections::BTreeSet, sync::Arc};
 use mimeo_model::{
     id::{ProjectionId, RuleId, RuleKind},
     known::{Known, Watched},
-    meta::Uid,
     outcome::Unreadable,
     refusal::Refused,
     rule::Rule,
@@ -35,8 +34,6 @@ pub(crate) struct RuleState {
     /// resourceVersion at which this generation was first seen.
     pub(crate) spec_version: u64,
     pub(crate) spec_seen: Tick,
-    /// The uid of its namespace, if that namespace is known to have been deleted since.
-    pub(crate) home: Option<Uid>,
     /// True if its status already showed an active pod gate when this generation was first seen.
     /// Then every webhook replica knew the rule before a restart. The versions that replicas report
     /// since then need not prove it again.
@@ -182,7 +179,6 @@ impl Index {
                 readable,
                 spec_version: version,
                 spec_seen: self.now,
-                home: None,
                 pod_gate_proven,
                 status: book,
                 changed: effects.changes.next(),
@@ -224,9 +220,7 @@ impl Index {
         effects.changes.end(Ended::Rule(id.clone()));
         self.losses.end(&id);
         effects.work.untidy = true;
-        let present = || self.namespaces.get(id.namespace.as_deref()?)?.uid;
-        let home = old.home.or_else(present);
-        self.lose_rule(id, old.created(), home);
+        self.lose_rule(id, old.created());
         self.demand_changed();
     }
 

@@ -10,9 +10,7 @@ use k8s_openapi::{
 };
 use kube::{ResourceExt, core::ObjectMeta};
 use mimeo_api::names::{API_VERSION, GROUP, VERSION};
-use mimeo_engine::{
-    EventUpdate, GrantUpdate, GrantsRead, Home, RuleRead, SourceRead, StatusUpdate,
-};
+use mimeo_engine::{EventUpdate, GrantUpdate, GrantsRead, RuleRead, SourceRead, StatusUpdate};
 use mimeo_model::{
     created::CreatedCopies,
     id::RuleId,
@@ -169,25 +167,23 @@ impl Writer {
         })
     }
 
-    /// Reads a namespace. `None`: it does not exist or is being deleted.
-    async fn look_home(&self, name: &str) -> CallResult<Option<Home>> {
-        let home = self.look_lasting(&namespace_path(name)).await?;
-        home.map(|home| Home::of(&home).ok_or(CallError::Undecodable))
-            .transpose()
+    /// Reads when a namespace was created, in seconds since 1970. `None`: it does not exist or is
+    /// being deleted.
+    async fn look_home(&self, name: &str) -> CallResult<Option<u32>> {
+        self.look_created(&namespace_path(name)).await
     }
 
     /// Reads when a CRD was created, in seconds since 1970. `None`: it does not exist or is being
     /// deleted.
     async fn look_crd(&self, name: &str) -> CallResult<Option<u32>> {
         let crds = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions";
-        let crd = self.look_lasting(&format!("{crds}/{name}")).await?;
-        Ok(crd.and_then(|crd| crd.creation_timestamp.as_ref().map(meta::seconds)))
+        self.look_created(&format!("{crds}/{name}")).await
     }
 
-    /// Reads an object's metadata. `None`: it does not exist or is being deleted.
-    async fn look_lasting(&self, path: &str) -> CallResult<Option<ObjectMeta>> {
+    async fn look_created(&self, path: &str) -> CallResult<Option<u32>> {
         let found = self.look(path).await?;
-        Ok(found.filter(|meta| meta.deletion_timestamp.is_none()))
+        let lasting = found.filter(|meta| meta.deletion_timestamp.is_none());
+        Ok(lasting.and_then(|meta| meta.creation_timestamp.as_ref().map(meta::seconds)))
     }
 
     /// Reads a whole source from the storage, without any cache. `None`: there is no object with

@@ -2,7 +2,7 @@ use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{ConfigMap, ObjectReference};
 use mimeo_engine::{
-    Action, Engine, EventReason, EventUpdate, GrantsRead, Home, Request, RuleRead, Settings,
+    Action, Engine, EventReason, EventUpdate, GrantsRead, Request, RuleRead, Settings,
     SourceRead, StatusUpdate, Task,
 };
 use mimeo_model::{
@@ -511,10 +511,7 @@ async fn what_a_namespace_grants_is_told_only_by_clear_answers() {
     };
     let absent = || status(404, &json!({"name": "x"}));
     let page = || Script::text(404, "404 page not found\n");
-    let home = Some(Home {
-        uid: uid(),
-        created: 60,
-    });
+    let home = Some(60);
     let read = |defined, home| {
         Ok(GrantsRead {
             grants: [(
@@ -636,7 +633,6 @@ async fn what_a_tenants_rule_lived_in_is_read_too() {
     let namespace = |metadata: Value| Script::json(200, &json!({"metadata": metadata}));
     let stays = json!({"uid": UID, "creationTimestamp": "1970-01-01T00:01:00Z"});
     let going = json!({"uid": UID, "deletionTimestamp": "2026-01-01T00:00:00Z"});
-    let home = Uid::parse(UID).map(|uid| Home { uid, created: 60 });
     let read = |home| {
         Ok(RuleRead {
             found: false,
@@ -645,7 +641,7 @@ async fn what_a_tenants_rule_lived_in_is_read_too() {
         })
     };
     let cases = [
-        (namespace(stays), read(home)),
+        (namespace(stays), read(Some(60))),
         (namespace(going), read(None)),
         (status(404, &json!({"name": "team"})), read(None)),
         (
@@ -678,16 +674,10 @@ async fn a_source_is_gone_only_by_a_clear_answer() {
             &json!({"metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"}}),
         )
     };
-    let uid = Uid::parse(UID).expect("a uid");
-    let home = Home { uid, created: 60 };
     let absent = |kind: &str| status(404, &json!({"name": "x", "kind": kind}));
     let cases = [
         (there(), there(), Ok(SourceRead::Present)),
-        (
-            absent("secrets"),
-            there(),
-            Ok(SourceRead::Absent(Some(home))),
-        ),
+        (absent("secrets"), there(), Ok(SourceRead::Absent(Some(60)))),
         (absent("secrets"), going(), Ok(SourceRead::Absent(None))),
         (
             absent("secrets"),

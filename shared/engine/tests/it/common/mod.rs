@@ -4,24 +4,15 @@
 
 use std::{collections::BTreeSet, fmt::Display};
 
-use mimeo_engine::{Engine, Home, Notice, Progress, Settings, clock::Tick};
+use mimeo_engine::{Engine, Notice, Progress, Settings, clock::Tick};
 use mimeo_model::{
-    id::RuleKind, kind::Resource, known::Known, meta::Uid, outcome::FailureReason, role::Role,
-    rule::Rule,
+    id::RuleKind, kind::Resource, known::Known, outcome::FailureReason, role::Role, rule::Rule,
 };
 use serde_json::{from_value, json};
 
 /// A uid, a different one for each number.
 pub(crate) fn uid(number: impl Display + Copy) -> String {
     format!("00000000-0000-4000-8000-{number:012}")
-}
-
-/// A namespace with the uid of that number. `created` is in seconds since 1970.
-pub(crate) fn home(number: impl Display + Copy, created: u32) -> Home {
-    Home {
-        uid: Uid::parse(&uid(number)).expect("a uid"),
-        created,
-    }
 }
 
 /// True if the log says that a copy failed for this reason.

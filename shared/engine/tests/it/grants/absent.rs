@@ -11,7 +11,6 @@ use mimeo_model::{
 
 use serde_json::json;
 
-use crate::common::home;
 use crate::grants::scene::{Scene, cluster_replication, copying, replication, source, to, words};
 
 const CREATED: &str = "2026-01-01T00:00:00Z";
@@ -19,7 +18,7 @@ const CREATED_AT: u32 = 1_767_225_600;
 const BEFORE: &str = "2025-12-31T23:59:59Z";
 const AFTER: &str = "2026-01-01T00:00:01Z";
 
-fn deleted(home: Option<mimeo_engine::Home>) -> RuleRead {
+fn deleted(home: Option<u32>) -> RuleRead {
     RuleRead {
         found: false,
         home,
@@ -43,7 +42,7 @@ fn a_source_that_went_with_a_former_namespace_is_lost_after_a_restart_too() {
         scene.engine.at(scene.now).source(&source("a", "b"), None);
         scene.wait(61);
         assert!(scene.asks(&Task::ConfirmSource(source("a", "b"))));
-        let read = SourceRead::Absent(Some(home(scene.uids["a"], CREATED_AT)));
+        let read = SourceRead::Absent(Some(CREATED_AT));
         scene.answer(&Task::ConfirmSource(source("a", "b")), Answer::Source(read));
         assert_eq!(scene.done().len(), if meant { 20 } else { 0 }, "{written}");
         scene.wait(60);
@@ -76,7 +75,7 @@ fn lose_with_namespace(scene: &mut Scene) {
     scene.uids.remove("a");
     scene.namespace("a", &json!({}));
     scene.wait(61);
-    let read = SourceRead::Absent(Some(home(scene.uids["a"], CREATED_AT)));
+    let read = SourceRead::Absent(Some(CREATED_AT));
     scene.answer(&Task::ConfirmSource(source("a", "b")), Answer::Source(read));
     scene.run();
 }
@@ -216,7 +215,7 @@ fn a_rule_that_went_with_a_former_namespace_is_not_deleted_on_purpose() {
         let mut scene = Scene::new(&["a", "z"]);
         scene.mark_of(written, "z", "b", "Replication/a/r");
         scene.run();
-        let read = deleted(Some(home(scene.uids["a"], CREATED_AT)));
+        let read = deleted(Some(CREATED_AT));
         scene.tell_rule("Replication/a/r", read.clone());
         assert_eq!(scene.done().len(), usize::from(meant), "{written}");
         scene.wait(11);
@@ -226,7 +225,7 @@ fn a_rule_that_went_with_a_former_namespace_is_not_deleted_on_purpose() {
             "collected first: {written}"
         );
     }
-    // The process knows the namespace of a rule that it has seen.
+    // The process knows the age of a rule that it has seen.
     for (again, meant) in [(false, true), (true, false)] {
         let mut scene = Scene::new(&["home", "to"]);
         scene.grant("to", crate::grants::scene::grant("Write", &to("home"), &[]));
@@ -239,7 +238,8 @@ fn a_rule_that_went_with_a_former_namespace_is_not_deleted_on_purpose() {
         }
         scene.engine.at(scene.now).rule_gone(&id);
         scene.run();
-        scene.tell_rule(&id.to_string(), deleted(Some(home(scene.uids["home"], 0))));
+        let created = if again { u32::MAX } else { 0 };
+        scene.tell_rule(&id.to_string(), deleted(Some(created)));
         assert_eq!(scene.done().len(), usize::from(meant));
         scene.wait(11);
         assert_eq!(scene.objects.len(), 0);

@@ -5,7 +5,6 @@ use mimeo_engine::{Answer, GrantsRead, RuleRead, Task};
 use mimeo_model::{id::RuleId, outcome::Unreadable, refusal::Refused, rule::Rule};
 use serde_json::json;
 
-use crate::common::home;
 use crate::grants::scene::{
     Scene, cluster_replication, condition, copying, grant, replication, seconds, source, to, words,
 };
@@ -157,7 +156,7 @@ fn what_may_have_gone_with_a_former_crd_did_not_go_with_its_namespace() {
             scene.revoke("from", "Read");
             let read = GrantsRead {
                 grants: [].into(),
-                home: exists.then(|| home(scene.uids["from"], 1)),
+                home: exists.then_some(1),
                 defined: Some(defined),
             };
             scene.answer(&Task::ConfirmGrants("from".into()), Answer::Grants(read));
@@ -467,7 +466,7 @@ fn rules_that_go_with_their_namespace_are_no_lost_definition() {
         assert_eq!(scene.done(), ["write to/x"]);
         scene.engine.at(scene.now).rule_gone(&id);
         scene.run();
-        let home = stays.then(|| home(scene.uids["home"], 0));
+        let home = stays.then_some(0);
         let read = RuleRead {
             found: false,
             home,

@@ -25,7 +25,7 @@ use mimeo_model::{
 };
 use serde_json::{Value, from_value, json};
 
-use crate::common::{home, uid};
+use crate::common::uid;
 
 pub(crate) struct Scene {
     pub(crate) engine: Engine,
@@ -168,7 +168,7 @@ impl Scene {
                     )
                 })
                 .collect(),
-            home: Some(home(self.uids[namespace], 1)),
+            home: Some(1),
             defined: defined.map(seconds),
         };
         self.answer(&Task::ConfirmGrants(namespace.into()), Answer::Grants(read));
@@ -208,10 +208,7 @@ impl Scene {
             })
             .collect();
         for id in rules {
-            let home = id
-                .namespace
-                .as_ref()
-                .map(|name| home(self.uids[&**name], home_created));
+            let home = id.namespace.as_ref().map(|_| home_created);
             let read = RuleRead {
                 found: false,
                 home,
@@ -271,7 +268,10 @@ impl Scene {
         assert!(self.watched(source), "{source} isn't watched");
         self.version += 1;
         let object = json!({
-            "metadata": {"resourceVersion": self.version.to_string()}, "type": "Opaque", "data": {"a": "b"},
+            "metadata": {
+                "resourceVersion": self.version.to_string(), "creationTimestamp": "2025-12-31T00:00:00Z",
+            },
+            "type": "Opaque", "data": {"a": "b"},
         });
         self.engine
             .at(self.now)

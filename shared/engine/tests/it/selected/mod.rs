@@ -18,7 +18,7 @@ use mimeo_model::{
 };
 use serde_json::{Value, from_value, json};
 
-use crate::common::{home, uid};
+use crate::common::uid;
 use world::{WRITTEN_AT, World, labelled, rule, secrets};
 
 fn secret(name: &str) -> Value {
@@ -95,7 +95,7 @@ fn sources_come_and_change_one_by_one() {
 fn a_deleted_source_takes_its_copies_along_after_the_grace() {
     let mut world = World::new(simple());
     world.listed(&[secret("a"), secret("b")]);
-    world.read = Some(SourceRead::Absent(Some(home(0, 0))));
+    world.read = Some(SourceRead::Absent(Some(0)));
     world.shown(&secret("a"), false);
     world.wait(50);
     assert_eq!(world.copies().len(), 4);
@@ -150,7 +150,7 @@ fn the_grace_of_a_source_begins_when_the_last_selector_has_lost_it() {
         for (first, last) in [(0, 1), (1, 0)] {
             let mut world = World::new(vec![rule("r", &selectors, &["one"], &json!({}))]);
             world.listed(&[secret("a")]);
-            world.read = Some(SourceRead::Absent(Some(home(0, 0))));
+            world.read = Some(SourceRead::Absent(Some(0)));
             let found = world.selectors();
             let lose = |world: &mut World, number: usize| {
                 let source = found[number].source("a");
@@ -191,7 +191,7 @@ fn a_loss_while_nothing_ran_is_told_by_the_copies() {
         let mut world = World::new(rules());
         world.listed(&[secret("a"), secret("b")]);
         world.restart(rules());
-        world.read = Some(SourceRead::Absent(Some(home(0, 0))));
+        world.read = Some(SourceRead::Absent(Some(0)));
         world.wait(600);
         assert_eq!(
             world.copies().len(),
@@ -218,7 +218,7 @@ fn sources_that_went_with_a_former_namespace_are_lost_after_a_restart_too() {
         let mut world = World::new(simple());
         world.listed(&all);
         world.restart(simple());
-        world.read = Some(SourceRead::Absent(Some(home(0, created))));
+        world.read = Some(SourceRead::Absent(Some(created)));
         world.listed(&[]);
         world.wait(61);
         world.wait(61);
@@ -401,7 +401,7 @@ fn too_many_are_taken_by_their_age() {
     let shown = status.source.as_deref().unwrap_or_default();
     assert!(shown.ends_with(" +255"), "{shown}");
     // A source that disappears makes room for the next one, which must be read again.
-    world.read = Some(SourceRead::Absent(Some(home(0, 0))));
+    world.read = Some(SourceRead::Absent(Some(0)));
     world.shown(&all[0], false);
     let next = all[256]["metadata"]["name"].as_str().unwrap();
     assert_eq!(
@@ -625,7 +625,7 @@ fn a_copy_that_feeds_another_rule_goes_with_its_source() {
     let mut world = World::new(rules);
     world.listed(&[secret("a")]);
     assert_eq!(world.copies(), ["one/a", "two/a"]);
-    world.read = Some(SourceRead::Absent(Some(home(0, 0))));
+    world.read = Some(SourceRead::Absent(Some(0)));
     world.shown(&secret("a"), false);
     world.wait(61);
     world.wait(1);

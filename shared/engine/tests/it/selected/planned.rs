@@ -9,7 +9,7 @@ use mimeo_model::{
 };
 use serde_json::{Value, from_value, json};
 
-use crate::common::{home, uid};
+use crate::common::uid;
 use crate::selected::{
     secret, simple,
     world::{World, labelled, rule, secrets},
@@ -56,7 +56,7 @@ fn a_copy_that_feeds_another_rule_is_planned_to_go_with_its_source() {
     ]);
     world.listed(&[secret("a")]);
     world.store(suspended(&[labelled()], &["one", "two"]), 2);
-    world.read = Some(SourceRead::Absent(Some(home(0, 0))));
+    world.read = Some(SourceRead::Absent(Some(0)));
     world.shown(&secret("a"), false);
     assert_eq!(world.planned("r"), (0, 0, 2));
     world.wait(600);
@@ -131,7 +131,7 @@ fn the_copy_of_one_of_too_many_goes_with_its_source() {
     world.listed(&all);
     world.wait(1);
     assert_eq!(world.copies.len(), 257, "the youngest one's stays");
-    world.read = Some(SourceRead::Absent(Some(home(0, 0))));
+    world.read = Some(SourceRead::Absent(Some(0)));
     world.shown(&all[256], false);
     // The steps: the grace period of the source, the read of its fate, and a moment each time. A
     // namespace with many copies isn't planned twice in a short time.

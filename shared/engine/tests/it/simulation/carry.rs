@@ -3,7 +3,7 @@
 use std::rc::Rc;
 
 use mimeo_api::ReplicationGrant;
-use mimeo_engine::{GrantsRead, Home, Request, RuleRead, SourceRead, Task, Verb};
+use mimeo_engine::{GrantsRead, Request, RuleRead, SourceRead, Task, Verb};
 use mimeo_model::{grant::Grant, outcome::Outcome, ownership, source::SourceRef};
 
 use super::{
@@ -87,15 +87,9 @@ fn carry_job(server: &mut Server, task: &Task) -> Answer {
         }
         Task::ConfirmRule(id) => {
             let found = server.get(&Key::of(id)).is_some();
-            let home = id
-                .namespace
-                .as_deref()
-                .and_then(|home| server.namespace(home))
-                .filter(|home| !home.deleting);
-            let home = home.and_then(|home| Home::of(&home.meta()));
             Answer::Rule(RuleRead {
                 found,
-                home,
+                home: id.namespace.as_deref().and_then(|home| age(server, home)),
                 defined: server.defined(id.kind),
             })
         }
@@ -135,11 +129,10 @@ fn carry_job(server: &mut Server, task: &Task) -> Answer {
                 .filter_map(|object| Some((&*object.key.name, granted(object)?.edition)))
                 .map(|(name, edition)| (name.into(), edition))
                 .collect();
-            let home = server.namespace(namespace).filter(|home| !home.deleting);
             // The CRD of grants is never removed.
             Answer::Grants(GrantsRead {
                 grants,
-                home: home.and_then(|home| Home::of(&home.meta())),
+                home: age(server, namespace),
                 defined: Some(0),
             })
         }
@@ -176,14 +169,13 @@ fn read_source(server: &Server, source: &SourceRef) -> Option<SourceRead> {
             },
         );
     }
-    let home = server
-        .namespace(&source.namespace)
-        .filter(|namespace| !namespace.deleting);
-    let home = match home {
-        Some(home) => Some(Home::of(&home.meta())?),
-        None => None,
-    };
-    Some(SourceRead::Absent(home))
+    Some(SourceRead::Absent(age(server, &source.namespace)))
+}
+
+/// When a namespace was created, unless it is being deleted.
+fn age(server: &Server, namespace: &str) -> Option<u32> {
+    let home = server.namespace(namespace).filter(|home| !home.deleting)?;
+    Some(u32::try_from(home.created).expect("small"))
 }
 
 pub fn describe(answer: &Answer) -> String {
