@@ -12,7 +12,7 @@ use mimeo_model::{
     kind::GroupKind,
     rule::Rule,
     selection::Place,
-    source::{SourceQuery, SourceRef},
+    source::SourceQuery,
     template::Template,
 };
 
@@ -95,7 +95,6 @@ impl Index {
     pub fn contests(&self, rule: &Rule, before: Option<&Rule>) -> Vec<Contest> {
         let home = rule.id.namespace.as_deref();
         let others = self.rivals(rule);
-        let before = before.map(|before| (before, self.choose(before).sources));
         let mut found: BTreeMap<(&Arc<RuleId>, GroupKind, String), Contest> = BTreeMap::new();
         let mut questions = 0;
         for namespace in self.alive() {
@@ -108,9 +107,9 @@ impl Index {
                 break;
             }
             let place = namespace.place();
-            let mut own = self.makes(rule, &rule.sources, place);
-            if let Some((before, sources)) = &before {
-                let had = self.makes(before, sources, place);
+            let mut own = self.makes(rule, place);
+            if let Some(before) = before {
+                let had = self.makes(before, place);
                 own.retain(|copy| !had.contains(copy));
             }
             for (projection, other) in &others {
@@ -150,26 +149,18 @@ impl Index {
         contests
     }
 
-    /// Returns the copies that a rule may make in a namespace, by kind and name.
-    fn makes(
-        &self,
-        rule: &Rule,
-        sources: &[SourceRef],
-        place: Place<'_>,
-    ) -> BTreeSet<(GroupKind, String)> {
-        let read = sources
-            .iter()
-            .filter(|source| self.may_read(&rule.id, SourceQuery::One(source)));
+    /// Returns the copies that a rule may make of its named and inline sources in a namespace, by
+    /// kind and name.
+    fn makes(&self, rule: &Rule, place: Place<'_>) -> BTreeSet<(GroupKind, String)> {
+        let sources = rule.sources.iter();
+        let read = sources.filter(|source| self.may_read(&rule.id, SourceQuery::One(source)));
         let copies = read.flat_map(|source| {
             let names = rule.copy_names(source, place);
             names.map(|name| (source.gvk.group_kind(), name))
         });
         // A source is never written.
-        let own_source = |(kind, name): &(GroupKind, String)| {
-            sources
-                .iter()
-                .any(|source| source.is(kind, place.name, name))
-        };
+        let own_source =
+            |(kind, name): &(GroupKind, String)| rule.is_source(kind, place.name, name);
         copies.filter(|copy| !own_source(copy)).collect()
     }
 
