@@ -13,10 +13,10 @@ use std::collections::BTreeMap;
 
 use mimeo_api::Access;
 
-use mimeo_model::{grant::Edition, id::RuleId, kind::GroupKind};
+use mimeo_model::{grant::Edition, id::RuleId};
 
 use crate::{
-    Index, Namespace,
+    Index, MissingGrant, Namespace,
     absent::{Absence, Became, HowGone},
     copy::CopyState,
     grants::Grants,
@@ -49,78 +49,62 @@ impl Index {
         copy: &CopyState,
         needs: &mut Needs,
     ) -> Option<HowGone> {
-        let Some(giver) = self.withdrawn_by(id, namespace, copy) else {
+        let lack = self.lacked_grant(id, namespace, copy);
+        // The plan of a namespace has taken it out of the others.
+        let home = match id.namespace.as_deref() {
+            Some(home) if *home != *namespace.name => self.namespaces.get(home).map(|home| &**home),
+            _ => Some(namespace),
+        };
+        let Some(lack) = lack.filter(|lack| !self.may_be_for_labels(home, lack)) else {
             return Some(HowGone::WithNamespace);
         };
-        self.how_gone(JobKey::ConfirmGrants(giver), copy, needs)
+        self.how_gone(JobKey::ConfirmGrants(lack.namespace.into()), copy, needs)
     }
 
-    /// Returns the namespace that does not grant the access that the copy needs.
-    /// `None`: there is another reason why the rule no longer wants the copy. That includes new
-    /// labels of the rule's own namespace.
-    fn withdrawn_by(
-        &self,
+    /// Returns the grant that the copy of a Replication lacks. `None`: there is another reason why
+    /// the rule no longer wants the copy.
+    fn lacked_grant<'a>(
+        &'a self,
         id: &RuleId,
         namespace: &Namespace,
-        copy: &CopyState,
-    ) -> Option<Box<str>> {
-        let name = &*namespace.name;
-        let state = self.rules.get(id)?;
-        let rule = state
-            .valid()
-            .filter(|rule| rule.matches(namespace.place()))?;
-        let mut projections = self
-            .projections_for(state, namespace)
-            .map(|(_, projection)| projection);
-        let projection = projections.find(|projection| {
-            projection.kind == copy.kind && projection.name.at(namespace.place()) == copy.name
+        copy: &'a CopyState,
+    ) -> Option<MissingGrant<'a>> {
+        id.namespace.as_ref()?;
+        let rule = self.valid(id)?;
+        let kind = &self.kinds[copy.kind].group_kind;
+        let sources = self.choose(rule).sources;
+        let copies = self.ungranted(rule, &sources, Some(&namespace.name));
+        let lack = copies.into_iter().find_map(|((.., name), lack)| {
+            (lack.gvk.is_of(kind) && *name == *copy.name).then_some(lack)
         });
-        let group_kind = &self.kinds[copy.kind].group_kind;
-        // A selector needs a grant for objects of any name.
-        let (access, giver, object) = match projection {
-            Some(projection) if !projection.granted => {
-                let source = &projection.source;
-                let object = source.is_named().then_some(&*source.name);
-                (Access::Read, &*source.namespace, object)
-            }
-            Some(_) if self.may_write(id, name, group_kind, &copy.name) => return None,
-            Some(_) => (Access::Write, name, Some(&*copy.name)),
-            None => {
-                let source = self.origin(copy)?;
-                if !self.is_withheld(rule, source) {
-                    return None;
-                }
-                (Access::Read, &*source.namespace, None)
-            }
-        };
-        let home = match id.namespace.as_deref()? {
-            home if home == name => Some(namespace),
-            home => self.namespaces.get(home).map(|entry| &**entry),
-        };
-        (!self.may_be_for_labels(home, access, giver, group_kind, object)).then(|| giver.into())
+        lack.or_else(|| {
+            let source = self.origin(copy)?;
+            let withheld = rule.matches(namespace.place()) && self.is_withheld(rule, source);
+            // A selector needs a grant for objects of any name.
+            withheld.then(|| MissingGrant {
+                access: Access::Read,
+                namespace: &source.namespace,
+                gvk: &source.gvk,
+                name: None,
+            })
+        })
     }
 
     /// True if new labels of the rule's namespace may be why a grant no longer covers the access.
     /// That is so if a grant covers the object, selects by labels, and did not change after these
     /// labels did. A user that may label namespaces does not speak for the owner of the granting
     /// namespace. Also true if the facts are not known.
-    fn may_be_for_labels(
-        &self,
-        home: Option<&Namespace>,
-        access: Access,
-        giver: &str,
-        kind: &GroupKind,
-        name: Option<&str>,
-    ) -> bool {
+    fn may_be_for_labels(&self, home: Option<&Namespace>, lack: &MissingGrant<'_>) -> bool {
         let Some(home) = home.filter(|home| home.uid.is_some() && self.grants_known()) else {
             return true;
         };
-        let Some(grants) = self.consent.grants.get(giver) else {
+        let Some(grants) = self.consent.grants.get(lack.namespace) else {
             return false;
         };
+        let (kind, name) = (lack.gvk.group_kind(), lack.name.as_deref());
         grants.counting().any(|(_, grant, changed)| {
             let later = changed.is_some_and(|changed| changed > home.labelled);
-            grant.selects_by_labels(access) && grant.covers(kind, name) && !later
+            grant.selects_by_labels(lack.access) && grant.covers(&kind, name) && !later
         })
     }
 
