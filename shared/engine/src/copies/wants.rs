@@ -13,6 +13,7 @@ use mimeo_model::{
     render::unset,
     rule::Rule,
     selection::Place,
+    source::{SourceQuery, SourceRef},
     template::Variable,
 };
 
@@ -198,44 +199,32 @@ impl Index {
             kind,
             namespace,
             name,
-            ..
+            source,
         } = copy;
-        let (Some(state), Some(rule)) = (self.rules.get(id), self.acting(id)) else {
+        let Some(rule) = self.acting(id) else {
             return false;
         };
         let Some(space) = self.namespaces.get(*namespace) else {
             return false;
         };
-        let denies = rule.drift == DriftPolicy::Deny && space.alive();
-        let makes = |projection: &Projection| {
-            projection.granted
-                && projection.gvk().is_of(kind)
-                && *projection.name.at(space.place()) == **name
+        let makes = |source: &SourceRef| {
+            let mut names = rule.copy_names(source, space.place());
+            source.gvk.is_of(kind)
+                && self.may_read(id, SourceQuery::One(source))
+                && names.any(|made| made == *name)
         };
-        denies
-            && (self
-                .projections_for(state, space)
-                .any(|(_, projection)| makes(projection))
-                || self.may_select_for(rule, space, copy))
+        // The webhook does not watch the selectors of Replications. The copy's own annotation, which
+        // only Mimeo may change, names the source.
+        let selects = |source: &&SourceRef| {
+            let mut selectors = self.followed(rule);
+            selectors.any(|selector| selector.could_find(source))
+        };
+        let selected = source.iter().filter(selects);
+        rule.drift == DriftPolicy::Deny
+            && space.alive()
+            && rule.sources.iter().chain(selected).any(makes)
             && !self.is_own_source(rule, kind, namespace, name)
             && self.may_write(id, namespace, kind, name)
-    }
-
-    /// True if a Replication's selectors may find the source of this copy. The webhook does not
-    /// watch these selectors, and only the webhook asks this. The copy's own annotation, which only
-    /// Mimeo may change, names the source.
-    fn may_select_for(&self, rule: &Rule, space: &Namespace, copy: &Marked<'_>) -> bool {
-        let Some(source) = &copy.source else {
-            return false;
-        };
-        rule.id.kind == RuleKind::Replication
-            && source.gvk.is_of(&copy.kind)
-            && self
-                .followed(rule)
-                .any(|selector| selector.could_find(source))
-            && rule
-                .copy_names(source, space.place())
-                .any(|name| name == copy.name)
     }
 }
 
