@@ -125,7 +125,8 @@ impl Index {
     /// Records that a copy of the rule was written or deleted.
     fn synced(&mut self, rule: &RuleId) {
         if let Some(state) = self.rules.get_mut(rule) {
-            state.status.synced(self.now);
+            state.status.synced = true;
+            state.status.mark_due();
         }
     }
 }

@@ -57,11 +57,8 @@ pub(crate) struct Book {
     pub(crate) observed: Observed,
     /// True if the last write of the status failed.
     unwritten: bool,
-    /// When a copy was last written or deleted. It is `None` again once `last_sync` has that time.
-    synced: Option<Tick>,
-    /// The same by the wall clock, which is read once. A second reading would differ by a moment,
-    /// and so perhaps by a full second in the status.
-    last_sync: Option<Timestamp>,
+    /// True if a copy was written or deleted since the last status.
+    pub(crate) synced: bool,
     /// The values of the last status.
     pub(crate) reported: Reported,
 }
@@ -69,11 +66,6 @@ pub(crate) struct Book {
 impl Book {
     /// Marks the status as due.
     pub(crate) fn mark_due(&mut self) {
-        self.due = true;
-    }
-
-    pub(crate) fn synced(&mut self, now: Tick) {
-        self.synced = Some(now);
         self.due = true;
     }
 
@@ -239,14 +231,11 @@ impl Index {
         wall: Timestamp,
         changes: &mut Changes,
     ) -> Option<StatusUpdate> {
-        let book = &mut self.rules.get_mut(id)?.status;
-        if let Some(tick) = book.synced.take() {
-            book.last_sync = ago(wall, self.now.saturating_sub(tick)).or(book.last_sync);
-        }
         let (status, reported) = self.compose(id, self.rules.get(id)?, tally, wall);
         let state = self.rules.get_mut(id)?;
         let book = &mut state.status;
         book.reported = reported;
+        book.synced = false;
         if !std::mem::take(&mut book.unwritten) && book.observed.as_ref() == Some(&status) {
             return None;
         }
@@ -271,10 +260,10 @@ impl Index {
             .rule
             .as_ref()
             .map_or_else(|refused| refused.generation, |rule| rule.generation);
-        let last_sync_time = state
-            .status
-            .last_sync
-            .map(Time)
+        // Times in the Kubernetes API have whole seconds.
+        let now = Timestamp::from_second(wall.as_second()).ok().map(Time);
+        let last_sync_time = now
+            .filter(|_| state.status.synced)
             .or_else(|| old.and_then(|old| old.last_sync_time.clone()));
         let mut status = ClusterReplicationStatus {
             observed_generation: Some(generation),
@@ -373,10 +362,4 @@ fn failure(
         reason: reason.to_string(),
         message: message.chars().take(300).collect(),
     }
-}
-
-fn ago(wall: Timestamp, age: Duration) -> Option<Timestamp> {
-    // Times in the Kubernetes API have whole seconds.
-    let then = wall.checked_sub(age).ok()?;
-    Timestamp::from_second(then.as_second()).ok()
 }
