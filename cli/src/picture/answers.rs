@@ -92,12 +92,14 @@ async fn ask(task: &Task, writer: &Writer, discovery: &Discovery) -> Result<Answ
         Err(error) => Err(error.to_string()),
     };
     let answer = match task {
-        Task::ConfirmRule(id) => writer.read_rule(id).await.map(Answer::Rule),
+        Task::ConfirmRule(id) => writer.read_rule(id).await.map(Answer::Presence),
         Task::ConfirmGrants(namespace) => writer.read_grants(namespace).await.map(Answer::Grants),
         Task::ConfirmSource(source) => {
             let resource = resource(&source.gvk).await?;
-            let read = writer.read_source(source, &resource).await;
-            read.map(Answer::Source)
+            writer
+                .read_source(source, &resource)
+                .await
+                .map(Answer::Presence)
         }
         Task::ReadSource(source) => {
             let resource = resource(&source.gvk).await?;

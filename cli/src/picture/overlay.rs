@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use mimeo_api::names::REPLICATION_GRANT;
-use mimeo_engine::{Answer, SourceRead, Task};
+use mimeo_engine::{Answer, Presence, Task};
 use mimeo_model::{
     authority::only_suspends, grant::Grant, known::Decoded, outcome::Outcome,
     source::SourceSelector,
@@ -144,10 +144,10 @@ impl Overlay {
             (Task::ConfirmSource(source), answer) => match self.files.source(source) {
                 Some(InFile { object, .. }) => {
                     let label = |key: &str| object["metadata"]["labels"][key].as_str();
-                    Answer::Source(if source.admits(label) {
-                        SourceRead::Present
+                    Answer::Presence(if source.admits(label) {
+                        Presence::Present
                     } else {
-                        SourceRead::Relabelled
+                        Presence::Relabelled
                     })
                 }
                 None => answer,

@@ -24,7 +24,7 @@ use mimeo_model::{
 };
 
 use crate::{
-    Effects, GrantsRead, Index, RuleRead, SourceRead,
+    Effects, GrantsRead, Index, Presence,
     clock::Tick,
     kinds::Note,
     work::{Timer, delay},
@@ -64,10 +64,9 @@ pub enum Task {
     /// Remove that record, unless one of these namespaces has a copy. A `None` in the list stands
     /// for all namespaces. Answer: [`Answer::Done`], or [`Answer::Changed`] if there is a copy.
     ForgetKind(GroupKind, Vec<Option<Box<str>>>),
-    /// Read a rule and its CRD, without any cache. Answer: [`Answer::Rule`].
+    /// Read a rule and its CRD, without any cache. Answer: [`Answer::Presence`].
     ConfirmRule(RuleId),
-    /// Read a source and its namespace, without any cache. Answer: [`Answer::Source`], or
-    /// [`Answer::Failed`] if the source exists.
+    /// Read a source and its namespace, without any cache. Answer: [`Answer::Presence`].
     ConfirmSource(SourceRef),
     /// Read the grants of a namespace, the namespace and the CRD of grants, without any cache.
     /// Answer: [`Answer::Grants`].
@@ -104,10 +103,8 @@ pub enum Task {
 pub enum Answer {
     /// The write succeeded.
     Done,
-    /// The result of reading a rule.
-    Rule(RuleRead),
-    /// The result of reading a source.
-    Source(SourceRead),
+    /// The result of reading a rule or a source.
+    Presence(Presence),
     /// The grants of the namespace.
     Grants(GrantsRead),
     /// The source. `None`: it does not exist.

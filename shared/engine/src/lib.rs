@@ -42,7 +42,7 @@ mod world;
 use std::time::Duration;
 
 pub use self::{
-    absent::{RuleRead, SourceRead},
+    absent::{Home, Presence},
     copy_watches::CopyWatch,
     demand::Demand,
     effects::Effort,

@@ -209,7 +209,7 @@ async fn carry_out<'a>(
             version,
             ..
         } => writer.remove_label(namespace, nonce, *version).await,
-        Task::ConfirmRule(id) => return writer.read_rule(id).await.map(Answer::Rule),
+        Task::ConfirmRule(id) => return writer.read_rule(id).await.map(Answer::Presence),
         Task::ConfirmGrants(home) => return writer.read_grants(home).await.map(Answer::Grants),
         Task::ConfirmSource(source) | Task::ReadSource(source) => {
             // If the kind isn't served, the read proves nothing about the source.
@@ -219,8 +219,10 @@ async fn carry_out<'a>(
             return if matches!(task, Task::ReadSource(_)) {
                 writer.read(source, &resource).await.map(Answer::Object)
             } else {
-                let read = writer.read_source(source, &resource).await;
-                read.map(Answer::Source)
+                writer
+                    .read_source(source, &resource)
+                    .await
+                    .map(Answer::Presence)
             };
         }
     };

@@ -132,58 +132,50 @@ impl Absence {
         again
     }
 
-    /// Returns the latest time of making at which a copy may have lost a rule or a grant with its
-    /// CRD, after a read that found no such rule or grant. `defined` is when the CRD was created, or
-    /// `None` if the CRD does not exist.
-    pub(crate) fn with_crd(&self, defined: Option<u32>) -> Option<u32> {
-        match self.created {
-            None => defined.or(ALWAYS),
-            Some(created) if defined.is_some_and(|defined| defined < created) => None,
-            // The rule went with its former CRD. A watch may show that after the present CRD was
-            // installed, and a write may make a copy even later.
-            Some(_) => ALWAYS,
-        }
-    }
-
-    /// Returns the latest time of making at which a copy may have lost the object with its
-    /// namespace, after a read that found no such object. `home` is when the namespace was created,
-    /// or `None` if the namespace does not exist.
-    pub(crate) fn with_namespace(&self, home: Option<u32>) -> Option<u32> {
-        match self.created {
-            None => home.or(ALWAYS),
-            // An object of a former namespace is older than the present one, even if the clocks of
-            // the API servers differ: Kubernetes waits five seconds before it deletes the content
-            // of a namespace.
-            Some(created) if home.is_some_and(|home| home <= created) => None,
-            Some(_) => ALWAYS,
+    /// Returns how the object disappeared, after a read that did not find it.
+    pub(crate) fn became_gone(&self, home: Home) -> Became {
+        let Home { namespace, crd } = home;
+        let (unexplained, with_namespace) = match self.created {
+            // A younger copy was made of an object that was in them.
+            None => (crd.or(ALWAYS), namespace.or(ALWAYS)),
+            Some(created) => {
+                let unless = |same: bool| if same { None } else { ALWAYS };
+                // If the rule went with its former CRD, a watch may show that after the present CRD
+                // was installed, and a write may make a copy even later.
+                let crd = unless(crd.is_some_and(|crd| crd < created));
+                // An object of a former namespace is older than the present one, even if the clocks
+                // of the API servers differ: Kubernetes waits five seconds before it deletes the
+                // content of a namespace.
+                (crd, unless(namespace.is_some_and(|home| home <= created)))
+            }
+        };
+        Became::Gone {
+            unexplained,
+            with_namespace,
         }
     }
 }
 
-/// The answer to [`Task::ConfirmSource`](crate::Task), from uncached reads.
+/// The answer to [`Task::ConfirmRule`](crate::Task) and [`Task::ConfirmSource`](crate::Task), from
+/// uncached reads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum SourceRead {
-    /// The source exists. Its watch shows it, or will.
+pub enum Presence {
+    /// The object exists. Its watch shows it, or will.
     Present,
-    /// The source does not exist. The value is when its namespace was created, in seconds since
-    /// 1970, or `None` if the namespace does not exist either or is being deleted.
-    Absent(Option<u32>),
     /// The source exists, but its selector no longer matches its labels.
     Relabelled,
+    /// The object does not exist. It may have lived here.
+    Absent(Home),
 }
 
-/// The answer to [`Task::ConfirmRule`](crate::Task), from uncached reads of the rule and of its
-/// CRD.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct RuleRead {
-    /// True if the rule exists after all.
-    pub found: bool,
-    /// When the namespace of the rule was created, in seconds since 1970. `None`: the rule has none,
-    /// or the namespace does not exist or is being deleted.
-    pub home: Option<u32>,
-    /// When the CRD was created, in seconds since 1970. `None`: the CRD does not exist or is being
-    /// deleted.
-    pub defined: Option<u32>,
+/// The present namespace and CRD of a missing object: when they were created, in seconds since 1970.
+/// `None`: it does not exist, or is being deleted. `Some(0)`: the object has none to go with.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Home {
+    /// The namespace of the object.
+    pub namespace: Option<u32>,
+    /// The CRD of its kind.
+    pub crd: Option<u32>,
 }
 
 impl Index {
@@ -266,20 +258,9 @@ impl Index {
     fn shown_by(&self, key: &JobKey, answer: &Answer) -> Option<Became> {
         let absence = self.absences.get(key)?;
         Some(match (key, answer) {
-            (JobKey::ConfirmRule(_), Answer::Rule(RuleRead { found: true, .. }))
-            | (JobKey::ConfirmSource(_), Answer::Source(SourceRead::Present)) => Became::Unknown,
-            (JobKey::ConfirmRule(id), Answer::Rule(read)) => {
-                let namespaced = id.namespace.as_ref();
-                Became::Gone {
-                    unexplained: absence.with_crd(read.defined),
-                    with_namespace: namespaced.and_then(|_| absence.with_namespace(read.home)),
-                }
-            }
-            (JobKey::ConfirmSource(_), Answer::Source(SourceRead::Absent(home))) => Became::Gone {
-                unexplained: None,
-                with_namespace: absence.with_namespace(*home),
-            },
-            (JobKey::ConfirmSource(_), Answer::Source(SourceRead::Relabelled)) => Became::Gone {
+            (_, Answer::Presence(Presence::Present)) => Became::Unknown,
+            (_, Answer::Presence(Presence::Absent(home))) => absence.became_gone(*home),
+            (_, Answer::Presence(Presence::Relabelled)) => Became::Gone {
                 unexplained: ALWAYS,
                 with_namespace: None,
             },

@@ -17,7 +17,7 @@ use mimeo_model::{grant::Edition, id::RuleId};
 
 use crate::{
     Index, MissingGrant, Namespace,
-    absent::{Absence, Became, HowGone},
+    absent::{Absence, Became, Home, HowGone},
     copy::CopyState,
     grants::Grants,
     jobs::JobKey,
@@ -30,12 +30,8 @@ use crate::{
 pub struct GrantsRead {
     /// All grants in the namespace that can be parsed, by name.
     pub grants: BTreeMap<Box<str>, Edition>,
-    /// When the namespace was created, in seconds since 1970. `None`: it does not exist or is being
-    /// deleted.
-    pub home: Option<u32>,
-    /// When the CRD of grants was created, in seconds since 1970. `None`: the CRD does not exist or
-    /// is being deleted.
-    pub defined: Option<u32>,
+    /// The namespace, and the CRD of grants.
+    pub home: Home,
 }
 
 impl Index {
@@ -117,12 +113,10 @@ impl Index {
         read: &GrantsRead,
     ) -> Became {
         let known = self.consent.grants.get(giver);
-        if read.grants != known.map(Grants::editions).unwrap_or_default() {
-            return Became::Unknown;
-        }
-        Became::Gone {
-            unexplained: absence.with_crd(read.defined),
-            with_namespace: absence.with_namespace(read.home),
+        if read.grants == known.map(Grants::editions).unwrap_or_default() {
+            absence.became_gone(read.home)
+        } else {
+            Became::Unknown
         }
     }
 }

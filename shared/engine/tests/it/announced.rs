@@ -6,7 +6,7 @@ use std::{collections::BTreeSet, time::Duration};
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Status};
 use mimeo_engine::{
-    Action, Answer, Engine, EventReason, EventUpdate, Request, Settings, SourceRead, Task, Verb,
+    Action, Answer, Engine, EventReason, EventUpdate, Request, Settings, Task, Verb,
 };
 use mimeo_model::{
     id::RuleKind,
@@ -19,7 +19,7 @@ use mimeo_model::{
 };
 use serde_json::{Value, from_value, json};
 
-use crate::common::uid;
+use crate::common::{gone, uid};
 
 fn secrets() -> Resource {
     Resource {
@@ -109,7 +109,7 @@ impl World {
                 }
                 Action::Job(job) => {
                     if matches!(job.task, Task::ConfirmSource(_)) {
-                        let read = Answer::Source(SourceRead::Absent(Some(u32::MAX)));
+                        let read = Answer::Presence(gone(Some(u32::MAX)));
                         self.engine.at(self.now).answered(&job, read);
                     }
                 }

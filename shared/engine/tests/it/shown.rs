@@ -10,8 +10,8 @@ use std::{
 
 use jiff::Timestamp;
 use mimeo_engine::{
-    Action, Answer, Cursor, Ended, Engine, Job, Notice, PlaceView, Request, RuleRead, Settings,
-    State, Task, View,
+    Action, Answer, Cursor, Ended, Engine, Home, Job, Notice, PlaceView, Presence, Request,
+    Settings, State, Task, View,
 };
 use mimeo_model::{
     id::{RuleId, RuleKind},
@@ -304,16 +304,15 @@ fn what_is_held_of_a_rule_that_is_gone_says_how_much_where_and_why() {
     world.answer(|_| None);
     world.engine.at(world.now).rule_gone(&rule_id(0));
     world.answer(|_| None);
-    let read = RuleRead {
-        found: false,
-        home: None,
-        defined: None,
-    };
+    let read = Presence::Absent(Home {
+        namespace: None,
+        crd: None,
+    });
     let asked = world.confirm.take().unwrap();
     world
         .engine
         .at(world.now)
-        .answered(&asked, Answer::Rule(read));
+        .answered(&asked, Answer::Presence(read));
     world.answer(|_| None);
     assert_eq!(world.engine.held().count(), 0, "it is collected first");
     world.wait(11);

@@ -10,7 +10,7 @@ use k8s_openapi::{
 };
 use kube::{ResourceExt, core::ObjectMeta};
 use mimeo_api::names::{API_VERSION, GROUP, VERSION};
-use mimeo_engine::{EventUpdate, GrantUpdate, GrantsRead, RuleRead, SourceRead, StatusUpdate};
+use mimeo_engine::{EventUpdate, GrantUpdate, GrantsRead, Home, Presence, StatusUpdate};
 use mimeo_model::{
     created::CreatedCopies,
     id::RuleId,
@@ -126,21 +126,19 @@ impl Writer {
     /// # Errors
     /// [`CallError::NotFound`] if the server that answered doesn't serve the kind. Then the read
     /// proves nothing about the rule.
-    pub async fn read_rule(&self, id: &RuleId) -> CallResult<RuleRead> {
+    pub async fn read_rule(&self, id: &RuleId) -> CallResult<Presence> {
         let rule = self.look(&rule_path(id)).await;
-        let defined = self.look_crd(&id.kind.crd_name()).await?;
-        let (found, home) = match (rule, &id.namespace) {
-            (Ok(None), Some(home)) => (false, self.look_home(home).await?),
+        let crd = self.look_crd(&id.kind.crd_name()).await?;
+        let namespace = match (rule, &id.namespace) {
+            (Ok(Some(_)), _) => return Ok(Presence::Present),
+            (Ok(None), Some(home)) => self.look_home(home).await?,
+            (Ok(None), None) => Some(0),
             // If the CRD exists, the server that answered does not serve it (yet). The answer then
             // proves nothing about the rule.
-            (Err(CallError::NotFound), _) if defined.is_none() => (false, None),
-            (rule, _) => (rule?.is_some(), None),
+            (Err(CallError::NotFound), _) if crd.is_none() => None,
+            (Err(error), _) => return Err(error),
         };
-        Ok(RuleRead {
-            found,
-            home,
-            defined,
-        })
+        Ok(Presence::Absent(Home { namespace, crd }))
     }
 
     /// Reads a source. If it does not exist, reads its namespace as well.
@@ -152,18 +150,21 @@ impl Writer {
         &self,
         source: &SourceRef,
         resource: &Resource,
-    ) -> CallResult<SourceRead> {
+    ) -> CallResult<Presence> {
         let path = resource_path(resource, Some(&source.namespace), Some(&source.name));
         let Some(found) = self.look(&path).await? else {
-            let home = self.look_home(&source.namespace).await?;
-            return Ok(SourceRead::Absent(home));
+            // The kind is served, so its CRD did not take the source along.
+            return Ok(Presence::Absent(Home {
+                namespace: self.look_home(&source.namespace).await?,
+                crd: Some(0),
+            }));
         };
         let labels = found.labels.unwrap_or_default();
         let selected = source.admits(|key| labels.get(key).map(String::as_str));
         Ok(if selected {
-            SourceRead::Present
+            Presence::Present
         } else {
-            SourceRead::Relabelled
+            Presence::Relabelled
         })
     }
 
@@ -237,12 +238,10 @@ impl Writer {
             Some((name, parse_grant(grant).ok()?.edition))
         });
         let grants = grants.collect();
-        let defined = self.look_crd("replicationgrants.mimeo.dev").await?;
-        Ok(GrantsRead {
-            grants,
-            home: self.look_home(namespace).await?,
-            defined,
-        })
+        let crd = self.look_crd("replicationgrants.mimeo.dev").await?;
+        let namespace = self.look_home(namespace).await?;
+        let home = Home { namespace, crd };
+        Ok(GrantsRead { grants, home })
     }
 
     /// Records that copies of a kind may exist.

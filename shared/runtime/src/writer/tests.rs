@@ -2,8 +2,8 @@ use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{ConfigMap, ObjectReference};
 use mimeo_engine::{
-    Action, Engine, EventReason, EventUpdate, GrantsRead, Request, RuleRead, Settings,
-    SourceRead, StatusUpdate, Task,
+    Action, Engine, EventReason, EventUpdate, GrantsRead, Home, Presence, Request, Settings,
+    StatusUpdate, Task,
 };
 use mimeo_model::{
     created::CreatedCopies,
@@ -438,19 +438,13 @@ async fn a_rule_is_gone_only_by_a_clear_answer() {
     };
     let absent = || status(404, &json!({"name": "x"}));
     let page = || Script::text(404, "404 page not found\n");
-    let read = |found, defined| {
-        Ok(RuleRead {
-            found,
-            home: None,
-            defined,
-        })
-    };
+    let read = |namespace, crd| Ok(Presence::Absent(Home { namespace, crd }));
     let cases = [
-        (there(), there(), read(true, Some(60))),
-        (absent(), there(), read(false, Some(60))),
-        (absent(), going(), read(false, None)),
-        (absent(), absent(), read(false, None)),
-        (page(), absent(), read(false, None)),
+        (there(), there(), Ok(Presence::Present)),
+        (absent(), there(), read(Some(0), Some(60))),
+        (absent(), going(), read(Some(0), None)),
+        (absent(), absent(), read(Some(0), None)),
+        (page(), absent(), read(None, None)),
         (page(), there(), Err(CallError::NotFound)),
         (page(), page(), Err(CallError::NotFound)),
         (
@@ -512,7 +506,7 @@ async fn what_a_namespace_grants_is_told_only_by_clear_answers() {
     let absent = || status(404, &json!({"name": "x"}));
     let page = || Script::text(404, "404 page not found\n");
     let home = Some(60);
-    let read = |defined, home| {
+    let read = |crd, namespace| {
         Ok(GrantsRead {
             grants: [(
                 "g".into(),
@@ -522,8 +516,7 @@ async fn what_a_namespace_grants_is_told_only_by_clear_answers() {
                 },
             )]
             .into(),
-            home,
-            defined,
+            home: Home { namespace, crd },
         })
     };
     let cases = [
@@ -634,11 +627,10 @@ async fn what_a_tenants_rule_lived_in_is_read_too() {
     let stays = json!({"uid": UID, "creationTimestamp": "1970-01-01T00:01:00Z"});
     let going = json!({"uid": UID, "deletionTimestamp": "2026-01-01T00:00:00Z"});
     let read = |home| {
-        Ok(RuleRead {
-            found: false,
-            home,
-            defined: Some(60),
-        })
+        Ok(Presence::Absent(Home {
+            namespace: home,
+            crd: Some(60),
+        }))
     };
     let cases = [
         (namespace(stays), read(Some(60))),
@@ -676,13 +668,30 @@ async fn a_source_is_gone_only_by_a_clear_answer() {
     };
     let absent = |kind: &str| status(404, &json!({"name": "x", "kind": kind}));
     let cases = [
-        (there(), there(), Ok(SourceRead::Present)),
-        (absent("secrets"), there(), Ok(SourceRead::Absent(Some(60)))),
-        (absent("secrets"), going(), Ok(SourceRead::Absent(None))),
+        (there(), there(), Ok(Presence::Present)),
+        (
+            absent("secrets"),
+            there(),
+            Ok(Presence::Absent(Home {
+                namespace: Some(60),
+                crd: Some(0),
+            })),
+        ),
+        (
+            absent("secrets"),
+            going(),
+            Ok(Presence::Absent(Home {
+                namespace: None,
+                crd: Some(0),
+            })),
+        ),
         (
             absent("secrets"),
             absent("namespaces"),
-            Ok(SourceRead::Absent(None)),
+            Ok(Presence::Absent(Home {
+                namespace: None,
+                crd: Some(0),
+            })),
         ),
         (
             absent("secrets"),

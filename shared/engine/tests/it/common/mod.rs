@@ -4,7 +4,7 @@
 
 use std::{collections::BTreeSet, fmt::Display};
 
-use mimeo_engine::{Engine, Notice, Progress, Settings, clock::Tick};
+use mimeo_engine::{Engine, Home, Notice, Presence, Progress, Settings, clock::Tick};
 use mimeo_model::{
     id::RuleKind, kind::Resource, known::Known, outcome::FailureReason, role::Role, rule::Rule,
 };
@@ -13,6 +13,15 @@ use serde_json::{from_value, json};
 /// A uid, a different one for each number.
 pub(crate) fn uid(number: impl Display + Copy) -> String {
     format!("00000000-0000-4000-8000-{number:012}")
+}
+
+/// A read that finds no object under a CRD that was created in 1970. `namespace` is when its namespace
+/// was created.
+pub(crate) fn gone(namespace: Option<u32>) -> Presence {
+    Presence::Absent(Home {
+        namespace,
+        crd: Some(0),
+    })
 }
 
 /// True if the log says that a copy failed for this reason.

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use mimeo_engine::{Answer, RuleRead, SourceRead, Task, Verb};
+use mimeo_engine::{Answer, Home, Presence, Task, Verb};
 use mimeo_model::{
     id::RuleId,
     outcome::{FailureReason, Outcome},
@@ -11,20 +11,13 @@ use mimeo_model::{
 
 use serde_json::json;
 
+use crate::common::gone;
 use crate::grants::scene::{Scene, cluster_replication, copying, replication, source, to, words};
 
 const CREATED: &str = "2026-01-01T00:00:00Z";
 const CREATED_AT: u32 = 1_767_225_600;
 const BEFORE: &str = "2025-12-31T23:59:59Z";
 const AFTER: &str = "2026-01-01T00:00:01Z";
-
-fn deleted(home: Option<u32>) -> RuleRead {
-    RuleRead {
-        found: false,
-        home,
-        defined: Some(0),
-    }
-}
 
 /// The case: the source's namespace was deleted and created again without the source. The process
 /// that observed the deletion has ended.
@@ -42,8 +35,11 @@ fn a_source_that_went_with_a_former_namespace_is_lost_after_a_restart_too() {
         scene.engine.at(scene.now).source(&source("a", "b"), None);
         scene.wait(61);
         assert!(scene.asks(&Task::ConfirmSource(source("a", "b"))));
-        let read = SourceRead::Absent(Some(CREATED_AT));
-        scene.answer(&Task::ConfirmSource(source("a", "b")), Answer::Source(read));
+        let read = gone(Some(CREATED_AT));
+        scene.answer(
+            &Task::ConfirmSource(source("a", "b")),
+            Answer::Presence(read),
+        );
         assert_eq!(scene.done().len(), if meant { 20 } else { 0 }, "{written}");
         scene.wait(60);
         assert_eq!(scene.done().len(), 0, "{written}");
@@ -75,8 +71,11 @@ fn lose_with_namespace(scene: &mut Scene) {
     scene.uids.remove("a");
     scene.namespace("a", &json!({}));
     scene.wait(61);
-    let read = SourceRead::Absent(Some(CREATED_AT));
-    scene.answer(&Task::ConfirmSource(source("a", "b")), Answer::Source(read));
+    let read = gone(Some(CREATED_AT));
+    scene.answer(
+        &Task::ConfirmSource(source("a", "b")),
+        Answer::Presence(read),
+    );
     scene.run();
 }
 
@@ -115,11 +114,10 @@ fn no_tenant_keeps_a_person_from_confirming_what_a_rule_left_that_is_gone() {
     let (mut scene, id) = twenty_copies();
     scene.engine.at(scene.now).rule_gone(&id);
     scene.run();
-    let read = RuleRead {
-        found: false,
-        home: None,
-        defined: Some(u32::MAX),
-    };
+    let read = Presence::Absent(Home {
+        namespace: Some(0),
+        crd: Some(u32::MAX),
+    });
     scene.tell_rule(&id.to_string(), read.clone());
     scene.run();
     scene.wait(11);
@@ -215,7 +213,7 @@ fn a_rule_that_went_with_a_former_namespace_is_not_deleted_on_purpose() {
         let mut scene = Scene::new(&["a", "z"]);
         scene.mark_of(written, "z", "b", "Replication/a/r");
         scene.run();
-        let read = deleted(Some(CREATED_AT));
+        let read = gone(Some(CREATED_AT));
         scene.tell_rule("Replication/a/r", read.clone());
         assert_eq!(scene.done().len(), usize::from(meant), "{written}");
         scene.wait(11);
@@ -239,7 +237,7 @@ fn a_rule_that_went_with_a_former_namespace_is_not_deleted_on_purpose() {
         scene.engine.at(scene.now).rule_gone(&id);
         scene.run();
         let created = if again { u32::MAX } else { 0 };
-        scene.tell_rule(&id.to_string(), deleted(Some(created)));
+        scene.tell_rule(&id.to_string(), gone(Some(created)));
         assert_eq!(scene.done().len(), usize::from(meant));
         scene.wait(11);
         assert_eq!(scene.objects.len(), 0);
@@ -256,21 +254,21 @@ fn a_read_counts_for_no_copy_that_came_after_it_and_for_none_later_on() {
     scene.run();
     scene.mark("z", "b", "ClusterReplication/p");
     scene.run();
-    scene.tell_rule(&id.to_string(), deleted(None));
+    scene.tell_rule(&id.to_string(), gone(Some(0)));
     assert_eq!(
         scene.done(),
         ["delete z/a"],
         "the other came after it was asked"
     );
     assert!(asked(&scene));
-    scene.tell_rule(&id.to_string(), deleted(None));
+    scene.tell_rule(&id.to_string(), gone(Some(0)));
     assert_eq!(scene.done(), ["delete z/b"]);
     assert!(!asked(&scene));
     // If a copy can't be deleted at once, the engine reads its rule again.
     scene.mark("z", "c", "ClusterReplication/p");
     scene.run();
     assert!(asked(&scene));
-    scene.tell_rule(&id.to_string(), deleted(None));
+    scene.tell_rule(&id.to_string(), gone(Some(0)));
     let request = scene.request();
     scene.engine.at(scene.now).outcome(
         &request,
@@ -278,7 +276,7 @@ fn a_read_counts_for_no_copy_that_came_after_it_and_for_none_later_on() {
     );
     scene.wait(11);
     assert_eq!((scene.done(), asked(&scene)), (vec![], true));
-    scene.tell_rule(&id.to_string(), deleted(None));
+    scene.tell_rule(&id.to_string(), gone(Some(0)));
     assert_eq!(scene.done(), ["delete z/c"]);
 }
 

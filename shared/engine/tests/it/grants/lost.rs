@@ -1,10 +1,11 @@
 //! Copies after the loss of their rules, grants or CRDs.
 
 use jiff::Timestamp;
-use mimeo_engine::{Answer, GrantsRead, RuleRead, Task};
+use mimeo_engine::{Answer, GrantsRead, Home, Presence, Task};
 use mimeo_model::{id::RuleId, outcome::Unreadable, refusal::Refused, rule::Rule};
 use serde_json::json;
 
+use crate::common::gone;
 use crate::grants::scene::{
     Scene, cluster_replication, condition, copying, grant, replication, seconds, source, to, words,
 };
@@ -133,11 +134,10 @@ fn what_may_have_gone_with_a_former_crd_did_not_go_with_its_namespace() {
         let mut scene = Scene::new(&["z"]);
         scene.mark_of(written, "z", "y", "Replication/gone/r");
         scene.run();
-        let read = RuleRead {
-            found: false,
-            home: None,
-            defined: Some(seconds(DEFINED)),
-        };
+        let read = Presence::Absent(Home {
+            namespace: None,
+            crd: Some(seconds(DEFINED)),
+        });
         scene.tell_rule("Replication/gone/r", read);
         scene.run();
         scene.wait(60);
@@ -156,8 +156,10 @@ fn what_may_have_gone_with_a_former_crd_did_not_go_with_its_namespace() {
             scene.revoke("from", "Read");
             let read = GrantsRead {
                 grants: [].into(),
-                home: exists.then_some(1),
-                defined: Some(defined),
+                home: Home {
+                    namespace: exists.then_some(1),
+                    crd: Some(defined),
+                },
             };
             scene.answer(&Task::ConfirmGrants("from".into()), Answer::Grants(read));
             scene.run();
@@ -182,11 +184,10 @@ fn no_tenants_rule_takes_a_copy_that_may_have_lost_its_rule_with_the_crd() {
             &json!({"sources": sources, "targets": targets}),
         ));
         scene.show(&source("home", "x"));
-        let read = RuleRead {
-            found: false,
-            home: None,
-            defined: Some(seconds(DEFINED)),
-        };
+        let read = Presence::Absent(Home {
+            namespace: Some(0),
+            crd: Some(seconds(DEFINED)),
+        });
         scene.tell_rule("ClusterReplication/p", read.clone());
         scene.run();
         scene.wait(60);
@@ -395,11 +396,7 @@ fn no_tenant_holds_up_what_becomes_of_others_copies() {
                 );
             }
             scene.run();
-            let read = RuleRead {
-                found: false,
-                home: None,
-                defined: Some(0),
-            };
+            let read = gone(None);
             scene.tell_rule("Replication/no-such-ns/x", read.clone());
         } else {
             for place in &places {
@@ -467,11 +464,7 @@ fn rules_that_go_with_their_namespace_are_no_lost_definition() {
         scene.engine.at(scene.now).rule_gone(&id);
         scene.run();
         let home = stays.then_some(0);
-        let read = RuleRead {
-            found: false,
-            home,
-            defined: Some(0),
-        };
+        let read = gone(home);
         scene.tell_rule(&id.to_string(), read.clone());
         assert_eq!(scene.done().is_empty(), !deleted_at_once);
         scene.wait(11);
@@ -492,11 +485,7 @@ fn much_that_went_with_its_namespace_is_held_and_that_is_said() {
     assert_eq!(scene.done().len(), places.len());
     scene.engine.at(scene.now).rule_gone(&id);
     scene.run();
-    let read = RuleRead {
-        found: false,
-        home: None,
-        defined: Some(0),
-    };
+    let read = gone(None);
     scene.tell_rule(&id.to_string(), read.clone());
     scene.run();
     scene.wait(11);

@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 
 use jiff::Timestamp;
-use mimeo_engine::{RuleRead, Task};
+use mimeo_engine::{Home, Presence, Task};
 use mimeo_model::{
     id::{RuleId, RuleKind},
     known::Known,
@@ -13,6 +13,7 @@ use mimeo_model::{
 };
 use serde_json::{from_value, json};
 
+use crate::common::gone;
 use crate::grants::scene::{
     Scene, cluster_replication, condition, copying, grant, replication, secrets, source, to, words,
 };
@@ -48,11 +49,7 @@ fn the_platforms_rule_has_its_copies_whatever_a_tenant_names_as_his_source() {
             .iter()
             .any(|job| matches!(job.task, Task::ConfirmRule(_)))
     );
-    let read = RuleRead {
-        found: false,
-        home: None,
-        defined: Some(0),
-    };
+    let read = gone(Some(0));
     scene.tell_rule("ClusterReplication/p", read.clone());
     assert_eq!(scene.done(), ["delete home/x"]);
 }
@@ -102,11 +99,10 @@ fn a_platforms_copy_passes_to_a_tenant_only_when_its_rule_is_deleted_on_purpose(
         scene.wait(60);
         assert_eq!(scene.done(), [] as [&str; 0], "before anybody knows");
         assert!(scene.asks(&Task::ConfirmRule(id.clone())));
-        let read = RuleRead {
-            found: false,
-            home: None,
-            defined,
-        };
+        let read = Presence::Absent(Home {
+            namespace: Some(0),
+            crd: defined,
+        });
         scene.tell_rule(&id.to_string(), read.clone());
         scene.run();
         scene.wait(60);
@@ -422,11 +418,7 @@ fn a_platforms_copy_passes_to_another_rule_of_its_only_when_it_is_known_what_bec
         "whether it is gone only a read tells"
     );
     assert!(scene.asks(&Task::ConfirmRule(p.clone())));
-    let read = RuleRead {
-        found: false,
-        home: None,
-        defined: Some(0),
-    };
+    let read = gone(Some(0));
     scene.tell_rule(&p.to_string(), read.clone());
     assert_eq!(scene.done(), ["write to/x"]);
 }

@@ -9,8 +9,8 @@ use std::{
 use jiff::Timestamp;
 use mimeo_api::ClusterReplicationStatus;
 use mimeo_engine::{
-    Action, Answer, Engine, GrantsRead, Job, Member, Members, Request, RuleRead, Settings, Task,
-    Verb,
+    Action, Answer, Engine, GrantsRead, Home, Job, Member, Members, Presence, Request, Settings,
+    Task, Verb,
 };
 use mimeo_model::{
     grant::{Edition, Grant},
@@ -168,8 +168,10 @@ impl Scene {
                     )
                 })
                 .collect(),
-            home: Some(1),
-            defined: defined.map(seconds),
+            home: Home {
+                namespace: Some(1),
+                crd: defined.map(seconds),
+            },
         };
         self.answer(&Task::ConfirmGrants(namespace.into()), Answer::Grants(read));
         self.run();
@@ -191,9 +193,9 @@ impl Scene {
 
     /// Answers a read of a rule.
     #[track_caller]
-    pub(crate) fn tell_rule(&mut self, id: &str, read: RuleRead) {
+    pub(crate) fn tell_rule(&mut self, id: &str, read: Presence) {
         let id = id.parse().unwrap();
-        self.answer(&Task::ConfirmRule(id), Answer::Rule(read));
+        self.answer(&Task::ConfirmRule(id), Answer::Presence(read));
     }
 
     /// Answers every read of a rule: the rule does not exist, but its CRD and its namespace do.
@@ -208,13 +210,13 @@ impl Scene {
             })
             .collect();
         for id in rules {
-            let home = id.namespace.as_ref().map(|_| home_created);
-            let read = RuleRead {
-                found: false,
-                home,
-                defined: Some(self.defined),
+            let namespace = id.namespace.as_ref().map_or(0, |_| home_created);
+            let home = Home {
+                namespace: Some(namespace),
+                crd: Some(self.defined),
             };
-            self.answer(&Task::ConfirmRule(id), Answer::Rule(read));
+            let read = Presence::Absent(home);
+            self.answer(&Task::ConfirmRule(id), Answer::Presence(read));
         }
         self.run();
     }

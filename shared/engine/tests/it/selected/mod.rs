@@ -10,7 +10,7 @@ mod world;
 use std::collections::BTreeSet;
 
 use mimeo_api::ClusterReplicationStatus;
-use mimeo_engine::SourceRead;
+use mimeo_engine::Presence;
 use mimeo_model::{
     kind::{GroupVersionKind, Resource},
     known::{Decoded, Known},
@@ -18,7 +18,7 @@ use mimeo_model::{
 };
 use serde_json::{Value, from_value, json};
 
-use crate::common::uid;
+use crate::common::{gone, uid};
 use world::{WRITTEN_AT, World, labelled, rule, secrets};
 
 fn secret(name: &str) -> Value {
@@ -95,7 +95,7 @@ fn sources_come_and_change_one_by_one() {
 fn a_deleted_source_takes_its_copies_along_after_the_grace() {
     let mut world = World::new(simple());
     world.listed(&[secret("a"), secret("b")]);
-    world.read = Some(SourceRead::Absent(Some(0)));
+    world.read = Some(gone(Some(0)));
     world.shown(&secret("a"), false);
     world.wait(50);
     assert_eq!(world.copies().len(), 4);
@@ -150,7 +150,7 @@ fn the_grace_of_a_source_begins_when_the_last_selector_has_lost_it() {
         for (first, last) in [(0, 1), (1, 0)] {
             let mut world = World::new(vec![rule("r", &selectors, &["one"], &json!({}))]);
             world.listed(&[secret("a")]);
-            world.read = Some(SourceRead::Absent(Some(0)));
+            world.read = Some(gone(Some(0)));
             let found = world.selectors();
             let lose = |world: &mut World, number: usize| {
                 let source = found[number].source("a");
@@ -191,7 +191,7 @@ fn a_loss_while_nothing_ran_is_told_by_the_copies() {
         let mut world = World::new(rules());
         world.listed(&[secret("a"), secret("b")]);
         world.restart(rules());
-        world.read = Some(SourceRead::Absent(Some(0)));
+        world.read = Some(gone(Some(0)));
         world.wait(600);
         assert_eq!(
             world.copies().len(),
@@ -218,7 +218,7 @@ fn sources_that_went_with_a_former_namespace_are_lost_after_a_restart_too() {
         let mut world = World::new(simple());
         world.listed(&all);
         world.restart(simple());
-        world.read = Some(SourceRead::Absent(Some(created)));
+        world.read = Some(gone(Some(created)));
         world.listed(&[]);
         world.wait(61);
         world.wait(61);
@@ -240,7 +240,7 @@ fn relabelling_is_collected_and_held_if_it_is_much() {
     let mut world = World::new(simple());
     world.listed(&all);
     assert_eq!(world.copies().len(), 40);
-    world.read = Some(SourceRead::Relabelled);
+    world.read = Some(Presence::Relabelled);
     world.shown(&all[0], false);
     world.wait(61);
     assert_eq!(world.copies().len(), 40, "collected for a while");
@@ -269,7 +269,7 @@ fn relabelling_is_collected_and_held_if_it_is_much() {
 fn another_selector_is_another_choice_and_no_selector_is_none() {
     let mut world = World::new(simple());
     world.listed(&[secret("a"), secret("b")]);
-    world.read = Some(SourceRead::Relabelled);
+    world.read = Some(Presence::Relabelled);
     let generation = |mut rule: Rule| {
         rule.generation += 1;
         rule
@@ -401,7 +401,7 @@ fn too_many_are_taken_by_their_age() {
     let shown = status.source.as_deref().unwrap_or_default();
     assert!(shown.ends_with(" +255"), "{shown}");
     // A source that disappears makes room for the next one, which must be read again.
-    world.read = Some(SourceRead::Absent(Some(0)));
+    world.read = Some(gone(Some(0)));
     world.shown(&all[0], false);
     let next = all[256]["metadata"]["name"].as_str().unwrap();
     assert_eq!(
@@ -450,7 +450,7 @@ fn of_very_many_the_next_are_asked_for_when_the_first_have_gone() {
             .1
             .starts_with("the rule has too many sources, ")
     );
-    world.read = Some(SourceRead::Relabelled);
+    world.read = Some(Presence::Relabelled);
     for object in &all[256..1000] {
         world.shown(object, false);
     }
@@ -625,7 +625,7 @@ fn a_copy_that_feeds_another_rule_goes_with_its_source() {
     let mut world = World::new(rules);
     world.listed(&[secret("a")]);
     assert_eq!(world.copies(), ["one/a", "two/a"]);
-    world.read = Some(SourceRead::Absent(Some(0)));
+    world.read = Some(gone(Some(0)));
     world.shown(&secret("a"), false);
     world.wait(61);
     world.wait(1);

@@ -1,7 +1,6 @@
 //! The plan of a suspended rule. After the suspension Mimeo carries out exactly this plan.
 
 use jiff::Timestamp;
-use mimeo_engine::SourceRead;
 use mimeo_model::{
     known::{Decoded, Known},
     rule::Rule,
@@ -9,7 +8,7 @@ use mimeo_model::{
 };
 use serde_json::{Value, from_value, json};
 
-use crate::common::uid;
+use crate::common::{gone, uid};
 use crate::selected::{
     secret, simple,
     world::{World, labelled, rule, secrets},
@@ -56,7 +55,7 @@ fn a_copy_that_feeds_another_rule_is_planned_to_go_with_its_source() {
     ]);
     world.listed(&[secret("a")]);
     world.store(suspended(&[labelled()], &["one", "two"]), 2);
-    world.read = Some(SourceRead::Absent(Some(0)));
+    world.read = Some(gone(Some(0)));
     world.shown(&secret("a"), false);
     assert_eq!(world.planned("r"), (0, 0, 2));
     world.wait(600);
@@ -131,7 +130,7 @@ fn the_copy_of_one_of_too_many_goes_with_its_source() {
     world.listed(&all);
     world.wait(1);
     assert_eq!(world.copies.len(), 257, "the youngest one's stays");
-    world.read = Some(SourceRead::Absent(Some(0)));
+    world.read = Some(gone(Some(0)));
     world.shown(&all[256], false);
     // The steps: the grace period of the source, the read of its fate, and a moment each time. A
     // namespace with many copies isn't planned twice in a short time.

@@ -8,7 +8,7 @@ use std::{
 use jiff::Timestamp;
 use mimeo_api::ClusterReplicationStatus;
 use mimeo_engine::{
-    Action, Answer, Engine, Member, Members, Request, Settings, SourceRead, Task, Verb,
+    Action, Answer, Engine, Member, Members, Presence, Request, Settings, Task, Verb,
 };
 use mimeo_model::{
     id::{RuleId, RuleKind},
@@ -42,7 +42,7 @@ pub(crate) struct World {
     pub(crate) copies: BTreeMap<String, Value>,
     pub(crate) written: usize,
     /// The answer to each read of a source that must be confirmed, and the sources that were read.
-    pub(crate) read: Option<SourceRead>,
+    pub(crate) read: Option<Presence>,
     pub(crate) confirmed: BTreeSet<SourceRef>,
     /// The sources that the engine wants to read.
     pub(crate) reads: Vec<SourceRef>,
@@ -206,7 +206,7 @@ impl World {
                 Action::Job(job) => match &job.task {
                     Task::ConfirmSource(source) => {
                         self.confirmed.insert(source.clone());
-                        let answer = self.read.map_or(Answer::Failed, Answer::Source);
+                        let answer = self.read.map_or(Answer::Failed, Answer::Presence);
                         self.engine.at(self.now).answered(&job, answer);
                     }
                     Task::ReadSource(source) => self.reads.push(source.clone()),

@@ -3,7 +3,7 @@
 use std::rc::Rc;
 
 use mimeo_api::ReplicationGrant;
-use mimeo_engine::{GrantsRead, Request, RuleRead, SourceRead, Task, Verb};
+use mimeo_engine::{GrantsRead, Home, Presence, Request, Task, Verb};
 use mimeo_model::{grant::Grant, outcome::Outcome, ownership, source::SourceRef};
 
 use super::{
@@ -87,13 +87,17 @@ fn carry_job(server: &mut Server, task: &Task) -> Answer {
         }
         Task::ConfirmRule(id) => {
             let found = server.get(&Key::of(id)).is_some();
-            Answer::Rule(RuleRead {
-                found,
-                home: id.namespace.as_deref().and_then(|home| age(server, home)),
-                defined: server.defined(id.kind),
-            })
+            let home = id.namespace.as_deref();
+            Answer::Presence(Some(if found {
+                Presence::Present
+            } else {
+                Presence::Absent(Home {
+                    namespace: home.map_or(Some(0), |home| age(server, home)),
+                    crd: server.defined(id.kind),
+                })
+            }))
         }
-        Task::ConfirmSource(source) => Answer::Source(read_source(server, source)),
+        Task::ConfirmSource(source) => Answer::Presence(read_source(server, source)),
         // Mimeo reads a selected object only when it makes copies of it. The object may not match
         // any more.
         Task::ReadSource(source) if source.selector().is_some() => {
@@ -132,8 +136,10 @@ fn carry_job(server: &mut Server, task: &Task) -> Answer {
             // The CRD of grants is never removed.
             Answer::Grants(GrantsRead {
                 grants,
-                home: age(server, namespace),
-                defined: Some(0),
+                home: Home {
+                    namespace: age(server, namespace),
+                    crd: Some(0),
+                },
             })
         }
         Task::RecordCreated {
@@ -150,7 +156,7 @@ fn carry_job(server: &mut Server, task: &Task) -> Answer {
     }
 }
 
-fn read_source(server: &Server, source: &SourceRef) -> Option<SourceRead> {
+fn read_source(server: &Server, source: &SourceRef) -> Option<Presence> {
     let key = Key::new(
         Res::of(&source.gvk.group, &source.gvk.kind),
         &source.namespace,
@@ -163,13 +169,16 @@ fn read_source(server: &Server, source: &SourceRef) -> Option<SourceRead> {
         let labels = object.labels();
         return Some(
             if source.admits(|key| labels.get(key).map(String::as_str)) {
-                SourceRead::Present
+                Presence::Present
             } else {
-                SourceRead::Relabelled
+                Presence::Relabelled
             },
         );
     }
-    Some(SourceRead::Absent(age(server, &source.namespace)))
+    Some(Presence::Absent(Home {
+        namespace: age(server, &source.namespace),
+        crd: Some(0),
+    }))
 }
 
 /// When a namespace was created, unless it is being deleted.

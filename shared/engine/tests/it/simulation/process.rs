@@ -9,8 +9,8 @@ use std::{
 
 use mimeo_api::ReplicationGrant;
 use mimeo_engine::{
-    Action, Engine, GrantsRead, Job, Member, Members, Request, RuleRead, Settings, SourceRead,
-    Verb, clock::Tick,
+    Action, Engine, GrantsRead, Job, Member, Members, Presence, Request, Settings, Verb,
+    clock::Tick,
 };
 use mimeo_model::{
     grant::{Grant, GrantStatus},
@@ -222,8 +222,8 @@ impl What {
 #[derive(Clone, Debug)]
 pub enum Answer {
     Outcome(Outcome, Option<Rc<Object>>),
-    Rule(RuleRead),
-    Source(Option<SourceRead>),
+    /// The rule or the source that was read, if its kind is served.
+    Presence(Option<Presence>),
     Grants(GrantsRead),
     /// The source that was read, if it exists.
     Shown(Option<Rc<Object>>),
@@ -626,15 +626,14 @@ impl Process {
     pub fn end_job(&mut self, job: &Job, answer: Option<Answer>, now: Tick) {
         use mimeo_engine::Answer as ReportedCopy;
         let told = match answer {
-            Some(Answer::Rule(read)) => ReportedCopy::Rule(read),
-            Some(Answer::Source(Some(read))) => ReportedCopy::Source(read),
+            Some(Answer::Presence(Some(read))) => ReportedCopy::Presence(read),
             Some(Answer::Grants(read)) => ReportedCopy::Grants(read),
             Some(Answer::Shown(object)) => {
                 ReportedCopy::Object(object.map(|object| Decoded::Whole(object.json())))
             }
             Some(Answer::Written(true)) => ReportedCopy::Done,
             Some(Answer::Written(false)) => ReportedCopy::Changed,
-            Some(Answer::Outcome(..) | Answer::Source(None)) | None => ReportedCopy::Failed,
+            Some(Answer::Outcome(..) | Answer::Presence(None)) | None => ReportedCopy::Failed,
         };
         self.engine.at(now).answered(job, told);
     }
