@@ -264,11 +264,6 @@ fn bad_objects() -> Vec<Case> {
             &[METADATA, "finalizers: must not be set"],
         ),
         (
-            "a mark of Mimeo's",
-            with("annotations", &json!({"mimeo.dev/rule": "x"})),
-            &[METADATA, "is reserved for Mimeo"],
-        ),
-        (
             "an invalid label",
             with("labels", &json!({"a": "b c"})),
             &[METADATA, "labels"],
@@ -742,7 +737,6 @@ const BY_THE_WEBHOOK: &[&str] = &[
     "another namespace",
     "owner references",
     "finalizers",
-    "a mark of Mimeo's",
     "a status",
     "a variable that there isn't",
     "an inline object's namespace in a name",

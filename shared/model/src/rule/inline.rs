@@ -1,5 +1,6 @@
-//! Objects inside a rule, and the fields that they may have. Only the API server decides if an
-//! object is valid for its kind, when Mimeo writes the copies.
+//! Objects inside a rule, and the fields that they may have. The API server checks their labels and
+//! annotations when it stores the rule. Only the API server decides if an object is valid for its
+//! kind, when Mimeo writes the copies.
 
 use serde_json::{Map, Value};
 
@@ -7,12 +8,11 @@ use super::source::never_copied;
 use crate::{
     id::RuleId,
     kind::GroupVersionKind,
-    marks::is_mark,
     patch::DEPTH,
     refusal::Refusals,
     size::size,
     source::SourceRef,
-    syntax::{self, Check},
+    syntax,
     template::{Template, texts},
 };
 
@@ -98,28 +98,5 @@ pub(super) fn parse(
     if texts(object).any(needs_namespace) {
         refusals.add(field, NO_NAMESPACE);
     }
-    refuse_keys(metadata, &format!("{field}.metadata"), refusals);
     source
-}
-
-/// Refuses invalid labels and annotations, and Mimeo's own. The API server checks the labels of an
-/// embedded object like those of a stored object, so they can't have variables.
-fn refuse_keys(metadata: &Value, field: &str, refusals: &mut Refusals) {
-    let checks: [(&str, Check, Check); 2] = [
-        ("labels", syntax::qualified_name, syntax::label_value),
-        ("annotations", syntax::annotation_key, |_| Ok(())),
-    ];
-    for (part, check_key, check_value) in checks {
-        for (key, value) in metadata[part].as_object().into_iter().flatten() {
-            let field = format!("{field}.{part}[{key}]");
-            refusals.one(&field, check_key(key));
-            if is_mark(key) {
-                refusals.add(&field, "is reserved for Mimeo");
-            }
-            match value.as_str() {
-                Some(value) => _ = refusals.one(&field, check_value(value)),
-                None => refusals.add(field, "must be a string"),
-            }
-        }
-    }
 }

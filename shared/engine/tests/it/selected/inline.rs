@@ -139,7 +139,7 @@ fn what_stands_in_one_rule_is_no_source_of_another() {
 fn the_rule_says_how_copies_differ() {
     let object = json!({
         "apiVersion": "v1", "kind": "ConfigMap", "data": {"keep": "1", "drop": "2"},
-        "metadata": {"name": "a", "labels": {"team": "a"}, "annotations": {"helm.sh/chart": "x", "n": "$(namespace.name)"}},
+        "metadata": {"name": "a", "labels": {"team": "a"}, "annotations": {"helm.sh/chart": "x", "mimeo.dev/source": "x", "n": "$(namespace.name)"}},
     });
     let add = json!([{"op": "add", "path": "/data/of", "value": "$(namespace.name)"}]);
     let transform = json!({"data": {"exclude": ["drop"]}, "labels": {"set": {"l": "$(source.name)-$(namespace.name)"}}, "jsonPatch": add});
@@ -158,6 +158,7 @@ fn the_rule_says_how_copies_differ() {
         (&annotations["n"], &annotations["helm.sh/chart"]),
         (&json!("one"), &Value::Null)
     );
+    assert_eq!(annotations["mimeo.dev/source"], "inline/v1/ConfigMap/a");
 }
 
 #[test]
@@ -244,22 +245,6 @@ fn what_cannot_stand_in_a_rule_is_refused() {
         (
             with("/metadata/finalizers", json!(["a.b/c"])),
             "spec.sources[0].inline.metadata.finalizers: must not be set",
-        ),
-        (
-            with("/metadata/labels", json!({"a": "b c"})),
-            "spec.sources[0].inline.metadata.labels[a]: ",
-        ),
-        (
-            with("/metadata/labels", json!({"a": "$(namespace.name)"})),
-            "spec.sources[0].inline.metadata.labels[a]: ",
-        ),
-        (
-            with("/metadata/labels", json!({"a": 1})),
-            "spec.sources[0].inline.metadata.labels[a]: must be a string",
-        ),
-        (
-            with("/metadata/annotations", json!({"mimeo.dev/source": "x"})),
-            "spec.sources[0].inline.metadata.annotations[mimeo.dev/source]: is reserved for Mimeo",
         ),
         (
             with("/status", json!({"a": 1})),
