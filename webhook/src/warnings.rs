@@ -171,7 +171,7 @@ pub(crate) fn not_granted(app: &App, rule: &Rule) -> Vec<String> {
 pub(crate) fn near_misses(object: &Value, variables: &str) -> Vec<String> {
     let misses = near_misses_in(&object["spec"]);
     let warning = |miss: &&str| {
-        format!("{miss} is not a variable and stays text. The variables are: {variables}")
+        format!("${miss} is not a variable and stays text. The variables are: {variables}")
     };
     first(
         misses.iter().map(warning).collect(),

@@ -55,7 +55,7 @@ impl fmt::Display for Variable {
     }
 }
 
-/// A length beyond all variables. The key of a label has at most 317 characters.
+/// A length beyond the names of all variables. The key of a label has at most 317 characters.
 const LONGEST: usize = 350;
 
 /// All variables, for messages.
@@ -63,29 +63,24 @@ pub const VARIABLES: &str =
     "$(source.name), $(source.namespace), $(namespace.name) and $(namespace.labels['key'])";
 
 /// The first part of a text that looks like a variable, but is plain text: `$(namespace)`,
-/// `${source.name}`.
+/// `${source.name}`. Returned without the `$`.
 fn near_miss(text: &str) -> Option<&str> {
-    text.match_indices('$').find_map(|(start, _)| {
-        let bytes = &text.as_bytes()[start + 1..];
-        let (braces, close) = match bytes.first()? {
-            b'(' => (false, b')'),
-            b'{' => (true, b'}'),
-            _ => return None,
-        };
-        let end = bytes.iter().take(LONGEST).position(|byte| *byte == close)?;
-        let inner = &text[start + 2..start + 1 + end];
-        let word = inner.trim().to_ascii_lowercase();
+    // No variable has a `$` inside.
+    text.split('$').skip(1).find_map(|part| {
+        let (begin, _) = part.split_once([')', '}'])?;
+        let name = begin.strip_prefix(['(', '{'])?;
+        let braces = begin.starts_with('{');
+        let word = name.trim().to_ascii_lowercase();
         let is_of = |object: &str| {
             word.strip_prefix(object)
                 .is_some_and(|rest| rest.starts_with('.') || rest.is_empty() && !braces)
         };
-        let meant =
-            (is_of("source") || is_of("namespace")) && (braces || matches!(piece(inner), Ok(None)));
-        meant.then(|| &text[start..=start + 1 + end])
+        let is_plain = braces || matches!(piece(name), Ok(None));
+        (is_plain && (is_of("source") || is_of("namespace"))).then(|| &part[..=begin.len()])
     })
 }
 
-/// All such parts of a spec, each once.
+/// All such parts of a spec, each once and without its `$`.
 pub fn near_misses(spec: &Value) -> BTreeSet<&str> {
     texts(spec).filter_map(near_miss).collect()
 }
@@ -98,24 +93,24 @@ impl Template {
     /// plain text, because a later version of Mimeo may define a variable of this name.
     pub fn parse(text: &str) -> Result<Self, String> {
         let mut template = Self(Vec::new());
-        // A long text may have many beginnings of a variable. So each `)` is searched for once.
-        let (mut from, mut close) = (0, 0);
-        while let Some(before) = text[from..].find("$(") {
-            template.push_text(&text[from..from + before]);
-            from += before + 2;
-            if close < from {
-                close = text[from..].find(')').map_or(usize::MAX, |end| from + end);
-            }
-            let near = close - from < LONGEST;
-            let variable = near.then(|| piece(&text[from..close])).transpose()?;
-            if let Some(piece) = variable.flatten() {
-                template.0.push(piece);
-                from = close + 1;
-            } else {
-                template.push_text("$(");
+        // No variable has another one inside. So each part begins with one variable at most.
+        let mut parts = text.split("$(");
+        template.push_text(parts.next().unwrap_or_default());
+        for part in parts {
+            match part.split_once(')') {
+                Some((name, rest))
+                    if name.len() < LONGEST
+                        && let Some(piece) = piece(name)? =>
+                {
+                    template.0.push(piece);
+                    template.push_text(rest);
+                }
+                _ => {
+                    template.push_text("$(");
+                    template.push_text(part);
+                }
             }
         }
-        template.push_text(&text[from..]);
         Ok(template)
     }
 
@@ -368,13 +363,13 @@ mod tests {
     #[test]
     fn what_looks_like_a_variable_and_is_none_is_found() {
         for (text, miss) in [
-            ("a-$(namespace)", Some("$(namespace)")),
-            ("$(source)", Some("$(source)")),
-            ("$(Namespace.name)", Some("$(Namespace.name)")),
-            ("$( source.name )-x", Some("$( source.name )")),
-            ("x${namespace.name}y", Some("${namespace.name}")),
-            ("${source.namespace}", Some("${source.namespace}")),
-            ("$(source.name)-${source.name}", Some("${source.name}")),
+            ("a-$(namespace)", Some("(namespace)")),
+            ("$(source)", Some("(source)")),
+            ("$(Namespace.name)", Some("(Namespace.name)")),
+            ("$( source.name )-x", Some("( source.name )")),
+            ("x${namespace.name}y", Some("{namespace.name}")),
+            ("${source.namespace}", Some("{source.namespace}")),
+            ("$(source.name)-${source.name}", Some("{source.name}")),
             ("$(source.name)-$(namespace.labels['a'])", None),
             ("$(HOME) ${NAMESPACE} $(sources) $(namespaces.x) $ $(", None),
             ("ä$(ä)", None),
@@ -382,7 +377,7 @@ mod tests {
             assert_eq!(near_miss(text), miss, "{text}");
         }
         let spec = serde_json::json!({"targets": [{"copyName": "$(source)"}], "transform": {"labels": {"set": {"a": "b"}}}});
-        assert_eq!(near_misses(&spec), ["$(source)"].into());
+        assert_eq!(near_misses(&spec), ["(source)"].into());
     }
 
     #[test]
