@@ -176,8 +176,6 @@ pub(crate) struct Registrar {
     tried: BTreeMap<Checksum, Result<(), String>>,
     /// The configuration that every API server uses by now.
     heard: Option<Checksum>,
-    /// Names of the policies that are registered.
-    registered: BTreeSet<Box<str>>,
 }
 
 /// The reason and the message of the condition Ready that a policy will get.
@@ -222,7 +220,6 @@ impl Registrar {
             failing: BTreeSet::new(),
             tried: BTreeMap::new(),
             heard: None,
-            registered: BTreeSet::new(),
         }
     }
 
@@ -298,16 +295,11 @@ impl Registrar {
     }
 
     /// Brings the metrics up to date.
-    fn count(&mut self, accepted: &[Policy], findings: &Findings) {
+    fn count(&self, accepted: &[Policy], findings: &Findings) {
         self.metrics
             .policies(findings.iter().map(|(_, finding)| finding.reason));
-        let registered = accepted.iter().map(|policy| policy.name.clone()).collect();
-        let former = std::mem::replace(&mut self.registered, registered);
-        for policy in &self.registered {
-            self.metrics.rewrites_by(policy);
-        }
-        for policy in former.difference(&self.registered) {
-            self.metrics.rewrites_no_more(policy);
+        for policy in accepted {
+            self.metrics.rewrites_by(&policy.name);
         }
     }
 
