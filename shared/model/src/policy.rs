@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use json_patch::{Patch, PatchOperation};
 use mimeo_api::{TransformPolicy, TransformPolicySpec, is_default};
-use serde_json::{Map, Value};
+use serde_json::Value;
 
 use crate::{
     kind::{GroupVersionKind, Resource},
@@ -110,18 +110,12 @@ impl Policy {
             return Verdict::ALLOW;
         };
         let stored = request.old_object.as_ref();
-        let before = rewritable(object);
-        let mut after = before.clone();
-        transform::rewrite(
-            &self.spec.transform,
-            &mut after,
-            stored,
-            request.namespace.as_deref().unwrap_or_default(),
-        );
-        let mut patch = json_patch::diff(&before, &after);
-        patch
-            .0
-            .extend(data_changes(&self.spec.transform.data, object));
+        let (transform, namespace) = (&self.spec.transform, request.namespace.as_deref());
+        let mut after = object.clone();
+        transform::rewrite(transform, &mut after, stored, namespace.unwrap_or_default());
+        // Neither part of the patch has any data: the first leaves it as it is, the second moves it.
+        let mut patch = json_patch::diff(object, &after);
+        patch.0.extend(data_changes(&transform.data, object));
         let mut warnings = Vec::new();
         warnings.extend(stored.and_then(|stored| self.kept_type(stored)));
         if !PROGRAMS
@@ -137,17 +131,13 @@ impl Policy {
     /// shows it if it refuses the object later. That refusal does not name the policy.
     fn changed(&self, kind: &str, patch: &Patch) -> Option<String> {
         let part = |operation: &PatchOperation| {
-            let mut tokens = operation.path().tokens();
-            let mut next = || Some(tokens.next()?.decoded().into_owned());
-            let first = next()?;
+            let tokens = operation.path().tokens();
+            let mut words = tokens.map(|token| token.decoded().into_owned());
             // The operation adds the whole metadata if there was none before.
-            if first == "metadata" {
-                next().or(Some(first))
-            } else {
-                Some(first)
-            }
+            let within = words.find(|word| word != "metadata");
+            within.unwrap_or_else(|| "metadata".into())
         };
-        let parts: BTreeSet<String> = patch.0.iter().filter_map(part).collect();
+        let parts: BTreeSet<String> = patch.0.iter().map(part).collect();
         let parts = parts.into_iter().collect::<Vec<_>>().join(", ");
         (!parts.is_empty()).then(|| changed(&self.name, &parts, kind))
     }
@@ -229,22 +219,6 @@ fn never_rewritten(gvk: &GroupVersionKind) -> Option<&'static str> {
         }
         _ => None,
     }
-}
-
-/// The part of an object that a transform may change. It has no data, so no secret data gets into
-/// the patch.
-fn rewritable(object: &Value) -> Value {
-    let pick = |from: &Value, keys: &[&str]| -> Map<String, Value> {
-        keys.iter()
-            .filter_map(|&key| Some((key.to_owned(), from.get(key)?.clone())))
-            .collect()
-    };
-    let mut part = pick(object, &["type"]);
-    if let Some(metadata) = object.get("metadata") {
-        let keys = ["labels", "annotations", "finalizers"];
-        part.insert("metadata".into(), pick(metadata, &keys).into());
-    }
-    part.into()
 }
 
 #[cfg(test)]
