@@ -7,7 +7,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{
     ObjectMeta, Status, StatusCause, StatusDetails,
 };
 
-use crate::{id::RuleId, kind::Resource, words};
+use crate::{kind::Resource, words};
 
 /// The outcome of one request about one copy.
 #[derive(Clone, Debug)]
@@ -172,15 +172,12 @@ impl Outcome {
             // RoleBinding to a missing role, if the writer lacks the permission to bind any role.
             404 => refused(FailureReason::Forbidden),
             403 if names_cause(status, "NamespaceTerminating") => Self::NamespaceGone,
-            // All kinds of 403 have the same reason word. Only the messages differ. This one ends
-            // with the quota's name and amounts. They are safe to show for Secrets, too.
-            403 if let Some((_, quota)) = message.split_once("exceeded quota: ") => {
-                let quota = &quota[..quota.floor_char_boundary(TOLD)];
-                Self::Refused(Failure {
-                    reason: FailureReason::QuotaExceeded,
-                    message: format!("{NO_ROOM}: {quota}").into(),
-                })
-            }
+            // All kinds of 403 have the same reason word. Only the messages differ. The rest of this
+            // one tells how many objects the namespace has, which not every reader may know.
+            403 if message.contains("exceeded quota: ") => Self::Refused(Failure {
+                reason: FailureReason::QuotaExceeded,
+                message: "a ResourceQuota of the namespace has no room for this copy".into(),
+            }),
             403 if message.contains(" cannot ") && message.contains("User ") => {
                 refused(FailureReason::Forbidden)
             }
@@ -195,7 +192,8 @@ impl Outcome {
                 d.kind.as_deref() == Some("resourcequotas") && !is_of(d, resource, name)
             }) =>
             {
-                Self::of_silence(FailureReason::QuotaExceeded, told(code, status, secret))
+                let message = "the API server is busy with a ResourceQuota of the namespace";
+                Self::of_silence(FailureReason::QuotaExceeded, message)
             }
             409 if names_cause(status, "FieldManagerConflict") => Self::Differs,
             409 => Self::Conflict,
@@ -256,27 +254,6 @@ fn unavailable(code: u16) -> FailureReason {
         FailureReason::ClusterUnreachable
     }
 }
-
-impl Failure {
-    /// The message that readers of this rule may see about a copy in this namespace.
-    ///
-    /// The amounts of a quota reveal how many other objects a namespace has. A Replication of
-    /// another namespace does not get to see them.
-    pub fn message_for(&self, rule: &RuleId, namespace: &str) -> &str {
-        let abroad = rule
-            .namespace
-            .as_deref()
-            .is_some_and(|home| home != namespace);
-        if abroad && self.reason == FailureReason::QuotaExceeded {
-            NO_ROOM
-        } else {
-            &self.message
-        }
-    }
-}
-
-/// The message for a quota if its amounts must stay secret.
-const NO_ROOM: &str = "a ResourceQuota of the namespace has no room for this copy";
 
 /// Recognizes the messages for a field outside the schema, and for a value that the field's type
 /// can't hold: text that is not base64, a quantity or a time. The second message begins like the
@@ -537,21 +514,21 @@ mod tests {
     }
 
     #[test]
-    fn a_quota_is_named_with_what_is_used_of_it() {
-        let quota =
-            "small, requested: count/secrets=1, used: count/secrets=5, limited: count/secrets=5";
-        let message = format!("secrets \"a\" is forbidden: exceeded quota: {quota}");
+    fn the_amounts_of_a_quota_are_not_kept() {
+        let amounts = "small, requested: secrets=1, used: secrets=5, limited: secrets=5";
+        let message = format!("secrets \"a\" is forbidden: exceeded quota: {amounts}");
         let refused = status(serde_json::json!({"reason": "Forbidden", "message": message}));
         for kind in ["Secret", "ConfigMap"] {
             let outcome = Outcome::of_error(403, &refused, None, &resource(kind), "a");
             let Outcome::Refused(failure) = outcome else {
                 panic!("not refused")
             };
-            let want =
-                format!("a ResourceQuota of the namespace has no room for this copy: {quota}");
             assert_eq!(
                 (failure.reason, &*failure.message),
-                (FailureReason::QuotaExceeded, &*want),
+                (
+                    FailureReason::QuotaExceeded,
+                    "a ResourceQuota of the namespace has no room for this copy"
+                ),
                 "{kind}"
             );
         }

@@ -247,7 +247,7 @@ impl Index {
                     if failure.reason != *reason || self.projections.owner(copy) != Some(id) {
                         return None;
                     }
-                    format!("{reason}: {}", failure.message_for(id, namespace))
+                    format!("{reason}: {}", failure.message)
                 }
             }
             EventReason::CopyAdopted => {

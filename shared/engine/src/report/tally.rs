@@ -171,7 +171,7 @@ impl Index {
                 name: (&*copy.name).into(),
                 wanted,
                 outlook: copy.verdict.outlook,
-                failure: failure(rule, name, copy),
+                failure: failure(copy),
                 copy: Some((name, copy)),
             })
         });
@@ -251,14 +251,11 @@ impl<'a> Standing<'a> {
 
 /// Returns the failure of a copy. It is the result of the last request. Without one, a wanted copy
 /// fails if the present object is being deleted and still exists.
-fn failure(rule: &RuleId, namespace: &str, copy: &CopyState) -> Option<(FailureReason, String)> {
+fn failure(copy: &CopyState) -> Option<(FailureReason, String)> {
     let deleting = copy.seen().is_some_and(|seen| seen.deleting);
     let going = deleting && copy.verdict.outlook == Outlook::Conflict;
     match &copy.failure {
-        Some(failing) => Some((
-            failing.failure.reason,
-            failing.failure.message_for(rule, namespace).to_owned(),
-        )),
+        Some(failing) => Some((failing.failure.reason, failing.failure.message.to_string())),
         None => going.then(|| {
             (
                 FailureReason::Conflict,

@@ -7,7 +7,7 @@ use mimeo_api::ClusterReplicationStatus;
 use mimeo_engine::{Action, Task};
 use mimeo_model::{
     known::{Decoded, Known},
-    outcome::{Failure, FailureReason, Outcome, Unreadable},
+    outcome::{Outcome, Unreadable},
 };
 use serde_json::{from_value, json};
 
@@ -345,14 +345,11 @@ fn the_amounts_of_another_namespaces_quota_are_told_in_no_status_and_no_event() 
     for _ in 0..20 {
         while let Some(action) = scene.engine.at(scene.now).next_action() {
             if let Action::Request(request) = action {
-                let failure = Failure {
-                    reason: FailureReason::QuotaExceeded,
-                    message: "used: count/secrets=41".into(),
-                };
-                scene
-                    .engine
-                    .at(scene.now)
-                    .outcome(&request, Outcome::Refused(failure));
+                let status = json!({"message": "exceeded quota: q, used: count/secrets=41"});
+                let status = from_value(status).unwrap();
+                let (resource, name) = (&request.resource, &request.name);
+                let outcome = Outcome::of_error(403, &status, None, resource, name);
+                scene.engine.at(scene.now).outcome(&request, outcome);
             }
         }
         notes.extend(scene.engine.at(scene.now).event_updates());
