@@ -88,10 +88,9 @@ pub(crate) struct Keeper<K> {
     contested: watch::Sender<Option<String>>,
     /// True once the configuration was seen with an owner.
     owned: bool,
-    /// The contents that were last written, or last seen to match exactly.
-    applied: Option<Arc<Value>>,
-    /// True if the last write succeeded. A write that the API server keeps refusing is not a fight.
-    wrote: bool,
+    /// The contents of the last write, if it succeeded. A write that the API server keeps refusing is
+    /// not a fight.
+    wrote: Option<Arc<Value>>,
     repairs: Repairs,
 }
 
@@ -119,8 +118,7 @@ where
             held: publish,
             contested: tell,
             owned: false,
-            applied: None,
-            wrote: false,
+            wrote: None,
             repairs: Repairs::default(),
         };
         tokio::spawn(keeper.run(wanted.subscribe()));
@@ -152,10 +150,7 @@ where
                 }
                 continue;
             }
-            let fight_ends = self
-                .repairs
-                .fight_ends()
-                .filter(|_| self.contested.borrow().is_some());
+            let fight_ends = self.repairs.fight_ends();
             tokio::select! {
                 seen = self.follower.next() => live = value(seen),
                 changed = wanted.changed() => if changed.is_err() { return },
@@ -173,7 +168,7 @@ where
         // Other replicas may trust certificates that this one does not want: they may know the next
         // certificates already, or not yet. Such certificates stay. They are removed once, when the
         // contents that this replica wants change.
-        let trust = if self.applied.as_ref() == want {
+        let trust = if self.held.borrow().as_ref() == want {
             Trust::AtLeast
         } else {
             Trust::Exactly
@@ -185,11 +180,11 @@ where
         }
         let fight_ends = self.repairs.fight_ends();
         if fight_ends.is_some_and(|end| Instant::now() >= end) {
+            self.repairs = Repairs::default();
             self.contested
                 .send_if_modified(|told| told.take().is_some());
         }
         if due.is_none() {
-            self.applied = want.cloned();
             self.held.send_replace(want.cloned());
         }
         due
@@ -197,7 +192,7 @@ where
 
     /// Writes the contents once. Returns the configuration that the API server has stored.
     async fn restore(&mut self, want: Arc<Value>, pause: Duration) -> Option<Value> {
-        let fights = std::mem::take(&mut self.wrote) && self.applied.as_ref() == Some(&want);
+        let fights = self.wrote.take().as_ref() == Some(&want);
         if fights && pause >= CONTESTED {
             self.tell(pause);
         }
@@ -209,8 +204,7 @@ where
             );
             None
         })?;
-        self.wrote = true;
-        self.applied = Some(want);
+        self.wrote = Some(want);
         Some(written)
     }
 
@@ -296,9 +290,10 @@ where
     }
 }
 
-/// Times of writes, and the pause between them.
+/// The writes of one fight with another client, and the pause between them.
 #[derive(Default)]
 struct Repairs {
+    /// Time of the last write.
     last: Option<Instant>,
     backoff: Backoff,
 }
@@ -307,7 +302,7 @@ impl Repairs {
     /// Records a write at `now` and returns the pause before the next one. With `news` Mimeo itself
     /// wants new contents; otherwise another client has changed the configuration.
     fn next(&mut self, news: bool, now: Instant) -> Duration {
-        if news || self.fight_ends().is_none_or(|end| now >= end) {
+        if news {
             self.backoff.reset();
         }
         self.last = Some(now);
@@ -409,8 +404,7 @@ mod tests {
         assert_eq!(requests.load(Ordering::Relaxed), 2);
     }
 
-    /// Seven writes, each within five minutes of the one before, are a fight. Five minutes without
-    /// a write end it.
+    /// Seven writes, each within five minutes of the one before, are a fight.
     #[test]
     fn who_changes_it_again_and_again_fights() {
         let start = Instant::now();
@@ -433,9 +427,5 @@ mod tests {
             repairs.next(false, at(seconds));
         }
         assert!(repairs.next(false, at(2102)) >= CONTESTED);
-        assert!(
-            repairs.next(false, at(2102 + 300)) <= Duration::from_secs(1),
-            "a new one"
-        );
     }
 }
