@@ -7,7 +7,7 @@ use std::time::Duration;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::Client;
 use mimeo_api::crds;
-use mimeo_model::definition::lacks;
+use mimeo_model::definition::is_older;
 use tokio::time::sleep;
 use tracing::{error, info, warn};
 
@@ -25,31 +25,28 @@ pub async fn check(client: Client, check: Check) {
     let path = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions";
     let mut told = String::new();
     loop {
-        let (mut lacking, mut unread) = (Vec::new(), String::new());
+        let (mut older, mut unread) = (Vec::new(), String::new());
         for name in crds().into_iter().filter_map(|crd| crd.metadata.name) {
             match named::read::<CustomResourceDefinition>(&client, path, &name).await {
-                Ok(crd) => {
-                    let fields = crd.iter().flat_map(lacks);
-                    lacking.extend(fields.map(|field| format!("{name} {field}")));
-                }
-                Err(CallError::Undecodable | CallError::Denied { code: 403 }) => {}
+                Ok(Some(crd)) if is_older(&crd) => older.push(name),
+                Ok(_) | Err(CallError::Undecodable | CallError::Denied { code: 403 }) => {}
                 Err(error) => unread = error.to_string(),
             }
         }
-        let lacks = lacking.join(", ");
-        if lacks.is_empty() && unread.is_empty() {
+        let older = older.join(", ");
+        if older.is_empty() && unread.is_empty() {
             if !told.is_empty() {
                 info!("each definition has all that this program needs");
             }
             return check.set(true);
         }
-        if !lacks.is_empty() && lacks != told {
+        if !older.is_empty() && older != told {
             error!(
-                lacks,
-                "definitions are older than this program: the API server drops or refuses these \
+                older,
+                "definitions are older than this program: the API server drops or refuses newer \
                  fields until you run kubectl apply -k manifests/crds"
             );
-            told = lacks;
+            told = older;
         } else if !unread.is_empty() && unread != told {
             warn!(
                 error = unread,
