@@ -2,9 +2,10 @@
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use mimeo_api::{
-    ClusterReplicationSpec, ConflictPolicy, CopyTransform, DriftPolicy, NamespaceSelection,
-    Replication, ReplicationSpec, ReplicationTarget,
+    ClusterReplicationSpec, ConflictPolicy, CopyTransform, DriftPolicy, PodGate, Replication,
+    ReplicationSpec, ReplicationTarget,
 };
+use serde_json::{from_value, json};
 
 use super::{Rule, source::samples};
 use crate::{
@@ -68,47 +69,27 @@ impl Rule {
     }
 }
 
-/// The `ClusterReplication` that means the same as this Replication.
+/// The `ClusterReplication` that means the same as this Replication. Each field of a Replication has
+/// the same name and form there.
 fn in_more_words(spec: &ReplicationSpec, home: &str) -> ClusterReplicationSpec {
-    let ReplicationSpec {
-        sources,
-        targets,
-        copies,
-    } = spec;
-    let source = |source: &mimeo_api::ReplicationSource| mimeo_api::Source {
-        api_version: Some(source.api_version.clone()),
-        kind: Some(source.kind.clone()),
-        namespace: Some(source.namespace.clone().unwrap_or_else(|| home.to_owned())),
-        name: source.name.clone(),
-        selector: source.selector.clone(),
-        inline: None,
-    };
-    let target = |target: &ReplicationTarget| {
-        let namespaces = if target.namespaces.is_empty() {
-            vec![home.to_owned()]
-        } else {
-            target.namespaces.clone()
-        };
-        mimeo_api::Target {
-            selection: NamespaceSelection {
-                namespaces,
-                ..NamespaceSelection::default()
-            },
-            copy_name: target.copy_name.clone(),
+    let mut written = json!(spec);
+    if spec.targets.is_empty() {
+        written["targets"] = json!([ReplicationTarget::default()]);
+    }
+    let mut spec: ClusterReplicationSpec =
+        from_value(written).expect("a ClusterReplication has all fields of a Replication");
+    for source in &mut spec.sources {
+        source.namespace.get_or_insert_with(|| home.to_owned());
+    }
+    for target in &mut spec.targets {
+        let namespaces = &mut target.selection.namespaces;
+        if namespaces.is_empty() {
+            namespaces.push(home.to_owned());
         }
-    };
-    let mut targets: Vec<_> = targets.iter().map(target).collect();
-    if targets.is_empty() {
-        targets.push(target(&ReplicationTarget::default()));
     }
-    ClusterReplicationSpec {
-        sources: sources.iter().map(source).collect(),
-        targets,
-        exclude: Vec::new(),
-        // The owner of one namespace must not make the pods of other namespaces wait.
-        pod_gate: mimeo_api::PodGate::None,
-        copies: copies.clone(),
-    }
+    // The owner of one namespace must not make the pods of other namespaces wait.
+    spec.pod_gate = PodGate::None;
+    spec
 }
 
 /// Refuses fields and values that only `ClusterReplication`s may use.
