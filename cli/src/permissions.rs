@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use futures::{StreamExt as _, stream};
 use mimeo_model::{
-    kind::{GroupVersionKind, Resource},
+    kind::{GroupVersionKind, Resource, Served},
     own_rights::{self, ProgramRight, RoleRef},
     rule::Rule,
     source::SourceRef,
@@ -27,6 +27,14 @@ const MOST: usize = 2000;
 
 /// The kinds that rules copy, as the API server serves them.
 pub(crate) type Kinds = BTreeMap<GroupVersionKind, Option<Resource>>;
+
+/// The kinds that are served.
+pub(crate) fn served(kinds: &Kinds) -> Served {
+    let kinds = kinds.iter();
+    kinds
+        .filter_map(|(gvk, found)| Some((gvk.clone(), found.clone()?)))
+        .collect()
+}
 
 /// The permissions that rules need, by the answers of the API server.
 #[derive(Default)]
@@ -141,12 +149,12 @@ fn needs(
     let engine = picture.snapshot.decided();
     let reach = engine.index().reach();
     let (mut needs, mut unknown) = (BTreeSet::new(), BTreeMap::new());
+    let served = served(kinds);
     for rule in rules {
         let homes = rule.homes(|source| roles.known.get(source).cloned());
         let homes = homes.filter(|home| reach.refuses_home(home.gvk, home.namespace).is_none());
         let places = engine.index().reached(rule);
-        let look_up = |gvk: &GroupVersionKind| kinds.get(gvk).cloned().flatten();
-        let own = own_rights::needed_by(rule.id.kind, homes, places.as_ref(), look_up);
+        let own = own_rights::needed_by(rule.id.kind, homes, places.as_ref(), &served);
         let mut sources = rule.sources.iter();
         let why = sources.find_map(|source| roles.unknown.get(source));
         for need in own {

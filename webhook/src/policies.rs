@@ -22,7 +22,7 @@ use kube::Client;
 use mimeo_api::{TransformPolicy, TransformPolicyStatus, names};
 use mimeo_model::{
     condition::{ConditionReason, ConditionType, condition},
-    kind::{GroupVersionKind, Resource},
+    kind::{GroupVersionKind, Served},
     known::{self, Decoded},
     meta::Checksum,
     policy::Policy,
@@ -169,7 +169,7 @@ pub(crate) struct Registrar {
     metrics: Answers,
     kept: Kept,
     /// The last known resource of each kind. A failed lookup leaves the entry as it is.
-    served: BTreeMap<GroupVersionKind, Resource>,
+    served: Served,
     /// The kinds whose last lookup failed. Only the first failure is logged.
     failing: BTreeSet<GroupVersionKind>,
     /// Results of dry runs, by the contents of the entry.
@@ -216,7 +216,7 @@ impl Registrar {
             discovery,
             kept: Keeper::<MutatingWebhookConfiguration>::start(clients, metrics, POLICIES_NAME),
             metrics: metrics.clone(),
-            served: BTreeMap::new(),
+            served: Served::new(),
             failing: BTreeSet::new(),
             tried: BTreeMap::new(),
             heard: None,
@@ -305,7 +305,7 @@ impl Registrar {
 
     /// The configuration of these policies.
     fn wanted(&self, registration: &Registration, policies: &[Policy]) -> Value {
-        registration.policies(policies, &|gvk| self.served.get(gvk).cloned())
+        registration.policies(policies, &self.served)
     }
 
     /// Checks a policy beside `before` others that are registered already. Returns the policy, and
@@ -317,7 +317,7 @@ impl Registrar {
         };
         let policy = known.policy.as_ref();
         let policy = policy.map_err(|refusals| invalid(refusals))?;
-        let refusals = policy.refuse_kinds(|gvk| self.served.get(gvk).cloned());
+        let refusals = policy.refuse_kinds(&self.served);
         if !refusals.is_empty() {
             return Err(invalid(&refusals));
         }

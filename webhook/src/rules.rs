@@ -6,7 +6,7 @@
 //! author is checked when the object is created or its spec changes, and never again. A later write
 //! of labels, annotations or finalizers does not make its user the author.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 
 use mimeo_api::{ClusterReplication, Replication, ReplicationGrant, TransformPolicy, names};
 use mimeo_engine::author;
@@ -14,7 +14,7 @@ use mimeo_model::{
     authority::{Need, of_grant, of_policy, of_rule, only_suspends},
     grant::Grant,
     id::RuleKind,
-    kind::{GroupVersionKind, Resource},
+    kind::{GroupVersionKind, Served},
     own_rights::{self, ProgramRight},
     policy::Policy,
     reach::Reach,
@@ -115,8 +115,8 @@ impl Check<'_> {
         let reach = app.index(|index| index.reach().clone());
         let rule = self.parse_rule(self.object)?.within(&reach);
         let kinds = self.kinds(rule.kinds.iter().collect()).await;
-        refuse(&rule.refuse_kinds(|gvk| kinds.resource(gvk)))?;
-        let needs = of_rule(&rule, |gvk| kinds.resource(gvk));
+        refuse(&rule.refuse_kinds(&kinds.served))?;
+        let needs = of_rule(&rule, &kinds.served);
         let old = self.request.old_object.as_ref();
         if let Err(refusal) = self.authorize(&needs, &kinds).await {
             // A user who may delete the rule is allowed to suspend it, and learns nothing more
@@ -150,7 +150,7 @@ impl Check<'_> {
         let kinds = grant.objects.iter().map(|objects| &objects.gvk).collect();
         let kinds = self.kinds(kinds).await;
         let home = self.request.namespace.as_deref().unwrap_or_default();
-        let needs = of_grant(&grant, home, |gvk| kinds.resource(gvk));
+        let needs = of_grant(&grant, home, &kinds.served);
         self.authorize(&needs, &kinds).await?;
         let name = self.request.name.as_deref().unwrap_or_default();
         let refused = self
@@ -163,8 +163,8 @@ impl Check<'_> {
     async fn policy(&self) -> Checked {
         let policy = parse::<TransformPolicy, _>(self.object, Policy::parse)?;
         let kinds = self.kinds(policy.kinds.iter().collect()).await;
-        refuse(&policy.refuse_kinds(|gvk| kinds.resource(gvk)))?;
-        let needs = of_policy(&policy, |gvk| kinds.resource(gvk));
+        refuse(&policy.refuse_kinds(&kinds.served))?;
+        let needs = of_policy(&policy, &kinds.served);
         self.authorize(&needs, &kinds).await?;
         let mut warnings = kinds.warnings();
         let variables = Variable::Name.to_string();
@@ -303,8 +303,8 @@ impl Draft<'_> {
         if let (Some(places), Detail::Named) = (&mut places, told) {
             places.retain(|namespace| self.rule.names(namespace));
         }
-        let resource = |gvk: &GroupVersionKind| self.kinds.resource(gvk);
-        let mut rights = own_rights::needed_by(self.rule.id.kind, homes, places.as_ref(), resource);
+        let (kind, served) = (self.rule.id.kind, &self.kinds.served);
+        let mut rights = own_rights::needed_by(kind, homes, places.as_ref(), served);
         rights.retain(|right| !right.hands_out());
         rights
     }
@@ -314,10 +314,11 @@ impl Draft<'_> {
     async fn missing_sources(&self, sources: &[&SourceRef]) -> Vec<String> {
         let mut warnings = Vec::new();
         for source in sources {
-            let Some((resource, home)) = self.kinds.resource(&source.gvk).zip(source.home()) else {
+            let resource = self.kinds.served.get(&source.gvk);
+            let Some((resource, home)) = resource.zip(source.home()) else {
                 continue;
             };
-            let path = resource_path(&resource, Some(home), None);
+            let path = resource_path(resource, Some(home), None);
             let read = named::read_metadata(&self.check.app.client, &path, &source.name);
             match self.check.ask(read).await {
                 Some(Ok(None)) => warnings.push(warnings::missing_source(source)),
@@ -332,16 +333,12 @@ impl Draft<'_> {
 /// Discovery's answers about some kinds.
 #[derive(Default)]
 struct Kinds {
-    served: BTreeMap<GroupVersionKind, Resource>,
+    served: Served,
     /// Each with the kind that the author may have meant.
     unserved: Vec<(GroupVersionKind, Option<Box<str>>)>,
 }
 
 impl Kinds {
-    fn resource(&self, gvk: &GroupVersionKind) -> Option<Resource> {
-        self.served.get(gvk).cloned()
-    }
-
     fn warnings(&self) -> Vec<String> {
         let unserved = self.unserved.iter();
         unserved

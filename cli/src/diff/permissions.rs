@@ -13,7 +13,7 @@ use mimeo_model::{
     authority::{self, Need, find, of_grant, of_rule},
     grant::Grant,
     id::RuleId,
-    kind::{GroupVersionKind, Resource},
+    kind::GroupVersionKind,
     known::Decoded,
     own_rights,
     right::Right,
@@ -27,7 +27,7 @@ use crate::{
     connect::Connected,
     files::{Files, Key},
     installation::Accounts,
-    permissions::{Kinds, ask},
+    permissions::{Kinds, ask, served},
     picture::Picture,
     read::AT_ONCE,
 };
@@ -89,7 +89,7 @@ pub(super) async fn missing(
         .collect();
     for rule in &rules {
         asking.find_kinds(rule.kinds.iter()).await;
-        let needs = of_rule(rule, |gvk| asking.resource(gvk));
+        let needs = of_rule(rule, &served(&asking.kinds));
         asking.author(&rule.id.to_string(), &needs).await;
     }
     let grants = files.of_kind(REPLICATION_GRANT);
@@ -99,7 +99,7 @@ pub(super) async fn missing(
             asking
                 .find_kinds(grant.objects.iter().map(|to| &to.gvk))
                 .await;
-            let needs = of_grant(&grant, &key.namespace, |gvk| asking.resource(gvk));
+            let needs = of_grant(&grant, &key.namespace, &served(&asking.kinds));
             asking.author(&key.to_string(), &needs).await;
         }
     }
@@ -127,10 +127,6 @@ struct Asking<'a> {
 }
 
 impl Asking<'_> {
-    fn resource(&self, gvk: &GroupVersionKind) -> Option<Resource> {
-        self.kinds.get(gvk).cloned().flatten()
-    }
-
     async fn find_kinds(&mut self, kinds: impl Iterator<Item = &GroupVersionKind>) {
         let discovery = Discovery::new(self.connected.client.clone());
         for gvk in kinds {

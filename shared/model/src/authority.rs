@@ -17,7 +17,7 @@ use serde_json::Value;
 use crate::{
     choices::PodGate,
     grant::Grant,
-    kind::{GroupVersionKind, Resource},
+    kind::{GroupVersionKind, Served},
     plural,
     policy::Policy,
     right::{GATE, Right, to_grant},
@@ -68,9 +68,9 @@ impl Need {
 /// - For copies of Roles and `RoleBindings`: the permissions that the API server also demands.
 /// - For `podGate: Required`: the verb `gate` on the rule.
 ///
-/// If `look_up` does not find a kind, its resource name is unknown. The author then needs the
+/// If a kind is not served, its resource name is unknown. The author then needs the
 /// permission for all resources of the kind's API group.
-pub fn of_rule(rule: &Rule, look_up: impl Fn(&GroupVersionKind) -> Option<Resource>) -> Vec<Need> {
+pub fn of_rule(rule: &Rule, served: &Served) -> Vec<Need> {
     let home = rule.id.namespace.as_deref();
     let own = |namespace: &str| home.is_none_or(|home| home == namespace);
     let mut needs = Vec::new();
@@ -83,13 +83,13 @@ pub fn of_rule(rule: &Rule, look_up: impl Fn(&GroupVersionKind) -> Option<Resour
             Need::of(Right {
                 namespace: query.home().map(Into::into),
                 name: query.name().map(Into::into),
-                ..right(verb, query.gvk(), &look_up)
+                ..right(verb, query.gvk(), served)
             })
         }));
     }
     let mut targets = named_targets(rule).unwrap_or_default();
     if home.is_none_or(|home| targets.contains(home)) {
-        let write = to_write(OF_COPIES, rule.kinds.iter(), home, &look_up);
+        let write = to_write(OF_COPIES, rule.kinds.iter(), home, served);
         if home.is_some() || targets.len() * write.len() > MOST {
             targets.clear();
         }
@@ -118,11 +118,7 @@ pub fn of_rule(rule: &Rule, look_up: impl Fn(&GroupVersionKind) -> Option<Resour
 
 /// The permissions that the author of a grant in the namespace `home` needs there: all that the
 /// grant gives. An unknown kind counts as in [`of_rule`].
-pub fn of_grant(
-    grant: &Grant,
-    home: &str,
-    look_up: impl Fn(&GroupVersionKind) -> Option<Resource>,
-) -> Vec<Need> {
+pub fn of_grant(grant: &Grant, home: &str, served: &Served) -> Vec<Need> {
     let mut needs = BTreeSet::new();
     for to in &grant.objects {
         let verbs: &[&'static str] = match grant.access {
@@ -130,7 +126,7 @@ pub fn of_grant(
             Access::Read => OF_SOURCES,
             Access::Write => OF_COPIES,
         };
-        let all = to_write(verbs, std::iter::once(&to.gvk), Some(home), &look_up);
+        let all = to_write(verbs, std::iter::once(&to.gvk), Some(home), served);
         match to.exact_names().filter(|_| grant.access == Access::Read) {
             None => needs.extend(all),
             Some(names) => {
@@ -149,11 +145,8 @@ pub fn of_grant(
 /// The permissions that the author of a policy needs: to create and update objects of its kinds in
 /// all namespaces, because the policy changes objects that other users write there. An unknown kind
 /// counts as in [`of_rule`].
-pub fn of_policy(
-    policy: &Policy,
-    look_up: impl Fn(&GroupVersionKind) -> Option<Resource>,
-) -> Vec<Need> {
-    let write = to_write(OF_POLICIES, policy.kinds.iter(), None, &look_up);
+pub fn of_policy(policy: &Policy, served: &Served) -> Vec<Need> {
+    let write = to_write(OF_POLICIES, policy.kinds.iter(), None, served);
     write.into_iter().map(Need::of).collect()
 }
 
@@ -219,11 +212,11 @@ fn to_write<'a>(
     verbs: &[&'static str],
     kinds: impl Iterator<Item = &'a GroupVersionKind>,
     namespace: Option<&str>,
-    look_up: &impl Fn(&GroupVersionKind) -> Option<Resource>,
+    served: &Served,
 ) -> BTreeSet<Right> {
     let kinds: BTreeMap<_, _> = kinds.map(|gvk| (gvk.group_kind(), gvk)).collect();
     let of_kind = |gvk: &GroupVersionKind| {
-        let rights = verbs.iter().map(|verb| right(verb, gvk, look_up));
+        let rights = verbs.iter().map(|verb| right(verb, gvk, served));
         let rights = rights.chain(to_grant(gvk)).map(|right| Right {
             namespace: namespace.map(Into::into),
             ..right
@@ -233,12 +226,8 @@ fn to_write<'a>(
     kinds.into_values().flat_map(of_kind).collect()
 }
 
-fn right(
-    verb: &'static str,
-    gvk: &GroupVersionKind,
-    look_up: &impl Fn(&GroupVersionKind) -> Option<Resource>,
-) -> Right {
-    let resource = look_up(gvk).map_or_else(|| "*".into(), |resource| resource.plural);
+fn right(verb: &'static str, gvk: &GroupVersionKind, served: &Served) -> Right {
+    let resource = served.get(gvk).map_or("*", |resource| &*resource.plural);
     Right::new(verb, gvk.group.clone(), resource)
 }
 
@@ -248,6 +237,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+    use crate::kind::Resource;
 
     fn secret(name: &str) -> Value {
         json!({"apiVersion": "v1", "kind": "Secret", "namespace": "platform", "name": name})
@@ -257,14 +247,18 @@ mod tests {
         json!({"apiVersion": api_version, "kind": kind, "namespace": "platform", "name": "one"})
     }
 
-    /// The API server does not serve `Gadget`.
-    fn look_up(gvk: &GroupVersionKind) -> Option<Resource> {
-        let plural = format!("{}s", gvk.kind.to_lowercase()).into();
-        (&*gvk.kind != "Gadget").then(|| Resource {
-            gvk: gvk.clone(),
-            plural,
-            namespaced: true,
-        })
+    /// These kinds as the API server serves them. It does not serve `Gadget`.
+    fn served<'a>(kinds: impl IntoIterator<Item = &'a GroupVersionKind>) -> Served {
+        let served = |gvk: &&GroupVersionKind| &*gvk.kind != "Gadget";
+        let serve = |gvk: &GroupVersionKind| {
+            let resource = Resource {
+                gvk: gvk.clone(),
+                plural: format!("{}s", gvk.kind.to_lowercase()).into(),
+                namespaced: true,
+            };
+            (gvk.clone(), resource)
+        };
+        kinds.into_iter().filter(served).map(serve).collect()
     }
 
     fn needs(sources: &[Value], targets: &[Value]) -> Vec<Need> {
@@ -272,10 +266,8 @@ mod tests {
             "apiVersion": "mimeo.dev/v1alpha1", "kind": "ClusterReplication", "metadata": {"name": "registry"},
             "spec": {"sources": sources, "targets": targets},
         });
-        of_rule(
-            &Rule::parse(&serde_json::from_value(rule).unwrap()).unwrap(),
-            look_up,
-        )
+        let rule = Rule::parse(&serde_json::from_value(rule).unwrap()).unwrap();
+        of_rule(&rule, &served(&rule.kinds))
     }
 
     /// One line for each need: first the permission, then its replacements.
@@ -296,10 +288,8 @@ mod tests {
             "apiVersion": "mimeo.dev/v1alpha1", "kind": "Replication", "metadata": {"namespace": "home", "name": "r"},
             "spec": spec,
         });
-        of_rule(
-            &Rule::parse_replication(&serde_json::from_value(rule).unwrap()).unwrap(),
-            look_up,
-        )
+        let rule = Rule::parse_replication(&serde_json::from_value(rule).unwrap()).unwrap();
+        of_rule(&rule, &served(&rule.kinds))
     }
 
     #[test]
@@ -344,11 +334,9 @@ mod tests {
                 "metadata": {"namespace": "home", "name": "g"},
                 "spec": {"access": access, "grantees": [{"namespaces": ["other"]}], "objects": [to]},
             });
-            told(&of_grant(
-                &Grant::parse(&serde_json::from_value(grant).unwrap()).unwrap(),
-                "home",
-                look_up,
-            ))
+            let grant = Grant::parse(&serde_json::from_value(grant).unwrap()).unwrap();
+            let kinds = grant.objects.iter().map(|objects| &objects.gvk);
+            told(&of_grant(&grant, "home", &served(kinds)))
         };
         let secrets =
             |names: &[&str]| json!({"apiVersion": "v1", "kind": "Secret", "names": names});
@@ -443,10 +431,8 @@ mod tests {
                 "apiVersion": "mimeo.dev/v1alpha1", "kind": "ClusterReplication", "metadata": {"name": "registry"},
                 "spec": spec,
             });
-            let needs = of_rule(
-                &Rule::parse(&serde_json::from_value(rule).unwrap()).unwrap(),
-                look_up,
-            );
+            let rule = Rule::parse(&serde_json::from_value(rule).unwrap()).unwrap();
+            let needs = of_rule(&rule, &served(&rule.kinds));
             told(&needs)
                 .into_iter()
                 .filter(|need| need.starts_with("gate"))
@@ -600,7 +586,7 @@ mod tests {
         });
         let policy = Policy::parse(&serde_json::from_value(policy).unwrap()).unwrap();
         assert_eq!(
-            told(&of_policy(&policy, look_up)),
+            told(&of_policy(&policy, &served(&policy.kinds))),
             [
                 "create secrets in all namespaces",
                 "create roles.rbac.authorization.k8s.io in all namespaces",

@@ -1,6 +1,6 @@
 //! Kinds of objects, as rules and policies name them and as discovery describes them.
 
-use std::{fmt, str::FromStr};
+use std::{collections::BTreeMap, fmt, str::FromStr};
 
 use serde::Deserialize;
 
@@ -131,6 +131,9 @@ pub struct Resource {
     /// True if objects of the kind live in namespaces.
     pub namespaced: bool,
 }
+
+/// The kinds that the cluster is known to serve.
+pub type Served = BTreeMap<GroupVersionKind, Resource>;
 
 /// Prints as authorization rules name the resource: `secrets`, `deployments.apps`.
 impl fmt::Display for Resource {

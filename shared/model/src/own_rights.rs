@@ -10,7 +10,7 @@ use serde_json::Value;
 
 use crate::{
     id::RuleKind,
-    kind::{GroupVersionKind, Resource},
+    kind::{GroupVersionKind, Resource, Served},
     names, plural,
     reach::Reach,
     right::{self, Right},
@@ -77,12 +77,12 @@ const WRITE: [&str; 2] = ["create", "patch"];
 const DELETE: &str = "delete";
 
 /// The permissions that a rule of this kind needs for copies of these sources in these places.
-/// `None` means everywhere. A kind that `look_up` does not find needs no permission yet.
+/// `None` means everywhere. A kind that is not served needs no permission yet.
 pub fn needed_by<'a>(
     kind: RuleKind,
     homes: impl Iterator<Item = Home<'a>>,
     places: Option<&BTreeSet<Box<str>>>,
-    look_up: impl Fn(&GroupVersionKind) -> Option<Resource>,
+    served: &Served,
 ) -> BTreeSet<ProgramRight> {
     let targets: Vec<Option<&str>> = match places {
         None => vec![None],
@@ -95,7 +95,7 @@ pub fn needed_by<'a>(
         role,
     } in homes
     {
-        let Some(Resource { plural, .. }) = look_up(gvk) else {
+        let Some(Resource { plural, .. }) = served.get(gvk) else {
             continue;
         };
         let right = |verb| Right::new(verb, gvk.group.clone(), plural.clone());
@@ -279,6 +279,10 @@ mod tests {
         }
     }
 
+    fn served(resource: Resource) -> Served {
+        [(resource.gvk.clone(), resource)].into()
+    }
+
     fn home<'a>(gvk: &'a GroupVersionKind, namespace: Option<&'a str>) -> Home<'a> {
         Home {
             gvk,
@@ -300,7 +304,7 @@ mod tests {
             ]
             .into_iter(),
             places,
-            |_| Some(policies()),
+            &served(policies()),
         )
     }
 
@@ -323,7 +327,7 @@ mod tests {
         let by = |kind| {
             let Resource { gvk, .. } = policies();
             let homes = [home(&gvk, Some("home"))].into_iter();
-            needed_by(kind, homes, None, |_| Some(policies()))
+            needed_by(kind, homes, None, &served(policies()))
         };
         assert_eq!(by(RuleKind::ClusterReplication), needs());
         let mut own = needs();
@@ -355,7 +359,7 @@ mod tests {
                 RuleKind::ClusterReplication,
                 [home(&policies().gvk, Some("home"))].into_iter(),
                 None,
-                |_| None
+                &Served::new()
             )
             .is_empty()
         );
@@ -363,7 +367,7 @@ mod tests {
             RuleKind::ClusterReplication,
             [home(&policies().gvk, None)].into_iter(),
             None,
-            |_| Some(policies()),
+            &served(policies()),
         );
         assert_eq!(
             told(&inline)[..2],
@@ -422,7 +426,7 @@ mod tests {
             RuleKind::ClusterReplication,
             homes,
             reach.targets.as_deref(),
-            |_| Some(resource.clone()),
+            &served(resource.clone()),
         );
         let sentences = explain(&needed, reach);
         // The API server may cut a warning off after 256 characters.

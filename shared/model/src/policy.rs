@@ -7,7 +7,7 @@ use mimeo_api::{TransformPolicy, TransformPolicySpec, is_default};
 use serde_json::Value;
 
 use crate::{
-    kind::{GroupVersionKind, Resource},
+    kind::{GroupVersionKind, Served},
     refusal::{Refusal, Refusals},
     review::{Request, Verdict},
     selection::Selector,
@@ -85,19 +85,16 @@ impl Policy {
         })
     }
 
-    /// The refusals that follow from discovery. A kind that `look_up` does not find is not refused,
-    /// because the API server may serve it later.
-    pub fn refuse_kinds(
-        &self,
-        look_up: impl Fn(&GroupVersionKind) -> Option<Resource>,
-    ) -> Vec<Refusal> {
+    /// The refusals that follow from discovery. A kind that is not served is not refused, because the
+    /// API server may serve it later.
+    pub fn refuse_kinds(&self, served: &Served) -> Vec<Refusal> {
         let refuse = |(i, gvk): (usize, &GroupVersionKind)| {
             let message = format!(
                 "kind {} is cluster-scoped; only objects in namespaces are rewritten",
                 gvk.group_kind()
             );
             let field = format!("spec.match.kinds[{i}]");
-            (!look_up(gvk)?.namespaced).then_some(Refusal { field, message })
+            (!served.get(gvk)?.namespaced).then_some(Refusal { field, message })
         };
         self.kinds.iter().enumerate().filter_map(refuse).collect()
     }
@@ -225,7 +222,10 @@ fn never_rewritten(gvk: &GroupVersionKind) -> Option<&'static str> {
 #[allow(clippy::unwrap_used)] // It is how a test fails.
 mod tests {
     use super::*;
-    use crate::review::{Operation, User};
+    use crate::{
+        kind::Resource,
+        review::{Operation, User},
+    };
     use serde_json::json;
 
     const TYPE: &str = "credential.devops.kubesphere.io/basic-auth";
@@ -536,14 +536,14 @@ mod tests {
 
     #[test]
     fn cluster_scoped_kinds_are_refused_once_discovery_knows_them() {
-        let look_up = |gvk: &GroupVersionKind| {
-            Some(Resource {
-                gvk: gvk.clone(),
-                plural: "x".into(),
-                namespaced: false,
-            })
+        let policy = policy(good());
+        let secrets = Resource {
+            gvk: policy.kinds[0].clone(),
+            plural: "x".into(),
+            namespaced: false,
         };
-        assert_eq!(policy(good()).refuse_kinds(look_up).len(), 1);
-        assert_eq!(policy(good()).refuse_kinds(|_| None), []);
+        let served = [(secrets.gvk.clone(), secrets)].into();
+        assert_eq!(policy.refuse_kinds(&served).len(), 1);
+        assert_eq!(policy.refuse_kinds(&Served::new()), []);
     }
 }

@@ -20,7 +20,7 @@ use mimeo_api::FailurePolicy;
 use serde_json::{Value, json};
 
 use crate::{
-    kind::{GroupVersionKind, Resource},
+    kind::{Resource, Served},
     meta::Checksum,
     names::{DRIFT, DRIFT_DENY, MANAGER, PENDING_LABEL},
     policy::Policy,
@@ -133,18 +133,14 @@ impl Registration {
 
     /// The `MutatingWebhookConfiguration` of the policies, sorted by name.
     ///
-    /// A kind gets no rule if `look_up` does not find it, or if it is cluster-scoped. A policy
-    /// without rules gets no entry.
-    pub fn policies(
-        &self,
-        policies: &[Policy],
-        look_up: &dyn Fn(&GroupVersionKind) -> Option<Resource>,
-    ) -> Value {
+    /// A kind gets no rule if it is not served, or if it is cluster-scoped. A policy without rules
+    /// gets no entry.
+    pub fn policies(&self, policies: &[Policy], served: &Served) -> Value {
         let mut policies: Vec<_> = policies.iter().collect();
         policies.sort_by(|a, b| a.name.cmp(&b.name));
         let entries: Vec<_> = policies
             .into_iter()
-            .filter_map(|policy| self.policy(policy, look_up))
+            .filter_map(|policy| self.policy(policy, served))
             .collect();
         configuration("MutatingWebhookConfiguration", POLICIES_NAME, &entries)
     }
@@ -332,17 +328,13 @@ impl Registration {
 
     /// The entry of one policy. The API server calls it again if a later hook changes the object,
     /// because the object may match the policy only then.
-    fn policy(
-        &self,
-        policy: &Policy,
-        look_up: &dyn Fn(&GroupVersionKind) -> Option<Resource>,
-    ) -> Option<Value> {
+    fn policy(&self, policy: &Policy, served: &Served) -> Option<Value> {
         let resources = policy
             .kinds
             .iter()
-            .filter_map(look_up)
+            .filter_map(|gvk| served.get(gvk))
             .filter(|resource| resource.namespaced);
-        let rules: Vec<_> = resources.map(|resource| rule(&resource)).collect();
+        let rules: Vec<_> = resources.map(rule).collect();
         (!rules.is_empty()).then(|| {
             json!({
                 "name": entry_name(&policy.name),
@@ -558,7 +550,7 @@ mod tests {
     #[test]
     fn without_policies_the_list_is_empty() {
         assert_eq!(
-            registration().policies(&[], &|_| None)["webhooks"],
+            registration().policies(&[], &Served::new())["webhooks"],
             json!([])
         );
     }

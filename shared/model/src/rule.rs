@@ -19,7 +19,7 @@ use serde_json::Value;
 use crate::{
     choices::{ConflictPolicy, PodGate, RetentionPolicy, Strategy, parse_retention},
     id::{RuleId, RuleKind},
-    kind::{GroupKind, GroupVersionKind, Resource},
+    kind::{GroupKind, GroupVersionKind, Resource, Served},
     meta::version,
     names,
     own_rights::{self, Home, RoleRef},
@@ -312,14 +312,11 @@ impl Rule {
         })
     }
 
-    /// The refusals that follow from discovery. A kind that `look_up` does not find is not refused,
-    /// because the API server may serve it later.
-    pub fn refuse_kinds(
-        &self,
-        look_up: impl Fn(&GroupVersionKind) -> Option<Resource>,
-    ) -> Vec<Refusal> {
+    /// The refusals that follow from discovery. A kind that is not served is not refused, because the
+    /// API server may serve it later.
+    pub fn refuse_kinds(&self, served: &Served) -> Vec<Refusal> {
         let refuse = |(i, gvk): (usize, &GroupVersionKind)| {
-            let refusal = refuse_kind(gvk, &look_up(gvk)?)?;
+            let refusal = refuse_kind(gvk, served.get(gvk)?)?;
             Some(Refusal {
                 field: format!("spec.sources[{i}]"),
                 ..refusal
@@ -749,18 +746,20 @@ mod tests {
     #[test]
     fn cluster_scoped_kinds_are_refused_once_discovery_knows_them() {
         let rule = parse(good()).unwrap();
-        let resource = |namespaced| {
-            move |gvk: &GroupVersionKind| {
-                Some(Resource {
+        let served = |namespaced| {
+            let serve = |gvk: &GroupVersionKind| {
+                let resource = Resource {
                     gvk: gvk.clone(),
                     plural: "x".into(),
                     namespaced,
-                })
-            }
+                };
+                (gvk.clone(), resource)
+            };
+            rule.kinds.iter().map(serve).collect::<Served>()
         };
-        assert_eq!(rule.refuse_kinds(resource(true)), []);
-        assert_eq!(rule.refuse_kinds(|_| None), []);
-        let refusals = rule.refuse_kinds(resource(false));
+        assert_eq!(rule.refuse_kinds(&served(true)), []);
+        assert_eq!(rule.refuse_kinds(&Served::new()), []);
+        let refusals = rule.refuse_kinds(&served(false));
         assert_eq!(refusals.len(), 1);
         assert!(
             refusals[0]

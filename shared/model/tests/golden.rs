@@ -13,7 +13,7 @@ use std::{env, fs, path::PathBuf};
 
 use mimeo_api::{FailurePolicy, TransformPolicy, crds};
 use mimeo_model::{
-    kind::{GroupVersionKind, Resource},
+    kind::{GroupVersionKind, Resource, Served},
     policy::Policy,
     registration::{Endpoint, Registration},
     review::{self, GroupVersionResource, Verdict},
@@ -103,18 +103,22 @@ fn team() -> Policy {
     }))
 }
 
-fn look_up(gvk: &GroupVersionKind) -> Option<Resource> {
-    let plural = match &*gvk.kind {
-        "Secret" => "secrets",
-        "ConfigMap" => "configmaps",
-        "Deployment" => "deployments",
-        _ => return None,
+fn served() -> Served {
+    let kinds = [
+        ("v1", "Secret", "secrets"),
+        ("v1", "ConfigMap", "configmaps"),
+        ("apps/v1", "Deployment", "deployments"),
+    ];
+    let serve = |(api_version, kind, plural): (&str, &str, &str)| {
+        let gvk = GroupVersionKind::parse(api_version, kind).expect("a kind");
+        let resource = Resource {
+            gvk: gvk.clone(),
+            plural: plural.into(),
+            namespaced: true,
+        };
+        (gvk, resource)
     };
-    Some(Resource {
-        gvk: gvk.clone(),
-        plural: plural.into(),
-        namespaced: true,
-    })
+    kinds.into_iter().map(serve).collect()
 }
 
 fn registration() -> Registration {
@@ -144,7 +148,7 @@ fn webhook_configurations() {
     matches_file("registration-validating.json", &registration.validating());
     matches_file(
         "registration-policies.json",
-        &registration.policies(&[devops(), team()], &look_up),
+        &registration.policies(&[devops(), team()], &served()),
     );
 }
 

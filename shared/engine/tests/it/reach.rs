@@ -359,6 +359,7 @@ fn an_author_needs_what_the_rule_says_whatever_the_limits_leave_of_it() {
         },
     });
     let rule = Rule::parse(&from_value(rule).unwrap()).unwrap();
-    let needs = |rule: &Rule| of_rule(rule, |_| Some(secrets()));
+    let served = [(secrets().gvk, secrets())].into();
+    let needs = |rule: &Rule| of_rule(rule, &served);
     assert_eq!(needs(&rule.clone().within(&confined())), needs(&rule));
 }
