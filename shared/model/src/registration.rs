@@ -98,7 +98,7 @@ pub struct Registration {
 /// The address of the hooks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Endpoint {
-    /// Below this URL, `https://host:port`.
+    /// Below this URL, `https://host:port` without a slash at the end.
     Url(String),
     /// Through a Service.
     Service {
@@ -131,16 +131,14 @@ impl Registration {
         )
     }
 
-    /// The `MutatingWebhookConfiguration` of the policies, sorted by name.
-    ///
-    /// A kind gets no rule if it is not served, or if it is cluster-scoped. A policy without rules
-    /// gets no entry.
+    /// The `MutatingWebhookConfiguration` of the policies, sorted by name. A kind that is not served
+    /// gets no rule.
     pub fn policies(&self, policies: &[Policy], served: &Served) -> Value {
         let mut policies: Vec<_> = policies.iter().collect();
         policies.sort_by(|a, b| a.name.cmp(&b.name));
         let entries: Vec<_> = policies
             .into_iter()
-            .filter_map(|policy| self.policy(policy, served))
+            .map(|policy| self.policy(policy, served))
             .collect();
         configuration("MutatingWebhookConfiguration", POLICIES_NAME, &entries)
     }
@@ -151,11 +149,6 @@ impl Registration {
         // Even with `failurePolicy: Fail`, a namespace must be deletable without a webhook. The
         // namespace controller removes its finalizers by updates.
         let staying = "!(oldObject != null && has(oldObject.metadata.deletionTimestamp))";
-        let mut conditions = vec![
-            self.not_exempt("name"),
-            json!({"name": "not-leaving", "expression": staying}),
-        ];
-        conditions.extend(self.not_mimeo_removing_the_mark());
         json!({
             "name": "namespaces.mimeo.dev",
             "clientConfig": self.client_config(NAMESPACES_PATH),
@@ -166,7 +159,11 @@ impl Registration {
             }],
             "namespaceSelector": {},
             "objectSelector": {},
-            "matchConditions": conditions,
+            "matchConditions": [
+                self.not_exempt("name"),
+                {"name": "not-leaving", "expression": staying},
+                self.not_mimeo_removing_the_mark(),
+            ],
             "failurePolicy": self.namespaces_failure_policy,
             "sideEffects": "NoneOnDryRun",
             "timeoutSeconds": TIMEOUT.as_secs(),
@@ -328,28 +325,22 @@ impl Registration {
 
     /// The entry of one policy. The API server calls it again if a later hook changes the object,
     /// because the object may match the policy only then.
-    fn policy(&self, policy: &Policy, served: &Served) -> Option<Value> {
-        let resources = policy
-            .kinds
-            .iter()
-            .filter_map(|gvk| served.get(gvk))
-            .filter(|resource| resource.namespaced);
-        let rules: Vec<_> = resources.map(rule).collect();
-        (!rules.is_empty()).then(|| {
-            json!({
-                "name": entry_name(&policy.name),
-                "clientConfig": self.client_config(&format!("{OBJECTS_PATH}{}", policy.name)),
-                "rules": rules,
-                "objectSelector": policy.spec.match_.object_selector,
-                "namespaceSelector": self.namespaces_of(policy),
-                "matchConditions": [self.not_exempt("namespace")],
-                "failurePolicy": policy.spec.failure_policy,
-                "sideEffects": "None",
-                "timeoutSeconds": TIMEOUT.as_secs(),
-                "matchPolicy": "Equivalent",
-                "reinvocationPolicy": "IfNeeded",
-                "admissionReviewVersions": ["v1"],
-            })
+    fn policy(&self, policy: &Policy, served: &Served) -> Value {
+        let kinds = policy.kinds.iter();
+        let rules: Vec<_> = kinds.filter_map(|gvk| served.get(gvk)).map(rule).collect();
+        json!({
+            "name": entry_name(&policy.name),
+            "clientConfig": self.client_config(&format!("{OBJECTS_PATH}{}", policy.name)),
+            "rules": rules,
+            "objectSelector": policy.spec.match_.object_selector,
+            "namespaceSelector": self.namespaces_of(policy),
+            "matchConditions": [self.not_exempt("namespace")],
+            "failurePolicy": policy.spec.failure_policy,
+            "sideEffects": "None",
+            "timeoutSeconds": TIMEOUT.as_secs(),
+            "matchPolicy": "Equivalent",
+            "reinvocationPolicy": "IfNeeded",
+            "admissionReviewVersions": ["v1"],
         })
     }
 
@@ -375,7 +366,7 @@ impl Registration {
 
     fn client_config(&self, path: &str) -> Value {
         let mut config = match &self.endpoint {
-            Endpoint::Url(base) => json!({"url": format!("{}{path}", base.trim_end_matches('/'))}),
+            Endpoint::Url(base) => json!({"url": format!("{base}{path}")}),
             Endpoint::Service {
                 namespace,
                 name,
@@ -412,10 +403,7 @@ impl Registration {
     /// A match condition that leaves out the removal of the pending label by Mimeo. This update is
     /// half of the cost of a new namespace, and the webhook has nothing to do for it. Nothing more
     /// is left out, because outside a cluster people may share the user that Mimeo runs as.
-    fn not_mimeo_removing_the_mark(&self) -> Option<Value> {
-        if self.mimeo_users.is_empty() {
-            return None;
-        }
+    fn not_mimeo_removing_the_mark(&self) -> Value {
         let marked = |object| {
             format!(
                 "(has({object}.metadata.labels) && '{PENDING_LABEL}' in {object}.metadata.labels)"
@@ -424,7 +412,7 @@ impl Registration {
         let (before, after) = (marked("oldObject"), marked("object"));
         let removes = format!("request.operation == 'UPDATE' && {before} && !{after}");
         let expression = format!("!({} && {removes})", self.is_mimeo());
-        Some(json!({"name": "not-mimeo-removing-the-pending-label", "expression": expression}))
+        json!({"name": "not-mimeo-removing-the-pending-label", "expression": expression})
     }
 }
 
@@ -468,7 +456,7 @@ mod tests {
 
     fn registration() -> Registration {
         Registration {
-            endpoint: Endpoint::Url("https://127.0.0.1:8443/".into()),
+            endpoint: Endpoint::Url("https://127.0.0.1:8443".into()),
             ca_bundle: None,
             own_namespace: "mimeo-system".into(),
             namespaces_failure_policy: FailurePolicy::Ignore,

@@ -159,7 +159,6 @@ fn webhook_configurations_by_url_and_strict() {
         ca_bundle: None,
         namespaces_failure_policy: FailurePolicy::Fail,
         pod_gate_resources: vec![GroupVersionResource::new("batch", "v1", "jobs")],
-        mimeo_users: vec![],
         ..registration()
     };
     matches_file("registration-mutating-url.json", &registration.mutating());
