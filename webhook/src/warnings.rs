@@ -233,7 +233,12 @@ pub(crate) async fn missing_rights(
         .buffer_unordered(AT_ONCE)
         .collect()
         .await;
-    own_rights::explain(&answers.into_iter().flatten().collect(), reach)
+    let missing = answers.into_iter().flatten().collect();
+    first(
+        own_rights::explain(&missing, reach),
+        "more missing permission",
+        "more missing permissions",
+    )
 }
 
 /// Returns the permission if one of the program's users lacks it. A check without an answer counts

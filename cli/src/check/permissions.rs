@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use mimeo_model::{
     kind::GroupVersionKind,
     own_rights::{self, ProgramRight},
+    plural,
     reach::Reach,
     rule::Rule,
 };
@@ -94,7 +95,7 @@ fn judge(kind: &str, answers: &Answers, reach: &Reach) -> Item {
         } else {
             Verdict::Failed
         };
-        let message = own_rights::explain(&missing, reach).join("; ");
+        let message = plural::first_items(&own_rights::explain(&missing, reach), "; ");
         let fix = Fix::say(
             "create these roles with kubectl apply; manifests/chart/templates/rbac-kinds.yaml has \
              an example",

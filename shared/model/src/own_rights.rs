@@ -11,7 +11,7 @@ use serde_json::Value;
 use crate::{
     id::RuleKind,
     kind::{GroupVersionKind, Resource, Served},
-    names, plural,
+    names,
     reach::Reach,
     right::{self, Right},
 };
@@ -156,10 +156,8 @@ fn to_grant_by(gvk: &GroupVersionKind, role: Option<&RoleRef>) -> Vec<Right> {
     rights
 }
 
-/// Most namespaces that the message names as places where a Role is missing.
-const PLACES: usize = 3;
-
-/// Instructions to grant the missing permissions, each a sentence for people.
+/// Instructions to grant the missing permissions, each a sentence for people. There may be many, one
+/// for each namespace and kind.
 pub fn explain(missing: &BTreeSet<ProgramRight>, reach: &Reach) -> Vec<String> {
     let by_roles = reach.sources.is_some() || reach.targets.is_some();
     let mut rules: BTreeMap<Lack<'_>, BTreeSet<&str>> = BTreeMap::new();
@@ -192,17 +190,8 @@ pub fn explain(missing: &BTreeSet<ProgramRight>, reach: &Reach) -> Vec<String> {
         };
         rules.entry(lack).or_default().insert(verb);
     }
-    let grants: BTreeSet<Grant<'_>> = rules.keys().map(|lack| lack.grant).collect();
-    let named: BTreeSet<Grant<'_>> = grants.iter().copied().take(PLACES).collect();
-    let told = rules.iter().filter(|(lack, _)| named.contains(&lack.grant));
-    let mut told: Vec<String> = told.map(|(lack, verbs)| lack.explain(verbs)).collect();
-    if grants.len() > PLACES {
-        told.push(format!(
-            "the same is missing in {}",
-            plural::counted(grants.len() - PLACES, "more namespace", "more namespaces")
-        ));
-    }
-    told
+    let sentence = |(lack, verbs): (&Lack<'_>, &BTreeSet<&str>)| lack.explain(verbs);
+    rules.iter().map(sentence).collect()
 }
 
 /// A missing RBAC rule, without its verbs.
@@ -394,17 +383,6 @@ mod tests {
              {apiGroups: [networking.k8s.io], resources: [networkpolicies], verbs: [create, \
              delete, get, list, patch, watch]}"
         );
-        let many = (0..9).map(|n| format!("t{n}").into()).collect();
-        let reach = Reach {
-            targets: Some(std::sync::Arc::new(many)),
-            ..Reach::default()
-        };
-        let sentences = explain(&needs_in(reach.targets.as_deref()), &reach);
-        assert_eq!(
-            sentences.last().map(String::as_str),
-            Some("the same is missing in 7 more namespaces")
-        );
-        assert_eq!(sentences.len(), PLACES + 1);
     }
 
     /// The instructions about permissions that copies grant.

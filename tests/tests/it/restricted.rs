@@ -641,7 +641,7 @@ async fn where_a_role_is_missing_is_told_to_who_names_the_namespace_or_may_list_
     for target in &found {
         let told = told(target.clone())?;
         ensure!(
-            !told.contains("team-b") && !told.contains("more namespaces"),
+            !told.contains("team-b") && !told.contains("more missing"),
             "{target}: {told}"
         );
     }

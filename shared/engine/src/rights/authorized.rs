@@ -127,7 +127,7 @@ impl Index {
                 && place.is_none_or(|place| places.contains(place))
                 && (written || !need.hands_out())
         });
-        let to_grant = own_rights::explain(&needed, reach).join("; ");
+        let to_grant = first_items(&own_rights::explain(&needed, reach), "; ");
         let message = format!("{what}; {to_grant}");
         Some((ConditionReason::ControllerForbidden, message))
     }
