@@ -23,28 +23,20 @@ use crate::{
 /// that large. One MiB is for the rest of the review.
 pub(crate) const BODY_LIMIT: usize = (2 * 6 * 3 / 2 + 1) << 20;
 
-/// Reason why a review could not be read, and the bytes that were read before.
-#[derive(Debug)]
-pub(crate) struct Unread {
-    pub(crate) why: Why,
-    begun: Vec<u8>,
-}
-
+/// Reason why a review could not be read.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub(crate) enum Why {
+pub(crate) enum Unread {
     #[error("its body is over {} MiB", BODY_LIMIT >> 20)]
     TooLarge,
-    #[error("its body broke off")]
-    BrokenOff,
-    #[error("its body did not come in time")]
-    Late,
+    #[error("its body broke off, or did not come in time")]
+    Incomplete,
     #[error("the webhook has too many requests at once. Retry in 1 s")]
     NoRoom,
     #[error(transparent)]
     Undecodable(Undecodable),
 }
 
-impl Why {
+impl Unread {
     /// The verdict under which the metrics count this reason.
     pub(crate) fn word(&self) -> Word {
         if *self == Self::NoRoom {
@@ -53,19 +45,18 @@ impl Why {
             Word::Undecodable
         }
     }
-}
 
-impl Unread {
-    /// The response that refuses the request. Returns `None` where the call must fail instead, so
-    /// that the API server applies the hook's failure policy: any response would be a refusal.
-    pub(crate) fn answer(&self, hook: Hook) -> Option<Vec<u8>> {
-        Some(encode_unread(&self.begun, &self.verdict(hook)?))
+    /// The response that refuses the request of which these bytes were read. Returns `None` where
+    /// the call must fail instead, so that the API server applies the hook's failure policy: any
+    /// response would be a refusal.
+    pub(crate) fn answer(&self, hook: Hook, begun: &[u8]) -> Option<Vec<u8>> {
+        Some(encode_unread(begun, &self.verdict(hook)?))
     }
 
     fn verdict(&self, hook: Hook) -> Option<Verdict> {
-        let told = || bad_request(format!("the webhook cannot read the review: {}", self.why));
-        match (hook, &self.why) {
-            (_, Why::NoRoom) => Some(come_again(self.why.to_string())),
+        let told = || bad_request(format!("the webhook cannot read the review: {self}"));
+        match (hook, self) {
+            (_, Self::NoRoom) => Some(come_again(self.to_string())),
             // Pods, Authors and Rules fail closed, and a response can say why.
             //
             // The writer of an object decides how large it is and how deeply it nests. So a review
@@ -74,8 +65,8 @@ impl Unread {
             // may such a review create a namespace without the pending label. A namespace small
             // enough to be stored never exceeds the size limit.
             (Hook::Pods | Hook::Authors | Hook::Rules, _)
-            | (Hook::Copies, Why::TooLarge | Why::Undecodable(_))
-            | (Hook::Namespaces, Why::Undecodable(_)) => Some(told()),
+            | (Hook::Copies, Self::TooLarge | Self::Undecodable(_))
+            | (Hook::Namespaces, Self::Undecodable(_)) => Some(told()),
             (Hook::Namespaces | Hook::Objects | Hook::Copies, _) => None,
         }
     }
@@ -91,27 +82,24 @@ fn kept(hook: Hook) -> Kept {
     }
 }
 
-/// Reads a review. If the hook limits concurrent decisions, the caller keeps the permit until it
-/// has answered.
+/// Reads a review into `begun`. If the hook limits concurrent decisions, the caller keeps the permit
+/// until it has answered.
 pub(crate) async fn receive<'a>(
     body: Body,
     hook: Hook,
     limits: &'a Limits,
     room: &mut Room<'_>,
     deadline: Instant,
+    begun: &mut Vec<u8>,
 ) -> Result<(Request, Option<SemaphorePermit<'a>>), Unread> {
-    let mut begun = Vec::new();
-    let received = async {
-        read(body, room, deadline, &mut begun).await?;
-        let mut permit = None;
-        if let Some(permits) = limits.deciding(hook) {
-            let acquired = timeout_at(deadline, permits.acquire()).await;
-            permit = Some(acquired.ok().and_then(Result::ok).ok_or(Why::NoRoom)?);
-        }
-        let request = decode(&begun, kept(hook)).map_err(Why::Undecodable)?;
-        Ok((request, permit))
-    };
-    received.await.map_err(|why| Unread { why, begun })
+    read(body, room, deadline, begun).await?;
+    let mut permit = None;
+    if let Some(permits) = limits.deciding(hook) {
+        let acquired = timeout_at(deadline, permits.acquire()).await;
+        permit = Some(acquired.ok().and_then(Result::ok).ok_or(Unread::NoRoom)?);
+    }
+    let request = decode(begun, kept(hook)).map_err(Unread::Undecodable)?;
+    Ok((request, permit))
 }
 
 /// Takes room for bytes as they arrive. The announced length reserves nothing.
@@ -120,19 +108,19 @@ async fn read(
     room: &mut Room<'_>,
     deadline: Instant,
     begun: &mut Vec<u8>,
-) -> Result<(), Why> {
+) -> Result<(), Unread> {
     let mut stream = body.into_data_stream();
     loop {
         let next = timeout_at(deadline, stream.next()).await;
-        let Some(piece) = next.map_err(|_| Why::Late)? else {
+        let Some(piece) = next.map_err(|_| Unread::Incomplete)? else {
             return Ok(());
         };
-        let piece = piece.map_err(|_| Why::BrokenOff)?;
+        let piece = piece.map_err(|_| Unread::Incomplete)?;
         if begun.len() + piece.len() > BODY_LIMIT {
-            return Err(Why::TooLarge);
+            return Err(Unread::TooLarge);
         }
         if !room.grow(piece.len()) {
-            return Err(Why::NoRoom);
+            return Err(Unread::NoRoom);
         }
         begun.extend_from_slice(&piece);
     }
@@ -157,12 +145,16 @@ mod tests {
         )
     }
 
-    /// The bytes of a body.
-    async fn read(body: Body, room: &mut Room<'_>, deadline: Instant) -> Result<Vec<u8>, Unread> {
+    /// The bytes of a body, or the failure with the bytes that were read before.
+    async fn read(
+        body: Body,
+        room: &mut Room<'_>,
+        deadline: Instant,
+    ) -> Result<Vec<u8>, (Unread, Vec<u8>)> {
         let mut begun = Vec::new();
         match super::read(body, room, deadline, &mut begun).await {
             Ok(()) => Ok(begun),
-            Err(why) => Err(Unread { why, begun }),
+            Err(unread) => Err((unread, begun)),
         }
     }
 
@@ -171,11 +163,12 @@ mod tests {
     }
 
     #[track_caller]
-    fn answered(unread: &Unread, why: Why, code: u16) {
-        let review: Value = serde_json::from_slice(&unread.answer(Hook::Rules).unwrap()).unwrap();
+    fn answered((unread, begun): &(Unread, Vec<u8>), why: Unread, code: u16) {
+        let answer = unread.answer(Hook::Rules, begun).unwrap();
+        let review: Value = serde_json::from_slice(&answer).unwrap();
         let response = &review["response"];
         let told = (
-            unread.why.clone(),
+            unread.clone(),
             &response["uid"],
             &response["status"]["code"],
         );
@@ -185,7 +178,7 @@ mod tests {
         } else {
             Word::Undecodable
         };
-        assert_eq!(unread.why.word(), word, "it is counted as it is answered");
+        assert_eq!(unread.word(), word, "it is counted as it is answered");
     }
 
     #[tokio::test(start_paused = true)]
@@ -202,7 +195,7 @@ mod tests {
         let pieces = vec![UID.into(), largest];
         answered(
             &read(stalling(pieces), &mut room, soon()).await.unwrap_err(),
-            Why::TooLarge,
+            Unread::TooLarge,
             400,
         );
     }
@@ -214,11 +207,11 @@ mod tests {
         let undecodable = decode(b"", Kept::Marks).unwrap_err();
         for (why, hooks) in [
             (
-                Why::TooLarge,
+                Unread::TooLarge,
                 &[Hook::Pods, Hook::Authors, Hook::Rules, Hook::Copies][..],
             ),
             (
-                Why::Undecodable(undecodable),
+                Unread::Undecodable(undecodable),
                 &[
                     Hook::Namespaces,
                     Hook::Pods,
@@ -227,10 +220,12 @@ mod tests {
                     Hook::Copies,
                 ],
             ),
-            (Why::BrokenOff, &[Hook::Pods, Hook::Authors, Hook::Rules]),
-            (Why::Late, &[Hook::Pods, Hook::Authors, Hook::Rules]),
             (
-                Why::NoRoom,
+                Unread::Incomplete,
+                &[Hook::Pods, Hook::Authors, Hook::Rules],
+            ),
+            (
+                Unread::NoRoom,
                 &[
                     Hook::Namespaces,
                     Hook::Pods,
@@ -241,16 +236,12 @@ mod tests {
                 ],
             ),
         ] {
-            let unread = Unread {
-                why,
-                begun: UID.into(),
-            };
             let refusing: Vec<Hook> = Hook::ALL
                 .iter()
                 .copied()
-                .filter(|hook| unread.verdict(*hook).is_some())
+                .filter(|hook| why.verdict(*hook).is_some())
                 .collect();
-            assert_eq!(refusing, hooks, "{:?}", unread.why);
+            assert_eq!(refusing, hooks, "{why:?}");
         }
     }
 
@@ -261,7 +252,7 @@ mod tests {
         let late = read(stalling(vec![UID.into()]), &mut room, soon())
             .await
             .unwrap_err();
-        answered(&late, Why::Late, 400);
+        answered(&late, Unread::Incomplete, 400);
     }
 
     #[tokio::test(start_paused = true)]
@@ -273,9 +264,9 @@ mod tests {
             read(stalling(pieces), &mut room, soon()).await
         };
         let four = futures::future::join_all([(); 4].map(|()| stalled()));
-        let unread: Vec<Unread> = four.await.into_iter().map(Result::unwrap_err).collect();
-        answered(&unread[0], Why::Late, 400);
-        answered(&unread[3], Why::NoRoom, 429);
+        let unread: Vec<_> = four.await.into_iter().map(Result::unwrap_err).collect();
+        answered(&unread[0], Unread::Incomplete, 400);
+        answered(&unread[3], Unread::NoRoom, 429);
         assert!(
             limits.room().is_some_and(|mut room| room.grow(BODY_LIMIT)),
             "the room is free again"
@@ -289,25 +280,24 @@ mod tests {
         let limits = Limits::default();
         let receive = async |hook| {
             let (mut room, body) = (limits.room().unwrap(), Body::from(UID));
-            receive(body, hook, &limits, &mut room, soon())
+            receive(body, hook, &limits, &mut room, soon(), &mut Vec::new())
                 .await
                 .map(drop)
                 .unwrap_err()
-                .why
         };
         let rules = limits.deciding(Hook::Rules).unwrap();
         let all = rules.available_permits();
         let busy = rules.acquire_many(all.try_into().unwrap()).await.unwrap();
-        assert_eq!(receive(Hook::Rules).await, Why::NoRoom);
-        assert_eq!(receive(Hook::Authors).await, Why::NoRoom);
+        assert_eq!(receive(Hook::Rules).await, Unread::NoRoom);
+        assert_eq!(receive(Hook::Authors).await, Unread::NoRoom);
         for hook in [Hook::Namespaces, Hook::Pods, Hook::Objects, Hook::Copies] {
             assert!(
-                matches!(receive(hook).await, Why::Undecodable(_)),
+                matches!(receive(hook).await, Unread::Undecodable(_)),
                 "{hook:?}"
             );
         }
         drop(busy);
-        assert!(matches!(receive(Hook::Rules).await, Why::Undecodable(_)));
+        assert!(matches!(receive(Hook::Rules).await, Unread::Undecodable(_)));
         assert_eq!(rules.available_permits(), all);
     }
 }

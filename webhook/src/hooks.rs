@@ -28,7 +28,7 @@ use tracing::debug;
 
 use crate::{
     app::App,
-    body::{Why, receive},
+    body::{Unread, receive},
     copies,
     metrics::{Hook, Word},
     namespaces, objects, pod_gate, rules,
@@ -97,19 +97,20 @@ async fn answer(
     // Without room the body is not read, so the review's uid is unknown. The response can only be
     // an HTTP error.
     let Some(mut room) = app.limits.room() else {
-        unread(app, hook, &Why::NoRoom, arrived);
+        unread(app, hook, &Unread::NoRoom, arrived);
         return StatusCode::TOO_MANY_REQUESTS.into_response();
     };
     // The room for the body and the permit to decide are kept until the response is made.
-    let (request, _permit) = match receive(body, hook, &app.limits, &mut room, deadline).await {
+    let mut begun = Vec::new();
+    let received = receive(body, hook, &app.limits, &mut room, deadline, &mut begun);
+    let (request, _permit) = match received.await {
         Ok(received) => received,
-        Err(review) => {
-            unread(app, hook, &review.why, arrived);
-            return review
-                .answer(hook)
-                .map_or_else(|| failed(&review.why), json);
+        Err(why) => {
+            unread(app, hook, &why, arrived);
+            return why.answer(hook, &begun).map_or_else(|| failed(&why), json);
         }
     };
+    drop(begun);
     // In a box, so that the thousands of requests that may wait for a permit stay small.
     let decision = Box::pin(decide(app, hook, policy, &request, deadline));
     let verdict = timeout_at(deadline, decision)
@@ -152,15 +153,15 @@ async fn decide(
 
 /// Counts a review that could not be read. Any client that reaches the port can cause thousands, so
 /// they are logged only on request.
-fn unread(app: &App, hook: Hook, why: &Why, arrived: Instant) {
+fn unread(app: &App, hook: Hook, why: &Unread, arrived: Instant) {
     debug!(?hook, error = %why, "no review");
     app.metrics.answered(hook, why.word(), arrived.elapsed());
 }
 
 /// Makes an HTTP error, which the API server treats as a failed call to the webhook. The API server
 /// tells its clients the code, and counts it. It passes on the text only for the code 500.
-fn failed(why: &Why) -> Response {
-    let code = if *why == Why::TooLarge {
+fn failed(why: &Unread) -> Response {
+    let code = if *why == Unread::TooLarge {
         StatusCode::PAYLOAD_TOO_LARGE
     } else {
         StatusCode::INTERNAL_SERVER_ERROR
