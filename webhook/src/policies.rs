@@ -24,7 +24,6 @@ use mimeo_model::{
     condition::{ConditionReason, ConditionType, condition},
     kind::{GroupVersionKind, Served},
     known::{self, Decoded},
-    meta::Checksum,
     policy::Policy,
     refusal::{Refusal, in_one_line},
     registration::{POLICIES_NAME, Registration},
@@ -60,7 +59,8 @@ const LOOK_AGAIN: Duration = Duration::from_mins(1);
 /// Pause after a failure.
 const RETRY: Duration = Duration::from_secs(5);
 /// Time until every API server uses a configuration that was written. API servers watch their
-/// configurations. A status that calls a policy active any earlier would be wrong.
+/// configurations. A status that calls a policy active any earlier would be wrong. Each round waits
+/// so long before it writes statuses, also if its configuration is not new.
 const HEARD: Duration = Duration::from_secs(1);
 
 /// A policy as last seen.
@@ -172,10 +172,8 @@ pub(crate) struct Registrar {
     served: Served,
     /// The kinds whose last lookup failed. Only the first failure is logged.
     failing: BTreeSet<GroupVersionKind>,
-    /// Results of dry runs, by the contents of the entry.
-    tried: BTreeMap<Checksum, Result<(), String>>,
-    /// The configuration that every API server uses by now.
-    heard: Option<Checksum>,
+    /// Results of dry runs, by the configuration that was tried, as JSON.
+    tried: BTreeMap<String, Result<(), String>>,
 }
 
 /// The reason and the message of the condition Ready that a policy will get.
@@ -219,7 +217,6 @@ impl Registrar {
             served: Served::new(),
             failing: BTreeSet::new(),
             tried: BTreeMap::new(),
-            heard: None,
         }
     }
 
@@ -251,17 +248,13 @@ impl Registrar {
         self.look_kinds_up(&known).await;
         let (accepted, findings) = self.judge_all(registration, known).await?;
         self.count(&accepted, &findings);
-        let configuration = self.wanted(registration, &accepted);
-        let wanted = checksum(&configuration);
-        self.kept.want(configuration);
+        self.kept.want(self.wanted(registration, &accepted));
         if timeout(DEADLINE, self.kept.holds()).await.is_err() {
             // The task that writes the configuration has logged the reason. Until it succeeds no
             // status calls a policy active.
             return Ok(RETRY);
         }
-        if self.heard.replace(wanted) != Some(wanted) {
-            sleep(HEARD).await;
-        }
+        sleep(HEARD).await;
         for (known, finding) in findings {
             self.report(&known, finding).await?;
         }
@@ -275,22 +268,21 @@ impl Registrar {
         known: Vec<Arc<Known>>,
     ) -> anyhow::Result<(Vec<Policy>, Findings)> {
         let (mut accepted, mut findings) = (Vec::new(), Findings::new());
-        let mut keys = BTreeSet::new();
+        let mut tried = BTreeSet::new();
         for known in known {
             let finding = match self.check(&known, accepted.len()) {
                 Err(finding) => finding,
                 Ok((policy, missing)) => {
                     let wanted = self.wanted(registration, slice::from_ref(policy));
-                    let key = checksum(&wanted);
-                    keys.insert(key);
-                    let finding = self.try_out(key, &wanted, &missing).await?;
+                    let finding = self.try_out(&wanted, &missing).await?;
+                    tried.insert(wanted.to_string());
                     accepted.extend(finding.is_ready().then(|| policy.clone()));
                     finding
                 }
             };
             findings.push((known, finding));
         }
-        self.tried.retain(|key, _| keys.contains(key));
+        self.tried.retain(|wanted, _| tried.contains(wanted));
         Ok((accepted, findings))
     }
 
@@ -345,18 +337,14 @@ impl Registrar {
         Ok((policy, names))
     }
 
-    /// Decides by a dry run whether the API server accepts the entry of a policy. `key` is the
-    /// configuration's checksum, and `missing` are the policy's kinds that are not served.
-    async fn try_out(
-        &mut self,
-        key: Checksum,
-        wanted: &Value,
-        missing: &str,
-    ) -> anyhow::Result<Finding> {
+    /// Decides by a dry run whether the API server accepts the configuration of one policy.
+    /// `missing` are the policy's kinds that are not served.
+    async fn try_out(&mut self, wanted: &Value, missing: &str) -> anyhow::Result<Finding> {
         let rejected = |message| Finding {
             reason: ConditionReason::Rejected,
             message,
         };
+        let key = wanted.to_string();
         let tried = match self.tried.get(&key) {
             Some(tried) => tried.clone(),
             None => match try_out(&self.client, wanted).await? {
@@ -428,11 +416,6 @@ impl Registrar {
             Err(error) => Err(error).with_context(|| format!("status of policy {name}")),
         }
     }
-}
-
-/// Differs for configurations with different contents.
-fn checksum(configuration: &Value) -> Checksum {
-    Checksum::of(configuration.to_string().as_bytes())
 }
 
 /// The status for a finding. All replicas make the same one.
