@@ -157,7 +157,7 @@ impl Check<'_> {
             .app
             .index(|index| index.refuses_grant(home, name, &grant));
         refuse(refused.as_slice())?;
-        Ok(kinds.warnings())
+        Ok(kinds.unserved)
     }
 
     async fn policy(&self) -> Checked {
@@ -166,7 +166,7 @@ impl Check<'_> {
         refuse(&policy.refuse_kinds(&kinds.served))?;
         let needs = of_policy(&policy, &kinds.served);
         self.authorize(&needs, &kinds).await?;
-        let mut warnings = kinds.warnings();
+        let mut warnings = kinds.unserved;
         let variables = Variable::Name.to_string();
         warnings.extend(warnings::near_misses(self.object, &variables));
         Ok(warnings)
@@ -204,7 +204,12 @@ impl Check<'_> {
         for gvk in kinds {
             match self.ask(discovery.find(gvk)).await {
                 Some(Ok(Some(resource))) => _ = found.served.insert(gvk.clone(), resource),
-                Some(Ok(None)) => found.unserved.push((gvk.clone(), discovery.meant(gvk))),
+                Some(Ok(None)) => {
+                    let meant = discovery.meant(gvk);
+                    found
+                        .unserved
+                        .push(warnings::unserved(gvk, meant.as_deref()));
+                }
                 Some(Err(error)) => debug!(%gvk, %error, "cannot look a kind up"),
                 None => break,
             }
@@ -233,7 +238,7 @@ impl Draft<'_> {
             kinds,
         } = *self;
         let app = check.app;
-        let mut warnings = kinds.warnings();
+        let mut warnings = kinds.unserved.clone();
         warnings.extend(warnings::near_misses(check.object, VARIABLES));
         // The sources and selectors that no limit of the installation refuses.
         let (mut sources, mut selectors) = (Vec::new(), Vec::new());
@@ -334,27 +339,18 @@ impl Draft<'_> {
 #[derive(Default)]
 struct Kinds {
     served: Served,
-    /// Each with the kind that the author may have meant.
-    unserved: Vec<(GroupVersionKind, Option<Box<str>>)>,
+    /// A warning about each kind that is not served.
+    unserved: Vec<String>,
 }
 
 impl Kinds {
-    fn warnings(&self) -> Vec<String> {
-        let unserved = self.unserved.iter();
-        unserved
-            .map(|(gvk, meant)| warnings::unserved(gvk, meant.as_deref()))
-            .collect()
-    }
-
-    /// Adds to a refusal the kind that the author may have meant. If a kind is misspelt, its
-    /// resource is unknown and the author would need the permissions on all resources of its group.
+    /// Adds to a refusal that a kind is not served. Its resource is then unknown, and the author would
+    /// need the permissions on all resources of its group.
     fn explain(&self, mut refusal: Verdict) -> Verdict {
-        let meant = self
-            .unserved
-            .iter()
-            .find_map(|(gvk, meant)| Some(warnings::unserved(gvk, Some(meant.as_deref()?))));
-        if let (Verdict::Deny { message, .. }, Some(meant)) = (&mut refusal, meant) {
-            *message = format!("{message}; {meant}");
+        if let (Verdict::Deny { message, .. }, Some(unserved)) =
+            (&mut refusal, self.unserved.first())
+        {
+            *message = format!("{message}; {unserved}");
         }
         refusal
     }
