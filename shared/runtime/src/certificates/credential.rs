@@ -9,7 +9,7 @@ use rcgen::{
     KeyUsagePurpose,
 };
 use time::OffsetDateTime;
-use x509_parser::extensions::{GeneralName, ParsedExtension};
+use x509_parser::extensions::GeneralName;
 
 use super::{
     Lifetimes, ServingNames,
@@ -73,8 +73,9 @@ pub(super) struct Facts {
     pub(super) issued: i64,
     pub(super) not_after: i64,
     pub(super) names: BTreeSet<String>,
-    key_id: Option<Vec<u8>>,
-    issuer_key_id: Option<Vec<u8>>,
+    /// The names of its owner and of its issuer, in DER.
+    subject: Vec<u8>,
+    issuer: Vec<u8>,
 }
 
 impl Facts {
@@ -82,26 +83,15 @@ impl Facts {
         let (_, pem) = x509_parser::pem::parse_x509_pem(pem.as_bytes()).ok()?;
         let certificate = pem.parse_x509().ok()?;
         let validity = certificate.validity();
-        let mut facts = Self {
+        let names = certificate.subject_alternative_name().ok().flatten();
+        let names = names.iter().flat_map(|names| &names.value.general_names);
+        Some(Self {
             issued: validity.not_before.timestamp().saturating_add(BACKDATED),
             not_after: validity.not_after.timestamp(),
-            names: BTreeSet::new(),
-            key_id: None,
-            issuer_key_id: None,
-        };
-        for extension in certificate.extensions() {
-            match extension.parsed_extension() {
-                ParsedExtension::SubjectAlternativeName(names) => {
-                    facts.names = names.general_names.iter().filter_map(name).collect();
-                }
-                ParsedExtension::SubjectKeyIdentifier(id) => facts.key_id = Some(id.0.to_vec()),
-                ParsedExtension::AuthorityKeyIdentifier(id) => {
-                    facts.issuer_key_id = id.key_identifier.as_ref().map(|id| id.0.to_vec());
-                }
-                _ => {}
-            }
-        }
-        Some(facts)
+            names: names.filter_map(name).collect(),
+            subject: certificate.subject().as_raw().to_vec(),
+            issuer: certificate.issuer().as_raw().to_vec(),
+        })
     }
 
     /// When the certificate should be replaced: after two thirds of its life.
@@ -110,8 +100,9 @@ impl Facts {
         self.issued.saturating_add(life / 3 * 2 + life % 3 * 2 / 3)
     }
 
-    pub(super) fn signed_by(&self, ca: &Self) -> bool {
-        self.issuer_key_id.is_some() && self.issuer_key_id == ca.key_id
+    /// True if this CA issued the certificate. Each CA of Mimeo has a name of its own.
+    pub(super) fn issued_by(&self, ca: &Self) -> bool {
+        self.issuer == ca.subject
     }
 }
 
@@ -164,7 +155,6 @@ pub(super) fn issue_serving(
         .context("failed to issue a certificate")?;
     let name = "mimeo-webhook";
     params.distinguished_name.push(DnType::CommonName, name);
-    params.use_authority_key_identifier_extension = true;
     params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
     params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
     (params.not_before, params.not_after) = validity(
