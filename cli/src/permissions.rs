@@ -151,10 +151,10 @@ fn needs(
     let (mut needs, mut unknown) = (BTreeSet::new(), BTreeMap::new());
     let served = served(kinds);
     for rule in rules {
-        let homes = rule.homes(|source| roles.known.get(source).cloned());
-        let homes = homes.filter(|home| reach.refuses_home(home.gvk, home.namespace).is_none());
+        let sources = rule.with_roles(|source| roles.known.get(source).cloned());
+        let own = sources.filter(|(source, _)| reach.refuses(*source).is_none());
         let places = engine.index().reached(rule);
-        let own = own_rights::needed_by(rule.id.kind, homes, places.as_ref(), &served);
+        let own = own_rights::needed_by(rule.id.kind, own, places.as_ref(), &served);
         let mut sources = rule.sources.iter();
         let why = sources.find_map(|source| roles.unknown.get(source));
         for need in own {

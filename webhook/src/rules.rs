@@ -300,16 +300,15 @@ impl Draft<'_> {
     /// The permissions that Mimeo's programs need for the rule. Those that copies of a Role or a
     /// RoleBinding give depend on the source, and only a denied write shows that Mimeo lacks them.
     fn rights(&self, told: Detail) -> BTreeSet<ProgramRight> {
-        let homes = self.rule.homes(|_| None).filter(|home| {
-            let refused = self.reach.refuses_home(home.gvk, home.namespace);
-            self.tells(home.namespace) && refused.is_none()
+        let sources = self.rule.with_roles(|_| None).filter(|(source, _)| {
+            self.tells(source.home()) && self.reach.refuses(*source).is_none()
         });
         let mut places = self.check.app.index(|index| index.reached(self.rule));
         if let (Some(places), Detail::Named) = (&mut places, told) {
             places.retain(|namespace| self.rule.names(namespace));
         }
         let (kind, served) = (self.rule.id.kind, &self.kinds.served);
-        let mut rights = own_rights::needed_by(kind, homes, places.as_ref(), served);
+        let mut rights = own_rights::needed_by(kind, sources, places.as_ref(), served);
         rights.retain(|right| !right.hands_out());
         rights
     }

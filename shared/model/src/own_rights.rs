@@ -14,6 +14,7 @@ use crate::{
     names,
     reach::Reach,
     right::{self, Right},
+    source::SourceQuery,
 };
 
 /// One of Mimeo's two programs.
@@ -35,17 +36,6 @@ pub struct ProgramRight {
     pub kind: Box<str>,
     /// The permission itself.
     pub right: Right,
-}
-
-/// The kind and the place of a source.
-#[derive(Clone, Debug)]
-pub struct Home<'a> {
-    /// Kind of the source.
-    pub gvk: &'a GroupVersionKind,
-    /// The namespace of the source. `None` if the source is inline.
-    pub namespace: Option<&'a str>,
-    /// The role that the copies bind. `None` unless they are RoleBindings and all bind this role.
-    pub role: Option<RoleRef>,
 }
 
 /// The role that a RoleBinding names.
@@ -77,10 +67,11 @@ const WRITE: [&str; 2] = ["create", "patch"];
 const DELETE: &str = "delete";
 
 /// The permissions that a rule of this kind needs for copies of these sources in these places.
-/// `None` means everywhere. A kind that is not served needs no permission yet.
+/// `None` means everywhere. A source has a role if its copies are RoleBindings and all bind this
+/// role. A kind that is not served needs no permission yet.
 pub fn needed_by<'a>(
     kind: RuleKind,
-    homes: impl Iterator<Item = Home<'a>>,
+    sources: impl Iterator<Item = (SourceQuery<'a>, Option<RoleRef>)>,
     places: Option<&BTreeSet<Box<str>>>,
     served: &Served,
 ) -> BTreeSet<ProgramRight> {
@@ -89,12 +80,8 @@ pub fn needed_by<'a>(
         Some(places) => places.iter().map(|name| Some(&**name)).collect(),
     };
     let mut needs = BTreeSet::new();
-    for Home {
-        gvk,
-        namespace: home,
-        role,
-    } in homes
-    {
+    for (source, role) in sources {
+        let (gvk, home) = (source.gvk(), source.home());
         let Some(Resource { plural, .. }) = served.get(gvk) else {
             continue;
         };
@@ -258,6 +245,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+    use crate::source::SourceRef;
 
     fn policies() -> Resource {
         let gvk = GroupVersionKind::parse("networking.k8s.io/v1", "NetworkPolicy").unwrap();
@@ -272,12 +260,9 @@ mod tests {
         [(resource.gvk.clone(), resource)].into()
     }
 
-    fn home<'a>(gvk: &'a GroupVersionKind, namespace: Option<&'a str>) -> Home<'a> {
-        Home {
-            gvk,
-            namespace,
-            role: None,
-        }
+    /// A `NetworkPolicy` in the namespace `home`.
+    fn source() -> SourceRef {
+        SourceRef::named(policies().gvk, "home", "x")
     }
 
     fn needs() -> BTreeSet<ProgramRight> {
@@ -287,11 +272,7 @@ mod tests {
     fn needs_in(places: Option<&BTreeSet<Box<str>>>) -> BTreeSet<ProgramRight> {
         needed_by(
             RuleKind::ClusterReplication,
-            [
-                home(&policies().gvk, Some("home")),
-                home(&policies().gvk, Some("home")),
-            ]
-            .into_iter(),
+            std::iter::repeat_n((SourceQuery::One(&source()), None), 2),
             places,
             &served(policies()),
         )
@@ -314,9 +295,9 @@ mod tests {
     #[test]
     fn for_a_replication_the_webhook_writes_nothing() {
         let by = |kind| {
-            let Resource { gvk, .. } = policies();
-            let homes = [home(&gvk, Some("home"))].into_iter();
-            needed_by(kind, homes, None, &served(policies()))
+            let source = source();
+            let sources = [(SourceQuery::One(&source), None)].into_iter();
+            needed_by(kind, sources, None, &served(policies()))
         };
         assert_eq!(by(RuleKind::ClusterReplication), needs());
         let mut own = needs();
@@ -346,15 +327,17 @@ mod tests {
         assert!(
             needed_by(
                 RuleKind::ClusterReplication,
-                [home(&policies().gvk, Some("home"))].into_iter(),
+                [(SourceQuery::One(&source()), None)].into_iter(),
                 None,
                 &Served::new()
             )
             .is_empty()
         );
+        let rule = "ClusterReplication/r".parse().unwrap();
+        let inline = SourceRef::inline(policies().gvk, &rule, "x");
         let inline = needed_by(
             RuleKind::ClusterReplication,
-            [home(&policies().gvk, None)].into_iter(),
+            [(SourceQuery::One(&inline), None)].into_iter(),
             None,
             &served(policies()),
         );
@@ -394,15 +377,12 @@ mod tests {
             plural,
             namespaced: true,
         };
-        let homes = [Home {
-            gvk: &gvk,
-            namespace: Some("home"),
-            role: object.and_then(RoleRef::of),
-        }]
-        .into_iter();
+        let source = SourceRef::named(gvk, "home", "x");
+        let role = object.and_then(RoleRef::of);
+        let sources = [(SourceQuery::One(&source), role)].into_iter();
         let needed = needed_by(
             RuleKind::ClusterReplication,
-            homes,
+            sources,
             reach.targets.as_deref(),
             &served(resource.clone()),
         );

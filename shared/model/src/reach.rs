@@ -5,11 +5,7 @@
 
 use std::{collections::BTreeSet, sync::Arc};
 
-use crate::{
-    kind::{GroupKind, GroupVersionKind},
-    source::SourceQuery,
-    syntax,
-};
+use crate::{kind::GroupKind, source::SourceQuery, syntax};
 
 /// The limits of an installation. `None` means no limit.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -35,22 +31,12 @@ impl Reach {
             .is_none_or(|targets| targets.contains(namespace))
     }
 
-    /// The limit that forbids Mimeo to read the source, if there is one.
+    /// The limit that forbids Mimeo to read the source, or to copy its kind, if there is one.
     pub fn refuses(&self, query: SourceQuery<'_>) -> Option<OutOfReach> {
-        self.refuses_home(query.gvk(), query.home())
-    }
-
-    /// The limit that forbids copies of the kind from `namespace`, if there is one. `None` as
-    /// namespace means an inline source.
-    pub fn refuses_home(
-        &self,
-        gvk: &GroupVersionKind,
-        namespace: Option<&str>,
-    ) -> Option<OutOfReach> {
-        if !self.copies(&gvk.group_kind()) {
+        if !self.copies(&query.gvk().group_kind()) {
             return Some(OutOfReach::Kind);
         }
-        let (limit, home) = (self.sources.as_ref()?, namespace?);
+        let (limit, home) = (self.sources.as_ref()?, query.home()?);
         (!limit.contains(home)).then_some(OutOfReach::Namespace)
     }
 }
@@ -79,6 +65,7 @@ pub enum OutOfReach {
 #[allow(clippy::unwrap_used)] // It is how a test fails.
 mod tests {
     use super::*;
+    use crate::kind::GroupVersionKind;
     use crate::source::SourceRef;
 
     fn source(kind: &str, namespace: &str) -> SourceRef {

@@ -22,7 +22,7 @@ use crate::{
     kind::{GroupKind, GroupVersionKind, Resource, Served},
     meta::version,
     names,
-    own_rights::{self, Home, RoleRef},
+    own_rights::{self, RoleRef},
     reach::Reach,
     refusal::{Refusal, Refusals},
     selection::{Labels, Place},
@@ -288,12 +288,12 @@ impl Rule {
             .any(|target| target.selection.names(namespace))
     }
 
-    /// The kinds of the rule's sources and their namespaces. `role` returns the role that a source
-    /// RoleBinding binds, as far as it has been read.
-    pub fn homes(
+    /// The sources and selectors, each with the role that its copies bind, as far as all bind the
+    /// same one. `role` returns the role that a source RoleBinding binds, as far as it has been read.
+    pub fn with_roles(
         &self,
         role: impl Fn(&SourceRef) -> Option<RoleRef>,
-    ) -> impl Iterator<Item = Home<'_>> {
+    ) -> impl Iterator<Item = (SourceQuery<'_>, Option<RoleRef>)> {
         self.queries().map(move |query| {
             // The result of a patch is not known yet.
             let known = own_rights::binds(query.gvk()) && self.transform.json_patch.is_empty();
@@ -304,11 +304,7 @@ impl Rule {
                 }
                 SourceQuery::One(_) | SourceQuery::Selected(_) => None,
             };
-            Home {
-                gvk: query.gvk(),
-                namespace: query.home(),
-                role,
-            }
+            (query, role)
         })
     }
 

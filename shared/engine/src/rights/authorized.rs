@@ -113,14 +113,14 @@ impl Index {
             SourceState::Found { object, .. } => RoleRef::of(object.as_deref()?),
             _ => None,
         };
-        let homes = rule.homes(role).filter(|home| home.gvk == gvk);
+        let sources = rule.with_roles(role).filter(|(one, _)| one.gvk() == gvk);
         let reach = &self.settings.reach;
         let targets: BTreeSet<Box<str>> = places.iter().map(|name| (*name).into()).collect();
         let targets = reach.targets.is_some().then_some(&targets);
         // These are all permissions that the reconciler needs for the kind in these namespaces.
         // Only the next denial would show which of them is missing.
         let served = [(gvk.clone(), resource.clone())].into();
-        let mut needed = own_rights::needed_by(rule.id.kind, homes, targets, &served);
+        let mut needed = own_rights::needed_by(rule.id.kind, sources, targets, &served);
         needed.retain(|need| {
             let place = need.right.namespace.as_deref();
             need.program == Program::Reconciler
