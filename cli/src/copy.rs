@@ -10,7 +10,7 @@ use mimeo_model::{
     kind::Resource,
     outcome::Outcome,
     render::Draft,
-    rule::{Rule, refuse_kind},
+    rule::Rule,
     source::{SourceRef, SourceRefused},
 };
 use mimeo_runtime::discovery::resource_path;
@@ -111,9 +111,11 @@ pub(crate) async fn run(args: &CopyArgs, connected: &Connected, format: Format) 
     );
     let reader = connected.reader();
     let resource = kinds::served(&reader, kind).await?;
-    if let Some(refusal) = refuse_kind(&resource.gvk, &resource) {
-        bail!("{}", refusal.message);
-    }
+    ensure!(
+        resource.namespaced,
+        "kind {} is cluster-scoped; only objects in namespaces are copied",
+        resource.gvk.group_kind()
+    );
     let path = resource_path(&resource, Some(namespace), Some(name));
     let what = format!("{} {namespace}/{name}", resource.gvk.kind);
     let object = match reader.get(&path, Part::Whole).await {

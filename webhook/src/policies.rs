@@ -25,7 +25,7 @@ use mimeo_model::{
     kind::{GroupVersionKind, Served},
     known::{self, Decoded},
     policy::Policy,
-    refusal::{Refusal, in_one_line},
+    refusal::{Refusal, in_one_line, refuse_cluster_scoped},
     registration::{POLICIES_NAME, Registration},
 };
 use mimeo_runtime::{
@@ -309,7 +309,7 @@ impl Registrar {
         };
         let policy = known.policy.as_ref();
         let policy = policy.map_err(|refusals| invalid(refusals))?;
-        let refusals = policy.refuse_kinds(&self.served);
+        let refusals = refuse_cluster_scoped(&policy.kinds, "spec.match.kinds", &self.served);
         if !refusals.is_empty() {
             return Err(invalid(&refusals));
         }

@@ -18,7 +18,7 @@ use mimeo_model::{
     own_rights::{self, ProgramRight},
     policy::Policy,
     reach::Reach,
-    refusal::{Refusal, in_one_line},
+    refusal::{Refusal, in_one_line, refuse_cluster_scoped},
     review::{Request, Verdict},
     right::Right,
     rule::Rule,
@@ -115,7 +115,11 @@ impl Check<'_> {
         let reach = app.index(|index| index.reach().clone());
         let rule = self.parse_rule(self.object)?.within(&reach);
         let kinds = self.kinds(rule.kinds.iter().collect()).await;
-        refuse(&rule.refuse_kinds(&kinds.served))?;
+        refuse(&refuse_cluster_scoped(
+            &rule.kinds,
+            "spec.sources",
+            &kinds.served,
+        ))?;
         let needs = of_rule(&rule, &kinds.served);
         let old = self.request.old_object.as_ref();
         if let Err(refusal) = self.authorize(&needs, &kinds).await {
@@ -163,7 +167,11 @@ impl Check<'_> {
     async fn policy(&self) -> Checked {
         let policy = parse::<TransformPolicy, _>(self.object, Policy::parse)?;
         let kinds = self.kinds(policy.kinds.iter().collect()).await;
-        refuse(&policy.refuse_kinds(&kinds.served))?;
+        refuse(&refuse_cluster_scoped(
+            &policy.kinds,
+            "spec.match.kinds",
+            &kinds.served,
+        ))?;
         let needs = of_policy(&policy, &kinds.served);
         self.authorize(&needs, &kinds).await?;
         let mut warnings = kinds.unserved;
@@ -343,8 +351,8 @@ struct Kinds {
 }
 
 impl Kinds {
-    /// Adds to a refusal that a kind is not served. Its resource is then unknown, and the author would
-    /// need the permissions on all resources of its group.
+    /// Adds to a refusal that a kind is not served. Its resource is then unknown, and the author
+    /// would need the permissions on all resources of its group.
     fn explain(&self, mut refusal: Verdict) -> Verdict {
         if let (Verdict::Deny { message, .. }, Some(unserved)) =
             (&mut refusal, self.unserved.first())

@@ -7,7 +7,7 @@ use mimeo_api::{TransformPolicy, TransformPolicySpec, is_default};
 use serde_json::Value;
 
 use crate::{
-    kind::{GroupVersionKind, Served},
+    kind::GroupVersionKind,
     refusal::{Refusal, Refusals},
     review::{Request, Verdict},
     selection::Selector,
@@ -85,20 +85,6 @@ impl Policy {
         })
     }
 
-    /// The refusals that follow from discovery. A kind that is not served is not refused, because the
-    /// API server may serve it later.
-    pub fn refuse_kinds(&self, served: &Served) -> Vec<Refusal> {
-        let refuse = |(i, gvk): (usize, &GroupVersionKind)| {
-            let message = format!(
-                "kind {} is cluster-scoped; only objects in namespaces are rewritten",
-                gvk.group_kind()
-            );
-            let field = format!("spec.match.kinds[{i}]");
-            (!served.get(gvk)?.namespaced).then_some(Refusal { field, message })
-        };
-        self.kinds.iter().enumerate().filter_map(refuse).collect()
-    }
-
     /// The answer with the policy's changes to the object of `request`. It changes nothing unless
     /// the new object matches. The API server also asks if only the stored object matches.
     pub fn rewrite(&self, request: &Request) -> Verdict {
@@ -110,7 +96,8 @@ impl Policy {
         let (transform, namespace) = (&self.spec.transform, request.namespace.as_deref());
         let mut after = object.clone();
         transform::rewrite(transform, &mut after, stored, namespace.unwrap_or_default());
-        // Neither part of the patch has any data: the first leaves it as it is, the second moves it.
+        // Neither part of the patch has any data: the first leaves it as it is, the second moves
+        // it.
         let mut patch = json_patch::diff(object, &after);
         patch.0.extend(data_changes(&transform.data, object));
         let mut warnings = Vec::new();
@@ -222,10 +209,7 @@ fn never_rewritten(gvk: &GroupVersionKind) -> Option<&'static str> {
 #[allow(clippy::unwrap_used)] // It is how a test fails.
 mod tests {
     use super::*;
-    use crate::{
-        kind::Resource,
-        review::{Operation, User},
-    };
+    use crate::review::{Operation, User};
     use serde_json::json;
 
     const TYPE: &str = "credential.devops.kubesphere.io/basic-auth";
@@ -532,18 +516,5 @@ mod tests {
                 "{refusals:?}"
             );
         }
-    }
-
-    #[test]
-    fn cluster_scoped_kinds_are_refused_once_discovery_knows_them() {
-        let policy = policy(good());
-        let secrets = Resource {
-            gvk: policy.kinds[0].clone(),
-            plural: "x".into(),
-            namespaced: false,
-        };
-        let served = [(secrets.gvk.clone(), secrets)].into();
-        assert_eq!(policy.refuse_kinds(&served).len(), 1);
-        assert_eq!(policy.refuse_kinds(&Served::new()), []);
     }
 }

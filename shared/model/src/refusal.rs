@@ -1,6 +1,9 @@
 //! The reasons why Mimeo refuses a rule, a grant or a policy.
 
-use crate::syntax::Check;
+use crate::{
+    kind::{GroupVersionKind, Served},
+    syntax::Check,
+};
 
 /// Most `sources` items of one rule, and most targets.
 pub(crate) const ITEMS: usize = 32;
@@ -30,6 +33,24 @@ pub struct Refused {
 pub fn in_one_line(refusals: &[Refusal]) -> String {
     let refusals: Vec<String> = refusals.iter().map(Refusal::to_string).collect();
     refusals.join("; ")
+}
+
+/// Refuses the cluster-scoped kinds in the list at `field`. A kind that is not served is not
+/// refused, because the API server may serve it later.
+pub fn refuse_cluster_scoped(
+    kinds: &[GroupVersionKind],
+    field: &str,
+    served: &Served,
+) -> Vec<Refusal> {
+    let refuse = |(i, gvk): (usize, &GroupVersionKind)| {
+        let message = format!(
+            "kind {} is cluster-scoped; only objects in namespaces are allowed",
+            gvk.group_kind()
+        );
+        let field = format!("{field}[{i}]");
+        (!served.get(gvk)?.namespaced).then_some(Refusal { field, message })
+    };
+    kinds.iter().enumerate().filter_map(refuse).collect()
 }
 
 /// Collects refusals while an object is parsed, so that its author sees all of them at once. The
@@ -91,8 +112,10 @@ impl Refusals {
 }
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used)] // It is how a test fails.
 mod tests {
-    use super::{Refusal, Refusals};
+    use super::*;
+    use crate::kind::Resource;
 
     impl Refusals {
         /// The result of the parser of one part.
@@ -101,5 +124,29 @@ mod tests {
             let parsed = parse(&mut refusals);
             refusals.finish_with(parsed)
         }
+    }
+
+    #[test]
+    fn cluster_scoped_kinds_are_refused_once_discovery_knows_them() {
+        let kinds = ["Secret", "Node", "Gadget"];
+        let kinds = kinds.map(|kind| GroupVersionKind::parse("v1", kind).unwrap());
+        let [secret, node, _] = &kinds;
+        let serve = |gvk: &GroupVersionKind, namespaced| {
+            let resource = Resource {
+                gvk: gvk.clone(),
+                plural: "x".into(),
+                namespaced,
+            };
+            (gvk.clone(), resource)
+        };
+        let served = [serve(secret, true), serve(node, false)].into();
+        let refusals = refuse_cluster_scoped(&kinds, "spec.sources", &served);
+        let refusals: Vec<String> = refusals.iter().map(Refusal::to_string).collect();
+        assert_eq!(
+            refusals,
+            [
+                "spec.sources[1]: kind Node is cluster-scoped; only objects in namespaces are allowed"
+            ]
+        );
     }
 }

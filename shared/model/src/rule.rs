@@ -2,7 +2,7 @@
 //!
 //! The parser repeats every check of the CRD's schema and CEL. So one place defines the meaning of
 //! a rule, and a rule stored before a check existed is refused as well. Checks that need discovery
-//! are in [`refuse_kind`].
+//! are in [`refuse_cluster_scoped`](crate::refusal::refuse_cluster_scoped).
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -19,7 +19,7 @@ use serde_json::Value;
 use crate::{
     choices::{ConflictPolicy, PodGate, RetentionPolicy, Strategy, parse_retention},
     id::{RuleId, RuleKind},
-    kind::{GroupKind, GroupVersionKind, Resource, Served},
+    kind::{GroupKind, GroupVersionKind},
     meta::version,
     names,
     own_rights::{self, RoleRef},
@@ -289,7 +289,8 @@ impl Rule {
     }
 
     /// The sources and selectors, each with the role that its copies bind, as far as all bind the
-    /// same one. `role` returns the role that a source RoleBinding binds, as far as it has been read.
+    /// same one. `role` returns the role that a source RoleBinding binds, as far as it has been
+    /// read.
     pub fn with_roles(
         &self,
         role: impl Fn(&SourceRef) -> Option<RoleRef>,
@@ -307,31 +308,6 @@ impl Rule {
             (query, role)
         })
     }
-
-    /// The refusals that follow from discovery. A kind that is not served is not refused, because the
-    /// API server may serve it later.
-    pub fn refuse_kinds(&self, served: &Served) -> Vec<Refusal> {
-        let refuse = |(i, gvk): (usize, &GroupVersionKind)| {
-            let refusal = refuse_kind(gvk, served.get(gvk)?)?;
-            Some(Refusal {
-                field: format!("spec.sources[{i}]"),
-                ..refusal
-            })
-        };
-        self.kinds.iter().enumerate().filter_map(refuse).collect()
-    }
-}
-
-/// The refusal of a source's kind that follows from discovery: cluster-scoped objects can't be
-/// copied into namespaces.
-pub fn refuse_kind(gvk: &GroupVersionKind, resource: &Resource) -> Option<Refusal> {
-    (!resource.namespaced).then(|| Refusal {
-        field: "spec.sources".into(),
-        message: format!(
-            "kind {} is cluster-scoped; only objects in namespaces are copied",
-            gvk.group_kind()
-        ),
-    })
 }
 
 /// Refuses the variable `$(source.namespace)`, because an inline source has no namespace.
@@ -736,32 +712,6 @@ mod tests {
         assert_eq!(
             parse(with("/spec/targets", json!(targets))).unwrap_err(),
             ["spec.targets: must not have more than 32 items"]
-        );
-    }
-
-    #[test]
-    fn cluster_scoped_kinds_are_refused_once_discovery_knows_them() {
-        let rule = parse(good()).unwrap();
-        let served = |namespaced| {
-            let serve = |gvk: &GroupVersionKind| {
-                let resource = Resource {
-                    gvk: gvk.clone(),
-                    plural: "x".into(),
-                    namespaced,
-                };
-                (gvk.clone(), resource)
-            };
-            rule.kinds.iter().map(serve).collect::<Served>()
-        };
-        assert_eq!(rule.refuse_kinds(&served(true)), []);
-        assert_eq!(rule.refuse_kinds(&Served::new()), []);
-        let refusals = rule.refuse_kinds(&served(false));
-        assert_eq!(refusals.len(), 1);
-        assert!(
-            refusals[0]
-                .to_string()
-                .starts_with("spec.sources[0]: kind Secret is cluster-scoped"),
-            "{refusals:?}"
         );
     }
 }
