@@ -82,8 +82,8 @@ fn kept(hook: Hook) -> Kept {
     }
 }
 
-/// Reads a review into `begun`. If the hook limits concurrent decisions, the caller keeps the permit
-/// until it has answered.
+/// Reads a review into `begun`. If the hook limits concurrent decisions, the caller keeps the
+/// permit until it has answered.
 pub(crate) async fn receive<'a>(
     body: Body,
     hook: Hook,

@@ -159,14 +159,14 @@ impl Answers {
         }
     }
 
-    /// Starts counting rewrites of a policy from zero, if it is a new one. Called for each policy that
-    /// is registered.
+    /// Starts counting rewrites of a policy from zero, if it is a new one. Called for each policy
+    /// that is registered.
     pub(crate) fn rewrites_by(&self, policy: &str) {
         drop(self.rewritten.get_or_create(&rewriter(policy)));
     }
 
-    /// Counts one rewrite by a policy. A policy that was never registered does not count, because any
-    /// caller may put any name into the path.
+    /// Counts one rewrite by a policy. A policy that was never registered does not count, because
+    /// any caller may put any name into the path.
     pub(crate) fn rewrote(&self, policy: &str) {
         if let Some(count) = self.rewritten.get(&rewriter(policy)) {
             count.inc();

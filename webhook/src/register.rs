@@ -88,8 +88,8 @@ pub(crate) struct Keeper<K> {
     contested: watch::Sender<Option<String>>,
     /// True once the configuration was seen with an owner.
     owned: bool,
-    /// The contents of the last write, if it succeeded. A write that the API server keeps refusing is
-    /// not a fight.
+    /// The contents of the last write, if it succeeded. A write that the API server keeps refusing
+    /// is not a fight.
     wrote: Option<Arc<Value>>,
     repairs: Repairs,
 }

@@ -172,8 +172,8 @@ impl Outcome {
             // RoleBinding to a missing role, if the writer lacks the permission to bind any role.
             404 => refused(FailureReason::Forbidden),
             403 if names_cause(status, "NamespaceTerminating") => Self::NamespaceGone,
-            // All kinds of 403 have the same reason word. Only the messages differ. The rest of this
-            // one tells how many objects the namespace has, which not every reader may know.
+            // All kinds of 403 have the same reason word. Only the messages differ. The rest of
+            // this one tells how many objects the namespace has, which not every reader may know.
             403 if message.contains("exceeded quota: ") => Self::Refused(Failure {
                 reason: FailureReason::QuotaExceeded,
                 message: "a ResourceQuota of the namespace has no room for this copy".into(),

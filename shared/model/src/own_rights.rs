@@ -143,8 +143,8 @@ fn to_grant_by(gvk: &GroupVersionKind, role: Option<&RoleRef>) -> Vec<Right> {
     rights
 }
 
-/// Instructions to grant the missing permissions, each a sentence for people. There may be many, one
-/// for each namespace and kind.
+/// Instructions to grant the missing permissions, each a sentence for people. There may be many,
+/// one for each namespace and kind.
 pub fn explain(missing: &BTreeSet<ProgramRight>, reach: &Reach) -> Vec<String> {
     let by_roles = reach.sources.is_some() || reach.targets.is_some();
     let mut rules: BTreeMap<Lack<'_>, BTreeSet<&str>> = BTreeMap::new();

@@ -131,8 +131,8 @@ impl Registration {
         )
     }
 
-    /// The `MutatingWebhookConfiguration` of the policies, sorted by name. A kind that is not served
-    /// gets no rule.
+    /// The `MutatingWebhookConfiguration` of the policies, sorted by name. A kind that is not
+    /// served gets no rule.
     pub fn policies(&self, policies: &[Policy], served: &Served) -> Value {
         let mut policies: Vec<_> = policies.iter().collect();
         policies.sort_by(|a, b| a.name.cmp(&b.name));

@@ -69,8 +69,8 @@ impl Rule {
     }
 }
 
-/// The `ClusterReplication` that means the same as this Replication. Each field of a Replication has
-/// the same name and form there.
+/// The `ClusterReplication` that means the same as this Replication. Each field of a Replication
+/// has the same name and form there.
 fn in_more_words(spec: &ReplicationSpec, home: &str) -> ClusterReplicationSpec {
     let mut written = json!(spec);
     if spec.targets.is_empty() {
