@@ -2,6 +2,7 @@
 
 use std::{collections::BTreeMap, fmt, str::FromStr};
 
+use mimeo_api::names::GROUP;
 use serde::Deserialize;
 
 use crate::syntax;
@@ -106,6 +107,15 @@ impl GroupVersionKind {
     /// True for `Secret` in the core group.
     pub fn is_secret(&self) -> bool {
         self.group.is_empty() && &*self.kind == "Secret"
+    }
+
+    /// The reason why Mimeo neither copies nor rewrites objects of the kind, if there is one.
+    pub(crate) fn left_alone(&self) -> Option<&'static str> {
+        match (&*self.group, &*self.kind) {
+            ("", "Namespace") => Some("kind Namespace is never copied and never rewritten"),
+            (GROUP, _) => Some("Mimeo's own kinds are never copied and never rewritten"),
+            _ => None,
+        }
     }
 
     /// True for `ConfigMap` in the core group.

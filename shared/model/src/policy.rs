@@ -183,26 +183,12 @@ fn parse_kinds(kinds: &[mimeo_api::MatchedKind], refusals: &mut Refusals) -> Vec
             &field,
             GroupVersionKind::parse(&kind.api_version, &kind.kind),
         )?;
-        if let Some(why) = never_rewritten(&gvk) {
+        if let Some(why) = gvk.left_alone() {
             refusals.add(field, why);
         }
         Some(gvk)
     };
     kinds.iter().enumerate().filter_map(parse).collect()
-}
-
-/// The reason why objects of the kind are never rewritten, if there is one.
-fn never_rewritten(gvk: &GroupVersionKind) -> Option<&'static str> {
-    match (&*gvk.group, &*gvk.kind) {
-        ("", "Namespace") => Some("kind Namespace is never rewritten"),
-        (mimeo_api::names::GROUP, _) => Some("Mimeo's own kinds are never rewritten"),
-        // The API server calls no webhook for these kinds. So an administrator can repair a broken
-        // webhook configuration.
-        ("admissionregistration.k8s.io", _) => {
-            Some("kinds of admissionregistration.k8s.io are never rewritten")
-        }
-        _ => None,
-    }
 }
 
 #[cfg(test)]
@@ -502,10 +488,6 @@ mod tests {
         for (api_version, kind) in [
             ("v1", "Namespace"),
             ("mimeo.dev/v1alpha1", "ClusterReplication"),
-            (
-                "admissionregistration.k8s.io/v1",
-                "MutatingWebhookConfiguration",
-            ),
         ] {
             let mut object = good();
             object["spec"]["match"]["kinds"] = json!([{"apiVersion": api_version, "kind": kind}]);

@@ -4,7 +4,6 @@
 
 use serde_json::{Map, Value};
 
-use super::source::never_copied;
 use crate::{
     id::RuleId,
     kind::GroupVersionKind,
@@ -57,7 +56,7 @@ pub(super) fn parse(
                 "must not be Secret: every user who may read the rule could read it",
             );
         }
-        if let Some(why) = never_copied(gvk) {
+        if let Some(why) = gvk.left_alone() {
             refusals.add(format!("{field}.kind"), why);
         }
         let binary = object["binaryData"]

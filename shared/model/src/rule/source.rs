@@ -112,7 +112,7 @@ fn parse_one(
     };
     let gvk = refusals.one(field, GroupVersionKind::parse(api_version, kind));
     refusals.one(&format!("{field}.namespace"), syntax::dns_label(namespace));
-    if let Some(why) = gvk.as_ref().and_then(never_copied) {
+    if let Some(why) = gvk.as_ref().and_then(GroupVersionKind::left_alone) {
         refusals.add(format!("{field}.kind"), why);
     }
     let namespace = namespace.as_str();
@@ -138,14 +138,5 @@ fn parse_one(
             );
             None
         }
-    }
-}
-
-/// The reason why objects of the kind are never copied, if there is one.
-pub(super) fn never_copied(gvk: &GroupVersionKind) -> Option<&'static str> {
-    match (&*gvk.group, &*gvk.kind) {
-        ("", "Namespace") => Some("kind Namespace is never copied"),
-        (mimeo_api::names::GROUP, _) => Some("Mimeo's own kinds are never copied"),
-        _ => None,
     }
 }
