@@ -53,8 +53,8 @@ pub(crate) const POLICIES_PATH: &str = "/apis/mimeo.dev/v1alpha1/transformpolici
 /// Most policies in the configuration. The configuration is one object and must fit into etcd.
 const MOST: usize = 256;
 /// Interval between rounds without an event. No watch announces the kinds of an aggregated API, nor
-/// that a dry run which was answered with 403 would now succeed. All other answers are kept. So a
-/// round sends requests only about kinds that are not served and about such dry runs.
+/// that a dry run which was refused would now succeed. All other answers are kept. So a round sends
+/// requests only about kinds that are not served and about refused policies.
 const LOOK_AGAIN: Duration = Duration::from_mins(1);
 /// Pause after a failure.
 const RETRY: Duration = Duration::from_secs(5);
@@ -172,8 +172,8 @@ pub(crate) struct Registrar {
     served: Served,
     /// The kinds whose last lookup failed. Only the first failure is logged.
     failing: BTreeSet<GroupVersionKind>,
-    /// Results of dry runs, by the configuration that was tried, as JSON.
-    tried: BTreeMap<String, Result<(), String>>,
+    /// The configurations of single policies that the API server accepted in a dry run, as JSON.
+    accepted: BTreeSet<String>,
 }
 
 /// The reason and the message of the condition Ready that a policy will get.
@@ -216,7 +216,7 @@ impl Registrar {
             metrics: metrics.clone(),
             served: Served::new(),
             failing: BTreeSet::new(),
-            tried: BTreeMap::new(),
+            accepted: BTreeSet::new(),
         }
     }
 
@@ -282,7 +282,7 @@ impl Registrar {
             };
             findings.push((known, finding));
         }
-        self.tried.retain(|wanted, _| tried.contains(wanted));
+        self.accepted.retain(|wanted| tried.contains(wanted));
         Ok((accepted, findings))
     }
 
@@ -340,22 +340,17 @@ impl Registrar {
     /// Decides by a dry run whether the API server accepts the configuration of one policy.
     /// `missing` are the policy's kinds that are not served.
     async fn try_out(&mut self, wanted: &Value, missing: &str) -> anyhow::Result<Finding> {
-        let rejected = |message| Finding {
-            reason: ConditionReason::Rejected,
-            message,
-        };
-        let key = wanted.to_string();
-        let tried = match self.tried.get(&key) {
-            Some(tried) => tried.clone(),
-            None => match try_out(&self.client, wanted).await? {
-                // The contents are not the reason: this program lacks a permission, or a policy of
-                // the cluster forbids the write. Both may change, so the result is not remembered.
-                Err(refusal) if refusal.code == 403 => return Ok(rejected(refusal.message())),
-                tried => tried.map_err(|refusal| refusal.message()),
-            },
-        };
-        self.tried.insert(key, tried.clone());
-        Ok(tried.map_or_else(rejected, |()| Finding::active(missing)))
+        let text = wanted.to_string();
+        if !self.accepted.contains(&text)
+            && let Err(refusal) = try_out(&self.client, wanted).await?
+        {
+            return Ok(Finding {
+                reason: ConditionReason::Rejected,
+                message: refusal.message(),
+            });
+        }
+        self.accepted.insert(text);
+        Ok(Finding::active(missing))
     }
 
     /// Looks up every kind that a policy names.
