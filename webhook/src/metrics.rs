@@ -1,4 +1,4 @@
-//! The metrics. Labels are few and bounded.
+//! The metrics. Labels are few.
 //!
 //! The only object names in labels are those of `TransformPolicies` that were registered since the
 //! start.

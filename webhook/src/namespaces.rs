@@ -42,7 +42,7 @@ pub(crate) async fn decide(app: &App, request: &Request, deadline: Instant) -> V
         })
     };
     let (primed, mut decision) = look();
-    if !primed && (decision.labels || decision.label_first) {
+    if !primed && (decision.sets_label || decision.label_first) {
         // After a timeout the rules stay unknown, and the decision covers that case.
         let primed = app.handle.until(|engine| engine.index().primed());
         let _ = timeout_at(until, primed).await;
@@ -53,7 +53,7 @@ pub(crate) async fn decide(app: &App, request: &Request, deadline: Instant) -> V
     {
         return refusal;
     }
-    if decision.labels && !request.dry_run {
+    if decision.sets_label && !request.dry_run {
         app.handle.with(|engine| engine.issue(&nonce));
     }
     note(request, &decision);
@@ -68,7 +68,7 @@ fn note(request: &Request, decision: &NamespaceDecision) {
     let by = &request.user.name;
     match decision {
         _ if request.dry_run => {}
-        decision if decision.labels => info!(namespace, "pending label set"),
+        decision if decision.sets_label => info!(namespace, "pending label set"),
         decision if decision.patch.is_empty() => {}
         _ => info!(namespace, by, "a user's change of the pending label undone"),
     }

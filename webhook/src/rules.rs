@@ -354,10 +354,14 @@ impl Kinds {
     /// Adds to a refusal that a kind is not served. Its resource is then unknown, and the author
     /// would need the permissions on all resources of its group.
     fn explain(&self, mut refusal: Verdict) -> Verdict {
-        if let (Verdict::Deny { message, .. }, Some(unserved)) =
-            (&mut refusal, self.unserved.first())
+        if let Verdict::Deny {
+            code: 403, message, ..
+        } = &mut refusal
         {
-            *message = format!("{message}; {unserved}");
+            for unserved in &self.unserved {
+                *message += "; ";
+                *message += unserved;
+            }
         }
         refusal
     }

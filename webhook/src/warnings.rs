@@ -180,12 +180,10 @@ pub(crate) fn near_misses(object: &Value, variables: &str) -> Vec<String> {
     )
 }
 
-/// The warning that a kind is not served. `meant` is the kind that the author may have meant.
+/// Says that a kind is not served. `meant` is the kind that the author may have meant.
 pub(crate) fn unserved(gvk: &GroupVersionKind, meant: Option<&str>) -> String {
-    match meant {
-        Some(kind) => format!("the cluster does not serve {gvk}; did you mean {kind}?"),
-        None => format!("the cluster does not serve {gvk}; nothing is done until it does"),
-    }
+    let hint = meant.map_or_else(String::new, |kind| format!("; did you mean {kind}?"));
+    format!("the cluster does not serve {gvk}{hint}")
 }
 
 /// The warning that a source, or the objects that a selector finds, will not be copied.
@@ -425,7 +423,7 @@ mod tests {
         for (warnings, advice) in [
             (
                 vec![unserved(&gvk, None)],
-                "; nothing is done until it does",
+                "the cluster does not serve",
             ),
             (
                 vec![unserved(&gvk, Some(&long("K", 63)))],

@@ -7,7 +7,8 @@ use serde_json::{Map, Value};
 /// Fills in the defaults of an object's spec, and removes nulls. Returns the paths of unknown
 /// fields: kubectl refuses them, and the API server would drop them.
 ///
-/// The schema's other conditions are not checked here. The parser of rules repeats them all.
+/// The schema's other conditions are not checked here. The parser of rules repeats them, but for the
+/// labels and annotations of embedded objects.
 pub(super) fn complete(kind: &str, object: &mut Value) -> Vec<String> {
     let mut unknown = Vec::new();
     let schemas = schemas();

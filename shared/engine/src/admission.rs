@@ -35,7 +35,7 @@ pub struct NamespaceDecision {
     pub patch: Patch,
     /// True if the patch sets the pending label to a new nonce. This replica then writes the copies
     /// when it sees the label. Any other patch undoes the request's change of the label.
-    pub labels: bool,
+    pub sets_label: bool,
     /// True if the namespace needs the pending label before the answer, by a separate write.
     ///
     /// This is for labels that make more rules match. If the same update set the pending label, API
@@ -71,15 +71,15 @@ fn created(request: &Request, object: &Value, index: &Index, nonce: &str) -> Nam
     let waits = !index.primed() || !index.pod_gate_rules(name, &labels(object)).is_empty();
     let preset = pending_label(object);
     let issued = preset.is_some_and(|preset| index.gate.issued.contains(preset));
-    let labels = waits && !issued;
+    let sets_label = waits && !issued;
     let patch = match preset {
-        _ if labels => set_label(object, Some(nonce)),
+        _ if sets_label => set_label(object, Some(nonce)),
         Some(_) if !waits => set_label(object, None),
         _ => Patch::default(),
     };
     NamespaceDecision {
         patch,
-        labels,
+        sets_label,
         label_first: false,
     }
 }
@@ -367,7 +367,7 @@ mod tests {
             let request = request(Operation::Create, None, object.clone());
             let decision = decide(&request, known);
             assert_eq!(patched(&request, &decision).as_deref(), want, "{object}");
-            assert_eq!(decision.labels, want == Some("fresh"), "{object}");
+            assert_eq!(decision.sets_label, want == Some("fresh"), "{object}");
             assert!(!decision.label_first);
         }
     }
@@ -539,7 +539,7 @@ mod tests {
                 ..marked()
             },
         ));
-        let last = "Secret e (ClusterReplication/registry, podGate Required): it is being written \
+        let last = "Secret e (ClusterReplication/registry, podGate Required): it is being written; \
             and 2 more. See: kubectl describe crepl registry";
         assert!(told.ends_with(last), "{told}");
         let denied = ["a", "b", "c", "d", "e", "f", "g"]
@@ -548,7 +548,7 @@ mod tests {
         let told = word(pod_gate("shop", &Progress { denied, ..marked() }));
         assert!(
             told.ends_with(
-                "podGate Required): Invalid and 2 more. See: kubectl describe crepl registry"
+                "podGate Required): Invalid; and 2 more. See: kubectl describe crepl registry"
             ),
             "{told}"
         );

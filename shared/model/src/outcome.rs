@@ -176,7 +176,7 @@ impl Outcome {
             // this one tells how many objects the namespace has, which not every reader may know.
             403 if message.contains("exceeded quota: ") => Self::Refused(Failure {
                 reason: FailureReason::QuotaExceeded,
-                message: "a ResourceQuota of the namespace has no room for this copy".into(),
+                message: "a ResourceQuota of the namespace has no room for this copy; kubectl describe quota shows it".into(),
             }),
             403 if message.contains(" cannot ") && message.contains("User ") => {
                 refused(FailureReason::Forbidden)
@@ -527,7 +527,7 @@ mod tests {
                 (failure.reason, &*failure.message),
                 (
                     FailureReason::QuotaExceeded,
-                    "a ResourceQuota of the namespace has no room for this copy"
+                    "a ResourceQuota of the namespace has no room for this copy; kubectl describe quota shows it"
                 ),
                 "{kind}"
             );

@@ -5,12 +5,12 @@ use std::fmt::Display;
 /// Most items that a list names.
 const NAMED: usize = 5;
 
-/// The first five items and the number of the others, as in "a, b, c, d, e and 2 more".
+/// The first five items and the number of the others, as in "a, b, c, d, e, and 2 more".
 pub fn first_items<T: Display>(items: &[T], separator: &str) -> String {
     let named: Vec<String> = items.iter().take(NAMED).map(T::to_string).collect();
     let named = named.join(separator);
     if items.len() > NAMED {
-        format!("{named} and {} more", items.len() - NAMED)
+        format!("{named}{separator}and {} more", items.len() - NAMED)
     } else {
         named
     }
@@ -42,7 +42,7 @@ mod tests {
         assert_eq!(first_items(&[1, 2], "; "), "1; 2");
         assert_eq!(
             first_items(&[1, 2, 3, 4, 5, 6, 7], ", "),
-            "1, 2, 3, 4, 5 and 2 more"
+            "1, 2, 3, 4, 5, and 2 more"
         );
     }
 

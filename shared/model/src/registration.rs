@@ -461,7 +461,7 @@ mod tests {
             own_namespace: "mimeo-system".into(),
             namespaces_failure_policy: FailurePolicy::Ignore,
             pod_gate_resources: vec![],
-            mimeo_users: vec![],
+            mimeo_users: vec!["mimeo".into()],
         }
     }
 

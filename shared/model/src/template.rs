@@ -69,6 +69,9 @@ fn near_miss(text: &str) -> Option<&str> {
     text.split('$').skip(1).find_map(|part| {
         let (begin, _) = part.split_once([')', '}'])?;
         let name = begin.strip_prefix(['(', '{'])?;
+        if name.len() >= LONGEST {
+            return None;
+        }
         let braces = begin.starts_with('{');
         let word = name.trim().to_ascii_lowercase();
         let is_of = |object: &str| {
@@ -98,6 +101,9 @@ impl Template {
         template.push_text(parts.next().unwrap_or_default());
         for part in parts {
             match part.split_once(')') {
+                None if ["source.", "namespace."].iter().any(|of| part.starts_with(of)) => {
+                    return Err("a variable $(source...) or $(namespace...) is not closed".into());
+                }
                 Some((name, rest))
                     if name.len() < LONGEST
                         && let Some(piece) = piece(name)? =>

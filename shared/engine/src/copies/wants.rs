@@ -213,11 +213,14 @@ impl Index {
                 && self.may_read(id, SourceQuery::One(source))
                 && names.any(|made| made == *name)
         };
-        // The webhook does not watch the selectors of Replications. The copy's own annotation, which
-        // only Mimeo may change, names the source.
+        // The copy's own annotation names the source. Others may forge it, so the source must be
+        // found. But the webhook does not watch the selectors of Replications.
         let selects = |source: &&SourceRef| {
-            let mut selectors = self.followed(rule);
-            selectors.any(|selector| selector.could_find(source))
+            self.followed(rule).any(|selector| {
+                let found = self.found(selector);
+                selector.could_find(source)
+                    && found.is_none_or(|found| found.get(&source.name).is_some())
+            })
         };
         let selected = source.iter().filter(selects);
         rule.drift == DriftPolicy::Deny

@@ -12,7 +12,7 @@ use mimeo_model::{id::RuleId, source::SourceRef};
 
 use crate::{
     Effects, Index, SourceState,
-    clock::Tick,
+    clock::{SKEW, Tick},
     copy::CopyState,
     jobs::{Answer, JobKey},
     verdict::{Need, Needs},
@@ -143,9 +143,7 @@ impl Absence {
                 // If the rule went with its former CRD, a watch may show that after the present CRD
                 // was installed, and a write may make a copy even later.
                 let crd = unless(crd.is_some_and(|crd| crd < created));
-                // An object of a former namespace is older than the present one, even if the clocks
-                // of the API servers differ: Kubernetes waits five seconds before it deletes the
-                // content of a namespace.
+                let created = created.saturating_add(SKEW);
                 (crd, unless(namespace.is_some_and(|home| home <= created)))
             }
         };

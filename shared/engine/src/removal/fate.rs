@@ -312,21 +312,28 @@ impl Index {
         }
     }
 
-    /// True if a rule may want the copy once its selectors are listed. It would have to create the
+    /// True if a rule may make this copy once its selectors are listed. It would have to create the
     /// copy again, while pods may need it.
     fn may_be_selected(&self, namespace: &Namespace, copy: &CopyState) -> bool {
         let Some(source) = self.origin(copy) else {
             return false;
         };
+        let place = namespace.place();
+        let kind = &self.kinds[copy.kind].group_kind;
+        let wants = |rule: &Rule| {
+            let mut names = rule.copy_names(source, place);
+            rule.matches(place)
+                && names.any(|name| *name == *copy.name)
+                && self.may_write(&rule.id, place.name, kind, &copy.name)
+        };
         self.selectors.iter().any(|(selector, findings)| {
-            let wants = |(id, granted): (&Arc<RuleId>, &bool)| {
-                let rule = self.acting(id).filter(|_| *granted);
-                rule.is_some_and(|rule| rule.matches(namespace.place()))
-            };
+            let granted = findings.rules.iter().filter(|(_, granted)| **granted);
             selector.could_find(source)
                 && !findings.watch.is_listed()
                 && self.selector_blocked(selector).is_none()
-                && findings.rules.iter().any(wants)
+                && granted
+                    .filter_map(|(id, _)| self.acting(id))
+                    .any(wants)
         })
     }
 

@@ -13,7 +13,7 @@ use std::collections::BTreeMap;
 
 use mimeo_api::Access;
 
-use mimeo_model::{grant::Edition, id::RuleId};
+use mimeo_model::{grant::Edition, id::RuleId, source::SourceRef};
 
 use crate::{
     Index, MissingGrant, Namespace,
@@ -68,7 +68,13 @@ impl Index {
         id.namespace.as_ref()?;
         let rule = self.valid(id)?;
         let kind = &self.kinds[copy.kind].group_kind;
-        let sources = self.choose(rule).sources;
+        // A copy has few sources, so that few grants are looked up.
+        let makes = |source: &SourceRef| {
+            let mut names = rule.copy_names(source, namespace.place());
+            names.any(|name| *name == *copy.name)
+        };
+        let sources = self.choose(rule).sources.into_iter();
+        let sources: Vec<SourceRef> = sources.filter(makes).collect();
         let copies = self.ungranted(rule, &sources, Some(&namespace.name));
         let lack = copies.into_iter().find_map(|((.., name), lack)| {
             (lack.gvk.is_of(kind) && *name == *copy.name).then_some(lack)

@@ -309,9 +309,10 @@ impl Index {
         }
         // An object for which there is no more room may still exist. A read shows that before a copy
         // of it is deleted.
-        let gone = former.iter();
-        let gone = gone.filter(|member| findings.members.get(&member.name).is_none());
-        let gone: Vec<_> = gone.map(|member| selector.source(&*member.name)).collect();
+        let missing = |name: &str| self.found(selector).is_some_and(|now| now.get(name).is_none());
+        let held = self.sources_of(selector);
+        let held = held.filter(|(source, state)| !state.is_missing() && missing(&source.name));
+        let gone: Vec<_> = held.map(|(source, _)| source.clone()).collect();
         for source in &gone {
             self.take_source(source, None, effects);
             changed = true;

@@ -82,8 +82,8 @@ impl Index {
             .collect()
     }
 
-    /// The namespaces in reach in which the rule may write some copies now. `None`: the reach is
-    /// unlimited.
+    /// The namespaces in reach that the rule matches, and where it needs no grant or holds one for a
+    /// kind of its copies. `None`: the reach is unlimited.
     pub fn reached(&self, rule: &Rule) -> Option<BTreeSet<Box<str>>> {
         let targets = self.settings.reach.targets.as_ref()?;
         let writes = |namespace: &&Box<Namespace>| {

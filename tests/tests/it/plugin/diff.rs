@@ -154,7 +154,7 @@ async fn a_deletion_that_waits_for_a_person_and_each_new_failure_are_foretold() 
     let narrowed = wide.set("targets", first);
     let table = diff(&scene, None, &[narrowed.object()], &[])?.stdout;
     let (held, places) = ("held delete Secret registry of ", " in 23 namespaces: ");
-    let why = " and 18 more (so many at once that a person must confirm it)\n";
+    let why = ", and 18 more (so many at once that a person must confirm it)\n";
     for words in [held, places, why] {
         assert!(table.contains(words), "{words}: {table}");
     }

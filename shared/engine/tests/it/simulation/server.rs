@@ -366,6 +366,8 @@ pub struct Server {
     /// Kinds that the server does not serve. It serves Replications and grants only if a test wants
     /// them.
     pub unserved: BTreeSet<Res>,
+    /// Namespaces that were deleted, and not created again.
+    pub reaped: BTreeSet<String>,
     /// Namespaces whose quota is used up.
     pub full: BTreeSet<String>,
     /// The content of the kinds `ConfigMap`, version by version.
@@ -469,6 +471,10 @@ impl Server {
     }
 
     fn fresh(&mut self, key: &Key) -> Object {
+        // The clock of every other API server is a second behind. Those that create rules and
+        // namespaces have the right time.
+        let copied = matches!(key.res, Res::Secret | Res::ConfigMap);
+        let behind = if copied { self.uids % 2 } else { 0 };
         Object {
             key: key.clone(),
             uid: self.uid(),
@@ -480,7 +486,7 @@ impl Server {
             grant: None,
             status: None,
             generation: 1,
-            created: self.seconds,
+            created: self.seconds.saturating_sub(behind),
         }
     }
 
@@ -646,6 +652,7 @@ impl Server {
             self.put(&key, None);
         }
         self.put(&Key::new(Res::Namespace, "", name), None);
+        self.reaped.insert(name.to_owned());
         true
     }
 

@@ -1082,8 +1082,10 @@ impl World {
         if let Some(namespace) = self.server.get(&key).cloned() {
             return !self.mark_first(&namespace, team) || self.server.edit(&key, "user", change);
         }
-        // Objects of a former namespace of the name are older than this one. Times have whole seconds.
-        self.advance(Duration::from_secs(1));
+        if self.server.reaped.remove(name) {
+            // Kubernetes waits so long before it deletes the content of a namespace.
+            self.advance(Duration::from_secs(5));
+        }
         let labels: Labels = team
             .into_iter()
             .map(|team| ("team".into(), team.into()))
