@@ -69,11 +69,11 @@ impl Index {
         }
     }
 
-    /// Records that the object was deleted or never existed. An object that the watch has shown
-    /// since the request stays. If it is gone, too, the watch will soon show that.
+    /// Records that the object was deleted or never existed. A newer object that the watch has
+    /// shown since stays.
     fn take_absence(&mut self, verb: Verb, copy: &mut CopyState) {
         let (uid, _) = verb.expects();
-        if copy.seen().is_some_and(|seen| Some(seen.uid) != uid) {
+        if verb != Verb::Look && copy.seen().is_some_and(|seen| Some(seen.uid) != uid) {
             return;
         }
         if let Verb::Delete(_, version) = verb {
@@ -233,6 +233,13 @@ impl Index {
                 self.take_object(request, seen, copy, effects);
             }
             (verb, Outcome::Conflict | Outcome::Differs) => refute(verb, copy),
+            // The watch has shown an object, and the read finds none. One of the two is out of
+            // date, and the watch will soon show which.
+            (Verb::Look, Outcome::Absent) if copy.seen().is_some_and(|seen| seen.labelled) => {
+                effects
+                    .work
+                    .put_off(&request.namespace, copy, self.now + self.settings.backoff);
+            }
             (verb, Outcome::Absent) => self.take_absence(verb, copy),
             // The refused content is no longer wanted.
             (_, Outcome::Refused(_) | Outcome::Immutable(_))
@@ -331,6 +338,7 @@ impl Index {
         }
         self.shown += 1;
         copy.shown = self.shown;
+        copy.proven = true;
         copy.leaving &= seen.deleting;
         match request.verb {
             // The answers to dry runs have been used before.

@@ -208,10 +208,17 @@ impl Index {
         namespace: &Namespace,
         copy: &CopyState,
     ) -> Step {
-        if matches!(
-            step,
-            Step::Leave(Leave::CreatedOnce | Leave::NoSource | Leave::SourceRefused)
-        ) {
+        if step == Step::Leave(Leave::CreatedOnce) {
+            let shown = |rule: &Rule| copy.shows_created(rule.conflict);
+            let keeps = self.settings.keeps_copies() && state.acting().is_some_and(shown);
+            // The namespace records a create-once copy for good. So a read must first show that the
+            // object is really in this namespace.
+            let doubted = keeps
+                && !self.is_of_now(namespace, copy)
+                && self.kinds.resource(projection.gvk()).is_some();
+            return if doubted { Step::Look } else { step };
+        }
+        if matches!(step, Step::Leave(Leave::NoSource | Leave::SourceRefused)) {
             return step;
         }
         if self.kinds.resource(projection.gvk()).is_none() {
