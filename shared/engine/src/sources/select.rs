@@ -297,7 +297,7 @@ impl Index {
         else {
             return;
         };
-        let mut changed = findings.watch.becomes(Known::Listed(()));
+        findings.watch.becomes(Known::Listed(()));
         let members = findings.members.relisted(found);
         let former = std::mem::replace(&mut findings.members, members);
         let new = |member: &&Member| former.get(&member.name).is_none();
@@ -315,14 +315,10 @@ impl Index {
         let gone: Vec<_> = held.map(|(source, _)| source.clone()).collect();
         for source in &gone {
             self.take_source(source, None, effects);
-            changed = true;
         }
         self.refit_selecting(selector, effects);
         // Then the objects are dropped that no rule copies.
         self.demand_changed();
-        if changed {
-            self.replan_rules(self.rules_selecting(selector));
-        }
     }
 
     /// A selector finds an object, or doesn't find it any more.
@@ -372,15 +368,6 @@ impl Index {
         self.take_source(source, object, effects);
         if moved || self.seen_as(source) != before {
             self.refit_selecting(selector, effects);
-            // An object that is not copied now has no projection that would cause a plan. But
-            // copies may have been made from it earlier, and may be deleted now.
-            let copied = self.projections.of_source(source).next().is_some();
-            for id in self.rules_selecting(selector) {
-                self.mark_status_due(&id);
-                if !copied {
-                    self.replan_rule(&id);
-                }
-            }
         }
         self.render_source(source);
         self.keep_if_copied(source, effects);
@@ -434,9 +421,12 @@ impl Index {
                 self.read_again(&source, effects);
             }
         }
-        for id in self.rules_selecting(selector) {
-            self.refit_projections(&id, effects);
+        let rules = self.rules_selecting(selector);
+        for id in &rules {
+            self.refit_projections(id, effects);
         }
+        // A rule may have copies of an object that it does not copy any more.
+        self.replan_rules(rules);
     }
 
     pub(crate) fn refit_projections(&mut self, id: &Arc<RuleId>, effects: &mut Effects) {
@@ -464,12 +454,10 @@ impl Index {
                 gone.into_iter().for_each(|id| self.remove_projection(id));
                 self.keep_if_copied(&source, effects);
             }
-            state.status.mark_due();
             effects.work.untidy = true;
         }
         self.rules.insert(id.clone(), state);
         self.keep_all_copied(&id, effects);
-        self.replan_rule(&id);
     }
 
     /// Drops the objects that no rule copies.
