@@ -429,16 +429,15 @@ impl Index {
         self.replan_rules(rules);
     }
 
+    /// Gives a rule one projection of each of its sources for each of its targets, and no other.
+    /// Sources that it copies and that aren't held are read.
     pub(crate) fn refit_projections(&mut self, id: &Arc<RuleId>, effects: &mut Effects) {
-        let Some(rule) = self.valid(id) else { return };
-        let sources = self.choose(rule).sources;
-        if self.projected_sources(id).eq(&sources) {
-            return;
-        }
         let Some((id, mut state)) = self.rules.remove_entry(id) else {
             return;
         };
+        let mut sources = vec![];
         if let Ok(rule) = &state.rule {
+            sources = self.choose(rule).sources;
             let known = |projections: Vec<ProjectionId>| {
                 let first = self.projections.get(projections.first()?)?;
                 Some((first.source.clone(), projections))
@@ -452,25 +451,19 @@ impl Index {
             }
             for (source, gone) in former {
                 gone.into_iter().for_each(|id| self.remove_projection(id));
-                self.keep_if_copied(&source, effects);
+                sources.push(source);
             }
-            effects.work.untidy = true;
         }
-        self.rules.insert(id.clone(), state);
-        self.keep_all_copied(&id, effects);
+        self.rules.insert(id, state);
+        for source in &sources {
+            self.keep_if_copied(source, effects);
+        }
+        effects.work.untidy = true;
     }
 
     /// Drops the objects that no rule copies.
     pub(crate) fn keep_what_is_copied(&mut self, effects: &mut Effects) {
         let sources: Vec<SourceRef> = self.sources.keys().cloned().collect();
-        for source in &sources {
-            self.keep_if_copied(source, effects);
-        }
-    }
-
-    /// Requests a read of the sources that the rule copies now and that aren't held.
-    pub(crate) fn keep_all_copied(&mut self, id: &RuleId, effects: &mut Effects) {
-        let sources: Vec<SourceRef> = self.projected_sources(id).cloned().collect();
         for source in &sources {
             self.keep_if_copied(source, effects);
         }

@@ -185,7 +185,6 @@ impl Index {
             },
         );
         self.refit_projections(id, effects);
-        effects.work.untidy = true;
         self.mark_status_due(id);
         if id.kind == RuleKind::ClusterReplication {
             self.newest_spec = version.max(self.newest_spec);
