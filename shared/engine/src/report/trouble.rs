@@ -11,8 +11,8 @@ use mimeo_model::{
 };
 
 use crate::{
-    Index, SourceState, copy::CopyState, missing_grants::MissingGrant, projection::NoRendering,
-    select::Choice, verdict::Outlook,
+    Index, SourceState, copy::CopyState, jobs::JobKey, missing_grants::MissingGrant,
+    projection::NoRendering, select::Choice, verdict::Outlook,
 };
 
 /// Why a rule cannot do its work: a stable reason, and advice.
@@ -48,10 +48,15 @@ impl Index {
         if trouble.is_some() {
             return trouble;
         }
-        let lost = self.sources_of(selector).find_map(|(source, _)| {
-            let grace = self.grace(rule, source)?;
-            let message = format!("{source} is deleted or no longer matches the selector; {grace}");
-            Some((ConditionReason::InGracePeriod, message))
+        // Each lost source is among the missing objects.
+        let lost = self.absences.keys().find_map(|key| match key {
+            JobKey::ConfirmSource(source) if selector.finds(source) => {
+                let grace = self.grace(rule, source)?;
+                let message =
+                    format!("{source} is deleted or no longer matches the selector; {grace}");
+                Some((ConditionReason::InGracePeriod, message))
+            }
+            _ => None,
         });
         let none = || {
             let message =

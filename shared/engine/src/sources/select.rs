@@ -176,22 +176,6 @@ impl Index {
             .collect()
     }
 
-    /// Returns everything that a selector finds, or has found.
-    pub(crate) fn sources_of<'a>(
-        &'a self,
-        selector: &'a SourceSelector,
-    ) -> impl Iterator<Item = (&'a SourceRef, &'a SourceState)> {
-        let first = SourceRef::named(selector.gvk.clone(), selector.namespace.clone(), "");
-        let here = |source: &SourceRef| {
-            source.gvk == selector.gvk && source.namespace == selector.namespace
-        };
-        let there = self
-            .sources
-            .range(first..)
-            .take_while(move |(source, _)| here(source));
-        there.filter(|(source, _)| selector.finds(source))
-    }
-
     /// True if the engine needs events about the source: a rule names it, or a selector that finds
     /// it is watched.
     pub fn follows(&self, source: &SourceRef) -> bool {
