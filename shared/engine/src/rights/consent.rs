@@ -247,13 +247,8 @@ impl Index {
         let mut places = self.places(id);
         // In the namespaces of its sources, this rule may now protect more objects from other
         // rules, or fewer, because no source is ever written.
-        let homes: BTreeSet<&str> = self
-            .projected_sources(id)
-            .map(|source| &*source.namespace)
-            .collect();
-        let homes = homes
-            .into_iter()
-            .filter_map(|name| self.namespaces.get(name));
+        let queries = self.valid(id).into_iter().flat_map(Rule::queries);
+        let homes = queries.filter_map(|query| self.namespaces.get(query.home()?));
         places.extend(homes.map(|home| home.name.clone()));
         self.dirty.extend(places);
     }

@@ -92,16 +92,6 @@ impl Index {
         })
     }
 
-    /// The sources that the projections of a stored rule have.
-    pub(crate) fn projected_sources(&self, id: &RuleId) -> impl Iterator<Item = &SourceRef> {
-        let projections = self.rules.get(id).map(|rule| &rule.projections);
-        projections
-            .into_iter()
-            .flatten()
-            .filter_map(|projections| self.projections.get(projections.first()?))
-            .map(|projection| &projection.source)
-    }
-
     /// Chooses the sources that a rule copies now: first the named ones, then those that its
     /// selectors find. If there are too many, the first ones are taken. Only selectors that the
     /// stored rule of this identity has count.
