@@ -35,10 +35,6 @@ impl Kinds {
         self.ids.get(kind).copied()
     }
 
-    pub(crate) fn iter(&self) -> impl Iterator<Item = (KindId, &KindState)> {
-        (0..=u16::MAX).map(KindId).zip(&self.states)
-    }
-
     /// Returns the result of discovery for a kind in this version.
     pub(crate) fn served(&self, gvk: &GroupVersionKind) -> &Known<Resource> {
         self.served.get(gvk).unwrap_or(&Known::Unknown)

@@ -51,9 +51,9 @@ impl Index {
         let over = |id: &&Arc<RuleId>| !owners.contains(*id) && !self.rules.contains_key(*id);
         let over: Vec<_> = self.losses.pending.keys().filter(over).cloned().collect();
         over.iter().for_each(|id| self.losses.end(id));
-        for id in self.needless_kinds() {
-            let kind = self.kinds[id].group_kind.clone();
-            effects.jobs.ask(JobKey::ForgetKind(kind));
+        let kinds = self.kinds.states.iter().map(|state| &state.group_kind);
+        for kind in kinds.filter(|kind| self.is_needless(kind)) {
+            effects.jobs.ask(JobKey::ForgetKind(kind.clone()));
         }
     }
 
