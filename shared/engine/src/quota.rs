@@ -43,33 +43,33 @@ impl Index {
         let fits = costs.len() <= REPLICATIONS && costs.iter().sum::<usize>() <= COPIES;
         (!fits).then(used_up)
     }
-
-    /// Refuses a Replication if older ones use up the quota.
-    pub(crate) fn within_quota(&self, rule: Rule) -> Result<Rule, Refused> {
-        match self.refuses_rule(&rule) {
-            Some(refusal) => Err(refused(&rule, refusal)),
-            None => Ok(rule),
-        }
-    }
 }
 
 impl Index {
-    /// Refuses the youngest Replications of a namespace until the others fit. The engine holds
+    /// Refuses the Replications of a namespace for which older ones leave no room. The engine holds
     /// nothing of a refused rule, and the rule's copies stay.
     pub(crate) fn refuse_excess(&mut self, home: &str, effects: &mut Effects) {
         let mut rules: Vec<_> = self.replications(home).collect();
         rules.sort_by_key(|(_, rule)| age(rule));
-        let mut copies = 0;
-        let fits = |(_, rule): &&(&Arc<RuleId>, &Rule)| {
-            copies += rule.most_copies();
-            copies <= COPIES
-        };
-        let fitting = rules.iter().take(REPLICATIONS).take_while(fits).count();
-        let excess = rules.into_iter().skip(fitting);
-        let excess: Vec<_> = excess
-            .map(|(id, rule)| (id.clone(), refused(rule, used_up())))
-            .collect();
-        for (id, refused) in excess {
+        let (mut fitting, mut copies) = (0, 0);
+        rules.retain(|(_, rule)| {
+            let with_rule = copies + rule.most_copies();
+            let fits = fitting < REPLICATIONS && with_rule <= COPIES;
+            if fits {
+                fitting += 1;
+                copies = with_rule;
+            }
+            !fits
+        });
+        let excess = rules.into_iter().map(|(id, rule)| {
+            let refused = Refused {
+                generation: rule.generation,
+                created: rule.created,
+                refusals: vec![used_up()],
+            };
+            (id.clone(), refused)
+        });
+        for (id, refused) in excess.collect::<Vec<_>>() {
             let state = self.rules.get(&id);
             let observed = state.and_then(|state| state.status.observed.clone());
             self.replace_rule(&id, Err(refused), observed, effects);
@@ -80,14 +80,6 @@ impl Index {
 /// The order in which Replications fit: by age, and for the same age by name.
 fn age(rule: &Rule) -> (Timestamp, &RuleId) {
     (rule.created, &rule.id)
-}
-
-fn refused(rule: &Rule, refusal: Refusal) -> Refused {
-    Refused {
-        generation: rule.generation,
-        created: rule.created,
-        refusals: vec![refusal],
-    }
 }
 
 fn used_up() -> Refusal {

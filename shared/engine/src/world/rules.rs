@@ -126,9 +126,7 @@ impl Index {
         effects: &mut Effects,
     ) {
         let id = self.rule_name(&Arc::new(id));
-        let rule = rule
-            .map(|rule| rule.within(&self.settings.reach))
-            .and_then(|rule| self.within_quota(rule));
+        let rule = rule.map(|rule| rule.within(&self.settings.reach));
         let read = JobKey::ConfirmRule(id.clone());
         if self.absences.remove(&read).is_some() {
             effects.jobs.end(&read);
