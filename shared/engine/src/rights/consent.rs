@@ -368,8 +368,8 @@ impl Index {
         }
     }
 
-    /// The grants to these rules may have changed. A rule that may now read more or less than before
-    /// is recorded anew, like a changed rule.
+    /// The grants to these rules may have changed. A rule that may now read more or less than
+    /// before is recorded anew, like a changed rule.
     fn review_sources(&mut self, rules: &BTreeSet<Arc<RuleId>>, effects: &mut Effects) {
         for id in rules {
             self.mark_status_due(id);

@@ -19,9 +19,9 @@ use crate::Index;
 type Ungranted<'a> = BTreeMap<(&'a str, &'a str, String), MissingGrant<'a>>;
 
 impl Index {
-    /// Returns the missing grants of a rule with these `sources`, as sentences for users. The result
-    /// is the same whether the other namespace grants nothing or doesn't exist. It is empty until
-    /// the grants are known. If the grants cannot be read, the result is that message.
+    /// Returns the missing grants of a rule with these `sources`, as sentences for users. The
+    /// result is the same whether the other namespace grants nothing or doesn't exist. It is empty
+    /// until the grants are known. If the grants cannot be read, the result is that message.
     pub fn not_granted(&self, rule: &Rule, sources: &[SourceRef]) -> Vec<String> {
         let known = self.consent.known != Known::Unknown && self.namespaces_listed;
         let Some(home) = rule.id.namespace.as_deref().filter(|_| known) else {

@@ -164,8 +164,8 @@ impl Index {
 
     /// True if the object is a source that a rule of the kind `by` must leave alone. For
     /// `ClusterReplication`s, the sources of Replications don't count. Otherwise a tenant could
-    /// name the place of a copy as a source, and so keep the copy away or keep it for good. A copy is
-    /// a source only where a rule names it, because selectors find none.
+    /// name the place of a copy as a source, and so keep the copy away or keep it for good. A copy
+    /// is a source only where a rule names it, because selectors find none.
     pub(crate) fn is_source(&self, by: RuleKind, namespace: &Namespace, copy: &CopyState) -> bool {
         let mut sources = self.sources_at(namespace, copy);
         sources.any(|projection| projection.rule.kind <= by)

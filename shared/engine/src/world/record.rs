@@ -24,8 +24,8 @@ impl Index {
         wanted.or_else(served).cloned()
     }
 
-    /// True if the record of a kind can be removed: no rule wants the kind, every copy was listed, and
-    /// no copy is left.
+    /// True if the record of a kind can be removed: no rule wants the kind, every copy was listed,
+    /// and no copy is left.
     pub(crate) fn is_needless(&self, kind: &GroupKind) -> bool {
         let Some(id) = self.kinds.id(kind) else {
             return false;
