@@ -421,10 +421,7 @@ mod tests {
         };
         let name = long("p", 253);
         for (warnings, advice) in [
-            (
-                vec![unserved(&gvk, None)],
-                "the cluster does not serve",
-            ),
+            (vec![unserved(&gvk, None)], "the cluster does not serve"),
             (
                 vec![unserved(&gvk, Some(&long("K", 63)))],
                 "; did you mean K",

@@ -101,7 +101,10 @@ impl Template {
         template.push_text(parts.next().unwrap_or_default());
         for part in parts {
             match part.split_once(')') {
-                None if ["source.", "namespace."].iter().any(|of| part.starts_with(of)) => {
+                None if ["source.", "namespace."]
+                    .iter()
+                    .any(|of| part.starts_with(of)) =>
+                {
                     return Err("a variable $(source...) or $(namespace...) is not closed".into());
                 }
                 Some((name, rest))

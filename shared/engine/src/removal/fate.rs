@@ -331,9 +331,7 @@ impl Index {
             selector.could_find(source)
                 && !findings.watch.is_listed()
                 && self.selector_blocked(selector).is_none()
-                && granted
-                    .filter_map(|(id, _)| self.acting(id))
-                    .any(wants)
+                && granted.filter_map(|(id, _)| self.acting(id)).any(wants)
         })
     }
 

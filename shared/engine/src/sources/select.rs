@@ -283,10 +283,12 @@ impl Index {
         }
         // An object for which there is no more room may still exist. A read shows that before a copy
         // of it is deleted.
-        let missing = |name: &str| self.found(selector).is_some_and(|now| now.get(name).is_none());
-        let held = self.sources_of(selector);
-        let held = held.filter(|(source, state)| !state.is_missing() && missing(&source.name));
-        let gone: Vec<_> = held.map(|(source, _)| source.clone()).collect();
+        let known = self.found(selector);
+        let missing = |name: &str| known.is_some_and(|known| known.get(name).is_none());
+        let sources = self.sources.iter();
+        let held = sources.filter(|(source, state)| selector.finds(source) && !state.is_missing());
+        let gone = held.filter(|(source, _)| missing(&source.name));
+        let gone: Vec<_> = gone.map(|(source, _)| source.clone()).collect();
         for source in &gone {
             self.take_source(source, None, effects);
         }
