@@ -7,7 +7,6 @@ use mimeo_model::{
     choices::Strategy,
     created::{CreatedCopies, CreatedCopy},
     id::{KindId, RuleId, RuleKind},
-    meta::Seen,
     rule::Rule,
 };
 
@@ -33,16 +32,15 @@ impl Index {
 
     /// True if the observed object is in the present namespace. The watch may not have shown yet
     /// that the object went away together with a former namespace of the same name. One of these
-    /// facts proves the present namespace: a request has found the object, or the watch shows it,
-    /// and it is newer or a later listing still has it. Returns false for a copy that this process
-    /// may have deleted itself.
+    /// facts proves the present namespace: the object is newer, or a request has found it, or a
+    /// later listing still shows it. Returns false for a copy that this process may have deleted
+    /// itself.
     pub(crate) fn is_of_now(&self, namespace: &Namespace, copy: &CopyState) -> bool {
         let listed = self.kinds[copy.kind]
             .watched_in(Some(&namespace.name))
             .listed_at;
-        let born = namespace.born;
-        let shown = |seen: &Seen| seen.labelled && (listed >= born || seen.version > born);
-        !copy.leaving && (copy.proven || copy.seen().is_some_and(shown))
+        let newer = || copy.seen().is_none_or(|seen| seen.version > namespace.born);
+        !copy.leaving && (copy.proven || listed >= namespace.born || newer())
     }
 
     /// True if the namespace has a record that the rule created this copy.

@@ -265,8 +265,7 @@ impl Index {
             let projection = want.and_then(|id| self.projections.get(&id));
             let rule = projection.and_then(|projection| self.valid(&projection.rule));
             if rule.is_some_and(|rule| rule.strategy == Strategy::CreateOnce) {
-                // An object that is here now counts. One that no watch shows may be gone.
-                copy.proven = false;
+                copy.look_anew();
             }
             copy.want = want;
             // The baseline belongs to the formerly wanted copy. It stays valid only if the newly

@@ -101,6 +101,23 @@ impl CopyState {
         }
     }
 
+    /// Makes Mimeo read an object again when its rule comes to create copies once. An object that
+    /// is here now counts. No watch shows an object without Mimeo's label, so one that was here
+    /// before may be gone. If it was Mimeo's own, its uid still tells that.
+    pub(crate) fn look_anew(&mut self) {
+        self.observed = match &self.observed {
+            Observation::Hidden(uid) => Observation::Taken(Some(*uid)),
+            Observation::Present(seen) if !seen.labelled => {
+                if seen.ours() {
+                    Observation::Taken(Some(seen.uid))
+                } else {
+                    Observation::Unknown
+                }
+            }
+            _ => return,
+        };
+    }
+
     /// Resets the copy because other bytes are wanted here. The API server's answers about the
     /// former bytes don't hold for them.
     pub(crate) fn start_over(&mut self) {

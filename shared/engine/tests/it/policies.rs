@@ -771,8 +771,6 @@ fn what_was_there_when_nobody_watched_or_for_another_rule_is_not_created_once() 
     scene.meet(foreign());
     scene.spared("didn't write");
     scene.change(&once());
-    let look = scene.expect(Verb::Look, None);
-    scene.answer(&look, Outcome::Absent);
     scene.created();
 
     let mut scene = self::scene(Role::Keeper, &once());
