@@ -134,9 +134,6 @@ pub struct CopyState {
     pub verify: bool,
     /// True if Mimeo sent a delete request, and no answer has shown since that the object stays.
     pub leaving: bool,
-    /// True if an answer of the API server has shown an object here. A watch event alone proves
-    /// less: it may still show an object of a former namespace with the same name.
-    pub proven: bool,
     /// Sequence number of the latest observation of the object.
     pub shown: u64,
     /// Time of the last repair, in milliseconds. The interval between repairs tells a fight with

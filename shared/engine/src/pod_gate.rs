@@ -333,8 +333,14 @@ impl Gate {
 }
 
 impl Index {
-    /// Takes in the pending label of a namespace. `old` are the namespace's former labels.
-    pub(crate) fn see_label(&mut self, entry: &mut Namespace, old: &Labels, work: &mut Work) {
+    /// Takes in the pending label of a namespace, which may be `new`. `old` are its former labels.
+    pub(crate) fn see_label(
+        &mut self,
+        entry: &mut Namespace,
+        new: bool,
+        old: &Labels,
+        work: &mut Work,
+    ) {
         let Some(nonce) = entry.labels.get(PENDING_LABEL) else {
             entry.pending_label = None;
             return;
@@ -349,7 +355,6 @@ impl Index {
             if self.gate.issued.remove(nonce) {
                 // In a namespace that existed before, the label comes ahead of an update of the
                 // other labels. Another webhook may still refuse that update.
-                let new = entry.version == entry.born;
                 label.charge = Some(if new { soon } else { self.now + takeover });
             }
             for wait in [takeover, budget, budget + FAREWELL] {

@@ -69,14 +69,18 @@ impl Index {
         }
     }
 
-    /// Records that the object was deleted or never existed. A newer object that the watch has
-    /// shown since stays.
-    fn take_absence(&mut self, verb: Verb, copy: &mut CopyState) {
-        let (uid, _) = verb.expects();
-        if verb != Verb::Look && copy.seen().is_some_and(|seen| Some(seen.uid) != uid) {
+    /// Records that the object was deleted or never existed. An object that the watch has shown
+    /// since the request stays. If it is gone, too, the watch will soon show that.
+    fn take_absence(&mut self, request: &Request, copy: &mut CopyState) {
+        let (uid, _) = request.verb.expects();
+        let known = |seen: &Seen| match request.verb {
+            Verb::Look => Some(seen.version) == request.version,
+            _ => Some(seen.uid) == uid,
+        };
+        if copy.seen().is_some_and(|seen| !known(seen)) {
             return;
         }
-        if let Verb::Delete(_, version) = verb {
+        if let Verb::Delete(_, version) = request.verb {
             if let Some(rule) = copy.rule() {
                 self.synced(rule);
             }
@@ -233,14 +237,7 @@ impl Index {
                 self.take_object(request, seen, copy, effects);
             }
             (verb, Outcome::Conflict | Outcome::Differs) => refute(verb, copy),
-            // The watch has shown an object, and the read finds none. One of the two is out of
-            // date, and the watch will soon show which.
-            (Verb::Look, Outcome::Absent) if copy.seen().is_some_and(|seen| seen.labelled) => {
-                effects
-                    .work
-                    .put_off(&request.namespace, copy, self.now + self.settings.backoff);
-            }
-            (verb, Outcome::Absent) => self.take_absence(verb, copy),
+            (_, Outcome::Absent) => self.take_absence(request, copy),
             // The refused content is no longer wanted.
             (_, Outcome::Refused(_) | Outcome::Immutable(_))
                 if !self.asked_for(request, place, copy) => {}
@@ -338,7 +335,6 @@ impl Index {
         }
         self.shown += 1;
         copy.shown = self.shown;
-        copy.proven = true;
         copy.leaving &= seen.deleting;
         match request.verb {
             // The answers to dry runs have been used before.

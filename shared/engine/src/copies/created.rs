@@ -30,19 +30,6 @@ impl Index {
                 || self.remembers(namespace, &rule.id, copy.kind, &copy.name))
     }
 
-    /// True if the observed object is in the present namespace. The watch may not have shown yet
-    /// that the object went away together with a former namespace of the same name. One of these
-    /// facts proves the present namespace: the object is newer, or a request has found it, or a
-    /// later listing still shows it. Returns false for a copy that this process may have deleted
-    /// itself.
-    pub(crate) fn is_of_now(&self, namespace: &Namespace, copy: &CopyState) -> bool {
-        let listed = self.kinds[copy.kind]
-            .watched_in(Some(&namespace.name))
-            .listed_at;
-        let newer = || copy.seen().is_none_or(|seen| seen.version > namespace.born);
-        !copy.leaving && (copy.proven || listed >= namespace.born || newer())
-    }
-
     /// True if the namespace has a record that the rule created this copy.
     pub(crate) fn remembers(
         &self,
@@ -76,7 +63,8 @@ impl Index {
             && rule.strategy == Strategy::CreateOnce
             && namespace.alive()
             && copy.shows_created(rule.conflict)
-            && self.is_of_now(namespace, copy)
+            && !copy.leaving
+            && copy.seen().is_none_or(|seen| namespace.has(seen))
             && let Some(created) = self.created_copy(namespace, &rule.id, copy.kind, &copy.name)
         {
             let tenants = rule.id.kind == RuleKind::Replication;

@@ -210,12 +210,9 @@ impl Index {
     ) -> Step {
         if step == Step::Leave(Leave::CreatedOnce) {
             let shown = |rule: &Rule| copy.shows_created(rule.conflict);
-            let keeps = self.settings.keeps_copies() && state.acting().is_some_and(shown);
-            // The namespace records a create-once copy for good. So a read must first show that the
-            // object is really in this namespace.
-            let doubted = keeps
-                && !self.is_of_now(namespace, copy)
-                && self.kinds.resource(projection.gvk()).is_some();
+            // Mimeo may have deleted the object. The namespace records a create-once copy for good,
+            // so a read must first show that the object stays.
+            let doubted = copy.leaving && state.acting().is_some_and(shown);
             return if doubted { Step::Look } else { step };
         }
         if matches!(step, Step::Leave(Leave::NoSource | Leave::SourceRefused)) {

@@ -73,12 +73,13 @@ impl Index {
         if let Ok(at) = entry.position(kind, name) {
             // A create-once copy counts as created even if it disappears before the next plan.
             self.note_created(&mut entry, at);
-            let born = entry.born;
+            let seen = entry.copies[at].seen();
+            let former = seen.is_some_and(|seen| !entry.has(seen));
             let copy = &mut entry.copies[at];
             let version = version(meta.resource_version.as_deref());
             let owner = self.rule_of(copy);
             if copy.vanish(Some(uid), version) {
-                if version < born {
+                if former {
                     // The object was deleted with a former namespace of the name. It never existed
                     // in this one.
                     copy.observed = Observation::Unknown;

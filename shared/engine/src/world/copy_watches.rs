@@ -39,8 +39,6 @@ pub(crate) struct WatchProgress {
     /// Number of the current or last listing.
     pub(crate) listing: u8,
     pub(crate) watch: Watched,
-    /// resourceVersion of the last complete listing.
-    pub(crate) listed_at: u64,
 }
 
 impl KindState {
@@ -187,7 +185,6 @@ impl Index {
         };
         let changed = progress.watch.becomes(known);
         if let Known::Listed(at) = known {
-            progress.listed_at = at;
             let listing = progress.listing;
             self.copies_listed(watch, listing, at);
             // A kind without any copy may need no record any more.

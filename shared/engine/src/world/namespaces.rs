@@ -7,7 +7,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use mimeo_model::{
     created::CreatedCopies,
     id::KindId,
-    meta::{Uid, version},
+    meta::{Seen, Uid, seconds, version},
     names,
     selection::{Labels, Place},
 };
@@ -31,9 +31,8 @@ pub(crate) struct Namespace {
     /// `None` until its own watch has shown it.
     pub(crate) uid: Option<Uid>,
     pub(crate) version: u64,
-    /// Version at which the namespace was first seen. Older objects may have been in a former
-    /// namespace of its name.
-    pub(crate) born: u64,
+    /// When the namespace was created, in seconds since 1970. 0 if that is not known.
+    created_at: u32,
     pub(crate) labels: Labels,
     /// When this process saw the namespace's labels change, or appear.
     pub(crate) labelled: Tick,
@@ -122,13 +121,11 @@ impl Index {
             }
         }
         let known = entry.uid.is_some();
-        if !known {
-            entry.born = version;
-        }
         let watched =
             !known && self.settings.reach.targets.is_some() && self.settings.reach.is_target(&name);
         entry.uid = uid;
         entry.version = version;
+        entry.created_at = meta.creation_timestamp.as_ref().map_or(0, seconds);
         let labels = meta
             .labels
             .iter()
@@ -158,7 +155,7 @@ impl Index {
         }
         effects.jobs.moved(&JobKey::RecordCreated(name.clone()));
         effects.jobs.moved(&JobKey::RemoveLabel(name.clone()));
-        self.see_label(&mut entry, &old, &mut effects.work);
+        self.see_label(&mut entry, !known, &old, &mut effects.work);
         if changed {
             self.let_settle(&mut entry, &mut effects.work);
         }
@@ -306,6 +303,13 @@ impl Namespace {
         self.annotated = annotated;
     }
 
+    /// True if this object is in the namespace. An older object was in a former namespace of its
+    /// name: Kubernetes waits five seconds before it deletes the content of a namespace. The watch
+    /// of copies may show later that the object is gone.
+    pub(crate) fn has(&self, seen: &Seen) -> bool {
+        seen.created >= self.created_at
+    }
+
     /// True if its own watch has shown the namespace, and it is not terminating.
     pub(crate) fn alive(&self) -> bool {
         self.uid.is_some() && !self.terminating
@@ -341,7 +345,6 @@ fn watched(work: &mut work::Work, namespace: &mut Namespace, keeps_copies: bool)
         copy.failure = None;
         copy.approved = None;
         copy.stuck = false;
-        copy.proven = false;
     }
     copies
 }

@@ -1285,6 +1285,35 @@ fn a_copy_that_we_deleted_ourselves_does_not_count_as_created_once() {
     );
 }
 
+/// The deletion of a copy meets an edit and fails. Then its rule comes to create copies once, and the
+/// object counts as created.
+#[test]
+fn a_copy_whose_deletion_failed_is_remembered_as_created_once() {
+    let mut world = World::new(&[Role::Keeper], 1);
+    let once = RuleSpec {
+        once: true,
+        keep: Keep::ALL,
+        ..RuleSpec::of(0, Select::All)
+    };
+    moves(
+        &mut world,
+        &[
+            Move::Act(Act::PutSource(0, "v1")),
+            Move::Act(put(0, RuleSpec::of(0, Select::All))),
+            Move::Calm(4),
+            Move::Act(Act::DeleteSource(0)),
+            Move::Calm(2),
+            Move::Act(Act::EditCopy(0, "v2")),
+            Move::Act(put(0, once)),
+            Move::Act(Act::PutSource(0, "v1")),
+            Move::Act(Act::PutSource(0, "v1")),
+            Move::Deliver(0, 0, 1),
+        ],
+    );
+    settle(&mut world);
+    world.check_rest().unwrap_or_else(|why| panic!("{why}"));
+}
+
 /// A finalizer keeps a copy that Mimeo deleted. Its new rule creates its own once the object is
 /// gone. The next process doesn't know who deleted the object, and does the same.
 #[test]
