@@ -3,11 +3,7 @@
 //! A method that has effects takes `&mut Effects`. The other methods of [`Index`](crate::Index)
 //! change facts alone, and decisions change nothing.
 
-use std::collections::BTreeMap;
-
-use mimeo_model::id::RuleKind;
-
-use crate::{Durations, Notice, events::EventQueue, jobs::Jobs, view::Changes, work::Work};
+use crate::{Notice, events::EventQueue, jobs::Jobs, view::Changes, work::Work};
 
 /// The effects of events and decisions.
 #[derive(Debug, Default)]
@@ -18,14 +14,10 @@ pub(crate) struct Effects {
     pub(crate) jobs: Jobs,
     /// Events about rules and copies.
     pub(crate) events: EventQueue,
-    /// Failures for the log.
+    /// What the caller logs and measures.
     pub(crate) notices: Vec<Notice>,
     /// Changes for the page.
     pub(crate) changes: Changes,
-    /// The time from a source's change to each of its copies, by the kind of the rule.
-    pub(crate) copy_lag: BTreeMap<RuleKind, Durations>,
-    /// The time from the pending label of a namespace to its removal.
-    pub(crate) namespace_lag: Durations,
     pub(crate) effort: Effort,
 }
 

@@ -24,7 +24,7 @@ use mimeo_model::{
 };
 
 use crate::{
-    Effects, GrantsRead, Index, Presence,
+    Effects, GrantsRead, Index, Notice, Presence,
     clock::Tick,
     kinds::Note,
     work::{Timer, delay},
@@ -329,9 +329,8 @@ impl Index {
                 false
             }
             (Task::RemoveLabel { since, .. }, Answer::Done) => {
-                effects
-                    .namespace_lag
-                    .record(self.now.saturating_sub(*since));
+                let lag = self.now.saturating_sub(*since);
+                effects.notices.push(Notice::NamespaceLag(lag));
                 false
             }
             (_, read) => self.absence_read(&job.key, &read, job.shown, effects),

@@ -52,7 +52,7 @@ pub use self::{
     jobs::{Answer, Job, Task},
     members::{Member, Members},
     missing_grants::MissingGrant,
-    numbers::{CopyNumbers, Durations, Inside, Numbers, Queued},
+    numbers::{CopyNumbers, Inside, Numbers, Queued},
     pending::{HeldCopy, HeldDeletion},
     pod_gate::{AwaitedCopy, Progress},
     preview::{Contest, Preview},

@@ -46,7 +46,7 @@ pub async fn drive(handle: Handle, writer: Writer, mut active: watch::Receiver<b
             let pause = pause_until(engine.wake_at(), engine);
             (action, pause, engine.notices())
         });
-        tell(&notices);
+        tell(&handle, &notices);
         let Some(action) = action else {
             // A plan can end a wait, for example of a pod request, without any write.
             handle.tell_of_change();
@@ -67,10 +67,11 @@ pub async fn drive(handle: Handle, writer: Writer, mut active: watch::Receiver<b
                     let outcome = writer.carry_out(&request, permit).await;
                     note(&request, &outcome);
                     handle.measure(&request, &outcome, began.elapsed());
-                    tell(&handle.with(|engine| {
+                    let notices = handle.with(|engine| {
                         engine.outcome(&request, outcome);
                         engine.notices()
-                    }));
+                    });
+                    tell(&handle, &notices);
                 });
             }
             Action::Job(job) => {
@@ -119,7 +120,8 @@ fn note(request: &Request, outcome: &Outcome) {
     info!(rule, %kind, %namespace, %name, reason = ?why, "{message}");
 }
 
-fn tell(notices: &[Notice]) {
+/// Logs what users must know, and measures the rest.
+fn tell(handle: &Handle, notices: &[Notice]) {
     let mut held = 0;
     for notice in notices {
         match notice {
@@ -134,6 +136,8 @@ fn tell(notices: &[Notice]) {
                 let rule = rule.as_ref().map(ToString::to_string).unwrap_or_default();
                 warn!(rule, %kind, %namespace, %name, reason = %failure.reason, error = %failure.message, "copy not {}", if *wanted { "written" } else { "deleted" });
             }
+            Notice::CopyLag { kind, lag } => handle.copy_lagged(*kind, *lag),
+            Notice::NamespaceLag(lag) => handle.namespace_lagged(*lag),
             Notice::Held {
                 rule,
                 copies,
@@ -309,10 +313,12 @@ pub async fn announce(
 
 #[cfg(test)]
 mod tests {
-    use mimeo_model::id::RuleId;
+    use mimeo_engine::Settings;
+    use mimeo_model::{id::RuleId, role::Role};
+    use prometheus_client::registry::Registry;
 
     use super::*;
-    use crate::testing::Log;
+    use crate::{handle::CopyRequests, testing::Log, trace::Traces};
 
     fn held(number: usize) -> Notice {
         let rule = format!("ClusterReplication/rule-{number}").parse();
@@ -326,11 +332,14 @@ mod tests {
 
     #[test]
     fn twenty_held_deletions_are_logged_at_once_and_the_rest_are_counted() {
+        let engine = Engine::new(Settings::new(Role::Keeper, "cluster"));
+        let counts = CopyRequests::new(&mut Registry::default());
+        let handle = Handle::new(engine, counts, Traces::off());
         for (notices, lines, more) in [(20, 20, None), (23, 21, Some("3"))] {
             let notices: Vec<Notice> = (1..=notices).map(held).collect();
             let log = Log::default();
             let recording = log.record();
-            tell(&notices);
+            tell(&handle, &notices);
             drop(recording);
             let text = log.text();
             assert_eq!(text.lines().count(), lines, "{text}");

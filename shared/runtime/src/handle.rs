@@ -7,11 +7,11 @@ use std::{
 };
 
 use mimeo_engine::{Engine, Request, Verb, copy::Why};
-use mimeo_model::{known::Decoded, outcome::Outcome, source::SourceRef};
+use mimeo_model::{id::RuleKind, known::Decoded, outcome::Outcome, source::SourceRef};
 use parking_lot::Mutex;
 use prometheus_client::{
     encoding::EncodeLabelSet,
-    metrics::{counter::Counter, family::Family},
+    metrics::{counter::Counter, family::Family, histogram::Histogram},
     registry::Registry,
 };
 use serde_json::Value;
@@ -46,12 +46,24 @@ struct Shared {
     traces: Traces,
 }
 
-/// Counts requests that create, change or delete copies.
-#[derive(Default)]
+/// Counts requests that create, change or delete copies, and measures how long copies take.
 pub struct CopyRequests {
     all: Family<Written, Counter>,
     /// Those that undid a change by another client.
     reverts: Family<[(&'static str, String); 1], Counter>,
+    copy_lag: Family<[(&'static str, String); 1], Histogram>,
+    namespace_lag: Histogram,
+}
+
+/// The bounds of both histograms, in seconds. They reach from the duration of one write to that of a
+/// wait until a person fixes a problem.
+const BOUNDS: [f64; 15] = [
+    0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0,
+];
+
+/// The label of a copy's lag: the kind of its rule.
+fn of_kind(kind: RuleKind) -> [(&'static str, String); 1] {
+    [("rule_kind", kind.to_string())]
 }
 
 /// The label of a write that undid a change by another client: the kind of the change.
@@ -72,12 +84,22 @@ const RESULTS: [&str; 5] = ["done", "conflict", "refused", "gone", "unavailable"
 impl CopyRequests {
     /// Counts in this registry.
     pub fn new(registry: &mut Registry) -> Self {
-        let this = Self::default();
+        let this = Self {
+            all: Family::default(),
+            reverts: Family::default(),
+            copy_lag: Family::new_with_constructor(|| Histogram::new(BOUNDS)),
+            namespace_lag: Histogram::new(BOUNDS),
+        };
         let help = "Requests that create, change or delete copies, by verb and result";
         registry.register("copy_requests", help, this.all.clone());
         let help = "Copies that were written again because another client changed or deleted them, \
             by cause";
         registry.register("copies_reverted", help, this.reverts.clone());
+        let help = "Time from the change of a source to the copy that has it, by the kind of its \
+            rule, in seconds";
+        registry.register("copy_lag_seconds", help, this.copy_lag.clone());
+        let help = "Time that a namespace waited for its first copies, in seconds";
+        registry.register("namespace_lag_seconds", help, this.namespace_lag.clone());
         // Each series starts at zero. A series that first appears with its first event would hide
         // this event from a rate.
         for verb in VERBS {
@@ -87,6 +109,9 @@ impl CopyRequests {
         }
         for why in Why::REVERTS {
             let _ = this.reverts.get_or_create(&cause(why));
+        }
+        for kind in RuleKind::ALL {
+            let _ = this.copy_lag.get_or_create(&of_kind(kind));
         }
         this
     }
@@ -185,6 +210,19 @@ impl Handle {
                 span.fail();
             }
         });
+    }
+
+    /// Measures how long a change of a source took to reach a copy.
+    pub(crate) fn copy_lagged(&self, kind: RuleKind, lag: Duration) {
+        let lags = &self.shared.counts.copy_lag;
+        lags.get_or_create(&of_kind(kind))
+            .observe(lag.as_secs_f64());
+    }
+
+    /// Measures how long a namespace waited for its first copies.
+    pub(crate) fn namespace_lagged(&self, lag: Duration) {
+        let lags = &self.shared.counts.namespace_lag;
+        lags.observe(lag.as_secs_f64());
     }
 
     /// Tells the engine the state of a source that was just read. None means that the source does

@@ -7,9 +7,9 @@
 #[cfg(target_os = "linux")]
 mod process;
 
-use std::{fmt, sync::Arc, time::Duration};
+use std::{fmt, sync::Arc};
 
-use mimeo_engine::{Durations, Numbers};
+use mimeo_engine::Numbers;
 use parking_lot::Mutex;
 use prometheus_client::{
     collector::Collector,
@@ -94,7 +94,7 @@ impl Metrics {
         self.add(|registry| registry.register("api_requests", help, counts));
     }
 
-    /// Adds the engine's queues, and how long copies and namespaces waited.
+    /// Adds the engine's queues.
     pub fn of_engine(&self, handle: &Handle) {
         let handle = handle.clone();
         self.read_off(move |page| {
@@ -105,25 +105,7 @@ impl Metrics {
                 (["Tenants"], numbers.queued.tenants),
             ];
             let help = "Copies that wait for their turn, by queue";
-            page.gauges("queue_depth", help, ["queue"], queues)?;
-            let lags = numbers.copy_lag.iter();
-            page.write(
-                MetricType::Histogram,
-                "copy_lag_seconds",
-                "Time from the change of a source to the copy that has it, by the kind of its \
-                    rule, in seconds",
-                ["rule_kind"],
-                lags.map(|(kind, lag)| ([kind.to_string()], lag)),
-                histogram,
-            )?;
-            page.write(
-                MetricType::Histogram,
-                "namespace_lag_seconds",
-                "Time that a namespace waited for its first copies, in seconds",
-                [],
-                [(NO_LABELS, &numbers.namespace_lag)],
-                histogram,
-            )
+            page.gauges("queue_depth", help, ["queue"], queues)
         });
     }
 
@@ -293,14 +275,6 @@ impl Page<'_> {
 
 fn counter(metric: &mut MetricEncoder<'_>, value: impl EncodeCounterValue + Copy) -> fmt::Result {
     metric.encode_counter::<NoLabelSet, _, u64>(&value, None)
-}
-
-fn histogram(metric: &mut MetricEncoder<'_>, durations: &Durations) -> fmt::Result {
-    let bound = |bound: Option<Duration>| bound.map_or(f64::INFINITY, |bound| bound.as_secs_f64());
-    let buckets = durations.buckets();
-    let buckets: Vec<(f64, u64)> = buckets.map(|(most, count)| (bound(most), count)).collect();
-    let (sum, count) = (durations.sum().as_secs_f64(), durations.count());
-    metric.encode_histogram::<NoLabelSet>(sum, count, &buckets, None)
 }
 
 /// A collector made from a function.

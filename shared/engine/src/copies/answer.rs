@@ -15,7 +15,7 @@ use mimeo_model::{
 };
 
 use crate::{
-    Effects, Index,
+    Effects, Index, Notice,
     clock::Tick,
     copy::{Baseline, Content, CopyState, Observation, Phase, Reference, Repair, Why},
     events::EventReason,
@@ -314,8 +314,9 @@ impl Index {
             && let Some((_, projection)) = self.unchanged(request)
             && let Some(renewed) = projection.renewed
         {
-            let lag = effects.copy_lag.entry(projection.rule.kind).or_default();
-            lag.record(self.now.saturating_sub(renewed.max(labelled)));
+            let kind = projection.rule.kind;
+            let lag = self.now.saturating_sub(renewed.max(labelled));
+            effects.notices.push(Notice::CopyLag { kind, lag });
         }
     }
 

@@ -9,7 +9,7 @@ use std::{
 };
 
 use mimeo_model::{
-    id::{ProjectionId, RuleId},
+    id::{ProjectionId, RuleId, RuleKind},
     kind::GroupKind,
     meta::Checksum,
     outcome::{Failure, FailureReason},
@@ -48,6 +48,16 @@ pub enum Notice {
         /// The value that a user must repeat to confirm the deletion.
         nonce: Box<str>,
     },
+    /// A copy has a change of its source.
+    CopyLag {
+        /// The kind of the rule.
+        kind: RuleKind,
+        /// The time since this process saw the change.
+        lag: Duration,
+    },
+    /// The pending label of a namespace was removed, because all copies exist. The value is the time
+    /// since this process saw the label.
+    NamespaceLag(Duration),
 }
 
 /// A failure of one copy. A copy reports the same reason only once.

@@ -1,7 +1,7 @@
-//! Numbers for metrics: the objects, the work in progress and the durations. None of them names an
-//! object, and none causes work while the cluster is idle.
+//! Numbers for metrics: the objects and the work in progress. None of them names an object, and none
+//! causes work while the cluster is idle.
 
-use std::{collections::BTreeMap, sync::Arc, time::Duration};
+use std::{collections::BTreeMap, sync::Arc};
 
 use mimeo_model::{
     condition::ConditionReason,
@@ -30,12 +30,6 @@ pub struct Numbers {
     pub waiting: usize,
     /// Live replicas of the webhook.
     pub webhooks: usize,
-    /// The time from a source's change, as seen by this process, until a copy had it, by the kind
-    /// of the rule. Every kind has an entry.
-    pub copy_lag: BTreeMap<RuleKind, Durations>,
-    /// The time from this process seeing the pending label of a namespace until it removed the
-    /// label. It removes the label when all copies exist.
-    pub namespace_lag: Durations,
 }
 
 /// The copies of rules, as their statuses count them.
@@ -82,52 +76,10 @@ pub(crate) struct Reported {
     pub(crate) copies: CopyNumbers,
 }
 
-/// A histogram of durations.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Durations {
-    counts: [u64; BOUNDS.len() + 1],
-    sum: Duration,
-}
-
-/// The bounds in milliseconds. They reach from the duration of one write to that of a wait until a
-/// person fixes a problem.
-const BOUNDS: [u64; 15] = [
-    5, 10, 25, 50, 100, 250, 500, 1_000, 2_500, 5_000, 10_000, 30_000, 60_000, 300_000, 1_800_000,
-];
-
-impl Durations {
-    pub(crate) fn record(&mut self, duration: Duration) {
-        let at = BOUNDS
-            .iter()
-            .position(|bound| duration <= Duration::from_millis(*bound))
-            .unwrap_or(BOUNDS.len());
-        self.counts[at] += 1;
-        self.sum += duration;
-    }
-
-    /// Returns the number of durations for each bound: at most this bound, and longer than the one
-    /// before. The last bucket has no bound.
-    pub fn buckets(&self) -> impl Iterator<Item = (Option<Duration>, u64)> {
-        let bounds = BOUNDS.map(|bound| Some(Duration::from_millis(bound)));
-        bounds.into_iter().chain([None]).zip(self.counts)
-    }
-
-    /// The sum of all durations.
-    pub fn sum(&self) -> Duration {
-        self.sum
-    }
-
-    /// The number of durations.
-    pub fn count(&self) -> u64 {
-        self.counts.iter().sum()
-    }
-}
-
 impl Numbers {
     /// Returns all numbers. This goes over every rule and namespace, but over no copy. The numbers
     /// of copies are those of the last statuses, which only the leading reconciler has.
     pub(crate) fn of(index: &Index, effects: &Effects) -> Self {
-        let lag = |kind: RuleKind| effects.copy_lag.get(&kind).cloned().unwrap_or_default();
         let mut numbers = Self {
             held: RuleKind::ALL.map(|kind| (kind, 0)).into(),
             queued: effects.work.queued(),
@@ -138,8 +90,6 @@ impl Numbers {
                 .filter(|entry| entry.alive() && entry.pending_label.is_some())
                 .count(),
             webhooks: index.webhooks.seen.len(),
-            copy_lag: RuleKind::ALL.map(|kind| (kind, lag(kind))).into(),
-            namespace_lag: effects.namespace_lag.clone(),
             ..Self::default()
         };
         for (id, pending) in &index.losses.pending {
@@ -238,29 +188,5 @@ impl Inside {
             informed: index.informed(),
             counts,
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_duration_counts_once_in_the_first_bucket_that_holds_it() {
-        let mut durations = Durations::default();
-        let ms = Duration::from_millis;
-        for duration in [ms(0), ms(5), ms(6), Duration::from_hours(1)] {
-            durations.record(duration);
-        }
-        let filled: Vec<_> = durations
-            .buckets()
-            .filter(|(_, count)| *count > 0)
-            .collect();
-        assert_eq!(filled, [(Some(ms(5)), 2), (Some(ms(10)), 1), (None, 1)]);
-        assert_eq!(
-            (durations.count(), durations.sum()),
-            (4, Duration::from_hours(1) + ms(11))
-        );
-        assert!(BOUNDS.is_sorted());
     }
 }

@@ -14,7 +14,7 @@ use mimeo_model::{
 
 use crate::{
     Effects, Index,
-    clock::Tick,
+    clock::{SKEW, Tick},
     copy::{CopyKey, CopyState, Observation},
     jobs::JobKey,
     verdict::Verdict,
@@ -304,10 +304,9 @@ impl Namespace {
     }
 
     /// True if this object is in the namespace. An older object was in a former namespace of its
-    /// name: Kubernetes waits five seconds before it deletes the content of a namespace. The watch
-    /// of copies may show later that the object is gone.
+    /// name. The watch of copies may show later that the object is gone.
     pub(crate) fn has(&self, seen: &Seen) -> bool {
-        seen.created >= self.created_at
+        seen.created.saturating_add(SKEW) >= self.created_at
     }
 
     /// True if its own watch has shown the namespace, and it is not terminating.

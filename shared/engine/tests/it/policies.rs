@@ -227,7 +227,7 @@ impl Scene {
         let notices = self.engine.notices();
         let told = |notice: &Notice| match notice {
             Notice::Failed(failed) => failed.failure.message.contains(word),
-            Notice::Held { .. } => false,
+            Notice::Held { .. } | Notice::CopyLag { .. } | Notice::NamespaceLag(_) => false,
         };
         let conflict = fails(&notices[0], FailureReason::Conflict) && told(&notices[0]);
         assert!(notices.len() == 1 && conflict, "{notices:?}");

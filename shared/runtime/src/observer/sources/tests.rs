@@ -9,6 +9,7 @@ use mimeo_model::{
     role::Role,
     rule::{MOST_SOURCES, Rule},
 };
+use prometheus_client::registry::Registry;
 use serde_json::json;
 
 use super::*;
@@ -75,7 +76,11 @@ fn observer_of(server: &Server, mut sources: Vec<Value>) -> Observer {
     engine.kinds_recorded(&BTreeSet::new());
     engine.kind(&secrets().gvk, Known::Listed(secrets()));
     let client = server.client();
-    let handle = Handle::new(engine, CopyRequests::default(), Traces::off());
+    let handle = Handle::new(
+        engine,
+        CopyRequests::new(&mut Registry::default()),
+        Traces::off(),
+    );
     let (limiter, deadline) = (Limiter::new(1, 1), Duration::from_secs(5));
     let writer = Writer::new(client.clone(), limiter, deadline, "mimeo");
     Observer::new(&handle, &client.into(), &writer)
