@@ -281,8 +281,8 @@ impl Draft<'_> {
         let Check {
             app,
             request,
-            object,
             deadline,
+            ..
         } = *self.check;
         // A tenant's rule names all its namespaces.
         if self.rule.id.kind == RuleKind::Replication {
@@ -293,15 +293,10 @@ impl Draft<'_> {
         let Ok(true) = app.questions.may(&request.user, &list, deadline).await else {
             return Detail::Named;
         };
-        let new = &object["spec"];
-        let same = request.old_object.as_ref().is_some_and(|old| {
-            let old = &old["spec"];
-            old["targets"] == new["targets"] && old["exclude"] == new["exclude"]
-        });
-        if same && !request.dry_run {
-            Detail::Odd
-        } else {
+        if request.dry_run || request.old_object.is_none() {
             Detail::Counts
+        } else {
+            Detail::Odd
         }
     }
 

@@ -115,13 +115,10 @@ impl Policy {
     /// shows it if it refuses the object later. That refusal does not name the policy.
     fn changed(&self, kind: &str, patch: &Patch) -> Option<String> {
         let part = |operation: &PatchOperation| {
-            let tokens = operation.path().tokens();
-            let mut words = tokens.map(|token| token.decoded().into_owned());
-            // The operation adds the whole metadata if there was none before.
-            let within = words.find(|word| word != "metadata");
-            within.unwrap_or_else(|| "metadata".into())
+            let field = operation.path().first()?;
+            Some(field.decoded().into_owned())
         };
-        let parts: BTreeSet<String> = patch.0.iter().map(part).collect();
+        let parts: BTreeSet<String> = patch.0.iter().filter_map(part).collect();
         let parts = parts.into_iter().collect::<Vec<_>>().join(", ");
         (!parts.is_empty()).then(|| changed(&self.name, &parts, kind))
     }
@@ -325,7 +322,7 @@ mod tests {
             request.user.name = name.into();
             patched(&policy, &request).1
         };
-        let changed = "TransformPolicy devops changed finalizers, labels, type of this Secret. If \
+        let changed = "TransformPolicy devops changed metadata, type of this Secret. If \
             the API server refuses it for that, change the policy or exclude the object from it \
             (spec.match)";
         for (name, warned) in [

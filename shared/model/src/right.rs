@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use serde::Serialize;
+
 use crate::kind::GroupVersionKind;
 
 /// Group of Roles and `RoleBindings`.
@@ -15,7 +17,7 @@ pub(crate) const GATE: &str = "gate";
 ///
 /// Prints as `get secrets/registry in namespace platform` and
 /// `create roles.rbac.authorization.k8s.io in all namespaces`.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 pub struct Right {
     /// The verb, as in `get`, `create`.
     pub verb: &'static str,

@@ -247,6 +247,11 @@ impl Rule {
         targets.map(move |target| target.copy_name(source).text_at(place))
     }
 
+    /// True if the rule makes a copy of this name of the source in the namespace.
+    pub fn makes(&self, source: &SourceRef, place: Place<'_>, copy: &str) -> bool {
+        self.copy_names(source, place).any(|name| name == copy)
+    }
+
     /// The copies that a Replication counts for: its sources times its target namespaces. Each
     /// selector counts for as many copies as a rule may have.
     pub fn most_copies(&self) -> usize {

@@ -199,12 +199,8 @@ impl Selection {
     /// True if an empty selector alone selects every namespace. The author of the rule gets a
     /// warning then.
     pub fn selects_all(&self) -> bool {
-        let Self {
-            names,
-            pattern,
-            labels,
-        } = self;
-        names.is_none() && pattern.is_none() && labels.as_ref().is_some_and(Selector::is_empty)
+        let labels = self.labels.as_ref();
+        self.names.is_none() && self.pattern.is_none() && labels.is_some_and(Selector::is_empty)
     }
 }
 

@@ -95,16 +95,8 @@ fn decision(status: Option<SubjectAccessReviewStatus>) -> CallResult<bool> {
 }
 
 fn attributes(right: &Right) -> Value {
-    let Right {
-        verb,
-        group,
-        resource,
-        namespace,
-        name,
-    } = right;
-    json!({
-        // The permission is for the kind in all of its versions.
-        "verb": verb, "group": group, "version": "*", "resource": resource,
-        "namespace": namespace, "name": name,
-    })
+    let mut attributes = json!(right);
+    // The permission is for the kind in all of its versions.
+    attributes["version"] = "*".into();
+    attributes
 }

@@ -29,8 +29,6 @@ const SLOW: f64 = 4.0;
 const OVERLOADED: f64 = 20.0;
 /// How long an average counts as recent: at least this, at most twice this.
 const RECENT: Duration = Duration::from_secs(30);
-/// The longest pause that a `Retry-After` can cause.
-const LONGEST_PAUSE: Duration = Duration::from_mins(1);
 
 /// Hands out permits. A clone shares the limit.
 #[derive(Clone)]
@@ -184,7 +182,7 @@ impl Pace {
         match verdict {
             Verdict::Ok(latency) => self.learn_latency(latency.as_secs_f64(), now),
             Verdict::Overload { retry_after } => {
-                let pause = retry_after.unwrap_or_default().min(LONGEST_PAUSE);
+                let pause = retry_after.unwrap_or_default();
                 self.paused_until = self.paused_until.max(now + pause);
                 self.cut(now);
             }
@@ -324,16 +322,6 @@ mod tests {
         );
         assert_eq!(pace.take(now + 1999 * MS), Room::Paused(now + 2000 * MS));
         assert_eq!(pace.take(now + 2000 * MS), Room::Taken);
-        pace.learn(
-            Verdict::Overload {
-                retry_after: Some(Duration::MAX),
-            },
-            now,
-        );
-        assert_eq!(
-            pace.take(now + 2000 * MS),
-            Room::Paused(now + LONGEST_PAUSE)
-        );
     }
 
     #[tokio::test(start_paused = true)]

@@ -9,7 +9,7 @@ mod process;
 
 use std::{fmt, sync::Arc};
 
-use mimeo_engine::Numbers;
+use mimeo_engine::{CopyNumbers, Numbers};
 use parking_lot::Mutex;
 use prometheus_client::{
     collector::Collector,
@@ -245,14 +245,15 @@ impl Page<'_> {
             stalled.map(|((kind, reason), count)| ([kind.to_string(), reason.to_owned()], count)),
         )?;
         let by_kind = ["rule_kind"];
-        let desired = copies.iter();
-        let desired = desired.map(|(kind, copies)| ([kind.to_string()], copies.desired));
+        let mut of_copies = |name, help, number: fn(&CopyNumbers) -> usize| {
+            let rows = copies.iter();
+            let rows = rows.map(|(kind, copies)| ([kind.to_string()], number(copies)));
+            self.gauges(name, help, by_kind, rows)
+        };
         let help = "Copies that should exist, by the kind of their rule";
-        self.gauges("copies_desired", help, by_kind, desired)?;
-        let synced = copies.iter();
-        let synced = synced.map(|(kind, copies)| ([kind.to_string()], copies.synced));
+        of_copies("copies_desired", help, |copies| copies.desired)?;
         let help = "Copies that are as they should be, by the kind of their rule";
-        self.gauges("copies_synced", help, by_kind, synced)?;
+        of_copies("copies_synced", help, |copies| copies.synced)?;
         let failed = copies.into_iter().flat_map(|(kind, copies)| {
             let failed = copies.failed.into_iter();
             failed.map(move |(reason, count)| ([kind.to_string(), reason.to_string()], count))

@@ -208,10 +208,9 @@ impl Index {
             return false;
         };
         let makes = |source: &SourceRef| {
-            let mut names = rule.copy_names(source, space.place());
             source.gvk.is_of(kind)
                 && self.may_read(id, SourceQuery::One(source))
-                && names.any(|made| made == *name)
+                && rule.makes(source, space.place(), name)
         };
         // The copy's own annotation names the source. Others may forge it, so the source must be
         // found. But the webhook does not watch the selectors of Replications.

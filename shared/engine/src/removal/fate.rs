@@ -320,10 +320,8 @@ impl Index {
         };
         let place = namespace.place();
         let kind = &self.kinds[copy.kind].group_kind;
-        let wants = |rule: &Rule| {
-            let mut names = rule.copy_names(source, place);
-            rule.matches(place)
-                && names.any(|name| *name == *copy.name)
+        let makes = |rule: &Rule| {
+            rule.makes(source, place, &copy.name)
                 && self.may_write(&rule.id, place.name, kind, &copy.name)
         };
         self.selectors.iter().any(|(selector, findings)| {
@@ -331,7 +329,7 @@ impl Index {
             selector.could_find(source)
                 && !findings.watch.is_listed()
                 && self.selector_blocked(selector).is_none()
-                && granted.filter_map(|(id, _)| self.acting(id)).any(wants)
+                && granted.filter_map(|(id, _)| self.acting(id)).any(makes)
         })
     }
 

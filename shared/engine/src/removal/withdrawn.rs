@@ -13,7 +13,7 @@ use std::collections::BTreeMap;
 
 use mimeo_api::Access;
 
-use mimeo_model::{grant::Edition, id::RuleId, source::SourceRef};
+use mimeo_model::{grant::Edition, id::RuleId};
 
 use crate::{
     Index, MissingGrant, Namespace,
@@ -69,12 +69,8 @@ impl Index {
         let rule = self.valid(id)?;
         let kind = &self.kinds[copy.kind].group_kind;
         // A copy has few sources, so that few grants are looked up.
-        let makes = |source: &SourceRef| {
-            let mut names = rule.copy_names(source, namespace.place());
-            names.any(|name| *name == *copy.name)
-        };
-        let sources = self.choose(rule).sources.into_iter();
-        let sources: Vec<SourceRef> = sources.filter(makes).collect();
+        let mut sources = self.choose(rule).sources;
+        sources.retain(|source| rule.makes(source, namespace.place(), &copy.name));
         let copies = self.ungranted(rule, &sources, Some(&namespace.name));
         let lack = copies.into_iter().find_map(|((.., name), lack)| {
             (lack.gvk.is_of(kind) && *name == *copy.name).then_some(lack)

@@ -418,11 +418,7 @@ fn updates_of(
             let reported = collected.filter_map(|key| index.still(id, cause, key, None));
             (note, 1, reported.collect())
         }
-        EventReason::CopyFailed(_)
-        | EventReason::CopyRecreated
-        | EventReason::CopyAdopted
-        | EventReason::EditReverted
-        | EventReason::CopyRestored => {
+        _ => {
             rule?;
             let copies = pending.copies.iter();
             let reported =

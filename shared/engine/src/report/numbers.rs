@@ -9,7 +9,7 @@ use mimeo_model::{
     outcome::FailureReason,
 };
 
-use crate::{Effects, Index, copy::Phase};
+use crate::{Effects, Index, SourceState, copy::Phase};
 
 /// The numbers of an engine at one moment.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -140,25 +140,15 @@ impl Index {
 impl Inside {
     /// Returns the contents of the engine. This goes over every copy, so it is not for each scrape.
     pub(crate) fn of(index: &Index, effects: &Effects) -> Self {
+        let sources = |counts: fn(&&SourceState) -> bool| {
+            let sources = index.sources.values();
+            sources.filter(counts).count()
+        };
         let mut counts = BTreeMap::from([
             ("rules", index.rules.len()),
             ("sources", index.sources.len()),
-            (
-                "sourcesHeld",
-                index
-                    .sources
-                    .values()
-                    .filter(|source| source.is_held())
-                    .count(),
-            ),
-            (
-                "sourcesMissing",
-                index
-                    .sources
-                    .values()
-                    .filter(|source| source.is_missing())
-                    .count(),
-            ),
+            ("sourcesHeld", sources(|source| source.is_held())),
+            ("sourcesMissing", sources(|source| source.is_missing())),
             ("selectors", index.selectors.len()),
             ("projections", index.projections.len()),
             ("kinds", index.kinds.states.len()),

@@ -283,12 +283,11 @@ impl Index {
         }
         // An object for which there is no more room may still exist. A read shows that before a copy
         // of it is deleted.
-        let known = self.found(selector);
-        let missing = |name: &str| known.is_some_and(|known| known.get(name).is_none());
-        let sources = self.sources.iter();
-        let held = sources.filter(|(source, state)| selector.finds(source) && !state.is_missing());
-        let gone = held.filter(|(source, _)| missing(&source.name));
-        let gone: Vec<_> = gone.map(|(source, _)| source.clone()).collect();
+        let members = &findings.members;
+        let held = self.sources.iter().filter(|(source, state)| {
+            selector.finds(source) && !state.is_missing() && members.get(&source.name).is_none()
+        });
+        let gone: Vec<_> = held.map(|(source, _)| source.clone()).collect();
         for source in &gone {
             self.take_source(source, None, effects);
         }

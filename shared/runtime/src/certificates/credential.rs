@@ -97,7 +97,7 @@ impl Facts {
     /// When the certificate should be replaced: after two thirds of its life.
     pub(super) fn due(&self) -> i64 {
         let life = self.not_after.saturating_sub(self.issued).max(0);
-        self.issued.saturating_add(life / 3 * 2 + life % 3 * 2 / 3)
+        self.not_after.saturating_sub(life / 3)
     }
 
     /// True if this CA issued the certificate. Each CA of Mimeo has a name of its own.
