@@ -3,7 +3,7 @@
 //!
 //! The SDK collects and sends spans in a thread of its own, and reads the standard variables
 //! `OTEL_*`. Its own HTTP clients need OpenSSL, a second TLS library or a runtime in that thread, so
-//! it sends by [`Collector`].
+//! it sends by `Collector`.
 //!
 //! Spans are best effort. A span that the collector cannot take is dropped and delays nothing.
 //! Spans name objects, because that is their purpose, and hold no content of objects.

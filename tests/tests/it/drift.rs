@@ -230,6 +230,46 @@ async fn what_others_add_is_refused_and_what_the_rule_wants_passes() -> Result<(
     wait_gone(scene.secrets(&other), REGISTRY).await
 }
 
+/// Whoever may write an object can give it everything that a copy has. If that were enough, the
+/// object could be changed and deleted by nobody.
+#[tokio::test]
+async fn an_object_that_names_a_source_which_no_selector_finds_is_not_guarded() -> Result<()> {
+    let scene = STAGE.scene("planted").await?;
+    let namespace = scene.namespace().await?;
+    let source = json!({
+        "apiVersion": "v1", "kind": "Secret", "stringData": {"a": "b"},
+        "metadata": {"name": "found", "namespace": scene.home, "labels": {"copy": "yes"}},
+    });
+    apply(&scene.client, &source).await?;
+    scene.secret("planted", &[("a", "b")]).await?;
+    let labels = json!({"matchLabels": {"copy": "yes"}});
+    let rule = scene
+        .rule()
+        .selected("v1", "Secret", &scene.home, &labels)
+        .denying();
+    rule.create(&scene.client).await?;
+    scene.wait_synced(&rule.name).await?;
+    scene
+        .wait_condition(&rule.name, "PodGateActive", "True", "Active")
+        .await?;
+    let secrets = scene.secrets(&namespace);
+    deletion_is_refused(&secrets, "found").await?;
+    let planted = json!({
+        "apiVersion": "v1", "kind": "Secret", "stringData": {"a": "b"},
+        "metadata": {
+            "name": "planted", "labels": {"mimeo.dev/drift": "deny"},
+            "annotations": {
+                "mimeo.dev/rule": format!("ClusterReplication/{}", rule.name),
+                "mimeo.dev/source": format!("v1/Secret/{}/planted", scene.home),
+            },
+        },
+    });
+    let (by_mimeo, planted) = (PatchParams::apply("mimeo"), Patch::Apply(&planted));
+    secrets.patch("planted", &by_mimeo, &planted).await?;
+    put(&secrets, "planted", &[("a", "c")]).await?;
+    delete(&secrets, "planted").await
+}
+
 /// With the strategy Apply, the tenant could open the policy by a field of its own.
 #[tokio::test]
 async fn a_tenant_adds_no_field_of_its_own_to_a_guarded_network_policy() -> Result<()> {

@@ -79,7 +79,7 @@ impl Index {
             let source = self.origin(copy)?;
             let withheld = rule.matches(namespace.place()) && self.is_withheld(rule, source);
             // A selector needs a grant for objects of any name.
-            withheld.then(|| MissingGrant {
+            withheld.then_some(MissingGrant {
                 access: Access::Read,
                 namespace: &source.namespace,
                 gvk: &source.gvk,

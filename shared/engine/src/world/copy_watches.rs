@@ -10,9 +10,10 @@ use mimeo_model::{
     known::{Known, Watched},
     outcome::Unreadable,
     rule::Rule,
+    selection::Place,
 };
 
-use crate::{Demand, Effects, Index, KindState, Namespace};
+use crate::{Demand, Effects, Index, KindState};
 
 /// One watch of copies.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -86,19 +87,17 @@ impl Index {
     /// kind of its copies. `None`: the reach is unlimited.
     pub fn reached(&self, rule: &Rule) -> Option<BTreeSet<Box<str>>> {
         let targets = self.settings.reach.targets.as_ref()?;
-        let writes = |namespace: &&Box<Namespace>| {
-            let given = self.given(Access::Write, &rule.id, &namespace.name);
+        let writes = |place: Place<'_>| {
+            let given = self.given(Access::Write, &rule.id, place.name);
             let mut kinds = rule.kinds.iter().map(GroupVersionKind::group_kind);
-            kinds.any(|kind| given.concerns(&kind))
+            rule.matches(place) && kinds.any(|kind| given.concerns(&kind))
         };
-        let known = targets
-            .iter()
-            .filter_map(|name| self.namespaces.get(&**name));
-        let matched = known.filter(|namespace| rule.matches(namespace.place()));
-        let names = matched
-            .filter(writes)
-            .map(|namespace| (*namespace.name).into());
-        Some(names.collect())
+        let reached = |name: &str| {
+            let known = self.namespaces.get(name);
+            known.is_some_and(|namespace| writes(namespace.place()))
+        };
+        let targets = targets.iter().filter(|name| reached(name));
+        Some(targets.cloned().collect())
     }
 
     /// Adds the watches of a kind's copies. A webhook replica watches no copies.

@@ -236,6 +236,32 @@ mod tests {
         rule.matches(Place { name, labels })
     }
 
+    /// Of two schemas, the fields of the first that the second lacks or has in another form.
+    fn strange(one: &Value, other: &Value, path: &str, found: &mut Vec<String>) {
+        for (name, field) in one["properties"].as_object().into_iter().flatten() {
+            let (path, same) = (format!("{path}.{name}"), &other["properties"][name]);
+            if same["type"] != field["type"] {
+                found.push(path.clone());
+            }
+            strange(field, same, &path, found);
+            strange(&field["items"], &same["items"], &path, found);
+        }
+    }
+
+    #[test]
+    fn a_cluster_replication_has_each_field_of_a_replication_in_the_same_form() {
+        let [tenants, admins] = ["Replication", "ClusterReplication"].map(|kind| {
+            let crds = mimeo_api::crds();
+            let crd = crds.iter().find(|crd| crd.spec.names.kind == kind).unwrap();
+            let schema = json!(crd.spec.versions[0].schema);
+            schema["openAPIV3Schema"]["properties"]["spec"].clone()
+        });
+        assert!(tenants["properties"].as_object().unwrap().len() > 5);
+        let mut found = Vec::new();
+        strange(&tenants, &admins, "spec", &mut found);
+        assert_eq!(found, [""; 0]);
+    }
+
     #[test]
     fn labels_of_other_namespaces_are_refused_in_what_a_rule_writes() {
         let label = "$(namespace.labels['tier'])";

@@ -118,7 +118,7 @@ fn no_tenant_keeps_a_person_from_confirming_what_a_rule_left_that_is_gone() {
         namespace: Some(0),
         crd: Some(u32::MAX),
     });
-    scene.tell_rule(&id.to_string(), read.clone());
+    scene.tell_rule(&id.to_string(), read);
     scene.run();
     scene.wait(11);
     let told = |scene: &Scene| {
@@ -214,7 +214,7 @@ fn a_rule_that_went_with_a_former_namespace_is_not_deleted_on_purpose() {
         scene.mark_of(written, "z", "b", "Replication/a/r");
         scene.run();
         let read = gone(Some(CREATED_AT));
-        scene.tell_rule("Replication/a/r", read.clone());
+        scene.tell_rule("Replication/a/r", read);
         assert_eq!(scene.done().len(), usize::from(meant), "{written}");
         scene.wait(11);
         assert_eq!(

@@ -188,7 +188,7 @@ fn no_tenants_rule_takes_a_copy_that_may_have_lost_its_rule_with_the_crd() {
             namespace: Some(0),
             crd: Some(seconds(DEFINED)),
         });
-        scene.tell_rule("ClusterReplication/p", read.clone());
+        scene.tell_rule("ClusterReplication/p", read);
         scene.run();
         scene.wait(60);
         assert_eq!(scene.done().len(), usize::from(taken), "{written}");
@@ -397,7 +397,7 @@ fn no_tenant_holds_up_what_becomes_of_others_copies() {
             }
             scene.run();
             let read = gone(None);
-            scene.tell_rule("Replication/no-such-ns/x", read.clone());
+            scene.tell_rule("Replication/no-such-ns/x", read);
         } else {
             for place in &places {
                 scene.grant(place, grant("Write", &to("mallory"), &[]));
@@ -465,7 +465,7 @@ fn rules_that_go_with_their_namespace_are_no_lost_definition() {
         scene.run();
         let home = stays.then_some(0);
         let read = gone(home);
-        scene.tell_rule(&id.to_string(), read.clone());
+        scene.tell_rule(&id.to_string(), read);
         assert_eq!(scene.done().is_empty(), !deleted_at_once);
         scene.wait(11);
         assert_eq!(scene.objects.len(), 0);
@@ -486,7 +486,7 @@ fn much_that_went_with_its_namespace_is_held_and_that_is_said() {
     scene.engine.at(scene.now).rule_gone(&id);
     scene.run();
     let read = gone(None);
-    scene.tell_rule(&id.to_string(), read.clone());
+    scene.tell_rule(&id.to_string(), read);
     scene.run();
     scene.wait(11);
     let told: Vec<_> = scene

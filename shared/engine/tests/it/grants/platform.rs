@@ -50,7 +50,7 @@ fn the_platforms_rule_has_its_copies_whatever_a_tenant_names_as_his_source() {
             .any(|job| matches!(job.task, Task::ConfirmRule(_)))
     );
     let read = gone(Some(0));
-    scene.tell_rule("ClusterReplication/p", read.clone());
+    scene.tell_rule("ClusterReplication/p", read);
     assert_eq!(scene.done(), ["delete home/x"]);
 }
 
@@ -103,7 +103,7 @@ fn a_platforms_copy_passes_to_a_tenant_only_when_its_rule_is_deleted_on_purpose(
             namespace: Some(0),
             crd: defined,
         });
-        scene.tell_rule(&id.to_string(), read.clone());
+        scene.tell_rule(&id.to_string(), read);
         scene.run();
         scene.wait(60);
         assert_eq!(!scene.done().is_empty(), passes, "{defined:?}");
@@ -419,6 +419,6 @@ fn a_platforms_copy_passes_to_another_rule_of_its_only_when_it_is_known_what_bec
     );
     assert!(scene.asks(&Task::ConfirmRule(p.clone())));
     let read = gone(Some(0));
-    scene.tell_rule(&p.to_string(), read.clone());
+    scene.tell_rule(&p.to_string(), read);
     assert_eq!(scene.done(), ["write to/x"]);
 }
