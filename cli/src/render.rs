@@ -28,7 +28,8 @@ pub(crate) struct RenderArgs {
 pub(crate) const HELP: &str = "\
 The files hold ClusterReplications, Replications, ReplicationGrants, the objects that these copy,
 and Namespaces with their labels. A namespace counts as existing if any object of the files is in
-it. Each rule is checked and completed as the API server does it. No copies exist yet.
+it. Each rule is checked and completed as the API server does it, but for the labels and
+annotations of embedded objects. No copies exist yet.
 
 The output leaves out all values that depend on a cluster: the annotations mimeo.dev/checksum and
 mimeo.dev/cluster, and the fields that the API server adds. Permissions and quotas are not

@@ -1,4 +1,4 @@
-//! The metrics. Labels are few.
+//! The metrics. Labels are few, and all but `policy` are bounded.
 //!
 //! The only object names in labels are those of `TransformPolicies` that were registered since the
 //! start.

@@ -281,8 +281,8 @@ impl Draft<'_> {
         let Check {
             app,
             request,
+            object,
             deadline,
-            ..
         } = *self.check;
         // A tenant's rule names all its namespaces.
         if self.rule.id.kind == RuleKind::Replication {
@@ -293,10 +293,15 @@ impl Draft<'_> {
         let Ok(true) = app.questions.may(&request.user, &list, deadline).await else {
             return Detail::Named;
         };
-        if request.dry_run || request.old_object.is_none() {
-            Detail::Counts
-        } else {
+        let same = request.old_object.as_ref().is_some_and(|old| {
+            ["targets", "exclude"]
+                .iter()
+                .all(|field| old["spec"][field] == object["spec"][field])
+        });
+        if same && !request.dry_run {
             Detail::Odd
+        } else {
+            Detail::Counts
         }
     }
 

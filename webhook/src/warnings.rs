@@ -182,8 +182,12 @@ pub(crate) fn near_misses(object: &Value, variables: &str) -> Vec<String> {
 
 /// Says that a kind is not served. `meant` is the kind that the author may have meant.
 pub(crate) fn unserved(gvk: &GroupVersionKind, meant: Option<&str>) -> String {
-    let hint = meant.map_or_else(String::new, |kind| format!("; did you mean {kind}?"));
-    format!("the cluster does not serve {gvk}{hint}")
+    match meant {
+        Some(kind) => format!("the cluster does not serve {gvk}; did you mean {kind}?"),
+        None => format!(
+            "the cluster does not serve {gvk}; install its CRD, or correct apiVersion and kind"
+        ),
+    }
 }
 
 /// The warning that a source, or the objects that a selector finds, will not be copied.
@@ -421,7 +425,10 @@ mod tests {
         };
         let name = long("p", 253);
         for (warnings, advice) in [
-            (vec![unserved(&gvk, None)], "the cluster does not serve"),
+            (
+                vec![unserved(&gvk, None)],
+                "; install its CRD, or correct apiVersion and kind",
+            ),
             (
                 vec![unserved(&gvk, Some(&long("K", 63)))],
                 "; did you mean K",

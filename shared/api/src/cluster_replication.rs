@@ -262,7 +262,7 @@ pub struct ClusterReplicationStatus {
     #[schemars(length(max = 20), extend("x-kubernetes-list-type" = "atomic"))]
     pub failures: Vec<CopyFailure>,
 
-    /// When a copy was last written or deleted, as of the last status.
+    /// When a status last reported that a copy was written or deleted: about a second after the write.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub last_sync_time: Option<Time>,
 }

@@ -6,7 +6,8 @@ use std::time::Duration;
 /// [`Engine::at`](crate::Engine::at).
 pub type Tick = Duration;
 
-/// By how many seconds two creation times may be wrong: the clocks of API servers differ, and each
-/// time is cut to whole seconds. Kubernetes waits five seconds before it deletes the content of a
-/// namespace. So an object of a former namespace is older than the present one even by more.
+/// How many seconds younger a namespace may seem than an object that was created in it. The clocks of
+/// API servers differ by up to a second, and times are cut to whole seconds. An object of a former
+/// namespace is older by more: Kubernetes waits five seconds before it deletes the content of a
+/// namespace.
 pub(crate) const SKEW: u32 = 2;

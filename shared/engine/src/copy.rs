@@ -269,8 +269,8 @@ pub enum Leave {
     Retained,
     /// The copy belongs to another cluster.
     Elsewhere,
-    /// The deletion of the copy is not decided yet: Mimeo still reads, or collects losses, or holds
-    /// the deletion.
+    /// The deletion of the copy is not decided yet: Mimeo still reads, or lists the objects of a
+    /// selector, or collects losses, or holds the deletion.
     Undecided,
     /// No object exists here, and no rule wants one.
     Nothing,

@@ -336,8 +336,8 @@ impl Engine {
         self.effects.events.next_due()
     }
 
-    /// Returns the failures since the last call, for the log. A copy reports the same reason only
-    /// once.
+    /// Returns what the caller logs and measures, since the last call. A copy reports the same
+    /// failure only once.
     pub fn notices(&mut self) -> Vec<Notice> {
         std::mem::take(&mut self.effects.notices)
     }

@@ -1,4 +1,4 @@
-//! The quota of a namespace for Replications and their copies: the oldest Replications fit. The quota
+//! The quota of a namespace for Replications and their copies: the oldest that fit count. The quota
 //! for grants is in `grants`.
 
 use std::sync::Arc;
@@ -33,8 +33,8 @@ impl Index {
             .filter_map(|(id, state)| Some((id, state.valid()?)))
     }
 
-    /// Returns the refusal of a Replication that is stored or about to be stored, if older ones use
-    /// up its namespace's quota.
+    /// Returns the refusal of a Replication in a review, if older ones leave no room for it in its
+    /// namespace.
     pub fn refuses_rule(&self, rule: &Rule) -> Option<Refusal> {
         let others = self.replications(rule.id.namespace.as_deref()?);
         let older = others.filter(|(id, other)| ***id != rule.id && age(other) < age(rule));

@@ -96,8 +96,7 @@ impl Policy {
         let (transform, namespace) = (&self.spec.transform, request.namespace.as_deref());
         let mut after = object.clone();
         transform::rewrite(transform, &mut after, stored, namespace.unwrap_or_default());
-        // Neither part of the patch has any data: the first leaves it as it is, the second moves
-        // it.
+        // The patch holds no data: the difference has none, and the second part only moves keys.
         let mut patch = json_patch::diff(object, &after);
         patch.0.extend(data_changes(&transform.data, object));
         let mut warnings = Vec::new();
@@ -115,10 +114,13 @@ impl Policy {
     /// shows it if it refuses the object later. That refusal does not name the policy.
     fn changed(&self, kind: &str, patch: &Patch) -> Option<String> {
         let part = |operation: &PatchOperation| {
-            let field = operation.path().first()?;
-            Some(field.decoded().into_owned())
+            let tokens = operation.path().tokens();
+            let mut words = tokens.map(|token| token.decoded().into_owned());
+            // The operation adds the whole metadata if there was none before.
+            let within = words.find(|word| word != "metadata");
+            within.unwrap_or_else(|| "metadata".into())
         };
-        let parts: BTreeSet<String> = patch.0.iter().filter_map(part).collect();
+        let parts: BTreeSet<String> = patch.0.iter().map(part).collect();
         let parts = parts.into_iter().collect::<Vec<_>>().join(", ");
         (!parts.is_empty()).then(|| changed(&self.name, &parts, kind))
     }
@@ -322,7 +324,7 @@ mod tests {
             request.user.name = name.into();
             patched(&policy, &request).1
         };
-        let changed = "TransformPolicy devops changed metadata, type of this Secret. If \
+        let changed = "TransformPolicy devops changed finalizers, labels, type of this Secret. If \
             the API server refuses it for that, change the policy or exclude the object from it \
             (spec.match)";
         for (name, warned) in [

@@ -91,7 +91,7 @@ pub struct Registration {
     /// switch off the pod gate.
     pub pod_gate_resources: Vec<GroupVersionResource>,
     /// Names of Mimeo's own programs as users of the API server. The API server asks no webhook
-    /// when they remove a pending label.
+    /// when they remove a pending label. Never empty.
     pub mimeo_users: Vec<String>,
 }
 
@@ -132,7 +132,8 @@ impl Registration {
     }
 
     /// The `MutatingWebhookConfiguration` of the policies, sorted by name. A kind that is not
-    /// served gets no rule.
+    /// served gets no rule. Each policy must have a kind that is served, and none that is
+    /// cluster-scoped.
     pub fn policies(&self, policies: &[Policy], served: &Served) -> Value {
         let mut policies: Vec<_> = policies.iter().collect();
         policies.sort_by(|a, b| a.name.cmp(&b.name));

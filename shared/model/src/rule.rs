@@ -1,8 +1,9 @@
 //! Rules: stored objects, parsed once into the form that matching and planning need.
 //!
-//! The parser repeats every check of the CRD's schema and CEL. So one place defines the meaning of
-//! a rule, and a rule stored before a check existed is refused as well. Checks that need discovery
-//! are in [`refuse_cluster_scoped`](crate::refusal::refuse_cluster_scoped).
+//! The parser repeats the checks of the CRD's schema and CEL, but for the labels and annotations of
+//! embedded objects. So one place defines the meaning of a rule, and a rule stored before a check
+//! existed is refused as well. Checks that need discovery are in
+//! [`refuse_cluster_scoped`](crate::refusal::refuse_cluster_scoped).
 
 use std::{
     collections::{BTreeMap, BTreeSet},

@@ -147,8 +147,8 @@ pub(crate) fn label_value(text: &str) -> Checked {
     valid(text, LABEL_LENGTH, consists(text, alphanumeric, word), why)
 }
 
-/// True if the API server decodes the text as base64: with padding, and with any line ends in it.
-/// The unused bits before the padding must be zero, as all encoders write them.
+/// True if the text is base64 with padding, and with any line ends in it. Unlike the API server this
+/// refuses unused bits that are not zero. No encoder writes such bits.
 pub(crate) fn is_base64(text: &str) -> bool {
     let text = text.replace(['\r', '\n'], "");
     from_value::<ByteString>(text.into()).is_ok()

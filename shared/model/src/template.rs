@@ -69,9 +69,6 @@ fn near_miss(text: &str) -> Option<&str> {
     text.split('$').skip(1).find_map(|part| {
         let (begin, _) = part.split_once([')', '}'])?;
         let name = begin.strip_prefix(['(', '{'])?;
-        if name.len() >= LONGEST {
-            return None;
-        }
         let braces = begin.starts_with('{');
         let word = name.trim().to_ascii_lowercase();
         let is_of = |object: &str| {
@@ -92,8 +89,9 @@ impl Template {
     /// Parses `text`.
     ///
     /// # Errors
-    /// A message for people that names an unknown variable of `source.` or `namespace.`. It is not
-    /// plain text, because a later version of Mimeo may define a variable of this name.
+    /// A message for people: the text has an unknown variable of `source.` or `namespace.`, or one
+    /// without a closing parenthesis. An unknown variable is not plain text, because a later version
+    /// of Mimeo may define it.
     pub fn parse(text: &str) -> Result<Self, String> {
         let mut template = Self(Vec::new());
         // No variable has another one inside. So each part begins with one variable at most.
@@ -101,11 +99,8 @@ impl Template {
         template.push_text(parts.next().unwrap_or_default());
         for part in parts {
             match part.split_once(')') {
-                None if ["source.", "namespace."]
-                    .iter()
-                    .any(|of| part.starts_with(of)) =>
-                {
-                    return Err("a variable $(source...) or $(namespace...) is not closed".into());
+                None if !matches!(piece(part), Ok(None)) => {
+                    return Err("a variable has no closing parenthesis".into());
                 }
                 Some((name, rest))
                     if name.len() < LONGEST
@@ -334,7 +329,7 @@ mod tests {
             ("$(HOME)/x", "$(HOME)/x"),
             ("$(source)", "$(source)"),
             ("$(namespace)", "$(namespace)"),
-            ("$(source.name", "$(source.name"),
+            ("$(source", "$(source"),
             ("$($(source.name))", "$(registry)"),
             ("$ (source.name) ) $", "$ (source.name) ) $"),
             ("ä$(source.name)ö", "äregistryö"),
@@ -354,6 +349,11 @@ mod tests {
     fn parse_refuses_variables_that_there_are_not() {
         for (text, why) in [
             ("$(source.uid)", "no variable $(source.uid)"),
+            ("$(source.name", "no closing parenthesis"),
+            (
+                "$(namespace.labels['$(namespace.name)'])",
+                "no closing parenthesis",
+            ),
             ("x$(source.)y", "no variable $("),
             ("$(namespace.uid)", "no variable $("),
             ("$(namespace.labels)", "no variable $("),

@@ -43,7 +43,7 @@ pub async fn check(client: Client, check: Check) {
         if !older.is_empty() && older != told {
             error!(
                 older,
-                "definitions are older than this program: the API server drops or refuses newer \
+                "CRDs are older than this program: the API server drops or refuses their new \
                  fields until you run kubectl apply -k manifests/crds"
             );
             told = older;

@@ -318,7 +318,7 @@ mod tests {
     use prometheus_client::registry::Registry;
 
     use super::*;
-    use crate::{handle::CopyRequests, testing::Log, trace::Traces};
+    use crate::{handle::CopyMetrics, testing::Log, trace::Traces};
 
     fn held(number: usize) -> Notice {
         let rule = format!("ClusterReplication/rule-{number}").parse();
@@ -333,7 +333,7 @@ mod tests {
     #[test]
     fn twenty_held_deletions_are_logged_at_once_and_the_rest_are_counted() {
         let engine = Engine::new(Settings::new(Role::Keeper, "cluster"));
-        let counts = CopyRequests::new(&mut Registry::default());
+        let counts = CopyMetrics::new(&mut Registry::default());
         let handle = Handle::new(engine, counts, Traces::off());
         for (notices, lines, more) in [(20, 20, None), (23, 21, Some("3"))] {
             let notices: Vec<Notice> = (1..=notices).map(held).collect();

@@ -42,12 +42,12 @@ struct Shared {
     changes: watch::Sender<()>,
     /// Permits for reading a source. Never closed.
     reads: Semaphore,
-    counts: CopyRequests,
+    counts: CopyMetrics,
     traces: Traces,
 }
 
 /// Counts requests that create, change or delete copies, and measures how long copies take.
-pub struct CopyRequests {
+pub struct CopyMetrics {
     all: Family<Written, Counter>,
     /// Those that undid a change by another client.
     reverts: Family<[(&'static str, String); 1], Counter>,
@@ -81,7 +81,7 @@ struct Written {
 const VERBS: [&str; 4] = ["create", "apply", "claim", "delete"];
 const RESULTS: [&str; 5] = ["done", "conflict", "refused", "gone", "unavailable"];
 
-impl CopyRequests {
+impl CopyMetrics {
     /// Counts in this registry.
     pub fn new(registry: &mut Registry) -> Self {
         let this = Self {
@@ -140,7 +140,7 @@ impl Written {
 
 impl Handle {
     /// Shares this engine and starts its clock. Its requests are counted and traced.
-    pub fn new(engine: Engine, counts: CopyRequests, traces: Traces) -> Self {
+    pub fn new(engine: Engine, counts: CopyMetrics, traces: Traces) -> Self {
         let shared = Shared {
             engine: Mutex::new(engine),
             started: Instant::now(),
@@ -214,15 +214,13 @@ impl Handle {
 
     /// Measures how long a change of a source took to reach a copy.
     pub(crate) fn copy_lagged(&self, kind: RuleKind, lag: Duration) {
-        let lags = &self.shared.counts.copy_lag;
-        lags.get_or_create(&of_kind(kind))
-            .observe(lag.as_secs_f64());
+        let lags = self.shared.counts.copy_lag.get_or_create(&of_kind(kind));
+        lags.observe(lag.as_secs_f64());
     }
 
     /// Measures how long a namespace waited for its first copies.
     pub(crate) fn namespace_lagged(&self, lag: Duration) {
-        let lags = &self.shared.counts.namespace_lag;
-        lags.observe(lag.as_secs_f64());
+        self.shared.counts.namespace_lag.observe(lag.as_secs_f64());
     }
 
     /// Tells the engine the state of a source that was just read. None means that the source does

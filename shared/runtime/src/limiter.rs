@@ -182,6 +182,7 @@ impl Pace {
         match verdict {
             Verdict::Ok(latency) => self.learn_latency(latency.as_secs_f64(), now),
             Verdict::Overload { retry_after } => {
+                // The caller has capped it at a minute.
                 let pause = retry_after.unwrap_or_default();
                 self.paused_until = self.paused_until.max(now + pause);
                 self.cut(now);

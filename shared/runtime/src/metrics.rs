@@ -246,8 +246,9 @@ impl Page<'_> {
         )?;
         let by_kind = ["rule_kind"];
         let mut of_copies = |name, help, number: fn(&CopyNumbers) -> usize| {
-            let rows = copies.iter();
-            let rows = rows.map(|(kind, copies)| ([kind.to_string()], number(copies)));
+            let rows = copies
+                .iter()
+                .map(|(kind, copies)| ([kind.to_string()], number(copies)));
             self.gauges(name, help, by_kind, rows)
         };
         let help = "Copies that should exist, by the kind of their rule";
@@ -299,7 +300,7 @@ mod tests {
     use mimeo_model::role::Role;
 
     use super::*;
-    use crate::{handle::CopyRequests, trace::Traces};
+    use crate::{handle::CopyMetrics, trace::Traces};
 
     #[test]
     fn metrics_carry_the_prefix_and_end_as_the_format_asks() {
@@ -313,7 +314,7 @@ mod tests {
         let engine = Engine::new(Settings::new(Role::Keeper, "cluster"));
         let (lead, leading) = watch::channel(false);
         let metrics = Metrics::default();
-        let handle = Handle::new(engine, metrics.add(CopyRequests::new), Traces::off());
+        let handle = Handle::new(engine, metrics.add(CopyMetrics::new), Traces::off());
         metrics.of_engine(&handle);
         metrics.of_leader(&handle, leading, 0);
         let text = metrics.text().expect("it encodes");

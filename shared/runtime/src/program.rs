@@ -10,7 +10,7 @@ use crate::{
     client::{ClientArgs, Clients},
     debug::DebugPages,
     guard::Guard,
-    handle::{CopyRequests, Handle},
+    handle::{CopyMetrics, Handle},
     identity::IdentityArgs,
     metrics::Metrics,
     operations::{self, OpsArgs},
@@ -96,7 +96,7 @@ impl Program {
     /// Starts an engine. Adds its numbers, and those of its watches and of the clients, to the
     /// metrics and to the debug pages.
     pub fn engine(&self, settings: Settings, traces: Traces) -> Handle {
-        let counts = self.metrics.add(CopyRequests::new);
+        let counts = self.metrics.add(CopyMetrics::new);
         let handle = Handle::new(Engine::new(settings), counts, traces);
         let health = &self.clients.watcher.health;
         self.metrics.of_watches(health);

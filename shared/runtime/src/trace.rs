@@ -1,9 +1,9 @@
 //! Traces for users with a collector: a span for each answered review and for each write of a copy,
 //! sent by OTLP over HTTP in JSON.
 //!
-//! The SDK collects and sends spans in a thread of its own, and reads the standard variables
-//! `OTEL_*`. Its own HTTP clients need OpenSSL, a second TLS library or a runtime in that thread, so
-//! it sends by `Collector`.
+//! The SDK collects spans in a thread of its own, and reads most of the standard variables `OTEL_*`.
+//! `Collector` sends them in the program's runtime, because the SDK's HTTP clients need OpenSSL, a
+//! second TLS library or a second runtime.
 //!
 //! Spans are best effort. A span that the collector cannot take is dropped and delays nothing.
 //! Spans name objects, because that is their purpose, and hold no content of objects.
@@ -58,7 +58,7 @@ impl TraceArgs {
     /// runtime.
     ///
     /// # Errors
-    /// A variable `OTEL_*` cannot be used.
+    /// The SDK refuses the endpoint. It ignores variables `OTEL_*` with invalid values.
     pub fn start(&self, program: &'static str, replica: &str) -> anyhow::Result<Traces> {
         let Some(endpoint) = &self.otlp_endpoint else {
             return Ok(Traces(None));
@@ -80,7 +80,7 @@ impl TraceArgs {
             .with_resource(resource)
             .build();
         let tracer = provider.tracer("mimeo");
-        // The end of the last provider waits for the collector. The process must not: it keeps one.
+        // To drop the last provider would wait for the collector. So the process keeps one.
         global::set_tracer_provider(provider);
         Ok(Traces(Some(tracer)))
     }
@@ -103,7 +103,7 @@ fn endpoint(text: &str) -> anyhow::Result<Uri> {
 #[derive(Clone)]
 pub struct Traces(Option<SdkTracer>);
 
-/// The trace and the span that a new span belongs to. In an empty one it begins a trace.
+/// The trace and the span that a new span belongs to. If empty, the new span begins a trace.
 pub type Parent = Context;
 
 /// Reads the parent from the header `traceparent` of a request (W3C Trace Context). A header that

@@ -230,8 +230,8 @@ async fn what_others_add_is_refused_and_what_the_rule_wants_passes() -> Result<(
     wait_gone(scene.secrets(&other), REGISTRY).await
 }
 
-/// Whoever may write an object can give it everything that a copy has. If that were enough, the
-/// object could be changed and deleted by nobody.
+/// A user who may write an object can give it all that a copy has. If that were enough, no user could
+/// change or delete the object.
 #[tokio::test]
 async fn an_object_that_names_a_source_which_no_selector_finds_is_not_guarded() -> Result<()> {
     let scene = STAGE.scene("planted").await?;

@@ -212,19 +212,19 @@ impl Index {
                 && self.may_read(id, SourceQuery::One(source))
                 && rule.makes(source, space.place(), name)
         };
-        // The copy's own annotation names the source. Others may forge it, so the source must be
-        // found. But the webhook does not watch the selectors of Replications.
-        let selects = |source: &&SourceRef| {
-            self.followed(rule).any(|selector| {
-                let found = self.found(selector);
-                selector.could_find(source)
-                    && found.is_none_or(|found| found.get(&source.name).is_some())
-            })
+        // The webhook does not watch the selectors of Replications. There the copy's own annotation
+        // names the source. Others may forge it, so it counts only if it may be right.
+        let may_be_found = |source: &&SourceRef| {
+            self.followed(rule)
+                .any(|selector| selector.could_find(source) && self.found(selector).is_none())
         };
-        let selected = source.iter().filter(selects);
+        let chosen = self.choose(rule).sources;
         rule.drift == DriftPolicy::Deny
             && space.alive()
-            && rule.sources.iter().chain(selected).any(makes)
+            && chosen
+                .iter()
+                .chain(source.iter().filter(may_be_found))
+                .any(makes)
             && !self.is_own_source(rule, kind, namespace, name)
             && self.may_write(id, namespace, kind, name)
     }

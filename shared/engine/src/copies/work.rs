@@ -33,7 +33,7 @@ pub enum Action {
     Job(Box<Job>),
 }
 
-/// A line for the log.
+/// Something that the caller logs or measures.
 #[derive(Clone, Debug)]
 pub enum Notice {
     /// A copy failed.
@@ -48,7 +48,7 @@ pub enum Notice {
         /// The value that a user must repeat to confirm the deletion.
         nonce: Box<str>,
     },
-    /// A copy has a change of its source.
+    /// A copy was written after its source changed.
     CopyLag {
         /// The kind of the rule.
         kind: RuleKind,

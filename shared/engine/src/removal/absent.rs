@@ -4,7 +4,8 @@
 //! A deletion on purpose needs a proof that the object lived in the present namespace, and a rule
 //! also under the present CRD. If this process saw the object, it knows when the object was
 //! created. Otherwise the namespace and the CRD must be older than the copy. Times have whole
-//! seconds, so equal times prove nothing about a CRD or a copy.
+//! seconds, so equal times prove nothing about a CRD or a copy. A namespace may seem up to `SKEW`
+//! seconds younger than the object.
 
 use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
@@ -136,7 +137,8 @@ impl Absence {
     pub(crate) fn became_gone(&self, home: Home) -> Became {
         let Home { namespace, crd } = home;
         let (unexplained, with_namespace) = match self.created {
-            // A younger copy was made of an object that was in them.
+            // A copy that is younger than both was made of an object that was in this namespace,
+            // under this CRD.
             None => (crd.or(ALWAYS), namespace.or(ALWAYS)),
             Some(created) => {
                 let unless = |same: bool| if same { None } else { ALWAYS };
@@ -162,12 +164,13 @@ pub enum Presence {
     Present,
     /// The source exists, but its selector no longer matches its labels.
     Relabelled,
-    /// The object does not exist. It may have lived here.
+    /// The object does not exist. The value says when its namespace and its CRD were created.
     Absent(Home),
 }
 
 /// The present namespace and CRD of a missing object: when they were created, in seconds since 1970.
-/// `None`: it does not exist, or is being deleted. `Some(0)`: the object has none to go with.
+/// `None`: the namespace or CRD does not exist, or is being deleted. `Some(0)`: the object needs
+/// none.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Home {
     /// The namespace of the object.

@@ -46,7 +46,7 @@ impl Index {
         needs: &mut Needs,
     ) -> Option<HowGone> {
         let lack = self.lacked_grant(id, namespace, copy);
-        // The plan of a namespace has taken it out of the others.
+        // `self.namespaces` lacks the namespace that is being planned.
         let home = match id.namespace.as_deref() {
             Some(home) if *home != *namespace.name => self.namespaces.get(home).map(|home| &**home),
             _ => Some(namespace),

@@ -140,10 +140,8 @@ impl Index {
 impl Inside {
     /// Returns the contents of the engine. This goes over every copy, so it is not for each scrape.
     pub(crate) fn of(index: &Index, effects: &Effects) -> Self {
-        let sources = |counts: fn(&&SourceState) -> bool| {
-            let sources = index.sources.values();
-            sources.filter(counts).count()
-        };
+        let sources =
+            |counts: fn(&&SourceState) -> bool| index.sources.values().filter(counts).count();
         let mut counts = BTreeMap::from([
             ("rules", index.rules.len()),
             ("sources", index.sources.len()),

@@ -49,7 +49,8 @@ impl Index {
             return trouble;
         }
         // Each lost source is among the missing objects.
-        let lost = self.absences.keys().find_map(|key| match key {
+        let first = JobKey::ConfirmSource(selector.source(""));
+        let lost = self.absences.range(first..).find_map(|(key, _)| match key {
             JobKey::ConfirmSource(source) if selector.finds(source) => {
                 let grace = self.grace(rule, source)?;
                 let message =

@@ -167,7 +167,8 @@ impl Index {
     // ---- which namespaces a change concerns ----
 
     /// Adds the places, the selectors and the inline sources of a rule. They have no effect before
-    /// the rule has projections. Returns which of its sources the rule may read.
+    /// the rule has projections. Returns true for each source that the rule may read, and then for
+    /// each selector whose objects it may read.
     pub(crate) fn add_claims(&mut self, id: &Arc<RuleId>, rule: &Rule) -> Vec<bool> {
         let readable = self.readable(rule);
         let selectors = readable.iter().skip(rule.sources.len());

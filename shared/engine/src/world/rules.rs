@@ -29,7 +29,8 @@ pub(crate) struct RuleState {
     pub(crate) rule: Result<Rule, Refused>,
     /// The projections of each source, in the order of the targets.
     pub(crate) projections: Vec<Vec<ProjectionId>>,
-    /// Whether it may read each of its sources, and then what each of its selectors finds.
+    /// True for each source that the rule may read, and then for each selector whose objects it may
+    /// read.
     pub(crate) readable: Vec<bool>,
     /// resourceVersion at which this generation was first seen.
     pub(crate) spec_version: u64,

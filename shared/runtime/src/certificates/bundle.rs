@@ -127,7 +127,7 @@ impl Bundle {
             return Renewal::PromoteCa;
         }
         let lacks_names = !names.0.is_subset(&serving.names);
-        if now >= serving.due() || !serving.issued_by(ca) || lacks_names {
+        if now >= serving.due() || serving.issuer != ca.subject || lacks_names {
             return Renewal::RenewServing;
         }
         if now >= due {

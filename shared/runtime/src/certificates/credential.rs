@@ -73,9 +73,9 @@ pub(super) struct Facts {
     pub(super) issued: i64,
     pub(super) not_after: i64,
     pub(super) names: BTreeSet<String>,
-    /// The names of its owner and of its issuer, in DER.
-    subject: Vec<u8>,
-    issuer: Vec<u8>,
+    /// The names of its owner and of its issuer, in DER. Each CA of Mimeo has a name of its own.
+    pub(super) subject: Vec<u8>,
+    pub(super) issuer: Vec<u8>,
 }
 
 impl Facts {
@@ -98,11 +98,6 @@ impl Facts {
     pub(super) fn due(&self) -> i64 {
         let life = self.not_after.saturating_sub(self.issued).max(0);
         self.not_after.saturating_sub(life / 3)
-    }
-
-    /// True if this CA issued the certificate. Each CA of Mimeo has a name of its own.
-    pub(super) fn issued_by(&self, ca: &Self) -> bool {
-        self.issuer == ca.subject
     }
 }
 

@@ -624,7 +624,7 @@ async fn a_namespace_that_refuses_its_copy_delays_no_other_and_is_reported() -> 
     );
     assert_eq!(
         status.failures[0].message.as_str(),
-        "a ResourceQuota of the namespace has no room for this copy"
+        "a ResourceQuota of the namespace has no room for this copy; kubectl describe quota shows it"
     );
     let told = serde_json::to_string(&status)?;
     assert!(

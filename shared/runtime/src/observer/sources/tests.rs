@@ -14,7 +14,7 @@ use serde_json::json;
 
 use super::*;
 use crate::{
-    handle::{CopyRequests, Handle},
+    handle::{CopyMetrics, Handle},
     limiter::Limiter,
     object::tests::{nested, object as text_of, undecodable},
     testing::{Script, Server},
@@ -78,7 +78,7 @@ fn observer_of(server: &Server, mut sources: Vec<Value>) -> Observer {
     let client = server.client();
     let handle = Handle::new(
         engine,
-        CopyRequests::new(&mut Registry::default()),
+        CopyMetrics::new(&mut Registry::default()),
         Traces::off(),
     );
     let (limiter, deadline) = (Limiter::new(1, 1), Duration::from_secs(5));
