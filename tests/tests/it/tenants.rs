@@ -776,7 +776,7 @@ fn slow_transforms() -> Vec<Box<dyn Fn(usize) -> Value>> {
     };
     vec![
         annotations("$("),
-        annotations("$(namespace.labels['"),
+        annotations("$(namespace["),
         annotations("$($(source.name)"),
         annotations("$(source.name)"),
         annotations("$(namespace.name)"),
