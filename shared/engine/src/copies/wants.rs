@@ -212,19 +212,16 @@ impl Index {
                 && self.may_read(id, SourceQuery::One(source))
                 && rule.makes(source, space.place(), name)
         };
-        // The webhook does not watch the selectors of Replications. There the copy's own annotation
-        // names the source. Others may forge it, so it counts only if it may be right.
+        // The webhook does not watch the selectors of Replications, and lists others a moment later.
+        // Until a selector is listed, the annotation of the copy names the source.
         let may_be_found = |source: &&SourceRef| {
             self.followed(rule)
                 .any(|selector| selector.could_find(source) && self.found(selector).is_none())
         };
-        let chosen = self.choose(rule).sources;
         rule.drift == DriftPolicy::Deny
             && space.alive()
-            && chosen
-                .iter()
-                .chain(source.iter().filter(may_be_found))
-                .any(makes)
+            && (self.choose(rule).sources.iter().any(makes)
+                || source.iter().filter(may_be_found).any(makes))
             && !self.is_own_source(rule, kind, namespace, name)
             && self.may_write(id, namespace, kind, name)
     }
