@@ -70,7 +70,7 @@ fn created(request: &Request, object: &Value, index: &Index, nonce: &str) -> Nam
     // A rule that is not known yet may match.
     let waits = !index.primed() || !index.pod_gate_rules(name, &labels(object)).is_empty();
     let preset = pending_label(object);
-    let issued = preset.is_some_and(|preset| index.gate.issued.contains(preset));
+    let issued = preset.is_some_and(|preset| index.issued.contains(preset));
     let sets_label = waits && !issued;
     let patch = match preset {
         _ if sets_label => set_label(object, Some(nonce)),

@@ -21,7 +21,7 @@ use serde_json::Value;
 use crate::{
     Action, Answer, CopyWatch, Demand, Effects, Effort, EventUpdate, GrantUpdate, HeldDeletion,
     Index, Inside, Job, Members, Notice, Numbers, Observed, Progress, Request, Settings,
-    StatusUpdate, Verb, Webhooks, clock::Tick, view::Page, work::Timer,
+    StatusUpdate, Webhooks, clock::Tick, view::Page, work::Timer,
 };
 
 /// The state machine: the observed state of the cluster, and all work in progress.
@@ -195,7 +195,7 @@ impl Engine {
     /// Records that this replica set a pending label with this nonce. It writes the copies once its
     /// watch shows the new namespace, or the new labels of a namespace that existed before.
     pub fn issue(&mut self, nonce: &str) {
-        self.index.gate.issue(nonce);
+        self.index.issue(nonce);
     }
 
     /// Records that a pod waits in this namespace. This replica helps to write the copies, even if
@@ -263,10 +263,6 @@ impl Engine {
 
     /// Takes in the answer to a request.
     pub fn outcome(&mut self, request: &Request, outcome: Outcome) {
-        // Only the webhook uses this delay: the reconciler sets no pending label.
-        if request.verb == Verb::Create && matches!(outcome, Outcome::Object(_)) {
-            self.index.gate.adapt(request, self.index.now);
-        }
         self.index.outcome(request, outcome, &mut self.effects);
     }
 

@@ -19,8 +19,7 @@ use mimeo_model::{
 
 use crate::{
     Settings, Webhooks, absent::Absence, clock::Tick, consent, jobs::JobKey, kinds, losses,
-    namespaces::Namespace, pod_gate::Gate, projection::Projections, rules::RuleState, select,
-    sources::SourceState,
+    namespaces::Namespace, projection::Projections, rules::RuleState, select, sources::SourceState,
 };
 
 /// The observed state of the cluster. By default, nothing was observed yet.
@@ -56,8 +55,8 @@ pub struct Index {
     pub(crate) shown: u64,
     /// Namespaces with changed facts, which must be planned again.
     pub(crate) dirty: BTreeSet<Arc<str>>,
-    /// The pending labels that this webhook replica has set.
-    pub(crate) gate: Gate,
+    /// The nonces of pending labels that this webhook replica has set and not seen in its watch yet.
+    pub(crate) issued: BTreeSet<Box<str>>,
     pub(crate) webhooks: Webhooks,
     /// When a webhook began to run without a break.
     pub(crate) webhooks_since: Tick,

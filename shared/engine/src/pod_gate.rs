@@ -17,11 +17,9 @@ use mimeo_model::{
 use crate::{
     Index, Namespace, Settings,
     blocked::Blocked,
-    clock::Tick,
     copy::CopyState,
     jobs::Task,
     projection::Projection,
-    request::Request,
     verdict::Outlook,
     work::{Timer, Work},
 };
@@ -40,24 +38,6 @@ const SETTLING: Duration = Duration::from_millis(250);
 /// The largest number of issued nonces. Any client that can reach the webhook can cause any number
 /// of them. The label of a genuine request appears within milliseconds.
 const MOST_ISSUED: usize = 10_000;
-
-/// The pending labels that this replica has set, and how long it waits before it writes.
-#[derive(Debug)]
-pub(crate) struct Gate {
-    /// The nonces of labels that this replica set and has not seen in the watch yet.
-    pub(crate) issued: BTreeSet<Box<str>>,
-    /// How long this replica waits before it writes, after the watch has shown its label.
-    pub(crate) delay: Duration,
-}
-
-impl Default for Gate {
-    fn default() -> Self {
-        Self {
-            issued: BTreeSet::new(),
-            delay: Duration::from_millis(1),
-        }
-    }
-}
 
 /// A copy that the pods of a namespace wait for.
 ///
@@ -305,7 +285,7 @@ impl Index {
     }
 }
 
-impl Gate {
+impl Index {
     /// Adds the nonce of a new pending label. If there are too many, all others are dropped. The
     /// reconciler then writes the copies of their namespaces, a little later.
     pub(crate) fn issue(&mut self, nonce: &str) {
@@ -315,24 +295,6 @@ impl Gate {
         self.issued.insert(nonce.into());
     }
 
-    /// Adapts the delay before the first write into a new namespace. If a write comes too early,
-    /// the API server sleeps for 50 ms until its cache has the namespace. So a create of about that
-    /// duration lengthens the delay, and a quick create shortens it.
-    pub(crate) fn adapt(&mut self, request: &Request, now: Tick) {
-        const SLEPT: Duration = Duration::from_millis(48);
-        // The delay grows by far more than it shrinks. About one create in several hundred may
-        // sleep, so that the others start as early as possible.
-        const STEP: Duration = Duration::from_millis(1);
-        let took = now.saturating_sub(request.sent);
-        self.delay = if (SLEPT..SLEPT * 2).contains(&took) {
-            (self.delay + STEP).min(Duration::from_millis(5))
-        } else {
-            self.delay.mul_f32(0.999).max(Duration::from_millis(1))
-        };
-    }
-}
-
-impl Index {
     /// Takes in the pending label of a namespace, which may be `new`. `old` are its former labels.
     pub(crate) fn see_label(
         &mut self,
@@ -346,25 +308,24 @@ impl Index {
             return;
         };
         let label = entry.pending_label.get_or_insert_default();
-        let soon = self.now + self.gate.delay;
         let Settings {
             takeover, budget, ..
         } = self.settings;
         if old.get(PENDING_LABEL) != Some(nonce) {
             label.since = self.now;
-            if self.gate.issued.remove(nonce) {
+            if self.issued.remove(nonce) {
+                // An API server whose cache lacks a new namespace sleeps for 50 ms before it creates
+                // an object there. That is too rare for a delay before all first writes.
+                //
                 // In a namespace that existed before, the label comes ahead of an update of the
                 // other labels. Another webhook may still refuse that update.
-                label.charge = Some(if new { soon } else { self.now + takeover });
+                label.charge = Some(self.now + if new { Duration::ZERO } else { takeover });
             }
             for wait in [takeover, budget, budget + FAREWELL] {
                 work.timer(self.now + wait, Timer::Namespace(entry.name.clone()));
             }
         } else if *old != entry.labels {
-            label.charge = label.charge.map(|from| from.min(soon));
-        }
-        if let Some(from) = label.charge {
-            work.timer(from, Timer::Namespace(entry.name.clone()));
+            label.charge = label.charge.map(|from| from.min(self.now));
         }
     }
 
@@ -405,29 +366,37 @@ impl Index {
 
 #[cfg(test)]
 mod tests {
+    use mimeo_model::role::Role;
+
     use super::*;
+    use crate::Engine;
+
+    fn engine() -> Engine {
+        Engine::new(Settings::new(Role::Injector, "cluster"))
+    }
 
     #[test]
     fn a_flood_displaces_the_others_and_not_what_comes_after_it() {
-        let mut gate = Gate::default();
-        gate.issue("old");
+        let mut engine = engine();
+        engine.issue("old");
         for number in 0..2 * MOST_ISSUED {
-            gate.issue(&number.to_string());
-            assert!(gate.issued.len() <= MOST_ISSUED);
+            engine.issue(&number.to_string());
+            assert!(engine.index().issued.len() <= MOST_ISSUED);
         }
-        gate.issue("genuine");
-        assert!(!gate.issued.contains("old") && gate.issued.contains("genuine"));
-        assert!(gate.issued.remove("genuine") && !gate.issued.remove("genuine"));
+        engine.issue("genuine");
+        let issued = &engine.index().issued;
+        assert!(!issued.contains("old") && issued.contains("genuine"));
     }
 
     #[test]
     fn the_same_one_again_and_again_takes_no_room() {
-        let mut gate = Gate::default();
-        gate.issue("first");
+        let mut engine = engine();
+        engine.issue("first");
         for _ in 0..2 * MOST_ISSUED {
-            gate.issue("same");
+            engine.issue("same");
         }
-        assert!(gate.issued.contains("first") && gate.issued.contains("same"));
-        assert_eq!(gate.issued.len(), 2);
+        let issued = &engine.index().issued;
+        assert!(issued.contains("first") && issued.contains("same"));
+        assert_eq!(issued.len(), 2);
     }
 }

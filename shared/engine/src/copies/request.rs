@@ -14,7 +14,6 @@ use mimeo_model::{
 
 use crate::{
     Effects, Index, Namespace,
-    clock::Tick,
     copy::{CopyKey, CopyState, Observation, Phase, Reference, Repair, Step, Why},
     kinds::namespaced,
     projection::Projection,
@@ -46,7 +45,6 @@ pub struct Request {
     /// Checksum of the projection's copies when the request was sent. It is the same for all
     /// namespaces.
     pub(crate) copies: Option<Checksum>,
-    pub(crate) sent: Tick,
     /// True if this request undoes a change of the copy by another client.
     pub(crate) reverts: bool,
     /// The field manager that made this change, if `managedFields` shows it.
@@ -240,7 +238,6 @@ impl Index {
             serial: effects.work.serial,
             projection: copy.want,
             copies: copies.map(|copies| copies.checksum),
-            sent: self.now,
             reverts,
             editor: editor.filter(|_| reverts).map(Into::into),
             version: seen.map(|seen| seen.version),

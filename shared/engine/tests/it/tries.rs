@@ -219,6 +219,8 @@ fn an_injector_looks_again_at_what_is_in_its_way_whatever_its_labels() {
 #[test]
 fn a_mark_that_cannot_be_taken_off_is_tried_after_a_pause_that_grows() {
     let mut world = World::new(Role::Injector, 1, &json!({}));
+    let sent = world.run(Duration::ZERO, World::carry_out);
+    assert_eq!(sent, [Verb::Create], "a new namespace waits for nothing");
     world.run(Duration::from_hours(1), World::carry_out);
     assert!((30..80).contains(&world.unmarks), "{}", world.unmarks);
     // A change of the namespace causes another try.
