@@ -306,7 +306,7 @@ impl Stage {
         took.sort();
         let at = |share: usize| took[(took.len() * share / 100).min(took.len() - 1)];
         // Only the slow cases have a bound. An ordinary case includes a server-side apply, which
-        // costs more than a create, and some milliseconds until the API server knows the namespace.
+        // costs more than a create, and two watch events.
         self.compare(
             "new namespace: copy visible, p50",
             at(50),

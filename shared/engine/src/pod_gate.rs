@@ -315,7 +315,8 @@ impl Index {
             label.since = self.now;
             if self.issued.remove(nonce) {
                 // An API server whose cache lacks a new namespace sleeps for 50 ms before it creates
-                // an object there. That is too rare for a delay before all first writes.
+                // an object there. Among single namespaces that is too rare for a delay before all
+                // first writes. Among many at once a delay of 5 ms did not help.
                 //
                 // In a namespace that existed before, the label comes ahead of an update of the
                 // other labels. Another webhook may still refuse that update.
