@@ -367,37 +367,29 @@ impl Index {
 
 #[cfg(test)]
 mod tests {
-    use mimeo_model::role::Role;
-
     use super::*;
-    use crate::Engine;
-
-    fn engine() -> Engine {
-        Engine::new(Settings::new(Role::Injector, "cluster"))
-    }
 
     #[test]
     fn a_flood_displaces_the_others_and_not_what_comes_after_it() {
-        let mut engine = engine();
-        engine.issue("old");
+        let mut index = Index::default();
+        index.issue("old");
         for number in 0..2 * MOST_ISSUED {
-            engine.issue(&number.to_string());
-            assert!(engine.index().issued.len() <= MOST_ISSUED);
+            index.issue(&number.to_string());
+            assert!(index.issued.len() <= MOST_ISSUED);
         }
-        engine.issue("genuine");
-        let issued = &engine.index().issued;
-        assert!(!issued.contains("old") && issued.contains("genuine"));
+        index.issue("genuine");
+        assert!(!index.issued.contains("old") && index.issued.contains("genuine"));
+        assert!(index.issued.remove("genuine") && !index.issued.remove("genuine"));
     }
 
     #[test]
     fn the_same_one_again_and_again_takes_no_room() {
-        let mut engine = engine();
-        engine.issue("first");
+        let mut index = Index::default();
+        index.issue("first");
         for _ in 0..2 * MOST_ISSUED {
-            engine.issue("same");
+            index.issue("same");
         }
-        let issued = &engine.index().issued;
-        assert!(issued.contains("first") && issued.contains("same"));
-        assert_eq!(issued.len(), 2);
+        assert!(index.issued.contains("first") && index.issued.contains("same"));
+        assert_eq!(index.issued.len(), 2);
     }
 }
